@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What stands between the server and the kernels: a Backend is one device, a Lane is one place on
+// it where batches run one after another (a CUDA stream with events and workspace; a share of the
+// CPU's threads). Lanes are made at start; batches on different lanes overlap.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/problem.h"
+#include "kernels/select.h"
+#include "kernels/status.h"
+
+namespace attend {
+
+struct HostSpan {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// One attention of a batch, its memory on the host. Every input pointer of `attention` lies inside
+// `input` and every output pointer inside `output`, so that a device lane moves each with one copy;
+// both must stay alive and untouched until Done.
+struct WorkItem {
+  Attention attention;
+  Selection selection;
+  HostSpan input;
+  HostSpan output;
+  // Fill the output with NaN (all bits set) where the kernel writes, before it runs: a row that it
+  // forgets then cannot pass for an answer that lay there before.
+  bool poison_output = false;
+};
+
+// What became of a batch. Times are of the whole batch on its lane.
+struct BatchOutcome {
+  std::vector<Status> statuses;  // one per item, in order
+  int64_t copy_in_ns = 0;
+  int64_t kernel_ns = 0;
+  int64_t copy_out_ns = 0;
+  bool device_lost = false;  // this device can answer nothing more
+};
+
+// Called exactly once per accepted batch, on a thread of the backend or, for a batch so small that
+// handing it over would cost more than running it, by Submit itself. Must not block for long.
+using Done = std::function<void(BatchOutcome outcome)>;
+
+class Lane {
+ public:
+  virtual ~Lane() = default;
+
+  // Starts the batch and returns without waiting for it (but see Done). Not OK: nothing was
+  // started, `done` will not be called. One batch at a time: the caller submits again only after
+  // Done. `items` is copied; the memory it points to is not.
+  virtual Status Submit(std::span<const WorkItem> items, Done done) = 0;
+};
+
+// Where tensors wait on the host: page-locked for CUDA so that copies run at bus speed, plain
+// aligned memory for the CPU. Thread-safe. Blocks are at least 256-byte aligned.
+class HostAllocator {
+ public:
+  virtual ~HostAllocator() = default;
+  virtual Result<void*> Allocate(int64_t bytes) = 0;  // RESOURCE_EXHAUSTED when there is none
+  virtual void Free(void* data, int64_t bytes) = 0;
+};
+
+struct LaneOptions {
+  int64_t workspace_bytes = int64_t{256} << 20;  // device memory taken at start; grows if needed
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;  // after all its lanes
+  virtual const DeviceInfo& info() const = 0;
+  virtual HostAllocator& host_allocator() = 0;
+  virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
+};
+
+struct BackendOptions {
+  int cpu_threads = 0;                              // 0 = all hardware threads
+  int64_t workspace_bytes_max = int64_t{16} << 30;  // per lane on a GPU, beside what it holds
+};
+
+// "cpu" or "cuda:N". NOT_FOUND names what there is.
+Result<std::unique_ptr<Backend>> MakeBackend(const std::string& name,
+                                             const BackendOptions& options);
+
+// Usable CUDA devices: 0 without a GPU, without a driver, or in a build without CUDA; `why`, if
+// not null, then says which.
+int CudaDeviceCount(std::string* why = nullptr);
+
+// "13.0", or "none" in a build without CUDA.
+std::string CudaBuildVersion();
+
+}  // namespace attend

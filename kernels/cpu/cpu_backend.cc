@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A lane is a thread of its own that sleeps until a batch comes: from Submit to the first tile
+// there is one wake-up, and none for a batch that is smaller than a wake-up. The lane's thread then
+// works in the pool's arena, which lends it the idle threads of the pool; tiny batches never leave
+// the lane's thread.
+
+#include "kernels/cpu/cpu_backend.h"
+
+#include <sys/mman.h>
+#include <tbb/blocked_range.h>
+#include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "kernels/check_rows.h"
+#include "kernels/cpu/cpu_flash.h"
+#include "kernels/cpu/cpu_reference.h"
+
+namespace attend {
+namespace {
+
+int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+// Runs `work`, which may throw, and says how it went: no exception leaves the library.
+template <class Work>
+Status Guarded(const Work& work) {
+  try {
+    work();
+    return Status();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("the CPU backend is out of memory for its scratch buffers");
+  } catch (const std::exception& error) {
+    return Internal(std::string("CPU kernel failed: ") + error.what());
+  } catch (...) {
+    return Internal("CPU kernel failed with an unknown exception");
+  }
+}
+
+// cpu_reference, its rows spread over the arena's threads; each row is computed alone anyway.
+void ParallelReference(const Attention& a) {
+  const int64_t heads = a.problem.heads_q;
+  for (int64_t b = 0; b < a.problem.batch; ++b) {
+    const int64_t rows = SequenceOf(a, b).q_rows;
+    tbb::parallel_for(tbb::blocked_range<int64_t>(0, heads * rows),
+                      [&](const tbb::blocked_range<int64_t>& range) {
+                        for (int64_t n = range.begin(); n < range.end(); ++n) {
+                          StoreReferenceRow(a, b, n / rows, n % rows);
+                        }
+                      });
+  }
+}
+
+class CpuLane : public Lane {
+ public:
+  explicit CpuLane(int threads) : arena_(threads), thread_([this] { Loop(); }) {}
+
+  ~CpuLane() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  Status Submit(std::span<const WorkItem> items, Done done) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (busy_) {
+        return Status(Code::kFailedPrecondition,
+                      "a batch was submitted to a CPU lane that still runs one");
+      }
+      items_.assign(items.begin(), items.end());
+      busy_ = true;
+      if (!RunsOnCaller()) {
+        done_ = std::move(done);
+        pending_ = true;
+        wake_.notify_one();
+        return Status();
+      }
+    }
+    BatchOutcome outcome = Run();
+    {
+      const std::lock_guard lock(mutex_);
+      busy_ = false;
+    }
+    done(std::move(outcome));
+    return Status();
+  }
+
+ private:
+  void Loop();
+  bool RunsOnCaller();
+  BatchOutcome Run();
+
+  tbb::task_arena arena_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool pending_ = false;  // a batch waits for the lane's thread
+  bool busy_ = false;     // from Submit until just before Done
+  bool stopping_ = false;
+  std::vector<WorkItem> items_;  // written while not busy, read by the lane's thread while busy
+  Done done_;
+  std::vector<const Attention*> flash_;  // as items_
+  std::thread thread_;                   // last: starts when all else is ready
+};
+
+void CpuLane::Loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return pending_ || stopping_; });
+    if (!pending_) return;
+    pending_ = false;
+    lock.unlock();
+    BatchOutcome outcome = Run();
+    lock.lock();
+    // Free before Done, which may submit the next batch from here.
+    const Done done = std::move(done_);
+    done_ = nullptr;
+    busy_ = false;
+    lock.unlock();
+    done(std::move(outcome));
+    lock.lock();
+  }
+}
+
+// Tens of microseconds of work at most: about what waking the lane's thread costs.
+bool CpuLane::RunsOnCaller() {
+  flash_.clear();
+  for (const WorkItem& item : items_) {
+    if (item.selection.kernel != KernelId::kCpuFlash) return false;
+    flash_.push_back(&item.attention);
+  }
+  return CpuFlashRunsInline(flash_);
+}
+
+BatchOutcome CpuLane::Run() {
+  BatchOutcome outcome;
+  const auto begin = std::chrono::steady_clock::now();
+  outcome.statuses.resize(items_.size());
+  flash_.clear();
+  for (const WorkItem& item : items_) {
+    if (item.poison_output) PoisonOutput(item.attention);
+    if (item.selection.kernel == KernelId::kCpuFlash) flash_.push_back(&item.attention);
+  }
+  const Status flash = Guarded([this] {
+    if (CpuFlashRunsInline(flash_)) {
+      CpuFlash(flash_);
+    } else {
+      arena_.execute([this] { CpuFlash(flash_); });
+    }
+  });
+  for (size_t n = 0; n < items_.size(); ++n) {
+    const WorkItem& item = items_[n];
+    switch (item.selection.kernel) {
+      case KernelId::kCpuFlash:
+        outcome.statuses[n] = flash;
+        break;
+      case KernelId::kCpuReference:
+        outcome.statuses[n] =
+            Guarded([&] { arena_.execute([&] { ParallelReference(item.attention); }); });
+        break;
+      default:
+        outcome.statuses[n] = Internal("kernel " + std::string(KernelName(item.selection.kernel)) +
+                                       " was sent to the CPU backend");
+    }
+  }
+  outcome.kernel_ns = Nanoseconds(std::chrono::steady_clock::now() - begin);
+  return outcome;
+}
+
+class CpuAllocator : public HostAllocator {
+ public:
+  Result<void*> Allocate(int64_t bytes) override {
+    if (bytes < 0) {
+      return InvalidArgument("host block of " + std::to_string(bytes) +
+                             " bytes, must be at least 0");
+    }
+    // Large blocks on huge pages: fewer faults when they are first filled.
+    const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+    const size_t rounded =
+        (std::max<size_t>(static_cast<size_t>(bytes), 1) + alignment - 1) / alignment * alignment;
+    void* data = std::aligned_alloc(alignment, rounded);
+    if (data == nullptr) {
+      return ResourceExhausted("no host memory for a block of " + std::to_string(bytes) + " bytes");
+    }
+    if (alignment == kHugePage) madvise(data, rounded, MADV_HUGEPAGE);  // a hint: may be refused
+    return data;
+  }
+
+  void Free(void* data, int64_t) override { std::free(data); }
+
+ private:
+  static constexpr int64_t kAlignment = 256;
+  static constexpr int64_t kHugePage = int64_t{2} << 20;
+};
+
+// "model name" of /proc/cpuinfo, or the architecture where there is none.
+std::string CpuModel() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (!line.starts_with("model name")) continue;
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+#if defined(__aarch64__)
+  return "aarch64";
+#else
+  return "unknown CPU";
+#endif
+}
+
+DeviceInfo MakeInfo(int threads) {
+  DeviceInfo info;
+  info.kind = DeviceKind::kCpu;
+  info.name = "cpu";
+  info.description =
+      CpuModel() + ", " + CpuFlashTarget() + ", " + std::to_string(threads) + " threads";
+  info.units = threads;
+  info.memory_bytes =
+      static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  return info;
+}
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(int threads)
+      : threads_(threads),
+        limit_(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(threads)),
+        info_(MakeInfo(threads)) {}
+
+  const DeviceInfo& info() const override { return info_; }
+  HostAllocator& host_allocator() override { return allocator_; }
+
+  Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions&) override {
+    std::unique_ptr<Lane> lane;
+    const Status made = Guarded([&] { lane = std::make_unique<CpuLane>(threads_); });
+    if (!made.ok()) return made;
+    return lane;
+  }
+
+ private:
+  const int threads_;
+  const tbb::global_control limit_;  // of the pool that all lanes share
+  const DeviceInfo info_;
+  CpuAllocator allocator_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(const BackendOptions& options) {
+  const int hardware = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return std::make_unique<CpuBackend>(options.cpu_threads > 0 ? options.cpu_threads : hardware);
+}
+
+}  // namespace attend

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scheduler of cpu_flash: cuts a batch into tiles and has the arena's threads take them,
+// longest first.
+
+#include "kernels/cpu/cpu_flash.h"
+
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/cpu_flash_tile.h"
+
+namespace attend {
+namespace {
+
+using cpu_flash::kRowTile;
+using cpu_flash::Scratch;
+using cpu_flash::Tile;
+
+// Below this, waking another thread costs more than it can save (some 20 us of one core's work).
+constexpr double kInlineWork = 1e6;
+
+// What a tile costs beside its multiply-adds, in multiply-adds.
+constexpr double kTileOverhead = 20000;
+
+// Of the calling thread, made when first needed and kept.
+Scratch* ThreadScratch() {
+  thread_local std::unique_ptr<Scratch> scratch;
+  if (scratch == nullptr) scratch.reset(new Scratch);  // not make_unique: no need to zero it
+  return scratch.get();
+}
+
+// Multiply-adds (over whole vectors) of rows [row, row + rows) of `heads` heads.
+double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row, int64_t rows) {
+  const Problem& p = a.problem;
+  const int64_t last = std::min(row + rows, s.q_len) - 1;
+  if (last < row) return kTileOverhead;
+  const KeyRange first_keys = VisibleKeys(p.mask, s, row);
+  const KeyRange last_keys = VisibleKeys(p.mask, s, last);
+  const int64_t keys = std::max<int64_t>(0, last_keys.end - first_keys.begin);
+  const int64_t lanes = (heads * rows + 15) / 16 * 16;
+  return kTileOverhead + static_cast<double>(keys * (p.dim + p.dim_v)) * static_cast<double>(lanes);
+}
+
+// Rows of each tile of a head: as even as whole vectors allow.
+int64_t TileRows(int64_t rows) {
+  constexpr int64_t kVector = 16;
+  const int64_t tiles = (rows + kRowTile - 1) / kRowTile;
+  return ((rows + tiles - 1) / tiles + kVector - 1) / kVector * kVector;
+}
+
+// Calls visit(tile) for every tile of an attention, in a fixed order.
+template <class Visit>
+void ForEachTile(const Attention& a, const Visit& visit) {
+  const Problem& p = a.problem;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = SequenceOf(a, b);
+    if (s.q_rows == 0) continue;
+    // Short sequences share a tile with other heads of the same KV head.
+    const int64_t together = std::clamp<int64_t>(kRowTile / s.q_rows, 1, p.group());
+    const int64_t tile_rows = TileRows(s.q_rows);
+    for (int64_t h_kv = 0; h_kv < p.heads_kv; ++h_kv) {
+      for (int64_t g = 0; g < p.group(); g += together) {
+        const int64_t heads = std::min(together, p.group() - g);
+        for (int64_t row = 0; row < s.q_rows; row += tile_rows) {
+          const int64_t rows = std::min(tile_rows, s.q_rows - row);
+          visit(Tile{&a, b, h_kv * p.group() + g, heads, row, rows,
+                     WorkOf(a, s, heads, row, rows)});
+        }
+      }
+    }
+  }
+}
+
+void RunInline(std::span<const Attention* const> batch, cpu_flash::TileFunction run) {
+  Scratch* scratch = ThreadScratch();
+  for (const Attention* attention : batch) {
+    ForEachTile(*attention, [&](const Tile& tile) { run(tile, scratch); });
+  }
+}
+
+}  // namespace
+
+bool CpuFlashRunsInline(std::span<const Attention* const> batch) {
+  double work = 0;
+  for (const Attention* attention : batch) {
+    const Problem& p = attention->problem;
+    // An upper bound in constant time; sequences that the mask thins out run as well inline.
+    const double rows = static_cast<double>(p.packed ? p.total_q : p.batch * p.len_q);
+    work += rows * static_cast<double>(p.heads_q) *
+            static_cast<double>((p.len_k + 16) * (p.dim + p.dim_v));
+    if (work > kInlineWork) return false;
+  }
+  return true;
+}
+
+void CpuFlash(std::span<const Attention* const> batch) {
+  const cpu_flash::TileFunction run = cpu_flash::ChooseTileFunction();
+  if (CpuFlashRunsInline(batch)) {
+    RunInline(batch, run);
+    return;
+  }
+  std::vector<Tile> tiles;
+  for (const Attention* attention : batch) {
+    ForEachTile(*attention, [&](const Tile& tile) { tiles.push_back(tile); });
+  }
+  const auto longer = [](const Tile& x, const Tile& y) { return x.work > y.work; };
+  std::stable_sort(tiles.begin(), tiles.end(), longer);
+  // Each task takes the longest tile left, whatever range the partitioner gave it.
+  std::atomic<size_t> next{0};
+  tbb::parallel_for(
+      tbb::blocked_range<size_t>(0, tiles.size(), 1),
+      [&](const tbb::blocked_range<size_t>& range) {
+        for (size_t n = range.begin(); n < range.end(); ++n) {
+          run(tiles[next.fetch_add(1, std::memory_order_relaxed)], ThreadScratch());
+        }
+      },
+      tbb::simple_partitioner());
+}
+
+}  // namespace attend

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SIMD building blocks of cpu_flash: exp2, and the register-blocked products that its time goes to.
+// Included once per instruction set by cpu_flash_tile.cc.
+
+#if defined(ATTEND_CPU_FLASH_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_FLASH_MATH_INL_H_
+#undef ATTEND_CPU_FLASH_MATH_INL_H_
+#else
+#define ATTEND_CPU_FLASH_MATH_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/cpu_flash_tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using V32 = hn::Vec<F32>;
+constexpr int64_t kLanes = hn::MaxLanes(F32());
+
+// Most vectors of query rows in a panel, and rows of the other operand in a block: as many
+// accumulators as the register file holds beside the operands.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+constexpr int kPanelVectors = 3;
+constexpr int kBlockRows = 8;
+#else
+constexpr int kPanelVectors = 2;
+constexpr int kBlockRows = 4;
+#endif
+static_assert(kValueBlock % kBlockRows == 0 && kKeyTile % kBlockRows == 0);
+
+// 2^x for x <= 0, to 1 ulp; 0 for -inf and wherever the result would not be a normal number (but for
+// a sliver of subnormal ones), NaN for NaN.
+HWY_INLINE V32 Exp2(V32 x) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  // In this order Max keeps a NaN. At -127 the exponent below reaches 0: the result is 0.
+  x = hn::Max(hn::Set(d, -127.0f), x);
+  // Adding 1.5 * 2^23 leaves round(x) in the low bits; 2^x = 2^round(x) * 2^f, |f| <= 1/2.
+  const V32 magic = hn::Set(d, 12582912.0f);
+  const V32 shifted = hn::Add(x, magic);
+  const V32 f = hn::Sub(x, hn::Sub(shifted, magic));
+  // Minimax in relative error for 1 + f * polynomial: 0.3 units of roundoff.
+  V32 p = hn::Set(d, 0.00015353361707892005f);
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0013398874477472053f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.009618437358975426f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.055503324709253676f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.24022647913610015f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.6931472028551923f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+}
+
+// Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
+// k[r][d] * q[d][lane]. One fused multiply-add per product, first d first.
+template <int kVectors>
+HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, float* s) {
+  constexpr int kRows = kBlockRows;
+  constexpr int64_t kWidth = kVectors * kLanes;
+  const F32 d;
+  V32 sum[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    V32 row[kVectors];
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, q + i * kWidth + n * kLanes);
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      const V32 key = hn::Set(d, k[r][i]);
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::MulAdd(key, row[n], sum[r][n]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) hn::Store(sum[r][n], d, s + r * kWidth + n * kLanes);
+  }
+}
+
+// kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
+// p[key][lane] * v[key * kValueBlock + r]. With kSkip, keys of weight 0 are skipped, so that a value that a row
+// does not see may be NaN or Inf; results are otherwise the same.
+template <int kVectors, bool kSkip>
+HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
+                            float* o) {
+  constexpr int kRows = kBlockRows;
+  constexpr int64_t kWidth = kVectors * kLanes;
+  const F32 d;
+  V32 sum[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) {
+      sum[r][n] = hn::Mul(hn::Load(d, o + r * kWidth + n * kLanes),
+                          hn::Load(d, weight + n * kLanes));
+    }
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    V32 row[kVectors];
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, p + j * kWidth + n * kLanes);
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      const V32 value = hn::Set(d, v[j * kValueBlock + r]);
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) {
+        const V32 next = hn::MulAdd(value, row[n], sum[r][n]);
+        sum[r][n] =
+            kSkip ? hn::IfThenElse(hn::Eq(row[n], hn::Zero(d)), sum[r][n], next) : next;
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) hn::Store(sum[r][n], d, o + r * kWidth + n * kLanes);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

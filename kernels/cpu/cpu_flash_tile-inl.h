@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One tile of query rows against all keys that they see: scores, online softmax, output. Included
+// once per instruction set by cpu_flash_tile.cc; runs on any thread, on its own Scratch.
+
+#if defined(ATTEND_CPU_FLASH_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_FLASH_TILE_INL_H_
+#undef ATTEND_CPU_FLASH_TILE_INL_H_
+#else
+#define ATTEND_CPU_FLASH_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/cpu_flash_math-inl.h"
+#include "kernels/cpu/cpu_flash_pack-inl.h"
+#include "kernels/cpu/cpu_flash_tile.h"
+#include "kernels/softmax_state.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+
+constexpr float kLog2e = 1.44269504088896341f;
+constexpr double kLn2 = 0.693147180559945309;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// Scales that may go into Q beforehand without moving it near overflow or underflow.
+constexpr float kFoldableScaleMin = 0x1p-20f;
+constexpr float kFoldableScaleMax = 4.0f;
+
+// A few vectors of the tile's rows, beginning at row `lane`.
+struct Panel {
+  int64_t lane;
+  int vectors;
+  int64_t width() const { return vectors * kLanes; }
+};
+
+class TileRun {
+ public:
+  TileRun(const Tile& tile, Scratch* scratch)
+      : tile_(tile),
+        a_(*tile.attention),
+        p_(tile.attention->problem),
+        s_(*scratch),
+        sequence_(SequenceOf(*tile.attention, tile.b)),
+        lanes_(tile.heads * tile.rows),
+        vectors_((lanes_ + kLanes - 1) / kLanes),
+        panels_((vectors_ + kPanelVectors - 1) / kPanelVectors),
+        dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
+        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi &&
+               p_.scale >= kFoldableScaleMin && p_.scale <= kFoldableScaleMax) {}
+
+  void Run() {
+    FindKeys();
+    PackQuery();
+    Attend<false>();
+    // What a row does not see has weight 0, and 0 * Inf is NaN: only then is care needed.
+    if (!OutputFinite()) Attend<true>();
+    Store();
+  }
+
+ private:
+  int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
+  int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
+  bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
+  // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
+  Panel PanelAt(int64_t n) const {
+    const int64_t first = n * vectors_ / panels_;
+    return {first * kLanes, static_cast<int>((n + 1) * vectors_ / panels_ - first)};
+  }
+
+  void FindKeys();
+  void PackQuery();
+  template <bool kSkip>
+  void Attend();
+  void LoadKeys(int64_t j, int64_t keys);
+  void LoadLanes(int64_t j, int64_t keys);
+  void LoadBias(const Panel& panel, int64_t j, int64_t keys);
+  void Prefetch(const ConstTensorView& view, int64_t dim, int64_t j, int64_t keys) const;
+  template <int kVectors>
+  void Scores(const Panel& panel, int64_t keys);
+  void FinishScores(const Panel& panel, int64_t keys);
+  void MaskScores(const Panel& panel, int64_t keys);
+  template <int kVectors>
+  void Softmax(const Panel& panel, int64_t keys);
+  template <int kVectors, bool kSkip>
+  void Output(const Panel& panel, int64_t keys);
+  template <int kVectors, bool kSkip>
+  void PanelStep(const Panel& panel, int64_t keys);
+  bool OutputFinite() const;
+  void Store();
+  void StoreRow(int64_t lane, const float* o);
+
+  const Tile& tile_;
+  const Attention& a_;
+  const Problem& p_;
+  Scratch& s_;
+  const Sequence sequence_;
+  const int64_t lanes_;
+  const int64_t vectors_;
+  const int64_t panels_;
+  const int64_t dim_v_padded_;
+  const bool plain_;  // the scale is in Q already and nothing else happens to scores
+  KeyRange keys_{0, 0};    // that any row sees
+  KeyRange common_{0, 0};  // that every row sees
+  // The current key tile.
+  bool masked_ = false;
+  int64_t next_ = 0;  // first key of the next tile
+  const float* k_ = nullptr;
+};
+
+void TileRun::FindKeys() {
+  keys_ = {sequence_.k_len, 0};
+  common_ = {0, sequence_.k_len};
+  for (int64_t n = 0; n < tile_.rows; ++n) {
+    KeyRange range{0, 0};
+    if (tile_.row + n < sequence_.q_len) range = VisibleKeys(p_.mask, sequence_, tile_.row + n);
+    common_.begin = std::max(common_.begin, range.begin);
+    common_.end = std::min(common_.end, range.end);
+    if (range.begin >= range.end) continue;
+    keys_.begin = std::min(keys_.begin, range.begin);
+    keys_.end = std::max(keys_.end, range.end);
+  }
+}
+
+void TileRun::PackQuery() {
+  const F32 d;
+  const V32 factor = hn::Set(d, plain_ ? p_.scale * kLog2e : 1.0f);
+  for (int64_t n = 0; n < panels_; ++n) {
+    const Panel panel = PanelAt(n);
+    float* out = s_.q + panel.lane * p_.dim;
+    for (int64_t first = 0; first < panel.width(); first += kTurned) {
+      for (int64_t r = 0; r < kTurned; ++r) {
+        float* row = s_.rows + r * kHeadDimMax;
+        const int64_t lane = panel.lane + first + r;
+        if (Real(lane)) {
+          const int64_t index = tile_.b * a_.q.stride_b + HeadOf(lane) * a_.q.stride_h +
+                                (sequence_.q_row + RowOf(lane)) * a_.q.stride_l;
+          WidenRow(a_.q.data, p_.dtype, index, p_.dim, row);
+        } else {
+          std::fill(row, row + p_.dim, 0.0f);
+        }
+      }
+      TurnIn(s_.rows, kHeadDimMax, p_.dim, panel.width(), out + first);
+    }
+    if (!plain_) continue;
+    for (int64_t i = 0; i < p_.dim * panel.width(); i += kLanes) {
+      hn::Store(hn::Mul(hn::Load(d, out + i), factor), d, out + i);
+    }
+  }
+}
+
+template <bool kSkip>
+void TileRun::Attend() {
+  std::fill(s_.max, s_.max + vectors_ * kLanes, kMinusInfinity);
+  std::fill(s_.sum, s_.sum + vectors_ * kLanes, 0.0f);
+  std::fill(s_.o, s_.o + vectors_ * kLanes * dim_v_padded_, 0.0f);
+  int64_t begin = keys_.begin;
+  while (begin < keys_.end) {
+    const int64_t end = std::min(keys_.end, (begin / kKeyTile + 1) * kKeyTile);
+    next_ = end;
+    masked_ = begin < common_.begin || end > common_.end;
+    LoadKeys(begin, end - begin);
+    LoadLanes(begin, end - begin);
+    for (int64_t n = 0; n < panels_; ++n) {
+      const Panel panel = PanelAt(n);
+      if (p_.has_bias) LoadBias(panel, begin, end - begin);
+      switch (panel.vectors) {
+        case 1:
+          PanelStep<1, kSkip>(panel, end - begin);
+          break;
+        case 2:
+          PanelStep<2, kSkip>(panel, end - begin);
+          break;
+        case 3:
+          if constexpr (kPanelVectors > 2) PanelStep<3, kSkip>(panel, end - begin);
+          break;
+      }
+    }
+    begin = end;
+  }
+}
+
+template <int kVectors, bool kSkip>
+HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t keys) {
+  Scores<kVectors>(panel, keys);
+  if (!plain_) FinishScores(panel, keys);
+  if (masked_) MaskScores(panel, keys);
+  Softmax<kVectors>(panel, keys);
+  Output<kVectors, kSkip>(panel, keys);
+}
+
+// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows lie end to end; rows that
+// lie apart may share a cache set.
+void TileRun::LoadKeys(int64_t j, int64_t keys) {
+  const int64_t h_kv = tile_.head / p_.group();
+  const int64_t k = tile_.b * a_.k.stride_b + h_kv * a_.k.stride_h +
+                    (sequence_.k_row + j) * a_.k.stride_l;
+  const int64_t v = tile_.b * a_.v.stride_b + h_kv * a_.v.stride_h +
+                    (sequence_.k_row + j) * a_.v.stride_l;
+  if (p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
+    k_ = static_cast<const float*>(a_.k.data) + k;
+  } else {
+    for (int64_t n = 0; n < keys; ++n) {
+      WidenRow(a_.k.data, p_.dtype, k + n * a_.k.stride_l, p_.dim, s_.k + n * p_.dim);
+    }
+    k_ = s_.k;
+  }
+  PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, keys, p_.dim_v, s_.v);
+}
+
+// What masks and ALiBi need to know of each lane, relative to key j. Lanes without a row see
+// everything: what becomes of them is never stored, and they must not ask for a mask.
+void TileRun::LoadLanes(int64_t j, int64_t keys) {
+  if (!masked_ && !p_.has_alibi) return;
+  for (int64_t lane = 0; lane < vectors_ * kLanes; ++lane) {
+    KeyRange range{0, sequence_.k_len};
+    if (lane < lanes_) {
+      range = Real(lane) ? VisibleKeys(p_.mask, sequence_, RowOf(lane)) : KeyRange{0, 0};
+    }
+    s_.begin[lane] = static_cast<float>(std::clamp<int64_t>(range.begin - j, 0, keys));
+    s_.end[lane] = static_cast<float>(std::clamp<int64_t>(range.end - j, 0, keys));
+    if (!p_.has_alibi) continue;
+    s_.diagonal[lane] = static_cast<float>(RowOf(lane) + sequence_.offset - j);
+    s_.slope[lane] =
+        Real(lane) ? a_.alibi_slopes[tile_.b * a_.alibi_stride_b + HeadOf(lane)] : 0.0f;
+  }
+}
+
+void TileRun::LoadBias(const Panel& panel, int64_t j, int64_t keys) {
+  for (int64_t first = 0; first < panel.width(); first += kTurned) {
+    for (int64_t r = 0; r < kTurned; ++r) {
+      float* row = s_.rows + r * kHeadDimMax;
+      const int64_t lane = panel.lane + first + r;
+      if (Real(lane)) {
+        const int64_t index = tile_.b * a_.bias.stride_b + HeadOf(lane) * a_.bias.stride_h +
+                              RowOf(lane) * a_.bias.stride_q + j;
+        WidenRow(a_.bias.data, a_.bias.dtype, index, keys, row);
+      } else {
+        std::fill(row, row + keys, 0.0f);
+      }
+    }
+    TurnIn(s_.rows, kHeadDimMax, keys, panel.width(), s_.bias + first);
+  }
+}
+
+// Asks for rows [j, j + keys) of K or V, of the next key tile: what this one's arithmetic can hide.
+void TileRun::Prefetch(const ConstTensorView& view, int64_t dim, int64_t j, int64_t keys) const {
+  constexpr int64_t kLine = 64;
+  const int64_t size = DTypeBytes(p_.dtype);
+  const int64_t end = std::min(j + keys, keys_.end);
+  for (; j < end; ++j) {
+    const int64_t index = tile_.b * view.stride_b + tile_.head / p_.group() * view.stride_h +
+                          (sequence_.k_row + j) * view.stride_l;
+    const char* row = static_cast<const char*>(view.data) + index * size;
+    for (int64_t at = 0; at < dim * size; at += kLine) __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
+template <int kVectors>
+void TileRun::Scores(const Panel& panel, int64_t keys) {
+  const float* q = s_.q + panel.lane * p_.dim;
+  for (int64_t j = 0; j < keys; j += kBlockRows) {
+    // Past the last key, the last one again: computed, then ignored.
+    const float* rows[kBlockRows];
+    for (int r = 0; r < kBlockRows; ++r) rows[r] = k_ + std::min(j + r, keys - 1) * p_.dim;
+    if (panel.lane == 0) Prefetch(a_.k, p_.dim, next_ + j, kBlockRows);
+    ScoreBlock<kVectors>(rows, q, p_.dim, s_.s + j * kVectors * kLanes);
+  }
+}
+
+// Everything of problem.h between q.k and the mask; leaves scores in units of log2(e).
+void TileRun::FinishScores(const Panel& panel, int64_t keys) {
+  const F32 d;
+  const V32 scale = hn::Set(d, p_.scale);
+  const V32 log2e = hn::Set(d, kLog2e);
+  const V32 cap = hn::Set(d, p_.softcap);
+  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  for (int64_t j = 0; j < keys; ++j) {
+    const V32 key = hn::Set(d, static_cast<float>(j));
+    for (int64_t n = 0; n < panel.width(); n += kLanes) {
+      const int64_t at = j * panel.width() + n;
+      V32 x = hn::Mul(hn::Load(d, s_.s + at), scale);
+      if (p_.softcap > 0) x = hn::Mul(cap, hn::CallTanh(d, hn::Mul(x, inverse_cap)));
+      if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + at));
+      if (p_.has_alibi) {
+        const V32 distance = hn::Abs(hn::Sub(key, hn::Load(d, s_.diagonal + panel.lane + n)));
+        x = hn::NegMulAdd(hn::Load(d, s_.slope + panel.lane + n), distance, x);
+      }
+      hn::Store(hn::Mul(x, log2e), d, s_.s + at);
+    }
+  }
+}
+
+void TileRun::MaskScores(const Panel& panel, int64_t keys) {
+  const F32 d;
+  const V32 hidden = hn::Set(d, kMinusInfinity);
+  for (int64_t n = 0; n < panel.width(); n += kLanes) {
+    const V32 begin = hn::Load(d, s_.begin + panel.lane + n);
+    const V32 end = hn::Load(d, s_.end + panel.lane + n);
+    for (int64_t j = 0; j < keys; ++j) {
+      const V32 key = hn::Set(d, static_cast<float>(j));
+      const auto visible = hn::And(hn::Ge(key, begin), hn::Lt(key, end));
+      float* at = s_.s + j * panel.width() + n;
+      hn::Store(hn::IfThenElse(visible, hn::Load(d, at), hidden), d, at);
+    }
+  }
+}
+
+// Turns scores into weights 2^(s - max) and brings the softmax state up to date; s_.weight is what
+// the output so far must be multiplied by.
+template <int kVectors>
+void TileRun::Softmax(const Panel& panel, int64_t keys) {
+  constexpr int64_t kWidth = kVectors * kLanes;
+  const F32 d;
+  V32 max[kVectors], base[kVectors], sum[kVectors];
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) max[n] = hn::Load(d, s_.max + panel.lane + n * kLanes);
+  for (int64_t j = 0; j < keys; ++j) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      max[n] = hn::Max(max[n], hn::Load(d, s_.s + j * kWidth + n * kLanes));
+    }
+  }
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) {
+    const int64_t lane = panel.lane + n * kLanes;
+    // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
+    base[n] = hn::IfThenZeroElse(hn::Eq(max[n], hn::Set(d, kMinusInfinity)), max[n]);
+    const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]));
+    sum[n] = hn::Mul(hn::Load(d, s_.sum + lane), weight);
+    hn::Store(weight, d, s_.weight + lane);
+    hn::Store(max[n], d, s_.max + lane);
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      float* at = s_.s + j * kWidth + n * kLanes;
+      const V32 p = Exp2(hn::Sub(hn::Load(d, at), base[n]));
+      hn::Store(p, d, at);
+      sum[n] = hn::Add(sum[n], p);
+    }
+  }
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) hn::Store(sum[n], d, s_.sum + panel.lane + n * kLanes);
+}
+
+template <int kVectors, bool kSkip>
+void TileRun::Output(const Panel& panel, int64_t keys) {
+  float* o = s_.o + panel.lane * dim_v_padded_;
+  for (int64_t i = 0; i < p_.dim_v; i += kBlockRows) {
+    if (panel.lane == 0) {
+      const int64_t first = i * keys / dim_v_padded_;
+      Prefetch(a_.v, p_.dim_v, next_ + first, (i + kBlockRows) * keys / dim_v_padded_ - first);
+    }
+    const float* v = s_.v + i / kValueBlock * ValueBlockStride(keys) + i % kValueBlock;
+    OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane, o + i * kVectors * kLanes);
+  }
+}
+
+bool TileRun::OutputFinite() const {
+  const F32 d;
+  V32 zero = hn::Zero(d);
+  for (int64_t i = 0; i < vectors_ * kLanes * dim_v_padded_; i += kLanes) {
+    zero = hn::MulAdd(hn::Load(d, s_.o + i), hn::Zero(d), zero);
+  }
+  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+}
+
+void TileRun::Store() {
+  for (int64_t n = 0; n < panels_; ++n) {
+    const Panel panel = PanelAt(n);
+    const float* o = s_.o + panel.lane * dim_v_padded_;
+    for (int64_t first = 0; first < panel.width(); first += kTurned) {
+      TurnOut(o + first, panel.width(), p_.dim_v, kHeadDimMax, s_.rows);
+      for (int64_t r = 0; r < kTurned; ++r) {
+        const int64_t lane = panel.lane + first + r;
+        if (lane < lanes_) StoreRow(lane, s_.rows + r * kHeadDimMax);
+      }
+    }
+  }
+}
+
+void TileRun::StoreRow(int64_t lane, const float* o) {
+  const int64_t h = HeadOf(lane);
+  const int64_t row = sequence_.q_row + RowOf(lane);
+  const double sum = static_cast<double>(s_.sum[lane]);
+  SoftmaxState<double> state{static_cast<double>(s_.max[lane]) * kLn2, sum};
+  double factor = 1;
+  if (p_.has_sinks && Real(lane)) factor = AddSink(state, static_cast<double>(a_.sinks[h]));
+  factor = sum == 0 ? 0 : factor * InverseSum(state);
+  NarrowRow(o, static_cast<float>(factor), p_.dim_v, p_.dtype, a_.o.data,
+            tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
+  if (p_.return_lse) {
+    a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =
+        static_cast<float>(LogSumExp(state));
+  }
+}
+
+void RunTile(const Tile& tile, Scratch* scratch) { TileRun(tile, scratch).Run(); }
+
+int64_t RunningTarget() { return HWY_TARGET; }
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one thread of a CUDA backend that learns when batches end: it polls their last events, and
+// sleeps while nothing is outstanding. cudaLaunchHostFunc is not used: it does not run once the
+// context is lost, and a lost batch must end too.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace attend::cuda {
+
+class CompletionPoller {
+ public:
+  // Called once, on the poller's thread, when `event` was reached or the device failed.
+  using Finish = std::function<void(cudaError_t error)>;
+
+  explicit CompletionPoller(int device);
+  ~CompletionPoller();  // ends what is outstanding first
+  CompletionPoller(const CompletionPoller&) = delete;
+  CompletionPoller& operator=(const CompletionPoller&) = delete;
+
+  // Any thread. `recorded` is what cudaEventRecord said; a failure finishes at once.
+  void Add(cudaEvent_t event, cudaError_t recorded, Finish finish);
+
+  // Whether some call has shown that the device's context is gone.
+  bool device_lost() const { return lost_.load(std::memory_order_acquire) != cudaSuccess; }
+  // The first sticky error, reported from any thread; others are ignored.
+  void ReportLoss(cudaError_t error);
+
+ private:
+  struct Pending {
+    cudaEvent_t event;
+    cudaError_t recorded;
+    Finish finish;
+  };
+
+  void Run(int device);
+  // Finishes what has ended; false if nothing had.
+  bool Poll(std::vector<Pending>* pending);
+  cudaError_t StateOf(const Pending& pending);
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Pending> added_;
+  bool stop_ = false;
+  std::atomic<cudaError_t> lost_{cudaSuccess};
+  std::thread thread_;  // last: it uses the rest
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/completion_poller.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_lane.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/launch.h"
+
+namespace attend {
+namespace cuda {
+namespace {
+
+// Page-locked memory that every GPU of the process can copy from at bus speed.
+class PinnedAllocator : public HostAllocator {
+ public:
+  explicit PinnedAllocator(int device) : device_(device) {}
+
+  Result<void*> Allocate(int64_t bytes) override {
+    if (bytes < 0) {
+      return InvalidArgument("host block of " + std::to_string(bytes) + " bytes, must be >= 0");
+    }
+    const std::string where = "page-locking " + std::to_string(bytes) + " bytes of host memory";
+    ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), where));
+    void* data = nullptr;
+    const size_t size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
+    const cudaError_t error = cudaHostAlloc(&data, size, cudaHostAllocPortable);
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return ToStatus(error, where);
+    }
+    return data;
+  }
+
+  void Free(void* data, int64_t) override {
+    if (data == nullptr) return;
+    (void)cudaSetDevice(device_);
+    (void)cudaFreeHost(data);
+    (void)cudaGetLastError();
+  }
+
+ private:
+  const int device_;
+};
+
+class CudaBackend : public Backend {
+ public:
+  explicit CudaBackend(DeviceInfo info)
+      : info_(std::move(info)), allocator_(info_.index), poller_(info_.index) {}
+
+  const DeviceInfo& info() const override { return info_; }
+  HostAllocator& host_allocator() override { return allocator_; }
+
+  Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) override {
+    if (options.workspace_bytes < 0) {
+      return InvalidArgument("lane workspace is " + std::to_string(options.workspace_bytes) +
+                             " bytes, must be at least 0");
+    }
+    return CudaLane::Make(info_, poller_, options);
+  }
+
+ private:
+  const DeviceInfo info_;
+  PinnedAllocator allocator_;
+  CompletionPoller poller_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> MakeCudaBackend(int index, const BackendOptions& options) {
+  Result<DeviceInfo> info = cuda::ReadDeviceInfo(index, options);
+  if (!info.ok()) return info.status();
+  const std::string where = "opening " + info->name;
+  cudaError_t error = cudaSetDevice(index);
+  // Now rather than in the first request: the context, and the kernels' code on the device.
+  if (error == cudaSuccess) error = cuda::LoadKernels();
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return Internal(cuda::ErrorText(error, where));
+  }
+  return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(*std::move(info)));
+}
+
+}  // namespace attend

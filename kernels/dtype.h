@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Element types and their exact conversions on the host. float -> fp16/bf16 rounds to nearest,
+// ties to even; NaN stays NaN; subnormals are kept.
+
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+namespace attend {
+
+// Values equal attend.v1.DType on the wire.
+enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
+
+constexpr int64_t DTypeBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+constexpr std::string_view DTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat32:
+      return "float32";
+  }
+  return "unknown";
+}
+
+// Unit roundoff u: |round(x) - x| <= u * |x| for normal results.
+constexpr double UnitRoundoff(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return 0x1p-11;
+    case DType::kBFloat16:
+      return 0x1p-8;
+    case DType::kFloat32:
+      return 0x1p-24;
+  }
+  return 1.0;
+}
+
+inline float BFloat16ToFloat(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+inline uint16_t FloatToBFloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  const uint32_t rounding = 0x7fffu + ((bits >> 16) & 1u);
+  return static_cast<uint16_t>((bits + rounding) >> 16);
+}
+
+inline float HalfToFloat(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1fu;
+  const uint32_t mantissa = half & 0x3ffu;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // exact: subnormal or zero
+  return sign ? -magnitude : magnitude;
+}
+
+inline uint16_t FloatToHalf(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to Inf
+  if (magnitude < 0x38800000u) {
+    // Subnormal half: adding 0.5 aligns the mantissa so that the FPU rounds at bit 2^-24.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
+  }
+  const uint32_t rounding = 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + rounding) >> 13));
+}
+
+// Element `index` of an array of `dtype`, widened exactly.
+inline float LoadElement(const void* data, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return HalfToFloat(static_cast<const uint16_t*>(data)[index]);
+    case DType::kBFloat16:
+      return BFloat16ToFloat(static_cast<const uint16_t*>(data)[index]);
+    case DType::kFloat32:
+      return static_cast<const float*>(data)[index];
+  }
+  return 0.0f;
+}
+
+// Stores `value` as element `index` of an array of `dtype`, rounded once.
+inline void StoreElement(void* data, DType dtype, int64_t index, float value) {
+  switch (dtype) {
+    case DType::kFloat16:
+      static_cast<uint16_t*>(data)[index] = FloatToHalf(value);
+      return;
+    case DType::kBFloat16:
+      static_cast<uint16_t*>(data)[index] = FloatToBFloat16(value);
+      return;
+    case DType::kFloat32:
+      static_cast<float*>(data)[index] = value;
+      return;
+  }
+}
+
+}  // namespace attend

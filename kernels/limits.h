@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one table of compile-time bounds. Every size that enters the library is checked against it
+// (problem.cc), so code behind that check may rely on these numbers.
+
+#pragma once
+
+#include <cstdint>
+
+namespace attend {
+
+inline constexpr int64_t kBatchMax = int64_t{1} << 20;        // sequences in one problem
+inline constexpr int64_t kHeadsMax = int64_t{1} << 16;        // query heads
+inline constexpr int64_t kLengthMax = int64_t{1} << 30;       // tokens of one sequence
+inline constexpr int64_t kTotalTokensMax = int64_t{1} << 40;  // tokens of all packed sequences
+inline constexpr int64_t kHeadDimMax = 256;                   // D and Dv
+
+// A magnitude above which |scale * q.k| of ordinary data overflows fp32 is the caller's business
+// (IEEE applies); these two only keep parameters finite and meaningful.
+inline constexpr float kSoftcapMax = 1e6f;
+
+static_assert(kHeadDimMax <= 256, "the CUDA kernels size registers and shared memory for 256");
+static_assert(kLengthMax <= INT32_MAX, "rows inside one sequence are indexed with 32 bits on CUDA");
+
+}  // namespace attend

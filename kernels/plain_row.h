@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Standard attention in the problem's own precision, one row at a time: what a plain, careful
+// implementation costs in accuracy. check_rows measures kernels against its error. Host memory,
+// calling thread.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/problem.h"
+
+namespace attend {
+
+// As ReferenceRow, but scores are accumulated in fp32 key by key, probabilities are rounded to the
+// dtype, and O is accumulated in fp32 and rounded to the dtype.
+void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, float* o, float* lse);
+
+}  // namespace attend
