@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Time as an argument. Product code is given SteadyClock; tests of schedulers move a clock of
+// their own by hand.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace attend {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+using Duration = std::chrono::steady_clock::duration;
+
+inline constexpr TimePoint kNever = TimePoint::max();
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual TimePoint Now() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  TimePoint Now() const override { return std::chrono::steady_clock::now(); }
+};
+
+inline int64_t NanosecondsBetween(TimePoint from, TimePoint to) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(to - from).count();
+}
+
+}  // namespace attend

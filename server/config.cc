@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/config.h"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <sstream>
+#include <thread>
+
+#include "kernels/backend.h"
+#include "server/byte_size.h"
+
+namespace attend {
+namespace {
+
+// gRPC counts a message's bytes in 32 signed bits.
+constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
+constexpr int64_t kBytesMax = int64_t{1} << 50;
+
+std::string EnvName(const std::string& flag) {
+  std::string name = "ATTEND_";
+  for (const char c : flag.substr(2)) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+// Turns "64MiB" into bytes.
+CLI::Validator ByteSize(int64_t low, int64_t high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        const Result<int64_t> bytes = ParseByteSize(text);
+        if (!bytes.ok()) return bytes.status().message();
+        if (*bytes < low || *bytes > high) {
+          return text + " must be in [" + FormatByteSize(low) + ", " + FormatByteSize(high) + "]";
+        }
+        text = std::to_string(*bytes);
+        return {};
+      },
+      "");
+}
+
+// Like CLI::Range, but silent in --help and with the bound in plain words.
+template <class T>
+CLI::Validator InRange(T low, T high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        T value{};
+        const char* const last = text.data() + text.size();
+        const auto [end, error] = std::from_chars(text.data(), last, value);
+        if (error == std::errc() && end == last && value >= low && value <= high) return {};
+        std::ostringstream message;
+        message << '"' << text << "\" must be a number in [" << low << ", " << high << ']';
+        return message.str();
+      },
+      "");
+}
+
+CLI::Validator OneOf(std::vector<std::string> allowed) {
+  return CLI::Validator(
+      [allowed](std::string& text) -> std::string {
+        std::string list;
+        for (const std::string& each : allowed) {
+          if (text == each) return {};
+          list += (list.empty() ? "" : ", ") + each;
+        }
+        return '"' + text + "\" must be one of " + list;
+      },
+      "");
+}
+
+bool ValidAddress(const std::string& address) {
+  if (address.starts_with("unix:")) return address.size() > 5;
+  const size_t colon = address.rfind(':');
+  if (colon == 0 || colon == std::string::npos) return false;
+  int port = -1;
+  const char* const last = address.data() + address.size();
+  const auto [end, error] = std::from_chars(address.data() + colon + 1, last, port);
+  return error == std::errc() && end == last && port >= 0 && port <= 65535;
+}
+
+std::string CheckAddress(std::string& address) {
+  if (ValidAddress(address)) return {};
+  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
+}
+
+std::string CheckMetricsAddress(std::string& address) {
+  if (address == "off" || (ValidAddress(address) && !address.starts_with("unix:"))) return {};
+  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";
+}
+
+bool ValidDevice(const std::string& name) {
+  if (name == "auto" || name == "cpu" || name == "cuda:all") return true;
+  if (!name.starts_with("cuda:") || name.size() > 9) return false;
+  return name.size() > 5 &&
+         std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
+}
+
+// auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".
+std::string CheckDevice(std::string& list) {
+  std::string full;
+  bool cuda = false;
+  bool alone = false;
+  std::vector<std::string> names;
+  for (const std::string& part : CLI::detail::split(list, ',')) {
+    const bool digits = !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
+      return std::isdigit(c);
+    });
+    const std::string name = digits && cuda ? "cuda:" + part : part;
+    if (!ValidDevice(name)) {
+      return "\"" + list + "\" must be auto, cpu, cuda:all or a list such as cuda:0,cuda:1";
+    }
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
+      return "\"" + list + "\" names " + name + " twice";
+    }
+    cuda = name.starts_with("cuda:");
+    alone |= name == "auto" || name == "cuda:all";
+    names.push_back(name);
+    full += (full.empty() ? "" : ",") + name;
+  }
+  if (alone && names.size() > 1) return "\"" + list + "\": auto and cuda:all stand alone";
+  list = full;
+  return {};
+}
+
+std::string CheckReferenceCheck(std::string& mode) {
+  if (mode == "off" || mode == "all") return {};
+  constexpr std::string_view kSample = "sample:";
+  if (mode.starts_with(kSample)) {
+    double share = -1;
+    const char* const last = mode.data() + mode.size();
+    const auto [end, error] = std::from_chars(mode.data() + kSample.size(), last, share);
+    if (error == std::errc() && end == last && share >= 0 && share <= 1) return {};
+  }
+  return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
+}
+
+double SampleOf(const std::string& mode) {
+  if (mode == "off") return 0;
+  return mode == "all" ? 1 : std::stod(mode.substr(mode.find(':') + 1));
+}
+
+// Adds options of one group, each with its environment variable.
+class Group {
+ public:
+  Group(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
+
+  template <class T>
+  CLI::Option* Add(const std::string& flag, T& value, const std::string& help) {
+    return Named(flag, app_.add_option(flag, value, help)->capture_default_str());
+  }
+  CLI::Option* Int(const std::string& flag, int64_t& value, int64_t low, int64_t high,
+                   const std::string& help) {
+    return Add(flag, value, help)->check(InRange(low, high))->type_name("N");
+  }
+  CLI::Option* Bytes(const std::string& flag, int64_t& value, int64_t low, int64_t high,
+                     const std::string& help) {
+    return Named(flag, app_.add_option(flag, value, help))
+        ->transform(ByteSize(low, high))
+        ->default_str(FormatByteSize(value))
+        ->type_name("BYTES");
+  }
+  CLI::Option* Text(const std::string& flag, std::string& value, const std::string& type,
+                    std::string (*check)(std::string&), const std::string& help) {
+    CLI::Option* const option = Add(flag, value, help)->type_name(type);
+    if (check != nullptr) option->transform(CLI::Validator(check, "", ""));
+    return option;
+  }
+
+ private:
+  CLI::Option* Named(const std::string& flag, CLI::Option* option) {
+    return option->group(name_)->envname(EnvName(flag));
+  }
+
+  CLI::App& app_;
+  const std::string name_;
+};
+
+void AddNetwork(CLI::App& app, Config& c) {
+  Group group(app, "Network");
+  group
+      .Add("--listen", c.listen,
+           "Where to serve gRPC: HOST:PORT (port 0: any free one) or unix:PATH. Several, separated "
+           "by commas or given one by one")
+      ->type_name("ADDR")
+      ->delimiter(',')
+      ->expected(1, 64)
+      ->default_str(c.listen.front())
+      ->check(CLI::Validator(CheckAddress, "", ""));
+  group.Text("--metrics-listen", c.metrics_listen, "ADDR", CheckMetricsAddress,
+             "Where to serve Prometheus metrics under /metrics; off: nowhere");
+  group.Int("--max-streams", c.max_streams, 1, 1 << 20,
+            "Calls at once on one connection; more wait in the client");
+  group.Int("--stream-requests-max", c.stream_requests_max, 1, 1 << 20,
+            "Unanswered requests of one AttendStream before the server stops reading it");
+  group.Text("--ready-file", c.ready_file, "PATH", nullptr,
+             "Once serving, write {\"pid\", \"listen\", \"metrics\"} here as JSON");
+}
+
+void AddDevices(CLI::App& app, Config& c) {
+  Group group(app, "Devices");
+  group.Text("--device", c.device, "LIST", CheckDevice,
+             "auto (every GPU found, else the CPU), cpu, cuda:all, or a list: cuda:0,cuda:1");
+  group.Int("--lanes", c.lanes, 0, 64,
+            "Batches that run at once on each device; 0: 4 on a GPU, 2 on the CPU");
+  group.Int("--cpu-threads", c.cpu_threads, 0, 4096,
+            "Threads that compute on the CPU; 0: one for each hardware thread");
+  group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
+              "Device memory that each lane takes at start");
+}
+
+void AddLimits(CLI::App& app, Config& c) {
+  Group group(app, "Limits");
+  group.Bytes("--max-request-bytes", c.max_request_bytes, 1024, kMessageBytesMax,
+              "Bytes of one request message, and of one answer");
+  group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
+              "Host memory for the tensors of all requests at once; more are refused");
+  group.Int("--max-queue", c.max_queue, 1, 1 << 24,
+            "Requests that wait for one device; more are refused");
+}
+
+void AddBatches(CLI::App& app, Config& c) {
+  Group group(app, "Batches");
+  group.Int("--max-batch-requests", c.max_batch_requests, 1, 1 << 16, "Requests in one batch");
+  group
+      .Add("--max-batch-gflop", c.max_batch_gflop,
+           "10^9 floating-point operations in one batch, a larger request runs alone; 0: 2 on the "
+           "CPU, 2000 on a GPU")
+      ->check(InRange(0.0, 1e12))
+      ->type_name("GFLOP");
+  group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax, "Tensor bytes in one batch");
+  group.Int("--max-batch-delay-us", c.max_batch_delay_us, 0, 10'000'000,
+            "Microseconds that a request may wait for company though a lane is free");
+}
+
+void AddChecks(CLI::App& app, Config& c) {
+  Group group(app, "Reference check");
+  group.Text("--reference-check", c.reference_check, "MODE", CheckReferenceCheck,
+             "Compare answers with double precision: off (only where a request asks), sample:P (a "
+             "share P of all, 0 to 1) or all");
+  group.Add("--check-seed", c.check_seed, "Seed of which requests and which rows are checked")
+      ->type_name("N");
+  group.Int("--check-threads", c.check_threads, 1, 256, "Threads that check");
+  group.Text("--check-dump-dir", c.check_dump_dir, "PATH", nullptr,
+             "Write requests whose check failed here, for attend-client replay; empty: don't");
+  group.Int("--check-dump-max", c.check_dump_max, 0, 1 << 20, "Requests written at most");
+}
+
+void AddProcess(CLI::App& app, Config& c) {
+  Group group(app, "Process");
+  group.Int("--copy-threads", c.copy_threads, 0, 256,
+            "Threads that copy messages above 1 MiB; 0: the hardware threads, at most 4");
+  group
+      .Add("--drain-timeout", c.drain_timeout_seconds,
+           "Seconds that accepted requests have to finish after SIGTERM or SIGINT")
+      ->check(InRange(0.0, 86400.0))
+      ->type_name("SECONDS");
+  group
+      .Add("--log-level", c.log_level,
+           "Log lines of this level and above: trace, debug, info, warn, error or off")
+      ->check(OneOf({"trace", "debug", "info", "warn", "error", "off"}))
+      ->type_name("LEVEL");
+  group.Add("--log-format", c.log_format, "Log lines as text, or json: one object each")
+      ->check(OneOf({"text", "json"}))
+      ->type_name("FORMAT");
+  group.Text("--log-file", c.log_file, "PATH", nullptr, "Append log lines here; empty: stderr");
+  app.add_flag("--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
+               "Keep freed memory in the process (glibc): about twice the rate of large transfers, "
+               "for a larger resident size")
+      ->group("Process")
+      ->envname("ATTEND_ALLOCATOR_TUNING")
+      ->default_str("true");
+}
+
+// Each option's default and environment variable stand behind its description, which is wrapped.
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_type_name().empty() ? "" : " " + option->get_type_name();
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    constexpr size_t kWidth = 62;
+    std::string text = option->get_description();
+    if (!option->get_default_str().empty()) text += " [" + option->get_default_str() + "]";
+    if (!option->get_envname().empty()) text += " [$" + option->get_envname() + "]";
+    size_t line = 0;
+    for (size_t space = 0, i = 0; i < text.size(); ++i) {
+      if (text[i] == ' ') space = i;
+      if (i - line < kWidth || space <= line) continue;
+      text[space] = '\n';
+      line = space;
+    }
+    return text;
+  }
+};
+
+// One line, whatever CLI11 says.
+std::string ErrorLine(const CLI::Error& error) {
+  std::string line = "attend-server: ";
+  for (const char c : std::string(error.what())) line += c == '\n' ? ' ' : c;
+  return line + " (see attend-server --help)\n";
+}
+
+}  // namespace
+
+ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
+  CLI::App app("Serves exact attention over gRPC.", "attend-server");
+  app.set_version_flag("--version", VersionText());
+  app.set_config("--config", "", "Settings from a file (TOML or INI): listen = \"...\"")
+      ->envname("ATTEND_CONFIG")
+      ->type_name("FILE");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  app.footer(
+      "In [brackets]: the default and the environment variable. BYTES take a unit: B, KiB, MiB, "
+      "GiB,\n"
+      "TiB. A flag wins over --config, which wins over the environment. SIGTERM or SIGINT drains "
+      "the\n"
+      "server, which then exits with 0; a second one ends it at once.");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.get_formatter()->column_width(36);
+  AddNetwork(app, config);
+  AddDevices(app, config);
+  AddLimits(app, config);
+  AddBatches(app, config);
+  AddChecks(app, config);
+  AddProcess(app, config);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    text = app.help();
+    return ConfigOutcome::kPrinted;
+  } catch (const CLI::CallForVersion&) {
+    text = VersionText() + "\n";
+    return ConfigOutcome::kPrinted;
+  } catch (const CLI::Error& error) {
+    text = ErrorLine(error);
+    return ConfigOutcome::kError;
+  }
+  config.check_sample = SampleOf(config.reference_check);
+  return ConfigOutcome::kRun;
+}
+
+int CopyThreads(const Config& config) {
+  if (config.copy_threads > 0) return static_cast<int>(config.copy_threads);
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u));
+}
+
+const char* Version() { return ATTEND_VERSION; }
+
+std::string BuildText() {
+  return "gcc " __VERSION__ ", " ATTEND_BUILD_TYPE ", CUDA " + CudaBuildVersion();
+}
+
+std::string VersionText() {
+  return "attend-server " + std::string(Version()) + " (" + BuildText() + ")";
+}
+
+}  // namespace attend

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every setting of attend-server, with its default. From flags, then a config file, then the
+// environment; what comes first wins.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace attend {
+
+struct Config {
+  // Network
+  std::vector<std::string> listen = {"127.0.0.1:8001"};
+  std::string metrics_listen = "127.0.0.1:8002";  // "off": none
+  int64_t max_streams = 1024;                     // per connection
+  int64_t stream_requests_max = 64;
+  std::string ready_file;
+
+  // Devices
+  std::string device = "auto";
+  int64_t lanes = 0;
+  int64_t cpu_threads = 0;
+  int64_t lane_workspace_bytes = int64_t{256} << 20;
+
+  // Limits
+  int64_t max_request_bytes = int64_t{1} << 30;
+  int64_t memory_budget_bytes = int64_t{4} << 30;
+  int64_t max_queue = 1024;
+
+  // Batches
+  int64_t max_batch_requests = 64;
+  double max_batch_gflop = 0;
+  int64_t max_batch_bytes = int64_t{64} << 20;
+  int64_t max_batch_delay_us = 0;
+
+  // Checks
+  std::string reference_check = "off";
+  double check_sample = 0;  // what reference_check says: 0 off, 1 all
+  uint64_t check_seed = 1;
+  int64_t check_threads = 1;
+  std::string check_dump_dir;
+  int64_t check_dump_max = 100;
+
+  // Process
+  int64_t copy_threads = 0;  // 0: the default
+  double drain_timeout_seconds = 30;
+  std::string log_level = "info";
+  std::string log_format = "text";
+  std::string log_file;  // empty: stderr
+  bool allocator_tuning = true;
+};
+
+enum class ConfigOutcome { kRun, kPrinted, kError };
+
+// kPrinted: --help or --version, `text` is for stdout. kError: `text` is one line for stderr, and
+// the exit code is 2. Reads the environment.
+ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text);
+
+// The limits that several settings set together.
+int CopyThreads(const Config& config);
+
+// "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"
+std::string VersionText();
+// "gcc 12.2.0, Release, CUDA none"
+std::string BuildText();
+const char* Version();
+
+}  // namespace attend

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads that copy the bytes of large messages to their places, so that gRPC's few threads never
+// stand in a long memcpy. One copy is split by bytes over the threads.
+
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "server/slice_reader.h"
+
+namespace attend {
+
+class CopyPool {
+ public:
+  explicit CopyPool(int threads);
+  ~CopyPool();  // finishes what was posted, then joins
+  CopyPool(const CopyPool&) = delete;
+  CopyPool& operator=(const CopyPool&) = delete;
+
+  // Copies all pieces, then calls `done` once on a thread of the pool. Any thread; never waits.
+  void Copy(std::vector<CopyPiece> pieces, std::function<void()> done);
+
+ private:
+  struct Job;
+  struct Part {
+    std::shared_ptr<Job> job;
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
+  void Run();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Part> parts_;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace attend

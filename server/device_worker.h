@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One device at work: its queue, its lanes and the one scheduler thread that moves requests from
+// the first to the second. The thread waits for work, a deadline or a free lane and for nothing
+// else, so a deadline fires within the time of a wake-up even while every lane is busy.
+
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "server/batcher.h"
+#include "server/clock.h"
+#include "server/completion.h"
+#include "server/metrics.h"
+#include "server/request.h"
+#include "server/request_queue.h"
+
+namespace attend {
+
+struct DeviceWorkerOptions {
+  int lanes = 4;
+  LaneOptions lane;
+  int64_t queue_requests_max = 1024;
+  BatcherOptions batcher;
+};
+
+class DeviceWorker {
+ public:
+  // `backend`, `metrics`, `clock` and `completion` must outlive the worker. `finish` ends requests
+  // that never reached a lane (expired, cancelled, stopped); it is called without locks held.
+  static Result<std::unique_ptr<DeviceWorker>> Make(
+      int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
+      const Clock& clock, CompletionThread& completion,
+      std::function<void(std::unique_ptr<Request>)> finish);
+  ~DeviceWorker();
+  DeviceWorker(const DeviceWorker&) = delete;
+  DeviceWorker& operator=(const DeviceWorker&) = delete;
+
+  // Takes `request` if and only if OK. Any thread.
+  Status Push(std::unique_ptr<Request>& request);
+  // Ends the request with CANCELLED if it is still queued. Any thread.
+  void Cancel(uint64_t id);
+  // Ends queued requests with `status`, waits for running batches and the thread.
+  void Stop(const Status& status);
+
+  const DeviceInfo& info() const { return backend_.info(); }
+  int lanes() const { return static_cast<int>(lanes_.size()); }
+  bool healthy() const;
+  int64_t queued() const;
+  // FLOPs waiting and running: what routing compares.
+  double outstanding_flops() const;
+
+ private:
+  struct LaneSlot {
+    std::unique_ptr<Lane> lane;
+    bool busy = false;
+    bool large = false;
+    double flops = 0;
+    std::vector<WorkItem> items;  // reused
+  };
+  struct Step;
+
+  DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
+               const Clock& clock, CompletionThread& completion,
+               std::function<void(std::unique_ptr<Request>)> finish);
+  void Run();
+  void PlanLocked(TimePoint now, Step& step);
+  void Execute(Step& step);
+  void Start(LaneSlot& slot, std::vector<std::unique_ptr<Request>> batch);
+  void LaneDone(LaneSlot& slot, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome);
+  void FailQueuedLocked(const Status& status, std::vector<std::unique_ptr<Request>>& ended);
+  LaneState LaneStateLocked() const;
+  void End(std::vector<std::unique_ptr<Request>> requests, const Status& status);
+
+  const int index_;
+  Backend& backend_;
+  Metrics& metrics_;
+  const Clock& clock_;
+  CompletionThread& completion_;
+  const std::function<void(std::unique_ptr<Request>)> finish_;
+  const Batcher batcher_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;       // the scheduler thread
+  std::condition_variable lane_free_;  // Stop
+  RequestQueue queue_;
+  std::vector<LaneSlot> lanes_;
+  double running_flops_ = 0;
+  bool healthy_ = true;
+  bool stop_ = false;
+  bool poked_ = false;  // something changed since the scheduler last planned
+  std::thread thread_;
+};
+
+}  // namespace attend

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/dump.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <system_error>
+#include <vector>
+
+#include "server/reply.h"
+#include "server/wire.h"
+
+namespace attend {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Bytes {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
+  tensor->set_dtype(static_cast<v1::DType>(dtype));
+  int64_t bytes = DTypeBytes(dtype);
+  for (const int64_t dim : shape) {
+    tensor->add_shape(dim);
+    bytes *= dim;
+  }
+  tensor->set_byte_length(static_cast<uint64_t>(bytes));
+  tensor->mutable_inline_bytes();
+}
+
+void FillShapes(Layout layout, const Problem& p, v1::AttendRequest* message) {
+  const auto fill = [&](int64_t heads, int64_t length, int64_t total, int64_t dim,
+                        v1::Tensor* tensor) {
+    switch (layout) {
+      case Layout::kBhld:
+        return FillTensor(p.dtype, {p.batch, heads, length, dim}, tensor);
+      case Layout::kBlhd:
+        return FillTensor(p.dtype, {p.batch, length, heads, dim}, tensor);
+      case Layout::kLhd:
+        return FillTensor(p.dtype, {total, heads, dim}, tensor);
+    }
+  };
+  fill(p.heads_q, p.len_q, p.total_q, p.dim, message->mutable_q());
+  fill(p.heads_kv, p.len_k, p.total_k, p.dim, message->mutable_k());
+  fill(p.heads_kv, p.len_k, p.total_k, p.dim_v, message->mutable_v());
+}
+
+// The bias' own shape, which its strides tell: stride 0 is a dimension of 1 (or B, Hq or Lq of 1,
+// which is the same).
+void FillBias(const Attention& a, v1::Tensor* bias) {
+  const Problem& p = a.problem;
+  FillTensor(a.bias.dtype,
+             {a.bias.stride_b != 0 ? p.batch : 1, a.bias.stride_h != 0 ? p.heads_q : 1,
+              a.bias.stride_q != 0 ? p.len_q : 1, p.len_k},
+             bias);
+}
+
+void FillMask(const Mask& mask, v1::Mask* message) {
+  const bool top_left = mask.alignment == Alignment::kTopLeft;
+  if (mask.unrestricted() && !top_left) return;
+  if (mask.right == 0) {
+    message->set_kind(top_left ? v1::Mask::KIND_CAUSAL_TOP_LEFT
+                               : v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT);
+  } else {
+    message->set_kind(top_left ? v1::Mask::KIND_WINDOW_TOP_LEFT
+                               : v1::Mask::KIND_WINDOW_BOTTOM_RIGHT);
+    if (mask.right > 0) message->set_window_right(mask.right);
+  }
+  if (mask.left >= 0) message->set_window_left(mask.left);
+}
+
+template <class T>
+void FillArray(const T* values, int64_t count, google::protobuf::RepeatedField<T>* field) {
+  if (values != nullptr) field->Add(values, values + count);
+}
+
+Status Failed(const std::string& what, const std::string& path, const std::string& why) {
+  return Internal("cannot " + what + " " + path + ": " + why);
+}
+
+// A message whose raw entries are appended without a copy of their bytes.
+Status WriteMessage(const std::string& path, const google::protobuf::Message& fields,
+                    std::span<const Bytes> raw) {
+  errno = 0;
+  std::ofstream out(path, std::ios::binary);
+  fields.SerializeToOstream(&out);
+  for (const Bytes& entry : raw) {
+    std::array<uint8_t, wire::kRawPrefixBytesMax> prefix;
+    const uint8_t* const end = wire::WriteRawPrefix(entry.bytes, prefix.data());
+    out.write(reinterpret_cast<const char*>(prefix.data()), end - prefix.data());
+    out.write(static_cast<const char*>(entry.data), entry.bytes);
+  }
+  out.close();
+  return out ? Status() : Failed("write", path, std::strerror(errno));
+}
+
+// What is not finite has no place in JSON.
+nlohmann::json Number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+std::string ReportJson(const Request& request, uint64_t seed) {
+  const RowsReport& report = *request.report;
+  nlohmann::ordered_json json;
+  json["id"] = request.id;
+  json["request_id"] = request.request_id;
+  json["problem"] = Describe(request.attention.problem);
+  json["kernel"] = std::string(KernelName(request.selection.kernel));
+  json["kernel_reason"] = std::string(request.selection.why);
+  json["device"] = request.device_name;
+  json["seed"] = seed;
+  json["rows_checked"] = report.rows_checked;
+  json["rows_total"] = report.rows_total;
+  json["max_abs_error"] = Number(report.max_abs_error);
+  json["mean_abs_error"] = Number(report.mean_abs_error);
+  json["bound"] = Number(report.bound);
+  json["max_lse_error"] = Number(report.max_lse_error);
+  json["lse_bound"] = Number(report.lse_bound);
+  json["detail"] = report.detail;
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::string SafeName(const std::string& request_id) {
+  constexpr size_t kCharactersMax = 64;
+  std::string name;
+  for (const char c : request_id.substr(0, kCharactersMax)) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_';
+    name += plain ? c : '_';
+  }
+  return name;
+}
+
+std::vector<Bytes> InputTensors(const Attention& a) {
+  const Problem& p = a.problem;
+  const int64_t size = DTypeBytes(p.dtype);
+  return {{a.q.data, ElementsQ(p) * size},
+          {a.k.data, ElementsK(p) * size},
+          {a.v.data, ElementsV(p) * size}};
+}
+
+}  // namespace
+
+void FillRequest(const Request& request, v1::AttendRequest* message) {
+  const Attention& a = request.attention;
+  const Problem& p = a.problem;
+  message->set_request_id(request.request_id);
+  message->set_layout(static_cast<v1::Layout>(request.layout));
+  FillShapes(request.layout, p, message);
+  if (p.has_bias) FillBias(a, message->mutable_bias());
+  FillArray(a.q_lengths, p.batch, message->mutable_q_lengths());
+  FillArray(a.kv_lengths, p.batch, message->mutable_kv_lengths());
+  FillArray(a.q_offsets, p.batch + 1, message->mutable_cu_q());
+  FillArray(a.kv_offsets, p.batch + 1, message->mutable_cu_kv());
+  message->set_scale(p.scale);
+  FillMask(p.mask, message->mutable_mask());
+  message->set_softcap(p.softcap);
+  FillArray(a.alibi_slopes, (a.alibi_stride_b != 0 ? p.batch : 1) * p.heads_q,
+            message->mutable_alibi_slopes());
+  FillArray(a.sinks, p.heads_q, message->mutable_sinks());
+  message->set_return_lse(p.return_lse);
+  message->set_kernel(request.kernel);
+  message->set_check(request.check);
+  message->set_priority(request.priority);
+}
+
+Dumper::Dumper(std::string directory, int64_t dumps_max, uint64_t check_seed,
+               spdlog::logger& logger)
+    : directory_(std::move(directory)),
+      dumps_max_(dumps_max),
+      check_seed_(check_seed),
+      logger_(logger) {}
+
+Status Dumper::WriteFiles(const Request& request, const std::string& temporary) const {
+  const Attention& a = request.attention;
+  v1::AttendRequest message;
+  FillRequest(request, &message);
+  std::vector<Bytes> tensors = InputTensors(a);
+  if (a.problem.has_bias) {
+    tensors.push_back({a.bias.data, static_cast<int64_t>(message.bias().byte_length())});
+  }
+  ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/request.binpb", message, tensors));
+
+  v1::AttendResponse response;
+  FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
+  std::vector<Bytes> outputs = {{a.o.data, OutputBytes(request)}};
+  if (a.problem.return_lse) outputs.push_back({a.lse, LseBytes(request)});
+  ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/response.binpb", response, outputs));
+
+  errno = 0;
+  const std::string path = temporary + "/report.json";
+  std::ofstream report(path);
+  report << ReportJson(request, check_seed_);
+  report.close();
+  return report ? Status() : Failed("write", path, std::strerror(errno));
+}
+
+void Dumper::Write(const Request& request) {
+  if (dumps_.fetch_add(1, std::memory_order_relaxed) >= dumps_max_) {
+    logger_.warn("check dump skipped id={} request_id={}: {} dumps were written, the most allowed",
+                 request.id, request.request_id, dumps_max_);
+    return;
+  }
+  const auto now = std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
+  const auto millis = now.time_since_epoch().count() % 1000;
+  const std::string name = fmt::format("{:%Y%m%dT%H%M%S}.{:03}Z-{}",
+                                       fmt::gmtime(std::chrono::system_clock::to_time_t(now)),
+                                       millis, SafeName(request.request_id));
+  const fs::path temporary = fs::path(directory_) / fmt::format(".{}-{}.partial", name, request.id);
+  std::error_code error;
+  fs::create_directories(temporary, error);
+  Status status = error ? Failed("make", temporary.string(), error.message())
+                        : WriteFiles(request, temporary.string());
+  fs::path final = fs::path(directory_) / name;
+  if (status.ok()) {
+    // The client chose the id: two in one millisecond may be the same.
+    if (fs::exists(final, error)) final += fmt::format("-{}", request.id);
+    fs::rename(temporary, final, error);
+    if (error) status = Failed("rename to", final.string(), error.message());
+  }
+  if (status.ok()) {
+    logger_.warn("check dump written id={} request_id={} path={}", request.id, request.request_id,
+                 final.string());
+    return;
+  }
+  fs::remove_all(temporary, error);
+  logger_.error("check dump failed id={} request_id={}: {}", request.id, request.request_id,
+                status.message());
+}
+
+}  // namespace attend

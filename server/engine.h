@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The server without its wire: devices, queues, schedulers, lanes, checks. gRPC threads call
+// Admit, Submit and Cancel, which never wait and never touch a device.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "server/checker.h"
+#include "server/clock.h"
+#include "server/completion.h"
+#include "server/device_worker.h"
+#include "server/host_pool.h"
+#include "server/metrics.h"
+#include "server/request.h"
+
+namespace attend {
+
+struct EngineOptions {
+  DeviceWorkerOptions worker;                      // of every device
+  int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
+  CheckerOptions checker;
+};
+
+// What a request was given before its bytes were placed.
+struct Admission {
+  int device = 0;
+  Selection selection;
+  HostBlock input;
+  HostBlock output;
+};
+
+class Engine {
+ public:
+  // `backends` must not be empty. Lanes are made here; a device that can't make its lanes is an
+  // error. `metrics` and `clock` must outlive the engine.
+  static Result<std::unique_ptr<Engine>> Make(std::vector<std::unique_ptr<Backend>> backends,
+                                              const EngineOptions& options, Metrics& metrics,
+                                              const Clock& clock);
+  ~Engine();  // Stop() first, if not done
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Chooses device and kernel and takes host memory. Refusals change nothing: UNIMPLEMENTED or
+  // INVALID_ARGUMENT (Select's reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (draining, no
+  // healthy device).
+  Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
+                          int64_t output_bytes);
+
+  // Takes `request` if and only if OK; it then ends by one call of its responder. Else
+  // RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (draining), DEADLINE_EXCEEDED (already past).
+  Status Submit(std::unique_ptr<Request>& request);
+
+  // If the request is still queued, ends it with CANCELLED now. A running one runs on.
+  void Cancel(uint64_t id, int device);
+
+  // From now on Admit and Submit refuse with UNAVAILABLE; what was accepted goes on.
+  void Drain();
+  // Waits until nothing accepted is unfinished, or `until`. True if idle.
+  bool WaitIdle(TimePoint until) const;
+  // Ends what is still queued with UNAVAILABLE, waits for running batches, joins all threads. The
+  // caller has made sure that no call above runs or comes any more.
+  void Stop();
+
+  bool draining() const { return draining_.load(std::memory_order_acquire); }
+  int64_t inflight() const { return inflight_.load(std::memory_order_acquire); }
+  // When a refused client should try again, from the queues' present state.
+  int64_t RetryAfterMs() const;
+
+  struct DeviceState {
+    DeviceInfo info;
+    int lanes = 0;
+    bool healthy = true;
+  };
+  std::vector<DeviceState> Devices() const;
+  HostPool& host_pool() { return *host_pool_; }
+  const EngineOptions& options() const { return options_; }
+
+  // Called on a checker thread for each request whose check failed, before its answer leaves.
+  // Set before the first Submit.
+  void OnCheckFailed(std::function<void(const Request&)> hook);
+
+ private:
+  Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
+  Result<int> PickDevice(const Problem& problem, std::string_view kernel,
+                         Selection& selection) const;
+  void FinishBatch(CompletedBatch batch);
+  void FinishChecked(std::unique_ptr<Request> request);
+  void FinishOne(std::unique_ptr<Request> request);
+
+  const EngineOptions options_;
+  Metrics& metrics_;
+  const Clock& clock_;
+  std::atomic<bool> draining_{false};
+  bool stopped_ = false;
+  std::atomic<int64_t> inflight_{0};
+  std::vector<std::unique_ptr<Backend>> backends_;
+  std::unique_ptr<HostPool> host_pool_;
+  std::unique_ptr<Checker> checker_;
+  std::unique_ptr<CompletionThread> completion_;
+  std::vector<std::unique_ptr<DeviceWorker>> workers_;
+  std::function<void(const Request&)> on_check_failed_;
+};
+
+}  // namespace attend

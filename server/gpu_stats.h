@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Utilisation, memory and power of the server's GPUs, read from NVML at each scrape. NVML is loaded
+// at run time; without it, or without GPUs, the families stand empty.
+
+#pragma once
+
+#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace attend {
+
+class GpuStats final : public prometheus::Collectable {
+ public:
+  // `devices` are names such as "cuda:0"; others are ignored.
+  explicit GpuStats(const std::vector<std::string>& devices);
+  ~GpuStats() override;
+
+  // On the exposer's threads.
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  struct Nvml;
+  struct Device {
+    std::string name;
+    void* handle = nullptr;
+  };
+
+  std::unique_ptr<Nvml> nvml_;
+  std::vector<Device> devices_;
+};
+
+// Which of the machine's GPUs CUDA calls number `index`, as CUDA_VISIBLE_DEVICES (`visible`, null
+// if unset) has it: an ordinal or a UUID, as text. Empty: there is none.
+std::string VisibleGpu(const char* visible, int index);
+
+}  // namespace attend

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/intake.h"
+
+#include <grpcpp/support/slice.h>
+
+#include <string>
+#include <utility>
+
+namespace attend {
+namespace {
+
+// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
+constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// What the small fields of an ordinary request need; more comes from the heap.
+constexpr size_t kArenaBlockBytes = 4096;
+
+google::protobuf::ArenaOptions OnBlock(char* block, size_t bytes) {
+  google::protobuf::ArenaOptions options;
+  options.initial_block = block;
+  options.initial_block_size = bytes;
+  return options;
+}
+
+}  // namespace
+
+struct Intake::Work {
+  std::vector<grpc::Slice> slices;
+  std::vector<ByteSpan> spans;
+  MessageScan scan;
+  ParsedMessage parsed;
+  Validated validated;
+  MemoryPlan plan;
+
+  // Takes the message's slices. False if gRPC cannot give them.
+  bool Take(grpc::ByteBuffer& message) {
+    if (!message.Dump(&slices).ok()) return false;
+    message.Clear();
+    spans.reserve(slices.size());
+    for (const grpc::Slice& slice : slices) spans.emplace_back(slice.begin(), slice.size());
+    return true;
+  }
+  // The transport gets its memory back before the request runs.
+  void ReleaseSlices() {
+    spans.clear();
+    slices.clear();
+  }
+};
+
+struct Intake::LargeWork : Work {
+  explicit LargeWork(Work&& work) : Work(std::move(work)) {}
+  google::protobuf::Arena arena;
+  std::unique_ptr<Request> request;
+};
+
+Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
+               const Limits& limits)
+    : engine_(engine), copies_(copies), metrics_(metrics), clock_(clock), limits_(limits) {}
+
+void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
+  call.Ref();
+  Work work;
+  Status status = CheckEarly(call, *request, message);
+  if (status.ok()) {
+    request->message_bytes = static_cast<int64_t>(message.Length());
+    if (!work.Take(message)) {
+      status = Reject(Rejection::kInvalid, InvalidArgument("the message cannot be read"));
+    }
+  }
+  if (status.ok()) {
+    status = ScanMessage(work.spans, work.scan);
+    if (!status.ok()) status = Reject(Rejection::kInvalid, std::move(status));
+  }
+  if (!status.ok()) {
+    Finish(std::move(request), std::move(status));
+    call.Unref();
+  } else if (request->message_bytes <= kInlineBytesMax) {
+    AcceptSmall(call, std::move(request), work);
+  } else {
+    AcceptLarge(call, std::move(request), work);
+  }
+}
+
+void Intake::AcceptSmall(Call& call, std::unique_ptr<Request> request, Work& work) {
+  alignas(8) char block[kArenaBlockBytes];
+  google::protobuf::Arena arena(OnBlock(block, sizeof(block)));
+  Status status = Decode(*request, work, arena);
+  if (status.ok()) {
+    CopyTensors(work.spans, work.parsed, work.validated, work.plan, *request);
+    work.ReleaseSlices();
+    Submit(call, std::move(request));
+  } else {
+    Finish(std::move(request), std::move(status));
+  }
+  call.Unref();
+}
+
+void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& work) {
+  auto large = std::make_shared<LargeWork>(std::move(work));
+  large->request = std::move(request);
+  const auto end = [this, &call, large](Status status) {
+    large->ReleaseSlices();
+    if (status.ok()) {
+      Submit(call, std::move(large->request));
+    } else {
+      Finish(std::move(large->request), std::move(status));
+    }
+    call.Unref();
+  };
+  if (!large->scan.in_order || large->scan.header_bytes > kInlineBytesMax) {
+    // The generated parser is at work for long; not on gRPC's threads.
+    copies_.Copy({}, [this, large, end] {
+      Status status = Decode(*large->request, *large, large->arena);
+      if (status.ok()) {
+        CopyTensors(large->spans, large->parsed, large->validated, large->plan, *large->request);
+      }
+      end(std::move(status));
+    });
+    return;
+  }
+  Status status = Decode(*large->request, *large, large->arena);
+  if (!status.ok()) {
+    end(std::move(status));
+    return;
+  }
+  std::vector<CopyPiece> pieces =
+      TensorPieces(large->spans, large->parsed, large->validated, large->plan, *large->request);
+  copies_.Copy(std::move(pieces), [end] { end(Status()); });
+}
+
+Status Intake::CheckEarly(const Call& call, const Request& request,
+                          const grpc::ByteBuffer& message) {
+  if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
+  if (!message.Valid()) {
+    return Reject(Rejection::kMemory, ResourceExhausted("no transport memory for the message"));
+  }
+  const int64_t bytes = static_cast<int64_t>(message.Length());
+  if (bytes > limits_.message_bytes_max) {
+    return Reject(Rejection::kTooLarge, InvalidArgument("the message has " + std::to_string(bytes) +
+                                                        " bytes, must have at most " +
+                                                        std::to_string(limits_.message_bytes_max)));
+  }
+  if (request.deadline != kNever && request.deadline <= clock_.Now()) {
+    return Reject(Rejection::kDeadlinePassed,
+                  Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
+  }
+  return Status();
+}
+
+Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
+  Status status = ParseMessage(work.spans, work.scan, arena, work.parsed);
+  if (!status.ok()) return Reject(Rejection::kInvalid, std::move(status));
+  const v1::AttendRequest& message = *work.parsed.request;
+  // Known before anything can fail, so that the failure names the client's request.
+  const size_t id_bytes = std::min<size_t>(message.request_id().size(), kRequestIdBytesMax);
+  request.request_id = message.request_id().substr(0, id_bytes);
+  if (request.request_id.empty()) request.request_id = "server-" + std::to_string(request.id);
+  request.kernel = message.kernel();
+  request.check = message.check();
+  request.priority = message.priority();
+
+  status = Validate(message, work.validated);
+  if (status.ok()) status = CheckRaw(work.parsed, work.validated);
+  if (status.ok()) {
+    Result<MemoryPlan> plan = PlanMemory(message, work.validated);
+    status = plan.status();
+    if (plan.ok()) work.plan = *plan;
+  }
+  if (!status.ok()) {
+    const bool unknown_source = status.code() == Code::kUnimplemented;
+    return Reject(unknown_source ? Rejection::kUnimplemented : Rejection::kInvalid,
+                  std::move(status));
+  }
+  ATTEND_RETURN_IF_ERROR(Admit(request, work));
+  PlaceArrays(message, work.validated, work.plan, request);
+  return Status();
+}
+
+Status Intake::Admit(Request& request, const Work& work) {
+  const MemoryPlan& plan = work.plan;
+  if (plan.output_bytes > limits_.answer_bytes_max) {
+    return Reject(Rejection::kTooLarge,
+                  InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
+                                  " tensor bytes, must have at most " +
+                                  std::to_string(limits_.answer_bytes_max)));
+  }
+  const int64_t budget = engine_.host_pool().budget_bytes();
+  if (HostPool::ClassBytes(plan.input_bytes) + HostPool::ClassBytes(plan.output_bytes) > budget) {
+    // Never, not later: a client must not try again.
+    return Reject(
+        Rejection::kTooLarge,
+        InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
+                        " bytes and its answer " + std::to_string(plan.output_bytes) +
+                        ", together more than the memory budget of " + std::to_string(budget)));
+  }
+  Result<Admission> admission = engine_.Admit(work.validated.attention.problem, request.kernel,
+                                              plan.input_bytes, plan.output_bytes);
+  if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
+  request.device = admission->device;
+  request.selection = admission->selection;
+  request.input = std::move(admission->input);
+  request.output = std::move(admission->output);
+  return Status();
+}
+
+void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
+  const uint64_t id = request->id;
+  const int device = request->device;
+  call.OnAdmitted(id, device);
+  if (call.cancelled()) {
+    Finish(std::move(request), Status(Code::kCancelled, "the call was cancelled"));
+    return;
+  }
+  Status status = engine_.Submit(request);
+  if (!status.ok()) {
+    Finish(std::move(request), RejectRefusal(Rejection::kQueueFull, std::move(status)));
+    return;
+  }
+  // A cancellation that came before the request was queued found nothing to cancel.
+  if (call.cancelled()) engine_.Cancel(id, device);
+}
+
+Status Intake::Reject(Rejection reason, Status status) {
+  metrics_.RecordRejection(reason);
+  return status;
+}
+
+Status Intake::RejectRefusal(Rejection exhausted, Status status) {
+  switch (status.code()) {
+    case Code::kResourceExhausted:
+      return Reject(exhausted, std::move(status));
+    case Code::kInvalidArgument:
+      return Reject(Rejection::kInvalid, std::move(status));
+    case Code::kUnimplemented:
+      return Reject(Rejection::kUnimplemented, std::move(status));
+    case Code::kDeadlineExceeded:
+      return Reject(Rejection::kDeadlinePassed, std::move(status));
+    case Code::kUnavailable:
+      if (engine_.draining()) return Reject(Rejection::kDraining, std::move(status));
+      return status;  // no healthy device: a failure of the server's, not a refusal of the request
+    default:
+      return status;
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+
+namespace attend {
+namespace {
+
+using prometheus::Counter;
+using prometheus::Family;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using prometheus::Registry;
+
+constexpr int kCodeCount = 15;  // gRPC's numbers up to UNAVAILABLE, with gaps
+constexpr std::array<Code, 13> kCodes = {
+    Code::kOk,           Code::kCancelled,         Code::kUnknown,
+    Code::kNotFound,     Code::kInvalidArgument,   Code::kDeadlineExceeded,
+    Code::kInternal,     Code::kAlreadyExists,     Code::kPermissionDenied,
+    Code::kUnavailable,  Code::kResourceExhausted, Code::kFailedPrecondition,
+    Code::kUnimplemented};
+constexpr std::array<const char*, kRejectionCount> kRejectionNames = {
+    "invalid", "unimplemented", "memory", "queue_full", "draining", "deadline_passed", "too_large"};
+constexpr std::array<DType, 3> kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+
+enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhaseCount };
+constexpr std::array<const char*, kPhaseCount> kPhaseNames = {
+    "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total"};
+
+// An error that is not finite, or has a bound of 0, counts as this many bounds: the histogram's
+// sum must stay a number.
+constexpr double kErrorRatioMax = 1e6;
+
+Histogram::BucketBoundaries DurationBuckets() {
+  return {1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2,
+          5e-2, 0.1,    0.25, 0.5,  1,      2.5,  5,    10,     30,   60};
+}
+Histogram::BucketBoundaries BatchBuckets() { return {1, 2, 4, 8, 16, 32, 64, 128, 256}; }
+Histogram::BucketBoundaries FlopsBuckets() {
+  return {1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+}
+Histogram::BucketBoundaries ErrorRatioBuckets() {
+  return {0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2, 10, 100, 1000};
+}
+
+double Seconds(int64_t nanoseconds) {
+  return static_cast<double>(std::max<int64_t>(0, nanoseconds)) * 1e-9;
+}
+
+double ErrorRatio(const RowsReport& report) {
+  if (report.max_abs_error == 0) return 0;
+  const double ratio = report.max_abs_error / report.bound;
+  return ratio <= kErrorRatioMax ? ratio : kErrorRatioMax;  // NaN too
+}
+
+Family<Gauge>& MakeGauge(Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+}
+Family<Counter>& MakeCounter(Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+}
+Family<Histogram>& MakeHistogram(Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
+}
+
+// The label sets of one device.
+struct DeviceSeries {
+  Histogram* batch_requests = nullptr;
+  Histogram* batch_flops = nullptr;
+  Gauge* queue = nullptr;
+  Gauge* lanes_busy = nullptr;
+  Gauge* healthy = nullptr;
+  // By kernel and dtype; null for kernels of other kinds of device.
+  std::array<std::array<Counter*, kDTypes.size()>, kKernelCount> kernel_requests{};
+  std::array<std::array<Counter*, kDTypes.size()>, kKernelCount> flops{};
+};
+
+}  // namespace
+
+struct Metrics::Families {
+  explicit Families(const std::string& version);
+  void AddDevice(const Device& device);
+
+  std::shared_ptr<Registry> registry = std::make_shared<Registry>();
+  std::array<Counter*, kCodeCount> requests{};
+  std::array<Counter*, kRejectionCount> rejections{};
+  std::array<Histogram*, kPhaseCount> phases{};
+  Counter* bytes_in = nullptr;
+  Counter* bytes_out = nullptr;
+  Counter* checks_ok = nullptr;
+  Counter* checks_failed = nullptr;
+  Counter* checks_skipped = nullptr;
+  Counter* check_rows = nullptr;
+  Histogram* check_error = nullptr;
+  Gauge* host_used = nullptr;
+  Gauge* host_cached = nullptr;
+  Gauge* host_budget = nullptr;
+  Gauge* inflight = nullptr;
+  Gauge* draining = nullptr;
+  Family<Histogram>& batch_requests;
+  Family<Histogram>& batch_flops;
+  Family<Counter>& kernel_requests;
+  Family<Counter>& flops;
+  Family<Gauge>& queue;
+  Family<Gauge>& lanes;
+  Family<Gauge>& lanes_busy;
+  Family<Gauge>& healthy;
+  std::vector<DeviceSeries> devices;
+
+ private:
+  void MakeRequestSeries();
+  void MakeCheckSeries();
+  void MakeProcessSeries(const std::string& version);
+};
+
+Metrics::Families::Families(const std::string& version)
+    : batch_requests(MakeHistogram(*registry, "attend_batch_requests", "Requests per batch")),
+      batch_flops(
+          MakeHistogram(*registry, "attend_batch_flops", "Floating-point operations per batch")),
+      kernel_requests(MakeCounter(*registry, "attend_kernel_requests_total",
+                                  "Requests answered, by the kernel that ran")),
+      flops(MakeCounter(*registry, "attend_flops_total",
+                        "Floating-point operations of answered requests")),
+      queue(MakeGauge(*registry, "attend_queue_requests", "Requests waiting for a lane")),
+      lanes(MakeGauge(*registry, "attend_lanes", "Batches that a device can run at once")),
+      lanes_busy(MakeGauge(*registry, "attend_lanes_busy", "Lanes that run a batch now")),
+      healthy(MakeGauge(*registry, "attend_device_healthy", "1 while the device takes work")) {
+  MakeRequestSeries();
+  MakeCheckSeries();
+  MakeProcessSeries(version);
+}
+
+void Metrics::Families::MakeRequestSeries() {
+  auto& by_code =
+      MakeCounter(*registry, "attend_requests_total", "Requests that ended, by gRPC status code");
+  for (const Code code : kCodes) {
+    requests[static_cast<size_t>(code)] = &by_code.Add({{"code", std::string(CodeName(code))}});
+  }
+  auto& by_reason = MakeCounter(*registry, "attend_rejected_requests_total",
+                                "Requests refused before they were accepted, by reason");
+  for (int i = 0; i < kRejectionCount; ++i) {
+    rejections[i] = &by_reason.Add({{"reason", kRejectionNames[i]}});
+  }
+  auto& by_phase = MakeHistogram(*registry, "attend_phase_duration_seconds",
+                                 "Time that answered requests spent in each phase");
+  for (int i = 0; i < kPhaseCount; ++i) {
+    phases[i] = &by_phase.Add({{"phase", kPhaseNames[i]}}, DurationBuckets());
+  }
+  auto& bytes = MakeCounter(*registry, "attend_transport_bytes_total",
+                            "Bytes of answered requests and of their answers, by transport");
+  bytes_in = &bytes.Add({{"transport", "inline"}, {"direction", "in"}});
+  bytes_out = &bytes.Add({{"transport", "inline"}, {"direction", "out"}});
+}
+
+void Metrics::Families::MakeCheckSeries() {
+  auto& checks = MakeCounter(*registry, "attend_reference_checks_total",
+                             "Answers compared with the double-precision reference, by result");
+  checks_ok = &checks.Add({{"result", "ok"}});
+  checks_failed = &checks.Add({{"result", "failed"}});
+  checks_skipped = &checks.Add({{"result", "skipped"}});
+  check_rows = &MakeCounter(*registry, "attend_reference_check_rows_total",
+                            "Output rows compared with the reference")
+                    .Add({});
+  check_error = &MakeHistogram(*registry, "attend_reference_check_error_ratio",
+                               "Largest absolute error of a checked answer over its bound")
+                     .Add({}, ErrorRatioBuckets());
+}
+
+void Metrics::Families::MakeProcessSeries(const std::string& version) {
+  MakeGauge(*registry, "attend_build_info", "Always 1; the labels say what was built")
+      .Add({{"version", version}, {"compiler", "gcc " __VERSION__}, {"cuda", CudaBuildVersion()}})
+      .Set(1);
+  host_used =
+      &MakeGauge(*registry, "attend_host_memory_used_bytes", "Host tensor memory held by requests")
+           .Add({});
+  host_cached =
+      &MakeGauge(*registry, "attend_host_memory_cached_bytes", "Host tensor memory kept for reuse")
+           .Add({});
+  host_budget =
+      &MakeGauge(*registry, "attend_host_memory_budget_bytes", "Bound of host tensor memory")
+           .Add({});
+  inflight =
+      &MakeGauge(*registry, "attend_inflight_requests", "Requests accepted and not yet answered")
+           .Add({});
+  draining = &MakeGauge(*registry, "attend_draining", "1 once the server refuses new work").Add({});
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  MakeGauge(*registry, "process_start_time_seconds", "Start of the process, seconds since 1970")
+      .Add({})
+      .Set(std::chrono::duration<double>(now).count());
+}
+
+void Metrics::Families::AddDevice(const Device& device) {
+  const prometheus::Labels labels = {{"device", device.name}};
+  DeviceSeries series;
+  series.batch_requests = &batch_requests.Add(labels, BatchBuckets());
+  series.batch_flops = &batch_flops.Add(labels, FlopsBuckets());
+  series.queue = &queue.Add(labels);
+  series.lanes_busy = &lanes_busy.Add(labels);
+  series.healthy = &healthy.Add(labels);
+  series.healthy->Set(1);
+  lanes.Add(labels).Set(device.lanes);
+  const DeviceKind kind = device.name.starts_with("cuda") ? DeviceKind::kCuda : DeviceKind::kCpu;
+  for (const KernelInfo& kernel : Kernels()) {
+    if (kernel.device != kind) continue;
+    for (size_t i = 0; i < kDTypes.size(); ++i) {
+      const prometheus::Labels labels = {{"kernel", std::string(kernel.name)},
+                                         {"dtype", std::string(DTypeName(kDTypes[i]))},
+                                         {"device", device.name}};
+      series.kernel_requests[static_cast<size_t>(kernel.id)][i] = &kernel_requests.Add(labels);
+      series.flops[static_cast<size_t>(kernel.id)][i] = &flops.Add(labels);
+    }
+  }
+  devices.push_back(series);
+}
+
+Metrics::Metrics(std::string version) : families_(std::make_unique<Families>(version)) {}
+Metrics::~Metrics() = default;
+
+void Metrics::AddDevices(const std::vector<Device>& devices) {
+  for (const Device& device : devices) families_->AddDevice(device);
+}
+
+std::shared_ptr<prometheus::Registry> Metrics::registry() const { return families_->registry; }
+
+void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes) {
+  Families& f = *families_;
+  RecordRefused(request.status.code());
+  if (request.report.has_value()) {
+    (request.report->ok ? f.checks_ok : f.checks_failed)->Increment();
+    f.check_rows->Increment(static_cast<double>(request.report->rows_checked));
+    f.check_error->Observe(ErrorRatio(*request.report));
+    f.phases[kCheck]->Observe(Seconds(request.check_ns));
+  }
+  if (!request.status.ok()) return;
+  f.phases[kReceive]->Observe(Seconds(NanosecondsBetween(request.received, request.enqueued)));
+  f.phases[kQueue]->Observe(Seconds(NanosecondsBetween(request.enqueued, request.started)));
+  f.phases[kCopyIn]->Observe(Seconds(request.copy_in_ns));
+  f.phases[kKernel]->Observe(Seconds(request.kernel_ns));
+  f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
+  f.phases[kTotal]->Observe(Seconds(total_ns));
+  f.bytes_in->Increment(static_cast<double>(request.message_bytes));
+  f.bytes_out->Increment(static_cast<double>(response_bytes));
+  if (request.device < 0 || request.device >= static_cast<int>(f.devices.size())) return;
+  const DeviceSeries& device = f.devices[request.device];
+  const size_t kernel = static_cast<size_t>(request.selection.kernel);
+  const size_t dtype = static_cast<size_t>(request.attention.problem.dtype) - 1;
+  if (device.flops[kernel][dtype] == nullptr) return;
+  device.kernel_requests[kernel][dtype]->Increment();
+  device.flops[kernel][dtype]->Increment(request.flops);
+}
+
+void Metrics::RecordRefused(Code code) {
+  const size_t index = static_cast<size_t>(code);
+  Counter* counter = index < kCodeCount ? families_->requests[index] : nullptr;
+  if (counter == nullptr) counter = families_->requests[static_cast<size_t>(Code::kUnknown)];
+  counter->Increment();
+}
+
+void Metrics::RecordRejection(Rejection reason) {
+  families_->rejections[static_cast<size_t>(reason)]->Increment();
+}
+
+void Metrics::RecordBatch(int device, int64_t requests, double flops) {
+  families_->devices[device].batch_requests->Observe(static_cast<double>(requests));
+  families_->devices[device].batch_flops->Observe(flops);
+}
+
+void Metrics::RecordCheckSkipped() { families_->checks_skipped->Increment(); }
+
+void Metrics::SetQueue(int device, int64_t requests) {
+  families_->devices[device].queue->Set(static_cast<double>(requests));
+}
+
+void Metrics::SetLanesBusy(int device, int64_t lanes) {
+  families_->devices[device].lanes_busy->Set(static_cast<double>(lanes));
+}
+
+void Metrics::SetDeviceHealthy(int device, bool healthy) {
+  families_->devices[device].healthy->Set(healthy ? 1 : 0);
+}
+
+void Metrics::SetHostMemory(int64_t used_bytes, int64_t cached_bytes, int64_t budget_bytes) {
+  families_->host_used->Set(static_cast<double>(used_bytes));
+  families_->host_cached->Set(static_cast<double>(cached_bytes));
+  families_->host_budget->Set(static_cast<double>(budget_bytes));
+}
+
+void Metrics::SetInflight(int64_t requests) {
+  families_->inflight->Set(static_cast<double>(requests));
+}
+
+void Metrics::SetDraining(bool draining) { families_->draining->Set(draining ? 1 : 0); }
+
+}  // namespace attend

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every Prometheus family and label in one place. All families exist from the start; all label
+// sets that are known at start stand at zero. Recording is thread-safe and takes well under a
+// microsecond: families are looked up once, at construction.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/problem.h"
+#include "kernels/select.h"
+#include "kernels/status.h"
+#include "server/request.h"
+
+namespace prometheus {
+class Registry;
+}
+
+namespace attend {
+
+// Why a request was refused before it was accepted.
+enum class Rejection {
+  kInvalid = 0,    // bad input
+  kUnimplemented,  // valid, no kernel for it
+  kMemory,         // no host memory within the budget
+  kQueueFull,
+  kDraining,
+  kDeadlinePassed,  // already past on arrival
+  kTooLarge,        // message above the limit
+};
+inline constexpr int kRejectionCount = 7;
+
+class Metrics {
+ public:
+  struct Device {
+    std::string name;
+    int lanes = 0;
+  };
+
+  explicit Metrics(std::string version);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // Makes the per-device and per-kernel label sets. Once, before anything is recorded.
+  void AddDevices(const std::vector<Device>& devices);
+
+  // For the exposer.
+  std::shared_ptr<prometheus::Registry> registry() const;
+
+  // One finished request, refused ones included (then only its status counts):
+  // attend_requests_total{code}, attend_phase_duration_seconds{phase}, attend_flops_total and
+  // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
+  // direction}, checks.
+  void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
+  void RecordRefused(Code code);           // attend_requests_total{code}
+  void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
+  void RecordBatch(int device, int64_t requests, double flops);  // attend_batch_requests, _flops
+  void RecordCheckSkipped();  // attend_reference_checks_total{result="skipped"}
+
+  void SetQueue(int device, int64_t requests);   // attend_queue_requests{device}
+  void SetLanesBusy(int device, int64_t lanes);  // attend_lanes_busy{device}
+  void SetDeviceHealthy(int device, bool healthy);
+  void SetHostMemory(int64_t used_bytes, int64_t cached_bytes, int64_t budget_bytes);
+  void SetInflight(int64_t requests);  // attend_inflight_requests
+  void SetDraining(bool draining);
+
+ private:
+  struct Families;
+  std::unique_ptr<Families> families_;
+};
+
+}  // namespace attend

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An AttendResponse as gRPC's buffers. Large tensors are not copied: gRPC sends from the request's
+// output block, which goes back to its pool when gRPC lets go of the last byte, on any thread.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/status.h"
+#include "server/request.h"
+
+namespace attend {
+
+// The small fields of an answer that came out well; `raw` stays empty.
+void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
+// The shape of O and of LSE.
+void FillOutputTensors(const Request& request, v1::AttendResponse* response);
+
+// Bytes of O, and of LSE if asked for (else 0).
+int64_t OutputBytes(const Request& request);
+int64_t LseBytes(const Request& request);
+
+// Takes the request, whose status is OK. It must not be touched afterwards.
+grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns);
+
+// A stream's answer to a request that failed.
+grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
+                               int64_t retry_after_ms);
+
+}  // namespace attend

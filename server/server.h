@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole server from its configuration: devices, engine, services, gRPC and metrics endpoints.
+// Made, drained and destroyed by one thread (main's or a test's).
+
+#pragma once
+
+#include <grpcpp/server.h>
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+#include <spdlog/logger.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "server/clock.h"
+#include "server/config.h"
+#include "server/copy_pool.h"
+#include "server/dump.h"
+#include "server/engine.h"
+#include "server/intake.h"
+#include "server/metrics.h"
+#include "server/service.h"
+
+namespace attend {
+
+// The devices that `config` names.
+Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
+                                                           spdlog::logger& logger);
+
+class Server {
+ public:
+  // Serving when it returns. `backends` must not be empty.
+  static Result<std::unique_ptr<Server>> Start(const Config& config,
+                                               std::vector<std::unique_ptr<Backend>> backends,
+                                               std::shared_ptr<spdlog::logger> logger);
+  ~Server();  // cancels what still runs
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Health turns to NOT_SERVING, new work is refused with UNAVAILABLE, and what was accepted has
+  // `timeout` to be answered. True if all of it was. The server no longer listens afterwards.
+  bool Drain(Duration timeout);
+
+  // As given, with the port that was bound.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::string& metrics_address() const { return metrics_address_; }  // empty: none
+  // Writes the addresses to `path` as JSON; the file appears whole.
+  Status WriteReadyFile(const std::string& path) const;
+
+  Engine& engine() { return *engine_; }
+
+ private:
+  Server(const Config& config, std::shared_ptr<spdlog::logger> logger);
+  Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends);
+  Status StartMetrics();
+  Status StartGrpc();
+  void LogStart() const;
+  bool WaitForCalls(TimePoint until) const;
+  void Shutdown();
+
+  const Config config_;
+  const std::shared_ptr<spdlog::logger> logger_;
+  SteadyClock clock_;
+  const TimePoint started_ = clock_.Now();
+  Metrics metrics_;
+  std::unique_ptr<Dumper> dumper_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<CopyPool> copies_;
+  std::unique_ptr<Intake> intake_;
+  std::unique_ptr<ServiceContext> context_;
+  std::unique_ptr<AttentionServiceImpl> service_;
+  std::unique_ptr<grpc::Server> grpc_;
+  std::shared_ptr<prometheus::Collectable> refresh_;
+  std::shared_ptr<prometheus::Collectable> gpu_stats_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::vector<std::string> addresses_;
+  std::string metrics_address_;
+};
+
+}  // namespace attend

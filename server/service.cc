@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/service.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "server/grpc_status.h"
+#include "server/reply.h"
+#include "server/stream_service.h"
+
+namespace attend {
+namespace {
+
+constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
+
+// One Attend call: made by the handler, deleted when gRPC is done with it and intake has let go.
+class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
+ public:
+  UnaryCall(ServiceContext& context, grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
+      : context_(context), call_(call), response_(response) {
+    context_.active_calls.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  void Begin(grpc::ByteBuffer message) {
+    std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
+    id_ = request->id;
+    context_.intake.Accept(*this, std::move(request), std::move(message));
+  }
+
+  void OnAdmitted(uint64_t, int device) override {
+    device_.store(device, std::memory_order_seq_cst);
+  }
+
+  void Finish(std::unique_ptr<Request> request) override {
+    const Status status = request->status;
+    const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
+    const int64_t bytes = status.ok() ? OutputBytes(*request) + LseBytes(*request) : 0;
+    RecordEnd(context_, *request, total_ns, bytes, call_);
+    if (status.ok()) {
+      response_ = EncodeReply(std::move(request), total_ns);
+      grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
+      return;
+    }
+    request.reset();  // its memory before the client hears of it and tries again
+    if (IsRetryable(status.code())) {
+      call_.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context_.engine.RetryAfterMs()));
+    }
+    grpc::ServerUnaryReactor::Finish(ToGrpc(status));
+  }
+
+  void OnCancel() override {
+    SetCancelled();
+    const int device = device_.load(std::memory_order_seq_cst);
+    if (device >= 0) context_.engine.Cancel(id_, device);
+  }
+
+  void OnDone() override {
+    context_.active_calls.fetch_sub(1, std::memory_order_release);
+    Unref();
+  }
+
+  // OnDone and OnCancel are short and wait for nothing, so gRPC may call them where it is. Else it
+  // wakes a thread of its executor for every call, which took a quarter of the server's CPU time
+  // under small requests.
+  bool InternalInlineable() override { return true; }
+
+ private:
+  ~UnaryCall() override = default;
+
+  ServiceContext& context_;
+  grpc::CallbackServerContext& call_;
+  grpc::ByteBuffer& response_;
+  uint64_t id_ = 0;
+  std::atomic<int> device_{-1};
+};
+
+// Log lines name who asked only when something is to be logged: peer() builds a string.
+void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
+            const grpc::CallbackServerContext& call) {
+  if (!request.status.ok()) {
+    context.logger.warn("request failed id={} request_id={} code={} message=\"{}\" peer={}",
+                        request.id, request.request_id, CodeName(request.status.code()),
+                        request.status.message(), call.peer());
+    return;
+  }
+  if (!context.logger.should_log(spdlog::level::debug)) return;
+  context.logger.debug(
+      "request done id={} request_id={} problem=\"{}\" kernel={} device={} batch_requests={} "
+      "queue_us={} kernel_us={} total_us={} peer={}",
+      request.id, request.request_id, Describe(request.attention.problem),
+      KernelName(request.selection.kernel), request.device_name, request.batch_requests,
+      NanosecondsBetween(request.enqueued, request.started) / 1000, request.kernel_ns / 1000,
+      total_ns / 1000, call.peer());
+}
+
+}  // namespace
+
+std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
+                                    TimePoint deadline) {
+  auto request = std::make_unique<Request>();
+  request->id = context.next_id.fetch_add(1, std::memory_order_relaxed);
+  request->received = context.clock.Now();
+  request->deadline = deadline;
+  request->responder = &responder;
+  return request;
+}
+
+TimePoint DeadlineOf(const grpc::CallbackServerContext& context) {
+  const auto deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return kNever;
+  const auto left = deadline - std::chrono::system_clock::now();
+  const TimePoint now = std::chrono::steady_clock::now();
+  // Far deadlines would overflow the sum.
+  if (left > std::chrono::hours(24 * 365)) return kNever;
+  return now + std::chrono::duration_cast<Duration>(left);
+}
+
+void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,
+               int64_t response_bytes, const grpc::CallbackServerContext& call) {
+  context.metrics.RecordFinished(request, total_ns, response_bytes);
+  LogEnd(context, request, total_ns, call);
+}
+
+grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
+                                                       const grpc::ByteBuffer* request,
+                                                       grpc::ByteBuffer* response) {
+  auto* const unary = new UnaryCall(context_, *call, *response);
+  // gRPC keeps its buffer until the call ends; taking it lets the slices go before the kernel runs.
+  // The object itself is not const: gRPC made it for this call.
+  grpc::ByteBuffer message;
+  message.Swap(const_cast<grpc::ByteBuffer*>(request));
+  unary->Begin(std::move(message));
+  return unary;
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendStream(
+    grpc::CallbackServerContext* call) {
+  auto* const stream = new StreamCall(context_, *this, *call);
+  bool ending = false;
+  {
+    const std::lock_guard lock(mutex_);
+    streams_.insert(stream);
+    ending = ending_streams_;
+  }
+  stream->Begin();
+  if (ending) stream->EndWhenIdle();
+  return stream;
+}
+
+grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
+                                                              const v1::GetServerInfoRequest*,
+                                                              v1::GetServerInfoResponse* response) {
+  context_.fill_info(response);
+  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+void AttentionServiceImpl::EndStreams() {
+  std::lock_guard lock(mutex_);
+  ending_streams_ = true;
+  // Under the lock, so that no stream is deleted meanwhile: Remove() waits.
+  for (StreamCall* stream : streams_) stream->EndWhenIdle();
+}
+
+void AttentionServiceImpl::Remove(StreamCall* stream) {
+  const std::lock_guard lock(mutex_);
+  streams_.erase(stream);
+}
+
+}  // namespace attend

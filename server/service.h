@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AttentionService on gRPC's callback API. The data methods take and give raw buffers; one reactor
+// stands for one call and deletes itself. gRPC's threads enter here and never wait.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+#include <spdlog/logger.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "server/engine.h"
+#include "server/intake.h"
+#include "server/metrics.h"
+
+namespace attend {
+
+class StreamCall;
+
+// What every call uses. All of it outlives every call.
+struct ServiceContext {
+  Engine& engine;
+  Intake& intake;
+  Metrics& metrics;
+  const Clock& clock;
+  spdlog::logger& logger;
+  int64_t stream_requests_max = 64;
+  std::function<void(v1::GetServerInfoResponse*)> fill_info;
+
+  std::atomic<uint64_t> next_id{1};
+  std::atomic<int64_t> active_calls{0};  // of the data methods
+};
+
+// A request for a message that has just arrived on `responder`'s call.
+std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
+                                    TimePoint deadline);
+// The call's deadline on the steady clock; kNever if it has none.
+TimePoint DeadlineOf(const grpc::CallbackServerContext& context);
+
+// Counts and logs the end of a request. `total_ns` is since its arrival.
+void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,
+               int64_t response_bytes, const grpc::CallbackServerContext& call);
+
+class AttentionServiceImpl final : public v1::AttentionService::WithRawCallbackMethod_Attend<
+                                       v1::AttentionService::WithRawCallbackMethod_AttendStream<
+                                           v1::AttentionService::WithCallbackMethod_GetServerInfo<
+                                               v1::AttentionService::Service>>> {
+ public:
+  explicit AttentionServiceImpl(ServiceContext& context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* call,
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
+      grpc::CallbackServerContext* call) override;
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
+                                          const v1::GetServerInfoRequest* request,
+                                          v1::GetServerInfoResponse* response) override;
+
+  // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
+  void EndStreams();
+
+ private:
+  friend class StreamCall;
+  void Remove(StreamCall* stream);
+
+  ServiceContext& context_;
+  std::mutex mutex_;
+  std::unordered_set<StreamCall*> streams_;
+  bool ending_streams_ = false;
+};
+
+}  // namespace attend

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/stream_service.h"
+
+#include <utility>
+#include <vector>
+
+#include "server/grpc_status.h"
+#include "server/reply.h"
+
+namespace attend {
+
+StreamCall::StreamCall(ServiceContext& context, AttentionServiceImpl& service,
+                       grpc::CallbackServerContext& call)
+    : context_(context), service_(service), call_(call), deadline_(DeadlineOf(call)) {
+  context_.active_calls.fetch_add(1, std::memory_order_relaxed);
+}
+
+void StreamCall::Begin() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    step = NextLocked();
+  }
+  Do(step);
+}
+
+void StreamCall::EndWhenIdle() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    step = NextLocked();
+  }
+  Do(step);
+}
+
+StreamCall::Step StreamCall::NextLocked() {
+  if (finished_) return Step::kNone;
+  const bool over = half_closed_ || broken_ || ending_;
+  if (over && unanswered_ == 0 && !writing_) {
+    finished_ = true;
+    return Step::kFinish;
+  }
+  if (over || reading_ || unanswered_ >= context_.stream_requests_max) return Step::kNone;
+  reading_ = true;
+  return Step::kRead;
+}
+
+void StreamCall::Do(Step step) {
+  if (step == Step::kRead) StartRead(&incoming_);
+  if (step != Step::kFinish) return;
+  grpc::Status status;
+  if (cancelled()) {
+    status = grpc::Status(grpc::StatusCode::CANCELLED, "the call was cancelled");
+  } else if (!half_closed_ && ending_) {
+    status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
+  }
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>::Finish(std::move(status));
+}
+
+void StreamCall::OnReadDone(bool ok) {
+  grpc::ByteBuffer message;
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (finished_) return;  // it crossed the end of the call
+    if (ok) {
+      ++unanswered_;
+      message.Swap(&incoming_);
+    } else {
+      half_closed_ = true;
+    }
+    step = NextLocked();  // the next read is under way before this message is copied
+  }
+  Do(step);
+  if (!ok) return;
+  // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
+  std::unique_ptr<Request> request = NewRequest(context_, *this, deadline_);
+  context_.intake.Accept(*this, std::move(request), std::move(message));
+}
+
+void StreamCall::OnAdmitted(uint64_t id, int device) {
+  const std::lock_guard lock(mutex_);
+  devices_.emplace(id, device);
+}
+
+void StreamCall::Finish(std::unique_ptr<Request> request) {
+  const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
+  const bool ok = request->status.ok();
+  const int64_t bytes = ok ? OutputBytes(*request) + LseBytes(*request) : 0;
+  RecordEnd(context_, *request, total_ns, bytes, call_);
+  {
+    const std::lock_guard lock(mutex_);
+    devices_.erase(request->id);
+  }
+  if (cancelled()) {
+    request.reset();
+    Step step;
+    {
+      const std::lock_guard lock(mutex_);
+      --unanswered_;
+      step = NextLocked();
+    }
+    Do(step);
+    return;
+  }
+  if (ok) {
+    Answer(EncodeReply(std::move(request), total_ns));
+    return;
+  }
+  const Code code = request->status.code();
+  Answer(EncodeFailure(request->request_id, request->status,
+                       IsRetryable(code) ? context_.engine.RetryAfterMs() : 0));
+}
+
+void StreamCall::Answer(grpc::ByteBuffer answer) {
+  const grpc::ByteBuffer* first = nullptr;
+  Step step = Step::kNone;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) {
+      --unanswered_;
+      step = NextLocked();
+    } else {
+      answers_.push_back(std::move(answer));
+      if (!writing_) {
+        writing_ = true;
+        first = &answers_.front();
+      }
+    }
+  }
+  if (first != nullptr) StartWrite(first);
+  Do(step);
+}
+
+void StreamCall::OnWriteDone(bool ok) {
+  const grpc::ByteBuffer* next = nullptr;
+  grpc::ByteBuffer written;  // let go of outside the lock
+  std::deque<grpc::ByteBuffer> dropped;
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    written.Swap(&answers_.front());
+    answers_.pop_front();
+    --unanswered_;
+    if (!ok) {
+      broken_ = true;
+      unanswered_ -= static_cast<int64_t>(answers_.size());
+      dropped.swap(answers_);
+    }
+    writing_ = !answers_.empty();
+    if (writing_) next = &answers_.front();
+    step = NextLocked();
+  }
+  if (next != nullptr) StartWrite(next);
+  Do(step);
+}
+
+void StreamCall::OnCancel() {
+  SetCancelled();
+  std::vector<std::pair<uint64_t, int>> queued;
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    queued.assign(devices_.begin(), devices_.end());
+    step = NextLocked();
+  }
+  for (const auto& [id, device] : queued) context_.engine.Cancel(id, device);
+  Do(step);
+}
+
+void StreamCall::OnDone() {
+  service_.Remove(this);
+  context_.active_calls.fetch_sub(1, std::memory_order_release);
+  Unref();
+}
+
+}  // namespace attend

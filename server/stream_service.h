@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One AttendStream call. It reads while fewer than stream_requests_max of its requests are
+// unanswered and not beyond: what the client sends then waits in the client. Answers are written
+// one at a time, in the order in which they came out.
+//
+// gRPC's threads enter by the On... methods, the server's by Finish; a mutex guards the state and
+// is never held across a call of gRPC or the engine that may call back.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "server/intake.h"
+#include "server/service.h"
+
+namespace attend {
+
+class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                         public Call {
+ public:
+  StreamCall(ServiceContext& context, AttentionServiceImpl& service,
+             grpc::CallbackServerContext& call);
+
+  void Begin();
+  // Ends the call with UNAVAILABLE once nothing of it is unanswered, and reads no more.
+  void EndWhenIdle();
+
+  // Call
+  void OnAdmitted(uint64_t id, int device) override;
+  void Finish(std::unique_ptr<Request> request) override;
+
+  // gRPC
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  enum class Step { kNone, kRead, kFinish };
+
+  ~StreamCall() override = default;
+  // What to do now that something changed; at most one of its results is acted upon at a time.
+  Step NextLocked();
+  void Do(Step step);
+  void Answer(grpc::ByteBuffer answer);
+
+  ServiceContext& context_;
+  AttentionServiceImpl& service_;
+  grpc::CallbackServerContext& call_;
+  const TimePoint deadline_;
+
+  std::mutex mutex_;
+  grpc::ByteBuffer incoming_;                  // gRPC's while reading_
+  std::deque<grpc::ByteBuffer> answers_;       // the first is gRPC's while writing_
+  std::unordered_map<uint64_t, int> devices_;  // of requests that may be queued
+  int64_t unanswered_ = 0;                     // read, and their answer not yet written
+  bool reading_ = false;
+  bool writing_ = false;
+  bool half_closed_ = false;  // the client sends no more
+  bool broken_ = false;       // nobody reads the answers
+  bool ending_ = false;       // the server wants the stream to end
+  bool finished_ = false;
+};
+
+}  // namespace attend

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every rule of attention.proto that a request can break, except those about its raw bytes. Pure;
+// any thread. What passes here, Check(Problem) and the codec's length comparison is safe to run.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/problem.h"
+#include "kernels/status.h"
+#include "server/request.h"
+
+namespace attend {
+
+inline constexpr int kTensorsMax = 4;  // q, k, v, bias
+inline constexpr int64_t kRequestIdBytesMax = 128;
+inline constexpr int32_t kPriorityMax = 100;  // and its negative
+
+// What the small fields say, in the server's terms.
+struct Validated {
+  Layout layout = Layout::kBhld;
+  // Everything but the pointers: problem and strides.
+  Attention attention;
+  // Of q, k, v and bias; what the raw entries must hold, in this order.
+  std::array<int64_t, kTensorsMax> tensor_bytes{};
+  int tensors = 3;  // 4 with a bias
+};
+
+// INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED a place for tensor bytes
+// that this server does not know.
+Status Validate(const v1::AttendRequest& request, Validated& out);
+
+}  // namespace attend
