@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One attention as the caller asks for it and as it comes back. Field by field the same as the
+// messages in proto/attend/v1/attention.proto, which says what every field means, its default and
+// its bound. Plain values.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.pb.h"
+#include "client/tensor.h"
+#include "kernels/problem.h"
+
+namespace attend::client {
+
+struct MaskOption {
+  v1::Mask::Kind kind = v1::Mask::KIND_NONE;
+  std::optional<int64_t> window_left;   // keys; -1 = no bound
+  std::optional<int64_t> window_right;  // keys; -1 = no bound
+};
+
+struct AttentionCall {
+  std::string request_id;  // empty: the client makes one
+  TensorRef q, k, v;
+  std::optional<TensorRef> bias;
+  v1::Layout layout = v1::LAYOUT_BHLD;
+  std::vector<int64_t> q_lengths, kv_lengths;  // dense layouts
+  std::vector<int64_t> cu_q, cu_kv;            // packed layout
+  std::optional<float> scale;
+  MaskOption mask;
+  float softcap = 0;
+  std::vector<float> alibi_slopes;
+  std::vector<float> sinks;
+  bool return_lse = false;
+  std::string kernel;
+  bool check = false;
+  int32_t priority = 0;
+};
+
+// Nanoseconds of the server's steady clock.
+struct PhaseTimings {
+  int64_t receive_ns = 0;
+  int64_t queue_ns = 0;
+  int64_t copy_in_ns = 0;
+  int64_t kernel_ns = 0;
+  int64_t copy_out_ns = 0;
+  int64_t check_ns = 0;
+  int64_t total_ns = 0;
+};
+
+// The server's own reference check.
+struct ServerCheck {
+  bool ok = false;
+  int64_t rows_checked = 0;
+  int64_t rows_total = 0;
+  double max_abs_error = 0;
+  double mean_abs_error = 0;
+  double bound = 0;
+  std::string detail;
+};
+
+struct AttentionResult {
+  std::string request_id;
+  HostTensor o;
+  std::optional<HostTensor> lse;
+  PhaseTimings timings;
+  int64_t batch_requests = 0;
+  std::string kernel;
+  std::string kernel_reason;
+  std::string device;
+  std::string transport;
+  std::optional<ServerCheck> check;
+};
+
+// The call as the kernels' plain-value description, over `o` and `lse` (which may be null where
+// only the description matters): for the client's own verification and for counting operations.
+// Refers to the call's memory and vectors. INVALID_ARGUMENT names what does not fit together.
+Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
+
+// Tensor bytes that the call sends.
+int64_t PayloadBytes(const AttentionCall& call);
+
+}  // namespace attend::client

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/client.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <random>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "client/connections.h"
+#include "client/stream_op.h"
+#include "client/unary_op.h"
+
+namespace attend::client {
+namespace {
+
+constexpr int kConnectionsMax = 1024;
+
+uint64_t SystemSeed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+// What Call waits for: the answer, and gRPC's last use of the caller's memory.
+class Waiter {
+ public:
+  void Answered(CallOutcome outcome) {
+    const std::lock_guard lock(mutex_);
+    outcome_ = std::move(outcome);
+    answered_ = true;
+    changed_.notify_one();
+  }
+  void Released() {
+    const std::lock_guard lock(mutex_);
+    released_ = true;
+    changed_.notify_one();
+  }
+  CallOutcome Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return answered_ && released_; });
+    return std::move(outcome_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool answered_ = false;
+  bool released_ = false;
+  CallOutcome outcome_;
+};
+
+// One field of the two messages of grpc.health.v1.Health/Check, which are too small for generated
+// classes: request {string service = 1}, response {enum status = 1}.
+grpc::ByteBuffer HealthRequest(const std::string& service) {
+  std::string bytes;
+  if (!service.empty()) {
+    bytes.push_back(0x0a);
+    size_t size = service.size();
+    for (; size >= 0x80; size >>= 7) bytes.push_back(static_cast<char>(size | 0x80));
+    bytes.push_back(static_cast<char>(size));
+    bytes += service;
+  }
+  const grpc::Slice slice(bytes);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+Result<Health> HealthOf(const grpc::ByteBuffer& response) {
+  grpc::Slice slice;
+  if (!response.DumpToSingleSlice(&slice).ok()) return Internal("health answer is unreadable");
+  if (slice.size() == 0) return Health::kUnknown;
+  if (slice.size() != 2 || slice.begin()[0] != 0x08 || slice.begin()[1] > 3) {
+    return Internal("the server's answer is not a valid grpc.health.v1.HealthCheckResponse");
+  }
+  return static_cast<Health>(slice.begin()[1]);
+}
+
+}  // namespace
+
+struct Client::Impl {
+  Impl(const ClientOptions& options, uint64_t seed)
+      : retry(options.retry),
+        pool(options.server, options.connections, options.completion_threads),
+        ids(seed),
+        next_seed(seed),
+        control(v1::AttentionService::NewStub(pool.control())),
+        control_generic(pool.control()) {}
+
+  RetryPolicy retry;
+  ConnectionPool pool;
+  RequestIds ids;
+  std::atomic<uint64_t> next_seed;
+  std::unique_ptr<v1::AttentionService::Stub> control;
+  grpc::GenericStub control_generic;
+};
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
+  if (options.server.empty()) return InvalidArgument("server is empty, must be host:port");
+  if (options.connections < 1 || options.connections > kConnectionsMax) {
+    return InvalidArgument("connections is " + std::to_string(options.connections) +
+                           ", must be in [1, " + std::to_string(kConnectionsMax) + "]");
+  }
+  if (options.completion_threads < 0) {
+    return InvalidArgument("completion_threads is " + std::to_string(options.completion_threads) +
+                           ", must be at least 0");
+  }
+  if (options.retry.attempts_max < 1) {
+    return InvalidArgument("retry attempts_max is " + std::to_string(options.retry.attempts_max) +
+                           ", must be at least 1");
+  }
+  const uint64_t seed = options.seed != 0 ? options.seed : SystemSeed();
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, seed)));
+}
+
+Client::~Client() { impl_->pool.Close(); }
+
+Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
+  const auto waiter = std::make_shared<Waiter>();
+  std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
+  Result<EncodedCall> encoded = EncodedCall::Make(call, std::move(keep_alive));
+  if (!encoded.ok()) return encoded.status();
+  auto shared = std::make_shared<const EncodedCall>(std::move(*encoded));
+  const std::string id =
+      call.request_id.empty() ? std::string(impl_->ids.Next().view()) : call.request_id;
+  std::make_shared<UnaryOp>(&impl_->pool, std::move(shared), id, options, impl_->retry,
+                            impl_->next_seed.fetch_add(1, std::memory_order_relaxed),
+                            [waiter](CallOutcome outcome) { waiter->Answered(std::move(outcome)); })
+      ->Start();
+  CallOutcome outcome = waiter->Wait();
+  if (!outcome.status.ok()) return outcome.status;
+  return std::move(outcome.result);
+}
+
+CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& options,
+                             CallCallback callback) {
+  Result<EncodedCall> encoded = EncodedCall::Make(call);
+  if (!encoded.ok()) {
+    CallOutcome outcome;
+    outcome.status = encoded.status();
+    callback(std::move(outcome));
+    return CallHandle();
+  }
+  return CallAsync(std::make_shared<const EncodedCall>(std::move(*encoded)), call.request_id,
+                   options, std::move(callback));
+}
+
+CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
+                             std::string_view request_id, const CallOptions& options,
+                             CallCallback callback) {
+  if (!call->owned()) {
+    CallOutcome outcome;
+    outcome.status = InvalidArgument(
+        "a tensor has no owner; an asynchronous call sends from memory that it can keep alive");
+    callback(std::move(outcome));
+    return CallHandle();
+  }
+  const RequestIds::Id made = request_id.empty() ? impl_->ids.Next() : RequestIds::Id{};
+  auto op = std::make_shared<UnaryOp>(
+      &impl_->pool, call, request_id.empty() ? made.view() : request_id, options, impl_->retry,
+      impl_->next_seed.fetch_add(1, std::memory_order_relaxed), std::move(callback));
+  op->Start();
+  return CallHandle(op);
+}
+
+std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {
+  const int connection = impl_->pool.Acquire();
+  auto op = std::make_shared<StreamOp>(&impl_->pool, connection, options, &impl_->ids);
+  op->Start();
+  return std::make_unique<Stream>(std::move(op), connection);
+}
+
+Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds timeout) {
+  grpc::ClientContext context;
+  if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+  v1::GetServerInfoResponse response;
+  const Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
+Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nanoseconds timeout) {
+  grpc::ClientContext context;
+  if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+  grpc::CompletionQueue queue;
+  auto reader = impl_->control_generic.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
+                                                        HealthRequest(service), &queue);
+  grpc::ByteBuffer response;
+  grpc::Status status;
+  reader->StartCall();
+  reader->Finish(&response, &status, &response);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+  if (!status.ok()) return FromGrpc(status);
+  return HealthOf(response);
+}
+
+int Client::connections() const { return impl_->pool.size(); }
+
+}  // namespace attend::client

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The client of an attend server: calls striped over several connections, with deadlines, retries
+// and typed results. Thread-safe. Answers are taken in on the client's own completion threads, one
+// for every few connections; asynchronous callbacks run there and must not block.
+//
+// Memory. Tensor bytes are sent from where they lie. gRPC may still read them for a moment after a
+// call was cancelled or timed out, so:
+//   - Call() takes borrowed memory too and returns only once gRPC has let go of it;
+//   - CallAsync() and Stream take only tensors with an owner, which they hold as long as needed.
+// The memory must not change meanwhile.
+
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/attention_call.h"
+#include "client/codec.h"
+#include "client/retry_policy.h"
+#include "client/stream.h"
+
+namespace attend::client {
+
+struct ClientOptions {
+  std::string server = "127.0.0.1:8001";  // host:port, or unix:/path
+  int connections = 1;                    // each its own socket; in [1, 1024]
+  int completion_threads = 0;             // 0: one for every two connections, at most cores / 2
+  RetryPolicy retry;
+  uint64_t seed = 0;  // of the retries' jitter and of request ids; 0: from the system
+};
+
+struct CallOptions {
+  std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
+  Payload payload = Payload::kCopy;
+};
+
+// How an asynchronous call ended.
+struct CallOutcome {
+  Status status;
+  AttentionResult result;     // if status is OK
+  int64_t payload_bytes = 0;  // of the answer's tensors
+  int attempts = 1;
+  int connection = 0;  // that the last attempt used
+};
+using CallCallback = std::function<void(CallOutcome)>;
+
+class UnaryOp;
+
+// Cancels a call from any thread, any time; after its end it does nothing.
+class CallHandle {
+ public:
+  CallHandle() = default;
+  explicit CallHandle(std::weak_ptr<UnaryOp> op) : op_(std::move(op)) {}
+  void Cancel();
+
+ private:
+  std::weak_ptr<UnaryOp> op_;
+};
+
+enum class Health { kUnknown, kServing, kNotServing, kServiceUnknown };
+
+class Client {
+ public:
+  // INVALID_ARGUMENT for options out of bounds. Connects on first use.
+  static Result<std::unique_ptr<Client>> Make(const ClientOptions& options);
+  // Cancels what is unanswered and waits for its callbacks.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Waits for the answer.
+  Result<AttentionResult> Call(const AttentionCall& call, const CallOptions& options = {});
+
+  // Returns at once; `callback` runs exactly once on a completion thread, or on this one if the
+  // call is refused here. Tensors must have owners.
+  CallHandle CallAsync(const AttentionCall& call, const CallOptions& options,
+                       CallCallback callback);
+  // The same for a call encoded before: no serialisation. An empty id: the client makes one.
+  CallHandle CallAsync(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
+                       const CallOptions& options, CallCallback callback);
+
+  // Opens a stream on the connection with the fewest calls. It must be destroyed before the client.
+  std::unique_ptr<Stream> OpenStream(const StreamOptions& options = {});
+
+  Result<v1::GetServerInfoResponse> GetServerInfo(std::chrono::nanoseconds timeout);
+  // grpc.health.v1 Check of the named service; empty = the server as a whole.
+  Result<Health> CheckHealth(const std::string& service, std::chrono::nanoseconds timeout);
+
+  int connections() const;
+
+ private:
+  friend class UnaryOp;
+  struct Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace attend::client

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstdio>
+
+#include "client/commands.h"
+
+namespace attend::client {
+
+ClientOptions ClientOptionsOf(const CommonOptions& common) {
+  ClientOptions options;
+  options.server = common.server;
+  options.connections = common.connections;
+  options.completion_threads = common.completion_threads;
+  options.retry.attempts_max = common.attempts;
+  return options;
+}
+
+int Fail(const Status& status, int exit_code) {
+  // A flag's or a file's fault is told plainly; a call's with its code.
+  const std::string text = exit_code == kExitUsage ? status.message() : status.ToString();
+  std::fflush(stdout);
+  std::fprintf(stderr, "attend-client: %s\n", text.c_str());
+  return exit_code;
+}
+
+std::string DescribeAnswer(const AttentionResult& r) {
+  char text[512];
+  const auto ms = [](int64_t ns) { return static_cast<double>(ns) * 1e-6; };
+  std::snprintf(text, sizeof text,
+                "kernel %s on %s, batch of %lld, server %.3f ms (receive %.3f, queue %.3f, copy in "
+                "%.3f, kernel %.3f, copy out %.3f)",
+                r.kernel.c_str(), r.device.c_str(), static_cast<long long>(r.batch_requests),
+                ms(r.timings.total_ns), ms(r.timings.receive_ns), ms(r.timings.queue_ns),
+                ms(r.timings.copy_in_ns), ms(r.timings.kernel_ns), ms(r.timings.copy_out_ns));
+  return text;
+}
+
+std::string DescribeCheck(bool ok, double max_abs_error, double bound, int64_t rows_checked,
+                          int64_t rows_total, const std::string& detail) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%s: max error %.3g, bound %.3g, %lld of %lld rows",
+                ok ? "ok" : "FAILED", max_abs_error, bound, static_cast<long long>(rows_checked),
+                static_cast<long long>(rows_total));
+  return detail.empty() ? text : text + (": " + detail);
+}
+
+}  // namespace attend::client

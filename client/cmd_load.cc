@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client load: puts load on a server and reports honestly what came of it.
+
+#include <csignal>
+#include <cstdio>
+
+#include "client/commands.h"
+#include "client/file_io.h"
+#include "client/load_runner.h"
+#include "client/load_search.h"
+
+namespace attend::client {
+namespace {
+
+struct LoadFlags {
+  LoadOptions load;
+  std::vector<std::string> shapes;
+  std::string mix;
+  std::vector<int64_t> concurrency;
+  std::vector<double> rates;
+  std::string arrivals = "poisson";
+  std::vector<std::string> allow;
+  double search_p99_ms = 0;
+  double search_precision = 0.05;
+  std::string json, csv;
+};
+
+// The one piece of state that a signal handler may touch.
+std::atomic<bool> g_interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void InstallInterrupt() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { g_interrupted = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);  // the second one kills
+  sigaction(SIGINT, &action, nullptr);
+}
+
+Result<Code> ParseCode(const std::string& name) {
+  for (int code = 1; code <= 16; ++code) {
+    if (CodeName(static_cast<Code>(code)) == name) return static_cast<Code>(code);
+  }
+  return InvalidArgument("--allow " + name + ": not a status code, such as RESOURCE_EXHAUSTED");
+}
+
+Status FillMix(LoadFlags* flags) {
+  if (!flags->mix.empty()) {
+    Result<std::vector<CallSpec>> mix = ReadMix(flags->mix);
+    if (!mix.ok()) return mix.status();
+    flags->load.mix = std::move(*mix);
+  }
+  for (const std::string& text : flags->shapes) {
+    Result<CallSpec> spec = ParseCallSpec(text);
+    if (!spec.ok()) return InvalidArgument("--shape: " + spec.status().message());
+    flags->load.mix.push_back(std::move(*spec));
+  }
+  if (flags->load.mix.empty()) flags->load.mix.push_back(*ParseCallSpec("B1,H8,L128,D64"));
+  return Status();
+}
+
+Status Finish(LoadFlags* flags, const CommonOptions& common) {
+  ATTEND_RETURN_IF_ERROR(FillMix(flags));
+  LoadOptions& load = flags->load;
+  load.client = ClientOptionsOf(common);
+  load.client.retry.attempts_max = 1;  // a load that retries would hide refusals
+  load.arrivals = flags->arrivals == "poisson" ? Arrivals::kPoisson : Arrivals::kConstant;
+  for (const std::string& name : flags->allow) {
+    const Result<Code> code = ParseCode(name);
+    if (!code.ok()) return code.status();
+    load.allowed.insert(*code);
+  }
+  if (load.stream && (load.deadline_ms > 0 || load.cancel_share > 0 || load.discard_output)) {
+    return InvalidArgument(
+        "--stream excludes --deadline-ms, --cancel-share and --discard-output: "
+        "they belong to single calls");
+  }
+  if (flags->search_p99_ms > 0 && (!flags->concurrency.empty() || load.count > 0)) {
+    return InvalidArgument("--search-p99 excludes --concurrency and --count");
+  }
+  if (flags->search_p99_ms > 0 && flags->rates.size() > 1) {
+    return InvalidArgument("--search-p99 takes one --rate, where it starts");
+  }
+  return Status();
+}
+
+std::vector<LoadStep> StepsOf(const LoadFlags& flags) {
+  std::vector<LoadStep> steps;
+  for (const int64_t concurrency : flags.concurrency) steps.push_back({concurrency, 0});
+  for (const double rate : flags.rates) steps.push_back({0, rate});
+  if (steps.empty()) steps.push_back({1, 0});
+  return steps;
+}
+
+Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& results) {
+  for (const auto& [path, text] :
+       {std::pair{flags.json, flags.json.empty() ? "" : LoadJson(flags.load, results)},
+        std::pair{flags.csv, flags.csv.empty() ? "" : LoadCsv(flags.load, results)}}) {
+    if (path.empty()) continue;
+    ATTEND_RETURN_IF_ERROR(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}));
+  }
+  return Status();
+}
+
+int Run(LoadFlags& flags, const CommonOptions& common) {
+  const Status finished = Finish(&flags, common);
+  if (!finished.ok()) return Fail(finished, kExitUsage);
+  {
+    // Says at once whether there is a server.
+    const Result<std::unique_ptr<Client>> client = Client::Make(flags.load.client);
+    if (!client.ok()) return Fail(client.status(), kExitUsage);
+    const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
+    if (!info.ok()) return Fail(info.status(), kExitFailed);
+  }
+  const Result<Workload> workload = Workload::Make(flags.load);
+  if (!workload.ok()) return Fail(workload.status(), kExitUsage);
+  VerifyQueue verify(flags.load.verify_bytes_max);
+  LoadRunner runner(flags.load, *workload, &verify, &g_interrupted);
+  InstallInterrupt();
+
+  std::vector<LoadResult> results;
+  std::string found;
+  const auto measure = [&](const LoadStep& step) -> Status {
+    Result<LoadResult> result = runner.Run(step);
+    if (!result.ok()) return result.status();
+    results.push_back(std::move(*result));
+    return Status();
+  };
+  if (flags.search_p99_ms > 0) {
+    RateSearch search(flags.rates.empty() ? 0 : flags.rates.front(), flags.search_precision);
+    while (!search.done() && !g_interrupted) {
+      const Status status = measure({0, search.rate()});
+      if (!status.ok()) return Fail(status, kExitFailed);
+      search.Add(MeetsP99(results.back(), flags.search_p99_ms));
+    }
+    found = search.Describe(flags.search_p99_ms);
+  } else {
+    for (const LoadStep& step : StepsOf(flags)) {
+      if (g_interrupted) break;
+      const Status status = measure(step);
+      if (!status.ok()) return Fail(status, kExitFailed);
+    }
+  }
+  std::printf("%s%s", LoadTable(flags.load, results).c_str(), found.c_str());
+  const Status written = WriteReports(flags, results);
+  if (!written.ok()) return Fail(written, kExitUsage);
+  if (g_interrupted) return kExitInterrupted;
+  const bool searching = flags.search_p99_ms > 0;
+  for (const LoadResult& result : results) {
+    // A search looks for the rate at which the server begins to refuse; wrong answers count always.
+    if (result.stats.checks_failed > 0 || result.verified.failed > 0) return kExitFailed;
+    if (!searching && result.failed()) return kExitFailed;
+  }
+  return kExitOk;
+}
+
+void AddShape(CLI::App* command, LoadFlags* f) {
+  const char* group = "What is sent";
+  command
+      ->add_option("--shape", f->shapes,
+                   "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,"
+                   "window=L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,kernel=NAME,"
+                   "weight=1; only what differs; repeatable. Default B1,H8,L128,D64")
+      ->take_all()
+      ->allow_extra_args(false)
+      ->group(group);
+  command->add_option("--mix", f->mix, "JSON file with an array of shapes, see client/README.md")
+      ->group(group);
+  command->add_option("--pool", f->load.pool, "Different inputs for every shape")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--seed", f->load.seed, "Seed of inputs, arrivals and choices")
+      ->capture_default_str()
+      ->group(group);
+  command->add_flag("--stream", f->load.stream, "AttendStream, one stream a connection")
+      ->group(group);
+}
+
+void AddRate(CLI::App* command, LoadFlags* f) {
+  const char* group = "How much";
+  command
+      ->add_option("--concurrency", f->concurrency,
+                   "Closed loop: callers, each with one request out; comma-separated list. "
+                   "Default 1, if no --rate")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 100000))
+      ->group(group);
+  command
+      ->add_option("--rate", f->rates,
+                   "Open loop: requests per second whatever the answers do; comma-separated list")
+      ->delimiter(',')
+      ->check(CLI::Range(1e-3, 1e7))
+      ->group(group);
+  command->add_option("--arrivals", f->arrivals, "Open loop: poisson or constant")
+      ->check(CLI::IsMember({"poisson", "constant"}))
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--warmup", f->load.warmup_s, "Seconds before each measurement")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--duration", f->load.duration_s, "Seconds of each measurement")
+      ->check(CLI::Range(1e-3, 1e7))
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--count", f->load.count, "Requests to measure, in place of --duration")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
+      ->group(group);
+  command
+      ->add_option("--max-outstanding", f->load.outstanding_max,
+                   "Open loop: requests in flight at most; later ones wait, and their wait counts")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option("--search-p99", f->search_p99_ms,
+                   "Find the highest open-loop rate whose p99 from the intended send is at most "
+                   "this, milliseconds; starts at --rate")
+      ->check(CLI::Range(1e-3, 1e6))
+      ->group(group);
+  command->add_option("--search-precision", f->search_precision, "Relative width to stop at")
+      ->check(CLI::Range(0.001, 0.5))
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--grace", f->load.grace_s, "Seconds to wait for late answers")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddFaults(CLI::App* command, LoadFlags* f) {
+  const char* group = "Checks and faults (shares in [0, 1])";
+  const CLI::Range share(0.0, 1.0);
+  command
+      ->add_option("--verify", f->load.verify_share,
+                   "Share of answers verified here against double precision, on sampled rows, "
+                   "after each measurement")
+      ->check(share)
+      ->group(group);
+  command->add_option("--check", f->load.check_share, "Share of requests that the server checks")
+      ->check(share)
+      ->group(group);
+  command->add_option("--deadline-ms", f->load.deadline_ms, "Deadline, milliseconds; 0 = none")
+      ->check(CLI::Range(0.0, 1e9))
+      ->group(group);
+  command->add_option("--deadline-share", f->load.deadline_share, "Share of requests that have it")
+      ->check(share)
+      ->capture_default_str()
+      ->group(group);
+  command->add_option("--cancel-share", f->load.cancel_share, "Share of requests cancelled")
+      ->check(share)
+      ->group(group);
+  command
+      ->add_option("--cancel-after-ms", f->load.cancel_after_ms,
+                   "Cancelled at a random time up to this, milliseconds")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option("--allow", f->allow,
+                   "Status that is no failure, such as RESOURCE_EXHAUSTED; comma-separated")
+      ->delimiter(',')
+      ->group(group);
+}
+
+void AddOutput(CLI::App* command, LoadFlags* f) {
+  const char* group = "Output";
+  command->add_option("--json", f->json, "Write the figures here as JSON")->group(group);
+  command->add_option("--csv", f->csv, "Write the figures here as CSV, a line a measurement")
+      ->group(group);
+  command->add_flag("--quiet", f->load.quiet, "No progress lines")->group(group);
+  command
+      ->add_flag("--discard-output", f->load.discard_output,
+                 "Drop answers that are not verified without copying them out of gRPC's buffers")
+      ->group(group);
+}
+
+}  // namespace
+
+Command AddLoad(CLI::App& app, const CommonOptions& common) {
+  const auto flags = std::make_shared<LoadFlags>();
+  CLI::App* command = app.add_subcommand("load", "Put load on a server and measure it");
+  AddShape(command, flags.get());
+  AddRate(command, flags.get());
+  AddFaults(command, flags.get());
+  AddOutput(command, flags.get());
+  return [flags, &common] { return Run(*flags, common); };
+}
+
+}  // namespace attend::client

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/codec.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <array>
+#include <cstring>
+
+namespace attend::client {
+namespace {
+
+using google::protobuf::io::CodedInputStream;
+using google::protobuf::io::CodedOutputStream;
+
+constexpr uint32_t kWireLengthDelimited = 2;
+constexpr uint32_t kRequestIdTag =
+    (v1::AttendRequest::kRequestIdFieldNumber << 3) | kWireLengthDelimited;
+constexpr uint32_t kRawTag = (v1::AttendRequest::kRawFieldNumber << 3) | kWireLengthDelimited;
+static_assert(int{v1::AttendRequest::kRawFieldNumber} == int{v1::AttendResponse::kRawFieldNumber});
+// Tensors up to this size are copied into the slice before them: cheaper than a slice of their own.
+constexpr int64_t kInlineBytesMax = 8192;
+// gRPC and Protobuf count message bytes in signed 32-bit integers.
+constexpr int64_t kMessageBytesMax = INT32_MAX;
+
+void AppendVarint(std::string* out, uint64_t value) {
+  std::array<uint8_t, 10> bytes;
+  const uint8_t* end = CodedOutputStream::WriteVarint64ToArray(value, bytes.data());
+  out->append(reinterpret_cast<const char*>(bytes.data()), end - bytes.data());
+}
+
+// What one payload slice keeps alive.
+struct Hold {
+  std::shared_ptr<const void> owner;
+  std::shared_ptr<const void> keep_alive;
+};
+
+grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive) {
+  auto* hold = new Hold{tensor.owner, std::move(keep_alive)};
+  return grpc::Slice(
+      const_cast<void*>(tensor.data), static_cast<size_t>(tensor.bytes),
+      [](void* user_data) { delete static_cast<Hold*>(user_data); }, hold);
+}
+
+void FillTensor(const TensorRef& from, v1::Tensor* to) {
+  to->set_dtype(static_cast<v1::DType>(from.dtype));
+  to->mutable_shape()->Add(from.shape.begin(), from.shape.end());
+  to->set_byte_length(static_cast<uint64_t>(from.bytes));
+  to->mutable_inline_bytes();
+}
+
+template <class Values, class Field>
+void Append(const Values& from, Field* to) {
+  to->Add(from.begin(), from.end());
+}
+
+Status Malformed(const std::string& why) {
+  return Internal("the server's answer is not a valid AttendResponse: " + why);
+}
+
+// Copies one field that is not payload, tag included, to `header`.
+bool CopyField(CodedInputStream* in, uint32_t tag, int64_t bytes_left, std::string* header) {
+  AppendVarint(header, tag);
+  switch (tag & 7) {
+    case 0: {
+      uint64_t value;
+      if (!in->ReadVarint64(&value)) return false;
+      AppendVarint(header, value);
+      return true;
+    }
+    case 1:
+    case 5: {
+      const int size = (tag & 7) == 1 ? 8 : 4;
+      char bytes[8];
+      if (!in->ReadRaw(bytes, size)) return false;
+      header->append(bytes, size);
+      return true;
+    }
+    case 2: {
+      uint32_t size;
+      if (!in->ReadVarint32(&size) || size > bytes_left) return false;
+      AppendVarint(header, size);
+      const size_t at = header->size();
+      header->resize(at + size);
+      return in->ReadRaw(header->data() + at, static_cast<int>(size));
+    }
+    default:
+      return false;  // groups do not occur in proto3
+  }
+}
+
+struct RawEntry {
+  std::shared_ptr<std::byte[]> data;
+  int64_t bytes = 0;
+};
+
+Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header,
+                  std::vector<RawEntry>* raw) {
+  const int64_t total = static_cast<int64_t>(buffer->Length());
+  grpc::ProtoBufferReader reader(buffer);
+  if (!reader.status().ok()) return Malformed(reader.status().error_message());
+  CodedInputStream in(&reader);
+  in.SetTotalBytesLimit(INT32_MAX);
+  while (const uint32_t tag = in.ReadTag()) {
+    if (tag != kRawTag) {
+      if (!CopyField(&in, tag, total - in.CurrentPosition(), header)) {
+        return Malformed("field " + std::to_string(tag >> 3) + " is cut short");
+      }
+      continue;
+    }
+    uint32_t size;
+    if (!in.ReadVarint32(&size) || size > total - in.CurrentPosition() || raw->size() >= 2) {
+      return Malformed("entry " + std::to_string(raw->size()) + " of raw is cut short or too many");
+    }
+    RawEntry entry;
+    entry.bytes = size;
+    bool ok;
+    if (payload == Payload::kCopy) {
+      entry.data = std::make_shared_for_overwrite<std::byte[]>(size);
+      ok = in.ReadRaw(entry.data.get(), static_cast<int>(size));
+    } else {
+      ok = in.Skip(static_cast<int>(size));
+    }
+    if (!ok) return Malformed("raw is cut short");
+    raw->push_back(std::move(entry));
+  }
+  if (in.CurrentPosition() != total) return Malformed("a tag is cut short");
+  return Status();
+}
+
+Result<HostTensor> TakeTensor(const char* name, const v1::Tensor& meta, RawEntry entry) {
+  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+    return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+  }
+  HostTensor tensor;
+  tensor.dtype = static_cast<DType>(meta.dtype());
+  tensor.shape.assign(meta.shape().begin(), meta.shape().end());
+  const Result<int64_t> bytes = TensorBytes(name, tensor.dtype, tensor.shape);
+  if (!bytes.ok()) return Malformed(bytes.status().message());
+  if (*bytes != entry.bytes) {
+    return Malformed(std::string(name) + " of shape " + ShapeText(tensor.shape) + " needs " +
+                     std::to_string(*bytes) + " bytes, " + std::to_string(entry.bytes) + " came");
+  }
+  tensor.data = std::move(entry.data);
+  tensor.bytes = entry.bytes;
+  return tensor;
+}
+
+void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
+  result->request_id = std::move(*message->mutable_request_id());
+  const v1::Timings& t = message->timings();
+  result->timings = {t.receive_ns(),  t.queue_ns(), t.copy_in_ns(), t.kernel_ns(),
+                     t.copy_out_ns(), t.check_ns(), t.total_ns()};
+  result->batch_requests = message->batch_requests();
+  result->kernel = std::move(*message->mutable_kernel());
+  result->kernel_reason = std::move(*message->mutable_kernel_reason());
+  result->device = std::move(*message->mutable_device());
+  result->transport = std::move(*message->mutable_transport());
+  if (message->has_check()) {
+    const v1::CheckReport& c = message->check();
+    result->check = ServerCheck{
+        c.ok(),    c.rows_checked(), c.rows_total(), c.max_abs_error(), c.mean_abs_error(),
+        c.bound(), c.detail()};
+  }
+}
+
+}  // namespace
+
+v1::AttendRequest RequestHeader(const AttentionCall& call) {
+  v1::AttendRequest m;
+  FillTensor(call.q, m.mutable_q());
+  FillTensor(call.k, m.mutable_k());
+  FillTensor(call.v, m.mutable_v());
+  if (call.bias) FillTensor(*call.bias, m.mutable_bias());
+  m.set_layout(call.layout);
+  Append(call.q_lengths, m.mutable_q_lengths());
+  Append(call.kv_lengths, m.mutable_kv_lengths());
+  Append(call.cu_q, m.mutable_cu_q());
+  Append(call.cu_kv, m.mutable_cu_kv());
+  if (call.scale) m.set_scale(*call.scale);
+  if (call.mask.kind != v1::Mask::KIND_NONE || call.mask.window_left || call.mask.window_right) {
+    m.mutable_mask()->set_kind(call.mask.kind);
+    if (call.mask.window_left) m.mutable_mask()->set_window_left(*call.mask.window_left);
+    if (call.mask.window_right) m.mutable_mask()->set_window_right(*call.mask.window_right);
+  }
+  m.set_softcap(call.softcap);
+  Append(call.alibi_slopes, m.mutable_alibi_slopes());
+  Append(call.sinks, m.mutable_sinks());
+  m.set_return_lse(call.return_lse);
+  m.set_kernel(call.kernel);
+  m.set_check(call.check);
+  m.set_priority(call.priority);
+  return m;
+}
+
+Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
+                                      std::shared_ptr<const void> keep_alive) {
+  EncodedCall encoded;
+  std::string pending = RequestHeader(call).SerializeAsString();
+  std::vector<const TensorRef*> tensors = {&call.q, &call.k, &call.v};
+  if (call.bias) tensors.push_back(&*call.bias);
+  encoded.owned_ = true;
+  int64_t total = static_cast<int64_t>(pending.size());
+  for (const TensorRef* tensor : tensors) {
+    if (tensor->bytes < 0 || tensor->bytes > kMessageBytesMax - total - 64) {
+      return InvalidArgument("the message would be larger than " +
+                             std::to_string(kMessageBytesMax) +
+                             " bytes, the most that one gRPC message holds");
+    }
+    total += tensor->bytes + 8;
+    AppendVarint(&pending, kRawTag);
+    AppendVarint(&pending, static_cast<uint64_t>(tensor->bytes));
+    encoded.payload_bytes_ += tensor->bytes;
+    if (tensor->bytes <= kInlineBytesMax) {
+      if (tensor->bytes > 0) {
+        pending.append(static_cast<const char*>(tensor->data), static_cast<size_t>(tensor->bytes));
+      }
+      continue;
+    }
+    encoded.slices_.emplace_back(pending);
+    pending.clear();
+    encoded.slices_.push_back(BorrowedSlice(*tensor, keep_alive));
+    encoded.owned_ = encoded.owned_ && tensor->owner.use_count() > 0;
+  }
+  if (!pending.empty()) encoded.slices_.emplace_back(pending);
+  return encoded;
+}
+
+grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
+  // The usual q, k, v make 7 slices, bias 9: no memory is needed for the list.
+  constexpr size_t kSlicesMax = 10;
+  std::array<grpc::Slice, kSlicesMax> all;
+  size_t count = 0;
+  if (!request_id.empty()) {
+    std::array<uint8_t, 160> field;
+    uint8_t* at = CodedOutputStream::WriteVarint32ToArray(kRequestIdTag, field.data());
+    at = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(request_id.size()), at);
+    if (request_id.size() + (at - field.data()) <= field.size()) {
+      std::memcpy(at, request_id.data(), request_id.size());
+      at += request_id.size();
+      all[count++] = grpc::Slice(field.data(), at - field.data());
+    } else {  // longer than the server takes; it shall say so
+      std::string text(reinterpret_cast<const char*>(field.data()), at - field.data());
+      all[count++] = grpc::Slice(text.append(request_id));
+    }
+  }
+  for (const grpc::Slice& slice : slices_) all[count++] = slice;
+  return grpc::ByteBuffer(all.data(), count);
+}
+
+Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload) {
+  std::string header;
+  std::vector<RawEntry> raw;
+  const Status read = ReadFields(buffer, payload, &header, &raw);
+  buffer->Clear();
+  ATTEND_RETURN_IF_ERROR(read);
+  v1::AttendResponse message;
+  if (!message.ParseFromString(header)) return Malformed("its small fields do not parse");
+  DecodedResponse decoded;
+  if (message.has_status() && message.status().code() != 0) {
+    decoded.has_status = true;
+    decoded.status = Status(static_cast<Code>(message.status().code()), message.status().message());
+    decoded.retry_after_ms = message.status().retry_after_ms();
+    decoded.result.request_id = message.request_id();
+    return decoded;
+  }
+  TakeSmallFields(&message, &decoded.result);
+  const size_t expected = message.has_lse() ? 2 : 1;
+  if (!message.has_o() || raw.size() != expected) {
+    return Malformed("it has " + std::to_string(raw.size()) + " entries of raw, must have " +
+                     std::to_string(expected));
+  }
+  for (const RawEntry& entry : raw) decoded.payload_bytes += entry.bytes;
+  Result<HostTensor> o = TakeTensor("o", message.o(), std::move(raw[0]));
+  if (!o.ok()) return o.status();
+  decoded.result.o = std::move(*o);
+  if (message.has_lse()) {
+    Result<HostTensor> lse = TakeTensor("lse", message.lse(), std::move(raw[1]));
+    if (!lse.ok()) return lse.status();
+    decoded.result.lse = std::move(*lse);
+  }
+  return decoded;
+}
+
+}  // namespace attend::client

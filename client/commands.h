@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands of attend-client. Each Add... puts a subcommand with its flags on the parser and
+// returns what runs it after parsing; that returns the process's exit code: 0 good, 1 a call or a
+// check failed, 2 a bad flag, value or file, 130 interrupted.
+
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "client/client.h"
+
+namespace attend::client {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitInterrupted = 130;
+
+// What all commands share.
+struct CommonOptions {
+  std::string server = "127.0.0.1:8001";
+  int connections = 1;
+  int completion_threads = 0;
+  int attempts = 5;
+  bool allocator_tuning = true;
+};
+
+using Command = std::function<int()>;
+
+Command AddInfo(CLI::App& app, const CommonOptions& common);
+Command AddRun(CLI::App& app, const CommonOptions& common);
+Command AddCheck(CLI::App& app, const CommonOptions& common);
+Command AddLoad(CLI::App& app, const CommonOptions& common);
+Command AddReplay(CLI::App& app, const CommonOptions& common);
+
+ClientOptions ClientOptionsOf(const CommonOptions& common);
+
+// "attend-client: <status>" on stderr; returns `exit_code`.
+int Fail(const Status& status, int exit_code);
+
+// "kernel cpu_flash on cpu, batch of 1, server total 1.234 ms (queue 0.012, kernel 1.100)".
+std::string DescribeAnswer(const AttentionResult& result);
+// "ok: max error 1.2e-07, bound 3.4e-06, 128 of 1024 rows".
+std::string DescribeCheck(bool ok, double max_abs_error, double bound, int64_t rows_checked,
+                          int64_t rows_total, const std::string& detail);
+
+}  // namespace attend::client

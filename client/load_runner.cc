@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/load_runner.h"
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+namespace attend::client {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A closed loop rests this long after a refusal, so that a server that is down or full is not
+// hammered by a loop that does nothing else.
+constexpr auto kRestAfterFailure = std::chrono::milliseconds(5);
+
+int64_t NowNs() { return Clock::now().time_since_epoch().count(); }
+int64_t Ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+
+void SleepUntil(int64_t ns) {
+  const timespec when = {ns / 1'000'000'000, ns % 1'000'000'000};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, nullptr) == EINTR) {
+  }
+}
+
+}  // namespace
+
+LoadRunner::LoadRunner(const LoadOptions& options, const Workload& workload, VerifyQueue* verify,
+                       const std::atomic<bool>* interrupted)
+    : options_(options), workload_(workload), verify_(verify), interrupted_(interrupted) {}
+
+Status LoadRunner::Open(const LoadStep& step) {
+  Result<std::unique_ptr<Client>> client = Client::Make(options_.client);
+  if (!client.ok()) return client.status();
+  client_ = std::move(*client);
+  open_loop_ = step.open();
+  recorders_.clear();
+  for (int i = 0; i < client_->connections(); ++i) {
+    recorders_.push_back(std::make_unique<LoadRecorder>());
+  }
+  if (options_.stream) {
+    for (int i = 0; i < client_->connections(); ++i) streams_.push_back(client_->OpenStream());
+  }
+  timer_ = std::make_unique<TimerThread>();
+  slots_.assign(static_cast<size_t>(open_loop_ ? options_.outstanding_max : step.concurrency), {});
+  free_.clear();
+  for (Slot& slot : slots_) free_.push_back(&slot);
+  requests_ = 0;
+  measured_ = 0;
+  stopping_ = false;
+  abandoning_ = false;
+  outstanding_ = 0;
+  shown_bytes_ = 0;
+  return Status();
+}
+
+Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
+  ATTEND_RETURN_IF_ERROR(Open(step));
+  const int64_t start_ns = NowNs();
+  begin_ns_ = start_ns + Ns(options_.warmup_s);
+  end_ns_ = options_.count > 0 ? INT64_MAX : begin_ns_ + Ns(options_.duration_s);
+  last_answer_ns_ = begin_ns_;
+  std::thread dispatcher([this, &step] { Dispatch(step); });
+  Watch();
+  {
+    const std::lock_guard lock(mutex_);  // so that TakeSlot cannot miss it
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  dispatcher.join();
+  LoadResult result;
+  result.step = step;
+  result.interrupted = interrupted_->load();
+  if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
+  WaitForAnswers(&result);
+  result.interrupted = interrupted_->load();
+  // The timer goes first: what it has left to do would use the client. Then the streams and the
+  // client, which cancel what is still out and wait for its callbacks.
+  timer_.reset();
+  streams_.clear();
+  client_.reset();
+  const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
+  result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
+  result.stats = Merged();
+  if (result.interrupted) verify_->Drop();
+  result.verified = verify_->Drain();
+  return result;
+}
+
+void LoadRunner::Dispatch(const LoadStep& step) {
+  if (!open_loop_) {
+    const int64_t now = NowNs();
+    for (Slot& slot : slots_) {
+      {
+        const std::lock_guard lock(mutex_);
+        ++outstanding_;
+      }
+      Send(&slot, now);
+    }
+    return;
+  }
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would add to every latency
+  Schedule schedule(options_.arrivals, step.rate_per_s, options_.seed);
+  const int64_t start_ns = begin_ns_ - Ns(options_.warmup_s);
+  while (!stopping_) {
+    const int64_t intended = start_ns + schedule.NextNs();
+    if (intended >= end_ns_) return;
+    // In short sleeps, so that a slow schedule still stops at once.
+    for (int64_t now = NowNs(); now < intended && !stopping_; now = NowNs()) {
+      SleepUntil(std::min(intended, now + 50'000'000));
+    }
+    bool waited = false;
+    Slot* slot = TakeSlot(&waited);
+    if (slot == nullptr) return;
+    slot->held_back = waited;
+    Send(slot, intended);
+  }
+}
+
+LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
+  std::unique_lock lock(mutex_);
+  *waited = free_.empty();
+  changed_.wait(lock, [this] { return stopping_ || !free_.empty(); });
+  if (stopping_) return nullptr;
+  Slot* slot = free_.back();
+  free_.pop_back();
+  ++outstanding_;
+  return slot;
+}
+
+bool LoadRunner::Admit(int64_t intended_ns, bool* measured) {
+  *measured = intended_ns >= begin_ns_;
+  if (stopping_ || intended_ns >= end_ns_) return false;
+  if (!*measured || options_.count == 0) return true;
+  return measured_.fetch_add(1) < options_.count;
+}
+
+void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
+  if (!Admit(intended_ns, &slot->measured)) return Retire(slot);
+  slot->draw = workload_.DrawRequest(requests_.fetch_add(1, std::memory_order_relaxed));
+  const Workload::Draw draw = slot->draw;
+  slot->intended_ns = intended_ns;
+  const auto& encoded = draw.check ? draw.item->encoded_checked : draw.item->encoded;
+  slot->sent_ns = NowNs();
+  if (options_.stream) {
+    Stream& stream = *streams_[next_stream_.fetch_add(1) % streams_.size()];
+    const int connection = stream.connection();
+    stream.Send(encoded, {}, [this, slot, connection](StreamAnswer answer) {
+      CallOutcome outcome;
+      outcome.status = std::move(answer.status);
+      outcome.result = std::move(answer.result);
+      outcome.payload_bytes = answer.payload_bytes;
+      outcome.connection = connection;
+      OnAnswer(slot, std::move(outcome));
+    });
+    return;
+  }
+  CallOptions call_options;
+  if (draw.deadline)
+    call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
+  if (options_.discard_output && !draw.verify) call_options.payload = Payload::kDiscard;
+  // Small enough for std::function to hold without memory of its own.
+  CallHandle handle =
+      client_->CallAsync(encoded, {}, call_options,
+                         [this, slot](CallOutcome outcome) { OnAnswer(slot, std::move(outcome)); });
+  if (draw.cancel_after_ms >= 0) {
+    timer_->At(Clock::now() + std::chrono::nanoseconds(Ns(draw.cancel_after_ms / 1e3)),
+               [handle]() mutable { handle.Cancel(); });
+  }
+}
+
+void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
+  const int64_t now = NowNs();
+  Record(*slot, outcome, now);
+  if (outcome.status.ok() && slot->draw.verify && slot->measured) {
+    verify_->Add(slot->draw.item->call, std::move(outcome.result), slot->draw.seed);
+  }
+  const Code code = outcome.status.code();
+  const bool asked_for = (code == Code::kCancelled && slot->draw.cancel_after_ms >= 0) ||
+                         (code == Code::kDeadlineExceeded && slot->draw.deadline);
+  Continue(slot, code != Code::kOk && !asked_for);
+}
+
+bool LoadRunner::Expected(const Slot& slot, Code code) const {
+  return code == Code::kOk || options_.allowed.contains(code) ||
+         (code == Code::kCancelled && slot.draw.cancel_after_ms >= 0) ||
+         (code == Code::kDeadlineExceeded && slot.draw.deadline);
+}
+
+void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t now_ns) {
+  const Code code = outcome.status.code();
+  // What this program cancelled at the end is counted as unanswered, not as an answer.
+  if (abandoning_ && code == Code::kCancelled) return;
+  LoadRecorder& recorder = *recorders_[static_cast<size_t>(outcome.connection)];
+  const std::lock_guard lock(recorder.mutex);
+  LoadStats& stats = recorder.stats;
+  if (code == Code::kOk) {
+    recorder.interval.Record(now_ns - slot.sent_ns);
+    const bool counted_run = options_.count > 0;
+    if (counted_run ? slot.measured : now_ns >= begin_ns_ && now_ns < end_ns_) {
+      ++stats.window_ok;
+      stats.window_bytes_in += static_cast<double>(slot.draw.item->encoded->payload_bytes());
+      stats.window_bytes_out += static_cast<double>(outcome.payload_bytes);
+      stats.window_flops += slot.draw.item->flops;
+    }
+  }
+  if (!slot.measured) return;
+  for (int64_t last = last_answer_ns_; last < now_ns;) {
+    if (last_answer_ns_.compare_exchange_weak(last, now_ns)) break;
+  }
+  ++stats.sent;
+  ++stats.by_code[code];
+  stats.held_back += slot.held_back;
+  if (!Expected(slot, code)) ++stats.unexpected;
+  if (code != Code::kOk) {
+    stats.first_message.try_emplace(code, outcome.status.message());
+    return;
+  }
+  stats.from_intended.Record(now_ns - slot.intended_ns);
+  stats.from_sent.Record(now_ns - slot.sent_ns);
+  stats.AddPhases(outcome.result.timings);
+  stats.batch_requests += static_cast<double>(outcome.result.batch_requests);
+  if (!outcome.result.check) return;
+  (outcome.result.check->ok ? stats.checks_passed : stats.checks_failed) += 1;
+  if (!outcome.result.check->ok && stats.first_check_failure.empty()) {
+    stats.first_check_failure =
+        "request " + outcome.result.request_id + ": " + outcome.result.check->detail;
+  }
+}
+
+void LoadRunner::Continue(Slot* slot, bool failed) {
+  if (open_loop_ || stopping_) return Retire(slot);
+  if (!failed) return Send(slot, NowNs());
+  timer_->At(Clock::now() + kRestAfterFailure, [this, slot] { Send(slot, NowNs()); });
+}
+
+void LoadRunner::Retire(Slot* slot) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(slot);
+  --outstanding_;
+  changed_.notify_all();
+}
+
+void LoadRunner::Watch() {
+  int64_t shown = NowNs();
+  const auto finished = [this] {
+    if (interrupted_->load() || NowNs() >= end_ns_) return true;
+    return options_.count > 0 && measured_ >= options_.count;
+  };
+  while (!finished()) {
+    const int64_t now = NowNs();
+    if (now - shown >= 1'000'000'000) {
+      Progress(now, shown);
+      shown = now;
+    }
+    const int64_t until = std::min({end_ns_.load(), shown + 1'000'000'000, now + 50'000'000});
+    SleepUntil(until);
+  }
+}
+
+void LoadRunner::WaitForAnswers(LoadResult* result) {
+  const auto grace = std::chrono::nanoseconds(Ns(result->interrupted ? 0 : options_.grace_s));
+  const auto give_up = Clock::now() + grace;
+  std::unique_lock lock(mutex_);
+  while (outstanding_ > 0 && Clock::now() < give_up && !interrupted_->load()) {
+    changed_.wait_until(lock, std::min(give_up, Clock::now() + std::chrono::milliseconds(50)));
+  }
+  result->unanswered = outstanding_;
+  abandoning_ = true;
+}
+
+LoadStats LoadRunner::Merged() {
+  LoadStats all;
+  for (const auto& recorder : recorders_) {
+    const std::lock_guard lock(recorder->mutex);
+    all.Merge(recorder->stats);
+  }
+  return all;
+}
+
+void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
+  if (options_.quiet) return;
+  Histogram interval;
+  int64_t unexpected = 0;
+  double bytes = 0;
+  for (const auto& recorder : recorders_) {
+    const std::lock_guard lock(recorder->mutex);
+    interval.Merge(recorder->interval);
+    recorder->interval.Clear();
+    unexpected += recorder->stats.unexpected;
+    bytes += recorder->stats.window_bytes_in + recorder->stats.window_bytes_out;
+  }
+  int64_t outstanding;
+  {
+    const std::lock_guard lock(mutex_);
+    outstanding = outstanding_;
+  }
+  const double seconds = static_cast<double>(now_ns - since_ns) * 1e-9;
+  const bool warming = since_ns < begin_ns_ - 1'000'000;
+  std::fprintf(
+      stderr, "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
+      static_cast<double>(now_ns - begin_ns_) * 1e-9 + 0.0, warming ? " warm-up" : "        ",
+      static_cast<double>(interval.count()) / seconds, (bytes - shown_bytes_) / seconds * 1e-9,
+      static_cast<double>(interval.ValueAt(0.5)) * 1e-6,
+      static_cast<double>(interval.ValueAt(0.99)) * 1e-6, static_cast<long long>(outstanding));
+  if (unexpected > 0) {
+    std::fprintf(stderr, "  %lld unexpected", static_cast<long long>(unexpected));
+  }
+  std::fprintf(stderr, "\n");
+  shown_bytes_ = bytes;
+}
+
+}  // namespace attend::client

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client: talks to an attend server from the command line.
+
+#include <cstdio>
+#include <exception>
+#include <map>
+
+#include "client/commands.h"
+#include "client/process_settings.h"
+
+namespace attend::client {
+namespace {
+
+void AddCommonOptions(CLI::App& app, CommonOptions* common) {
+  app.add_option("--server,-s", common->server, "Server: host:port or unix:/path")
+      ->envname("ATTEND_SERVER")
+      ->capture_default_str();
+  app.add_option("--connections", common->connections,
+                 "Connections, each its own socket; calls are striped over them")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--completion-threads", common->completion_threads,
+                 "Threads that take answers in; 0 = one for two connections, at most half the "
+                 "cores")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app.add_option("--attempts", common->attempts,
+                 "Attempts of a call that is refused with RESOURCE_EXHAUSTED or UNAVAILABLE, the "
+                 "first included; with backoff, within the deadline. `load` always makes one")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_flag("!--no-allocator-tuning", common->allocator_tuning,
+               "Leave malloc's settings alone; large transfers are slower then");
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Client of attend: exact attention as a service.", "attend-client");
+  app.set_version_flag("--version", std::string("attend-client ") + ATTEND_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.get_formatter()->column_width(34);
+  app.footer(
+      "Exit codes: 0 good; 1 a call or a check failed; 2 bad flag, value or file; "
+      "130 interrupted.");
+  CommonOptions common;
+  AddCommonOptions(app, &common);
+  const std::map<std::string, Command> commands = {
+      {"info", AddInfo(app, common)},     {"run", AddRun(app, common)},
+      {"check", AddCheck(app, common)},   {"load", AddLoad(app, common)},
+      {"replay", AddReplay(app, common)},
+  };
+  for (CLI::App* subcommand : app.get_subcommands({})) subcommand->fallthrough();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (app.get_subcommands().empty() && app.remaining_size() > 0) {
+      std::fprintf(stderr, "attend-client: unknown command or flag \"%s\", see --help\n",
+                   app.remaining().front().c_str());
+      return kExitUsage;
+    }
+    std::fprintf(stderr, "attend-client: %s\n", error.what());
+    return kExitUsage;
+  }
+  if (common.allocator_tuning) TuneAllocator();
+  return commands.at(app.get_subcommands().front()->get_name())();
+}
+
+}  // namespace
+}  // namespace attend::client
+
+int main(int argc, char** argv) {
+  try {
+    return attend::client::Main(argc, argv);
+  } catch (const std::exception& error) {  // of the standard library: out of memory
+    std::fprintf(stderr, "attend-client: %s\n", error.what());
+    return attend::client::kExitFailed;
+  }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One AttendStream: many requests in flight on one call, answers matched by request_id. Made by
+// Client::OpenStream. Thread-safe; callbacks run on the client's completion threads and must not
+// block.
+
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "client/codec.h"
+
+namespace attend::client {
+
+struct StreamOptions {
+  std::chrono::nanoseconds timeout{0};  // of the whole stream; 0 = none
+  Payload payload = Payload::kCopy;
+};
+
+// How one request of a stream ended.
+struct StreamAnswer {
+  Status status;
+  AttentionResult result;      // if status is OK
+  int64_t payload_bytes = 0;   // of the answer's tensors
+  int64_t retry_after_ms = 0;  // from the server, with a failure; 0 = none given
+};
+using StreamCallback = std::function<void(StreamAnswer)>;
+
+class StreamOp;
+
+class Stream {
+ public:
+  explicit Stream(std::shared_ptr<StreamOp> op, int connection);
+  // Cancels the stream; unanswered requests end with CANCELLED before this returns.
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Queues a request; `callback` runs exactly once. The server stops reading while too many are
+  // unanswered, and what is queued here has no bound of its own: the caller keeps the number in
+  // flight within reason. Ids of unanswered requests must differ; an empty id is made here.
+  void Send(const AttentionCall& call, StreamCallback callback);
+  void Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
+            StreamCallback callback);
+
+  // No more requests; waits until all are answered and the server has ended the stream.
+  Status Finish();
+
+  int connection() const { return connection_; }
+
+ private:
+  std::shared_ptr<StreamOp> op_;
+  int connection_;
+};
+
+}  // namespace attend::client

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/unary_op.h"
+
+namespace attend::client {
+namespace {
+
+const std::string& AttendMethod() {
+  static const std::string* method = new std::string("/attend.v1.AttentionService/Attend");
+  return *method;
+}
+
+Pushback PushbackOf(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("grpc-retry-pushback-ms");
+  if (found == trailers.end()) return {};
+  return ParsePushback(std::string_view(found->second.data(), found->second.size()));
+}
+
+}  // namespace
+
+UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
+                 const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
+                 CallCallback callback)
+    : pool_(pool),
+      call_(std::move(call)),
+      id_(id),
+      options_(options),
+      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
+                                            : Clock::time_point::max()),
+      callback_(std::move(callback)),
+      retry_(retry, seed) {}
+
+void UnaryOp::Start() {
+  connection_ = pool_->Acquire();
+  home_ = pool_->at(connection_).loop;
+  if (!home_->Add(this)) {
+    pool_->Release(connection_);
+    CallOutcome outcome;
+    outcome.status = Status(Code::kCancelled, "the client is being destroyed");
+    callback_(std::move(outcome));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  self_ = shared_from_this();
+  StartAttempt();
+}
+
+void UnaryOp::StartAttempt() {
+  Connection& connection = pool_->at(connection_);
+  reader_.reset();
+  context_.emplace();
+  if (deadline_ != Clock::time_point::max()) {
+    context_->set_deadline(DeadlineAfter(deadline_ - Clock::now()));
+  }
+  reader_ = connection.stub.PrepareUnaryCall(&*context_, AttendMethod(), call_->ToByteBuffer(id_),
+                                             connection.loop->queue());
+  reader_->StartCall();
+  reader_->Finish(&response_, &grpc_status_, &finished_);
+  // Cancelled before there was anything to cancel.
+  if (cancelled_) context_->TryCancel();
+}
+
+bool UnaryOp::ScheduleRetry(const Status& status) {
+  if (cancelled_) return false;
+  std::optional<std::chrono::nanoseconds> time_left;
+  if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
+  const auto wait = retry_.AfterFailure(status.code(), PushbackOf(*context_), time_left);
+  if (!wait) return false;
+  alarm_.emplace();
+  alarm_->Set(pool_->at(connection_).loop->queue(), DeadlineAfter(*wait), &backoff_);
+  return true;
+}
+
+CallOutcome UnaryOp::TakeOutcome(Status status) {
+  CallOutcome outcome;
+  outcome.connection = connection_;
+  outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
+  outcome.status = std::move(status);
+  if (outcome.status.ok()) {
+    Result<DecodedResponse> decoded = DecodeResponse(&response_, options_.payload);
+    if (!decoded.ok()) {
+      outcome.status = decoded.status();
+    } else {
+      outcome.result = std::move(decoded->result);
+      outcome.payload_bytes = decoded->payload_bytes;
+    }
+  }
+  // Everything that holds the caller's memory goes before the callback runs.
+  reader_.reset();
+  context_.reset();
+  alarm_.reset();
+  call_.reset();
+  return outcome;
+}
+
+void UnaryOp::OnEvent(int slot, bool ok) {
+  std::unique_lock lock(mutex_);
+  Status status;
+  if (slot == kBackoff) {
+    if (ok && !cancelled_) {
+      connection_ = pool_->Acquire();
+      StartAttempt();
+      return;
+    }
+    status = Status(Code::kCancelled, "cancelled while waiting to try again");
+  } else {
+    pool_->Release(connection_);
+    status = FromGrpc(grpc_status_);
+    if (!status.ok() && ScheduleRetry(status)) return;
+  }
+  CallOutcome outcome = TakeOutcome(std::move(status));
+  const std::shared_ptr<UnaryOp> self = std::move(self_);
+  lock.unlock();
+  End(std::move(outcome));
+}
+
+void UnaryOp::End(CallOutcome outcome) {
+  const CallCallback callback = std::move(callback_);
+  callback(std::move(outcome));
+  home_->Remove(this);
+}
+
+void UnaryOp::Cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  if (context_) context_->TryCancel();
+  if (alarm_) alarm_->Cancel();
+}
+
+void CallHandle::Cancel() {
+  if (const std::shared_ptr<UnaryOp> op = op_.lock()) op->Cancel();
+}
+
+}  // namespace attend::client
