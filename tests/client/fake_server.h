@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A server in the test's own process, on generated classes: answers with the double-precision
+// reference, or fails and dawdles as the test tells it.
+
+#pragma once
+
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "client/attention_call.h"
+
+namespace attend::client {
+
+class FakeServer final : public v1::AttentionService::Service {
+ public:
+  FakeServer();
+  ~FakeServer() override;
+
+  const std::string& address() const { return address_; }
+  void Stop();
+
+  // Before each unary call, with its number from 0: a failure to return, or OK to go on.
+  std::function<grpc::Status(int64_t number, grpc::ServerContext* context)> before;
+  // Spoils or completes an answer before it leaves.
+  std::function<void(v1::AttendResponse*)> after;
+  // On streams: answer only when this many requests are waiting, last one first.
+  int64_t stream_batch = 1;
+
+  int64_t calls() const { return calls_; }
+  int64_t cancelled() const { return cancelled_; }
+  std::set<std::string> peers() const {
+    const std::lock_guard lock(mutex_);
+    return peers_;
+  }
+  // Blocks in `before` until the client gave up; counts it as cancelled.
+  grpc::Status UntilCancelled(grpc::ServerContext* context);
+
+  grpc::Status Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
+                      v1::AttendResponse* response) override;
+  grpc::Status AttendStream(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::AttendResponse, v1::AttendRequest>* stream) override;
+  grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest* request,
+                             v1::GetServerInfoResponse* response) override;
+
+ private:
+  std::atomic<int64_t> calls_{0};
+  std::atomic<int64_t> cancelled_{0};
+  mutable std::mutex mutex_;
+  std::set<std::string> peers_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Computes the answer to `request`, or INVALID_ARGUMENT.
+Status Answer(const v1::AttendRequest& request, v1::AttendResponse* response);
+
+}  // namespace attend::client

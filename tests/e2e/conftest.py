@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures: generated stubs once, a shared server for tests that leave it as it was, and a factory
+for servers of a test's own."""
+
+import pathlib
+import secrets
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import harness  # noqa: E402
+import wire  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stubs(tmp_path_factory):
+    wire.generate(tmp_path_factory.mktemp("stubs"))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """Shared: the default settings. It must still be up, and stop cleanly, after all tests."""
+    running = harness.Server(tmp_path_factory.mktemp("server"))
+    yield running
+    assert not running.ended(), running.log()
+    assert running.stop() == 0, running.log()
+
+
+@pytest.fixture
+def start_server(tmp_path):
+    """start_server(*flags): a server that is killed, if it is still there, after the test."""
+    started = []
+
+    def start(*args, **options):
+        running = harness.Server(tmp_path / f"server{len(started)}", *args, **options)
+        started.append(running)
+        return running
+
+    yield start
+    for running in started:
+        running.kill()
+
+
+@pytest.fixture
+def random(request):
+    """Fresh random numbers; the seed stands in the output of a failed test."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for the end-to-end tests: the server, its metrics, and free ports."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+START_SECONDS_MAX = 30
+STOP_SECONDS_MAX = 60
+
+
+def binary(name):
+    """The server or client to test: ATTEND_BIN_DIR, or ATTEND_BUILD_DIR, or build/release."""
+    if os.environ.get("ATTEND_BIN_DIR"):
+        return pathlib.Path(os.environ["ATTEND_BIN_DIR"]) / name
+    build = pathlib.Path(os.environ.get("ATTEND_BUILD_DIR") or ROOT / "build" / "release")
+    return build / name.removeprefix("attend-") / name
+
+
+def wait_for(what, condition, seconds=10):
+    """Polls until condition() is true and returns its value; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def clean_env(**more):
+    """The environment without settings of the caller's own that a server would take."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ATTEND_")}
+    return {**env, **more}
+
+
+class Server:
+    """One attend-server process on free loopback ports, ready when the constructor returns."""
+
+    def __init__(self, folder, *args, listen="127.0.0.1:0", env=None):
+        self.folder = pathlib.Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log_path = self.folder / "server.log"
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        command = [binary("attend-server"), "--listen", listen, "--metrics-listen", "127.0.0.1:0",
+                   "--device", "cpu", "--ready-file", ready, *args]
+        self._log = open(self.log_path, "wb")
+        self.process = subprocess.Popen([str(c) for c in command], stdout=self._log,
+                                        stderr=subprocess.STDOUT, env=clean_env(**(env or {})))
+        try:
+            wait_for("the server to be ready", lambda: ready.exists() or self.ended(),
+                     START_SECONDS_MAX)
+            assert not self.ended(), f"the server ended at once:\n{self.log()}"
+            self.ready = json.loads(ready.read_text())
+        except BaseException:
+            self.kill()
+            raise
+        self.addresses = self.ready["listen"]
+        self.address = self.addresses[0]
+        self.metrics_address = self.ready["metrics"]
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def wait(self, seconds=STOP_SECONDS_MAX):
+        return self.process.wait(seconds)
+
+    def stop(self):
+        """SIGTERM and the exit code."""
+        if not self.ended():
+            self.signal(signal.SIGTERM)
+        try:
+            return self.wait()
+        finally:
+            self.kill()
+
+    def kill(self):
+        if not self.ended():
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+    def metrics_text(self):
+        url = f"http://{self.metrics_address}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.read().decode()
+
+    def metric(self, name, **labels):
+        """Sum of the family's series that carry these labels; None if there is none."""
+        values = []
+        for line in self.metrics_text().splitlines():
+            match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", line)
+            if not match or match[1] != name:
+                continue
+            own = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2] or ""))
+            if all(own.get(k) == v for k, v in labels.items()):
+                values.append(float(match[3]))
+        return sum(values) if values else None
+
+
+def run_client(*args, timeout=60, env=None, check=True):
+    """Runs attend-client; returns the finished process, its exit code 0 unless check is false."""
+    done = subprocess.run([str(binary("attend-client")), *[str(a) for a in args]],
+                          capture_output=True, text=True, timeout=timeout,
+                          env=clean_env(**(env or {})))
+    if check:
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wire beside plain calls: streams, field order, health, reflection, server information."""
+
+import socket
+
+import grpc
+import pytest
+
+import harness
+import wire
+
+RAW_TAG = b"\xc2\x3e"  # field 1000, length-delimited
+
+
+def varint(number):
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def raw_fields(request):
+    return b"".join(RAW_TAG + varint(len(part)) + part for part in request.raw)
+
+
+def call_bytes(address, message, path=wire.ATTEND, seconds=wire.SECONDS):
+    """One unary call with the message's bytes as they are."""
+    with grpc.insecure_channel(address, options=wire.UNLIMITED) as channel:
+        call = channel.unary_unary(path, request_serializer=None, response_deserializer=None)
+        return call(message, timeout=seconds)
+
+
+def without_timings(message):
+    answer = wire.pb.AttendResponse.FromString(message)
+    for field in ("timings", "batch_requests", "request_id"):
+        answer.ClearField(field)
+    return answer.SerializeToString(deterministic=True)
+
+
+def test_any_field_order_gives_the_same_answer(server):
+    """Metadata before the bytes, after them, in between, and a metadata message in two parts."""
+    request = wire.small_request(seed=3, length=9, return_lse=True)
+    bytes_last = request.SerializeToString()
+    head = wire.pb.AttendRequest()
+    head.CopyFrom(request)
+    head.ClearField("raw")
+    metadata, raw = head.SerializeToString(), raw_fields(request)
+    assert bytes_last == metadata + raw  # what every generated client sends
+    q_alone = wire.pb.AttendRequest(q=head.q).SerializeToString()
+    rest = wire.pb.AttendRequest()
+    rest.CopyFrom(head)
+    rest.ClearField("q")
+    first_raw = RAW_TAG + varint(len(request.raw[0])) + request.raw[0]
+    wanted = without_timings(call_bytes(server.address, bytes_last))
+    for message in (raw + metadata, q_alone + first_raw + rest.SerializeToString() +
+                    raw[len(first_raw):], metadata + raw + b"\xf8\x7d\x01",  # + an unknown field
+                    rest.SerializeToString() + raw + q_alone):
+        assert without_timings(call_bytes(server.address, message)) == wanted
+
+
+def test_stream_answers_every_request(server):
+    """Pipelined: all are sent before the first answer is read; each answer is its request's."""
+    requests = [wire.small_request(seed=i, length=1 + 11 * (i % 7), request_id=f"r{i}")
+                for i in range(60)]
+    with wire.connect(server.address) as service:
+        alone = {r.request_id: service.Attend(r, timeout=wire.SECONDS) for r in requests[:7]}
+        answers = list(service.AttendStream(iter(requests), timeout=wire.SECONDS))
+    assert sorted(a.request_id for a in answers) == sorted(r.request_id for r in requests)
+    for answer in answers:
+        assert answer.status.code == 0, answer.status
+        if answer.request_id in alone:
+            assert list(answer.raw) == list(alone[answer.request_id].raw)
+
+
+def test_stream_answers_out_of_order(start_server):
+    """A short request overtakes a long one that came before it on the same stream."""
+    server = start_server("--lanes", "2", "--max-batch-requests", "1")
+    requests = [wire.slow_request(request_id="long"),
+                *(wire.small_request(seed=i, request_id=f"short{i}") for i in range(5))]
+    with wire.connect(server.address) as service:
+        answers = [a.request_id for a in service.AttendStream(iter(requests), timeout=60)]
+    assert sorted(answers) == sorted(r.request_id for r in requests)
+    assert answers[-1] == "long"
+
+
+def test_stream_bad_request_fails_alone(server):
+    requests = [wire.small_request(seed=i, request_id=f"r{i}") for i in range(6)]
+    requests[2].q.shape[3] = 63
+    requests[4].kernel = "no_such_kernel"
+    with wire.connect(server.address) as service:
+        answers = {a.request_id: a for a in
+                   service.AttendStream(iter(requests), timeout=wire.SECONDS)}
+    assert len(answers) == 6
+    codes = [answers[f"r{i}"].status.code for i in range(6)]
+    assert codes == [0, 0, 3, 0, codes[4], 0] and codes[4] in (3, 12)
+    assert "q" in answers["r2"].status.message and "no_such_kernel" in answers["r4"].status.message
+    assert not answers["r2"].raw and not answers["r2"].HasField("o")
+
+
+def test_stream_garbage_message(server):
+    """Bytes that are no message end in one INVALID_ARGUMENT; the stream's others are answered."""
+    good = wire.small_request(seed=1, request_id="good").SerializeToString()
+    with grpc.insecure_channel(server.address, options=wire.UNLIMITED) as channel:
+        call = channel.stream_stream("/attend.v1.AttentionService/AttendStream",
+                                     response_deserializer=wire.pb.AttendResponse.FromString)
+        answers = list(call(iter([good, b"\xff" * 40, good]), timeout=wire.SECONDS))
+    codes = sorted(a.status.code for a in answers)
+    assert codes == [0, 0, 3], answers
+
+
+@pytest.mark.parametrize("service", [b"", b"attend.v1.AttentionService"])
+def test_health_check_and_watch(server, service):
+    request = b"\x0a" + varint(len(service)) + service
+    serving = b"\x08\x01"
+    assert call_bytes(server.address, request, "/grpc.health.v1.Health/Check") == serving
+    with grpc.insecure_channel(server.address) as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(request, timeout=wire.SECONDS)
+        assert next(watch) == serving
+        watch.cancel()
+
+
+def test_health_of_an_unknown_service(server):
+    with pytest.raises(grpc.RpcError) as error:
+        call_bytes(server.address, b"\x0a\x07nothing", "/grpc.health.v1.Health/Check")
+    assert error.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_and_describes(server):
+    """Raw ServerReflectionRequests: list_services (7), file_containing_symbol (4)."""
+    symbol = b"attend.v1.AttentionService"
+    requests = [b"\x3a\x00", b"\x22" + varint(len(symbol)) + symbol]
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        listed, described = list(call(iter(requests), timeout=wire.SECONDS))
+    for name in (symbol, b"grpc.health.v1.Health"):
+        assert name in listed
+    for name in (b"AttendStream", b"GetServerInfo", b"kv_lengths", b"alibi_slopes"):
+        assert name in described
+
+
+def test_server_info(server):
+    with wire.connect(server.address) as service:
+        info = service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS)
+    assert info.version and info.build and info.uptime_seconds > 0
+    assert [d.name for d in info.devices] == ["cpu"]
+    assert info.devices[0].healthy and info.devices[0].lanes > 0 and info.devices[0].units > 0
+    kernels = {k.name: k for k in info.kernels}
+    assert {"cpu_reference", "cpu_flash", "cuda_naive", "cuda_flash_fp32"} <= kernels.keys()
+    assert kernels["cpu_flash"].available and not kernels["cuda_naive"].available
+    for kernel in kernels.values():
+        assert sorted(kernel.dtypes) == [1, 2, 3] and kernel.head_dim_max == 256
+        assert kernel.summary and kernel.device_kind in ("cpu", "cuda")
+    assert info.limits.head_dim_max == 256 and info.limits.request_bytes_max == 1 << 30
+    assert info.limits.memory_budget_bytes == 4 << 30 and info.limits.queue_requests_max == 1024
+    assert list(info.transports) == ["inline"] and info.reference_check == "off"
+
+
+def test_unknown_method(server):
+    with pytest.raises(grpc.RpcError) as error:
+        call_bytes(server.address, b"", "/attend.v1.AttentionService/Nothing")
+    assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_request_id_is_echoed_or_made(server):
+    with wire.connect(server.address) as service:
+        named = service.Attend(wire.small_request(request_id="me-1"), timeout=wire.SECONDS)
+        made = [service.Attend(wire.small_request(), timeout=wire.SECONDS).request_id
+                for _ in range(2)]
+    assert named.request_id == "me-1"
+    assert all(made) and made[0] != made[1]
+
+
+def test_unix_socket_beside_tcp(start_server, tmp_path):
+    path = tmp_path / "attend.sock"
+    server = start_server(listen=f"127.0.0.1:0,unix:{path}")
+    assert len(server.addresses) == 2
+    for address in server.addresses:
+        wire.assert_serves(address)
+    assert server.stop() == 0
+
+
+def test_two_ports(start_server):
+    server = start_server("--listen", "127.0.0.1:0")
+    assert len(set(server.addresses)) == 2
+    for address in server.addresses:
+        wire.assert_serves(address)
+
+
+def test_half_a_message_then_gone(server):
+    """A client that announces 1 MiB, sends 100 bytes and disconnects."""
+    host, port = server.address.rsplit(":", 1)
+    for body, ending in ((b"\0\0\x10\0\0" + b"x" * 100, "close"),
+                         (b"\0\xff\xff\xff\xff" + b"abcd", "reset")):
+        headers = b"\x83\x86" + b"".join(
+            literal(*pair) for pair in ((b":path", wire.ATTEND.encode()), (b":authority", b"x"),
+                                        (b"content-type", b"application/grpc"),
+                                        (b"te", b"trailers")))
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") +
+                               frame(1, 4, 1, headers) + frame(0, 0, 1, body))
+            assert connection.recv(9)  # the server's settings: it has read the preface
+            if ending == "reset":
+                connection.sendall(frame(3, 0, 1, b"\0\0\0\x08"))
+    wire.assert_serves(server.address)
+    harness.wait_for("nothing in flight", lambda: server.metric("attend_inflight_requests") == 0)
+
+
+def literal(name, value):
+    """HPACK: a literal header without indexing."""
+    return b"\0" + varint(len(name)) + name + varint(len(value)) + value
+
+
+def frame(kind, flags, stream, payload):
+    """An HTTP/2 frame."""
+    return (len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") +
+            payload)
+
+
+def test_a_client_that_stops_reading(start_server):
+    """The server stops reading its stream instead of piling up answers, and serves the others."""
+    server = start_server("--stream-requests-max", "4")
+    sent = []
+
+    def endless():
+        for i in range(400):
+            sent.append(i)
+            yield wire.small_request(seed=1, heads=16, length=256, request_id=str(i))
+
+    with grpc.insecure_channel(server.address, options=wire.UNLIMITED) as channel:
+        lazy = wire.stub.AttentionServiceStub(channel).AttendStream(endless(), timeout=60)
+        next(lazy)
+        counts = []
+
+        def stalled():
+            counts.append(len(sent))
+            return len(counts) > 100 and counts[-1] == counts[-100]
+
+        harness.wait_for("the stream to stall", stalled, 20)
+        wire.assert_serves(server.address)
+        assert len(sent) < 400
+        assert server.metric("attend_host_memory_used_bytes") < 1 << 30
+        lazy.cancel()
+    harness.wait_for("nothing in flight", lambda: server.metric("attend_inflight_requests") == 0)
+    wire.assert_serves(server.address)
+
+

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags, environment and configuration file of the server; log formats; exit codes."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+import harness
+import wire
+
+
+def run_server(*args, env=None):
+    """Runs the server where it must end by itself."""
+    return subprocess.run([str(harness.binary("attend-server")), *args], capture_output=True,
+                          text=True, timeout=30, env=harness.clean_env(**(env or {})))
+
+
+@pytest.mark.parametrize("args", [
+    ["--no-such-flag"], ["--lanes", "many"], ["--lanes", "-1"], ["--max-queue", "0"],
+    ["--device", "tpu"], ["--device", "cuda:x"], ["--reference-check", "sometimes"],
+    ["--reference-check", "sample:2"], ["--log-level", "loud"], ["--log-format", "xml"],
+    ["--listen", "nowhere"], ["--listen", "127.0.0.1:99999"], ["--metrics-listen", "8002x"],
+    ["--memory-budget", "4GiBB"], ["--memory-budget", "-1"], ["--drain-timeout", "-1"],
+    ["--config", "/nonexistent.toml"], ["stray"],
+], ids=" ".join)
+def test_bad_flags(args):
+    done = run_server(*args)
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    assert len(lines) == 1, lines
+    assert args[-1].lstrip("-") in lines[0] or args[0].lstrip("-") in lines[0]
+
+
+def test_bad_environment_and_config(tmp_path):
+    done = run_server(env={"ATTEND_LANES": "many"})
+    assert done.returncode == 2 and len((done.stdout + done.stderr).strip().splitlines()) == 1
+    config = tmp_path / "attend.toml"
+    config.write_text("no-such-setting = 1\n")
+    done = run_server("--config", str(config))
+    assert done.returncode == 2 and "no-such-setting" in done.stdout + done.stderr
+
+
+def test_help_explains_every_flag():
+    done = run_server("--help")
+    assert done.returncode == 0 and not done.stderr
+    for flag in ("listen", "metrics-listen", "device", "lanes", "cpu-threads", "lane-workspace",
+                 "max-request-bytes", "memory-budget", "max-queue", "max-batch-requests",
+                 "max-batch-gflop", "max-batch-bytes", "max-batch-delay-us", "max-streams",
+                 "stream-requests-max", "copy-threads", "reference-check", "check-seed",
+                 "check-threads", "check-dump-dir", "check-dump-max", "drain-timeout", "log-level",
+                 "log-format", "log-file", "allocator-tuning", "ready-file", "version", "config"):
+        assert re.search(rf"--(\[no-\])?{flag}\b", done.stdout), flag
+    assert "ATTEND_LISTEN" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["attend-server", "attend-client"])
+def test_version(name):
+    done = subprocess.run([str(harness.binary(name)), "--version"], capture_output=True, text=True,
+                          timeout=30)
+    assert done.returncode == 0 and re.search(r"\d+\.\d+\.\d+", done.stdout)
+    assert len(done.stdout.strip().splitlines()) == 1
+
+
+def info(server):
+    with wire.connect(server.address) as service:
+        return service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS)
+
+
+def test_flag_beats_file_beats_environment(start_server, tmp_path):
+    config = tmp_path / "attend.toml"
+    config.write_text('max-queue = 11\nstream-requests-max = 12\nlanes = 1\n'
+                      'reference-check = "all"\n')
+    server = start_server("--config", str(config), "--max-queue", "31",
+                          env={"ATTEND_MAX_QUEUE": "21", "ATTEND_STREAM_REQUESTS_MAX": "22",
+                               "ATTEND_MAX_REQUEST_BYTES": "7MiB"})
+    limits = info(server).limits
+    assert limits.queue_requests_max == 31 and limits.request_bytes_max == 7 << 20
+    assert limits.stream_requests_max == 12
+    assert info(server).devices[0].lanes == 1
+    assert info(server).reference_check == "all"
+
+
+def test_sizes_take_suffixes(start_server):
+    server = start_server("--max-request-bytes", "3MiB", "--memory-budget", "5GiB")
+    limits = info(server).limits
+    assert limits.request_bytes_max == 3 << 20 and limits.memory_budget_bytes == 5 << 30
+
+
+def test_start_prints_what_it_is(start_server):
+    server = start_server()
+    log = server.log()
+    for word in (server.address, server.metrics_address, "cpu", "cpu_flash"):
+        assert word in log, word
+    assert server.ready["pid"] == server.process.pid
+
+
+def test_json_logs(start_server):
+    """Every line is an object; a failed request is one warning with its id and status."""
+    server = start_server("--log-format", "json", "--log-level", "debug")
+    with wire.connect(server.address) as service:
+        service.Attend(wire.small_request(request_id='good "one"\n'), timeout=wire.SECONDS)
+        with pytest.raises(Exception):
+            service.Attend(wire.small_request(request_id="bad-one", softcap=-1),
+                           timeout=wire.SECONDS)
+    assert server.stop() == 0
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    assert len(lines) > 3
+    about_bad = [line for line in lines if "bad-one" in json.dumps(line)]
+    assert len(about_bad) == 1
+    assert about_bad[0]["level"] in ("warn", "warning")
+    assert "INVALID_ARGUMENT" in json.dumps(about_bad[0])
+    assert [line for line in lines if "good" in json.dumps(line)]
+
+
+def test_log_level_and_file(start_server, tmp_path):
+    path = tmp_path / "attend.log"
+    server = start_server("--log-level", "warn", "--log-file", str(path))
+    with wire.connect(server.address) as service:
+        service.Attend(wire.small_request(request_id="quiet"), timeout=wire.SECONDS)
+        with pytest.raises(Exception):
+            service.Attend(wire.small_request(request_id="loud", softcap=-1), timeout=wire.SECONDS)
+    assert server.stop() == 0
+    text = path.read_text()
+    assert "loud" in text and "quiet" not in text
+
+
+@pytest.mark.parametrize("flag", ["--allocator-tuning", "--no-allocator-tuning"])
+def test_allocator_tuning_is_a_switch(start_server, flag):
+    server = start_server(flag)
+    wire.assert_serves(server.address)
+    assert server.stop() == 0
+
+
+def test_ready_file_is_whole(start_server):
+    server = start_server()
+    assert json.loads((server.folder / "ready.json").read_text()) == server.ready
+    assert server.stop() == 0

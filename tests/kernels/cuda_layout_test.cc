@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The parts of the CUDA backend that need no GPU: layout, rebasing, error classes, and what is said
+// on a machine that has none.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/batch_layout.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/flash_fp32.h"
+#include "tests/kernels/problems.h"
+
+namespace attend::test {
+namespace {
+
+using cuda::BatchLayout;
+using cuda::kLayoutAlignment;
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+void* Address(uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+WorkItem ItemOf(uintptr_t in, int64_t in_bytes, uintptr_t out, int64_t out_bytes,
+                int64_t workspace) {
+  WorkItem item;
+  item.input = {Address(in), in_bytes};
+  item.output = {Address(out), out_bytes};
+  item.selection.workspace_bytes = workspace;
+  return item;
+}
+
+TEST(LayOut, KeepsResiduesAndDoesNotOverlap) {
+  const std::vector<WorkItem> items = {ItemOf(0x10000, 1000, 0x20010, 77, 500),
+                                       ItemOf(0x300f3, 1, 0x40000, 0, 4000),
+                                       ItemOf(0x50040, 0, 0x60001, 4096, 0)};
+  const Result<BatchLayout> layout = cuda::LayOut(items, kNoLimit);
+  ASSERT_TRUE(layout.ok()) << layout.status().ToString();
+  ASSERT_EQ(layout->items.size(), items.size());
+  int64_t end = 0;
+  for (size_t n = 0; n < items.size(); ++n) {
+    const auto residue = [](const HostSpan& span) {
+      return static_cast<int64_t>(reinterpret_cast<uintptr_t>(span.data) % kLayoutAlignment);
+    };
+    EXPECT_EQ(layout->items[n].input % kLayoutAlignment, residue(items[n].input));
+    EXPECT_EQ(layout->items[n].output % kLayoutAlignment, residue(items[n].output));
+    EXPECT_GE(layout->items[n].input, end);
+    EXPECT_GE(layout->items[n].output, layout->items[n].input + items[n].input.bytes);
+    end = layout->items[n].output + items[n].output.bytes;
+  }
+  EXPECT_GE(layout->workspace, end);
+  EXPECT_EQ(layout->workspace % kLayoutAlignment, 0);
+  EXPECT_EQ(layout->workspace_bytes, 4000);
+  EXPECT_EQ(layout->bytes, layout->workspace + 4000);
+}
+
+TEST(LayOut, EmptyBatchNeedsNothing) {
+  const Result<BatchLayout> layout = cuda::LayOut({}, 0);
+  ASSERT_TRUE(layout.ok());
+  EXPECT_EQ(layout->bytes, 0);
+}
+
+TEST(LayOut, RefusesWhatDoesNotFit) {
+  const std::vector<WorkItem> large = {ItemOf(0, 8, 0, 8, 1001)};
+  const Result<BatchLayout> limited = cuda::LayOut(large, 1000);
+  ASSERT_FALSE(limited.ok());
+  EXPECT_EQ(limited.status().code(), Code::kResourceExhausted);
+  EXPECT_NE(limited.status().message().find("1001"), std::string::npos);
+  EXPECT_NE(limited.status().message().find("1000"), std::string::npos);
+
+  const std::vector<WorkItem> overflow = {ItemOf(0, kNoLimit - 10, 0, kNoLimit - 10, 0)};
+  EXPECT_EQ(cuda::LayOut(overflow, kNoLimit).status().code(), Code::kInvalidArgument);
+  const std::vector<WorkItem> negative = {ItemOf(0, -1, 0, 8, 0)};
+  EXPECT_EQ(cuda::LayOut(negative, kNoLimit).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Rebase, MovesEveryPointerByItsSpan) {
+  const uint64_t seed = FreshSeed();
+  for (uint64_t n = 0; n < 200; ++n) {
+    const ProblemSpec spec = RandomSpec(seed + n);
+    OwnedAttention owned = MakeAttention(spec, seed + n);
+    const WorkItem item = owned.Item(Selection{});
+    // Onto copies of the blocks: then the moved attention must hold the same data.
+    Block input = MakeBlock(item.input.bytes);
+    Block output = MakeBlock(item.output.bytes);
+    const Result<Attention> moved = cuda::Rebase(item, input.get(), output.get());
+    ASSERT_TRUE(moved.ok()) << moved.status().ToString() << " seed " << seed + n;
+    const auto same = [](const void* from, const void* base, const void* to,
+                         const void* moved_base) {
+      if (from == nullptr) return to == nullptr;
+      return static_cast<const char*>(from) - static_cast<const char*>(base) ==
+             static_cast<const char*>(to) - static_cast<const char*>(moved_base);
+    };
+    const Attention& a = owned.attention;
+    const Attention& b = *moved;
+    const std::pair<const void*, const void*> inputs[] = {{a.q.data, b.q.data},
+                                                          {a.k.data, b.k.data},
+                                                          {a.v.data, b.v.data},
+                                                          {a.bias.data, b.bias.data},
+                                                          {a.alibi_slopes, b.alibi_slopes},
+                                                          {a.sinks, b.sinks},
+                                                          {a.q_lengths, b.q_lengths},
+                                                          {a.kv_lengths, b.kv_lengths},
+                                                          {a.q_offsets, b.q_offsets},
+                                                          {a.kv_offsets, b.kv_offsets}};
+    for (const auto& [from, to] : inputs) {
+      EXPECT_TRUE(same(from, item.input.data, to, input.get())) << Describe(spec);
+    }
+    EXPECT_TRUE(same(a.o.data, item.output.data, b.o.data, output.get()));
+    EXPECT_TRUE(same(a.lse, item.output.data, b.lse, output.get()));
+  }
+}
+
+TEST(Rebase, NamesAPointerOutside) {
+  OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 4, 4, 8, 8), FreshSeed());
+  WorkItem item = owned.Item(Selection{});
+  item.attention.k.data = static_cast<const char*>(item.input.data) + item.input.bytes + 1;
+  const Status status = cuda::Rebase(item, nullptr, nullptr).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("k "), std::string::npos) << status.message();
+
+  item = owned.Item(Selection{});
+  item.attention.lse = static_cast<float*>(item.input.data);
+  EXPECT_NE(cuda::Rebase(item, nullptr, nullptr).status().message().find("lse"), std::string::npos);
+}
+
+TEST(OutputIsDense, KnowsGaps) {
+  OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 5, 7, 8, 8), FreshSeed());
+  WorkItem item = owned.Item(Selection{});
+  EXPECT_FALSE(cuda::OutputIsDense(item));  // the test's block has guards
+  item.output.bytes = 2 * 3 * 5 * 8 * 4 + 2 * 3 * 5 * 4;
+  EXPECT_TRUE(cuda::OutputIsDense(item));
+}
+
+TEST(CudaStatus, ClassesOfErrors) {
+  EXPECT_TRUE(cuda::ToStatus(cudaSuccess, "x").ok());
+  EXPECT_EQ(cuda::ToStatus(cudaErrorMemoryAllocation, "x").code(), Code::kResourceExhausted);
+  const Status status = cuda::ToStatus(cudaErrorIllegalAddress, "copy in");
+  EXPECT_EQ(status.code(), Code::kInternal);
+  EXPECT_NE(status.message().find("cudaErrorIllegalAddress ("), std::string::npos);
+  EXPECT_NE(status.message().find("copy in"), std::string::npos);
+  EXPECT_TRUE(cuda::IsSticky(cudaErrorIllegalAddress));
+  EXPECT_TRUE(cuda::IsSticky(cudaErrorECCUncorrectable));
+  EXPECT_FALSE(cuda::IsSticky(cudaErrorMemoryAllocation));
+  EXPECT_FALSE(cuda::IsSticky(cudaErrorInvalidConfiguration));
+}
+
+TEST(FlashVariants, OneRunsWithinNinetyNineKibibytes) {
+  for (int dim = 1; dim <= 256; ++dim) {
+    for (const bool plain : {true, false}) {
+      Problem p = MakeSpec(1, 1, 1, 1, 1, dim, 1).problem;
+      if (!plain) p.softcap = 1;
+      const auto variants = cuda::FlashVariantsFor(p);
+      EXPECT_TRUE(
+          std::any_of(variants.begin(), variants.end(),
+                      [](const auto& variant) { return variant.shared_bytes <= 99 * 1024; }))
+          << "D " << dim << " plain " << plain;
+    }
+  }
+}
+
+TEST(Devices, NoneIsAnAnswer) {
+  std::string why;
+  const int count = CudaDeviceCount(&why);
+  if (count == 0) {
+    EXPECT_FALSE(why.empty());
+  }
+  EXPECT_NE(CudaBuildVersion(), "none");
+  const auto backend = MakeCudaBackend(count, BackendOptions{});
+  ASSERT_FALSE(backend.ok());
+  EXPECT_EQ(backend.status().code(), Code::kNotFound);
+  EXPECT_NE(backend.status().message().find("cuda:" + std::to_string(count)), std::string::npos);
+}
+
+}  // namespace
+}  // namespace attend::test

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs a CUDA kernel on an attention of the host, without a backend in between: mirrors its memory
+// on device 0, guards included, so that every byte that a kernel writes is seen. Test code, one
+// thread.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/launch.h"
+#include "tests/kernels/problems.h"
+
+namespace attend::test {
+
+// Device memory, freed by the destructor; null if there was none.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(int64_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  char* get() const { return data_; }
+
+ private:
+  char* data_ = nullptr;
+};
+
+// The memory of one attention on the device, kept over several runs. `owned` must outlive it.
+class DeviceRun {
+ public:
+  // Copies the inputs. `kernel` decides how much workspace there is.
+  DeviceRun(OwnedAttention* owned, KernelId kernel);
+
+  // Fills output and workspace with what owned.output holds and NaN, runs, and copies the output
+  // back. Not OK: CUDA's words.
+  Status Run(int config = cuda::kDefaultConfig);
+
+  const Attention& attention() const { return attention_; }  // on the device
+
+ private:
+  OwnedAttention* owned_;
+  KernelId kernel_;
+  int64_t workspace_bytes_;
+  DeviceMemory input_;
+  DeviceMemory output_;
+  DeviceMemory workspace_;
+  Attention attention_;
+};
+
+// Resets the output, runs once.
+Status RunOnDevice(OwnedAttention* owned, KernelId kernel, int config = cuda::kDefaultConfig);
+
+// Compiled variants of `kernel` that device 0 can run for this problem.
+std::vector<int> Configs(const Problem& problem, KernelId kernel);
+
+}  // namespace attend::test

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole server in this process: fake devices, real sockets on free ports, its log in memory.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "server/config.h"
+#include "server/server.h"
+#include "tests/server/fake_backend.h"
+
+namespace attend::test {
+
+class TestServer {
+ public:
+  // `change` edits the settings before the server starts.
+  explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1);
+  ~TestServer();  // opens the devices' gates first
+
+  Server& server() { return *server_; }
+  testing::FakeBackend& backend(int i = 0) { return *backends_[i]; }
+  const std::string& address() const { return server_->addresses().front(); }
+  std::string log() const;  // so far
+  // One scrape over HTTP, of a server whose metrics_listen was set.
+  std::string Metrics() const;
+  // The sample with this name and labels as they stand in the exposition; -1 if there is none.
+  double Metric(const std::string& sample) const;
+
+  // A connection of its own, so that tests do not share one.
+  std::shared_ptr<grpc::Channel> Connect() const;
+  std::unique_ptr<v1::AttentionService::Stub> Stub() const;
+
+ private:
+  struct Log;
+  std::unique_ptr<Log> log_;
+  std::vector<testing::FakeBackend*> backends_;
+  std::unique_ptr<Server> server_;
+};
+
+// One Attend call with these bytes as its message, whatever they are.
+grpc::Status SendBytes(const std::shared_ptr<grpc::Channel>& channel, const std::string& bytes,
+                       v1::AttendResponse* response);
+
+// What an HTTP GET of http://`address``path` answers; empty if it fails.
+std::string HttpGet(const std::string& address, const std::string& path);
+
+}  // namespace attend::test

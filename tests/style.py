@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the project's borders and budgets. One line per fault, file:line: [rule] what; a count.
+
+    tests/style.py [--root FOLDER] [--list] [--only RULE]
+"""
+
+import argparse
+import ast
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+COLUMNS_MAX = 100
+FUNCTION_LINES_MAX = 70
+HOST_FILE_LINES_MAX = 400
+KERNEL_FILE_LINES_MAX = 500
+
+CPP = {".cc", ".h", ".cu", ".cuh"}
+SOURCES = {".cc", ".cu"}
+# Files whose first line, or second after a #! line, names the licence.
+LICENSED = CPP | {".proto", ".py", ".cmake", ".yaml", ".yml", ".supp", ".sh"}
+LICENSED_NAMES = {"CMakeLists.txt", "Dockerfile"}
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+GRPC_OR_GENERATED = re.compile(r"^(grpc|grpcpp|google/protobuf)/|\.pb\.h$")
+LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometheus|CLI|nlohmann)/")
+
+# The only server files that may know the wire: everything behind them takes plain values.
+WIRE_FILES = re.compile(
+    r"^server/(codec|dump|grpc_status|info|intake|main|reply|server|service|slice_reader|"
+    r"stream_service|validate)\.(h|cc)$")
+
+BANNED = [
+    (re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work belongs in an issue"),
+    (re.compile(r"(?<![\w.$}])/(work|farm|home/\w+|root|Users/\w+)/"), "a path of one machine"),
+    (re.compile(r"\bnot (yet )?" r"implemented\b", re.I), "a part that is not there"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    path: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self):
+        return f"{self.path}:{self.line}: [{self.rule}] {self.text}"
+
+
+class Tree:
+    """The project's files: what git tracks or would track, else all outside build folders."""
+
+    def __init__(self, root):
+        self.root = pathlib.Path(root).resolve()
+        self.paths = sorted(p for p in self._list() if (self.root / p).is_file())
+        self._lines = {}
+
+    def _list(self):
+        if (self.root / ".git").exists():
+            out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=self.root,
+                                 check=True, capture_output=True, text=True).stdout
+            return set(out.split("\n")) - {""}
+        found = (p.relative_to(self.root) for p in self.root.rglob("*") if p.is_file())
+        return {str(p) for p in found if not re.match(r"build|dist$", p.parts[0])}
+
+    def lines(self, path):
+        if path not in self._lines:
+            text = (self.root / path).read_bytes()
+            self._lines[path] = [] if b"\0" in text else text.decode(errors="replace").split("\n")
+        return self._lines[path]
+
+    def select(self, suffixes, under=""):
+        return [p for p in self.paths if pathlib.Path(p).suffix in suffixes and p.startswith(under)]
+
+
+def is_script(tree, path):
+    return pathlib.Path(path).suffix == "" and tree.lines(path)[:1] and \
+        tree.lines(path)[0].startswith("#!")
+
+
+def includes(tree, path):
+    for number, line in enumerate(tree.lines(path), 1):
+        match = INCLUDE.match(line)
+        if match:
+            yield number, match.group(1)
+
+
+def check_licence(tree):
+    """Every source file opens with its licence line."""
+    for path in tree.paths:
+        pure = pathlib.Path(path)
+        if not (pure.suffix in LICENSED or pure.name in LICENSED_NAMES or is_script(tree, path)):
+            continue
+        head = tree.lines(path)[:2]
+        first = 1 if head and head[0].startswith("#!") else 0
+        if len(head) <= first or LICENCE not in head[first]:
+            yield Fault(path, first + 1, "licence", f"the line '{LICENCE}' must stand here")
+
+
+def check_opening(tree):
+    """C++ and CUDA files say after the licence what they are, a .cc in its header if it has one;
+    headers are included once."""
+    for path in tree.select(CPP):
+        lines = tree.lines(path) + ["", "", ""]
+        header = str(pathlib.Path(path).with_suffix(".h"))
+        if header != path and header in tree.paths:
+            continue
+        if lines[1].strip() != "//" or not lines[2].startswith("// "):
+            yield Fault(path, 2, "opening", "an empty comment line, then what this file is")
+        if path.endswith((".h", ".cuh")) and "#pragma once" not in lines:
+            yield Fault(path, 1, "opening", "#pragma once is missing")
+
+
+def check_columns(tree):
+    """No line is longer than 100 columns, ends in spaces or holds a tab."""
+    for path in tree.paths:
+        pure = pathlib.Path(path)
+        if not (pure.suffix in LICENSED or pure.name in LICENSED_NAMES or is_script(tree, path)):
+            continue
+        for number, line in enumerate(tree.lines(path), 1):
+            if len(line) > COLUMNS_MAX:
+                yield Fault(path, number, "columns", f"{len(line)} columns, at most {COLUMNS_MAX}")
+            if line != line.rstrip():
+                yield Fault(path, number, "columns", "spaces at the end")
+            if "\t" in line:
+                yield Fault(path, number, "columns", "a tab")
+
+
+def check_file_length(tree):
+    """Host files have at most 400 lines, files under kernels/ 500."""
+    for path in tree.select(CPP | {".py"}):
+        bound = KERNEL_FILE_LINES_MAX if path.startswith("kernels/") else HOST_FILE_LINES_MAX
+        count = len(tree.lines(path)) - 1
+        if count > bound:
+            yield Fault(path, bound + 1, "file-length", f"{count} lines, at most {bound}")
+
+
+def cpp_functions(tree):
+    paths = tree.select(CPP)
+    if not paths:
+        return
+    out = subprocess.run(
+        ["ctags", "-f", "-", "--fields=+ne", "--langmap=C++:+.cu.cuh.h", "--kinds-C++=f", "-L-"],
+        cwd=tree.root, input="\n".join(paths), check=True, capture_output=True, text=True).stdout
+    for tag in out.splitlines():
+        fields = tag.split("\t")
+        numbers = dict(f.split(":", 1) for f in fields[3:] if re.match(r"(line|end):\d+$", f))
+        if len(numbers) == 2:
+            yield fields[1], fields[0], int(numbers["line"]), int(numbers["end"])
+
+
+def python_functions(tree):
+    for path in tree.paths:
+        script = is_script(tree, path) and "python" in tree.lines(path)[0]
+        if not (path.endswith(".py") or script):
+            continue
+        for node in ast.walk(ast.parse("\n".join(tree.lines(path)), path)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield path, node.name, node.lineno, node.end_lineno
+
+
+def check_function_length(tree):
+    """No function is longer than 70 lines."""
+    for path, name, first, last in [*cpp_functions(tree), *python_functions(tree)]:
+        if last - first + 1 > FUNCTION_LINES_MAX:
+            yield Fault(path, first, "function-length",
+                        f"{name} has {last - first + 1} lines, at most {FUNCTION_LINES_MAX}")
+
+
+def check_borders(tree):
+    """kernels/ knows no wire and no service library, client/ no server, server/ no client; only
+    the server's wire files include gRPC or generated headers."""
+    for path in tree.select(CPP):
+        top = path.split("/")[0]
+        for number, name in includes(tree, path):
+            other = name.split("/")[0]
+            why = None
+            if top == "kernels" and (LIBRARIES_OUTSIDE_KERNELS.match(name) or
+                                     name.endswith(".pb.h") or other in ("server", "client")):
+                why = "kernels/ stands alone"
+            elif top == "client" and other == "server":
+                why = "client/ knows the wire, not the server"
+            elif top == "server" and other == "client":
+                why = "server/ knows nothing of the client"
+            elif top == "server" and GRPC_OR_GENERATED.search(name) and not WIRE_FILES.match(path):
+                why = "only the server's wire files may"
+            elif top != "tests" and other == "tests":
+                why = "the product does not need its tests"
+            if why:
+                yield Fault(path, number, "borders", f"includes {name}: {why}")
+
+
+def check_words(tree):
+    """No marks of unfinished work, no path of somebody's machine."""
+    for path in tree.paths:
+        if path == "LICENSE":
+            continue
+        for number, line in enumerate(tree.lines(path), 1):
+            for pattern, why in BANNED:
+                match = pattern.search(line)
+                if match:
+                    yield Fault(path, number, "words", f"'{match.group(0)}': {why}")
+
+
+def check_built(tree):
+    """Every source file is named in a CMakeLists.txt above it."""
+    for path in tree.select(SOURCES):
+        pure = pathlib.Path(path)
+        named = any(
+            re.search(rf"(?<![\w/]){re.escape(str(pure.relative_to(folder)))}(?!\w)",
+                      "\n".join(tree.lines(str(folder / "CMakeLists.txt"))))
+            for folder in pure.parents if str(folder / "CMakeLists.txt") in tree.paths)
+        if not named:
+            yield Fault(path, 1, "built", "no CMakeLists.txt names it")
+
+
+def check_format(tree):
+    """C++ and CUDA files are as clang-format leaves them."""
+    paths = tree.select(CPP)
+    if not paths:
+        return
+    if not shutil.which("clang-format"):
+        yield Fault(".clang-format", 1, "format", "clang-format is not installed")
+        return
+    out = subprocess.run(["clang-format", "--dry-run", *paths], cwd=tree.root,
+                         capture_output=True, text=True).stderr
+    seen = set()
+    for line in out.splitlines():
+        match = re.match(r"(?:\./)?([^:\s]+):(\d+):\d+: (?:warning|error): ", line)
+        if match and match.groups() not in seen:
+            seen.add(match.groups())
+            yield Fault(match[1], int(match[2]), "format", "clang-format would change it")
+
+
+RULES = {
+    "licence": check_licence,
+    "opening": check_opening,
+    "columns": check_columns,
+    "file-length": check_file_length,
+    "function-length": check_function_length,
+    "borders": check_borders,
+    "words": check_words,
+    "built": check_built,
+    "format": check_format,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--root", default=pathlib.Path(__file__).resolve().parent.parent)
+    parser.add_argument("--list", action="store_true", help="print the rules and stop")
+    parser.add_argument("--only", choices=RULES, help="one rule")
+    options = parser.parse_args()
+    if options.list:
+        for name, rule in RULES.items():
+            print(f"{name:16} {' '.join(rule.__doc__.split())}")
+        return 0
+    tree = Tree(options.root)
+    faults = []
+    for name, rule in RULES.items():
+        if options.only in (None, name):
+            faults += rule(tree)
+    for fault in sorted(faults, key=lambda f: (f.path, f.line)):
+        print(fault)
+    print(f"style: {len(tree.paths)} files, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plants one fault of each kind in a small tree; the style test must find it and nothing else."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+STYLE = pathlib.Path(__file__).resolve().parent / "style.py"
+HEAD = "// SPDX-License-Identifier: Apache-2.0\n//\n// A file.\n\n"
+CMAKE = "# SPDX-License-Identifier: Apache-2.0\nadd_library(x a.cc)\n"
+GOOD = {
+    ".clang-format": "BasedOnStyle: Google\nColumnLimit: 100\n",
+    "kernels/CMakeLists.txt": CMAKE,
+    "kernels/a.h": HEAD + "#pragma once\n\nint F();\n",
+    "kernels/a.cc": HEAD + '#include "kernels/a.h"\n\nint F() { return 1; }\n',
+    "server/codec.cc": HEAD + "#include <grpcpp/grpcpp.h>\n",
+    "server/CMakeLists.txt": "# SPDX-License-Identifier: Apache-2.0\nadd_library(y codec.cc)\n",
+    "tests/run": "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\ntrue\n",
+}
+
+PLANTED = {
+    "licence": ("kernels/a.h", "#pragma once\n"),
+    "opening": ("kernels/a.h", "// SPDX-License-Identifier: Apache-2.0\n#pragma once\n"),
+    "columns": ("kernels/CMakeLists.txt", CMAKE + "#" * 101 + "\n"),
+    "file-length": ("kernels/a.h", HEAD + "#pragma once\n" + "// x\n" * 500),
+    "function-length": ("kernels/a.cc", HEAD + "int F() {\n" + "  F();\n" * 70 + "}\n"),
+    "words": ("tests/run", GOOD["tests/run"] + "# TO" "DO later\n"),
+    "built": ("kernels/b.cc", HEAD + "int G() { return 1; }\n"),
+    "format": ("kernels/a.cc", HEAD + "int F( ) { return 1; }\n"),
+}
+
+BORDERS = [
+    ("kernels/a.h", HEAD + "#pragma once\n\n#include <grpcpp/grpcpp.h>\n"),
+    ("kernels/a.h", HEAD + "#pragma once\n\n#include <spdlog/spdlog.h>\n"),
+    ("kernels/a.h", HEAD + "#pragma once\n\n#include <prometheus/counter.h>\n"),
+    ("kernels/a.h", HEAD + '#pragma once\n\n#include "server/codec.h"\n'),
+    ("kernels/a.h", HEAD + '#pragma once\n\n#include "attend/v1/attention.pb.h"\n'),
+    ("server/batcher.h", HEAD + "#pragma once\n\n#include <grpcpp/grpcpp.h>\n"),
+    ("server/batcher.h", HEAD + '#pragma once\n\n#include "attend/v1/attention.pb.h"\n'),
+    ("server/batcher.h", HEAD + '#pragma once\n\n#include "client/client.h"\n'),
+    ("client/client.h", HEAD + '#pragma once\n\n#include "server/request.h"\n'),
+    ("kernels/a.h", HEAD + '#pragma once\n\n#include "tests/check.h"\n'),
+]
+
+
+def run_style(root, changes):
+    for path, text in {**GOOD, **changes}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    done = subprocess.run([sys.executable, str(STYLE), "--root", str(root)],
+                          capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_clean_tree(tmp_path):
+    code, lines = run_style(tmp_path, {})
+    assert code == 0, lines
+    assert lines[-1].endswith(" 0 faults")
+
+
+@pytest.mark.parametrize("rule", PLANTED)
+def test_finds(tmp_path, rule):
+    path, text = PLANTED[rule]
+    code, lines = run_style(tmp_path, {path: text})
+    assert code == 1
+    found = [line for line in lines[:-1] if f"[{rule}]" in line]
+    assert found and all(line.startswith(path + ":") for line in found), lines
+
+
+@pytest.mark.parametrize("path,text", BORDERS)
+def test_borders(tmp_path, path, text):
+    code, lines = run_style(tmp_path, {path: text})
+    assert code == 1
+    assert [line for line in lines[:-1] if line.startswith(f"{path}:7: [borders]")], lines
+
+
+def test_lists_every_rule():
+    out = subprocess.run([sys.executable, str(STYLE), "--list"], capture_output=True, text=True)
+    assert out.returncode == 0
+    assert {line.split()[0] for line in out.stdout.splitlines()} == {*PLANTED, "borders"}
