@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# One binary with its libraries, on a base without anything else added.
+#
+#   docker build -t attend .
+#   docker run --rm --read-only --cap-drop ALL -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 attend
+#
+# With CUDA kernels: the build stage needs a Debian 12 with NVIDIA's toolkit (their network
+# repository for Debian 12, package cuda-toolkit), the run stage nothing, as the driver comes from
+# the NVIDIA container runtime:
+#
+#   docker build -t attend:cuda --build-arg BUILD_IMAGE=debian12-cuda --build-arg ATTEND_CUDA=ON .
+#   docker run --rm --gpus all ... attend:cuda
+#
+# The two images need not be the same, but the run image's C library must not be the older one.
+ARG BASE_IMAGE=debian:bookworm-slim
+ARG BUILD_IMAGE=${BASE_IMAGE}
+
+FROM ${BUILD_IMAGE} AS build
+WORKDIR /src
+# The packages first: they change less often than the sources, so this layer stays cached.
+COPY deploy/install-deps deploy/
+RUN deploy/install-deps build && rm -rf /var/lib/apt/lists/*
+COPY . .
+ARG ATTEND_CUDA=OFF
+ARG CMAKE_BUILD_PARALLEL_LEVEL
+RUN cmake -S . -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTEND_CUDA=${ATTEND_CUDA} \
+      -DATTEND_TESTS=OFF -DATTEND_BENCH=OFF -DATTEND_DIST_DIR=/opt/attend \
+    && cmake --build /build --target dist
+
+FROM ${BASE_IMAGE}
+COPY --from=build /opt/attend /opt/attend
+# Addresses inside the container; what is published is the runner's choice. ATTEND_SERVER is where
+# the health check asks: change it with ATTEND_LISTEN.
+ENV PATH=/opt/attend/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    ATTEND_LISTEN=0.0.0.0:8001 \
+    ATTEND_METRICS_LISTEN=0.0.0.0:8002 \
+    ATTEND_SERVER=127.0.0.1:8001 \
+    ATTEND_LOG_FORMAT=json \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# A number, so that Kubernetes' runAsNonRoot can tell without a passwd file.
+USER 10001:10001
+EXPOSE 8001 8002
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+  CMD ["/opt/attend/bin/attend-client", "info", "--health"]
+ENTRYPOINT ["/opt/attend/bin/attend-server"]
