@@ -113,7 +113,9 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
   return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, seed)));
 }
 
-Client::~Client() { impl_->pool.Close(); }
+Client::~Client() { Close(); }
+
+void Client::Close() { impl_->pool.Close(); }
 
 Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
   const auto waiter = std::make_shared<Waiter>();

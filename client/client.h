@@ -67,7 +67,7 @@ class Client {
  public:
   // INVALID_ARGUMENT for options out of bounds. Connects on first use.
   static Result<std::unique_ptr<Client>> Make(const ClientOptions& options);
-  // Cancels what is unanswered and waits for its callbacks.
+  // Closes.
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -89,6 +89,9 @@ class Client {
   Result<v1::GetServerInfoResponse> GetServerInfo(std::chrono::nanoseconds timeout);
   // grpc.health.v1 Check of the named service; empty = the server as a whole.
   Result<Health> CheckHealth(const std::string& service, std::chrono::nanoseconds timeout);
+
+  // Refuses new calls, cancels what is unanswered and waits for its callbacks. Not from a callback.
+  void Close();
 
   int connections() const;
 

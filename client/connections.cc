@@ -40,6 +40,9 @@ void CompletionLoop::Run() {
   void* tag = nullptr;
   bool ok = false;
   while (queue_.Next(&tag, &ok)) {
+#ifdef __SANITIZE_THREAD__
+    __tsan_acquire(tag);
+#endif
     const auto* event = static_cast<const Event*>(tag);
     event->operation->OnEvent(event->slot, ok);
   }

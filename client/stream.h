@@ -34,7 +34,7 @@ class StreamOp;
 class Stream {
  public:
   explicit Stream(std::shared_ptr<StreamOp> op, int connection);
-  // Cancels the stream; unanswered requests end with CANCELLED before this returns.
+  // Closes.
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -48,6 +48,10 @@ class Stream {
 
   // No more requests; waits until all are answered and the server has ended the stream.
   Status Finish();
+
+  // Cancels the stream; unanswered requests have ended with CANCELLED when this returns, and new
+  // ones are refused. Not from a callback.
+  void Close();
 
   int connection() const { return connection_; }
 

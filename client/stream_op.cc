@@ -26,7 +26,7 @@ StreamOp::StreamOp(ConnectionPool* pool, int connection, const StreamOptions& op
 
 void* StreamOp::Expect(Slot slot) {
   ++expected_;
-  return &events_[slot];
+  return events_[slot].Tag();
 }
 
 void StreamOp::Start() {
@@ -199,7 +199,9 @@ void StreamOp::WaitForEnd() {
 Stream::Stream(std::shared_ptr<StreamOp> op, int connection)
     : op_(std::move(op)), connection_(connection) {}
 
-Stream::~Stream() {
+Stream::~Stream() { Close(); }
+
+void Stream::Close() {
   op_->Cancel();
   op_->WaitForEnd();
 }

@@ -56,7 +56,7 @@ void UnaryOp::StartAttempt() {
   reader_ = connection.stub.PrepareUnaryCall(&*context_, AttendMethod(), call_->ToByteBuffer(id_),
                                              connection.loop->queue());
   reader_->StartCall();
-  reader_->Finish(&response_, &grpc_status_, &finished_);
+  reader_->Finish(&response_, &grpc_status_, finished_.Tag());
   // Cancelled before there was anything to cancel.
   if (cancelled_) context_->TryCancel();
 }
@@ -68,7 +68,7 @@ bool UnaryOp::ScheduleRetry(const Status& status) {
   const auto wait = retry_.AfterFailure(status.code(), PushbackOf(*context_), time_left);
   if (!wait) return false;
   alarm_.emplace();
-  alarm_->Set(pool_->at(connection_).loop->queue(), DeadlineAfter(*wait), &backoff_);
+  alarm_->Set(pool_->at(connection_).loop->queue(), DeadlineAfter(*wait), backoff_.Tag());
   return true;
 }
 

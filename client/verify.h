@@ -54,6 +54,8 @@ class VerifyQueue {
     int64_t bytes;
   };
   void Run();
+  // Verifies the first entry, with the lock released meanwhile.
+  void VerifyFront(std::unique_lock<std::mutex>& lock);
   void Count(const Entry& entry, const Result<RowsReport>& report);
 
   const int64_t bytes_max_;
@@ -61,7 +63,7 @@ class VerifyQueue {
   std::condition_variable changed_;
   std::deque<Entry> entries_;
   int64_t bytes_ = 0;
-  bool busy_ = false;
+  int busy_ = 0;  // threads that verify an entry
   bool draining_ = false;
   bool stop_ = false;
   Counts counts_;

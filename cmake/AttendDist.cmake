@@ -8,7 +8,8 @@
 # the former is also searched for what the libraries need in turn.
 
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
-set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")  # so that a test binary can be copied into a dist/ as it is
+set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 add_link_options(LINKER:--disable-new-dtags)
 
 set(ATTEND_DIST_DIR "${CMAKE_SOURCE_DIR}/dist" CACHE PATH "Where the target dist puts its folder")

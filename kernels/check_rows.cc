@@ -45,6 +45,13 @@ double ErrorOf(const Comparison& c) {
   return !std::isfinite(c.plain) && SameSpecial(c.got, c.plain) ? 0 : kInfinity;
 }
 
+// The plain error in units that would let this error pass.
+double NeededRatio(const Comparison& c, double error) {
+  if (std::isinf(error)) return kInfinity;
+  if (error == 0 || error <= c.floor) return 0;
+  return c.unit > 0 ? (error - c.floor) / (2 * c.unit) : kInfinity;
+}
+
 std::string Place(const RowId& id, int64_t d) {
   std::string text = d < 0 ? "lse of " : "o[" + std::to_string(d) + "] of ";
   return text + "sequence " + std::to_string(id.b) + ", head " + std::to_string(id.h) + ", row " +
@@ -69,9 +76,7 @@ class Judge {
       max_error_ = error;
       at_max_ = c;
     }
-    const double excess = std::max(0.0, error - c.floor);
-    const double needed = excess == 0 ? 0 : c.unit > 0 ? excess / (2 * c.unit) : kInfinity;
-    if (needed > needed_ratio_ || !seen_) {
+    if (const double needed = NeededRatio(c, error); needed > needed_ratio_ || !seen_) {
       needed_ratio_ = needed;
       worst_ = c;
       worst_row_ = id;

@@ -101,12 +101,12 @@ int Serve(const attend::Config& config, std::shared_ptr<spdlog::logger> logger) 
   logger->info("signal {}: the server ends", signal);
   const auto timeout = std::chrono::duration_cast<attend::Duration>(
       std::chrono::duration<double>(config.drain_timeout_seconds));
-  if (!(*server)->Drain(timeout)) {
-    // A kernel may run for long yet, and nothing can stop it.
-    logger->flush();
-    std::_Exit(1);
-  }
-  return 0;
+  const bool drained = (*server)->Drain(timeout);
+  logger->flush();
+  // Without destructors. After a drain nothing is left but clients that are being refused, whom a
+  // closed connection tells UNAVAILABLE and gRPC's shutdown CANCELLED. After a timeout a kernel may
+  // run for long, and nothing can stop it.
+  std::_Exit(drained ? 0 : 1);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "server/server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -31,7 +32,6 @@ using std::chrono::seconds;
 // What a message may hold beside the tensors that --max-request-bytes is meant for.
 constexpr int64_t kMessageMarginBytes = int64_t{64} << 10;
 constexpr Duration kAnswersLeaveTimeout = seconds(1);
-constexpr milliseconds kRefusalsLeaveTimeout{250};
 constexpr Duration kMemoryReturnTimeout = seconds(5);
 
 // Sets the gauges that nobody sets when they change. Gives no families of its own.
@@ -204,6 +204,8 @@ Status Server::StartMetrics() {
 }
 
 Status Server::StartGrpc() {
+  // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
+  [[maybe_unused]] static const bool held = (grpc_init(), true);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
@@ -269,7 +271,7 @@ Status Server::WriteReadyFile(const std::string& path) const {
 }
 
 bool Server::WaitForCalls(TimePoint until) const {
-  while (context_->active_calls.load(std::memory_order_acquire) > 0) {
+  while (context_->admitted_calls.load(std::memory_order_acquire) > 0) {
     if (clock_.Now() >= until) return false;
     std::this_thread::sleep_for(milliseconds(1));
   }
@@ -289,25 +291,22 @@ bool Server::Drain(Duration timeout) {
   // Every answer exists; give gRPC the time to send them.
   const bool sent = WaitForCalls(std::max(until, clock_.Now() + kAnswersLeaveTimeout));
   if (!sent) logger_->error("drain timed out with answers that no client has read");
-  Shutdown();
-  logger_->info("drained");
+  for (const std::string& address : addresses_) {
+    if (address.starts_with("unix:")) unlink(address.c_str() + 5);
+  }
+  if (sent) logger_->info("drained");
   return sent;
-}
-
-void Server::Shutdown() {
-  if (grpc_ == nullptr) return;
-  // A call that came meanwhile is to hear UNAVAILABLE from the engine, not to be cancelled.
-  grpc_->Shutdown(std::chrono::system_clock::now() + kRefusalsLeaveTimeout);
-  grpc_->Wait();
-  grpc_.reset();
 }
 
 Server::~Server() {
   exposer_.reset();
   if (engine_ == nullptr) return;
   engine_->Drain();
-  if (service_ != nullptr && grpc_ != nullptr) service_->EndStreams();
-  Shutdown();
+  if (grpc_ != nullptr) {
+    grpc_->Shutdown(std::chrono::system_clock::now());
+    grpc_->Wait();
+    grpc_.reset();
+  }
   copies_.reset();
   engine_->Stop();
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.

@@ -10,6 +10,7 @@
 #include <prometheus/exposer.h>
 #include <spdlog/logger.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,12 +37,14 @@ class Server {
   static Result<std::unique_ptr<Server>> Start(const Config& config,
                                                std::vector<std::unique_ptr<Backend>> backends,
                                                std::shared_ptr<spdlog::logger> logger);
-  ~Server();  // cancels what still runs
+  ~Server();  // cancels the calls that there are
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
   // Health turns to NOT_SERVING, new work is refused with UNAVAILABLE, and what was accepted has
-  // `timeout` to be answered. True if all of it was. The server no longer listens afterwards.
+  // `timeout` to be answered. True if all of it was. Refusing goes on until the end of the process
+  // or this object: gRPC's own shutdown would cancel calls that come meanwhile, and a client cannot
+  // tell from CANCELLED that it may try elsewhere.
   bool Drain(Duration timeout);
 
   // As given, with the port that was bound.
@@ -59,7 +62,6 @@ class Server {
   Status StartGrpc();
   void LogStart() const;
   bool WaitForCalls(TimePoint until) const;
-  void Shutdown();
 
   const Config config_;
   const std::shared_ptr<spdlog::logger> logger_;

@@ -19,9 +19,7 @@ constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
   UnaryCall(ServiceContext& context, grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
-      : context_(context), call_(call), response_(response) {
-    context_.active_calls.fetch_add(1, std::memory_order_relaxed);
-  }
+      : context_(context), call_(call), response_(response) {}
 
   void Begin(grpc::ByteBuffer message) {
     std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
@@ -30,6 +28,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   }
 
   void OnAdmitted(uint64_t, int device) override {
+    context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
     device_.store(device, std::memory_order_seq_cst);
   }
 
@@ -57,7 +56,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   }
 
   void OnDone() override {
-    context_.active_calls.fetch_sub(1, std::memory_order_release);
+    if (device_.load(std::memory_order_relaxed) >= 0) {
+      context_.admitted_calls.fetch_sub(1, std::memory_order_release);
+    }
     Unref();
   }
 

@@ -35,7 +35,8 @@ struct ServiceContext {
   std::function<void(v1::GetServerInfoResponse*)> fill_info;
 
   std::atomic<uint64_t> next_id{1};
-  std::atomic<int64_t> active_calls{0};  // of the data methods
+  // Calls of which a request was admitted, until gRPC has sent their last answer.
+  std::atomic<int64_t> admitted_calls{0};
 };
 
 // A request for a message that has just arrived on `responder`'s call.

@@ -12,9 +12,7 @@ namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, AttentionServiceImpl& service,
                        grpc::CallbackServerContext& call)
-    : context_(context), service_(service), call_(call), deadline_(DeadlineOf(call)) {
-  context_.active_calls.fetch_add(1, std::memory_order_relaxed);
-}
+    : context_(context), service_(service), call_(call), deadline_(DeadlineOf(call)) {}
 
 void StreamCall::Begin() {
   Step step;
@@ -83,6 +81,9 @@ void StreamCall::OnReadDone(bool ok) {
 
 void StreamCall::OnAdmitted(uint64_t id, int device) {
   const std::lock_guard lock(mutex_);
+  if (!std::exchange(admitted_, true)) {
+    context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
+  }
   devices_.emplace(id, device);
 }
 
@@ -174,7 +175,7 @@ void StreamCall::OnCancel() {
 
 void StreamCall::OnDone() {
   service_.Remove(this);
-  context_.active_calls.fetch_sub(1, std::memory_order_release);
+  if (admitted_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
   Unref();
 }
 

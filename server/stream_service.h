@@ -67,6 +67,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   bool broken_ = false;       // nobody reads the answers
   bool ending_ = false;       // the server wants the stream to end
   bool finished_ = false;
+  bool admitted_ = false;  // any of its requests
 };
 
 }  // namespace attend

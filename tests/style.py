@@ -33,7 +33,7 @@ LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometh
 # The only server files that may know the wire: everything behind them takes plain values.
 WIRE_FILES = re.compile(
     r"^server/(codec|dump|grpc_status|info|intake|main|reply|server|service|slice_reader|"
-    r"stream_service|validate)\.(h|cc)$")
+    r"stream_service|validate|wire)\.(h|cc)$")
 
 BANNED = [
     (re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work belongs in an issue"),
@@ -104,16 +104,20 @@ def check_licence(tree):
 
 
 def check_opening(tree):
-    """C++ and CUDA files say after the licence what they are, a .cc in its header if it has one;
-    headers are included once."""
+    """C++ and CUDA files say after the licence what they are, except a test, which its name tells,
+    and a .cc whose header does; headers are included once."""
     for path in tree.select(CPP):
         lines = tree.lines(path) + ["", "", ""]
         header = str(pathlib.Path(path).with_suffix(".h"))
         if header != path and header in tree.paths:
             continue
-        if lines[1].strip() != "//" or not lines[2].startswith("// "):
+        said = re.match(r"(//|\s*\*)\n(//|\s*\*) \S", "\n".join(lines[1:3]))
+        if not said and not pathlib.Path(path).stem.endswith("_test"):
             yield Fault(path, 2, "opening", "an empty comment line, then what this file is")
-        if path.endswith((".h", ".cuh")) and "#pragma once" not in lines:
+        # Highway includes an -inl.h once for every instruction set.
+        once = path.endswith((".h", ".cuh")) and not path.endswith("-inl.h")
+        guarded = "#pragma once" in lines or any(line.startswith("#ifndef") for line in lines)
+        if once and not guarded:
             yield Fault(path, 1, "opening", "#pragma once is missing")
 
 
@@ -208,16 +212,28 @@ def check_words(tree):
                     yield Fault(path, number, "words", f"'{match.group(0)}': {why}")
 
 
+def names_source(cmake, name):
+    """Whether CMake's text names the file, be it as ${x}_test.cc with the rest in a list."""
+    if re.search(rf"(?<![\w.-]){re.escape(name)}(?!\w)", cmake):
+        return True
+    for ending in set(re.findall(r"\$\{\w+\}([\w.-]*\.(?:cc|cu))\b", cmake)):
+        if name.endswith(ending):
+            rest = name.removesuffix(ending)
+            if re.search(rf"\bforeach\s*\([^)]*\b{re.escape(rest)}\b", cmake):
+                return True
+    return False
+
+
 def check_built(tree):
-    """Every source file is named in a CMakeLists.txt above it."""
+    """Every source file is named in CMake's files: its folder's, or one's above or below."""
+    cmake = {p: "\n".join(tree.lines(p)) for p in tree.paths
+             if p.endswith(("CMakeLists.txt", ".cmake"))}
     for path in tree.select(SOURCES):
         pure = pathlib.Path(path)
-        named = any(
-            re.search(rf"(?<![\w/]){re.escape(str(pure.relative_to(folder)))}(?!\w)",
-                      "\n".join(tree.lines(str(folder / "CMakeLists.txt"))))
-            for folder in pure.parents if str(folder / "CMakeLists.txt") in tree.paths)
-        if not named:
-            yield Fault(path, 1, "built", "no CMakeLists.txt names it")
+        near = (text for p, text in cmake.items()
+                if pathlib.Path(p).parent in pure.parents or pure.parent in pathlib.Path(p).parents)
+        if not any(names_source(text, pure.name) for text in near):
+            yield Fault(path, 1, "built", "no CMake file names it")
 
 
 def check_format(tree):

@@ -76,6 +76,14 @@ def test_borders(tmp_path, path, text):
     assert [line for line in lines[:-1] if line.startswith(f"{path}:7: [borders]")], lines
 
 
+def test_foreach_names_a_source(tmp_path):
+    cmake = CMAKE + "foreach(name b c)\n  add_executable(${name} ${name}_test.cc)\nendforeach()\n"
+    test = {"kernels/CMakeLists.txt": cmake, "kernels/b_test.cc": HEAD + "int G() { return 1; }\n"}
+    assert run_style(tmp_path, test)[0] == 0
+    code, lines = run_style(tmp_path, {**test, "kernels/d_test.cc": test["kernels/b_test.cc"]})
+    assert code == 1 and lines[0].startswith("kernels/d_test.cc:1: [built]")
+
+
 def test_lists_every_rule():
     out = subprocess.run([sys.executable, str(STYLE), "--list"], capture_output=True, text=True)
     assert out.returncode == 0

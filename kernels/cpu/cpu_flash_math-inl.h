@@ -20,6 +20,16 @@ namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Instructions for fp16, which round to nearest even and keep NaN and Inf. Highway's emulation on
+// other targets does neither.
+#undef ATTEND_HAVE_F16
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
+    HWY_TARGET == HWY_NEON
+#define ATTEND_HAVE_F16 1
+#else
+#define ATTEND_HAVE_F16 0
+#endif
+
 using F32 = hn::ScalableTag<float>;
 using V32 = hn::Vec<F32>;
 constexpr int64_t kLanes = hn::MaxLanes(F32());
@@ -35,13 +45,23 @@ constexpr int kBlockRows = 4;
 #endif
 static_assert(kValueBlock % kBlockRows == 0 && kKeyTile % kBlockRows == 0);
 
+// max(low, x), but NaN if x is: Highway leaves open what Max does with NaN, x86 keeps its second
+// operand.
+HWY_INLINE V32 AtLeast(V32 low, V32 x) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Max(low, x);
+#else
+  return hn::IfThenElse(hn::Lt(x, low), low, x);
+#endif
+}
+
 // 2^x for x <= 0, to 1 ulp; 0 for -inf and wherever the result would not be a normal number (but for
 // a sliver of subnormal ones), NaN for NaN.
 HWY_INLINE V32 Exp2(V32 x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
-  // In this order Max keeps a NaN. At -127 the exponent below reaches 0: the result is 0.
-  x = hn::Max(hn::Set(d, -127.0f), x);
+  // At -127 the exponent below reaches 0 and so does the result.
+  x = AtLeast(hn::Set(d, -127.0f), x);
   // Adding 1.5 * 2^23 leaves round(x) in the low bits; 2^x = 2^round(x) * 2^f, |f| <= 1/2.
   const V32 magic = hn::Set(d, 12582912.0f);
   const V32 shifted = hn::Add(x, magic);

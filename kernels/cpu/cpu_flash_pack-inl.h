@@ -28,8 +28,16 @@ HWY_INLINE hn::Vec<D> LoadWide(D d, const void* data, int64_t index) {
   if constexpr (kType == DType::kFloat32) {
     return hn::LoadU(d, static_cast<const float*>(data) + index);
   } else if constexpr (kType == DType::kFloat16) {
+#if ATTEND_HAVE_F16
     const hn::Rebind<hwy::float16_t, D> dh;
     return hn::PromoteTo(d, hn::LoadU(dh, static_cast<const hwy::float16_t*>(data) + index));
+#else
+    alignas(64) float wide[hn::MaxLanes(D())];
+    for (int64_t n = 0; n < static_cast<int64_t>(hn::Lanes(d)); ++n) {
+      wide[n] = HalfToFloat(static_cast<const uint16_t*>(data)[index + n]);
+    }
+    return hn::Load(d, wide);
+#endif
   } else {
     const hn::Rebind<uint16_t, D> dh;
     const hn::RebindToUnsigned<D> du;
@@ -71,8 +79,8 @@ HWY_INLINE void NarrowRowOf(const float* row, float factor, int64_t dim, void* d
       hn::StoreU(hn::Mul(hn::LoadU(d, row + i), by), d, out + i);
     }
   }
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-  if constexpr (kType == DType::kFloat16) {  // the hardware rounds to nearest even
+#if ATTEND_HAVE_F16
+  if constexpr (kType == DType::kFloat16) {
     const hn::Rebind<hwy::float16_t, F32> dh;
     hwy::float16_t* out = static_cast<hwy::float16_t*>(data) + index;
     for (; i + kLanes <= dim; i += kLanes) {

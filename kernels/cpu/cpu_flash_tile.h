@@ -15,11 +15,11 @@ namespace attend::cpu_flash {
 
 // Query rows of a tile. They lie across SIMD lanes, so keys and values are broadcast and need no
 // transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
-inline constexpr int64_t kRowTile = 192;
+inline constexpr int64_t kRowTile = 96;
 
 // Keys between two rescalings of the output. Tiles begin at multiples of it, whatever the mask, so
 // that a row's roundings do not depend on the rows it is computed with.
-inline constexpr int64_t kKeyTile = 128;
+inline constexpr int64_t kKeyTile = 64;
 
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
 // of several heads if they are short (heads * rows <= kRowTile), else rows of one head.

@@ -218,9 +218,11 @@ __device__ __forceinline__ void MaskWeights(ThreadState<T>& state) {
 }
 
 // What is subtracted from score * to_log2. Rounded once from the maximum, so that all weights of a
-// row share it exactly; an empty row's is 0, which keeps NaN out of exp2(-inf - -inf).
+// row share it exactly; an empty row's is 0, which keeps NaN out of exp2(-inf - -inf). Not to be
+// fused with a subtraction: the difference of two equal maxima would then be the rounding error and
+// not 0, and a row's sum would drift by an ulp with every tile.
 __device__ __forceinline__ float ExponentBase(float max, float to_log2) {
-  return max == NegativeInfinity() ? 0.0f : max * to_log2;
+  return max == NegativeInfinity() ? 0.0f : __fmul_rn(max, to_log2);
 }
 
 // One step of the online softmax: new maxima, scores become weights, sums and O are rescaled.
@@ -236,8 +238,9 @@ __device__ __forceinline__ void UpdateSoftmax(float to_log2, ThreadState<T>& sta
     for (int i = 1; i < T::kThreadKeys; ++i) max = fmaxf(max, s[i]);
     max = fmaxf(state.max[r], RowMax<T>(max));
     const float base = ExponentBase(max, to_log2);
-    rescale[r] =
-        state.max[r] == NegativeInfinity() ? 0.0f : FastExp2(state.max[r] * to_log2 - base);
+    rescale[r] = state.max[r] == NegativeInfinity()
+                     ? 0.0f
+                     : FastExp2(ExponentBase(state.max[r], to_log2) - base);
     unchanged &= rescale[r] == 1.0f;
     state.max[r] = max;
 #pragma unroll

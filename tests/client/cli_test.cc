@@ -26,6 +26,11 @@
 
 extern char** environ;
 
+#ifdef __SANITIZE_THREAD__
+extern "C" const char* __tsan_default_options();
+extern "C" const char* __tsan_default_suppressions();
+#endif
+
 namespace attend::client {
 namespace {
 
@@ -39,10 +44,22 @@ struct Ended {
   std::string err;
 };
 
+// The program has no defaults for ThreadSanitizer of its own; it takes this test's.
+void PassSanitizerOptions() {
+#ifdef __SANITIZE_THREAD__
+  const std::string text = __tsan_default_suppressions();
+  const std::string path = Path("tsan.supp");
+  EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());
+  const std::string options = __tsan_default_options() + (" suppressions=" + path);
+  setenv("TSAN_OPTIONS", options.c_str(), 1);
+#endif
+}
+
 // The program in the background, its output in files.
 class Program {
  public:
   explicit Program(std::vector<std::string> args) {
+    PassSanitizerOptions();
     args.insert(args.begin(), ATTEND_CLIENT_BINARY);
     std::vector<char*> argv;
     for (std::string& arg : args) argv.push_back(arg.data());
@@ -212,9 +229,9 @@ TEST(Cli, RunOnSafetensors) {
 
 TEST(Cli, RunTellsTheServersRefusal) {
   FakeServer server;
-  server.before = [](int64_t, grpc::ServerContext*) {
+  server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::INVALID_ARGUMENT, "q: head dim D is 300");
-  };
+  });
   const HostTensor tensor = Random4(DType::kFloat32, {1, 1, 2, 4}, 1);
   ASSERT_TRUE(WriteNpy(Path("q.npy"), tensor).ok());
   const Ended ended = RunProgram({"run", "--server", server.address(), "--q", Path("q.npy"), "--k",
@@ -230,9 +247,9 @@ TEST(Cli, CheckPassesAndFails) {
   const Ended good = RunProgram(args);
   EXPECT_EQ(good.exit_code, 0) << good.out;
   EXPECT_THAT(good.out, HasSubstr("24 of 24 passed"));
-  server.after = [](v1::AttendResponse* response) {
+  server.SetAfter([](v1::AttendResponse* response) {
     if (response->o().dtype() == v1::DTYPE_FLOAT32) (*response->mutable_raw(0))[3] = '\x7f';
-  };
+  });
   const Ended bad = RunProgram(args);
   EXPECT_EQ(bad.exit_code, 1);
   EXPECT_THAT(bad.out, HasSubstr("16 of 24 passed"));
@@ -275,7 +292,7 @@ TEST(Cli, LoadWritesItsReports) {
 
 TEST(Cli, LoadFailsOnAWrongAnswer) {
   FakeServer server;
-  server.after = [](v1::AttendResponse* response) { (*response->mutable_raw(0))[3] = '\x7f'; };
+  server.SetAfter([](v1::AttendResponse* response) { (*response->mutable_raw(0))[3] = '\x7f'; });
   const Ended ended = RunProgram({"load", "--server", server.address(), "--shape", "B1,H1,L8,D8",
                                   "--count", "5", "--warmup", "0", "--verify", "1"});
   EXPECT_EQ(ended.exit_code, 1);
@@ -337,7 +354,7 @@ TEST(Cli, ReplaySendsADumpAgain) {
   put("response.binpb", response.SerializeAsString());
   EXPECT_THAT(RunProgram({"replay", dir, "--server", server.address()}).out,
               HasSubstr("1 of 80 elements differ"));
-  server.after = [](v1::AttendResponse* r) { (*r->mutable_raw(0))[3] = '\x7f'; };
+  server.SetAfter([](v1::AttendResponse* r) { (*r->mutable_raw(0))[3] = '\x7f'; });
   EXPECT_EQ(RunProgram({"replay", dir, "--server", server.address()}).exit_code, 1)
       << "still wrong";
   put("request.binpb", "not a message\xff\xff");

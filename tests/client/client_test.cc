@@ -76,17 +76,17 @@ TEST(Client, VerificationCatchesAWrongAnswer) {
   const auto client = Connect(server);
   const AttentionCall call = RandomCall("B1,H2,L20,D8", seed);
   for (const uint32_t fault : {0x7fc00000u, 0x40400000u}) {  // NaN, 3.0
-    server.after = [&](v1::AttendResponse* response) {
+    server.SetAfter([fault, seed](v1::AttendResponse* response) {
       const size_t at = 4 * (seed % (response->raw(0).size() / 4));
       std::memcpy(response->mutable_raw(0)->data() + at, &fault, 4);
-    };
+    });
     const Result<AttentionResult> result = client->Call(call);
     ASSERT_TRUE(result.ok());
     const Result<RowsReport> report = VerifyAnswer(call, *result, seed);
     ASSERT_TRUE(report.ok());
     EXPECT_FALSE(report->ok);
   }
-  server.after = [](v1::AttendResponse* response) { response->mutable_raw(0)->pop_back(); };
+  server.SetAfter([](v1::AttendResponse* response) { response->mutable_raw(0)->pop_back(); });
   EXPECT_EQ(client->Call(call).status().code(), Code::kInternal);
 }
 
@@ -122,9 +122,9 @@ TEST(Client, AsynchronousCallsNeedOwners) {
 
 TEST(Client, TellsTheServersStatus) {
   FakeServer server;
-  server.before = [](int64_t, grpc::ServerContext*) {
+  server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::INVALID_ARGUMENT, "q: shape [1] has 1 dimension");
-  };
+  });
   const auto client = Connect(server);
   const Status status = client->Call(RandomCall("B1,H1,L4,D8", 1)).status();
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -134,11 +134,11 @@ TEST(Client, TellsTheServersStatus) {
 
 TEST(Client, RetriesRefusalsWithinItsAttempts) {
   FakeServer server;
-  server.before = [](int64_t number, grpc::ServerContext* context) {
+  server.SetBefore([](int64_t number, grpc::ServerContext* context) {
     if (number >= 3) return grpc::Status::OK;
     if (number == 1) context->AddTrailingMetadata("grpc-retry-pushback-ms", "1");
     return grpc::Status(number == 0 ? grpc::UNAVAILABLE : grpc::RESOURCE_EXHAUSTED, "full");
-  };
+  });
   const auto client = Connect(server);
   const CallOutcome outcome = Wait(*client, RandomCall("B1,H2,L300,D64", 1));
   EXPECT_TRUE(outcome.status.ok()) << outcome.status.ToString();
@@ -148,9 +148,9 @@ TEST(Client, RetriesRefusalsWithinItsAttempts) {
 
 TEST(Client, GivesUpAfterItsAttempts) {
   FakeServer server;
-  server.before = [](int64_t, grpc::ServerContext*) {
+  server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "queue of 8 is full");
-  };
+  });
   const auto client = Connect(server, 1, 3);
   const CallOutcome outcome = Wait(*client, RandomCall("B1,H1,L4,D8", 1));
   EXPECT_EQ(outcome.status.code(), Code::kResourceExhausted);
@@ -162,10 +162,10 @@ TEST(Client, GivesUpAfterItsAttempts) {
 TEST(Client, HonoursPushback) {
   FakeServer server;
   std::string pushback = "-1";
-  server.before = [&](int64_t, grpc::ServerContext* context) {
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
     context->AddTrailingMetadata("grpc-retry-pushback-ms", pushback);
     return grpc::Status(grpc::UNAVAILABLE, "draining");
-  };
+  });
   const auto client = Connect(server);
   EXPECT_EQ(client->Call(RandomCall("B1,H1,L4,D8", 1)).status().code(), Code::kUnavailable);
   EXPECT_EQ(server.calls(), 1) << "a negative pushback forbids it";
@@ -179,9 +179,8 @@ TEST(Client, HonoursPushback) {
 
 TEST(Client, DeadlineEndsTheCall) {
   FakeServer server;
-  server.before = [&](int64_t, grpc::ServerContext* context) {
-    return server.UntilCancelled(context);
-  };
+  server.SetBefore(
+      [&](int64_t, grpc::ServerContext* context) { return server.UntilCancelled(context); });
   const auto client = Connect(server);
   CallOptions options;
   options.timeout = milliseconds(30);
@@ -192,10 +191,10 @@ TEST(Client, DeadlineEndsTheCall) {
 TEST(Client, CancelEndsTheCallOnBothSides) {
   FakeServer server;
   std::promise<void> arrived;
-  server.before = [&](int64_t, grpc::ServerContext* context) {
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
     arrived.set_value();
     return server.UntilCancelled(context);
-  };
+  });
   {
     const auto client = Connect(server);
     std::promise<CallOutcome> promise;
@@ -214,11 +213,11 @@ TEST(Client, CancelEndsTheCallOnBothSides) {
 TEST(Client, CancelEndsTheWaitForARetry) {
   FakeServer server;
   std::promise<void> refused;
-  server.before = [&](int64_t, grpc::ServerContext* context) {
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
     context->AddTrailingMetadata("grpc-retry-pushback-ms", "3600000");
     refused.set_value();
     return grpc::Status(grpc::UNAVAILABLE, "later");
-  };
+  });
   const auto client = Connect(server);
   std::promise<CallOutcome> promise;
   CallHandle handle = client->CallAsync(RandomCall("B1,H1,L4,D8", 1), {}, [&](CallOutcome outcome) {
@@ -231,9 +230,8 @@ TEST(Client, CancelEndsTheWaitForARetry) {
 
 TEST(Client, DestructionCancelsWhatIsOut) {
   FakeServer server;
-  server.before = [&](int64_t, grpc::ServerContext* context) {
-    return server.UntilCancelled(context);
-  };
+  server.SetBefore(
+      [&](int64_t, grpc::ServerContext* context) { return server.UntilCancelled(context); });
   std::atomic<int> cancelled{0};
   {
     const auto client = Connect(server, 3);
@@ -263,13 +261,13 @@ TEST(Client, PrefersConnectionsWithFewerCalls) {
   FakeServer server;
   std::atomic<bool> hold{true};
   std::atomic<int> held{0};
-  server.before = [&](int64_t number, grpc::ServerContext*) {
+  server.SetBefore([&](int64_t number, grpc::ServerContext*) {
     if (number == 0) {
       ++held;
       while (hold) std::this_thread::sleep_for(milliseconds(1));
     }
     return grpc::Status::OK;
-  };
+  });
   const auto client = Connect(server, 2);
   const AttentionCall call = RandomCall("B1,H1,L4,D8", 1);
   std::promise<CallOutcome> slow;

@@ -89,6 +89,24 @@ grpc::Status FakeServer::UntilCancelled(grpc::ServerContext* context) {
   return grpc::Status::CANCELLED;
 }
 
+grpc::Status FakeServer::RunBefore(int64_t number, grpc::ServerContext* context) {
+  Before before;
+  {
+    const std::lock_guard lock(mutex_);
+    before = before_;
+  }
+  return before ? before(number, context) : grpc::Status::OK;
+}
+
+void FakeServer::RunAfter(v1::AttendResponse* response) {
+  After after;
+  {
+    const std::lock_guard lock(mutex_);
+    after = after_;
+  }
+  if (after) after(response);
+}
+
 grpc::Status FakeServer::Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
                                 v1::AttendResponse* response) {
   const int64_t number = calls_++;
@@ -96,15 +114,13 @@ grpc::Status FakeServer::Attend(grpc::ServerContext* context, const v1::AttendRe
     const std::lock_guard lock(mutex_);
     peers_.insert(context->peer());
   }
-  if (before) {
-    const grpc::Status status = before(number, context);
-    if (!status.ok()) return status;
-  }
+  const grpc::Status allowed = RunBefore(number, context);
+  if (!allowed.ok()) return allowed;
   const Status status = Answer(*request, response);
   if (!status.ok()) {
     return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message());
   }
-  if (after) after(response);
+  RunAfter(response);
   return grpc::Status::OK;
 }
 
@@ -118,7 +134,7 @@ grpc::Status FakeServer::AttendStream(
   std::vector<v1::AttendResponse> waiting;
   const auto flush = [&] {
     for (auto response = waiting.rbegin(); response != waiting.rend(); ++response) {
-      if (after) after(&*response);
+      RunAfter(&*response);
       if (!stream->Write(*response)) return false;
     }
     waiting.clear();
@@ -128,7 +144,7 @@ grpc::Status FakeServer::AttendStream(
   while (stream->Read(&request)) {
     const int64_t number = calls_++;
     v1::AttendResponse response;
-    grpc::Status status = before ? before(number, context) : grpc::Status::OK;
+    grpc::Status status = RunBefore(number, context);
     if (status.ok()) {
       const Status answered = Answer(request, &response);
       status = grpc::Status(static_cast<grpc::StatusCode>(answered.code()), answered.message());
@@ -141,7 +157,7 @@ grpc::Status FakeServer::AttendStream(
       response.mutable_status()->set_retry_after_ms(7);
     }
     waiting.push_back(std::move(response));
-    if (static_cast<int64_t>(waiting.size()) >= stream_batch && !flush()) break;
+    if (static_cast<int64_t>(waiting.size()) >= stream_batch_ && !flush()) break;
   }
   flush();
   return grpc::Status::OK;

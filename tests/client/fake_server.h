@@ -29,12 +29,20 @@ class FakeServer final : public v1::AttentionService::Service {
   const std::string& address() const { return address_; }
   void Stop();
 
-  // Before each unary call, with its number from 0: a failure to return, or OK to go on.
-  std::function<grpc::Status(int64_t number, grpc::ServerContext* context)> before;
+  // Before each request, with its number from 0: a failure to return, or OK to go on.
+  using Before = std::function<grpc::Status(int64_t number, grpc::ServerContext* context)>;
+  void SetBefore(Before before) {
+    const std::lock_guard lock(mutex_);
+    before_ = std::move(before);
+  }
   // Spoils or completes an answer before it leaves.
-  std::function<void(v1::AttendResponse*)> after;
-  // On streams: answer only when this many requests are waiting, last one first.
-  int64_t stream_batch = 1;
+  using After = std::function<void(v1::AttendResponse*)>;
+  void SetAfter(After after) {
+    const std::lock_guard lock(mutex_);
+    after_ = std::move(after);
+  }
+  // On streams: answer only when this many requests are waiting, last one first. Default 1.
+  void SetStreamBatch(int64_t requests) { stream_batch_ = requests; }
 
   int64_t calls() const { return calls_; }
   int64_t cancelled() const { return cancelled_; }
@@ -54,9 +62,15 @@ class FakeServer final : public v1::AttentionService::Service {
                              v1::GetServerInfoResponse* response) override;
 
  private:
+  grpc::Status RunBefore(int64_t number, grpc::ServerContext* context);
+  void RunAfter(v1::AttendResponse* response);
+
+  std::atomic<int64_t> stream_batch_{1};
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> cancelled_{0};
   mutable std::mutex mutex_;
+  Before before_;
+  After after_;
   std::set<std::string> peers_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;

@@ -73,10 +73,10 @@ TEST(Load, ClosedLoopCountsEveryRequestOnce) {
 TEST(Load, OpenLoopLatencyCountsFromTheIntendedSend) {
   FakeServer server;
   // One request blocks the only slot; those that should have left meanwhile must show it.
-  server.before = [](int64_t number, grpc::ServerContext*) {
+  server.SetBefore([](int64_t number, grpc::ServerContext*) {
     if (number == 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     return grpc::Status::OK;
-  };
+  });
   LoadOptions options = Options(server);
   options.arrivals = Arrivals::kConstant;
   options.outstanding_max = 1;
@@ -103,10 +103,10 @@ TEST(Load, DurationBoundsTheMeasurement) {
 
 TEST(Load, WrongAnswersFailTheRun) {
   FakeServer server;
-  server.after = [](v1::AttendResponse* response) {
+  server.SetAfter([](v1::AttendResponse* response) {
     const float nan = NAN;
     std::memcpy(response->mutable_raw(0)->data(), &nan, 4);
-  };
+  });
   LoadOptions options = Options(server);
   options.verify_share = 1;
   const LoadResult result = RunLoad(options, {2, 0});
@@ -118,10 +118,10 @@ TEST(Load, WrongAnswersFailTheRun) {
 
 TEST(Load, UnexpectedStatusesFailTheRunAndAllowedOnesDoNot) {
   FakeServer server;
-  server.before = [](int64_t number, grpc::ServerContext*) {
+  server.SetBefore([](int64_t number, grpc::ServerContext*) {
     return number % 10 == 3 ? grpc::Status(grpc::RESOURCE_EXHAUSTED, "queue is full")
                             : grpc::Status::OK;
-  };
+  });
   LoadOptions options = Options(server);
   const LoadResult result = RunLoad(options, {2, 0});
   EXPECT_EQ(result.stats.by_code.at(Code::kResourceExhausted), 6);
@@ -134,9 +134,9 @@ TEST(Load, UnexpectedStatusesFailTheRunAndAllowedOnesDoNot) {
 
 TEST(Load, DeadlinesAndCancellationsAreExpectedWhereAskedFor) {
   FakeServer server;
-  server.before = [&](int64_t number, grpc::ServerContext* context) {
+  server.SetBefore([&](int64_t number, grpc::ServerContext* context) {
     return number % 2 ? server.UntilCancelled(context) : grpc::Status::OK;
-  };
+  });
   LoadOptions options = Options(server);
   options.cancel_share = 0.5;
   options.cancel_after_ms = 5;
@@ -150,9 +150,9 @@ TEST(Load, DeadlinesAndCancellationsAreExpectedWhereAskedFor) {
 
 TEST(Load, WhatIsNeverAnsweredIsTold) {
   FakeServer server;
-  server.before = [&](int64_t number, grpc::ServerContext* context) {
+  server.SetBefore([&](int64_t number, grpc::ServerContext* context) {
     return number == 5 ? server.UntilCancelled(context) : grpc::Status::OK;
-  };
+  });
   LoadOptions options = Options(server);
   options.grace_s = 0.2;
   const LoadResult result = RunLoad(options, {3, 0});

@@ -64,7 +64,7 @@ class Answers {
 TEST(Stream, AnswersOutOfOrderReachTheirRequests) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
-  server.stream_batch = 5;  // answered last first
+  server.SetStreamBatch(5);  // answered last first
   const auto client = Connect(server);
   Answers answers;
   std::vector<AttentionCall> calls;
@@ -88,9 +88,9 @@ TEST(Stream, AnswersOutOfOrderReachTheirRequests) {
 
 TEST(Stream, OneBadRequestFailsAlone) {
   FakeServer server;
-  server.before = [](int64_t number, grpc::ServerContext*) {
+  server.SetBefore([](int64_t number, grpc::ServerContext*) {
     return number == 1 ? grpc::Status(grpc::RESOURCE_EXHAUSTED, "full") : grpc::Status::OK;
-  };
+  });
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
   Answers answers;
@@ -107,7 +107,7 @@ TEST(Stream, OneBadRequestFailsAlone) {
 
 TEST(Stream, RefusesAnIdInFlightAndMemoryWithoutOwner) {
   FakeServer server;
-  server.stream_batch = 100;  // nothing is answered before Finish
+  server.SetStreamBatch(100);  // nothing is answered before Finish
   const auto client = Connect(server);
   AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H2,L300,D64"), 1);
   call.request_id = "twice";
@@ -129,7 +129,7 @@ TEST(Stream, RefusesAnIdInFlightAndMemoryWithoutOwner) {
 
 TEST(Stream, DestructionCancels) {
   FakeServer server;
-  server.stream_batch = 100;
+  server.SetStreamBatch(100);
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H2,L300,D64"), 1);
   Answers answers;
@@ -144,11 +144,11 @@ TEST(Stream, DestructionCancels) {
 TEST(Stream, ServerThatGoesAwayFailsWhatIsOut) {
   FakeServer server;
   std::promise<void> arrived;
-  server.stream_batch = 100;
-  server.before = [&](int64_t number, grpc::ServerContext*) {
+  server.SetStreamBatch(100);
+  server.SetBefore([&](int64_t number, grpc::ServerContext*) {
     if (number == 4) arrived.set_value();
     return grpc::Status::OK;
-  };
+  });
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
   Answers answers;
@@ -163,7 +163,7 @@ TEST(Stream, ServerThatGoesAwayFailsWhatIsOut) {
 
 TEST(Stream, AnAnswerToNobodyEndsTheStream) {
   FakeServer server;
-  server.after = [](v1::AttendResponse* response) { response->set_request_id("nobody"); };
+  server.SetAfter([](v1::AttendResponse* response) { response->set_request_id("nobody"); });
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
   Answers answers;
@@ -178,7 +178,7 @@ TEST(Stream, AnAnswerToNobodyEndsTheStream) {
 
 TEST(Stream, TimeoutEndsIt) {
   FakeServer server;
-  server.stream_batch = 100;
+  server.SetStreamBatch(100);
   const auto client = Connect(server);
   StreamOptions options;
   options.timeout = std::chrono::milliseconds(50);

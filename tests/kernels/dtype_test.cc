@@ -39,10 +39,17 @@ double Meaning(const Format& format, uint32_t bits) {
   return sign * std::ldexp(1 + fraction, exponent - bias);
 }
 
+// Room for a float, as the compiler cannot know that the dtype is never fp32 here.
 uint16_t Stored(DType dtype, float value) {
-  uint16_t bits = 0xdead;
-  StoreElement(&bits, dtype, 0, value);
-  return bits;
+  alignas(float) uint16_t bits[2] = {0xdead, 0xbeef};
+  StoreElement(bits, dtype, 0, value);
+  EXPECT_EQ(bits[1], 0xbeef);
+  return bits[0];
+}
+
+float Loaded(DType dtype, uint16_t bits) {
+  alignas(float) const uint16_t array[2] = {bits, 0};
+  return LoadElement(array, dtype, 0);
 }
 
 TEST(DType, EveryPatternWidensToWhatItMeans) {
@@ -50,7 +57,7 @@ TEST(DType, EveryPatternWidensToWhatItMeans) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const uint16_t pattern = static_cast<uint16_t>(bits);
       const double meaning = Meaning(format, bits);
-      const float value = LoadElement(&pattern, format.dtype, 0);
+      const float value = Loaded(format.dtype, pattern);
       if (std::isnan(meaning)) {
         ASSERT_TRUE(std::isnan(value)) << DTypeName(format.dtype) << " " << bits;
       } else {
@@ -65,10 +72,10 @@ TEST(DType, EveryPatternSurvivesTheRoundTrip) {
   for (const Format& format : kFormats) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const uint16_t pattern = static_cast<uint16_t>(bits);
-      const float value = LoadElement(&pattern, format.dtype, 0);
+      const float value = Loaded(format.dtype, pattern);
       const uint16_t back = Stored(format.dtype, value);
       if (std::isnan(value)) {
-        ASSERT_TRUE(std::isnan(LoadElement(&back, format.dtype, 0))) << bits;
+        ASSERT_TRUE(std::isnan(Loaded(format.dtype, back))) << bits;
       } else {
         ASSERT_EQ(back, pattern) << DTypeName(format.dtype);
       }
@@ -124,12 +131,12 @@ TEST(DType, NanStaysNanAndOverflowGoesToInf) {
     // Payload bits only below what the narrow mantissa keeps: must not become Inf.
     for (const uint32_t bits : {0x7f800001u, 0xff800001u, 0x7fc00000u, 0xffffffffu}) {
       const uint16_t got = Stored(format.dtype, std::bit_cast<float>(bits));
-      EXPECT_TRUE(std::isnan(LoadElement(&got, format.dtype, 0))) << bits;
+      EXPECT_TRUE(std::isnan(Loaded(format.dtype, got))) << bits;
     }
     const uint16_t big = Stored(format.dtype, std::numeric_limits<float>::max());
-    EXPECT_EQ(LoadElement(&big, format.dtype, 0), kInfinity);
+    EXPECT_EQ(Loaded(format.dtype, big), kInfinity);
     const uint16_t low = Stored(format.dtype, -kInfinity);
-    EXPECT_EQ(LoadElement(&low, format.dtype, 0), -kInfinity);
+    EXPECT_EQ(Loaded(format.dtype, low), -kInfinity);
   }
 }
 

@@ -78,9 +78,15 @@ void FillBias(const ProblemSpec& spec, const Attention& a, v1::AttendRequest* re
   bias->add_shape(spec.bias_per_head ? p.heads_q : 1);
   bias->add_shape(spec.bias_per_query ? p.len_q : 1);
   bias->add_shape(p.len_k);
-  int64_t bytes = DTypeBytes(a.bias.dtype);
-  for (const int64_t dim : bias->shape()) bytes *= dim;
-  request->add_raw(a.bias.data, static_cast<size_t>(bytes));  // contiguous as MakeAttention lays it
+  const int64_t size = DTypeBytes(a.bias.dtype);
+  std::string bytes;
+  ForRows(Order::kBhld, bias->shape(0), bias->shape(1), bias->shape(2),
+          [&](int64_t b, int64_t h, int64_t i) {
+            const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q;
+            bytes.append(static_cast<const char*>(a.bias.data) + at * size,
+                         static_cast<size_t>(p.len_k * size));
+          });
+  request->add_raw(std::move(bytes));
 }
 
 }  // namespace

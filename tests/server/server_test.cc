@@ -71,7 +71,7 @@ TEST(ServerTest, AnswersAnyRequestExactly) {
     EXPECT_GE(response.batch_requests(), 1);
     EXPECT_GT(response.timings().total_ns(), 0);
     EXPECT_EQ(response.has_check(), problem.request.check());
-    if (response.has_check()) EXPECT_TRUE(response.check().ok()) << response.check().detail();
+    EXPECT_TRUE(!response.has_check() || response.check().ok()) << response.check().detail();
   }
 }
 
@@ -130,6 +130,8 @@ TEST(ServerTest, DeadlineFiresInTheQueueWhileTheDeviceIsBusy) {
   context.set_deadline(std::chrono::system_clock::now() + milliseconds(50));
   const grpc::Status status = stub->Attend(&context, test::PlainWireProblem(4).request, &response);
   EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
+  // The client's clock may be ahead of the server's timer.
+  while (server.server().engine().inflight() > 1) std::this_thread::yield();
   server.backend().Release();
   EXPECT_TRUE(running.Wait().ok());
   EXPECT_EQ(server.backend().submitted_items(), 1);  // the late one never ran
@@ -154,7 +156,8 @@ TEST(ServerTest, CancelledWorkIsDroppedFromTheQueue) {
 TEST(ServerTest, ADisconnectedClientHarmsNobody) {
   TestServer server([](Config& config) { config.lanes = 1; });
   server.backend().Hold();
-  auto gone = std::make_unique<AsyncCall>(*server.Stub(), test::PlainWireProblem(7).request);
+  const auto stub = server.Stub();
+  auto gone = std::make_unique<AsyncCall>(*stub, test::PlainWireProblem(7).request);
   server.backend().WaitForWaiting(1);
   gone->context.TryCancel();  // its batch runs on
   EXPECT_EQ(gone->Wait().error_code(), StatusCode::CANCELLED);
@@ -163,7 +166,7 @@ TEST(ServerTest, ADisconnectedClientHarmsNobody) {
   WireProblem good = test::PlainWireProblem(8);
   v1::AttendResponse response;
   grpc::ClientContext context;
-  ASSERT_TRUE(server.Stub()->Attend(&context, good.request, &response).ok());
+  ASSERT_TRUE(stub->Attend(&context, good.request, &response).ok());
   EXPECT_EQ(test::Judge(good, response), "");
   while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
 }
@@ -335,6 +338,7 @@ TEST(ServerTest, DrainUnderLoadLosesNoAcceptedAnswer) {
         if (status.error_code() == StatusCode::UNAVAILABLE) continue;
         const bool right = status.ok() && test::Judge(problem, response).empty();
         ++(right ? ok : wrong);
+        EXPECT_TRUE(right) << status.error_code() << " " << status.error_message();
       }
     });
   }
@@ -348,7 +352,8 @@ TEST(ServerTest, DrainUnderLoadLosesNoAcceptedAnswer) {
 TEST(ServerTest, DrainThatTakesTooLongSaysSo) {
   TestServer server([](Config& config) { config.lanes = 1; });
   server.backend().Hold();
-  AsyncCall running(*server.Stub(), test::PlainWireProblem(19).request);
+  const auto stub = server.Stub();
+  AsyncCall running(*stub, test::PlainWireProblem(19).request);
   server.backend().WaitForWaiting(1);
   EXPECT_FALSE(server.server().Drain(milliseconds(20)));
   server.backend().Release();

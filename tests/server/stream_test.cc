@@ -36,12 +36,14 @@ TEST(StreamTest, PipelinesAndAnswersAll) {
   OpenStream open(server);
   constexpr int kRequests = 200;
   std::map<std::string, WireProblem> problems;
+  std::vector<v1::AttendRequest> requests;
   for (int i = 0; i < kRequests; ++i) {
     WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
+    requests.push_back(problem.request);
     problems.emplace(problem.request.request_id(), std::move(problem));
   }
   std::thread writer([&] {
-    for (const auto& [id, problem] : problems) EXPECT_TRUE(open.stream->Write(problem.request));
+    for (const v1::AttendRequest& request : requests) EXPECT_TRUE(open.stream->Write(request));
     open.stream->WritesDone();
   });
   v1::AttendResponse response;
@@ -49,8 +51,11 @@ TEST(StreamTest, PipelinesAndAnswersAll) {
   while (open.stream->Read(&response)) {
     ++answers;
     const auto found = problems.find(response.request_id());
-    ASSERT_NE(found, problems.end()) << response.request_id();
     EXPECT_FALSE(response.has_status()) << response.status().message();
+    if (found == problems.end()) {
+      ADD_FAILURE() << "nobody asked for " << response.request_id();
+      continue;
+    }
     EXPECT_EQ(test::Judge(found->second, response), "");
     problems.erase(found);
   }
@@ -243,8 +248,8 @@ TEST(StreamTest, ManyStreamsComeAndGo) {
   }
   for (std::thread& client : clients) client.join();
   EXPECT_GE(answered, 4 * 6 * 5);
+  while (server.server().engine().inflight() > 0) std::this_thread::yield();
   while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
-  EXPECT_EQ(server.server().engine().inflight(), 0);
 }
 
 }  // namespace
