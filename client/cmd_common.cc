@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// What the commands of attend-client share: options, errors and the wording of results.
 
 #include <cstdio>
 

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A request read from disk as a call: the reverse of the encoder in codec.cc, used by replay.
 
 #include "client/codec.h"
 

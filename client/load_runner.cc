@@ -78,13 +78,13 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
   WaitForAnswers(&result);
   result.interrupted = interrupted_->load();
-  // The timer goes first: what it has left to do would use the client. The others are closed before
-  // any is destroyed, as their callbacks may still be sending through them.
-  timer_.reset();
+  // All are closed before any is destroyed, as callbacks may still be sending through them.
+  timer_->Stop();
   for (const auto& stream : streams_) stream->Close();
   client_->Close();
   streams_.clear();
   client_.reset();
+  timer_.reset();
   const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
   result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
   result.stats = Merged();

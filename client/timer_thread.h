@@ -18,14 +18,16 @@ class TimerThread {
   using Clock = std::chrono::steady_clock;
 
   TimerThread() : thread_([this] { Run(); }) {}
-  // Drops what is not due.
-  ~TimerThread() {
+  ~TimerThread() { Stop(); }
+
+  // Drops what is not due, and all that comes later. Idempotent; not from a function it runs.
+  void Stop() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
     changed_.notify_one();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   void At(Clock::time_point when, std::function<void()> function) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "kernels/cpu/cpu_reference.h"
@@ -34,6 +35,12 @@ struct Comparison {
 // Half a step between the dtype's subnormals, where roundings are not relative to the value.
 double SubnormalRounding(DType dtype) {
   return dtype == DType::kFloat16 ? 0x1p-25 : dtype == DType::kBFloat16 ? 0x1p-134 : 0x1p-150;
+}
+
+// Weights below this may count as 0: kernels need not keep subnormal numbers of fp32.
+constexpr double kVanishingWeight = 0x1p-126;
+double VanishingWeight(DType dtype) {
+  return dtype == DType::kFloat16 ? SubnormalRounding(dtype) : kVanishingWeight;
 }
 
 bool SameSpecial(double a, double b) { return std::isnan(a) ? std::isnan(b) : a == b; }
@@ -91,9 +98,10 @@ class Judge {
   double bound() const { return seen_ ? BoundOf(at_max_) : 0; }
 
   std::string Fault() const {
-    return Place(worst_row_, worst_dim_) + " is " + std::to_string(worst_.got) + ", reference " +
-           std::to_string(worst_.reference) + ", error " + std::to_string(ErrorOf(worst_)) +
-           ", bound " + std::to_string(BoundOf(worst_));
+    char numbers[160];
+    std::snprintf(numbers, sizeof(numbers), " is %.9g, reference %.9g, error %.3g, bound %.3g",
+                  worst_.got, worst_.reference, ErrorOf(worst_), BoundOf(worst_));
+    return Place(worst_row_, worst_dim_) + numbers;
   }
 
  private:
@@ -127,12 +135,14 @@ void CheckRow(const Attention& a, const RowId& id, Judge* o, Judge* lse) {
   const int64_t base = id.b * a.o.stride_b + id.h * a.o.stride_h + q_row * a.o.stride_l;
   for (int64_t d = 0; d < p.dim_v; ++d) {
     const double w = magnitudes.o[d];
-    const double subnormal = w > 0 ? SubnormalRounding(p.dtype) : 0;
+    const double all = magnitudes.v[d];
+    const double fp32_part = fp32_unit * w + kVanishingWeight * all;
+    const double subnormal = all > 0 ? SubnormalRounding(p.dtype) : 0;
     o->Add({.got = static_cast<double>(LoadElement(a.o.data, p.dtype, base + d)),
             .reference = reference[d],
             .plain = static_cast<double>(plain[d]),
-            .unit = (dtype_unit + fp32_unit) * w + subnormal,
-            .floor = dtype_unit * std::abs(reference[d]) + fp32_unit * w + subnormal},
+            .unit = dtype_unit * w + VanishingWeight(p.dtype) * all + fp32_part + subnormal,
+            .floor = dtype_unit * std::abs(reference[d]) + fp32_part + subnormal},
            id, d);
   }
   if (!p.return_lse) return;

@@ -11,12 +11,13 @@
 //
 // Rows and columns may differ by orders of magnitude, so every element has its own bound. With
 // w = sum p|v|, the weighted mean of |v| that the element was added up from, A = the largest sum of
-// magnitudes behind a score of the row, and u the unit roundoffs of fp32 and of the dtype:
+// magnitudes behind a score of the row, u the unit roundoffs of fp32 and of the dtype, and t the
+// weights that fp32 and the dtype round to nothing:
 //
-//   fp32 part   f = u32 * (c + 2A) * w
+//   fp32 part   f = u32 * (c + 2A) * w + t32 * sum |v|
 //   floor         = u_dtype * |o| + f
-//   plain error   = r * (u_dtype * w + f), with one r for all the rows checked: the largest that
-//                   the plain implementation shows
+//   plain error   = r * (u_dtype * w + t_dtype * sum |v| + f), with one r for all the rows checked:
+//                   the largest that the plain implementation shows
 //   bound         = 2 * plain error + floor
 //
 // The same with w = |v| = 1 bounds LSE. Rows that see no key must be exactly 0 and -inf.

@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 
 namespace attend {
@@ -52,15 +53,13 @@ inline uint16_t FloatToBFloat16(float value) {
   return static_cast<uint16_t>((bits + rounding) >> 16);
 }
 
+// Without branches, so that loops over it vectorise.
 inline float HalfToFloat(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t exponent = (half >> 10) & 0x1fu;
-  const uint32_t mantissa = half & 0x3ffu;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0)
-    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // exact: subnormal or zero
-  return sign ? -magnitude : magnitude;
+  // The product moves the exponent's bias from 15 to 127; it is exact, for subnormals too.
+  const float scaled = std::bit_cast<float>(static_cast<uint32_t>(half & 0x7fffu) << 13) * 0x1p112f;
+  const uint32_t inf_or_nan = scaled >= 0x1p16f ? 0x7f800000u : 0u;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled) | inf_or_nan);
 }
 
 inline uint16_t FloatToHalf(float value) {
@@ -89,6 +88,23 @@ inline float LoadElement(const void* data, DType dtype, int64_t index) {
       return static_cast<const float*>(data)[index];
   }
   return 0.0f;
+}
+
+// Elements [index, index + count) of an array of `dtype`, widened exactly.
+inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t count, float* out) {
+  const uint16_t* const narrow = static_cast<const uint16_t*>(data) + index;
+  switch (dtype) {
+    case DType::kFloat16:
+      for (int64_t n = 0; n < count; ++n) out[n] = HalfToFloat(narrow[n]);
+      return;
+    case DType::kBFloat16:
+      for (int64_t n = 0; n < count; ++n) out[n] = BFloat16ToFloat(narrow[n]);
+      return;
+    case DType::kFloat32:
+      std::memcpy(out, static_cast<const float*>(data) + index,
+                  static_cast<size_t>(count) * sizeof(float));
+      return;
+  }
 }
 
 // Stores `value` as element `index` of an array of `dtype`, rounded once.

@@ -21,26 +21,57 @@ float Rounded(DType dtype, float value) {
   return LoadElement(&stored, dtype, 0);
 }
 
-float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i,
-                 int64_t j) {
+// The scores of query row i and the keys [begin, begin + kKeysAtOnce) of `keys`, each summed in
+// fp32 from the first dimension to the last. Several keys at once: one sum alone would wait for
+// itself with every addition.
+constexpr int64_t kKeysAtOnce = 8;
+
+void PlainDots(const Attention& a, int64_t k, const float* q, int64_t count, float* dots) {
   const Problem& p = a.problem;
-  const int64_t q = b * a.q.stride_b + h * a.q.stride_h + (s.q_row + i) * a.q.stride_l;
-  const int64_t k =
-      b * a.k.stride_b + (h / p.group()) * a.k.stride_h + (s.k_row + j) * a.k.stride_l;
-  float score = 0;
-  for (int64_t d = 0; d < p.dim; ++d) {
-    score += LoadElement(a.q.data, p.dtype, q + d) * LoadElement(a.k.data, p.dtype, k + d);
+  std::array<std::array<float, kHeadDimMax>, kKeysAtOnce> rows{};
+  for (int64_t n = 0; n < count; ++n) {
+    LoadElements(a.k.data, p.dtype, k + n * a.k.stride_l, p.dim, rows[n].data());
   }
-  score *= p.scale;
+  std::fill(dots, dots + kKeysAtOnce, 0.0f);
+  for (int64_t d = 0; d < p.dim; ++d) {
+    for (int64_t n = 0; n < kKeysAtOnce; ++n) dots[n] += q[d] * rows[n][d];
+  }
+}
+
+// Everything of problem.h between q.k and the mask.
+float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
+                 float dot) {
+  const Problem& p = a.problem;
+  float score = dot * p.scale;
   if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
   if (p.has_bias) {
     const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j;
     score += LoadElement(a.bias.data, a.bias.dtype, at);
   }
   if (p.has_alibi) {
-    score -= a.alibi_slopes[b * a.alibi_stride_b + h] * std::abs(static_cast<float>(j - i - s.offset));
+    score -=
+        a.alibi_slopes[b * a.alibi_stride_b + h] * std::abs(static_cast<float>(j - i - s.offset));
   }
   return score;
+}
+
+std::vector<float> PlainScores(const Attention& a, const Sequence& s, int64_t b, int64_t h,
+                               int64_t i, const KeyRange& keys) {
+  const Problem& p = a.problem;
+  std::array<float, kHeadDimMax> q;
+  LoadElements(a.q.data, p.dtype,
+               b * a.q.stride_b + h * a.q.stride_h + (s.q_row + i) * a.q.stride_l, p.dim, q.data());
+  const int64_t k = b * a.k.stride_b + (h / p.group()) * a.k.stride_h + s.k_row * a.k.stride_l;
+  std::vector<float> scores;
+  std::array<float, kKeysAtOnce> dots;
+  for (int64_t j = keys.begin; j < keys.end; j += kKeysAtOnce) {
+    const int64_t count = std::min(kKeysAtOnce, keys.end - j);
+    PlainDots(a, k + j * a.k.stride_l, q.data(), count, dots.data());
+    for (int64_t n = 0; n < count; ++n) {
+      scores.push_back(PlainScore(a, s, b, h, i, j + n, dots[n]));
+    }
+  }
+  return scores;
 }
 
 }  // namespace
@@ -53,11 +84,10 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   if (i >= s.q_len) return;
 
   const KeyRange keys = VisibleKeys(p.mask, s, i);
-  std::vector<float> scores;
+  const std::vector<float> scores = PlainScores(a, s, b, h, i, keys);
   float max = p.has_sinks ? a.sinks[h] : -kInfinity;
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    scores.push_back(PlainScore(a, s, b, h, i, j));
-    if (!(scores.back() <= max) && !std::isnan(max)) max = scores.back();
+  for (const float score : scores) {
+    if (!(score <= max) && !std::isnan(max)) max = score;
   }
   if (max == -kInfinity) return;
 
@@ -67,12 +97,14 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   }
   *lse = max + std::log(sum);
   const int64_t v = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
+  std::array<float, kHeadDimMax> values;
   for (int64_t j = keys.begin; j < keys.end; ++j) {
     const float score = scores[static_cast<size_t>(j - keys.begin)];
     if (score == -kInfinity) continue;
     const float weight = Rounded(p.dtype, std::exp(score - max) / sum);
     const int64_t row = v + (s.k_row + j) * a.v.stride_l;
-    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * LoadElement(a.v.data, p.dtype, row + d);
+    LoadElements(a.v.data, p.dtype, row, p.dim_v, values.data());
+    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];
   }
   for (int64_t d = 0; d < p.dim_v; ++d) o[d] = Rounded(p.dtype, o[d]);
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdlib>
 #include <sstream>
 #include <thread>
 
@@ -105,6 +106,7 @@ std::string CheckDevice(std::string& list) {
   bool cuda = false;
   bool alone = false;
   std::vector<std::string> names;
+  if (list.ends_with(',')) return "\"" + list + "\" must not end with a comma";
   for (const std::string& part : CLI::detail::split(list, ',')) {
     const bool digits = !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
       return std::isdigit(c);
@@ -309,7 +311,10 @@ std::string ErrorLine(const CLI::Error& error) {
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
   CLI::App app("Serves exact attention over gRPC.", "attend-server");
   app.set_version_flag("--version", VersionText());
-  app.set_config("--config", "", "Settings from a file (TOML or INI): listen = \"...\"")
+  // CLI11 reads no environment variable for this one option.
+  const char* const file = std::getenv("ATTEND_CONFIG");
+  app.set_config("--config", file != nullptr ? file : "",
+                 "Settings from a file (TOML or INI): listen = \"...\"", file != nullptr)
       ->envname("ATTEND_CONFIG")
       ->type_name("FILE");
   app.allow_config_extras(CLI::config_extras_mode::error);

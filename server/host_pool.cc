@@ -121,4 +121,9 @@ int64_t HostPool::cached_bytes() const {
   return cached_bytes_;
 }
 
+int64_t HostPool::held_bytes() const {
+  std::lock_guard lock(mutex_);
+  return used_bytes_ + cached_bytes_;
+}
+
 }  // namespace attend

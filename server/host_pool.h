@@ -56,6 +56,7 @@ class HostPool {
 
   int64_t used_bytes() const;    // in blocks that are out
   int64_t cached_bytes() const;  // in blocks waiting for reuse
+  int64_t held_bytes() const;    // both, at one moment
   int64_t budget_bytes() const { return budget_bytes_; }
 
   // Bytes of the class that serves `bytes`: at most a quarter more, above 4 KiB.

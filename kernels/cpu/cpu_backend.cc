@@ -183,6 +183,10 @@ BatchOutcome CpuLane::Run() {
   return outcome;
 }
 
+int64_t PhysicalMemory() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+}
+
 class CpuAllocator : public HostAllocator {
  public:
   Result<void*> Allocate(int64_t bytes) override {
@@ -190,14 +194,13 @@ class CpuAllocator : public HostAllocator {
       return InvalidArgument("host block of " + std::to_string(bytes) +
                              " bytes, must be at least 0");
     }
+    if (bytes > memory_bytes_) return NoMemory(bytes);
     // Large blocks on huge pages: fewer faults when they are first filled.
     const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
     const size_t rounded =
         (std::max<size_t>(static_cast<size_t>(bytes), 1) + alignment - 1) / alignment * alignment;
     void* data = std::aligned_alloc(alignment, rounded);
-    if (data == nullptr) {
-      return ResourceExhausted("no host memory for a block of " + std::to_string(bytes) + " bytes");
-    }
+    if (data == nullptr) return NoMemory(bytes);
     if (alignment == kHugePage) madvise(data, rounded, MADV_HUGEPAGE);  // a hint: may be refused
     return data;
   }
@@ -207,6 +210,13 @@ class CpuAllocator : public HostAllocator {
  private:
   static constexpr int64_t kAlignment = 256;
   static constexpr int64_t kHugePage = int64_t{2} << 20;
+
+  Status NoMemory(int64_t bytes) const {
+    return ResourceExhausted("no host memory for a block of " + std::to_string(bytes) +
+                             " bytes, the machine has " + std::to_string(memory_bytes_));
+  }
+
+  const int64_t memory_bytes_ = PhysicalMemory();
 };
 
 // "model name" of /proc/cpuinfo, or the architecture where there is none.
@@ -232,8 +242,7 @@ DeviceInfo MakeInfo(int threads) {
   info.description =
       CpuModel() + ", " + CpuFlashTarget() + ", " + std::to_string(threads) + " threads";
   info.units = threads;
-  info.memory_bytes =
-      static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  info.memory_bytes = PhysicalMemory();
   return info;
 }
 

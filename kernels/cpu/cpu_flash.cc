@@ -23,8 +23,8 @@ using cpu_flash::kRowTile;
 using cpu_flash::Scratch;
 using cpu_flash::Tile;
 
-// Below this, waking another thread costs more than it can save (some 20 us of one core's work).
-constexpr double kInlineWork = 1e6;
+// Below this, waking another thread costs more than it can save (some 40 us of one core's work).
+constexpr double kInlineWork = 3e6;
 
 // What a tile costs beside its multiply-adds, in multiply-adds.
 constexpr double kTileOverhead = 20000;

@@ -15,7 +15,7 @@ namespace attend::cpu_flash {
 
 // Query rows of a tile. They lie across SIMD lanes, so keys and values are broadcast and need no
 // transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
-inline constexpr int64_t kRowTile = 96;
+inline constexpr int64_t kRowTile = 192;
 
 // Keys between two rescalings of the output. Tiles begin at multiples of it, whatever the mask, so
 // that a row's roundings do not depend on the rows it is computed with.

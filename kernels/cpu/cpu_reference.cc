@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "kernels/softmax_state.h"
@@ -27,10 +28,6 @@ void StoreRounded(void* data, DType dtype, int64_t index, double value) {
   StoreElement(data, dtype, index, narrow);
 }
 
-void LoadRow(const ConstTensorView& view, DType dtype, int64_t base, int64_t dim, float* row) {
-  for (int64_t d = 0; d < dim; ++d) row[d] = LoadElement(view.data, dtype, base + d);
-}
-
 struct Score {
   double value;
   double magnitude;
@@ -40,13 +37,17 @@ struct Score {
 Score ScoreOf(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
               const float* q, const float* k) {
   const Problem& p = a.problem;
-  double dot = 0;
-  double magnitude = 0;
+  // Several sums at once: one would wait for itself with every addition.
+  constexpr int64_t kSums = 8;
+  std::array<double, kSums> dots{};
+  std::array<double, kSums> magnitudes{};
   for (int64_t d = 0; d < p.dim; ++d) {
     const double product = static_cast<double>(q[d]) * static_cast<double>(k[d]);
-    dot += product;
-    magnitude += std::abs(product);
+    dots[d % kSums] += product;
+    magnitudes[d % kSums] += std::abs(product);
   }
+  const double dot = std::accumulate(dots.begin(), dots.end(), 0.0);
+  const double magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);
   const double scale = static_cast<double>(p.scale);
   Score score{scale * dot, std::abs(scale) * magnitude};
   if (p.softcap > 0) {
@@ -86,10 +87,10 @@ RowScores ScoresOf(const Attention& a, const Sequence& s, int64_t b, int64_t h, 
   std::array<float, kHeadDimMax> k;
   const int64_t q_base = b * a.q.stride_b + h * a.q.stride_h;
   const int64_t k_base = b * a.k.stride_b + (h / p.group()) * a.k.stride_h;
-  LoadRow(a.q, p.dtype, q_base + (s.q_row + i) * a.q.stride_l, p.dim, q.data());
+  LoadElements(a.q.data, p.dtype, q_base + (s.q_row + i) * a.q.stride_l, p.dim, q.data());
   row.values.reserve(static_cast<size_t>(row.keys.end - row.keys.begin));
   for (int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-    LoadRow(a.k, p.dtype, k_base + (s.k_row + j) * a.k.stride_l, p.dim, k.data());
+    LoadElements(a.k.data, p.dtype, k_base + (s.k_row + j) * a.k.stride_l, p.dim, k.data());
     const Score score = ScoreOf(a, s, b, h, i, j, q.data(), k.data());
     row.values.push_back(score.value);
     if (score.value == -kInfinity) continue;
@@ -115,13 +116,17 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
   const int64_t v_base = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
   for (size_t n = 0; n < row.values.size(); ++n) {
     if (row.values[n] == -kInfinity) continue;
-    const double weight = ScaledExp(row.values[n], state.max);
+    // Never 0, however small: a visible key's Inf is Inf times something.
+    const double exponential = ScaledExp(row.values[n], state.max);
+    const double weight = exponential == 0 ? std::numeric_limits<double>::min() : exponential;
     const int64_t j = row.keys.begin + static_cast<int64_t>(n);
-    LoadRow(a.v, p.dtype, v_base + (s.k_row + j) * a.v.stride_l, p.dim_v, v.data());
+    LoadElements(a.v.data, p.dtype, v_base + (s.k_row + j) * a.v.stride_l, p.dim_v, v.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * static_cast<double>(v[d]);
     if (magnitudes != nullptr) {
       for (int64_t d = 0; d < p.dim_v; ++d) {
-        magnitudes->o[d] += weight * std::abs(static_cast<double>(v[d]));
+        const double magnitude = std::abs(static_cast<double>(v[d]));
+        magnitudes->o[d] += weight * magnitude;
+        magnitudes->v[d] += magnitude;
       }
     }
     state.sum += weight;

@@ -17,8 +17,9 @@ namespace attend {
 struct RowMagnitudes {
   // Over the keys with weight: the largest scale * sum |q||k| + |bias| + |slope * distance|.
   double score = 0;
-  // Per output element: the weighted mean of |v|.
+  // Per output element, over the same keys: the weighted mean of |v|, and the plain sum of |v|.
   std::array<double, kHeadDimMax> o{};
+  std::array<double, kHeadDimMax> v{};
 };
 
 // One output row, sequence b, query head h, query row i < q_rows of the sequence, from host memory.

@@ -10,7 +10,7 @@
 namespace attend::bench {
 
 // fp32 operations per second of `threads` threads at once, each on independent chains of fused
-// multiply-adds in registers: the best of several runs of some 50 ms.
+// multiply-adds in registers: the best of a few runs of some 20 ms.
 double MeasureFmaPeak(int threads);
 
 }  // namespace attend::bench

@@ -91,7 +91,8 @@ TEST(CallSpec, MixFiles) {
     return ReadMix(path);
   };
   const auto mix = read(R"({"shapes": ["B1,L5,causal",
-      {"B": 2, "H": 4, "L": 7, "dtype": "float16", "causal": true, "lse": false, "weight": 2.5}]})");
+      {"B": 2, "H": 4, "L": 7, "dtype": "float16", "causal": true, "lse": false,
+       "weight": 2.5}]})");
   ASSERT_TRUE(mix.ok()) << mix.status().ToString();
   ASSERT_EQ(mix->size(), 2u);
   EXPECT_TRUE((*mix)[0].causal);

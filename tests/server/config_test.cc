@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settings from flags, environment and file, through the function and through the binary.
+
+#include "server/config.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/byte_size.h"
+
+namespace attend {
+namespace {
+
+struct Parsed {
+  ConfigOutcome outcome;
+  Config config;
+  std::string text;
+};
+
+Parsed Parse(std::vector<std::string> arguments) {
+  std::vector<const char*> argv = {"attend-server"};
+  for (const std::string& argument : arguments) argv.push_back(argument.c_str());
+  Parsed parsed;
+  parsed.outcome =
+      ParseConfig(static_cast<int>(argv.size()), argv.data(), parsed.config, parsed.text);
+  return parsed;
+}
+
+// An environment variable for the time of a test.
+class ScopedEnv {
+ public:
+  ScopedEnv(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~ScopedEnv() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+struct Setting {
+  std::string flag;
+  std::string text;  // as written
+  std::function<bool(const Config&)> holds;
+  std::string bad;  // a value that is refused; empty: all are taken
+};
+
+std::vector<Setting> Settings() {
+  using C = Config;
+  return {
+      {"listen", "127.0.0.1:9,unix:/tmp/s",
+       [](const C& c) {
+         return c.listen == std::vector<std::string>{"127.0.0.1:9", "unix:/tmp/s"};
+       },
+       "localhost"},
+      {"metrics-listen", "off", [](const C& c) { return c.metrics_listen == "off"; }, "unix:/x"},
+      {"max-streams", "7", [](const C& c) { return c.max_streams == 7; }, "0"},
+      {"stream-requests-max", "9", [](const C& c) { return c.stream_requests_max == 9; }, "-1"},
+      {"ready-file", "/tmp/r", [](const C& c) { return c.ready_file == "/tmp/r"; }, ""},
+      {"device", "cuda:0,1", [](const C& c) { return c.device == "cuda:0,cuda:1"; }, "gpu"},
+      {"lanes", "3", [](const C& c) { return c.lanes == 3; }, "65"},
+      {"cpu-threads", "5", [](const C& c) { return c.cpu_threads == 5; }, "many"},
+      {"lane-workspace", "1MiB", [](const C& c) { return c.lane_workspace_bytes == 1 << 20; },
+       "1Q"},
+      {"max-request-bytes", "64 KiB", [](const C& c) { return c.max_request_bytes == 65536; },
+       "2GiB"},
+      {"memory-budget", "1.5GiB", [](const C& c) { return c.memory_budget_bytes == 3 << 29; },
+       "-1"},
+      {"max-queue", "11", [](const C& c) { return c.max_queue == 11; }, "0"},
+      {"max-batch-requests", "12", [](const C& c) { return c.max_batch_requests == 12; }, "0"},
+      {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
+      {"max-batch-bytes", "1K", [](const C& c) { return c.max_batch_bytes == 1024; }, "0"},
+      {"max-batch-delay-us", "13", [](const C& c) { return c.max_batch_delay_us == 13; }, "1.5"},
+      {"reference-check", "sample:0.25", [](const C& c) { return c.check_sample == 0.25; },
+       "sample:1.5"},
+      {"check-seed", "18446744073709551615", [](const C& c) { return c.check_seed == UINT64_MAX; },
+       "x"},
+      {"check-threads", "2", [](const C& c) { return c.check_threads == 2; }, "0"},
+      {"check-dump-dir", "/tmp/d", [](const C& c) { return c.check_dump_dir == "/tmp/d"; }, ""},
+      {"check-dump-max", "4", [](const C& c) { return c.check_dump_max == 4; }, "-4"},
+      {"copy-threads", "6", [](const C& c) { return CopyThreads(c) == 6; }, "257"},
+      {"drain-timeout", "1.5", [](const C& c) { return c.drain_timeout_seconds == 1.5; }, "-1"},
+      {"log-level", "debug", [](const C& c) { return c.log_level == "debug"; }, "loud"},
+      {"log-format", "json", [](const C& c) { return c.log_format == "json"; }, "xml"},
+      {"log-file", "/tmp/l", [](const C& c) { return c.log_file == "/tmp/l"; }, ""},
+  };
+}
+
+std::string EnvName(const std::string& flag) {
+  std::string name = "ATTEND_" + flag;
+  for (char& c : name) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  return name;
+}
+
+std::string TemporaryFile(const std::string& content) {
+  const std::string path = ::testing::TempDir() + "attend_config_" + std::to_string(getpid());
+  std::ofstream(path) << content;
+  return path;
+}
+
+TEST(ConfigTest, DefaultsHoldWhenNothingIsSet) {
+  const Parsed parsed = Parse({});
+  ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
+  EXPECT_EQ(parsed.config.listen, std::vector<std::string>{"127.0.0.1:8001"});
+  EXPECT_EQ(parsed.config.metrics_listen, "127.0.0.1:8002");
+  EXPECT_EQ(parsed.config.memory_budget_bytes, int64_t{4} << 30);
+  EXPECT_EQ(parsed.config.check_sample, 0);
+  EXPECT_TRUE(parsed.config.allocator_tuning);
+}
+
+TEST(ConfigTest, EverySettingFromFlagEnvironmentAndFile) {
+  for (const Setting& setting : Settings()) {
+    SCOPED_TRACE(setting.flag);
+    EXPECT_FALSE(setting.holds(Config())) << "the test's value is the default";
+    const Parsed flag = Parse({"--" + setting.flag, setting.text});
+    EXPECT_EQ(flag.outcome, ConfigOutcome::kRun) << flag.text;
+    EXPECT_TRUE(setting.holds(flag.config));
+    {
+      const std::string name = EnvName(setting.flag);
+      const ScopedEnv env(name.c_str(), setting.text.c_str());
+      const Parsed parsed = Parse({});
+      EXPECT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
+      EXPECT_TRUE(setting.holds(parsed.config));
+    }
+    const std::string value = setting.flag == "listen" ? "[\"127.0.0.1:9\", \"unix:/tmp/s\"]"
+                                                       : "\"" + setting.text + "\"";
+    const std::string path = TemporaryFile(setting.flag + " = " + value + "\n");
+    const Parsed file = Parse({"--config", path});
+    EXPECT_EQ(file.outcome, ConfigOutcome::kRun) << file.text;
+    EXPECT_TRUE(setting.holds(file.config));
+    std::remove(path.c_str());
+  }
+}
+
+TEST(ConfigTest, BadValuesAreOneLineThatNamesTheFlag) {
+  for (const Setting& setting : Settings()) {
+    if (setting.bad.empty()) continue;
+    SCOPED_TRACE(setting.flag);
+    const Parsed parsed = Parse({"--" + setting.flag + "=" + setting.bad});
+    EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
+    EXPECT_NE(parsed.text.find("--" + setting.flag), std::string::npos) << parsed.text;
+    EXPECT_NE(parsed.text.find(setting.bad), std::string::npos) << parsed.text;
+    EXPECT_EQ(parsed.text.find('\n'), parsed.text.size() - 1) << parsed.text;
+  }
+}
+
+TEST(ConfigTest, FlagsWinOverFileOverEnvironment) {
+  const ScopedEnv env("ATTEND_MAX_QUEUE", "1");
+  const ScopedEnv other("ATTEND_LANES", "1");
+  const std::string path = TemporaryFile("max-queue = 2\nlanes = 2\nmax-streams = 2\n");
+  const Parsed parsed = Parse({"--config", path, "--max-queue", "3"});
+  EXPECT_EQ(parsed.config.max_queue, 3);
+  EXPECT_EQ(parsed.config.lanes, 2);
+  EXPECT_EQ(parsed.config.max_streams, 2);
+  const ScopedEnv file("ATTEND_CONFIG", path.c_str());
+  EXPECT_EQ(Parse({}).config.max_streams, 2);
+  std::remove(path.c_str());
+}
+
+TEST(ConfigTest, AllocatorTuningIsASwitch) {
+  EXPECT_FALSE(Parse({"--no-allocator-tuning"}).config.allocator_tuning);
+  EXPECT_TRUE(Parse({"--allocator-tuning"}).config.allocator_tuning);
+  const ScopedEnv env("ATTEND_ALLOCATOR_TUNING", "false");
+  EXPECT_FALSE(Parse({}).config.allocator_tuning);
+}
+
+TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
+  EXPECT_EQ(Parse({"--bogus"}).outcome, ConfigOutcome::kError);
+  EXPECT_EQ(Parse({"stray"}).outcome, ConfigOutcome::kError);
+  EXPECT_EQ(Parse({"--config", "/nonexistent/file"}).outcome, ConfigOutcome::kError);
+  const std::string path = TemporaryFile("bogus = 1\n");
+  const Parsed parsed = Parse({"--config", path});
+  EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
+  EXPECT_NE(parsed.text.find("bogus"), std::string::npos) << parsed.text;
+  std::remove(path.c_str());
+}
+
+TEST(ConfigTest, DeviceLists) {
+  for (const char* good : {"auto", "cpu", "cuda:all", "cuda:3", "cuda:0,cuda:2", "cpu,cuda:0"}) {
+    EXPECT_EQ(Parse({"--device", good}).outcome, ConfigOutcome::kRun) << good;
+  }
+  for (const char* bad : {"", "cuda", "cuda:", "cuda:x", "cuda:0,0", "auto,cpu", "cpu,", "0"}) {
+    EXPECT_EQ(Parse({"--device=" + std::string(bad)}).outcome, ConfigOutcome::kError) << bad;
+  }
+}
+
+TEST(ConfigTest, HelpExplainsEverySetting) {
+  const Parsed help = Parse({"--help"});
+  EXPECT_EQ(help.outcome, ConfigOutcome::kPrinted);
+  for (const Setting& setting : Settings()) {
+    EXPECT_NE(help.text.find("--" + setting.flag + " "), std::string::npos) << setting.flag;
+    EXPECT_NE(help.text.find("[$" + EnvName(setting.flag) + "]"), std::string::npos)
+        << setting.flag;
+  }
+  for (const char* part : {"Network:", "Devices:", "Limits:", "[4GiB]", "[30]", "SECONDS"}) {
+    EXPECT_NE(help.text.find(part), std::string::npos) << part;
+  }
+  const Parsed version = Parse({"--version"});
+  EXPECT_EQ(version.outcome, ConfigOutcome::kPrinted);
+  EXPECT_EQ(version.text, VersionText() + "\n");
+}
+
+TEST(ByteSizeTest, ReadsAndWrites) {
+  EXPECT_EQ(*ParseByteSize("0"), 0);
+  EXPECT_EQ(*ParseByteSize("1b"), 1);
+  EXPECT_EQ(*ParseByteSize("2k"), 2048);
+  EXPECT_EQ(*ParseByteSize("2 MB"), 2 << 20);
+  EXPECT_EQ(*ParseByteSize("0.5GiB"), 1 << 29);
+  for (const char* bad : {"", "x", "-1", "1XiB", "1 2", "inf", "1e300", "9000000TiB"}) {
+    EXPECT_FALSE(ParseByteSize(bad).ok()) << bad;
+  }
+  for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{1000}, int64_t{1024},
+                              int64_t{5} << 30, (int64_t{1} << 50) + 1}) {
+    EXPECT_EQ(*ParseByteSize(FormatByteSize(bytes)), bytes);
+  }
+  EXPECT_EQ(FormatByteSize(65536), "64KiB");
+}
+
+// Runs the binary; its exit code, and what it wrote to `stream` (1 or 2).
+std::pair<int, std::string> RunBinary(const std::string& arguments, int stream) {
+  const std::string redirect = stream == 1 ? " 2>/dev/null" : " 2>&1 >/dev/null";
+  FILE* pipe = popen((std::string(ATTEND_SERVER_BINARY) + " " + arguments + redirect).c_str(), "r");
+  std::string text;
+  char buffer[1024];
+  for (size_t got; (got = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) text.append(buffer, got);
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
+}
+
+TEST(BinaryTest, ExitCodes) {
+  EXPECT_EQ(RunBinary("--version", 1), std::pair(0, VersionText() + "\n"));
+  EXPECT_EQ(RunBinary("--help", 1).first, 0);
+  const auto [code, line] = RunBinary("--max-queue none", 2);
+  EXPECT_EQ(code, 2);
+  EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
+  EXPECT_NE(line.find("--max-queue"), std::string::npos) << line;
+  EXPECT_EQ(RunBinary("--device cuda:999", 2).first, 1);
+  EXPECT_EQ(RunBinary("--log-file /nonexistent/dir/log", 2).first, 1);
+}
+
+}  // namespace
+}  // namespace attend

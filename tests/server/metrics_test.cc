@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The exposition as Prometheus reads it: families and label sets from the start, what recording
+// changes, and promtool's judgement where it is installed.
+
+#include "server/metrics.h"
+
+#include <gtest/gtest.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "server/gpu_stats.h"
+#include "tests/server/messages.h"
+#include "tests/server/test_server.h"
+
+namespace attend {
+namespace {
+
+// Samples by "name{labels}", and the families that have HELP and TYPE.
+struct Exposition {
+  std::map<std::string, double> samples;
+  std::set<std::string> families;
+
+  explicit Exposition(const std::string& text) {
+    std::istringstream lines(text);
+    std::set<std::string> helped;
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string mark, word, name;
+      if (line.starts_with("# ")) {
+        words >> mark >> word >> name;
+        if (word == "HELP") helped.insert(name);
+        if (word == "TYPE" && helped.contains(name)) families.insert(name);
+        continue;
+      }
+      const size_t space = line.rfind(' ');
+      if (space == std::string::npos) continue;
+      EXPECT_TRUE(samples.emplace(line.substr(0, space), std::atof(line.c_str() + space)).second)
+          << "twice: " << line;
+    }
+  }
+};
+
+std::string Serialize(const Metrics& metrics) {
+  return prometheus::TextSerializer().Serialize(metrics.registry()->Collect());
+}
+
+// All of the contract's families but those that NVML fills.
+const char* const kFamilies[] = {"attend_build_info",
+                                 "attend_requests_total",
+                                 "attend_rejected_requests_total",
+                                 "attend_phase_duration_seconds",
+                                 "attend_batch_requests",
+                                 "attend_batch_flops",
+                                 "attend_kernel_requests_total",
+                                 "attend_flops_total",
+                                 "attend_transport_bytes_total",
+                                 "attend_queue_requests",
+                                 "attend_lanes",
+                                 "attend_lanes_busy",
+                                 "attend_device_healthy",
+                                 "attend_host_memory_used_bytes",
+                                 "attend_host_memory_cached_bytes",
+                                 "attend_host_memory_budget_bytes",
+                                 "attend_inflight_requests",
+                                 "attend_draining",
+                                 "attend_reference_checks_total",
+                                 "attend_reference_check_error_ratio",
+                                 "attend_reference_check_rows_total",
+                                 "process_start_time_seconds"};
+
+TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
+  Metrics metrics("1.2.3");
+  metrics.AddDevices({{"cpu", 2}, {"cuda:0", 4}});
+  const Exposition start(Serialize(metrics));
+  for (const char* family : kFamilies) EXPECT_TRUE(start.families.contains(family)) << family;
+  for (const char* sample :
+       {"attend_requests_total{code=\"OK\"}", "attend_requests_total{code=\"UNAVAILABLE\"}",
+        "attend_rejected_requests_total{reason=\"queue_full\"}",
+        "attend_rejected_requests_total{reason=\"too_large\"}",
+        "attend_phase_duration_seconds_count{phase=\"receive\"}",
+        "attend_phase_duration_seconds_count{phase=\"check\"}",
+        "attend_kernel_requests_total{device=\"cpu\",dtype=\"float16\",kernel=\"cpu_flash\"}",
+        "attend_flops_total{device=\"cuda:0\",dtype=\"bfloat16\",kernel=\"cuda_naive\"}",
+        "attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}",
+        "attend_reference_checks_total{result=\"skipped\"}",
+        "attend_reference_check_error_ratio_count", "attend_queue_requests{device=\"cuda:0\"}"}) {
+    ASSERT_TRUE(start.samples.contains(sample)) << sample;
+    EXPECT_EQ(start.samples.at(sample), 0) << sample;
+  }
+  EXPECT_FALSE(start.samples.contains(
+      "attend_flops_total{device=\"cpu\",dtype=\"float32\",kernel=\"cuda_naive\"}"));
+  EXPECT_EQ(start.samples.at("attend_lanes{device=\"cuda:0\"}"), 4);
+  EXPECT_EQ(start.samples.at("attend_device_healthy{device=\"cpu\"}"), 1);
+  EXPECT_GT(start.samples.at("process_start_time_seconds"), 1.6e9);
+}
+
+TEST(MetricsTest, RecordingChangesWhatItShould) {
+  Metrics metrics("1.2.3");
+  metrics.AddDevices({{"cpu", 2}});
+  Request request;
+  request.selection.kernel = KernelId::kCpuFlash;
+  request.attention.problem.dtype = DType::kBFloat16;
+  request.flops = 1e6;
+  request.message_bytes = 1000;
+  request.received = TimePoint(std::chrono::milliseconds(10));
+  request.enqueued = request.received + std::chrono::milliseconds(1);
+  request.started = request.enqueued + std::chrono::milliseconds(2);
+  request.kernel_ns = 3'000'000;
+  RowsReport& report = request.report.emplace();
+  report.rows_checked = 5;
+  report.max_abs_error = 1;
+  report.bound = 4;
+  metrics.RecordFinished(request, 9'000'000, 500);
+  report.ok = false;
+  report.rows_checked = 2;
+  report.max_abs_error = std::numeric_limits<double>::quiet_NaN();
+  metrics.RecordFinished(request, 9'000'000, 500);
+  request.report.reset();
+  request.status = Unavailable("gone");
+  metrics.RecordFinished(request, 1, 0);
+  metrics.RecordRejection(Rejection::kMemory);
+  metrics.RecordBatch(0, 3, 2e6);
+  metrics.SetQueue(0, 7);
+
+  Exposition now(Serialize(metrics));
+  const auto expect = [&](const std::string& sample, double value) {
+    ASSERT_TRUE(now.samples.contains(sample)) << sample;
+    EXPECT_NEAR(now.samples.at(sample), value, 1e-9) << sample;
+  };
+  expect("attend_requests_total{code=\"OK\"}", 2);
+  expect("attend_requests_total{code=\"UNAVAILABLE\"}", 1);
+  expect("attend_rejected_requests_total{reason=\"memory\"}", 1);
+  expect("attend_phase_duration_seconds_count{phase=\"total\"}", 2);
+  expect("attend_phase_duration_seconds_sum{phase=\"total\"}", 0.018);
+  expect("attend_phase_duration_seconds_sum{phase=\"receive\"}", 0.002);
+  expect("attend_phase_duration_seconds_sum{phase=\"queue\"}", 0.004);
+  expect("attend_phase_duration_seconds_sum{phase=\"kernel\"}", 0.006);
+  const std::string labels = "{device=\"cpu\",dtype=\"bfloat16\",kernel=\"cpu_flash\"}";
+  expect("attend_kernel_requests_total" + labels, 2);
+  expect("attend_flops_total" + labels, 2e6);
+  expect("attend_transport_bytes_total{direction=\"in\",transport=\"inline\"}", 2000);
+  expect("attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}", 1000);
+  expect("attend_reference_checks_total{result=\"ok\"}", 1);
+  expect("attend_reference_checks_total{result=\"failed\"}", 1);
+  expect("attend_reference_check_rows_total", 7);
+  expect("attend_reference_check_error_ratio_bucket{le=\"0.25\"}", 1);
+  EXPECT_TRUE(std::isfinite(now.samples.at("attend_reference_check_error_ratio_sum")));
+  expect("attend_batch_requests_sum{device=\"cpu\"}", 3);
+  expect("attend_batch_flops_sum{device=\"cpu\"}", 2e6);
+  expect("attend_queue_requests{device=\"cpu\"}", 7);
+}
+
+TEST(MetricsTest, AServersScrapeIsCleanAndCountsItsRequests) {
+  test::TestServer server([](Config& config) {
+    config.metrics_listen = "127.0.0.1:0";
+    config.memory_budget_bytes = 1 << 20;
+  });
+  const test::WireProblem problem = test::PlainWireProblem(1);
+  v1::AttendResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.Stub()->Attend(&context, problem.request, &response).ok());
+  const std::string text = server.Metrics();
+  const Exposition scrape(text);
+  for (const char* family : kFamilies) EXPECT_TRUE(scrape.families.contains(family)) << family;
+  for (const char* family :
+       {"attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts"}) {
+    EXPECT_TRUE(scrape.families.contains(family)) << family;
+  }
+  EXPECT_EQ(scrape.samples.at("attend_requests_total{code=\"OK\"}"), 1);
+  EXPECT_EQ(scrape.samples.at("attend_host_memory_budget_bytes"), 1 << 20);
+  EXPECT_EQ(scrape.samples.at("attend_transport_bytes_total{direction=\"out\",transport="
+                              "\"inline\"}"),
+            response.raw(0).size() + (response.has_lse() ? response.raw(1).size() : 0));
+  if (std::system("command -v promtool >/dev/null") != 0) {
+    GTEST_SKIP() << "promtool is not installed; the rest was checked";
+  }
+  FILE* promtool = popen("promtool check metrics", "w");
+  fwrite(text.data(), 1, text.size(), promtool);
+  EXPECT_EQ(pclose(promtool), 0);
+}
+
+TEST(GpuStatsTest, FamiliesExistWithoutGpus) {
+  const GpuStats stats({"cpu"});
+  const auto families = stats.Collect();
+  ASSERT_EQ(families.size(), 3u);
+  for (const auto& family : families) EXPECT_TRUE(family.metric.empty());
+}
+
+TEST(GpuStatsTest, FollowsCudaVisibleDevices) {
+  EXPECT_EQ(VisibleGpu(nullptr, 2), "2");
+  EXPECT_EQ(VisibleGpu("3,1", 0), "3");
+  EXPECT_EQ(VisibleGpu("3,1", 1), "1");
+  EXPECT_EQ(VisibleGpu("3,1", 2), "");
+  EXPECT_EQ(VisibleGpu("GPU-1234", 0), "GPU-1234");
+  EXPECT_EQ(VisibleGpu("", 0), "");
+}
+
+}  // namespace
+}  // namespace attend
