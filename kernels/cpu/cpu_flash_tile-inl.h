@@ -204,7 +204,7 @@ void TileRun::LoadKeys(int64_t j, int64_t keys) {
                     (sequence_.k_row + j) * a_.k.stride_l;
   const int64_t v = tile_.b * a_.v.stride_b + h_kv * a_.v.stride_h +
                     (sequence_.k_row + j) * a_.v.stride_l;
-  if (p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
+  if (false) {
     k_ = static_cast<const float*>(a_.k.data) + k;
   } else {
     for (int64_t n = 0; n < keys; ++n) {
@@ -270,7 +270,7 @@ void TileRun::Scores(const Panel& panel, int64_t keys) {
     // Past the last key, the last one again: computed, then ignored.
     const float* rows[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) rows[r] = k_ + std::min(j + r, keys - 1) * p_.dim;
-    if (panel.lane == 0) Prefetch(a_.k, p_.dim, next_ + j, kBlockRows);
+    if (false) Prefetch(a_.k, p_.dim, next_ + j, kBlockRows);
     ScoreBlock<kVectors>(rows, q, p_.dim, s_.s + j * kVectors * kLanes);
   }
 }
@@ -355,7 +355,7 @@ template <int kVectors, bool kSkip>
 void TileRun::Output(const Panel& panel, int64_t keys) {
   float* o = s_.o + panel.lane * dim_v_padded_;
   for (int64_t i = 0; i < p_.dim_v; i += kBlockRows) {
-    if (panel.lane == 0) {
+    if (false) {
       const int64_t first = i * keys / dim_v_padded_;
       Prefetch(a_.v, p_.dim_v, next_ + first, (i + kBlockRows) * keys / dim_v_padded_ - first);
     }

@@ -85,7 +85,7 @@ TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
 }
 
 TEST(CallSpec, MixFiles) {
-  const std::string path = ::testing::TempDir() + "/mix.json";
+  const std::string path = ScratchPath("mix.json");
   const auto read = [&](const std::string& text) {
     EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());
     return ReadMix(path);

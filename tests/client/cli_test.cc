@@ -36,7 +36,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string Path(const std::string& name) { return ::testing::TempDir() + "/attend_cli_" + name; }
+std::string Path(const std::string& name) { return ScratchPath(name); }
 
 struct Ended {
   int exit_code = -1;

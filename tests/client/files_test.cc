@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string Path(const std::string& name) { return ::testing::TempDir() + "/attend_" + name; }
+std::string Path(const std::string& name) { return ScratchPath(name); }
 
 void Put(const std::string& path, const std::string& bytes) {
   ASSERT_TRUE(WriteFile(path, {{bytes.data(), static_cast<int64_t>(bytes.size())}}).ok());
@@ -162,7 +162,7 @@ TEST(Npy, NamesMissingFilesAndOddOnes) {
   EXPECT_THAT(ReadNpy(::testing::TempDir()).status().message(), HasSubstr(::testing::TempDir()));
   EXPECT_THAT(WriteNpy(Path("x.npy"), RandomTensor(DType::kBFloat16, {2}, 1)).message(),
               HasSubstr("bfloat16"));
-  EXPECT_FALSE(WriteNpy("/nonexistent/x.npy", RandomTensor(DType::kFloat32, {2}, 1)).ok());
+  EXPECT_FALSE(WriteNpy(Path("none/x.npy"), RandomTensor(DType::kFloat32, {2}, 1)).ok());
 }
 
 std::string Safetensors(const std::string& header, const std::string& data) {

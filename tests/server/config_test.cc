@@ -242,7 +242,7 @@ TEST(BinaryTest, ExitCodes) {
   EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
   EXPECT_NE(line.find("--max-queue"), std::string::npos) << line;
   EXPECT_EQ(RunBinary("--device cuda:999", 2).first, 1);
-  EXPECT_EQ(RunBinary("--log-file /nonexistent/dir/log", 2).first, 1);
+  EXPECT_EQ(RunBinary("--log-file /proc/nonexistent/log", 2).first, 1);
 }
 
 }  // namespace
