@@ -129,7 +129,9 @@ void CheckRow(const Attention& a, const RowId& id, Judge* o, Judge* lse) {
   ReferenceRow(a, id.b, id.h, id.i, reference.data(), &reference_lse, &magnitudes);
   PlainRow(a, id.b, id.h, id.i, plain.data(), &plain_lse);
 
-  const double fp32_unit = kFloat32Roundoff * (kWeightRoundings + 2 * magnitudes.score);
+  const double fp32_unit =
+      kFloat32Roundoff *
+      (kWeightRoundings + (2 + std::sqrt(static_cast<double>(p.dim)) / 2) * magnitudes.score);
   const double dtype_unit = UnitRoundoff(p.dtype);
   const int64_t q_row = SequenceOf(a, id.b).q_row + id.i;
   const int64_t base = id.b * a.o.stride_b + id.h * a.o.stride_h + q_row * a.o.stride_l;

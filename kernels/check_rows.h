@@ -14,12 +14,13 @@
 // magnitudes behind a score of the row, u the unit roundoffs of fp32 and of the dtype, and t the
 // weights that fp32 and the dtype round to nothing:
 //
-//   fp32 part   f = u32 * (c + 2A) * w + t32 * sum |v|
+//   fp32 part   f = u32 * (c + (2 + sqrt(D) / 2) A) * w + t32 * sum |v|
 //   floor         = u_dtype * |o| + f
 //   plain error   = r * (u_dtype * w + t_dtype * sum |v| + f), with one r for all the rows checked:
 //                   the largest that the plain implementation shows
 //   bound         = 2 * plain error + floor
 //
+// sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019).
 // The same with w = |v| = 1 bounds LSE. Rows that see no key must be exactly 0 and -inf.
 // A NaN or Inf in O passes only where the reference, or the plain implementation (scores beyond
 // fp32's range), has the same one.
@@ -67,8 +68,9 @@ RowsReport CheckAllRows(const Attention& attention);
 // a sample from `seed` spread evenly over (sequence, head, query tile), always with the first and
 // last row of some sequence, and never fewer than one row. Rows that a pass over the whole output
 // finds suspicious come first: a NaN or Inf, or (without NaN or Inf in V) a value outside the range
-// of its column of V joined with 0, which no weighted mean can leave. The output is expected to have
-// been poisoned with NaN before the kernel ran, so that an unwritten row is always among these.
+// of its column of V joined with 0, which no weighted mean can leave. The output is expected to
+// have been poisoned with NaN before the kernel ran, so that an unwritten row is always among
+// these.
 std::vector<RowId> SampleRows(const Attention& attention, uint64_t seed, double work_budget);
 
 // Fills the output (and LSE) with quiet NaNs.

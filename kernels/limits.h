@@ -16,7 +16,8 @@ inline constexpr int64_t kTotalTokensMax = int64_t{1} << 40;  // tokens of all p
 inline constexpr int64_t kHeadDimMax = 256;                   // D and Dv
 
 // A magnitude above which |scale * q.k| of ordinary data overflows fp32 is the caller's business
-// (IEEE applies); these two only keep parameters finite and meaningful.
+// (IEEE applies); these only keep parameters finite and meaningful.
+inline constexpr float kSoftcapMin = 1e-6f;  // if not 0; 1 / softcap must not overflow
 inline constexpr float kSoftcapMax = 1e6f;
 
 static_assert(kHeadDimMax <= 256, "the CUDA kernels size registers and shared memory for 256");

@@ -103,9 +103,10 @@ Status Check(const Problem& p) {
   if (!std::isfinite(p.scale)) {
     return InvalidArgument("scale is " + std::to_string(p.scale) + ", must be finite");
   }
-  if (!(p.softcap >= 0.0f && p.softcap <= kSoftcapMax)) {
-    return InvalidArgument("softcap is " + std::to_string(p.softcap) + ", must be in [0, " +
-                           std::to_string(kSoftcapMax) + "], 0 = off");
+  if (p.softcap != 0.0f && !(p.softcap >= kSoftcapMin && p.softcap <= kSoftcapMax)) {
+    return InvalidArgument("softcap is " + std::to_string(p.softcap) + ", must be in [" +
+                           std::to_string(kSoftcapMin) + ", " + std::to_string(kSoftcapMax) +
+                           "], or 0 for none");
   }
   if (p.mask.left < -1 || p.mask.right < -1) {
     return InvalidArgument("mask window is [" + std::to_string(p.mask.left) + ", " +

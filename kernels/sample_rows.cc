@@ -60,8 +60,7 @@ bool Suspicious(const Attention& a, const ColumnRanges& ranges, const RowId& id,
     if (!std::isfinite(value)) return true;
     if (ranges.finite && !(value >= ranges.low[d] && value <= ranges.high[d])) return true;
   }
-  return p.return_lse &&
-         std::isnan(a.lse[id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row]);
+  return p.return_lse && std::isnan(a.lse[id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row]);
 }
 
 // Rows to check, each once, up to a limit, in the order they were added.

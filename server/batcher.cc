@@ -7,7 +7,11 @@
 namespace attend {
 namespace {
 
-int64_t HostBytes(const Request& request) { return request.input.bytes() + request.output.bytes(); }
+// What the request adds to its batch in memory: the kernel's workspace too, so that one that keeps
+// its score matrix runs alone and cannot make its company fail.
+int64_t Bytes(const Request& request) {
+  return request.input.bytes() + request.output.bytes() + request.selection.workspace_bytes;
+}
 
 }  // namespace
 
@@ -24,7 +28,7 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
   TimePoint oldest = kNever;
   for (const auto& [key, request] : queue.ordered()) {
     if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) break;
-    if (IsLarge(request->flops, HostBytes(*request))) {
+    if (IsLarge(request->flops, Bytes(*request))) {
       if (!large_may_run) continue;  // smaller ones behind it may pass
       if (!decision.take.empty()) break;
       decision.take.push_back(key);
@@ -32,7 +36,7 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
       return decision;
     }
     flops += request->flops;
-    bytes += HostBytes(*request);
+    bytes += Bytes(*request);
     if (!decision.take.empty() &&
         (flops > options_.batch_flops_max || bytes > options_.batch_bytes_max)) {
       return decision;  // full

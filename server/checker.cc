@@ -65,6 +65,13 @@ void Checker::Run() {
       posted_.pop_front();
     }
     const TimePoint begin = clock_.Now();
+    if (request->deadline <= begin) {
+      // Nobody waits for this answer any more.
+      request->status = Status(Code::kDeadlineExceeded,
+                               "the deadline passed while the answer waited for its check");
+      finish_(std::move(request));
+      continue;
+    }
     const std::vector<RowId> rows =
         SampleRows(request->attention, Mix(options_.seed ^ request->id), options_.work_budget);
     request->report = CheckRows(request->attention, rows);

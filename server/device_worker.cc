@@ -8,6 +8,11 @@
 #include <utility>
 
 namespace attend {
+namespace {
+
+constexpr char kExpired[] = "the deadline passed while the request was queued";
+
+}  // namespace
 
 // What one pass of the scheduler decided, to be carried out without the lock.
 struct DeviceWorker::Step {
@@ -77,7 +82,10 @@ void DeviceWorker::Cancel(uint64_t id) {
     if (request != nullptr) metrics_.SetQueue(index_, queue_.size());
   }
   if (request == nullptr) return;
-  request->status = Status(Code::kCancelled, "cancelled by the client while queued");
+  // gRPC ends a call at its deadline as if the client had cancelled it.
+  request->status = request->deadline <= clock_.Now()
+                        ? Status(Code::kDeadlineExceeded, kExpired)
+                        : Status(Code::kCancelled, "cancelled by the client while queued");
   finish_(std::move(request));
 }
 
@@ -163,8 +171,7 @@ void DeviceWorker::PlanLocked(TimePoint now, Step& step) {
 }
 
 void DeviceWorker::Execute(Step& step) {
-  End(std::move(step.expired),
-      Status(Code::kDeadlineExceeded, "the deadline passed while the request was queued"));
+  End(std::move(step.expired), Status(Code::kDeadlineExceeded, kExpired));
   for (Step::Launch& launch : step.launches) Start(*launch.slot, std::move(launch.batch));
 }
 

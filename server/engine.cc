@@ -145,7 +145,8 @@ void Engine::FinishBatch(CompletedBatch batch) {
 }
 
 void Engine::FinishChecked(std::unique_ptr<Request> request) {
-  if (!request->report->ok && on_check_failed_) on_check_failed_(*request);
+  if (request->report.has_value() && !request->report->ok && on_check_failed_)
+    on_check_failed_(*request);
   FinishOne(std::move(request));
 }
 

@@ -107,25 +107,18 @@ void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& wor
     }
     call.Unref();
   };
-  if (!large->scan.in_order || large->scan.header_bytes > kInlineBytesMax) {
-    // The generated parser is at work for long; not on gRPC's threads.
-    copies_.Copy({}, [this, large, end] {
-      Status status = Decode(*large->request, *large, large->arena);
-      if (status.ok()) {
-        CopyTensors(large->spans, large->parsed, large->validated, large->plan, *large->request);
-      }
+  // On the pool's threads from here on: page-locked memory for a size that was not seen before, or
+  // a whole message for the generated parser, takes long.
+  copies_.Copy({}, [this, large, end] {
+    Status status = Decode(*large->request, *large, large->arena);
+    if (!status.ok()) {
       end(std::move(status));
-    });
-    return;
-  }
-  Status status = Decode(*large->request, *large, large->arena);
-  if (!status.ok()) {
-    end(std::move(status));
-    return;
-  }
-  std::vector<CopyPiece> pieces =
-      TensorPieces(large->spans, large->parsed, large->validated, large->plan, *large->request);
-  copies_.Copy(std::move(pieces), [end] { end(Status()); });
+      return;
+    }
+    std::vector<CopyPiece> pieces =
+        TensorPieces(large->spans, large->parsed, large->validated, large->plan, *large->request);
+    copies_.Copy(std::move(pieces), [end] { end(Status()); });
+  });
 }
 
 Status Intake::CheckEarly(const Call& call, const Request& request,

@@ -31,7 +31,6 @@ using std::chrono::seconds;
 
 // What a message may hold beside the tensors that --max-request-bytes is meant for.
 constexpr int64_t kMessageMarginBytes = int64_t{64} << 10;
-constexpr Duration kAnswersLeaveTimeout = seconds(1);
 constexpr Duration kMemoryReturnTimeout = seconds(5);
 
 // Sets the gauges that nobody sets when they change. Gives no families of its own.
@@ -289,7 +288,7 @@ bool Server::Drain(Duration timeout) {
     return false;
   }
   // Every answer exists; give gRPC the time to send them.
-  const bool sent = WaitForCalls(std::max(until, clock_.Now() + kAnswersLeaveTimeout));
+  const bool sent = WaitForCalls(until);
   if (!sent) logger_->error("drain timed out with answers that no client has read");
   for (const std::string& address : addresses_) {
     if (address.starts_with("unix:")) unlink(address.c_str() + 5);

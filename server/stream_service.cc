@@ -101,6 +101,9 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     Step step;
     {
       const std::lock_guard lock(mutex_);
+      // OnCancel may be on its way to say so. Until it has, a read begun here could meet the call's
+      // end: this thread is not gRPC's, so nothing would keep the call alive.
+      broken_ = true;
       --unanswered_;
       step = NextLocked();
     }

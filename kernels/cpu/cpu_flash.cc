@@ -8,12 +8,14 @@
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
+#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <vector>
 
+#include "kernels/check_rows.h"
 #include "kernels/cpu/cpu_flash_tile.h"
 
 namespace attend {
@@ -48,30 +50,43 @@ double WorkOf(const Attention& a, const Sequence& s, int64_t heads, int64_t row,
   return kTileOverhead + static_cast<double>(keys * (p.dim + p.dim_v)) * static_cast<double>(lanes);
 }
 
+// Most rows to a tile: many, as they share the packing of K and V, yet few enough for every thread
+// to get several tiles. No row's bits depend on it.
+int64_t MostRows(std::span<const Attention* const> batch, int threads) {
+  constexpr double kTilesPerThread = 4;
+  double rows = 0;
+  for (const Attention* attention : batch) rows += static_cast<double>(CountRows(*attention));
+  int64_t most = kRowTile;
+  while (most > kRowTile / 4 && rows < kTilesPerThread * threads * static_cast<double>(most)) {
+    most /= 2;
+  }
+  return most;
+}
+
 // Rows of each tile of a head: as even as whole vectors allow.
-int64_t TileRows(int64_t rows) {
+int64_t TileRows(int64_t rows, int64_t most) {
   constexpr int64_t kVector = 16;
-  const int64_t tiles = (rows + kRowTile - 1) / kRowTile;
+  const int64_t tiles = (rows + most - 1) / most;
   return ((rows + tiles - 1) / tiles + kVector - 1) / kVector * kVector;
 }
 
 // Calls visit(tile) for every tile of an attention, in a fixed order.
 template <class Visit>
-void ForEachTile(const Attention& a, const Visit& visit) {
+void ForEachTile(const Attention& a, int64_t most_rows, const Visit& visit) {
   const Problem& p = a.problem;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = SequenceOf(a, b);
     if (s.q_rows == 0) continue;
     // Short sequences share a tile with other heads of the same KV head.
-    const int64_t together = std::clamp<int64_t>(kRowTile / s.q_rows, 1, p.group());
-    const int64_t tile_rows = TileRows(s.q_rows);
+    const int64_t together = std::clamp<int64_t>(most_rows / s.q_rows, 1, p.group());
+    const int64_t tile_rows = TileRows(s.q_rows, most_rows);
     for (int64_t h_kv = 0; h_kv < p.heads_kv; ++h_kv) {
       for (int64_t g = 0; g < p.group(); g += together) {
         const int64_t heads = std::min(together, p.group() - g);
+        const int64_t head = h_kv * p.group() + g;
         for (int64_t row = 0; row < s.q_rows; row += tile_rows) {
           const int64_t rows = std::min(tile_rows, s.q_rows - row);
-          visit(Tile{&a, b, h_kv * p.group() + g, heads, row, rows,
-                     WorkOf(a, s, heads, row, rows)});
+          visit(Tile{&a, b, head, heads, row, rows, WorkOf(a, s, heads, row, rows)});
         }
       }
     }
@@ -81,7 +96,7 @@ void ForEachTile(const Attention& a, const Visit& visit) {
 void RunInline(std::span<const Attention* const> batch, cpu_flash::TileFunction run) {
   Scratch* scratch = ThreadScratch();
   for (const Attention* attention : batch) {
-    ForEachTile(*attention, [&](const Tile& tile) { run(tile, scratch); });
+    ForEachTile(*attention, kRowTile, [&](const Tile& tile) { run(tile, scratch); });
   }
 }
 
@@ -106,9 +121,10 @@ void CpuFlash(std::span<const Attention* const> batch) {
     RunInline(batch, run);
     return;
   }
+  const int64_t most_rows = MostRows(batch, tbb::this_task_arena::max_concurrency());
   std::vector<Tile> tiles;
   for (const Attention* attention : batch) {
-    ForEachTile(*attention, [&](const Tile& tile) { tiles.push_back(tile); });
+    ForEachTile(*attention, most_rows, [&](const Tile& tile) { tiles.push_back(tile); });
   }
   const auto longer = [](const Tile& x, const Tile& y) { return x.work > y.work; };
   std::stable_sort(tiles.begin(), tiles.end(), longer);

@@ -55,8 +55,8 @@ HWY_INLINE V32 AtLeast(V32 low, V32 x) {
 #endif
 }
 
-// 2^x for x <= 0, to 1 ulp; 0 for -inf and wherever the result would not be a normal number (but for
-// a sliver of subnormal ones), NaN for NaN.
+// 2^x for x <= 0, to 1 ulp; 0 for -inf and wherever the result would not be a normal number (but
+// for a sliver of subnormal ones), NaN for NaN.
 HWY_INLINE V32 Exp2(V32 x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
@@ -109,9 +109,17 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
   }
 }
 
+// Whether a weight is -0, by its bits: comparing would take +0 for the same.
+HWY_INLINE auto IsHiddenWeight(V32 weight) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  return hn::RebindMask(d, hn::Eq(hn::BitCast(di, weight), hn::BitCast(di, hn::Set(d, -0.0f))));
+}
+
 // kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
-// p[key][lane] * v[key * kValueBlock + r]. With kSkip, keys of weight 0 are skipped, so that a value that a row
-// does not see may be NaN or Inf; results are otherwise the same.
+// p[key][lane] * v[key * kValueBlock + r]. With kSkip, keys of weight -0 are skipped, so that a
+// value that a row does not see may be NaN or Inf; results are otherwise the same. A weight that
+// underflowed is +0 and not skipped: its key is seen.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
                             float* o) {
@@ -123,8 +131,8 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
     for (int n = 0; n < kVectors; ++n) {
-      sum[r][n] = hn::Mul(hn::Load(d, o + r * kWidth + n * kLanes),
-                          hn::Load(d, weight + n * kLanes));
+      sum[r][n] =
+          hn::Mul(hn::Load(d, o + r * kWidth + n * kLanes), hn::Load(d, weight + n * kLanes));
     }
   }
   for (int64_t j = 0; j < keys; ++j) {
@@ -137,8 +145,7 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) {
         const V32 next = hn::MulAdd(value, row[n], sum[r][n]);
-        sum[r][n] =
-            kSkip ? hn::IfThenElse(hn::Eq(row[n], hn::Zero(d)), sum[r][n], next) : next;
+        sum[r][n] = kSkip ? hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next) : next;
       }
     }
   }

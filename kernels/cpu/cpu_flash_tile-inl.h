@@ -36,10 +36,14 @@ constexpr float kFoldableScaleMax = 4.0f;
 
 // A few vectors of the tile's rows, beginning at row `lane`.
 struct Panel {
-  int64_t lane;
-  int vectors;
+  int64_t lane = 0;
+  int vectors = 0;
+  KeyRange any{0, 0};  // keys that some row sees
+  KeyRange all{0, 0};  // keys that every row sees
   int64_t width() const { return vectors * kLanes; }
 };
+constexpr int64_t kPanelsMax = kRowTile / (kPanelVectors * kLanes);
+static_assert(kRowTile % (kPanelVectors * kLanes) == 0);
 
 class TileRun {
  public:
@@ -51,13 +55,13 @@ class TileRun {
         sequence_(SequenceOf(*tile.attention, tile.b)),
         lanes_(tile.heads * tile.rows),
         vectors_((lanes_ + kLanes - 1) / kLanes),
-        panels_((vectors_ + kPanelVectors - 1) / kPanelVectors),
+        panel_count_((vectors_ + kPanelVectors - 1) / kPanelVectors),
         dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
-        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi &&
-               p_.scale >= kFoldableScaleMin && p_.scale <= kFoldableScaleMax) {}
+        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kFoldableScaleMin &&
+               p_.scale <= kFoldableScaleMax) {}
 
   void Run() {
-    FindKeys();
+    MakePanels();
     PackQuery();
     Attend<false>();
     // What a row does not see has weight 0, and 0 * Inf is NaN: only then is care needed.
@@ -69,30 +73,27 @@ class TileRun {
   int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
   int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
   bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
-  // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
-  Panel PanelAt(int64_t n) const {
-    const int64_t first = n * vectors_ / panels_;
-    return {first * kLanes, static_cast<int>((n + 1) * vectors_ / panels_ - first)};
+  KeyRange KeysOf(int64_t lane) const {
+    return Real(lane) ? VisibleKeys(p_.mask, sequence_, RowOf(lane)) : KeyRange{0, 0};
   }
 
-  void FindKeys();
+  void MakePanels();
   void PackQuery();
   template <bool kSkip>
   void Attend();
   void LoadKeys(int64_t j, int64_t keys);
-  void LoadLanes(int64_t j, int64_t keys);
+  void LoadLanes(const Panel& panel, int64_t j, int64_t keys);
   void LoadBias(const Panel& panel, int64_t j, int64_t keys);
-  void Prefetch(const ConstTensorView& view, int64_t dim, int64_t j, int64_t keys) const;
   template <int kVectors>
   void Scores(const Panel& panel, int64_t keys);
   void FinishScores(const Panel& panel, int64_t keys);
   void MaskScores(const Panel& panel, int64_t keys);
-  template <int kVectors>
+  template <int kVectors, bool kSkip>
   void Softmax(const Panel& panel, int64_t keys);
   template <int kVectors, bool kSkip>
   void Output(const Panel& panel, int64_t keys);
   template <int kVectors, bool kSkip>
-  void PanelStep(const Panel& panel, int64_t keys);
+  void PanelStep(const Panel& panel, int64_t j, int64_t keys);
   bool OutputFinite() const;
   void Store();
   void StoreRow(int64_t lane, const float* o);
@@ -104,36 +105,43 @@ class TileRun {
   const Sequence sequence_;
   const int64_t lanes_;
   const int64_t vectors_;
-  const int64_t panels_;
+  const int64_t panel_count_;
   const int64_t dim_v_padded_;
   const bool plain_;  // the scale is in Q already and nothing else happens to scores
-  KeyRange keys_{0, 0};    // that any row sees
-  KeyRange common_{0, 0};  // that every row sees
-  // The current key tile.
-  bool masked_ = false;
-  int64_t next_ = 0;  // first key of the next tile
+  Panel panels_[kPanelsMax];
+  KeyRange keys_{0, 0};  // that any row sees
+  // The current key tile: its keys as fp32, and from one block of V's columns to the next.
   const float* k_ = nullptr;
+  int64_t block_stride_ = 0;
 };
 
-void TileRun::FindKeys() {
+void TileRun::MakePanels() {
   keys_ = {sequence_.k_len, 0};
-  common_ = {0, sequence_.k_len};
-  for (int64_t n = 0; n < tile_.rows; ++n) {
-    KeyRange range{0, 0};
-    if (tile_.row + n < sequence_.q_len) range = VisibleKeys(p_.mask, sequence_, tile_.row + n);
-    common_.begin = std::max(common_.begin, range.begin);
-    common_.end = std::min(common_.end, range.end);
-    if (range.begin >= range.end) continue;
-    keys_.begin = std::min(keys_.begin, range.begin);
-    keys_.end = std::max(keys_.end, range.end);
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
+    Panel& panel = panels_[n];
+    const int64_t first = n * vectors_ / panel_count_;
+    panel.lane = first * kLanes;
+    panel.vectors = static_cast<int>((n + 1) * vectors_ / panel_count_ - first);
+    panel.any = {sequence_.k_len, 0};
+    panel.all = {0, sequence_.k_len};
+    for (int64_t lane = panel.lane; lane < std::min(panel.lane + panel.width(), lanes_); ++lane) {
+      const KeyRange range = KeysOf(lane);
+      panel.all.begin = std::max(panel.all.begin, range.begin);
+      panel.all.end = std::min(panel.all.end, range.end);
+      if (range.begin >= range.end) continue;
+      panel.any.begin = std::min(panel.any.begin, range.begin);
+      panel.any.end = std::max(panel.any.end, range.end);
+    }
+    keys_.begin = std::min(keys_.begin, panel.any.begin);
+    keys_.end = std::max(keys_.end, panel.any.end);
   }
 }
 
 void TileRun::PackQuery() {
-  const F32 d;
-  const V32 factor = hn::Set(d, plain_ ? p_.scale * kLog2e : 1.0f);
-  for (int64_t n = 0; n < panels_; ++n) {
-    const Panel panel = PanelAt(n);
+  const float factor = plain_ ? p_.scale * kLog2e : 1.0f;
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
     float* out = s_.q + panel.lane * p_.dim;
     for (int64_t first = 0; first < panel.width(); first += kTurned) {
       for (int64_t r = 0; r < kTurned; ++r) {
@@ -147,11 +155,7 @@ void TileRun::PackQuery() {
           std::fill(row, row + p_.dim, 0.0f);
         }
       }
-      TurnIn(s_.rows, kHeadDimMax, p_.dim, panel.width(), out + first);
-    }
-    if (!plain_) continue;
-    for (int64_t i = 0; i < p_.dim * panel.width(); i += kLanes) {
-      hn::Store(hn::Mul(hn::Load(d, out + i), factor), d, out + i);
+      TurnIn(s_.rows, kHeadDimMax, p_.dim, factor, panel.width(), out + first);
     }
   }
 }
@@ -164,22 +168,20 @@ void TileRun::Attend() {
   int64_t begin = keys_.begin;
   while (begin < keys_.end) {
     const int64_t end = std::min(keys_.end, (begin / kKeyTile + 1) * kKeyTile);
-    next_ = end;
-    masked_ = begin < common_.begin || end > common_.end;
     LoadKeys(begin, end - begin);
-    LoadLanes(begin, end - begin);
-    for (int64_t n = 0; n < panels_; ++n) {
-      const Panel panel = PanelAt(n);
-      if (p_.has_bias) LoadBias(panel, begin, end - begin);
+    for (int64_t n = 0; n < panel_count_; ++n) {
+      const Panel& panel = panels_[n];
+      if (panel.any.begin >= end || panel.any.end <= begin) continue;
+      const int64_t keys = std::min(end, panel.any.end) - begin;
       switch (panel.vectors) {
         case 1:
-          PanelStep<1, kSkip>(panel, end - begin);
+          PanelStep<1, kSkip>(panel, begin, keys);
           break;
         case 2:
-          PanelStep<2, kSkip>(panel, end - begin);
+          PanelStep<2, kSkip>(panel, begin, keys);
           break;
         case 3:
-          if constexpr (kPanelVectors > 2) PanelStep<3, kSkip>(panel, end - begin);
+          if constexpr (kPanelVectors > 2) PanelStep<3, kSkip>(panel, begin, keys);
           break;
       }
     }
@@ -188,23 +190,26 @@ void TileRun::Attend() {
 }
 
 template <int kVectors, bool kSkip>
-HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t keys) {
+HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys) {
+  const bool masked = j < panel.all.begin || j + keys > panel.all.end;
+  if (p_.has_bias) LoadBias(panel, j, keys);
+  if (masked || p_.has_alibi) LoadLanes(panel, j, keys);
   Scores<kVectors>(panel, keys);
   if (!plain_) FinishScores(panel, keys);
-  if (masked_) MaskScores(panel, keys);
-  Softmax<kVectors>(panel, keys);
+  if (masked) MaskScores(panel, keys);
+  Softmax<kVectors, kSkip>(panel, keys);
   Output<kVectors, kSkip>(panel, keys);
 }
 
-// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows lie end to end; rows that
-// lie apart may share a cache set.
+// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows lie end to end; rows
+// that lie apart may share a cache set.
 void TileRun::LoadKeys(int64_t j, int64_t keys) {
   const int64_t h_kv = tile_.head / p_.group();
-  const int64_t k = tile_.b * a_.k.stride_b + h_kv * a_.k.stride_h +
-                    (sequence_.k_row + j) * a_.k.stride_l;
-  const int64_t v = tile_.b * a_.v.stride_b + h_kv * a_.v.stride_h +
-                    (sequence_.k_row + j) * a_.v.stride_l;
-  if (false) {
+  const int64_t k =
+      tile_.b * a_.k.stride_b + h_kv * a_.k.stride_h + (sequence_.k_row + j) * a_.k.stride_l;
+  const int64_t v =
+      tile_.b * a_.v.stride_b + h_kv * a_.v.stride_h + (sequence_.k_row + j) * a_.v.stride_l;
+  if (p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
     k_ = static_cast<const float*>(a_.k.data) + k;
   } else {
     for (int64_t n = 0; n < keys; ++n) {
@@ -212,18 +217,15 @@ void TileRun::LoadKeys(int64_t j, int64_t keys) {
     }
     k_ = s_.k;
   }
+  block_stride_ = ValueBlockStride(keys);
   PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, keys, p_.dim_v, s_.v);
 }
 
-// What masks and ALiBi need to know of each lane, relative to key j. Lanes without a row see
-// everything: what becomes of them is never stored, and they must not ask for a mask.
-void TileRun::LoadLanes(int64_t j, int64_t keys) {
-  if (!masked_ && !p_.has_alibi) return;
-  for (int64_t lane = 0; lane < vectors_ * kLanes; ++lane) {
-    KeyRange range{0, sequence_.k_len};
-    if (lane < lanes_) {
-      range = Real(lane) ? VisibleKeys(p_.mask, sequence_, RowOf(lane)) : KeyRange{0, 0};
-    }
+// What masks and ALiBi need to know of each lane, relative to key j. What becomes of lanes without
+// a row is never stored.
+void TileRun::LoadLanes(const Panel& panel, int64_t j, int64_t keys) {
+  for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); ++lane) {
+    const KeyRange range = KeysOf(lane);
     s_.begin[lane] = static_cast<float>(std::clamp<int64_t>(range.begin - j, 0, keys));
     s_.end[lane] = static_cast<float>(std::clamp<int64_t>(range.end - j, 0, keys));
     if (!p_.has_alibi) continue;
@@ -246,20 +248,7 @@ void TileRun::LoadBias(const Panel& panel, int64_t j, int64_t keys) {
         std::fill(row, row + keys, 0.0f);
       }
     }
-    TurnIn(s_.rows, kHeadDimMax, keys, panel.width(), s_.bias + first);
-  }
-}
-
-// Asks for rows [j, j + keys) of K or V, of the next key tile: what this one's arithmetic can hide.
-void TileRun::Prefetch(const ConstTensorView& view, int64_t dim, int64_t j, int64_t keys) const {
-  constexpr int64_t kLine = 64;
-  const int64_t size = DTypeBytes(p_.dtype);
-  const int64_t end = std::min(j + keys, keys_.end);
-  for (; j < end; ++j) {
-    const int64_t index = tile_.b * view.stride_b + tile_.head / p_.group() * view.stride_h +
-                          (sequence_.k_row + j) * view.stride_l;
-    const char* row = static_cast<const char*>(view.data) + index * size;
-    for (int64_t at = 0; at < dim * size; at += kLine) __builtin_prefetch(row + at, 0, 2);
+    TurnIn(s_.rows, kHeadDimMax, keys, 1.0f, panel.width(), s_.bias + first);
   }
 }
 
@@ -270,7 +259,6 @@ void TileRun::Scores(const Panel& panel, int64_t keys) {
     // Past the last key, the last one again: computed, then ignored.
     const float* rows[kBlockRows];
     for (int r = 0; r < kBlockRows; ++r) rows[r] = k_ + std::min(j + r, keys - 1) * p_.dim;
-    if (false) Prefetch(a_.k, p_.dim, next_ + j, kBlockRows);
     ScoreBlock<kVectors>(rows, q, p_.dim, s_.s + j * kVectors * kLanes);
   }
 }
@@ -314,18 +302,19 @@ void TileRun::MaskScores(const Panel& panel, int64_t keys) {
 }
 
 // Turns scores into weights 2^(s - max) and brings the softmax state up to date; s_.weight is what
-// the output so far must be multiplied by.
-template <int kVectors>
+// the output so far must be multiplied by. With kSkip, the weight of a key that is not seen is -0.
+template <int kVectors, bool kSkip>
 void TileRun::Softmax(const Panel& panel, int64_t keys) {
   constexpr int64_t kWidth = kVectors * kLanes;
   const F32 d;
+  float* HWY_RESTRICT s = s_.s;
   V32 max[kVectors], base[kVectors], sum[kVectors];
   HWY_UNROLL(4)
   for (int n = 0; n < kVectors; ++n) max[n] = hn::Load(d, s_.max + panel.lane + n * kLanes);
   for (int64_t j = 0; j < keys; ++j) {
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
-      max[n] = hn::Max(max[n], hn::Load(d, s_.s + j * kWidth + n * kLanes));
+      max[n] = hn::Max(max[n], hn::Load(d, s + j * kWidth + n * kLanes));
     }
   }
   HWY_UNROLL(4)
@@ -341,8 +330,14 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
   for (int64_t j = 0; j < keys; ++j) {
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
-      float* at = s_.s + j * kWidth + n * kLanes;
-      const V32 p = Exp2(hn::Sub(hn::Load(d, at), base[n]));
+      float* at = s + j * kWidth + n * kLanes;
+      const V32 score = hn::Load(d, at);
+      V32 p = Exp2(hn::Sub(score, base[n]));
+      if (kSkip) {
+        // Seen but too small for fp32: still more than nothing where the value is Inf.
+        p = AtLeast(hn::Set(d, std::numeric_limits<float>::denorm_min()), p);
+        p = hn::IfThenElse(hn::Eq(score, hn::Set(d, kMinusInfinity)), hn::Set(d, -0.0f), p);
+      }
       hn::Store(p, d, at);
       sum[n] = hn::Add(sum[n], p);
     }
@@ -355,11 +350,7 @@ template <int kVectors, bool kSkip>
 void TileRun::Output(const Panel& panel, int64_t keys) {
   float* o = s_.o + panel.lane * dim_v_padded_;
   for (int64_t i = 0; i < p_.dim_v; i += kBlockRows) {
-    if (false) {
-      const int64_t first = i * keys / dim_v_padded_;
-      Prefetch(a_.v, p_.dim_v, next_ + first, (i + kBlockRows) * keys / dim_v_padded_ - first);
-    }
-    const float* v = s_.v + i / kValueBlock * ValueBlockStride(keys) + i % kValueBlock;
+    const float* v = s_.v + i / kValueBlock * block_stride_ + i % kValueBlock;
     OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane, o + i * kVectors * kLanes);
   }
 }
@@ -374,8 +365,8 @@ bool TileRun::OutputFinite() const {
 }
 
 void TileRun::Store() {
-  for (int64_t n = 0; n < panels_; ++n) {
-    const Panel panel = PanelAt(n);
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
     const float* o = s_.o + panel.lane * dim_v_padded_;
     for (int64_t first = 0; first < panel.width(); first += kTurned) {
       TurnOut(o + first, panel.width(), p_.dim_v, kHeadDimMax, s_.rows);

@@ -9,8 +9,7 @@
 // Left out: SSSE3, which no machine of interest stops at, and vectors whose length the compiler
 // does not know, as blocks of registers need arrays of vectors.
 #ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 
 #undef HWY_TARGET_INCLUDE

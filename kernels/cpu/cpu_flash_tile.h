@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the scheduler of cpu_flash (cpu_flash.cc) and its SIMD code (cpu_flash_tile.cc, compiled once
-// per instruction set) agree on: a tile of query rows, and the scratch memory to compute it in.
+// What the scheduler of cpu_flash (cpu_flash.cc) and its SIMD code (cpu_flash_tile.cc, compiled
+// once per instruction set) agree on: a tile of query rows, and the scratch memory to compute it
+// in.
 
 #pragma once
 
@@ -13,8 +14,8 @@
 
 namespace attend::cpu_flash {
 
-// Query rows of a tile. They lie across SIMD lanes, so keys and values are broadcast and need no
-// transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
+// Most query rows of a tile. They lie across SIMD lanes, so keys and values are broadcast and need
+// no transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
 inline constexpr int64_t kRowTile = 192;
 
 // Keys between two rescalings of the output. Tiles begin at multiples of it, whatever the mask, so
@@ -48,7 +49,7 @@ struct alignas(128) Scratch {
   float k[kKeyTile * kHeadDimMax];  // [key][dim]
   // Blocks of [key][kValueBlock], a gap after each.
   float v[(kKeyTile * kValueBlock + kValueGap) * (kHeadDimMax / kValueBlock)];
-  float rows[4 * kHeadDimMax];      // a few rows of Q or O on their way in or out
+  float rows[4 * kHeadDimMax];  // a few rows of Q or O on their way in or out
   // Per lane: softmax state, its rescaling in this key tile, visible keys relative to the key tile,
   // ALiBi's slope, and the key on the diagonal relative to the key tile.
   float max[kRowTile];

@@ -155,7 +155,7 @@ def check_rows(shape, inputs, output):
         weights = torch.softmax(scores, dim=-1)
         reference = weights @ vd
         w = weights @ vd.abs()
-        fp32_part = u32 * (WEIGHT_ROUNDINGS + 2 * magnitude) * w
+        fp32_part = u32 * (WEIGHT_ROUNDINGS + (2 + math.sqrt(shape.dim) / 2) * magnitude) * w
         rounding = unit * w + fp32_part
         floor = unit * reference.abs() + fp32_part
         plain = plain_rows(plain_scores, v[b], shape.dtype)

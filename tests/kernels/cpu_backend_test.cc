@@ -125,10 +125,12 @@ TEST_F(CpuBackendTest, ASecondSubmitIsRefusedUntilDone) {
   const WorkItem items[] = {owned.Item(Kernel(KernelId::kCpuFlash))};
   std::promise<void> finished;
   std::atomic<int> calls{0};
-  ASSERT_TRUE(lane->Submit(items, [&](BatchOutcome) {
-                    ++calls;
-                    finished.set_value();
-                  }).ok());
+  ASSERT_TRUE(lane->Submit(items,
+                           [&](BatchOutcome) {
+                             ++calls;
+                             finished.set_value();
+                           })
+                  .ok());
   // Milliseconds of work are under way: this comes too early.
   const Status second = lane->Submit(items, [&](BatchOutcome) { ++calls; });
   EXPECT_EQ(second.code(), Code::kFailedPrecondition);
@@ -202,8 +204,7 @@ TEST_F(CpuBackendTest, ItemsAreCopiedAtSubmit) {
   std::promise<BatchOutcome> promise;
   {
     std::vector<WorkItem> items = {owned.Item(Kernel(KernelId::kCpuFlash))};
-    ASSERT_TRUE(
-        lane->Submit(items, [&](BatchOutcome o) { promise.set_value(std::move(o)); }).ok());
+    ASSERT_TRUE(lane->Submit(items, [&](BatchOutcome o) { promise.set_value(std::move(o)); }).ok());
     items[0] = WorkItem();
   }
   EXPECT_TRUE(promise.get_future().get().statuses[0].ok());

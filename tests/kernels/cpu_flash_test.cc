@@ -128,9 +128,13 @@ TEST(CpuFlash, HardShapesInEveryDType) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : kDTypes) {
-    for (const auto& [len_q, len_k, dim, dim_v] :
-         {std::tuple{1, 1, 1, 1}, {1, 300, 1, 1}, {300, 1, 256, 256}, {97, 129, 255, 1},
-          {95, 1000, 1, 255}, {193, 65, 7, 9}, {16, 16, 64, 64}}) {
+    for (const auto& [len_q, len_k, dim, dim_v] : {std::tuple{1, 1, 1, 1},
+                                                   {1, 300, 1, 1},
+                                                   {300, 1, 256, 256},
+                                                   {97, 129, 255, 1},
+                                                   {95, 1000, 1, 255},
+                                                   {193, 65, 7, 9},
+                                                   {16, 16, 64, 64}}) {
       for (const double magnitude : {1e-4, 1.0, 1e4}) {
         ProblemSpec spec = MakeSpec(1, 2, 1, len_q, len_k, dim, dim_v, dtype);
         spec.magnitude_q = magnitude;
@@ -210,8 +214,7 @@ TEST(CpuFlash, RowsThatSeeNothing) {
 TEST(CpuFlash, NothingToDo) {
   CpuFlash({});
   EXPECT_TRUE(CpuFlashRunsInline({}));
-  for (const ProblemSpec& spec :
-       {MakeSpec(0, 2, 1, 5, 5, 8, 8), MakeSpec(2, 2, 1, 0, 5, 8, 8)}) {
+  for (const ProblemSpec& spec : {MakeSpec(0, 2, 1, 5, 5, 8, 8), MakeSpec(2, 2, 1, 0, 5, 8, 8)}) {
     const OwnedAttention owned = MakeAttention(spec, 1);
     Flash(owned);
     EXPECT_TRUE(owned.GuardsIntact());
@@ -260,6 +263,23 @@ TEST(CpuFlash, KeysMaskedByBiasCannotBeFelt) {
     Flash(owned);
     ExpectAllRowsRight(owned);
     EXPECT_TRUE(std::isfinite(Get(owned.attention, owned.O(0, 0, 50, 3))));
+  }
+}
+
+// A weight that underflows to 0 is not a hidden key: its Inf must be felt, as IEEE says.
+TEST(CpuFlash, AnUnlikelyKeyIsStillSeen) {
+  for (const float poison : {kNan, kInfinity}) {
+    ProblemSpec spec = MakeSpec(1, 1, 1, 20, 70, 16, 16);
+    spec.problem.has_bias = true;
+    spec.bias_per_query = false;
+    OwnedAttention owned = MakeAttention(spec, FreshSeed());
+    float* bias = const_cast<float*>(static_cast<const float*>(owned.attention.bias.data));
+    bias[33] = -500.0f;
+    Set(owned.attention, owned.V(0, 0, 33, 4), poison);
+    Flash(owned);
+    ExpectAllRowsRight(owned);
+    EXPECT_FALSE(std::isfinite(Get(owned.attention, owned.O(0, 0, 7, 4))));
+    EXPECT_TRUE(std::isfinite(Get(owned.attention, owned.O(0, 0, 7, 5))));
   }
 }
 

@@ -91,8 +91,8 @@ TEST(DType, RoundsToNearestTiesToEven) {
     for (uint32_t bits = 0; bits < infinity; ++bits) {
       const double low = Meaning(format, bits);
       // What the next pattern would mean if the format had no Inf.
-      const double high = bits + 1 == infinity ? 2 * low - Meaning(format, bits - 1)
-                                               : Meaning(format, bits + 1);
+      const double high =
+          bits + 1 == infinity ? 2 * low - Meaning(format, bits - 1) : Meaning(format, bits + 1);
       const float middle = static_cast<float>((low + high) / 2);  // exact: one more bit than either
       if (static_cast<double>(middle) != (low + high) / 2) continue;  // below float's subnormals
       const uint16_t even = static_cast<uint16_t>((bits & 1u) == 0 ? bits : bits + 1);

@@ -85,12 +85,13 @@ TEST(Check, ParametersMustBeFiniteAndInRange) {
     p.scale = scale;
     EXPECT_TRUE(Check(p).ok()) << scale;
   }
-  for (const float cap : {kNan, kInfinity, -1.0f, -0x1p-149f, 1.001f * kSoftcapMax}) {
+  for (const float cap :
+       {kNan, kInfinity, -1.0f, 0x1p-149f, 0.999f * kSoftcapMin, 1.001f * kSoftcapMax}) {
     Problem p = Good();
     p.softcap = cap;
     EXPECT_EQ(Check(p).code(), Code::kInvalidArgument) << cap;
   }
-  for (const float cap : {0.0f, 0x1p-149f, kSoftcapMax}) {
+  for (const float cap : {0.0f, kSoftcapMin, kSoftcapMax}) {
     Problem p = Good();
     p.softcap = cap;
     EXPECT_TRUE(Check(p).ok()) << cap;

@@ -395,9 +395,4 @@ uint64_t FreshSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-double TestScale() {
-  if (const char* scale = std::getenv("ATTEND_TEST_SCALE")) return std::strtod(scale, nullptr);
-  return ATTEND_TEST_DEFAULT_SCALE;
-}
-
 }  // namespace attend::test

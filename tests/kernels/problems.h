@@ -2,8 +2,8 @@
 //
 // Random attentions that own their memory, for tests of every kernel and of the server. All inputs
 // lie in one block and all outputs in another, as WorkItem asks. Whatever a kernel must not read
-// (gaps between strides, rows beyond the true lengths, bytes between tensors) holds NaN; whatever it
-// must not write holds a pattern that GuardsIntact looks for.
+// (gaps between strides, rows beyond the true lengths, bytes between tensors) holds NaN; whatever
+// it must not write holds a pattern that GuardsIntact looks for.
 
 #pragma once
 
@@ -36,7 +36,7 @@ struct ProblemSpec {
   bool bias_per_head = true;
   bool bias_per_query = true;
   DType bias_dtype = DType::kFloat32;
-  double bias_masked_share = 0;   // share of bias elements that are -inf
+  double bias_masked_share = 0;  // share of bias elements that are -inf
   bool alibi_per_sequence = false;
   int64_t misaligned_elements = 0;  // q, k, v, o begin that many elements past a 64-byte boundary
   double magnitude_q = 1;           // standard deviation of Q's elements; K's and V's is 1

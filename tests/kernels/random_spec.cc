@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <random>
 
 #include "tests/kernels/problems.h"
@@ -102,9 +103,9 @@ ProblemSpec RandomSpec(uint64_t seed, double work_max) {
   const int64_t group = draw.Range(1, 8);
   const int64_t dim = draw.Pick(kDims);
   const int64_t dim_v = draw.Chance(0.5) ? dim : draw.Pick(kDims);
-  ProblemSpec spec = MakeSpec(draw.Range(0, 9) == 0 ? 0 : draw.Range(1, 4), heads_kv * group,
-                              heads_kv, draw.Pick(kLengths), draw.Pick(kLengths), dim, dim_v,
-                              draw.Pick(kDTypes));
+  ProblemSpec spec =
+      MakeSpec(draw.Range(0, 9) == 0 ? 0 : draw.Range(1, 4), heads_kv * group, heads_kv,
+               draw.Pick(kLengths), draw.Pick(kLengths), dim, dim_v, draw.Pick(kDTypes));
   Shrink(&spec.problem, work_max);
   constexpr Layout kLayouts[] = {Layout::kBHLD, Layout::kBLHD, Layout::kStrided};
   spec.layout = draw.Pick(kLayouts);
@@ -134,6 +135,11 @@ std::string Describe(const ProblemSpec& spec) {
   text += " misaligned " + std::to_string(spec.misaligned_elements);
   text += " magnitude " + std::to_string(spec.magnitude_q);
   return text;
+}
+
+double TestScale() {
+  if (const char* scale = std::getenv("ATTEND_TEST_SCALE")) return std::strtod(scale, nullptr);
+  return ATTEND_TEST_DEFAULT_SCALE;
 }
 
 }  // namespace attend::test

@@ -31,10 +31,18 @@ TEST(Status, CarriesCodeAndMessage) {
 
 TEST(Status, CodesHaveTheirOwnNamesAndGrpcNumbers) {
   std::set<std::string_view> names;
-  constexpr Code kAll[] = {Code::kOk,           Code::kCancelled,         Code::kUnknown,
-                           Code::kInvalidArgument, Code::kDeadlineExceeded, Code::kNotFound,
-                           Code::kAlreadyExists, Code::kPermissionDenied, Code::kResourceExhausted,
-                           Code::kFailedPrecondition, Code::kUnimplemented, Code::kInternal,
+  constexpr Code kAll[] = {Code::kOk,
+                           Code::kCancelled,
+                           Code::kUnknown,
+                           Code::kInvalidArgument,
+                           Code::kDeadlineExceeded,
+                           Code::kNotFound,
+                           Code::kAlreadyExists,
+                           Code::kPermissionDenied,
+                           Code::kResourceExhausted,
+                           Code::kFailedPrecondition,
+                           Code::kUnimplemented,
+                           Code::kInternal,
                            Code::kUnavailable};
   for (const Code code : kAll) names.insert(CodeName(code));
   EXPECT_EQ(names.size(), std::size(kAll));
