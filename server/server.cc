@@ -32,6 +32,7 @@ using std::chrono::seconds;
 // What a message may hold beside the tensors that --max-request-bytes is meant for.
 constexpr int64_t kMessageMarginBytes = int64_t{64} << 10;
 constexpr Duration kMemoryReturnTimeout = seconds(5);
+constexpr Duration kLastBytesReadTime = milliseconds(250);
 
 // Sets the gauges that nobody sets when they change. Gives no families of its own.
 class GaugeRefresh final : public prometheus::Collectable {
@@ -290,6 +291,11 @@ bool Server::Drain(Duration timeout) {
   // Every answer exists; give gRPC the time to send them.
   const bool sent = WaitForCalls(until);
   if (!sent) logger_->error("drain timed out with answers that no client has read");
+  // The last bytes lie in the kernel's buffers. A process that ends while a client still sends
+  // resets the connection and takes them along, so clients get a moment to read; late calls are
+  // refused.
+  const Duration left = std::max(Duration::zero(), until - clock_.Now());
+  std::this_thread::sleep_for(std::min<Duration>(kLastBytesReadTime, left));
   for (const std::string& address : addresses_) {
     if (address.starts_with("unix:")) unlink(address.c_str() + 5);
   }

@@ -107,7 +107,7 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
       --unanswered_;
       step = NextLocked();
     }
-    Do(step);
+    if (step != Step::kNone) Do(step);
     return;
   }
   if (ok) {
@@ -135,8 +135,12 @@ void StreamCall::Answer(grpc::ByteBuffer answer) {
       }
     }
   }
-  if (first != nullptr) StartWrite(first);
-  Do(step);
+  // Nothing of this object after either: the stream may end, and the object with it, meanwhile.
+  if (first != nullptr) {
+    StartWrite(first);
+  } else if (step != Step::kNone) {
+    Do(step);
+  }
 }
 
 void StreamCall::OnWriteDone(bool ok) {

@@ -48,6 +48,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   ~StreamCall() override = default;
   // What to do now that something changed; at most one of its results is acted upon at a time.
   Step NextLocked();
+  // In gRPC's On... methods this object lives. On other threads it does only while a request of
+  // theirs is unanswered, or for kFinish, which one thread alone is given.
   void Do(Step step);
   void Answer(grpc::ByteBuffer answer);
 

@@ -44,6 +44,7 @@ constexpr int kPanelVectors = 2;
 constexpr int kBlockRows = 4;
 #endif
 static_assert(kValueBlock % kBlockRows == 0 && kKeyTile % kBlockRows == 0);
+static_assert(kPanelVectors * kLanes <= kPanelLanesMax);
 
 // max(low, x), but NaN if x is: Highway leaves open what Max does with NaN, x86 keeps its second
 // operand.

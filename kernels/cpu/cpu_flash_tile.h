@@ -34,6 +34,9 @@ struct Tile {
   double work;  // relative cost, to start long tiles first
 };
 
+// Lanes of the widest panel that any instruction set uses.
+inline constexpr int64_t kPanelLanesMax = 48;
+
 // Columns of V that are kept together, key after key; whole blocks of O's columns are computed.
 inline constexpr int64_t kValueBlock = 8;
 inline constexpr int64_t kValueGap = 16;
@@ -42,11 +45,11 @@ inline constexpr int64_t kValueGap = 16;
 // SIMD vectors; a panel of a matrix is [the matrix's own index][lanes of the panel]. Aligned for
 // any vector. Uninitialised on purpose: every part is written before it is read.
 struct alignas(128) Scratch {
-  float q[kHeadDimMax * kRowTile];  // panels of [dim][lane], perhaps scaled
-  float o[kHeadDimMax * kRowTile];  // panels of [dim][lane], not yet divided by the sum
-  float s[kKeyTile * kRowTile];     // one panel, [key][lane]: scores in log2 units, then weights
-  float bias[kKeyTile * kRowTile];  // one panel, [key][lane]
-  float k[kKeyTile * kHeadDimMax];  // [key][dim]
+  float q[kHeadDimMax * kRowTile];     // panels of [dim][lane], perhaps scaled
+  float o[kHeadDimMax * kRowTile];     // panels of [dim][lane], not yet divided by the sum
+  float s[kKeyTile * kPanelLanesMax];  // one panel, [key][lane]: scores in log2 units, then weights
+  float bias[kKeyTile * kPanelLanesMax];  // one panel, [key][lane]
+  float k[kKeyTile * kHeadDimMax];        // [key][dim]
   // Blocks of [key][kValueBlock], a gap after each.
   float v[(kKeyTile * kValueBlock + kValueGap) * (kHeadDimMax / kValueBlock)];
   float rows[4 * kHeadDimMax];  // a few rows of Q or O on their way in or out
