@@ -39,7 +39,7 @@ class CheckRowsTest : public testing::TestWithParam<DType> {
  protected:
   // A right answer to a problem of several tiles.
   OwnedAttention Answered() {
-    OwnedAttention owned = MakeAttention(MakeSpec(2, 4, 2, 256, 320, 64, 64, GetParam()), seed_);
+    OwnedAttention owned = MakeAttention(MakeSpec(2, 4, 2, 256, 160, 64, 64, GetParam()), seed_);
     Flash(owned);
     return owned;
   }
@@ -93,7 +93,7 @@ TEST_P(CheckRowsTest, OneWrongTileIsCaught) {
   }
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
   // A budget of two rows per tile of 64.
-  const RowsReport sampled = CheckSample(owned, 2.0 * 2 * 4 * 4 * 320 * 128);
+  const RowsReport sampled = CheckSample(owned, 2.0 * 2 * 4 * 4 * 160 * 128);
   EXPECT_FALSE(sampled.ok);
   EXPECT_NE(sampled.detail.find("sequence 1, head 2"), std::string::npos) << sampled.detail;
 }
@@ -152,12 +152,12 @@ TEST_P(CheckRowsTest, WrongLseIsCaught) {
 }
 
 TEST_P(CheckRowsTest, SystematicSmallErrorsAreCaught) {
-  // Every row scaled as if one key in 320 were lost.
+  // Every row scaled as if eight keys of 160 were lost.
   OwnedAttention owned = Answered();
   for (int64_t i = 0; i < 256; ++i) {
     for (int64_t d = 0; d < 64; ++d) {
       void* element = owned.O(0, 0, i, d);
-      Set(owned.attention, element, Get(owned.attention, element) * (1 + 8.0f / 320));
+      Set(owned.attention, element, Get(owned.attention, element) * (1 + 8.0f / 160));
     }
   }
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);

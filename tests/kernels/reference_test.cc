@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -67,11 +68,17 @@ void NaiveRow(OwnedAttention& owned, const Lengths& len, int64_t b, int64_t h, i
   o->assign(static_cast<size_t>(p.dim_v), 0);
   *lse = -kInfinity;
   if (i >= len.q) return;
-  // No maximum is subtracted: long double's exponents hold what the sweep's scores need.
-  long double sum = p.has_sinks ? std::exp(static_cast<long double>(a.sinks[h])) : 0;
+  std::vector<long double> scores;
+  long double shift = p.has_sinks ? static_cast<long double>(a.sinks[h]) : -kInfinity;
+  for (int64_t j = 0; j < len.k; ++j) {
+    scores.push_back(NaiveScore(owned, len, b, h, i, j));
+    shift = std::max(shift, scores.back());
+  }
+  if (shift == -kInfinity) return;
+  long double sum = p.has_sinks ? std::exp(static_cast<long double>(a.sinks[h]) - shift) : 0;
   const int64_t h_kv = h / (p.heads_q / p.heads_kv);
   for (int64_t j = 0; j < len.k; ++j) {
-    const long double weight = std::exp(NaiveScore(owned, len, b, h, i, j));
+    const long double weight = std::exp(scores[static_cast<size_t>(j)] - shift);
     if (weight == 0) continue;
     sum += weight;
     for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -79,8 +86,7 @@ void NaiveRow(OwnedAttention& owned, const Lengths& len, int64_t b, int64_t h, i
           weight * static_cast<long double>(Get(a, owned.V(b, h_kv, j, d)));
     }
   }
-  if (sum == 0) return;
-  *lse = std::log(sum);
+  *lse = shift + std::log(sum);
   for (long double& element : *o) element /= sum;
 }
 
