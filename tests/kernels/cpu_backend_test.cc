@@ -123,21 +123,35 @@ TEST_F(CpuBackendTest, ASecondSubmitIsRefusedUntilDone) {
   const std::unique_ptr<Lane> lane = MakeLane();
   OwnedAttention owned = MakeAttention(MakeSpec(1, 8, 8, 700, 700, 64, 64), seed_);
   const WorkItem items[] = {owned.Item(Kernel(KernelId::kCpuFlash))};
-  std::promise<void> finished;
   std::atomic<int> calls{0};
-  ASSERT_TRUE(lane->Submit(items,
-                           [&](BatchOutcome) {
-                             ++calls;
-                             finished.set_value();
-                           })
-                  .ok());
-  // Milliseconds of work are under way: this comes too early.
-  const Status second = lane->Submit(items, [&](BatchOutcome) { ++calls; });
-  EXPECT_EQ(second.code(), Code::kFailedPrecondition);
-  ASSERT_EQ(finished.get_future().wait_for(kPatience), std::future_status::ready);
-  EXPECT_EQ(calls.load(), 1);
+  int accepted = 0;
+  int refused = 0;
+  // A first batch of milliseconds is all but always under way when the second comes; where this
+  // thread was held up for longer, the second is rightly accepted, and it is tried again.
+  for (int n = 0; n < 100 && refused == 0; ++n) {
+    std::promise<void> first, second;
+    ASSERT_TRUE(lane->Submit(items,
+                             [&](BatchOutcome) {
+                               ++calls;
+                               first.set_value();
+                             })
+                    .ok());
+    const Status status = lane->Submit(items, [&](BatchOutcome) {
+      ++calls;
+      second.set_value();
+    });
+    accepted += status.ok() ? 2 : 1;
+    ASSERT_EQ(first.get_future().wait_for(kPatience), std::future_status::ready);
+    if (status.ok()) {
+      ASSERT_EQ(second.get_future().wait_for(kPatience), std::future_status::ready);
+    } else {
+      EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+      ++refused;
+    }
+  }
+  EXPECT_EQ(refused, 1);
+  EXPECT_EQ(calls.load(), accepted);
   EXPECT_TRUE(RunBatch(lane.get(), items).statuses[0].ok());  // free again
-  EXPECT_EQ(calls.load(), 1);
 }
 
 TEST_F(CpuBackendTest, DoneMaySubmitTheNextBatch) {
