@@ -280,8 +280,9 @@ bool Server::WaitForCalls(TimePoint until) const {
 
 bool Server::Drain(Duration timeout) {
   const TimePoint until = clock_.Now() + timeout;
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  // In this order: whoever has seen NOT_SERVING is refused.
   engine_->Drain();
+  grpc_->GetHealthCheckService()->SetServingStatus(false);
   logger_->info("draining: {} requests to finish", engine_->inflight());
   service_->EndStreams();
   if (!engine_->WaitIdle(until)) {
