@@ -229,15 +229,16 @@ void DeviceWorker::LaneDone(LaneSlot& slot, std::vector<std::unique_ptr<Request>
   std::vector<std::unique_ptr<Request>> orphaned;
   const bool lost = outcome.device_lost;
   const Status lost_status = Unavailable("device " + info().name + " is lost");
-  // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
-  completion_.Post(CompletedBatch{index_, std::move(batch), std::move(outcome)});
-  {
+  // Before anyone hears of it: who was told that the device is lost finds it lost.
+  if (lost) {
     std::lock_guard lock(mutex_);
-    if (lost && std::exchange(healthy_, false)) {
+    if (std::exchange(healthy_, false)) {
       metrics_.SetDeviceHealthy(index_, false);
       FailQueuedLocked(lost_status, orphaned);
     }
   }
+  // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
+  completion_.Post(CompletedBatch{index_, std::move(batch), std::move(outcome)});
   End(std::move(orphaned), lost_status);
   std::lock_guard lock(mutex_);
   slot.busy = false;

@@ -8,9 +8,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 #include <sys/mman.h>
-#include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 #include <unistd.h>
 
@@ -27,6 +25,7 @@
 #include "kernels/check_rows.h"
 #include "kernels/cpu/cpu_flash.h"
 #include "kernels/cpu/cpu_reference.h"
+#include "kernels/cpu/parallel.h"
 
 namespace attend {
 namespace {
@@ -55,12 +54,7 @@ void ParallelReference(const Attention& a) {
   const int64_t heads = a.problem.heads_q;
   for (int64_t b = 0; b < a.problem.batch; ++b) {
     const int64_t rows = SequenceOf(a, b).q_rows;
-    tbb::parallel_for(tbb::blocked_range<int64_t>(0, heads * rows),
-                      [&](const tbb::blocked_range<int64_t>& range) {
-                        for (int64_t n = range.begin(); n < range.end(); ++n) {
-                          StoreReferenceRow(a, b, n / rows, n % rows);
-                        }
-                      });
+    ParallelInOrder(heads * rows, [&](int64_t n) { StoreReferenceRow(a, b, n / rows, n % rows); });
   }
 }
 

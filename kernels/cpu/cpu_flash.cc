@@ -5,18 +5,15 @@
 
 #include "kernels/cpu/cpu_flash.h"
 
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
-#include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <vector>
 
 #include "kernels/check_rows.h"
 #include "kernels/cpu/cpu_flash_tile.h"
+#include "kernels/cpu/parallel.h"
 
 namespace attend {
 namespace {
@@ -128,16 +125,8 @@ void CpuFlash(std::span<const Attention* const> batch) {
   }
   const auto longer = [](const Tile& x, const Tile& y) { return x.work > y.work; };
   std::stable_sort(tiles.begin(), tiles.end(), longer);
-  // Each task takes the longest tile left, whatever range the partitioner gave it.
-  std::atomic<size_t> next{0};
-  tbb::parallel_for(
-      tbb::blocked_range<size_t>(0, tiles.size(), 1),
-      [&](const tbb::blocked_range<size_t>& range) {
-        for (size_t n = range.begin(); n < range.end(); ++n) {
-          run(tiles[next.fetch_add(1, std::memory_order_relaxed)], ThreadScratch());
-        }
-      },
-      tbb::simple_partitioner());
+  ParallelInOrder(static_cast<int64_t>(tiles.size()),
+                  [&](int64_t n) { run(tiles[static_cast<size_t>(n)], ThreadScratch()); });
 }
 
 }  // namespace attend
