@@ -5,6 +5,8 @@
 namespace attend::client {
 namespace {
 
+constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
+
 const std::string& AttendMethod() {
   static const std::string* method = new std::string("/attend.v1.AttentionService/Attend");
   return *method;
@@ -61,12 +63,16 @@ void UnaryOp::StartAttempt() {
   if (cancelled_) context_->TryCancel();
 }
 
-bool UnaryOp::ScheduleRetry(const Status& status) {
-  if (cancelled_) return false;
+bool UnaryOp::ScheduleRetry(Status& status) {
   std::optional<std::chrono::nanoseconds> time_left;
   if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
   const auto wait = retry_.AfterFailure(status.code(), PushbackOf(*context_), time_left);
   if (!wait) return false;
+  if (cancelled_) {
+    // As if it had come a moment later, during the wait.
+    status = Status(Code::kCancelled, kCancelledWaiting);
+    return false;
+  }
   alarm_.emplace();
   alarm_->Set(pool_->at(connection_).loop->queue(), DeadlineAfter(*wait), backoff_.Tag());
   return true;
@@ -103,7 +109,7 @@ void UnaryOp::OnEvent(int slot, bool ok) {
       StartAttempt();
       return;
     }
-    status = Status(Code::kCancelled, "cancelled while waiting to try again");
+    status = Status(Code::kCancelled, kCancelledWaiting);
   } else {
     pool_->Release(connection_);
     status = FromGrpc(grpc_status_);

@@ -33,7 +33,7 @@ class UnaryOp final : public Operation, public std::enable_shared_from_this<Unar
 
   // These three with mutex_ held.
   void StartAttempt();
-  bool ScheduleRetry(const Status& status);
+  bool ScheduleRetry(Status& status);  // false: the call ends with `status`
   CallOutcome TakeOutcome(Status status);
   void End(CallOutcome outcome);
 
