@@ -158,12 +158,13 @@ def test_sigterm_under_load_loses_nothing(start_server):
     gRPC ends it with CANCELLED (grpc/grpc issue 41785). Nothing sent before the signal may.
     """
     server = start_server()
-    callers = Callers(server.address)
     with wire.connect(server.address) as service:
         slow = service.Attend.future(wire.slow_request(), timeout=SLOW_SECONDS)
-        harness.wait_for("answers", lambda: callers.answered > 20, 30)
+        # Before there are others that could be taken for it.
         harness.wait_for("the slow one to run",
                          lambda: server.metric("attend_inflight_requests") >= 1)
+        callers = Callers(server.address)
+        harness.wait_for("answers", lambda: callers.answered > 20, 30)
         assert not slow.done()
         signalled = time.monotonic()
         server.signal(signal.SIGTERM)
