@@ -4,11 +4,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "kernels/attend_c_status.h"
 #include "kernels/cuda/cuda_status.h"
-#include "kernels/cuda/flash_fp32.h"
+#include "kernels/cuda/device_scope.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/problem.h"
 #include "kernels/select.h"
@@ -16,54 +19,34 @@
 namespace attend {
 namespace {
 
-thread_local std::string last_error;
-
-int32_t Return(const Status& status) {
-  if (status.ok()) return ATTEND_OK;
-  last_error = status.message();
-  return static_cast<int32_t>(status.code());
-}
-
-// The calling thread's current device, put back when this goes.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) {
-    error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess && before_ != device) error_ = cudaSetDevice(device);
-  }
-  ~DeviceScope() {
-    if (before_ >= 0) (void)cudaSetDevice(before_);
-  }
-  cudaError_t error() const { return error_; }
-
- private:
-  int before_ = -1;
-  cudaError_t error_ = cudaSuccess;
-};
+constexpr uintptr_t kWorkspaceAlignment = 256;
 
 ConstTensorView Const(const attend_tensor& t) {
   return {t.data, t.stride_b, t.stride_h, t.stride_l};
 }
 
-Status CheckEnum(const char* field, int64_t value, int64_t low, int64_t high) {
+Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return Status();
   return InvalidArgument(std::string(field) + " is " + std::to_string(value) + ", must be in [" +
                          std::to_string(low) + ", " + std::to_string(high) + "]");
 }
 
+Status CheckStructBytes(const attend_params& params) {
+  if (params.struct_bytes == sizeof(attend_params)) return Status();
+  return InvalidArgument("struct_bytes is " + std::to_string(params.struct_bytes) +
+                         ", this library's attend_params has " +
+                         std::to_string(sizeof(attend_params)));
+}
+
 Status ReadProblem(const attend_params* params, Problem* p) {
   if (params == nullptr) return InvalidArgument("params is NULL");
-  if (params->struct_bytes != sizeof(attend_params)) {
-    return InvalidArgument("struct_bytes is " + std::to_string(params->struct_bytes) +
-                           ", this library's attend_params has " +
-                           std::to_string(sizeof(attend_params)));
-  }
-  ATTEND_RETURN_IF_ERROR(CheckEnum("dtype", params->dtype, ATTEND_FLOAT16, ATTEND_FLOAT32));
+  ATTEND_RETURN_IF_ERROR(CheckStructBytes(*params));
+  ATTEND_RETURN_IF_ERROR(CheckRange("dtype", params->dtype, ATTEND_FLOAT16, ATTEND_FLOAT32));
   ATTEND_RETURN_IF_ERROR(
-      CheckEnum("alignment", params->alignment, ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT));
+      CheckRange("alignment", params->alignment, ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT));
   if (params->bias != nullptr) {
     ATTEND_RETURN_IF_ERROR(
-        CheckEnum("bias_dtype", params->bias_dtype, ATTEND_FLOAT16, ATTEND_FLOAT32));
+        CheckRange("bias_dtype", params->bias_dtype, ATTEND_FLOAT16, ATTEND_FLOAT32));
   }
   p->dtype = static_cast<DType>(params->dtype);
   p->batch = params->batch;
@@ -135,48 +118,125 @@ Attention ReadAttention(const attend_params& params, const Problem& p) {
 }
 
 // Memory is the caller's here, so no limit but the caller's own refuses a kernel.
-Result<Selection> SelectFor(const attend_params& params, const Problem& p) {
+Result<DeviceInfo> ReadDevice(int index) {
   DeviceInfo device;
   device.kind = DeviceKind::kCuda;
-  device.index = params.device;
-  device.name = "cuda:" + std::to_string(params.device);
+  device.index = index;
+  device.name = "cuda:" + std::to_string(index);
   device.workspace_bytes_max = INT64_MAX;
-  cudaError_t error = cudaSuccess;
   int major = 0, minor = 0;
-  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, params.device);
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, params.device);
+    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
   }
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
     return Internal(cuda::ErrorText(error, "reading device " + device.name));
   }
   device.compute_capability = major * 10 + minor;
-  return Select(p, device, params.kernel == nullptr ? "" : params.kernel);
+  return device;
+}
+
+Result<Selection> SelectFor(const attend_params& params, const Problem& p,
+                            const DeviceInfo& device) {
+  const MemoryTraits memory{.tma_aligned = cuda::TmaAligned(ReadAttention(params, p))};
+  return Select(p, device, params.kernel == nullptr ? "" : params.kernel, memory);
+}
+
+Result<Selection> SelectFor(const attend_params& params, const Problem& p) {
+  const Result<DeviceInfo> device = ReadDevice(params.device);
+  if (!device.ok()) return device.status();
+  return SelectFor(params, p, *device);
+}
+
+// Puts which of several params a fault belongs to before it.
+Status At(int32_t index, int32_t count, const Status& status) {
+  if (status.ok() || count == 1) return status;
+  return Status(status.code(), "params[" + std::to_string(index) + "]: " + status.message());
+}
+
+enum class Memory { kIgnored, kChecked };
+
+// What the launcher takes. All arguments are checked before the device is asked anything.
+Result<std::vector<cuda::LaunchItem>> ReadItems(const attend_params* params, int32_t count,
+                                                Memory memory) {
+  ATTEND_RETURN_IF_ERROR(CheckRange("count", count, 0, INT32_MAX));
+  if (count > 0 && params == nullptr) return InvalidArgument("params is NULL");
+  std::vector<cuda::LaunchItem> items(static_cast<size_t>(count));
+  if (items.empty()) return items;
+  for (int32_t n = 0; n < count; ++n) {
+    Problem p;
+    ATTEND_RETURN_IF_ERROR(At(n, count, ReadProblem(&params[n], &p)));
+    if (params[n].device != params[0].device) {
+      return InvalidArgument("params[" + std::to_string(n) + "].device is " +
+                             std::to_string(params[n].device) + ", must be params[0].device, " +
+                             std::to_string(params[0].device));
+    }
+    if (memory == Memory::kChecked) {
+      ATTEND_RETURN_IF_ERROR(At(n, count, CheckMemory(params[n], p)));
+    }
+    items[n].attention = ReadAttention(params[n], p);
+    items[n].config = params[n].config;
+  }
+  const Result<DeviceInfo> device = ReadDevice(params[0].device);
+  if (!device.ok()) return device.status();
+  for (int32_t n = 0; n < count; ++n) {
+    const Result<Selection> selection = SelectFor(params[n], items[n].attention.problem, *device);
+    if (!selection.ok()) return At(n, count, selection.status());
+    items[n].kernel = selection->kernel;
+  }
+  return items;
+}
+
+Status CheckWorkspace(const void* workspace, int64_t bytes, int64_t needed) {
+  if (needed > 0 && (workspace == nullptr || bytes < needed)) {
+    return InvalidArgument("workspace_bytes is " + std::to_string(bytes) +
+                           (workspace == nullptr ? " at NULL" : "") + ", must be at least " +
+                           std::to_string(needed));
+  }
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment;
+  if (needed > 0 && beyond != 0) {
+    return InvalidArgument("workspace lies " + std::to_string(beyond) +
+                           " bytes past a multiple of " + std::to_string(kWorkspaceAlignment) +
+                           ", must be aligned to it");
+  }
+  return Status();
+}
+
+Status RunBatch(const attend_params* params, int32_t count, void* workspace,
+                int64_t workspace_bytes, void* stream) {
+  const Result<std::vector<cuda::LaunchItem>> items = ReadItems(params, count, Memory::kChecked);
+  if (!items.ok()) return items.status();
+  if (items->empty()) return Status();
+  const Result<int64_t> needed = cuda::BatchWorkspaceBytes(*items);
+  if (!needed.ok()) return needed.status();
+  ATTEND_RETURN_IF_ERROR(CheckWorkspace(workspace, workspace_bytes, *needed));
+  const cuda::DeviceScope scope(params[0].device);
+  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(scope.error(), "changing the device"));
+  return cuda::LaunchBatch(*items, workspace, workspace_bytes, static_cast<cudaStream_t>(stream));
 }
 
 Status Run(const attend_params* params, void* stream) {
+  if (params == nullptr) return InvalidArgument("params is NULL");
+  // The size first: fields at the end may not be there.
+  ATTEND_RETURN_IF_ERROR(CheckStructBytes(*params));
+  return RunBatch(params, 1, params->workspace, params->workspace_bytes, stream);
+}
+
+Status WorkspaceBytes(const attend_params* params, int32_t count, int64_t* bytes) {
+  if (bytes == nullptr) return InvalidArgument("bytes is NULL");
+  const Result<std::vector<cuda::LaunchItem>> items = ReadItems(params, count, Memory::kIgnored);
+  if (!items.ok()) return items.status();
+  const Result<int64_t> needed = cuda::BatchWorkspaceBytes(*items);
+  if (!needed.ok()) return needed.status();
+  *bytes = *needed;
+  return Status();
+}
+
+Result<Selection> SelectionFor(const attend_params* params) {
   Problem p;
   ATTEND_RETURN_IF_ERROR(ReadProblem(params, &p));
-  ATTEND_RETURN_IF_ERROR(CheckMemory(*params, p));
-  const Result<Selection> selection = SelectFor(*params, p);
-  if (!selection.ok()) return selection.status();
-  if (params->workspace_bytes < selection->workspace_bytes ||
-      (params->workspace == nullptr && selection->workspace_bytes > 0)) {
-    return InvalidArgument("workspace_bytes is " + std::to_string(params->workspace_bytes) +
-                           (params->workspace == nullptr ? " at NULL" : "") +
-                           ", must be at least " + std::to_string(selection->workspace_bytes));
-  }
-  const DeviceScope scope(params->device);
-  cudaError_t error = scope.error();
-  if (error == cudaSuccess) {
-    error = cuda::Launch(selection->kernel, ReadAttention(*params, p), params->workspace,
-                         params->config, static_cast<cudaStream_t>(stream));
-  }
-  if (error == cudaSuccess) return Status();
-  (void)cudaGetLastError();
-  return Internal(cuda::ErrorText(error, std::string(KernelName(selection->kernel)) + " config " +
-                                             std::to_string(params->config)));
+  return SelectFor(*params, p);
 }
 
 Result<std::span<const cuda::FlashVariant>> VariantsFor(const attend_params* params) {
@@ -184,9 +244,14 @@ Result<std::span<const cuda::FlashVariant>> VariantsFor(const attend_params* par
   ATTEND_RETURN_IF_ERROR(ReadProblem(params, &p));
   const Result<Selection> selection = SelectFor(*params, p);
   if (!selection.ok()) return selection.status();
-  if (selection->kernel == KernelId::kCudaFlashFp32) return cuda::FlashVariantsFor(p);
-  static constexpr cuda::FlashVariant kOnly{"rows64_keys64_threads256", 64, 256, 0, nullptr};
-  return std::span<const cuda::FlashVariant>(&kOnly, 1);
+  const std::span<const cuda::FlashVariant> variants = cuda::VariantsFor(selection->kernel, p);
+  if (!variants.empty()) return variants;
+  static const cuda::FlashVariant* only = [] {
+    auto* variant = new cuda::FlashVariant;
+    variant->name = "rows64_keys64_threads256";
+    return variant;
+  }();
+  return std::span<const cuda::FlashVariant>(only, 1);
 }
 
 }  // namespace
@@ -196,14 +261,25 @@ int32_t attend_run(const attend_params* params, void* stream) {
   return attend::Return(attend::Run(params, stream));
 }
 
+int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
+                         int64_t workspace_bytes, void* stream) {
+  return attend::Return(attend::RunBatch(params, count, workspace, workspace_bytes, stream));
+}
+
 int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes) {
-  attend::Problem p;
-  attend::Status status = attend::ReadProblem(params, &p);
-  if (status.ok() && bytes == nullptr) status = attend::InvalidArgument("bytes is NULL");
-  if (!status.ok()) return attend::Return(status);
-  const attend::Result<attend::Selection> selection = attend::SelectFor(*params, p);
+  return attend::Return(attend::WorkspaceBytes(params, 1, bytes));
+}
+
+int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count, int64_t* bytes) {
+  return attend::Return(attend::WorkspaceBytes(params, count, bytes));
+}
+
+int32_t attend_select(const attend_params* params, const char** kernel, const char** why) {
+  const attend::Result<attend::Selection> selection = attend::SelectionFor(params);
   if (!selection.ok()) return attend::Return(selection.status());
-  *bytes = selection->workspace_bytes;
+  // Both are literals, hence terminated.
+  if (kernel != nullptr) *kernel = attend::KernelName(selection->kernel).data();
+  if (why != nullptr) *why = selection->why.data();
   return ATTEND_OK;
 }
 
@@ -224,5 +300,3 @@ const char* attend_config_name(const attend_params* params, int32_t config) {
   if (config < 0 || config >= static_cast<int32_t>(variants->size())) return "";
   return (*variants)[config].name.data();  // names are literals, hence terminated
 }
-
-const char* attend_last_error(void) { return attend::last_error.c_str(); }

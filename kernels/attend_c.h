@@ -5,8 +5,13 @@
  * terms are those of kernels/problem.h.
  *
  * Every function returns ATTEND_OK or a code whose numbers are gRPC's; attend_last_error() then
- * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here waits for
- * the device, allocates on it, or keeps state between calls.
+ * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here keeps state
+ * between calls, and nothing but the memory functions at the end waits for the device or allocates
+ * on it.
+ *
+ * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or
+ * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 256 bytes are zero before the
+ * first use; every call leaves them zero again. One workspace serves one stream at a time.
  */
 
 #ifndef ATTEND_KERNELS_ATTEND_C_H_
@@ -34,6 +39,7 @@ enum {
 
 enum { ATTEND_FLOAT16 = 1, ATTEND_BFLOAT16 = 2, ATTEND_FLOAT32 = 3 };
 enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
+enum { ATTEND_HOST_TO_DEVICE = 1, ATTEND_DEVICE_TO_HOST = 2, ATTEND_DEVICE_TO_DEVICE = 3 };
 
 /* A [B, H, L, D] tensor in device memory. Strides count elements; D is contiguous. Packed tensors
  * have stride_b = 0 and rows counted over all sequences. */
@@ -82,7 +88,7 @@ typedef struct attend_params {
   const int64_t* q_offsets;  /* [B + 1], packed */
   const int64_t* kv_offsets; /* [B + 1], packed */
   const char* kernel;        /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
-  void* workspace;           /* attend_workspace_bytes bytes, 256-byte aligned; NULL if 0 */
+  void* workspace;           /* of attend_run, see above; NULL if it needs 0 bytes */
   int64_t workspace_bytes;
 } attend_params;
 
@@ -90,8 +96,22 @@ typedef struct attend_params {
  * has run. Lengths and offsets lie on the device and are trusted. */
 ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 
-/* Bytes of workspace that attend_run needs. Memory pointers are not looked at. */
+/* The same for `count` attentions of any shapes on one device, in as few launches as their kernels
+ * allow: one per kernel and compiled variant. They may run in any order and at once, so no output
+ * may overlap another's tensors. The workspace is the batch's; those in `params` are ignored.
+ * Nothing is enqueued unless every one of them can run. */
+ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
+                                    int64_t workspace_bytes, void* stream);
+
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 256 for the flash kernels.
+ * Memory is not looked at, but where q, k, v and o begin and their strides, as in attend_select. */
 ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
+ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
+                                                int64_t* bytes);
+
+/* Which kernel attend_run would take and why, as static strings; NULL where not wanted. */
+ATTEND_API int32_t attend_select(const attend_params* params, const char** kernel,
+                                 const char** why);
 
 /* How many compiled variants the kernel has for this problem, and the name of one ("" beyond). */
 ATTEND_API int32_t attend_configs(const attend_params* params, int32_t* count);
@@ -99,6 +119,31 @@ ATTEND_API const char* attend_config_name(const attend_params* params, int32_t c
 
 /* What the last call on this thread that did not return ATTEND_OK had to say; "" if none did. */
 ATTEND_API const char* attend_last_error(void);
+
+/* Device memory for programs without the CUDA runtime. They leave the thread's current device as it
+ * was. */
+
+/* How many GPUs CUDA shows; 0, and still ATTEND_OK, without a driver or a GPU: attend_last_error()
+ * then says which. */
+ATTEND_API int32_t attend_device_count(int32_t* count);
+
+/* 256-byte aligned, uninitialised; NULL for 0 bytes. RESOURCE_EXHAUSTED if there is no more. */
+ATTEND_API int32_t attend_malloc(int32_t device, int64_t bytes, void** data);
+
+/* May wait for the device. NULL is fine. */
+ATTEND_API int32_t attend_free(int32_t device, void* data);
+
+/* Enqueues a copy on `stream`; `kind` is ATTEND_HOST_TO_DEVICE and so on. Host memory must stay as
+ * it is until attend_synchronize. */
+ATTEND_API int32_t attend_memcpy(int32_t device, void* to, const void* from, int64_t bytes,
+                                 int32_t kind, void* stream);
+
+/* Enqueues filling with the byte `value`, 0..255. */
+ATTEND_API int32_t attend_memset(int32_t device, void* data, int32_t value, int64_t bytes,
+                                 void* stream);
+
+/* Waits until everything enqueued on `stream` has run, and returns what became of it. */
+ATTEND_API int32_t attend_synchronize(int32_t device, void* stream);
 
 #if defined(__cplusplus)
 } /* extern "C" */

@@ -17,7 +17,8 @@
 //   fp32 part   f = u32 * (c + (2 + sqrt(D) / 2) A) * w + t32 * sum |v|
 //   floor         = u_dtype * |o| + f
 //   plain error   = r * (u_dtype * w + t_dtype * sum |v| + f), with one r for all the rows checked:
-//                   the largest that the plain implementation shows
+//                   the largest that the plain implementation shows; for 16-bit dtypes at least
+//                   1/2, as weights rounded to the dtype may cost one unit by themselves
 //   bound         = 2 * plain error + floor
 //
 // sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019).

@@ -16,6 +16,10 @@ constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
      "materialises the score matrix as standard attention does; O(Lq * Lk) memory"},
     {KernelId::kCudaFlashFp32, "cuda_flash_fp32", DeviceKind::kCuda,
      "tiled online softmax on CUDA cores, exact fp32, O(L) memory"},
+    {KernelId::kCudaFlashSm80, "cuda_flash_sm80", DeviceKind::kCuda,
+     "mma.sync Tensor Cores, cp.async, fp16 and bf16, every feature; Ampere and later"},
+    {KernelId::kCudaFlashSm90, "cuda_flash_sm90", DeviceKind::kCuda,
+     "wgmma Tensor Cores, TMA, specialised warps, fp16 and bf16; Hopper"},
 }};
 
 const KernelInfo* Find(std::string_view name) {
@@ -54,20 +58,69 @@ Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const De
   return selection;
 }
 
+constexpr int kSm80 = 80;
+constexpr int kSm90 = 90;
+constexpr int kBeyondHopper = 100;
+
+bool Has16Bits(const Problem& p) { return p.dtype != DType::kFloat32; }
+
+// Why the kernel cannot compute the problem; "" if it can.
+std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
+  if (device.compute_capability < kSm80) {
+    return "cuda_flash_sm80 needs compute capability 8.0 or later";
+  }
+  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  return {};
+}
+
+std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
+                            const MemoryTraits& memory) {
+  if (device.compute_capability < kSm90 || device.compute_capability >= kBeyondHopper) {
+    return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
+  }
+  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (p.has_bias) return "cuda_flash_sm90 has no bias";
+  if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
+  if (!(p.scale > 0.0f)) return "cuda_flash_sm90 needs a scale above 0";
+  if (!memory.tma_aligned) {
+    return "cuda_flash_sm90 needs rows of Q, K and V on 16-byte boundaries (D, Dv multiples of 8)";
+  }
+  return {};
+}
+
+// The reason given is what kept a faster kernel away.
+Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
+                             const MemoryTraits& memory) {
+  const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
+  if (not_sm90.empty()) {
+    return Fit(*Find("cuda_flash_sm90"), problem, device,
+               "wgmma and TMA are the fastest on Hopper, and it computes all that is asked");
+  }
+  const std::string_view not_sm80 = WhyNotSm80(problem, device);
+  if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, not_sm90);
+  return Fit(*Find("cuda_flash_fp32"), problem, device, not_sm80);
+}
+
 }  // namespace
 
 std::span<const KernelInfo> Kernels() { return kKernels; }
 
 std::string_view KernelName(KernelId id) { return kKernels[static_cast<size_t>(id)].name; }
 
+MemoryTraits ContiguousTraits(const Problem& problem) {
+  return {.tma_aligned = problem.dim % 8 == 0 && problem.dim_v % 8 == 0};
+}
+
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
                          std::string_view forced) {
+  return Select(problem, device, forced, ContiguousTraits(problem));
+}
+
+Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
+                         const MemoryTraits& memory) {
   if (forced.empty() || forced == "auto") {
-    if (device.kind == DeviceKind::kCpu) {
-      return Fit(*Find("cpu_flash"), problem, device,
-                 "the fast kernel of the CPU takes any problem");
-    }
-    return Fit(*Find("cuda_flash_fp32"), problem, device, "the CUDA catch-all takes any problem");
+    if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
+    return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");
   }
   const KernelInfo* kernel = Find(forced);
   if (kernel == nullptr) {
@@ -76,6 +129,13 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
   }
   if (kernel->device != device.kind) {
     return Unimplemented("kernel " + std::string(kernel->name) + " does not run on " + device.name);
+  }
+  std::string_view why_not;
+  if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
+  if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
+  if (!why_not.empty()) {
+    return Unimplemented("kernel " + std::string(kernel->name) + " cannot compute this on " +
+                         device.name + ": " + std::string(why_not));
   }
   return Fit(*kernel, problem, device, "asked for by name");
 }

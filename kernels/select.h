@@ -29,8 +29,15 @@ struct DeviceInfo {
   int64_t workspace_bytes_max = 0;  // the most that one launch may use beside its tensors
 };
 
-enum class KernelId : int32_t { kCpuReference = 0, kCpuFlash, kCudaNaive, kCudaFlashFp32 };
-inline constexpr int kKernelCount = 4;
+enum class KernelId : int32_t {
+  kCpuReference = 0,
+  kCpuFlash,
+  kCudaNaive,
+  kCudaFlashFp32,
+  kCudaFlashSm80,
+  kCudaFlashSm90,
+};
+inline constexpr int kKernelCount = 6;
 
 // What a kernel is, for people: GetServerInfo, --help, READMEs.
 struct KernelInfo {
@@ -50,9 +57,20 @@ struct Selection {
   int64_t workspace_bytes = 0;  // device memory beside the tensors
 };
 
+// What a kernel may need to know of the memory beside the problem.
+struct MemoryTraits {
+  // Rows of Q, K and V begin on 16-byte boundaries, as Hopper's copy engine needs (TmaAligned).
+  bool tma_aligned = true;
+};
+
+// Those of contiguous 16-bit tensors that begin on 16-byte boundaries, as the server lays them out.
+MemoryTraits ContiguousTraits(const Problem& problem);
+
 // `forced` is a kernel's name, or empty (or "auto") for the best one. `problem` has passed Check.
 // INVALID_ARGUMENT: no such kernel. UNIMPLEMENTED: this device cannot, with the reason.
+Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
+                         const MemoryTraits& memory);
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
-                         std::string_view forced = {});
+                         std::string_view forced = {});  // with ContiguousTraits
 
 }  // namespace attend

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 namespace attend::cuda {
 namespace {
@@ -65,6 +66,7 @@ class Rebaser {
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max) {
   BatchLayout layout;
   Cursor cursor;
+  std::vector<LaunchItem> launches;
   for (const WorkItem& item : items) {
     if (item.input.bytes < 0 || item.output.bytes < 0 || item.selection.workspace_bytes < 0) {
       return InvalidArgument("a span or workspace of " +
@@ -72,20 +74,30 @@ Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_by
                                                       item.selection.workspace_bytes})) +
                              " bytes, must be at least 0");
     }
+    if (item.selection.workspace_bytes > workspace_bytes_max) {
+      return ResourceExhausted("kernel workspace is " +
+                               std::to_string(item.selection.workspace_bytes) +
+                               " bytes, the limit is " + std::to_string(workspace_bytes_max));
+    }
+    launches.push_back(ToLaunch(item));
+  }
+  const Result<int64_t> workspace_bytes = BatchWorkspaceBytes(launches);
+  if (!workspace_bytes.ok()) return workspace_bytes.status();
+  layout.workspace_bytes = *workspace_bytes;
+  layout.workspace = cursor.Take(nullptr, layout.workspace_bytes);
+  for (const WorkItem& item : items) {
     ItemLayout place;
     place.input = cursor.Take(item.input.data, item.input.bytes);
     place.output = cursor.Take(item.output.data, item.output.bytes);
     layout.items.push_back(place);
-    layout.workspace_bytes = std::max(layout.workspace_bytes, item.selection.workspace_bytes);
   }
-  if (layout.workspace_bytes > workspace_bytes_max) {
-    return ResourceExhausted("kernel workspace is " + std::to_string(layout.workspace_bytes) +
-                             " bytes, the limit is " + std::to_string(workspace_bytes_max));
-  }
-  layout.workspace = cursor.Take(nullptr, layout.workspace_bytes);
   layout.bytes = cursor.end();
   if (cursor.overflow()) return InvalidArgument("bytes of the batch overflow 64 bits");
   return layout;
+}
+
+LaunchItem ToLaunch(const WorkItem& item) {
+  return {item.selection.kernel, item.attention, kDefaultConfig};
 }
 
 Result<Attention> Rebase(const WorkItem& item, void* input, void* output) {

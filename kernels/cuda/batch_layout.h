@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/launch.h"
 
 namespace attend::cuda {
 
@@ -22,15 +23,19 @@ struct ItemLayout {
 };
 struct BatchLayout {
   std::vector<ItemLayout> items;
-  int64_t workspace = 0;  // one for all items: kernels of a lane run one after another
+  int64_t workspace = 0;  // always first, as it begins with the tile queue, which must stay zero
   int64_t workspace_bytes = 0;
   int64_t bytes = 0;  // of everything
 };
 
 // Every span keeps its address modulo kLayoutAlignment, so that whatever is aligned on the host is
-// aligned on the device. RESOURCE_EXHAUSTED if a kernel wants more than `workspace_bytes_max`,
-// INVALID_ARGUMENT for negative sizes or a total that overflows 64 bits.
+// aligned on the device. The workspace is LaunchBatch's. RESOURCE_EXHAUSTED if a kernel wants more
+// than `workspace_bytes_max`, INVALID_ARGUMENT for negative sizes or a total that overflows 64
+// bits.
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max);
+
+// How an item is started, its memory still where the item has it.
+LaunchItem ToLaunch(const WorkItem& item);
 
 // `item`'s attention with inputs moved from its host span to `input`, outputs to `output`.
 // INVALID_ARGUMENT names a tensor that does not begin inside its span.

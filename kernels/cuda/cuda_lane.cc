@@ -67,7 +67,8 @@ cudaError_t CudaLane::AllocateMemory(int64_t bytes) {
   }
   memory_ = static_cast<char*>(memory);
   memory_bytes_ = bytes;
-  return cudaSuccess;
+  // The tile queue at the head of the workspace, which lies first.
+  return cudaMemsetAsync(memory_, 0, static_cast<size_t>(kTileQueueBytes), stream_);
 }
 
 void CudaLane::FreeMemory() {
@@ -176,13 +177,22 @@ void CudaLane::CopyIn(Batch* batch) {
   }
 }
 
+// One ragged launch for each kind of kernel in the batch.
 void CudaLane::Compute(Batch* batch) {
+  std::vector<LaunchItem> launches;
   for (size_t n = 0; n < batch->items.size(); ++n) {
-    Status* status = &batch->statuses[n];
-    if (!status->ok()) continue;
-    Note(Launch(batch->items[n].selection.kernel, batch->attentions[n],
-                memory_ + batch->layout.workspace, kDefaultConfig, stream_),
-         "launch", status);
+    if (!batch->statuses[n].ok()) continue;
+    launches.push_back(ToLaunch(batch->items[n]));
+    launches.back().attention = batch->attentions[n];
+  }
+  const Status status = LaunchBatch(launches, memory_ + batch->layout.workspace,
+                                    batch->layout.workspace_bytes, stream_);
+  if (status.ok()) return;
+  // Which item it was cannot be told, and some may have been started: none is believed.
+  const cudaError_t error = cudaPeekAtLastError();
+  if (IsSticky(error)) poller_.ReportLoss(error);
+  for (Status& each : batch->statuses) {
+    if (each.ok()) each = status;
   }
 }
 

@@ -10,8 +10,15 @@ namespace {
 
 template <class T>
 FlashVariant Variant(std::string_view name) {
-  return {name, T::kRows, T::kThreads, T::kSharedBytes,
-          reinterpret_cast<const void*>(&FlashFp32Kernel<T, true>)};
+  FlashVariant variant;
+  variant.name = name;
+  variant.rows = T::kRows;
+  variant.keys = T::kKeys;
+  variant.threads = T::kThreads;
+  variant.shared_bytes = T::kSharedBytes;
+  variant.blocks = T::kBlocksPerSm;
+  variant.kernel = reinterpret_cast<const void*>(&FlashFp32Kernel<T, true>);
+  return variant;
 }
 
 }  // namespace

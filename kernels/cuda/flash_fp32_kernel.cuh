@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/cuda/flash_fp32_tile.cuh"
+#include "kernels/cuda/tile_queue.cuh"
 #include "kernels/softmax_state.h"
 
 namespace attend::cuda {
@@ -45,16 +46,13 @@ __device__ __forceinline__ const void* FirstRow(const ConstTensorView& view, DTy
   return Advance(view.data, dtype, b * view.stride_b + h * view.stride_h + row * view.stride_l);
 }
 
-// Decodes the number of a tile; false if there is nothing to do. The last rows come first, as they
-// see most keys under a causal mask and would otherwise finish last.
+// Describes a tile of query rows; false if there is nothing to do.
 template <class T>
-__device__ __forceinline__ bool SetUp(const Attention& a, int64_t tile, BlockWork& work) {
+__device__ __forceinline__ bool SetUp(const Attention& a, const TileWork& tile, BlockWork& work) {
   const Problem& p = a.problem;
-  const int64_t tiles = (p.len_q + T::kRows - 1) / T::kRows;
-  const int64_t head = tile / tiles;
-  work.b = static_cast<int>(head / p.heads_q);
-  work.h = static_cast<int>(head % p.heads_q);
-  const int64_t row_begin = (tiles - 1 - tile % tiles) * T::kRows;
+  work.b = tile.b;
+  work.h = tile.h;
+  const int64_t row_begin = tile.row_begin;
   const Sequence s = SequenceOf(a, work.b);
   if (row_begin >= s.q_rows) return false;
   work.row_begin = static_cast<int>(row_begin);
@@ -395,19 +393,20 @@ __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& w
 // The most shared memory that a block may have before compute capability 9.0.
 inline constexpr int kSharedBytesSm80 = 163 * 1024;
 
-// kGeneral = false: fp32 without softcap, bias and ALiBi (any mask); true: everything.
+// Plain kernels keep raw q.k and fold the scale into the exponent's unit; its sign is applied
+// apart. The general ones apply the scale first.
+template <bool kGeneral>
+__device__ __forceinline__ float ScoreToLog2(const Problem& p) {
+  constexpr double kLog2EDouble = 1.4426950408889634;
+  return static_cast<float>(kGeneral ? kLog2EDouble
+                                     : kLog2EDouble * fabs(static_cast<double>(p.scale)));
+}
+
 template <class T, bool kGeneral>
-__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
-    FlashFp32Kernel(const __grid_constant__ Attention a, int64_t first_tile, float to_log2) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (T::kSharedBytes > kSharedBytesSm80)
-    return;  // never launched there; not worth compiling
-#endif
-  extern __shared__ __align__(16) float shared[];
-  BlockWork work;
-  if (!SetUp<T>(a, first_tile + blockIdx.x, work)) return;
+__device__ __forceinline__ void ComputeTile(const Attention& a, const BlockWork& work,
+                                            const LanePlace<T>& place, float* shared) {
   const DType dtype = a.problem.dtype;
-  const LanePlace<T> place;
+  const float to_log2 = ScoreToLog2<kGeneral>(a.problem);
   ThreadState<T> state;
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
@@ -447,6 +446,37 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
     }
   }
   StoreOutput<T>(a, work, place, to_log2, state);
+}
+
+// kGeneral = false: fp32 without softcap, bias and ALiBi (any mask); true: everything.
+template <class T, bool kGeneral>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
+    FlashFp32Kernel(const __grid_constant__ RaggedParams params) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (T::kSharedBytes > kSharedBytesSm80)
+    return;  // never launched there; not worth compiling
+#endif
+  extern __shared__ __align__(16) float shared[];
+  // What all threads share stays out of their registers.
+  __shared__ BlockWork work;
+  __shared__ const Attention* attention;  // null: no more tiles
+  const LanePlace<T> place;
+  for (int number = static_cast<int>(blockIdx.x);;) {
+    if (threadIdx.x == 0) {
+      TileWork tile;
+      bool work_to_do = false;
+      while (!work_to_do && FindTile(params, number, T::kRows, tile)) {
+        work_to_do = SetUp<T>(*tile.attention, tile, work);
+        number = ClaimTile(params);
+      }
+      attention = work_to_do ? tile.attention : nullptr;
+    }
+    __syncthreads();
+    if (attention == nullptr) break;
+    ComputeTile<T, kGeneral>(*attention, work, place, shared);
+    __syncthreads();  // everything shared has been read
+  }
+  if (threadIdx.x == 0) LeaveQueue(params);
 }
 
 }  // namespace attend::cuda

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Starts the CUDA kernels. Host code; any thread whose current device is the tensors'. Nothing here
-// waits, allocates or keeps state.
+// waits, allocates on the device or keeps state.
 
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 
+#include "kernels/cuda/ragged.h"
 #include "kernels/problem.h"
 #include "kernels/select.h"
 
@@ -16,15 +18,28 @@ namespace attend::cuda {
 
 inline constexpr int kDefaultConfig = -1;
 
-// Enqueues `kernel` for one attention whose memory lies on the current device. `workspace` has
-// Selection::workspace_bytes bytes, 256-byte aligned. `config` picks a compiled variant of the
-// kernel by index (FlashVariantsFor), kDefaultConfig the best that the device can run. Returns what
-// CUDA says of the launch; a config that does not exist is cudaErrorInvalidValue, a kernel that is
-// not CUDA's cudaErrorInvalidDeviceFunction.
-cudaError_t Launch(KernelId kernel, const Attention& attention, void* workspace, int config,
-                   cudaStream_t stream);
+// One attention whose memory lies on the current device, and what is to compute it. `config` is an
+// index into VariantsFor; kDefaultConfig is the best that the device can run.
+struct LaunchItem {
+  KernelId kernel = KernelId::kCudaFlashFp32;
+  Attention attention;
+  int config = kDefaultConfig;
+};
 
-cudaError_t LaunchFlashFp32(const Attention& attention, int config, cudaStream_t stream);
+// The compiled variants of a kernel that can compute `problem`, best first. They depend on the
+// problem alone: the same bits come out wherever, and beside whatever, a problem is computed. Empty
+// for kernels that have no variants or are not CUDA's.
+std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem);
+
+// Bytes of workspace that LaunchBatch needs. Only the problems are looked at. 0 for no items.
+Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items);
+
+// Enqueues all items, one launch for those that share a compiled variant. `workspace` is 256-byte
+// aligned and its first kTileQueueBytes are zero, before and after; who shares it must be ordered
+// by a stream. INVALID_ARGUMENT: too small a workspace, or a config that does not exist. INTERNAL:
+// what CUDA says of a launch; some of the items may have been enqueued by then.
+Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
+                   cudaStream_t stream);
 
 // `scores` holds batch * heads_q * len_q * len_k floats.
 cudaError_t LaunchNaive(const Attention& attention, float* scores, cudaStream_t stream);
@@ -32,8 +47,8 @@ cudaError_t LaunchNaive(const Attention& attention, float* scores, cudaStream_t 
 // Brings the code of all kernels that it can run to the current device, so that the first request
 // does not wait for it.
 cudaError_t LoadKernels();
-cudaError_t LoadFlashFp32();
 cudaError_t LoadNaive();
+cudaError_t LoadVariants(std::span<const FlashVariant> variants);
 
 // Grids are one-dimensional; work beyond CUDA's limit of blocks is split over several launches.
 inline constexpr int64_t kGridBlocksMax = INT32_MAX;

@@ -5,100 +5,147 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/attend_c.h"
-#include "kernels/check_rows.h"
+#include "tests/kernels/c_params.h"
 #include "tests/kernels/cuda_run.h"
 
 namespace attend::test {
 namespace {
 
-attend_tensor Tensor(const void* data, int64_t b, int64_t h, int64_t l) {
-  return {const_cast<void*>(data), b, h, l};
+constexpr int64_t kZeroBytes = 256;  // of the workspace, see attend_c.h
+
+// The first bytes of a workspace are zero before its first use.
+std::unique_ptr<DeviceMemory> Workspace(int64_t bytes) {
+  auto memory = std::make_unique<DeviceMemory>(bytes + kZeroBytes);
+  EXPECT_EQ(cudaMemset(memory->get(), 0, kZeroBytes), cudaSuccess);
+  return memory;
 }
 
-// The C struct of an attention whose memory is on the device.
-attend_params Params(const Attention& a) {
-  const Problem& p = a.problem;
-  attend_params params = {};
-  params.struct_bytes = sizeof(params);
-  params.dtype = static_cast<int32_t>(p.dtype);
-  params.batch = p.batch;
-  params.heads_q = p.heads_q;
-  params.heads_kv = p.heads_kv;
-  params.len_q = p.len_q;
-  params.len_k = p.len_k;
-  params.dim = p.dim;
-  params.dim_v = p.dim_v;
-  params.packed = p.packed;
-  params.alignment = static_cast<int32_t>(p.mask.alignment);
-  params.total_q = p.total_q;
-  params.total_k = p.total_k;
-  params.window_left = p.mask.left;
-  params.window_right = p.mask.right;
-  params.scale = p.scale;
-  params.softcap = p.softcap;
-  params.q = Tensor(a.q.data, a.q.stride_b, a.q.stride_h, a.q.stride_l);
-  params.k = Tensor(a.k.data, a.k.stride_b, a.k.stride_h, a.k.stride_l);
-  params.v = Tensor(a.v.data, a.v.stride_b, a.v.stride_h, a.v.stride_l);
-  params.o = Tensor(a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l);
-  params.lse = a.lse;
-  params.lse_stride_b = a.lse_stride_b;
-  params.lse_stride_h = a.lse_stride_h;
-  params.bias = a.bias.data;
-  params.bias_stride_b = a.bias.stride_b;
-  params.bias_stride_h = a.bias.stride_h;
-  params.bias_stride_q = a.bias.stride_q;
-  params.bias_dtype = static_cast<int32_t>(a.bias.dtype);
-  params.config = -1;
-  params.alibi_slopes = a.alibi_slopes;
-  params.alibi_stride_b = a.alibi_stride_b;
-  params.sinks = a.sinks;
-  params.q_lengths = a.q_lengths;
-  params.kv_lengths = a.kv_lengths;
-  params.q_offsets = a.q_offsets;
-  params.kv_offsets = a.kv_offsets;
-  return params;
+bool StartsWithZeros(const DeviceMemory& workspace) {
+  std::vector<char> bytes(kZeroBytes, 1);
+  EXPECT_EQ(cudaMemcpy(bytes.data(), workspace.get(), kZeroBytes, cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  return std::count(bytes.begin(), bytes.end(), 0) == kZeroBytes;
 }
+
+// An attention with its memory on the device and what the C++ interface made of it.
+struct Case {
+  Case(uint64_t seed, KernelId id) : name(KernelName(id)) {
+    owned = MakeAttention(RandomSpec(seed, 3e5), seed);
+    run = std::make_unique<DeviceRun>(&owned, id);
+    status = run->Run();
+    expected = owned.OutputBytes();
+    params = ToParams(run->attention());
+    params.kernel = name.c_str();
+  }
+
+  // Where the first byte of the output block lies on the device.
+  char* Output() const {
+    return Moved(static_cast<char*>(owned.output.data), owned.attention.o.data, params.o.data);
+  }
+
+  // Forgets the answer, here and on the device.
+  void Reset() {
+    owned.ResetOutput();
+    const auto bytes = static_cast<size_t>(owned.output.bytes);
+    EXPECT_EQ(cudaMemcpy(Output(), owned.output.data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+  }
+
+  std::vector<std::byte> Answer() {
+    const auto bytes = static_cast<size_t>(owned.output.bytes);
+    EXPECT_EQ(cudaMemcpy(owned.output.data, Output(), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    return owned.OutputBytes();
+  }
+
+  std::string name;
+  OwnedAttention owned;
+  std::unique_ptr<DeviceRun> run;
+  Status status;
+  std::vector<std::byte> expected;
+  attend_params params;
+};
+
+constexpr KernelId kIds[] = {KernelId::kCudaNaive, KernelId::kCudaFlashFp32};
 
 TEST(AttendC, GivesTheBitsOfTheCppInterface) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < 60; ++n) {
-    OwnedAttention owned = MakeAttention(RandomSpec(seed + n, 3e5), seed + n);
-    for (const KernelId kernel : {KernelId::kCudaNaive, KernelId::kCudaFlashFp32}) {
-      owned.ResetOutput();
-      DeviceRun run(&owned, kernel);
-      ASSERT_TRUE(run.Run().ok());
-      const std::vector<std::byte> expected = owned.OutputBytes();
-
-      attend_params params = Params(run.attention());
-      const std::string name(KernelName(kernel));
-      params.kernel = name.c_str();
+    for (const KernelId id : kIds) {
+      Case one(seed + n, id);
+      ASSERT_TRUE(one.status.ok()) << one.status.message();
+      attend_params& params = one.params;
       ASSERT_EQ(attend_workspace_bytes(&params, &params.workspace_bytes), ATTEND_OK)
           << attend_last_error();
-      const DeviceMemory workspace(params.workspace_bytes + 1);
-      params.workspace = workspace.get();
-      owned.ResetOutput();
-      // Where the first byte of the output block lies on the device.
-      char* output =
-          static_cast<char*>(params.o.data) -
-          (static_cast<char*>(owned.attention.o.data) - static_cast<char*>(owned.output.data));
-      const auto bytes = static_cast<size_t>(owned.output.bytes);
-      ASSERT_EQ(cudaMemcpy(output, owned.output.data, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+      const auto workspace = Workspace(params.workspace_bytes);
+      params.workspace = workspace->get();
+      one.Reset();
       ASSERT_EQ(attend_run(&params, nullptr), ATTEND_OK) << attend_last_error();
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      ASSERT_EQ(cudaMemcpy(owned.output.data, output, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
-      EXPECT_EQ(expected, owned.OutputBytes()) << name << " ATTEND_TEST_SEED=" << seed + n;
+      ASSERT_EQ(attend_synchronize(0, nullptr), ATTEND_OK) << attend_last_error();
+      EXPECT_EQ(one.expected, one.Answer()) << one.name << " ATTEND_TEST_SEED=" << seed + n;
     }
   }
+}
+
+TEST(AttendC, ABatchGivesTheBitsOfEachAlone) {
+  const uint64_t seed = FreshSeed();
+  std::vector<std::unique_ptr<Case>> cases;
+  std::vector<attend_params> params;
+  for (uint64_t n = 0; n < 24; ++n) {
+    cases.push_back(std::make_unique<Case>(seed + n, kIds[n % std::size(kIds)]));
+    ASSERT_TRUE(cases.back()->status.ok());
+    params.push_back(cases.back()->params);
+  }
+  const auto count = static_cast<int32_t>(params.size());
+  int64_t bytes = 0;
+  ASSERT_EQ(attend_batch_workspace_bytes(params.data(), count, &bytes), ATTEND_OK)
+      << attend_last_error();
+  const auto workspace = Workspace(bytes);
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    for (const auto& one : cases) one->Reset();
+    ASSERT_EQ(attend_run_batch(params.data(), count, workspace->get(), bytes, nullptr), ATTEND_OK)
+        << attend_last_error();
+    ASSERT_EQ(attend_synchronize(0, nullptr), ATTEND_OK) << attend_last_error();
+    for (size_t n = 0; n < cases.size(); ++n) {
+      EXPECT_EQ(cases[n]->expected, cases[n]->Answer())
+          << cases[n]->name << " ATTEND_TEST_SEED=" << seed + n << ", repeat " << repeat;
+    }
+    EXPECT_TRUE(StartsWithZeros(*workspace));
+  }
+}
+
+TEST(AttendC, MemoryGoesThereAndBack) {
+  void* data = nullptr;
+  const std::string text = "sixteen bytes...";
+  const auto bytes = static_cast<int64_t>(text.size());
+  ASSERT_EQ(attend_malloc(0, 2 * bytes, &data), ATTEND_OK) << attend_last_error();
+  char* second = static_cast<char*>(data) + bytes;
+  std::string back(2 * text.size(), '?');
+  EXPECT_EQ(attend_memcpy(0, data, text.data(), bytes, ATTEND_HOST_TO_DEVICE, nullptr), ATTEND_OK);
+  EXPECT_EQ(attend_memcpy(0, second, data, bytes, ATTEND_DEVICE_TO_DEVICE, nullptr), ATTEND_OK);
+  EXPECT_EQ(attend_memset(0, data, '!', 1, nullptr), ATTEND_OK);
+  EXPECT_EQ(attend_memcpy(0, back.data(), data, 2 * bytes, ATTEND_DEVICE_TO_HOST, nullptr),
+            ATTEND_OK);
+  EXPECT_EQ(attend_synchronize(0, nullptr), ATTEND_OK) << attend_last_error();
+  EXPECT_EQ(back, "!" + text.substr(1) + text);
+  EXPECT_EQ(attend_free(0, data), ATTEND_OK);
+  EXPECT_EQ(attend_malloc(0, INT64_MAX / 2, &data), ATTEND_RESOURCE_EXHAUSTED);
+  EXPECT_EQ(data, nullptr);
+  int32_t count = 0;
+  EXPECT_EQ(attend_device_count(&count), ATTEND_OK);
+  EXPECT_GE(count, 1);
 }
 
 TEST(AttendC, RefusalsNameTheField) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 16, 16), FreshSeed());
   DeviceRun run(&owned, KernelId::kCudaNaive);
   ASSERT_TRUE(run.Run().ok());
-  const attend_params good = Params(run.attention());
+  const attend_params good = ToParams(run.attention());
   const auto expect = [](attend_params params, int32_t code, const char* word) {
     EXPECT_EQ(attend_run(&params, nullptr), code);
     EXPECT_NE(std::string(attend_last_error()).find(word), std::string::npos)
@@ -128,17 +175,38 @@ TEST(AttendC, RefusalsNameTheField) {
   bad = good;
   bad.kernel = "cuda_naive";  // without its workspace
   expect(bad, ATTEND_INVALID_ARGUMENT, "workspace_bytes");
+  bad.workspace = reinterpret_cast<void*>(uintptr_t{4096 + 128});  // never touched
+  bad.workspace_bytes = INT64_MAX;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "multiple of 256");
   bad = good;
   bad.device = 4096;
   expect(bad, ATTEND_INTERNAL, "cuda:4096");
   attend_params again = good;
+  ASSERT_EQ(attend_workspace_bytes(&again, &again.workspace_bytes), ATTEND_OK);
+  const auto workspace = Workspace(again.workspace_bytes);
+  again.workspace = workspace->get();
   EXPECT_EQ(attend_run(&again, nullptr), ATTEND_OK);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
+TEST(AttendC, SaysWhatItSelects) {
+  OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 16, 16), FreshSeed());
+  attend_params params = ToParams(owned.attention);
+  const char* kernel = nullptr;
+  const char* why = nullptr;
+  ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
+  EXPECT_STREQ(kernel, "cuda_flash_fp32");  // float32
+  EXPECT_STRNE(why, "");
+  params.kernel = "cuda_naive";
+  ASSERT_EQ(attend_select(&params, &kernel, nullptr), ATTEND_OK) << attend_last_error();
+  EXPECT_STREQ(kernel, "cuda_naive");
+  params.kernel = "no_such_kernel";
+  EXPECT_EQ(attend_select(&params, &kernel, &why), ATTEND_INVALID_ARGUMENT);
+}
+
 TEST(AttendC, NamesItsConfigs) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 128, 128), FreshSeed());
-  attend_params params = Params(owned.attention);
+  attend_params params = ToParams(owned.attention);
   int32_t count = 0;
   ASSERT_EQ(attend_configs(&params, &count), ATTEND_OK) << attend_last_error();
   ASSERT_GE(count, 1);

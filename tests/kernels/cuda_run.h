@@ -37,6 +37,10 @@ class DeviceRun {
   // back. Not OK: CUDA's words.
   Status Run(int config = cuda::kDefaultConfig);
 
+  // Its parts: copies inputs and what owned.output holds to the device; copies the output back.
+  Status Prepare();
+  Status Fetch();
+
   const Attention& attention() const { return attention_; }  // on the device
 
  private:
@@ -51,6 +55,13 @@ class DeviceRun {
 
 // Resets the output, runs once.
 Status RunOnDevice(OwnedAttention* owned, KernelId kernel, int config = cuda::kDefaultConfig);
+
+inline constexpr KernelId kCudaKernels[] = {KernelId::kCudaNaive, KernelId::kCudaFlashFp32,
+                                            KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90};
+
+// Whether device 0 can compute this with `kernel`. The attention may lie on the host: a DeviceRun
+// keeps its alignment.
+bool CanRun(const Attention& attention, KernelId kernel);
 
 // Compiled variants of `kernel` that device 0 can run for this problem.
 std::vector<int> Configs(const Problem& problem, KernelId kernel);

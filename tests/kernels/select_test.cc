@@ -64,7 +64,11 @@ TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
   for (const KernelInfo& kernel : Kernels()) {
     const DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
     const DeviceInfo other = kernel.device == DeviceKind::kCpu ? Gpu(1 << 30) : Cpu();
-    const Result<Selection> good = Select(Small(), own, kernel.name);
+    Problem problem = Small();
+    const bool tensor_cores =
+        kernel.id == KernelId::kCudaFlashSm80 || kernel.id == KernelId::kCudaFlashSm90;
+    if (tensor_cores) problem.dtype = DType::kFloat16;
+    const Result<Selection> good = Select(problem, own, kernel.name);
     ASSERT_TRUE(good.ok()) << kernel.name << ": " << good.status().message();
     EXPECT_EQ(good->kernel, kernel.id);
     EXPECT_EQ(good->why, "asked for by name");
@@ -108,6 +112,74 @@ TEST(Select, NaiveNeedsItsScoreMatrixToFit) {
   const Result<Selection> overflow = Select(huge, Gpu(INT64_MAX), "cuda_naive");
   ASSERT_FALSE(overflow.ok());
   EXPECT_EQ(overflow.status().code(), Code::kUnimplemented);
+}
+
+Problem Half() {
+  Problem p = Small();
+  p.dtype = DType::kFloat16;
+  return p;
+}
+
+DeviceInfo GpuOf(int compute_capability) {
+  DeviceInfo device = Gpu(0);
+  device.compute_capability = compute_capability;
+  return device;
+}
+
+KernelId Auto(const Problem& problem, const DeviceInfo& device) {
+  const Result<Selection> selection = Select(problem, device);
+  EXPECT_TRUE(selection.ok()) << selection.status().ToString();
+  EXPECT_FALSE(selection->why.empty());
+  return selection->kernel;
+}
+
+TEST(Select, SixteenBitsGoToTheTensorCoresOfTheDevice) {
+  EXPECT_EQ(Auto(Half(), GpuOf(75)), KernelId::kCudaFlashFp32);
+  EXPECT_EQ(Auto(Half(), GpuOf(80)), KernelId::kCudaFlashSm80);
+  EXPECT_EQ(Auto(Half(), GpuOf(89)), KernelId::kCudaFlashSm80);
+  EXPECT_EQ(Auto(Half(), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Half(), GpuOf(100)), KernelId::kCudaFlashSm80);
+  EXPECT_EQ(Auto(Small(), GpuOf(90)), KernelId::kCudaFlashFp32) << "float32 stays float32";
+}
+
+// What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
+TEST(Select, HoppersKernelSaysWhatItCannotDo) {
+  struct Case {
+    const char* word;
+    void (*change)(Problem*);
+  };
+  const Case cases[] = {
+      {"bias", [](Problem* p) { p->has_bias = true; }},
+      {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
+      {"scale", [](Problem* p) { p->scale = -1.0f; }},
+      {"scale", [](Problem* p) { p->scale = 0.0f; }},
+      {"16-byte", [](Problem* p) { p->dim = 60; }},
+      {"16-byte", [](Problem* p) { p->dim_v = 3; }},
+  };
+  for (const Case& each : cases) {
+    Problem problem = Half();
+    each.change(&problem);
+    const Result<Selection> chosen = Select(problem, GpuOf(90));
+    ASSERT_TRUE(chosen.ok());
+    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80) << each.word;
+    EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
+    const Result<Selection> forced = Select(problem, GpuOf(90), "cuda_flash_sm90");
+    ASSERT_FALSE(forced.ok());
+    EXPECT_EQ(forced.status().code(), Code::kUnimplemented);
+    EXPECT_THAT(forced.status().message(), HasSubstr(each.word));
+  }
+  const Result<Selection> elsewhere =
+      Select(Half(), GpuOf(90), "auto", MemoryTraits{.tma_aligned = false});
+  ASSERT_TRUE(elsewhere.ok());
+  EXPECT_EQ(elsewhere->kernel, KernelId::kCudaFlashSm80);
+}
+
+TEST(Select, TensorCoreKernelsRefuseOtherDevicesAndDTypes) {
+  EXPECT_EQ(Select(Half(), GpuOf(80), "cuda_flash_sm90").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Half(), GpuOf(75), "cuda_flash_sm80").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Small(), GpuOf(90), "cuda_flash_sm80").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Small(), GpuOf(90), "cuda_flash_sm90").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Half(), GpuOf(90), "cuda_flash_sm80")->kernel, KernelId::kCudaFlashSm80);
 }
 
 }  // namespace

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chooses a variant of cuda_flash_sm80. Host code, any thread.
+
+#include "kernels/cuda/flash_sm80.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/flash_sm80_variants.h"
+
+namespace attend::cuda {
+namespace {
+
+constexpr int kDims[] = {32, 64, 96, 128, 192, 256};  // compiled head dims
+
+bool IsPlain(const Problem& p) { return p.softcap == 0.0f && !p.has_bias && !p.has_alibi; }
+
+cudaError_t Load(std::span<const FlashVariant> variants) {
+  for (const FlashVariant& variant : variants) {
+    cudaFuncAttributes attributes;
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, variant.kernel);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+std::span<const FlashVariant> Sm80VariantsFor(const Problem& p) {
+  const int64_t most = std::max(p.dim, p.dim_v);
+  const int dim = *std::lower_bound(std::begin(kDims), std::end(kDims) - 1, most);
+  switch (p.dtype) {
+    case DType::kFloat16:
+      return IsPlain(p) ? sm80::PlainFloat16(dim) : sm80::GeneralFloat16(dim);
+    case DType::kBFloat16:
+      return IsPlain(p) ? sm80::PlainBFloat16(dim) : sm80::GeneralBFloat16(dim);
+    default:
+      return {};
+  }
+}
+
+cudaError_t LoadSm80() {
+  for (const int dim : kDims) {
+    for (const auto& variants : {sm80::PlainFloat16(dim), sm80::PlainBFloat16(dim),
+                                 sm80::GeneralFloat16(dim), sm80::GeneralBFloat16(dim)}) {
+      const cudaError_t error = Load(variants);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm80: FlashAttention with the Tensor Core instructions of Ampere (mma.sync, ldmatrix,
+// cp.async), fp16 and bf16, accumulated in fp32. Runs on everything since Ampere.
+//
+// A block computes one tile of query rows of one head at a time. Tiles of K and V pass through
+// shared memory from the last key to the first (under a causal mask the tiles that need masking
+// come first), in two stages: one barrier for each tile, after which the stage of the tile before
+// is refilled. Where shared memory is short there is one stage, K and V taking turns, and a second
+// barrier. Scores become weights in the registers in which the second product reads them.
+// Device code, instantiated by flash_sm80_*.cu.
+
+#pragma once
+
+#include "kernels/cuda/flash_sm80_softmax.cuh"
+#include "kernels/cuda/tile_queue.cuh"
+#include "kernels/softmax_state.h"
+
+namespace attend::cuda::sm80 {
+
+// What stays the same in a thread from tile to tile of keys.
+template <class T>
+struct Place {
+  uint32_t shared;                                    // the block's memory
+  uint32_t query;                                     // the warp's rows of Q
+  BlockOffsets<T::kDim> offsets{Second::kRows};       // in a tile of Q or V
+  BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // in one of K
+};
+
+template <class T>
+using QueryFragments =
+    uint32_t[T::kQueryInRegisters ? T::kSlices : 1][T::kQueryInRegisters ? T::kDimSteps : 1][4];
+
+// ---- setup --------------------------------------------------------------------------------------
+
+// The keys that the block's rows see.
+template <class T>
+__device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, BlockWork& work) {
+  // A shift as long as the longest sequence restricts nothing, and cannot overflow.
+  const int64_t left = mask.left < 0 ? 2 * kLengthMax : min(mask.left, 2 * kLengthMax);
+  const int64_t right = mask.right < 0 ? 2 * kLengthMax : min(mask.right, 2 * kLengthMax);
+  work.begin_shift = static_cast<int>(max(s.offset - left, -kLengthMax));
+  work.end_shift = static_cast<int>(min(s.offset + right + 1, kLengthMax));
+  work.key_begin = work.key_end = work.full_begin = work.full_end = 0;
+  const int64_t row_last = min(int64_t{work.row_begin} + T::kRows, s.q_len) - 1;
+  if (row_last < work.row_begin) return;
+  // Both ends of the visible range never fall as the row grows.
+  const KeyRange first = VisibleKeys(mask, s, work.row_begin);
+  const KeyRange last = VisibleKeys(mask, s, row_last);
+  const int64_t begin = min(first.begin, s.k_len);
+  work.key_begin = static_cast<int>(begin - begin % T::kKeys);
+  work.key_end = static_cast<int>(max(last.end, int64_t{0}));
+  work.full_begin = static_cast<int>(min(last.begin, s.k_len));
+  work.full_end = static_cast<int>(max(first.end, int64_t{0}));
+}
+
+// Finds out what tile number `tile` is. One thread of the block.
+template <class T, bool kGeneral>
+__device__ __forceinline__ void SetUp(const RaggedParams& params, int tile, BlockWork& work) {
+  TileWork found;
+  work.attention = nullptr;
+  if (!FindTile(params, tile, T::kRows, found)) return;
+  const Attention& a = *found.attention;
+  const Problem& p = a.problem;
+  const Sequence s = SequenceOf(a, found.b);
+  // In 32 bits, where division is several times cheaper.
+  const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
+  const int kv_head = found.h / group;
+  work.attention = &a;
+  work.q = SourceOf(a.q, found.b, found.h, s.q_row, p.dim);
+  work.k = SourceOf(a.k, found.b, kv_head, s.k_row, p.dim);
+  work.v = SourceOf(a.v, found.b, kv_head, s.k_row, p.dim_v);
+  work.q_row = s.q_row;
+  work.b = found.b;
+  work.h = found.h;
+  work.row_begin = found.row_begin;
+  work.q_len = static_cast<int>(s.q_len);
+  work.q_rows = static_cast<int>(s.q_rows);
+  work.k_len = static_cast<int>(s.k_len);
+  work.offset = static_cast<int>(s.offset);
+  work.warp_flip = tile % 2 == 0 ? 0 : T::kWarps - 1;
+  SetKeys<T>(p.mask, s, work);
+  // Plain kernels keep raw q.k. The online softmax wants the largest score, so Q takes the scale's
+  // sign; and all of a scale of 0, as 0 * -inf in the exponent would be NaN.
+  work.query_sign = kGeneral || p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
+  work.to_log2 = kLog2E;
+  if (!kGeneral && p.scale != 0.0f) work.to_log2 = __fmul_rn(fabsf(p.scale), kLog2E);
+}
+
+template <class T>
+__device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
+  return key < work.full_begin || key + T::kKeys > work.full_end;
+}
+
+// ---- load ---------------------------------------------------------------------------------------
+
+// Multiplies the warp's rows of Q by BlockWork's query_sign.
+template <class T, class Element>
+__device__ __forceinline__ void GiveSign(char* query, float sign) {
+  auto* pairs = reinterpret_cast<uint32_t*>(query);
+#pragma unroll 1
+  for (int n = threadIdx.x % 32; n < T::kWarpRows * T::Row::kBytes / 4; n += 32) {
+    const float2 pair = Unpack<Element>(pairs[n]);
+    pairs[n] = Pack<Element>(pair.x * sign, pair.y * sign);
+  }
+  __syncwarp();
+}
+
+// The stage of the tile that begins with `key`; neighbours differ.
+template <class T>
+__device__ __forceinline__ int StageOf(int key) {
+  return key / T::kKeys % T::kStages * T::kTileBytes;
+}
+template <class T>
+__device__ __forceinline__ uint32_t StageOfK(const Place<T>& place, int key) {
+  return place.shared + T::kOffsetK + StageOf<T>(key);
+}
+template <class T>
+__device__ __forceinline__ uint32_t StageOfV(const Place<T>& place, int key) {
+  return place.shared + T::kOffsetV + StageOf<T>(key);
+}
+
+// ---- score --------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ void LoadQuery(const Place<T>& place, QueryFragments<T>& query) {
+  if constexpr (T::kQueryInRegisters) {
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+      for (int k = 0; k < T::kDimSteps; ++k) {
+        LoadMatrix(place.query + place.offsets.At(m, k), query[m][k]);
+      }
+    }
+  }
+}
+
+// Adds the part of the scores that comes from 16 columns; the first part sets them.
+template <class T, class Element>
+__device__ __forceinline__ void ScoreStep(const Place<T>& place, const QueryFragments<T>& query,
+                                          uint32_t keys, int k, Scores<T>& s) {
+  uint32_t q[T::kSlices][4];
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+    if constexpr (T::kQueryInRegisters) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) q[m][e] = query[m][k][e];
+    } else {
+      LoadMatrix(place.query + place.offsets.At(m, k), q[m]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; n += 2) {
+    uint32_t b[4];
+    LoadMatrix(keys + place.offsets_k.At(n / 2, k), b);
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+      if (k == 0) {
+        Multiply<Element>(s[m][n], q[m], b[0], b[1]);
+        Multiply<Element>(s[m][n + 1], q[m], b[2], b[3]);
+      } else {
+        MultiplyAdd<Element>(s[m][n], q[m], b[0], b[1]);
+        MultiplyAdd<Element>(s[m][n + 1], q[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void Score(const Place<T>& place, const QueryFragments<T>& query,
+                                      uint32_t keys, Scores<T>& s) {
+#pragma unroll
+  for (int k = 0; k < T::kDimSteps; ++k) ScoreStep<T, Element>(place, query, keys, k, s);
+}
+
+template <class T, bool kGeneral>
+__device__ __forceinline__ void FinishScores(const BlockWork& work, int key, Scores<T>& s) {
+  if constexpr (kGeneral) ApplyTerms<T>(*work.attention, work, key, s);
+  if (IsEdge<T>(work, key)) HideKeys<T>(work, key, s);
+}
+
+// ---- rescale and accumulate ---------------------------------------------------------------------
+
+// The weights of a tile as the second product reads them: [slice][eight keys][half].
+template <class T>
+using Weights = uint32_t[T::kSlices][T::kKeyBlocks][2];
+
+// Weighs the blocks of eight keys numbered [first, last) over all slices.
+template <class T, class Element>
+__device__ __forceinline__ void WeighBlocks(float to_log2, int first, int last, Scores<T>& s,
+                                            Weights<T>& p, RowState<T>& state) {
+#pragma unroll
+  for (int n = first; n < last; ++n) {
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+      WeighBlock<T, Element>(to_log2, m, s[m][n], p[m][n], state);
+    }
+  }
+}
+
+// Adds 16 keys' part of P V.
+template <class T, class Element>
+__device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t values, int k,
+                                               const Weights<T>& p, RowState<T>& state) {
+  uint32_t a[T::kSlices][4];
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) a[m][e] = p[m][2 * k + e / 2][e % 2];
+  }
+#pragma unroll
+  for (int j = 0; j < T::kDimSteps; ++j) {
+    uint32_t b[4];
+    LoadMatrixTransposed(values + place.offsets.At(k, j), b);
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+      MultiplyAdd<Element>(state.output[m][2 * j], a[m], b[0], b[1]);
+      MultiplyAdd<Element>(state.output[m][2 * j + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+// ---- store --------------------------------------------------------------------------------------
+
+// Joins the lanes' sums, adds the sink; what the thread's row `r` is multiplied by, and its LSE.
+template <class T>
+__device__ __forceinline__ float FinishRow(const BlockWork& work, int r, const RowState<T>& state,
+                                           float& lse) {
+  const Attention& a = *work.attention;
+  float sum = state.sum[r];
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  SoftmaxState<float> total;
+  float factor = 0.0f;
+  if (RowOf<T>(work, r) < work.q_len) {
+    if (state.base[r] != kNoBase) total.max = state.base[r] * kLn2;
+    total.sum = sum;
+    factor = a.problem.has_sinks ? AddSink(total, a.sinks[work.h]) : 1.0f;
+    factor *= InverseSum(total);
+  }
+  lse = LogSumExp(total);
+  return factor;
+}
+
+// Writes the warp's rows from shared memory, which they have reached as a tile of Q lies.
+template <class T>
+__device__ __forceinline__ void CopyOut(const BlockWork& work, const char* staged) {
+  using Row = typename T::Row;
+  const Attention& a = *work.attention;
+  const int lane = threadIdx.x % 32;
+  const int warp_row = WarpRow<T>(work);
+  const int dim = static_cast<int>(a.problem.dim_v);
+  char* o = static_cast<char*>(a.o.data) + 2 * (work.b * a.o.stride_b + work.h * a.o.stride_h +
+                                                (work.q_row + warp_row) * a.o.stride_l);
+  const int64_t stride = 2 * a.o.stride_l;
+  const bool aligned = ((reinterpret_cast<uint64_t>(o) | stride) & 15) == 0 && dim % 8 == 0;
+#pragma unroll 1
+  for (int row = lane / Row::kSpan; row < T::kWarpRows; row += 32 / Row::kSpan) {
+    if (warp_row + row >= work.q_rows) return;
+#pragma unroll 1
+    for (int chunk = lane % Row::kSpan; 8 * chunk < dim; chunk += Row::kSpan) {
+      const char* from = staged + Row::Offset(row, chunk);
+      char* to = o + row * stride + 16 * chunk;
+      if (aligned) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        continue;
+      }
+      for (int e = 0; e < min(8, dim - 8 * chunk); ++e) {
+        reinterpret_cast<uint16_t*>(to)[e] = reinterpret_cast<const uint16_t*>(from)[e];
+      }
+    }
+  }
+}
+
+// Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
+// turn fragments into whole rows.
+template <class T, class Element>
+__device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
+                                            const RowState<T>& state) {
+  const Attention& a = *work.attention;
+  const int lane = threadIdx.x % 32;
+  __syncwarp();  // all lanes have read Q
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    float lse;
+    const float factor = FinishRow<T>(work, r, state, lse);
+    char* staged = query + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      const float* o = &state.output[r / 2][j][r % 2 * 2];
+      // Padding rows are 0 even if what was computed for them is not finite.
+      const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
+      *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(r / 2 * 16 + r % 2 * 8 + lane / 4, j)) =
+          pair;
+    }
+    if (a.problem.return_lse && lane % 4 == 0 && row < work.q_rows) {
+      a.lse[work.b * a.lse_stride_b + work.h * a.lse_stride_h + work.q_row + row] = lse;
+    }
+  }
+  __syncwarp();
+  CopyOut<T>(work, query);
+}
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+// Starts the copies that the first tile of keys needs: Q and K, then V as a second group.
+template <class T>
+__device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>& place, int key) {
+  LoadRows<T, T::kRows>(place.shared, work.q, work.row_begin, work.q_len);
+  LoadRows<T, T::kKeys>(StageOfK(place, key), work.k, key, work.k_len);
+  CommitCopies();
+  if constexpr (T::kStages == 2) {
+    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+    CommitCopies();
+  }
+}
+
+// Once for each tile: starts the copies of the next. With one stage it first waits, when the scores
+// are computed, for this tile's V and for all warps to have read K.
+template <class T>
+__device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& place, int key) {
+  if constexpr (T::kStages == 1) {
+    WaitCopyGroups<0>();
+    __syncthreads();
+  }
+  const int next = key - T::kKeys;
+  if (next < work.key_begin) return;
+  LoadRows<T, T::kKeys>(StageOfK(place, next), work.k, next, work.k_len);
+  if constexpr (T::kStages == 2) {
+    LoadRows<T, T::kKeys>(StageOfV(place, next), work.v, next, work.k_len);
+  }
+  CommitCopies();
+}
+
+// One tile of keys.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void Step(const BlockWork& work, const Place<T>& place,
+                                     const QueryFragments<T>& query, char* shared, int key,
+                                     RowState<T>& state) {
+  WaitCopyGroups<0>();
+  __syncthreads();  // K (with two stages V too) has arrived; what the tile before used is free
+  if constexpr (T::kStages == 1) {
+    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+    CommitCopies();
+  }
+  if constexpr (T::kCopyFirst) LoadNext<T>(work, place, key);
+  char* values = shared + T::kOffsetV + StageOf<T>(key);
+  const bool edge = IsEdge<T>(work, key);
+  if (edge && !WarpSees<T>(work, key)) {
+    if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
+    TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+    return;
+  }
+  Scores<T> s;
+  Score<T, Element>(place, query, StageOfK(place, key), s);
+  if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
+  FinishScores<T, kGeneral>(work, key, s);
+  RaiseBases<T>(work.to_log2, s, state);
+  if (edge || (kGeneral && work.attention->problem.has_bias)) {
+    TakeOutNonFinite<T, Element>(values,
+                                 [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
+  }
+  Weights<T> p;
+  WeighBlocks<T, Element>(work.to_log2, 0, 2, s, p, state);
+#pragma unroll
+  for (int k = 0; k < T::kKeys / 16; ++k) {
+    // The exponentials of the next 16 keys run beside the products of these.
+    if (k + 1 < T::kKeys / 16) {
+      WeighBlocks<T, Element>(work.to_log2, 2 * k + 2, 2 * k + 4, s, p, state);
+    }
+    AccumulateStep<T, Element>(place, StageOfV(place, key), k, p, state);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void Start(RowState<T>& state) {
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    state.base[r] = kNoBase;
+    state.sum[r] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      state.output[r / 2][j][r % 2 * 2] = state.output[r / 2][j][r % 2 * 2 + 1] = 0.0f;
+    }
+  }
+}
+
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void ComputeTile(const RaggedParams& params, const BlockWork& work,
+                                            char* shared, BlockWork& following) {
+  char* warp_query = shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
+  const Place<T> place{SharedAddress(shared), SharedAddress(warp_query)};
+  int key = (work.key_end - 1) / T::kKeys * T::kKeys;
+  const bool sees_keys = work.key_begin < work.key_end;
+  // What follows this tile is found in the shadow of the copies.
+  int next_tile = 0;
+  if (threadIdx.x == 0) next_tile = ClaimTile(params);
+  if (sees_keys) LoadFirst<T>(work, place, key);
+  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next_tile, following);
+  RowState<T> state;
+  Start<T>(state);
+  if (sees_keys) {
+    WaitCopyGroups<T::kStages - 1>();
+    __syncthreads();
+    if (work.query_sign != 1.0f) GiveSign<T, Element>(warp_query, work.query_sign);
+    QueryFragments<T> query;
+    LoadQuery<T>(place, query);
+    const int key_begin = work.key_begin;
+#pragma unroll 1
+    for (; key >= key_begin; key -= T::kKeys) {
+      Step<T, Element, kGeneral>(work, place, query, shared, key, state);
+    }
+  }
+  StoreOutput<T, Element>(work, warp_query, state);
+}
+
+template <class T, class Element, bool kGeneral>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
+    FlashSm80Kernel(const __grid_constant__ RaggedParams params) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ BlockWork work[2];  // one is computed, the other set up
+  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
+    ComputeTile<T, Element, kGeneral>(params, work[turn], shared, work[turn ^ 1]);
+    __syncthreads();  // shared memory is free
+  }
+  if (threadIdx.x == 0) LeaveQueue(params);
+}
+
+}  // namespace attend::cuda::sm80

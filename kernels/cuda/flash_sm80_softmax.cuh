@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm80 between the two matrix products: terms and masks on the scores, the online
+// softmax, and the rare case of NaN or Inf in values that a row must not see. Device code; a warp
+// calls each function together, all threads of a block those that say so.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/flash_sm80_tile.cuh"
+#include "kernels/limits.h"
+
+namespace attend::cuda::sm80 {
+
+// What one block computes. In shared memory, as all registers are needed for accumulators. Rows and
+// keys inside a sequence fit 32 bits (limits.h).
+struct BlockWork {
+  const Attention* attention;  // null: nothing, and nothing will follow
+  Source q, k, v;
+  int64_t q_row;  // see Sequence
+  int b, h;
+  int row_begin;             // first query row
+  int q_len, q_rows, k_len;  // see Sequence
+  int offset;                // of the diagonal
+  int begin_shift;           // row i sees the keys [i + begin_shift, i + end_shift) that exist
+  int end_shift;
+  int key_begin, key_end;    // keys that some row sees, begin rounded down to a tile
+  int full_begin, full_end;  // keys that every row sees
+  int warp_flip;             // see WarpPlace
+  float query_sign;          // what Q is multiplied by
+  float to_log2;             // a weight is 2^(score * to_log2 - base)
+};
+
+// The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].
+template <class T>
+using Scores = float[T::kSlices][T::kKeyBlocks][4];
+
+// What one thread knows of its rows; row 2 * slice + half has fragment elements 2 * half and the
+// next.
+template <class T>
+struct RowState {
+  float output[T::kSlices][T::kDim / 8][4];
+  float base[T::kThreadRows];  // subtracted from exponents: some score's, rounded once
+  float sum[T::kThreadRows];   // of the weights of this thread's own keys
+};
+
+// The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
+inline constexpr float kNoBase = -3.0e38f;
+
+// A base is raised when a score exceeds it by more than this, in powers of two, not with every new
+// maximum: weights up to 2^8 cost no accuracy in any dtype, and most tiles then rescale nothing.
+inline constexpr float kBaseSlack = 8.0f;
+
+// Which of the block's groups of kWarpRows rows is the warp's. Every other tile turns the order
+// around: under a causal mask the last rows see most, and a warp cannot leave its scheduler.
+__device__ __forceinline__ int WarpPlace(const BlockWork& work) {
+  return ThreadIndex() / 32 ^ work.warp_flip;
+}
+template <class T>
+__device__ __forceinline__ int WarpRow(const BlockWork& work) {
+  return work.row_begin + WarpPlace(work) * T::kWarpRows;
+}
+
+// The thread's row `r` (see RowState) within the sequence.
+template <class T>
+__device__ __forceinline__ int RowOf(const BlockWork& work, int r) {
+  return WarpRow<T>(work) + r / 2 * 16 + r % 2 * 8 + ThreadIndex() % 32 / 4;
+}
+
+// Whether a row of the warp sees a key of the tile.
+template <class T>
+__device__ __forceinline__ bool WarpSees(const BlockWork& work, int key) {
+  const int first = WarpRow<T>(work);
+  const int last = min(first + T::kWarpRows, work.q_len) - 1;
+  return first <= last && key < last + work.end_shift && key + T::kKeys > first + work.begin_shift;
+}
+
+// The first of the thread's two neighbouring keys among eight.
+__device__ __forceinline__ int KeyOfLane() { return ThreadIndex() % 4 * 2; }
+
+// ---- terms and masks ----------------------------------------------------------------------------
+
+// Adds one row's bias, whose key 0 is at `bias`. Reads no key at or beyond k_len.
+template <class T, class Value>
+__device__ __forceinline__ void AddBiasRow(const Value* bias, int key, int k_len, int r,
+                                           Scores<T>& s) {
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (key + 8 * n + e < k_len) {
+        s[r / 2][n][r % 2 * 2 + e] += static_cast<float>(bias[key + 8 * n + e]);
+      }
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& work, int key,
+                                        Scores<T>& s) {
+  const BiasView& bias = a.bias;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    if (row >= work.q_len) continue;
+    const int64_t at = work.b * bias.stride_b + work.h * bias.stride_h + row * bias.stride_q;
+    const int first = key + KeyOfLane();
+    if (bias.dtype == DType::kFloat32) {
+      AddBiasRow<T>(static_cast<const float*>(bias.data) + at, first, work.k_len, r, s);
+    } else if (bias.dtype == DType::kFloat16) {
+      AddBiasRow<T>(static_cast<const __half*>(bias.data) + at, first, work.k_len, r, s);
+    } else {
+      AddBiasRow<T>(static_cast<const __nv_bfloat16*>(bias.data) + at, first, work.k_len, r, s);
+    }
+  }
+}
+
+// Scale, softcap, bias and ALiBi, in the order that problem.h gives.
+template <class T>
+__device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work, int key,
+                                           Scores<T>& s) {
+  const Problem& p = a.problem;
+  const float before_cap = p.softcap > 0.0f ? p.scale / p.softcap : p.scale;
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] *= before_cap;
+    }
+  }
+  if (p.softcap > 0.0f) {
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+      for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[m][n][e] = p.softcap * tanhf(s[m][n][e]);
+      }
+    }
+  }
+  if (p.has_bias) AddBias<T>(a, work, key, s);
+  if (!p.has_alibi) return;
+  const float slope = a.alibi_slopes[work.b * a.alibi_stride_b + work.h];
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int distance = key + KeyOfLane() - RowOf<T>(work, r) - work.offset;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& score = s[r / 2][n][r % 2 * 2 + e];
+        score -= slope * fabsf(static_cast<float>(distance + 8 * n + e));
+      }
+    }
+  }
+}
+
+// Gives keys that a row does not see the score -inf.
+template <class T>
+__device__ __forceinline__ void HideKeys(const BlockWork& work, int key, Scores<T>& s) {
+  const int first = key + KeyOfLane();
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    const int begin = row + work.begin_shift - first;
+    const int end = min(row + work.end_shift, work.k_len) - first;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int i = 8 * n + e;
+        if (i < begin || i >= end) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
+      }
+    }
+  }
+}
+
+// ---- online softmax -----------------------------------------------------------------------------
+
+// The largest of the thread's own scores of each row.
+template <class T>
+__device__ __forceinline__ void LocalMaxima(const Scores<T>& s, float (&largest)[T::kThreadRows]) {
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    largest[r] = NegativeInfinity();
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+      const float* pair = &s[r / 2][n][r % 2 * 2];
+      largest[r] = fmaxf(largest[r], fmaxf(pair[0], pair[1]));
+    }
+  }
+}
+
+__device__ __forceinline__ bool Outgrows(float score, float base, float to_log2) {
+  return fmaf(score, to_log2, -base) > kBaseSlack;
+}
+
+// Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
+template <class T>
+__device__ __forceinline__ void RaiseBases(float to_log2, const Scores<T>& s, RowState<T>& state) {
+  float largest[T::kThreadRows];
+  LocalMaxima<T>(s, largest);
+  bool outgrown = false;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    outgrown |= Outgrows(largest[r], state.base[r], to_log2);
+  }
+  if (!__any_sync(0xffffffffu, outgrown)) return;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    float most = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    // Rounded once, so that all weights of a row share it exactly.
+    const float base =
+        Outgrows(most, state.base[r], to_log2) ? __fmul_rn(most, to_log2) : state.base[r];
+    const float rescale = base == state.base[r] ? 1.0f : FastExp2(state.base[r] - base);
+    state.base[r] = base;
+    state.sum[r] *= rescale;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      state.output[r / 2][j][r % 2 * 2] *= rescale;
+      state.output[r / 2][j][r % 2 * 2 + 1] *= rescale;
+    }
+  }
+}
+
+__device__ __forceinline__ float Weight(float score, float to_log2, float base) {
+  return FastExp2(fmaf(score, to_log2, -base));
+}
+
+// Turns one slice's scores of eight keys into weights, which replace them as two packed pairs.
+template <class T, class Element>
+__device__ __forceinline__ void WeighBlock(float to_log2, int m, float (&s)[4], uint32_t (&p)[2],
+                                           RowState<T>& state) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = 2 * m + half;
+    const float low = Weight(s[2 * half], to_log2, state.base[r]);
+    const float high = Weight(s[2 * half + 1], to_log2, state.base[r]);
+    state.sum[r] += low + high;
+    p[half] = Pack<Element>(low, high);
+  }
+}
+
+// ---- values that are not finite -----------------------------------------------------------------
+
+// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, const Scores<T>& s,
+                                             RowState<T>& state) {
+  using Row = typename T::Row;
+  float scores[T::kKeyBlocks * 2][T::kThreadRows];  // in local memory, to be indexed
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks * 2; ++n) {
+#pragma unroll
+    for (int r = 0; r < T::kThreadRows; ++r) scores[n][r] = s[r / 2][n / 2][r % 2 * 2 + n % 2];
+  }
+  const int thread = ThreadIndex();
+#pragma unroll 1
+  for (int key = 0; key < T::kKeys; ++key) {
+    const int owner = (thread & 28) + key % 8 / 2;
+#pragma unroll
+    for (int r = 0; r < T::kThreadRows; ++r) {
+      const float score = __shfl_sync(0xffffffffu, scores[key / 8 * 2 + key % 2][r], owner);
+      const float weight =
+          Unpack<Element>(Pack<Element>(Weight(score, to_log2, state.base[r]), 0.0f)).x;
+#pragma unroll
+      for (int j = 0; j < T::kDim / 8; ++j) {
+        const auto pair =
+            *reinterpret_cast<const uint32_t*>(values + Row::Offset(key, j) + thread % 4 * 4);
+        const float2 v = Unpack<Element>(pair);
+        float* o = &state.output[r / 2][j][r % 2 * 2];
+        // A key that has the score -inf by arithmetic is as good as hidden.
+        if (score == NegativeInfinity()) continue;
+        if (NonFinite(v.x)) o[0] = fmaf(weight, v.x, o[0]);
+        if (NonFinite(v.y)) o[1] = fmaf(weight, v.y, o[1]);
+      }
+    }
+  }
+}
+
+// The block's threads in turn over the 16-byte chunks of a tile.
+template <class T, class Visit>
+__device__ __forceinline__ void ForChunks(char* tile, Visit visit) {
+#pragma unroll 1
+  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
+    visit(reinterpret_cast<uint4*>(tile)[n]);
+  }
+}
+
+// All threads of the block, for a tile some row of which may not see a key: as 0 * NaN is NaN,
+// NaN and Inf are taken out of V before the product, and `add` adds them to rows that see them.
+template <class T, class Element, class Add>
+__device__ __forceinline__ void TakeOutNonFinite(char* values, Add add) {
+  uint32_t found = 0;
+  ForChunks<T>(values, [&](const uint4& v) {
+    found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
+             NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
+  });
+  if (!__syncthreads_or(found != 0)) return;
+  add();
+  __syncthreads();
+  const auto finite = [](uint32_t pair) {
+    return pair & ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
+  };
+  ForChunks<T>(values, [&](uint4& v) {
+    v = make_uint4(finite(v.x), finite(v.y), finite(v.z), finite(v.w));
+  });
+  __syncthreads();
+}
+
+}  // namespace attend::cuda::sm80

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90, consumers: a warpgroup computes 64 query rows. While a tile's softmax runs, the
+// product of the last tile's weights and values is in flight, and what the other warpgroups issue.
+
+#pragma once
+
+#include "kernels/cuda/flash_sm90_tile.cuh"
+#include "kernels/softmax_state.h"
+
+namespace attend::cuda {
+
+template <bool kBfloat16>
+__device__ __forceinline__ uint32_t PackPair(float low, float high) {
+  uint32_t packed;
+  if constexpr (kBfloat16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// tanh to a few ulp, where the hardware's has 11 bits: minimax near 0 (relative error 4.2e-8), by
+// exp2 beyond.
+__device__ __forceinline__ float AccurateTanh(float x) {
+  const float square = x * x;
+  float y = fmaf(square, 0.0162961658f, -0.0526003247f);
+  y = fmaf(square, y, 0.133196663f);
+  y = fmaf(square, y, -0.33332904f);
+  const float near = fmaf(x * square, y, x);
+  const float far = 1.0f - __fdividef(2.0f, 1.0f + FastExp2(2.0f * kLog2E * x));
+  return fabsf(x) < 0.55f ? near : far;
+}
+
+// The larger; NaN if either is.
+__device__ __forceinline__ float MaxOrNan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+template <class T, bool kBfloat16>
+struct Consumer {
+  static constexpr int kScores = T::kKeys / 2;  // of a thread: two rows, 8 apart
+  static constexpr int kWeights = T::kKeys / 4;
+  static constexpr int kOutputs = T::kDv / 2;
+  static constexpr float kSlack = 8.0f;    // in powers of two; 2^8 is far from fp16's largest
+  static constexpr int kTurnBarrier = 1;   // named barrier of warpgroup 0, then the others'
+  static constexpr int kGroupBarrier = 5;  // of the warpgroup's own
+
+  const RaggedParams& params;
+  char* shared;
+  const Sm90Places<T> places;
+  const int group;  // warpgroup, from 0
+  const int lane;
+  StageCursor<T::kStages> k = {}, v = {};
+  StageCursor<T::kStagesQ> q = {};
+
+  // Of the tile at hand.
+  int row;                   // this thread's first; the second is 8 further
+  float to_log2;             // weight = 2^(score * to_log2 - base)
+  float cap_factor;          // softcap: score = tanh(q.k * cap_factor); 0 without
+  int full_begin, full_end;  // keys that all rows of this warpgroup see
+  int tile_begin, tile_end;  // tiles of keys that some row of it sees; at least one
+
+  float scores[kScores];  // q.k, later weights
+  uint32_t weights[kWeights];
+  float output[kOutputs];
+  float max[2];
+  float sum[2];  // of this thread's columns
+
+  // ---- score ----------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void IssueScores() {
+    const uint32_t rows = places.Q(q.stage) + group * 64 * 2 * T::kCols;
+    const uint32_t keys = places.K(k.stage);
+    const auto a = SmemTile<T::kCols>::AlongRows(rows);
+    const auto b = SmemTile<T::kCols>::AlongRows(keys);
+    WgmmaFence();
+#pragma unroll
+    for (int box = 0; box < T::kBoxesQK; ++box) {
+#pragma unroll
+      for (int n = 0; n < T::kCols / 16; ++n) {
+        Wgmma<T::kKeys, kBfloat16>::template Shared<false>(
+            scores, a.At(box * T::kBoxBytesQ + 32 * n), b.At(box * T::kBoxBytesK + 32 * n),
+            box > 0 || n > 0);
+      }
+    }
+    WgmmaCommit();
+  }
+
+  // ---- rescale and accumulate -----------------------------------------------------------------
+
+  __device__ __forceinline__ void IssueOutput(bool accumulate) {
+    const uint32_t values = places.V(v.stage);
+    const auto b = SmemTile<T::kColsV>::DownRows(values, T::kBoxBytesV);
+    WgmmaFence();
+#pragma unroll
+    for (int n = 0; n < T::kKeys / 16; ++n) {
+      Wgmma<T::kDv, kBfloat16>::template Registers<true>(
+          output, weights + 4 * n, b.At(16 * 2 * T::kColsV * n), accumulate || n > 0);
+    }
+    WgmmaCommit();
+  }
+
+  // The warpgroup's last reader of Q is gone, and so are the stores that passed through its place.
+  __device__ __forceinline__ void ReleaseQ(int stage) {
+    if (threadIdx.x % 128 != 0) return;
+    if constexpr (T::kStoreThroughQ) WaitStoresRead();
+    Arrive(places.EmptyQ(stage));
+  }
+
+  // One arrival for each warp: it has seen the wait, so its part of the products is done.
+  __device__ __forceinline__ void Release(uint32_t barrier) {
+    if (lane == 0) Arrive(barrier);
+  }
+
+  __device__ __forceinline__ void ApplySoftcap() {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scores[i] = AccurateTanh(scores[i] * cap_factor);
+  }
+
+  // Gives -inf to the keys of a tile that a row does not see.
+  __device__ __forceinline__ void MaskScores(const Window& window, int key_begin) {
+    const int first = key_begin + 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int end = window.End(row + 8 * r) - first;
+      HideScores(r, [end](int key) { return key >= end; });
+      if (key_begin >= full_begin) continue;
+      const int begin = window.Begin(row + 8 * r) - first;
+      HideScores(r, [begin](int key) { return key < begin; });
+    }
+  }
+  template <class Hidden>
+  __device__ __forceinline__ void HideScores(int r, const Hidden& hidden) {
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (hidden(8 * j + i)) scores[4 * j + 2 * r + i] = NegativeInfinity();
+      }
+    }
+  }
+
+  // What is subtracted in the exponent: rounded once, so that all weights of a row and the next
+  // rescale share it; 0 for a row that has seen no key, which keeps NaN out of -inf - -inf. A NaN
+  // or +inf among the scores makes it NaN, and with it the row.
+  __device__ __forceinline__ float Base(float row_max) const {
+    const float base = __fadd_rn(__fmul_rn(row_max, to_log2), row_max - row_max);
+    return row_max == NegativeInfinity() ? 0.0f : base;
+  }
+
+  // Scores become weights, relative to a reference that follows the row's maximum only when that
+  // has risen by more than kSlack: weights then reach 2^kSlack, which costs no precision, and
+  // output and sums seldom need to be rescaled. (A maximum of NaN is followed at once.) What they
+  // are multiplied by goes to `rescale`.
+  __device__ __forceinline__ void Softmax(float (&rescale)[2]) {
+    // Row by row, so that one's maximum can run beside the other's exponentials.
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = MaxOrNan(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < kScores / 4; ++j) {
+        top = MaxOrNan(top, MaxOrNan(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+      }
+      top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      const float before = __fmul_rn(max[r], to_log2);
+      // Not ">": a maximum of NaN is followed.
+      const bool follow = !(__fmul_rn(top, to_log2) <= before + kSlack);
+      max[r] = follow ? top : max[r];
+      const float base = Base(max[r]);
+      if constexpr (T::kTakeTurns) {
+        const float factor = FastExp2(before - base);
+        rescale[r] = follow ? factor : 1.0f;
+      } else {
+        // A branch on purpose: it keeps the rows apart, and one's maximum from running before the
+        // other's exponentials have begun. Who takes turns has other work in the meantime.
+        rescale[r] = 1.0f;
+        if (follow) rescale[r] = FastExp2(before - base);
+      }
+      float total = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& s = scores[4 * j + 2 * r + i];
+          s = FastExp2(fmaf(s, to_log2, -base));
+          total += s;
+        }
+      }
+      sum[r] = fmaf(sum[r], rescale[r], total);
+    }
+  }
+
+  __device__ __forceinline__ void PackWeights() {
+#pragma unroll
+    for (int n = 0; n < kWeights; ++n) {
+      weights[n] = PackPair<kBfloat16>(scores[2 * n], scores[2 * n + 1]);
+    }
+  }
+
+  __device__ __forceinline__ void Rescale(const float (&rescale)[2]) {
+    if (__all_sync(0xffffffffu, rescale[0] == 1.0f && rescale[1] == 1.0f)) return;
+#pragma unroll
+    for (int j = 0; j < kOutputs / 4; ++j) {
+      output[4 * j] *= rescale[0];
+      output[4 * j + 1] *= rescale[0];
+      output[4 * j + 2] *= rescale[1];
+      output[4 * j + 3] *= rescale[1];
+    }
+  }
+
+  __device__ __forceinline__ void ScoresToWeights(const Sm90Work& work, int tile,
+                                                  float (&rescale)[2]) {
+    if (cap_factor != 0.0f) ApplySoftcap();
+    const int key = tile * T::kKeys;
+    if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
+    Softmax(rescale);
+  }
+
+  // A warpgroup's turn to issue products.
+  __device__ __forceinline__ void AwaitTurn() {
+    if constexpr (T::kTakeTurns) SyncNamed(kTurnBarrier + group, 256);
+  }
+  __device__ __forceinline__ void PassTurn() {
+    if constexpr (T::kTakeTurns) {
+      ArriveNamed(kTurnBarrier + (group + 1) % T::kConsumers, 256);
+    }
+  }
+
+  // Lets tiles of keys go by that only other warpgroups see.
+  __device__ __forceinline__ void Skip(int count) {
+    for (; count > 0; --count) {
+      Wait(places.FullK(k.stage), k.parity);
+      Release(places.EmptyK(k.stage));
+      k.Step();
+      AwaitTurn();
+      PassTurn();
+      Wait(places.FullV(v.stage), v.parity);
+      Release(places.EmptyV(v.stage));
+      v.Step();
+    }
+  }
+
+  // The warpgroup's tiles of keys. Step n issues the scores of tile n and the output of tile n + 1,
+  // whose weights are ready; the softmax of tile n then runs under the latter, and under what the
+  // other warpgroups have issued.
+  __device__ __forceinline__ void Accumulate(const Sm90Work& work) {
+    float rescale[2];
+    int n = tile_end - 1;
+    Release(places.EmptyK(k.stage));
+    k.Step();
+    ScoresToWeights(work, n, rescale);
+    PackWeights();
+    Wait(places.FullV(v.stage), v.parity);
+    bool accumulate = false;
+    for (--n; n >= tile_begin; --n) {
+      Wait(places.FullK(k.stage), k.parity);
+      AwaitTurn();
+      IssueScores();
+      IssueOutput(accumulate);
+      accumulate = true;
+      PassTurn();
+      WgmmaWait<1>();
+      HoldRegisters(scores);
+      Release(places.EmptyK(k.stage));
+      k.Step();
+      ScoresToWeights(work, n, rescale);
+      HoldRegisters(scores);
+      const uint32_t used = places.EmptyV(v.stage);
+      v.Step();
+      // Also what keeps the softmax above the next wait: left alone, the compiler moves that up to
+      // the last branch.
+      Wait(places.FullV(v.stage), v.parity);
+      WgmmaWait<0>();
+      HoldRegisters(output);
+      HoldRegisters(weights);
+      Release(used);
+      PackWeights();
+      Rescale(rescale);
+    }
+    IssueOutput(accumulate);
+    WgmmaWait<0>();
+    HoldRegisters(output);
+    Release(places.EmptyV(v.stage));
+    v.Step();
+  }
+
+  // ---- setup ----------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void SetUp(const Sm90Work& work) {
+    const int row_begin = work.row_begin + 64 * group;
+    row = row_begin + 16 * (threadIdx.x / 32 % 4) + lane / 4;
+    to_log2 = work.to_log2;
+    cap_factor = work.cap_factor;
+    full_begin = work.window.Begin(row_begin + 63);
+    full_end = work.window.End(row_begin);
+    const int end = row_begin < work.q_len ? work.window.End(row_begin + 63) : 0;
+    tile_end = min((end + T::kKeys - 1) / T::kKeys, work.tile_end);
+    tile_end = ::max(tile_end, work.tile_begin + 1);
+    tile_begin = ::max(work.window.Begin(row_begin) / T::kKeys, work.tile_begin);
+    tile_begin = min(tile_begin, tile_end - 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = NegativeInfinity();
+      sum[r] = 0.0f;
+    }
+  }
+
+  // ---- store ----------------------------------------------------------------------------------
+
+  // Joins the quad's sums, adds the sink, divides, writes LSE. Rows without keys and padding get
+  // zeros.
+  __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r) {
+    const bool any = work.tile_begin < work.tile_end;
+    float total = sum[r];
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    const int mine = row + 8 * r;
+    SoftmaxState<float> softmax;
+    if (max[r] != NegativeInfinity()) softmax.max = __fmul_rn(max[r], to_log2) * kLn2;
+    softmax.sum = any ? total : 0.0f;
+    float factor = 1.0f;
+    if (work.has_sink) factor = AddSink(softmax, work.sink);
+    factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
+    const bool padding = mine >= work.q_len;
+    if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {
+      work.lse[mine] = padding ? NegativeInfinity() : LogSumExp(softmax);
+    }
+#pragma unroll
+    for (int j = 0; j < kOutputs / 4; ++j) {
+      output[4 * j + 2 * r] *= factor;
+      output[4 * j + 2 * r + 1] *= factor;
+    }
+    if (padding || !any) {  // what stands there may be anything
+#pragma unroll
+      for (int j = 0; j < kOutputs / 4; ++j) {
+        output[4 * j + 2 * r] = output[4 * j + 2 * r + 1] = 0.0f;
+      }
+    }
+  }
+
+  // The four lanes of a row hold two columns each of every eight: after a transposition among them
+  // each holds eight in a row, 16 bytes.
+  static __device__ __forceinline__ void TransposeQuad(uint32_t (&x)[4], int lane) {
+    const bool odd = lane & 1;
+    const bool high = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t give = odd ? x[i] : x[i + 1];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 1);
+      (odd ? x[i] : x[i + 1]) = got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t give = high ? x[i] : x[i + 2];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 2);
+      (high ? x[i] : x[i + 2]) = got;
+    }
+  }
+
+  __device__ __forceinline__ uint32_t OutputPair(int block, int r) const {
+    return PackPair<kBfloat16>(output[4 * block + 2 * r], output[4 * block + 2 * r + 1]);
+  }
+
+  // 16 bytes from each lane; `o` is the head's first row.
+  __device__ __forceinline__ void StoreVectors(const Sm90Work& work) {
+    const int col = 8 * (lane % 4);
+    uint16_t* o = work.o + row * work.o_stride + col;
+    const int64_t eight_rows = 8 * work.o_stride;
+    const int upper = row < work.q_rows ? work.dim_v - col : 0;  // columns from here on
+    const int lower = row + 8 < work.q_rows ? work.dim_v - col : 0;
+#pragma unroll
+    for (int block = 0; block < kOutputs / 4; block += 4) {
+      uint32_t x[2][4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[r][i] = OutputPair(block + i, r);
+        TransposeQuad(x[r], lane);
+      }
+      if (8 * block < upper) {
+        *reinterpret_cast<uint4*>(o + 8 * block) = make_uint4(x[0][0], x[0][1], x[0][2], x[0][3]);
+      }
+      if (8 * block < lower) {
+        *reinterpret_cast<uint4*>(o + eight_rows + 8 * block) =
+            make_uint4(x[1][0], x[1][1], x[1][2], x[1][3]);
+      }
+    }
+  }
+
+  // Element by element, for rows that do not begin on 16-byte boundaries.
+  __device__ __forceinline__ void StoreElements(const Sm90Work& work) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int mine = row + 8 * r;
+      const int dim = mine < work.q_rows ? work.dim_v : 0;
+      uint16_t* o = work.o + mine * work.o_stride;
+#pragma unroll
+      for (int block = 0; block < kOutputs / 4; ++block) {
+        const uint32_t pair = OutputPair(block, r);
+        const int col = 8 * block + 2 * (lane % 4);
+        if (col < dim) o[col] = static_cast<uint16_t>(pair);
+        if (col + 1 < dim) o[col + 1] = static_cast<uint16_t>(pair >> 16);
+      }
+    }
+  }
+
+  // By the copy engine, from where the warpgroup's rows of Q were: nobody waits.
+  __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
+    constexpr int kChunks = T::kColsV / 8;  // of 16 bytes, to a row
+    const uint32_t rows = places.Q(stage) + group * 64 * 2 * T::kColsV;
+    const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
+    const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
+#pragma unroll
+    for (int block = 0; block < kOutputs / 4; block += 2) {
+      const uint32_t x[4] = {OutputPair(block, 0), OutputPair(block, 1), OutputPair(block + 1, 0),
+                             OutputPair(block + 1, 1)};
+      const int chunk = (block + lane / 16) % kChunks ^ swizzle;
+      StoreMatrices(rows + block / kChunks * T::kBoxBytesQ + mine * 2 * T::kColsV + 16 * chunk, x);
+    }
+    FenceAsyncProxy();
+    SyncNamed(kGroupBarrier + group, 128);
+    if (threadIdx.x % 128 != 0) return;
+#pragma unroll
+    for (int n = 0; n < T::kBoxesV; ++n) {
+      StoreBox(&work.maps->o, rows + n * T::kBoxBytesQ, n * T::kColsV, work.row_begin + 64 * group,
+               work.o_head, work.o_batch);
+    }
+    CommitStores();
+  }
+
+  __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
+    FinishRow(work, 0);
+    FinishRow(work, 1);
+    if (T::kStoreThroughQ && work.maps->writes_o) {
+      StoreBoxes(work, stage);
+    } else if (work.vectors) {
+      StoreVectors(work);
+    } else {
+      StoreElements(work);
+    }
+  }
+
+  // Where there are no keys the first product runs on whatever lies in shared memory, and is thrown
+  // away: in a branch, it would cost all others their asynchrony.
+  __device__ __forceinline__ void Run() {
+    if (T::kTakeTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
+    const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
+    int last_stage = -1;
+    for (int slot = 0;; slot = (slot + 1) % Sm90State<T>::kSlots) {
+      const Sm90Work& work = state.work[slot];
+      Wait(places.FullQ(q.stage), q.parity);
+      if (work.end) break;
+      const bool any = work.tile_begin < work.tile_end;
+      SetUp(work);
+      Skip(work.tile_end - tile_end);
+      if (any) Wait(places.FullK(k.stage), k.parity);
+      IssueScores();
+      WgmmaWait<0>();
+      HoldRegisters(scores);
+      if (T::kStoreThroughQ && last_stage >= 0) ReleaseQ(last_stage);
+      if (any) {
+        Accumulate(work);
+        Skip(tile_begin - work.tile_begin);
+      }
+      if constexpr (!T::kStoreThroughQ) ReleaseQ(q.stage);
+      Store(work, q.stage);
+      __syncwarp();
+      Release(places.EmptyWork(slot));
+      last_stage = q.stage;
+      q.Step();
+    }
+    // Shared memory must not go before it has been read, nor the kernel end before all is written.
+    if constexpr (T::kStoreThroughQ) {
+      if (threadIdx.x % 128 == 0) WaitStores();
+    }
+  }
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How Hopper's copy engine (TMA) sees Q, K and V: as tensors [B, H, L, D] of any strides, of which
+// it loads boxes of rows x columns into shared memory, swizzled, with zeros beyond the tensor's
+// ends. Host code, any thread.
+
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/problem.h"
+
+namespace attend::cuda {
+
+struct TensorMaps {
+  CUtensorMap q, k, v;
+  CUtensorMap o;  // if writes_o
+  bool writes_o;  // dense layout, and the copy engine can address O
+};
+
+// A box of 64 columns lies in 128-byte rows under the 128-byte swizzle, one of 32 in 64-byte rows
+// under the 64-byte swizzle.
+struct TensorBox {
+  int rows = 0;  // 1..256
+  int cols = 0;  // 32 or 64
+};
+
+// Whether the copy engine can address Q, K and V: bases and rows on 16-byte boundaries, strides
+// below 2^40 bytes, fewer than 2^31 rows.
+bool TmaAligned(const Attention& attention);
+
+struct TensorBoxes {
+  TensorBox q, k, v, o;
+};
+
+// Describes an attention for which TmaAligned holds and whose dtype has 16 bits. A dimension of
+// stride 0 is described by its only element; its index is always 0 (BroadcastIndex).
+// cudaErrorNotSupported: the driver has no tensor maps.
+cudaError_t EncodeTensorMaps(const Attention& attention, const TensorBoxes& boxes,
+                             TensorMaps* maps);
+
+ATTEND_HD inline int BroadcastIndex(int64_t stride, int64_t index) {
+  return stride == 0 ? 0 : static_cast<int>(index);
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a thread block of a ragged launch finds its work: claims the number of a tile, finds the
+// tile's attention, head and rows. Device code; see ragged.h for the order of tiles.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ragged.h"
+
+namespace attend::cuda {
+
+struct TileWork {
+  const Attention* attention;
+  int32_t problem;  // index of the attention
+  int32_t b;
+  int32_t h;
+  int32_t row_begin;
+};
+
+// The block's next tile, for one thread of it to call: its first tile is its own number, later ones
+// come from the queue.
+__device__ __forceinline__ int ClaimTile(const RaggedParams& params) {
+  return static_cast<int>(atomicAdd(&params.queue->next, 1u) + gridDim.x);
+}
+
+// Once for each block, by one thread, after its last claim. The last block leaves the queue as it
+// was found.
+__device__ __forceinline__ void LeaveQueue(const RaggedParams& params) {
+  __threadfence();
+  if (atomicAdd(&params.queue->left, 1u) + 1 < gridDim.x) return;
+  params.queue->next = 0;
+  params.queue->left = 0;
+}
+
+struct Quotient {
+  int whole;
+  int rest;
+};
+
+// Without a sign, division is cheaper.
+__device__ __forceinline__ Quotient Divide(int a, int b) {
+  const int whole = static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
+  return {whole, a - whole * b};
+}
+
+// The group that holds a tile, of several: the last that begins at or before it.
+__device__ __forceinline__ int FindGroup(const RaggedParams& params, int tile) {
+  int low = 0;
+  for (int high = params.group_count; high - low > 1;) {
+    const int middle = (low + high) / 2;
+    if (params.groups[middle].first_tile <= tile) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+__device__ __forceinline__ void PlaceTile(const TileGroup& group, int64_t heads_q, int tile,
+                                          int rows, TileWork& work) {
+  const Quotient section = Divide(tile - group.first_tile, group.section * group.row_tiles);
+  const int head_begin = section.whole * group.section;
+  const int width = min(group.section, group.heads - head_begin);
+  const Quotient place = Divide(section.rest, width);
+  const Quotient head = Divide(head_begin + place.rest, static_cast<int>(heads_q));
+  work.problem = group.problem;
+  work.b = group.b + head.whole;
+  work.h = head.rest;
+  work.row_begin = (group.row_tiles - 1 - place.whole) * rows;
+}
+
+// False: there is no such tile, and the block's work is done. kSingle: params.attentions is null.
+template <bool kSingle>
+__device__ __forceinline__ bool FindTile(const RaggedParams& params, int tile, int rows,
+                                         TileWork& work) {
+  if constexpr (kSingle) {
+    if (tile >= params.single_group[1].first_tile) return false;
+    work.attention = &params.single;
+    PlaceTile(params.single_group[0], params.single.problem.heads_q, tile, rows, work);
+  } else {
+    if (tile >= params.groups[params.group_count].first_tile) return false;
+    const TileGroup& group = params.groups[FindGroup(params, tile)];
+    work.attention = params.attentions + group.problem;
+    PlaceTile(group, params.attentions[group.problem].problem.heads_q, tile, rows, work);
+  }
+  return true;
+}
+
+__device__ __forceinline__ bool FindTile(const RaggedParams& params, int tile, int rows,
+                                         TileWork& work) {
+  return params.attentions == nullptr ? FindTile<true>(params, tile, rows, work)
+                                      : FindTile<false>(params, tile, rows, work);
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Hopper's matrix instruction wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-
+// Accumulate"): the 128 threads of a warpgroup multiply a 64 x 16 tile of A by a 16 x N tile of B
+// and add to a 64 x N tile of fp32. B lies in shared memory, A there or in registers. Device code
+// for sm_90a.
+//
+// Fragments: the accumulator of thread t, d[4 * j + i], is row 16 * (t / 32) + (t % 32) / 4 + 8 *
+// (i / 2), column 8 * j + 2 * (t % 4) + i % 2. A in registers has the same rows; a[0], a[1] hold
+// columns 2 * (t % 4) + {0, 1} of the upper and lower row, a[2], a[3] those 8 to the right. So the
+// accumulators of one product, rounded in pairs, are the A operand of the next.
+
+#pragma once
+
+#include <cstdint>
+
+namespace attend::cuda {
+
+// ---- operands in shared memory ------------------------------------------------------------------
+
+// A tile that the copy engine wrote as boxes of kCols columns (64: 128-byte swizzle, 32: 64-byte
+// swizzle) on 1024-byte boundaries, as the matrix descriptor's two halves. Units are 16 bytes: bits
+// 0-13 address, 16-29 leading and 32-45 stride byte offset, 62-63 swizzle.
+template <int kCols>
+struct SmemTile {
+  static_assert(kCols == 64 || kCols == 32);
+  static constexpr uint32_t kRowBytes = 2 * kCols;
+  static constexpr uint32_t kHigh = 8 * kRowBytes / 16 | (kCols == 64 ? 1u : 2u) << 30;
+
+  uint32_t low;
+
+  // `address` is in shared memory; the depth of the product runs along a row. A step of 16 columns
+  // is 32 bytes.
+  static __device__ __forceinline__ SmemTile AlongRows(uint32_t address) {
+    return {(address & 0x3ffff) >> 4 | 1u << 16};
+  }
+  // The depth runs down the rows, N along them over boxes that lie `box_bytes` apart. A step of 16
+  // rows is 16 * kRowBytes.
+  static __device__ __forceinline__ SmemTile DownRows(uint32_t address, uint32_t box_bytes) {
+    return {(address & 0x3ffff) >> 4 | box_bytes / 16 << 16};
+  }
+
+  // The descriptor of what lies `bytes` further.
+  __device__ __forceinline__ uint64_t At(uint32_t bytes) const {
+    return static_cast<uint64_t>(kHigh) << 32 | (low + bytes / 16);
+  }
+};
+
+// ---- order --------------------------------------------------------------------------------------
+
+// Before the first wgmma, and whenever registers that it will use were written by other
+// instructions.
+__device__ __forceinline__ void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most kPending of the committed groups still run.
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from moving reads of results above the wait (or writes of operands below the
+// issue).
+template <int kCount>
+__device__ __forceinline__ void HoldRegisters(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void HoldRegisters(uint32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+// ---- the instruction ----------------------------------------------------------------------------
+
+// d = A B + (accumulate ? d : 0) for one depth of 16. Shared: A and B in shared memory, A along its
+// rows; Registers: A in registers. kDown: B's depth runs down its rows (SmemTile::DownRows).
+template <int kN, bool kBfloat16>
+struct Wgmma;
+
+// The numbers and the registers of eight accumulators.
+#define ATTEND_T0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define ATTEND_T1 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTEND_T2 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define ATTEND_T3 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTEND_T4 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define ATTEND_T5 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTEND_T6 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define ATTEND_T7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define ATTEND_T8 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define ATTEND_T9 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define ATTEND_T10 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define ATTEND_T11 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define ATTEND_T12 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define ATTEND_T13 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define ATTEND_T14 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define ATTEND_T15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define ATTEND_D(i)                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+
+// TEXT and the registers name N / 2 accumulators; P0 ... P5 are the numbers that come next.
+#define ATTEND_WGMMA(N, BF16, TYPE, TEXT, P0, P1, P2, P3, P4, P5, ...)                       \
+  template <>                                                                                \
+  struct Wgmma<N, BF16> {                                                                    \
+    template <bool kDown>                                                                    \
+    static __device__ __forceinline__ void Shared(float (&d)[N / 2], uint64_t a, uint64_t b, \
+                                                  bool accumulate) {                         \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #P2                                     \
+                   ", 0; "                                                                   \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TEXT \
+                   "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";}"                           \
+                   : __VA_ARGS__                                                             \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0)); \
+    }                                                                                        \
+    template <bool kDown>                                                                    \
+    static __device__ __forceinline__ void Registers(float (&d)[N / 2], const uint32_t* a,   \
+                                                     uint64_t b, bool accumulate) {          \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #P5                                     \
+                   ", 0; "                                                                   \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TEXT \
+                   "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4                      \
+                   ", p, 1, 1, %" ATTEND_AFTER_##P5 ";}"                                     \
+                   : __VA_ARGS__                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                     \
+                     "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0));                 \
+    }                                                                                        \
+  };
+
+#define ATTEND_AFTER_37 "38"
+#define ATTEND_AFTER_45 "46"
+#define ATTEND_AFTER_53 "54"
+#define ATTEND_AFTER_61 "62"
+#define ATTEND_AFTER_69 "70"
+#define ATTEND_AFTER_77 "78"
+#define ATTEND_AFTER_85 "86"
+#define ATTEND_AFTER_93 "94"
+#define ATTEND_AFTER_101 "102"
+#define ATTEND_AFTER_133 "134"
+
+ATTEND_WGMMA(64, false, "f16", ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3, 32, 33, 34,
+             35, 36, 37, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24))
+ATTEND_WGMMA(64, true, "bf16", ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3, 32, 33, 34,
+             35, 36, 37, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24))
+ATTEND_WGMMA(80, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4, 40, 41, 42, 43,
+             44, 45, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24), ATTEND_D(32))
+ATTEND_WGMMA(80, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4, 40, 41, 42, 43,
+             44, 45, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24), ATTEND_D(32))
+ATTEND_WGMMA(96, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5,
+             48, 49, 50, 51, 52, 53, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40))
+ATTEND_WGMMA(96, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5,
+             48, 49, 50, 51, 52, 53, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40))
+ATTEND_WGMMA(112, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6,
+             56, 57, 58, 59, 60, 61, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48))
+ATTEND_WGMMA(112, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6,
+             56, 57, 58, 59, 60, 61, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48))
+ATTEND_WGMMA(128, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7,
+             64, 65, 66, 67, 68, 69, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56))
+ATTEND_WGMMA(128, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7,
+             64, 65, 66, 67, 68, 69, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56))
+ATTEND_WGMMA(144, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8,
+             72, 73, 74, 75, 76, 77, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64))
+ATTEND_WGMMA(144, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8,
+             72, 73, 74, 75, 76, 77, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64))
+ATTEND_WGMMA(160, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9,
+             80, 81, 82, 83, 84, 85, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72))
+ATTEND_WGMMA(160, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9,
+             80, 81, 82, 83, 84, 85, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72))
+ATTEND_WGMMA(176, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10,
+             88, 89, 90, 91, 92, 93, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
+             ATTEND_D(80))
+ATTEND_WGMMA(176, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10,
+             88, 89, 90, 91, 92, 93, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
+             ATTEND_D(80))
+ATTEND_WGMMA(192, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
+                       ", " ATTEND_T11,
+             96, 97, 98, 99, 100, 101, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
+             ATTEND_D(80), ATTEND_D(88))
+ATTEND_WGMMA(192, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
+                       ", " ATTEND_T11,
+             96, 97, 98, 99, 100, 101, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
+             ATTEND_D(80), ATTEND_D(88))
+ATTEND_WGMMA(256, false, "f16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
+                       ", " ATTEND_T11 ", " ATTEND_T12 ", " ATTEND_T13 ", " ATTEND_T14
+                       ", " ATTEND_T15,
+             128, 129, 130, 131, 132, 133, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
+             ATTEND_D(80), ATTEND_D(88), ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120))
+ATTEND_WGMMA(256, true, "bf16",
+             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
+                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
+                       ", " ATTEND_T11 ", " ATTEND_T12 ", " ATTEND_T13 ", " ATTEND_T14
+                       ", " ATTEND_T15,
+             128, 129, 130, 131, 132, 133, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
+             ATTEND_D(80), ATTEND_D(88), ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120))
+
+#undef ATTEND_T0
+#undef ATTEND_T1
+#undef ATTEND_T2
+#undef ATTEND_T3
+#undef ATTEND_T4
+#undef ATTEND_T5
+#undef ATTEND_T6
+#undef ATTEND_T7
+#undef ATTEND_T8
+#undef ATTEND_T9
+#undef ATTEND_T10
+#undef ATTEND_T11
+#undef ATTEND_T12
+#undef ATTEND_T13
+#undef ATTEND_T14
+#undef ATTEND_T15
+#undef ATTEND_AFTER_37
+#undef ATTEND_AFTER_45
+#undef ATTEND_AFTER_53
+#undef ATTEND_AFTER_61
+#undef ATTEND_AFTER_69
+#undef ATTEND_AFTER_77
+#undef ATTEND_AFTER_85
+#undef ATTEND_AFTER_93
+#undef ATTEND_AFTER_101
+#undef ATTEND_AFTER_133
+#undef ATTEND_D
+#undef ATTEND_WGMMA
+
+}  // namespace attend::cuda

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libattend_kernels.so: finding it, the structs of attend_c.h, and its errors as exceptions."""
+
+import ctypes
+import os
+import pathlib
+import threading
+
+LIBRARY_NAME = "libattend_kernels.so"
+ENVIRONMENT = "ATTEND_KERNELS_LIBRARY"
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int64": 8, "uint8": 1}
+ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+WORKSPACE_ZERO_BYTES = 256  # at its start, before the first use
+CODES = {3: "INVALID_ARGUMENT", 8: "RESOURCE_EXHAUSTED", 12: "UNIMPLEMENTED", 13: "INTERNAL",
+         14: "UNAVAILABLE"}
+
+
+class Error(RuntimeError):
+    """What the library or this module refused. `code` has gRPC's number, `status` its name."""
+
+    def __init__(self, code, message):
+        self.code = code
+        self.status = CODES.get(code, str(code))
+        super().__init__(f"{self.status}: {message}")
+
+
+def invalid(message):
+    """The exception for an argument that cannot be: the message names it, its value, the bound."""
+    return Error(3, message)
+
+
+class TensorStruct(ctypes.Structure):
+    """attend_tensor: address and strides in elements."""
+    _fields_ = [("data", ctypes.c_void_p), ("stride_b", ctypes.c_int64),
+                ("stride_h", ctypes.c_int64), ("stride_l", ctypes.c_int64)]
+
+
+class Params(ctypes.Structure):
+    """attend_params, field by field; struct_bytes guards against another version's."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64), ("device", ctypes.c_int32), ("dtype", ctypes.c_int32),
+        ("batch", ctypes.c_int64), ("heads_q", ctypes.c_int64), ("heads_kv", ctypes.c_int64),
+        ("len_q", ctypes.c_int64), ("len_k", ctypes.c_int64), ("dim", ctypes.c_int64),
+        ("dim_v", ctypes.c_int64), ("packed", ctypes.c_int32), ("alignment", ctypes.c_int32),
+        ("total_q", ctypes.c_int64), ("total_k", ctypes.c_int64), ("window_left", ctypes.c_int64),
+        ("window_right", ctypes.c_int64), ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
+        ("q", TensorStruct), ("k", TensorStruct), ("v", TensorStruct), ("o", TensorStruct),
+        ("lse", ctypes.c_void_p), ("lse_stride_b", ctypes.c_int64),
+        ("lse_stride_h", ctypes.c_int64), ("bias", ctypes.c_void_p),
+        ("bias_stride_b", ctypes.c_int64), ("bias_stride_h", ctypes.c_int64),
+        ("bias_stride_q", ctypes.c_int64), ("bias_dtype", ctypes.c_int32),
+        ("config", ctypes.c_int32), ("alibi_slopes", ctypes.c_void_p),
+        ("alibi_stride_b", ctypes.c_int64), ("sinks", ctypes.c_void_p),
+        ("q_lengths", ctypes.c_void_p), ("kv_lengths", ctypes.c_void_p),
+        ("q_offsets", ctypes.c_void_p), ("kv_offsets", ctypes.c_void_p),
+        ("kernel", ctypes.c_char_p), ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_int64),
+    ]
+
+
+_int32, _int64, _address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_ARGUMENTS = {
+    "attend_run": [_address, _address],
+    "attend_run_batch": [_address, _int32, _address, _int64, _address],
+    "attend_workspace_bytes": [_address, _address],
+    "attend_batch_workspace_bytes": [_address, _int32, _address],
+    "attend_select": [_address, _address, _address],
+    "attend_configs": [_address, _address],
+    "attend_device_count": [_address],
+    "attend_malloc": [_int32, _int64, _address],
+    "attend_free": [_int32, _address],
+    "attend_memcpy": [_int32, _address, _address, _int64, _int32, _address],
+    "attend_memset": [_int32, _address, _int32, _int64, _address],
+    "attend_synchronize": [_int32, _address],
+}
+
+
+def declare(library):
+    """Tells ctypes the signatures of attend_c.h. Returns the library. Error: it lacks one, so it is
+    another version's."""
+    try:
+        for name, arguments in _ARGUMENTS.items():
+            getattr(library, name).argtypes = arguments
+            getattr(library, name).restype = _int32
+        library.attend_config_name.argtypes = [_address, _int32]
+        library.attend_config_name.restype = ctypes.c_char_p
+        library.attend_last_error.argtypes = []
+        library.attend_last_error.restype = ctypes.c_char_p
+    except AttributeError as failure:
+        raise Error(14, f"this library is not of this module's version: {failure}") from None
+    return library
+
+
+def candidates(module=pathlib.Path(__file__)):
+    """Where the library may be, first choice first: named, installed, or built from the sources."""
+    folder = module.resolve().parent
+    if os.environ.get(ENVIRONMENT):
+        return [pathlib.Path(os.environ[ENVIRONMENT])]  # named and not there is a mistake
+    around = list(folder.parents)
+    found = [folder / LIBRARY_NAME, around[0].parent / "lib" / LIBRARY_NAME]
+    if len(around) > 2:  # ROOT/kernels/python/attend_kernels
+        root = around[2]
+        found += [root / "build" / preset / "kernels/cuda" / LIBRARY_NAME
+                  for preset in ("cuda", "release")]
+        found.append(root / "dist/lib" / LIBRARY_NAME)
+    return found
+
+
+def load(path=None):
+    """Loads the library from `path`, or from the first candidate that is there, or as the system's
+    loader finds it. Error: it is nowhere, or not this version's."""
+    paths = [pathlib.Path(path)] if path else candidates()
+    found = next((str(place) for place in paths if place.is_file()), None)
+    try:
+        return declare(ctypes.CDLL(found or (LIBRARY_NAME if len(paths) > 1 else str(paths[0]))))
+    except OSError as failure:
+        looked = ", ".join(str(place) for place in paths)
+        raise Error(14, f"{LIBRARY_NAME} was not loaded ({failure}); looked at {looked}; "
+                        f"${ENVIRONMENT} names it") from None
+
+
+_library = None
+_lock = threading.Lock()
+
+
+def library():
+    """The loaded library, one for the process."""
+    global _library
+    with _lock:
+        if _library is None:
+            _library = load()
+        return _library
+
+
+def check(code):
+    """Raises Error unless `code` is ATTEND_OK."""
+    if code != 0:
+        raise Error(code, library().attend_last_error().decode(errors="replace"))
+
+
+def device_count():
+    """GPUs that CUDA shows; 0 without a driver."""
+    count = ctypes.c_int32()
+    check(library().attend_device_count(ctypes.byref(count)))
+    return count.value
+
+
+class Memory:
+    """Uninitialised device memory, freed with its last reference. Error: RESOURCE_EXHAUSTED."""
+
+    def __init__(self, device, byte_count):
+        self.device, self.bytes = device, byte_count
+        self._library = library()  # which may be gone from this module at exit
+        self.address = 0
+        address = ctypes.c_void_p()
+        check(self._library.attend_malloc(device, byte_count, ctypes.byref(address)))
+        self.address = address.value or 0
+
+    def __del__(self):
+        if getattr(self, "address", 0):
+            self._library.attend_free(self.device, self.address)

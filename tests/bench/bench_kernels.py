@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Races attend's CUDA kernels against PyTorch's SDPA on one GPU, in one process.
+
+Correctness comes first: every contender's output is poisoned, computed, and compared with float64
+under the bound that kernels/check_rows.h derives; a wrong answer gets no time. Then all take turns
+on the same fresh random inputs (CUDA events, medians over interleaved rounds).
+
+    tests/bench/bench_kernels.py --library dist/lib/libattend_kernels.so --out figures
+    tests/bench/bench_kernels.py --suite d128 --configs all --kernel cuda_flash_sm90 --no-rivals
+
+Writes OUT/bench_kernels.json, .md and charts, and prints the Markdown. Exit code 1: one of attend's
+kernels was wrong.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+
+import bench_kernels_cells as cells
+import bench_kernels_chart as chart
+import bench_kernels_report as reports
+
+EXTRA_SUITES = ("accuracy", "memory")
+
+
+def arguments():
+    names = [*cells.suites(0), *EXTRA_SUITES]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
+                                     epilog=f"suites: {', '.join(names)}, all (without quick)")
+    parser.add_argument("--library", help="libattend_kernels.so (default: as attend_kernels does)")
+    parser.add_argument("--suite", default="quick", help="names, separated by commas")
+    parser.add_argument("--out", help="folder for the JSON, the Markdown and the charts")
+    parser.add_argument("--kernel", action="append", default=[],
+                        help="race this one of ours (repeat for more; default: the fast ones)")
+    parser.add_argument("--configs", choices=["best", "all"], default="best",
+                        help="all: every compiled variant of the kernels")
+    parser.add_argument("--filter", default="", help="only cells whose name contains this")
+    parser.add_argument("--no-rivals", action="store_true", help="ours only")
+    parser.add_argument("--unfused", action="store_true",
+                        help="also baddbmm, softmax, bmm, where math runs too")
+    parser.add_argument("--rounds", type=int, default=7, help="per contender and cell, at most")
+    parser.add_argument("--round-ms", type=float, default=3.0, help="calls of one round, ms")
+    parser.add_argument("--seconds-per-cell", type=float, default=1.5, help="timing, at most")
+    parser.add_argument("--budget", type=float, default=float("inf"),
+                        help="start no cell after this many seconds; says what is left out")
+    parser.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
+    parser.add_argument("--report", help="print the tables of a JSON file again, without a GPU")
+    options = parser.parse_args()
+    options.suites = options.suite.split(",")
+    if options.suites == ["all"]:
+        options.suites = [name for name in names if name != "quick"]
+    unknown = set(options.suites) - set(names)
+    if unknown:
+        parser.error(f"no suite {sorted(unknown)[0]}; there are {', '.join(names)} and all")
+    return options
+
+
+def save(report, folder):
+    if folder:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        path = pathlib.Path(folder) / "bench_kernels"
+        path.with_suffix(".json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        path.with_suffix(".md").write_text(reports.markdown(report), encoding="utf-8")
+
+
+def progress(cell, results):
+    """One line while it runs, so that a run cut short has said something."""
+    shown = [f"{name} {r['tflops']:.0f}" if "tflops" in r else
+             f"{name}: {r.get('failure', 'not run')}" for name, r in results.items()]
+    print(f"{cell.suite}: {cell.name}: " + ", ".join(shown), file=sys.stderr, flush=True)
+
+
+def measure(options, report, attend):
+    """Fills report["cells"]; saved after every cell."""
+    import bench_kernels_race as race
+
+    began = time.monotonic()
+    for name, listed in cells.suites(report["seed"]).items():
+        if name not in options.suites:
+            continue
+        matmul = race.matmul_tflops()
+        for cell in listed:
+            if options.filter not in cell.name:
+                continue
+            if time.monotonic() - began > options.budget:
+                report["left_out"].append(f"{name}: {cell.name}")
+                continue
+            contenders, refused, (auto, why) = race.lineup(cell, attend, options)
+            results = race.Race(cell, contenders, options).run()
+            report["cells"].append({
+                "suite": name, "name": cell.name, "auto": auto, "why": why, "refused": refused,
+                "mask": cell.shapes[0].mask(), "results": results, "matmul_tflops": matmul,
+                "shapes": [dataclasses.asdict(shape) for shape in cell.shapes],
+                "targets": [dataclasses.asdict(target) for target in cell.targets]})
+            progress(cell, results)
+            save(report, options.out)
+    report["seconds"] = round(time.monotonic() - began, 1)
+    for name in EXTRA_SUITES:
+        if name in options.suites and time.monotonic() - began <= options.budget:
+            report[name] = getattr(race, name)(attend)
+
+
+def main():
+    options = arguments()
+    if options.report:
+        report = json.loads(pathlib.Path(options.report).read_text(encoding="utf-8"))
+        print(reports.markdown(report))
+        return 1 if reports.faults(report) else 0
+    import torch
+
+    import bench_kernels_contenders as entries
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    seed = torch.seed() % 2**32 if options.seed is None else options.seed
+    torch.manual_seed(seed)
+    report = {"device": torch.cuda.get_device_name(0), "seed": seed, "configs": options.configs,
+              "versions": f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN "
+                          f"{torch.backends.cudnn.version()}",
+              "suites": options.suites, "cells": [], "left_out": []}
+    measure(options, report, entries.Attend(options.library))
+    save(report, options.out)
+    print(reports.markdown(report))
+    if options.out:
+        chart.write(reports.charts(report), options.out)
+    wrong = reports.faults(report)
+    for fault in wrong:
+        print(f"FAILED {fault}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

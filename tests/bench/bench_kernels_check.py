@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges outputs on the GPU: sampled rows against float64 under the bound that
+kernels/check_rows.h derives, and every element for being finite and within the range of V."""
+
+import math
+
+import torch
+
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+WEIGHT_ROUNDINGS = 8  # as in kernels/check_rows.cc
+VANISHING_WEIGHT = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126}
+SEQUENCES_MAX = 4
+RANGE_SLACK = 1.02  # rounded weights need not add up to 1
+
+
+class Part:
+    """The sampled rows of one sequence: reference [Hkv, G * R, Dv] and what rounding may cost."""
+
+    def __init__(self, shape, tensors, index, b, row_count):
+        q, k, v = (x[b] for x in tensors)
+        self.index, self.b, self.shape = index, b, shape
+        device, length, group = q.device, shape.length, shape.heads_q // shape.heads_kv
+        ends = torch.tensor([0, length - 1], device=device)
+        self.rows = torch.cat([ends, torch.randint(length, (row_count - 2,), device=device)])
+        qr = q[:, self.rows].reshape(shape.heads_kv, group * row_count, shape.dim)
+        hidden = self._hidden(device).repeat(group, 1)
+        scale = 1 / math.sqrt(shape.dim)
+        qd, kd, vd = qr.double(), k.double(), v.double()
+        scores = ((qd * scale) @ kd.mT).masked_fill_(hidden, -math.inf)
+        magnitude = scale * (qd.abs() @ kd.abs().mT).amax(-1, keepdim=True)
+        weights = torch.softmax(scores, dim=-1)
+        self.reference = weights @ vd
+        w, total = weights @ vd.abs(), (~hidden).double() @ vd.abs()
+        u32, unit = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[shape.dtype]
+        fp32_part = u32 * (WEIGHT_ROUNDINGS + (2 + math.sqrt(shape.dim) / 2) * magnitude) * w
+        fp32_part += VANISHING_WEIGHT["float32"] * total
+        self.rounding = unit * w + VANISHING_WEIGHT[shape.dtype] * total + fp32_part
+        self.floor = unit * self.reference.abs() + fp32_part
+        plain = self._plain(qr, k, v, hidden, scale)
+        self.plain_ratio = ((plain - self.reference).abs() / self.rounding).max()
+
+    def _hidden(self, device):
+        shape = self.shape
+        distance = torch.arange(shape.length, device=device)[None, :] - self.rows[:, None]
+        hidden = torch.zeros_like(distance, dtype=torch.bool)
+        if shape.left >= 0:
+            hidden |= distance < -shape.left
+        if shape.right >= 0:
+            hidden |= distance > shape.right
+        return hidden
+
+    @staticmethod
+    def _plain(q, k, v, hidden, scale):
+        """Standard attention in the tensors' precision: weights and O rounded to the dtype."""
+        scores = ((q.float() @ k.float().mT) * scale).masked_fill_(hidden, -math.inf)
+        weights = torch.softmax(scores, dim=-1).to(q.dtype).float()
+        return (weights @ v.float()).to(q.dtype).double()
+
+    def judge(self, outputs):
+        """(plain error that the rows would need, largest error, sum of errors)."""
+        got = outputs[self.index][self.b][:, self.rows].double().reshape(self.reference.shape)
+        error = (got - self.reference).abs()
+        needed = ((error - self.floor).clamp(min=0) / (2 * self.rounding)).max()
+        return torch.stack([needed, error.max(), error.mean()])
+
+
+class Reference:
+    """The truth about one input set: problems are (shape, (q, k, v)) in the order of outputs."""
+
+    def __init__(self, problems, row_count=16):
+        self.problems, self.parts = problems, []
+        if len(problems) > 1:
+            row_count = 6
+        for index, (shape, tensors) in enumerate(problems):
+            some = sorted({0, shape.batch - 1,
+                           *torch.randperm(shape.batch)[:SEQUENCES_MAX - 2].tolist()})
+            self.parts += [Part(shape, tensors, index, b, row_count) for b in some]
+        self.plain_ratio = torch.stack([part.plain_ratio for part in self.parts]).max().item()
+
+    @staticmethod
+    def _in_range(shape, v, output):
+        """Whether every element lies between the smallest and largest of its column of V, joined
+        with 0: no weighted mean can leave that. False for NaN and Inf too."""
+        group = shape.heads_q // shape.heads_kv
+        low = v.amin(2).float().clamp(max=0).repeat_interleave(group, dim=1) * RANGE_SLACK
+        high = v.amax(2).float().clamp(min=0).repeat_interleave(group, dim=1) * RANGE_SLACK
+        return (output.amin(2) >= low).all() & (output.amax(2) <= high).all()
+
+    def judge(self, outputs):
+        """(error / bound, largest error, mean error): above 1 is wrong, inf where an element cannot
+        be a weighted mean."""
+        inside = [self._in_range(shape, tensors[2], output)
+                  for (shape, tensors), output in zip(self.problems, outputs)]
+        if not torch.stack(inside).all():
+            return math.inf, math.inf, math.inf
+        found = torch.stack([part.judge(outputs) for part in self.parts])
+        needed, largest = found[:, 0].max().item(), found[:, 1].max().item()
+        mean = found[:, 2].mean().item()
+        if math.isnan(needed) or math.isnan(largest):
+            return math.inf, math.inf, math.inf
+        if needed == 0:
+            return 0.0, largest, mean
+        return (needed / self.plain_ratio if self.plain_ratio > 0 else math.inf), largest, mean

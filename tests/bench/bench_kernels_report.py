@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What bench_kernels.py writes: Markdown tables, the verdict on every target, charts. Works on the
+report's plain values, so that a JSON file can be read again."""
+
+import collections
+
+import bench_kernels_cells as cells
+from bench_kernels_chart import Chart
+
+MIB = 2**20
+
+
+def speed(cell, name):
+    """TFLOP/s of a contender, or None if it has no time. "auto" is whatever was selected."""
+    name = cell["auto"] if name == cells.AUTO else name
+    return cell["results"].get(name, {}).get("tflops")
+
+
+def verdicts(cell):
+    """[(ours, rivals, ratio or None, wanted)] of the cell's targets."""
+    found = []
+    for target in cell["targets"]:
+        ours = speed(cell, target["ours"])
+        rivals = [s for s in (speed(cell, name) for name in target["rivals"]) if s]
+        ratio = ours / max(rivals) if ours and rivals else None
+        found.append((target["ours"], target["rivals"], ratio, target["ratio"]))
+    return found
+
+
+def verdict_text(ratio, wanted):
+    if ratio is None:
+        return "-"
+    return f"**{ratio:.2f}** (>= {wanted:.2f} met)" if ratio >= wanted else \
+        f"{ratio:.2f} (>= {wanted:.2f} missed)"
+
+
+def names_of(suite):
+    """Contenders of a suite's cells, auto's kernels first, in order of appearance."""
+    names = [cell["auto"] for cell in suite]
+    names += [name for cell in suite for name in cell["results"]]
+    return list(dict.fromkeys(names))
+
+
+def table(suite):
+    """A suite's cells as Markdown: TFLOP/s on visible pairs, one line per cell."""
+    names = names_of(suite)
+    pairs = list(dict.fromkeys((ours, tuple(rivals)) for cell in suite
+                               for ours, rivals, *_ in verdicts(cell)))
+    heads = ["fp16 unless said", *names, "auto: ms", "of matmul", "error / bound", "MiB beside"]
+    heads += [f"{ours} / {' or '.join(rivals)}" for ours, rivals in pairs]
+    lines = [heads, ["---"] * len(heads)]
+    for cell in suite:
+        own = cell["results"].get(cell["auto"], {})
+        line = [cell["name"]]
+        for name in names:
+            value = speed(cell, name)
+            line.append(f"{value:.0f}" if value and value >= 100 else
+                        f"{value:.1f}" if value else "-")
+        timed = "ms" in own
+        line += [f"{own['ms']:.3f}" if timed else "-",
+                 f"{own['tflops'] / cell['matmul_tflops']:.0%}" if timed else "-",
+                 f"{own['error_over_bound']:.2f}" if "error_over_bound" in own else "-",
+                 f"{own['beside_bytes'] / MIB:.3g}" if "beside_bytes" in own else "-"]
+        by_pair = {(ours, tuple(rivals)): verdict_text(ratio, wanted)
+                   for ours, rivals, ratio, wanted in verdicts(cell)}
+        lines.append(line + [by_pair.get(pair, "") for pair in pairs])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def variants_table(suite):
+    """Compiled variants (lines) over cells (columns): TFLOP/s, a cell's best in bold."""
+    columns = [{name: r for name, r in cell["results"].items() if name.startswith("cuda_")}
+               for cell in suite]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    lines = [["variant", *(cell["name"] for cell in suite)], ["---"] * (len(suite) + 1)]
+    for name in names:
+        line = [name]
+        for column in columns:
+            r, best = column.get(name, {}), max(c.get("tflops", 0) for c in column.values())
+            value = f"{r['tflops']:.1f}" if "tflops" in r else "-"
+            line.append(f"**{value}**" if r.get("tflops") == best else value)
+        lines.append(line)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def faults(report):
+    """What attend's kernels got wrong or did not answer, as lines."""
+    found = []
+    for cell in report["cells"]:
+        for name, r in cell["results"].items():
+            # A compiled variant may need more than this device has.
+            refused = "cudaErrorInvalidValue" in r.get("failure", "")
+            if name.startswith(("cuda_", "auto")) and not r.get("correct") and not refused:
+                found.append(f"{name} at {cell['name']}: {r.get('failure', 'not run')}")
+    return found
+
+
+def notes(suite):
+    """Why somebody has no time, and remarks, once each."""
+    lines = []
+    for cell in suite:
+        for name, why in [*cell["refused"].items(),
+                          *((n, r["failure"]) for n, r in cell["results"].items()
+                            if "failure" in r),
+                          *((n, r["note"]) for n, r in cell["results"].items() if r.get("note"))]:
+            lines.append(f"{name}: {why}")
+        lines.append(f"auto takes {cell['auto']}: {cell['why']}")
+    counts = collections.Counter(lines)
+    return "\n".join(f"- {line}" + (f" ({count} cells)" if count > 1 else "")
+                     for line, count in counts.items())
+
+
+def summary(report):
+    """Targets met and missed, and every missed one."""
+    judged = [(cell, *verdict) for cell in report["cells"] for verdict in verdicts(cell)]
+    known = [one for one in judged if one[3] is not None]
+    missed = [one for one in known if one[3] < one[4]]
+    lines = [f"Targets: {len(known) - len(missed)} met, {len(missed)} missed, "
+             f"{len(judged) - len(known)} without a rival or a time."]
+    lines += [f"- missed: {cell['name']}: {ours} / {' or '.join(rivals)} {ratio:.3f}, wanted "
+              f"{wanted:.2f}" for cell, ours, rivals, ratio, wanted in missed]
+    if report.get("left_out"):
+        lines.append(f"- out of time, not measured: {', '.join(report['left_out'])}")
+    return "\n".join(lines)
+
+
+def by_suite(report):
+    suites = collections.defaultdict(list)
+    for cell in report["cells"]:
+        suites[cell["suite"]].append(cell)
+    return suites
+
+
+def markdown(report):
+    """The whole report."""
+    rates = [cell["matmul_tflops"] for cell in report["cells"]]
+    lines = [f"# Kernels on {report['device']}", "",
+             f"{report['versions']}. Seed {report['seed']}. TFLOP/s on visible pairs, medians of "
+             f"interleaved rounds; outputs poisoned, everybody checked against float64 first."]
+    if rates:
+        lines[-1] += (f" Matrix product {min(rates):.0f} to {max(rates):.0f} TFLOP/s in the same "
+                      f"run.")
+    for name, suite in by_suite(report).items():
+        lines += ["", f"## {name}", "", variants_table(suite) if report["configs"] == "all" else
+                  table(suite), "", notes(suite)]
+    if report.get("accuracy"):
+        lines += ["", "## Difference to PyTorch, B4 H8 L1024 D64 (stretch: mean <= 2e-4)", "",
+                  "| mask | rival | mean | largest |", "|---|---|---|---|"]
+        lines += [f"| {a['mask']} | {a['rival']} | {a['mean_abs']:.2e} | {a['max_abs']:.2e} |"
+                  if "mean_abs" in a else f"| {a['mask']} | {a['rival']} | {a['failure']} | |"
+                  for a in report["accuracy"]]
+    if report.get("memory"):
+        lines += ["", "## Memory beside Q, K, V and O, B1 H16 D128 (MiB)", ""]
+        lines.append(memory_table(report["memory"]))
+    return "\n".join([*lines, "", summary(report), ""])
+
+
+def memory_table(rows):
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    values = {(row["length"], row["contender"]): row["beside_bytes"] / MIB for row in rows}
+    lines = [["L", *names], ["---"] * (len(names) + 1)]
+    for length in sorted({row["length"] for row in rows}):
+        lines.append([str(length), *(f"{values[length, n]:.4g}" if (length, n) in values else "-"
+                                     for n in names)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def charts(report):
+    """{file name: Chart}: TFLOP/s over L per suite, head dim and mask; memory over L."""
+    lines = collections.defaultdict(lambda: collections.defaultdict(list))
+    for cell in report["cells"]:
+        if len(cell["shapes"]) != 1 or cell["suite"] in ("window", "quick"):
+            continue
+        shape = cell["shapes"][0]
+        dims = f"{shape['dim']}" + (f"_{shape['dim_v']}" if shape["dim_v"] != shape["dim"] else "")
+        key = (cell["suite"], dims, shape["heads_q"], shape["dtype"], cell["mask"])
+        for name, r in cell["results"].items():
+            if "tflops" in r:
+                lines[key][name].append((shape["length"], r["tflops"]))
+    found = {}
+    for (suite, dims, heads, dtype, mask), series in lines.items():
+        if max(len(line) for line in series.values()) > 1:
+            title = f"D{dims.replace('_', '/')}, {heads} heads, {dtype}, {mask}"
+            found[f"tflops_{suite}_d{dims}_{dtype}_{mask}"] = Chart(
+                title, "sequence length", "TFLOP/s on visible pairs",
+                {name: line for name, line in series.items() if len(line) > 1})
+    if report.get("memory"):
+        series = collections.defaultdict(list)
+        for row in report["memory"]:
+            # A logarithmic axis has no 0: what needs less than a KiB stands there.
+            series[row["contender"]].append((row["length"], max(row["beside_bytes"], 1024) / MIB))
+        found["memory"] = Chart("Memory beside Q, K, V and O: B1 H16 D128 fp16", "sequence length",
+                                "MiB", dict(series), log_y=True)
+    return found

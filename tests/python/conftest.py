@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts attend_kernels on the path, and a library without a GPU in its place."""
+
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "kernels/python")]
+
+import attend_kernels  # noqa: E402
+import fake_library  # noqa: E402
+from attend_kernels import _attention, _library  # noqa: E402
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a GPU and the library; else visibly skipped")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """attend_kernels over a fake library whose device memory is the host's."""
+    library = fake_library.FakeLibrary()
+    monkeypatch.setattr(_library, "_library", library)
+    monkeypatch.setattr(_attention, "_workspaces", _attention._Workspaces())
+    yield library
+    _attention._workspaces.release()
+
+
+def _missing_gpu():
+    try:
+        return "" if attend_kernels.device_count() > 0 else "no GPU is visible"
+    except attend_kernels.Error as failure:
+        return str(failure)
+
+
+def pytest_collection_modifyitems(items):
+    if any(item.get_closest_marker("gpu") for item in items):
+        why = _missing_gpu()
+        for item in items:
+            if why and item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=why))

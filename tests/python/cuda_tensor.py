@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for GPU tensors over host memory: one with data_ptr() as torch's, one with DLPack."""
+
+import ctypes
+import dataclasses
+
+import numpy as np
+
+from attend_kernels import _dlpack
+
+float32 = np.float32  # a tensor's package names its dtypes, as torch does
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    type: str = "cuda"
+    index: int = 0
+
+    def __str__(self):
+        return f"{self.type}:{self.index}"
+
+
+class PtrTensor:
+    """What attend_kernels uses of a torch CUDA tensor, over a NumPy array."""
+
+    def __init__(self, values, device=Device()):
+        self.values, self.device, self.shape = values, device, values.shape
+        self.dtype = f"torch.{values.dtype.name}"
+
+    def data_ptr(self):
+        return self.values.ctypes.data
+
+    def stride(self):
+        return tuple(s // self.values.itemsize for s in self.values.strides)
+
+    def new_empty(self, shape, dtype=None):
+        return PtrTensor(np.full(shape, np.nan, dtype or self.values.dtype), self.device)
+
+    def long(self):
+        return PtrTensor(self.values.astype(np.int64), self.device)
+
+
+class DlpackTensor:
+    """A producer of DLPack capsules over a NumPy array, told when its tensor is deleted."""
+    TYPES = {"float16": (2, 16), "float32": (2, 32), "int64": (0, 64), "float64": (2, 64)}
+
+    def __init__(self, values, device_type=_dlpack.CUDA, with_strides=True, byte_offset=0):
+        self.values, self.device_type = values, device_type
+        self.asked, self.deleted = [], 0
+        size = values.ndim
+        self.shape = (ctypes.c_int64 * size)(*values.shape)
+        self.strides = (ctypes.c_int64 * size)(*(s // values.itemsize for s in values.strides))
+        code, bits = self.TYPES[values.dtype.name]
+        strides = self.strides if with_strides else None
+        tensor = _dlpack.DLTensor(values.ctypes.data - byte_offset, device_type, 0, size, code,
+                                  bits, 1, self.shape, strides, byte_offset)
+        self.deleter = _dlpack._Deleter(self._delete)
+        self.managed = _dlpack.DLManagedTensor(
+            tensor, None, ctypes.cast(self.deleter, ctypes.c_void_p))
+
+    def _delete(self, managed):
+        assert ctypes.addressof(managed.contents) == ctypes.addressof(self.managed)
+        self.deleted += 1
+
+    def __dlpack_device__(self):
+        return self.device_type, 0
+
+    def __dlpack__(self, *, stream=None):
+        self.asked.append(stream)
+        new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
+                                ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
+        return new(ctypes.addressof(self.managed), b"dltensor", None)
