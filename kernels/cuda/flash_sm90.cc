@@ -24,14 +24,11 @@ cudaError_t LoadSm90() {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const int64_t dim : {64, 96, 128, 192, 256}) {
       for (const int64_t dim_v : {dim, int64_t{128}}) {
-        for (const int64_t len_k : {1, 1 << 20}) {
-          p.dtype = dtype;
-          p.dim = dim;
-          p.dim_v = dim_v;
-          p.len_k = len_k;
-          const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
-          if (error != cudaSuccess) return error;
-        }
+        p.dtype = dtype;
+        p.dim = dim;
+        p.dim_v = dim_v;
+        const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
+        if (error != cudaSuccess) return error;
       }
     }
   }

@@ -172,14 +172,14 @@ struct Consumer {
       const bool follow = !(__fmul_rn(top, to_log2) <= before + kSlack);
       max[r] = follow ? top : max[r];
       const float base = Base(max[r]);
-      if constexpr (T::kTakeTurns) {
-        const float factor = FastExp2(before - base);
-        rescale[r] = follow ? factor : 1.0f;
-      } else {
-        // A branch on purpose: it keeps the rows apart, and one's maximum from running before the
-        // other's exponentials have begun. Who takes turns has other work in the meantime.
+      if constexpr (T::kKeepRowsApart) {
+        // A branch, over which the compiler does not move the other row's work: left alone, it
+        // finds both maxima before the first exponential.
         rescale[r] = 1.0f;
         if (follow) rescale[r] = FastExp2(before - base);
+      } else {
+        const float factor = FastExp2(before - base);
+        rescale[r] = follow ? factor : 1.0f;
       }
       float total = 0.0f;
 #pragma unroll

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "kernels/cuda/flash_sm90_kernel.cuh"
@@ -15,20 +16,38 @@
 namespace attend::cuda {
 
 // Chosen by racing them on an H200 (README.md): D, Dv, warpgroups, keys, stages of K and V, of Q,
-// turns, blocks to a multiprocessor.
-using Sm90D64Short = Sm90Tile<64, 64, 1, 128, 2, 2, false, 2>;
-using Sm90D64Long = Sm90Tile<64, 64, 3, 112, 2, 2, false, 1>;
-using Sm90D96 = Sm90Tile<96, 96, 3, 80, 3, 2, false, 1>;
-using Sm90D128 = Sm90Tile<128, 128, 2, 128, 2, 2, true, 1>;
-using Sm90D192V128 = Sm90Tile<192, 128, 2, 112, 2, 1, false, 1>;
-using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, false, 1>;
-using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, false, 1>;
+// turns, rows apart, blocks to a multiprocessor.
+using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, false, true, 2>;
+using Sm90D64Short = Sm90Tile<64, 64, 4, 64, 3, 2, true, false, 1>;
+using Sm90D64Long = Sm90Tile<64, 64, 3, 112, 2, 2, false, true, 1>;
+using Sm90D96 = Sm90Tile<96, 96, 3, 80, 3, 2, false, true, 1>;
+using Sm90D128Short = Sm90Tile<128, 128, 2, 128, 2, 2, true, false, 1>;
+using Sm90D128Long = Sm90Tile<128, 128, 2, 176, 2, 1, false, true, 1>;
+using Sm90D192V128 = Sm90Tile<192, 128, 2, 112, 2, 1, false, true, 1>;
+using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, false, true, 1>;
+using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, false, true, 1>;
 
-// Keys from which on a tile of more rows pays.
-inline constexpr int64_t kSm90LongKeys = 8192;
+// Keys from which on `Long` tiles pay.
+inline constexpr int64_t kSm90LongKeysD64 = 8192;
+inline constexpr int64_t kSm90LongKeysD128 = 8192;
+// Tiles of 256 rows below which multiprocessors would stand idle: three quarters of an H200's 132.
+inline constexpr int64_t kSm90FewTiles = 99;
+
+// "d64_rows256_keys64_turns"
+template <class T>
+std::string Sm90Name() {
+  std::string name = "d";
+  name += std::to_string(T::kD);
+  if (T::kDv != T::kD) name += "_v" + std::to_string(T::kDv);
+  name += "_rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys);
+  if (T::kTakeTurns) name += "_turns";
+  if (T::kBlocks > 1) name += "_blocks" + std::to_string(T::kBlocks);
+  return name;
+}
 
 template <class T, bool kBfloat16>
-FlashVariant Sm90Variant(std::string_view name) {
+FlashVariant Sm90Variant() {
+  static const std::string name = Sm90Name<T>();
   FlashVariant variant;
   variant.name = name;
   variant.rows = T::kRows;
@@ -45,29 +64,39 @@ FlashVariant Sm90Variant(std::string_view name) {
   return variant;
 }
 
+// The tiles of one pair of head dims, the one to take first.
+template <bool kBfloat16, class... T>
+std::span<const FlashVariant> Sm90List() {
+  static const FlashVariant list[] = {Sm90Variant<T, kBfloat16>()...};
+  return list;
+}
+
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
+  const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
+  if (rows * p.heads_q < kSm90FewTiles * 256) {
+    return Sm90List<kBfloat16, Sm90D64Few, Sm90D64Short, Sm90D64Long>();
+  }
+  if (p.len_k < kSm90LongKeysD64) {
+    return Sm90List<kBfloat16, Sm90D64Short, Sm90D64Long, Sm90D64Few>();
+  }
+  return Sm90List<kBfloat16, Sm90D64Long, Sm90D64Short, Sm90D64Few>();
+}
+
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90ListD128(const Problem& p) {
+  if (p.len_k < kSm90LongKeysD128) return Sm90List<kBfloat16, Sm90D128Short, Sm90D128Long>();
+  return Sm90List<kBfloat16, Sm90D128Long, Sm90D128Short>();
+}
+
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90Variants(const Problem& p) {
-  static const FlashVariant d64[] = {
-      Sm90Variant<Sm90D64Short, kBfloat16>("d64_rows64_keys128_blocks2"),
-      Sm90Variant<Sm90D64Long, kBfloat16>("d64_rows192_keys112"),
-  };
-  static const FlashVariant d64_long[] = {d64[1], d64[0]};
-  static const FlashVariant d96[] = {Sm90Variant<Sm90D96, kBfloat16>("d96_rows192_keys80")};
-  static const FlashVariant d128[] = {Sm90Variant<Sm90D128, kBfloat16>("d128_rows128_keys128")};
-  static const FlashVariant d192_v128[] = {
-      Sm90Variant<Sm90D192V128, kBfloat16>("d192_v128_rows128_keys112")};
-  static const FlashVariant d192[] = {Sm90Variant<Sm90D192, kBfloat16>("d192_rows128_keys112")};
-  static const FlashVariant d256[] = {Sm90Variant<Sm90D256, kBfloat16>("d256_rows128_keys80")};
   const int64_t dim = std::max(p.dim, p.dim_v);
-  if (dim <= 64) {
-    return p.len_k < kSm90LongKeys ? std::span<const FlashVariant>(d64) : d64_long;
-  }
-  if (dim <= 96) return d96;
-  if (dim <= 128) return d128;
-  if (dim <= 192) {
-    return p.dim_v <= 128 ? std::span<const FlashVariant>(d192_v128) : d192;
-  }
-  return d256;
+  if (dim <= 64) return Sm90ListD64<kBfloat16>(p);
+  if (dim <= 96) return Sm90List<kBfloat16, Sm90D96>();
+  if (dim <= 128) return Sm90ListD128<kBfloat16>(p);
+  if (dim > 192) return Sm90List<kBfloat16, Sm90D256>();
+  return p.dim_v <= 128 ? Sm90List<kBfloat16, Sm90D192V128>() : Sm90List<kBfloat16, Sm90D192>();
 }
 
 }  // namespace attend::cuda

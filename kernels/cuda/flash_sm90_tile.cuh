@@ -17,9 +17,9 @@ namespace attend::cuda {
 
 // kDim, kDimV: compiled head dims. kGroups consumer warpgroups of 64 query rows each; tiles of
 // kTileKeys keys. kTakeTurns: warpgroups issue their products one after another, so that one's
-// softmax runs under the other's products.
+// softmax runs under the other's products. kKeepRowsApart: see Consumer::Softmax.
 template <int kDim, int kDimV, int kGroups, int kTileKeys, int kStages_, int kStagesQ_,
-          bool kTakeTurns_, int kBlocks_ = 1>
+          bool kTakeTurns_, bool kKeepRowsApart_, int kBlocks_>
 struct Sm90Tile {
   static constexpr int kD = kDim;
   static constexpr int kDv = kDimV;
@@ -29,6 +29,7 @@ struct Sm90Tile {
   static constexpr int kStages = kStages_;    // of K, and of V
   static constexpr int kStagesQ = kStagesQ_;  // 2: the next tile's Q arrives during this one
   static constexpr bool kTakeTurns = kTakeTurns_;
+  static constexpr bool kKeepRowsApart = kKeepRowsApart_;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kBlocks = kBlocks_;  // to a multiprocessor
 

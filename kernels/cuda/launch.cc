@@ -66,8 +66,9 @@ struct Group {
 Status AddToGroup(const LaunchItem& item, int shared_bytes_max, std::vector<Group>* groups) {
   const Result<const FlashVariant*> variant = Choose(item, shared_bytes_max);
   if (!variant.ok()) return variant.status();
-  auto group = std::find_if(groups->begin(), groups->end(),
-                            [&](const Group& each) { return each.variant == *variant; });
+  auto group = std::find_if(groups->begin(), groups->end(), [&](const Group& each) {
+    return each.variant->kernel == (*variant)->kernel;
+  });
   if (group == groups->end()) {
     groups->push_back({*variant, item.kernel, {}});
     group = groups->end() - 1;
