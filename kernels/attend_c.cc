@@ -139,7 +139,7 @@ Result<DeviceInfo> ReadDevice(int index) {
 
 Result<Selection> SelectFor(const attend_params& params, const Problem& p,
                             const DeviceInfo& device) {
-  const MemoryTraits memory{.tma_aligned = cuda::TmaAligned(ReadAttention(params, p))};
+  const MemoryTraits memory{.not_tma = cuda::WhyNotTma(ReadAttention(params, p))};
   return Select(p, device, params.kernel == nullptr ? "" : params.kernel, memory);
 }
 
@@ -162,8 +162,8 @@ Result<std::vector<cuda::LaunchItem>> ReadItems(const attend_params* params, int
                                                 Memory memory) {
   ATTEND_RETURN_IF_ERROR(CheckRange("count", count, 0, INT32_MAX));
   if (count > 0 && params == nullptr) return InvalidArgument("params is NULL");
-  std::vector<cuda::LaunchItem> items(static_cast<size_t>(count));
-  if (items.empty()) return items;
+  std::vector<cuda::LaunchItem> items;  // grows with what has been read, whatever `count` says
+  if (count == 0) return items;
   for (int32_t n = 0; n < count; ++n) {
     Problem p;
     ATTEND_RETURN_IF_ERROR(At(n, count, ReadProblem(&params[n], &p)));
@@ -175,8 +175,7 @@ Result<std::vector<cuda::LaunchItem>> ReadItems(const attend_params* params, int
     if (memory == Memory::kChecked) {
       ATTEND_RETURN_IF_ERROR(At(n, count, CheckMemory(params[n], p)));
     }
-    items[n].attention = ReadAttention(params[n], p);
-    items[n].config = params[n].config;
+    items.push_back({.attention = ReadAttention(params[n], p), .config = params[n].config});
   }
   const Result<DeviceInfo> device = ReadDevice(params[0].device);
   if (!device.ok()) return device.status();
@@ -246,12 +245,12 @@ Result<std::span<const cuda::FlashVariant>> VariantsFor(const attend_params* par
   if (!selection.ok()) return selection.status();
   const std::span<const cuda::FlashVariant> variants = cuda::VariantsFor(selection->kernel, p);
   if (!variants.empty()) return variants;
-  static const cuda::FlashVariant* only = [] {
-    auto* variant = new cuda::FlashVariant;
-    variant->name = "rows64_keys64_threads256";
+  static const cuda::FlashVariant only = [] {
+    cuda::FlashVariant variant;
+    variant.name = "the_only_one";
     return variant;
   }();
-  return std::span<const cuda::FlashVariant>(only, 1);
+  return std::span<const cuda::FlashVariant>(&only, 1);
 }
 
 }  // namespace
@@ -277,7 +276,7 @@ int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
 int32_t attend_select(const attend_params* params, const char** kernel, const char** why) {
   const attend::Result<attend::Selection> selection = attend::SelectionFor(params);
   if (!selection.ok()) return attend::Return(selection.status());
-  // Both are literals, hence terminated.
+  // Both are static strings, terminated.
   if (kernel != nullptr) *kernel = attend::KernelName(selection->kernel).data();
   if (why != nullptr) *why = selection->why.data();
   return ATTEND_OK;
@@ -298,5 +297,5 @@ const char* attend_config_name(const attend_params* params, int32_t config) {
     return "";
   }
   if (config < 0 || config >= static_cast<int32_t>(variants->size())) return "";
-  return (*variants)[config].name.data();  // names are literals, hence terminated
+  return (*variants)[config].name.data();  // a static string, terminated
 }

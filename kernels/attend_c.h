@@ -6,8 +6,10 @@
  *
  * Every function returns ATTEND_OK or a code whose numbers are gRPC's; attend_last_error() then
  * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here keeps state
- * between calls, and nothing but the memory functions at the end waits for the device or allocates
- * on it.
+ * between calls, and nothing but the memory functions at the end allocates on the device or waits
+ * for it (CUDA itself may, to copy the list of a batch of more than some 64 attentions). In a CUDA
+ * graph only single attentions without lengths or offsets can be captured: what else is to be
+ * computed is copied from host memory, which is gone when the graph is launched.
  *
  * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or
  * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 256 bytes are zero before the
@@ -52,7 +54,7 @@ typedef struct attend_tensor {
 
 /* One attention. Zero it, set struct_bytes, then what applies. All pointers are device memory. */
 typedef struct attend_params {
-  uint64_t struct_bytes; /* sizeof(attend_params): fields may be added at the end */
+  uint64_t struct_bytes; /* sizeof(attend_params), which a library of another version refuses */
   int32_t device;        /* CUDA ordinal that all memory and the stream belong to */
   int32_t dtype;         /* of q, k, v, o: ATTEND_FLOAT16, ATTEND_BFLOAT16, ATTEND_FLOAT32 */
   int64_t batch;
@@ -88,7 +90,7 @@ typedef struct attend_params {
   const int64_t* q_offsets;  /* [B + 1], packed */
   const int64_t* kv_offsets; /* [B + 1], packed */
   const char* kernel;        /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
-  void* workspace;           /* of attend_run, see above; NULL if it needs 0 bytes */
+  void* workspace;           /* of attend_run, see above */
   int64_t workspace_bytes;
 } attend_params;
 
@@ -99,11 +101,12 @@ ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 /* The same for `count` attentions of any shapes on one device, in as few launches as their kernels
  * allow: one per kernel and compiled variant. They may run in any order and at once, so no output
  * may overlap another's tensors. The workspace is the batch's; those in `params` are ignored.
- * Nothing is enqueued unless every one of them can run. */
+ * Nothing is enqueued if an argument is bad; what CUDA itself refuses (INTERNAL) may leave some of
+ * them enqueued. */
 ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
                                     int64_t workspace_bytes, void* stream);
 
-/* Bytes of workspace that attend_run and attend_run_batch need: at least 256 for the flash kernels.
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 256.
  * Memory is not looked at, but where q, k, v and o begin and their strides, as in attend_select. */
 ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
 ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,

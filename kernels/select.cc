@@ -35,13 +35,6 @@ std::string KernelNames() {
   return names;
 }
 
-// fp32 scores of every head and sequence at once, as standard attention keeps them.
-Result<int64_t> NaiveWorkspaceBytes(const Problem& p) {
-  const Result<int64_t> heads = CheckedProduct("scores", p.batch, p.heads_q, 4);
-  if (!heads.ok()) return heads;
-  return CheckedProduct("bytes of scores", *heads, p.len_q, p.len_k);
-}
-
 Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                       std::string_view why) {
   Selection selection{kernel.id, why, 0};
@@ -82,10 +75,7 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   if (p.has_bias) return "cuda_flash_sm90 has no bias";
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
   if (!(p.scale > 0.0f)) return "cuda_flash_sm90 needs a scale above 0";
-  if (!memory.tma_aligned) {
-    return "cuda_flash_sm90 needs rows of Q, K and V on 16-byte boundaries (D, Dv multiples of 8)";
-  }
-  return {};
+  return memory.not_tma;
 }
 
 // The reason given is what kept a faster kernel away.
@@ -105,10 +95,19 @@ Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
 
 std::span<const KernelInfo> Kernels() { return kKernels; }
 
+Result<int64_t> NaiveWorkspaceBytes(const Problem& p) {
+  const Result<int64_t> heads = CheckedProduct("scores", p.batch, p.heads_q, 4);
+  if (!heads.ok()) return heads;
+  return CheckedProduct("bytes of scores", *heads, p.len_q, p.len_k);
+}
+
 std::string_view KernelName(KernelId id) { return kKernels[static_cast<size_t>(id)].name; }
 
 MemoryTraits ContiguousTraits(const Problem& problem) {
-  return {.tma_aligned = problem.dim % 8 == 0 && problem.dim_v % 8 == 0};
+  if (problem.dim % 8 == 0 && problem.dim_v % 8 == 0) return {};
+  return {.not_tma =
+              "D or Dv is not a multiple of 8: Hopper's copy engine needs rows on 16-byte "
+              "boundaries"};
 }
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,

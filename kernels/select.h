@@ -57,10 +57,13 @@ struct Selection {
   int64_t workspace_bytes = 0;  // device memory beside the tensors
 };
 
+// Of cuda_naive: all scores, in fp32. Overflow is INVALID_ARGUMENT.
+Result<int64_t> NaiveWorkspaceBytes(const Problem& problem);
+
 // What a kernel may need to know of the memory beside the problem.
 struct MemoryTraits {
-  // Rows of Q, K and V begin on 16-byte boundaries, as Hopper's copy engine needs (TmaAligned).
-  bool tma_aligned = true;
+  // Why Hopper's copy engine cannot address Q, K and V; "" if it can. One clause, static storage.
+  std::string_view not_tma;
 };
 
 // Those of contiguous 16-bit tensors that begin on 16-byte boundaries, as the server lays them out.

@@ -68,7 +68,10 @@ cudaError_t CudaLane::AllocateMemory(int64_t bytes) {
   memory_ = static_cast<char*>(memory);
   memory_bytes_ = bytes;
   // The tile queue at the head of the workspace, which lies first.
-  return cudaMemsetAsync(memory_, 0, static_cast<size_t>(kTileQueueBytes), stream_);
+  const cudaError_t cleared =
+      cudaMemsetAsync(memory_, 0, static_cast<size_t>(kTileQueueBytes), stream_);
+  if (cleared != cudaSuccess) FreeMemory();
+  return cleared;
 }
 
 void CudaLane::FreeMemory() {
@@ -189,7 +192,7 @@ void CudaLane::Compute(Batch* batch) {
                                     batch->layout.workspace_bytes, stream_);
   if (status.ok()) return;
   // Which item it was cannot be told, and some may have been started: none is believed.
-  const cudaError_t error = cudaPeekAtLastError();
+  const cudaError_t error = cudaStreamQuery(stream_);  // that a device is lost, every call says
   if (IsSticky(error)) poller_.ReportLoss(error);
   for (Status& each : batch->statuses) {
     if (each.ok()) each = status;

@@ -17,6 +17,11 @@ namespace attend::cuda {
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 
+// What the Tensor Core kernels subtract in the exponent follows a row's maximum only when that has
+// risen by more than this, in powers of two: weights up to 2^8 cost no accuracy in any dtype, and
+// most tiles then rescale nothing.
+inline constexpr float kBaseSlack = 8.0f;
+
 // 2^x with about 2 ulp of error; 0 for results under 2^-126. NaN stays NaN, -inf gives +0.
 __device__ __forceinline__ float FastExp2(float x) {
   float y;
@@ -36,18 +41,33 @@ __device__ __forceinline__ bool NonFinite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u;
 }
 
+// Two floats, rounded to nearest, in one register: `low` in its lower half.
+template <bool kBfloat16>
+__device__ __forceinline__ uint32_t PackPair(float low, float high) {
+  uint32_t packed;
+  if constexpr (kBfloat16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+// As the instructions that take one want it.
+__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
 // Copies 16 (or 4) bytes to shared memory without waiting; zeros instead, and no read, if not
 // `valid`.
 __device__ __forceinline__ void CopyAsync16(float* shared, const float* global, bool valid) {
-  const uint32_t destination = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(global),
-               "r"(valid ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
+               "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
 __device__ __forceinline__ void CopyAsync4(float* shared, const float* global, bool valid) {
-  const uint32_t destination = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(global),
-               "r"(valid ? 4 : 0)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SharedAddress(shared)),
+               "l"(global), "r"(valid ? 4 : 0)
                : "memory");
 }
 

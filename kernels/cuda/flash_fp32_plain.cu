@@ -10,6 +10,7 @@ namespace {
 
 template <class T>
 FlashVariant Variant(std::string_view name) {
+  static_assert(T::kRows >= kTileRowsMin);
   FlashVariant variant;
   variant.name = name;
   variant.rows = T::kRows;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/flash_sm80_variants.h"
+#include "kernels/cuda/launch.h"
 
 namespace attend::cuda {
 namespace {
@@ -14,15 +15,6 @@ namespace {
 constexpr int kDims[] = {32, 64, 96, 128, 192, 256};  // compiled head dims
 
 bool IsPlain(const Problem& p) { return p.softcap == 0.0f && !p.has_bias && !p.has_alibi; }
-
-cudaError_t Load(std::span<const FlashVariant> variants) {
-  for (const FlashVariant& variant : variants) {
-    cudaFuncAttributes attributes;
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, variant.kernel);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
 
 }  // namespace
 
@@ -43,7 +35,7 @@ cudaError_t LoadSm80() {
   for (const int dim : kDims) {
     for (const auto& variants : {sm80::PlainFloat16(dim), sm80::PlainBFloat16(dim),
                                  sm80::GeneralFloat16(dim), sm80::GeneralBFloat16(dim)}) {
-      const cudaError_t error = Load(variants);
+      const cudaError_t error = LoadVariants(variants);
       if (error != cudaSuccess) return error;
     }
   }

@@ -49,10 +49,6 @@ struct RowState {
 // The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
 inline constexpr float kNoBase = -3.0e38f;
 
-// A base is raised when a score exceeds it by more than this, in powers of two, not with every new
-// maximum: weights up to 2^8 cost no accuracy in any dtype, and most tiles then rescale nothing.
-inline constexpr float kBaseSlack = 8.0f;
-
 // Which of the block's groups of kWarpRows rows is the warp's. Every other tile turns the order
 // around: under a causal mask the last rows see most, and a warp cannot leave its scheduler.
 __device__ __forceinline__ int WarpPlace(const BlockWork& work) {

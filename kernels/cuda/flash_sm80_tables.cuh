@@ -15,6 +15,7 @@ namespace attend::cuda::sm80 {
 
 template <class T, class Element, bool kGeneral>
 FlashVariant Variant(std::string_view name) {
+  static_assert(T::kRows >= kTileRowsMin);
   FlashVariant variant;
   variant.name = name;
   variant.rows = T::kRows;

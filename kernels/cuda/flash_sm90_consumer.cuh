@@ -10,17 +10,6 @@
 
 namespace attend::cuda {
 
-template <bool kBfloat16>
-__device__ __forceinline__ uint32_t PackPair(float low, float high) {
-  uint32_t packed;
-  if constexpr (kBfloat16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-
 // tanh to a few ulp, where the hardware's has 11 bits: minimax near 0 (relative error 4.2e-8), by
 // exp2 beyond.
 __device__ __forceinline__ float AccurateTanh(float x) {
@@ -45,7 +34,6 @@ struct Consumer {
   static constexpr int kScores = T::kKeys / 2;  // of a thread: two rows, 8 apart
   static constexpr int kWeights = T::kKeys / 4;
   static constexpr int kOutputs = T::kDv / 2;
-  static constexpr float kSlack = 8.0f;    // in powers of two; 2^8 is far from fp16's largest
   static constexpr int kTurnBarrier = 1;   // named barrier of warpgroup 0, then the others'
   static constexpr int kGroupBarrier = 5;  // of the warpgroup's own
 
@@ -104,11 +92,16 @@ struct Consumer {
     WgmmaCommit();
   }
 
-  // The warpgroup's last reader of Q is gone, and so are the stores that passed through its place.
+  // The warp's part of Q has been read. Where O leaves through its place, the stores have read that
+  // too: the thread that began them waits, on behalf of a warpgroup whose warps have met since.
   __device__ __forceinline__ void ReleaseQ(int stage) {
-    if (threadIdx.x % 128 != 0) return;
-    if constexpr (T::kStoreThroughQ) WaitStoresRead();
-    Arrive(places.EmptyQ(stage));
+    if constexpr (T::kStoreThroughQ) {
+      if (threadIdx.x % 128 != 0) return;
+      WaitStoresRead();
+      Arrive(places.EmptyQ(stage));
+    } else {
+      Release(places.EmptyQ(stage));
+    }
   }
 
   // One arrival for each warp: it has seen the wait, so its part of the products is done.
@@ -153,9 +146,9 @@ struct Consumer {
   }
 
   // Scores become weights, relative to a reference that follows the row's maximum only when that
-  // has risen by more than kSlack: weights then reach 2^kSlack, which costs no precision, and
-  // output and sums seldom need to be rescaled. (A maximum of NaN is followed at once.) What they
-  // are multiplied by goes to `rescale`.
+  // has risen by more than kBaseSlack: weights then reach 2^kBaseSlack, which costs no precision,
+  // and output and sums seldom need to be rescaled. (A maximum of NaN is followed at once.) What
+  // they are multiplied by goes to `rescale`.
   __device__ __forceinline__ void Softmax(float (&rescale)[2]) {
     // Row by row, so that one's maximum can run beside the other's exponentials.
 #pragma unroll
@@ -169,7 +162,7 @@ struct Consumer {
       top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
       const float before = __fmul_rn(max[r], to_log2);
       // Not ">": a maximum of NaN is followed.
-      const bool follow = !(__fmul_rn(top, to_log2) <= before + kSlack);
+      const bool follow = !(__fmul_rn(top, to_log2) <= before + kBaseSlack);
       max[r] = follow ? top : max[r];
       const float base = Base(max[r]);
       if constexpr (T::kKeepRowsApart) {
@@ -335,7 +328,8 @@ struct Consumer {
       output[4 * j + 2 * r] *= factor;
       output[4 * j + 2 * r + 1] *= factor;
     }
-    if (padding || !any) {  // what stands there may be anything
+    // Hidden values times weights of 0 may be NaN, and without keys what stands there is anything.
+    if (padding || !any || max[r] == NegativeInfinity()) {
 #pragma unroll
       for (int j = 0; j < kOutputs / 4; ++j) {
         output[4 * j + 2 * r] = output[4 * j + 2 * r + 1] = 0.0f;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90: FlashAttention forward for Hopper. A block is one producer warpgroup, of which
-// one warp drives the copy engine, and two or three consumer warpgroups of 64 query rows; they meet
-// at mbarriers. Blocks are persistent and claim tiles longest first (ragged.h). Device code,
-// instantiated by flash_sm90_*.cu.
+// cuda_flash_sm90: FlashAttention forward for Hopper. A block is one warpgroup of which one warp
+// drives the copy engine and one thread describes tiles ahead, and one to four consumer warpgroups
+// of 64 query rows; they meet at mbarriers. Blocks are persistent and claim tiles longest first
+// (ragged.h). Device code, instantiated by flash_sm90_*.cu.
 //
 // After "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision" (Shah et
 // al., 2024).
@@ -25,7 +25,7 @@ __device__ __forceinline__ void InitBarriers(const Sm90Places<T>& at) {
   }
   for (int n = 0; n < T::kStagesQ; ++n) {
     InitBarrier(at.FullQ(n), 1);
-    InitBarrier(at.EmptyQ(n), T::kConsumers);
+    InitBarrier(at.EmptyQ(n), T::kStoreThroughQ ? T::kConsumers : kWarps);
   }
   for (int n = 0; n < T::kStages; ++n) {
     InitBarrier(at.FullK(n), 1);

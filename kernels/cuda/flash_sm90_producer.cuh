@@ -99,14 +99,16 @@ struct Producer {
   }
 
   __device__ __forceinline__ void RunTile(const Sm90Work& at) {
-    Acquire(at);
     const int begin = at.tile_begin;
     const int last = at.tile_end - 1;
+    const bool patch = at.patch;
+    __syncwarp();  // once Q is published, consumers may free the description
+    Acquire(at);
     if (begin <= last) LoadK(at, last);
     Publish(at);
     for (int n = last; n >= begin; --n) {
       if (n > begin) LoadK(at, n - 1);
-      if (n == last && at.patch) {
+      if (n == last && patch) {
         LoadLastV(at, n);
       } else {
         LoadV(at, n);

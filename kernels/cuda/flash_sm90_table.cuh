@@ -19,13 +19,13 @@ namespace attend::cuda {
 // turns, rows apart, blocks to a multiprocessor.
 using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, false, true, 2>;
 using Sm90D64Short = Sm90Tile<64, 64, 4, 64, 3, 2, true, false, 1>;
-using Sm90D64Long = Sm90Tile<64, 64, 3, 112, 2, 2, false, true, 1>;
-using Sm90D96 = Sm90Tile<96, 96, 3, 80, 3, 2, false, true, 1>;
-using Sm90D128Short = Sm90Tile<128, 128, 2, 128, 2, 2, true, false, 1>;
-using Sm90D128Long = Sm90Tile<128, 128, 2, 176, 2, 1, false, true, 1>;
-using Sm90D192V128 = Sm90Tile<192, 128, 2, 112, 2, 1, false, true, 1>;
-using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, false, true, 1>;
-using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, false, true, 1>;
+using Sm90D64Long = Sm90Tile<64, 64, 3, 112, 2, 2, true, true, 1>;
+using Sm90D96 = Sm90Tile<96, 96, 3, 80, 3, 2, true, false, 1>;
+using Sm90D128Short = Sm90Tile<128, 128, 2, 128, 2, 2, true, true, 1>;
+using Sm90D128Long = Sm90Tile<128, 128, 3, 80, 3, 2, false, true, 1>;
+using Sm90D192V128 = Sm90Tile<192, 128, 2, 112, 2, 1, false, false, 1>;
+using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, true, false, 1>;
+using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, false, false, 1>;
 
 // Keys from which on `Long` tiles pay.
 inline constexpr int64_t kSm90LongKeysD64 = 8192;
@@ -47,6 +47,7 @@ std::string Sm90Name() {
 
 template <class T, bool kBfloat16>
 FlashVariant Sm90Variant() {
+  static_assert(T::kRows >= kTileRowsMin && kSm90SharedBytes<T> <= kSm90SharedBytesMax);
   static const std::string name = Sm90Name<T>();
   FlashVariant variant;
   variant.name = name;

@@ -62,6 +62,7 @@ struct Sm90Tile {
   static constexpr int kOffsetState = kOffsetV + kStages_ * kBytesV;
 
   static_assert(kDim % 32 == 0 && kDimV % 32 == 0 && kTileKeys % 16 == 0);
+  static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
 };
 
 // The keys that a row sees, in 32 bits: lengths are at most 2^30 (limits.h). As VisibleKeys.
@@ -165,6 +166,7 @@ struct Sm90Places {
 template <class T>
 inline constexpr int kSm90SharedBytes = 1024 + T::kOffsetState +
                                         static_cast<int>(sizeof(Sm90State<T>));
+inline constexpr int kSm90SharedBytesMax = 227 * 1024;  // of a block
 
 // The stage that is used next, and the parity of its barriers.
 template <int kStages>

@@ -10,11 +10,9 @@
 
 #include <cstdint>
 
-namespace attend::cuda {
+#include "kernels/cuda/device_math.cuh"
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
+namespace attend::cuda {
 
 // ---- mbarriers ----------------------------------------------------------------------------------
 
@@ -111,9 +109,10 @@ __device__ __forceinline__ void StoreMatrices(uint32_t shared, const uint32_t (&
                : "memory");
 }
 
-// Before the first use of a map that was written to global memory after the last use of that place.
+// Before the first use of a map that the host copied to global memory after the last use of that
+// place.
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
-  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+  asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
 // Orders the calling thread's ordinary writes to shared memory before what wgmma and the copy

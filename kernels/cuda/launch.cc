@@ -14,12 +14,6 @@
 namespace attend::cuda {
 namespace {
 
-Result<int64_t> NaiveBytes(const Problem& p) {
-  const Result<int64_t> heads = CheckedProduct("scores", p.batch, p.heads_q, 4);
-  if (!heads.ok()) return heads;
-  return CheckedProduct("bytes of scores", *heads, p.len_q, p.len_k);
-}
-
 Status Failure(cudaError_t error, KernelId kernel) {
   (void)cudaGetLastError();
   return Internal(ErrorText(error, "launching " + std::string(KernelName(kernel))));
@@ -102,12 +96,14 @@ Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
       ragged.push_back(&item.attention.problem);
       continue;
     }
-    const Result<int64_t> scores = NaiveBytes(item.attention.problem);
+    const Result<int64_t> scores = NaiveWorkspaceBytes(item.attention.problem);
     if (!scores.ok()) return scores;
-    const Result<int64_t> whole =
-        CheckedProduct("bytes of workspace", *scores + kTileQueueBytes, 1);
-    if (!whole.ok()) return whole;
-    bytes = std::max(bytes, *whole);
+    int64_t whole = 0;
+    if (__builtin_add_overflow(*scores, kTileQueueBytes, &whole)) {
+      return InvalidArgument("bytes of workspace overflow 64 bits: " + std::to_string(*scores) +
+                             " for scores");
+    }
+    bytes = std::max(bytes, whole);
   }
   const Result<int64_t> list = RaggedWorkspaceBytes(ragged);
   if (!list.ok()) return list;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Starts the CUDA kernels. Host code; any thread whose current device is the tensors'. Nothing here
-// waits, allocates on the device or keeps state.
+// allocates on the device or keeps state, or waits, but for one thing: CUDA may wait for what
+// stands before on the stream to copy a list (ragged.h) of more than 64 KiB, some 64 attentions.
 
 #pragma once
 

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cuda/device_math.cuh"
+
 namespace attend::cuda {
 
 // ---- tiles in shared memory ---------------------------------------------------------------------
@@ -63,10 +65,6 @@ struct BlockOffsets {
            col_block / kSpanBlocks * kSpanBlocks * 32;
   }
 };
-
-__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 
 // ---- asynchronous copies ------------------------------------------------------------------------
 
@@ -152,13 +150,7 @@ __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4
 // Two neighbours of a fragment, rounded to nearest.
 template <class Element>
 __device__ __forceinline__ uint32_t Pack(float low, float high) {
-  uint32_t r;
-  if constexpr (std::is_same_v<Element, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  }
-  return r;
+  return PackPair<!std::is_same_v<Element, __half>>(low, high);
 }
 
 template <class Element>

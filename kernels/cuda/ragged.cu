@@ -14,8 +14,11 @@ namespace {
 
 constexpr int kSortThreads = 512;
 constexpr int kBuckets = 256;
-// Half of the smallest L2 cache in question (Ampere's 40 MB, Hopper's 50 MB, less what streams by).
-constexpr int64_t kSectionBytes = int64_t{16} << 20;
+// K and V of a section may fill the L2 cache (Ampere's 40 MB, Hopper's 50 MB).
+constexpr int64_t kSectionBytes = int64_t{40} << 20;
+// Tiles of a section at least: the multiprocessors (132 on Hopper) end together only if, after its
+// longest tiles, there are enough short ones to fill the gaps.
+constexpr int64_t kSectionTilesMin = 400;
 
 bool TravelsInParameter(std::span<const Attention* const> attentions) {
   if (attentions.size() != 1) return false;
@@ -29,14 +32,14 @@ ATTEND_HD inline void Shape(const Problem& p, int64_t q_rows, int64_t k_len, int
   group.row_tiles = static_cast<int32_t>((q_rows + rows - 1) / rows);
   // Without a mask all tiles of a head take equally long, and one head at a time caches best.
   group.section = 1;
-  if (!p.mask.unrestricted()) {
-    const int64_t head_bytes = (k_len + 1) * (p.dim + p.dim_v) * DTypeBytes(p.dtype);
-    group.section = static_cast<int32_t>(p.group());
-    while (group.section < group.heads &&
-           2 * group.section * head_bytes / p.group() <= kSectionBytes) {
-      group.section *= 2;
-    }
+  if (p.mask.unrestricted()) return;
+  const int64_t head_bytes = (k_len + 1) * (p.dim + p.dim_v) * DTypeBytes(p.dtype) / p.group();
+  int64_t section = p.group();
+  while (section < group.heads && (2 * section * head_bytes <= kSectionBytes ||
+                                   section * group.row_tiles < kSectionTilesMin)) {
+    section *= 2;
   }
+  group.section = static_cast<int32_t>(min(section, int64_t{group.heads}));
 }
 
 // How long a group's longest tile takes, in keys.
@@ -151,6 +154,11 @@ cudaError_t Maps(const FlashVariant& variant, const Attention& a, TensorMaps* ma
 
 cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* const> attentions,
                        char* workspace, cudaStream_t stream, RaggedParams* params) {
+  // A graph would copy the list again at every launch, from host memory that is gone.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
+  if (asked != cudaSuccess) return asked;
+  if (capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
   std::vector<TileGroup> groups;
   for (size_t n = 0; n < attentions.size(); ++n) {
     AddGroups(*attentions[n], static_cast<int>(n), &groups);

@@ -33,11 +33,27 @@ bool StrideFits(int64_t extent, int64_t stride) {
          stride * kElementBytes % kAlignment == 0;
 }
 
-bool ViewFits(const ConstTensorView& view, int64_t batch, int64_t heads, int64_t rows) {
-  return rows <= kRowsMax && reinterpret_cast<uintptr_t>(view.data) % kAlignment == 0 &&
-         StrideFits(batch, view.stride_b) && StrideFits(heads, view.stride_h) &&
-         (rows <= 1 || (view.stride_l > 0 && StrideFits(rows, view.stride_l)));
+enum Fault { kNone, kRows, kBase, kStride };
+
+Fault FaultOf(const ConstTensorView& view, int64_t batch, int64_t heads, int64_t rows) {
+  if (rows > kRowsMax) return kRows;
+  if (reinterpret_cast<uintptr_t>(view.data) % kAlignment != 0) return kBase;
+  const bool fits = StrideFits(batch, view.stride_b) && StrideFits(heads, view.stride_h) &&
+                    (rows <= 1 || (view.stride_l > 0 && StrideFits(rows, view.stride_l)));
+  return fits ? kNone : kStride;
 }
+
+// By tensor (Q, K, V) and Fault.
+constexpr std::string_view kClauses[3][4] = {
+    {"", "Hopper's copy engine takes fewer than 2^31 rows, q has more",
+     "q does not begin on a 16-byte boundary, as Hopper's copy engine needs",
+     "a stride of q is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"},
+    {"", "Hopper's copy engine takes fewer than 2^31 rows, k has more",
+     "k does not begin on a 16-byte boundary, as Hopper's copy engine needs",
+     "a stride of k is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"},
+    {"", "Hopper's copy engine takes fewer than 2^31 rows, v has more",
+     "v does not begin on a 16-byte boundary, as Hopper's copy engine needs",
+     "a stride of v is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"}};
 
 // A broadcast dimension has one element, which every index means (BroadcastIndex).
 cuuint64_t Extent(int64_t extent, int64_t stride) {
@@ -82,12 +98,17 @@ bool Encode(EncodeTiled encode, const ConstTensorView& view, const Shape& shape,
 
 }  // namespace
 
-bool TmaAligned(const Attention& a) {
+std::string_view WhyNotTma(const Attention& a) {
   const Problem& p = a.problem;
   const int64_t batch = p.packed ? 1 : p.batch;
-  return ViewFits(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q) &&
-         ViewFits(a.k, batch, p.heads_kv, p.packed ? p.total_k : p.len_k) &&
-         ViewFits(a.v, batch, p.heads_kv, p.packed ? p.total_k : p.len_k);
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
+                          FaultOf(a.k, batch, p.heads_kv, rows_k),
+                          FaultOf(a.v, batch, p.heads_kv, rows_k)};
+  for (int n = 0; n < 3; ++n) {
+    if (faults[n] != kNone) return kClauses[n][faults[n]];
+  }
+  return {};
 }
 
 cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, TensorMaps* maps) {
@@ -103,7 +124,7 @@ cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, Tenso
   const ConstTensorView o{a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
   // A packed sequence may end inside a box, where the next one's rows begin.
   maps->writes_o =
-      !p.packed && boxes.o.rows > 0 && Distinct(a) && ViewFits(o, batch, p.heads_q, rows_q);
+      !p.packed && boxes.o.rows > 0 && Distinct(a) && FaultOf(o, batch, p.heads_q, rows_q) == kNone;
   if (maps->writes_o) {
     ok = ok && Encode(encode, o, {p.dim_v, rows_q, p.heads_q, batch}, p.dtype, boxes.o, &maps->o);
   }

@@ -9,6 +9,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <string_view>
+
 #include "kernels/problem.h"
 
 namespace attend::cuda {
@@ -26,9 +28,11 @@ struct TensorBox {
   int cols = 0;  // 32 or 64
 };
 
-// Whether the copy engine can address Q, K and V: bases and rows on 16-byte boundaries, strides
-// below 2^40 bytes, fewer than 2^31 rows.
-bool TmaAligned(const Attention& attention);
+// Why the copy engine cannot address Q, K and V, as a clause in static storage; "" if it can: bases
+// and strides on 16-byte boundaries, strides above 0 (or 0, of a dimension that is broadcast; rows
+// are not) and below 2^40 bytes, fewer than 2^31 rows.
+std::string_view WhyNotTma(const Attention& attention);
+inline bool TmaAligned(const Attention& attention) { return WhyNotTma(attention).empty(); }
 
 struct TensorBoxes {
   TensorBox q, k, v, o;

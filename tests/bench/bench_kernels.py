@@ -7,7 +7,7 @@ under the bound that kernels/check_rows.h derives; a wrong answer gets no time. 
 on the same fresh random inputs (CUDA events, medians over interleaved rounds).
 
     tests/bench/bench_kernels.py --library dist/lib/libattend_kernels.so --out figures
-    tests/bench/bench_kernels.py --suite d128 --configs all --kernel cuda_flash_sm90 --no-rivals
+    tests/bench/bench_kernels.py --suite d128 --configs all --kernel cuda_flash_sm90 --rival cudnn
 
 Writes OUT/bench_kernels.json, .md and charts, and prints the Markdown. Exit code 1: one of attend's
 kernels was wrong.
@@ -27,7 +27,7 @@ import bench_kernels_report as reports
 EXTRA_SUITES = ("accuracy", "memory")
 
 
-def arguments():
+def arguments(words=None):
     names = [*cells.suites(0), *EXTRA_SUITES]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      epilog=f"suites: {', '.join(names)}, all (without quick)")
@@ -39,7 +39,10 @@ def arguments():
     parser.add_argument("--configs", choices=["best", "all"], default="best",
                         help="all: every compiled variant of the kernels")
     parser.add_argument("--filter", default="", help="only cells whose name contains this")
-    parser.add_argument("--no-rivals", action="store_true", help="ours only")
+    rivals = parser.add_mutually_exclusive_group()
+    rivals.add_argument("--rival", action="append", default=[], choices=cells.RIVALS,
+                        help="race against this one (repeat for more; default: all)")
+    rivals.add_argument("--no-rivals", action="store_true", help="ours only")
     parser.add_argument("--unfused", action="store_true",
                         help="also baddbmm, softmax, bmm, where math runs too")
     parser.add_argument("--rounds", type=int, default=7, help="per contender and cell, at most")
@@ -49,7 +52,8 @@ def arguments():
                         help="start no cell after this many seconds; says what is left out")
     parser.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
     parser.add_argument("--report", help="print the tables of a JSON file again, without a GPU")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
+    options.unfused |= "unfused" in options.rival
     options.suites = options.suite.split(",")
     if options.suites == ["all"]:
         options.suites = [name for name in names if name != "quick"]
@@ -82,18 +86,21 @@ def measure(options, report, attend):
     for name, listed in cells.suites(report["seed"]).items():
         if name not in options.suites:
             continue
-        matmul = race.matmul_tflops()
+        matmul = {}  # by dtype, and anew for every suite: clocks change
         for cell in listed:
             if options.filter not in cell.name:
                 continue
             if time.monotonic() - began > options.budget:
                 report["left_out"].append(f"{name}: {cell.name}")
                 continue
+            dtype = cell.shapes[0].dtype
+            if dtype not in matmul:
+                matmul[dtype] = race.matmul_tflops(dtype)
             contenders, refused, (auto, why) = race.lineup(cell, attend, options)
             results = race.Race(cell, contenders, options).run()
             report["cells"].append({
                 "suite": name, "name": cell.name, "auto": auto, "why": why, "refused": refused,
-                "mask": cell.shapes[0].mask(), "results": results, "matmul_tflops": matmul,
+                "mask": cell.shapes[0].mask(), "results": results, "matmul_tflops": matmul[dtype],
                 "shapes": [dataclasses.asdict(shape) for shape in cell.shapes],
                 "targets": [dataclasses.asdict(target) for target in cell.targets]})
             progress(cell, results)

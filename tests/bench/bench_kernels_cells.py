@@ -7,6 +7,7 @@ import random
 CUDNN, FLASH, EFFICIENT, MATH = "torch cudnn", "torch flash", "torch efficient", "torch math"
 PADDED, FLASH_WINDOW = "torch cudnn, padded", "torch flash, window"
 SM90, SM80, FP32, NAIVE = "cuda_flash_sm90", "cuda_flash_sm80", "cuda_flash_fp32", "cuda_naive"
+RIVALS = ("cudnn", "flash", "efficient", "math", "unfused")  # short names of whoever is not ours
 EACH = "auto, one call each"
 FULL_OURS, FULL_CUDNN = "auto, full mask", "torch cudnn, full mask"
 AUTO = "auto"
@@ -73,6 +74,12 @@ class Cell:
 
     def flops(self):
         return sum(shape.flops() for shape in self.shapes)
+
+
+def is_raced(name, wanted):
+    """Whether a rival of this name is among those wanted by short names: of RIVALS, or none for
+    all."""
+    return not wanted or name.split(",")[0].removeprefix("torch ") in wanted
 
 
 def cell(suite, shape, ratio=None, ladder=False):

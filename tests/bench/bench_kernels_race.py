@@ -18,9 +18,13 @@ CACHED_BYTES_MAX = 48 << 30
 CYCLES_PER_MS = 2_000_000  # of torch.cuda._sleep, at an H200's highest clock
 
 
-def matmul_tflops(dtype=torch.float16, size=8192, repeats=10):
-    """What the device's matrix product reaches now: the ceiling that shares are taken of."""
-    a, b = (torch.randn(size, size, device="cuda:0", dtype=dtype) for _ in range(2))
+def matmul_tflops(dtype, size=8192, repeats=10):
+    """What the device's matrix product of a cell's dtype reaches now: the ceiling that shares are
+    taken of. None for float32, whose product, without TF32, does not use the Tensor Cores."""
+    if dtype == "float32":
+        return None
+    a, b = (torch.randn(size, size, device="cuda:0", dtype=getattr(torch, dtype))
+            for _ in range(2))
     times = []
     for n in range(repeats + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -86,7 +90,10 @@ def lineup(cell, attend, options):
     if any(target.rivals == (cells.FULL_OURS,) for target in cell.targets):
         running.append(entries.AttendContender(attend, auto, name=cells.FULL_OURS,
                                                mask=cells.Shape.unmasked))
-    return running + ([] if options.no_rivals else rivals(cell, options)), refused, (auto, why)
+    if not options.no_rivals:
+        running += [one for one in rivals(cell, options)
+                    if cells.is_raced(one.name, options.rival)]
+    return running, refused, (auto, why)
 
 
 def rivals(cell, options):

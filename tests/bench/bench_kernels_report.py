@@ -34,6 +34,26 @@ def verdict_text(ratio, wanted):
         f"{ratio:.2f} (>= {wanted:.2f} missed)"
 
 
+def window_times(suite):
+    """[(mask, ms or None)] of auto: causal windows, the narrowest first, then the full mask. Empty
+    if there is no such window; all but the mask is alike in a suite that has some."""
+    windows = [(cell["shapes"][0]["left"], cell) for cell in suite
+               if cell["shapes"][0]["left"] >= 0 and cell["shapes"][0]["right"] == 0]
+    if not windows:
+        return []
+    full = [r["ms"] for cell in suite for name, r in cell["results"].items()
+            if name == cells.FULL_OURS and "ms" in r]
+    return [*((cell["mask"], cell["results"].get(cell["auto"], {}).get("ms"))
+              for _, cell in sorted(windows, key=lambda one: one[0])),
+            ("full", min(full, default=None))]
+
+
+def falls_with_window(times):
+    """Whether each of `window_times` is below the next; None if one is not known."""
+    known = [ms for _, ms in times]
+    return None if None in known else all(a < b for a, b in zip(known, known[1:]))
+
+
 def names_of(suite):
     """Contenders of a suite's cells, auto's kernels first, in order of appearance."""
     names = [cell["auto"] for cell in suite]
@@ -56,9 +76,9 @@ def table(suite):
             value = speed(cell, name)
             line.append(f"{value:.0f}" if value and value >= 100 else
                         f"{value:.1f}" if value else "-")
-        timed = "ms" in own
+        timed, matmul = "ms" in own, cell["matmul_tflops"]
         line += [f"{own['ms']:.3f}" if timed else "-",
-                 f"{own['tflops'] / cell['matmul_tflops']:.0%}" if timed else "-",
+                 f"{own['tflops'] / matmul:.0%}" if timed and matmul else "-",
                  f"{own['error_over_bound']:.2f}" if "error_over_bound" in own else "-",
                  f"{own['beside_bytes'] / MIB:.3g}" if "beside_bytes" in own else "-"]
         by_pair = {(ours, tuple(rivals)): verdict_text(ratio, wanted)
@@ -111,14 +131,22 @@ def notes(suite):
 
 
 def summary(report):
-    """Targets met and missed, and every missed one."""
+    """Targets met and missed, every missed one, and whether time falls with the window."""
     judged = [(cell, *verdict) for cell in report["cells"] for verdict in verdicts(cell)]
     known = [one for one in judged if one[3] is not None]
     missed = [one for one in known if one[3] < one[4]]
-    lines = [f"Targets: {len(known) - len(missed)} met, {len(missed)} missed, "
-             f"{len(judged) - len(known)} without a rival or a time."]
+    windows = [times for suite in by_suite(report).values() if (times := window_times(suite))]
+    fall = [falls_with_window(times) for times in windows]
+    lines = [f"Targets: {len(known) - len(missed) + fall.count(True)} met, "
+             f"{len(missed) + fall.count(False)} missed, "
+             f"{len(judged) - len(known) + fall.count(None)} without a rival or a time."]
     lines += [f"- missed: {cell['name']}: {ours} / {' or '.join(rivals)} {ratio:.3f}, wanted "
               f"{wanted:.2f}" for cell, ours, rivals, ratio, wanted in missed]
+    for times, met in zip(windows, fall):
+        listed = "; ".join(f"{mask}: -" if ms is None else f"{mask}: {ms:.3f} ms"
+                           for mask, ms in times)
+        verdict = {True: "met", False: "missed", None: "not judged"}[met]
+        lines.append(f"- {verdict}: time falls with the window: {listed}")
     if report.get("left_out"):
         lines.append(f"- out of time, not measured: {', '.join(report['left_out'])}")
     return "\n".join(lines)
@@ -133,13 +161,17 @@ def by_suite(report):
 
 def markdown(report):
     """The whole report."""
-    rates = [cell["matmul_tflops"] for cell in report["cells"]]
+    rates = collections.defaultdict(list)
+    for cell in report["cells"]:
+        if cell["matmul_tflops"]:
+            rates[cell["shapes"][0]["dtype"]].append(cell["matmul_tflops"])
     lines = [f"# Kernels on {report['device']}", "",
              f"{report['versions']}. Seed {report['seed']}. TFLOP/s on visible pairs, medians of "
              f"interleaved rounds; outputs poisoned, everybody checked against float64 first."]
     if rates:
-        lines[-1] += (f" Matrix product {min(rates):.0f} to {max(rates):.0f} TFLOP/s in the same "
-                      f"run.")
+        listed = ", ".join(f"{dtype} {min(found):.0f} to {max(found):.0f}"
+                           for dtype, found in rates.items())
+        lines[-1] += f" Matrix product in the same run, TFLOP/s: {listed}."
     for name, suite in by_suite(report).items():
         lines += ["", f"## {name}", "", variants_table(suite) if report["configs"] == "all" else
                   table(suite), "", notes(suite)]

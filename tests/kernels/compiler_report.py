@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What the compiler says of the Hopper kernels: registers of each; a failure for spills, stack
-frames, and wgmma that it does not leave asynchronous. Compiles one file as the build does, and
-throws the code away. Needs no GPU.
+frames, registers that are not those of the launch, wgmma that it does not leave asynchronous, and
+setmaxnreg that it ignores. Compiles one file as the build does, and throws the code away. Needs no
+GPU.
 
     compiler_report.py --nvcc NVCC --commands build/compile_commands.json
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import re
@@ -20,13 +22,18 @@ SOURCE = CUDA / "flash_sm90_f16.cu"
 TILES = CUDA / "flash_sm90_table.cuh"
 
 # "Potential Performance Loss: wgmma.mma_async instructions are serialized", for whatever reason,
-# and what comes to the same: a wait that nobody wrote.
+# and what comes to the same: a wait that nobody wrote. Other codes say it in words.
 SERIALISED = range(7510, 7521)
+WORDS = re.compile(r"seriali[sz]ed|setmaxnreg", re.IGNORECASE)
+CODE = re.compile(r"\(C(\d+)\)")
+
+# Sm90Tile's arguments, in order.
+ARGUMENTS = ("dim", "dim_v", "groups", "keys", "stages", "stages_q", "turns", "rows_apart",
+             "blocks")
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
-REMARK = re.compile(r"\(C(\d+)\)|wgmma.*serialized")
 
 
 def build_command(commands, nvcc, source):
@@ -42,13 +49,30 @@ def build_command(commands, nvcc, source):
     return [nvcc, *words, "-Xptxas", "-v", "-cubin", "-o", "/dev/null"], found[0]["directory"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    mangled: str  # its template arguments, as they stand in the names of its kernels
+    registers: int  # that a launch hands out to each thread: kLaunchRegisters
+
+
+def launch_registers(groups, blocks):
+    """As flash_sm90_tile.cuh works it out: setmaxnreg moves registers between warpgroups, and what
+    it moves must add up to what the launch took, so ptxas must use exactly these."""
+    threads = 128 * (groups + 1)
+    return 65536 // (threads * blocks) // 8 * 8
+
+
 def tiles(text):
-    """Name and mangled template arguments of every tile in the table."""
+    """{name: Tile} of the table. Error: Sm90Tile has other arguments than ARGUMENTS."""
     found = {}
-    for name, arguments in re.findall(r"using\s+(\w+)\s*=\s*Sm90Tile<([^>]*)>", text):
-        values = [{"false": "Lb0E", "true": "Lb1E"}.get(value.strip(), f"Li{value.strip()}E")
-                  for value in arguments.split(",")]
-        found[name] = "Sm90TileI" + "".join(values)
+    for name, listed in re.findall(r"using\s+(\w+)\s*=\s*Sm90Tile<([^>]*)>", text):
+        values = [value.strip() for value in listed.split(",")]
+        if len(values) != len(ARGUMENTS):
+            sys.exit(f"{name} has {len(values)} template arguments, not {', '.join(ARGUMENTS)}")
+        mangled = [{"false": "Lb0E", "true": "Lb1E"}.get(value, f"Li{value}E") for value in values]
+        named = dict(zip(ARGUMENTS, values))
+        found[name] = Tile("Sm90TileI" + "".join(mangled),
+                           launch_registers(int(named["groups"]), int(named["blocks"])))
     return found
 
 
@@ -67,24 +91,28 @@ def kernels(report):
 
 
 def remarks(report):
+    """Lines about what must run asynchronously and does not, or about setmaxnreg."""
     for line in report.splitlines():
-        match = REMARK.search(line)
-        if match and (match.group(1) is None or int(match.group(1)) in SERIALISED):
+        code = CODE.search(line)
+        if WORDS.search(line) or code and int(code.group(1)) in SERIALISED:
             yield line.strip()
 
 
-def judge(names, report):
-    """Prints a line per tile; returns what is wrong."""
+def judge(listed, report):
+    """Prints a line per tile of `listed`, {name: Tile}; returns what is wrong."""
     faults = list(remarks(report))
     found = kernels(report)
-    if not names:
+    if not listed:
         faults.append("the table has no tiles")
-    for name, mangled in names.items():
-        of_tile = [kernel for kernel in found if mangled in kernel]
+    for name, tile in listed.items():
+        of_tile = [kernel for kernel in found if tile.mangled in kernel]
         if not of_tile:
-            faults.append(f"{name}: no kernel was compiled for it ({mangled})")
+            faults.append(f"{name}: no kernel was compiled for it ({tile.mangled})")
         for kernel in of_tile:
-            print(f"{name:<16} {found[kernel].get('registers', '?'):>4} registers")
+            used = found[kernel].get("registers")
+            print(f"{name:<16} {used or '?':>4} registers")
+            if used is not None and used != tile.registers:
+                faults.append(f"{name}: {used} registers, must be the launch's {tile.registers}")
     for kernel, values in found.items():
         if len(values) != 2:
             faults.append(f"{kernel}: the report lacks its registers or its stack")

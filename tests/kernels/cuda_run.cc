@@ -5,7 +5,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstring>
+#include <random>
 
+#include "kernels/check_rows.h"
 #include "kernels/cuda/batch_layout.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/launch.h"
@@ -88,11 +91,16 @@ Status DeviceRun::Run(int config) {
                        std::min(bytes, static_cast<size_t>(cuda::kTileQueueBytes)));
   }
   ATTEND_RETURN_IF_ERROR(cuda::ToStatus(error, "clearing the workspace"));
-  const cuda::LaunchItem item{kernel_, attention_, config};
-  ATTEND_RETURN_IF_ERROR(
-      cuda::LaunchBatch({&item, 1}, workspace_.get(), workspace_bytes_, nullptr));
+  ATTEND_RETURN_IF_ERROR(Launch(config));
   return Fetch();
 }
+
+Status DeviceRun::Launch(int config) {
+  const cuda::LaunchItem item{kernel_, attention_, config};
+  return cuda::LaunchBatch({&item, 1}, workspace_.get(), workspace_bytes_, nullptr);
+}
+
+char* DeviceRun::output() const { return Place(owned_->output, output_); }
 
 Status RunOnDevice(OwnedAttention* owned, KernelId kernel, int config) {
   owned->ResetOutput();
@@ -108,7 +116,7 @@ bool CanRun(const Attention& attention, KernelId kernel) {
   (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
   device.compute_capability = 10 * major + minor;
   return Select(attention.problem, device, KernelName(kernel),
-                {.tma_aligned = cuda::TmaAligned(attention)})
+                {.not_tma = cuda::WhyNotTma(attention)})
       .ok();
 }
 
@@ -122,6 +130,72 @@ std::vector<int> Configs(const Problem& problem, KernelId kernel) {
     if (variants[n].shared_bytes <= shared_bytes_max) configs.push_back(static_cast<int>(n));
   }
   return configs;
+}
+
+std::string Label(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed) {
+  return std::string(KernelName(kernel)) + " config " + std::to_string(config) + " " +
+         Describe(spec) + "\nATTEND_TEST_SEED=" + std::to_string(seed);
+}
+
+Status RunAndCheck(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed,
+                   double work) {
+  OwnedAttention owned = MakeAttention(spec, seed);
+  if (!CanRun(owned.attention, kernel)) return Status();
+  Status status = RunOnDevice(&owned, kernel, config);
+  if (status.ok()) {
+    const RowsReport report = CheckRows(owned.attention, SampleRows(owned.attention, seed, work));
+    if (!report.ok) {
+      status = Internal(report.detail);
+    } else if (!owned.GuardsIntact()) {
+      status = Internal("something beside the rows of O and LSE was written");
+    }
+  }
+  if (status.ok()) return status;
+  return Status(status.code(), status.message() + "\n" + Label(spec, kernel, config, seed));
+}
+
+ProblemSpec AlignedSpec(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](const std::vector<int64_t>& of) { return of[random() % of.size()]; };
+  const int64_t heads_kv = pick({1, 2, 3});
+  const int64_t dim = pick({64, 96, 128, 192, 256});
+  ProblemSpec spec =
+      MakeSpec(pick({1, 2}), heads_kv * pick({1, 5, 7}), heads_kv, pick({1, 64, 130, 300}),
+               pick({0, 1, 65, 200, 513}), dim, dim == 192 && random() % 2 == 0 ? 128 : dim,
+               random() % 2 == 0 ? DType::kFloat16 : DType::kBFloat16);
+  if (random() % 2 == 0) spec.problem.mask.right = 0;
+  if (random() % 4 == 0) spec.problem.mask.left = 100;
+  if (random() % 4 == 0) spec.problem.softcap = 20.0f;
+  if (random() % 4 == 0) {
+    for (int64_t b = 0; b < spec.problem.batch; ++b) {
+      spec.q_lengths.push_back(static_cast<int64_t>(random() % (spec.problem.len_q + 1)));
+      spec.kv_lengths.push_back(static_cast<int64_t>(random() % (spec.problem.len_k + 1)));
+    }
+    spec.problem.packed = random() % 2 == 0;
+  }
+  return spec;
+}
+
+std::vector<float> Rows(const OwnedAttention& owned, int64_t b, int64_t rows) {
+  const Attention& a = owned.attention;
+  std::vector<float> values;
+  for (int64_t h = 0; h < a.problem.heads_q; ++h) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t q_row = SequenceOf(a, b).q_row + i;
+      const int64_t base = b * a.o.stride_b + h * a.o.stride_h + q_row * a.o.stride_l;
+      for (int64_t d = 0; d < a.problem.dim_v; ++d) {
+        values.push_back(LoadElement(a.o.data, a.problem.dtype, base + d));
+      }
+      if (a.lse != nullptr) {
+        values.push_back(a.lse[b * a.lse_stride_b + h * a.lse_stride_h + q_row]);
+      }
+    }
+  }
+  return values;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 }  // namespace attend::test

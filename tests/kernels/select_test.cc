@@ -169,9 +169,10 @@ TEST(Select, HoppersKernelSaysWhatItCannotDo) {
     EXPECT_THAT(forced.status().message(), HasSubstr(each.word));
   }
   const Result<Selection> elsewhere =
-      Select(Half(), GpuOf(90), "auto", MemoryTraits{.tma_aligned = false});
+      Select(Half(), GpuOf(90), "auto", MemoryTraits{.not_tma = "it lies elsewhere"});
   ASSERT_TRUE(elsewhere.ok());
   EXPECT_EQ(elsewhere->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_EQ(elsewhere->why, "it lies elsewhere");
 }
 
 TEST(Select, TensorCoreKernelsRefuseOtherDevicesAndDTypes) {

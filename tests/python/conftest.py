@@ -23,7 +23,7 @@ def fake(monkeypatch):
     """attend_kernels over a fake library whose device memory is the host's."""
     library = fake_library.FakeLibrary()
     monkeypatch.setattr(_library, "_library", library)
-    monkeypatch.setattr(_attention, "_workspaces", _attention._Workspaces())
+    monkeypatch.setattr(_attention, "_workspaces", _attention.Workspaces())
     yield library
     _attention._workspaces.release()
 

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 
+import bench_kernels  # noqa: E402
 import bench_kernels_cells as cells  # noqa: E402
 import bench_kernels_chart as charts  # noqa: E402
 import bench_kernels_report as reports  # noqa: E402
@@ -69,6 +70,73 @@ def test_verdicts_and_faults():
         "cuda_naive at B1 H16 L1024 D128 full: wrong answer, 3 times the bound: not timed"]
     report["configs"] = "all"
     assert "| cuda_flash_sm90 | **600.0** | **500.0** |" in reports.markdown(report)
+
+
+def test_shares_are_of_the_dtypes_own_matrix_product():
+    half, bfloat, single = (fake_cell(length, 600, 500) for length in (512, 1024, 2048))
+    bfloat["shapes"][0]["dtype"], bfloat["matmul_tflops"] = "bfloat16", 800.0
+    single["shapes"][0]["dtype"], single["matmul_tflops"] = "float32", None
+    text = reports.markdown(fake_report(half, bfloat, single))
+    assert "Matrix product in the same run, TFLOP/s: float16 700 to 700, bfloat16 800 to 800." \
+        in text
+    assert "| 86% |" in text and "| 75% |" in text and text.count("% |") == 2
+
+
+def fake_windows(full, **times):
+    """Cells of the suite as `windows` makes them, with auto's times by their left sides."""
+    found = []
+    for cell in cells.windows():
+        shape = cell.shapes[0]
+        results = {"cuda_flash_sm90": {"ms": times.get(f"left{shape.left}"), "correct": True}}
+        if results["cuda_flash_sm90"]["ms"] is None:
+            results["cuda_flash_sm90"] = {"failure": "no"}
+        if cell.targets and full:
+            results[cells.FULL_OURS] = {"ms": full, "correct": True}
+        found.append({**fake_cell(512, 1, 1), "suite": "window", "name": cell.name, "targets": [],
+                      "mask": shape.mask(), "results": results,
+                      "shapes": [dataclasses.asdict(shape)]})
+    return found
+
+
+@pytest.mark.parametrize("full,times,verdict,counts", [
+    (4.0, (0.2, 0.5, 1.5), "met", "1 met, 0 missed, 0 without"),
+    (4.0, (0.2, 0.2, 1.5), "missed", "0 met, 1 missed, 0 without"),
+    (1.5, (0.2, 0.5, 1.5), "missed", "0 met, 1 missed, 0 without"),
+    (4.0, (0.6, 0.5, 1.5), "missed", "0 met, 1 missed, 0 without"),
+    (None, (0.2, 0.5, 1.5), "not judged", "0 met, 0 missed, 1 without"),
+    (4.0, (0.2, None, 1.5), "not judged", "0 met, 0 missed, 1 without")])
+def test_time_falls_with_the_window(full, times, verdict, counts):
+    found = fake_windows(full, left255=times[0], left1023=times[1], left4095=times[2], left512=9.0)
+    text = reports.summary(fake_report(*reversed(found)))
+    assert text.startswith(f"Targets: {counts}")
+    line = next(line for line in text.splitlines() if "falls with the window" in line)
+    shown = ["-" if ms is None else f"{ms:.3f} ms" for ms in (*times, full)]
+    masks = ("window 255, 0", "window 1023, 0", "window 4095, 0", "full")
+    assert line == f"- {verdict}: time falls with the window: " + "; ".join(
+        f"{mask}: {ms}" for mask, ms in zip(masks, shown))
+    # No windows, no verdict.
+    assert "falls with" not in reports.summary(fake_report(fake_cell(512, 600, 500)))
+
+
+def test_rivals_by_name():
+    everybody = [cells.CUDNN, cells.FLASH, cells.EFFICIENT, cells.MATH, cells.PADDED,
+                 cells.FLASH_WINDOW, cells.FULL_CUDNN, "unfused"]
+    assert all(cells.is_raced(name, []) for name in everybody)
+    assert [name for name in everybody if cells.is_raced(name, ["cudnn"])] == \
+        [cells.CUDNN, cells.PADDED, cells.FULL_CUDNN]
+    assert [name for name in everybody if cells.is_raced(name, ["flash", "unfused"])] == \
+        [cells.FLASH, cells.FLASH_WINDOW, "unfused"]
+    assert {name for name in everybody if cells.is_raced(name, cells.RIVALS)} == set(everybody)
+
+
+def test_options():
+    options = bench_kernels.arguments(["--rival", "cudnn", "--rival", "unfused"])
+    assert options.rival == ["cudnn", "unfused"] and options.unfused
+    options = bench_kernels.arguments([])
+    assert options.rival == [] and not options.unfused and options.suites == ["quick"]
+    for words in (["--rival", "nobody"], ["--rival", "cudnn", "--no-rivals"], ["--suite", "d1"]):
+        with pytest.raises(SystemExit):
+            bench_kernels.arguments(words)
 
 
 def test_charts_are_well_formed(tmp_path):

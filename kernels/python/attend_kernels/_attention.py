@@ -5,11 +5,11 @@ import ctypes
 import inspect
 import math
 import sys
-import threading
 
 from . import _tensors
-from ._library import (ALIGNMENTS, DTYPES, WORKSPACE_ZERO_BYTES, Error, Memory, Params,
-                       TensorStruct, check, invalid, library)
+from ._library import ALIGNMENTS, DTYPES, Error, Params, TensorStruct, check, invalid, library
+from ._torch import allocating_on
+from ._workspaces import Workspaces
 
 # Where B, H and L stand in a shape; packed tensors have no B.
 LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
@@ -39,6 +39,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     max_seqlen_q, max_seqlen_k: the longest sequence for LHD; needed if cu_seqlens are on the GPU.
     kernel: a name to force one. out: where to write. stream: a CUDA stream (an integer or an
         object with cuda_stream); else PyTorch's current one if it is loaded, else the default.
+        Of a PyTorch Stream, PyTorch is told that it uses these tensors; with another's, or an
+        integer, keep them until it has run.
 
     Returns O in the layout of q with Dv, or (O, LSE float32 [B, Hq, Lq], packed [Hq, rows]) if
     return_lse. What it is matches q: NumPy, the same class as q, or a DeviceArray for DLPack.
@@ -95,6 +97,7 @@ class _Call:
 
     def __init__(self, arguments, staging):
         self.a, self.staging = arguments, staging
+        self.made = []  # arrays for the caller that were allocated here
         if arguments["layout"] not in LAYOUTS:
             raise invalid(f"layout is {arguments['layout']!r}, must be BHLD, BLHD or LHD")
         if arguments["alignment"] not in ALIGNMENTS:
@@ -284,6 +287,7 @@ class _Call:
             return
         if out is None:
             out = _tensors.empty_like(self.q, shape, self.q.dtype, stream)
+            self.made.append(out)
         tensor = _tensors.read("out", out, stream)
         for what in ("dtype", "device"):
             self._check_same(tensor, what, getattr(tensor, what), getattr(self.q, what))
@@ -299,6 +303,7 @@ class _Call:
         p, rows = self.params, self.params.total_q if self.packed else self.params.len_q
         shape = (p.heads_q, rows) if self.packed else (p.batch, p.heads_q, rows)
         lse = _tensors.empty_like(self.q, shape, "float32", self.staging.stream)
+        self.made.append(lse)
         placed = self.staging.output(_tensors.read("lse", lse, self.staging.stream))
         p.lse, p.lse_stride_h = placed.address or None, rows
         p.lse_stride_b = 0 if self.packed else p.heads_q * rows
@@ -315,7 +320,9 @@ def _prepare(arguments, label):
             raise invalid(f"{where}device and stream are {_place(one)}, must be calls[0]'s, "
                           f"{(device, stream)}")
         try:
-            calls.append(_Call(one, staging))
+            with allocating_on(one["stream"], stream, device, one.values()) as made:
+                calls.append(_Call(one, staging))
+                made += calls[-1].made
         except Error as failure:
             raise Error(failure.code, where + str(failure).partition(": ")[2]) from None
     return calls, staging
@@ -328,50 +335,21 @@ def _run(arguments, label):
     params = (Params * len(calls))(*(call.params for call in calls))
     needed = ctypes.c_int64()
     check(library().attend_batch_workspace_bytes(params, len(calls), ctypes.byref(needed)))
-    with _workspaces.lock:
-        workspace = _workspaces.get(staging.device, staging.stream, needed.value)
+    with _workspaces.use(staging.device, staging.stream, needed.value) as workspace:
         check(library().attend_run_batch(params, len(calls), workspace, needed.value,
                                          staging.stream or None))
     staging.finish()
     return [call.result for call in calls]
 
 
-class _Workspaces:
-    """One workspace for every device and stream, as large as the largest call so far. `lock` is
-    held from `get` until the launch, so that no other thread replaces the workspace between."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self._memory = {}
-
-    def get(self, device, stream, byte_count):
-        """The address of at least `byte_count` bytes, the first ones zero in the stream's order."""
-        if byte_count == 0:
-            return None
-        memory = self._memory.get((device, stream))
-        if memory is None or memory.bytes < byte_count:
-            self._release((device, stream))
-            memory = Memory(device, max(byte_count, WORKSPACE_ZERO_BYTES))
-            check(library().attend_memset(device, memory.address, 0, WORKSPACE_ZERO_BYTES,
-                                          stream or None))
-            self._memory[device, stream] = memory
-        return memory.address
-
-    def _release(self, place):
-        if place in self._memory:
-            check(library().attend_synchronize(place[0], place[1] or None))
-            del self._memory[place]
-
-    def release(self):
-        with self.lock:
-            for place in list(self._memory):
-                self._release(place)
-
-
-_workspaces = _Workspaces()
+_workspaces = Workspaces()
 
 
 def release_workspaces():
     """Waits for the streams that attention was called on, and frees the device memory kept for the
-    next calls."""
+    next calls. An Error says that a stream had failed; the memory is free even so.
+
+    Memory is kept for every stream by its handle. Call this before you destroy a stream that
+    attention was called on (PyTorch never destroys its own): CUDA may give the handle to a new
+    stream, whose calls would then use the memory while launches on the old one still do."""
     _workspaces.release()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory that launches use while they run, kept for the next."""
+
+import contextlib
+import threading
+
+from ._library import WORKSPACE_ZERO_BYTES, Error, Memory, check, library
+
+
+class _Workspace:
+    """Of one device and stream. `lock` guards `memory`, None if there is none now."""
+
+    def __init__(self, device, stream):
+        self.lock = threading.Lock()
+        self.device, self.stream, self.memory = device, stream, None
+
+    def grow(self, byte_count):
+        """Has at least `byte_count` bytes from now on, the first ones zero in the stream's order.
+        Error: there is no more memory, or the launches before have failed."""
+        if self.memory is not None and self.memory.bytes >= byte_count:
+            return
+        check(self.free())
+        memory = Memory(self.device, max(byte_count, WORKSPACE_ZERO_BYTES))
+        check(library().attend_memset(self.device, memory.address, 0, WORKSPACE_ZERO_BYTES,
+                                      self.stream or None))
+        self.memory = memory
+
+    def free(self):
+        """Waits for the launches that use the memory, and gives it up whatever became of them: that
+        is the code returned."""
+        if self.memory is None:
+            return 0
+        code = library().attend_synchronize(self.device, self.stream or None)
+        self.memory = None
+        return code
+
+
+class Workspaces:
+    """One workspace for every device and stream, as large as the largest call so far."""
+
+    def __init__(self):
+        self._lock = threading.Lock()  # of the dict, not of what is in it
+        self._by_place = {}
+
+    @contextlib.contextmanager
+    def use(self, device, stream, byte_count):
+        """The address of at least `byte_count` bytes for one launch inside; None for 0. No other
+        thread has it meanwhile: launches that share a workspace must be ordered. After a failure
+        the memory is not used again, as its first bytes may no longer be zero."""
+        if byte_count == 0:
+            yield None
+            return
+        with self._lock:
+            workspace = self._by_place.setdefault((device, stream), _Workspace(device, stream))
+        with workspace.lock:
+            try:
+                workspace.grow(byte_count)
+                yield workspace.memory.address
+            except BaseException:
+                workspace.free()
+                raise
+
+    def release(self):
+        """Frees all. Error: waiting for a stream failed; its memory and the others' are free."""
+        with self._lock:
+            workspaces = list(self._by_place.values())
+        failure = None
+        for workspace in workspaces:
+            with workspace.lock:
+                try:
+                    check(workspace.free())
+                except Error as one:
+                    failure = failure or one
+        if failure is not None:
+            raise failure
