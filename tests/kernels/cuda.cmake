@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the CUDA kernels and backend. Those labelled gpu exit with 77 where there is no GPU;
-# cuda_layout_test, cuda_c_args_test and compiler_report run anywhere.
+# cuda_layout_test, cuda_c_args_test, compiler_report and kernels_size run anywhere.
 
 if(ATTEND_WITH_CUDA)
   include(AttendCuda)
@@ -14,7 +14,8 @@ if(ATTEND_WITH_CUDA)
   # cuda_main.cc among the sources: it has the main() that looks for a GPU first.
   # One binary: each that holds the kernels is large.
   attend_test(cuda_kernels_test
-              SOURCES cuda_kernels_test.cc cuda_ragged_test.cc cuda_grid_test.cc cuda_main.cc
+              SOURCES cuda_kernels_test.cc cuda_small_test.cc cuda_ragged_test.cc cuda_grid_test.cc
+                      cuda_bits_test.cc cuda_far_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu TIMEOUT 600)
   attend_test(cuda_backend_test SOURCES cuda_backend_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
@@ -25,7 +26,8 @@ if(ATTEND_WITH_CUDA)
   # The wrappers of single instructions.
   attend_test(cuda_mma_test SOURCES cuda_mma_test.cu cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
-  attend_test(cuda_hopper_test SOURCES cuda_hopper_test.cu cuda_wgmma_test.cu cuda_main.cc
+  attend_test(cuda_hopper_test
+              SOURCES cuda_hopper_test.cu cuda_registers_test.cu cuda_wgmma_test.cu cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
   if(ATTEND_TESTS)
     foreach(name cuda_layout_test cuda_kernels_test cuda_backend_test cuda_lost_test cuda_c_test
@@ -42,5 +44,10 @@ if(ATTEND_WITH_CUDA)
                      --nvcc ${CMAKE_CUDA_COMPILER}
                      --commands ${CMAKE_BINARY_DIR}/compile_commands.json)
     set_tests_properties(compiler_report PROPERTIES LABELS unit TIMEOUT 300)
+    # All kernels, for every GPU, in less than 60 MiB.
+    add_test(NAME kernels_size
+             COMMAND sh -c "size=$(stat -c %s $<TARGET_FILE:attend_kernels_c>) && echo $size bytes \
+                            && test $size -le $((60 << 20))" VERBATIM)
+    set_tests_properties(kernels_size PROPERTIES LABELS unit)
   endif()
 endif()

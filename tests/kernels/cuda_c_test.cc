@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/attend_c.h"
@@ -36,13 +38,14 @@ bool StartsWithZeros(const DeviceMemory& workspace) {
 
 // An attention with its memory on the device and what the C++ interface made of it.
 struct Case {
-  Case(uint64_t seed, KernelId id) : name(KernelName(id)) {
-    owned = MakeAttention(RandomSpec(seed, 3e5), seed);
+  Case(OwnedAttention attention, KernelId id, int config = cuda::kDefaultConfig)
+      : name(KernelName(id)), owned(std::move(attention)) {
     run = std::make_unique<DeviceRun>(&owned, id);
-    status = run->Run();
+    status = run->Run(config);
     expected = owned.OutputBytes();
     params = ToParams(run->attention());
     params.kernel = name.c_str();
+    params.config = config;
   }
 
   // Where the first byte of the output block lies on the device.
@@ -71,23 +74,36 @@ struct Case {
   attend_params params;
 };
 
-constexpr KernelId kIds[] = {KernelId::kCudaNaive, KernelId::kCudaFlashFp32};
+// A problem drawn for the kernel, or null if this one is not for it.
+std::unique_ptr<Case> DrawCase(uint64_t seed, KernelId id) {
+  const bool aligned = id == KernelId::kCudaFlashSm90;
+  OwnedAttention owned = MakeAttention(aligned ? AlignedSpec(seed) : RandomSpec(seed, 3e5), seed);
+  if (!CanRun(owned.attention, id)) return nullptr;
+  return std::make_unique<Case>(std::move(owned), id);
+}
+
+// Runs it alone, through the C interface.
+void ExpectItsBits(Case* one, const std::string& label) {
+  attend_params& params = one->params;
+  ASSERT_EQ(attend_workspace_bytes(&params, &params.workspace_bytes), ATTEND_OK)
+      << attend_last_error();
+  const auto workspace = Workspace(params.workspace_bytes);
+  params.workspace = workspace->get();
+  one->Reset();
+  ASSERT_EQ(attend_run(&params, nullptr), ATTEND_OK) << attend_last_error();
+  ASSERT_EQ(attend_synchronize(0, nullptr), ATTEND_OK) << attend_last_error();
+  EXPECT_EQ(one->expected, one->Answer()) << one->name << " " << label;
+}
 
 TEST(AttendC, GivesTheBitsOfTheCppInterface) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < 60; ++n) {
-    for (const KernelId id : kIds) {
-      Case one(seed + n, id);
-      ASSERT_TRUE(one.status.ok()) << one.status.message();
-      attend_params& params = one.params;
-      ASSERT_EQ(attend_workspace_bytes(&params, &params.workspace_bytes), ATTEND_OK)
-          << attend_last_error();
-      const auto workspace = Workspace(params.workspace_bytes);
-      params.workspace = workspace->get();
-      one.Reset();
-      ASSERT_EQ(attend_run(&params, nullptr), ATTEND_OK) << attend_last_error();
-      ASSERT_EQ(attend_synchronize(0, nullptr), ATTEND_OK) << attend_last_error();
-      EXPECT_EQ(one.expected, one.Answer()) << one.name << " ATTEND_TEST_SEED=" << seed + n;
+    for (const KernelId id : kCudaKernels) {
+      const std::unique_ptr<Case> one = DrawCase(seed + n, id);
+      if (one == nullptr) continue;
+      ASSERT_TRUE(one->status.ok()) << one->status.message();
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectItsBits(one.get(), "ATTEND_TEST_SEED=" + std::to_string(seed + n)));
     }
   }
 }
@@ -96,9 +112,11 @@ TEST(AttendC, ABatchGivesTheBitsOfEachAlone) {
   const uint64_t seed = FreshSeed();
   std::vector<std::unique_ptr<Case>> cases;
   std::vector<attend_params> params;
-  for (uint64_t n = 0; n < 24; ++n) {
-    cases.push_back(std::make_unique<Case>(seed + n, kIds[n % std::size(kIds)]));
-    ASSERT_TRUE(cases.back()->status.ok());
+  for (uint64_t n = 0; n < 40; ++n) {
+    std::unique_ptr<Case> one = DrawCase(seed + n, kCudaKernels[n % std::size(kCudaKernels)]);
+    if (one == nullptr) continue;
+    ASSERT_TRUE(one->status.ok()) << one->status.message();
+    cases.push_back(std::move(one));
     params.push_back(cases.back()->params);
   }
   const auto count = static_cast<int32_t>(params.size());
@@ -113,7 +131,8 @@ TEST(AttendC, ABatchGivesTheBitsOfEachAlone) {
     ASSERT_EQ(attend_synchronize(0, nullptr), ATTEND_OK) << attend_last_error();
     for (size_t n = 0; n < cases.size(); ++n) {
       EXPECT_EQ(cases[n]->expected, cases[n]->Answer())
-          << cases[n]->name << " ATTEND_TEST_SEED=" << seed + n << ", repeat " << repeat;
+          << cases[n]->name << " case " << n << " ATTEND_TEST_SEED=" << seed << ", repeat "
+          << repeat;
     }
     EXPECT_TRUE(StartsWithZeros(*workspace));
   }
@@ -202,6 +221,59 @@ TEST(AttendC, SaysWhatItSelects) {
   EXPECT_STREQ(kernel, "cuda_naive");
   params.kernel = "no_such_kernel";
   EXPECT_EQ(attend_select(&params, &kernel, &why), ATTEND_INVALID_ARGUMENT);
+}
+
+constexpr char kNoHopper[] = "no GPU that cuda_flash_sm90 runs on";
+
+TEST(AttendC, SelectsAndRefusesHoppersKernelByItsMemory) {
+  OwnedAttention owned =
+      MakeAttention(MakeSpec(1, 2, 1, 8, 8, 16, 16, DType::kFloat16), FreshSeed());
+  if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) GTEST_SKIP() << kNoHopper;
+  DeviceRun run(&owned, KernelId::kCudaFlashSm90);
+  ASSERT_TRUE(run.Prepare().ok());
+  attend_params params = ToParams(run.attention());
+  const char* kernel = nullptr;
+  const char* why = nullptr;
+  ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
+  EXPECT_STREQ(kernel, "cuda_flash_sm90");
+  params.q.data = static_cast<char*>(params.q.data) + 2;
+  ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
+  EXPECT_STREQ(kernel, "cuda_flash_sm80");
+  const std::string reason = why;
+  EXPECT_NE(reason.find("16-byte boundar"), std::string::npos) << reason;
+  params.kernel = "cuda_flash_sm90";
+  EXPECT_EQ(attend_select(&params, &kernel, &why), ATTEND_UNIMPLEMENTED);
+  EXPECT_NE(std::string(attend_last_error()).find(reason), std::string::npos)
+      << attend_last_error();
+  EXPECT_EQ(attend_run(&params, nullptr), ATTEND_UNIMPLEMENTED);
+  int64_t bytes = 0;
+  EXPECT_EQ(attend_workspace_bytes(&params, &bytes), ATTEND_UNIMPLEMENTED);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+TEST(AttendC, HoppersConfigsHaveNamesAndRun) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t dim : {64, 128}) {
+    const ProblemSpec spec = MakeSpec(2, 4, 2, 150, 300, dim, dim, DType::kBFloat16);
+    const OwnedAttention owned = MakeAttention(spec, seed);
+    if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) GTEST_SKIP() << kNoHopper;
+    attend_params params = ToParams(owned.attention);
+    params.kernel = "cuda_flash_sm90";
+    int32_t count = 0;
+    ASSERT_EQ(attend_configs(&params, &count), ATTEND_OK) << attend_last_error();
+    EXPECT_GE(count, 2) << "short and long sequences have their own";
+    std::set<std::string> names;
+    for (int32_t n = 0; n < count; ++n) {
+      const std::string name = attend_config_name(&params, n);
+      EXPECT_EQ(name.rfind("d" + std::to_string(dim) + "_rows", 0), 0u) << name;
+      EXPECT_TRUE(names.insert(name).second) << name;
+      Case one(MakeAttention(spec, seed), KernelId::kCudaFlashSm90, n);
+      ASSERT_TRUE(one.status.ok()) << one.status.message();
+      ASSERT_NO_FATAL_FAILURE(ExpectItsBits(&one, name));
+    }
+    EXPECT_STREQ(attend_config_name(&params, count), "");
+    EXPECT_STREQ(attend_config_name(&params, -1), "");
+  }
 }
 
 TEST(AttendC, NamesItsConfigs) {

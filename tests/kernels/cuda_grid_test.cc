@@ -21,18 +21,9 @@ constexpr double kCheckWork = 4e6;
 
 void Check(const ProblemSpec& spec, uint64_t seed) {
   for (const KernelId kernel : kTensorCoreKernels) {
-    OwnedAttention owned = MakeAttention(spec, seed);
-    if (!CanRun(owned.attention, kernel)) continue;
     for (const int config : Configs(spec.problem, kernel)) {
-      const std::string label = std::string(KernelName(kernel)) + " config " +
-                                std::to_string(config) + " " + Describe(spec) +
-                                "\nATTEND_TEST_SEED=" + std::to_string(seed);
-      const Status status = RunOnDevice(&owned, kernel, config);
-      ASSERT_TRUE(status.ok()) << status.ToString() << "\n" << label;
-      const std::vector<RowId> rows = SampleRows(owned.attention, seed, kCheckWork);
-      const RowsReport report = CheckRows(owned.attention, rows);
-      ASSERT_TRUE(report.ok) << report.detail << "\n" << label;
-      ASSERT_TRUE(owned.GuardsIntact()) << label;
+      const Status status = RunAndCheck(spec, kernel, config, seed, kCheckWork);
+      ASSERT_TRUE(status.ok()) << status.ToString();
     }
   }
 }

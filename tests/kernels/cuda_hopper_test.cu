@@ -30,39 +30,6 @@ constexpr int kThreads = 128;
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// Of a box's first element; any of them may lie outside the tensor.
-struct Place {
-  int col, row, h, b;
-};
-
-std::string Name(const Place& place) {
-  return "col " + std::to_string(place.col) + " row " + std::to_string(place.row) + " h " +
-         std::to_string(place.h) + " b " + std::to_string(place.b);
-}
-
-// [batch, heads, rows, dim] of 16-bit elements, strides in elements. None is 0, and nothing between
-// the rows either: zeros come from the copy engine.
-struct Tensor {
-  int batch, heads, rows, dim;
-  int64_t stride_b, stride_h, stride_l;
-
-  bool Has(const Place& at) const {
-    return at.b >= 0 && at.b < batch && at.h >= 0 && at.h < heads && at.row >= 0 && at.row < rows &&
-           at.col >= 0 && at.col < dim;
-  }
-  int64_t Index(const Place& at) const {
-    return at.b * stride_b + at.h * stride_h + at.row * stride_l + at.col;
-  }
-  std::vector<uint16_t> Elements() const {
-    std::vector<uint16_t> elements(Index({dim - 1, rows - 1, heads - 1, batch - 1}) + 1);
-    for (size_t n = 0; n < elements.size(); ++n) {
-      elements[n] = static_cast<uint16_t>(1 + n % 0xffff);
-    }
-    return elements;
-  }
-  ConstTensorView View(const void* data) const { return {data, stride_b, stride_h, stride_l}; }
-};
-
 // Q as [B, L, H, D] with a gap behind every head's row; K dense; V, described by its only head, has
 // the same for all of K's; O with gaps everywhere.
 constexpr Tensor kQ = {2, 6, 37, 72, 37 * 480 + 8, 80, 480};
@@ -126,19 +93,6 @@ __global__ void LoadBoxes(const __grid_constant__ CUtensorMap map, const Place* 
 #endif
 }
 
-std::vector<uint16_t> ExpectedBox(const Tensor& tensor, const TensorBox& box, const Place& at) {
-  const std::vector<uint16_t> elements = tensor.Elements();
-  std::vector<uint16_t> expected(box.rows * box.cols);
-  for (int row = 0; row < box.rows; ++row) {
-    for (int col = 0; col < box.cols; ++col) {
-      const Place from = {at.col + col, at.row + row, at.h, at.b};
-      expected[BoxOffset(box.cols, row, col) / 2] =
-          tensor.Has(from) ? elements[tensor.Index(from)] : 0;
-    }
-  }
-  return expected;
-}
-
 void CheckLoads(const Tensor& tensor, const CUtensorMap& map, const TensorBox& box) {
   const int last = tensor.rows - 1;
   const std::vector<Place> places = {
@@ -180,6 +134,64 @@ TEST_F(CudaHopper, BoxesArriveSwizzledWithZerosBeyondTheTensor) {
       CheckLoads(kK, described.maps.k, boxes.k);
       CheckLoads(kV, described.maps.v, boxes.v);
     }
+  }
+}
+
+// ---- maps in memory -----------------------------------------------------------------------------
+
+// Every block loads the box at `at` through a map that lies in global memory.
+__global__ void LoadThroughMemory(const CUtensorMap* map, Place at, int bytes, uint4* out) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  char* shared = AlignedShared();
+  __shared__ Barrier barrier;
+  const uint32_t full = SharedAddress(&barrier);
+  if (threadIdx.x == 0) {
+    InitBarrier(full, 1);
+    FenceBarrierInit();
+  }
+  FillShared(shared, bytes);
+  if (threadIdx.x == 0) {
+    AcquireTensorMap(map);
+    ArriveExpecting(full, bytes);
+    LoadBox(map, SharedAddress(shared), full, at.col, at.row, at.h, at.b, CachePolicy::kEvictFirst);
+  }
+  Wait(full, 0);
+  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
+    out[blockIdx.x * (bytes / 16) + i] = reinterpret_cast<const uint4*>(shared)[i];
+  }
+#endif
+}
+
+// As a list of attentions is launched: each launch copies its maps to where the last one's were,
+// whose multiprocessors may still hold those.
+TEST_F(CudaHopper, AMapRewrittenInPlaceIsSeenByTheNextLaunch) {
+  const TensorBox box = {16, 64};
+  const Place at = {0, 5, 1, 1};
+  Described described(DType::kFloat16, {box, box, box, {}});
+  ASSERT_EQ(described.error, cudaSuccess);
+  const std::vector<uint16_t> expected[] = {ExpectedBox(kQ, box, at), ExpectedBox(kK, box, at)};
+  ASSERT_NE(expected[0], expected[1]);
+  const CUtensorMap* maps[] = {&described.maps.q, &described.maps.k};
+  OnDevice<CUtensorMap> place(std::vector<CUtensorMap>(1));
+  constexpr int kBytes = 2 * 16 * 64;
+  constexpr int kBlocks = 300;  // some for every multiprocessor
+  constexpr int kLaunches = 20;
+  constexpr int kElements = kBlocks * kBytes / 2;  // of a launch
+  OnDevice<uint16_t> out(std::vector<uint16_t>(kLaunches * kElements));
+  for (int n = 0; n < kLaunches; ++n) {
+    ASSERT_EQ(cudaMemcpyAsync(place.get(), maps[n % 2], sizeof(CUtensorMap), cudaMemcpyHostToDevice,
+                              nullptr),
+              cudaSuccess);
+    LoadThroughMemory<<<kBlocks, kThreads, kAlignmentBytes + kBytes>>>(
+        place.get(), at, kBytes, reinterpret_cast<uint4*>(out.get() + n * kElements));
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<uint16_t> got = out.Read();
+  for (int n = 0; n < kLaunches * kBlocks; ++n) {
+    const std::vector<uint16_t>& box_expected = expected[n / kBlocks % 2];
+    ASSERT_TRUE(std::equal(box_expected.begin(), box_expected.end(),
+                           got.begin() + n * static_cast<int64_t>(box_expected.size())))
+        << "launch " << n / kBlocks << " block " << n % kBlocks;
   }
 }
 

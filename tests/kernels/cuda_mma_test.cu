@@ -127,6 +127,100 @@ TEST(CudaMma, LoadsGiveTheFragmentsOfEachBlock) {
   CheckLoads<256>();
 }
 
+constexpr int kGroups = 4;
+
+// A warp copies kGroups times 32 chunks of 16 bytes, a group of copies each, and writes out what it
+// finds when at most kGroups - 1, ..., 0 groups are under way: that of the first, the second, ...
+// Lane l copies chunk l of its group if bit l of `valid` is set; otherwise it names `invalid`.
+__global__ void CopyChunks(const uint4* in, const void* invalid, uint32_t valid, uint4* out) {
+  using Row = TileRow<64>;
+  __shared__ __align__(128) char tile[kGroups * kLanes * 16];
+  const int lane = threadIdx.x;
+  const auto offset = [lane](int group) {
+    return Row::Offset(4 * group + lane / Row::kChunks, lane % Row::kChunks);
+  };
+  for (int group = 0; group < kGroups; ++group) {
+    *reinterpret_cast<uint4*>(tile + offset(group)) = make_uint4(~0u, ~0u, ~0u, ~0u);
+  }
+  __syncwarp();
+  const bool mine = valid >> lane & 1;
+  for (int group = 0; group < kGroups; ++group) {
+    const void* from = mine ? in + group * kLanes + lane : invalid;
+    CopyAsync16(SharedAddress(tile) + offset(group), from, mine);
+    CommitCopies();
+  }
+  const auto write = [&](int group) {
+    __syncwarp();
+    // Other lanes' copies too, now that they have waited.
+    const int other = lane ^ 5;
+    const int at = Row::Offset(4 * group + other / Row::kChunks, other % Row::kChunks);
+    out[group * kLanes + other] = *reinterpret_cast<const uint4*>(tile + at);
+  };
+  WaitCopyGroups<3>();
+  write(0);
+  WaitCopyGroups<2>();
+  write(1);
+  WaitCopyGroups<1>();
+  write(2);
+  WaitCopyGroups<0>();
+  write(3);
+}
+
+// `far`: how far beyond the source lanes that copy nothing point.
+void CheckCopies(uint32_t valid, int64_t far) {
+  std::vector<uint4> values;
+  for (uint32_t n = 0; n < kGroups * kLanes; ++n) {
+    values.push_back(make_uint4(4 * n + 1, 4 * n + 2, 4 * n + 3, 4 * n + 4));
+  }
+  OnDevice<uint4> in(values), out(std::vector<uint4>(values.size()));
+  const auto invalid = reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(in.get()) + far);
+  CopyChunks<<<1, kLanes>>>(in.get(), invalid, valid, out.get());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<uint4> got = out.Read();
+  for (int n = 0; n < kGroups * kLanes; ++n) {
+    const bool copied = valid >> n % kLanes & 1;
+    const uint4 expected = copied ? values[n] : make_uint4(0, 0, 0, 0);
+    EXPECT_TRUE(got[n].x == expected.x && got[n].y == expected.y && got[n].z == expected.z &&
+                got[n].w == expected.w)
+        << "group " << n / kLanes << " lane " << n % kLanes << " valid " << valid;
+  }
+}
+
+TEST(CudaMma, CopiesArriveGroupByGroupAndZerosForWhatIsNotValid) {
+  for (const uint32_t valid : {0xffffffffu, 0u, 0x5a0ff0c3u, 1u}) CheckCopies(valid, 0);
+  // Rows beyond a tensor may lie where there is no memory.
+  for (const uint32_t valid : {0u, 0x5a0ff0c3u}) CheckCopies(valid, int64_t{1} << 38);
+}
+
+// Every lane stores 16 bytes, reads another's.
+__global__ void StoreChunks(const uint4* in, uint4* out) {
+  using Row = TileRow<64>;
+  __shared__ __align__(128) char tile[kLanes * 16];
+  const int lane = threadIdx.x;
+  StoreShared16(SharedAddress(tile) + Row::Offset(lane / Row::kChunks, lane % Row::kChunks),
+                in[lane]);
+  __syncwarp();
+  const int other = lane ^ 21;
+  const int at = Row::Offset(other / Row::kChunks, other % Row::kChunks);
+  out[other] = *reinterpret_cast<const uint4*>(tile + at);
+}
+
+TEST(CudaMma, SixteenBytesAreStoredInTheirOrder) {
+  std::vector<uint4> values;
+  for (uint32_t n = 0; n < kLanes; ++n) {
+    values.push_back(make_uint4(n, 0x10000 + n, 0x20000 + n, 0x30000 + n));
+  }
+  OnDevice<uint4> in(values), out{std::vector<uint4>(kLanes)};
+  StoreChunks<<<1, kLanes>>>(in.get(), out.get());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<uint4> got = out.Read();
+  for (int n = 0; n < kLanes; ++n) {
+    EXPECT_TRUE(got[n].x == values[n].x && got[n].y == values[n].y && got[n].z == values[n].z &&
+                got[n].w == values[n].w)
+        << n;
+  }
+}
+
 // a: [16][16], b: [16][8], c: [16][8], all as float; computes a b into out[0] and c + a b into
 // out[1], element by element through the fragments.
 template <class Element>

@@ -27,29 +27,6 @@ struct Known {
   std::vector<std::byte> alone;
 };
 
-// Problems that cuda_flash_sm90 takes are rare among random ones.
-ProblemSpec AlignedSpec(uint64_t seed) {
-  std::mt19937_64 random(seed);
-  const auto pick = [&](const std::vector<int64_t>& of) { return of[random() % of.size()]; };
-  const int64_t heads_kv = pick({1, 2, 3});
-  const int64_t dim = pick({64, 96, 128, 192, 256});
-  ProblemSpec spec =
-      MakeSpec(pick({1, 2}), heads_kv * pick({1, 5, 7}), heads_kv, pick({1, 64, 130, 300}),
-               pick({0, 1, 65, 200, 513}), dim, dim == 192 && random() % 2 == 0 ? 128 : dim,
-               random() % 2 == 0 ? DType::kFloat16 : DType::kBFloat16);
-  if (random() % 2 == 0) spec.problem.mask.right = 0;
-  if (random() % 4 == 0) spec.problem.mask.left = 100;
-  if (random() % 4 == 0) spec.problem.softcap = 20.0f;
-  if (random() % 4 == 0) {
-    for (int64_t b = 0; b < spec.problem.batch; ++b) {
-      spec.q_lengths.push_back(static_cast<int64_t>(random() % (spec.problem.len_q + 1)));
-      spec.kv_lengths.push_back(static_cast<int64_t>(random() % (spec.problem.len_k + 1)));
-    }
-    spec.problem.packed = random() % 2 == 0;
-  }
-  return spec;
-}
-
 // Room for two copies at once, as the second would be a race.
 std::vector<std::unique_ptr<Known>> MakePool(uint64_t seed, size_t count) {
   std::vector<std::unique_ptr<Known>> pool;

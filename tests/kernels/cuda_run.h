@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/launch.h"
@@ -37,11 +38,14 @@ class DeviceRun {
   // back. Not OK: CUDA's words.
   Status Run(int config = cuda::kDefaultConfig);
 
-  // Its parts: copies inputs and what owned.output holds to the device; copies the output back.
+  // Its parts: copies inputs and what owned.output holds to the device; enqueues a run on whatever
+  // lies there (after Run, which makes the workspace); copies the output back.
   Status Prepare();
+  Status Launch(int config = cuda::kDefaultConfig);
   Status Fetch();
 
   const Attention& attention() const { return attention_; }  // on the device
+  char* output() const;                                      // where owned.output is on the device
 
  private:
   OwnedAttention* owned_;
@@ -65,5 +69,20 @@ bool CanRun(const Attention& attention, KernelId kernel);
 
 // Compiled variants of `kernel` that device 0 can run for this problem.
 std::vector<int> Configs(const Problem& problem, KernelId kernel);
+
+// What to say of a failure.
+std::string Label(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed);
+
+// Runs and checks the rows (a sample where all would cost more than `work`) and every guard. OK
+// also if the kernel cannot run this; otherwise what was wrong, with Label.
+Status RunAndCheck(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed,
+                   double work);
+
+// A small problem that cuda_flash_sm90 takes; among random ones they are rare.
+ProblemSpec AlignedSpec(uint64_t seed);
+
+// O and LSE of rows [0, rows) of every head of sequence b, wherever they lie.
+std::vector<float> Rows(const OwnedAttention& owned, int64_t b, int64_t rows);
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace attend::test

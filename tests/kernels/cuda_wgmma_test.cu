@@ -71,28 +71,36 @@ __device__ __forceinline__ void ReadFragments(const uint16_t* a,
   }
 }
 
-// d = the product over kSteps depths of 16; what d held before does not count.
+// Issues the product over kSteps depths of 16, which is added to what d holds if `accumulate`. A
+// lies at `shared_a` (or in `fragments`), B at `shared_b`.
 template <class F, int kSteps>
-__device__ __forceinline__ void Multiply(uint32_t shared, uint32_t (&fragments)[kDepth / 4],
-                                         float (&d)[F::kN / 2]) {
+__device__ __forceinline__ void Issue(uint32_t shared_a, uint32_t (&fragments)[kDepth / 4],
+                                      uint32_t shared_b, bool accumulate, float (&d)[F::kN / 2]) {
   using W = Wgmma<F::kN, F::kBfloat16>;
   using Tile = SmemTile<F::kCols>;
   constexpr int kStepsInBox = F::kCols / 16;
-  const auto a = Tile::AlongRows(shared);
-  const auto b = F::kDown ? Tile::DownRows(shared + F::kBytesA, F::kBoxBytesB)
-                          : Tile::AlongRows(shared + F::kBytesA);
-  WgmmaFence();
+  const auto a = Tile::AlongRows(shared_a);
+  const auto b = F::kDown ? Tile::DownRows(shared_b, F::kBoxBytesB) : Tile::AlongRows(shared_b);
 #pragma unroll
   for (int n = 0; n < kSteps; ++n) {
     const int along = 32 * (n % kStepsInBox);
     const uint64_t at_b =
         b.At(F::kDown ? 16 * 2 * F::kCols * n : n / kStepsInBox * F::kBoxBytesB + along);
     if constexpr (F::kRegisters) {
-      W::template Registers<F::kDown>(d, fragments + 4 * n, at_b, n > 0);
+      W::template Registers<F::kDown>(d, fragments + 4 * n, at_b, accumulate || n > 0);
     } else {
-      W::template Shared<F::kDown>(d, a.At(n / kStepsInBox * F::kBoxBytesA + along), at_b, n > 0);
+      W::template Shared<F::kDown>(d, a.At(n / kStepsInBox * F::kBoxBytesA + along), at_b,
+                                   accumulate || n > 0);
     }
   }
+}
+
+// d = the product over kSteps depths of 16; what d held before does not count.
+template <class F, int kSteps>
+__device__ __forceinline__ void Multiply(uint32_t shared, uint32_t (&fragments)[kDepth / 4],
+                                         float (&d)[F::kN / 2]) {
+  WgmmaFence();
+  Issue<F, kSteps>(shared, fragments, shared + F::kBytesA, false, d);
   WgmmaCommit();
   WgmmaWait<0>();
   HoldRegisters(d);
@@ -137,22 +145,39 @@ float ElementA(int row, int depth) { return static_cast<float>((row * 7 + depth 
 float ElementB(int depth, int n) { return static_cast<float>((depth * 53 + n * 5) % 19 - 9); }
 
 template <class F>
-void CheckProduct() {
-  const auto encode = [](float x) { return F::kBfloat16 ? FloatToBFloat16(x) : FloatToHalf(x); };
-  std::vector<uint16_t> a, b;
-  for (int i = 0; i < kRows * kDepth; ++i) a.push_back(encode(ElementA(i / kDepth, i % kDepth)));
+uint16_t Encode(float x) {
+  return F::kBfloat16 ? FloatToBFloat16(x) : FloatToHalf(x);
+}
+
+template <class F>
+std::vector<uint16_t> MatrixA() {
+  std::vector<uint16_t> a;
+  for (int i = 0; i < kRows * kDepth; ++i) {
+    a.push_back(Encode<F>(ElementA(i / kDepth, i % kDepth)));
+  }
+  return a;
+}
+
+template <class F>
+std::vector<uint16_t> MatrixB() {
+  std::vector<uint16_t> b;
   for (int i = 0; i < kDepth * F::kN; ++i) {
     const int row = i / F::kColsB;
     const int col = i % F::kColsB;
-    b.push_back(encode(F::kDown ? ElementB(row, col) : ElementB(col, row)));
+    b.push_back(Encode<F>(F::kDown ? ElementB(row, col) : ElementB(col, row)));
   }
-  OnDevice<uint16_t> da(a), db(b);
+  return b;
+}
+
+template <class F>
+void CheckProduct() {
+  OnDevice<uint16_t> a(MatrixA<F>()), b(MatrixB<F>());
   OnDevice<float> out(std::vector<float>(2 * kRows * F::kN));
   constexpr int kBytes = kAlignmentBytes + F::kBytes;
   ASSERT_EQ(
       cudaFuncSetAttribute(MultiplyBoxes<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
       cudaSuccess);
-  MultiplyBoxes<F><<<1, kThreads, kBytes>>>(da.get(), db.get(), out.get());
+  MultiplyBoxes<F><<<1, kThreads, kBytes>>>(a.get(), b.get(), out.get());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<float> got = out.Read();
   for (int i = 0; i < kRows * F::kN; ++i) {
@@ -208,6 +233,77 @@ TEST_F(CudaWgmma, RegistersDownRows) { CheckDownRows<LastBox::kWhole, true>(Ever
 TEST_F(CudaWgmma, SharedDownRowsLastBoxInPart) { CheckDownRows<LastBox::kInPart, false>(EveryN{}); }
 TEST_F(CudaWgmma, RegistersDownRowsLastBoxInPart) {
   CheckDownRows<LastBox::kInPart, true>(EveryN{});
+}
+
+// ---- two groups in flight -----------------------------------------------------------------------
+
+constexpr int kRepeats = 16;
+
+// Two groups: the product with the first of two equal matrices B, and kRepeats times that with the
+// second. When at most one is left, the first's result is used and its B destroyed, as kernels
+// overwrite keys whose scores have come, while the second may run.
+template <class F>
+__global__ void __launch_bounds__(kThreads)
+    MultiplyTwice(const uint16_t* a, const uint16_t* b, float* out) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr int kBytesB = F::kBytes - F::kBytesA;
+  char* shared = AlignedShared();
+  char* first_b = shared + F::kBytesA;
+  WriteBoxes<F::kCols>(a, kRows, kDepth, shared);
+  WriteBoxes<F::kCols>(b, F::kRowsB, F::kColsB, first_b);
+  WriteBoxes<F::kCols>(b, F::kRowsB, F::kColsB, first_b + kBytesB);
+  FenceAsyncProxy();
+  __syncthreads();
+  uint32_t fragments[kDepth / 4];
+  ReadFragments(a, fragments);
+  float first[F::kN / 2], second[F::kN / 2];
+#pragma unroll
+  for (int n = 0; n < F::kN / 2; ++n) first[n] = second[n] = 0.0f;
+  const uint32_t at_a = SharedAddress(shared);
+  const uint32_t at_b = SharedAddress(first_b);
+  WgmmaFence();
+  Issue<F, kDepth / 16>(at_a, fragments, at_b, false, first);
+  WgmmaCommit();
+#pragma unroll
+  for (int n = 0; n < kRepeats; ++n) {
+    Issue<F, kDepth / 16>(at_a, fragments, at_b + kBytesB, n > 0, second);
+  }
+  WgmmaCommit();
+  WgmmaWait<1>();
+  HoldRegisters(first);
+  WriteProduct<F::kN>(first, out);
+  __syncthreads();
+  FillShared(first_b, kBytesB);  // NaN
+  WgmmaWait<0>();
+  HoldRegisters(second);
+  HoldRegisters(fragments);
+  WriteProduct<F::kN>(second, out + kRows * F::kN);
+#endif
+}
+
+template <class F>
+void CheckTwoGroups() {
+  OnDevice<uint16_t> a(MatrixA<F>()), b(MatrixB<F>());
+  OnDevice<float> out(std::vector<float>(2 * kRows * F::kN));
+  constexpr int kBytes = kAlignmentBytes + 2 * F::kBytes - F::kBytesA;
+  ASSERT_EQ(
+      cudaFuncSetAttribute(MultiplyTwice<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+      cudaSuccess);
+  MultiplyTwice<F><<<1, kThreads, kBytes>>>(a.get(), b.get(), out.get());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<float> got = out.Read();
+  for (int i = 0; i < kRows * F::kN; ++i) {
+    float product = 0;
+    for (int k = 0; k < kDepth; ++k) product += ElementA(i / F::kN, k) * ElementB(k, i % F::kN);
+    ASSERT_EQ(got[i], product) << i / F::kN << "," << i % F::kN;
+    ASSERT_EQ(got[kRows * F::kN + i], kRepeats * product) << i / F::kN << "," << i % F::kN;
+  }
+}
+
+TEST_F(CudaWgmma, TheFirstOfTwoGroupsIsUsedWhileTheSecondRuns) {
+  CheckTwoGroups<Form<128, false, 64, false, false>>();
+  CheckTwoGroups<Form<128, true, 64, true, true>>();
+  CheckTwoGroups<Form<96, true, 32, false, true>>();
 }
 
 }  // namespace
