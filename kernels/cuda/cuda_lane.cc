@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_lane.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -191,11 +192,18 @@ void CudaLane::Compute(Batch* batch) {
   const Status status = LaunchBatch(launches, memory_ + batch->layout.workspace,
                                     batch->layout.workspace_bytes, stream_);
   if (status.ok()) return;
-  // Which item it was cannot be told, and some may have been started: none is believed.
   const cudaError_t error = cudaStreamQuery(stream_);  // that a device is lost, every call says
-  if (IsSticky(error)) poller_.ReportLoss(error);
+  const bool lost = IsSticky(error);
+  if (lost) poller_.ReportLoss(error);
+  // Which item it was cannot be told: each alone, so that only that one fails. Those that had been
+  // started compute the same again.
+  size_t next = 0;
   for (Status& each : batch->statuses) {
-    if (each.ok()) each = status;
+    if (!each.ok()) continue;
+    const std::span<const LaunchItem> alone(&launches[next++], 1);
+    each = lost ? status
+                : LaunchBatch(alone, memory_ + batch->layout.workspace,
+                              batch->layout.workspace_bytes, stream_);
   }
 }
 

@@ -10,16 +10,8 @@ namespace {
 
 template <class T>
 FlashVariant Variant(std::string_view name) {
-  static_assert(T::kRows >= kTileRowsMin);
-  FlashVariant variant;
-  variant.name = name;
-  variant.rows = T::kRows;
-  variant.keys = T::kKeys;
-  variant.threads = T::kThreads;
-  variant.shared_bytes = T::kSharedBytes;
-  variant.blocks = T::kBlocksPerSm;
-  variant.kernel = reinterpret_cast<const void*>(&FlashFp32Kernel<T, true>);
-  return variant;
+  return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashFp32Kernel<T, true>),
+                        T::kSharedBytes);
 }
 
 }  // namespace

@@ -450,7 +450,7 @@ __device__ __forceinline__ void ComputeTile(const Attention& a, const BlockWork&
 
 // kGeneral = false: fp32 without softcap, bias and ALiBi (any mask); true: everything.
 template <class T, bool kGeneral>
-__global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSm)
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashFp32Kernel(const __grid_constant__ RaggedParams params) {
 #if __CUDA_ARCH__ < 900
   if constexpr (T::kSharedBytes > kSharedBytesSm80)

@@ -17,8 +17,8 @@ namespace attend::cuda {
 // owns kThreadRows rows (kLaneRows apart), kThreadKeys keys of the score tile (kLaneCols apart) and
 // kThreadCols float4 columns of the output (kLaneCols float4 apart). All keys of a row belong to
 // one warp, so that the softmax needs no other.
-template <int kDimIn, int kLaneColsIn, int kThreadRowsIn, int kKeysIn, int kWarpsIn,
-          int kBlocksPerSmIn, int kUnrollIn = 2>
+template <int kDimIn, int kLaneColsIn, int kThreadRowsIn, int kKeysIn, int kWarpsIn, int kBlocksIn,
+          int kUnrollIn = 2>
 struct Tile {
   static constexpr int kDim = kDimIn;  // most that D or Dv may be
   static constexpr int kLaneCols = kLaneColsIn;
@@ -30,7 +30,7 @@ struct Tile {
   static constexpr int kWarpRows = kLaneRows * kThreadRows;
   static constexpr int kRows = kWarpRows * kWarpsIn;
   static constexpr int kThreads = 32 * kWarpsIn;
-  static constexpr int kBlocksPerSm = kBlocksPerSmIn;
+  static constexpr int kBlocks = kBlocksIn;
   static constexpr int kUnroll = kUnrollIn;
 
   // One bit for each score of a thread.

@@ -15,16 +15,8 @@ namespace attend::cuda::sm80 {
 
 template <class T, class Element, bool kGeneral>
 FlashVariant Variant(std::string_view name) {
-  static_assert(T::kRows >= kTileRowsMin);
-  FlashVariant variant;
-  variant.name = name;
-  variant.rows = T::kRows;
-  variant.keys = T::kKeys;
-  variant.threads = T::kThreads;
-  variant.shared_bytes = T::kSharedBytes;
-  variant.kernel = reinterpret_cast<const void*>(&FlashSm80Kernel<T, Element, kGeneral>);
-  variant.blocks = T::kBlocks;
-  return variant;
+  return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashSm80Kernel<T, Element, kGeneral>),
+                        T::kSharedBytes);
 }
 
 template <class Element>

@@ -47,16 +47,10 @@ std::string Sm90Name() {
 
 template <class T, bool kBfloat16>
 FlashVariant Sm90Variant() {
-  static_assert(T::kRows >= kTileRowsMin && kSm90SharedBytes<T> <= kSm90SharedBytesMax);
+  static_assert(kSm90SharedBytes<T> <= kSm90SharedBytesMax);
   static const std::string name = Sm90Name<T>();
-  FlashVariant variant;
-  variant.name = name;
-  variant.rows = T::kRows;
-  variant.keys = T::kKeys;
-  variant.threads = T::kThreads;
-  variant.shared_bytes = kSm90SharedBytes<T>;
-  variant.blocks = T::kBlocks;
-  variant.kernel = reinterpret_cast<const void*>(&FlashSm90Kernel<T, kBfloat16>);
+  FlashVariant variant = MakeVariant<T>(
+      name, reinterpret_cast<const void*>(&FlashSm90Kernel<T, kBfloat16>), kSm90SharedBytes<T>);
   variant.tensor_maps = true;
   variant.boxes.q = {T::kRows, T::kCols};
   variant.boxes.k = {T::kKeys, T::kCols};

@@ -14,32 +14,10 @@ namespace {
 
 constexpr int kSortThreads = 512;
 constexpr int kBuckets = 256;
-// K and V of a section may fill the L2 cache (Ampere's 40 MB, Hopper's 50 MB).
-constexpr int64_t kSectionBytes = int64_t{40} << 20;
-// Tiles of a section at least: the multiprocessors (132 on Hopper) end together only if, after its
-// longest tiles, there are enough short ones to fill the gaps.
-constexpr int64_t kSectionTilesMin = 400;
-
 bool TravelsInParameter(std::span<const Attention* const> attentions) {
   if (attentions.size() != 1) return false;
   const Attention& a = *attentions.front();
   return !a.problem.packed && a.q_lengths == nullptr && a.kv_lengths == nullptr;
-}
-
-// Shapes a group whose longest sequence has q_rows rows of O and k_len keys.
-ATTEND_HD inline void Shape(const Problem& p, int64_t q_rows, int64_t k_len, int rows,
-                            TileGroup& group) {
-  group.row_tiles = static_cast<int32_t>((q_rows + rows - 1) / rows);
-  // Without a mask all tiles of a head take equally long, and one head at a time caches best.
-  group.section = 1;
-  if (p.mask.unrestricted()) return;
-  const int64_t head_bytes = (k_len + 1) * (p.dim + p.dim_v) * DTypeBytes(p.dtype) / p.group();
-  int64_t section = p.group();
-  while (section < group.heads && (2 * section * head_bytes <= kSectionBytes ||
-                                   section * group.row_tiles < kSectionTilesMin)) {
-    section *= 2;
-  }
-  group.section = static_cast<int32_t>(min(section, int64_t{group.heads}));
 }
 
 // How long a group's longest tile takes, in keys.
@@ -90,7 +68,7 @@ __global__ void __launch_bounds__(kSortThreads)
     TileGroup group = groups[g];
     const Attention& a = attentions[group.problem];
     const Sequence s = SequenceOf(a, group.b);
-    Shape(a.problem, s.q_rows, s.k_len, rows, group);
+    OrderTiles(a.problem, s.q_rows, s.k_len, rows, group);
     ordered[atomicAdd(&begin[bucket_of(g)], 1)] = group;
   }
   __syncthreads();
@@ -192,7 +170,7 @@ cudaError_t PutSingle(const FlashVariant& variant, const Attention& a, RaggedPar
   params->single = a;
   TileGroup& group = params->single_group[0];
   group.heads = static_cast<int32_t>(a.problem.batch * a.problem.heads_q);
-  Shape(a.problem, a.problem.len_q, a.problem.len_k, variant.rows, group);
+  OrderTiles(a.problem, a.problem.len_q, a.problem.len_k, variant.rows, group);
   params->single_group[1].first_tile = group.heads * group.row_tiles;
   return Maps(variant, a, &params->single_maps);
 }

@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "kernels/cuda/tensor_maps.h"
+#include "kernels/cuda/tile_order.h"
 #include "kernels/problem.h"
 #include "kernels/status.h"
 
@@ -34,18 +35,6 @@ inline constexpr int64_t kTileQueueBytes = 256;
 // tiles hold are terabytes.
 inline constexpr int64_t kLaunchTilesMax = int64_t{1} << 30;
 inline constexpr int kTileRowsMin = 32;  // of any variant
-
-// The tiles of `heads` heads (counted over sequences from `b` on, Hq to a sequence), row_tiles to a
-// head, in this order: sections of heads whose K and V fit the L2 cache together; in a section the
-// last rows first (under a causal mask they see most keys), the heads of equal rows side by side.
-struct TileGroup {
-  int32_t first_tile = 0;  // in the launch
-  int32_t heads = 0;
-  int32_t row_tiles = 0;
-  int32_t section = 1;  // heads
-  int32_t problem = 0;  // index of the attention
-  int32_t b = 0;
-};
 
 // The kernel's parameter. One attention whose lengths the host knows travels in it; a list, or
 // lengths that lie on the device, are read from the workspace.
@@ -73,6 +62,21 @@ struct FlashVariant {
   bool tensor_maps = false;  // loads (and may store) through TensorMaps of these boxes
   TensorBoxes boxes;
 };
+
+// The variant of a kernel that computes tiles of T.
+template <class T>
+FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_bytes) {
+  static_assert(T::kRows >= kTileRowsMin);
+  FlashVariant variant;
+  variant.name = name;
+  variant.rows = T::kRows;
+  variant.keys = T::kKeys;
+  variant.threads = T::kThreads;
+  variant.shared_bytes = shared_bytes;
+  variant.blocks = T::kBlocks;
+  variant.kernel = kernel;
+  return variant;
+}
 
 // Bytes of workspace for a launch of these attentions: kTileQueueBytes, and room for what does not
 // travel in the parameter. Overflow and more than kLaunchTilesMax tiles are INVALID_ARGUMENT.

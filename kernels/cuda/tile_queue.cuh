@@ -1,23 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a thread block of a ragged launch finds its work: claims the number of a tile, finds the
-// tile's attention, head and rows. Device code; see ragged.h for the order of tiles.
+// tile's attention, head and rows. Device code; tile_order.h has the order of tiles.
 
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/ragged.h"
+#include "kernels/cuda/tile_order.h"
 
 namespace attend::cuda {
-
-struct TileWork {
-  const Attention* attention;
-  int32_t problem;  // index of the attention
-  int32_t b;
-  int32_t h;
-  int32_t row_begin;
-};
 
 // The block's next tile, for one thread of it to call: its first tile is its own number, later ones
 // come from the queue.
@@ -34,17 +27,6 @@ __device__ __forceinline__ void LeaveQueue(const RaggedParams& params) {
   params.queue->left = 0;
 }
 
-struct Quotient {
-  int whole;
-  int rest;
-};
-
-// Without a sign, division is cheaper.
-__device__ __forceinline__ Quotient Divide(int a, int b) {
-  const int whole = static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));
-  return {whole, a - whole * b};
-}
-
 // The group that holds a tile, of several: the last that begins at or before it.
 __device__ __forceinline__ int FindGroup(const RaggedParams& params, int tile) {
   int low = 0;
@@ -57,19 +39,6 @@ __device__ __forceinline__ int FindGroup(const RaggedParams& params, int tile) {
     }
   }
   return low;
-}
-
-__device__ __forceinline__ void PlaceTile(const TileGroup& group, int64_t heads_q, int tile,
-                                          int rows, TileWork& work) {
-  const Quotient section = Divide(tile - group.first_tile, group.section * group.row_tiles);
-  const int head_begin = section.whole * group.section;
-  const int width = min(group.section, group.heads - head_begin);
-  const Quotient place = Divide(section.rest, width);
-  const Quotient head = Divide(head_begin + place.rest, static_cast<int>(heads_q));
-  work.problem = group.problem;
-  work.b = group.b + head.whole;
-  work.h = head.rest;
-  work.row_begin = (group.row_tiles - 1 - place.whole) * rows;
 }
 
 // False: there is no such tile, and the block's work is done. kSingle: params.attentions is null.

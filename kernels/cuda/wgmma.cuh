@@ -135,112 +135,50 @@ struct Wgmma;
 #define ATTEND_AFTER_53 "54"
 #define ATTEND_AFTER_61 "62"
 #define ATTEND_AFTER_69 "70"
-#define ATTEND_AFTER_77 "78"
-#define ATTEND_AFTER_85 "86"
-#define ATTEND_AFTER_93 "94"
 #define ATTEND_AFTER_101 "102"
 #define ATTEND_AFTER_133 "134"
 
-ATTEND_WGMMA(64, false, "f16", ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3, 32, 33, 34,
-             35, 36, 37, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24))
-ATTEND_WGMMA(64, true, "bf16", ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3, 32, 33, 34,
-             35, 36, 37, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24))
-ATTEND_WGMMA(80, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4, 40, 41, 42, 43,
-             44, 45, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24), ATTEND_D(32))
-ATTEND_WGMMA(80, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4, 40, 41, 42, 43,
-             44, 45, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24), ATTEND_D(32))
-ATTEND_WGMMA(96, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5,
-             48, 49, 50, 51, 52, 53, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40))
-ATTEND_WGMMA(96, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5,
-             48, 49, 50, 51, 52, 53, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40))
-ATTEND_WGMMA(112, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6,
-             56, 57, 58, 59, 60, 61, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48))
-ATTEND_WGMMA(112, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6,
-             56, 57, 58, 59, 60, 61, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48))
-ATTEND_WGMMA(128, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7,
-             64, 65, 66, 67, 68, 69, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56))
-ATTEND_WGMMA(128, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7,
-             64, 65, 66, 67, 68, 69, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56))
-ATTEND_WGMMA(144, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8,
-             72, 73, 74, 75, 76, 77, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64))
-ATTEND_WGMMA(144, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8,
-             72, 73, 74, 75, 76, 77, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64))
-ATTEND_WGMMA(160, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9,
-             80, 81, 82, 83, 84, 85, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72))
-ATTEND_WGMMA(160, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9,
-             80, 81, 82, 83, 84, 85, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72))
-ATTEND_WGMMA(176, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10,
-             88, 89, 90, 91, 92, 93, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
-             ATTEND_D(80))
-ATTEND_WGMMA(176, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10,
-             88, 89, 90, 91, 92, 93, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
-             ATTEND_D(80))
-ATTEND_WGMMA(192, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
-                       ", " ATTEND_T11,
-             96, 97, 98, 99, 100, 101, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
-             ATTEND_D(80), ATTEND_D(88))
-ATTEND_WGMMA(192, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
-                       ", " ATTEND_T11,
-             96, 97, 98, 99, 100, 101, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
-             ATTEND_D(80), ATTEND_D(88))
-ATTEND_WGMMA(256, false, "f16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
-                       ", " ATTEND_T11 ", " ATTEND_T12 ", " ATTEND_T13 ", " ATTEND_T14
-                       ", " ATTEND_T15,
-             128, 129, 130, 131, 132, 133, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
-             ATTEND_D(80), ATTEND_D(88), ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120))
-ATTEND_WGMMA(256, true, "bf16",
-             ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4 ", " ATTEND_T5
-                       ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8 ", " ATTEND_T9 ", " ATTEND_T10
-                       ", " ATTEND_T11 ", " ATTEND_T12 ", " ATTEND_T13 ", " ATTEND_T14
-                       ", " ATTEND_T15,
-             128, 129, 130, 131, 132, 133, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-             ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64), ATTEND_D(72),
-             ATTEND_D(80), ATTEND_D(88), ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120))
+// For fp16 and bf16.
+#define ATTEND_WGMMA_BOTH(N, ...)            \
+  ATTEND_WGMMA(N, false, "f16", __VA_ARGS__) \
+  ATTEND_WGMMA(N, true, "bf16", __VA_ARGS__)
+
+ATTEND_WGMMA_BOTH(64, ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3, 32, 33, 34, 35, 36,
+                  37, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24))
+ATTEND_WGMMA_BOTH(80, ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4, 40, 41,
+                  42, 43, 44, 45, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+                  ATTEND_D(32))
+ATTEND_WGMMA_BOTH(96,
+                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
+                            ", " ATTEND_T5,
+                  48, 49, 50, 51, 52, 53, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+                  ATTEND_D(32), ATTEND_D(40))
+ATTEND_WGMMA_BOTH(112,
+                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
+                            ", " ATTEND_T5 ", " ATTEND_T6,
+                  56, 57, 58, 59, 60, 61, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+                  ATTEND_D(32), ATTEND_D(40), ATTEND_D(48))
+ATTEND_WGMMA_BOTH(128,
+                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
+                            ", " ATTEND_T5 ", " ATTEND_T6 ", " ATTEND_T7,
+                  64, 65, 66, 67, 68, 69, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+                  ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56))
+ATTEND_WGMMA_BOTH(192,
+                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
+                            ", " ATTEND_T5 ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8
+                            ", " ATTEND_T9 ", " ATTEND_T10 ", " ATTEND_T11,
+                  96, 97, 98, 99, 100, 101, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
+                  ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64),
+                  ATTEND_D(72), ATTEND_D(80), ATTEND_D(88))
+ATTEND_WGMMA_BOTH(256,
+                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
+                            ", " ATTEND_T5 ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8
+                            ", " ATTEND_T9 ", " ATTEND_T10 ", " ATTEND_T11 ", " ATTEND_T12
+                            ", " ATTEND_T13 ", " ATTEND_T14 ", " ATTEND_T15,
+                  128, 129, 130, 131, 132, 133, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16),
+                  ATTEND_D(24), ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56),
+                  ATTEND_D(64), ATTEND_D(72), ATTEND_D(80), ATTEND_D(88), ATTEND_D(96),
+                  ATTEND_D(104), ATTEND_D(112), ATTEND_D(120))
 
 #undef ATTEND_T0
 #undef ATTEND_T1
@@ -263,12 +201,10 @@ ATTEND_WGMMA(256, true, "bf16",
 #undef ATTEND_AFTER_53
 #undef ATTEND_AFTER_61
 #undef ATTEND_AFTER_69
-#undef ATTEND_AFTER_77
-#undef ATTEND_AFTER_85
-#undef ATTEND_AFTER_93
 #undef ATTEND_AFTER_101
 #undef ATTEND_AFTER_133
 #undef ATTEND_D
 #undef ATTEND_WGMMA
+#undef ATTEND_WGMMA_BOTH
 
 }  // namespace attend::cuda

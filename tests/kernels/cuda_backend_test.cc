@@ -16,6 +16,7 @@
 
 #include "kernels/check_rows.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/tensor_maps.h"
 #include "tests/kernels/problems.h"
 
 namespace attend::test {
@@ -68,7 +69,8 @@ class CudaBackendTest : public testing::Test {
   }
 
   WorkItem Item(const OwnedAttention& owned, std::string_view kernel = {}) {
-    const Result<Selection> selection = Select(owned.attention.problem, backend_->info(), kernel);
+    const Result<Selection> selection = Select(owned.attention.problem, backend_->info(), kernel,
+                                               {.not_tma = cuda::WhyNotTma(owned.attention)});
     EXPECT_TRUE(selection.ok()) << selection.status().ToString();
     return owned.Item(selection.ok() ? *selection : Selection{});
   }
@@ -98,7 +100,8 @@ TEST_F(CudaBackendTest, BatchesOfAnythingAreAnswered) {
     std::vector<WorkItem> items;
     for (int n = 0; n <= round % 9; ++n, ++next) {
       owned.push_back(MakeAttention(RandomSpec(next, 3e5), next));
-      items.push_back(Item(owned.back(), next % 3 == 0 ? "cuda_naive" : "cuda_flash_fp32"));
+      const char* kernels[] = {"cuda_naive", "cuda_flash_fp32", "auto"};
+      items.push_back(Item(owned.back(), kernels[next % 3]));
       items.back().poison_output = next % 2 == 0;
     }
     const Status status = lane->Submit(items, waiter_.MakeDone());

@@ -224,7 +224,7 @@ void CheckDownRows(std::integer_sequence<int, kN...>) {
   (CheckDownRowsOf<kLast, kN, kRegisters, 32>(), ...);
 }
 
-using EveryN = std::integer_sequence<int, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256>;
+using EveryN = std::integer_sequence<int, 64, 80, 96, 112, 128, 192, 256>;
 
 TEST_F(CudaWgmma, SharedAlongRows) { CheckAlongRows<false>(EveryN{}); }
 TEST_F(CudaWgmma, RegistersAlongRows) { CheckAlongRows<true>(EveryN{}); }
