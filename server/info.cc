@@ -3,9 +3,11 @@
 #include "server/info.h"
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "kernels/limits.h"
+#include "kernels/select.h"
 
 namespace attend {
 namespace {
@@ -20,16 +22,36 @@ void FillDevice(const Engine::DeviceState& state, v1::DeviceInfo* device) {
   device->set_healthy(state.healthy);
 }
 
+// Whether the kernel takes tensors of the dtype on the device, memory permitting.
+bool Takes(const KernelInfo& kernel, DType dtype, const DeviceInfo& device) {
+  Problem p;
+  p.dtype = dtype;
+  p.batch = p.heads_q = p.heads_kv = p.len_q = p.len_k = 1;
+  p.dim = p.dim_v = 64;
+  p.scale = 1.0f;
+  return Select(p, device, kernel.name).ok();
+}
+
+// Takes whatever some device of its kind takes.
+DeviceInfo AnyDevice(DeviceKind kind) {
+  DeviceInfo device;
+  device.kind = kind;
+  device.compute_capability = kind == DeviceKind::kCuda ? 90 : 0;
+  device.workspace_bytes_max = INT64_MAX;
+  return device;
+}
+
 void FillKernel(const KernelInfo& info, const std::vector<Engine::DeviceState>& devices,
                 v1::KernelInfo* kernel) {
   kernel->set_name(std::string(info.name));
   kernel->set_summary(std::string(info.summary));
   kernel->set_device_kind(info.device == DeviceKind::kCuda ? "cuda" : "cpu");
-  for (const Engine::DeviceState& state : devices) {
-    if (state.info.kind == info.device) kernel->set_available(true);
-  }
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    if (!Takes(info, dtype, AnyDevice(info.device))) continue;
     kernel->add_dtypes(static_cast<v1::DType>(dtype));
+    for (const Engine::DeviceState& state : devices) {
+      if (Takes(info, dtype, state.info)) kernel->set_available(true);
+    }
   }
   kernel->set_head_dim_max(static_cast<int32_t>(kHeadDimMax));
 }

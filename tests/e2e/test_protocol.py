@@ -4,6 +4,7 @@
 import socket
 
 import grpc
+import numpy as np
 import pytest
 
 import harness
@@ -150,11 +151,24 @@ def test_server_info(server):
     assert {"cpu_reference", "cpu_flash", "cuda_naive", "cuda_flash_fp32"} <= kernels.keys()
     assert kernels["cpu_flash"].available and not kernels["cuda_naive"].available
     for kernel in kernels.values():
-        assert sorted(kernel.dtypes) == [1, 2, 3] and kernel.head_dim_max == 256
+        tensor_cores = kernel.name in ("cuda_flash_sm80", "cuda_flash_sm90")
+        assert sorted(kernel.dtypes) == ([1, 2] if tensor_cores else [1, 2, 3])
+        assert kernel.head_dim_max == 256
         assert kernel.summary and kernel.device_kind in ("cpu", "cuda")
     assert info.limits.head_dim_max == 256 and info.limits.request_bytes_max == 1 << 30
     assert info.limits.memory_budget_bytes == 4 << 30 and info.limits.queue_requests_max == 1024
     assert list(info.transports) == ["inline"] and info.reference_check == "off"
+
+
+def test_the_readme_example(server):
+    """Its lines as they stand, but for the address."""
+    code = (harness.ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    assert code.count("127.0.0.1:8001") == 1
+    names = {}
+    exec(code.replace("127.0.0.1:8001", server.address), names)  # pylint: disable=exec-used
+    assert names["o"].shape == (1, 8, 1024, 64) and np.isfinite(names["o"]).all()
+    first = names["v"][:, :, 0]  # all that a causal mask lets the first query see
+    np.testing.assert_allclose(names["o"][:, :, 0], first, rtol=1e-5, atol=1e-6)
 
 
 def test_unknown_method(server):
