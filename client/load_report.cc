@@ -51,6 +51,10 @@ int64_t CountOf(const LoadStats& stats, Code code) {
 }
 
 void AppendLatencies(std::string* out, const Histogram& h) {
+  if (h.count() == 0) {  // no answer, which is not an answer at once
+    for (size_t n = 0; n <= kQuantiles.size(); ++n) Append(out, " %10s", "-");
+    return;
+  }
   for (const double quantile : kQuantiles) Append(out, " %10.3f", Ms(h.ValueAt(quantile)));
   Append(out, " %10.3f", Ms(h.max()));
 }
@@ -67,7 +71,7 @@ void AppendStepRow(std::string* out, const LoadResult& r) {
 }
 
 void AppendOutcomes(std::string* out, const LoadResult& r) {
-  Append(out, "  measured %.2f s%s, requests sent %lld:", r.elapsed_s,
+  Append(out, "  measured %.2f s%s, requests answered %lld:", r.elapsed_s,
          r.interrupted ? " (interrupted)" : "", static_cast<long long>(r.stats.sent));
   for (const auto& [code, count] : r.stats.by_code) {
     Append(out, " %s %lld", std::string(CodeName(code)).c_str(), static_cast<long long>(count));
@@ -120,6 +124,7 @@ void AppendChecks(std::string* out, const LoadOptions& options, const LoadResult
 }
 
 ordered_json LatencyJson(const Histogram& h) {
+  if (h.count() == 0) return {{"count", 0}};
   ordered_json json = {{"count", h.count()}, {"mean", h.mean() * 1e-6}, {"min", Ms(h.min())}};
   for (size_t i = 0; i < kQuantiles.size(); ++i) {
     json[kQuantileNames[i]] = Ms(h.ValueAt(kQuantiles[i]));
@@ -239,6 +244,10 @@ std::string LoadCsv(const LoadOptions& options, const std::vector<LoadResult>& r
     real(PerSecond(r, r.stats.window_bytes_out));
     real(PerSecond(r, r.stats.window_flops));
     for (const Histogram* h : {&r.stats.from_intended, &r.stats.from_sent}) {
+      if (h->count() == 0) {
+        out.append(kQuantiles.size() + 1, ',');
+        continue;
+      }
       for (const double quantile : kQuantiles) real(Ms(h->ValueAt(quantile)));
       real(Ms(h->max()));
     }

@@ -24,7 +24,7 @@ inline constexpr std::array<const char*, kPhases> kPhaseNames = {
     "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total"};
 
 struct LoadStats {
-  // Requests that were meant to be sent inside the measurement.
+  // Answers to requests that were meant to be sent inside the measurement.
   int64_t sent = 0;
   std::map<Code, int64_t> by_code;
   std::map<Code, std::string> first_message;  // of every code but OK

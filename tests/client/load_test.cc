@@ -209,6 +209,21 @@ TEST(Load, ReportsParse) {
   EXPECT_EQ(count, 3);
 }
 
+TEST(Load, NoAnswerHasNoLatency) {
+  FakeServer server;
+  const LoadOptions options = Options(server);
+  LoadResult result;
+  result.step = {0, 5000};
+  result.unanswered = 4096;
+  const std::string table = LoadTable(options, {result});
+  EXPECT_THAT(table, HasSubstr("-          -          -          -          -  from the actual"));
+  const auto json = nlohmann::json::parse(LoadJson(options, {result}));
+  const auto& latency = json["steps"][0]["latency_from_sent_ms"];
+  EXPECT_EQ(latency["count"], 0);
+  EXPECT_FALSE(latency.contains("p50"));
+  EXPECT_THAT(LoadCsv(options, {result}), HasSubstr(",,,,,,,,,,"));
+}
+
 TEST(VerifyQueue, SkipsBeyondItsMemoryAndSaysSo) {
   FakeServer server;
   LoadOptions options = Options(server);
