@@ -5,29 +5,11 @@
 
 #pragma once
 
+#include "kernels/cuda/flash_sm90_softmax.cuh"
 #include "kernels/cuda/flash_sm90_tile.cuh"
 #include "kernels/softmax_state.h"
 
 namespace attend::cuda {
-
-// tanh to a few ulp, where the hardware's has 11 bits: minimax near 0 (relative error 4.2e-8), by
-// exp2 beyond.
-__device__ __forceinline__ float AccurateTanh(float x) {
-  const float square = x * x;
-  float y = fmaf(square, 0.0162961658f, -0.0526003247f);
-  y = fmaf(square, y, 0.133196663f);
-  y = fmaf(square, y, -0.33332904f);
-  const float near = fmaf(x * square, y, x);
-  const float far = 1.0f - __fdividef(2.0f, 1.0f + FastExp2(2.0f * kLog2E * x));
-  return fabsf(x) < 0.55f ? near : far;
-}
-
-// The larger; NaN if either is.
-__device__ __forceinline__ float MaxOrNan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
 
 template <class T, bool kBfloat16>
 struct Consumer {
@@ -47,7 +29,6 @@ struct Consumer {
 
   // Of the tile at hand.
   int row;                   // this thread's first; the second is 8 further
-  float to_log2;             // weight = 2^(score * to_log2 - base)
   float cap_factor;          // softcap: score = tanh(q.k * cap_factor); 0 without
   int full_begin, full_end;  // keys that all rows of this warpgroup see
   int tile_begin, tile_end;  // tiles of keys that some row of it sees; at least one
@@ -55,24 +36,43 @@ struct Consumer {
   float scores[kScores];  // q.k, later weights
   uint32_t weights[kWeights];
   float output[kOutputs];
-  float max[2];
-  float sum[2];  // of this thread's columns
+  SoftmaxRows<kScores> rows;
+  uint32_t query[T::kQueryInRegisters ? T::kD / 4 : 1];
 
   // ---- score ----------------------------------------------------------------------------------
 
+  // Q's fragments, once for each tile of rows.
+  __device__ __forceinline__ void LoadQuery() {
+    if constexpr (T::kQueryInRegisters) {
+      constexpr int kChunks = T::kCols / 8;  // of 16 bytes, to a row
+      const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
+      const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
+      const uint32_t at = places.Q(q.stage) + (group * 64 + mine) * 2 * T::kCols;
+#pragma unroll
+      for (int n = 0; n < T::kD / 16; ++n) {
+        const int chunk = 2 * n % kChunks + lane / 16 ^ swizzle;
+        LoadMatrices(at + 2 * n / kChunks * T::kBoxBytesQ + 16 * chunk, query + 4 * n);
+      }
+    }
+  }
+
   __device__ __forceinline__ void IssueScores() {
-    const uint32_t rows = places.Q(q.stage) + group * 64 * 2 * T::kCols;
     const uint32_t keys = places.K(k.stage);
-    const auto a = SmemTile<T::kCols>::AlongRows(rows);
+    const auto a = SmemTile<T::kCols>::AlongRows(places.Q(q.stage) + group * 64 * 2 * T::kCols);
     const auto b = SmemTile<T::kCols>::AlongRows(keys);
+    using Product = Wgmma<T::kKeys, kBfloat16>;
     WgmmaFence();
 #pragma unroll
     for (int box = 0; box < T::kBoxesQK; ++box) {
 #pragma unroll
       for (int n = 0; n < T::kCols / 16; ++n) {
-        Wgmma<T::kKeys, kBfloat16>::template Shared<false>(
-            scores, a.At(box * T::kBoxBytesQ + 32 * n), b.At(box * T::kBoxBytesK + 32 * n),
-            box > 0 || n > 0);
+        const uint64_t key = b.At(box * T::kBoxBytesK + 32 * n);
+        const bool more = box > 0 || n > 0;
+        if constexpr (T::kQueryInRegisters) {
+          Product::template Registers<false>(scores, query + box * T::kCols / 4 + 4 * n, key, more);
+        } else {
+          Product::template Shared<false>(scores, a.At(box * T::kBoxBytesQ + 32 * n), key, more);
+        }
       }
     }
     WgmmaCommit();
@@ -92,16 +92,21 @@ struct Consumer {
     WgmmaCommit();
   }
 
-  // The warp's part of Q has been read. Where O leaves through its place, the stores have read that
-  // too: the thread that began them waits, on behalf of a warpgroup whose warps have met since.
-  __device__ __forceinline__ void ReleaseQ(int stage) {
-    if constexpr (T::kStoreThroughQ) {
-      if (threadIdx.x % 128 != 0) return;
-      WaitStoresRead();
-      Arrive(places.EmptyQ(stage));
-    } else {
-      Release(places.EmptyQ(stage));
-    }
+  // The warp has read its part of Q for the last time, and its place is not needed for O.
+  __device__ __forceinline__ void LeaveQuery() {
+    if constexpr (!T::kStoreThroughQ) Release(places.EmptyQ(q.stage));
+  }
+
+  __device__ __forceinline__ void ScoredAll() {
+    if constexpr (!T::kQueryInRegisters) LeaveQuery();
+  }
+
+  // Where O leaves through Q's place: the stores have read it. The thread that began them waits, on
+  // behalf of a warpgroup whose warps have met since.
+  __device__ __forceinline__ void LeaveStored(int stage) {
+    if (threadIdx.x % 128 != 0) return;
+    WaitStoresRead();
+    Arrive(places.EmptyQ(stage));
   }
 
   // One arrival for each warp: it has seen the wait, so its part of the products is done.
@@ -111,7 +116,7 @@ struct Consumer {
 
   __device__ __forceinline__ void ApplySoftcap() {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) scores[i] = AccurateTanh(scores[i] * cap_factor);
+    for (float& s : scores) s = AccurateTanh(s * cap_factor);
   }
 
   // Gives -inf to the keys of a tile that a row does not see.
@@ -137,55 +142,20 @@ struct Consumer {
     }
   }
 
-  // What is subtracted in the exponent: rounded once, so that all weights of a row and the next
-  // rescale share it; 0 for a row that has seen no key, which keeps NaN out of -inf - -inf. A NaN
-  // or +inf among the scores makes it NaN, and with it the row.
-  __device__ __forceinline__ float Base(float row_max) const {
-    const float base = __fadd_rn(__fmul_rn(row_max, to_log2), row_max - row_max);
-    return row_max == NegativeInfinity() ? 0.0f : base;
+  // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
+  __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
+                                               float (&rescale)[2]) {
+    if (cap_factor != 0.0f) ApplySoftcap();
+    const int key = tile * T::kKeys;
+    if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
+    return rows.Follow(scores, rescale);
   }
 
-  // Scores become weights, relative to a reference that follows the row's maximum only when that
-  // has risen by more than kBaseSlack: weights then reach 2^kBaseSlack, which costs no precision,
-  // and output and sums seldom need to be rescaled. (A maximum of NaN is followed at once.) What
-  // they are multiplied by goes to `rescale`.
-  __device__ __forceinline__ void Softmax(float (&rescale)[2]) {
-    // Row by row, so that one's maximum can run beside the other's exponentials.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = MaxOrNan(scores[2 * r], scores[2 * r + 1]);
-#pragma unroll
-      for (int j = 1; j < kScores / 4; ++j) {
-        top = MaxOrNan(top, MaxOrNan(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-      }
-      top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 1));
-      top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
-      const float before = __fmul_rn(max[r], to_log2);
-      // Not ">": a maximum of NaN is followed.
-      const bool follow = !(__fmul_rn(top, to_log2) <= before + kBaseSlack);
-      max[r] = follow ? top : max[r];
-      const float base = Base(max[r]);
-      if constexpr (T::kKeepRowsApart) {
-        // A branch, over which the compiler does not move the other row's work: left alone, it
-        // finds both maxima before the first exponential.
-        rescale[r] = 1.0f;
-        if (follow) rescale[r] = FastExp2(before - base);
-      } else {
-        const float factor = FastExp2(before - base);
-        rescale[r] = follow ? factor : 1.0f;
-      }
-      float total = 0.0f;
-#pragma unroll
-      for (int j = 0; j < kScores / 4; ++j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& s = scores[4 * j + 2 * r + i];
-          s = FastExp2(fmaf(s, to_log2, -base));
-          total += s;
-        }
-      }
-      sum[r] = fmaf(sum[r], rescale[r], total);
-    }
+  __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
+                                                  float (&rescale)[2]) {
+    const bool risen = FinishScores(work, tile, rescale);
+    rows.Exponentiate(scores);
+    return risen;
   }
 
   __device__ __forceinline__ void PackWeights() {
@@ -196,7 +166,6 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void Rescale(const float (&rescale)[2]) {
-    if (__all_sync(0xffffffffu, rescale[0] == 1.0f && rescale[1] == 1.0f)) return;
 #pragma unroll
     for (int j = 0; j < kOutputs / 4; ++j) {
       output[4 * j] *= rescale[0];
@@ -206,20 +175,12 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void ScoresToWeights(const Sm90Work& work, int tile,
-                                                  float (&rescale)[2]) {
-    if (cap_factor != 0.0f) ApplySoftcap();
-    const int key = tile * T::kKeys;
-    if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
-    Softmax(rescale);
-  }
-
   // A warpgroup's turn to issue products.
   __device__ __forceinline__ void AwaitTurn() {
-    if constexpr (T::kTakeTurns) SyncNamed(kTurnBarrier + group, 256);
+    if constexpr (T::kTurns) SyncNamed(kTurnBarrier + group, 256);
   }
   __device__ __forceinline__ void PassTurn() {
-    if constexpr (T::kTakeTurns) {
+    if constexpr (T::kTurns) {
       ArriveNamed(kTurnBarrier + (group + 1) % T::kConsumers, 256);
     }
   }
@@ -241,11 +202,12 @@ struct Consumer {
   // The warpgroup's tiles of keys. Step n issues the scores of tile n and the output of tile n + 1,
   // whose weights are ready; the softmax of tile n then runs under the latter, and under what the
   // other warpgroups have issued.
-  __device__ __forceinline__ void Accumulate(const Sm90Work& work) {
+  __device__ __forceinline__ void AccumulateUnderOutput(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
     Release(places.EmptyK(k.stage));
     k.Step();
+    if (n == tile_begin) ScoredAll();
     ScoresToWeights(work, n, rescale);
     PackWeights();
     Wait(places.FullV(v.stage), v.parity);
@@ -261,7 +223,8 @@ struct Consumer {
       HoldRegisters(scores);
       Release(places.EmptyK(k.stage));
       k.Step();
-      ScoresToWeights(work, n, rescale);
+      if (n == tile_begin) ScoredAll();
+      const bool risen = ScoresToWeights(work, n, rescale);
       HoldRegisters(scores);
       const uint32_t used = places.EmptyV(v.stage);
       v.Step();
@@ -273,7 +236,7 @@ struct Consumer {
       HoldRegisters(weights);
       Release(used);
       PackWeights();
-      Rescale(rescale);
+      if (risen) Rescale(rescale);
     }
     IssueOutput(accumulate);
     WgmmaWait<0>();
@@ -282,12 +245,63 @@ struct Consumer {
     v.Step();
   }
 
+  // Products and softmax of a warpgroup alternate; one warpgroup at a time is in its exponentials.
+  __device__ __forceinline__ void AccumulateInTurns(const Sm90Work& work) {
+    float rescale[2];
+    int n = tile_end - 1;
+    Release(places.EmptyK(k.stage));
+    k.Step();
+    if (n == tile_begin) ScoredAll();
+    FinishScores(work, n, rescale);
+    AwaitTurn();
+    rows.Exponentiate(scores);
+    PackWeights();
+    PassTurn();
+    Wait(places.FullV(v.stage), v.parity);
+    bool accumulate = false;
+    for (--n; n >= tile_begin; --n) {
+      IssueOutput(accumulate);
+      accumulate = true;
+      Wait(places.FullK(k.stage), k.parity);
+      IssueScores();
+      const uint32_t used = places.EmptyV(v.stage);
+      v.Step();
+      WgmmaWait<0>();
+      HoldRegisters(scores);
+      HoldRegisters(output);
+      HoldRegisters(weights);
+      Release(used);
+      Release(places.EmptyK(k.stage));
+      k.Step();
+      if (n == tile_begin) ScoredAll();
+      const bool risen = FinishScores(work, n, rescale);
+      if (risen) Rescale(rescale);
+      AwaitTurn();
+      rows.Exponentiate(scores);
+      PackWeights();
+      PassTurn();
+      Wait(places.FullV(v.stage), v.parity);
+    }
+    IssueOutput(accumulate);
+    WgmmaWait<0>();
+    HoldRegisters(output);
+    Release(places.EmptyV(v.stage));
+    v.Step();
+  }
+
+  __device__ __forceinline__ void Accumulate(const Sm90Work& work) {
+    if constexpr (T::kOverlap == Overlap::kSoftmaxTurns) {
+      AccumulateInTurns(work);
+    } else {
+      AccumulateUnderOutput(work);
+    }
+  }
+
   // ---- setup ----------------------------------------------------------------------------------
 
   __device__ __forceinline__ void SetUp(const Sm90Work& work) {
     const int row_begin = work.row_begin + 64 * group;
     row = row_begin + 16 * (threadIdx.x / 32 % 4) + lane / 4;
-    to_log2 = work.to_log2;
     cap_factor = work.cap_factor;
     full_begin = work.window.Begin(row_begin + 63);
     full_end = work.window.End(row_begin);
@@ -296,11 +310,7 @@ struct Consumer {
     tile_end = ::max(tile_end, work.tile_begin + 1);
     tile_begin = ::max(work.window.Begin(row_begin) / T::kKeys, work.tile_begin);
     tile_begin = min(tile_begin, tile_end - 1);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[r] = NegativeInfinity();
-      sum[r] = 0.0f;
-    }
+    rows.Reset(work.to_log2);
   }
 
   // ---- store ----------------------------------------------------------------------------------
@@ -309,12 +319,12 @@ struct Consumer {
   // zeros.
   __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r) {
     const bool any = work.tile_begin < work.tile_end;
-    float total = sum[r];
+    float total = rows.sum[r];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     const int mine = row + 8 * r;
     SoftmaxState<float> softmax;
-    if (max[r] != NegativeInfinity()) softmax.max = __fmul_rn(max[r], to_log2) * kLn2;
+    if (rows.base[r] != kNoBase) softmax.max = rows.base[r] * kLn2;
     softmax.sum = any ? total : 0.0f;
     float factor = 1.0f;
     if (work.has_sink) factor = AddSink(softmax, work.sink);
@@ -329,7 +339,7 @@ struct Consumer {
       output[4 * j + 2 * r + 1] *= factor;
     }
     // Hidden values times weights of 0 may be NaN, and without keys what stands there is anything.
-    if (padding || !any || max[r] == NegativeInfinity()) {
+    if (padding || !any || rows.base[r] == kNoBase) {
 #pragma unroll
       for (int j = 0; j < kOutputs / 4; ++j) {
         output[4 * j + 2 * r] = output[4 * j + 2 * r + 1] = 0.0f;
@@ -442,7 +452,7 @@ struct Consumer {
   // Where there are no keys the first product runs on whatever lies in shared memory, and is thrown
   // away: in a branch, it would cost all others their asynchrony.
   __device__ __forceinline__ void Run() {
-    if (T::kTakeTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
+    if (T::kTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     int last_stage = -1;
     for (int slot = 0;; slot = (slot + 1) % Sm90State<T>::kSlots) {
@@ -452,16 +462,17 @@ struct Consumer {
       const bool any = work.tile_begin < work.tile_end;
       SetUp(work);
       Skip(work.tile_end - tile_end);
+      LoadQuery();
       if (any) Wait(places.FullK(k.stage), k.parity);
       IssueScores();
       WgmmaWait<0>();
       HoldRegisters(scores);
-      if (T::kStoreThroughQ && last_stage >= 0) ReleaseQ(last_stage);
+      if (T::kStoreThroughQ && last_stage >= 0) LeaveStored(last_stage);
+      if (T::kQueryInRegisters || !any) LeaveQuery();
       if (any) {
         Accumulate(work);
         Skip(tile_begin - work.tile_begin);
       }
-      if constexpr (!T::kStoreThroughQ) ReleaseQ(q.stage);
       Store(work, q.stage);
       __syncwarp();
       Release(places.EmptyWork(slot));

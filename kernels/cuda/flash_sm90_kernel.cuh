@@ -37,6 +37,13 @@ __device__ __forceinline__ void InitBarriers(const Sm90Places<T>& at) {
   FenceBarrierInit();
 }
 
+__device__ __forceinline__ void PrefetchMaps(const TensorMaps& maps) {
+  PrefetchTensorMap(&maps.q);
+  PrefetchTensorMap(&maps.k);
+  PrefetchTensorMap(&maps.v);
+  if (maps.writes_o) PrefetchTensorMap(&maps.o);
+}
+
 template <class T, bool kBfloat16>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashSm90Kernel(const __grid_constant__ RaggedParams params) {
@@ -46,6 +53,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   char* shared = unaligned + (1024 - SharedAddress(unaligned) % 1024) % 1024;
   const Sm90Places<T> places{SharedAddress(shared)};
   if (threadIdx.x == 0) InitBarriers(places);
+  if (threadIdx.x == 32) {
+    AllowNextLaunch();
+    if (params.attentions == nullptr) PrefetchMaps(params.single_maps);
+  }
   __syncthreads();
   const int lane = threadIdx.x % 32;
   // From lane 0, so that the compiler knows it to be the same in a warp.

@@ -118,6 +118,7 @@ struct Producer {
 
   __device__ __forceinline__ void Run() {
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
+    AwaitEarlierLaunches();
     for (StageCursor<Sm90State<T>::kSlots> slot;; slot.Step()) {
       Wait(places.FullWork(slot.stage), slot.parity);
       const Sm90Work& at = state.work[slot.stage];

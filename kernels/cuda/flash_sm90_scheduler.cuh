@@ -125,11 +125,16 @@ struct Scheduler {
     return found;
   }
 
+  // The launch may begin before the one before it has ended. A first tile that follows from the
+  // parameter alone is described meanwhile (the producer waits as well before it loads anything);
+  // memory that others may still write, the queue too, is not touched before the wait.
   template <bool kSingle>
   __device__ __forceinline__ void DescribeAll() {
-    for (int number = static_cast<int>(blockIdx.x); Describe<kSingle>(number);) {
-      number = ClaimTile(params);
-    }
+    const bool known = kSingle && !params.single.problem.has_sinks;
+    if (!known) AwaitEarlierLaunches();
+    bool more = Describe<kSingle>(static_cast<int>(blockIdx.x));
+    if (known) AwaitEarlierLaunches();
+    while (more) more = Describe<kSingle>(ClaimTile(params));
   }
 
   __device__ __forceinline__ void Run() {

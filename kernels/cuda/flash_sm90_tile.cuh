@@ -15,11 +15,17 @@
 
 namespace attend::cuda {
 
+// What a warpgroup's softmax runs under.
+enum class Overlap {
+  kOutput,        // under the output of the tile before
+  kOutputTurns,   // likewise, and warpgroups issue their products one after another
+  kSoftmaxTurns,  // under other warpgroups' products: exponentials one warpgroup after another
+};
+
 // kDim, kDimV: compiled head dims. kGroups consumer warpgroups of 64 query rows each; tiles of
-// kTileKeys keys. kTakeTurns: warpgroups issue their products one after another, so that one's
-// softmax runs under the other's products. kKeepRowsApart: see Consumer::Softmax.
+// kTileKeys keys.
 template <int kDim, int kDimV, int kGroups, int kTileKeys, int kStages_, int kStagesQ_,
-          bool kTakeTurns_, bool kKeepRowsApart_, int kBlocks_>
+          Overlap kOverlap_, bool kQueryInRegisters_, int kBlocks_>
 struct Sm90Tile {
   static constexpr int kD = kDim;
   static constexpr int kDv = kDimV;
@@ -28,8 +34,10 @@ struct Sm90Tile {
   static constexpr int kKeys = kTileKeys;
   static constexpr int kStages = kStages_;    // of K, and of V
   static constexpr int kStagesQ = kStagesQ_;  // 2: the next tile's Q arrives during this one
-  static constexpr bool kTakeTurns = kTakeTurns_;
-  static constexpr bool kKeepRowsApart = kKeepRowsApart_;
+  static constexpr Overlap kOverlap = kOverlap_;
+  static constexpr bool kTurns =
+      kOverlap_ == Overlap::kOutputTurns || kOverlap_ == Overlap::kSoftmaxTurns;
+  static constexpr bool kQueryInRegisters = kQueryInRegisters_;  // its fragments; else in place
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kBlocks = kBlocks_;  // to a multiprocessor
 
@@ -39,7 +47,8 @@ struct Sm90Tile {
   // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
   // the launch took: the same for every thread, a multiple of 8.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks_) / 8 * 8;
-  static constexpr int kAccumulators = kTileKeys / 2 + kTileKeys / 4 + kDimV / 2;
+  static constexpr int kAccumulators =
+      kTileKeys / 2 + kTileKeys / 4 + kDimV / 2 + (kQueryInRegisters_ ? kDim / 4 : 0);
   static constexpr int kProducerRegisters =
       kGroups == 4 || (kGroups == 3 && kAccumulators > 124) ? 32 : 40;
   static constexpr int kConsumerRegisters =

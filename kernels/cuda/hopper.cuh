@@ -109,16 +109,42 @@ __device__ __forceinline__ void StoreMatrices(uint32_t shared, const uint32_t (&
                : "memory");
 }
 
+// Loads four such matrices.
+__device__ __forceinline__ void LoadMatrices(uint32_t shared, uint32_t* x) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
+}
+
 // Before the first use of a map that the host copied to global memory after the last use of that
 // place.
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
+// Brings a map that lies in a kernel's parameter near before its first use.
+__device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Orders the calling thread's ordinary writes to shared memory before what wgmma and the copy
 // engine do after the next barrier.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- launches -----------------------------------------------------------------------------------
+
+// For launches that may begin before the one before them on the stream has ended (programmatic
+// dependent launch; without it both do nothing). Until all that went before has ended, and what it
+// wrote can be seen:
+__device__ __forceinline__ void AwaitEarlierLaunches() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// Once all blocks have called it, the next launch may begin as blocks find room.
+__device__ __forceinline__ void AllowNextLaunch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---- registers ----------------------------------------------------------------------------------

@@ -190,6 +190,22 @@ cudaError_t PrepareKernel(const FlashVariant& variant, int* units) {
                               cudaSharedmemCarveoutMaxShared);
 }
 
+cudaError_t Launch(const FlashVariant& variant, unsigned blocks, RaggedParams params,
+                   cudaStream_t stream) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(variant.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(variant.shared_bytes);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = variant.begins_early ? 1 : 0;
+  void* arguments[] = {&params};
+  return cudaLaunchKernelExC(&config, variant.kernel, arguments);
+}
+
 }  // namespace
 
 Result<int64_t> RaggedWorkspaceBytes(std::span<const Problem* const> problems) {
@@ -228,9 +244,7 @@ cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention*
               : UploadList(variant, attentions, static_cast<char*>(workspace), stream, &params);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, units * variant.blocks));
-  void* arguments[] = {&params};
-  return cudaLaunchKernel(variant.kernel, dim3(blocks), dim3(variant.threads), arguments,
-                          variant.shared_bytes, stream);
+  return Launch(variant, blocks, params, stream);
 }
 
 }  // namespace attend::cuda

@@ -59,7 +59,8 @@ struct FlashVariant {
   int shared_bytes = 0;
   int blocks = 1;  // to a multiprocessor
   const void* kernel = nullptr;
-  bool tensor_maps = false;  // loads (and may store) through TensorMaps of these boxes
+  bool begins_early = false;  // waits by itself for what went before it on the stream
+  bool tensor_maps = false;   // loads (and may store) through TensorMaps of these boxes
   TensorBoxes boxes;
 };
 

@@ -28,8 +28,10 @@ WORDS = re.compile(r"seriali[sz]ed|setmaxnreg", re.IGNORECASE)
 CODE = re.compile(r"\(C(\d+)\)")
 
 # Sm90Tile's arguments, in order.
-ARGUMENTS = ("dim", "dim_v", "groups", "keys", "stages", "stages_q", "turns", "rows_apart",
-             "blocks")
+ARGUMENTS = ("dim", "dim_v", "groups", "keys", "stages", "stages_q", "overlap",
+             "query_in_registers", "blocks")
+# enum Overlap, in order.
+OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)'")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -55,6 +57,11 @@ class Tile:
     registers: int  # that a launch hands out to each thread: kLaunchRegisters
 
 
+# How the compiler writes template arguments that are not numbers.
+MANGLED = {"false": "Lb0E", "true": "Lb1E",
+           **{f"Overlap::{name}": f"LNS0_7OverlapE{n}E" for n, name in enumerate(OVERLAPS)}}
+
+
 def launch_registers(groups, blocks):
     """As flash_sm90_tile.cuh works it out: setmaxnreg moves registers between warpgroups, and what
     it moves must add up to what the launch took, so ptxas must use exactly these."""
@@ -69,7 +76,7 @@ def tiles(text):
         values = [value.strip() for value in listed.split(",")]
         if len(values) != len(ARGUMENTS):
             sys.exit(f"{name} has {len(values)} template arguments, not {', '.join(ARGUMENTS)}")
-        mangled = [{"false": "Lb0E", "true": "Lb1E"}.get(value, f"Li{value}E") for value in values]
+        mangled = [MANGLED.get(value, f"Li{value}E") for value in values]
         named = dict(zip(ARGUMENTS, values))
         found[name] = Tile("Sm90TileI" + "".join(mangled),
                            launch_registers(int(named["groups"]), int(named["blocks"])))

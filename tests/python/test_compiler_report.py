@@ -13,12 +13,12 @@ sys.path.insert(0, str(ROOT / "tests" / "kernels"))
 import compiler_report as report  # noqa: E402
 
 TABLE = """
-using Sm90D64 = Sm90Tile<64, 64, 4, 64, 3, 2, true, false, 1>;
-using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, false, true,
+using Sm90D64 = Sm90Tile<64, 64, 4, 64, 3, 2, Overlap::kOutputTurns, false, 1>;
+using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, Overlap::kOutput, true,
                             2>;
 """
-D64 = "Sm90TileILi64ELi64ELi4ELi64ELi3ELi2ELb1ELb0ELi1E"
-FEW = "Sm90TileILi64ELi64ELi1ELi128ELi2ELi2ELb0ELb1ELi2E"
+D64 = "Sm90TileILi64ELi64ELi4ELi64ELi3ELi2ELNS0_7OverlapE1ELb0ELi1E"
+FEW = "Sm90TileILi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2E"
 
 
 def kernel(tile, registers, stack="0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"):
@@ -45,7 +45,7 @@ def test_tiles():
     found = report.tiles(TABLE)
     assert found == {"Sm90D64": report.Tile(D64, 96), "Sm90D64Few": report.Tile(FEW, 128)}
     with pytest.raises(SystemExit, match="Short has 8 template arguments"):
-        report.tiles("using Short = Sm90Tile<64, 64, 4, 64, 3, 2, true, false>;")
+        report.tiles("using Short = Sm90Tile<64, 64, 4, 64, 3, 2, Overlap::kOutput, false>;")
 
 
 @pytest.mark.parametrize("groups,blocks,registers", [(1, 1, 256), (1, 2, 128), (2, 1, 168),
@@ -60,6 +60,9 @@ def test_the_arguments_are_the_templates():
     assert len(names) == len(report.ARGUMENTS)
     assert re.search(r"\bkGroups\b", names[report.ARGUMENTS.index("groups")])
     assert re.search(r"\bkBlocks_\b", names[report.ARGUMENTS.index("blocks")])
+    assert re.search(r"\bOverlap kOverlap_", names[report.ARGUMENTS.index("overlap")])
+    overlaps = re.search(r"enum class Overlap \{([^}]*)\}", text)[1]
+    assert tuple(re.findall(r"^\s*(k\w+),", overlaps, re.M)) == report.OVERLAPS
     assert "kLaunchRegisters = 65536 / (kThreads * kBlocks_) / 8 * 8;" in text
     assert "kThreads = 128 * (kGroups + 1);" in text
 
