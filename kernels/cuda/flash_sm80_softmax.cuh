@@ -194,9 +194,32 @@ __device__ __forceinline__ bool Outgrows(float score, float base, float to_log2)
   return fmaf(score, to_log2, -base) > kBaseSlack;
 }
 
+// False only if no score of the thread outgrows its row's base. Integers, of which one instruction
+// takes three, order floats that are not negative as floats do, and negative ones below 0. The
+// largest of 0 and the scores is at least the largest score, and says "may" of one below 0 only
+// where the base is under -kBaseSlack, so too before a row's first key. NaN orders as any number;
+// its row is NaN whatever is subtracted.
+template <class T>
+__device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
+                                           const RowState<T>& state) {
+  bool may = false;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    int largest = 0;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+      const float* pair = &s[r / 2][n][r % 2 * 2];
+      largest = __vimax3_s32(largest, __float_as_int(pair[0]), __float_as_int(pair[1]));
+    }
+    may |= Outgrows(__int_as_float(largest), state.base[r], to_log2);
+  }
+  return may;
+}
+
 // Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
 template <class T>
 __device__ __forceinline__ void RaiseBases(float to_log2, const Scores<T>& s, RowState<T>& state) {
+  if (!__any_sync(0xffffffffu, MayOutgrow<T>(to_log2, s, state))) return;
   float largest[T::kThreadRows];
   LocalMaxima<T>(s, largest);
   bool outgrown = false;
