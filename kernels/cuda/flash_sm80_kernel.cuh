@@ -78,6 +78,7 @@ __device__ __forceinline__ void SetUp(const RaggedParams& params, int tile, Bloc
   work.q_rows = static_cast<int>(s.q_rows);
   work.k_len = static_cast<int>(s.k_len);
   work.offset = static_cast<int>(s.offset);
+  work.spoiled[0] = work.spoiled[1] = -1;
   work.warp_flip = tile % 2 == 0 ? 0 : T::kWarps - 1;
   SetKeys<T>(p.mask, s, work);
   // Plain kernels keep raw q.k. The online softmax wants the largest score, so Q takes the scale's
@@ -90,6 +91,12 @@ __device__ __forceinline__ void SetUp(const RaggedParams& params, int tile, Bloc
 template <class T>
 __device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
   return key < work.full_begin || key + T::kKeys > work.full_end;
+}
+
+// Whether a row may not see a key of the tile, so that NaN and Inf in V want care.
+template <class T, bool kGeneral>
+__device__ __forceinline__ bool MayHide(const BlockWork& work, int key) {
+  return IsEdge<T>(work, key) || (kGeneral && work.attention->problem.has_bias);
 }
 
 // ---- load ---------------------------------------------------------------------------------------
@@ -176,7 +183,7 @@ __device__ __forceinline__ void Score(const Place<T>& place, const QueryFragment
 template <class T, bool kGeneral>
 __device__ __forceinline__ void FinishScores(const BlockWork& work, int key, Scores<T>& s) {
   if constexpr (kGeneral) ApplyTerms<T>(*work.attention, work, key, s);
-  if (IsEdge<T>(work, key)) HideKeys<T>(work, key, s);
+  if (IsEdge<T>(work, key) && !WarpSeesAll<T>(work, key)) HideKeys<T>(work, key, s);
 }
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
@@ -316,14 +323,9 @@ __device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>&
   }
 }
 
-// Once for each tile: starts the copies of the next. With one stage it first waits, when the scores
-// are computed, for this tile's V and for all warps to have read K.
+// Starts the copies of the tile of keys after this one.
 template <class T>
 __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& place, int key) {
-  if constexpr (T::kStages == 1) {
-    WaitCopyGroups<0>();
-    __syncthreads();
-  }
   const int next = key - T::kKeys;
   if (next < work.key_begin) return;
   LoadRows<T, T::kKeys>(StageOfK(place, next), work.k, next, work.k_len);
@@ -333,31 +335,44 @@ __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& 
   CommitCopies();
 }
 
-// One tile of keys.
+// Waits until V has arrived, and looks for NaN and Inf in it where they matter.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void Step(const BlockWork& work, const Place<T>& place,
+__device__ __forceinline__ void WaitForValues(const char* values, int key, BlockWork& work) {
+  WaitCopyGroups<0>();
+  if (MayHide<T, kGeneral>(work, key)) NoteNonFinite<T, Element>(values, key, work);
+  __syncthreads();
+}
+
+// One tile of keys. With one stage V arrives under the scores, then the next K in this K's place.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
                                      const QueryFragments<T>& query, char* shared, int key,
                                      RowState<T>& state) {
-  WaitCopyGroups<0>();
-  __syncthreads();  // K (with two stages V too) has arrived; what the tile before used is free
-  if constexpr (T::kStages == 1) {
+  char* values = shared + T::kOffsetV + StageOf<T>(key);
+  if constexpr (T::kStages == 2) {
+    WaitForValues<T, Element, kGeneral>(values, key, work);  // the other stage is free
+  } else {
+    WaitCopyGroups<0>();
+    __syncthreads();  // K has arrived; V's place is free
     LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
     CommitCopies();
   }
   if constexpr (T::kCopyFirst) LoadNext<T>(work, place, key);
-  char* values = shared + T::kOffsetV + StageOf<T>(key);
-  const bool edge = IsEdge<T>(work, key);
-  if (edge && !WarpSees<T>(work, key)) {
+  if (IsEdge<T>(work, key) && !WarpSees<T>(work, key)) {
+    if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
     if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
-    TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+    if (SpoiledKey<T>(work, key) == key) {
+      TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+    }
     return;
   }
   Scores<T> s;
   Score<T, Element>(place, query, StageOfK(place, key), s);
+  if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
   if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
   FinishScores<T, kGeneral>(work, key, s);
   RaiseBases<T>(work.to_log2, s, state);
-  if (edge || (kGeneral && work.attention->problem.has_bias)) {
+  if (MayHide<T, kGeneral>(work, key) && SpoiledKey<T>(work, key) == key) {
     TakeOutNonFinite<T, Element>(values,
                                  [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
   }
@@ -387,7 +402,7 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
 }
 
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void ComputeTile(const RaggedParams& params, const BlockWork& work,
+__device__ __forceinline__ void ComputeTile(const RaggedParams& params, BlockWork& work,
                                             char* shared, BlockWork& following) {
   char* warp_query = shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
   const Place<T> place{SharedAddress(shared), SharedAddress(warp_query)};
@@ -406,9 +421,8 @@ __device__ __forceinline__ void ComputeTile(const RaggedParams& params, const Bl
     if (work.query_sign != 1.0f) GiveSign<T, Element>(warp_query, work.query_sign);
     QueryFragments<T> query;
     LoadQuery<T>(place, query);
-    const int key_begin = work.key_begin;
 #pragma unroll 1
-    for (; key >= key_begin; key -= T::kKeys) {
+    for (; key >= work.key_begin; key -= T::kKeys) {
       Step<T, Element, kGeneral>(work, place, query, shared, key, state);
     }
   }

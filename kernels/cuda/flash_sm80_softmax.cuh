@@ -31,6 +31,7 @@ struct BlockWork {
   int warp_flip;             // see WarpPlace
   float query_sign;          // what Q is multiplied by
   float to_log2;             // a weight is 2^(score * to_log2 - base)
+  int spoiled[2];            // see NoteNonFinite
 };
 
 // The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].
@@ -71,6 +72,15 @@ __device__ __forceinline__ bool WarpSees(const BlockWork& work, int key) {
   const int first = WarpRow<T>(work);
   const int last = min(first + T::kWarpRows, work.q_len) - 1;
   return first <= last && key < last + work.end_shift && key + T::kKeys > first + work.begin_shift;
+}
+
+// Whether all rows of the warp see all keys of the tile; of padding rows nothing is stored.
+template <class T>
+__device__ __forceinline__ bool WarpSeesAll(const BlockWork& work, int key) {
+  const int first = WarpRow<T>(work);
+  const int last = min(first + T::kWarpRows, work.q_len) - 1;
+  return key >= last + work.begin_shift &&
+         key + T::kKeys <= min(first + work.end_shift, work.k_len);
 }
 
 // The first of the thread's two neighbouring keys among eight.
@@ -154,21 +164,28 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
   }
 }
 
+// Bits from that of the thread's first key on which `end`, counted from the thread's first key,
+// does not follow: the thread's keys 8 * n and 8 * n + 1 have bits 2 * n and 2 * n + 1.
+__device__ __forceinline__ uint32_t KeysFrom(int end) {
+  const int position = max(end, 0);
+  return __funnelshift_lc(0u, ~0u, position / 8 * 2 + min(position % 8, 2));
+}
+
 // Gives keys that a row does not see the score -inf.
 template <class T>
 __device__ __forceinline__ void HideKeys(const BlockWork& work, int key, Scores<T>& s) {
+  static_assert(2 * T::kKeyBlocks <= 32);
   const int first = key + KeyOfLane();
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
     const int row = RowOf<T>(work, r);
-    const int begin = row + work.begin_shift - first;
-    const int end = min(row + work.end_shift, work.k_len) - first;
+    const uint32_t hidden = ~KeysFrom(row + work.begin_shift - first) |
+                            KeysFrom(min(row + work.end_shift, work.k_len) - first);
 #pragma unroll
     for (int n = 0; n < T::kKeyBlocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int i = 8 * n + e;
-        if (i < begin || i >= end) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
+        if (hidden & 1u << (2 * n + e)) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
       }
     }
   }
@@ -301,33 +318,48 @@ __device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, 
   }
 }
 
-// The block's threads in turn over the 16-byte chunks of a tile.
-template <class T, class Visit>
-__device__ __forceinline__ void ForChunks(char* tile, Visit visit) {
-#pragma unroll 1
-  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
-    visit(reinterpret_cast<uint4*>(tile)[n]);
-  }
+// Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
+// places, so that no warp overwrites what others, a barrier behind, have yet to read.
+template <class T>
+__device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
+  return work.spoiled[key / T::kKeys % 2];
 }
 
-// All threads of the block, for a tile some row of which may not see a key: as 0 * NaN is NaN,
-// NaN and Inf are taken out of V before the product, and `add` adds them to rows that see them.
+// Notes whether the chunks of a tile of V that the thread itself has copied hold NaN or Inf.
+template <class T, class Element>
+__device__ __forceinline__ void NoteNonFinite(const char* values, int key, BlockWork& work) {
+  using Row = typename T::Row;
+  const int thread = ThreadIndex();
+  values += Row::Offset(thread / Row::kSpan, thread % Row::kSpan);
+  uint32_t found = 0;
+#pragma unroll
+  for (int pass = 0; pass < T::kKeys / T::kPassRows; ++pass) {
+#pragma unroll
+    for (int span = 0; span < T::kPassSpans; ++span) {
+      const uint4 v = *reinterpret_cast<const uint4*>(values + pass * T::kPassRows * Row::kBytes +
+                                                      span * Row::kSpan * 16);
+      found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
+               NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
+    }
+  }
+  if (found != 0) SpoiledKey<T>(work, key) = key;
+}
+
+// All threads of the block, for a tile of V that holds NaN or Inf, some row of which may not see a
+// key: as 0 * NaN is NaN, they are taken out before the product, and `add` adds them to rows that
+// see them.
 template <class T, class Element, class Add>
 __device__ __forceinline__ void TakeOutNonFinite(char* values, Add add) {
-  uint32_t found = 0;
-  ForChunks<T>(values, [&](const uint4& v) {
-    found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
-             NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
-  });
-  if (!__syncthreads_or(found != 0)) return;
   add();
   __syncthreads();
   const auto finite = [](uint32_t pair) {
     return pair & ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
   };
-  ForChunks<T>(values, [&](uint4& v) {
+#pragma unroll 1
+  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
+    uint4& v = reinterpret_cast<uint4*>(values)[n];
     v = make_uint4(finite(v.x), finite(v.y), finite(v.z), finite(v.w));
-  });
+  }
   __syncthreads();
 }
 
