@@ -12,9 +12,10 @@
 
 #pragma once
 
+#include "kernels/cuda/flash_sm80_setup.cuh"
 #include "kernels/cuda/flash_sm80_softmax.cuh"
+#include "kernels/cuda/flash_sm80_store.cuh"
 #include "kernels/cuda/tile_queue.cuh"
-#include "kernels/softmax_state.h"
 
 namespace attend::cuda::sm80 {
 
@@ -31,62 +32,7 @@ template <class T>
 using QueryFragments =
     uint32_t[T::kQueryInRegisters ? T::kSlices : 1][T::kQueryInRegisters ? T::kDimSteps : 1][4];
 
-// ---- setup --------------------------------------------------------------------------------------
-
-// The keys that the block's rows see.
-template <class T>
-__device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, BlockWork& work) {
-  // A shift as long as the longest sequence restricts nothing, and cannot overflow.
-  const int64_t left = mask.left < 0 ? 2 * kLengthMax : min(mask.left, 2 * kLengthMax);
-  const int64_t right = mask.right < 0 ? 2 * kLengthMax : min(mask.right, 2 * kLengthMax);
-  work.begin_shift = static_cast<int>(max(s.offset - left, -kLengthMax));
-  work.end_shift = static_cast<int>(min(s.offset + right + 1, kLengthMax));
-  work.key_begin = work.key_end = work.full_begin = work.full_end = 0;
-  const int64_t row_last = min(int64_t{work.row_begin} + T::kRows, s.q_len) - 1;
-  if (row_last < work.row_begin) return;
-  // Both ends of the visible range never fall as the row grows.
-  const KeyRange first = VisibleKeys(mask, s, work.row_begin);
-  const KeyRange last = VisibleKeys(mask, s, row_last);
-  const int64_t begin = min(first.begin, s.k_len);
-  work.key_begin = static_cast<int>(begin - begin % T::kKeys);
-  work.key_end = static_cast<int>(max(last.end, int64_t{0}));
-  work.full_begin = static_cast<int>(min(last.begin, s.k_len));
-  work.full_end = static_cast<int>(max(first.end, int64_t{0}));
-}
-
-// Finds out what tile number `tile` is. One thread of the block.
-template <class T, bool kGeneral>
-__device__ __forceinline__ void SetUp(const RaggedParams& params, int tile, BlockWork& work) {
-  TileWork found;
-  work.attention = nullptr;
-  if (!FindTile(params, tile, T::kRows, found)) return;
-  const Attention& a = *found.attention;
-  const Problem& p = a.problem;
-  const Sequence s = SequenceOf(a, found.b);
-  // In 32 bits, where division is several times cheaper.
-  const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
-  const int kv_head = found.h / group;
-  work.attention = &a;
-  work.q = SourceOf(a.q, found.b, found.h, s.q_row, p.dim);
-  work.k = SourceOf(a.k, found.b, kv_head, s.k_row, p.dim);
-  work.v = SourceOf(a.v, found.b, kv_head, s.k_row, p.dim_v);
-  work.q_row = s.q_row;
-  work.b = found.b;
-  work.h = found.h;
-  work.row_begin = found.row_begin;
-  work.q_len = static_cast<int>(s.q_len);
-  work.q_rows = static_cast<int>(s.q_rows);
-  work.k_len = static_cast<int>(s.k_len);
-  work.offset = static_cast<int>(s.offset);
-  work.spoiled[0] = work.spoiled[1] = -1;
-  work.warp_flip = tile % 2 == 0 ? 0 : T::kWarps - 1;
-  SetKeys<T>(p.mask, s, work);
-  // Plain kernels keep raw q.k. The online softmax wants the largest score, so Q takes the scale's
-  // sign; and all of a scale of 0, as 0 * -inf in the exponent would be NaN.
-  work.query_sign = kGeneral || p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
-  work.to_log2 = kLog2E;
-  if (!kGeneral && p.scale != 0.0f) work.to_log2 = __fmul_rn(fabsf(p.scale), kLog2E);
-}
+// ---- edges --------------------------------------------------------------------------------------
 
 template <class T>
 __device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
@@ -227,88 +173,6 @@ __device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t v
   }
 }
 
-// ---- store --------------------------------------------------------------------------------------
-
-// Joins the lanes' sums, adds the sink; what the thread's row `r` is multiplied by, and its LSE.
-template <class T>
-__device__ __forceinline__ float FinishRow(const BlockWork& work, int r, const RowState<T>& state,
-                                           float& lse) {
-  const Attention& a = *work.attention;
-  float sum = state.sum[r];
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-  SoftmaxState<float> total;
-  float factor = 0.0f;
-  if (RowOf<T>(work, r) < work.q_len) {
-    if (state.base[r] != kNoBase) total.max = state.base[r] * kLn2;
-    total.sum = sum;
-    factor = a.problem.has_sinks ? AddSink(total, a.sinks[work.h]) : 1.0f;
-    factor *= InverseSum(total);
-  }
-  lse = LogSumExp(total);
-  return factor;
-}
-
-// Writes the warp's rows from shared memory, which they have reached as a tile of Q lies.
-template <class T>
-__device__ __forceinline__ void CopyOut(const BlockWork& work, const char* staged) {
-  using Row = typename T::Row;
-  const Attention& a = *work.attention;
-  const int lane = threadIdx.x % 32;
-  const int warp_row = WarpRow<T>(work);
-  const int dim = static_cast<int>(a.problem.dim_v);
-  char* o = static_cast<char*>(a.o.data) + 2 * (work.b * a.o.stride_b + work.h * a.o.stride_h +
-                                                (work.q_row + warp_row) * a.o.stride_l);
-  const int64_t stride = 2 * a.o.stride_l;
-  const bool aligned = ((reinterpret_cast<uint64_t>(o) | stride) & 15) == 0 && dim % 8 == 0;
-#pragma unroll 1
-  for (int row = lane / Row::kSpan; row < T::kWarpRows; row += 32 / Row::kSpan) {
-    if (warp_row + row >= work.q_rows) return;
-#pragma unroll 1
-    for (int chunk = lane % Row::kSpan; 8 * chunk < dim; chunk += Row::kSpan) {
-      const char* from = staged + Row::Offset(row, chunk);
-      char* to = o + row * stride + 16 * chunk;
-      if (aligned) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        continue;
-      }
-      for (int e = 0; e < min(8, dim - 8 * chunk); ++e) {
-        reinterpret_cast<uint16_t*>(to)[e] = reinterpret_cast<const uint16_t*>(from)[e];
-      }
-    }
-  }
-}
-
-// Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
-// turn fragments into whole rows.
-template <class T, class Element>
-__device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
-                                            const RowState<T>& state) {
-  const Attention& a = *work.attention;
-  const int lane = threadIdx.x % 32;
-  __syncwarp();  // all lanes have read Q
-#pragma unroll
-  for (int r = 0; r < T::kThreadRows; ++r) {
-    const int row = RowOf<T>(work, r);
-    float lse;
-    const float factor = FinishRow<T>(work, r, state, lse);
-    char* staged = query + lane % 4 * 4;
-#pragma unroll
-    for (int j = 0; j < T::kDim / 8; ++j) {
-      const float* o = &state.output[r / 2][j][r % 2 * 2];
-      // Padding rows are 0 even if what was computed for them is not finite.
-      const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
-      *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(r / 2 * 16 + r % 2 * 8 + lane / 4, j)) =
-          pair;
-    }
-    if (a.problem.return_lse && lane % 4 == 0 && row < work.q_rows) {
-      a.lse[work.b * a.lse_stride_b + work.h * a.lse_stride_h + work.q_row + row] = lse;
-    }
-  }
-  __syncwarp();
-  CopyOut<T>(work, query);
-}
-
 // ---- the kernel ---------------------------------------------------------------------------------
 
 // Starts the copies that the first tile of keys needs: Q and K, then V as a second group.
@@ -401,17 +265,18 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
   }
 }
 
+// Computes `work`, sets `following` up. Thread 0 brings the number of the tile that follows, and
+// takes that of the one behind it along, unless none follows.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void ComputeTile(const RaggedParams& params, BlockWork& work,
-                                            char* shared, BlockWork& following) {
+__device__ __forceinline__ void ComputeTile(const RaggedParams& params, int tile_count,
+                                            BlockWork& work, char* shared, BlockWork& following,
+                                            int& next_tile) {
   char* warp_query = shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
   const Place<T> place{SharedAddress(shared), SharedAddress(warp_query)};
   int key = (work.key_end - 1) / T::kKeys * T::kKeys;
   const bool sees_keys = work.key_begin < work.key_end;
-  // What follows this tile is found in the shadow of the copies.
-  int next_tile = 0;
-  if (threadIdx.x == 0) next_tile = ClaimTile(params);
   if (sees_keys) LoadFirst<T>(work, place, key);
+  // What follows this tile is found in the shadow of the copies.
   if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next_tile, following);
   RowState<T> state;
   Start<T>(state);
@@ -426,6 +291,10 @@ __device__ __forceinline__ void ComputeTile(const RaggedParams& params, BlockWor
       Step<T, Element, kGeneral>(work, place, query, shared, key, state);
     }
   }
+  // The queue answers while O is stored.
+  if (threadIdx.x == 0 && following.attention != nullptr) {
+    next_tile = ClaimTileOf(params, tile_count);
+  }
   StoreOutput<T, Element>(work, warp_query, state);
 }
 
@@ -434,14 +303,21 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashSm80Kernel(const __grid_constant__ RaggedParams params) {
   extern __shared__ __align__(128) char shared[];
   __shared__ BlockWork work[2];  // one is computed, the other set up
-  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
+  __shared__ int tile_count;
+  int next_tile = 0;  // thread 0's
+  if (threadIdx.x == 0) {
+    const int count = TileCount(params);
+    next_tile = ClaimTileOf(params, count);
+    tile_count = count;
+    SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
+  }
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
-    ComputeTile<T, Element, kGeneral>(params, work[turn], shared, work[turn ^ 1]);
+    ComputeTile<T, Element, kGeneral>(params, tile_count, work[turn], shared, work[turn ^ 1],
+                                      next_tile);
     __syncthreads();  // shared memory is free
   }
-  if (threadIdx.x == 0) LeaveQueue(params);
 }
 
 }  // namespace attend::cuda::sm80

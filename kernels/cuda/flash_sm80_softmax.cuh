@@ -19,7 +19,9 @@ namespace attend::cuda::sm80 {
 struct BlockWork {
   const Attention* attention;  // null: nothing, and nothing will follow
   Source q, k, v;
-  int64_t q_row;  // see Sequence
+  char* o;           // row 0 of the sequence
+  int64_t o_stride;  // bytes between rows
+  float* lse;        // of row 0 of the sequence; null: not wanted
   int b, h;
   int row_begin;             // first query row
   int q_len, q_rows, k_len;  // see Sequence
@@ -29,9 +31,12 @@ struct BlockWork {
   int key_begin, key_end;    // keys that some row sees, begin rounded down to a tile
   int full_begin, full_end;  // keys that every row sees
   int warp_flip;             // see WarpPlace
-  float query_sign;          // what Q is multiplied by
-  float to_log2;             // a weight is 2^(score * to_log2 - base)
-  int spoiled[2];            // see NoteNonFinite
+  bool o_fast;               // O can be written in 16-byte chunks
+  bool has_sink;
+  float sink;
+  float query_sign;  // what Q is multiplied by
+  float to_log2;     // a weight is 2^(score * to_log2 - base)
+  int spoiled[2];    // see NoteNonFinite
 };
 
 // The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].
