@@ -28,9 +28,9 @@ struct Place {
   BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // in one of K
 };
 
+// The part of Q that stays in registers.
 template <class T>
-using QueryFragments =
-    uint32_t[T::kQueryInRegisters ? T::kSlices : 1][T::kQueryInRegisters ? T::kDimSteps : 1][4];
+using QueryFragments = uint32_t[T::kSlices][T::kQuerySteps == 0 ? 1 : T::kQuerySteps][4];
 
 // ---- edges --------------------------------------------------------------------------------------
 
@@ -77,13 +77,11 @@ __device__ __forceinline__ uint32_t StageOfV(const Place<T>& place, int key) {
 
 template <class T>
 __device__ __forceinline__ void LoadQuery(const Place<T>& place, QueryFragments<T>& query) {
-  if constexpr (T::kQueryInRegisters) {
 #pragma unroll
-    for (int m = 0; m < T::kSlices; ++m) {
+  for (int m = 0; m < T::kSlices; ++m) {
 #pragma unroll
-      for (int k = 0; k < T::kDimSteps; ++k) {
-        LoadMatrix(place.query + place.offsets.At(m, k), query[m][k]);
-      }
+    for (int k = 0; k < T::kQuerySteps; ++k) {
+      LoadMatrix(place.query + place.offsets.At(m, k), query[m][k]);
     }
   }
 }
@@ -95,7 +93,7 @@ __device__ __forceinline__ void ScoreStep(const Place<T>& place, const QueryFrag
   uint32_t q[T::kSlices][4];
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) {
-    if constexpr (T::kQueryInRegisters) {
+    if (k < T::kQuerySteps) {  // known at compile time
 #pragma unroll
       for (int e = 0; e < 4; ++e) q[m][e] = query[m][k][e];
     } else {
@@ -265,19 +263,18 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
   }
 }
 
-// Computes `work`, sets `following` up. Thread 0 brings the number of the tile that follows, and
-// takes that of the one behind it along, unless none follows.
+// Computes `work`, sets `following` up, which is tile number `next`; returns the number of the one
+// behind it, to thread 0 and if there is a following one.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void ComputeTile(const RaggedParams& params, int tile_count,
-                                            BlockWork& work, char* shared, BlockWork& following,
-                                            int& next_tile) {
+__device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next, BlockWork& work,
+                                           char* shared, BlockWork& following) {
   char* warp_query = shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
   const Place<T> place{SharedAddress(shared), SharedAddress(warp_query)};
   int key = (work.key_end - 1) / T::kKeys * T::kKeys;
   const bool sees_keys = work.key_begin < work.key_end;
   if (sees_keys) LoadFirst<T>(work, place, key);
   // What follows this tile is found in the shadow of the copies.
-  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next_tile, following);
+  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next, following);
   RowState<T> state;
   Start<T>(state);
   if (sees_keys) {
@@ -292,10 +289,12 @@ __device__ __forceinline__ void ComputeTile(const RaggedParams& params, int tile
     }
   }
   // The queue answers while O is stored.
+  int claimed = 0;
   if (threadIdx.x == 0 && following.attention != nullptr) {
-    next_tile = ClaimTileOf(params, tile_count);
+    claimed = ClaimTileOf(params, TileCount(params));
   }
   StoreOutput<T, Element>(work, warp_query, state);
+  return claimed;
 }
 
 template <class T, class Element, bool kGeneral>
@@ -303,19 +302,15 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashSm80Kernel(const __grid_constant__ RaggedParams params) {
   extern __shared__ __align__(128) char shared[];
   __shared__ BlockWork work[2];  // one is computed, the other set up
-  __shared__ int tile_count;
-  int next_tile = 0;  // thread 0's
+  int next = 0;                  // thread 0's
   if (threadIdx.x == 0) {
-    const int count = TileCount(params);
-    next_tile = ClaimTileOf(params, count);
-    tile_count = count;
+    next = ClaimTileOf(params, TileCount(params));
     SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
   }
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
-    ComputeTile<T, Element, kGeneral>(params, tile_count, work[turn], shared, work[turn ^ 1],
-                                      next_tile);
+    next = ComputeTile<T, Element, kGeneral>(params, next, work[turn], shared, work[turn ^ 1]);
     __syncthreads();  // shared memory is free
   }
 }

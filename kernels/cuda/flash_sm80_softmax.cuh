@@ -288,38 +288,53 @@ __device__ __forceinline__ void WeighBlock(float to_log2, int m, float (&s)[4], 
 
 // ---- values that are not finite -----------------------------------------------------------------
 
-// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow.
+// A key's part of a row of O, of those elements of V alone that are not finite; `output` is the
+// first of the row's elements.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFiniteKey(const char* values, int key, float weight,
+                                                float* output) {
+  const int column = ThreadIndex() % 4 * 4;
+#pragma unroll 1
+  for (int j = 0; j < T::kDim / 8; ++j, output += 4) {
+    const auto pair = *reinterpret_cast<const uint32_t*>(values + T::Row::Offset(key, j) + column);
+    const float2 v = Unpack<Element>(pair);
+    if (NonFinite(v.x)) output[0] = fmaf(weight, v.x, output[0]);
+    if (NonFinite(v.y)) output[1] = fmaf(weight, v.y, output[1]);
+  }
+}
+
+// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow:
+// works in local memory, so that it takes no registers from code that is not rare.
 template <class T, class Element>
 __device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, const Scores<T>& s,
                                              RowState<T>& state) {
-  using Row = typename T::Row;
-  float scores[T::kKeyBlocks * 2][T::kThreadRows];  // in local memory, to be indexed
+  float scores[T::kSlices][T::kKeyBlocks][4];
+  float output[T::kSlices][T::kDim / 8][4];
 #pragma unroll
-  for (int n = 0; n < T::kKeyBlocks * 2; ++n) {
+  for (int m = 0; m < T::kSlices; ++m) {
 #pragma unroll
-    for (int r = 0; r < T::kThreadRows; ++r) scores[n][r] = s[r / 2][n / 2][r % 2 * 2 + n % 2];
+    for (int n = 0; n < T::kKeyBlocks * 4; ++n) scores[m][n / 4][n % 4] = s[m][n / 4][n % 4];
+#pragma unroll
+    for (int j = 0; j < T::kDim / 2; ++j) output[m][j / 4][j % 4] = state.output[m][j / 4][j % 4];
   }
-  const int thread = ThreadIndex();
 #pragma unroll 1
   for (int key = 0; key < T::kKeys; ++key) {
-    const int owner = (thread & 28) + key % 8 / 2;
+    const int owner = (ThreadIndex() & 28) + key % 8 / 2;
 #pragma unroll
     for (int r = 0; r < T::kThreadRows; ++r) {
-      const float score = __shfl_sync(0xffffffffu, scores[key / 8 * 2 + key % 2][r], owner);
+      const float own = scores[r / 2][key / 8][r % 2 * 2 + key % 2];
+      const float score = __shfl_sync(0xffffffffu, own, owner);
+      // A key that has the score -inf by arithmetic is as good as hidden.
+      if (score == NegativeInfinity()) continue;
       const float weight =
           Unpack<Element>(Pack<Element>(Weight(score, to_log2, state.base[r]), 0.0f)).x;
-#pragma unroll
-      for (int j = 0; j < T::kDim / 8; ++j) {
-        const auto pair =
-            *reinterpret_cast<const uint32_t*>(values + Row::Offset(key, j) + thread % 4 * 4);
-        const float2 v = Unpack<Element>(pair);
-        float* o = &state.output[r / 2][j][r % 2 * 2];
-        // A key that has the score -inf by arithmetic is as good as hidden.
-        if (score == NegativeInfinity()) continue;
-        if (NonFinite(v.x)) o[0] = fmaf(weight, v.x, o[0]);
-        if (NonFinite(v.y)) o[1] = fmaf(weight, v.y, o[1]);
-      }
+      AddNonFiniteKey<T, Element>(values, key, weight, &output[r / 2][0][r % 2 * 2]);
     }
+  }
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int j = 0; j < T::kDim / 2; ++j) state.output[m][j / 4][j % 4] = output[m][j / 4][j % 4];
   }
 }
 
