@@ -42,7 +42,7 @@ __device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
 // Whether a row may not see a key of the tile, so that NaN and Inf in V want care.
 template <class T, bool kGeneral>
 __device__ __forceinline__ bool MayHide(const BlockWork& work, int key) {
-  return IsEdge<T>(work, key) || (kGeneral && work.attention->problem.has_bias);
+  return IsEdge<T>(work, key) || (kGeneral && work.has_bias);
 }
 
 // ---- load ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ struct BlockWork {
   int full_begin, full_end;  // keys that every row sees
   int warp_flip;             // see WarpPlace
   bool o_fast;               // O can be written in 16-byte chunks
-  bool has_sink;
+  bool has_bias, has_sink;
   float sink;
   float query_sign;  // what Q is multiplied by
   float to_log2;     // a weight is 2^(score * to_log2 - base)
