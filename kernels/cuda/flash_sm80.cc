@@ -14,6 +14,14 @@ namespace {
 
 constexpr int kDims[] = {32, 64, 96, 128, 192, 256};  // compiled head dims
 
+// Tiles of 128 rows that leave multiprocessors idle: an H200 has 132.
+constexpr int64_t kFewTiles = 132;
+
+bool HasFewTiles(const Problem& p) {
+  const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
+  return rows * p.heads_q <= kFewTiles * 128;
+}
+
 bool IsPlain(const Problem& p) { return p.softcap == 0.0f && !p.has_bias && !p.has_alibi; }
 
 }  // namespace
@@ -23,9 +31,9 @@ std::span<const FlashVariant> Sm80VariantsFor(const Problem& p) {
   const int dim = *std::lower_bound(std::begin(kDims), std::end(kDims) - 1, most);
   switch (p.dtype) {
     case DType::kFloat16:
-      return IsPlain(p) ? sm80::PlainFloat16(dim) : sm80::GeneralFloat16(dim);
+      return IsPlain(p) ? sm80::PlainFloat16(dim, HasFewTiles(p)) : sm80::GeneralFloat16(dim);
     case DType::kBFloat16:
-      return IsPlain(p) ? sm80::PlainBFloat16(dim) : sm80::GeneralBFloat16(dim);
+      return IsPlain(p) ? sm80::PlainBFloat16(dim, HasFewTiles(p)) : sm80::GeneralBFloat16(dim);
     default:
       return {};
   }
@@ -33,7 +41,7 @@ std::span<const FlashVariant> Sm80VariantsFor(const Problem& p) {
 
 cudaError_t LoadSm80() {
   for (const int dim : kDims) {
-    for (const auto& variants : {sm80::PlainFloat16(dim), sm80::PlainBFloat16(dim),
+    for (const auto& variants : {sm80::PlainFloat16(dim, false), sm80::PlainBFloat16(dim, false),
                                  sm80::GeneralFloat16(dim), sm80::GeneralBFloat16(dim)}) {
       const cudaError_t error = LoadVariants(variants);
       if (error != cudaSuccess) return error;

@@ -12,9 +12,10 @@
 
 #pragma once
 
+#include "kernels/cuda/flash_sm80_setup.cuh"
 #include "kernels/cuda/flash_sm80_softmax.cuh"
+#include "kernels/cuda/flash_sm80_store.cuh"
 #include "kernels/cuda/tile_queue.cuh"
-#include "kernels/softmax_state.h"
 
 namespace attend::cuda::sm80 {
 
@@ -27,69 +28,21 @@ struct Place {
   BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // in one of K
 };
 
+// The part of Q that stays in registers.
 template <class T>
-using QueryFragments =
-    uint32_t[T::kQueryInRegisters ? T::kSlices : 1][T::kQueryInRegisters ? T::kDimSteps : 1][4];
+using QueryFragments = uint32_t[T::kSlices][T::kQuerySteps == 0 ? 1 : T::kQuerySteps][4];
 
-// ---- setup --------------------------------------------------------------------------------------
-
-// The keys that the block's rows see.
-template <class T>
-__device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, BlockWork& work) {
-  // A shift as long as the longest sequence restricts nothing, and cannot overflow.
-  const int64_t left = mask.left < 0 ? 2 * kLengthMax : min(mask.left, 2 * kLengthMax);
-  const int64_t right = mask.right < 0 ? 2 * kLengthMax : min(mask.right, 2 * kLengthMax);
-  work.begin_shift = static_cast<int>(max(s.offset - left, -kLengthMax));
-  work.end_shift = static_cast<int>(min(s.offset + right + 1, kLengthMax));
-  work.key_begin = work.key_end = work.full_begin = work.full_end = 0;
-  const int64_t row_last = min(int64_t{work.row_begin} + T::kRows, s.q_len) - 1;
-  if (row_last < work.row_begin) return;
-  // Both ends of the visible range never fall as the row grows.
-  const KeyRange first = VisibleKeys(mask, s, work.row_begin);
-  const KeyRange last = VisibleKeys(mask, s, row_last);
-  const int64_t begin = min(first.begin, s.k_len);
-  work.key_begin = static_cast<int>(begin - begin % T::kKeys);
-  work.key_end = static_cast<int>(max(last.end, int64_t{0}));
-  work.full_begin = static_cast<int>(min(last.begin, s.k_len));
-  work.full_end = static_cast<int>(max(first.end, int64_t{0}));
-}
-
-// Finds out what tile number `tile` is. One thread of the block.
-template <class T, bool kGeneral>
-__device__ __forceinline__ void SetUp(const RaggedParams& params, int tile, BlockWork& work) {
-  TileWork found;
-  work.attention = nullptr;
-  if (!FindTile(params, tile, T::kRows, found)) return;
-  const Attention& a = *found.attention;
-  const Problem& p = a.problem;
-  const Sequence s = SequenceOf(a, found.b);
-  // In 32 bits, where division is several times cheaper.
-  const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
-  const int kv_head = found.h / group;
-  work.attention = &a;
-  work.q = SourceOf(a.q, found.b, found.h, s.q_row, p.dim);
-  work.k = SourceOf(a.k, found.b, kv_head, s.k_row, p.dim);
-  work.v = SourceOf(a.v, found.b, kv_head, s.k_row, p.dim_v);
-  work.q_row = s.q_row;
-  work.b = found.b;
-  work.h = found.h;
-  work.row_begin = found.row_begin;
-  work.q_len = static_cast<int>(s.q_len);
-  work.q_rows = static_cast<int>(s.q_rows);
-  work.k_len = static_cast<int>(s.k_len);
-  work.offset = static_cast<int>(s.offset);
-  work.warp_flip = tile % 2 == 0 ? 0 : T::kWarps - 1;
-  SetKeys<T>(p.mask, s, work);
-  // Plain kernels keep raw q.k. The online softmax wants the largest score, so Q takes the scale's
-  // sign; and all of a scale of 0, as 0 * -inf in the exponent would be NaN.
-  work.query_sign = kGeneral || p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
-  work.to_log2 = kLog2E;
-  if (!kGeneral && p.scale != 0.0f) work.to_log2 = __fmul_rn(fabsf(p.scale), kLog2E);
-}
+// ---- edges --------------------------------------------------------------------------------------
 
 template <class T>
 __device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
   return key < work.full_begin || key + T::kKeys > work.full_end;
+}
+
+// Whether a row may not see a key of the tile, so that NaN and Inf in V want care.
+template <class T, bool kGeneral>
+__device__ __forceinline__ bool MayHide(const BlockWork& work, int key) {
+  return IsEdge<T>(work, key) || (kGeneral && work.has_bias);
 }
 
 // ---- load ---------------------------------------------------------------------------------------
@@ -124,13 +77,11 @@ __device__ __forceinline__ uint32_t StageOfV(const Place<T>& place, int key) {
 
 template <class T>
 __device__ __forceinline__ void LoadQuery(const Place<T>& place, QueryFragments<T>& query) {
-  if constexpr (T::kQueryInRegisters) {
 #pragma unroll
-    for (int m = 0; m < T::kSlices; ++m) {
+  for (int m = 0; m < T::kSlices; ++m) {
 #pragma unroll
-      for (int k = 0; k < T::kDimSteps; ++k) {
-        LoadMatrix(place.query + place.offsets.At(m, k), query[m][k]);
-      }
+    for (int k = 0; k < T::kQuerySteps; ++k) {
+      LoadMatrix(place.query + place.offsets.At(m, k), query[m][k]);
     }
   }
 }
@@ -142,7 +93,7 @@ __device__ __forceinline__ void ScoreStep(const Place<T>& place, const QueryFrag
   uint32_t q[T::kSlices][4];
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) {
-    if constexpr (T::kQueryInRegisters) {
+    if (k < T::kQuerySteps) {  // known at compile time
 #pragma unroll
       for (int e = 0; e < 4; ++e) q[m][e] = query[m][k][e];
     } else {
@@ -176,7 +127,7 @@ __device__ __forceinline__ void Score(const Place<T>& place, const QueryFragment
 template <class T, bool kGeneral>
 __device__ __forceinline__ void FinishScores(const BlockWork& work, int key, Scores<T>& s) {
   if constexpr (kGeneral) ApplyTerms<T>(*work.attention, work, key, s);
-  if (IsEdge<T>(work, key)) HideKeys<T>(work, key, s);
+  if (IsEdge<T>(work, key) && !WarpSeesAll<T>(work, key)) HideKeys<T>(work, key, s);
 }
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
@@ -220,88 +171,6 @@ __device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t v
   }
 }
 
-// ---- store --------------------------------------------------------------------------------------
-
-// Joins the lanes' sums, adds the sink; what the thread's row `r` is multiplied by, and its LSE.
-template <class T>
-__device__ __forceinline__ float FinishRow(const BlockWork& work, int r, const RowState<T>& state,
-                                           float& lse) {
-  const Attention& a = *work.attention;
-  float sum = state.sum[r];
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-  SoftmaxState<float> total;
-  float factor = 0.0f;
-  if (RowOf<T>(work, r) < work.q_len) {
-    if (state.base[r] != kNoBase) total.max = state.base[r] * kLn2;
-    total.sum = sum;
-    factor = a.problem.has_sinks ? AddSink(total, a.sinks[work.h]) : 1.0f;
-    factor *= InverseSum(total);
-  }
-  lse = LogSumExp(total);
-  return factor;
-}
-
-// Writes the warp's rows from shared memory, which they have reached as a tile of Q lies.
-template <class T>
-__device__ __forceinline__ void CopyOut(const BlockWork& work, const char* staged) {
-  using Row = typename T::Row;
-  const Attention& a = *work.attention;
-  const int lane = threadIdx.x % 32;
-  const int warp_row = WarpRow<T>(work);
-  const int dim = static_cast<int>(a.problem.dim_v);
-  char* o = static_cast<char*>(a.o.data) + 2 * (work.b * a.o.stride_b + work.h * a.o.stride_h +
-                                                (work.q_row + warp_row) * a.o.stride_l);
-  const int64_t stride = 2 * a.o.stride_l;
-  const bool aligned = ((reinterpret_cast<uint64_t>(o) | stride) & 15) == 0 && dim % 8 == 0;
-#pragma unroll 1
-  for (int row = lane / Row::kSpan; row < T::kWarpRows; row += 32 / Row::kSpan) {
-    if (warp_row + row >= work.q_rows) return;
-#pragma unroll 1
-    for (int chunk = lane % Row::kSpan; 8 * chunk < dim; chunk += Row::kSpan) {
-      const char* from = staged + Row::Offset(row, chunk);
-      char* to = o + row * stride + 16 * chunk;
-      if (aligned) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        continue;
-      }
-      for (int e = 0; e < min(8, dim - 8 * chunk); ++e) {
-        reinterpret_cast<uint16_t*>(to)[e] = reinterpret_cast<const uint16_t*>(from)[e];
-      }
-    }
-  }
-}
-
-// Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
-// turn fragments into whole rows.
-template <class T, class Element>
-__device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
-                                            const RowState<T>& state) {
-  const Attention& a = *work.attention;
-  const int lane = threadIdx.x % 32;
-  __syncwarp();  // all lanes have read Q
-#pragma unroll
-  for (int r = 0; r < T::kThreadRows; ++r) {
-    const int row = RowOf<T>(work, r);
-    float lse;
-    const float factor = FinishRow<T>(work, r, state, lse);
-    char* staged = query + lane % 4 * 4;
-#pragma unroll
-    for (int j = 0; j < T::kDim / 8; ++j) {
-      const float* o = &state.output[r / 2][j][r % 2 * 2];
-      // Padding rows are 0 even if what was computed for them is not finite.
-      const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
-      *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(r / 2 * 16 + r % 2 * 8 + lane / 4, j)) =
-          pair;
-    }
-    if (a.problem.return_lse && lane % 4 == 0 && row < work.q_rows) {
-      a.lse[work.b * a.lse_stride_b + work.h * a.lse_stride_h + work.q_row + row] = lse;
-    }
-  }
-  __syncwarp();
-  CopyOut<T>(work, query);
-}
-
 // ---- the kernel ---------------------------------------------------------------------------------
 
 // Starts the copies that the first tile of keys needs: Q and K, then V as a second group.
@@ -316,14 +185,9 @@ __device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>&
   }
 }
 
-// Once for each tile: starts the copies of the next. With one stage it first waits, when the scores
-// are computed, for this tile's V and for all warps to have read K.
+// Starts the copies of the tile of keys after this one.
 template <class T>
 __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& place, int key) {
-  if constexpr (T::kStages == 1) {
-    WaitCopyGroups<0>();
-    __syncthreads();
-  }
   const int next = key - T::kKeys;
   if (next < work.key_begin) return;
   LoadRows<T, T::kKeys>(StageOfK(place, next), work.k, next, work.k_len);
@@ -333,31 +197,44 @@ __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& 
   CommitCopies();
 }
 
-// One tile of keys.
+// Waits until V has arrived, and looks for NaN and Inf in it where they matter.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void Step(const BlockWork& work, const Place<T>& place,
+__device__ __forceinline__ void WaitForValues(const char* values, int key, BlockWork& work) {
+  WaitCopyGroups<0>();
+  if (MayHide<T, kGeneral>(work, key)) NoteNonFinite<T, Element>(values, key, work);
+  __syncthreads();
+}
+
+// One tile of keys. With one stage V arrives under the scores, then the next K in this K's place.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
                                      const QueryFragments<T>& query, char* shared, int key,
                                      RowState<T>& state) {
-  WaitCopyGroups<0>();
-  __syncthreads();  // K (with two stages V too) has arrived; what the tile before used is free
-  if constexpr (T::kStages == 1) {
+  char* values = shared + T::kOffsetV + StageOf<T>(key);
+  if constexpr (T::kStages == 2) {
+    WaitForValues<T, Element, kGeneral>(values, key, work);  // the other stage is free
+  } else {
+    WaitCopyGroups<0>();
+    __syncthreads();  // K has arrived; V's place is free
     LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
     CommitCopies();
   }
   if constexpr (T::kCopyFirst) LoadNext<T>(work, place, key);
-  char* values = shared + T::kOffsetV + StageOf<T>(key);
-  const bool edge = IsEdge<T>(work, key);
-  if (edge && !WarpSees<T>(work, key)) {
+  if (IsEdge<T>(work, key) && !WarpSees<T>(work, key)) {
+    if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
     if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
-    TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+    if (SpoiledKey<T>(work, key) == key) {
+      TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+    }
     return;
   }
   Scores<T> s;
   Score<T, Element>(place, query, StageOfK(place, key), s);
+  if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
   if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
   FinishScores<T, kGeneral>(work, key, s);
   RaiseBases<T>(work.to_log2, s, state);
-  if (edge || (kGeneral && work.attention->problem.has_bias)) {
+  if (MayHide<T, kGeneral>(work, key) && SpoiledKey<T>(work, key) == key) {
     TakeOutNonFinite<T, Element>(values,
                                  [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
   }
@@ -386,18 +263,18 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
   }
 }
 
+// Computes `work`, sets `following` up, which is tile number `next`; returns the number of the one
+// behind it, to thread 0 and if there is a following one.
 template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ void ComputeTile(const RaggedParams& params, const BlockWork& work,
-                                            char* shared, BlockWork& following) {
+__device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next, BlockWork& work,
+                                           char* shared, BlockWork& following) {
   char* warp_query = shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
   const Place<T> place{SharedAddress(shared), SharedAddress(warp_query)};
   int key = (work.key_end - 1) / T::kKeys * T::kKeys;
   const bool sees_keys = work.key_begin < work.key_end;
-  // What follows this tile is found in the shadow of the copies.
-  int next_tile = 0;
-  if (threadIdx.x == 0) next_tile = ClaimTile(params);
   if (sees_keys) LoadFirst<T>(work, place, key);
-  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next_tile, following);
+  // What follows this tile is found in the shadow of the copies.
+  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next, following);
   RowState<T> state;
   Start<T>(state);
   if (sees_keys) {
@@ -406,13 +283,18 @@ __device__ __forceinline__ void ComputeTile(const RaggedParams& params, const Bl
     if (work.query_sign != 1.0f) GiveSign<T, Element>(warp_query, work.query_sign);
     QueryFragments<T> query;
     LoadQuery<T>(place, query);
-    const int key_begin = work.key_begin;
 #pragma unroll 1
-    for (; key >= key_begin; key -= T::kKeys) {
+    for (; key >= work.key_begin; key -= T::kKeys) {
       Step<T, Element, kGeneral>(work, place, query, shared, key, state);
     }
   }
+  // The queue answers while O is stored.
+  int claimed = 0;
+  if (threadIdx.x == 0 && following.attention != nullptr) {
+    claimed = ClaimTileOf(params, TileCount(params));
+  }
   StoreOutput<T, Element>(work, warp_query, state);
+  return claimed;
 }
 
 template <class T, class Element, bool kGeneral>
@@ -420,14 +302,17 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashSm80Kernel(const __grid_constant__ RaggedParams params) {
   extern __shared__ __align__(128) char shared[];
   __shared__ BlockWork work[2];  // one is computed, the other set up
-  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
+  int next = 0;                  // thread 0's
+  if (threadIdx.x == 0) {
+    next = ClaimTileOf(params, TileCount(params));
+    SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
+  }
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
-    ComputeTile<T, Element, kGeneral>(params, work[turn], shared, work[turn ^ 1]);
+    next = ComputeTile<T, Element, kGeneral>(params, next, work[turn], shared, work[turn ^ 1]);
     __syncthreads();  // shared memory is free
   }
-  if (threadIdx.x == 0) LeaveQueue(params);
 }
 
 }  // namespace attend::cuda::sm80

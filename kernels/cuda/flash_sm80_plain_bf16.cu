@@ -7,6 +7,8 @@
 
 namespace attend::cuda::sm80 {
 
-std::span<const FlashVariant> PlainBFloat16(int dim) { return PlainVariants<__nv_bfloat16>(dim); }
+std::span<const FlashVariant> PlainBFloat16(int dim, bool few_tiles) {
+  return PlainVariants<__nv_bfloat16>(dim, few_tiles);
+}
 
 }  // namespace attend::cuda::sm80

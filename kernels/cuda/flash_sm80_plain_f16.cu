@@ -7,6 +7,8 @@
 
 namespace attend::cuda::sm80 {
 
-std::span<const FlashVariant> PlainFloat16(int dim) { return PlainVariants<__half>(dim); }
+std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles) {
+  return PlainVariants<__half>(dim, few_tiles);
+}
 
 }  // namespace attend::cuda::sm80

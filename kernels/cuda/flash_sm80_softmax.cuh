@@ -19,7 +19,9 @@ namespace attend::cuda::sm80 {
 struct BlockWork {
   const Attention* attention;  // null: nothing, and nothing will follow
   Source q, k, v;
-  int64_t q_row;  // see Sequence
+  char* o;           // row 0 of the sequence
+  int64_t o_stride;  // bytes between rows
+  float* lse;        // of row 0 of the sequence; null: not wanted
   int b, h;
   int row_begin;             // first query row
   int q_len, q_rows, k_len;  // see Sequence
@@ -29,8 +31,12 @@ struct BlockWork {
   int key_begin, key_end;    // keys that some row sees, begin rounded down to a tile
   int full_begin, full_end;  // keys that every row sees
   int warp_flip;             // see WarpPlace
-  float query_sign;          // what Q is multiplied by
-  float to_log2;             // a weight is 2^(score * to_log2 - base)
+  bool o_fast;               // O can be written in 16-byte chunks
+  bool has_bias, has_sink;
+  float sink;
+  float query_sign;  // what Q is multiplied by
+  float to_log2;     // a weight is 2^(score * to_log2 - base)
+  int spoiled[2];    // see NoteNonFinite
 };
 
 // The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].
@@ -71,6 +77,15 @@ __device__ __forceinline__ bool WarpSees(const BlockWork& work, int key) {
   const int first = WarpRow<T>(work);
   const int last = min(first + T::kWarpRows, work.q_len) - 1;
   return first <= last && key < last + work.end_shift && key + T::kKeys > first + work.begin_shift;
+}
+
+// Whether all rows of the warp see all keys of the tile; of padding rows nothing is stored.
+template <class T>
+__device__ __forceinline__ bool WarpSeesAll(const BlockWork& work, int key) {
+  const int first = WarpRow<T>(work);
+  const int last = min(first + T::kWarpRows, work.q_len) - 1;
+  return key >= last + work.begin_shift &&
+         key + T::kKeys <= min(first + work.end_shift, work.k_len);
 }
 
 // The first of the thread's two neighbouring keys among eight.
@@ -154,21 +169,28 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
   }
 }
 
+// Bits from that of the thread's first key on which `end`, counted from the thread's first key,
+// does not follow: the thread's keys 8 * n and 8 * n + 1 have bits 2 * n and 2 * n + 1.
+__device__ __forceinline__ uint32_t KeysFrom(int end) {
+  const int position = max(end, 0);
+  return __funnelshift_lc(0u, ~0u, position / 8 * 2 + min(position % 8, 2));
+}
+
 // Gives keys that a row does not see the score -inf.
 template <class T>
 __device__ __forceinline__ void HideKeys(const BlockWork& work, int key, Scores<T>& s) {
+  static_assert(2 * T::kKeyBlocks <= 32);
   const int first = key + KeyOfLane();
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
     const int row = RowOf<T>(work, r);
-    const int begin = row + work.begin_shift - first;
-    const int end = min(row + work.end_shift, work.k_len) - first;
+    const uint32_t hidden = ~KeysFrom(row + work.begin_shift - first) |
+                            KeysFrom(min(row + work.end_shift, work.k_len) - first);
 #pragma unroll
     for (int n = 0; n < T::kKeyBlocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int i = 8 * n + e;
-        if (i < begin || i >= end) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
+        if (hidden & 1u << (2 * n + e)) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
       }
     }
   }
@@ -194,9 +216,32 @@ __device__ __forceinline__ bool Outgrows(float score, float base, float to_log2)
   return fmaf(score, to_log2, -base) > kBaseSlack;
 }
 
+// False only if no score of the thread outgrows its row's base. Integers, of which one instruction
+// takes three, order floats that are not negative as floats do, and negative ones below 0. The
+// largest of 0 and the scores is at least the largest score, and says "may" of one below 0 only
+// where the base is under -kBaseSlack, so too before a row's first key. NaN orders as any number;
+// its row is NaN whatever is subtracted.
+template <class T>
+__device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
+                                           const RowState<T>& state) {
+  bool may = false;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    int largest = 0;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+      const float* pair = &s[r / 2][n][r % 2 * 2];
+      largest = __vimax3_s32(largest, __float_as_int(pair[0]), __float_as_int(pair[1]));
+    }
+    may |= Outgrows(__int_as_float(largest), state.base[r], to_log2);
+  }
+  return may;
+}
+
 // Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
 template <class T>
 __device__ __forceinline__ void RaiseBases(float to_log2, const Scores<T>& s, RowState<T>& state) {
+  if (!__any_sync(0xffffffffu, MayOutgrow<T>(to_log2, s, state))) return;
   float largest[T::kThreadRows];
   LocalMaxima<T>(s, largest);
   bool outgrown = false;
@@ -243,68 +288,98 @@ __device__ __forceinline__ void WeighBlock(float to_log2, int m, float (&s)[4], 
 
 // ---- values that are not finite -----------------------------------------------------------------
 
-// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow.
+// A key's part of a row of O, of those elements of V alone that are not finite; `output` is the
+// first of the row's elements.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFiniteKey(const char* values, int key, float weight,
+                                                float* output) {
+  const int column = ThreadIndex() % 4 * 4;
+#pragma unroll 1
+  for (int j = 0; j < T::kDim / 8; ++j, output += 4) {
+    const auto pair = *reinterpret_cast<const uint32_t*>(values + T::Row::Offset(key, j) + column);
+    const float2 v = Unpack<Element>(pair);
+    if (NonFinite(v.x)) output[0] = fmaf(weight, v.x, output[0]);
+    if (NonFinite(v.y)) output[1] = fmaf(weight, v.y, output[1]);
+  }
+}
+
+// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow:
+// works in local memory, so that it takes no registers from code that is not rare.
 template <class T, class Element>
 __device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, const Scores<T>& s,
                                              RowState<T>& state) {
-  using Row = typename T::Row;
-  float scores[T::kKeyBlocks * 2][T::kThreadRows];  // in local memory, to be indexed
+  float scores[T::kSlices][T::kKeyBlocks][4];
+  float output[T::kSlices][T::kDim / 8][4];
 #pragma unroll
-  for (int n = 0; n < T::kKeyBlocks * 2; ++n) {
+  for (int m = 0; m < T::kSlices; ++m) {
 #pragma unroll
-    for (int r = 0; r < T::kThreadRows; ++r) scores[n][r] = s[r / 2][n / 2][r % 2 * 2 + n % 2];
+    for (int n = 0; n < T::kKeyBlocks * 4; ++n) scores[m][n / 4][n % 4] = s[m][n / 4][n % 4];
+#pragma unroll
+    for (int j = 0; j < T::kDim / 2; ++j) output[m][j / 4][j % 4] = state.output[m][j / 4][j % 4];
   }
-  const int thread = ThreadIndex();
 #pragma unroll 1
   for (int key = 0; key < T::kKeys; ++key) {
-    const int owner = (thread & 28) + key % 8 / 2;
+    const int owner = (ThreadIndex() & 28) + key % 8 / 2;
 #pragma unroll
     for (int r = 0; r < T::kThreadRows; ++r) {
-      const float score = __shfl_sync(0xffffffffu, scores[key / 8 * 2 + key % 2][r], owner);
+      const float own = scores[r / 2][key / 8][r % 2 * 2 + key % 2];
+      const float score = __shfl_sync(0xffffffffu, own, owner);
+      // A key that has the score -inf by arithmetic is as good as hidden.
+      if (score == NegativeInfinity()) continue;
       const float weight =
           Unpack<Element>(Pack<Element>(Weight(score, to_log2, state.base[r]), 0.0f)).x;
-#pragma unroll
-      for (int j = 0; j < T::kDim / 8; ++j) {
-        const auto pair =
-            *reinterpret_cast<const uint32_t*>(values + Row::Offset(key, j) + thread % 4 * 4);
-        const float2 v = Unpack<Element>(pair);
-        float* o = &state.output[r / 2][j][r % 2 * 2];
-        // A key that has the score -inf by arithmetic is as good as hidden.
-        if (score == NegativeInfinity()) continue;
-        if (NonFinite(v.x)) o[0] = fmaf(weight, v.x, o[0]);
-        if (NonFinite(v.y)) o[1] = fmaf(weight, v.y, o[1]);
-      }
+      AddNonFiniteKey<T, Element>(values, key, weight, &output[r / 2][0][r % 2 * 2]);
     }
   }
-}
-
-// The block's threads in turn over the 16-byte chunks of a tile.
-template <class T, class Visit>
-__device__ __forceinline__ void ForChunks(char* tile, Visit visit) {
-#pragma unroll 1
-  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
-    visit(reinterpret_cast<uint4*>(tile)[n]);
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int j = 0; j < T::kDim / 2; ++j) state.output[m][j / 4][j % 4] = output[m][j / 4][j % 4];
   }
 }
 
-// All threads of the block, for a tile some row of which may not see a key: as 0 * NaN is NaN,
-// NaN and Inf are taken out of V before the product, and `add` adds them to rows that see them.
+// Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
+// places, so that no warp overwrites what others, a barrier behind, have yet to read.
+template <class T>
+__device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
+  return work.spoiled[key / T::kKeys % 2];
+}
+
+// Notes whether the chunks of a tile of V that the thread itself has copied hold NaN or Inf.
+template <class T, class Element>
+__device__ __forceinline__ void NoteNonFinite(const char* values, int key, BlockWork& work) {
+  using Row = typename T::Row;
+  const int thread = ThreadIndex();
+  values += Row::Offset(thread / Row::kSpan, thread % Row::kSpan);
+  uint32_t found = 0;
+#pragma unroll
+  for (int pass = 0; pass < T::kKeys / T::kPassRows; ++pass) {
+#pragma unroll
+    for (int span = 0; span < T::kPassSpans; ++span) {
+      const uint4 v = *reinterpret_cast<const uint4*>(values + pass * T::kPassRows * Row::kBytes +
+                                                      span * Row::kSpan * 16);
+      found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
+               NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
+    }
+  }
+  if (found != 0) SpoiledKey<T>(work, key) = key;
+}
+
+// All threads of the block, for a tile of V that holds NaN or Inf, some row of which may not see a
+// key: as 0 * NaN is NaN, they are taken out before the product, and `add` adds them to rows that
+// see them.
 template <class T, class Element, class Add>
 __device__ __forceinline__ void TakeOutNonFinite(char* values, Add add) {
-  uint32_t found = 0;
-  ForChunks<T>(values, [&](const uint4& v) {
-    found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
-             NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
-  });
-  if (!__syncthreads_or(found != 0)) return;
   add();
   __syncthreads();
   const auto finite = [](uint32_t pair) {
     return pair & ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
   };
-  ForChunks<T>(values, [&](uint4& v) {
+#pragma unroll 1
+  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
+    uint4& v = reinterpret_cast<uint4*>(values)[n];
     v = make_uint4(finite(v.x), finite(v.y), finite(v.z), finite(v.w));
-  });
+  }
   __syncthreads();
 }
 

@@ -3,46 +3,86 @@
 // Which tile serves which head dim: the only place of cuda_flash_sm80 that tuning changes. Measured
 // on an H200; device code behind it, so included only by flash_sm80_*.cu.
 //
-//                 dim, warps, slices, keys, blocks, stages, Q in registers
+//                 dim, warps, slices, keys, blocks, stages, columns of Q in registers
 
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "kernels/cuda/flash_sm80_kernel.cuh"
 
 namespace attend::cuda::sm80 {
 
+// "rows128_keys64_threads256_query128"
+template <class T>
+std::string TileName() {
+  std::string name = "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) +
+                     "_threads" + std::to_string(T::kThreads);
+  if (T::kQueryColumns > 0) name += "_query" + std::to_string(T::kQueryColumns);
+  return name;
+}
+
 template <class T, class Element, bool kGeneral>
-FlashVariant Variant(std::string_view name) {
+FlashVariant Variant() {
+  static const std::string name = TileName<T>();
   return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashSm80Kernel<T, Element, kGeneral>),
                         T::kSharedBytes);
 }
 
+// The tiles of one head dim, the one to take first.
+template <class Element, bool kGeneral, class... T>
+std::span<const FlashVariant> Variants() {
+  static const FlashVariant variants[] = {Variant<T, Element, kGeneral>()...};
+  return variants;
+}
+
+// Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
+using D64 = Tile<64, 4, 2, 128, 2, 2, 0>;
+using D64Few = Tile<64, 4, 1, 128, 3, 2, 64>;
+using D64Warps8 = Tile<64, 8, 1, 128, 1, 2, 64>;
+using D64Blocks4 = Tile<64, 4, 1, 64, 4, 2, 0>;
+
 template <class Element>
-std::span<const FlashVariant> PlainVariants(int dim) {
-  static const FlashVariant variants[] = {
-      Variant<Tile<32, 4, 2, 128, 2, 2, true>, Element, false>("rows128_keys128_threads128"),
-      Variant<Tile<64, 4, 2, 128, 2, 2, false>, Element, false>("rows128_keys128_threads128"),
-      Variant<Tile<96, 4, 2, 96, 2, 2, false>, Element, false>("rows128_keys96_threads128"),
-      Variant<Tile<128, 4, 2, 64, 2, 2, false>, Element, false>("rows128_keys64_threads128"),
-      Variant<Tile<192, 4, 1, 48, 2, 2, true>, Element, false>("rows64_keys48_threads128"),
-      Variant<Tile<256, 4, 1, 64, 2, 1, false>, Element, false>("rows64_keys64_threads128"),
-  };
-  return {&variants[dim <= 128 ? dim / 32 - 1 : dim / 64 + 1], 1};
+std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles) {
+  switch (dim) {
+    case 32:
+      return Variants<Element, false, Tile<32, 4, 2, 128, 2, 2, 32>>();
+    case 64:
+      return few_tiles ? Variants<Element, false, D64Few, D64, D64Warps8, D64Blocks4>()
+                       : Variants<Element, false, D64, D64Few, D64Warps8, D64Blocks4>();
+    case 96:
+      return Variants<Element, false, Tile<96, 4, 2, 96, 2, 2, 0>, Tile<96, 4, 2, 64, 2, 2, 48>,
+                      Tile<96, 8, 1, 64, 1, 2, 96>, Tile<96, 4, 1, 96, 2, 2, 96>>();
+    case 128:
+      return Variants<Element, false, Tile<128, 4, 2, 64, 2, 2, 0>, Tile<128, 4, 1, 64, 2, 2, 128>,
+                      Tile<128, 8, 1, 64, 1, 2, 128>, Tile<128, 8, 1, 128, 1, 2, 128>>();
+    case 192:
+      return Variants<Element, false, Tile<192, 4, 1, 48, 2, 2, 192>,
+                      Tile<192, 8, 1, 64, 1, 2, 192>, Tile<192, 8, 1, 96, 1, 2, 192>>();
+    default:
+      return Variants<Element, false, Tile<256, 4, 1, 64, 2, 1, 128>,
+                      Tile<256, 8, 1, 64, 1, 2, 128>, Tile<256, 8, 1, 64, 1, 2, 0>,
+                      Tile<256, 4, 1, 64, 2, 1, 0>>();
+  }
 }
 
 template <class Element>
 std::span<const FlashVariant> GeneralVariants(int dim) {
-  static const FlashVariant variants[] = {
-      Variant<Tile<32, 4, 2, 64, 2, 2, true>, Element, true>("rows128_keys64_threads128"),
-      Variant<Tile<64, 4, 2, 64, 2, 2, true>, Element, true>("rows128_keys64_threads128"),
-      Variant<Tile<96, 4, 2, 64, 2, 2, false>, Element, true>("rows128_keys64_threads128"),
-      Variant<Tile<128, 4, 2, 48, 2, 2, false>, Element, true>("rows128_keys48_threads128"),
-      Variant<Tile<192, 4, 1, 64, 2, 1, false>, Element, true>("rows64_keys64_threads128"),
-      Variant<Tile<256, 4, 1, 64, 2, 1, false>, Element, true>("rows64_keys64_threads128"),
-  };
-  return {&variants[dim <= 128 ? dim / 32 - 1 : dim / 64 + 1], 1};
+  switch (dim) {
+    case 32:
+      return Variants<Element, true, Tile<32, 4, 2, 64, 2, 2, 32>>();
+    case 64:
+      return Variants<Element, true, Tile<64, 4, 2, 64, 2, 2, 64>>();
+    case 96:
+      return Variants<Element, true, Tile<96, 4, 2, 64, 2, 2, 0>>();
+    case 128:
+      return Variants<Element, true, Tile<128, 4, 2, 48, 2, 2, 0>>();
+    case 192:
+      return Variants<Element, true, Tile<192, 4, 1, 64, 2, 1, 0>>();
+    default:
+      return Variants<Element, true, Tile<256, 4, 1, 64, 2, 1, 0>>();
+  }
 }
 
 }  // namespace attend::cuda::sm80

@@ -15,17 +15,17 @@ namespace attend::cuda::sm80 {
 
 // A block computes kWarps * kSlices * 16 query rows; a warp owns kSlices slices of 16 rows and all
 // keys, so that the softmax needs no other warp. Tiles of kKeys keys pass through kStages stages of
-// shared memory. kQueryInRegisters: Q's fragments are read from shared memory once, not for each
-// tile.
+// shared memory. Of Q, the fragments of the first kQueryColumns columns are read from shared memory
+// once and stay in registers; the others are read for each tile of keys.
 template <int kDimIn, int kWarpsIn, int kSlicesIn, int kKeysIn, int kBlocksIn, int kStagesIn,
-          bool kQueryInRegistersIn>
+          int kQueryColumnsIn>
 struct Tile {
   static constexpr int kDim = kDimIn;  // most that D or Dv may be
   static constexpr int kWarps = kWarpsIn;
   static constexpr int kSlices = kSlicesIn;
   static constexpr int kKeys = kKeysIn;
   static constexpr int kBlocks = kBlocksIn;  // to a multiprocessor
-  static constexpr bool kQueryInRegisters = kQueryInRegistersIn;
+  static constexpr int kQueryColumns = kQueryColumnsIn;
 
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kSlices;
@@ -33,6 +33,7 @@ struct Tile {
   static constexpr int kThreadRows = 2 * kSlices;  // rows that a thread has a part of
   static constexpr int kDimSteps = kDim / 16;
   static constexpr int kKeyBlocks = kKeys / 8;
+  static constexpr int kQuerySteps = kQueryColumns / 16;  // of kDimSteps
 
   using Row = TileRow<kDim>;
   static constexpr int kStages = kStagesIn;
@@ -50,6 +51,7 @@ struct Tile {
   static constexpr int kPassSpans = Row::kChunks / Row::kSpan;
   static_assert(kPassRows % 8 == 0 && kRows % kPassRows == 0 && kKeys % kPassRows == 0);
   static_assert(kKeys % 16 == 0 && kDim % 32 == 0);
+  static_assert(kQueryColumns % 16 == 0 && kQueryColumns <= kDim);
 };
 
 // threadIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not

@@ -18,6 +18,21 @@ __device__ __forceinline__ int ClaimTile(const RaggedParams& params) {
   return static_cast<int>(atomicAdd(&params.queue->next, 1u) + gridDim.x);
 }
 
+// Tiles of the launch.
+__device__ __forceinline__ int TileCount(const RaggedParams& params) {
+  return params.attentions == nullptr ? params.single_group[1].first_tile
+                                      : params.groups[params.group_count].first_tile;
+}
+
+// As ClaimTile, of `tile_count` tiles, in a kernel whose blocks claim one tile after each that they
+// have, and none after the first that is not there. Claims are then as many as tiles: one for each
+// tile beyond the blocks' first, and one in vain for each block. The last finds the queue at
+// tile_count - 1 and leaves it at zero, so that such a kernel needs no LeaveQueue.
+__device__ __forceinline__ int ClaimTileOf(const RaggedParams& params, int tile_count) {
+  if (tile_count <= static_cast<int>(gridDim.x)) return tile_count;  // all are first tiles
+  return static_cast<int>(atomicInc(&params.queue->next, tile_count - 1) + gridDim.x);
+}
+
 // Once for each block, by one thread, after its last claim. The last block leaves the queue as it
 // was found.
 __device__ __forceinline__ void LeaveQueue(const RaggedParams& params) {

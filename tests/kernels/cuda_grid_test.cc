@@ -105,6 +105,49 @@ TEST(CudaGrid, LogitsOfTenThousand) {
   }
 }
 
+// Scores near `scale` * `from` at the first key and `scale` * `to` at the last, for every row.
+OwnedAttention MakeSlope(const ProblemSpec& spec, uint64_t seed, float from, float to) {
+  OwnedAttention owned = MakeAttention(spec, seed);
+  const Attention& a = owned.attention;
+  const Problem& p = a.problem;
+  for (int64_t i = 0; i < p.len_q; ++i) Set(a, owned.Q(0, 0, i, 0), 16.0f);
+  for (int64_t j = 0; j < p.len_k; ++j) {
+    const float part = static_cast<float>(j) / static_cast<float>(p.len_k - 1);
+    Set(a, owned.K(0, 0, j, 0), (from + (to - from) * part) / 16);
+  }
+  return owned;
+}
+
+// What is subtracted in the exponent follows the largest score at any height: far below 0 and above
+// it, across it, rising and falling along the keys.
+TEST(CudaGrid, ScoresThatRiseAndFall) {
+  const uint64_t seed = FreshSeed();
+  const float slopes[][2] = {{-900, -100}, {-100, -900}, {-400, 400}, {400, -400},
+                             {-8, 0},      {0, -8},      {100, 900},  {900, 100}};
+  for (const HeadDims& dims : kHeadDims) {
+    for (const float scale : {1.0f, -1.0f, 0.0f, 1e-38f}) {
+      for (const int64_t left : {-1, 70}) {
+        ProblemSpec spec = MakeSpec(1, 1, 1, 150, 700, dims.d, dims.v, DType::kFloat16);
+        spec.problem.scale = scale;
+        spec.problem.mask.left = left;
+        for (const auto& slope : slopes) {
+          for (const KernelId kernel : kTensorCoreKernels) {
+            for (const int config : Configs(spec.problem, kernel)) {
+              OwnedAttention owned = MakeSlope(spec, seed, slope[0], slope[1]);
+              if (!CanRun(owned.attention, kernel)) continue;
+              ASSERT_TRUE(RunOnDevice(&owned, kernel, config).ok());
+              const RowsReport report = CheckAllRows(owned.attention);
+              EXPECT_TRUE(report.ok) << report.detail << "\n"
+                                     << Label(spec, kernel, config, seed) << " from " << slope[0]
+                                     << " to " << slope[1];
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 // A NaN or an infinity among the scores of a row reaches all of the row, as IEEE says.
 TEST(CudaGrid, BadScoresReachTheirRow) {
   const uint64_t seed = FreshSeed();

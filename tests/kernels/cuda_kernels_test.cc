@@ -112,32 +112,39 @@ void SpoilKey(OwnedAttention* owned, int64_t key, Spoil spoil) {
 }
 
 // A bad key reaches the rows that see it as IEEE says, and not one bit of those that don't.
+void CheckBadKeys(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed) {
+  const int64_t length = spec.problem.len_k;
+  const int64_t dim = spec.problem.dim;
+  OwnedAttention clean = MakeAttention(spec, seed);
+  if (!CanRun(clean.attention, kernel)) return;
+  ASSERT_TRUE(RunOnDevice(&clean, kernel, config).ok());
+  for (const int64_t key : {1, 64, 130, 299}) {
+    for (const Spoil spoil : {Spoil::kNan, Spoil::kInfinities, Spoil::kOneInfinity}) {
+      OwnedAttention dirty = MakeAttention(spec, seed);
+      SpoilKey(&dirty, key, spoil);
+      ASSERT_TRUE(RunOnDevice(&dirty, kernel, config).ok());
+      const std::string label = " key " + std::to_string(key) + " spoil " +
+                                std::to_string(static_cast<int>(spoil)) + " " +
+                                Label(spec, kernel, config, seed);
+      EXPECT_TRUE(SameBits(Rows(clean, 0, key), Rows(dirty, 0, key))) << label;
+      const RowsReport report = CheckAllRows(dirty.attention);
+      EXPECT_TRUE(report.ok) << report.detail << label;
+      for (int64_t i = key; i < length && spoil == Spoil::kNan; ++i) {
+        ASSERT_TRUE(std::isnan(Get(dirty.attention, dirty.O(0, 0, i, dim / 2)))) << label;
+      }
+    }
+  }
+}
+
 TEST(CudaKernels, CausalRowsDoNotSeeLaterBadKeys) {
   const uint64_t seed = FreshSeed();
-  constexpr int64_t kLength = 300;
-  for (const int64_t dim : {32, 64, 100, 128, 256}) {
-    ProblemSpec spec = MakeSpec(1, 1, 1, kLength, kLength, dim, dim);
+  for (const int64_t dim : {32, 64, 96, 100, 128, 192, 256}) {
+    ProblemSpec spec = MakeSpec(1, 1, 1, 300, 300, dim, dim);
     spec.problem.mask.right = 0;
     for (const KernelId kernel : kCarefulKernels) {
       if (kernel == KernelId::kCudaFlashSm80) spec.problem.dtype = DType::kFloat16;
-      OwnedAttention clean = MakeAttention(spec, seed);
-      if (!CanRun(clean.attention, kernel)) continue;
-      ASSERT_TRUE(RunOnDevice(&clean, kernel).ok());
-      for (const int64_t key : {1, 64, 130, 299}) {
-        for (const Spoil spoil : {Spoil::kNan, Spoil::kInfinities, Spoil::kOneInfinity}) {
-          OwnedAttention dirty = MakeAttention(spec, seed);
-          SpoilKey(&dirty, key, spoil);
-          ASSERT_TRUE(RunOnDevice(&dirty, kernel).ok());
-          const std::string label = " key " + std::to_string(key) + " spoil " +
-                                    std::to_string(static_cast<int>(spoil)) + " " +
-                                    Label(spec, kernel, -1, seed);
-          EXPECT_TRUE(SameBits(Rows(clean, 0, key), Rows(dirty, 0, key))) << label;
-          const RowsReport report = CheckAllRows(dirty.attention);
-          EXPECT_TRUE(report.ok) << report.detail << label;
-          for (int64_t i = key; i < kLength && spoil == Spoil::kNan; ++i) {
-            ASSERT_TRUE(std::isnan(Get(dirty.attention, dirty.O(0, 0, i, dim / 2)))) << label;
-          }
-        }
+      for (const int config : Configs(spec.problem, kernel)) {
+        ASSERT_NO_FATAL_FAILURE(CheckBadKeys(spec, kernel, config, seed));
       }
     }
   }

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/cuda/batch_layout.h"
@@ -163,6 +165,34 @@ TEST(FlashVariants, OneRunsWithinNinetyNineKibibytes) {
         EXPECT_TRUE(std::any_of(variants.begin(), variants.end(), fits))
             << KernelName(kernel) << " D " << dim << " plain " << plain;
       }
+    }
+  }
+}
+
+TEST(FlashVariants, FewTilesAreHalved) {
+  const auto rows = [](int64_t batch, int64_t heads, int64_t length) {
+    const Problem p =
+        MakeSpec(batch, heads, heads, length, length, 64, 64, DType::kFloat16).problem;
+    return cuda::VariantsFor(KernelId::kCudaFlashSm80, p).front().rows;
+  };
+  EXPECT_EQ(rows(4, 8, 256), 64);
+  EXPECT_EQ(rows(4, 8, 512), 64);
+  EXPECT_EQ(rows(1, 132, 128), 64);
+  EXPECT_EQ(rows(1, 133, 128), 128);
+  EXPECT_EQ(rows(4, 8, 1024), 128);
+}
+
+TEST(FlashVariants, NamesDiffer) {
+  for (const bool plain : {true, false}) {
+    for (const int dim : {32, 64, 96, 128, 192, 256}) {
+      Problem p = MakeSpec(1, 1, 1, 1, 1, dim, dim, DType::kFloat16).problem;
+      if (!plain) p.softcap = 1;
+      std::set<std::string_view> names;
+      for (const auto& variant : cuda::VariantsFor(KernelId::kCudaFlashSm80, p)) {
+        EXPECT_TRUE(names.insert(variant.name).second) << dim << " " << variant.name;
+        EXPECT_LE(variant.shared_bytes, 227 * 1024) << dim << " " << variant.name;
+      }
+      EXPECT_FALSE(names.empty()) << dim;
     }
   }
 }

@@ -75,6 +75,16 @@ const Case kShapes[] = {
     {1, 2, 1, 100000, 128, 128},
 };
 
+TEST(TileOrder, DivideByPowersOfTwoAndOthers) {
+  for (const int b : {1, 2, 3, 4, 5, 7, 8, 96, 128, 1000, 1 << 16, (1 << 30) - 1, 1 << 30}) {
+    for (const int a : {0, 1, 2, 6, 7, 8, 999, 1000, 65535, 65536, (1 << 30) - 1, 1 << 30}) {
+      const cuda::Quotient quotient = cuda::Divide(a, b);
+      EXPECT_EQ(quotient.whole, a / b) << a << " / " << b;
+      EXPECT_EQ(quotient.rest, a % b) << a << " / " << b;
+    }
+  }
+}
+
 TEST(TileOrder, EveryTileOfEveryHeadOnce) {
   for (const Case& c : kShapes) {
     std::set<std::tuple<int, int, int>> seen;
