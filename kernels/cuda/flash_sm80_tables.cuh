@@ -40,8 +40,6 @@ std::span<const FlashVariant> Variants() {
 // Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
 using D64 = Tile<64, 4, 2, 128, 2, 2, 0>;
 using D64Few = Tile<64, 4, 1, 128, 3, 2, 64>;
-using D64Warps8 = Tile<64, 8, 1, 128, 1, 2, 64>;
-using D64Blocks4 = Tile<64, 4, 1, 64, 4, 2, 0>;
 
 template <class Element>
 std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles) {
@@ -49,21 +47,19 @@ std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles) {
     case 32:
       return Variants<Element, false, Tile<32, 4, 2, 128, 2, 2, 32>>();
     case 64:
-      return few_tiles ? Variants<Element, false, D64Few, D64, D64Warps8, D64Blocks4>()
-                       : Variants<Element, false, D64, D64Few, D64Warps8, D64Blocks4>();
+      return few_tiles ? Variants<Element, false, D64Few, D64>()
+                       : Variants<Element, false, D64, D64Few>();
     case 96:
-      return Variants<Element, false, Tile<96, 4, 2, 96, 2, 2, 0>, Tile<96, 4, 2, 64, 2, 2, 48>,
-                      Tile<96, 8, 1, 64, 1, 2, 96>, Tile<96, 4, 1, 96, 2, 2, 96>>();
+      return Variants<Element, false, Tile<96, 4, 2, 96, 2, 2, 0>>();
     case 128:
-      return Variants<Element, false, Tile<128, 4, 2, 64, 2, 2, 0>, Tile<128, 4, 1, 64, 2, 2, 128>,
-                      Tile<128, 8, 1, 64, 1, 2, 128>, Tile<128, 8, 1, 128, 1, 2, 128>>();
+      return Variants<Element, false, Tile<128, 4, 2, 64, 2, 2, 0>>();
+    // The first of these needs Hopper's shared memory.
     case 192:
-      return Variants<Element, false, Tile<192, 4, 1, 48, 2, 2, 192>,
-                      Tile<192, 8, 1, 64, 1, 2, 192>, Tile<192, 8, 1, 96, 1, 2, 192>>();
+      return Variants<Element, false, Tile<192, 8, 1, 96, 1, 2, 192>,
+                      Tile<192, 4, 1, 48, 2, 2, 192>>();
     default:
-      return Variants<Element, false, Tile<256, 4, 1, 64, 2, 1, 128>,
-                      Tile<256, 8, 1, 64, 1, 2, 128>, Tile<256, 8, 1, 64, 1, 2, 0>,
-                      Tile<256, 4, 1, 64, 2, 1, 0>>();
+      return Variants<Element, false, Tile<256, 8, 1, 64, 1, 2, 128>,
+                      Tile<256, 4, 1, 64, 2, 1, 128>>();
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/flash_sm90_softmax.cuh"
 #include "kernels/cuda/flash_sm90_tile.cuh"
+#include "kernels/cuda/mma.cuh"
 #include "kernels/softmax_state.h"
 
 namespace attend::cuda {
@@ -37,7 +38,7 @@ struct Consumer {
   uint32_t weights[kWeights];
   float output[kOutputs];
   SoftmaxRows<kScores> rows;
-  uint32_t query[T::kQueryInRegisters ? T::kD / 4 : 1];
+  uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // its fragments
 
   // ---- score ----------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ struct Consumer {
 #pragma unroll
       for (int n = 0; n < T::kD / 16; ++n) {
         const int chunk = 2 * n % kChunks + lane / 16 ^ swizzle;
-        LoadMatrices(at + 2 * n / kChunks * T::kBoxBytesQ + 16 * chunk, query + 4 * n);
+        LoadMatrix(at + 2 * n / kChunks * T::kBoxBytesQ + 16 * chunk, query[n]);
       }
     }
   }
@@ -69,7 +70,7 @@ struct Consumer {
         const uint64_t key = b.At(box * T::kBoxBytesK + 32 * n);
         const bool more = box > 0 || n > 0;
         if constexpr (T::kQueryInRegisters) {
-          Product::template Registers<false>(scores, query + box * T::kCols / 4 + 4 * n, key, more);
+          Product::template Registers<false>(scores, query[box * T::kCols / 16 + n], key, more);
         } else {
           Product::template Shared<false>(scores, a.At(box * T::kBoxBytesQ + 32 * n), key, more);
         }

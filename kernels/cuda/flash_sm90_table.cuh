@@ -19,7 +19,6 @@ namespace attend::cuda {
 // what the softmax runs under, Q in registers, blocks to a multiprocessor.
 using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, Overlap::kOutput, false, 2>;
 using Sm90D64 = Sm90Tile<64, 64, 4, 64, 8, 2, Overlap::kOutputTurns, false, 1>;
-using Sm90D64Long = Sm90Tile<64, 64, 3, 96, 6, 2, Overlap::kSoftmaxTurns, false, 1>;
 using Sm90D96 = Sm90Tile<96, 96, 3, 96, 3, 2, Overlap::kSoftmaxTurns, false, 1>;
 using Sm90D128Brief = Sm90Tile<128, 128, 2, 64, 4, 2, Overlap::kOutput, true, 1>;
 using Sm90D128 = Sm90Tile<128, 128, 2, 128, 2, 2, Overlap::kOutputTurns, true, 1>;
@@ -29,7 +28,6 @@ using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, Overlap::kOutputTurns, false, 
 using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, Overlap::kOutput, false, 1>;
 
 // Keys from which on `Long` tiles pay.
-inline constexpr int64_t kSm90LongKeysD64 = 16384;
 inline constexpr int64_t kSm90LongKeysD128 = 8192;
 // Keys up to which, under a mask, short tiles of keys pay: less of them is hidden.
 inline constexpr int64_t kSm90BriefKeysD128 = 1024;
@@ -75,13 +73,8 @@ std::span<const FlashVariant> Sm90List() {
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
   const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
-  if (rows * p.heads_q < kSm90FewTiles * 256) {
-    return Sm90List<kBfloat16, Sm90D64Few, Sm90D64, Sm90D64Long>();
-  }
-  if (p.len_k < kSm90LongKeysD64) {
-    return Sm90List<kBfloat16, Sm90D64, Sm90D64Long, Sm90D64Few>();
-  }
-  return Sm90List<kBfloat16, Sm90D64Long, Sm90D64, Sm90D64Few>();
+  return rows * p.heads_q < kSm90FewTiles * 256 ? Sm90List<kBfloat16, Sm90D64Few, Sm90D64>()
+                                                : Sm90List<kBfloat16, Sm90D64, Sm90D64Few>();
 }
 
 template <bool kBfloat16>

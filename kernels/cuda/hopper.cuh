@@ -109,14 +109,6 @@ __device__ __forceinline__ void StoreMatrices(uint32_t shared, const uint32_t (&
                : "memory");
 }
 
-// Loads four such matrices.
-__device__ __forceinline__ void LoadMatrices(uint32_t shared, uint32_t* x) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared)
-               : "memory");
-}
-
 // Before the first use of a map that the host copied to global memory after the last use of that
 // place.
 __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {

@@ -27,7 +27,8 @@ if(ATTEND_WITH_CUDA)
   attend_test(cuda_mma_test SOURCES cuda_mma_test.cu cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
   attend_test(cuda_hopper_test
-              SOURCES cuda_hopper_test.cu cuda_registers_test.cu cuda_wgmma_test.cu cuda_main.cc
+              SOURCES cuda_hopper_test.cu cuda_launches_test.cu cuda_registers_test.cu
+                      cuda_wgmma_test.cu cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
   if(ATTEND_TESTS)
     foreach(name cuda_layout_test cuda_kernels_test cuda_backend_test cuda_lost_test cuda_c_test

@@ -151,6 +151,55 @@ TEST(CudaBits, PlaceAndNeighboursDoNotChangeBits) {
   }
 }
 
+// O of a chain of launches, each with the O of the one before as its Q, waited for one by one or
+// not at all: launches may begin before the one before has ended.
+std::vector<char> Chain(const Attention& first, KernelId kernel, int64_t bytes, bool wait) {
+  const DeviceMemory places[] = {DeviceMemory(bytes), DeviceMemory(bytes)};
+  std::vector<cuda::LaunchItem> item = {{kernel, first}};
+  const Result<int64_t> workspace_bytes = cuda::BatchWorkspaceBytes(item);
+  EXPECT_TRUE(workspace_bytes.ok());
+  const DeviceMemory workspace(*workspace_bytes);
+  EXPECT_EQ(cudaMemset(workspace.get(), 0, cuda::kTileQueueBytes), cudaSuccess);
+  EXPECT_EQ(cudaMemset(places[1].get(), 0xff, static_cast<size_t>(bytes)), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(places[0].get(), first.q.data, static_cast<size_t>(bytes),
+                       cudaMemcpyDeviceToDevice),
+            cudaSuccess);
+  constexpr int kLaunches = 40;
+  for (int n = 0; n < kLaunches; ++n) {
+    item.front().attention.q.data = places[n % 2].get();
+    item.front().attention.o.data = places[(n + 1) % 2].get();
+    EXPECT_TRUE(cuda::LaunchBatch(item, workspace.get(), *workspace_bytes, nullptr).ok());
+    if (wait) EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+  std::vector<char> last(static_cast<size_t>(bytes));
+  EXPECT_EQ(
+      cudaMemcpy(last.data(), places[kLaunches % 2].get(), last.size(), cudaMemcpyDeviceToHost),
+      cudaSuccess);
+  return last;
+}
+
+TEST(CudaBits, LaunchesInARowSeeWhatEarlierOnesWrote) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t dim : {64, 128}) {
+    for (const int64_t length : {100, 1500}) {  // few blocks, and blocks that claim second tiles
+      ProblemSpec spec = MakeSpec(2, 16, 4, length, length, dim, dim, DType::kFloat16);
+      spec.problem.mask.right = 0;
+      for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+        OwnedAttention owned = MakeAttention(spec, seed);
+        if (!CanRun(owned.attention, kernel)) continue;
+        DeviceRun run(&owned, kernel);
+        ASSERT_TRUE(run.Prepare().ok());
+        const int64_t bytes = 2 * 16 * length * dim * DTypeBytes(spec.problem.dtype);
+        const std::vector<char> waited = Chain(run.attention(), kernel, bytes, true);
+        for (int n = 0; n < 5; ++n) {
+          ASSERT_TRUE(Chain(run.attention(), kernel, bytes, false) == waited)
+              << n << " " << Label(spec, kernel, -1, seed);
+        }
+      }
+    }
+  }
+}
+
 // Host memory that copies are quick to reach.
 class PinnedMemory {
  public:
