@@ -3,17 +3,49 @@
 #include "server/batcher.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace attend {
-namespace {
 
-// What the request adds to its batch in memory: the kernel's workspace too, so that one that keeps
-// its score matrix runs alone and cannot make its company fail.
-int64_t Bytes(const Request& request) {
-  return request.input.bytes() + request.output.bytes() + request.selection.workspace_bytes;
+int64_t Batcher::Cost(double flops, int64_t bytes) const {
+  const double share =
+      std::max(flops / options_.batch_flops_max,
+               static_cast<double>(bytes) / static_cast<double>(options_.batch_bytes_max));
+  const double cost = std::ceil(share * static_cast<double>(kBatchCost));
+  if (!(cost < static_cast<double>(kCostMax))) return kCostMax;  // also 0 / 0
+  return std::max(kCostMin, static_cast<int64_t>(cost));
 }
 
-}  // namespace
+void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const {
+  double flops = 0;
+  int64_t bytes = 0;
+  while (const Request* request = order.Peek()) {
+    if (request->large) {
+      decision.closed = BatchClosed::kLarge;
+      if (decision.take.empty()) {
+        decision.large = true;
+        decision.take.push_back(order.Take());
+      }
+      return;
+    }
+    if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) {
+      decision.closed = BatchClosed::kRequests;
+      return;
+    }
+    flops += request->flops;
+    bytes += request->batch_bytes;
+    if (flops > options_.batch_flops_max || bytes > options_.batch_bytes_max) {
+      decision.closed =
+          flops > options_.batch_flops_max ? BatchClosed::kFlops : BatchClosed::kBytes;
+      return;
+    }
+    oldest = std::min(oldest, request->enqueued);
+    decision.take.push_back(order.Take());
+  }
+  if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) {
+    decision.closed = BatchClosed::kRequests;
+  }
+}
 
 BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
                             TimePoint now) const {
@@ -23,32 +55,19 @@ BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
 
   // With one lane only there is nothing to keep free.
   const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
-  double flops = 0;
-  int64_t bytes = 0;
+  QueueOrder order(queue, large_may_run, now);
   TimePoint oldest = kNever;
-  for (const auto& [key, request] : queue.ordered()) {
-    if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) break;
-    if (IsLarge(request->flops, Bytes(*request))) {
-      if (!large_may_run) continue;  // smaller ones behind it may pass
-      if (!decision.take.empty()) break;
-      decision.take.push_back(key);
-      decision.large = true;
-      return decision;
-    }
-    flops += request->flops;
-    bytes += Bytes(*request);
-    if (!decision.take.empty() &&
-        (flops > options_.batch_flops_max || bytes > options_.batch_bytes_max)) {
-      return decision;  // full
-    }
-    oldest = std::min(oldest, request->enqueued);
-    decision.take.push_back(key);
-  }
-  const bool full = static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max;
-  if (!full && !decision.take.empty() && options_.batch_delay > Duration::zero() &&
-      now < oldest + options_.batch_delay) {
+  Fill(order, decision, oldest);
+  decision.aged = order.aged() && !decision.take.empty();
+  const bool waits_for_company = decision.closed == BatchClosed::kEmpty && !decision.take.empty() &&
+                                 options_.batch_delay > Duration::zero();
+  if (!waits_for_company) return decision;
+  if (now >= oldest + options_.batch_delay) {
+    decision.closed = BatchClosed::kDelay;
+  } else {
     decision.wake = std::min(decision.wake, oldest + options_.batch_delay);
     decision.take.clear();
+    decision.aged = false;
   }
   return decision;
 }

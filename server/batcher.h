@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides what runs next. Pure: it sees the queue in order, the time and the lanes' state, and
-// returns what to take or when to look again; it owns no thread and changes nothing.
+// Decides what runs next. Pure: it sees the queue, the time and the lanes' state, and returns what
+// to take or when to look again; it owns no thread and changes nothing.
 //
-// Work-conserving: a free lane takes what waits, up to a budget of requests, FLOPs and bytes, and
-// always at least one request. No artificial delay unless one is asked for. Large requests never
-// hold every lane: the last free lane is kept for small ones.
+// Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, FLOPs
+// and bytes. No artificial delay unless one is asked for. A request above the budget of FLOPs or
+// bytes is large: it runs alone, and large requests never hold every lane: of several, one is left
+// to small ones, so that these wait for no more than one bounded batch. Problems of a batch may
+// differ in everything: the device groups them into launches.
 
 #pragma once
 
@@ -13,13 +15,14 @@
 #include <vector>
 
 #include "server/clock.h"
+#include "server/queue_order.h"
 #include "server/request_queue.h"
 
 namespace attend {
 
 struct BatcherOptions {
   int64_t batch_requests_max = 64;
-  double batch_flops_max = 2e9;  // a request above it is "large" and runs alone
+  double batch_flops_max = 2e9;
   int64_t batch_bytes_max = int64_t{64} << 20;
   Duration batch_delay{0};  // wait this long for company when lanes are free
 };
@@ -30,10 +33,23 @@ struct LaneState {
   int large = 0;  // lanes that run a large request now
 };
 
+// Why a batch took no more.
+enum class BatchClosed {
+  kEmpty = 0,  // it took all that waited for the free lane
+  kDelay,      // the same, once batch_delay had passed
+  kRequests,   // a budget was full
+  kFlops,
+  kBytes,
+  kLarge,  // a large request came next, or it is one
+};
+inline constexpr int kBatchClosedCount = 6;
+
 struct BatchDecision {
-  std::vector<QueueKey> take;  // empty: nothing now
-  bool large = false;          // the batch is one large request
-  TimePoint wake = kNever;     // when to ask again if nothing happens before
+  std::vector<QueuePick> take;  // empty: nothing now
+  bool large = false;           // the batch is one large request
+  bool aged = false;            // QueueOrder's rule 5 chose the first
+  BatchClosed closed = BatchClosed::kEmpty;
+  TimePoint wake = kNever;  // when to ask again if nothing happens before
 };
 
 class Batcher {
@@ -45,8 +61,13 @@ class Batcher {
   bool IsLarge(double flops, int64_t bytes) const {
     return flops > options_.batch_flops_max || bytes > options_.batch_bytes_max;
   }
+  // What tenants are charged: the larger of the shares that the request takes of a batch's FLOPs
+  // and bytes, in units of kBatchCost, within [kCostMin, kCostMax].
+  int64_t Cost(double flops, int64_t bytes) const;
 
  private:
+  void Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const;
+
   BatcherOptions options_;
 };
 

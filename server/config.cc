@@ -140,6 +140,11 @@ std::string CheckReferenceCheck(std::string& mode) {
   return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
 }
 
+std::string CheckTenant(std::string& text) {
+  const Result<Tenant> tenant = ParseTenant(text);
+  return tenant.ok() ? std::string() : tenant.status().message();
+}
+
 double SampleOf(const std::string& mode) {
   if (mode == "off") return 0;
   return mode == "all" ? 1 : std::stod(mode.substr(mode.find(':') + 1));
@@ -238,6 +243,23 @@ void AddBatches(CLI::App& app, Config& c) {
             "Microseconds that a request may wait for company though a lane is free");
 }
 
+void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
+  Group group(app, "Fairness");
+  group
+      .Add("--tenant", tenants,
+           "Who shares the server, and in what proportion: NAME=WEIGHT, a whole weight from 1 to "
+           "1000. Several, separated by commas or given one by one. Calls name theirs in the "
+           "metadata x-attend-tenant; those that name none of these are \"default\"'s")
+      ->type_name("TENANT")
+      ->delimiter(',')
+      ->expected(1, kTenantsMax)
+      ->default_str("default=1")
+      ->check(CLI::Validator(CheckTenant, "", ""));
+  group.Int("--priority-aging-ms", c.priority_aging_ms, 1, 3'600'000,
+            "Milliseconds that a request may be passed over by higher priorities; every fourth "
+            "batch then begins with such a request");
+}
+
 void AddChecks(CLI::App& app, Config& c) {
   Group group(app, "Reference check");
   group.Text("--reference-check", c.reference_check, "MODE", CheckReferenceCheck,
@@ -330,10 +352,15 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   AddDevices(app, config);
   AddLimits(app, config);
   AddBatches(app, config);
+  std::vector<std::string> tenants;
+  AddFairness(app, config, tenants);
   AddChecks(app, config);
   AddProcess(app, config);
   try {
     app.parse(argc, argv);
+    Result<Tenants> parsed = Tenants::Parse(tenants);
+    if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
+    config.tenants = std::move(*parsed);
   } catch (const CLI::CallForHelp&) {
     text = app.help();
     return ConfigOutcome::kPrinted;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "server/tenants.h"
+
 namespace attend {
 
 struct Config {
@@ -35,6 +37,10 @@ struct Config {
   double max_batch_gflop = 0;
   int64_t max_batch_bytes = int64_t{64} << 20;
   int64_t max_batch_delay_us = 0;
+
+  // Fairness
+  Tenants tenants;
+  int64_t priority_aging_ms = 1000;
 
   // Checks
   std::string reference_check = "off";

@@ -3,29 +3,21 @@
 #include "server/device_worker.h"
 
 #include <algorithm>
-#include <cassert>
 #include <string>
 #include <utility>
 
 namespace attend {
 namespace {
 
-constexpr char kExpired[] = "the deadline passed while the request was queued";
+SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
+  SchedulerOptions scheduler;
+  scheduler.lanes = options.lanes;
+  scheduler.queue = {options.queue_requests_max, options.tenant_weights, options.aging};
+  scheduler.batcher = options.batcher;
+  return scheduler;
+}
 
 }  // namespace
-
-// What one pass of the scheduler decided, to be carried out without the lock.
-struct DeviceWorker::Step {
-  std::vector<std::unique_ptr<Request>> expired;
-  struct Launch {
-    LaneSlot* slot;
-    std::vector<std::unique_ptr<Request>> batch;
-  };
-  std::vector<Launch> launches;
-  TimePoint wake = kNever;
-
-  bool empty() const { return expired.empty() && launches.empty(); }
-};
 
 Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
     int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
@@ -51,8 +43,7 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
       clock_(clock),
       completion_(completion),
       finish_(std::move(finish)),
-      batcher_(options.batcher),
-      queue_(options.queue_requests_max),
+      scheduler_(MakeSchedulerOptions(options)),
       lanes_(std::max(1, options.lanes)) {}
 
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
@@ -61,12 +52,10 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   bool notify = false;
   {
     std::lock_guard lock(mutex_);
-    if (stop_) return Unavailable("the server is stopping");
-    if (!healthy_) return Unavailable("device " + info().name + " is lost");
-    request->enqueued = clock_.Now();
     request->device_name = info().name;
-    ATTEND_RETURN_IF_ERROR(queue_.Push(request));
-    metrics_.SetQueue(index_, queue_.size());
+    const int tenant = request->tenant;
+    ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
+    ReportQueueLocked(tenant);
     // One wake-up is enough until the scheduler has looked.
     notify = !std::exchange(poked_, true);
   }
@@ -78,15 +67,10 @@ void DeviceWorker::Cancel(uint64_t id) {
   std::unique_ptr<Request> request;
   {
     std::lock_guard lock(mutex_);
-    request = queue_.TakeById(id);
-    if (request != nullptr) metrics_.SetQueue(index_, queue_.size());
+    request = scheduler_.Cancel(id, clock_.Now());
+    if (request != nullptr) ReportQueueLocked(request->tenant);
   }
-  if (request == nullptr) return;
-  // gRPC ends a call at its deadline as if the client had cancelled it.
-  request->status = request->deadline <= clock_.Now()
-                        ? Status(Code::kDeadlineExceeded, kExpired)
-                        : Status(Code::kCancelled, "cancelled by the client while queued");
-  finish_(std::move(request));
+  if (request != nullptr) finish_(std::move(request));
 }
 
 void DeviceWorker::Stop(const Status& status) {
@@ -94,14 +78,15 @@ void DeviceWorker::Stop(const Status& status) {
   {
     std::unique_lock lock(mutex_);
     stop_ = true;
-    FailQueuedLocked(status, ended);
+    ended = scheduler_.Close(status);
+    ReportLocked();
   }
   wake_.notify_one();
-  End(std::move(ended), status);
+  End(std::move(ended));
   // The thread first: it may be about to start a batch that it took before the stop.
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
-  lane_free_.wait(lock, [this] { return LaneStateLocked().free == lanes(); });
+  lane_free_.wait(lock, [this] { return scheduler_.lanes().free == lanes(); });
 }
 
 bool DeviceWorker::healthy() const {
@@ -111,77 +96,45 @@ bool DeviceWorker::healthy() const {
 
 int64_t DeviceWorker::queued() const {
   std::lock_guard lock(mutex_);
-  return queue_.size();
+  return scheduler_.queue().size();
 }
 
 double DeviceWorker::outstanding_flops() const {
   std::lock_guard lock(mutex_);
-  return queue_.flops() + running_flops_;
+  return scheduler_.outstanding_flops();
 }
 
-LaneState DeviceWorker::LaneStateLocked() const {
-  LaneState state{static_cast<int>(lanes_.size()), 0, 0};
-  for (const LaneSlot& slot : lanes_) {
-    if (!slot.busy) ++state.free;
-    if (slot.busy && slot.large) ++state.large;
-  }
-  return state;
-}
-
-void DeviceWorker::FailQueuedLocked(const Status& status,
-                                    std::vector<std::unique_ptr<Request>>& ended) {
-  ended = queue_.TakeAll();
-  for (const auto& request : ended) request->status = status;
-  metrics_.SetQueue(index_, 0);
-}
-
-void DeviceWorker::End(std::vector<std::unique_ptr<Request>> requests, const Status& status) {
-  for (auto& request : requests) {
-    request->status = status;
-    finish_(std::move(request));
-  }
-}
-
-void DeviceWorker::PlanLocked(TimePoint now, Step& step) {
-  step.expired = queue_.TakeExpired(now);
-  for (;;) {
-    const LaneState lanes = LaneStateLocked();
-    const BatchDecision decision = batcher_.Next(queue_, lanes, now);
-    step.wake = decision.wake;
-    if (decision.take.empty()) break;
-    const auto slot =
-        std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
-    assert(slot != lanes_.end());
-    Step::Launch launch{&*slot, {}};
-    launch.batch.reserve(decision.take.size());
-    slot->flops = 0;
-    for (const QueueKey& key : decision.take) {
-      launch.batch.push_back(queue_.Take(key));
-      slot->flops += launch.batch.back()->flops;
-    }
-    slot->busy = true;
-    slot->large = decision.large;
-    running_flops_ += slot->flops;
-    step.launches.push_back(std::move(launch));
-  }
-  if (step.empty()) return;
-  const LaneState lanes = LaneStateLocked();
-  metrics_.SetQueue(index_, queue_.size());
+void DeviceWorker::ReportLocked() {
+  const RequestQueue& queue = scheduler_.queue();
+  const LaneState lanes = scheduler_.lanes();
   metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
+  metrics_.SetQueue(index_, queue.size());
+  for (int tenant = 0; tenant < queue.tenants(); ++tenant) {
+    metrics_.SetTenantQueue(index_, tenant, queue.tenant_size(tenant));
+  }
 }
 
-void DeviceWorker::Execute(Step& step) {
-  End(std::move(step.expired), Status(Code::kDeadlineExceeded, kExpired));
-  for (Step::Launch& launch : step.launches) Start(*launch.slot, std::move(launch.batch));
+void DeviceWorker::ReportQueueLocked(int tenant) {
+  metrics_.SetQueue(index_, scheduler_.queue().size());
+  metrics_.SetTenantQueue(index_, tenant, scheduler_.queue().tenant_size(tenant));
+}
+
+void DeviceWorker::End(std::vector<std::unique_ptr<Request>> requests) {
+  for (auto& request : requests) finish_(std::move(request));
+}
+
+void DeviceWorker::Execute(Scheduler::Step& step) {
+  End(std::move(step.ended));
+  for (Scheduler::Launch& launch : step.launches) Start(launch);
 }
 
 void DeviceWorker::Run() {
   std::unique_lock lock(mutex_);
   while (!stop_) {
     poked_ = false;
-    Step step;
-    PlanLocked(clock_.Now(), step);
+    Scheduler::Step step = scheduler_.Plan(clock_.Now());
     if (!step.empty()) {
+      ReportLocked();
       lock.unlock();
       Execute(step);
       lock.lock();
@@ -196,58 +149,56 @@ void DeviceWorker::Run() {
   }
 }
 
-void DeviceWorker::Start(LaneSlot& slot, std::vector<std::unique_ptr<Request>> batch) {
+void DeviceWorker::Start(Scheduler::Launch& launch) {
   const TimePoint now = clock_.Now();
-  double flops = 0;
+  const int64_t requests = static_cast<int64_t>(launch.requests.size());
+  LaneSlot& slot = lanes_[launch.lane];
   slot.items.clear();
-  for (const auto& request : batch) {
+  for (const auto& request : launch.requests) {
     request->started = now;
-    request->batch_requests = static_cast<int64_t>(batch.size());
-    flops += request->flops;
+    request->batch_requests = requests;
     slot.items.push_back({request->attention, request->selection,
                           HostSpan{request->input.data(), request->input.bytes()},
                           HostSpan{request->output.data(), request->output.bytes()},
                           request->check});
   }
-  metrics_.RecordBatch(index_, static_cast<int64_t>(batch.size()), flops);
+  metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
   // std::function wants a copyable callable; the batch is owned once all the same.
-  auto owned = std::make_shared<std::vector<std::unique_ptr<Request>>>(std::move(batch));
-  const Status status = slot.lane->Submit(slot.items, [this, &slot, owned](BatchOutcome outcome) {
-    LaneDone(slot, std::move(*owned), std::move(outcome));
-  });
+  auto owned = std::make_shared<std::vector<std::unique_ptr<Request>>>(std::move(launch.requests));
+  const Status status =
+      slot.lane->Submit(slot.items, [this, lane = launch.lane, owned](BatchOutcome outcome) {
+        LaneDone(lane, std::move(*owned), std::move(outcome));
+      });
   if (status.ok()) return;
   BatchOutcome outcome;
   outcome.statuses.assign(owned->size(), status);
   outcome.device_lost = status.code() == Code::kUnavailable;
-  LaneDone(slot, std::move(*owned), std::move(outcome));
+  LaneDone(launch.lane, std::move(*owned), std::move(outcome));
 }
 
-void DeviceWorker::LaneDone(LaneSlot& slot, std::vector<std::unique_ptr<Request>> batch,
+void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch,
                             BatchOutcome outcome) {
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   std::vector<std::unique_ptr<Request>> orphaned;
-  const bool lost = outcome.device_lost;
-  const Status lost_status = Unavailable("device " + info().name + " is lost");
   // Before anyone hears of it: who was told that the device is lost finds it lost.
-  if (lost) {
+  if (outcome.device_lost) {
     std::lock_guard lock(mutex_);
     if (std::exchange(healthy_, false)) {
       metrics_.SetDeviceHealthy(index_, false);
-      FailQueuedLocked(lost_status, orphaned);
+      orphaned = scheduler_.Close(Unavailable("device " + info().name + " is lost"));
+      ReportLocked();
     }
   }
   // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
   completion_.Post(CompletedBatch{index_, std::move(batch), std::move(outcome)});
-  End(std::move(orphaned), lost_status);
+  End(std::move(orphaned));
   std::lock_guard lock(mutex_);
-  slot.busy = false;
-  running_flops_ -= slot.flops;
-  const LaneState lanes = LaneStateLocked();
-  if (lanes.free == lanes.total) running_flops_ = 0;  // sums of doubles drift
+  scheduler_.LaneDone(lane);
+  const LaneState lanes = scheduler_.lanes();
   metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
   // Under the lock: once Stop() has seen the lane free, this object may go.
-  if (!queue_.empty() || stop_) {
+  if (!scheduler_.queue().empty() || stop_) {
     poked_ = true;
     wake_.notify_one();
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One device at work: its queue, its lanes and the one scheduler thread that moves requests from
-// the first to the second. The thread waits for work, a deadline or a free lane and for nothing
-// else, so a deadline fires within the time of a wake-up even while every lane is busy.
+// One device at work: its lanes, its scheduler (queue and plan) and the one thread that drives it.
+// The thread waits for work, a deadline or a free lane and for nothing else, so a deadline fires
+// within the time of a wake-up even while every lane is busy.
 
 #pragma once
 
@@ -15,12 +15,11 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "server/batcher.h"
 #include "server/clock.h"
 #include "server/completion.h"
 #include "server/metrics.h"
 #include "server/request.h"
-#include "server/request_queue.h"
+#include "server/scheduler.h"
 
 namespace attend {
 
@@ -28,6 +27,8 @@ struct DeviceWorkerOptions {
   int lanes = 4;
   LaneOptions lane;
   int64_t queue_requests_max = 1024;
+  Duration aging = std::chrono::seconds(1);   // QueueOptions::aging
+  std::vector<int32_t> tenant_weights = {1};  // the engine sets them
   BatcherOptions batcher;
 };
 
@@ -60,24 +61,19 @@ class DeviceWorker {
  private:
   struct LaneSlot {
     std::unique_ptr<Lane> lane;
-    bool busy = false;
-    bool large = false;
-    double flops = 0;
     std::vector<WorkItem> items;  // reused
   };
-  struct Step;
 
   DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
                const Clock& clock, CompletionThread& completion,
                std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
-  void PlanLocked(TimePoint now, Step& step);
-  void Execute(Step& step);
-  void Start(LaneSlot& slot, std::vector<std::unique_ptr<Request>> batch);
-  void LaneDone(LaneSlot& slot, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome);
-  void FailQueuedLocked(const Status& status, std::vector<std::unique_ptr<Request>>& ended);
-  LaneState LaneStateLocked() const;
-  void End(std::vector<std::unique_ptr<Request>> requests, const Status& status);
+  void Execute(Scheduler::Step& step);
+  void Start(Scheduler::Launch& launch);
+  void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome);
+  void ReportLocked();
+  void ReportQueueLocked(int tenant);
+  void End(std::vector<std::unique_ptr<Request>> requests);
 
   const int index_;
   Backend& backend_;
@@ -85,14 +81,12 @@ class DeviceWorker {
   const Clock& clock_;
   CompletionThread& completion_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
-  const Batcher batcher_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;       // the scheduler thread
   std::condition_variable lane_free_;  // Stop
-  RequestQueue queue_;
+  Scheduler scheduler_;
   std::vector<LaneSlot> lanes_;
-  double running_flops_ = 0;
   bool healthy_ = true;
   bool stop_ = false;
   bool poked_ = false;  // something changed since the scheduler last planned

@@ -14,12 +14,17 @@ constexpr int64_t kRetryAfterMsMin = 5;
 constexpr int64_t kRetryAfterMsMax = 1000;
 constexpr int64_t kRetryAfterMsDraining = 1000;
 
+EngineOptions WithWeights(EngineOptions options) {
+  options.worker.tenant_weights = options.tenants.weights();
+  return options;
+}
+
 Status DrainingStatus() { return Unavailable("the server is draining and takes no new requests"); }
 
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock)
-    : options_(options), metrics_(metrics), clock_(clock) {}
+    : options_(WithWeights(options)), metrics_(metrics), clock_(clock) {}
 
 Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend>> backends,
                                              const EngineOptions& options, Metrics& metrics,
@@ -42,10 +47,10 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     devices.push_back({backend->info().name, std::max(1, options.worker.lanes)});
   }
-  metrics.AddDevices(devices);
+  metrics.AddDevices(devices, options.tenants.list());
   for (size_t i = 0; i < engine->backends_.size(); ++i) {
     Result<std::unique_ptr<DeviceWorker>> worker = DeviceWorker::Make(
-        static_cast<int>(i), *engine->backends_[i], options.worker, metrics, clock,
+        static_cast<int>(i), *engine->backends_[i], engine->options_.worker, metrics, clock,
         *engine->completion_, [raw = engine.get()](std::unique_ptr<Request> request) {
           raw->FinishOne(std::move(request));
         });
@@ -111,6 +116,10 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     status = Status(Code::kDeadlineExceeded, "the deadline had passed when the request arrived");
   } else {
     request->flops = Flops(request->attention);
+    // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
+    // make its company fail.
+    request->batch_bytes =
+        request->input.bytes() + request->output.bytes() + request->selection.workspace_bytes;
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped();

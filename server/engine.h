@@ -21,11 +21,13 @@
 #include "server/host_pool.h"
 #include "server/metrics.h"
 #include "server/request.h"
+#include "server/tenants.h"
 
 namespace attend {
 
 struct EngineOptions {
   DeviceWorkerOptions worker;                      // of every device
+  Tenants tenants;                                 // who shares it
   int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
   CheckerOptions checker;
 };

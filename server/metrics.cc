@@ -31,6 +31,8 @@ constexpr std::array<Code, 13> kCodes = {
     Code::kUnimplemented};
 constexpr std::array<const char*, kRejectionCount> kRejectionNames = {
     "invalid", "unimplemented", "memory", "queue_full", "draining", "deadline_passed", "too_large"};
+constexpr std::array<const char*, kBatchClosedCount> kBatchClosedNames = {
+    "empty", "delay", "requests", "flops", "bytes", "large"};
 constexpr std::array<DType, 3> kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhaseCount };
@@ -73,6 +75,31 @@ Family<Histogram>& MakeHistogram(Registry& registry, const char* name, const cha
   return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
 }
 
+// By code; null for codes that are never given.
+using CodeCounters = std::array<Counter*, kCodeCount>;
+
+CodeCounters MakeCodeCounters(Family<Counter>& family, prometheus::Labels labels) {
+  CodeCounters counters{};
+  for (const Code code : kCodes) {
+    labels["code"] = std::string(CodeName(code));
+    counters[static_cast<size_t>(code)] = &family.Add(labels);
+  }
+  return counters;
+}
+
+void Count(const CodeCounters& counters, Code code) {
+  const size_t index = static_cast<size_t>(code);
+  Counter* counter = index < kCodeCount ? counters[index] : nullptr;
+  if (counter == nullptr) counter = counters[static_cast<size_t>(Code::kUnknown)];
+  counter->Increment();
+}
+
+// The label sets of one tenant.
+struct TenantSeries {
+  CodeCounters requests{};
+  Counter* flops = nullptr;
+};
+
 // The label sets of one device.
 struct DeviceSeries {
   Histogram* batch_requests = nullptr;
@@ -80,6 +107,8 @@ struct DeviceSeries {
   Gauge* queue = nullptr;
   Gauge* lanes_busy = nullptr;
   Gauge* healthy = nullptr;
+  std::array<Counter*, kBatchClosedCount> batches{};
+  std::vector<Gauge*> tenant_queue;
   // By kernel and dtype; null for kernels of other kinds of device.
   std::array<std::array<Counter*, kDTypes.size()>, kKernelCount> kernel_requests{};
   std::array<std::array<Counter*, kDTypes.size()>, kKernelCount> flops{};
@@ -89,10 +118,11 @@ struct DeviceSeries {
 
 struct Metrics::Families {
   explicit Families(const std::string& version);
-  void AddDevice(const Device& device);
+  void AddDevice(const Device& device, const std::vector<Tenant>& tenants);
+  void AddTenant(const std::string& name);
 
   std::shared_ptr<Registry> registry = std::make_shared<Registry>();
-  std::array<Counter*, kCodeCount> requests{};
+  CodeCounters requests{};
   std::array<Counter*, kRejectionCount> rejections{};
   std::array<Histogram*, kPhaseCount> phases{};
   Counter* bytes_in = nullptr;
@@ -111,11 +141,16 @@ struct Metrics::Families {
   Family<Histogram>& batch_flops;
   Family<Counter>& kernel_requests;
   Family<Counter>& flops;
+  Family<Counter>& batches;
+  Family<Counter>& tenant_requests;
+  Family<Counter>& tenant_flops;
+  Family<Gauge>& tenant_queue;
   Family<Gauge>& queue;
   Family<Gauge>& lanes;
   Family<Gauge>& lanes_busy;
   Family<Gauge>& healthy;
   std::vector<DeviceSeries> devices;
+  std::vector<TenantSeries> tenants;
 
  private:
   void MakeRequestSeries();
@@ -131,6 +166,14 @@ Metrics::Families::Families(const std::string& version)
                                   "Requests answered, by the kernel that ran")),
       flops(MakeCounter(*registry, "attend_flops_total",
                         "Floating-point operations of answered requests")),
+      batches(MakeCounter(*registry, "attend_batches_total",
+                          "Batches started, by why they took no more requests")),
+      tenant_requests(MakeCounter(*registry, "attend_tenant_requests_total",
+                                  "Requests that ended, by tenant and gRPC status code")),
+      tenant_flops(MakeCounter(*registry, "attend_tenant_flops_total",
+                               "Floating-point operations of answered requests, by tenant")),
+      tenant_queue(MakeGauge(*registry, "attend_tenant_queue_requests",
+                             "Requests waiting for a lane, by tenant")),
       queue(MakeGauge(*registry, "attend_queue_requests", "Requests waiting for a lane")),
       lanes(MakeGauge(*registry, "attend_lanes", "Batches that a device can run at once")),
       lanes_busy(MakeGauge(*registry, "attend_lanes_busy", "Lanes that run a batch now")),
@@ -143,9 +186,7 @@ Metrics::Families::Families(const std::string& version)
 void Metrics::Families::MakeRequestSeries() {
   auto& by_code =
       MakeCounter(*registry, "attend_requests_total", "Requests that ended, by gRPC status code");
-  for (const Code code : kCodes) {
-    requests[static_cast<size_t>(code)] = &by_code.Add({{"code", std::string(CodeName(code))}});
-  }
+  requests = MakeCodeCounters(by_code, {});
   auto& by_reason = MakeCounter(*registry, "attend_rejected_requests_total",
                                 "Requests refused before they were accepted, by reason");
   for (int i = 0; i < kRejectionCount; ++i) {
@@ -199,7 +240,12 @@ void Metrics::Families::MakeProcessSeries(const std::string& version) {
       .Set(std::chrono::duration<double>(now).count());
 }
 
-void Metrics::Families::AddDevice(const Device& device) {
+void Metrics::Families::AddTenant(const std::string& name) {
+  tenants.push_back({MakeCodeCounters(tenant_requests, {{"tenant", name}}),
+                     &tenant_flops.Add({{"tenant", name}})});
+}
+
+void Metrics::Families::AddDevice(const Device& device, const std::vector<Tenant>& tenants) {
   const prometheus::Labels labels = {{"device", device.name}};
   DeviceSeries series;
   series.batch_requests = &batch_requests.Add(labels, BatchBuckets());
@@ -209,6 +255,13 @@ void Metrics::Families::AddDevice(const Device& device) {
   series.healthy = &healthy.Add(labels);
   series.healthy->Set(1);
   lanes.Add(labels).Set(device.lanes);
+  for (int i = 0; i < kBatchClosedCount; ++i) {
+    series.batches[i] = &batches.Add({{"device", device.name}, {"closed", kBatchClosedNames[i]}});
+  }
+  for (const Tenant& tenant : tenants) {
+    series.tenant_queue.push_back(
+        &tenant_queue.Add({{"device", device.name}, {"tenant", tenant.name}}));
+  }
   const DeviceKind kind = device.name.starts_with("cuda") ? DeviceKind::kCuda : DeviceKind::kCpu;
   for (const KernelInfo& kernel : Kernels()) {
     if (kernel.device != kind) continue;
@@ -226,15 +279,18 @@ void Metrics::Families::AddDevice(const Device& device) {
 Metrics::Metrics(std::string version) : families_(std::make_unique<Families>(version)) {}
 Metrics::~Metrics() = default;
 
-void Metrics::AddDevices(const std::vector<Device>& devices) {
-  for (const Device& device : devices) families_->AddDevice(device);
+void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<Tenant>& tenants) {
+  for (const Tenant& tenant : tenants) families_->AddTenant(tenant.name);
+  for (const Device& device : devices) families_->AddDevice(device, tenants);
 }
 
 std::shared_ptr<prometheus::Registry> Metrics::registry() const { return families_->registry; }
 
 void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes) {
   Families& f = *families_;
-  RecordRefused(request.status.code());
+  const TenantSeries& tenant = f.tenants[request.tenant];
+  Count(f.requests, request.status.code());
+  Count(tenant.requests, request.status.code());
   if (request.report.has_value()) {
     (request.report->ok ? f.checks_ok : f.checks_failed)->Increment();
     f.check_rows->Increment(static_cast<double>(request.report->rows_checked));
@@ -248,6 +304,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.phases[kKernel]->Observe(Seconds(request.kernel_ns));
   f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
   f.phases[kTotal]->Observe(Seconds(total_ns));
+  tenant.flops->Increment(request.flops);
   f.bytes_in->Increment(static_cast<double>(request.message_bytes));
   f.bytes_out->Increment(static_cast<double>(response_bytes));
   if (request.device < 0 || request.device >= static_cast<int>(f.devices.size())) return;
@@ -259,26 +316,24 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   device.flops[kernel][dtype]->Increment(request.flops);
 }
 
-void Metrics::RecordRefused(Code code) {
-  const size_t index = static_cast<size_t>(code);
-  Counter* counter = index < kCodeCount ? families_->requests[index] : nullptr;
-  if (counter == nullptr) counter = families_->requests[static_cast<size_t>(Code::kUnknown)];
-  counter->Increment();
-}
-
 void Metrics::RecordRejection(Rejection reason) {
   families_->rejections[static_cast<size_t>(reason)]->Increment();
 }
 
-void Metrics::RecordBatch(int device, int64_t requests, double flops) {
+void Metrics::RecordBatch(int device, int64_t requests, double flops, BatchClosed closed) {
   families_->devices[device].batch_requests->Observe(static_cast<double>(requests));
   families_->devices[device].batch_flops->Observe(flops);
+  families_->devices[device].batches[static_cast<size_t>(closed)]->Increment();
 }
 
 void Metrics::RecordCheckSkipped() { families_->checks_skipped->Increment(); }
 
 void Metrics::SetQueue(int device, int64_t requests) {
   families_->devices[device].queue->Set(static_cast<double>(requests));
+}
+
+void Metrics::SetTenantQueue(int device, int tenant, int64_t requests) {
+  families_->devices[device].tenant_queue[tenant]->Set(static_cast<double>(requests));
 }
 
 void Metrics::SetLanesBusy(int device, int64_t lanes) {

@@ -15,7 +15,9 @@
 #include "kernels/problem.h"
 #include "kernels/select.h"
 #include "kernels/status.h"
+#include "server/batcher.h"
 #include "server/request.h"
+#include "server/tenants.h"
 
 namespace prometheus {
 class Registry;
@@ -47,23 +49,27 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Makes the per-device and per-kernel label sets. Once, before anything is recorded.
-  void AddDevices(const std::vector<Device>& devices);
+  // Makes the label sets by device, kernel and tenant. Once, before anything is recorded.
+  void AddDevices(const std::vector<Device>& devices,
+                  const std::vector<Tenant>& tenants = Tenants().list());
 
   // For the exposer.
   std::shared_ptr<prometheus::Registry> registry() const;
 
   // One finished request, refused ones included (then only its status counts):
-  // attend_requests_total{code}, attend_phase_duration_seconds{phase}, attend_flops_total and
+  // attend_requests_total{code}, attend_tenant_requests_total{tenant,code},
+  // attend_tenant_flops_total{tenant}, attend_phase_duration_seconds{phase}, attend_flops_total and
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
   // direction}, checks.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
-  void RecordRefused(Code code);           // attend_requests_total{code}
   void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
-  void RecordBatch(int device, int64_t requests, double flops);  // attend_batch_requests, _flops
+  // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
+  void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
   void RecordCheckSkipped();  // attend_reference_checks_total{result="skipped"}
 
-  void SetQueue(int device, int64_t requests);   // attend_queue_requests{device}
+  void SetQueue(int device, int64_t requests);  // attend_queue_requests{device}
+  // attend_tenant_queue_requests{device,tenant}
+  void SetTenantQueue(int device, int tenant, int64_t requests);
   void SetLanesBusy(int device, int64_t lanes);  // attend_lanes_busy{device}
   void SetDeviceHealthy(int device, bool healthy);
   void SetHostMemory(int64_t used_bytes, int64_t cached_bytes, int64_t budget_bytes);

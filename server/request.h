@@ -48,6 +48,7 @@ struct Request {
   std::string kernel;   // asked for by name; empty = the server's choice
   bool check = false;   // by the client's wish, or (set by Engine::Submit) the server's
   int32_t priority = 0;
+  int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
   int64_t message_bytes = 0;  // of the request on the wire
@@ -59,10 +60,14 @@ struct Request {
 
   // Set on the way.
   double flops = 0;
-  TimePoint received;   // message complete
-  TimePoint enqueued;   // accepted by the queue
-  TimePoint started;    // handed to a lane
-  TimePoint completed;  // lane done
+  int64_t batch_bytes = 0;  // what it takes of a batch's bytes
+  int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
+  bool large = false;       // above a batch's budget: runs alone
+  uint64_t sequence = 0;    // of its arrival in the queue
+  TimePoint received;       // message complete
+  TimePoint enqueued;       // accepted by the queue
+  TimePoint started;        // handed to a lane
+  TimePoint completed;      // lane done
   int64_t batch_requests = 0;
   int64_t copy_in_ns = 0;
   int64_t kernel_ns = 0;

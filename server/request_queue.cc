@@ -8,53 +8,84 @@
 
 namespace attend {
 
+RequestQueue::RequestQueue(const QueueOptions& options)
+    : options_(options), tenant_sizes_(options.tenant_weights.size()) {}
+
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {
-  if (size() >= capacity_) {
+  if (size() >= options_.capacity) {
     return ResourceExhausted("queue: " + std::to_string(size()) + " requests wait, the limit is " +
-                             std::to_string(capacity_));
+                             std::to_string(options_.capacity));
   }
-  const QueueKey key{-request->priority, request->deadline, next_sequence_++};
-  flops_ += request->flops;
-  by_id_.emplace(request->id, key);
-  if (key.deadline != kNever) by_deadline_.emplace(key.deadline, key);
-  ordered_.emplace(key, std::move(request));
+  Request& r = *request;
+  r.sequence = next_sequence_++;
+  Level& level = levels_.try_emplace(r.priority, options_.tenant_weights).first->second;
+  TenantLines& lines = level.tenants[r.tenant];
+  if (lines.empty()) level.share.Arrive(r.tenant);
+  level.arrivals.emplace_hint(level.arrivals.end(), r.sequence, r.enqueued);
+  by_id_.emplace(r.id, &r);
+  if (r.deadline != kNever) by_deadline_.emplace(r.deadline, r.id);
+  flops_ += r.flops;
+  ++tenant_sizes_[r.tenant];
+  (r.large ? lines.large : lines.small).emplace(PlaceOf(r), std::move(request));
   return Status();
 }
 
-std::unique_ptr<Request> RequestQueue::TakeAt(Ordered::iterator at) {
-  std::unique_ptr<Request> request = std::move(at->second);
-  by_id_.erase(request->id);
-  if (at->first.deadline != kNever) by_deadline_.erase({at->first.deadline, at->first});
-  ordered_.erase(at);
-  // Sums of doubles drift; an empty queue is exactly empty.
-  flops_ = ordered_.empty() ? 0 : std::max(0.0, flops_ - request->flops);
-  return request;
+RequestQueue::Place RequestQueue::PlaceOf(const Request& request) const {
+  return {std::min(request.deadline, request.enqueued + options_.aging), request.sequence};
 }
 
-std::unique_ptr<Request> RequestQueue::Take(const QueueKey& key) {
-  const auto at = ordered_.find(key);
-  assert(at != ordered_.end());
-  return TakeAt(at);
+std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
+  Level& level = LevelOf(request);
+  TenantLines& lines = level.tenants[request.tenant];
+  auto node = (request.large ? lines.large : lines.small).extract(PlaceOf(request));
+  assert(!node.empty());
+  std::unique_ptr<Request> taken = std::move(node.mapped());
+  by_id_.erase(taken->id);
+  if (taken->deadline != kNever) by_deadline_.erase({taken->deadline, taken->id});
+  level.arrivals.erase(taken->sequence);
+  if (level.arrivals.empty()) level.share.Reset();
+  --tenant_sizes_[taken->tenant];
+  // Sums of doubles drift; an empty queue is exactly empty.
+  flops_ = empty() ? 0 : std::max(0.0, flops_ - taken->flops);
+  return taken;
+}
+
+std::vector<std::unique_ptr<Request>> RequestQueue::TakeBatch(const std::vector<QueuePick>& picks,
+                                                              bool aged) {
+  std::vector<std::unique_ptr<Request>> batch;
+  batch.reserve(picks.size());
+  ++batches_;
+  batches_since_aged_ = aged ? 0 : batches_since_aged_ + 1;
+  for (const QueuePick& pick : picks) {
+    const Request& request = *by_id_.at(pick.id);
+    Level& level = LevelOf(request);
+    level.served_batch = batches_;
+    level.share.Charge(request.tenant, request.cost, pick.floor);
+    batch.push_back(Remove(request));
+  }
+  return batch;
 }
 
 std::unique_ptr<Request> RequestQueue::TakeById(uint64_t id) {
   const auto found = by_id_.find(id);
-  if (found == by_id_.end()) return nullptr;
-  return TakeAt(ordered_.find(found->second));
+  return found == by_id_.end() ? nullptr : Remove(*found->second);
 }
 
 std::vector<std::unique_ptr<Request>> RequestQueue::TakeExpired(TimePoint now) {
   std::vector<std::unique_ptr<Request>> expired;
   while (!by_deadline_.empty() && by_deadline_.begin()->first <= now) {
-    expired.push_back(TakeAt(ordered_.find(by_deadline_.begin()->second)));
+    expired.push_back(TakeById(by_deadline_.begin()->second));
   }
   return expired;
 }
 
 std::vector<std::unique_ptr<Request>> RequestQueue::TakeAll() {
   std::vector<std::unique_ptr<Request>> all;
-  all.reserve(ordered_.size());
-  while (!ordered_.empty()) all.push_back(TakeAt(ordered_.begin()));
+  all.reserve(by_id_.size());
+  while (!by_id_.empty()) all.push_back(Remove(*by_id_.begin()->second));
+  // In the order of arrival: who waited longest hears first.
+  std::sort(all.begin(), all.end(),
+            [](const auto& a, const auto& b) { return a->sequence < b->sequence; });
   return all;
 }
 

@@ -62,6 +62,8 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   batcher.batch_flops_max = gflop * 1e9;
   batcher.batch_bytes_max = config.max_batch_bytes;
   batcher.batch_delay = std::chrono::microseconds(config.max_batch_delay_us);
+  options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
+  options.tenants = config.tenants;
   options.memory_budget_bytes = config.memory_budget_bytes;
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
@@ -251,6 +253,12 @@ void Server::LogStart() const {
       FormatByteSize(config_.max_request_bytes), FormatByteSize(config_.memory_budget_bytes),
       config_.max_queue, config_.max_batch_requests, config_.stream_requests_max,
       config_.max_streams, config_.reference_check);
+  std::vector<std::string> tenants;
+  for (const Tenant& tenant : config_.tenants.list()) {
+    tenants.push_back(tenant.name + "=" + std::to_string(tenant.weight));
+  }
+  logger_->info("tenants: {}; priorities age after {} ms", Join(tenants),
+                config_.priority_aging_ms);
   logger_->info("tcp congestion control: {}; allocator tuning: {}", CongestionControl(),
                 config_.allocator_tuning ? "on" : "off");
   logger_->info("serving gRPC on {}; metrics on {}", Join(addresses_),

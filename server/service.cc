@@ -23,6 +23,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
   void Begin(grpc::ByteBuffer message) {
     std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
+    request->tenant = TenantOf(context_, call_);
     id_ = request->id;
     context_.intake.Accept(*this, std::move(request), std::move(message));
   }
@@ -116,6 +117,15 @@ TimePoint DeadlineOf(const grpc::CallbackServerContext& context) {
   // Far deadlines would overflow the sum.
   if (left > std::chrono::hours(24 * 365)) return kNever;
   return now + std::chrono::duration_cast<Duration>(left);
+}
+
+int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
+  const Tenants& tenants = context.engine.options().tenants;
+  if (tenants.single()) return 0;  // reading metadata makes a map of it
+  const auto& metadata = call.client_metadata();
+  const auto found = metadata.find(kTenantMetadataKey);
+  if (found == metadata.end()) return 0;
+  return tenants.Find({found->second.data(), found->second.size()});
 }
 
 void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,

@@ -45,6 +45,9 @@ std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responde
 // The call's deadline on the steady clock; kNever if it has none.
 TimePoint DeadlineOf(const grpc::CallbackServerContext& context);
 
+// The tenant whose call it is, from its metadata.
+int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
+
 // Counts and logs the end of a request. `total_ns` is since its arrival.
 void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,
                int64_t response_bytes, const grpc::CallbackServerContext& call);

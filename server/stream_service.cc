@@ -12,7 +12,11 @@ namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, AttentionServiceImpl& service,
                        grpc::CallbackServerContext& call)
-    : context_(context), service_(service), call_(call), deadline_(DeadlineOf(call)) {}
+    : context_(context),
+      service_(service),
+      call_(call),
+      deadline_(DeadlineOf(call)),
+      tenant_(TenantOf(context, call)) {}
 
 void StreamCall::Begin() {
   Step step;
@@ -76,6 +80,7 @@ void StreamCall::OnReadDone(bool ok) {
   if (!ok) return;
   // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
   std::unique_ptr<Request> request = NewRequest(context_, *this, deadline_);
+  request->tenant = tenant_;
   context_.intake.Accept(*this, std::move(request), std::move(message));
 }
 

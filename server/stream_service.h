@@ -57,6 +57,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   AttentionServiceImpl& service_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
+  const int tenant_;
 
   std::mutex mutex_;
   grpc::ByteBuffer incoming_;                  // gRPC's while reading_

@@ -20,6 +20,8 @@ HISTOGRAMS = {"attend_phase_duration_seconds", "attend_batch_requests", "attend_
 FAMILIES = HISTOGRAMS | {
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
     "attend_kernel_requests_total", "attend_flops_total", "attend_transport_bytes_total",
+    "attend_batches_total", "attend_tenant_requests_total", "attend_tenant_flops_total",
+    "attend_tenant_queue_requests",
     "attend_queue_requests", "attend_lanes", "attend_lanes_busy", "attend_device_healthy",
     "attend_host_memory_used_bytes", "attend_host_memory_cached_bytes",
     "attend_host_memory_budget_bytes", "attend_inflight_requests", "attend_draining",
@@ -89,6 +91,18 @@ def test_counters_move(start_server):
     assert 0 <= received - 5 * 3 * one < 5 * 200  # with or without the small fields
     assert server.metric("attend_reference_check_rows_total") == 64
     assert server.metric("attend_inflight_requests") == 0
+
+
+def test_tenants_from_the_settings_only(start_server):
+    server = start_server("--tenant", "research=3", "--tenant", "web=1")
+    with wire.connect(server.address) as service:
+        for name in ("research", "stranger", None, "research"):
+            metadata = [("x-attend-tenant", name)] if name else []
+            service.Attend(wire.small_request(), timeout=wire.SECONDS, metadata=metadata)
+    for name, count in (("research", 2), ("default", 2), ("web", 0)):
+        harness.wait_for(f"{count} of {name}", lambda: server.metric(
+            "attend_tenant_requests_total", tenant=name, code="OK") == count, 5)
+    assert server.metric("attend_tenant_requests_total", tenant="stranger") is None
 
 
 def test_sampled_checks(start_server):

@@ -23,6 +23,7 @@ def run_server(*args, env=None):
     ["--reference-check", "sample:2"], ["--log-level", "loud"], ["--log-format", "xml"],
     ["--listen", "nowhere"], ["--listen", "127.0.0.1:99999"], ["--metrics-listen", "8002x"],
     ["--memory-budget", "4GiBB"], ["--memory-budget", "-1"], ["--drain-timeout", "-1"],
+    ["--tenant", "a"], ["--tenant", "a=0"], ["--tenant", "a=1,a=2"], ["--priority-aging-ms", "0"],
     ["--config", "/nonexistent.toml"], ["stray"],
 ], ids=" ".join)
 def test_bad_flags(args):
@@ -48,9 +49,10 @@ def test_help_explains_every_flag():
     for flag in ("listen", "metrics-listen", "device", "lanes", "cpu-threads", "lane-workspace",
                  "max-request-bytes", "memory-budget", "max-queue", "max-batch-requests",
                  "max-batch-gflop", "max-batch-bytes", "max-batch-delay-us", "max-streams",
-                 "stream-requests-max", "copy-threads", "reference-check", "check-seed",
-                 "check-threads", "check-dump-dir", "check-dump-max", "drain-timeout", "log-level",
-                 "log-format", "log-file", "allocator-tuning", "ready-file", "version", "config"):
+                 "stream-requests-max", "tenant", "priority-aging-ms", "copy-threads",
+                 "reference-check", "check-seed", "check-threads", "check-dump-dir",
+                 "check-dump-max", "drain-timeout", "log-level", "log-format", "log-file",
+                 "allocator-tuning", "ready-file", "version", "config"):
         assert re.search(rf"--(\[no-\])?{flag}\b", done.stdout), flag
     assert "ATTEND_LISTEN" in done.stdout
 

@@ -4,187 +4,153 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <map>
-#include <random>
-#include <set>
+#include <limits>
 #include <vector>
 
-namespace attend {
+#include "tests/server/queue_requests.h"
+
+namespace attend::test {
 namespace {
 
 using std::chrono::microseconds;
-
-const TimePoint kStart{std::chrono::seconds(1000)};
-
-std::unique_ptr<Request> MakeRequest(uint64_t id, double flops, TimePoint enqueued = kStart,
-                                     int32_t priority = 0) {
-  auto request = std::make_unique<Request>();
-  request->id = id;
-  request->flops = flops;
-  request->enqueued = enqueued;
-  request->priority = priority;
-  return request;
-}
-
-void Push(RequestQueue& queue, std::unique_ptr<Request> request) {
-  ASSERT_TRUE(queue.Push(request).ok());
-}
-
-std::vector<uint64_t> TakeIds(RequestQueue& queue, const BatchDecision& decision) {
-  std::vector<uint64_t> ids;
-  for (const QueueKey& key : decision.take) ids.push_back(queue.Take(key)->id);
-  return ids;
-}
+using Taken = std::vector<uint64_t>;
 
 BatcherOptions Options() {
   BatcherOptions options;
   options.batch_requests_max = 4;
   options.batch_flops_max = 100;
+  options.batch_bytes_max = 1000;
   return options;
 }
 
+// As the scheduler pushes.
+void Push(RequestQueue& queue, const RequestSpec& spec, int64_t bytes = 0) {
+  const Batcher batcher(Options());
+  auto request = MakeRequest(spec);
+  request->batch_bytes = bytes;
+  request->large = batcher.IsLarge(spec.flops, bytes);
+  request->cost = batcher.Cost(spec.flops, bytes);
+  ASSERT_TRUE(queue.Push(request).ok());
+}
+
+Taken TakeIds(RequestQueue& queue, const BatchDecision& decision) {
+  Taken ids;
+  for (const auto& request : queue.TakeBatch(decision.take, decision.aged)) {
+    ids.push_back(request->id);
+  }
+  return ids;
+}
+
 TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
-  RequestQueue queue(100);
-  Push(queue, MakeRequest(1, 10));
+  RequestQueue queue({});
+  Push(queue, {.id = 1});
   const BatchDecision decision = Batcher(Options()).Next(queue, {2, 2, 0}, kStart);
-  EXPECT_EQ(TakeIds(queue, decision), (std::vector<uint64_t>{1}));
+  EXPECT_EQ(decision.closed, BatchClosed::kEmpty);
+  EXPECT_EQ(TakeIds(queue, decision), Taken{1});
 }
 
 TEST(Batcher, NoFreeLaneTakesNothingAndWakesForTheDeadline) {
-  RequestQueue queue(100);
-  auto request = MakeRequest(1, 10);
-  request->deadline = kStart + microseconds(70);
-  Push(queue, std::move(request));
+  RequestQueue queue({});
+  Push(queue, {.id = 1, .deadline = kStart + microseconds(70)});
   const BatchDecision decision = Batcher(Options()).Next(queue, {2, 0, 0}, kStart);
   EXPECT_TRUE(decision.take.empty());
   EXPECT_EQ(decision.wake, kStart + microseconds(70));
 }
 
-TEST(Batcher, StopsAtEachBudget) {
-  RequestQueue queue(100);
-  for (uint64_t id = 1; id <= 6; ++id) Push(queue, MakeRequest(id, 10));
+TEST(Batcher, StopsAtEachBudgetAndSaysWhich) {
+  RequestQueue queue({});
   const Batcher batcher(Options());
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {1, 1, 0}, kStart)),
-            (std::vector<uint64_t>{1, 2, 3, 4}));  // requests
-  Push(queue, MakeRequest(7, 85));
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {1, 1, 0}, kStart)),
-            (std::vector<uint64_t>{5, 6}));  // FLOPs
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {1, 1, 0}, kStart)), (std::vector<uint64_t>{7}));
+  const auto next = [&](BatchClosed closed) {
+    const BatchDecision decision = batcher.Next(queue, {1, 1, 0}, kStart);
+    EXPECT_EQ(decision.closed, closed);
+    return TakeIds(queue, decision);
+  };
+  for (uint64_t id = 1; id <= 6; ++id) Push(queue, {.id = id});
+  EXPECT_EQ(next(BatchClosed::kRequests), (Taken{1, 2, 3, 4}));
+  Push(queue, {.id = 7, .flops = 85});
+  EXPECT_EQ(next(BatchClosed::kFlops), (Taken{5, 6}));
+  Push(queue, {.id = 8}, 400);
+  Push(queue, {.id = 9, .flops = 1}, 601);
+  EXPECT_EQ(next(BatchClosed::kBytes), (Taken{7, 8}));
+  Push(queue, {.id = 10, .flops = 1}, 399);
+  EXPECT_EQ(next(BatchClosed::kEmpty), (Taken{9, 10})) << "exactly full";
+  for (uint64_t id = 11; id <= 14; ++id) Push(queue, {.id = id});
+  EXPECT_EQ(next(BatchClosed::kRequests), (Taken{11, 12, 13, 14})) << "full and nothing left";
 }
 
 TEST(Batcher, ALargeRequestRunsAlone) {
-  RequestQueue queue(100);
-  Push(queue, MakeRequest(1, 10));
-  Push(queue, MakeRequest(2, 1000));
-  Push(queue, MakeRequest(3, 10));
+  RequestQueue queue({});
+  Push(queue, {.id = 1});
+  Push(queue, {.id = 2, .flops = 1000});
+  Push(queue, {.id = 3}, 1001);
+  Push(queue, {.id = 4});
   const Batcher batcher(Options());
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kStart)), (std::vector<uint64_t>{1}));
-  const BatchDecision large = batcher.Next(queue, {2, 2, 0}, kStart);
-  EXPECT_TRUE(large.large);
-  EXPECT_EQ(TakeIds(queue, large), (std::vector<uint64_t>{2}));
+  const BatchDecision before = batcher.Next(queue, {2, 2, 0}, kStart);
+  EXPECT_FALSE(before.large);
+  EXPECT_EQ(before.closed, BatchClosed::kLarge);
+  EXPECT_EQ(TakeIds(queue, before), Taken{1});
+  for (const uint64_t id : {2, 3}) {
+    const BatchDecision large = batcher.Next(queue, {2, 2, 0}, kStart);
+    EXPECT_TRUE(large.large);
+    EXPECT_EQ(large.closed, BatchClosed::kLarge);
+    EXPECT_EQ(TakeIds(queue, large), Taken{id});
+  }
 }
 
 TEST(Batcher, LargeRequestsLeaveOneLaneToSmallOnes) {
-  RequestQueue queue(100);
-  Push(queue, MakeRequest(1, 1000));
-  Push(queue, MakeRequest(2, 10));
+  RequestQueue queue({});
+  Push(queue, {.id = 1, .flops = 1000});
+  Push(queue, {.id = 2});
   const Batcher batcher(Options());
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 1, 1}, kStart)), (std::vector<uint64_t>{2}));
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 1, 1}, kStart)), Taken{2});
   EXPECT_TRUE(batcher.Next(queue, {2, 1, 1}, kStart).take.empty());
-  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kStart)), (std::vector<uint64_t>{1}));
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kStart)), Taken{1});
 }
 
 TEST(Batcher, WithOneLaneALargeRequestStillRuns) {
-  RequestQueue queue(100);
-  Push(queue, MakeRequest(1, 1000));
-  EXPECT_EQ(TakeIds(queue, Batcher(Options()).Next(queue, {1, 1, 0}, kStart)),
-            (std::vector<uint64_t>{1}));
+  RequestQueue queue({});
+  Push(queue, {.id = 1, .flops = 1000});
+  EXPECT_EQ(TakeIds(queue, Batcher(Options()).Next(queue, {1, 1, 0}, kStart)), Taken{1});
 }
 
 TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
   BatcherOptions options = Options();
   options.batch_delay = microseconds(50);
   const Batcher batcher(options);
-  RequestQueue queue(100);
-  Push(queue, MakeRequest(1, 10, kStart + microseconds(10)));
-  Push(queue, MakeRequest(2, 10, kStart, /*priority=*/-1));
+  RequestQueue queue({});
+  Push(queue, {.id = 2, .priority = -1});
+  Push(queue, {.id = 1, .enqueued = kStart + microseconds(10)});
   const BatchDecision early = batcher.Next(queue, {1, 1, 0}, kStart + microseconds(20));
   EXPECT_TRUE(early.take.empty());
   EXPECT_EQ(early.wake, kStart + microseconds(50));
-  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kStart + microseconds(50)).take.size(), 2u);
-  Push(queue, MakeRequest(3, 10));
-  Push(queue, MakeRequest(4, 10));
+  const BatchDecision late = batcher.Next(queue, {1, 1, 0}, kStart + microseconds(50));
+  EXPECT_EQ(late.take.size(), 2u);
+  EXPECT_EQ(late.closed, BatchClosed::kDelay);
+  Push(queue, {.id = 3});
+  Push(queue, {.id = 4});
   EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kStart).take.size(), 4u) << "a full batch does not wait";
+  queue.TakeAll();
+  Push(queue, {.id = 5});
+  Push(queue, {.id = 6, .flops = 1000});
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kStart)), Taken{5})
+      << "nor one that a large request closes";
+  EXPECT_EQ(TakeIds(queue, batcher.Next(queue, {2, 2, 0}, kStart)), Taken{6})
+      << "which finds company never";
 }
 
-// Thousands of seeded arrivals on lanes that take as long as their FLOPs say, with time moved by
-// hand: every request runs or expires exactly once, budgets hold, no lane idles while work that
-// may run waits, and large requests never hold every lane.
-void Simulate(uint64_t seed) {
-  SCOPED_TRACE("seed " + std::to_string(seed));
-  std::mt19937_64 random(seed);
-  BatcherOptions options = Options();
-  if (random() % 2) options.batch_delay = microseconds(random() % 40);
-  const Batcher batcher(options);
-  RequestQueue queue(32);
-  constexpr int kLanes = 3;
-  struct Running {
-    bool large;
-  };
-  std::multimap<TimePoint, Running> running;
-  std::multiset<uint64_t> ended;
-  uint64_t accepted = 0;
-  TimePoint now = kStart;
-  for (uint64_t id = 1; id <= 400 || !queue.empty() || !running.empty(); ++id) {
-    now += microseconds(random() % 20);
-    while (!running.empty() && running.begin()->first <= now) running.erase(running.begin());
-    if (id <= 400) {
-      auto request = MakeRequest(id, random() % 10 == 0 ? 1000 : 1 + random() % 60, now,
-                                 static_cast<int32_t>(random() % 3));
-      if (random() % 3 == 0) request->deadline = now + microseconds(random() % 300);
-      if (queue.Push(request).ok()) ++accepted;
-    }
-    for (const auto& request : queue.TakeExpired(now)) ended.insert(request->id);
-    for (;;) {
-      LaneState lanes{kLanes, kLanes - static_cast<int>(running.size()), 0};
-      for (const auto& [end, run] : running) lanes.large += run.large;
-      const BatchDecision decision = batcher.Next(queue, lanes, now);
-      if (decision.take.empty()) {
-        const bool small_waits = std::any_of(
-            queue.ordered().begin(), queue.ordered().end(),
-            [&](const auto& entry) { return !batcher.IsLarge(entry.second->flops, 0); });
-        if (lanes.free > 0 && small_waits) {
-          ASSERT_LT(now, decision.wake);
-          ASSERT_LE(decision.wake, now + options.batch_delay) << "work waits and a lane idles";
-        }
-        break;
-      }
-      ASSERT_GT(lanes.free, 0);
-      double flops = 0;
-      for (const QueueKey& key : decision.take) {
-        const auto request = queue.Take(key);
-        flops += request->flops;
-        ended.insert(request->id);
-      }
-      ASSERT_LE(decision.take.size(), 4u);
-      if (!decision.large) {
-        ASSERT_LE(flops, options.batch_flops_max);
-      }
-      running.emplace(now + microseconds(static_cast<int64_t>(flops)), Running{decision.large});
-      int large = 0;
-      for (const auto& [end, run] : running) large += run.large;
-      ASSERT_LT(large, kLanes);
-    }
-  }
-  EXPECT_EQ(ended.size(), accepted);
-  EXPECT_EQ(std::set<uint64_t>(ended.begin(), ended.end()).size(), accepted) << "ended twice";
-}
-
-TEST(Batcher, SimulatedSchedulesKeepEveryPromise) {
-  const uint64_t base = std::random_device{}();
-  for (uint64_t i = 0; i < 500 && !::testing::Test::HasFailure(); ++i) Simulate(base + i);
+TEST(Batcher, CostIsTheLargerShareOfABatchAndNeverNothing) {
+  const Batcher batcher(Options());
+  EXPECT_EQ(batcher.Cost(50, 0), kBatchCost / 2);
+  EXPECT_EQ(batcher.Cost(50, 750), kBatchCost / 4 * 3);
+  EXPECT_EQ(batcher.Cost(300, 750), kBatchCost * 3);
+  EXPECT_EQ(batcher.Cost(0, 0), kCostMin);
+  EXPECT_EQ(batcher.Cost(1e300, 0), kCostMax);
+  EXPECT_EQ(batcher.Cost(0, std::numeric_limits<int64_t>::max()), kCostMax);
+  BatcherOptions none = Options();
+  none.batch_flops_max = 0;
+  EXPECT_EQ(Batcher(none).Cost(0, 0), kCostMax);
+  EXPECT_EQ(Batcher(none).Cost(1, 0), kCostMax);
 }
 
 }  // namespace
-}  // namespace attend
+}  // namespace attend::test

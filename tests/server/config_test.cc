@@ -78,6 +78,12 @@ std::vector<Setting> Settings() {
       {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
       {"max-batch-bytes", "1K", [](const C& c) { return c.max_batch_bytes == 1024; }, "0"},
       {"max-batch-delay-us", "13", [](const C& c) { return c.max_batch_delay_us == 13; }, "1.5"},
+      {"tenant", "a=2,default=3",
+       [](const C& c) {
+         return c.tenants.weights() == std::vector<int32_t>{3, 2} && c.tenants.Find("a") == 1;
+       },
+       "a=0"},
+      {"priority-aging-ms", "14", [](const C& c) { return c.priority_aging_ms == 14; }, "0"},
       {"reference-check", "sample:0.25", [](const C& c) { return c.check_sample == 0.25; },
        "sample:1.5"},
       {"check-seed", "18446744073709551615", [](const C& c) { return c.check_seed == UINT64_MAX; },
@@ -129,8 +135,9 @@ TEST(ConfigTest, EverySettingFromFlagEnvironmentAndFile) {
       EXPECT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
       EXPECT_TRUE(setting.holds(parsed.config));
     }
-    const std::string value = setting.flag == "listen" ? "[\"127.0.0.1:9\", \"unix:/tmp/s\"]"
-                                                       : "\"" + setting.text + "\"";
+    const std::string value = setting.flag == "listen"   ? "[\"127.0.0.1:9\", \"unix:/tmp/s\"]"
+                              : setting.flag == "tenant" ? "[\"a=2\", \"default=3\"]"
+                                                         : "\"" + setting.text + "\"";
     const std::string path = TemporaryFile(setting.flag + " = " + value + "\n");
     const Parsed file = Parse({"--config", path});
     EXPECT_EQ(file.outcome, ConfigOutcome::kRun) << file.text;
@@ -180,6 +187,18 @@ TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
   EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
   EXPECT_NE(parsed.text.find("bogus"), std::string::npos) << parsed.text;
   std::remove(path.c_str());
+}
+
+TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
+  const Parsed parsed = Parse({"--tenant", "a=2", "--tenant", "b=5"});
+  ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
+  EXPECT_EQ(parsed.config.tenants.weights(), (std::vector<int32_t>{1, 2, 5}));
+  for (const char* bad : {"a=1,a=2", "a", "=1", "a b=1", "a=1001", ""}) {
+    const Parsed refused = Parse({"--tenant=" + std::string(bad)});
+    EXPECT_EQ(refused.outcome, ConfigOutcome::kError) << bad;
+    EXPECT_NE(refused.text.find("--tenant"), std::string::npos) << refused.text;
+    EXPECT_EQ(refused.text.find('\n'), refused.text.size() - 1) << refused.text;
+  }
 }
 
 TEST(ConfigTest, DeviceLists) {

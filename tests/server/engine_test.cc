@@ -2,6 +2,7 @@
 //
 // Every request ends exactly once, refusals change nothing, faults reach the right requests.
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -100,6 +101,51 @@ TEST_F(EngineTest, HigherPriorityRunsFirst) {
   const uint64_t high_id = MustSubmit(std::move(high));
   devices_[0]->Release();
   EXPECT_LE(collector_.WaitFor(high_id).started, collector_.WaitFor(low_id).started);
+}
+
+TEST_F(EngineTest, ABatchMayMixKernelsAndShapes) {
+  options_.worker.batcher.batch_requests_max = 8;
+  Start();
+  HoldLane();
+  const char* const kernels[] = {"cpu_reference", "cpu_flash", ""};
+  for (int i = 0; i < 3; ++i) {
+    auto request = NewRequest(test::MakeSpec(1 + i, 2, 1, 5 + 30 * i, 9, 8 << i, 16));
+    request->kernel = kernels[i];
+    MustSubmit(std::move(request));
+  }
+  devices_[0]->Release();
+  for (uint64_t id = 2; id <= 4; ++id) {
+    const Request& request = collector_.WaitFor(id);
+    ASSERT_TRUE(request.status.ok()) << request.status.ToString();
+    EXPECT_TRUE(CheckAllRows(request.attention).ok) << "seed " << seed_;
+  }
+  EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 3}));
+}
+
+TEST_F(EngineTest, TenantsShareALaneByWeight) {
+  options_.tenants = *Tenants::Parse({"heavy=2"});
+  options_.worker.queue_requests_max = 100;
+  Start();
+  HoldLane();
+  // All of one tenant's work comes before the other's.
+  for (const int tenant : {0, 1}) {
+    for (int i = 0; i < 12; ++i) {
+      auto request = NewRequest();
+      request->tenant = tenant;
+      MustSubmit(std::move(request));
+    }
+  }
+  devices_[0]->Release();
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  std::vector<std::pair<TimePoint, int>> order;
+  for (uint64_t id = 2; id <= 25; ++id) {
+    const Request& request = collector_.WaitFor(id);
+    order.emplace_back(request.started, request.tenant);
+  }
+  std::sort(order.begin(), order.end());
+  int heavy = 0;
+  for (int i = 0; i < 9; ++i) heavy += order[i].second;
+  EXPECT_EQ(heavy, 6) << "two of each three";
 }
 
 TEST_F(EngineTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {

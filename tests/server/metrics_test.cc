@@ -60,6 +60,10 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_phase_duration_seconds",
                                  "attend_batch_requests",
                                  "attend_batch_flops",
+                                 "attend_batches_total",
+                                 "attend_tenant_requests_total",
+                                 "attend_tenant_flops_total",
+                                 "attend_tenant_queue_requests",
                                  "attend_kernel_requests_total",
                                  "attend_flops_total",
                                  "attend_transport_bytes_total",
@@ -79,7 +83,7 @@ const char* const kFamilies[] = {"attend_build_info",
 
 TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
   Metrics metrics("1.2.3");
-  metrics.AddDevices({{"cpu", 2}, {"cuda:0", 4}});
+  metrics.AddDevices({{"cpu", 2}, {"cuda:0", 4}}, {{"default", 1}, {"a", 3}});
   const Exposition start(Serialize(metrics));
   for (const char* family : kFamilies) EXPECT_TRUE(start.families.contains(family)) << family;
   for (const char* sample :
@@ -92,6 +96,12 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_flops_total{device=\"cuda:0\",dtype=\"bfloat16\",kernel=\"cuda_naive\"}",
         "attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}",
         "attend_reference_checks_total{result=\"skipped\"}",
+        "attend_tenant_requests_total{code=\"OK\",tenant=\"default\"}",
+        "attend_tenant_requests_total{code=\"CANCELLED\",tenant=\"a\"}",
+        "attend_tenant_flops_total{tenant=\"a\"}",
+        "attend_tenant_queue_requests{device=\"cuda:0\",tenant=\"a\"}",
+        "attend_batches_total{closed=\"empty\",device=\"cpu\"}",
+        "attend_batches_total{closed=\"large\",device=\"cuda:0\"}",
         "attend_reference_check_error_ratio_count", "attend_queue_requests{device=\"cuda:0\"}"}) {
     ASSERT_TRUE(start.samples.contains(sample)) << sample;
     EXPECT_EQ(start.samples.at(sample), 0) << sample;
@@ -105,8 +115,9 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
 
 TEST(MetricsTest, RecordingChangesWhatItShould) {
   Metrics metrics("1.2.3");
-  metrics.AddDevices({{"cpu", 2}});
+  metrics.AddDevices({{"cpu", 2}}, {{"default", 1}, {"a", 3}});
   Request request;
+  request.tenant = 1;
   request.selection.kernel = KernelId::kCpuFlash;
   request.attention.problem.dtype = DType::kBFloat16;
   request.flops = 1e6;
@@ -128,8 +139,9 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   request.status = Unavailable("gone");
   metrics.RecordFinished(request, 1, 0);
   metrics.RecordRejection(Rejection::kMemory);
-  metrics.RecordBatch(0, 3, 2e6);
+  metrics.RecordBatch(0, 3, 2e6, BatchClosed::kFlops);
   metrics.SetQueue(0, 7);
+  metrics.SetTenantQueue(0, 1, 6);
 
   Exposition now(Serialize(metrics));
   const auto expect = [&](const std::string& sample, double value) {
@@ -157,6 +169,14 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   expect("attend_batch_requests_sum{device=\"cpu\"}", 3);
   expect("attend_batch_flops_sum{device=\"cpu\"}", 2e6);
   expect("attend_queue_requests{device=\"cpu\"}", 7);
+  expect("attend_batches_total{closed=\"flops\",device=\"cpu\"}", 1);
+  expect("attend_batches_total{closed=\"bytes\",device=\"cpu\"}", 0);
+  expect("attend_tenant_requests_total{code=\"OK\",tenant=\"a\"}", 2);
+  expect("attend_tenant_requests_total{code=\"UNAVAILABLE\",tenant=\"a\"}", 1);
+  expect("attend_tenant_requests_total{code=\"OK\",tenant=\"default\"}", 0);
+  expect("attend_tenant_flops_total{tenant=\"a\"}", 2e6);
+  expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"a\"}", 6);
+  expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"default\"}", 0);
 }
 
 TEST(MetricsTest, AServersScrapeIsCleanAndCountsItsRequests) {
@@ -186,6 +206,41 @@ TEST(MetricsTest, AServersScrapeIsCleanAndCountsItsRequests) {
   FILE* promtool = popen("promtool check metrics", "w");
   fwrite(text.data(), 1, text.size(), promtool);
   EXPECT_EQ(pclose(promtool), 0);
+}
+
+// Names in calls' metadata that the settings do not know make no label sets: they are "default"'s.
+TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
+  test::TestServer server([](Config& config) {
+    config.metrics_listen = "127.0.0.1:0";
+    config.tenants = *Tenants::Parse({"a=2"});
+  });
+  const test::WireProblem problem = test::PlainWireProblem(1);
+  const auto stub = server.Stub();
+  for (const char* tenant : {"a", "", "stranger", "A", "a"}) {
+    v1::AttendResponse response;
+    grpc::ClientContext context;
+    if (*tenant != '\0') context.AddMetadata(kTenantMetadataKey, tenant);
+    ASSERT_TRUE(stub->Attend(&context, problem.request, &response).ok());
+  }
+  grpc::ClientContext context;
+  context.AddMetadata(kTenantMetadataKey, "a");
+  const auto stream = stub->AttendStream(&context);
+  v1::AttendResponse answer;
+  ASSERT_TRUE(stream->Write(problem.request));
+  ASSERT_TRUE(stream->Read(&answer));
+  stream->WritesDone();
+  ASSERT_TRUE(stream->Finish().ok());
+
+  const Exposition scrape(server.Metrics());
+  const std::string name = "attend_tenant_requests_total{code=\"OK\",tenant=";
+  EXPECT_EQ(scrape.samples.at(name + "\"a\"}"), 3);
+  EXPECT_EQ(scrape.samples.at(name + "\"default\"}"), 3);
+  EXPECT_EQ(scrape.samples.at("attend_requests_total{code=\"OK\"}"), 6);
+  EXPECT_GT(scrape.samples.at("attend_tenant_flops_total{tenant=\"a\"}"), 0);
+  EXPECT_EQ(scrape.samples.at("attend_batches_total{closed=\"empty\",device=\"cpu\"}"), 6);
+  for (const auto& [sample, value] : scrape.samples) {
+    EXPECT_EQ(sample.find("stranger"), std::string::npos) << sample;
+  }
 }
 
 TEST(GpuStatsTest, FamiliesExistWithoutGpus) {

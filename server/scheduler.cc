@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace attend {
+namespace {
+
+Status Expired() {
+  return Status(Code::kDeadlineExceeded, "the deadline passed while the request was queued");
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options)
+    : batcher_(options.batcher), queue_(options.queue), lanes_(std::max(1, options.lanes)) {}
+
+Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
+  if (!closed_.ok()) return closed_;
+  request->enqueued = now;
+  request->large = batcher_.IsLarge(request->flops, request->batch_bytes);
+  request->cost = batcher_.Cost(request->flops, request->batch_bytes);
+  return queue_.Push(request);
+}
+
+std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
+  std::unique_ptr<Request> request = queue_.TakeById(id);
+  if (request == nullptr) return nullptr;
+  // gRPC ends a call at its deadline as if the client had cancelled it.
+  request->status = request->deadline <= now
+                        ? Expired()
+                        : Status(Code::kCancelled, "cancelled by the client while queued");
+  return request;
+}
+
+Scheduler::Step Scheduler::Plan(TimePoint now) {
+  Step step;
+  step.ended = queue_.TakeExpired(now);
+  for (const auto& request : step.ended) request->status = Expired();
+  for (;;) {
+    const BatchDecision decision = batcher_.Next(queue_, lanes(), now);
+    step.wake = decision.wake;
+    if (decision.take.empty()) return step;
+    const auto slot =
+        std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
+    assert(slot != lanes_.end());
+    Launch launch{static_cast<int>(slot - lanes_.begin()),
+                  decision.large,
+                  decision.aged,
+                  decision.closed,
+                  0,
+                  queue_.TakeBatch(decision.take, decision.aged)};
+    for (const auto& request : launch.requests) launch.flops += request->flops;
+    *slot = {true, decision.large, launch.flops};
+    running_flops_ += launch.flops;
+    step.launches.push_back(std::move(launch));
+  }
+}
+
+void Scheduler::LaneDone(int lane) {
+  LaneSlot& slot = lanes_[lane];
+  assert(slot.busy);
+  slot.busy = false;
+  running_flops_ -= slot.flops;
+  // Sums of doubles drift; an idle device is exactly idle.
+  const LaneState state = lanes();
+  if (state.free == state.total) running_flops_ = 0;
+}
+
+std::vector<std::unique_ptr<Request>> Scheduler::Close(const Status& status) {
+  if (closed_.ok()) closed_ = status;
+  std::vector<std::unique_ptr<Request>> ended = queue_.TakeAll();
+  for (const auto& request : ended) request->status = status;
+  return ended;
+}
+
+LaneState Scheduler::lanes() const {
+  LaneState state{static_cast<int>(lanes_.size()), 0, 0};
+  for (const LaneSlot& slot : lanes_) {
+    if (!slot.busy) ++state.free;
+    if (slot.busy && slot.large) ++state.large;
+  }
+  return state;
+}
+
+}  // namespace attend

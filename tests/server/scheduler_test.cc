@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/server/queue_requests.h"
+
+namespace attend::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+SchedulerOptions Options(int lanes) {
+  SchedulerOptions options;
+  options.lanes = lanes;
+  options.batcher = {.batch_requests_max = 4, .batch_flops_max = 100, .batch_bytes_max = 1000};
+  return options;
+}
+
+Status Push(Scheduler& scheduler, const RequestSpec& spec, TimePoint now = kStart) {
+  auto request = MakeRequest(spec);
+  const Status status = scheduler.Push(request, now);
+  EXPECT_EQ(status.ok(), request == nullptr) << "taken if and only if OK";
+  return status;
+}
+
+TEST(Scheduler, FillsFreeLanesAndCountsWhatIsOutstanding) {
+  Scheduler scheduler(Options(2));
+  for (uint64_t id = 1; id <= 9; ++id) EXPECT_TRUE(Push(scheduler, {.id = id}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart);
+  ASSERT_EQ(step.launches.size(), 2u);
+  EXPECT_NE(step.launches[0].lane, step.launches[1].lane);
+  EXPECT_EQ(step.launches[0].requests.size(), 4u);
+  EXPECT_EQ(step.launches[1].requests.front()->id, 5u);
+  EXPECT_EQ(scheduler.lanes().free, 0);
+  EXPECT_DOUBLE_EQ(scheduler.outstanding_flops(), 90);
+  EXPECT_TRUE(scheduler.Plan(kStart).empty());
+  scheduler.LaneDone(step.launches[1].lane);
+  EXPECT_DOUBLE_EQ(scheduler.outstanding_flops(), 50);
+  const Scheduler::Step last = scheduler.Plan(kStart);
+  ASSERT_EQ(last.launches.size(), 1u);
+  EXPECT_EQ(last.launches[0].lane, step.launches[1].lane);
+  EXPECT_EQ(last.launches[0].requests.front()->id, 9u);
+}
+
+TEST(Scheduler, KnowsLargeRequestsAndTheirCost) {
+  Scheduler scheduler(Options(2));
+  EXPECT_TRUE(Push(scheduler, {.id = 1, .flops = 50}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .flops = 250}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 3, .flops = 300}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart + milliseconds(3));
+  ASSERT_EQ(step.launches.size(), 2u);
+  const Request& small = *step.launches[0].requests.front();
+  const Request& large = *step.launches[1].requests.front();
+  EXPECT_EQ(step.launches[0].closed, BatchClosed::kLarge);
+  EXPECT_FALSE(step.launches[0].large);
+  EXPECT_FALSE(small.large);
+  EXPECT_EQ(small.cost, kBatchCost / 2);
+  EXPECT_EQ(small.enqueued, kStart);
+  EXPECT_TRUE(step.launches[1].large && large.large);
+  EXPECT_EQ(large.cost, kBatchCost * 5 / 2);
+  scheduler.LaneDone(step.launches[0].lane);
+  EXPECT_TRUE(scheduler.Plan(kStart).launches.empty()) << "the last lane is for small ones";
+  scheduler.LaneDone(step.launches[1].lane);
+  EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
+}
+
+TEST(Scheduler, EndsWhatIsDueWhileEveryLaneIsBusy) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
+  const TimePoint deadline = kStart + milliseconds(5);
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = deadline}).ok());
+  const Scheduler::Step waits = scheduler.Plan(kStart);
+  EXPECT_TRUE(waits.empty());
+  EXPECT_EQ(waits.wake, deadline);
+  const Scheduler::Step step = scheduler.Plan(deadline);
+  ASSERT_EQ(step.ended.size(), 1u);
+  EXPECT_EQ(step.ended[0]->status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(step.wake, kNever);
+}
+
+TEST(Scheduler, CancelTellsALateCallFromAnUnwantedOne) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = kStart + milliseconds(5)}).ok());
+  EXPECT_EQ(scheduler.Cancel(3, kStart), nullptr);
+  EXPECT_EQ(scheduler.Cancel(1, kStart)->status.code(), Code::kCancelled);
+  EXPECT_EQ(scheduler.Cancel(1, kStart), nullptr);
+  EXPECT_EQ(scheduler.Cancel(2, kStart + milliseconds(5))->status.code(), Code::kDeadlineExceeded);
+  EXPECT_TRUE(scheduler.Plan(kStart).empty());
+}
+
+TEST(Scheduler, CloseEndsTheQueueRefusesTheRestAndLeavesWhatRuns) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart);
+  EXPECT_TRUE(Push(scheduler, {.id = 2}).ok());
+  const auto ended = scheduler.Close(Unavailable("the device is lost"));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0]->status.message(), "the device is lost");
+  EXPECT_TRUE(scheduler.Close(Unavailable("stopping")).empty());
+  EXPECT_EQ(Push(scheduler, {.id = 3}).message(), "the device is lost");
+  EXPECT_EQ(scheduler.lanes().free, 0);
+  scheduler.LaneDone(step.launches[0].lane);
+  EXPECT_EQ(scheduler.lanes().free, 1);
+  EXPECT_EQ(scheduler.outstanding_flops(), 0);
+}
+
+}  // namespace
+}  // namespace attend::test
