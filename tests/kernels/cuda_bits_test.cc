@@ -169,7 +169,9 @@ std::vector<char> Chain(const Attention& first, KernelId kernel, int64_t bytes, 
     item.front().attention.q.data = places[n % 2].get();
     item.front().attention.o.data = places[(n + 1) % 2].get();
     EXPECT_TRUE(cuda::LaunchBatch(item, workspace.get(), *workspace_bytes, nullptr).ok());
-    if (wait) EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    if (wait) {
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    }
   }
   std::vector<char> last(static_cast<size_t>(bytes));
   EXPECT_EQ(
