@@ -26,7 +26,11 @@ namespace attend {
 enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
 
 // How tensors came in; a metrics label and a field of the answer.
-enum class Transport : int32_t { kInline = 0 };
+enum class Transport : int32_t { kInline = 0, kChunked = 1 };
+inline constexpr int kTransportCount = 2;
+constexpr const char* TransportName(Transport transport) {
+  return transport == Transport::kInline ? "inline" : "chunked";
+}
 
 struct Request;
 
@@ -50,7 +54,7 @@ struct Request {
   int32_t priority = 0;
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
-  int64_t message_bytes = 0;  // of the request on the wire
+  int64_t message_bytes = 0;  // of the request's messages on the wire
   Responder* responder = nullptr;
 
   // Set by Engine::Admit's result.
@@ -59,7 +63,7 @@ struct Request {
 
   // Set on the way.
   double flops = 0;
-  TimePoint received;   // message complete
+  TimePoint received;   // message complete; chunked: header complete
   TimePoint enqueued;   // accepted by the queue
   TimePoint started;    // handed to a lane
   TimePoint completed;  // lane done

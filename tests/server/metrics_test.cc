@@ -91,6 +91,7 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_kernel_requests_total{device=\"cpu\",dtype=\"float16\",kernel=\"cpu_flash\"}",
         "attend_flops_total{device=\"cuda:0\",dtype=\"bfloat16\",kernel=\"cuda_naive\"}",
         "attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}",
+        "attend_transport_bytes_total{direction=\"in\",transport=\"chunked\"}",
         "attend_reference_checks_total{result=\"skipped\"}",
         "attend_reference_check_error_ratio_count", "attend_queue_requests{device=\"cuda:0\"}"}) {
     ASSERT_TRUE(start.samples.contains(sample)) << sample;
