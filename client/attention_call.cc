@@ -269,4 +269,13 @@ int64_t PayloadBytes(const AttentionCall& call) {
   return call.q.bytes + call.k.bytes + call.v.bytes + (call.bias ? call.bias->bytes : 0);
 }
 
+int64_t AnswerBytes(const AttentionCall& call) {
+  if (call.q.shape.empty() || call.v.shape.empty() || call.q.shape.back() <= 0) return 0;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(call.q.bytes / call.q.shape.back(), call.v.shape.back(), &bytes)) {
+    return 0;
+  }
+  return bytes;
+}
+
 }  // namespace attend::client

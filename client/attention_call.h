@@ -83,5 +83,7 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
 
 // Tensor bytes that the call sends.
 int64_t PayloadBytes(const AttentionCall& call);
+// Bytes of O in its answer, if the shapes fit together.
+int64_t AnswerBytes(const AttentionCall& call);
 
 }  // namespace attend::client

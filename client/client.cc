@@ -7,6 +7,7 @@
 #include <random>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "client/chunked_op.h"
 #include "client/connections.h"
 #include "client/stream_op.h"
 #include "client/unary_op.h"
@@ -78,13 +79,19 @@ Result<Health> HealthOf(const grpc::ByteBuffer& response) {
 
 struct Client::Impl {
   Impl(const ClientOptions& options, uint64_t seed)
-      : retry(options.retry),
+      : chunked_bytes_min(options.chunked_bytes_min),
+        retry(options.retry),
         pool(options.server, options.connections, options.completion_threads),
         ids(seed),
         next_seed(seed),
         control(v1::AttentionService::NewStub(pool.control())),
         control_generic(pool.control()) {}
 
+  // Sends the call the way it is encoded.
+  std::shared_ptr<Operation> Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
+                                  const CallOptions& options, CallCallback callback);
+
+  const int64_t chunked_bytes_min;
   RetryPolicy retry;
   ConnectionPool pool;
   RequestIds ids;
@@ -92,6 +99,23 @@ struct Client::Impl {
   std::unique_ptr<v1::AttentionService::Stub> control;
   grpc::GenericStub control_generic;
 };
+
+std::shared_ptr<Operation> Client::Impl::Send(std::shared_ptr<const EncodedCall> call,
+                                              std::string_view id, const CallOptions& options,
+                                              CallCallback callback) {
+  const uint64_t op_seed = next_seed.fetch_add(1, std::memory_order_relaxed);
+  if (call->chunked() != nullptr) {
+    auto op = std::make_shared<ChunkedOp>(&pool, call->chunked(), id, options, retry, op_seed,
+                                          std::move(callback));
+    call.reset();
+    op->Start();
+    return op;
+  }
+  auto op = std::make_shared<UnaryOp>(&pool, std::move(call), id, options, retry, op_seed,
+                                      std::move(callback));
+  op->Start();
+  return op;
+}
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -120,15 +144,14 @@ void Client::Close() { impl_->pool.Close(); }
 Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
   const auto waiter = std::make_shared<Waiter>();
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
-  Result<EncodedCall> encoded = EncodedCall::Make(call, std::move(keep_alive));
+  Result<EncodedCall> encoded =
+      EncodeCall(call, options.transport, impl_->chunked_bytes_min, std::move(keep_alive));
   if (!encoded.ok()) return encoded.status();
   auto shared = std::make_shared<const EncodedCall>(std::move(*encoded));
   const std::string id =
       call.request_id.empty() ? std::string(impl_->ids.Next().view()) : call.request_id;
-  std::make_shared<UnaryOp>(&impl_->pool, std::move(shared), id, options, impl_->retry,
-                            impl_->next_seed.fetch_add(1, std::memory_order_relaxed),
-                            [waiter](CallOutcome outcome) { waiter->Answered(std::move(outcome)); })
-      ->Start();
+  impl_->Send(std::move(shared), id, options,
+              [waiter](CallOutcome outcome) { waiter->Answered(std::move(outcome)); });
   CallOutcome outcome = waiter->Wait();
   if (!outcome.status.ok()) return outcome.status;
   return std::move(outcome.result);
@@ -136,7 +159,7 @@ Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOption
 
 CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& options,
                              CallCallback callback) {
-  Result<EncodedCall> encoded = EncodedCall::Make(call);
+  Result<EncodedCall> encoded = EncodeCall(call, options.transport, impl_->chunked_bytes_min);
   if (!encoded.ok()) {
     CallOutcome outcome;
     outcome.status = encoded.status();
@@ -158,11 +181,8 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
     return CallHandle();
   }
   const RequestIds::Id made = request_id.empty() ? impl_->ids.Next() : RequestIds::Id{};
-  auto op = std::make_shared<UnaryOp>(
-      &impl_->pool, call, request_id.empty() ? made.view() : request_id, options, impl_->retry,
-      impl_->next_seed.fetch_add(1, std::memory_order_relaxed), std::move(callback));
-  op->Start();
-  return CallHandle(op);
+  return CallHandle(impl_->Send(call, request_id.empty() ? made.view() : request_id, options,
+                                std::move(callback)));
 }
 
 std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {

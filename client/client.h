@@ -29,6 +29,10 @@ struct ClientOptions {
   std::string server = "127.0.0.1:8001";  // host:port, or unix:/path
   int connections = 1;                    // each its own socket; in [1, 1024]
   int completion_threads = 0;             // 0: one for every two connections, at most cores / 2
+  // Calls of at least this many tensor bytes, both ways together, go in chunks over several of the
+  // connections; below, one message is as fast and saves a round trip. Above, it would stand in the
+  // server's memory before that can refuse it.
+  int64_t chunked_bytes_min = kChunkedBytesMin;
   RetryPolicy retry;
   uint64_t seed = 0;  // of the retries' jitter and of request ids; 0: from the system
 };
@@ -36,6 +40,7 @@ struct ClientOptions {
 struct CallOptions {
   std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
   Payload payload = Payload::kCopy;
+  CallTransport transport = CallTransport::kAuto;  // what was encoded before stays as it is
 };
 
 // How an asynchronous call ended.
@@ -44,21 +49,21 @@ struct CallOutcome {
   AttentionResult result;     // if status is OK
   int64_t payload_bytes = 0;  // of the answer's tensors
   int attempts = 1;
-  int connection = 0;  // that the last attempt used
+  int connection = 0;  // that the last attempt used; in chunks: the first one
 };
 using CallCallback = std::function<void(CallOutcome)>;
 
-class UnaryOp;
+class Operation;
 
 // Cancels a call from any thread, any time; after its end it does nothing.
 class CallHandle {
  public:
   CallHandle() = default;
-  explicit CallHandle(std::weak_ptr<UnaryOp> op) : op_(std::move(op)) {}
+  explicit CallHandle(std::weak_ptr<Operation> op) : op_(std::move(op)) {}
   void Cancel();
 
  private:
-  std::weak_ptr<UnaryOp> op_;
+  std::weak_ptr<Operation> op_;
 };
 
 enum class Health { kUnknown, kServing, kNotServing, kServiceUnknown };
@@ -79,7 +84,8 @@ class Client {
   // call is refused here. Tensors must have owners.
   CallHandle CallAsync(const AttentionCall& call, const CallOptions& options,
                        CallCallback callback);
-  // The same for a call encoded before: no serialisation. An empty id: the client makes one.
+  // The same for a call encoded before: no serialisation of one message. An empty id: the client
+  // makes one.
   CallHandle CallAsync(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
                        const CallOptions& options, CallCallback callback);
 
@@ -96,7 +102,6 @@ class Client {
   int connections() const;
 
  private:
-  friend class UnaryOp;
   struct Impl;
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

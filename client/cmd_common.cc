@@ -3,6 +3,7 @@
 // What the commands of attend-client share: options, errors and the wording of results.
 
 #include <cstdio>
+#include <map>
 
 #include "client/commands.h"
 
@@ -15,6 +16,19 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   options.completion_threads = common.completion_threads;
   options.retry.attempts_max = common.attempts;
   return options;
+}
+
+void AddTransport(CLI::App* command, CallTransport* transport) {
+  static const std::map<std::string, CallTransport> kNames = {{"auto", CallTransport::kAuto},
+                                                              {"inline", CallTransport::kInline},
+                                                              {"chunked", CallTransport::kChunked}};
+  command
+      ->add_option("--transport", *transport,
+                   "inline: one message; chunked: in pieces over the connections; auto: chunked "
+                   "from 16 MiB on, both ways together")
+      ->transform(CLI::CheckedTransformer(kNames).description(""))
+      ->type_name("NAME")
+      ->default_str("auto");
 }
 
 int Fail(const Status& status, int exit_code) {

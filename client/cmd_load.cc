@@ -75,6 +75,9 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
         "--stream excludes --deadline-ms, --cancel-share and --discard-output: "
         "they belong to single calls");
   }
+  if (load.stream && load.transport == CallTransport::kChunked) {
+    return InvalidArgument("--stream excludes --transport chunked: its requests are messages");
+  }
   if (flags->search_p99_ms > 0 && (!flags->concurrency.empty() || load.count > 0)) {
     return InvalidArgument("--search-p99 excludes --concurrency and --count");
   }
@@ -284,6 +287,7 @@ Command AddLoad(CLI::App& app, const CommonOptions& common) {
   AddShape(command, flags.get());
   AddRate(command, flags.get());
   AddFaults(command, flags.get());
+  AddTransport(command, &flags->load.transport);
   AddOutput(command, flags.get());
   return [flags, &common] { return Run(*flags, common); };
 }

@@ -28,6 +28,7 @@ struct RunOptions {
   bool verify = false;
   int32_t priority = 0;
   double deadline_ms = 0;
+  CallTransport transport = CallTransport::kAuto;
   std::string request_id;
 };
 
@@ -146,6 +147,7 @@ int Run(const RunOptions& options, const CommonOptions& common) {
   if (!client.ok()) return Fail(client.status(), kExitUsage);
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_ms * 1e6));
+  call_options.transport = options.transport;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);
   if (!result.ok()) return Fail(result.status(), kExitFailed);
   const Status written = WriteOutputs(options, *result);
@@ -246,6 +248,7 @@ Command AddRun(CLI::App& app, const CommonOptions& common) {
   command->add_option("--deadline-ms", options->deadline_ms, "Milliseconds; 0 = none")
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
+  AddTransport(command, &options->transport);
   command->add_option("--request-id", options->request_id, "Id in answers and logs; default: made");
   return [options, &common] { return Run(*options, common); };
 }

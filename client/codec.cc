@@ -8,6 +8,8 @@
 #include <array>
 #include <cstring>
 
+#include "client/codec_chunked.h"
+
 namespace attend::client {
 namespace {
 
@@ -35,13 +37,6 @@ struct Hold {
   std::shared_ptr<const void> owner;
   std::shared_ptr<const void> keep_alive;
 };
-
-grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive) {
-  auto* hold = new Hold{tensor.owner, std::move(keep_alive)};
-  return grpc::Slice(
-      const_cast<void*>(tensor.data), static_cast<size_t>(tensor.bytes),
-      [](void* user_data) { delete static_cast<Hold*>(user_data); }, hold);
-}
 
 void FillTensor(const TensorRef& from, v1::Tensor* to) {
   to->set_dtype(static_cast<v1::DType>(from.dtype));
@@ -147,6 +142,15 @@ Result<HostTensor> TakeTensor(const char* name, const v1::Tensor& meta, RawEntry
   return tensor;
 }
 
+}  // namespace
+
+grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive) {
+  auto* hold = new Hold{tensor.owner, std::move(keep_alive)};
+  return grpc::Slice(
+      const_cast<void*>(tensor.data), static_cast<size_t>(tensor.bytes),
+      [](void* user_data) { delete static_cast<Hold*>(user_data); }, hold);
+}
+
 void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   result->request_id = std::move(*message->mutable_request_id());
   const v1::Timings& t = message->timings();
@@ -164,8 +168,6 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
         c.bound(), c.detail()};
   }
 }
-
-}  // namespace
 
 v1::AttendRequest RequestHeader(const AttentionCall& call) {
   v1::AttendRequest m;
@@ -225,6 +227,26 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
   }
   if (!pending.empty()) encoded.slices_.emplace_back(pending);
   return encoded;
+}
+
+Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
+                                             std::shared_ptr<const void> keep_alive) {
+  Result<ChunkedCall> chunked = ChunkedCall::Make(call, std::move(keep_alive));
+  if (!chunked.ok()) return chunked.status();
+  EncodedCall encoded;
+  encoded.payload_bytes_ = chunked->payload_bytes();
+  encoded.owned_ = chunked->owned();
+  encoded.chunked_ = std::make_shared<const ChunkedCall>(std::move(*chunked));
+  return encoded;
+}
+
+Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
+                               int64_t chunked_bytes_min, std::shared_ptr<const void> keep_alive) {
+  const bool chunked = transport == CallTransport::kChunked ||
+                       (transport == CallTransport::kAuto &&
+                        PayloadBytes(call) + AnswerBytes(call) >= chunked_bytes_min);
+  return chunked ? EncodedCall::MakeChunked(call, std::move(keep_alive))
+                 : EncodedCall::Make(call, std::move(keep_alive));
 }
 
 grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {

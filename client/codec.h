@@ -16,6 +16,16 @@
 
 namespace attend::client {
 
+// How a call's tensors travel.
+enum class CallTransport {
+  kAuto,    // by their bytes
+  kInline,  // in one message
+  kChunked  // in chunks, over several connections
+};
+inline constexpr int64_t kChunkedBytesMin = int64_t{16} << 20;
+
+class ChunkedCall;
+
 // A request ready to be sent any number of times: the request_id apart, it is a list of
 // reference-counted slices, so that sending it again costs neither serialisation nor memory.
 class EncodedCall {
@@ -24,8 +34,13 @@ class EncodedCall {
   // thread gRPC lets go of the last byte, which may be after the call has ended.
   static Result<EncodedCall> Make(const AttentionCall& call,
                                   std::shared_ptr<const void> keep_alive = nullptr);
+  // The same, to be sent in chunks.
+  static Result<EncodedCall> MakeChunked(const AttentionCall& call,
+                                         std::shared_ptr<const void> keep_alive = nullptr);
 
-  // The whole message. An id of up to 21 bytes needs no memory of its own.
+  // Null if it is sent as one message.
+  const std::shared_ptr<const ChunkedCall>& chunked() const { return chunked_; }
+  // The whole message, if it is one. An id of up to 21 bytes needs no memory of its own.
   grpc::ByteBuffer ToByteBuffer(std::string_view request_id) const;
 
   int64_t payload_bytes() const { return payload_bytes_; }
@@ -35,9 +50,19 @@ class EncodedCall {
 
  private:
   std::vector<grpc::Slice> slices_;
+  std::shared_ptr<const ChunkedCall> chunked_;
   int64_t payload_bytes_ = 0;
   bool owned_ = false;
 };
+
+// The call as `transport` says; by itself in chunks from `chunked_bytes_min` tensor bytes on, O's
+// included.
+Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
+                               int64_t chunked_bytes_min,
+                               std::shared_ptr<const void> keep_alive = nullptr);
+
+// A slice over the tensor's memory that holds its owner and `keep_alive`.
+grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> keep_alive);
 
 // What of an answer is copied out.
 enum class Payload { kCopy, kDiscard };
@@ -53,6 +78,9 @@ struct DecodedResponse {
 // Takes the buffer apart and clears it. Tensor bytes must match the declared shapes. With kDiscard
 // `o` and `lse` have their dtype and shape but no data.
 Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload);
+
+// All of an answer but its tensors.
+void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result);
 
 // The small fields of `call` (no request_id, no raw) as a message.
 v1::AttendRequest RequestHeader(const AttentionCall& call);

@@ -38,6 +38,9 @@ Command AddReplay(CLI::App& app, const CommonOptions& common);
 
 ClientOptions ClientOptionsOf(const CommonOptions& common);
 
+// --transport for a command, whose value goes to `transport`.
+void AddTransport(CLI::App* command, CallTransport* transport);
+
 // "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);
 

@@ -139,6 +139,13 @@ Status FromGrpc(const grpc::Status& status) {
   }
 }
 
+Pushback PushbackOf(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("grpc-retry-pushback-ms");
+  if (found == trailers.end()) return {};
+  return ParsePushback(std::string_view(found->second.data(), found->second.size()));
+}
+
 gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                       gpr_time_from_nanos(timeout.count(), GPR_TIMESPAN));

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "client/random.h"
+#include "client/retry_policy.h"
 #include "kernels/status.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -133,6 +134,8 @@ class RequestIds {
 };
 
 Status FromGrpc(const grpc::Status& status);
+// What the server said of trying again, once the call has ended.
+Pushback PushbackOf(const grpc::ClientContext& context);
 gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout);
 
 }  // namespace attend::client

@@ -50,7 +50,9 @@ void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id
   std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
   std::unique_lock lock(mutex_);
   Status refused;
-  if (closing_ || no_more_) {
+  if (call->chunked() != nullptr) {
+    refused = InvalidArgument("the call is encoded in chunks, a stream takes one message");
+  } else if (closing_ || no_more_) {
     refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
   } else if (!pending_.try_emplace(name, callback).second) {
     refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");

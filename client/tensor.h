@@ -50,6 +50,12 @@ struct TensorRef {
   // Borrows; the caller keeps the memory.
   TensorRef(DType dtype, std::vector<int64_t> shape, const void* data, int64_t bytes)
       : dtype(dtype), shape(std::move(shape)), data(data), bytes(bytes) {}
+  // `bytes` of `whole` from `offset` on, without a shape; shares.
+  TensorRef(const TensorRef& whole, int64_t offset, int64_t bytes)
+      : dtype(whole.dtype),
+        data(static_cast<const std::byte*>(whole.data) + offset),
+        bytes(bytes),
+        owner(whole.owner) {}
   // Shares.
   TensorRef(const HostTensor& tensor)  // NOLINT: implicit
       : dtype(tensor.dtype),

@@ -12,13 +12,6 @@ const std::string& AttendMethod() {
   return *method;
 }
 
-Pushback PushbackOf(const grpc::ClientContext& context) {
-  const auto& trailers = context.GetServerTrailingMetadata();
-  const auto found = trailers.find("grpc-retry-pushback-ms");
-  if (found == trailers.end()) return {};
-  return ParsePushback(std::string_view(found->second.data(), found->second.size()));
-}
-
 }  // namespace
 
 UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
@@ -135,7 +128,7 @@ void UnaryOp::Cancel() {
 }
 
 void CallHandle::Cancel() {
-  if (const std::shared_ptr<UnaryOp> op = op_.lock()) op->Cancel();
+  if (const std::shared_ptr<Operation> op = op_.lock()) op->Cancel();
 }
 
 }  // namespace attend::client

@@ -7,7 +7,7 @@
 namespace attend::client {
 namespace {
 
-Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed) {
+Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed, const LoadOptions& options) {
   Result<AttentionCall> call = MakeRandomCall(spec, seed);
   if (!call.ok()) return call.status();
   WorkItem item;
@@ -17,7 +17,9 @@ Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed) {
   item.flops = Flops(*attention);
   for (const bool checked : {false, true}) {
     item.call.check = checked;
-    Result<EncodedCall> encoded = EncodedCall::Make(item.call);
+    Result<EncodedCall> encoded =
+        EncodeCall(item.call, options.stream ? CallTransport::kInline : options.transport,
+                   options.client.chunked_bytes_min);
     if (!encoded.ok()) return encoded.status();
     (checked ? item.encoded_checked : item.encoded) =
         std::make_shared<const EncodedCall>(std::move(*encoded));
@@ -36,7 +38,7 @@ Result<Workload> Workload::Make(const LoadOptions& options) {
   for (const CallSpec& spec : options.mix) {
     std::vector<WorkItem>& items = workload.items_.emplace_back();
     for (int64_t i = 0; i < options.pool; ++i) {
-      Result<WorkItem> item = MakeItem(spec, SplitMix64(&seed));
+      Result<WorkItem> item = MakeItem(spec, SplitMix64(&seed), options);
       if (!item.ok()) {
         return InvalidArgument("shape \"" + spec.text + "\": " + item.status().message());
       }

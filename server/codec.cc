@@ -152,17 +152,38 @@ Status ParseMessage(std::span<const ByteSpan> slices, const MessageScan& scan,
   out.scan = scan;
   out.request = request;
   const int64_t bytes = scan.in_order ? scan.header_bytes : scan.message_bytes;
+  return ParseSlices(slices, bytes, *request) ? Status() : Malformed("its fields cannot be parsed");
+}
+
+bool ParseSlices(std::span<const ByteSpan> slices, int64_t bytes,
+                 google::protobuf::MessageLite& out) {
+  if (bytes > INT_MAX) return false;
   const ByteSpan first = SliceReader(slices).Contiguous();
-  bool ok;
-  if (bytes > INT_MAX) {
-    ok = false;
-  } else if (bytes <= static_cast<int64_t>(first.size())) {
-    ok = request->ParseFromArray(first.data(), static_cast<int>(bytes));
-  } else {
-    SliceStream stream(slices);
-    ok = request->ParseFromBoundedZeroCopyStream(&stream, static_cast<int>(bytes));
+  if (bytes <= static_cast<int64_t>(first.size())) {
+    return out.ParseFromArray(first.data(), static_cast<int>(bytes));
   }
-  return ok ? Status() : Malformed("its fields cannot be parsed");
+  SliceStream stream(slices);
+  return out.ParseFromBoundedZeroCopyStream(&stream, static_cast<int>(bytes));
+}
+
+Status CheckSources(const v1::AttendRequest& request, Transport transport) {
+  const bool chunked = transport == Transport::kChunked;
+  const auto check = [chunked](const char* name, const v1::Tensor& tensor) {
+    const bool is_chunked = tensor.source_case() == v1::Tensor::kChunked;
+    if (is_chunked == chunked) return Status();
+    return InvalidArgument(std::string(name) + ".source is " +
+                           (is_chunked ? "chunked, which AttendChunked alone takes"
+                                       : "not chunked, which AttendChunked demands"));
+  };
+  ATTEND_RETURN_IF_ERROR(check("q", request.q()));
+  ATTEND_RETURN_IF_ERROR(check("k", request.k()));
+  ATTEND_RETURN_IF_ERROR(check("v", request.v()));
+  if (request.has_bias()) ATTEND_RETURN_IF_ERROR(check("bias", request.bias()));
+  if (chunked && request.raw_size() > 0) {
+    return InvalidArgument("raw has " + std::to_string(request.raw_size()) +
+                           " entries, must have none in AttendChunked");
+  }
+  return Status();
 }
 
 Status CheckRaw(const ParsedMessage& message, const Validated& validated) {

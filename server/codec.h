@@ -13,6 +13,7 @@
 #pragma once
 
 #include <google/protobuf/arena.h>
+#include <google/protobuf/message_lite.h>
 
 #include <array>
 #include <cstdint>
@@ -57,9 +58,17 @@ struct ParsedMessage {
   }
 };
 
+// The first `bytes` of the slices by the generated parser. False if they are no such message.
+bool ParseSlices(std::span<const ByteSpan> slices, int64_t bytes,
+                 google::protobuf::MessageLite& out);
+
 // Parses what `scan` found, on `arena`. INVALID_ARGUMENT if it is no AttendRequest.
 Status ParseMessage(std::span<const ByteSpan> slices, const MessageScan& scan,
                     google::protobuf::Arena& arena, ParsedMessage& out);
+
+// That each tensor's bytes are where the call takes them from: in the message (inline), or in
+// chunks that follow it.
+Status CheckSources(const v1::AttendRequest& request, Transport transport);
 
 // That there is one raw entry of the right length for each tensor.
 Status CheckRaw(const ParsedMessage& message, const Validated& validated);

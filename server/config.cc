@@ -203,6 +203,13 @@ void AddNetwork(CLI::App& app, Config& c) {
             "Calls at once on one connection; more wait in the client");
   group.Int("--stream-requests-max", c.stream_requests_max, 1, 1 << 20,
             "Unanswered requests of one AttendStream before the server stops reading it");
+  group.Int("--chunked-streams-max", c.chunked_streams_max, 1, 1024,
+            "Streams of one AttendChunked request, over its life");
+  group
+      .Add("--chunked-idle-timeout", c.chunked_idle_timeout_seconds,
+           "Seconds in which an AttendChunked request must bring 64 KiB; its memory waits for them")
+      ->check(InRange(0.001, 86400.0))
+      ->type_name("SECONDS");
   group.Text("--ready-file", c.ready_file, "PATH", nullptr,
              "Once serving, write {\"pid\", \"listen\", \"metrics\"} here as JSON");
 }

@@ -19,6 +19,8 @@ struct Config {
   std::string metrics_listen = "127.0.0.1:8002";  // "off": none
   int64_t max_streams = 1024;                     // per connection
   int64_t stream_requests_max = 64;
+  int64_t chunked_streams_max = 16;
+  double chunked_idle_timeout_seconds = 30;
   std::string ready_file;
 
   // Devices

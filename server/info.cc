@@ -8,6 +8,7 @@
 
 #include "kernels/limits.h"
 #include "kernels/select.h"
+#include "server/chunk_codec.h"
 
 namespace attend {
 namespace {
@@ -74,7 +75,11 @@ void FillServerInfo(const Engine& engine, const Config& config, Duration uptime,
   limits->set_heads_max(kHeadsMax);
   limits->set_length_max(kLengthMax);
   limits->set_stream_requests_max(config.stream_requests_max);
-  response->add_transports("inline");
+  limits->set_chunk_bytes_max(kChunkBytesMax);
+  limits->set_chunked_streams_max(static_cast<int32_t>(config.chunked_streams_max));
+  for (int i = 0; i < kTransportCount; ++i) {
+    response->add_transports(TransportName(static_cast<Transport>(i)));
+  }
   response->set_reference_check(config.reference_check);
   response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
 }

@@ -4,6 +4,7 @@
 
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -143,7 +144,25 @@ Status Intake::CheckEarly(const Call& call, const Request& request,
 Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
   Status status = ParseMessage(work.spans, work.scan, arena, work.parsed);
   if (!status.ok()) return Reject(Rejection::kInvalid, std::move(status));
-  const v1::AttendRequest& message = *work.parsed.request;
+  return TakeFields(*work.parsed.request, &work.parsed, request, work.validated, work.plan);
+}
+
+Status Intake::AcceptHeader(const v1::AttendRequest& header, Request& request,
+                            TensorPlaces& places) {
+  Validated validated;
+  MemoryPlan plan;
+  ATTEND_RETURN_IF_ERROR(TakeFields(header, nullptr, request, validated, plan));
+  char* const input = static_cast<char*>(request.input.data());
+  places.tensors = validated.tensors;
+  places.bytes = validated.tensor_bytes;
+  for (int i = 0; i < validated.tensors; ++i) {
+    places.data[i] = input == nullptr ? nullptr : input + plan.tensors[i];
+  }
+  return Status();
+}
+
+Status Intake::TakeFields(const v1::AttendRequest& message, const ParsedMessage* raw,
+                          Request& request, Validated& validated, MemoryPlan& plan) {
   // Known before anything can fail, so that the failure names the client's request.
   const size_t id_bytes = std::min<size_t>(message.request_id().size(), kRequestIdBytesMax);
   request.request_id = message.request_id().substr(0, id_bytes);
@@ -152,26 +171,27 @@ Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& are
   request.check = message.check();
   request.priority = message.priority();
 
-  status = Validate(message, work.validated);
-  if (status.ok()) status = CheckRaw(work.parsed, work.validated);
+  Status status = Validate(message, validated);
+  if (status.ok()) status = CheckSources(message, request.transport);
+  if (status.ok() && raw != nullptr) status = CheckRaw(*raw, validated);
   if (status.ok()) {
-    Result<MemoryPlan> plan = PlanMemory(message, work.validated);
-    status = plan.status();
-    if (plan.ok()) work.plan = *plan;
+    Result<MemoryPlan> planned = PlanMemory(message, validated);
+    status = planned.status();
+    if (planned.ok()) plan = *planned;
   }
   if (!status.ok()) {
     const bool unknown_source = status.code() == Code::kUnimplemented;
     return Reject(unknown_source ? Rejection::kUnimplemented : Rejection::kInvalid,
                   std::move(status));
   }
-  ATTEND_RETURN_IF_ERROR(Admit(request, work));
-  PlaceArrays(message, work.validated, work.plan, request);
+  ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
+  PlaceArrays(message, validated, plan, request);
   return Status();
 }
 
-Status Intake::Admit(Request& request, const Work& work) {
-  const MemoryPlan& plan = work.plan;
-  if (plan.output_bytes > limits_.answer_bytes_max) {
+Status Intake::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
+  // Of one message; chunks are bounded by the budget alone.
+  if (request.transport == Transport::kInline && plan.output_bytes > limits_.answer_bytes_max) {
     return Reject(Rejection::kTooLarge,
                   InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
                                   " tensor bytes, must have at most " +
@@ -186,7 +206,7 @@ Status Intake::Admit(Request& request, const Work& work) {
                         " bytes and its answer " + std::to_string(plan.output_bytes) +
                         ", together more than the memory budget of " + std::to_string(budget)));
   }
-  Result<Admission> admission = engine_.Admit(work.validated.attention.problem, request.kernel,
+  Result<Admission> admission = engine_.Admit(validated.attention.problem, request.kernel,
                                               plan.input_bytes, plan.output_bytes);
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
   request.device = admission->device;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The way of one message from gRPC's buffers to the engine's queue, the same for unary calls and
-// streams. Called on gRPC's threads, which it never makes wait: the bytes of large messages are
-// copied by the copy pool, on whose threads the way then goes on.
+// streams; and its beginning and end for requests whose bytes come in chunks. Called on gRPC's
+// threads, which it never makes wait: the bytes of large messages are copied by the copy pool, on
+// whose threads the way then goes on.
 
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -44,6 +46,13 @@ class Call : public Responder {
   std::atomic<bool> cancelled_{false};
 };
 
+// Where a chunked request's tensors go, in the order q, k, v, bias.
+struct TensorPlaces {
+  int tensors = 0;
+  std::array<char*, kTensorsMax> data{};
+  std::array<int64_t, kTensorsMax> bytes{};
+};
+
 class Intake {
  public:
   struct Limits {
@@ -60,6 +69,15 @@ class Intake {
   // the deadline and the time of arrival are set.
   void Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message);
 
+  // Admits a request by its header and takes its memory, which may page-lock some: not on gRPC's
+  // threads. The same fields of `request` are set as for Accept.
+  Status AcceptHeader(const v1::AttendRequest& header, Request& request, TensorPlaces& places);
+  // Takes a request with all its bytes to the engine, or ends it; either way it ends by one call of
+  // its responder, which is `call`.
+  void Submit(Call& call, std::unique_ptr<Request> request);
+  // Counts a refusal and returns its status.
+  Status Reject(Rejection reason, Status status);
+
  private:
   struct Work;       // one message while it is taken apart
   struct LargeWork;  // the same, when threads of the copy pool go on with it
@@ -68,9 +86,10 @@ class Intake {
   void AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& work);
   Status CheckEarly(const Call& call, const Request& request, const grpc::ByteBuffer& message);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
-  Status Admit(Request& request, const Work& work);
-  void Submit(Call& call, std::unique_ptr<Request> request);
-  Status Reject(Rejection reason, Status status);
+  // The small fields, whatever way the bytes come: `raw` is null if they come in chunks.
+  Status TakeFields(const v1::AttendRequest& message, const ParsedMessage* raw, Request& request,
+                    Validated& validated, MemoryPlan& plan);
+  Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
   Status RejectRefusal(Rejection exhausted, Status status);
 
   Engine& engine_;

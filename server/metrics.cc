@@ -125,8 +125,8 @@ struct Metrics::Families {
   CodeCounters requests{};
   std::array<Counter*, kRejectionCount> rejections{};
   std::array<Histogram*, kPhaseCount> phases{};
-  Counter* bytes_in = nullptr;
-  Counter* bytes_out = nullptr;
+  std::array<Counter*, kTransportCount> bytes_in{};
+  std::array<Counter*, kTransportCount> bytes_out{};
   Counter* checks_ok = nullptr;
   Counter* checks_failed = nullptr;
   Counter* checks_skipped = nullptr;
@@ -199,8 +199,11 @@ void Metrics::Families::MakeRequestSeries() {
   }
   auto& bytes = MakeCounter(*registry, "attend_transport_bytes_total",
                             "Bytes of answered requests and of their answers, by transport");
-  bytes_in = &bytes.Add({{"transport", "inline"}, {"direction", "in"}});
-  bytes_out = &bytes.Add({{"transport", "inline"}, {"direction", "out"}});
+  for (int i = 0; i < kTransportCount; ++i) {
+    const std::string transport = TransportName(static_cast<Transport>(i));
+    bytes_in[i] = &bytes.Add({{"transport", transport}, {"direction", "in"}});
+    bytes_out[i] = &bytes.Add({{"transport", transport}, {"direction", "out"}});
+  }
 }
 
 void Metrics::Families::MakeCheckSeries() {
@@ -305,8 +308,9 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
   f.phases[kTotal]->Observe(Seconds(total_ns));
   tenant.flops->Increment(request.flops);
-  f.bytes_in->Increment(static_cast<double>(request.message_bytes));
-  f.bytes_out->Increment(static_cast<double>(response_bytes));
+  const size_t transport = static_cast<size_t>(request.transport);
+  f.bytes_in[transport]->Increment(static_cast<double>(request.message_bytes));
+  f.bytes_out[transport]->Increment(static_cast<double>(response_bytes));
   if (request.device < 0 || request.device >= static_cast<int>(f.devices.size())) return;
   const DeviceSeries& device = f.devices[request.device];
   const size_t kernel = static_cast<size_t>(request.selection.kernel);

@@ -85,6 +85,14 @@ grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts
   return grpc::ByteBuffer(slices.data(), slice_count);
 }
 
+void SetSource(Transport transport, v1::Tensor* tensor) {
+  if (transport == Transport::kChunked) {
+    tensor->mutable_chunked();
+  } else {
+    tensor->mutable_inline_bytes();
+  }
+}
+
 void SetShape(std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
   for (const int64_t dim : shape) tensor->add_shape(dim);
 }
@@ -116,7 +124,7 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   v1::Tensor* o = response->mutable_o();
   o->set_dtype(static_cast<v1::DType>(p.dtype));
   o->set_byte_length(static_cast<uint64_t>(OutputBytes(request)));
-  o->mutable_inline_bytes();
+  SetSource(request.transport, o);
   switch (request.layout) {
     case Layout::kBhld:
       SetShape({p.batch, p.heads_q, p.len_q, p.dim_v}, o);
@@ -132,7 +140,7 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   v1::Tensor* lse = response->mutable_lse();
   lse->set_dtype(v1::DTYPE_FLOAT32);
   lse->set_byte_length(static_cast<uint64_t>(LseBytes(request)));
-  lse->mutable_inline_bytes();
+  SetSource(request.transport, lse);
   if (p.packed) {
     SetShape({p.heads_q, p.total_q}, lse);
   } else {
@@ -156,7 +164,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
   response->set_kernel(kernel.data(), kernel.size());
   response->set_kernel_reason(request.selection.why.data(), request.selection.why.size());
   response->set_device(request.device_name);
-  response->set_transport("inline");
+  response->set_transport(TransportName(request.transport));
   if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
 }
 

@@ -26,7 +26,11 @@ namespace attend {
 enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
 
 // How tensors came in; a metrics label and a field of the answer.
-enum class Transport : int32_t { kInline = 0 };
+enum class Transport : int32_t { kInline = 0, kChunked = 1 };
+inline constexpr int kTransportCount = 2;
+constexpr const char* TransportName(Transport transport) {
+  return transport == Transport::kInline ? "inline" : "chunked";
+}
 
 struct Request;
 
@@ -51,7 +55,7 @@ struct Request {
   int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
-  int64_t message_bytes = 0;  // of the request on the wire
+  int64_t message_bytes = 0;  // of the request's messages on the wire
   Responder* responder = nullptr;
 
   // Set by Engine::Admit's result.
@@ -64,7 +68,7 @@ struct Request {
   int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
   bool large = false;       // above a batch's budget: runs alone
   uint64_t sequence = 0;    // of its arrival in the queue
-  TimePoint received;       // message complete
+  TimePoint received;       // message complete; chunked: header complete
   TimePoint enqueued;       // accepted by the queue
   TimePoint started;        // handed to a lane
   TimePoint completed;      // lane done

@@ -71,6 +71,12 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   return options;
 }
 
+ChunkedOptions MakeChunkedOptions(const Config& config) {
+  return {config.chunked_streams_max,
+          std::chrono::duration_cast<Duration>(
+              std::chrono::duration<double>(config.chunked_idle_timeout_seconds))};
+}
+
 // "host:0" with the port that was bound.
 std::string WithPort(const std::string& address, int port) {
   if (address.starts_with("unix:")) return address;
@@ -177,8 +183,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   intake_ = std::make_unique<Intake>(
       *engine_, *copies_, metrics_, clock_,
       Intake::Limits{config_.max_request_bytes, config_.max_request_bytes});
+  chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   context_ = std::unique_ptr<ServiceContext>(
-      new ServiceContext{*engine_, *intake_, metrics_, clock_, *logger_,
+      new ServiceContext{*engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
                          config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
                            FillServerInfo(*engine_, config_, clock_.Now() - started_, response);
                          }});
@@ -323,6 +330,7 @@ Server::~Server() {
   }
   copies_.reset();
   engine_->Stop();
+  chunked_.reset();  // its thread too may be the last to hold a request
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.
   const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
   while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {

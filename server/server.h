@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "server/chunked_registry.h"
 #include "server/clock.h"
 #include "server/config.h"
 #include "server/copy_pool.h"
@@ -71,6 +72,7 @@ class Server {
   std::unique_ptr<Dumper> dumper_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CopyPool> copies_;
+  std::unique_ptr<ChunkedRegistry> chunked_;
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;

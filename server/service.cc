@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "server/chunked_stream.h"
 #include "server/grpc_status.h"
 #include "server/reply.h"
 #include "server/stream_service.h"
@@ -44,9 +45,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
       return;
     }
     request.reset();  // its memory before the client hears of it and tries again
-    if (IsRetryable(status.code())) {
-      call_.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context_.engine.RetryAfterMs()));
-    }
+    AddRetryPushback(context_, status.code(), call_);
     grpc::ServerUnaryReactor::Finish(ToGrpc(status));
   }
 
@@ -134,6 +133,11 @@ void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns
   LogEnd(context, request, total_ns, call);
 }
 
+void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call) {
+  if (!IsRetryable(code)) return;
+  call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs()));
+}
+
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
@@ -146,9 +150,8 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerConte
   return unary;
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendStream(
-    grpc::CallbackServerContext* call) {
-  auto* const stream = new StreamCall(context_, *this, *call);
+template <class Stream>
+Stream* AttentionServiceImpl::Open(Stream* stream) {
   bool ending = false;
   {
     const std::lock_guard lock(mutex_);
@@ -158,6 +161,16 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImp
   stream->Begin();
   if (ending) stream->EndWhenIdle();
   return stream;
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendStream(
+    grpc::CallbackServerContext* call) {
+  return Open(new StreamCall(context_, *this, *call));
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendChunked(
+    grpc::CallbackServerContext* call) {
+  return Open(ChunkedStream::Make(context_, *this, *call));
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
@@ -173,10 +186,10 @@ void AttentionServiceImpl::EndStreams() {
   std::lock_guard lock(mutex_);
   ending_streams_ = true;
   // Under the lock, so that no stream is deleted meanwhile: Remove() waits.
-  for (StreamCall* stream : streams_) stream->EndWhenIdle();
+  for (OpenCall* stream : streams_) stream->EndWhenIdle();
 }
 
-void AttentionServiceImpl::Remove(StreamCall* stream) {
+void AttentionServiceImpl::Remove(OpenCall* stream) {
   const std::lock_guard lock(mutex_);
   streams_.erase(stream);
 }

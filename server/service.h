@@ -16,19 +16,29 @@
 #include <unordered_set>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "server/chunked_registry.h"
+#include "server/copy_pool.h"
 #include "server/engine.h"
 #include "server/intake.h"
 #include "server/metrics.h"
 
 namespace attend {
 
-class StreamCall;
+// A call that stays open between requests.
+class OpenCall {
+ public:
+  virtual ~OpenCall() = default;
+  // Ends the call with UNAVAILABLE once nothing that was accepted on it is unanswered.
+  virtual void EndWhenIdle() = 0;
+};
 
 // What every call uses. All of it outlives every call.
 struct ServiceContext {
   Engine& engine;
   Intake& intake;
   Metrics& metrics;
+  CopyPool& copies;
+  ChunkedRegistry& chunked;
   const Clock& clock;
   spdlog::logger& logger;
   int64_t stream_requests_max = 64;
@@ -52,10 +62,15 @@ int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& c
 void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,
                int64_t response_bytes, const grpc::CallbackServerContext& call);
 
-class AttentionServiceImpl final : public v1::AttentionService::WithRawCallbackMethod_Attend<
-                                       v1::AttentionService::WithRawCallbackMethod_AttendStream<
-                                           v1::AttentionService::WithCallbackMethod_GetServerInfo<
-                                               v1::AttentionService::Service>>> {
+// Tells the client of a call that it may try again, and when, if `code` says so.
+void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
+
+class AttentionServiceImpl final
+    : public v1::AttentionService::WithRawCallbackMethod_Attend<
+          v1::AttentionService::WithRawCallbackMethod_AttendStream<
+              v1::AttentionService::WithRawCallbackMethod_AttendChunked<
+                  v1::AttentionService::WithCallbackMethod_GetServerInfo<
+                      v1::AttentionService::Service>>>> {
  public:
   explicit AttentionServiceImpl(ServiceContext& context) : context_(context) {}
 
@@ -64,20 +79,25 @@ class AttentionServiceImpl final : public v1::AttentionService::WithRawCallbackM
                                    grpc::ByteBuffer* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
       grpc::CallbackServerContext* call) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendChunked(
+      grpc::CallbackServerContext* call) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
                                           const v1::GetServerInfoRequest* request,
                                           v1::GetServerInfoResponse* response) override;
 
   // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
   void EndStreams();
+  // A stream that is about to go.
+  void Remove(OpenCall* stream);
 
  private:
-  friend class StreamCall;
-  void Remove(StreamCall* stream);
+  // Begins the stream, and ends it if streams no longer are wanted.
+  template <class Stream>
+  Stream* Open(Stream* stream);
 
   ServiceContext& context_;
   std::mutex mutex_;
-  std::unordered_set<StreamCall*> streams_;
+  std::unordered_set<OpenCall*> streams_;
   bool ending_streams_ = false;
 };
 

@@ -23,14 +23,15 @@
 namespace attend {
 
 class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
-                         public Call {
+                         public Call,
+                         public OpenCall {
  public:
   StreamCall(ServiceContext& context, AttentionServiceImpl& service,
              grpc::CallbackServerContext& call);
 
   void Begin();
-  // Ends the call with UNAVAILABLE once nothing of it is unanswered, and reads no more.
-  void EndWhenIdle();
+  // OpenCall. Reads no more.
+  void EndWhenIdle() override;
 
   // Call
   void OnAdmitted(uint64_t id, int device) override;

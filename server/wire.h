@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The few facts of Protobuf's encoding that the hand-written paths rest on: tags, varints and the
-// field `raw`, which has the same number in AttendRequest and AttendResponse. Pure.
+// field `raw`, which has the same number in AttendRequest and AttendResponse, as has `data` in the
+// messages of AttendChunked. Pure.
 
 #pragma once
 

@@ -35,6 +35,7 @@
 #include "server/process_memory.h"
 #include "server/server.h"
 #include "tests/bench/call_driver.h"
+#include "tests/bench/chunked_driver.h"
 #include "tests/bench/echo_server.h"
 #include "tests/bench/pass_through_backend.h"
 #include "tests/kernels/problems.h"
@@ -43,6 +44,7 @@ namespace attend::bench {
 namespace {
 
 constexpr char kMethod[] = "/attend.v1.AttentionService/Attend";
+constexpr int kChunkedConnections = 8;
 
 // A server in a child process, ended with it.
 class ServerProcess {
@@ -81,6 +83,7 @@ class ServerProcess {
 
 struct Workload {
   std::string name;
+  std::shared_ptr<const test::OwnedAttention> owned;
   std::string serialized;  // AttendRequest
   int64_t request_bytes = 0;
   int64_t answer_bytes = 0;  // of O
@@ -124,14 +127,16 @@ std::string CheckAnswer(const test::OwnedAttention& owned, grpc::ByteBuffer& ans
   return report.ok ? "" : "wrong answer: " + report.detail;
 }
 
+bool HasMarks(const Attention& a, const char* o) {
+  return std::memcmp(o, a.q.data, kMarkBytes) == 0 &&
+         std::memcmp(o + kMarkBytes, a.k.data, kMarkBytes) == 0 &&
+         std::memcmp(o + 2 * kMarkBytes, a.v.data, kMarkBytes) == 0;
+}
+
 std::string CheckMarks(const test::OwnedAttention& owned, grpc::ByteBuffer& answer) {
   v1::AttendResponse response;
   if (!ParseAnswer(answer, &response) || response.raw_size() != 1) return "not an answer";
-  const char* o = response.raw(0).data();
-  const Attention& a = owned.attention;
-  const bool same = std::memcmp(o, a.q.data, kMarkBytes) == 0 &&
-                    std::memcmp(o + kMarkBytes, a.k.data, kMarkBytes) == 0 &&
-                    std::memcmp(o + 2 * kMarkBytes, a.v.data, kMarkBytes) == 0;
+  const bool same = HasMarks(owned.attention, response.raw(0).data());
   return same ? "" : "the tensors did not reach the device";
 }
 
@@ -140,6 +145,7 @@ Workload MakeWorkload(const std::string& name, const test::ProblemSpec& spec, in
   auto owned = std::make_shared<test::OwnedAttention>(test::MakeAttention(spec, test::FreshSeed()));
   Workload workload;
   workload.name = name;
+  workload.owned = owned;
   workload.serialized = SerializeRequest(*owned);
   workload.request_bytes = static_cast<int64_t>(workload.serialized.size());
   workload.answer_bytes = ElementsO(spec.problem) * DTypeBytes(spec.problem.dtype);
@@ -182,6 +188,7 @@ struct Peer {
   Verify verify;
   int64_t answer_bytes = 0;
   std::vector<DriveResult> rounds;
+  ChunkedDriver chunked = nullptr;  // in place of calls with ready-made bytes
 };
 
 double Median(std::vector<double> values) {
@@ -236,7 +243,9 @@ bool Run(const Workload& workload, std::vector<Peer>& peers, int rounds, double 
     for (Peer& peer : peers) {
       DriveOptions options{peer.process->target(), kMethod, workload.outstanding,
                            peer.connections->count(), seconds};
-      DriveResult result = Drive(*peer.connections, options, request, peer.verify, 256);
+      DriveResult result = peer.chunked
+                               ? peer.chunked(seconds)
+                               : Drive(*peer.connections, options, request, peer.verify, 256);
       if (result.failed > 0 || result.calls == 0) {
         std::fprintf(stderr, "%s, %s: %ld failed: %s\n", workload.name.c_str(), peer.name.c_str(),
                      static_cast<long>(result.failed), result.first_error.c_str());
@@ -288,6 +297,27 @@ Bench Prepare(Workload workload, bool pass_through) {
   return bench;
 }
 
+// One large request in chunks over kChunkedConnections, against the same in one message, which all
+// the other peers take.
+Bench PrepareChunked(Workload workload) {
+  auto request = std::make_shared<v1::AttendRequest>();
+  request->ParseFromString(workload.serialized);
+  Bench bench = Prepare(std::move(workload), true);
+  bench.peers.front().name = "attend, one message";
+  Peer chunked{"attend, chunked, " + std::to_string(kChunkedConnections) + " connections",
+               std::make_unique<ServerProcess>(
+                   [](const auto& ready) { ServeAttend(/*pass_through=*/true, ready); }),
+               nullptr,
+               nullptr,
+               bench.workload.answer_bytes,
+               {}};
+  chunked.chunked = MakeChunkedDriver(
+      chunked.process->target(), kChunkedConnections, std::move(request),
+      [owned = bench.workload.owned](const char* o) { return HasMarks(owned->attention, o); });
+  bench.peers.insert(bench.peers.begin(), std::move(chunked));
+  return bench;
+}
+
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app{"What the service costs beyond gRPC, against echo servers in the same run"};
@@ -306,6 +336,9 @@ int Main(int argc, char** argv) {
   const test::ProblemSpec large = test::MakeSpec(1, 8, 8, 1024, 1536, 128, 128);
   benches.push_back(Prepare(MakeWorkload("16 MiB, no kernel", large, 1, CheckMarks), true));
   benches.push_back(Prepare(MakeWorkload("16 MiB, no kernel", large, 4, CheckMarks), true));
+  // 16 MiB of Q, 24 MiB each of K and V.
+  const test::ProblemSpec larger = test::MakeSpec(1, 8, 8, 4096, 6144, 128, 128);
+  benches.push_back(PrepareChunked(MakeWorkload("64 MiB, no kernel", larger, 1, CheckMarks)));
 
   TuneAllocator();
   nlohmann::json all = nlohmann::json::array();

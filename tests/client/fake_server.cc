@@ -163,6 +163,17 @@ grpc::Status FakeServer::AttendStream(
   return grpc::Status::OK;
 }
 
+grpc::Status FakeServer::AttendChunked(grpc::ServerContext* context, ChunkedStream* stream) {
+  ++calls_;
+  Chunked chunked;
+  {
+    const std::lock_guard lock(mutex_);
+    chunked = chunked_;
+  }
+  if (!chunked) return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no chunks here");
+  return chunked(context, stream);
+}
+
 grpc::Status FakeServer::GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
                                        v1::GetServerInfoResponse* response) {
   response->set_version("fake");

@@ -50,6 +50,14 @@ class FakeServer final : public v1::AttentionService::Service {
     const std::lock_guard lock(mutex_);
     return peers_;
   }
+  using ChunkedStream =
+      grpc::ServerReaderWriter<v1::AttendChunkedResponse, v1::AttendChunkedRequest>;
+  // What every AttendChunked stream does.
+  using Chunked = std::function<grpc::Status(grpc::ServerContext* context, ChunkedStream* stream)>;
+  void SetChunked(Chunked chunked) {
+    const std::lock_guard lock(mutex_);
+    chunked_ = std::move(chunked);
+  }
   // Blocks in `before` until the client gave up; counts it as cancelled.
   grpc::Status UntilCancelled(grpc::ServerContext* context);
 
@@ -58,6 +66,7 @@ class FakeServer final : public v1::AttentionService::Service {
   grpc::Status AttendStream(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::AttendResponse, v1::AttendRequest>* stream) override;
+  grpc::Status AttendChunked(grpc::ServerContext* context, ChunkedStream* stream) override;
   grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest* request,
                              v1::GetServerInfoResponse* response) override;
 
@@ -71,6 +80,7 @@ class FakeServer final : public v1::AttentionService::Service {
   mutable std::mutex mutex_;
   Before before_;
   After after_;
+  Chunked chunked_;
   std::set<std::string> peers_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;

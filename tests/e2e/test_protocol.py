@@ -157,7 +157,7 @@ def test_server_info(server):
         assert kernel.summary and kernel.device_kind in ("cpu", "cuda")
     assert info.limits.head_dim_max == 256 and info.limits.request_bytes_max == 1 << 30
     assert info.limits.memory_budget_bytes == 4 << 30 and info.limits.queue_requests_max == 1024
-    assert list(info.transports) == ["inline"] and info.reference_check == "off"
+    assert list(info.transports) == ["inline", "chunked"] and info.reference_check == "off"
 
 
 def test_the_readme_example(server):

@@ -95,6 +95,7 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_kernel_requests_total{device=\"cpu\",dtype=\"float16\",kernel=\"cpu_flash\"}",
         "attend_flops_total{device=\"cuda:0\",dtype=\"bfloat16\",kernel=\"cuda_naive\"}",
         "attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}",
+        "attend_transport_bytes_total{direction=\"in\",transport=\"chunked\"}",
         "attend_reference_checks_total{result=\"skipped\"}",
         "attend_tenant_requests_total{code=\"OK\",tenant=\"default\"}",
         "attend_tenant_requests_total{code=\"CANCELLED\",tenant=\"a\"}",

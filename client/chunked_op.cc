@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/chunked_op.h"
+
+#include <algorithm>
+
+namespace attend::client {
+namespace {
+
+constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
+// Of one message. Large enough for the work around it not to count, small enough to share out.
+constexpr int64_t kPieceBytes = int64_t{2} << 20;
+// A stream for less costs more than it brings.
+constexpr int64_t kStripeBytesMin = int64_t{4} << 20;
+
+const std::string& ChunkedMethod() {
+  static const std::string* method = new std::string("/attend.v1.AttentionService/AttendChunked");
+  return *method;
+}
+
+}  // namespace
+
+ChunkedOp::ChunkedOp(ConnectionPool* pool, std::shared_ptr<const ChunkedCall> call,
+                     std::string_view id, const CallOptions& options, const RetryPolicy& retry,
+                     uint64_t seed, CallCallback callback)
+    : pool_(pool),
+      call_(std::move(call)),
+      id_(id),
+      options_(options),
+      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
+                                            : Clock::time_point::max()),
+      callback_(std::move(callback)),
+      retry_(retry, seed) {}
+
+void ChunkedOp::Start() {
+  const int connection = pool_->Acquire();
+  home_ = pool_->at(connection).loop;
+  if (!home_->Add(this)) {
+    pool_->Release(connection);
+    CallOutcome outcome;
+    outcome.status = Status(Code::kCancelled, "the client is being destroyed");
+    callback_(std::move(outcome));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  self_ = shared_from_this();
+  pool_->Release(connection);
+  StartAttempt();
+}
+
+void ChunkedOp::StartAttempt() {
+  stripes_.clear();
+  stripes_.reserve(static_cast<size_t>(pool_->size()));
+  grant_.reset();
+  answer_.emplace(options_.payload);
+  next_tensor_ = 0;
+  next_offset_ = 0;
+  failure_ = Status();
+  pushback_ = Pushback();
+  StartStripe(pool_->Acquire());
+}
+
+void ChunkedOp::StartStripe(int connection) {
+  Stripe& stripe = *stripes_.emplace_back(std::make_unique<Stripe>());
+  stripe.index = static_cast<int>(stripes_.size()) - 1;
+  stripe.connection = connection;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    stripe.events[static_cast<size_t>(kind)] = Event{this, stripe.index * kKinds + kind};
+  }
+  if (deadline_ != Clock::time_point::max()) {
+    stripe.context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
+  }
+  Connection& to = pool_->at(connection);
+  stripe.stream = to.stub.PrepareCall(&stripe.context, ChunkedMethod(), to.loop->queue());
+  ++open_stripes_;
+  stripe.stream->StartCall(stripe.events[kStarted].Tag());
+  // Cancelled before there was anything to cancel.
+  if (cancelled_) stripe.context.TryCancel();
+}
+
+void ChunkedOp::StartMoreStripes() {
+  const int64_t bytes = call_->payload_bytes() + call_->answer_bytes();
+  const int64_t stripes =
+      std::min({(bytes + kStripeBytesMin - 1) / kStripeBytesMin,
+                static_cast<int64_t>(grant_->streams_max()), static_cast<int64_t>(pool_->size())});
+  while (static_cast<int64_t>(stripes_.size()) < stripes) StartStripe(pool_->Acquire());
+}
+
+void ChunkedOp::Write(Stripe& stripe, const grpc::ByteBuffer& message) {
+  stripe.writing = true;
+  stripe.stream->Write(message, stripe.events[kWritten].Tag());
+}
+
+void ChunkedOp::WriteNext(Stripe& stripe) {
+  if (!stripe.sending || stripe.writing || stripe.half_closed || !failure_.ok()) return;
+  while (next_tensor_ < call_->tensors() && next_offset_ == call_->tensor_bytes(next_tensor_)) {
+    ++next_tensor_;
+    next_offset_ = 0;
+  }
+  if (next_tensor_ == call_->tensors()) {
+    // The first stream stays open, lest bytes seem missing before the others have joined.
+    if (stripe.index == 0) return;
+    stripe.half_closed = stripe.writing = true;
+    stripe.stream->WritesDone(stripe.events[kWritten].Tag());
+    return;
+  }
+  const int64_t piece_max = std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, kPieceBytes);
+  const int64_t bytes = std::min(piece_max, call_->tensor_bytes(next_tensor_) - next_offset_);
+  Write(stripe, call_->Chunk(next_tensor_, next_offset_, bytes));
+  next_offset_ += bytes;
+}
+
+void ChunkedOp::FinishIfOver(Stripe& stripe) {
+  if (!stripe.read_over || stripe.writing || stripe.finishing) return;
+  stripe.finishing = true;
+  stripe.stream->Finish(&stripe.status, stripe.events[kFinished].Tag());
+}
+
+void ChunkedOp::NoteFailure(Status status, const Pushback& pushback) {
+  // What was cancelled says less than why.
+  if (!failure_.ok() && failure_.code() != Code::kCancelled) return;
+  failure_ = std::move(status);
+  pushback_ = pushback;
+}
+
+void ChunkedOp::CancelStripes() {
+  for (const auto& stripe : stripes_) {
+    if (!stripe->ended) stripe->context.TryCancel();
+  }
+}
+
+void ChunkedOp::StripeEnded(Stripe& stripe) {
+  stripe.ended = true;
+  --open_stripes_;
+  pool_->Release(stripe.connection);
+  Status status = FromGrpc(stripe.status);
+  // A stream that joins when all is done finds nothing to join; what matters the first one says.
+  if (status.ok() || (stripe.index > 0 && status.code() == Code::kNotFound)) return;
+  NoteFailure(std::move(status), PushbackOf(stripe.context));
+  CancelStripes();
+}
+
+void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) {
+  std::optional<v1::ChunkedGrant> grant;
+  lock.unlock();
+  Status status = answer_->Take(&stripe.incoming, &grant);
+  lock.lock();
+  if (!status.ok()) {
+    NoteFailure(std::move(status), {});
+    CancelStripes();
+  }
+  if (grant && stripe.index == 0 && !grant_) {
+    grant_ = std::move(grant);
+    stripe.sending = true;
+    WriteNext(stripe);
+    StartMoreStripes();
+  }
+  stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
+}
+
+Status ChunkedOp::AttemptStatus() const {
+  const bool first_ok = stripes_.front()->status.ok();
+  if (first_ok && answer_->complete()) return Status();
+  if (!failure_.ok()) return failure_;
+  return Internal("the server ended the call before all of the answer had come");
+}
+
+bool ChunkedOp::ScheduleRetry(Status& status) {
+  std::optional<std::chrono::nanoseconds> time_left;
+  if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
+  const auto wait = retry_.AfterFailure(status.code(), pushback_, time_left);
+  if (!wait) return false;
+  if (cancelled_) {
+    // As if it had come a moment later, during the wait.
+    status = Status(Code::kCancelled, kCancelledWaiting);
+    return false;
+  }
+  alarm_.emplace();
+  alarm_->Set(home_->queue(), DeadlineAfter(*wait), backoff_.Tag());
+  return true;
+}
+
+CallOutcome ChunkedOp::TakeOutcome(Status status) {
+  CallOutcome outcome;
+  outcome.connection = stripes_.front()->connection;
+  outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
+  outcome.status = std::move(status);
+  if (outcome.status.ok()) {
+    DecodedResponse response = answer_->TakeResponse();
+    outcome.result = std::move(response.result);
+    outcome.payload_bytes = response.payload_bytes;
+  }
+  // Everything that holds the caller's memory goes before the callback runs.
+  stripes_.clear();
+  answer_.reset();
+  alarm_.reset();
+  call_.reset();
+  return outcome;
+}
+
+void ChunkedOp::OnEvent(int slot, bool ok) {
+  std::unique_lock lock(mutex_);
+  Status status;
+  if (slot == kBackoff) {
+    if (ok && !cancelled_) return StartAttempt();
+    status = Status(Code::kCancelled, kCancelledWaiting);
+  } else {
+    Stripe& stripe = *stripes_[static_cast<size_t>(slot / kKinds)];
+    switch (slot % kKinds) {
+      case kStarted:
+        stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
+        Write(stripe, stripe.index == 0 ? call_->Header(id_) : TokenMessage(grant_->token()));
+        break;
+      case kWritten:
+        stripe.writing = false;
+        stripe.half_closed |= !ok;
+        stripe.sending |= stripe.index > 0;
+        WriteNext(stripe);
+        break;
+      case kRead:
+        if (ok) {
+          TakeMessage(lock, stripe);
+        } else {
+          stripe.read_over = true;
+        }
+        break;
+      default:
+        StripeEnded(stripe);
+        break;
+    }
+    FinishIfOver(stripe);
+    if (open_stripes_ > 0) return;
+    status = AttemptStatus();
+    if (!status.ok() && ScheduleRetry(status)) return;
+  }
+  CallOutcome outcome = TakeOutcome(std::move(status));
+  const std::shared_ptr<ChunkedOp> self = std::move(self_);
+  lock.unlock();
+  End(std::move(outcome));
+}
+
+void ChunkedOp::End(CallOutcome outcome) {
+  const CallCallback callback = std::move(callback_);
+  callback(std::move(outcome));
+  home_->Remove(this);
+}
+
+void ChunkedOp::Cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  CancelStripes();
+  if (alarm_) alarm_->Cancel();
+}
+
+}  // namespace attend::client

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Internal to the client: one call over AttendChunked, with its retries. The first stream brings
+// the header; once that is admitted, more streams join on other connections, and each stream takes
+// the next piece of the tensors when it has sent one. Keeps itself alive from Start to the return
+// of its callback; events come on completion threads, Cancel from anywhere.
+
+#pragma once
+
+#include <grpcpp/alarm.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/client.h"
+#include "client/codec_chunked.h"
+#include "client/connections.h"
+
+namespace attend::client {
+
+class ChunkedOp final : public Operation, public std::enable_shared_from_this<ChunkedOp> {
+ public:
+  ChunkedOp(ConnectionPool* pool, std::shared_ptr<const ChunkedCall> call, std::string_view id,
+            const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
+            CallCallback callback);
+
+  void Start();
+  void OnEvent(int slot, bool ok) override;
+  void Cancel() override;
+
+ private:
+  enum Kind { kStarted, kWritten, kRead, kFinished, kKinds };
+  static constexpr int kBackoff = -1;  // a slot of its own; the others are stripe * kKinds + Kind
+  using Clock = std::chrono::steady_clock;
+
+  // One stream of an attempt.
+  struct Stripe {
+    int index = 0;
+    int connection = 0;
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
+    std::array<Event, kKinds> events;
+    grpc::ByteBuffer incoming;
+    grpc::Status status;
+    bool sending = false;      // may send pieces: the header is admitted, or the token sent
+    bool writing = false;      // gRPC does
+    bool half_closed = false;  // or cannot be written to any more
+    bool read_over = false;
+    bool finishing = false;
+    bool ended = false;
+  };
+
+  // All of these with mutex_ held.
+  void StartAttempt();
+  void StartStripe(int connection);
+  void StartMoreStripes();
+  void Write(Stripe& stripe, const grpc::ByteBuffer& message);
+  void WriteNext(Stripe& stripe);
+  void FinishIfOver(Stripe& stripe);
+  void StripeEnded(Stripe& stripe);
+  void NoteFailure(Status status, const Pushback& pushback);
+  void CancelStripes();
+  bool ScheduleRetry(Status& status);  // false: the call ends with `status`
+  CallOutcome TakeOutcome(Status status);
+  Status AttemptStatus() const;
+
+  // Enters with the lock and takes it again: bytes are copied without it.
+  void TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe);
+  void End(CallOutcome outcome);
+
+  ConnectionPool* const pool_;
+  std::shared_ptr<const ChunkedCall> call_;
+  const std::string id_;
+  const CallOptions options_;
+  const Clock::time_point deadline_;
+  CallCallback callback_;
+  CompletionLoop* home_ = nullptr;   // where the operation is registered
+  std::shared_ptr<ChunkedOp> self_;  // while gRPC holds an event
+
+  std::mutex mutex_;
+  RetryState retry_;
+  bool cancelled_ = false;
+  Event backoff_{this, kBackoff};
+  std::optional<grpc::Alarm> alarm_;
+
+  // Of the present attempt.
+  std::vector<std::unique_ptr<Stripe>> stripes_;  // reserved: none moves while events are out
+  int64_t open_stripes_ = 0;
+  std::optional<v1::ChunkedGrant> grant_;  // the first stream's
+  std::optional<ChunkedAnswer> answer_;
+  int next_tensor_ = 0;  // what no stream has taken begins here
+  int64_t next_offset_ = 0;
+  Status failure_;
+  Pushback pushback_;
+};
+
+}  // namespace attend::client

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/codec_chunked.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <cstring>
+
+#include "attend/v1/attention.grpc.pb.h"
+
+namespace attend::client {
+namespace {
+
+using google::protobuf::io::CodedInputStream;
+using google::protobuf::io::CodedOutputStream;
+
+constexpr uint32_t kTensorTag = v1::AttendChunkedRequest::kTensorFieldNumber << 3;
+constexpr uint32_t kOffsetTag = v1::AttendChunkedRequest::kOffsetFieldNumber << 3;
+constexpr uint32_t kDataTag = (v1::AttendChunkedRequest::kDataFieldNumber << 3) | 2;
+static_assert(int{v1::AttendChunkedRequest::kTensorFieldNumber} ==
+              int{v1::AttendChunkedResponse::kTensorFieldNumber});
+static_assert(int{v1::AttendChunkedRequest::kOffsetFieldNumber} ==
+              int{v1::AttendChunkedResponse::kOffsetFieldNumber});
+static_assert(int{v1::AttendChunkedRequest::kDataFieldNumber} ==
+              int{v1::AttendChunkedResponse::kDataFieldNumber});
+
+Status Malformed(const std::string& why) {
+  return Internal("the server's answer is not a valid AttendChunkedResponse: " + why);
+}
+
+grpc::ByteBuffer Serialize(const v1::AttendChunkedRequest& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// The fields in front of a chunk's data, and where that begins. False if this is no chunk in the
+// order in which every runtime writes it.
+struct ChunkHead {
+  uint64_t tensor = 0;
+  uint64_t offset = 0;
+  uint32_t bytes = 0;
+};
+bool ReadHead(CodedInputStream* in, int64_t message_bytes, ChunkHead* head) {
+  for (;;) {
+    const uint32_t tag = in->ReadTag();
+    if (tag == kTensorTag) {
+      if (!in->ReadVarint64(&head->tensor)) return false;
+    } else if (tag == kOffsetTag) {
+      if (!in->ReadVarint64(&head->offset)) return false;
+    } else {
+      return tag == kDataTag && in->ReadVarint32(&head->bytes) &&
+             head->bytes == message_bytes - in->CurrentPosition();
+    }
+  }
+}
+
+}  // namespace
+
+Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
+                                      std::shared_ptr<const void> keep_alive) {
+  ChunkedCall chunked;
+  chunked.header_ = RequestHeader(call);
+  chunked.header_.mutable_q()->mutable_chunked();
+  chunked.header_.mutable_k()->mutable_chunked();
+  chunked.header_.mutable_v()->mutable_chunked();
+  if (call.bias) chunked.header_.mutable_bias()->mutable_chunked();
+  chunked.tensors_ = {call.q, call.k, call.v};
+  if (call.bias) chunked.tensors_.push_back(*call.bias);
+  chunked.keep_alive_ = std::move(keep_alive);
+  chunked.owned_ = true;
+  for (const TensorRef& tensor : chunked.tensors_) {
+    if (tensor.bytes < 0) {
+      return InvalidArgument("a tensor has " + std::to_string(tensor.bytes) +
+                             " bytes, must have at least 0");
+    }
+    chunked.payload_bytes_ += tensor.bytes;
+    chunked.owned_ = chunked.owned_ && (tensor.bytes == 0 || tensor.owner.use_count() > 0);
+  }
+  chunked.answer_bytes_ = AnswerBytes(call);
+  return chunked;
+}
+
+grpc::ByteBuffer ChunkedCall::Header(std::string_view request_id) const {
+  v1::AttendChunkedRequest message;
+  *message.mutable_header() = header_;
+  message.mutable_header()->set_request_id(std::string(request_id));
+  return Serialize(message);
+}
+
+grpc::ByteBuffer ChunkedCall::Chunk(int tensor, int64_t offset, int64_t bytes) const {
+  const TensorRef& from = tensors_[static_cast<size_t>(tensor)];
+  std::array<uint8_t, 40> head;
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(kTensorTag, head.data());
+  end = CodedOutputStream::WriteVarint32ToArray(v1::TENSOR_NAME_Q + tensor, end);
+  end = CodedOutputStream::WriteVarint32ToArray(kOffsetTag, end);
+  end = CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(offset), end);
+  end = CodedOutputStream::WriteVarint32ToArray(kDataTag, end);
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(bytes), end);
+  const TensorRef piece(from, offset, bytes);
+  const std::array<grpc::Slice, 2> slices = {
+      grpc::Slice(head.data(), static_cast<size_t>(end - head.data())),
+      BorrowedSlice(piece, keep_alive_)};
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+grpc::ByteBuffer TokenMessage(const std::string& token) {
+  v1::AttendChunkedRequest message;
+  message.set_token(token);
+  return Serialize(message);
+}
+
+Status ChunkedAnswer::Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant) {
+  ChunkHead head;
+  bool chunk;
+  {
+    grpc::ProtoBufferReader reader(message);
+    if (!reader.status().ok()) return Malformed(reader.status().error_message());
+    CodedInputStream in(&reader);
+    chunk = ReadHead(&in, static_cast<int64_t>(message->Length()), &head);
+  }
+  const Status status =
+      chunk ? TakeChunk(message, static_cast<int>(head.tensor), head.offset, head.bytes)
+            : TakeFields(message, grant);
+  message->Clear();
+  return status;
+}
+
+Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
+                                 std::optional<v1::ChunkedGrant>* grant) {
+  v1::AttendChunkedResponse fields;
+  if (!grpc::SerializationTraits<v1::AttendChunkedResponse>::Deserialize(message, &fields).ok()) {
+    return Malformed("it does not parse");
+  }
+  if (fields.has_grant()) {
+    *grant = std::move(*fields.mutable_grant());
+    return Status();
+  }
+  if (!fields.has_response()) return Malformed("it has neither grant nor response nor data");
+  ATTEND_RETURN_IF_ERROR(TakeHeader(fields.mutable_response()));
+  std::vector<grpc::ByteBuffer> early;
+  {
+    const std::lock_guard lock(mutex_);
+    early.swap(early_);
+  }
+  for (grpc::ByteBuffer& each : early) ATTEND_RETURN_IF_ERROR(Take(&each, grant));
+  return Status();
+}
+
+Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
+  const bool lse = response->has_lse();
+  std::array<HostTensor, 2> tensors;
+  for (int i = 0; i < (lse ? 2 : 1); ++i) {
+    const char* const name = i == 0 ? "o" : "lse";
+    const v1::Tensor& meta = i == 0 ? response->o() : response->lse();
+    HostTensor& tensor = tensors[static_cast<size_t>(i)];
+    if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+      return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+    }
+    tensor.dtype = static_cast<DType>(meta.dtype());
+    tensor.shape.assign(meta.shape().begin(), meta.shape().end());
+    Result<int64_t> bytes = TensorBytes(name, tensor.dtype, tensor.shape);
+    if (!bytes.ok()) return Malformed(bytes.status().message());
+    tensor.bytes = *bytes;
+    if (payload_ == Payload::kDiscard) continue;
+    Result<HostTensor> made = HostTensor::Make(name, tensor.dtype, std::move(tensor.shape));
+    if (!made.ok()) return Malformed(made.status().message());
+    tensor = std::move(*made);
+  }
+  const std::lock_guard lock(mutex_);
+  if (header_) return Malformed("a second header");
+  header_ = true;
+  TakeSmallFields(response, &response_.result);
+  tensor_bytes_ = {tensors[0].bytes, tensors[1].bytes};
+  missing_bytes_ = response_.payload_bytes = tensor_bytes_[0] + tensor_bytes_[1];
+  response_.result.o = std::move(tensors[0]);
+  if (lse) response_.result.lse = std::move(tensors[1]);
+  return Status();
+}
+
+Result<ChunkedAnswer::Place> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
+  if (!header_) return Place{};
+  const int index = tensor - v1::TENSOR_NAME_O;
+  const bool known = index == 0 || (index == 1 && response_.result.lse.has_value());
+  const int64_t size = known ? tensor_bytes_[static_cast<size_t>(index)] : 0;
+  if (bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
+    return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +
+                     std::to_string(offset) + " with " + std::to_string(bytes) +
+                     " bytes is not within the tensor's " + std::to_string(size));
+  }
+  const HostTensor& to = index == 0 ? response_.result.o : *response_.result.lse;
+  return Place{to.data == nullptr ? nullptr : to.data.get() + offset, true};
+}
+
+Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset,
+                                int64_t bytes) {
+  Place place;
+  {
+    const std::lock_guard lock(mutex_);
+    Result<Place> reserved = Reserve(tensor, offset, bytes);
+    if (!reserved.ok()) return reserved.status();
+    place = *reserved;
+    if (!place.known) {
+      early_.emplace_back().Swap(message);
+      return Status();
+    }
+  }
+  if (place.data != nullptr) {
+    std::vector<grpc::Slice> slices;
+    if (!message->Dump(&slices).ok()) return Malformed("it cannot be read");
+    int64_t skip = static_cast<int64_t>(message->Length()) - bytes;  // the data is the end of it
+    for (const grpc::Slice& slice : slices) {
+      const int64_t size = static_cast<int64_t>(slice.size());
+      const int64_t from = std::min(skip, size);
+      skip -= from;
+      std::memcpy(place.data, slice.begin() + from, static_cast<size_t>(size - from));
+      place.data += size - from;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  missing_bytes_ -= bytes;
+  return missing_bytes_ >= 0 ? Status() : Malformed("bytes came twice");
+}
+
+bool ChunkedAnswer::complete() const {
+  const std::lock_guard lock(mutex_);
+  return header_ && missing_bytes_ == 0;
+}
+
+DecodedResponse ChunkedAnswer::TakeResponse() {
+  const std::lock_guard lock(mutex_);
+  return std::move(response_);
+}
+
+}  // namespace attend::client

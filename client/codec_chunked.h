@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The messages of AttendChunked between the caller's memory and gRPC's buffers: nothing is copied
+// on the way out, and each byte of an answer once, to its final place.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/attention_call.h"
+#include "client/codec.h"
+
+namespace attend::client {
+
+// A call ready to be sent in chunks any number of times. Immutable.
+class ChunkedCall {
+ public:
+  // As EncodedCall::Make.
+  static Result<ChunkedCall> Make(const AttentionCall& call,
+                                  std::shared_ptr<const void> keep_alive);
+
+  grpc::ByteBuffer Header(std::string_view request_id) const;
+  // The bytes [offset, offset + bytes) of a tensor; the slice holds what EncodedCall's hold.
+  grpc::ByteBuffer Chunk(int tensor, int64_t offset, int64_t bytes) const;
+
+  int tensors() const { return static_cast<int>(tensors_.size()); }
+  int64_t tensor_bytes(int tensor) const { return tensors_[static_cast<size_t>(tensor)].bytes; }
+  int64_t payload_bytes() const { return payload_bytes_; }
+  int64_t answer_bytes() const { return answer_bytes_; }  // of O
+  bool owned() const { return owned_; }
+
+ private:
+  v1::AttendRequest header_;
+  std::vector<TensorRef> tensors_;  // q, k, v and perhaps bias
+  std::shared_ptr<const void> keep_alive_;
+  int64_t payload_bytes_ = 0;
+  int64_t answer_bytes_ = 0;
+  bool owned_ = false;
+};
+
+// A further stream's first message.
+grpc::ByteBuffer TokenMessage(const std::string& token);
+
+// One answer, from the messages of all its streams. Thread-safe; bytes are copied in parallel.
+class ChunkedAnswer {
+ public:
+  explicit ChunkedAnswer(Payload payload) : payload_(payload) {}
+
+  // Takes a message apart and clears it; a grant goes to `grant`. INTERNAL if it makes no sense.
+  Status Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
+  // Header and every byte have come.
+  bool complete() const;
+  // Once complete, and once.
+  DecodedResponse TakeResponse();
+
+ private:
+  struct Place {
+    std::byte* data = nullptr;  // null if the bytes are dropped
+    bool known = false;         // false: the header has not come
+  };
+
+  Status TakeFields(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
+  Status TakeHeader(v1::AttendResponse* response);
+  Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
+  Result<Place> Reserve(int tensor, uint64_t offset, int64_t bytes);
+
+  const Payload payload_;
+  mutable std::mutex mutex_;
+  bool header_ = false;
+  DecodedResponse response_;
+  std::array<int64_t, 2> tensor_bytes_{};
+  int64_t missing_bytes_ = 0;            // once the header is there
+  std::vector<grpc::ByteBuffer> early_;  // chunks that came before the header
+};
+
+}  // namespace attend::client

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which bytes of a tensor have been promised to chunks: disjoint ranges, merged where they touch.
+// Not thread-safe.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace attend {
+
+struct ByteRange {
+  int64_t begin = 0;
+  int64_t end = 0;  // above begin
+};
+
+class ByteRanges {
+ public:
+  // Takes `range` if no byte of it was taken before; else the first range that it overlaps.
+  std::optional<ByteRange> Add(const ByteRange& range);
+
+  int64_t bytes() const { return bytes_; }
+  int64_t count() const { return static_cast<int64_t>(end_of_.size()); }
+
+ private:
+  std::map<int64_t, int64_t> end_of_;  // by begin
+  int64_t bytes_ = 0;
+};
+
+}  // namespace attend

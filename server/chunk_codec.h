@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The messages of AttendChunked. A chunk's few fields are read by hand and its bytes are left where
+// they lie; a message in an unusual order goes through the generated class. Pure; any thread.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/status.h"
+#include "server/host_pool.h"
+#include "server/slice_reader.h"
+
+namespace attend {
+
+// Of the data in one message from a client. Peers receive messages of 4 MiB by default; a chunk of
+// that size and its fields is a little more.
+inline constexpr int64_t kChunkBytesMax = int64_t{4} << 20;
+// Of the data in one message to a client: with its fields below the 4 MiB that every client takes
+// by default, small enough to be spread over streams, large enough for the fields not to count.
+inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
+// Of the message around the data, and of a header.
+inline constexpr int64_t kChunkMarginBytes = 1024;
+inline constexpr int64_t kHeaderBytesMax = int64_t{4} << 20;
+
+// One message's slices while they are read.
+class ChunkMessage {
+ public:
+  // INVALID_ARGUMENT if gRPC cannot give the slices or there are too many bytes.
+  Status Take(grpc::ByteBuffer& message, int64_t bytes_max);
+
+  // A stream's first message.
+  Status ParseFirst(v1::AttendChunkedRequest& first) const;
+  // Any later one. INVALID_ARGUMENT if it is no chunk.
+  Status ParseChunk();
+
+  int64_t message_bytes() const { return message_bytes_; }
+  // Of the chunk.
+  int tensor() const { return tensor_; }
+  uint64_t offset() const { return offset_; }
+  int64_t bytes() const { return bytes_; }
+  // The chunk's data as pieces of a copy to `to`, to be done while this object lives.
+  std::vector<CopyPiece> Pieces(void* to) const;
+
+ private:
+  bool ReadInOrder();
+
+  std::vector<grpc::Slice> slices_;
+  std::vector<ByteSpan> spans_;
+  int64_t message_bytes_ = 0;
+  int tensor_ = 0;
+  uint64_t offset_ = 0;
+  int64_t data_at_ = 0;  // in the message
+  int64_t bytes_ = 0;
+  std::unique_ptr<v1::AttendChunkedRequest> parsed_;  // holds the data if not in order
+};
+
+grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max,
+                             int64_t idle_timeout_ms);
+// Takes the small fields of the answer.
+grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response);
+// gRPC sends `data` from where it lies in `block`, which it holds as long as it must.
+grpc::ByteBuffer EncodeChunk(v1::TensorName tensor, int64_t offset, const void* data, int64_t bytes,
+                             std::shared_ptr<const HostBlock> block);
+
+}  // namespace attend

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/chunked_stream.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "server/grpc_status.h"
+
+namespace attend {
+namespace {
+
+// Chunks up to here are copied on gRPC's own thread: a hand-over would cost more.
+constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// One is copied while the next one comes in.
+constexpr int64_t kUnplacedMax = 2;
+
+Status Draining() { return Unavailable("the server is draining"); }
+
+}  // namespace
+
+ChunkedStream* ChunkedStream::Make(ServiceContext& context, AttentionServiceImpl& service,
+                                   grpc::CallbackServerContext& call) {
+  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, service, call));
+  stream->self_ = stream;
+  return stream.get();
+}
+
+void ChunkedStream::Poke() {
+  for (;;) {
+    Step step;
+    Status end;
+    {
+      const std::lock_guard lock(mutex_);
+      step = NextLocked();
+      if (step == Step::kNone) return;
+      if (step == Step::kFinish) {
+        end = end_;
+      } else {
+        ++starting_;
+      }
+    }
+    if (step == Step::kFinish) return End(end);
+    if (step == Step::kRead) StartRead(&incoming_);
+    if (step == Step::kWrite) StartWrite(&outgoing_);
+    if (step == Step::kCancel) call_.TryCancel();
+    const std::lock_guard lock(mutex_);
+    --starting_;
+  }
+}
+
+ChunkedStream::Step ChunkedStream::NextLocked() {
+  if (finished_) return Step::kNone;
+  if (!transfer_) {
+    if (!refusal_.ok()) {
+      if (starting_ > 0) return Step::kNone;
+      finished_ = true;
+      end_ = refusal_;
+      return Step::kFinish;
+    }
+    if (asked_) return Step::kNone;
+    asked_ = reading_ = true;
+    return Step::kRead;
+  }
+  const Step write = NextWriteLocked();
+  if (write != Step::kNone) return write;
+  if (finished_ || reading_ || half_closed_ || unplaced_ >= kUnplacedMax) return Step::kNone;
+  if (!transfer_->WantsBytes()) return Step::kNone;
+  reading_ = true;
+  return Step::kRead;
+}
+
+ChunkedStream::Step ChunkedStream::NextWriteLocked() {
+  if (writing_) {
+    // A chunk that nobody reads would keep a failed request's answer.
+    if (!writing_chunk_ || aborted_ || !transfer_->ended()) return Step::kNone;
+    aborted_ = true;
+    return Step::kCancel;
+  }
+  // What is given out must be written, so nothing is asked for that could not be.
+  StreamStep step = transfer_->Next(first_, greeted_);
+  switch (step.kind) {
+    case StreamStep::Kind::kNone:
+      return Step::kNone;
+    case StreamStep::Kind::kWrite:
+      greeted_ = true;
+      writing_ = true;
+      writing_chunk_ = step.chunk;
+      outgoing_.Swap(&step.message);
+      return Step::kWrite;
+    case StreamStep::Kind::kFinish:
+      if (starting_ > 0) return Step::kNone;  // who starts something looks again afterwards
+      finished_ = true;
+      end_ = std::move(step.status);
+      return Step::kFinish;
+  }
+  return Step::kNone;
+}
+
+void ChunkedStream::End(const Status& status) {
+  AddRetryPushback(context_, status.code(), call_);
+  Finish(ToGrpc(status));
+}
+
+void ChunkedStream::Refuse(Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (transfer_ || !refusal_.ok()) return;
+    refusal_ = std::move(status);
+  }
+  Poke();
+}
+
+void ChunkedStream::EndWhenIdle() {
+  TransferRef transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (TakesFirstLocked()) return;  // a header is refused as any other, a token joins what runs
+    transfer = transfer_;
+  }
+  if (transfer) return transfer->FailUpload(Draining());
+  Refuse(Draining());
+}
+
+void ChunkedStream::OnReadDone(bool ok) {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  grpc::ByteBuffer message;
+  TransferRef transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (finished_ || !refusal_.ok()) return;  // it crossed the end of the call
+    half_closed_ |= !ok;
+    transfer = transfer_;
+    if (ok) message.Swap(&incoming_);
+  }
+  if (!transfer) return TakeFirst(ok, std::move(message));
+  if (ok) return TakeChunk(std::move(message));
+  // Reads end so too if the call was cancelled, which is then what ended it.
+  if (call_.IsCancelled()) {
+    transfer->FailCancelled();
+  } else {
+    transfer->HalfClosed();
+  }
+  Poke();
+}
+
+void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
+  auto first = std::make_shared<v1::AttendChunkedRequest>();
+  ChunkMessage taken;
+  Status status = ok ? taken.Take(message, kHeaderBytesMax)
+                     : InvalidArgument("the stream ended before its first message");
+  if (status.ok()) status = taken.ParseFirst(*first);
+  if (status.ok() && first->has_token()) return JoinTransfer(first->token());
+  BeginTransfer(std::move(first), taken.message_bytes(), std::move(status));
+}
+
+void ChunkedStream::BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first,
+                                  int64_t message_bytes, Status parsed) {
+  const TransferRef transfer = TransferRef::Adopt(
+      new ChunkedTransfer(context_, call_, DeadlineOf(call_), shared_from_this()));
+  SetTransfer(transfer, true);
+  context_.copies.Copy({}, [transfer, first, message_bytes, parsed] {
+    transfer->Begin(first->header(), message_bytes, parsed);
+  });
+}
+
+void ChunkedStream::JoinTransfer(const std::string& token) {
+  const TransferRef transfer = context_.chunked.Find(token);
+  Status status = transfer ? transfer->Join(shared_from_this())
+                           : Status(Code::kNotFound, "no request has this token");
+  if (status.ok()) return SetTransfer(transfer, false);
+  context_.logger.warn("stream refused code={} message=\"{}\" peer={}", CodeName(status.code()),
+                       status.message(), call_.peer());
+  Refuse(std::move(status));
+}
+
+void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
+  bool cancelled = false;
+  {
+    const std::lock_guard lock(mutex_);
+    transfer_ = transfer;
+    first_ = first;
+    cancelled = cancelled_;
+  }
+  if (cancelled) transfer->FailCancelled();
+  Poke();
+}
+
+void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
+  if (!transfer_->WantsBytes()) return;
+  auto chunk = std::make_shared<ChunkMessage>();
+  char* to = nullptr;
+  Status status = chunk->Take(message, kChunkBytesMax + kChunkMarginBytes);
+  if (status.ok()) status = chunk->ParseChunk();
+  if (status.ok()) status = transfer_->Reserve(*chunk, &to);
+  if (!status.ok()) {
+    transfer_->Fail(context_.intake.Reject(Rejection::kInvalid, std::move(status)));
+  }
+  if (to == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ++unplaced_;
+  }
+  Poke();  // the next read is under way before this chunk is copied
+  std::vector<CopyPiece> pieces = chunk->Pieces(to);
+  const int64_t bytes = chunk->bytes();
+  if (bytes <= kInlineBytesMax) {
+    for (const CopyPiece& piece : pieces) {
+      std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+    }
+    chunk.reset();  // the transport gets its memory back
+    return ChunkPlaced(bytes);
+  }
+  context_.copies.Copy(std::move(pieces), [self = shared_from_this(), chunk, bytes]() mutable {
+    chunk.reset();
+    self->ChunkPlaced(bytes);
+  });
+}
+
+void ChunkedStream::ChunkPlaced(int64_t bytes) {
+  transfer_->Placed(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    --unplaced_;
+  }
+  Poke();
+}
+
+void ChunkedStream::OnWriteDone(bool ok) {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  bool chunk;
+  {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    chunk = std::exchange(writing_chunk_, false);
+    outgoing_.Clear();
+  }
+  if (chunk) {
+    transfer_->Written(ok);
+  } else if (!ok) {
+    transfer_->FailCancelled();
+  }
+  Poke();
+}
+
+void ChunkedStream::OnCancel() {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  TransferRef transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (finished_) return;
+    cancelled_ = true;
+    if (TakesFirstLocked()) return;  // who does looks at cancelled_ afterwards
+    transfer = transfer_;
+  }
+  if (transfer) return transfer->FailCancelled();
+  Refuse(Status(Code::kCancelled, "the call was cancelled"));
+}
+
+void ChunkedStream::OnDone() {
+  service_.Remove(this);
+  if (transfer_) transfer_->Leave(this);
+  self_.reset();
+}
+
+}  // namespace attend

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One request of AttendChunked and the streams that carry it: admitted by its header, filled by
+// chunks, run, and answered in chunks that whichever stream is ready takes.
+//
+// The streams live on gRPC's threads and call in; the copy pool, the engine and the registry call
+// in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
+// registry is called; streams do call in with their own mutex held, so that one comes first.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/byte_ranges.h"
+#include "server/chunk_codec.h"
+#include "server/intake.h"
+#include "server/service.h"
+
+namespace attend {
+
+class ChunkedStream;
+
+// What a stream should do next.
+struct StreamStep {
+  enum class Kind { kNone, kWrite, kFinish };
+  Kind kind = Kind::kNone;
+  grpc::ByteBuffer message;  // kWrite
+  bool chunk = false;        // kWrite: Written() must follow
+  Status status;             // kFinish
+};
+
+class ChunkedTransfer final : public Call {
+ public:
+  // `first` is the stream that brought the header; `call` lives as long as that is not finished.
+  ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
+                  TimePoint deadline, std::shared_ptr<ChunkedStream> first);
+
+  // Once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
+  // there is one.
+  void Begin(const v1::AttendRequest& header, int64_t message_bytes, Status parsed);
+
+  // One more stream, if it may join. INVALID_ARGUMENT names the bound.
+  Status Join(std::shared_ptr<ChunkedStream> stream);
+  // A stream is about to be gone.
+  void Leave(const ChunkedStream* stream);
+
+  // Whether streams should read on.
+  bool WantsBytes();
+  // Where the chunk's bytes go; Placed() must follow. Null if nobody wants them any more.
+  // INVALID_ARGUMENT if no byte may go there: the caller fails the request.
+  Status Reserve(const ChunkMessage& chunk, char** to);
+  void Placed(int64_t bytes);
+  // A stream sends no more.
+  void HalfClosed();
+
+  // Ends the request with `status`, unless it has ended; nothing of it is left once the copies and
+  // the batch that hold its memory are done.
+  void Fail(Status status);
+  // A stream was cancelled, or its connection lost.
+  void FailCancelled();
+  // The same if its bytes are not complete, the only state in which draining ends it.
+  void FailUpload(Status status);
+  void EndIfIdle(TimePoint now);
+  bool ended();
+
+  // What the stream should write, `greeted` if it has had its grant; or that it should finish.
+  StreamStep Next(bool first, bool greeted);
+  // A result chunk left, or did not.
+  void Written(bool ok);
+
+  // Call
+  void OnAdmitted(uint64_t id, int device) override;
+  void Finish(std::unique_ptr<Request> request) override;
+
+ private:
+  enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnding, kEnded };
+  using Lock = std::unique_lock<std::mutex>;
+  // What of one tensor of the answer is not yet given to a stream.
+  struct Part {
+    v1::TensorName name = v1::TENSOR_NAME_UNSPECIFIED;
+    const char* data = nullptr;
+    int64_t bytes = 0;
+    int64_t next = 0;
+  };
+
+  ~ChunkedTransfer() override;
+  Status Admit(const v1::AttendRequest& header);
+  // These three are entered with the lock and leave without.
+  void FailLocked(Lock& lock, Status status);
+  void EndUpload(Lock& lock);
+  void Run(Lock& lock);
+  Status MissingLocked() const;
+  StreamStep NextChunkLocked();
+  void PokeAll();
+
+  ServiceContext& context_;
+  const grpc::CallbackServerContext& call_;
+  const TimePoint deadline_;
+
+  std::mutex mutex_;
+  Phase phase_ = Phase::kAdmitting;
+  Status failure_;  // why it ends; OK while all is well
+  std::vector<std::shared_ptr<ChunkedStream>> streams_;
+  const ChunkedStream* const first_;
+  int64_t joined_ = 1;  // streams, gone ones too
+  int64_t open_ = 1;    // streams that may still send
+  std::string token_;   // empty until admitted
+
+  std::unique_ptr<Request> request_;  // until it is submitted
+  TensorPlaces places_;
+  std::array<ByteRanges, kTensorsMax> ranges_;
+  int64_t total_bytes_ = 0;
+  int64_t placed_bytes_ = 0;
+  int64_t in_hand_ = 1;  // chunks that are being copied; at first, the header
+  TimePoint progress_;   // when the last kProgressBytes were complete
+  int64_t progress_bytes_ = 0;
+
+  uint64_t id_ = 0;
+  int device_ = -1;
+
+  grpc::ByteBuffer header_;  // of the answer, until written
+  bool header_due_ = false;
+  std::shared_ptr<const HostBlock> output_;  // until all is given to streams
+  std::array<Part, 2> parts_;
+  int64_t writing_ = 0;  // chunks
+};
+
+// Keeps a transfer.
+class TransferRef {
+ public:
+  TransferRef() = default;
+  explicit TransferRef(ChunkedTransfer* transfer) : transfer_(transfer) {
+    if (transfer_ != nullptr) transfer_->Ref();
+  }
+  TransferRef(const TransferRef& other) : TransferRef(other.transfer_) {}
+  TransferRef(TransferRef&& other) noexcept : transfer_(std::exchange(other.transfer_, nullptr)) {}
+  TransferRef& operator=(TransferRef other) noexcept {
+    std::swap(transfer_, other.transfer_);
+    return *this;
+  }
+  ~TransferRef() {
+    if (transfer_ != nullptr) transfer_->Unref();
+  }
+  // Takes over the reference that a new transfer is born with.
+  static TransferRef Adopt(ChunkedTransfer* transfer) {
+    TransferRef ref;
+    ref.transfer_ = transfer;
+    return ref;
+  }
+
+  ChunkedTransfer* get() const { return transfer_; }
+  ChunkedTransfer* operator->() const { return transfer_; }
+  explicit operator bool() const { return transfer_ != nullptr; }
+
+ private:
+  ChunkedTransfer* transfer_ = nullptr;
+};
+
+}  // namespace attend

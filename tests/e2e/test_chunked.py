@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AttendChunked from plain grpcio: generated stubs, one stream or several, and bad uploads."""
+
+import concurrent.futures
+import contextlib
+import queue
+import signal
+
+import grpc
+import numpy as np
+import pytest
+
+import harness
+import wire
+
+TENSORS = ("q", "k", "v", "bias")
+CODE = grpc.StatusCode
+
+
+def header_of(request):
+    header = wire.pb.AttendRequest()
+    header.CopyFrom(request)
+    header.ClearField("raw")
+    for name in TENSORS[:len(request.raw)]:
+        getattr(header, name).chunked.SetInParent()
+    return header
+
+
+def chunks_of(request, size):
+    for tensor, raw in enumerate(request.raw, start=wire.pb.TENSOR_NAME_Q):
+        for at in range(0, len(raw), size):
+            yield wire.pb.AttendChunkedRequest(tensor=tensor, offset=at, data=raw[at:at + size])
+
+
+def assemble(messages):
+    """The answer as the unary call would have given it, from messages of any number of streams."""
+    answer = next(m.response for m in messages if m.HasField("response"))
+    parts = [bytearray(answer.o.byte_length)]
+    if answer.HasField("lse"):
+        parts.append(bytearray(answer.lse.byte_length))
+    missing = sum(map(len, parts))
+    for message in messages:
+        if message.data:
+            part = parts[message.tensor - wire.pb.TENSOR_NAME_O]
+            part[message.offset:message.offset + len(message.data)] = message.data
+            missing -= len(message.data)
+    assert missing == 0
+    answer.raw.extend(map(bytes, parts))
+    return answer
+
+
+class Stream:
+    """One stream whose messages are sent one by one."""
+
+    def __init__(self, service, *first):
+        self._queue = queue.SimpleQueue()
+        self.call = service.AttendChunked(iter(self._queue.get, None), timeout=wire.SECONDS)
+        for message in first:
+            self.send(message)
+
+    def send(self, message):
+        self._queue.put(message)
+
+    def half_close(self):
+        self._queue.put(None)
+
+    def fail(self):
+        """Code and details of the end, which must be bad."""
+        with pytest.raises(grpc.RpcError) as error:
+            for _ in self.call:
+                pass
+        self.half_close()  # ends the thread that sends
+        return error.value.code(), error.value.details()
+
+
+def same(answer, expected):
+    assert list(answer.raw) == list(expected.raw)
+    assert list(answer.o.shape) == list(expected.o.shape)
+    assert answer.transport == "chunked" and expected.transport == "inline"
+
+
+def test_one_stream_without_waiting_for_anything(server):
+    """A generator of messages in, an iterator of messages out, as any generated client has them."""
+    request = wire.small_request(seed=1, length=700, heads=3, return_lse=True)
+
+    def upload():
+        yield wire.pb.AttendChunkedRequest(header=header_of(request))
+        yield from chunks_of(request, 100_000)
+
+    with wire.connect(server.address) as service:
+        expected = service.Attend(request, timeout=wire.SECONDS)
+        messages = list(service.AttendChunked(upload(), timeout=wire.SECONDS))
+    assert messages[0].grant.chunk_bytes_max == 4 << 20
+    same(assemble(messages), expected)
+
+
+def test_the_readme_example(server):
+    """Its lines as they stand."""
+    text = (harness.ROOT / "client/README.md").read_text()
+    example = {}
+    exec(text.split("```python\n")[1].split("```")[0], example)  # noqa: S102
+    request = wire.small_request(seed=8, length=300, heads=2, return_lse=True)
+    with wire.connect(server.address) as service:
+        expected = service.Attend(request, timeout=wire.SECONDS)
+    header = wire.pb.AttendRequest()
+    header.CopyFrom(request)
+    header.ClearField("raw")
+    answer, o, lse = example["attend_chunked"](server.address, header, request.raw)
+    assert [bytes(o), bytes(lse)] == list(expected.raw)
+    assert list(answer.o.shape) == list(expected.o.shape)
+
+
+def test_with_default_channel_options(server):
+    """Tensors above gRPC's 4 MiB bound, which no message of the stream comes near."""
+    row = np.arange(64, dtype=np.float16)
+    request = wire.pb.AttendRequest()
+    for name, shape in (("q", (1, 4, 16384, 64)), ("k", (1, 1, 1, 64)), ("v", (1, 1, 1, 64))):
+        getattr(request, name).CopyFrom(wire.tensor("float16", shape))
+    request.raw.extend([bytes(8 << 20), row.tobytes(), row.tobytes()])
+
+    def upload():
+        yield wire.pb.AttendChunkedRequest(header=header_of(request))
+        yield from chunks_of(request, 1 << 20)
+
+    with grpc.insecure_channel(server.address) as channel:
+        service = wire.stub.AttentionServiceStub(channel)
+        messages = list(service.AttendChunked(upload(), timeout=wire.SECONDS))
+    answer = assemble(messages)
+    assert len(answer.raw[0]) == 8 << 20
+    # One key: every row of O is V's only row.
+    assert (np.frombuffer(answer.raw[0], np.float16).reshape(-1, 64) == row).all()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_several_streams(server, random, count):
+    """Each on a connection of its own, chunks in random order over all of them."""
+    request = wire.small_request(seed=3, length=900, heads=2, return_lse=True)
+    chunks = list(chunks_of(request, 30_000))
+    random.shuffle(chunks)
+    with contextlib.ExitStack() as stack:
+        services = [stack.enter_context(wire.connect(server.address)) for _ in range(count)]
+        expected = services[0].Attend(request, timeout=wire.SECONDS)
+        first = Stream(services[0], wire.pb.AttendChunkedRequest(header=header_of(request)))
+        token = next(first.call).grant.token
+        assert len(token) == 16
+        others = [Stream(s, wire.pb.AttendChunkedRequest(token=token)) for s in services[1:]]
+        for other in others:
+            assert next(other.call).HasField("grant")
+        streams = [first, *others]
+        for i, chunk in enumerate(chunks):
+            streams[i % count].send(chunk)
+        for stream in reversed(streams):
+            stream.half_close()
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            messages = [m for part in pool.map(list, [s.call for s in streams]) for m in part]
+    same(assemble(messages), expected)
+
+
+def test_bad_uploads(start_server):
+    server = start_server("--chunked-idle-timeout", "0.3", "--memory-budget", "1MiB")
+    request = wire.small_request(seed=4, length=64)  # 16 KiB a tensor
+    first = wire.pb.AttendChunkedRequest(header=header_of(request))
+    chunk = next(chunks_of(request, 1000))
+    with wire.connect(server.address) as service:
+        assert Stream(service, chunk).fail() == (
+            CODE.INVALID_ARGUMENT, "the stream's first message has neither header nor token")
+        code, details = Stream(service, first, chunk, chunk).fail()
+        assert code is CODE.INVALID_ARGUMENT and "overlaps" in details
+        assert Stream(service, wire.pb.AttendChunkedRequest(token=bytes(16))).fail()[0] is \
+            CODE.NOT_FOUND
+        missing = Stream(service, first, chunk)
+        missing.half_close()
+        code, details = missing.fail()
+        assert code is CODE.INVALID_ARGUMENT and "15384 of q's 16384 bytes" in details
+        code, details = Stream(service, first, chunk).fail()
+        assert code is CODE.DEADLINE_EXCEEDED and "chunked-idle-timeout" in details
+        large = wire.small_request(seed=4, length=1536)  # 1.5 MiB with its answer: never
+        code, details = Stream(
+            service, wire.pb.AttendChunkedRequest(header=header_of(large))).fail()
+        assert code is CODE.INVALID_ARGUMENT and "memory budget" in details
+    harness.wait_for("the memory to be back",
+                     lambda: server.metric("attend_host_memory_used_bytes") == 0)
+    wire.assert_serves(server.address)
+
+
+def test_memory_is_refused_at_the_header(start_server):
+    server = start_server("--memory-budget", "1MiB")
+    request = wire.small_request(seed=5, length=600)  # 600 KiB with its answer
+    first = wire.pb.AttendChunkedRequest(header=header_of(request))
+    with wire.connect(server.address) as service:
+        holder = Stream(service, first)
+        assert next(holder.call).HasField("grant")
+        refused = Stream(service, first)
+        assert refused.fail()[0] is CODE.RESOURCE_EXHAUSTED
+        retry = dict(refused.call.trailing_metadata())["grpc-retry-pushback-ms"]
+        assert 0 < int(retry) < 60_000
+        for chunk in chunks_of(request, 50_000):
+            holder.send(chunk)
+        holder.half_close()
+        assert any(m.HasField("response") for m in holder.call)
+
+
+def test_sigterm_during_an_upload(start_server):
+    """What is not complete is refused as new work is; the server ends well and at once."""
+    server = start_server("--drain-timeout", "20")
+    request = wire.small_request(seed=6)
+    with wire.connect(server.address) as service:
+        upload = Stream(service, wire.pb.AttendChunkedRequest(header=header_of(request)))
+        assert next(upload.call).HasField("grant")
+        server.signal(signal.SIGTERM)
+        assert upload.fail()[0] is CODE.UNAVAILABLE
+    assert server.wait(10) == 0, server.log()
+
+
+def test_a_client_that_dies(start_server):
+    """Its connection closes in the middle: the request ends once, its memory returns."""
+    server = start_server()
+    request = wire.small_request(seed=7)
+    with wire.connect(server.address) as service:
+        with wire.connect(server.address) as dying:
+            first = Stream(service, wire.pb.AttendChunkedRequest(header=header_of(request)))
+            token = next(first.call).grant.token
+            second = Stream(dying, wire.pb.AttendChunkedRequest(token=token))
+            assert next(second.call).HasField("grant")
+            second.call.cancel()
+            second.half_close()
+        assert first.fail()[0] is CODE.CANCELLED
+    harness.wait_for("the memory to be back",
+                     lambda: server.metric("attend_host_memory_used_bytes") == 0)
+    assert server.metric("attend_requests_total", code="CANCELLED") == 1
