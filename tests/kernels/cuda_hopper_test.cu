@@ -221,6 +221,7 @@ __global__ void WatchPhases(const __grid_constant__ CUtensorMap map, int bytes, 
   ended[0] = Ended(barrier, 1);
   ended[1] = Ended(barrier, 0);
   ArriveExpecting(barrier, 2 * bytes);
+  PrefetchTensorMap(&map);
   LoadBox(&map, box, barrier, 0, 0, 0, 0, CachePolicy::kEvictLast);
   // The box is there long before this is over, but its arrival is not.
   for (int n = 0; n < 10; ++n) __nanosleep(20000);
