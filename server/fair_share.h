@@ -38,7 +38,7 @@ class FairShare {
 
   // A request of the tenant waits, where none did.
   void Arrive(int tenant) { tags_[tenant] = std::max(tags_[tenant], virtual_time_); }
-  // Nobody waits: nobody is owed anything.
+  // Nobody waits and nothing runs: nobody is owed anything.
   void Reset();
 
   int64_t Tag(int tenant) const { return std::max(tags_[tenant], virtual_time_ - batch_[tenant]); }

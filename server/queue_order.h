@@ -11,8 +11,10 @@
 // 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch begins
 //    with the next request of such a priority, of the one not served for longest among them.
 //
-// Nobody starves. With costs in batches, B_t the largest cost of a request of tenant t (at most 1,
-// but for large ones) and w_t its weight, as long as a request r of tenant i may run:
+// Nobody starves, but where large requests of higher priorities take every turn that large ones
+// get (QueueOrder's `large_allowed`, with several lanes). With costs in batches, B_t the largest
+// cost of a request of tenant t (at most 1, but for large ones) and w_t its weight, as long as a
+// request r of tenant i may run:
 // - no request of i and of r's priority starts before r if it arrived after r was due, which is at
 //   most `aging` after r arrived;
 // - every other tenant j of r's priority starts, while r waits, requests that cost at most

@@ -43,7 +43,6 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   by_id_.erase(taken->id);
   if (taken->deadline != kNever) by_deadline_.erase({taken->deadline, taken->id});
   level.arrivals.erase(taken->sequence);
-  if (level.arrivals.empty()) level.share.Reset();
   --tenant_sizes_[taken->tenant];
   // Sums of doubles drift; an empty queue is exactly empty.
   flops_ = empty() ? 0 : std::max(0.0, flops_ - taken->flops);
@@ -87,6 +86,10 @@ std::vector<std::unique_ptr<Request>> RequestQueue::TakeAll() {
   std::sort(all.begin(), all.end(),
             [](const auto& a, const auto& b) { return a->sequence < b->sequence; });
   return all;
+}
+
+void RequestQueue::ForgetShares() {
+  for (auto& [priority, level] : levels_) level.share.Reset();
 }
 
 TimePoint RequestQueue::earliest_deadline() const {

@@ -78,6 +78,8 @@ class RequestQueue {
   // All whose deadline is at or before `now`, earliest first. Nobody is charged.
   std::vector<std::unique_ptr<Request>> TakeExpired(TimePoint now);
   std::vector<std::unique_ptr<Request>> TakeAll();
+  // Nobody waits and nothing runs: nobody is owed anything, nobody owes.
+  void ForgetShares();
 
   const Levels& levels() const { return levels_; }  // empty ones among them
   Duration aging() const { return options_.aging; }

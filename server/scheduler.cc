@@ -67,7 +67,10 @@ void Scheduler::LaneDone(int lane) {
   running_flops_ -= slot.flops;
   // Sums of doubles drift; an idle device is exactly idle.
   const LaneState state = lanes();
-  if (state.free == state.total) running_flops_ = 0;
+  if (state.free < state.total) return;
+  running_flops_ = 0;
+  // Not when the queue alone is empty: what runs for a tenant meanwhile counts when others arrive.
+  if (queue_.empty()) queue_.ForgetShares();
 }
 
 std::vector<std::unique_ptr<Request>> Scheduler::Close(const Status& status) {

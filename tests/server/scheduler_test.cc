@@ -70,6 +70,27 @@ TEST(Scheduler, KnowsLargeRequestsAndTheirCost) {
   EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
 }
 
+// A queue that empties forgets nothing as long as something runs: with few requests in flight it is
+// empty most of the time.
+TEST(Scheduler, WhatRunsCountsAlthoughNobodyWaited) {
+  for (const bool idle_between : {false, true}) {
+    SchedulerOptions options = Options(1);
+    options.queue.tenant_weights = {1, 1};
+    options.batcher.batch_requests_max = 1;
+    Scheduler scheduler(options);
+    EXPECT_TRUE(Push(scheduler, {.id = 1, .tenant = 0, .flops = 90}).ok());
+    const Scheduler::Step first = scheduler.Plan(kStart);
+    ASSERT_EQ(first.launches.size(), 1u);
+    if (idle_between) scheduler.LaneDone(first.launches[0].lane);
+    EXPECT_TRUE(Push(scheduler, {.id = 2, .tenant = 0, .flops = 90}).ok());
+    EXPECT_TRUE(Push(scheduler, {.id = 3, .tenant = 1, .flops = 90}).ok());
+    if (!idle_between) scheduler.LaneDone(first.launches[0].lane);
+    const Scheduler::Step next = scheduler.Plan(kStart);
+    ASSERT_EQ(next.launches.size(), 1u);
+    EXPECT_EQ(next.launches[0].requests.front()->id, idle_between ? 2u : 3u);
+  }
+}
+
 TEST(Scheduler, EndsWhatIsDueWhileEveryLaneIsBusy) {
   Scheduler scheduler(Options(1));
   EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
