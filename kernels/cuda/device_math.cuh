@@ -22,6 +22,9 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // most tiles then rescale nothing.
 inline constexpr float kBaseSlack = 8.0f;
 
+// The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
+inline constexpr float kNoBase = -3.0e38f;
+
 // 2^x with about 2 ulp of error; 0 for results under 2^-126. NaN stays NaN, -inf gives +0.
 __device__ __forceinline__ float FastExp2(float x) {
   float y;

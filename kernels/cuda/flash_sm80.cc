@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kDims[] = {32, 64, 96, 128, 192, 256};  // compiled head dims
 
-// Tiles of 128 rows that leave multiprocessors idle: an H200 has 132.
+// Tiles of 128 rows that may leave multiprocessors idle: an H200 has 132.
 constexpr int64_t kFewTiles = 132;
 
 bool HasFewTiles(const Problem& p) {

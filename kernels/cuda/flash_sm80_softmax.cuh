@@ -52,9 +52,6 @@ struct RowState {
   float sum[T::kThreadRows];   // of the weights of this thread's own keys
 };
 
-// The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
-inline constexpr float kNoBase = -3.0e38f;
-
 // Which of the block's groups of kWarpRows rows is the warp's. Every other tile turns the order
 // around: under a causal mask the last rows see most, and a warp cannot leave its scheduler.
 __device__ __forceinline__ int WarpPlace(const BlockWork& work) {

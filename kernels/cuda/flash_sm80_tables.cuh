@@ -9,6 +9,7 @@
 
 #include <span>
 #include <string>
+#include <tuple>
 
 #include "kernels/cuda/flash_sm80_kernel.cuh"
 
@@ -33,6 +34,9 @@ FlashVariant Variant() {
 // The tiles of one head dim, the one to take first.
 template <class Element, bool kGeneral, class... T>
 std::span<const FlashVariant> Variants() {
+  // The last one runs everywhere: 99 KiB is what the smallest GPUs allow, BlockWork included.
+  using Last = std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>;
+  static_assert(Last::kSharedBytes + 2 * sizeof(BlockWork) <= 99 * 1024);
   static const FlashVariant variants[] = {Variant<T, Element, kGeneral>()...};
   return variants;
 }

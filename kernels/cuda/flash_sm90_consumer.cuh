@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90, consumers: a warpgroup computes 64 query rows. While a tile's softmax runs, the
-// product of the last tile's weights and values is in flight, and what the other warpgroups issue.
+// cuda_flash_sm90, consumers: a warpgroup computes 64 query rows. What runs beside a tile's softmax
+// is the Overlap's choice: the product of the last tile's weights and values and what the other
+// warpgroups issue, or only the latter.
 
 #pragma once
 
@@ -20,7 +21,6 @@ struct Consumer {
   static constexpr int kTurnBarrier = 1;   // named barrier of warpgroup 0, then the others'
   static constexpr int kGroupBarrier = 5;  // of the warpgroup's own
 
-  const RaggedParams& params;
   char* shared;
   const Sm90Places<T> places;
   const int group;  // warpgroup, from 0
@@ -93,13 +93,9 @@ struct Consumer {
     WgmmaCommit();
   }
 
-  // The warp has read its part of Q for the last time, and its place is not needed for O.
+  // The warp has read its part of Q for the last time; its place is free unless O needs it.
   __device__ __forceinline__ void LeaveQuery() {
     if constexpr (!T::kStoreThroughQ) Release(places.EmptyQ(q.stage));
-  }
-
-  __device__ __forceinline__ void ScoredAll() {
-    if constexpr (!T::kQueryInRegisters) LeaveQuery();
   }
 
   // Where O leaves through Q's place: the stores have read it. The thread that began them waits, on
@@ -176,7 +172,9 @@ struct Consumer {
     }
   }
 
-  // A warpgroup's turn to issue products.
+  // A warpgroup's turn: to issue products (kOutputTurns), one for each tile of keys but the first,
+  // or to exponentiate (kSoftmaxTurns), one for each. Tiles that are skipped count, so that all
+  // warpgroups have as many.
   __device__ __forceinline__ void AwaitTurn() {
     if constexpr (T::kTurns) SyncNamed(kTurnBarrier + group, 256);
   }
@@ -184,6 +182,22 @@ struct Consumer {
     if constexpr (T::kTurns) {
       ArriveNamed(kTurnBarrier + (group + 1) % T::kConsumers, 256);
     }
+  }
+
+  // The scores of tile n are there.
+  __device__ __forceinline__ void LeaveKeys(int n) {
+    Release(places.EmptyK(k.stage));
+    k.Step();
+    if (n == tile_begin) LeaveQuery();
+  }
+
+  // The last tile's output.
+  __device__ __forceinline__ void FinishOutput(bool accumulate) {
+    IssueOutput(accumulate);
+    WgmmaWait<0>();
+    HoldRegisters(output);
+    Release(places.EmptyV(v.stage));
+    v.Step();
   }
 
   // Lets tiles of keys go by that only other warpgroups see.
@@ -206,9 +220,7 @@ struct Consumer {
   __device__ __forceinline__ void AccumulateUnderOutput(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
-    Release(places.EmptyK(k.stage));
-    k.Step();
-    if (n == tile_begin) ScoredAll();
+    LeaveKeys(n);
     ScoresToWeights(work, n, rescale);
     PackWeights();
     Wait(places.FullV(v.stage), v.parity);
@@ -222,9 +234,7 @@ struct Consumer {
       PassTurn();
       WgmmaWait<1>();
       HoldRegisters(scores);
-      Release(places.EmptyK(k.stage));
-      k.Step();
-      if (n == tile_begin) ScoredAll();
+      LeaveKeys(n);
       const bool risen = ScoresToWeights(work, n, rescale);
       HoldRegisters(scores);
       const uint32_t used = places.EmptyV(v.stage);
@@ -239,20 +249,14 @@ struct Consumer {
       PackWeights();
       if (risen) Rescale(rescale);
     }
-    IssueOutput(accumulate);
-    WgmmaWait<0>();
-    HoldRegisters(output);
-    Release(places.EmptyV(v.stage));
-    v.Step();
+    FinishOutput(accumulate);
   }
 
   // Products and softmax of a warpgroup alternate; one warpgroup at a time is in its exponentials.
   __device__ __forceinline__ void AccumulateInTurns(const Sm90Work& work) {
     float rescale[2];
     int n = tile_end - 1;
-    Release(places.EmptyK(k.stage));
-    k.Step();
-    if (n == tile_begin) ScoredAll();
+    LeaveKeys(n);
     FinishScores(work, n, rescale);
     AwaitTurn();
     rows.Exponentiate(scores);
@@ -272,9 +276,7 @@ struct Consumer {
       HoldRegisters(output);
       HoldRegisters(weights);
       Release(used);
-      Release(places.EmptyK(k.stage));
-      k.Step();
-      if (n == tile_begin) ScoredAll();
+      LeaveKeys(n);
       const bool risen = FinishScores(work, n, rescale);
       if (risen) Rescale(rescale);
       AwaitTurn();
@@ -283,11 +285,7 @@ struct Consumer {
       PassTurn();
       Wait(places.FullV(v.stage), v.parity);
     }
-    IssueOutput(accumulate);
-    WgmmaWait<0>();
-    HoldRegisters(output);
-    Release(places.EmptyV(v.stage));
-    v.Step();
+    FinishOutput(accumulate);
   }
 
   __device__ __forceinline__ void Accumulate(const Sm90Work& work) {
@@ -319,14 +317,13 @@ struct Consumer {
   // Joins the quad's sums, adds the sink, divides, writes LSE. Rows without keys and padding get
   // zeros.
   __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r) {
-    const bool any = work.tile_begin < work.tile_end;
     float total = rows.sum[r];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     const int mine = row + 8 * r;
     SoftmaxState<float> softmax;
     if (rows.base[r] != kNoBase) softmax.max = rows.base[r] * kLn2;
-    softmax.sum = any ? total : 0.0f;
+    softmax.sum = total;
     float factor = 1.0f;
     if (work.has_sink) factor = AddSink(softmax, work.sink);
     factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
@@ -340,7 +337,7 @@ struct Consumer {
       output[4 * j + 2 * r + 1] *= factor;
     }
     // Hidden values times weights of 0 may be NaN, and without keys what stands there is anything.
-    if (padding || !any || rows.base[r] == kNoBase) {
+    if (padding || rows.base[r] == kNoBase) {
 #pragma unroll
       for (int j = 0; j < kOutputs / 4; ++j) {
         output[4 * j + 2 * r] = output[4 * j + 2 * r + 1] = 0.0f;
@@ -443,7 +440,11 @@ struct Consumer {
     FinishRow(work, 1);
     if (T::kStoreThroughQ && work.maps->writes_o) {
       StoreBoxes(work, stage);
-    } else if (work.vectors) {
+      return;
+    }
+    // LeaveStored speaks for all warps.
+    if constexpr (T::kStoreThroughQ) SyncNamed(kGroupBarrier + group, 128);
+    if (work.vectors) {
       StoreVectors(work);
     } else {
       StoreElements(work);
@@ -469,7 +470,7 @@ struct Consumer {
       WgmmaWait<0>();
       HoldRegisters(scores);
       if (T::kStoreThroughQ && last_stage >= 0) LeaveStored(last_stage);
-      if (T::kQueryInRegisters || !any) LeaveQuery();
+      if (!any) LeaveQuery();
       if (any) {
         Accumulate(work);
         Skip(tile_begin - work.tile_begin);

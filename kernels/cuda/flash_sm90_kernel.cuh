@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   } else {
     TakeRegisters<T::kConsumerRegisters>();
     const int group = warp / 4 - 1;
-    Consumer<T, kBfloat16> consumer{params, shared, places, group, lane};
+    Consumer<T, kBfloat16> consumer{shared, places, group, lane};
     consumer.Run();
   }
 #endif

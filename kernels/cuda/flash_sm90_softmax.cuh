@@ -30,9 +30,6 @@ __device__ __forceinline__ float MaxOrNan(float a, float b) {
   return larger;
 }
 
-// The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
-inline constexpr float kNoBase = -3.0e38f;
-
 // A thread's two rows, 8 apart; four lanes, a quad, share them. kScores of the thread's scores
 // belong to a tile: [4 * j + 2 * r + i] is row r's key 8 * j + 2 * (lane % 4) + i.
 //
@@ -57,8 +54,8 @@ struct SoftmaxRows {
     }
   }
 
-  // Whether one of the warp's rows may have a score that lifts its base. NaN and infinity do: those
-  // that the Tensor Cores make have no sign.
+  // Whether one of the warp's rows may have a score that lifts its base. Infinity does, and NaN but
+  // for one with a sign: that makes its weight and the row's sum NaN all the same.
   __device__ __forceinline__ bool MayRise(const float (&scores)[kScores]) const {
     bool rises = false;
 #pragma unroll
@@ -89,8 +86,9 @@ struct SoftmaxRows {
       top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
       rescale[r] = 1.0f;
-      // Not ">": a maximum of NaN is followed.
-      if (top == NegativeInfinity() || __fmul_rn(top, to_log2) <= base[r] + kBaseSlack) continue;
+      if (top == NegativeInfinity()) continue;
+      // Not ">": a maximum of NaN is followed. And a first score, however low, is a key seen.
+      if (base[r] != kNoBase && __fmul_rn(top, to_log2) <= base[r] + kBaseSlack) continue;
       // NaN if the maximum is NaN or infinite.
       const float risen = __fadd_rn(__fmul_rn(top, to_log2), top - top);
       rescale[r] = FastExp2(base[r] - risen);
@@ -103,10 +101,11 @@ struct SoftmaxRows {
   __device__ __forceinline__ bool Follow(const float (&scores)[kScores], float (&rescale)[2]) {
     if (!MayRise(scores)) return false;
     FollowMaxima(scores, rescale);
-    return true;
+    return __any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f);
   }
 
-  // Scores become weights.
+  // Scores become weights. (The compiler puts the additions well behind the exponentials; right
+  // behind, each would wait for its own.)
   __device__ __forceinline__ void Exponentiate(float (&scores)[kScores]) {
     float total[2] = {0.0f, 0.0f};
 #pragma unroll

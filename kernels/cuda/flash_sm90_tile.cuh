@@ -32,11 +32,11 @@ struct Sm90Tile {
   static constexpr int kConsumers = kGroups;
   static constexpr int kRows = 64 * kGroups;
   static constexpr int kKeys = kTileKeys;
-  static constexpr int kStages = kStages_;    // of K, and of V
-  static constexpr int kStagesQ = kStagesQ_;  // 2: the next tile's Q arrives during this one
+  static constexpr int kStages = kStages_;  // of K, and of V
+  static constexpr int kStagesQ =
+      kStagesQ_;  // 2: the next tile's Q arrives from this one's beginning on
   static constexpr Overlap kOverlap = kOverlap_;
-  static constexpr bool kTurns =
-      kOverlap_ == Overlap::kOutputTurns || kOverlap_ == Overlap::kSoftmaxTurns;
+  static constexpr bool kTurns = kOverlap_ != Overlap::kOutput;
   static constexpr bool kQueryInRegisters = kQueryInRegisters_;  // its fragments; else in place
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kBlocks = kBlocks_;  // to a multiprocessor
@@ -47,10 +47,7 @@ struct Sm90Tile {
   // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
   // the launch took: the same for every thread, a multiple of 8.
   static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks_) / 8 * 8;
-  static constexpr int kAccumulators =
-      kTileKeys / 2 + kTileKeys / 4 + kDimV / 2 + (kQueryInRegisters_ ? kDim / 4 : 0);
-  static constexpr int kProducerRegisters =
-      kGroups == 4 || (kGroups == 3 && kAccumulators > 124) ? 32 : 40;
+  static constexpr int kProducerRegisters = kGroups == 4 ? 32 : 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
@@ -72,6 +69,8 @@ struct Sm90Tile {
 
   static_assert(kDim % 32 == 0 && kDimV % 32 == 0 && kTileKeys % 16 == 0);
   static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
+  // Nobody frees a place whose Q went to registers before O has left through it.
+  static_assert(!kQueryInRegisters || kStoreThroughQ);
 };
 
 // The keys that a row sees, in 32 bits: lengths are at most 2^30 (limits.h). As VisibleKeys.

@@ -134,7 +134,8 @@ __device__ __forceinline__ void FenceAsyncProxy() {
 __device__ __forceinline__ void AwaitEarlierLaunches() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
-// Once all blocks have called it, the next launch may begin as blocks find room.
+// Once all blocks have called it, the next launch may begin as blocks find room. A launch that does
+// must await the earlier ones before it ends, so that awaiting it means awaiting all.
 __device__ __forceinline__ void AllowNextLaunch() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

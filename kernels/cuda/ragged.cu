@@ -190,8 +190,12 @@ cudaError_t PrepareKernel(const FlashVariant& variant, int* units) {
                               cudaSharedmemCarveoutMaxShared);
 }
 
+// Begins early only outside of graphs, whose nodes wait as their edges say.
 cudaError_t Launch(const FlashVariant& variant, unsigned blocks, RaggedParams params,
                    cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
+  if (asked != cudaSuccess) return asked;
   cudaLaunchAttribute early = {};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -201,7 +205,7 @@ cudaError_t Launch(const FlashVariant& variant, unsigned blocks, RaggedParams pa
   config.dynamicSmemBytes = static_cast<size_t>(variant.shared_bytes);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = variant.begins_early ? 1 : 0;
+  config.numAttrs = variant.begins_early && capture == cudaStreamCaptureStatusNone ? 1 : 0;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&config, variant.kernel, arguments);
 }

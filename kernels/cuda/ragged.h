@@ -24,7 +24,7 @@
 namespace attend::cuda {
 
 // The head of every launch's workspace. All zero between launches: the last block to leave a
-// launch clears it, so no launch pays for clearing it first.
+// launch clears it (in cuda_flash_sm80 the counter wraps), so no launch pays for clearing it first.
 struct TileQueue {
   unsigned int next = 0;  // tiles claimed beyond each block's first
   unsigned int left = 0;  // blocks that have found no more work

@@ -151,14 +151,19 @@ TEST(CudaBits, PlaceAndNeighboursDoNotChangeBits) {
   }
 }
 
-// O of a chain of launches, each with the O of the one before as its Q, waited for one by one or
-// not at all: launches may begin before the one before has ended.
-std::vector<char> Chain(const Attention& first, KernelId kernel, int64_t bytes, bool wait) {
+// O of a chain of launches, each with the O of the one before as its Q, by each of `kernels` in
+// turn, waited for one by one or not at all: launches may begin before the one before has ended.
+std::vector<char> Chain(const Attention& first, const std::vector<KernelId>& kernels, int64_t bytes,
+                        bool wait) {
   const DeviceMemory places[] = {DeviceMemory(bytes), DeviceMemory(bytes)};
-  std::vector<cuda::LaunchItem> item = {{kernel, first}};
-  const Result<int64_t> workspace_bytes = cuda::BatchWorkspaceBytes(item);
-  EXPECT_TRUE(workspace_bytes.ok());
-  const DeviceMemory workspace(*workspace_bytes);
+  int64_t workspace_bytes = 0;
+  for (const KernelId kernel : kernels) {
+    const cuda::LaunchItem item = {kernel, first};
+    const Result<int64_t> needed = cuda::BatchWorkspaceBytes({&item, 1});
+    EXPECT_TRUE(needed.ok());
+    workspace_bytes = std::max(workspace_bytes, *needed);
+  }
+  const DeviceMemory workspace(workspace_bytes);
   EXPECT_EQ(cudaMemset(workspace.get(), 0, cuda::kTileQueueBytes), cudaSuccess);
   EXPECT_EQ(cudaMemset(places[1].get(), 0xff, static_cast<size_t>(bytes)), cudaSuccess);
   EXPECT_EQ(cudaMemcpy(places[0].get(), first.q.data, static_cast<size_t>(bytes),
@@ -166,9 +171,10 @@ std::vector<char> Chain(const Attention& first, KernelId kernel, int64_t bytes, 
             cudaSuccess);
   constexpr int kLaunches = 40;
   for (int n = 0; n < kLaunches; ++n) {
-    item.front().attention.q.data = places[n % 2].get();
-    item.front().attention.o.data = places[(n + 1) % 2].get();
-    EXPECT_TRUE(cuda::LaunchBatch(item, workspace.get(), *workspace_bytes, nullptr).ok());
+    cuda::LaunchItem item = {kernels[n % kernels.size()], first};
+    item.attention.q.data = places[n % 2].get();
+    item.attention.o.data = places[(n + 1) % 2].get();
+    EXPECT_TRUE(cuda::LaunchBatch({&item, 1}, workspace.get(), workspace_bytes, nullptr).ok());
     if (wait) {
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     }
@@ -180,23 +186,40 @@ std::vector<char> Chain(const Attention& first, KernelId kernel, int64_t bytes, 
   return last;
 }
 
+// Of one attention in the launch's parameter, with sinks, and with lengths that lie on the device.
 TEST(CudaBits, LaunchesInARowSeeWhatEarlierOnesWrote) {
   const uint64_t seed = FreshSeed();
-  for (const int64_t dim : {64, 128}) {
-    for (const int64_t length : {100, 1500}) {  // few blocks, and blocks that claim second tiles
-      ProblemSpec spec = MakeSpec(2, 16, 4, length, length, dim, dim, DType::kFloat16);
-      spec.problem.mask.right = 0;
-      for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
-        OwnedAttention owned = MakeAttention(spec, seed);
-        if (!CanRun(owned.attention, kernel)) continue;
-        DeviceRun run(&owned, kernel);
-        ASSERT_TRUE(run.Prepare().ok());
-        const int64_t bytes = 2 * 16 * length * dim * DTypeBytes(spec.problem.dtype);
-        const std::vector<char> waited = Chain(run.attention(), kernel, bytes, true);
-        for (int n = 0; n < 5; ++n) {
-          ASSERT_TRUE(Chain(run.attention(), kernel, bytes, false) == waited)
-              << n << " " << Label(spec, kernel, -1, seed);
-        }
+  const std::vector<KernelId> chains[] = {
+      {KernelId::kCudaFlashSm80},
+      {KernelId::kCudaFlashSm90},
+      {KernelId::kCudaFlashSm90, KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90,
+       KernelId::kCudaFlashSm90, KernelId::kCudaNaive, KernelId::kCudaFlashSm90,
+       KernelId::kCudaFlashFp32}};
+  struct Case {
+    int64_t dim, length;
+    bool sinks, lengths;
+  };
+  for (const Case& each : {Case{64, 100, false, false},  // few blocks
+                           {64, 1500, false, false},     // blocks that claim second tiles
+                           {128, 1500, true, false},
+                           {192, 700, false, true},
+                           {256, 300, true, false}}) {
+    ProblemSpec spec =
+        MakeSpec(2, 16, 4, each.length, each.length, each.dim, each.dim, DType::kFloat16);
+    spec.problem.mask.right = 0;
+    spec.problem.has_sinks = each.sinks;
+    if (each.lengths) spec.kv_lengths = {each.length, each.length / 2};
+    for (const auto& kernels : chains) {
+      OwnedAttention owned = MakeAttention(spec, seed);
+      const auto can_run = [&](KernelId kernel) { return CanRun(owned.attention, kernel); };
+      if (!std::all_of(kernels.begin(), kernels.end(), can_run)) continue;
+      DeviceRun run(&owned, kernels.front());
+      ASSERT_TRUE(run.Prepare().ok());
+      const int64_t bytes = 2 * 16 * each.length * each.dim * DTypeBytes(spec.problem.dtype);
+      const std::vector<char> waited = Chain(run.attention(), kernels, bytes, true);
+      for (int n = 0; n < 3; ++n) {
+        ASSERT_TRUE(Chain(run.attention(), kernels, bytes, false) == waited)
+            << n << " of " << kernels.size() << " kernels, " << Describe(spec);
       }
     }
   }
