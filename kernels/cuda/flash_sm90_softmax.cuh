@@ -97,15 +97,15 @@ struct SoftmaxRows {
     }
   }
 
-  // Lifts the bases if need be, for all rows of the warp or none. True: it did, see `rescale`.
+  // Lifts the bases if need be. True: it may have, see `rescale`. (Asking once more whether it did
+  // lets the compiler move exponentials over the turn's barrier, which costs more than it saves.)
   __device__ __forceinline__ bool Follow(const float (&scores)[kScores], float (&rescale)[2]) {
     if (!MayRise(scores)) return false;
     FollowMaxima(scores, rescale);
-    return __any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f);
+    return true;
   }
 
-  // Scores become weights. (The compiler puts the additions well behind the exponentials; right
-  // behind, each would wait for its own.)
+  // Scores become weights.
   __device__ __forceinline__ void Exponentiate(float (&scores)[kScores]) {
     float total[2] = {0.0f, 0.0f};
 #pragma unroll
