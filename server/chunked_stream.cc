@@ -129,7 +129,9 @@ void ChunkedStream::OnReadDone(bool ok) {
   TransferRef transfer;
   {
     const std::lock_guard lock(mutex_);
-    reading_ = false;
+    // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
+    // find them missing.
+    reading_ = ok && transfer_ && !finished_;
     if (finished_ || !refusal_.ok()) return;  // it crossed the end of the call
     half_closed_ |= !ok;
     transfer = transfer_;
@@ -188,19 +190,25 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
   Poke();
 }
 
-void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
-  if (!transfer_->WantsBytes()) return;
-  auto chunk = std::make_shared<ChunkMessage>();
+char* ChunkedStream::PlaceOf(grpc::ByteBuffer& message, ChunkMessage& chunk) {
+  if (!transfer_->WantsBytes()) return nullptr;
   char* to = nullptr;
-  Status status = chunk->Take(message, kChunkBytesMax + kChunkMarginBytes);
-  if (status.ok()) status = chunk->ParseChunk();
-  if (status.ok()) status = transfer_->Reserve(*chunk, &to);
+  Status status = chunk.Take(message, kChunkBytesMax + kChunkMarginBytes);
+  if (status.ok()) status = chunk.ParseChunk();
+  if (status.ok()) status = transfer_->Reserve(chunk, &to);
   if (!status.ok()) {
     transfer_->Fail(context_.intake.Reject(Rejection::kInvalid, std::move(status)));
   }
-  if (to == nullptr) return;
+  return to;
+}
+
+void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
+  auto chunk = std::make_shared<ChunkMessage>();
+  char* const to = PlaceOf(message, *chunk);
   {
     const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (to == nullptr) return;  // nor any further one
     ++unplaced_;
   }
   Poke();  // the next read is under way before this chunk is copied

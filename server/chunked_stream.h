@@ -64,6 +64,8 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void JoinTransfer(const std::string& token);
   void SetTransfer(TransferRef transfer, bool first);
   void TakeChunk(grpc::ByteBuffer message);
+  // Where the chunk's bytes go; null if nowhere, which has then ended the request or come of that.
+  char* PlaceOf(grpc::ByteBuffer& message, ChunkMessage& chunk);
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;
@@ -82,7 +84,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   int64_t starting_ = 0;       // threads that call gRPC now
   int64_t unplaced_ = 0;       // chunks read and not placed
   bool asked_ = false;         // for the first message
-  bool reading_ = false;
+  bool reading_ = false;       // or a chunk is read and its bytes are not reserved
   bool writing_ = false;
   bool writing_chunk_ = false;
   bool half_closed_ = false;
