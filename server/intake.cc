@@ -198,13 +198,17 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
                                   std::to_string(limits_.answer_bytes_max)));
   }
   const int64_t budget = engine_.host_pool().budget_bytes();
-  if (HostPool::ClassBytes(plan.input_bytes) + HostPool::ClassBytes(plan.output_bytes) > budget) {
+  const int64_t input = HostPool::ClassBytes(plan.input_bytes);
+  const int64_t output = HostPool::ClassBytes(plan.output_bytes);
+  // The sizes are whatever a chunked request's header claims: their sum may overflow.
+  if (input > budget || output > budget - input) {
     // Never, not later: a client must not try again.
-    return Reject(
-        Rejection::kTooLarge,
-        InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
-                        " bytes and its answer " + std::to_string(plan.output_bytes) +
-                        ", together more than the memory budget of " + std::to_string(budget)));
+    return Reject(Rejection::kTooLarge,
+                  InvalidArgument(
+                      "the request's tensors take " + std::to_string(plan.input_bytes) +
+                      " bytes and its answer " + std::to_string(plan.output_bytes) +
+                      " (in blocks of " + std::to_string(input) + " and " + std::to_string(output) +
+                      "), together more than the memory budget of " + std::to_string(budget)));
   }
   Result<Admission> admission = engine_.Admit(validated.attention.problem, request.kernel,
                                               plan.input_bytes, plan.output_bytes);
