@@ -114,12 +114,13 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, char** to) {
   *to = nullptr;
   const std::lock_guard lock(mutex_);
   if (phase_ != Phase::kUploading || !failure_.ok()) return Status();
-  const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
-  if (tensor < 0 || tensor >= places_.tensors) {
+  // Any 32 bits may come: compared before they are computed with.
+  if (chunk.tensor() < v1::TENSOR_NAME_Q || chunk.tensor() >= v1::TENSOR_NAME_Q + places_.tensors) {
     return InvalidArgument("a chunk's tensor is " + std::to_string(chunk.tensor()) +
                            ", must be Q (1), K (2)" +
                            (places_.tensors == 4 ? ", V (3) or BIAS (4)" : " or V (3)"));
   }
+  const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
   const int64_t size = places_.bytes[tensor];
   if (chunk.bytes() > size || chunk.offset() > static_cast<uint64_t>(size - chunk.bytes())) {
     return InvalidArgument(ChunkText(tensor, chunk) + "ends behind the tensor's " +

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -181,6 +182,8 @@ const BadUpload kBadUploads[] = {
      "a chunk's tensor is 4, must be Q (1), K (2) or V (3)"},
     {"an answer's tensor", [](auto& c) { c.SendChunk(5, 0, "abc"); }, "a chunk's tensor is 5"},
     {"a negative tensor", [](auto& c) { c.SendChunk(-1, 0, "abc"); }, "a chunk's tensor is -1"},
+    {"the lowest tensor", [](auto& c) { c.SendChunk(INT32_MIN, 0, "abc"); },
+     "a chunk's tensor is -2147483648"},
     {"no data", [](auto& c) { c.SendChunk(1, 0, ""); }, "data has 0 bytes, must have 1 to 4194304"},
     {"too much data", [](auto& c) { c.SendChunk(1, 0, std::string((4 << 20) + 1, 'x')); },
      "data has 4194305 bytes, must have 1 to 4194304"},
