@@ -59,13 +59,14 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Refuse(Status status);
   // The first message, or that there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer message);
+  void ParseFirst(bool ok, grpc::ByteBuffer& message);
   void BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first, int64_t message_bytes,
                      Status parsed);
   void JoinTransfer(const std::string& token);
   void SetTransfer(TransferRef transfer, bool first);
   void TakeChunk(grpc::ByteBuffer message);
-  // Where the chunk's bytes go; null if nowhere, which has then ended the request or come of that.
-  char* PlaceOf(grpc::ByteBuffer& message, ChunkMessage& chunk);
+  // `status` says whether it is a chunk.
+  void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status);
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;

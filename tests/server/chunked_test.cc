@@ -188,7 +188,7 @@ const BadUpload kBadUploads[] = {
     {"too much data", [](auto& c) { c.SendChunk(1, 0, std::string((4 << 20) + 1, 'x')); },
      "data has 4194305 bytes, must have 1 to 4194304"},
     {"far too much data", [](auto& c) { c.SendChunk(1, 0, std::string(6 << 20, 'x')); },
-     "must have at most 4195328"},
+     "the chunk's message has "},
     {"a second header", [](auto& c) { c.SendHeader({}); }, "first message only"},
     {"a token on the same stream", [](auto& c) { c.SendToken("abc"); }, "first message only"},
     {"missing bytes",
@@ -228,7 +228,7 @@ TEST(ChunkedTest, TooManySeparatePiecesAreRefused) {
   }
   const grpc::Status status = client.Finish();
   EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  EXPECT_NE(status.error_message().find("more than 16384 separate pieces"), std::string::npos)
+  EXPECT_NE(status.error_message().find("more than 384 separate pieces"), std::string::npos)
       << status.error_message();
 }
 
@@ -271,7 +271,7 @@ TEST(ChunkedTest, BadFirstMessagesAreRefused) {
        },
        "softcap"},
       {[](auto& m) { m.mutable_header()->set_kernel(std::string(5 << 20, 'k')); },
-       "must have at most 4194304"},
+       "the header has "},
   };
   for (const auto& bad : cases) {
     v1::AttendChunkedRequest message;
