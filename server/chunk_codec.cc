@@ -3,6 +3,7 @@
 #include "server/chunk_codec.h"
 
 #include <array>
+#include <string>
 #include <utility>
 
 #include "server/codec.h"
@@ -34,11 +35,11 @@ grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
 
 }  // namespace
 
-Status ChunkMessage::Take(grpc::ByteBuffer& message, int64_t bytes_max) {
+Status ChunkMessage::Take(grpc::ByteBuffer& message, const char* what, int64_t bytes_max) {
   if (!message.Valid()) return ResourceExhausted("no transport memory for the message");
   message_bytes_ = static_cast<int64_t>(message.Length());
   if (message_bytes_ > bytes_max) {
-    return InvalidArgument("the message has " + std::to_string(message_bytes_) +
+    return InvalidArgument(std::string("the ") + what + " has " + std::to_string(message_bytes_) +
                            " bytes, must have at most " + std::to_string(bytes_max));
   }
   if (!message.Dump(&slices_).ok()) return InvalidArgument("the message cannot be read");
@@ -85,7 +86,7 @@ bool ChunkMessage::ReadInOrder() {
   return true;
 }
 
-Status ChunkMessage::ParseChunk() {
+Status ChunkMessage::ParseChunk(int64_t bytes_max) {
   if (!ReadInOrder()) {
     parsed_ = std::make_unique<Message>();
     if (!ParseSlices(spans_, message_bytes_, *parsed_)) return Malformed();
@@ -96,9 +97,9 @@ Status ChunkMessage::ParseChunk() {
     offset_ = parsed_->offset();
     bytes_ = static_cast<int64_t>(parsed_->data().size());
   }
-  if (bytes_ >= 1 && bytes_ <= kChunkBytesMax) return Status();
+  if (bytes_ >= 1 && bytes_ <= bytes_max) return Status();
   return InvalidArgument("data has " + std::to_string(bytes_) + " bytes, must have 1 to " +
-                         std::to_string(kChunkBytesMax));
+                         std::to_string(bytes_max));
 }
 
 std::vector<CopyPiece> ChunkMessage::Pieces(void* to) const {
@@ -114,13 +115,13 @@ std::vector<CopyPiece> ChunkMessage::Pieces(void* to) const {
   return pieces;
 }
 
-grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max,
+grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
                              int64_t idle_timeout_ms) {
   v1::AttendChunkedResponse response;
   v1::ChunkedGrant* grant = response.mutable_grant();
   grant->set_token(token);
   grant->set_streams_max(static_cast<int32_t>(streams_max));
-  grant->set_chunk_bytes_max(kChunkBytesMax);
+  grant->set_chunk_bytes_max(chunk_bytes_max);
   grant->set_idle_timeout_ms(idle_timeout_ms);
   return Serialize(response);
 }

@@ -7,6 +7,7 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -20,26 +21,31 @@
 
 namespace attend {
 
-// Of the data in one message from a client. Peers receive messages of 4 MiB by default; a chunk of
-// that size and its fields is a little more.
+// Of the data in one message from a client, and of a header. Peers receive messages of 4 MiB by
+// default; a chunk of that size and its fields is a little more.
 inline constexpr int64_t kChunkBytesMax = int64_t{4} << 20;
+// The same where messages are bounded.
+constexpr int64_t ChunkBytesMax(int64_t message_bytes_max) {
+  return std::min(kChunkBytesMax, message_bytes_max);
+}
 // Of the data in one message to a client: with its fields below the 4 MiB that every client takes
 // by default, small enough to be spread over streams, large enough for the fields not to count.
 inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
-// Of the message around the data, and of a header.
+// Of the message around the data.
 inline constexpr int64_t kChunkMarginBytes = 1024;
-inline constexpr int64_t kHeaderBytesMax = int64_t{4} << 20;
 
 // One message's slices while they are read.
 class ChunkMessage {
  public:
-  // INVALID_ARGUMENT if gRPC cannot give the slices or there are too many bytes.
-  Status Take(grpc::ByteBuffer& message, int64_t bytes_max);
+  // INVALID_ARGUMENT if gRPC cannot give the slices or there are too many bytes; `what` names it.
+  Status Take(grpc::ByteBuffer& message, const char* what, int64_t bytes_max);
 
   // A stream's first message.
   Status ParseFirst(v1::AttendChunkedRequest& first) const;
-  // Any later one. INVALID_ARGUMENT if it is no chunk.
-  Status ParseChunk();
+  // Any later one. INVALID_ARGUMENT if it is no chunk or has more than `bytes_max` of data.
+  Status ParseChunk(int64_t bytes_max);
+  // Whether its fields stand in the usual order; else ParseChunk copies the message.
+  bool ReadInOrder();
 
   int64_t message_bytes() const { return message_bytes_; }
   // Of the chunk.
@@ -50,8 +56,6 @@ class ChunkMessage {
   std::vector<CopyPiece> Pieces(void* to) const;
 
  private:
-  bool ReadInOrder();
-
   std::vector<grpc::Slice> slices_;
   std::vector<ByteSpan> spans_;
   int64_t message_bytes_ = 0;
@@ -62,7 +66,7 @@ class ChunkMessage {
   std::unique_ptr<v1::AttendChunkedRequest> parsed_;  // holds the data if not in order
 };
 
-grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max,
+grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
                              int64_t idle_timeout_ms);
 // Takes the small fields of the answer.
 grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response);

@@ -23,7 +23,8 @@ class ChunkedTransfer;
 class TransferRef;
 
 struct ChunkedOptions {
-  int64_t streams_max = 16;  // of one request
+  int64_t streams_max = 16;                    // of one request
+  int64_t chunk_bytes_max = int64_t{4} << 20;  // of a chunk's data, and of a header
   Duration idle_timeout = std::chrono::seconds(30);
 };
 

@@ -11,7 +11,7 @@
 namespace attend {
 namespace {
 
-// Chunks up to here are copied on gRPC's own thread: a hand-over would cost more.
+// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
 constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
 // One is copied while the next one comes in.
 constexpr int64_t kUnplacedMax = 2;
@@ -119,7 +119,7 @@ void ChunkedStream::EndWhenIdle() {
     if (TakesFirstLocked()) return;  // a header is refused as any other, a token joins what runs
     transfer = transfer_;
   }
-  if (transfer) return transfer->FailUpload(Draining());
+  if (transfer) return transfer->FailUpload(Rejection::kDraining, Draining());
   Refuse(Draining());
 }
 
@@ -129,7 +129,9 @@ void ChunkedStream::OnReadDone(bool ok) {
   TransferRef transfer;
   {
     const std::lock_guard lock(mutex_);
-    reading_ = false;
+    // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
+    // find them missing.
+    reading_ = ok && transfer_ && !finished_;
     if (finished_ || !refusal_.ok()) return;  // it crossed the end of the call
     half_closed_ |= !ok;
     transfer = transfer_;
@@ -147,9 +149,18 @@ void ChunkedStream::OnReadDone(bool ok) {
 }
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
+  if (!message.Valid() || static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
+    return ParseFirst(ok, message);
+  }
+  const auto held = std::make_shared<grpc::ByteBuffer>();
+  held->Swap(&message);
+  context_.copies.Copy({}, [self = shared_from_this(), held] { self->ParseFirst(true, *held); });
+}
+
+void ChunkedStream::ParseFirst(bool ok, grpc::ByteBuffer& message) {
   auto first = std::make_shared<v1::AttendChunkedRequest>();
   ChunkMessage taken;
-  Status status = ok ? taken.Take(message, kHeaderBytesMax)
+  Status status = ok ? taken.Take(message, "header", context_.chunked.options().chunk_bytes_max)
                      : InvalidArgument("the stream ended before its first message");
   if (status.ok()) status = taken.ParseFirst(*first);
   if (status.ok() && first->has_token()) return JoinTransfer(first->token());
@@ -189,18 +200,27 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
 }
 
 void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
-  if (!transfer_->WantsBytes()) return;
+  const int64_t bytes_max = context_.chunked.options().chunk_bytes_max;
   auto chunk = std::make_shared<ChunkMessage>();
-  char* to = nullptr;
-  Status status = chunk->Take(message, kChunkBytesMax + kChunkMarginBytes);
-  if (status.ok()) status = chunk->ParseChunk();
-  if (status.ok()) status = transfer_->Reserve(*chunk, &to);
-  if (!status.ok()) {
-    transfer_->Fail(context_.intake.Reject(Rejection::kInvalid, std::move(status)));
+  Status status = chunk->Take(message, "chunk's message", bytes_max + kChunkMarginBytes);
+  if (!status.ok()) return PlaceChunk(std::move(chunk), std::move(status));
+  if (chunk->ReadInOrder() || chunk->message_bytes() <= kInlineBytesMax) {
+    status = chunk->ParseChunk(bytes_max);
+    return PlaceChunk(std::move(chunk), std::move(status));
   }
-  if (to == nullptr) return;
+  context_.copies.Copy({}, [self = shared_from_this(), chunk, bytes_max] {
+    self->PlaceChunk(chunk, chunk->ParseChunk(bytes_max));
+  });
+}
+
+void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status) {
+  char* to = nullptr;
+  if (status.ok()) status = transfer_->Reserve(*chunk, &to);
+  if (!status.ok()) transfer_->FailUpload(Rejection::kInvalid, std::move(status));
   {
     const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (to == nullptr) return;  // nor does any further one
     ++unplaced_;
   }
   Poke();  // the next read is under way before this chunk is copied

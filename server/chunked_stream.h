@@ -59,11 +59,14 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Refuse(Status status);
   // The first message, or that there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer message);
+  void ParseFirst(bool ok, grpc::ByteBuffer& message);
   void BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first, int64_t message_bytes,
                      Status parsed);
   void JoinTransfer(const std::string& token);
   void SetTransfer(TransferRef transfer, bool first);
   void TakeChunk(grpc::ByteBuffer message);
+  // `status` says whether it is a chunk.
+  void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status);
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;
@@ -82,7 +85,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   int64_t starting_ = 0;       // threads that call gRPC now
   int64_t unplaced_ = 0;       // chunks read and not placed
   bool asked_ = false;         // for the first message
-  bool reading_ = false;
+  bool reading_ = false;       // or a chunk is read and its bytes are not reserved
   bool writing_ = false;
   bool writing_chunk_ = false;
   bool half_closed_ = false;

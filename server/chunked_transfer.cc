@@ -12,11 +12,14 @@
 namespace attend {
 namespace {
 
-// A client shows that it goes on by this many bytes per idle timeout, not by single ones.
-constexpr int64_t kProgressBytes = int64_t{64} << 10;
-// Disjoint ranges of a request. They are memory outside the budget; chunks of 64 KiB in any order
-// need no more for 2 GiB.
-constexpr int64_t kRangesMax = 16384;
+// A client shows that it goes on by this many bytes per idle timeout, not by single ones; and by
+// this part of all its bytes, so that it holds memory for at most so many timeouts.
+constexpr int64_t kProgressBytesMin = int64_t{64} << 10;
+constexpr int64_t kProgressParts = 16;
+// Disjoint ranges are memory outside the budget: one for each of so many bytes, within bounds.
+constexpr int64_t kRangeBytes = 1024;
+constexpr int64_t kRangesLeast = 64;
+constexpr int64_t kRangesMost = 16384;
 
 constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
 
@@ -48,14 +51,21 @@ ChunkedTransfer::~ChunkedTransfer() {
 void ChunkedTransfer::Begin(const v1::AttendRequest& header, int64_t message_bytes, Status parsed) {
   const TransferRef self(this);
   request_->message_bytes = message_bytes;  // nobody else looks at it while the header is in hand
-  Status status =
-      parsed.ok() ? Admit(header) : context_.intake.Reject(Rejection::kInvalid, std::move(parsed));
-  if (!status.ok()) Fail(std::move(status));
+  if (!parsed.ok()) {
+    FailUpload(Rejection::kInvalid, std::move(parsed));
+  } else if (Status status = Admit(header); !status.ok()) {
+    Fail(std::move(status));
+  }
   Placed(0);
   PokeAll();
 }
 
 Status ChunkedTransfer::Admit(const v1::AttendRequest& header) {
+  {
+    // Memory for a request that was cancelled while it waited for this thread would be for nothing.
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
+  }
   if (deadline_ != kNever && deadline_ <= context_.clock.Now()) {
     return context_.intake.Reject(
         Rejection::kDeadlinePassed,
@@ -69,6 +79,7 @@ Status ChunkedTransfer::Admit(const v1::AttendRequest& header) {
   token_ = std::move(*token);
   places_ = places;
   for (int i = 0; i < places_.tensors; ++i) total_bytes_ += places_.bytes[i];
+  progress_step_bytes_ = std::max(kProgressBytesMin, total_bytes_ / kProgressParts);
   progress_ = context_.clock.Now();
   phase_ = Phase::kUploading;
   return Status();
@@ -114,12 +125,13 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, char** to) {
   *to = nullptr;
   const std::lock_guard lock(mutex_);
   if (phase_ != Phase::kUploading || !failure_.ok()) return Status();
-  const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
-  if (tensor < 0 || tensor >= places_.tensors) {
+  // Any 32 bits may come: compared before they are computed with.
+  if (chunk.tensor() < v1::TENSOR_NAME_Q || chunk.tensor() >= v1::TENSOR_NAME_Q + places_.tensors) {
     return InvalidArgument("a chunk's tensor is " + std::to_string(chunk.tensor()) +
                            ", must be Q (1), K (2)" +
                            (places_.tensors == 4 ? ", V (3) or BIAS (4)" : " or V (3)"));
   }
+  const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
   const int64_t size = places_.bytes[tensor];
   if (chunk.bytes() > size || chunk.offset() > static_cast<uint64_t>(size - chunk.bytes())) {
     return InvalidArgument(ChunkText(tensor, chunk) + "ends behind the tensor's " +
@@ -133,9 +145,10 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, char** to) {
   }
   int64_t ranges = 0;
   for (const ByteRanges& each : ranges_) ranges += each.count();
-  if (ranges > kRangesMax) {
+  const int64_t ranges_max = std::clamp(total_bytes_ / kRangeBytes, kRangesLeast, kRangesMost);
+  if (ranges > ranges_max) {
     return InvalidArgument(ChunkText(tensor, chunk) + "makes more than " +
-                           std::to_string(kRangesMax) + " separate pieces of the tensors");
+                           std::to_string(ranges_max) + " separate pieces of the tensors");
   }
   request_->message_bytes += chunk.message_bytes();
   ++in_hand_;
@@ -147,7 +160,7 @@ void ChunkedTransfer::Placed(int64_t bytes) {
   Lock lock(mutex_);
   --in_hand_;
   placed_bytes_ += bytes;
-  if (placed_bytes_ - progress_bytes_ >= kProgressBytes) {
+  if (placed_bytes_ - progress_bytes_ >= progress_step_bytes_) {
     progress_bytes_ = placed_bytes_;
     progress_ = context_.clock.Now();
   }
@@ -157,7 +170,7 @@ void ChunkedTransfer::Placed(int64_t bytes) {
   } else if (in_hand_ == 0 && phase_ <= Phase::kUploading && failed) {
     EndUpload(lock);
   } else if (in_hand_ == 0 && phase_ == Phase::kUploading && open_ == 0) {
-    FailLocked(lock, MissingLocked());
+    FailUploadLocked(lock, Rejection::kInvalid, MissingLocked());
   }
 }
 
@@ -174,7 +187,7 @@ void ChunkedTransfer::HalfClosed() {
   Lock lock(mutex_);
   --open_;
   if (open_ == 0 && in_hand_ == 0 && phase_ == Phase::kUploading && failure_.ok()) {
-    FailLocked(lock, MissingLocked());
+    FailUploadLocked(lock, Rejection::kInvalid, MissingLocked());
   }
 }
 
@@ -186,8 +199,7 @@ Status ChunkedTransfer::MissingLocked() const {
     text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kTensorNames[i] +
             "'s " + std::to_string(places_.bytes[i]) + " bytes";
   }
-  return context_.intake.Reject(
-      Rejection::kInvalid, InvalidArgument("all streams are half-closed and missing are " + text));
+  return InvalidArgument("all streams are half-closed and missing are " + text);
 }
 
 void ChunkedTransfer::Fail(Status status) {
@@ -201,10 +213,17 @@ void ChunkedTransfer::FailCancelled() {
             : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
 }
 
-void ChunkedTransfer::FailUpload(Status status) {
+void ChunkedTransfer::FailUpload(Rejection reason, Status status) {
   Lock lock(mutex_);
-  if (phase_ > Phase::kUploading || !failure_.ok()) return;
-  FailLocked(lock, context_.intake.Reject(Rejection::kDraining, std::move(status)));
+  FailUploadLocked(lock, reason, std::move(status));
+}
+
+void ChunkedTransfer::FailUploadLocked(Lock& lock, Rejection reason, Status status) {
+  if (phase_ > Phase::kUploading || !failure_.ok()) {
+    lock.unlock();
+    return;
+  }
+  FailLocked(lock, context_.intake.Reject(reason, std::move(status)));
 }
 
 void ChunkedTransfer::EndIfIdle(TimePoint now) {
@@ -213,7 +232,7 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
   FailLocked(lock,
              Status(Code::kDeadlineExceeded,
-                    "fewer than " + std::to_string(kProgressBytes) + " bytes came in " +
+                    "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
                         std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
                         std::to_string(total_bytes_ - placed_bytes_) + " of " +
                         std::to_string(total_bytes_) + " are missing"));
@@ -279,8 +298,8 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
   if (!greeted) {
     step.kind = StreamStep::Kind::kWrite;
     const ChunkedOptions& options = context_.chunked.options();
-    step.message =
-        EncodeGrant(first ? token_ : "", options.streams_max, Milliseconds(options.idle_timeout));
+    step.message = EncodeGrant(first ? token_ : "", options.streams_max, options.chunk_bytes_max,
+                               Milliseconds(options.idle_timeout));
     return step;
   }
   if (phase_ != Phase::kAnswering) return step;

@@ -55,7 +55,7 @@ class ChunkedTransfer final : public Call {
   // Whether streams should read on.
   bool WantsBytes();
   // Where the chunk's bytes go; Placed() must follow. Null if nobody wants them any more.
-  // INVALID_ARGUMENT if no byte may go there: the caller fails the request.
+  // INVALID_ARGUMENT if no byte may go there: the caller fails the upload.
   Status Reserve(const ChunkMessage& chunk, char** to);
   void Placed(int64_t bytes);
   // A stream sends no more.
@@ -66,8 +66,9 @@ class ChunkedTransfer final : public Call {
   void Fail(Status status);
   // A stream was cancelled, or its connection lost.
   void FailCancelled();
-  // The same if its bytes are not complete, the only state in which draining ends it.
-  void FailUpload(Status status);
+  // The same if its bytes are not complete, which counts as a rejection: of bad chunks, which are
+  // not looked at later, and by draining, which ends nothing else.
+  void FailUpload(Rejection reason, Status status);
   void EndIfIdle(TimePoint now);
   bool ended();
 
@@ -93,8 +94,9 @@ class ChunkedTransfer final : public Call {
 
   ~ChunkedTransfer() override;
   Status Admit(const v1::AttendRequest& header);
-  // These three are entered with the lock and leave without.
+  // These four are entered with the lock and leave without.
   void FailLocked(Lock& lock, Status status);
+  void FailUploadLocked(Lock& lock, Rejection reason, Status status);
   void EndUpload(Lock& lock);
   void Run(Lock& lock);
   Status MissingLocked() const;
@@ -120,8 +122,9 @@ class ChunkedTransfer final : public Call {
   int64_t total_bytes_ = 0;
   int64_t placed_bytes_ = 0;
   int64_t in_hand_ = 1;  // chunks that are being copied; at first, the header
-  TimePoint progress_;   // when the last kProgressBytes were complete
+  TimePoint progress_;   // when the last progress_step_bytes_ were complete
   int64_t progress_bytes_ = 0;
+  int64_t progress_step_bytes_ = 0;  // what must come in one idle timeout
 
   uint64_t id_ = 0;
   int device_ = -1;

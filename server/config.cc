@@ -207,7 +207,7 @@ void AddNetwork(CLI::App& app, Config& c) {
             "Streams of one AttendChunked request, over its life");
   group
       .Add("--chunked-idle-timeout", c.chunked_idle_timeout_seconds,
-           "Seconds in which an AttendChunked request must bring 64 KiB; its memory waits for them")
+           "Seconds in which an AttendChunked request must bring 64 KiB and 1/16 of its bytes")
       ->check(InRange(0.001, 86400.0))
       ->type_name("SECONDS");
   group.Text("--ready-file", c.ready_file, "PATH", nullptr,
@@ -229,7 +229,7 @@ void AddDevices(CLI::App& app, Config& c) {
 void AddLimits(CLI::App& app, Config& c) {
   Group group(app, "Limits");
   group.Bytes("--max-request-bytes", c.max_request_bytes, 1024, kMessageBytesMax,
-              "Bytes of one request message, and of one answer");
+              "Bytes of one request message or answer; of AttendChunked, of each message only");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kRetryAfterMsMin = 5;
 constexpr int64_t kRetryAfterMsMax = 1000;
+constexpr int64_t kRetryAfterMsMemoryMin = 100;
 constexpr int64_t kRetryAfterMsDraining = 1000;
 
 EngineOptions WithWeights(EngineOptions options) {
@@ -189,10 +190,21 @@ void Engine::Stop() {
   workers_.clear();     // lanes before their backends
 }
 
-int64_t Engine::RetryAfterMs() const {
+int64_t Engine::RetryAfterMs(Code code) const {
   if (draining()) return kRetryAfterMsDraining;
   int64_t queued = 0;
-  for (const auto& worker : workers_) queued += worker->queued();
+  bool full = false;
+  for (const auto& worker : workers_) {
+    queued += worker->queued();
+    full |= worker->queued() >= options_.worker.queue_requests_max;
+  }
+  if (code == Code::kResourceExhausted && !full) {
+    // What lacked was memory, which uploads and slow readers may hold while nothing is queued.
+    const double used = static_cast<double>(host_pool_->used_bytes()) /
+                        static_cast<double>(std::max<int64_t>(1, host_pool_->budget_bytes()));
+    const auto growth = static_cast<double>(kRetryAfterMsMax - kRetryAfterMsMemoryMin);
+    return kRetryAfterMsMemoryMin + static_cast<int64_t>(used * growth);
+  }
   return std::clamp(queued / 8, kRetryAfterMsMin, kRetryAfterMsMax);
 }
 

@@ -74,8 +74,8 @@ class Engine {
 
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   int64_t inflight() const { return inflight_.load(std::memory_order_acquire); }
-  // When a refused client should try again, from the queues' present state.
-  int64_t RetryAfterMs() const;
+  // When a client that was refused with `code` should try again, from the present state.
+  int64_t RetryAfterMs(Code code) const;
 
   struct DeviceState {
     DeviceInfo info;

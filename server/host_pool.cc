@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kSmallestClassBytes = 1024;
 constexpr int64_t kPowerOfTwoClassesUpToBytes = 4096;
+// Nobody has more, and rounding up further would overflow.
+constexpr int64_t kLargestClassBytes = int64_t{1} << 61;
 
 }  // namespace
 
@@ -44,6 +46,7 @@ HostPool::~HostPool() {
 
 int64_t HostPool::ClassBytes(int64_t bytes) {
   if (bytes <= kSmallestClassBytes) return kSmallestClassBytes;
+  if (bytes > kLargestClassBytes) return bytes;
   const int64_t power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
   if (power <= kPowerOfTwoClassesUpToBytes) return power;
   // Four classes between powers of two: reuse stays likely, waste stays under a quarter.
@@ -66,8 +69,7 @@ std::vector<std::pair<void*, int64_t>> HostPool::EvictLocked(int64_t bytes) {
 Result<HostBlock> HostPool::Take(int64_t bytes) {
   HostBlock block;
   if (bytes == 0) return block;
-  // Before ClassBytes, so that rounding up cannot overflow.
-  const int64_t class_bytes = bytes > budget_bytes_ ? bytes : ClassBytes(bytes);
+  const int64_t class_bytes = ClassBytes(bytes);
   std::vector<std::pair<void*, int64_t>> evicted;
   void* data = nullptr;
   {

@@ -59,7 +59,7 @@ class HostPool {
   int64_t held_bytes() const;    // both, at one moment
   int64_t budget_bytes() const { return budget_bytes_; }
 
-  // Bytes of the class that serves `bytes`: at most a quarter more, above 4 KiB.
+  // Bytes of the class that serves `bytes`, whatever they are: at most a quarter more, above 4 KiB.
   static int64_t ClassBytes(int64_t bytes);
 
  private:

@@ -75,7 +75,7 @@ void FillServerInfo(const Engine& engine, const Config& config, Duration uptime,
   limits->set_heads_max(kHeadsMax);
   limits->set_length_max(kLengthMax);
   limits->set_stream_requests_max(config.stream_requests_max);
-  limits->set_chunk_bytes_max(kChunkBytesMax);
+  limits->set_chunk_bytes_max(ChunkBytesMax(config.max_request_bytes));
   limits->set_chunked_streams_max(static_cast<int32_t>(config.chunked_streams_max));
   for (int i = 0; i < kTransportCount; ++i) {
     response->add_transports(TransportName(static_cast<Transport>(i)));

@@ -56,7 +56,12 @@ struct Intake::LargeWork : Work {
 
 Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
                const Limits& limits)
-    : engine_(engine), copies_(copies), metrics_(metrics), clock_(clock), limits_(limits) {}
+    : engine_(engine),
+      copies_(copies),
+      metrics_(metrics),
+      clock_(clock),
+      limits_(limits),
+      uploads_(engine.host_pool().budget_bytes()) {}
 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
   call.Ref();
@@ -197,14 +202,29 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
                                   " tensor bytes, must have at most " +
                                   std::to_string(limits_.answer_bytes_max)));
   }
+  const bool chunked = request.transport == Transport::kChunked;
   const int64_t budget = engine_.host_pool().budget_bytes();
-  if (HostPool::ClassBytes(plan.input_bytes) + HostPool::ClassBytes(plan.output_bytes) > budget) {
+  const int64_t bound = chunked ? uploads_.bytes_max() : budget;
+  const int64_t input = HostPool::ClassBytes(plan.input_bytes);
+  const int64_t output = HostPool::ClassBytes(plan.output_bytes);
+  // The sizes are whatever a chunked request's header claims: their sum may overflow.
+  if (input > bound || output > bound - input) {
     // Never, not later: a client must not try again.
     return Reject(
         Rejection::kTooLarge,
         InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
                         " bytes and its answer " + std::to_string(plan.output_bytes) +
-                        ", together more than the memory budget of " + std::to_string(budget)));
+                        " (in blocks of " + std::to_string(input) + " and " +
+                        std::to_string(output) + "), together more than " +
+                        (chunked ? "the " + std::to_string(bound) + " for incomplete uploads of "
+                                 : std::string()) +
+                        "the memory budget of " + std::to_string(budget)));
+  }
+  UploadShare::Hold upload;
+  if (chunked) {
+    Result<UploadShare::Hold> taken = uploads_.Take(input + output);
+    if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
+    upload = std::move(*taken);
   }
   Result<Admission> admission = engine_.Admit(validated.attention.problem, request.kernel,
                                               plan.input_bytes, plan.output_bytes);
@@ -213,12 +233,14 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
   request.selection = admission->selection;
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);
+  request.upload = std::move(upload);
   return Status();
 }
 
 void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
   const uint64_t id = request->id;
   const int device = request->device;
+  request->upload.Release();
   call.OnAdmitted(id, device);
   if (call.cancelled()) {
     Finish(std::move(request), Status(Code::kCancelled, "the call was cancelled"));

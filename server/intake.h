@@ -21,6 +21,7 @@
 #include "server/engine.h"
 #include "server/metrics.h"
 #include "server/request.h"
+#include "server/upload_share.h"
 
 namespace attend {
 
@@ -97,6 +98,7 @@ class Intake {
   Metrics& metrics_;
   const Clock& clock_;
   const Limits limits_;
+  UploadShare uploads_;
 };
 
 }  // namespace attend

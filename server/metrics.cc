@@ -35,9 +35,9 @@ constexpr std::array<const char*, kBatchClosedCount> kBatchClosedNames = {
     "empty", "delay", "requests", "flops", "bytes", "large"};
 constexpr std::array<DType, 3> kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
-enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhaseCount };
+enum Phase { kReceive, kUpload, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhaseCount };
 constexpr std::array<const char*, kPhaseCount> kPhaseNames = {
-    "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total"};
+    "receive", "upload", "queue", "copy_in", "kernel", "copy_out", "check", "total"};
 
 // An error that is not finite, or has a bound of 0, counts as this many bounds: the histogram's
 // sum must stay a number.
@@ -192,8 +192,10 @@ void Metrics::Families::MakeRequestSeries() {
   for (int i = 0; i < kRejectionCount; ++i) {
     rejections[i] = &by_reason.Add({{"reason", kRejectionNames[i]}});
   }
-  auto& by_phase = MakeHistogram(*registry, "attend_phase_duration_seconds",
-                                 "Time that answered requests spent in each phase");
+  auto& by_phase =
+      MakeHistogram(*registry, "attend_phase_duration_seconds",
+                    "Time that answered requests spent in each phase; upload and total contain the "
+                    "time that clients of AttendChunked took to send");
   for (int i = 0; i < kPhaseCount; ++i) {
     phases[i] = &by_phase.Add({{"phase", kPhaseNames[i]}}, DurationBuckets());
   }
@@ -301,7 +303,9 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
     f.phases[kCheck]->Observe(Seconds(request.check_ns));
   }
   if (!request.status.ok()) return;
-  f.phases[kReceive]->Observe(Seconds(NanosecondsBetween(request.received, request.enqueued)));
+  // From a chunked request's header to its last byte the client sets the pace.
+  const Phase receive = request.transport == Transport::kChunked ? kUpload : kReceive;
+  f.phases[receive]->Observe(Seconds(NanosecondsBetween(request.received, request.enqueued)));
   f.phases[kQueue]->Observe(Seconds(NanosecondsBetween(request.enqueued, request.started)));
   f.phases[kCopyIn]->Observe(Seconds(request.copy_in_ns));
   f.phases[kKernel]->Observe(Seconds(request.kernel_ns));

@@ -19,6 +19,7 @@
 #include "kernels/status.h"
 #include "server/clock.h"
 #include "server/host_pool.h"
+#include "server/upload_share.h"
 
 namespace attend {
 
@@ -46,11 +47,12 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;  // pointers lead into `input` and `output`
-  HostBlock input;      // every tensor and array that the kernel reads
-  HostBlock output;     // O, then LSE if asked for, each 256-byte aligned
-  std::string kernel;   // asked for by name; empty = the server's choice
-  bool check = false;   // by the client's wish, or (set by Engine::Submit) the server's
+  Attention attention;       // pointers lead into `input` and `output`
+  HostBlock input;           // every tensor and array that the kernel reads
+  HostBlock output;          // O, then LSE if asked for, each 256-byte aligned
+  UploadShare::Hold upload;  // chunked: until the bytes are complete
+  std::string kernel;        // asked for by name; empty = the server's choice
+  bool check = false;        // by the client's wish, or (set by Engine::Submit) the server's
   int32_t priority = 0;
   int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;

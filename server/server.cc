@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "server/byte_size.h"
+#include "server/chunk_codec.h"
 #include "server/gpu_stats.h"
 #include "server/info.h"
 
@@ -72,7 +73,7 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
 }
 
 ChunkedOptions MakeChunkedOptions(const Config& config) {
-  return {config.chunked_streams_max,
+  return {config.chunked_streams_max, ChunkBytesMax(config.max_request_bytes),
           std::chrono::duration_cast<Duration>(
               std::chrono::duration<double>(config.chunked_idle_timeout_seconds))};
 }
@@ -256,10 +257,11 @@ void Server::LogStart() const {
   logger_->info("kernels: {}", Join(kernels));
   logger_->info(
       "limits: message {}, memory {}, queue {} requests, batch {} requests, stream {} requests, "
-      "{} calls a connection, reference check {}",
+      "{} calls a connection, chunked requests {} streams and {} s idle, reference check {}",
       FormatByteSize(config_.max_request_bytes), FormatByteSize(config_.memory_budget_bytes),
       config_.max_queue, config_.max_batch_requests, config_.stream_requests_max,
-      config_.max_streams, config_.reference_check);
+      config_.max_streams, config_.chunked_streams_max, config_.chunked_idle_timeout_seconds,
+      config_.reference_check);
   std::vector<std::string> tenants;
   for (const Tenant& tenant : config_.tenants.list()) {
     tenants.push_back(tenant.name + "=" + std::to_string(tenant.weight));

@@ -135,7 +135,7 @@ void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns
 
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call) {
   if (!IsRetryable(code)) return;
-  call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs()));
+  call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs(code)));
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,

@@ -121,7 +121,7 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
   }
   const Code code = request->status.code();
   Answer(EncodeFailure(request->request_id, request->status,
-                       IsRetryable(code) ? context_.engine.RetryAfterMs() : 0));
+                       IsRetryable(code) ? context_.engine.RetryAfterMs(code) : 0));
 }
 
 void StreamCall::Answer(grpc::ByteBuffer answer) {

@@ -47,7 +47,7 @@ def test_clean_and_complete_from_the_start(start_server):
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (done.stdout + done.stderr).strip()
     assert families(text) >= FAMILIES - NEEDS_A_GPU
-    for phase in ("receive", "queue", "copy_in", "kernel", "copy_out", "check", "total"):
+    for phase in ("receive", "upload", "queue", "copy_in", "kernel", "copy_out", "check", "total"):
         assert server.metric("attend_phase_duration_seconds_count", phase=phase) == 0
     for code in ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL"):
         assert server.metric("attend_requests_total", code=code) == 0

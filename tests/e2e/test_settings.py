@@ -24,6 +24,7 @@ def run_server(*args, env=None):
     ["--listen", "nowhere"], ["--listen", "127.0.0.1:99999"], ["--metrics-listen", "8002x"],
     ["--memory-budget", "4GiBB"], ["--memory-budget", "-1"], ["--drain-timeout", "-1"],
     ["--tenant", "a"], ["--tenant", "a=0"], ["--tenant", "a=1,a=2"], ["--priority-aging-ms", "0"],
+    ["--chunked-streams-max", "0"], ["--chunked-idle-timeout", "0"],
     ["--config", "/nonexistent.toml"], ["stray"],
 ], ids=" ".join)
 def test_bad_flags(args):
@@ -49,7 +50,8 @@ def test_help_explains_every_flag():
     for flag in ("listen", "metrics-listen", "device", "lanes", "cpu-threads", "lane-workspace",
                  "max-request-bytes", "memory-budget", "max-queue", "max-batch-requests",
                  "max-batch-gflop", "max-batch-bytes", "max-batch-delay-us", "max-streams",
-                 "stream-requests-max", "tenant", "priority-aging-ms", "copy-threads",
+                 "stream-requests-max", "chunked-streams-max", "chunked-idle-timeout",
+                 "tenant", "priority-aging-ms", "copy-threads",
                  "reference-check", "check-seed", "check-threads", "check-dump-dir",
                  "check-dump-max", "drain-timeout", "log-level", "log-format", "log-file",
                  "allocator-tuning", "ready-file", "version", "config"):

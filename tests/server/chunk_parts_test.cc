@@ -82,8 +82,8 @@ TEST(ChunkMessageTest, ReadsAChunkInAnyOrderOfItsFields) {
     if (round % 3 == 2) bytes += std::string("\x98\x06\x01", 3);  // an unknown field behind
     grpc::ByteBuffer buffer = InSlices(bytes, random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
-    const Status status = chunk.ParseChunk();
+    ASSERT_TRUE(chunk.Take(buffer, "message", 1024).ok());
+    const Status status = chunk.ParseChunk(kChunkBytesMax);
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(chunk.tensor(), message.tensor());
     EXPECT_EQ(chunk.offset(), message.offset());
@@ -104,8 +104,8 @@ TEST(ChunkMessageTest, BrokenMessagesAreRefusedAndNeverReadBeyond) {
   for (size_t cut = 0; cut < whole.size(); ++cut) {
     grpc::ByteBuffer buffer = InSlices(whole.substr(0, cut), random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
-    EXPECT_EQ(chunk.ParseChunk().code(), Code::kInvalidArgument) << cut;
+    ASSERT_TRUE(chunk.Take(buffer, "message", 1024).ok());
+    EXPECT_EQ(chunk.ParseChunk(kChunkBytesMax).code(), Code::kInvalidArgument) << cut;
   }
   for (int round = 0; round < 2000; ++round) {
     std::string bytes = whole;
@@ -114,10 +114,10 @@ TEST(ChunkMessageTest, BrokenMessagesAreRefusedAndNeverReadBeyond) {
     }
     grpc::ByteBuffer buffer = InSlices(bytes, random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
+    ASSERT_TRUE(chunk.Take(buffer, "message", 1024).ok());
     v1::AttendChunkedRequest generated;
     const bool valid = generated.ParseFromString(bytes);
-    const Status status = chunk.ParseChunk();
+    const Status status = chunk.ParseChunk(kChunkBytesMax);
     if (status.ok()) {
       ASSERT_TRUE(valid);
       EXPECT_EQ(chunk.tensor(), generated.tensor());

@@ -49,7 +49,7 @@ struct TwoStreams {
 };
 
 TEST(ChunkedLifeTest, MemoryIsTakenAtTheHeaderAndRefusedThere) {
-  TestServer server([](Config& config) { config.memory_budget_bytes = 10000; });
+  TestServer server([](Config& config) { config.memory_budget_bytes = 12000; });
   const WireProblem problem = test::PlainWireProblem(1);  // 4 KiB in all
   ChunkedStreamClient holder(server), refused(server);
   ASSERT_TRUE(holder.SendHeader(ChunkedHeader(problem.request)));
@@ -59,13 +59,13 @@ TEST(ChunkedLifeTest, MemoryIsTakenAtTheHeaderAndRefusedThere) {
   WireProblem big = test::PlainWireProblem(2, 14);  // 7 KiB: fits, but not now
   ASSERT_TRUE(refused.SendHeader(ChunkedHeader(big.request)));
   EXPECT_EQ(refused.Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_GT(refused.PushbackMs(), 0);
+  EXPECT_GE(refused.PushbackMs(), 100) << "memory comes back with whole uploads";
   EXPECT_EQ(UsedBytes(server), held);
   ChunkedStreamClient never(server);
   ASSERT_TRUE(never.SendHeader(ChunkedHeader(test::PlainWireProblem(3, 64).request)));
   const grpc::Status status = never.Finish();
   EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  EXPECT_NE(status.error_message().find("memory budget of 10000"), std::string::npos);
+  EXPECT_NE(status.error_message().find("memory budget of 12000"), std::string::npos);
   for (int i = 0; i < 3; ++i) holder.SendChunk(i + 1, 0, problem.request.raw(i));
   EXPECT_TRUE(holder.Finish().ok());
   WaitUntilEmpty(server);
@@ -172,10 +172,8 @@ TEST(ChunkedLifeTest, TricklingIsNoProgress) {
   ASSERT_TRUE(client.SendHeader(ChunkedHeader(problem.request)));
   for (uint64_t i = 0; client.SendChunk(1, i, "x"); ++i) std::this_thread::yield();
   const grpc::Status status = client.Finish();
-  // A machine fast enough to send 64 KiB byte by byte all the time ends by its missing bytes.
-  EXPECT_TRUE(status.error_code() == StatusCode::DEADLINE_EXCEEDED ||
-              status.error_code() == StatusCode::INVALID_ARGUMENT)
-      << status.error_message();
+  // If that were progress, it would end behind the tensor's last byte.
+  EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED) << status.error_message();
   WaitUntilEmpty(server);
 }
 
@@ -205,7 +203,8 @@ TEST(ChunkedLifeTest, TheDeadlineEndsAnUpload) {
 }
 
 TEST(ChunkedLifeTest, ASlowReaderHoldsItsOwnAnswerAndNoMore) {
-  // Room for one large request at a time, or for a held answer and a small request.
+  // Room for one large request at a time, or for two held answers and a small request: uploads may
+  // have three quarters of the budget.
   // An answer larger than what lies in sockets and windows while nobody reads.
   const WireProblem large = test::PlainWireProblem(8, 65536, 64);  // 32 MiB a tensor
   const WireProblem small = test::PlainWireProblem(9);
@@ -213,28 +212,35 @@ TEST(ChunkedLifeTest, ASlowReaderHoldsItsOwnAnswerAndNoMore) {
   for (const std::string& raw : large.request.raw()) large_in += static_cast<int64_t>(raw.size());
   const int64_t large_out = large_in / 3 + 2 * 65536 * 4;  // and LSE
   TestServer server([&](Config& config) {
-    config.memory_budget_bytes = HostPool::ClassBytes(large_in) + HostPool::ClassBytes(large_out);
+    config.memory_budget_bytes =
+        (HostPool::ClassBytes(large_in) + HostPool::ClassBytes(large_out)) / 3 * 4 + 4;
   });
   server.backend().SetCompute([](const Attention& a) {
     std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
   });
   std::mt19937_64 random(1);
-  ChunkedStreamClient slow(server);
-  ASSERT_TRUE(slow.SendHeader(ChunkedHeader(large.request)));
-  for (const test::Chunk& chunk : test::CutToChunks(large.request, 1 << 20, random)) {
-    ASSERT_TRUE(slow.SendChunk(chunk.tensor, chunk.offset, chunk.data));
+  ChunkedStreamClient slow[2] = {ChunkedStreamClient(server), ChunkedStreamClient(server)};
+  int64_t held = 0;
+  for (ChunkedStreamClient& each : slow) {
+    ASSERT_TRUE(each.SendHeader(ChunkedHeader(large.request)));
+    for (const test::Chunk& chunk : test::CutToChunks(large.request, 1 << 20, random)) {
+      ASSERT_TRUE(each.SendChunk(chunk.tensor, chunk.offset, chunk.data));
+    }
+    EXPECT_TRUE(each.Receive().has_grant());
+    EXPECT_TRUE(each.Receive().has_response());
+    // It reads no more. Its input is back, its output is not.
+    held += HostPool::ClassBytes(large_out);
+    while (UsedBytes(server) > held) std::this_thread::yield();
   }
-  EXPECT_TRUE(slow.Receive().has_grant());
-  EXPECT_TRUE(slow.Receive().has_response());
-  // It reads no more. Its input is back, its output is not.
-  while (UsedBytes(server) > HostPool::ClassBytes(large_out)) std::this_thread::yield();
   ChunkedStreamClient refused(server);
   ASSERT_TRUE(refused.SendHeader(ChunkedHeader(large.request)));
   EXPECT_EQ(refused.Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(test::AttendOverStreams(server, small.request, 2, 1000, 1).ok());
-  EXPECT_EQ(UsedBytes(server), HostPool::ClassBytes(large_out));
-  slow.Cancel();
-  EXPECT_EQ(slow.Finish().error_code(), StatusCode::CANCELLED);
+  EXPECT_EQ(UsedBytes(server), held);
+  for (ChunkedStreamClient& each : slow) {
+    each.Cancel();
+    EXPECT_EQ(each.Finish().error_code(), StatusCode::CANCELLED);
+  }
   WaitUntilEmpty(server);
   EXPECT_TRUE(test::AttendOverStreams(server, large.request, 2, 1 << 20, 1).ok());
 }
@@ -293,6 +299,34 @@ TEST(ChunkedLifeTest, StoppingTheServerEndsEverything) {
   server.reset();
   EXPECT_FALSE(streams.first->Finish().ok());
   EXPECT_FALSE(streams.second->Finish().ok());
+}
+
+// The read that finds the half-close begins while earlier chunks are copied by other threads and
+// the grant is on its way; whatever happens first, the last chunk's bytes are not missing.
+TEST(ChunkedLifeTest, AHalfCloseRightBehindTheLastChunkMissesNothing) {
+  TestServer server([](Config& config) { config.copy_threads = 2; });
+  server.backend().SetCompute([](const Attention&) {});
+  const WireProblem large = test::PlainWireProblem(12, 5000, 64);  // 1.2 MiB a tensor
+  const WireProblem small = test::PlainWireProblem(12);
+  const int rounds = std::max(20, static_cast<int>(100 * test::TestScale()));
+  std::vector<std::thread> clients;
+  for (int c = 0; c < 4; ++c) {
+    clients.emplace_back([&, c] {
+      for (int round = 0; round < rounds; ++round) {
+        const v1::AttendRequest& request = (c == 0 ? large : small).request;
+        ChunkedStreamClient client(server);
+        client.SendHeader(ChunkedHeader(request));
+        for (int i = 0; i < 2; ++i) client.SendChunk(i + 1, 0, request.raw(i));
+        client.SendChunk(3, 0, request.raw(2).substr(0, 1));
+        client.SendChunk(3, 1, request.raw(2).substr(1));
+        client.HalfClose();
+        const grpc::Status status = client.Finish();
+        EXPECT_TRUE(status.ok()) << status.error_message();
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  WaitUntilEmpty(server);
 }
 
 // One client's request with one thing done wrong, or none, at a random point.

@@ -74,7 +74,9 @@ TEST_F(EngineTest, AFullQueueRefusesAndLosesNothing) {
   for (int i = 0; i < 4; ++i) MustSubmit(NewRequest());
   const Status refused = Submit(NewRequest());
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_GT(engine_->RetryAfterMs(), 0);
+  const int64_t for_queue_ms = engine_->RetryAfterMs(Code::kResourceExhausted);
+  EXPECT_GT(for_queue_ms, 0);
+  EXPECT_LT(for_queue_ms, 100) << "a queue of 4 is soon empty";
   devices_[0]->Release();
   for (uint64_t id = 1; id <= 5; ++id) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
   EXPECT_TRUE(collector_.WaitFor(MustSubmit(NewRequest())).status.ok());
@@ -88,6 +90,13 @@ TEST_F(EngineTest, MemoryAboveTheBudgetIsRefused) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
   EXPECT_EQ(engine_->host_pool().used_bytes(), 0);
+  // Memory that others hold comes back in their time, however short the queue is.
+  const int64_t least_ms = engine_->RetryAfterMs(Code::kResourceExhausted);
+  EXPECT_GE(least_ms, 100);
+  const Result<HostBlock> held = engine_->host_pool().Take(options_.memory_budget_bytes / 2);
+  ASSERT_TRUE(held.ok());
+  EXPECT_GT(engine_->RetryAfterMs(Code::kResourceExhausted), least_ms);
+  EXPECT_LT(engine_->RetryAfterMs(Code::kUnavailable), 100);
 }
 
 TEST_F(EngineTest, HigherPriorityRunsFirst) {

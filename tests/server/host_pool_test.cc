@@ -59,6 +59,16 @@ TEST(HostPool, ClassesHoldTheirRequestAndWasteLittle) {
   }
 }
 
+TEST(HostPool, ClassesOfSizesThatNobodyHasDoNotOverflow) {
+  for (int bit = 58; bit < 63; ++bit) {
+    for (const int64_t more : {-1, 0, 1}) {
+      const int64_t bytes = (int64_t{1} << bit) + more;
+      EXPECT_GE(HostPool::ClassBytes(bytes), bytes);
+    }
+  }
+  EXPECT_EQ(HostPool::ClassBytes(INT64_MAX), INT64_MAX);
+}
+
 TEST(HostPool, ReusesABlockOfTheSameClass) {
   CountingAllocator allocator;
   HostPool pool(allocator, 64 * kMiB);
