@@ -92,7 +92,7 @@ void ChunkedOp::Write(Stripe& stripe, const grpc::ByteBuffer& message) {
 }
 
 void ChunkedOp::WriteNext(Stripe& stripe) {
-  if (!stripe.sending || stripe.writing || stripe.half_closed || !failure_.ok()) return;
+  if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
   while (next_tensor_ < call_->tensors() && next_offset_ == call_->tensor_bytes(next_tensor_)) {
     ++next_tensor_;
     next_offset_ = 0;
@@ -118,7 +118,10 @@ void ChunkedOp::FinishIfOver(Stripe& stripe) {
 
 void ChunkedOp::NoteFailure(Status status, const Pushback& pushback) {
   // What was cancelled says less than why.
-  if (!failure_.ok() && failure_.code() != Code::kCancelled) return;
+  if (!failure_.ok() &&
+      (failure_.code() != Code::kCancelled || status.code() == Code::kCancelled)) {
+    return;
+  }
   failure_ = std::move(status);
   pushback_ = pushback;
 }
@@ -129,13 +132,20 @@ void ChunkedOp::CancelStripes() {
   }
 }
 
+void ChunkedOp::CancelLatecomers() {
+  if (!stripes_.front()->ended || !answer_->complete()) return;
+  for (const auto& stripe : stripes_) {
+    if (!stripe->granted && !stripe->ended) stripe->context.TryCancel();
+  }
+}
+
 void ChunkedOp::StripeEnded(Stripe& stripe) {
   stripe.ended = true;
   --open_stripes_;
   pool_->Release(stripe.connection);
   Status status = FromGrpc(stripe.status);
-  // A stream that joins when all is done finds nothing to join; what matters the first one says.
-  if (status.ok() || (stripe.index > 0 && status.code() == Code::kNotFound)) return;
+  // One that never joined brought nothing; whether the request goes on the others say.
+  if (status.ok() || (stripe.index > 0 && !stripe.granted)) return;
   NoteFailure(std::move(status), PushbackOf(stripe.context));
   CancelStripes();
 }
@@ -149,11 +159,12 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) 
     NoteFailure(std::move(status), {});
     CancelStripes();
   }
-  if (grant && stripe.index == 0 && !grant_) {
-    grant_ = std::move(grant);
-    stripe.sending = true;
+  if (grant && !stripe.granted) {
+    stripe.granted = true;
+    const bool first = stripe.index == 0;
+    if (first) grant_ = std::move(grant);
     WriteNext(stripe);
-    StartMoreStripes();
+    if (first) StartMoreStripes();
   }
   stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
 }
@@ -161,7 +172,19 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) 
 Status ChunkedOp::AttemptStatus() const {
   const bool first_ok = stripes_.front()->status.ok();
   if (first_ok && answer_->complete()) return Status();
+  if (failure_.code() == Code::kCancelled && !cancelled_) {
+    // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
+    // server cancels the other streams, and that may arrive first.
+    if (Clock::now() >= deadline_) return Status(Code::kDeadlineExceeded, "the deadline passed");
+    return Unavailable("a stream of the call was lost: " + failure_.message());
+  }
   if (!failure_.ok()) return failure_;
+  for (const auto& stripe : stripes_) {
+    // The server may have counted on a stream whose grant never came.
+    if (stripe->status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      return FromGrpc(stripe->status);
+    }
+  }
   return Internal("the server ended the call before all of the answer had come");
 }
 
@@ -214,7 +237,6 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
       case kWritten:
         stripe.writing = false;
         stripe.half_closed |= !ok;
-        stripe.sending |= stripe.index > 0;
         WriteNext(stripe);
         break;
       case kRead:
@@ -229,6 +251,7 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
         break;
     }
     FinishIfOver(stripe);
+    CancelLatecomers();
     if (open_stripes_ > 0) return;
     status = AttemptStatus();
     if (!status.ok() && ScheduleRetry(status)) return;

@@ -2,8 +2,10 @@
 //
 // Internal to the client: one call over AttendChunked, with its retries. The first stream brings
 // the header; once that is admitted, more streams join on other connections, and each stream takes
-// the next piece of the tensors when it has sent one. Keeps itself alive from Start to the return
-// of its callback; events come on completion threads, Cancel from anywhere.
+// the next piece of the tensors when it has sent one. A stream takes pieces only once the server
+// has granted it, so one that never joins (it met another server, or the request's end) brings
+// nothing and takes nothing with it. Keeps itself alive from Start to the return of its callback;
+// events come on completion threads, Cancel from anywhere.
 
 #pragma once
 
@@ -46,7 +48,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
     std::array<Event, kKinds> events;
     grpc::ByteBuffer incoming;
     grpc::Status status;
-    bool sending = false;      // may send pieces: the header is admitted, or the token sent
+    bool granted = false;      // part of the request: may send pieces
     bool writing = false;      // gRPC does
     bool half_closed = false;  // or cannot be written to any more
     bool read_over = false;
@@ -64,6 +66,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   void StripeEnded(Stripe& stripe);
   void NoteFailure(Status status, const Pushback& pushback);
   void CancelStripes();
+  void CancelLatecomers();
   bool ScheduleRetry(Status& status);  // false: the call ends with `status`
   CallOutcome TakeOutcome(Status status);
   Status AttemptStatus() const;

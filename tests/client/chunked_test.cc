@@ -10,11 +10,9 @@
 #include <future>
 #include <thread>
 
-#include "client/call_spec.h"
-#include "client/client.h"
 #include "client/codec_chunked.h"
 #include "client/verify.h"
-#include "tests/client/fake_server.h"
+#include "tests/client/chunked_calls.h"
 #include "tests/client/test_seed.h"
 #include "tests/server/test_server.h"
 
@@ -25,32 +23,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::TestServer;
 using ::testing::HasSubstr;
-
-std::unique_ptr<Client> Connect(const std::string& address, int connections, int attempts = 5) {
-  ClientOptions options;
-  options.server = address;
-  options.connections = connections;
-  options.retry.attempts_max = attempts;
-  options.retry.backoff_initial = milliseconds(1);
-  return std::move(*Client::Make(options));
-}
-
-CallOptions Chunked() {
-  CallOptions options;
-  options.transport = CallTransport::kChunked;
-  return options;
-}
-
-AttentionCall RandomCall(const char* text, uint64_t seed) {
-  return *MakeRandomCall(*ParseCallSpec(text), seed);
-}
-
-CallOutcome Wait(Client& client, const AttentionCall& call, const CallOptions& options) {
-  std::promise<CallOutcome> promise;
-  client.CallAsync(call, options,
-                   [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
-  return promise.get_future().get();
-}
 
 // O is V's bytes: takes no time, and shows that each arrived and came back.
 void CopyV(const Attention& a) {
@@ -241,30 +213,6 @@ TEST(ChunkedClient, ClosingTheClientCancels) {
 }
 
 // Servers that do not keep to the protocol.
-
-v1::AttendChunkedResponse Grant() {
-  v1::AttendChunkedResponse message;
-  message.mutable_grant()->set_token("0123456789abcdef");
-  message.mutable_grant()->set_streams_max(1);
-  message.mutable_grant()->set_chunk_bytes_max(1000);
-  return message;
-}
-
-v1::AttendChunkedResponse Header(std::initializer_list<int64_t> shape) {
-  v1::AttendChunkedResponse message;
-  v1::Tensor* o = message.mutable_response()->mutable_o();
-  o->set_dtype(v1::DTYPE_FLOAT32);
-  for (const int64_t dim : shape) o->add_shape(dim);
-  return message;
-}
-
-v1::AttendChunkedResponse Data(int tensor, uint64_t offset, size_t bytes) {
-  v1::AttendChunkedResponse message;
-  message.set_tensor(static_cast<v1::TensorName>(tensor));
-  message.set_offset(offset);
-  message.set_data(std::string(bytes, '\1'));
-  return message;
-}
 
 TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
   FakeServer server;
