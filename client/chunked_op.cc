@@ -20,15 +20,19 @@ const std::string& ChunkedMethod() {
 
 }  // namespace
 
-ChunkedOp::ChunkedOp(ConnectionPool* pool, std::shared_ptr<const ChunkedCall> call,
-                     std::string_view id, const CallOptions& options, const RetryPolicy& retry,
-                     uint64_t seed, CallCallback callback)
+ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
+                     const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
+                     std::atomic<bool>* chunks_refused, CallCallback callback)
     : pool_(pool),
-      call_(std::move(call)),
+      call_(call.chunked()),
+      as_message_(call.as_message()),
       id_(id),
       options_(options),
       deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
                                             : Clock::time_point::max()),
+      policy_(retry),
+      seed_(seed),
+      chunks_refused_(chunks_refused),
       callback_(std::move(callback)),
       retry_(retry, seed) {}
 
@@ -203,6 +207,30 @@ bool ChunkedOp::ScheduleRetry(Status& status) {
   return true;
 }
 
+std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
+  if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr || cancelled_) {
+    return nullptr;
+  }
+  CallOptions options = options_;
+  if (deadline_ != Clock::time_point::max()) {
+    options.timeout =
+        std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(1));
+  }
+  const int attempts = retry_.attempts();
+  auto finish = [self = shared_from_this(), attempts](CallOutcome outcome) {
+    outcome.attempts += attempts;
+    // A server that has no kernel for the call says UNIMPLEMENTED both ways.
+    if (outcome.status.ok()) self->chunks_refused_->store(true, std::memory_order_relaxed);
+    self->End(std::move(outcome));
+  };
+  message_op_ = std::make_shared<UnaryOp>(pool_, std::move(as_message_), id_, options, policy_,
+                                          seed_, std::move(finish));
+  stripes_.clear();
+  answer_.reset();
+  call_.reset();
+  return message_op_;
+}
+
 CallOutcome ChunkedOp::TakeOutcome(Status status) {
   CallOutcome outcome;
   outcome.connection = stripes_.front()->connection;
@@ -218,6 +246,7 @@ CallOutcome ChunkedOp::TakeOutcome(Status status) {
   answer_.reset();
   alarm_.reset();
   call_.reset();
+  as_message_.reset();
   return outcome;
 }
 
@@ -254,6 +283,11 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
     CancelLatecomers();
     if (open_stripes_ > 0) return;
     status = AttemptStatus();
+    if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
+      const std::shared_ptr<ChunkedOp> self = std::move(self_);
+      lock.unlock();
+      return message_op->Start();
+    }
     if (!status.ok() && ScheduleRetry(status)) return;
   }
   CallOutcome outcome = TakeOutcome(std::move(status));
@@ -263,6 +297,10 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
 }
 
 void ChunkedOp::End(CallOutcome outcome) {
+  {
+    const std::lock_guard lock(mutex_);
+    message_op_.reset();  // which may hold this one
+  }
   const CallCallback callback = std::move(callback_);
   callback(std::move(outcome));
   home_->Remove(this);
@@ -273,6 +311,7 @@ void ChunkedOp::Cancel() {
   cancelled_ = true;
   CancelStripes();
   if (alarm_) alarm_->Cancel();
+  if (message_op_) message_op_->Cancel();
 }
 
 }  // namespace attend::client

@@ -92,6 +92,7 @@ struct Client::Impl {
                                   const CallOptions& options, CallCallback callback);
 
   const int64_t chunked_bytes_min;
+  std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
   RetryPolicy retry;
   ConnectionPool pool;
   RequestIds ids;
@@ -104,9 +105,12 @@ std::shared_ptr<Operation> Client::Impl::Send(std::shared_ptr<const EncodedCall>
                                               std::string_view id, const CallOptions& options,
                                               CallCallback callback) {
   const uint64_t op_seed = next_seed.fetch_add(1, std::memory_order_relaxed);
+  if (call->as_message() != nullptr && chunks_refused.load(std::memory_order_relaxed)) {
+    call = call->as_message();
+  }
   if (call->chunked() != nullptr) {
-    auto op = std::make_shared<ChunkedOp>(&pool, call->chunked(), id, options, retry, op_seed,
-                                          std::move(callback));
+    auto op = std::make_shared<ChunkedOp>(&pool, *call, id, options, retry, op_seed,
+                                          &chunks_refused, std::move(callback));
     call.reset();
     op->Start();
     return op;

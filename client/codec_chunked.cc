@@ -78,6 +78,7 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
     chunked.owned_ = chunked.owned_ && (tensor.bytes == 0 || tensor.owner.use_count() > 0);
   }
   chunked.answer_bytes_ = AnswerBytes(call);
+  chunked.header_bytes_ = static_cast<int64_t>(chunked.header_.ByteSizeLong());
   return chunked;
 }
 
@@ -180,8 +181,8 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
 
 Result<ChunkedAnswer::Place> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
   if (!header_) return Place{};
-  const int index = tensor - v1::TENSOR_NAME_O;
-  const bool known = index == 0 || (index == 1 && response_.result.lse.has_value());
+  const int index = tensor == v1::TENSOR_NAME_LSE ? 1 : 0;
+  const bool known = index == 1 ? response_.result.lse.has_value() : tensor == v1::TENSOR_NAME_O;
   const int64_t size = known ? tensor_bytes_[static_cast<size_t>(index)] : 0;
   if (bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
     return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +

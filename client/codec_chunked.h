@@ -18,6 +18,9 @@
 
 namespace attend::client {
 
+// Of a header, its request_id apart, that a server surely takes: it bounds them at 4 MiB.
+inline constexpr int64_t kChunkedHeaderBytesMax = (int64_t{4} << 20) - (int64_t{4} << 10);
+
 // A call ready to be sent in chunks any number of times. Immutable.
 class ChunkedCall {
  public:
@@ -33,6 +36,7 @@ class ChunkedCall {
   int64_t tensor_bytes(int tensor) const { return tensors_[static_cast<size_t>(tensor)].bytes; }
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O
+  int64_t header_bytes() const { return header_bytes_; }  // without request_id
   bool owned() const { return owned_; }
 
  private:
@@ -41,6 +45,7 @@ class ChunkedCall {
   std::shared_ptr<const void> keep_alive_;
   int64_t payload_bytes_ = 0;
   int64_t answer_bytes_ = 0;
+  int64_t header_bytes_ = 0;
   bool owned_ = false;
 };
 

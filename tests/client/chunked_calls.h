@@ -17,10 +17,12 @@
 namespace attend::client {
 
 inline std::unique_ptr<Client> Connect(const std::string& address, int connections,
-                                       int attempts = 5) {
+                                       int attempts = 5,
+                                       int64_t chunked_bytes_min = kChunkedBytesMin) {
   ClientOptions options;
   options.server = address;
   options.connections = connections;
+  options.chunked_bytes_min = chunked_bytes_min;
   options.retry.attempts_max = attempts;
   options.retry.backoff_initial = std::chrono::milliseconds(1);
   return std::move(*Client::Make(options));

@@ -135,5 +135,78 @@ TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
   EXPECT_THAT(outcome.status.message(), HasSubstr("lost"));
 }
 
+// Whose every call is large enough for chunks.
+std::unique_ptr<Client> ConnectForChunks(const std::string& address) {
+  return Connect(address, /*connections=*/2, /*attempts=*/5, /*chunked_bytes_min=*/1);
+}
+
+AttentionCall Large() { return RandomCall("B1,H2,L100,D64", 1); }
+
+TEST(ChunkedStreams, AServerWithoutChunksGetsAMessage) {
+  FakeServer server;  // answers UNIMPLEMENTED
+  std::atomic<int> messages{0};
+  server.SetBefore([&](int64_t, grpc::ServerContext*) {
+    ++messages;
+    return grpc::Status::OK;
+  });
+  const auto client = ConnectForChunks(server.address());
+  for (int i = 1; i <= 2; ++i) {
+    const CallOutcome outcome = Wait(*client, Large(), {});
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+    EXPECT_EQ(outcome.attempts, i == 1 ? 2 : 1) << "it is asked once";
+    EXPECT_EQ(messages, i);
+    EXPECT_EQ(server.calls(), i + 1);
+  }
+  EXPECT_EQ(Wait(*client, Large(), Chunked()).status.code(), Code::kUnimplemented);
+  EXPECT_EQ(messages, 2) << "chunks were asked for";
+}
+
+TEST(ChunkedStreams, BorrowedMemoryIsHeldUntilTheMessageHasGone) {
+  FakeServer server;
+  const auto client = ConnectForChunks(server.address());
+  AttentionCall call = Large();
+  const AttentionCall owned = call;
+  for (TensorRef* tensor : {&call.q, &call.k, &call.v}) tensor->owner = nullptr;
+  EXPECT_TRUE(client->Call(call).ok());
+}
+
+TEST(ChunkedStreams, NoKernelIsNoReasonToGiveUpChunks) {
+  FakeServer server;
+  server.SetBefore([&](int64_t, grpc::ServerContext*) {
+    return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no kernel");
+  });
+  const auto client = ConnectForChunks(server.address());
+  for (int i = 1; i <= 2; ++i) {
+    EXPECT_THAT(Wait(*client, Large(), {}).status.message(), HasSubstr("no kernel"));
+    EXPECT_EQ(server.calls(), 2 * i) << "chunks are tried first, each time";
+  }
+}
+
+TEST(ChunkedStreams, CancelReachesTheMessage) {
+  FakeServer server;
+  std::promise<void> there;
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
+    there.set_value();
+    return server.UntilCancelled(context);
+  });
+  const auto client = ConnectForChunks(server.address());
+  std::promise<CallOutcome> promise;
+  CallHandle handle = client->CallAsync(
+      Large(), {}, [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
+  there.get_future().wait();
+  handle.Cancel();
+  EXPECT_EQ(promise.get_future().get().status.code(), Code::kCancelled);
+}
+
+TEST(ChunkedStreams, LongHeadersGoInAMessage) {
+  FakeServer server;
+  const auto client = ConnectForChunks(server.address());
+  AttentionCall call = Large();
+  call.alibi_slopes.resize(1 << 20);  // refused there, but not for its length
+  const CallOutcome outcome = Wait(*client, call, {});
+  EXPECT_EQ(outcome.status.code(), Code::kInvalidArgument) << outcome.status.ToString();
+  EXPECT_EQ(server.calls(), 1);
+}
+
 }  // namespace
 }  // namespace attend::client

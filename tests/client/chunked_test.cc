@@ -225,6 +225,7 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
       {{Grant(), Header({1, 1, 4, 8}), Data(5, 1, 128)}, "not within the tensor's 128"},
       {{Grant(), Header({1, 1, 4, 8}), Data(5, UINT64_MAX, 2)}, "not within the tensor's 128"},
       {{Grant(), Header({1, 1, 4, 8}), Data(6, 0, 4)}, "not within the tensor's 0"},
+      {{Grant(), Header({1, 1, 4, 8}), Data(INT32_MIN, 0, 4)}, "not within the tensor's 0"},
       {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 128), Data(5, 0, 1)}, "came twice"},
       {{Grant(), Data(5, 0, 200), Header({1, 1, 4, 8})}, "not within the tensor's 128"},
       {{Grant(), Header({-1, 8}), Data(5, 0, 128)}, "below 0"},
