@@ -56,7 +56,7 @@ void ChunkedOp::StartAttempt() {
   stripes_.clear();
   stripes_.reserve(static_cast<size_t>(pool_->size()));
   grant_.reset();
-  answer_.emplace(options_.payload);
+  answer_.emplace(call_, options_.payload);
   next_tensor_ = 0;
   next_offset_ = 0;
   failure_ = Status();
