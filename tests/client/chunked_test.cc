@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <thread>
 
@@ -171,27 +173,47 @@ TEST(ChunkedClient, RefusalsComeWithTheServersWords) {
   EXPECT_EQ(outcome.attempts, 1);
 }
 
-TEST(ChunkedClient, CancelAndDeadlineAtAnyMoment) {
+TEST(ChunkedClient, DeadlineAtAnyMoment) {
   ATTEND_FRESH_SEED(seed);
   TestServer server;
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 4);
   const AttentionCall call = RandomCall("B1,H4,L8192,D64", 1);
   Random random(seed);
-  for (int round = 0; round < 20; ++round) {
-    std::promise<CallOutcome> promise;
+  for (int round = 0; round < 10; ++round) {
     CallOptions options = Chunked();
-    const auto moment = std::chrono::microseconds(1 + random.Below(40000));
-    if (round % 2 == 0) options.timeout = moment;
+    options.timeout = std::chrono::microseconds(1 + random.Below(40000));
+    const CallOutcome outcome = Wait(*client, call, options);
+    const Code code = outcome.status.code();
+    EXPECT_TRUE(code == Code::kOk || code == Code::kDeadlineExceeded) << outcome.status.ToString();
+    EXPECT_TRUE(code != Code::kOk || IsV(outcome.result.o, call));
+  }
+  WaitUntilEmpty(server);
+}
+
+TEST(ChunkedClient, CancelAtEveryStage) {
+  TestServer server;
+  server.backend().SetCompute(CopyV);
+  const auto client = Connect(server.address(), 4);
+  const AttentionCall call = RandomCall("B1,H4,L8192,D64", 1);
+  for (int round = 0; round < 12; ++round) {
+    WaitUntilEmpty(server);
+    const int64_t batches = server.backend().submitted_batches();
+    // At once, with the upload before it, as the answer begins to leave.
+    const std::function<bool()> reached[] = {
+        [] { return true; }, [&] { return server.server().engine().host_pool().used_bytes() > 0; },
+        [&] { return server.backend().submitted_batches() > batches; }};
+    std::promise<CallOutcome> promise;
     CallHandle handle = client->CallAsync(
-        call, options, [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
+        call, Chunked(), [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
     auto future = promise.get_future();
-    if (round % 2 == 1 && future.wait_for(moment) == std::future_status::timeout) handle.Cancel();
+    while (!reached[round % 3]() && future.wait_for(seconds(0)) == std::future_status::timeout) {
+      std::this_thread::yield();
+    }
+    handle.Cancel();
     const CallOutcome outcome = future.get();
     const Code code = outcome.status.code();
-    EXPECT_TRUE(code == Code::kOk ||
-                code == (round % 2 == 0 ? Code::kDeadlineExceeded : Code::kCancelled))
-        << outcome.status.ToString();
+    EXPECT_TRUE(code == Code::kOk || code == Code::kCancelled) << outcome.status.ToString();
     EXPECT_TRUE(code != Code::kOk || IsV(outcome.result.o, call));
   }
   WaitUntilEmpty(server);
