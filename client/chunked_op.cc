@@ -71,6 +71,7 @@ void ChunkedOp::StartStripe(int connection) {
   for (int kind = 0; kind < kKinds; ++kind) {
     stripe.events[static_cast<size_t>(kind)] = Event{this, stripe.index * kKinds + kind};
   }
+  NameTenant(options_.tenant, &stripe.context);
   if (deadline_ != Clock::time_point::max()) {
     stripe.context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
   }

@@ -146,6 +146,7 @@ Client::~Client() { Close(); }
 void Client::Close() { impl_->pool.Close(); }
 
 Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
+  ATTEND_RETURN_IF_ERROR(CheckTenant(options.tenant));
   const auto waiter = std::make_shared<Waiter>();
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
   Result<EncodedCall> encoded =
@@ -177,10 +178,14 @@ CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& optio
 CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
                              std::string_view request_id, const CallOptions& options,
                              CallCallback callback) {
-  if (!call->owned()) {
-    CallOutcome outcome;
-    outcome.status = InvalidArgument(
+  Status refused = CheckTenant(options.tenant);
+  if (refused.ok() && !call->owned()) {
+    refused = InvalidArgument(
         "a tensor has no owner; an asynchronous call sends from memory that it can keep alive");
+  }
+  if (!refused.ok()) {
+    CallOutcome outcome;
+    outcome.status = std::move(refused);
     callback(std::move(outcome));
     return CallHandle();
   }

@@ -43,6 +43,9 @@ struct CallOptions {
   std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
   Payload payload = Payload::kCopy;
   CallTransport transport = CallTransport::kAuto;  // what was encoded before stays as it is
+  // Whose share of the server the call takes; empty: the default one's. Up to 256 characters of
+  // printable ASCII.
+  std::string tenant;
 };
 
 // How an asynchronous call ended.
