@@ -203,8 +203,7 @@ Status FillPerHead(const AttentionCall& call, Attention& a) {
 Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTensor* lse,
                   Attention& a) {
   const Problem& p = a.problem;
-  std::vector<int64_t> expected = call.q.shape;
-  expected.back() = p.dim_v;
+  const std::vector<int64_t> expected = AnswerShape(call);
   if (o != nullptr) {
     if (o->shape != expected || o->dtype != p.dtype) {
       return InvalidArgument("o: " + std::string(DTypeName(o->dtype)) + " " + ShapeText(o->shape) +
@@ -214,9 +213,7 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
     a.o = ViewOf<TensorView, void>(call.layout, DimsOf(call.layout, expected), o->data.get());
   }
   if (lse != nullptr) {
-    const std::vector<int64_t> lse_shape = p.packed
-                                               ? std::vector<int64_t>{p.heads_q, p.total_q}
-                                               : std::vector<int64_t>{p.batch, p.heads_q, p.len_q};
+    const std::vector<int64_t> lse_shape = LseShape(call);
     if (lse->shape != lse_shape || lse->dtype != DType::kFloat32) {
       return InvalidArgument("lse: " + std::string(DTypeName(lse->dtype)) + " " +
                              ShapeText(lse->shape) + ", must be float32 " + ShapeText(lse_shape));
@@ -267,6 +264,22 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
 
 int64_t PayloadBytes(const AttentionCall& call) {
   return call.q.bytes + call.k.bytes + call.v.bytes + (call.bias ? call.bias->bytes : 0);
+}
+
+std::vector<int64_t> AnswerShape(const AttentionCall& call) {
+  std::vector<int64_t> shape = call.q.shape;
+  if (!shape.empty() && !call.v.shape.empty()) shape.back() = call.v.shape.back();
+  return shape;
+}
+
+std::vector<int64_t> LseShape(const AttentionCall& call) {
+  std::vector<int64_t> shape = call.q.shape;
+  if (shape.size() < 3) return shape;
+  shape.pop_back();
+  if (call.layout == v1::LAYOUT_BLHD || call.layout == v1::LAYOUT_LHD) {
+    std::swap(shape[shape.size() - 2], shape.back());
+  }
+  return shape;
 }
 
 int64_t AnswerBytes(const AttentionCall& call) {

@@ -83,6 +83,9 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
 
 // Tensor bytes that the call sends.
 int64_t PayloadBytes(const AttentionCall& call);
+// Shapes of its answer's tensors, if its own fit together; else something of no meaning.
+std::vector<int64_t> AnswerShape(const AttentionCall& call);
+std::vector<int64_t> LseShape(const AttentionCall& call);
 // Bytes of O in its answer, if the shapes fit together.
 int64_t AnswerBytes(const AttentionCall& call);
 

@@ -20,15 +20,19 @@ const std::string& ChunkedMethod() {
 
 }  // namespace
 
-ChunkedOp::ChunkedOp(ConnectionPool* pool, std::shared_ptr<const ChunkedCall> call,
-                     std::string_view id, const CallOptions& options, const RetryPolicy& retry,
-                     uint64_t seed, CallCallback callback)
+ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
+                     const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
+                     std::atomic<bool>* chunks_refused, CallCallback callback)
     : pool_(pool),
-      call_(std::move(call)),
+      call_(call.chunked()),
+      as_message_(call.as_message()),
       id_(id),
       options_(options),
       deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
                                             : Clock::time_point::max()),
+      policy_(retry),
+      seed_(seed),
+      chunks_refused_(chunks_refused),
       callback_(std::move(callback)),
       retry_(retry, seed) {}
 
@@ -52,7 +56,7 @@ void ChunkedOp::StartAttempt() {
   stripes_.clear();
   stripes_.reserve(static_cast<size_t>(pool_->size()));
   grant_.reset();
-  answer_.emplace(options_.payload);
+  answer_.emplace(call_, options_.payload);
   next_tensor_ = 0;
   next_offset_ = 0;
   failure_ = Status();
@@ -67,6 +71,7 @@ void ChunkedOp::StartStripe(int connection) {
   for (int kind = 0; kind < kKinds; ++kind) {
     stripe.events[static_cast<size_t>(kind)] = Event{this, stripe.index * kKinds + kind};
   }
+  NameTenant(options_.tenant, &stripe.context);
   if (deadline_ != Clock::time_point::max()) {
     stripe.context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
   }
@@ -92,7 +97,7 @@ void ChunkedOp::Write(Stripe& stripe, const grpc::ByteBuffer& message) {
 }
 
 void ChunkedOp::WriteNext(Stripe& stripe) {
-  if (!stripe.sending || stripe.writing || stripe.half_closed || !failure_.ok()) return;
+  if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
   while (next_tensor_ < call_->tensors() && next_offset_ == call_->tensor_bytes(next_tensor_)) {
     ++next_tensor_;
     next_offset_ = 0;
@@ -118,7 +123,10 @@ void ChunkedOp::FinishIfOver(Stripe& stripe) {
 
 void ChunkedOp::NoteFailure(Status status, const Pushback& pushback) {
   // What was cancelled says less than why.
-  if (!failure_.ok() && failure_.code() != Code::kCancelled) return;
+  if (!failure_.ok() &&
+      (failure_.code() != Code::kCancelled || status.code() == Code::kCancelled)) {
+    return;
+  }
   failure_ = std::move(status);
   pushback_ = pushback;
 }
@@ -129,13 +137,20 @@ void ChunkedOp::CancelStripes() {
   }
 }
 
+void ChunkedOp::CancelLatecomers() {
+  if (!stripes_.front()->ended || !answer_->complete()) return;
+  for (const auto& stripe : stripes_) {
+    if (!stripe->granted && !stripe->ended) stripe->context.TryCancel();
+  }
+}
+
 void ChunkedOp::StripeEnded(Stripe& stripe) {
   stripe.ended = true;
   --open_stripes_;
   pool_->Release(stripe.connection);
   Status status = FromGrpc(stripe.status);
-  // A stream that joins when all is done finds nothing to join; what matters the first one says.
-  if (status.ok() || (stripe.index > 0 && status.code() == Code::kNotFound)) return;
+  // One that never joined brought nothing; whether the request goes on the others say.
+  if (status.ok() || (stripe.index > 0 && !stripe.granted)) return;
   NoteFailure(std::move(status), PushbackOf(stripe.context));
   CancelStripes();
 }
@@ -149,11 +164,12 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) 
     NoteFailure(std::move(status), {});
     CancelStripes();
   }
-  if (grant && stripe.index == 0 && !grant_) {
-    grant_ = std::move(grant);
-    stripe.sending = true;
+  if (grant && !stripe.granted) {
+    stripe.granted = true;
+    const bool first = stripe.index == 0;
+    if (first) grant_ = std::move(grant);
     WriteNext(stripe);
-    StartMoreStripes();
+    if (first) StartMoreStripes();
   }
   stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
 }
@@ -161,7 +177,19 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) 
 Status ChunkedOp::AttemptStatus() const {
   const bool first_ok = stripes_.front()->status.ok();
   if (first_ok && answer_->complete()) return Status();
+  if (failure_.code() == Code::kCancelled && !cancelled_) {
+    // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
+    // server cancels the other streams, and that may arrive first.
+    if (Clock::now() >= deadline_) return Status(Code::kDeadlineExceeded, "the deadline passed");
+    return Unavailable("a stream of the call was lost: " + failure_.message());
+  }
   if (!failure_.ok()) return failure_;
+  for (const auto& stripe : stripes_) {
+    // The server may have counted on a stream whose grant never came.
+    if (stripe->status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      return FromGrpc(stripe->status);
+    }
+  }
   return Internal("the server ended the call before all of the answer had come");
 }
 
@@ -180,6 +208,30 @@ bool ChunkedOp::ScheduleRetry(Status& status) {
   return true;
 }
 
+std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
+  if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr || cancelled_) {
+    return nullptr;
+  }
+  CallOptions options = options_;
+  if (deadline_ != Clock::time_point::max()) {
+    options.timeout =
+        std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(1));
+  }
+  const int attempts = retry_.attempts();
+  auto finish = [self = shared_from_this(), attempts](CallOutcome outcome) {
+    outcome.attempts += attempts;
+    // A server that has no kernel for the call says UNIMPLEMENTED both ways.
+    if (outcome.status.ok()) self->chunks_refused_->store(true, std::memory_order_relaxed);
+    self->End(std::move(outcome));
+  };
+  message_op_ = std::make_shared<UnaryOp>(pool_, std::move(as_message_), id_, options, policy_,
+                                          seed_, std::move(finish));
+  stripes_.clear();
+  answer_.reset();
+  call_.reset();
+  return message_op_;
+}
+
 CallOutcome ChunkedOp::TakeOutcome(Status status) {
   CallOutcome outcome;
   outcome.connection = stripes_.front()->connection;
@@ -195,6 +247,7 @@ CallOutcome ChunkedOp::TakeOutcome(Status status) {
   answer_.reset();
   alarm_.reset();
   call_.reset();
+  as_message_.reset();
   return outcome;
 }
 
@@ -214,7 +267,6 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
       case kWritten:
         stripe.writing = false;
         stripe.half_closed |= !ok;
-        stripe.sending |= stripe.index > 0;
         WriteNext(stripe);
         break;
       case kRead:
@@ -229,8 +281,14 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
         break;
     }
     FinishIfOver(stripe);
+    CancelLatecomers();
     if (open_stripes_ > 0) return;
     status = AttemptStatus();
+    if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
+      const std::shared_ptr<ChunkedOp> self = std::move(self_);
+      lock.unlock();
+      return message_op->Start();
+    }
     if (!status.ok() && ScheduleRetry(status)) return;
   }
   CallOutcome outcome = TakeOutcome(std::move(status));
@@ -240,6 +298,10 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
 }
 
 void ChunkedOp::End(CallOutcome outcome) {
+  {
+    const std::lock_guard lock(mutex_);
+    message_op_.reset();  // which may hold this one
+  }
   const CallCallback callback = std::move(callback_);
   callback(std::move(outcome));
   home_->Remove(this);
@@ -250,6 +312,7 @@ void ChunkedOp::Cancel() {
   cancelled_ = true;
   CancelStripes();
   if (alarm_) alarm_->Cancel();
+  if (message_op_) message_op_->Cancel();
 }
 
 }  // namespace attend::client

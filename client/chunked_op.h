@@ -2,14 +2,17 @@
 //
 // Internal to the client: one call over AttendChunked, with its retries. The first stream brings
 // the header; once that is admitted, more streams join on other connections, and each stream takes
-// the next piece of the tensors when it has sent one. Keeps itself alive from Start to the return
-// of its callback; events come on completion threads, Cancel from anywhere.
+// the next piece of the tensors when it has sent one. A stream takes pieces only once the server
+// has granted it, so one that never joins (it met another server, or the request's end) brings
+// nothing and takes nothing with it. Keeps itself alive from Start to the return of its callback;
+// events come on completion threads, Cancel from anywhere.
 
 #pragma once
 
 #include <grpcpp/alarm.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,14 +22,17 @@
 #include "client/client.h"
 #include "client/codec_chunked.h"
 #include "client/connections.h"
+#include "client/unary_op.h"
 
 namespace attend::client {
 
 class ChunkedOp final : public Operation, public std::enable_shared_from_this<ChunkedOp> {
  public:
-  ChunkedOp(ConnectionPool* pool, std::shared_ptr<const ChunkedCall> call, std::string_view id,
+  // `call` is chunked. If it is UNIMPLEMENTED and has as_message(), that is sent; if that is
+  // answered, `*chunks_refused`, which outlives the operation, becomes true.
+  ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
             const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
-            CallCallback callback);
+            std::atomic<bool>* chunks_refused, CallCallback callback);
 
   void Start();
   void OnEvent(int slot, bool ok) override;
@@ -46,7 +52,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
     std::array<Event, kKinds> events;
     grpc::ByteBuffer incoming;
     grpc::Status status;
-    bool sending = false;      // may send pieces: the header is admitted, or the token sent
+    bool granted = false;      // part of the request: may send pieces
     bool writing = false;      // gRPC does
     bool half_closed = false;  // or cannot be written to any more
     bool read_over = false;
@@ -64,9 +70,12 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   void StripeEnded(Stripe& stripe);
   void NoteFailure(Status status, const Pushback& pushback);
   void CancelStripes();
+  void CancelLatecomers();
   bool ScheduleRetry(Status& status);  // false: the call ends with `status`
   CallOutcome TakeOutcome(Status status);
   Status AttemptStatus() const;
+  // The same call as one message, or null if that is no way out of `status`.
+  std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status);
 
   // Enters with the lock and takes it again: bytes are copied without it.
   void TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe);
@@ -74,9 +83,13 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
 
   ConnectionPool* const pool_;
   std::shared_ptr<const ChunkedCall> call_;
+  std::shared_ptr<const EncodedCall> as_message_;
   const std::string id_;
   const CallOptions options_;
   const Clock::time_point deadline_;
+  const RetryPolicy policy_;
+  const uint64_t seed_;
+  std::atomic<bool>* const chunks_refused_;
   CallCallback callback_;
   CompletionLoop* home_ = nullptr;   // where the operation is registered
   std::shared_ptr<ChunkedOp> self_;  // while gRPC holds an event
@@ -86,6 +99,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   bool cancelled_ = false;
   Event backoff_{this, kBackoff};
   std::optional<grpc::Alarm> alarm_;
+  std::shared_ptr<UnaryOp> message_op_;  // once the call goes on as one message
 
   // Of the present attempt.
   std::vector<std::unique_ptr<Stripe>> stripes_;  // reserved: none moves while events are out

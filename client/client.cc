@@ -92,6 +92,7 @@ struct Client::Impl {
                                   const CallOptions& options, CallCallback callback);
 
   const int64_t chunked_bytes_min;
+  std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
   RetryPolicy retry;
   ConnectionPool pool;
   RequestIds ids;
@@ -104,9 +105,12 @@ std::shared_ptr<Operation> Client::Impl::Send(std::shared_ptr<const EncodedCall>
                                               std::string_view id, const CallOptions& options,
                                               CallCallback callback) {
   const uint64_t op_seed = next_seed.fetch_add(1, std::memory_order_relaxed);
+  if (call->as_message() != nullptr && chunks_refused.load(std::memory_order_relaxed)) {
+    call = call->as_message();
+  }
   if (call->chunked() != nullptr) {
-    auto op = std::make_shared<ChunkedOp>(&pool, call->chunked(), id, options, retry, op_seed,
-                                          std::move(callback));
+    auto op = std::make_shared<ChunkedOp>(&pool, *call, id, options, retry, op_seed,
+                                          &chunks_refused, std::move(callback));
     call.reset();
     op->Start();
     return op;
@@ -142,6 +146,7 @@ Client::~Client() { Close(); }
 void Client::Close() { impl_->pool.Close(); }
 
 Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
+  ATTEND_RETURN_IF_ERROR(CheckTenant(options.tenant));
   const auto waiter = std::make_shared<Waiter>();
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
   Result<EncodedCall> encoded =
@@ -173,10 +178,14 @@ CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& optio
 CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
                              std::string_view request_id, const CallOptions& options,
                              CallCallback callback) {
-  if (!call->owned()) {
-    CallOutcome outcome;
-    outcome.status = InvalidArgument(
+  Status refused = CheckTenant(options.tenant);
+  if (refused.ok() && !call->owned()) {
+    refused = InvalidArgument(
         "a tensor has no owner; an asynchronous call sends from memory that it can keep alive");
+  }
+  if (!refused.ok()) {
+    CallOutcome outcome;
+    outcome.status = std::move(refused);
     callback(std::move(outcome));
     return CallHandle();
   }

@@ -31,7 +31,9 @@ struct ClientOptions {
   int completion_threads = 0;             // 0: one for every two connections, at most cores / 2
   // Calls of at least this many tensor bytes, both ways together, go in chunks over several of the
   // connections; below, one message is as fast and saves a round trip. Above, it would stand in the
-  // server's memory before that can refuse it.
+  // server's memory before that can refuse it. Calls whose small fields exceed the 4 MiB of a
+  // header go in one message, and so do all once the server has shown that it knows no chunks: a
+  // call that it calls UNIMPLEMENTED is sent again as a message.
   int64_t chunked_bytes_min = kChunkedBytesMin;
   RetryPolicy retry;
   uint64_t seed = 0;  // of the retries' jitter and of request ids; 0: from the system
@@ -41,6 +43,9 @@ struct CallOptions {
   std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
   Payload payload = Payload::kCopy;
   CallTransport transport = CallTransport::kAuto;  // what was encoded before stays as it is
+  // Whose share of the server the call takes; empty: the default one's. Up to 256 characters of
+  // printable ASCII.
+  std::string tenant;
 };
 
 // How an asynchronous call ended.

@@ -20,6 +20,7 @@ struct CheckOptions {
   std::string kernel;
   uint64_t seed = 1;
   double deadline_s = 300;
+  std::string tenant;
 };
 
 // Sizes that meet tile edges from both sides, every head grouping, odd and largest head dims.
@@ -100,6 +101,7 @@ bool CheckOne(Client& client, const CallSpec& spec, uint64_t seed, const CheckOp
   call->check = true;
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
+  call_options.tenant = options.tenant;
   const Result<AttentionResult> result = client.Call(*call, call_options);
   if (!result.ok()) {
     row("-", 0, 0, "FAILED", result.status().ToString());
@@ -159,6 +161,7 @@ Command AddCheck(CLI::App& app, const CommonOptions& common) {
   command->add_option("--deadline-s", options->deadline_s, "Seconds for one call")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
+  AddTenant(command, &options->tenant);
   return [options, &common] { return Run(*options, common); };
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "client/commands.h"
+#include "client/connections.h"
 
 namespace attend::client {
 
@@ -29,6 +30,13 @@ void AddTransport(CLI::App* command, CallTransport* transport) {
       ->transform(CLI::CheckedTransformer(kNames).description(""))
       ->type_name("NAME")
       ->default_str("auto");
+}
+
+void AddTenant(CLI::App* command, std::string* tenant) {
+  command
+      ->add_option("--tenant", *tenant,
+                   "Whose share of the server the requests take; default: the server's default one")
+      ->check([](const std::string& name) { return CheckTenant(name).message(); });
 }
 
 int Fail(const Status& status, int exit_code) {

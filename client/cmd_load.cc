@@ -288,6 +288,7 @@ Command AddLoad(CLI::App& app, const CommonOptions& common) {
   AddRate(command, flags.get());
   AddFaults(command, flags.get());
   AddTransport(command, &flags->load.transport);
+  AddTenant(command, &flags->load.tenant);
   AddOutput(command, flags.get());
   return [flags, &common] { return Run(*flags, common); };
 }

@@ -19,6 +19,7 @@ struct ReplayOptions {
   std::string dir;
   std::string kernel;
   double deadline_s = 300;
+  std::string tenant;
   uint64_t seed = 1;
 };
 
@@ -85,6 +86,7 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
   if (!client.ok()) return Fail(client.status(), kExitUsage);
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
+  call_options.tenant = options.tenant;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);
   if (!result.ok()) return Fail(result.status(), kExitFailed);
   std::printf("answer   request %s, %s\n", result->request_id.c_str(),
@@ -125,6 +127,7 @@ Command AddReplay(CLI::App& app, const CommonOptions& common) {
   command->add_option("--deadline-s", options->deadline_s, "Seconds for the call")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
+  AddTenant(command, &options->tenant);
   return [options, &common] { return Run(*options, common); };
 }
 

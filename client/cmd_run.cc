@@ -29,6 +29,7 @@ struct RunOptions {
   int32_t priority = 0;
   double deadline_ms = 0;
   CallTransport transport = CallTransport::kAuto;
+  std::string tenant;
   std::string request_id;
 };
 
@@ -148,6 +149,7 @@ int Run(const RunOptions& options, const CommonOptions& common) {
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_ms * 1e6));
   call_options.transport = options.transport;
+  call_options.tenant = options.tenant;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);
   if (!result.ok()) return Fail(result.status(), kExitFailed);
   const Status written = WriteOutputs(options, *result);
@@ -249,6 +251,7 @@ Command AddRun(CLI::App& app, const CommonOptions& common) {
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
   AddTransport(command, &options->transport);
+  AddTenant(command, &options->tenant);
   command->add_option("--request-id", options->request_id, "Id in answers and logs; default: made");
   return [options, &common] { return Run(*options, common); };
 }

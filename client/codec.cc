@@ -242,11 +242,19 @@ Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
 
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                int64_t chunked_bytes_min, std::shared_ptr<const void> keep_alive) {
-  const bool chunked = transport == CallTransport::kChunked ||
-                       (transport == CallTransport::kAuto &&
-                        PayloadBytes(call) + AnswerBytes(call) >= chunked_bytes_min);
-  return chunked ? EncodedCall::MakeChunked(call, std::move(keep_alive))
-                 : EncodedCall::Make(call, std::move(keep_alive));
+  if (transport == CallTransport::kInline ||
+      (transport == CallTransport::kAuto &&
+       PayloadBytes(call) + AnswerBytes(call) < chunked_bytes_min)) {
+    return EncodedCall::Make(call, std::move(keep_alive));
+  }
+  Result<EncodedCall> encoded = EncodedCall::MakeChunked(call, keep_alive);
+  if (!encoded.ok() || transport == CallTransport::kChunked) return encoded;
+  Result<EncodedCall> message = EncodedCall::Make(call, std::move(keep_alive));
+  if (encoded->chunked()->header_bytes() > kChunkedHeaderBytesMax) return message;
+  if (message.ok()) {
+    encoded->as_message_ = std::make_shared<const EncodedCall>(std::move(*message));
+  }
+  return encoded;
 }
 
 grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {

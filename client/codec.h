@@ -40,6 +40,9 @@ class EncodedCall {
 
   // Null if it is sent as one message.
   const std::shared_ptr<const ChunkedCall>& chunked() const { return chunked_; }
+  // The same call as one message, for a server that takes no chunks. Null if there is no choice:
+  // chunks were asked for, or no message holds it.
+  const std::shared_ptr<const EncodedCall>& as_message() const { return as_message_; }
   // The whole message, if it is one. An id of up to 21 bytes needs no memory of its own.
   grpc::ByteBuffer ToByteBuffer(std::string_view request_id) const;
 
@@ -50,13 +53,18 @@ class EncodedCall {
 
  private:
   std::vector<grpc::Slice> slices_;
+  friend Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
+                                        int64_t chunked_bytes_min,
+                                        std::shared_ptr<const void> keep_alive);
+
   std::shared_ptr<const ChunkedCall> chunked_;
+  std::shared_ptr<const EncodedCall> as_message_;
   int64_t payload_bytes_ = 0;
   bool owned_ = false;
 };
 
 // The call as `transport` says; by itself in chunks from `chunked_bytes_min` tensor bytes on, O's
-// included.
+// included, if the server takes so long a header, and with as_message() to fall back on.
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                int64_t chunked_bytes_min,
                                std::shared_ptr<const void> keep_alive = nullptr);

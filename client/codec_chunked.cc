@@ -78,6 +78,9 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
     chunked.owned_ = chunked.owned_ && (tensor.bytes == 0 || tensor.owner.use_count() > 0);
   }
   chunked.answer_bytes_ = AnswerBytes(call);
+  chunked.answer_shape_ = AnswerShape(call);
+  if (call.return_lse) chunked.lse_shape_ = LseShape(call);
+  chunked.header_bytes_ = static_cast<int64_t>(chunked.header_.ByteSizeLong());
   return chunked;
 }
 
@@ -108,6 +111,25 @@ grpc::ByteBuffer TokenMessage(const std::string& token) {
   v1::AttendChunkedRequest message;
   message.set_token(token);
   return Serialize(message);
+}
+
+bool ByteRanges::Add(int64_t begin, int64_t bytes) {
+  if (bytes == 0) return true;
+  int64_t end = begin + bytes;
+  auto next = ends_.upper_bound(begin);
+  if (next != ends_.end() && next->first < end) return false;
+  auto before = next == ends_.begin() ? ends_.end() : std::prev(next);
+  if (before != ends_.end() && before->second > begin) return false;
+  if (next != ends_.end() && next->first == end) {
+    end = next->second;
+    ends_.erase(next);
+  }
+  if (before != ends_.end() && before->second == begin) {
+    before->second = end;
+  } else {
+    ends_[begin] = end;
+  }
+  return true;
 }
 
 Status ChunkedAnswer::Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant) {
@@ -149,6 +171,7 @@ Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
 
 Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
   const bool lse = response->has_lse();
+  if (lse && call_->lse_shape().empty()) return Malformed("it has an lse, none was asked for");
   std::array<HostTensor, 2> tensors;
   for (int i = 0; i < (lse ? 2 : 1); ++i) {
     const char* const name = i == 0 ? "o" : "lse";
@@ -159,6 +182,14 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
     }
     tensor.dtype = static_cast<DType>(meta.dtype());
     tensor.shape.assign(meta.shape().begin(), meta.shape().end());
+    // Before there is memory for it: what is not the call's answer may be of any size.
+    const DType dtype = i == 0 ? call_->dtype() : DType::kFloat32;
+    const auto& shape = i == 0 ? call_->answer_shape() : call_->lse_shape();
+    if (tensor.dtype != dtype || tensor.shape != shape) {
+      return Malformed(std::string(name) + " is " + std::string(DTypeName(tensor.dtype)) + " " +
+                       ShapeText(tensor.shape) + ", must be " + std::string(DTypeName(dtype)) +
+                       " " + ShapeText(shape));
+    }
     Result<int64_t> bytes = TensorBytes(name, tensor.dtype, tensor.shape);
     if (!bytes.ok()) return Malformed(bytes.status().message());
     tensor.bytes = *bytes;
@@ -180,13 +211,18 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
 
 Result<ChunkedAnswer::Place> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
   if (!header_) return Place{};
-  const int index = tensor - v1::TENSOR_NAME_O;
-  const bool known = index == 0 || (index == 1 && response_.result.lse.has_value());
+  const int index = tensor == v1::TENSOR_NAME_LSE ? 1 : 0;
+  const bool known = index == 1 ? response_.result.lse.has_value() : tensor == v1::TENSOR_NAME_O;
   const int64_t size = known ? tensor_bytes_[static_cast<size_t>(index)] : 0;
   if (bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
     return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +
                      std::to_string(offset) + " with " + std::to_string(bytes) +
                      " bytes is not within the tensor's " + std::to_string(size));
+  }
+  if (!came_[static_cast<size_t>(index)].Add(static_cast<int64_t>(offset), bytes)) {
+    return Malformed("bytes of tensor " + std::to_string(tensor) + " in [" +
+                     std::to_string(offset) + ", " +
+                     std::to_string(static_cast<int64_t>(offset) + bytes) + ") came twice");
   }
   const HostTensor& to = index == 0 ? response_.result.o : *response_.result.lse;
   return Place{to.data == nullptr ? nullptr : to.data.get() + offset, true};
@@ -219,7 +255,7 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
   }
   const std::lock_guard lock(mutex_);
   missing_bytes_ -= bytes;
-  return missing_bytes_ >= 0 ? Status() : Malformed("bytes came twice");
+  return Status();
 }
 
 bool ChunkedAnswer::complete() const {

@@ -8,6 +8,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <array>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +18,9 @@
 #include "client/codec.h"
 
 namespace attend::client {
+
+// Of a header, its request_id apart, that a server surely takes: it bounds them at 4 MiB.
+inline constexpr int64_t kChunkedHeaderBytesMax = (int64_t{4} << 20) - (int64_t{4} << 10);
 
 // A call ready to be sent in chunks any number of times. Immutable.
 class ChunkedCall {
@@ -33,6 +37,11 @@ class ChunkedCall {
   int64_t tensor_bytes(int tensor) const { return tensors_[static_cast<size_t>(tensor)].bytes; }
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O
+  // What O and the LSE of its answer must be. The LSE's shape is empty if none was asked for.
+  DType dtype() const { return tensors_.front().dtype; }
+  const std::vector<int64_t>& answer_shape() const { return answer_shape_; }
+  const std::vector<int64_t>& lse_shape() const { return lse_shape_; }
+  int64_t header_bytes() const { return header_bytes_; }  // without request_id
   bool owned() const { return owned_; }
 
  private:
@@ -41,16 +50,30 @@ class ChunkedCall {
   std::shared_ptr<const void> keep_alive_;
   int64_t payload_bytes_ = 0;
   int64_t answer_bytes_ = 0;
+  int64_t header_bytes_ = 0;
+  std::vector<int64_t> answer_shape_;
+  std::vector<int64_t> lse_shape_;
   bool owned_ = false;
 };
 
 // A further stream's first message.
 grpc::ByteBuffer TokenMessage(const std::string& token);
 
+// Which bytes of a tensor have come.
+class ByteRanges {
+ public:
+  // False, and nothing changes, if one of these bytes has come before. The sum fits an int64.
+  bool Add(int64_t begin, int64_t bytes);
+
+ private:
+  std::map<int64_t, int64_t> ends_;  // by begin; disjoint, and none begins where another ends
+};
+
 // One answer, from the messages of all its streams. Thread-safe; bytes are copied in parallel.
 class ChunkedAnswer {
  public:
-  explicit ChunkedAnswer(Payload payload) : payload_(payload) {}
+  ChunkedAnswer(std::shared_ptr<const ChunkedCall> call, Payload payload)
+      : call_(std::move(call)), payload_(payload) {}
 
   // Takes a message apart and clears it; a grant goes to `grant`. INTERNAL if it makes no sense.
   Status Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
@@ -70,11 +93,13 @@ class ChunkedAnswer {
   Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
   Result<Place> Reserve(int tensor, uint64_t offset, int64_t bytes);
 
+  const std::shared_ptr<const ChunkedCall> call_;
   const Payload payload_;
   mutable std::mutex mutex_;
   bool header_ = false;
   DecodedResponse response_;
   std::array<int64_t, 2> tensor_bytes_{};
+  std::array<ByteRanges, 2> came_;
   int64_t missing_bytes_ = 0;            // once the header is there
   std::vector<grpc::ByteBuffer> early_;  // chunks that came before the header
 };

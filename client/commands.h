@@ -41,6 +41,9 @@ ClientOptions ClientOptionsOf(const CommonOptions& common);
 // --transport for a command, whose value goes to `transport`.
 void AddTransport(CLI::App* command, CallTransport* transport);
 
+// --tenant for a command, whose value goes to `tenant`.
+void AddTenant(CLI::App* command, std::string* tenant);
+
 // "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);
 

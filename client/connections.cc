@@ -125,6 +125,25 @@ RequestIds::Id RequestIds::Next() {
   return id;
 }
 
+Status CheckTenant(const std::string& tenant) {
+  constexpr size_t kTenantCharactersMax = 256;
+  if (tenant.size() > kTenantCharactersMax) {
+    return InvalidArgument("tenant has " + std::to_string(tenant.size()) +
+                           " characters, must have at most " +
+                           std::to_string(kTenantCharactersMax));
+  }
+  for (const char c : tenant) {
+    if (c >= ' ' && c <= '~') continue;
+    return InvalidArgument("tenant has the byte " + std::to_string(static_cast<uint8_t>(c)) +
+                           ", must be printable ASCII, 32 to 126");
+  }
+  return Status();
+}
+
+void NameTenant(const std::string& tenant, grpc::ClientContext* context) {
+  if (!tenant.empty()) context->AddMetadata("x-attend-tenant", tenant);
+}
+
 Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return Status();
   switch (status.error_code()) {

@@ -133,6 +133,10 @@ class RequestIds {
   std::atomic<uint64_t> next_{0};
 };
 
+// INVALID_ARGUMENT if metadata cannot carry the name.
+Status CheckTenant(const std::string& tenant);
+// Names the tenant in the call's metadata, unless it is empty.
+void NameTenant(const std::string& tenant, grpc::ClientContext* context);
 Status FromGrpc(const grpc::Status& status);
 // What the server said of trying again, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);

@@ -43,7 +43,11 @@ Status LoadRunner::Open(const LoadStep& step) {
     recorders_.push_back(std::make_unique<LoadRecorder>());
   }
   if (options_.stream) {
-    for (int i = 0; i < client_->connections(); ++i) streams_.push_back(client_->OpenStream());
+    StreamOptions stream_options;
+    stream_options.tenant = options_.tenant;
+    for (int i = 0; i < client_->connections(); ++i) {
+      streams_.push_back(client_->OpenStream(stream_options));
+    }
   }
   timer_ = std::make_unique<TimerThread>();
   slots_.assign(static_cast<size_t>(open_loop_ ? options_.outstanding_max : step.concurrency), {});
@@ -162,6 +166,7 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
     return;
   }
   CallOptions call_options;
+  call_options.tenant = options_.tenant;
   if (draw.deadline)
     call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
   if (options_.discard_output && !draw.verify) call_options.payload = Payload::kDiscard;

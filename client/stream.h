@@ -18,6 +18,7 @@ namespace attend::client {
 struct StreamOptions {
   std::chrono::nanoseconds timeout{0};  // of the whole stream; 0 = none
   Payload payload = Payload::kCopy;
+  std::string tenant;  // of all its requests; as CallOptions::tenant
 };
 
 // How one request of a stream ended.

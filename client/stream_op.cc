@@ -31,15 +31,20 @@ void* StreamOp::Expect(Slot slot) {
 
 void StreamOp::Start() {
   Connection& connection = pool_->at(connection_);
-  if (!connection.loop->Add(this)) {
+  Status refused = CheckTenant(options_.tenant);
+  if (refused.ok() && !connection.loop->Add(this)) {
+    refused = Status(Code::kCancelled, "the client is being destroyed");
+  }
+  if (!refused.ok()) {
     pool_->Release(connection_);
     const std::lock_guard lock(mutex_);
-    final_ = Status(Code::kCancelled, "the client is being destroyed");
+    final_ = std::move(refused);
     closing_ = ended_ = true;
     return;
   }
   const std::lock_guard lock(mutex_);
   self_ = shared_from_this();
+  NameTenant(options_.tenant, &context_);
   if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
   call_ = connection.stub.PrepareCall(&context_, StreamMethod(), connection.loop->queue());
   call_->StartCall(Expect(kStarted));

@@ -45,6 +45,7 @@ void UnaryOp::StartAttempt() {
   Connection& connection = pool_->at(connection_);
   reader_.reset();
   context_.emplace();
+  NameTenant(options_.tenant, &*context_);
   if (deadline_ != Clock::time_point::max()) {
     context_->set_deadline(DeadlineAfter(deadline_ - Clock::now()));
   }

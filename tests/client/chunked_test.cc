@@ -6,15 +6,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <thread>
 
-#include "client/call_spec.h"
-#include "client/client.h"
 #include "client/codec_chunked.h"
 #include "client/verify.h"
-#include "tests/client/fake_server.h"
+#include "tests/client/chunked_calls.h"
 #include "tests/client/test_seed.h"
 #include "tests/server/test_server.h"
 
@@ -25,32 +25,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::TestServer;
 using ::testing::HasSubstr;
-
-std::unique_ptr<Client> Connect(const std::string& address, int connections, int attempts = 5) {
-  ClientOptions options;
-  options.server = address;
-  options.connections = connections;
-  options.retry.attempts_max = attempts;
-  options.retry.backoff_initial = milliseconds(1);
-  return std::move(*Client::Make(options));
-}
-
-CallOptions Chunked() {
-  CallOptions options;
-  options.transport = CallTransport::kChunked;
-  return options;
-}
-
-AttentionCall RandomCall(const char* text, uint64_t seed) {
-  return *MakeRandomCall(*ParseCallSpec(text), seed);
-}
-
-CallOutcome Wait(Client& client, const AttentionCall& call, const CallOptions& options) {
-  std::promise<CallOutcome> promise;
-  client.CallAsync(call, options,
-                   [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
-  return promise.get_future().get();
-}
 
 // O is V's bytes: takes no time, and shows that each arrived and came back.
 void CopyV(const Attention& a) {
@@ -199,27 +173,47 @@ TEST(ChunkedClient, RefusalsComeWithTheServersWords) {
   EXPECT_EQ(outcome.attempts, 1);
 }
 
-TEST(ChunkedClient, CancelAndDeadlineAtAnyMoment) {
+TEST(ChunkedClient, DeadlineAtAnyMoment) {
   ATTEND_FRESH_SEED(seed);
   TestServer server;
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 4);
   const AttentionCall call = RandomCall("B1,H4,L8192,D64", 1);
   Random random(seed);
-  for (int round = 0; round < 20; ++round) {
-    std::promise<CallOutcome> promise;
+  for (int round = 0; round < 10; ++round) {
     CallOptions options = Chunked();
-    const auto moment = std::chrono::microseconds(1 + random.Below(40000));
-    if (round % 2 == 0) options.timeout = moment;
+    options.timeout = std::chrono::microseconds(1 + random.Below(40000));
+    const CallOutcome outcome = Wait(*client, call, options);
+    const Code code = outcome.status.code();
+    EXPECT_TRUE(code == Code::kOk || code == Code::kDeadlineExceeded) << outcome.status.ToString();
+    EXPECT_TRUE(code != Code::kOk || IsV(outcome.result.o, call));
+  }
+  WaitUntilEmpty(server);
+}
+
+TEST(ChunkedClient, CancelAtEveryStage) {
+  TestServer server;
+  server.backend().SetCompute(CopyV);
+  const auto client = Connect(server.address(), 4);
+  const AttentionCall call = RandomCall("B1,H4,L8192,D64", 1);
+  for (int round = 0; round < 12; ++round) {
+    WaitUntilEmpty(server);
+    const int64_t batches = server.backend().submitted_batches();
+    // At once, with the upload before it, as the answer begins to leave.
+    const std::function<bool()> reached[] = {
+        [] { return true; }, [&] { return server.server().engine().host_pool().used_bytes() > 0; },
+        [&] { return server.backend().submitted_batches() > batches; }};
+    std::promise<CallOutcome> promise;
     CallHandle handle = client->CallAsync(
-        call, options, [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
+        call, Chunked(), [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
     auto future = promise.get_future();
-    if (round % 2 == 1 && future.wait_for(moment) == std::future_status::timeout) handle.Cancel();
+    while (!reached[round % 3]() && future.wait_for(seconds(0)) == std::future_status::timeout) {
+      std::this_thread::yield();
+    }
+    handle.Cancel();
     const CallOutcome outcome = future.get();
     const Code code = outcome.status.code();
-    EXPECT_TRUE(code == Code::kOk ||
-                code == (round % 2 == 0 ? Code::kDeadlineExceeded : Code::kCancelled))
-        << outcome.status.ToString();
+    EXPECT_TRUE(code == Code::kOk || code == Code::kCancelled) << outcome.status.ToString();
     EXPECT_TRUE(code != Code::kOk || IsV(outcome.result.o, call));
   }
   WaitUntilEmpty(server);
@@ -242,28 +236,27 @@ TEST(ChunkedClient, ClosingTheClientCancels) {
 
 // Servers that do not keep to the protocol.
 
-v1::AttendChunkedResponse Grant() {
-  v1::AttendChunkedResponse message;
-  message.mutable_grant()->set_token("0123456789abcdef");
-  message.mutable_grant()->set_streams_max(1);
-  message.mutable_grant()->set_chunk_bytes_max(1000);
+v1::AttendChunkedResponse WithLse() {
+  v1::AttendChunkedResponse message = Header({1, 1, 4, 8});
+  message.mutable_response()->mutable_lse()->set_dtype(v1::DTYPE_FLOAT32);
   return message;
 }
 
-v1::AttendChunkedResponse Header(std::initializer_list<int64_t> shape) {
-  v1::AttendChunkedResponse message;
-  v1::Tensor* o = message.mutable_response()->mutable_o();
-  o->set_dtype(v1::DTYPE_FLOAT32);
-  for (const int64_t dim : shape) o->add_shape(dim);
-  return message;
-}
-
-v1::AttendChunkedResponse Data(int tensor, uint64_t offset, size_t bytes) {
-  v1::AttendChunkedResponse message;
-  message.set_tensor(static_cast<v1::TensorName>(tensor));
-  message.set_offset(offset);
-  message.set_data(std::string(bytes, '\1'));
-  return message;
+TEST(ByteRanges, EachByteOnceInAnyOrder) {
+  ATTEND_FRESH_SEED(seed);
+  Random random(seed);
+  for (int round = 0; round < 200; ++round) {
+    ByteRanges ranges;
+    std::vector<bool> came(50);
+    for (int i = 0; i < 60; ++i) {
+      const auto begin = static_cast<int64_t>(random.Below(50));
+      const auto bytes = static_cast<int64_t>(random.Below(static_cast<uint64_t>(51 - begin)) / 4);
+      const auto from = came.begin() + begin;
+      const bool fresh = std::find(from, from + bytes, true) == from + bytes;
+      ASSERT_EQ(ranges.Add(begin, bytes), fresh) << begin << " + " << bytes;
+      if (fresh) std::fill(from, from + bytes, true);
+    }
+  }
 }
 
 TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
@@ -277,9 +270,15 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
       {{Grant(), Header({1, 1, 4, 8}), Data(5, 1, 128)}, "not within the tensor's 128"},
       {{Grant(), Header({1, 1, 4, 8}), Data(5, UINT64_MAX, 2)}, "not within the tensor's 128"},
       {{Grant(), Header({1, 1, 4, 8}), Data(6, 0, 4)}, "not within the tensor's 0"},
+      {{Grant(), Header({1, 1, 4, 8}), Data(INT32_MIN, 0, 4)}, "not within the tensor's 0"},
       {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 128), Data(5, 0, 1)}, "came twice"},
       {{Grant(), Data(5, 0, 200), Header({1, 1, 4, 8})}, "not within the tensor's 128"},
-      {{Grant(), Header({-1, 8}), Data(5, 0, 128)}, "below 0"},
+      {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 64), Data(5, 0, 64)}, "[0, 64) came twice"},
+      {{Grant(), Header({1, 1, 4, 8}), Data(5, 64, 64), Data(5, 63, 64)}, "[63, 127) came twice"},
+      {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 64), Data(5, 63, 65)}, "[63, 128) came twice"},
+      {{Grant(), Header({-1, 8})}, "float32 [-1, 8], must be float32 [1, 1, 4, 8]"},
+      {{Grant(), Header({1 << 20, 1 << 20, 4, 8})}, "must be float32 [1, 1, 4, 8]"},
+      {{Grant(), WithLse()}, "it has an lse, none was asked for"},
       {{Grant(), Header({1, 1, 4, 8}), Header({1, 1, 4, 8})}, "a second header"},
       {{Grant(), v1::AttendChunkedResponse()}, "neither grant nor response nor data"},
   };

@@ -14,7 +14,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "client/file_io.h"
@@ -132,6 +134,8 @@ TEST(Cli, BadFlagsAreOneLineAndTwo) {
                                              {"load", "--allow", "SOMETIMES"},
                                              {"load", "--stream", "--deadline-ms", "5"},
                                              {"load", "--search-p99", "5", "--count", "5"},
+                                             {"run", "--tenant", "a\tb"},
+                                             {"check", "--tenant", std::string(257, 'a')},
                                              {"replay"},
                                              {"replay", "/nonexistent"}}) {
     const Ended ended = RunProgram(args);
@@ -254,6 +258,33 @@ TEST(Cli, CheckPassesAndFails) {
   EXPECT_EQ(bad.exit_code, 1);
   EXPECT_THAT(bad.out, HasSubstr("16 of 24 passed"));
   EXPECT_THAT(bad.out, HasSubstr("FAILED"));
+}
+
+TEST(Cli, TenantsAreNamed) {
+  FakeServer server;
+  std::mutex mutex;
+  std::set<std::string> named;
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
+    const auto found = context->client_metadata().find("x-attend-tenant");
+    const std::lock_guard lock(mutex);
+    if (found != context->client_metadata().end()) {
+      named.emplace(found->second.data(), found->second.size());
+    }
+    return grpc::Status::OK;
+  });
+  ASSERT_TRUE(WriteNpy(Path("t.npy"), Random4(DType::kFloat32, {1, 1, 2, 4}, 1)).ok());
+  const std::string t = Path("t.npy");
+  for (std::vector<std::string> args : std::vector<std::vector<std::string>>{
+           {"run", "--q", t, "--k", t, "--v", t, "--tenant", "run"},
+           {"check", "--shape", "B1,H1,L2,D4", "--tenant", "check"},
+           {"load", "--shape", "B1,H1,L2,D4", "--count", "1", "--warmup", "0", "--tenant", "load"},
+           {"load", "--shape", "B1,H1,L2,D4", "--count", "1", "--warmup", "0", "--tenant", "stream",
+            "--stream"}}) {
+    args.insert(args.end(), {"--server", server.address()});
+    const Ended ended = RunProgram(args);
+    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+  }
+  EXPECT_EQ(named, (std::set<std::string>{"run", "check", "load", "stream"}));
 }
 
 TEST(Cli, LoadWritesItsReports) {

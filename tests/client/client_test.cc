@@ -10,6 +10,8 @@
 #include <cstring>
 #include <functional>
 #include <future>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include "client/call_spec.h"
@@ -338,6 +340,46 @@ TEST(Client, RefusesOptionsOutOfBounds) {
   EXPECT_TRUE(refused([](auto& o) { o.connections = 1025; }));
   EXPECT_TRUE(refused([](auto& o) { o.completion_threads = -1; }));
   EXPECT_TRUE(refused([](auto& o) { o.retry.attempts_max = 0; }));
+}
+
+TEST(Client, TenantsAreNamed) {
+  FakeServer server;
+  std::mutex mutex;
+  std::multiset<std::string> named;
+  const auto note = [&](grpc::ServerContext* context) {
+    const auto found = context->client_metadata().find("x-attend-tenant");
+    const std::lock_guard lock(mutex);
+    named.insert(found == context->client_metadata().end()
+                     ? "nobody"
+                     : std::string(found->second.data(), found->second.size()));
+    return grpc::Status(grpc::StatusCode::INTERNAL, "noted");
+  };
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) { return note(context); });
+  server.SetChunked(
+      [&](grpc::ServerContext* context, FakeServer::ChunkedStream*) { return note(context); });
+  const auto client = Connect(server);
+  const AttentionCall call = RandomCall("B1,H1,L4,D8", 1);
+  CallOptions options;
+  EXPECT_EQ(Wait(*client, call, options).status.message(), "noted");
+  options.tenant = "unary";
+  EXPECT_EQ(Wait(*client, call, options).status.message(), "noted");
+  options.tenant = "chunked";
+  options.transport = CallTransport::kChunked;
+  EXPECT_EQ(Wait(*client, call, options).status.message(), "noted");
+  StreamOptions stream_options;
+  stream_options.tenant = "stream";
+  const auto stream = client->OpenStream(stream_options);
+  stream->Send(call, [](StreamAnswer) {});
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(named, (std::multiset<std::string>{"nobody", "unary", "chunked", "stream"}));
+
+  for (const std::string& bad : {std::string("a\nb"), std::string("\xff"), std::string(257, 'a')}) {
+    options.tenant = stream_options.tenant = bad;
+    EXPECT_EQ(Wait(*client, call, options).status.code(), Code::kInvalidArgument);
+    EXPECT_EQ(client->Call(call, options).status().code(), Code::kInvalidArgument);
+    EXPECT_EQ(client->OpenStream(stream_options)->Finish().code(), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(named.size(), 4U);
 }
 
 }  // namespace

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls in chunks whose streams meet different fates: not all join, and some are lost.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/client/chunked_calls.h"
+
+namespace attend::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kShape[] = "B1,H1,L8192,D64";  // 2 MiB a tensor: enough for two streams
+constexpr int64_t kTensorBytes = int64_t{2} << 20;
+constexpr int64_t kPieceBytes = int64_t{1} << 20;
+
+// A request that may have two streams. The first one reads nothing behind the header until the
+// second one has gone, so that only a call that depends on the second one fails.
+class TwoStreams {
+ public:
+  // What the second stream does, once its token is read.
+  using Second = std::function<grpc::Status(grpc::ServerContext*, FakeServer::ChunkedStream*)>;
+
+  TwoStreams() {
+    server_.SetChunked([this](grpc::ServerContext* context, FakeServer::ChunkedStream* stream) {
+      v1::AttendChunkedRequest request;
+      stream->Read(&request);
+      if (request.has_header()) return First(stream);
+      const grpc::Status status = second_(context, stream);
+      Gone();
+      return status;
+    });
+  }
+  void SetSecond(Second second) {
+    const std::lock_guard lock(mutex_);
+    second_ = std::move(second);
+  }
+  const std::string& address() const { return server_.address(); }
+  FakeServer& server() { return server_; }
+  // The second stream is no longer waited for.
+  void Gone() {
+    const std::lock_guard lock(mutex_);
+    gone_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  grpc::Status First(FakeServer::ChunkedStream* stream) {
+    stream->Write(Grant(2, kPieceBytes));
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return gone_; });
+      gone_ = false;
+    }
+    v1::AttendChunkedRequest request;
+    for (int64_t bytes = 0; bytes < 3 * kTensorBytes;) {
+      if (!stream->Read(&request)) return grpc::Status(grpc::StatusCode::INTERNAL, "cut short");
+      bytes += static_cast<int64_t>(request.data().size());
+    }
+    stream->Write(Header({1, 1, 8192, 64}));
+    for (int64_t at = 0; at < kTensorBytes; at += kPieceBytes) {
+      stream->Write(Data(v1::TENSOR_NAME_O, static_cast<uint64_t>(at), kPieceBytes));
+    }
+    return grpc::Status::OK;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool gone_ = false;
+  Second second_;
+  FakeServer server_;
+};
+
+CallOptions ChunkedWithin(std::chrono::seconds timeout) {
+  CallOptions options = Chunked();
+  options.timeout = timeout;
+  return options;
+}
+
+TEST(ChunkedStreams, OneThatNeverJoinsTakesNothingWithIt) {
+  for (const auto code :
+       {grpc::StatusCode::NOT_FOUND, grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::CANCELLED}) {
+    TwoStreams server;
+    server.SetSecond([code](grpc::ServerContext*, FakeServer::ChunkedStream*) {
+      return grpc::Status(code, "another server");
+    });
+    const auto client = Connect(server.address(), 2);
+    const CallOutcome outcome =
+        Wait(*client, RandomCall(kShape, 1), ChunkedWithin(std::chrono::seconds(20)));
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+    EXPECT_EQ(outcome.attempts, 1);
+    EXPECT_EQ(outcome.result.o.bytes, kTensorBytes);
+  }
+}
+
+TEST(ChunkedStreams, OneThatNeverJoinsIsNotWaitedFor) {
+  TwoStreams server;
+  server.SetSecond([&](grpc::ServerContext* context, FakeServer::ChunkedStream*) {
+    server.Gone();
+    return server.server().UntilCancelled(context);
+  });
+  const auto client = Connect(server.address(), 2);
+  const CallOutcome outcome =
+      Wait(*client, RandomCall(kShape, 1), ChunkedWithin(std::chrono::seconds(20)));
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+}
+
+TEST(ChunkedStreams, WhatTheServerCancelsIsTriedAgain) {
+  TwoStreams server;
+  std::atomic<int> seconds{0};
+  server.SetSecond([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
+    if (seconds++ > 0) return grpc::Status(grpc::StatusCode::NOT_FOUND, "");
+    v1::AttendChunkedResponse granted;
+    granted.mutable_grant()->set_chunk_bytes_max(kPieceBytes);
+    stream->Write(granted);
+    return grpc::Status(grpc::StatusCode::CANCELLED, "another stream was lost");
+  });
+  const auto client = Connect(server.address(), 2);
+  const CallOutcome outcome = Wait(*client, RandomCall(kShape, 1), Chunked());
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+  EXPECT_EQ(outcome.attempts, 2);
+}
+
+TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
+  TwoStreams server;
+  server.SetSecond([](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
+    stream->Write(Grant(2, kPieceBytes));
+    return grpc::Status(grpc::StatusCode::NOT_FOUND, "lost");
+  });
+  const auto client = Connect(server.address(), 2);
+  const CallOutcome outcome = Wait(*client, RandomCall(kShape, 1), Chunked());
+  EXPECT_EQ(outcome.status.code(), Code::kNotFound) << outcome.status.ToString();
+  EXPECT_THAT(outcome.status.message(), HasSubstr("lost"));
+}
+
+// Whose every call is large enough for chunks.
+std::unique_ptr<Client> ConnectForChunks(const std::string& address) {
+  return Connect(address, /*connections=*/2, /*attempts=*/5, /*chunked_bytes_min=*/1);
+}
+
+AttentionCall Large() { return RandomCall("B1,H2,L100,D64", 1); }
+
+TEST(ChunkedStreams, AServerWithoutChunksGetsAMessage) {
+  FakeServer server;  // answers UNIMPLEMENTED
+  std::atomic<int> messages{0};
+  server.SetBefore([&](int64_t, grpc::ServerContext*) {
+    ++messages;
+    return grpc::Status::OK;
+  });
+  const auto client = ConnectForChunks(server.address());
+  for (int i = 1; i <= 2; ++i) {
+    const CallOutcome outcome = Wait(*client, Large(), {});
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+    EXPECT_EQ(outcome.attempts, i == 1 ? 2 : 1) << "it is asked once";
+    EXPECT_EQ(messages, i);
+    EXPECT_EQ(server.calls(), i + 1);
+  }
+  EXPECT_EQ(Wait(*client, Large(), Chunked()).status.code(), Code::kUnimplemented);
+  EXPECT_EQ(messages, 2) << "chunks were asked for";
+}
+
+TEST(ChunkedStreams, BorrowedMemoryIsHeldUntilTheMessageHasGone) {
+  FakeServer server;
+  const auto client = ConnectForChunks(server.address());
+  AttentionCall call = Large();
+  const AttentionCall owned = call;
+  for (TensorRef* tensor : {&call.q, &call.k, &call.v}) tensor->owner = nullptr;
+  EXPECT_TRUE(client->Call(call).ok());
+}
+
+TEST(ChunkedStreams, NoKernelIsNoReasonToGiveUpChunks) {
+  FakeServer server;
+  server.SetBefore([&](int64_t, grpc::ServerContext*) {
+    return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no kernel");
+  });
+  const auto client = ConnectForChunks(server.address());
+  for (int i = 1; i <= 2; ++i) {
+    EXPECT_THAT(Wait(*client, Large(), {}).status.message(), HasSubstr("no kernel"));
+    EXPECT_EQ(server.calls(), 2 * i) << "chunks are tried first, each time";
+  }
+}
+
+TEST(ChunkedStreams, CancelReachesTheMessage) {
+  FakeServer server;
+  std::promise<void> there;
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
+    there.set_value();
+    return server.UntilCancelled(context);
+  });
+  const auto client = ConnectForChunks(server.address());
+  std::promise<CallOutcome> promise;
+  CallHandle handle = client->CallAsync(
+      Large(), {}, [&](CallOutcome outcome) { promise.set_value(std::move(outcome)); });
+  there.get_future().wait();
+  handle.Cancel();
+  EXPECT_EQ(promise.get_future().get().status.code(), Code::kCancelled);
+}
+
+TEST(ChunkedStreams, LongHeadersGoInAMessage) {
+  FakeServer server;
+  const auto client = ConnectForChunks(server.address());
+  AttentionCall call = Large();
+  call.alibi_slopes.resize(1 << 20);  // refused there, but not for its length
+  const CallOutcome outcome = Wait(*client, call, {});
+  EXPECT_EQ(outcome.status.code(), Code::kInvalidArgument) << outcome.status.ToString();
+  EXPECT_EQ(server.calls(), 1);
+}
+
+}  // namespace
+}  // namespace attend::client
