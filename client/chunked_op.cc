@@ -7,6 +7,9 @@
 namespace attend::client {
 namespace {
 
+// How much earlier than ours gRPC may see a deadline pass: it counts milliseconds, on other clocks.
+// So little time is left then that the call could not be tried again either.
+constexpr std::chrono::milliseconds kDeadlineSlack{20};
 constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
 // Of one message. Large enough for the work around it not to count, small enough to share out.
 constexpr int64_t kPieceBytes = int64_t{2} << 20;
@@ -180,7 +183,9 @@ Status ChunkedOp::AttemptStatus() const {
   if (failure_.code() == Code::kCancelled && !cancelled_) {
     // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
     // server cancels the other streams, and that may arrive first.
-    if (Clock::now() >= deadline_) return Status(Code::kDeadlineExceeded, "the deadline passed");
+    if (deadline_ != Clock::time_point::max() && deadline_ - Clock::now() <= kDeadlineSlack) {
+      return Status(Code::kDeadlineExceeded, "the deadline passed");
+    }
     return Unavailable("a stream of the call was lost: " + failure_.message());
   }
   if (!failure_.ok()) return failure_;
