@@ -115,6 +115,8 @@ TEST(ChunkedStreams, WhatTheServerCancelsIsTriedAgain) {
     v1::AttendChunkedResponse granted;
     granted.mutable_grant()->set_chunk_bytes_max(kPieceBytes);
     stream->Write(granted);
+    v1::AttendChunkedRequest piece;  // which is lost with it
+    EXPECT_TRUE(stream->Read(&piece));
     return grpc::Status(grpc::StatusCode::CANCELLED, "another stream was lost");
   });
   const auto client = Connect(server.address(), 2);
@@ -127,6 +129,8 @@ TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
   TwoStreams server;
   server.SetSecond([](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
     stream->Write(Grant(2, kPieceBytes));
+    v1::AttendChunkedRequest piece;  // which is lost with it
+    EXPECT_TRUE(stream->Read(&piece));
     return grpc::Status(grpc::StatusCode::NOT_FOUND, "lost");
   });
   const auto client = Connect(server.address(), 2);
