@@ -119,8 +119,8 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     request->flops = Flops(request->attention);
     // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
     // make its company fail.
-    request->batch_bytes =
-        request->input.bytes() + request->output.bytes() + request->selection.workspace_bytes;
+    request->batch_bytes = request->input_spans.bytes() + request->output_spans.bytes() +
+                           request->selection.workspace_bytes;
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped();
