@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "server/shared_tensors.h"
 #include "server/wire.h"
 
 namespace attend {
@@ -268,6 +269,9 @@ void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
   Attention& a = request.attention;
   char* const input = static_cast<char*>(request.input.data());
   char* const output = static_cast<char*>(request.output.data());
+  request.input_spans = {{input, request.input.bytes()}};
+  request.output_spans = {{output, request.output.bytes()}};
+  if (request.shared != nullptr) AddSharedSpans(*request.shared, request);
   const auto place = [](char* block, int64_t offset, const RegionPlace* shared) -> char* {
     if (shared != nullptr && shared->region != nullptr) return shared->data();
     return block == nullptr ? nullptr : block + offset;

@@ -157,10 +157,8 @@ void DeviceWorker::Start(Scheduler::Launch& launch) {
   for (const auto& request : launch.requests) {
     request->started = now;
     request->batch_requests = requests;
-    slot.items.push_back({request->attention, request->selection,
-                          HostSpan{request->input.data(), request->input.bytes()},
-                          HostSpan{request->output.data(), request->output.bytes()},
-                          request->check});
+    slot.items.push_back({request->attention, request->selection, request->input_spans,
+                          request->output_spans, request->check});
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
   // std::function wants a copyable callable; the batch is owned once all the same.

@@ -37,6 +37,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
+  engine->host_allocator_ = allocator;
   engine->host_pool_ = std::make_unique<HostPool>(*allocator, options.memory_budget_bytes);
   engine->checker_ = std::make_unique<Checker>(
       options.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
@@ -119,8 +120,8 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     request->flops = Flops(request->attention);
     // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
     // make its company fail.
-    request->batch_bytes =
-        request->input.bytes() + request->output.bytes() + request->selection.workspace_bytes;
+    request->batch_bytes = request->input_spans.bytes() + request->output_spans.bytes() +
+                           request->selection.workspace_bytes;
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped();

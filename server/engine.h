@@ -84,6 +84,8 @@ class Engine {
   };
   std::vector<DeviceState> Devices() const;
   HostPool& host_pool() { return *host_pool_; }
+  // Of the pool; lives as long as the engine.
+  HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
 
   // Called on a checker thread for each request whose check failed, before its answer leaves.
@@ -105,6 +107,7 @@ class Engine {
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
   std::vector<std::unique_ptr<Backend>> backends_;
+  HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;
   std::unique_ptr<Checker> checker_;
   std::unique_ptr<CompletionThread> completion_;

@@ -59,7 +59,8 @@ struct RegionPlace {
   RegionRef region;  // null: it does not
   int64_t offset = 0;
   int64_t bytes = 0;
-  char* data() const { return region->data + offset; }
+  // Null if the tensor is empty.
+  char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
 };
 
 // A request's tensors that lie in shared memory, which is theirs until it has ended.
@@ -89,6 +90,8 @@ struct Request {
   HostBlock input;           // every tensor and array that the kernel reads
   HostBlock output;          // O, then LSE if asked for, each 256-byte aligned
   std::unique_ptr<SharedTensors> shared;  // those that are not in the two; null: all are
+  SpanList input_spans;      // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;     // and writes
   UploadShare::Hold upload;  // chunked: until the bytes are complete
   std::string kernel;        // asked for by name; empty = the server's choice
   bool check = false;        // by the client's wish, or (set by Engine::Submit) the server's

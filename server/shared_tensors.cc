@@ -2,6 +2,8 @@
 
 #include "server/shared_tensors.h"
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -97,6 +99,28 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
   }
   request.shared = std::move(shared);
   return Status();
+}
+
+void AddSharedSpans(const SharedTensors& shared, Request& request) {
+  std::array<const RegionPlace*, kTensorsMax> inputs;
+  size_t count = 0;
+  for (const RegionPlace& input : shared.inputs) {
+    if (input.bytes > 0) inputs[count++] = &input;
+  }
+  std::sort(inputs.begin(), inputs.begin() + count,
+            [](const auto* a, const auto* b) { return a->data() < b->data(); });
+  for (size_t i = 0; i < count;) {
+    const RegionPlace& first = *inputs[i];
+    int64_t end = first.offset + first.bytes;
+    for (++i; i < count && inputs[i]->region == first.region; ++i) {
+      if (inputs[i]->offset >= end + kTensorAlignBytes) break;
+      end = std::max(end, inputs[i]->offset + inputs[i]->bytes);
+    }
+    request.input_spans.Add({first.data(), end - first.offset});
+  }
+  for (const RegionPlace* output : {&shared.o, &shared.lse}) {
+    if (output->bytes > 0) request.output_spans.Add({output->data(), output->bytes});
+  }
 }
 
 }  // namespace attend

@@ -21,4 +21,9 @@ namespace attend {
 Status FindSharedTensors(const v1::AttendRequest& message, const Validated& validated,
                          const RegionRegistry* registry, Request& request);
 
+// Adds their bytes to what `request` reads and writes. Inputs that overlap or nearly touch become
+// one span, which a device takes with one copy; bytes that are not a request's own are never
+// written.
+void AddSharedSpans(const SharedTensors& shared, Request& request);
+
 }  // namespace attend

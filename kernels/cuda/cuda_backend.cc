@@ -46,6 +46,26 @@ class PinnedAllocator : public HostAllocator {
     (void)cudaGetLastError();
   }
 
+  Status Register(void* data, int64_t bytes) override {
+    if (data == nullptr || bytes <= 0) {
+      return InvalidArgument("memory to page-lock has " + std::to_string(bytes) +
+                             " bytes, must have at least 1");
+    }
+    const std::string where = "page-locking " + std::to_string(bytes) + " mapped bytes";
+    ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), where));
+    const cudaError_t error =
+        cudaHostRegister(data, static_cast<size_t>(bytes), cudaHostRegisterPortable);
+    if (error == cudaSuccess) return Status();
+    (void)cudaGetLastError();
+    return ToStatus(error, where);
+  }
+
+  void Unregister(void* data, int64_t) override {
+    (void)cudaSetDevice(device_);
+    (void)cudaHostUnregister(data);
+    (void)cudaGetLastError();
+  }
+
  private:
   const int device_;
 };

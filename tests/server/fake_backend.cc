@@ -22,6 +22,8 @@ class AlignedAllocator final : public HostAllocator {
     return data;
   }
   void Free(void* data, int64_t) override { std::free(data); }
+  Status Register(void*, int64_t) override { return Status(); }
+  void Unregister(void*, int64_t) override {}
 };
 
 }  // namespace
