@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <sstream>
 #include <string_view>
 #include <vector>
 
@@ -23,6 +24,24 @@ bool ValidAddress(const std::string& address) {
   return error == std::errc() && end == last && port >= 0 && port <= 65535;
 }
 
+bool ValidDevice(const std::string& name) {
+  if (name == "auto" || name == "cpu" || name == "cuda:all") return true;
+  if (!name.starts_with("cuda:") || name.size() > 9) return false;
+  return name.size() > 5 &&
+         std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
+}
+
+// Between commas.
+std::vector<std::string> Split(const std::string& list) {
+  std::vector<std::string> parts;
+  std::istringstream stream(list);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  if (parts.empty()) parts.emplace_back();
+  return parts;
+}
+
+}  // namespace
+
 std::string CheckAddress(std::string& address) {
   if (ValidAddress(address)) return {};
   return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
@@ -33,21 +52,13 @@ std::string CheckMetricsAddress(std::string& address) {
   return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";
 }
 
-bool ValidDevice(const std::string& name) {
-  if (name == "auto" || name == "cpu" || name == "cuda:all") return true;
-  if (!name.starts_with("cuda:") || name.size() > 9) return false;
-  return name.size() > 5 &&
-         std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
-}
-
-// auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".
 std::string CheckDevice(std::string& list) {
   std::string full;
   bool cuda = false;
   bool alone = false;
   std::vector<std::string> names;
   if (list.ends_with(',')) return "\"" + list + "\" must not end with a comma";
-  for (const std::string& part : CLI::detail::split(list, ',')) {
+  for (const std::string& part : Split(list)) {
     const bool digits = !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
       return std::isdigit(c);
     });

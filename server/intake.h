@@ -91,8 +91,7 @@ class Intake {
   // The small fields, whatever way the bytes come: `raw` is null if they come in chunks.
   Status TakeFields(const v1::AttendRequest& message, const ParsedMessage* raw, Request& request,
                     Validated& validated, MemoryPlan& plan);
-  Status FindShared(const v1::AttendRequest& message, const Validated& validated,
-                    Request& request);
+  Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
   Status RejectRefusal(Rejection exhausted, Status status);
 

@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -17,6 +19,15 @@ namespace {
 Status NoMemory(const char* call, int64_t bytes) {
   return ResourceExhausted("no shared memory for a region of " + std::to_string(bytes) +
                            " bytes: " + call + ": " + std::strerror(errno));
+}
+
+// What the kernel says it could give now; 0 if it does not say.
+int64_t AvailableBytes() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("MemAvailable:")) return std::atoll(line.c_str() + 13) * 1024;
+  }
+  return 0;
 }
 
 // Takes every page now, so that lack of memory is an error here and not a signal at some later
@@ -35,6 +46,12 @@ MemfdMemory::MemfdMemory(HostAllocator& allocator)
     : allocator_(allocator), page_bytes_(sysconf(_SC_PAGESIZE)) {}
 
 Result<RegionMapping> MemfdMemory::Map(int64_t bytes) {
+  // Asked for more than there is, the kernel would end processes before it refused.
+  const int64_t available = AvailableBytes();
+  if (available > 0 && bytes > available) {
+    return ResourceExhausted("no shared memory for a region of " + std::to_string(bytes) +
+                             " bytes: the machine has " + std::to_string(available) + " left");
+  }
   RegionMapping mapping;
   mapping.bytes = bytes;
   mapping.file = UniqueFd(memfd_create("attend-region", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -18,18 +18,15 @@ Status TooLarge(uint64_t bytes, const char* bound_name, int64_t bound) {
 }
 
 Status Full(int64_t bytes, int64_t used, const char* bound_name, int64_t bound) {
-  return ResourceExhausted("a region of " + std::to_string(bytes) + " bytes: " +
-                           std::to_string(used) + " of " + bound_name + ", " +
+  return ResourceExhausted("a region of " + std::to_string(bytes) +
+                           " bytes: " + std::to_string(used) + " of " + bound_name + ", " +
                            std::to_string(bound) + ", are in use");
 }
 
 }  // namespace
 
 RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens)
-    : limits_(limits),
-      memory_(memory),
-      tokens_(std::move(tokens)),
-      thread_([this] { Run(); }) {}
+    : limits_(limits), memory_(memory), tokens_(std::move(tokens)), thread_([this] { Run(); }) {}
 
 RegionRegistry::~RegionRegistry() {
   std::unordered_map<std::string, RegionRef> forgotten;

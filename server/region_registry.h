@@ -53,11 +53,11 @@ class RegionRegistry {
   };
   struct Stats {
     int64_t clients = 0;
-    int64_t regions = 0;        // whose tokens are known
-    int64_t bytes = 0;          // of them
+    int64_t regions = 0;         // whose tokens are known
+    int64_t bytes = 0;           // of them
     int64_t changing_bytes = 0;  // being made, or no longer known and not given back
-    int64_t created = 0;        // since the start
-    int64_t refused = 0;        // since the start
+    int64_t created = 0;         // since the start
+    int64_t refused = 0;         // since the start
   };
 
   // `memory` must outlive the registry.

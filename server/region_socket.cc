@@ -160,9 +160,9 @@ bool RegionSocket::Serve(const Connection& connection) {
   v1::RegionRequest request;
   if (bytes > static_cast<ssize_t>(packet.size()) ||
       !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
-    const Status malformed = InvalidArgument("the packet of " + std::to_string(bytes) +
-                                             " bytes is no RegionRequest of at most " +
-                                             std::to_string(kPacketBytesMax));
+    const Status malformed =
+        InvalidArgument("the packet of " + std::to_string(bytes) +
+                        " bytes is no RegionRequest of at most " + std::to_string(kPacketBytesMax));
     Send(socket, ErrorReply(malformed), UniqueFd());
     return false;
   }
@@ -176,8 +176,7 @@ v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& r
   v1::RegionReply reply;
   switch (request.request_case()) {
     case v1::RegionRequest::kCreate: {
-      Result<RegionRegistry::Created> created =
-          registry_.Create(client, request.create().bytes());
+      Result<RegionRegistry::Created> created = registry_.Create(client, request.create().bytes());
       if (!created.ok()) {
         logger_.warn("shared memory client={} refused: {}", client, created.status().message());
         return ErrorReply(created.status());
@@ -197,8 +196,7 @@ v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& r
     case v1::RegionRequest::REQUEST_NOT_SET:
       break;
   }
-  return ErrorReply(
-      Status(Code::kUnimplemented, "the request is neither create nor release"));
+  return ErrorReply(Status(Code::kUnimplemented, "the request is neither create nor release"));
 }
 
 }  // namespace attend

@@ -56,7 +56,7 @@ class RegionSocket {
   RegionRegistry& registry_;
   spdlog::logger& logger_;
   UniqueFd listener_;
-  UniqueFd wake_;                           // readable once the thread shall end
+  UniqueFd wake_;                          // readable once the thread shall end
   std::map<int, Connection> connections_;  // by descriptor; the thread's
   bool accepting_ = true;                  // the thread's; false while there are no descriptors
   std::thread thread_;

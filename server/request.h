@@ -86,15 +86,15 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;       // pointers lead into `input` and `output`
-  HostBlock input;           // every tensor and array that the kernel reads
-  HostBlock output;          // O, then LSE if asked for, each 256-byte aligned
-  std::unique_ptr<SharedTensors> shared;  // those that are not in the two; null: all are
-  SpanList input_spans;      // the bytes that `attention` reads, wherever they lie
-  SpanList output_spans;     // and writes
-  UploadShare::Hold upload;  // chunked: until the bytes are complete
-  std::string kernel;        // asked for by name; empty = the server's choice
-  bool check = false;        // by the client's wish, or (set by Engine::Submit) the server's
+  Attention attention;                    // pointers lead into the spans
+  HostBlock input;                        // every tensor and array that the kernel reads
+  HostBlock output;                       // O, then LSE if asked for, each 256-byte aligned
+  std::unique_ptr<SharedTensors> shared;  // the tensors that are not in the two; null: all are
+  SpanList input_spans;                   // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;                  // and writes
+  UploadShare::Hold upload;               // chunked: until the bytes are complete
+  std::string kernel;                     // asked for by name; empty = the server's choice
+  bool check = false;  // by the client's wish, or (set by Engine::Submit) the server's
   int32_t priority = 0;
   int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;

@@ -187,17 +187,16 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
     shared_ = std::move(*shared);
   }
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
-  intake_ = std::make_unique<Intake>(
-      *engine_, *copies_, metrics_, clock_,
-      Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
-      shared_ == nullptr ? nullptr : &shared_->registry());
+  intake_ =
+      std::make_unique<Intake>(*engine_, *copies_, metrics_, clock_,
+                               Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
+                               shared_ == nullptr ? nullptr : &shared_->registry());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
-  context_ = std::unique_ptr<ServiceContext>(
-      new ServiceContext{*engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
-                         config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
-                           FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_,
-                                        response);
-                         }});
+  context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
+      *engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
+      config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
+        FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
+      }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   return Status();
 }
@@ -214,8 +213,8 @@ Status Server::StartMetrics() {
   for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
   refresh_ = std::make_shared<GaugeRefresh>(*engine_, metrics_);
   gpu_stats_ = std::make_shared<GpuStats>(devices);
-  shared_stats_ = std::make_shared<SharedMemoryStats>(
-      shared_ == nullptr ? nullptr : &shared_->registry());
+  shared_stats_ =
+      std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry());
   exposer_->RegisterCollectable(refresh_);  // before the registry: collected in this order
   exposer_->RegisterCollectable(metrics_.registry());
   exposer_->RegisterCollectable(gpu_stats_);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
 #include <spdlog/logger.h>
 
 #include <memory>

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace attend {
 namespace {
@@ -89,8 +90,8 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     shared->output_bytes += bytes;
     return CheckOutput(name, place, *shared);
   };
-  ATTEND_RETURN_IF_ERROR(output(validated.o_shared, "o_placement", message.o_placement(),
-                                BytesO(problem), shared->o));
+  ATTEND_RETURN_IF_ERROR(
+      output(validated.o_shared, "o_placement", message.o_placement(), BytesO(problem), shared->o));
   ATTEND_RETURN_IF_ERROR(output(validated.lse_shared, "lse_placement", message.lse_placement(),
                                 BytesLse(problem), shared->lse));
   if (Overlap(shared->o, shared->lse)) {
@@ -102,17 +103,16 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
 }
 
 void AddSharedSpans(const SharedTensors& shared, Request& request) {
-  std::array<const RegionPlace*, kTensorsMax> inputs;
-  size_t count = 0;
+  std::vector<const RegionPlace*> inputs;
   for (const RegionPlace& input : shared.inputs) {
-    if (input.bytes > 0) inputs[count++] = &input;
+    if (input.bytes > 0) inputs.push_back(&input);
   }
-  std::sort(inputs.begin(), inputs.begin() + count,
+  std::sort(inputs.begin(), inputs.end(),
             [](const auto* a, const auto* b) { return a->data() < b->data(); });
-  for (size_t i = 0; i < count;) {
+  for (size_t i = 0; i < inputs.size();) {
     const RegionPlace& first = *inputs[i];
     int64_t end = first.offset + first.bytes;
-    for (++i; i < count && inputs[i]->region == first.region; ++i) {
+    for (++i; i < inputs.size() && inputs[i]->region == first.region; ++i) {
       if (inputs[i]->offset >= end + kTensorAlignBytes) break;
       end = std::max(end, inputs[i]->offset + inputs[i]->bytes);
     }

@@ -102,8 +102,8 @@ Result<UniqueFd> ListenAt(const std::string& path, bool any_user) {
   flock(opened->get(), LOCK_EX);
   ATTEND_RETURN_IF_ERROR(RemoveStale(path, *address));
   UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  // A socket takes its own mode as its file's, less the umask; set before there is a file, no moment
-  // is left in which it is wider.
+  // A socket takes its own mode as its file's, less the umask; set before there is a file, no
+  // moment is left in which it is wider.
   const bool listening =
       listener.valid() && fchmod(listener.get(), 0600) == 0 &&
       bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) == 0 &&
