@@ -37,7 +37,11 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
-  engine->host_pool_ = std::make_unique<HostPool>(*allocator, options.memory_budget_bytes);
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
+  if (!pool.ok()) {
+    return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
+  }
+  engine->host_pool_ = std::move(*pool);
   engine->checker_ = std::make_unique<Checker>(
       options.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
         raw->FinishChecked(std::move(request));
