@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -144,6 +146,7 @@ void Engine::Cancel(uint64_t id, int device) {
 }
 
 void Engine::FinishBatch(CompletedBatch batch) {
+  const TraceRange range("attend: answer a batch");
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
     request->status = std::move(batch.outcome.statuses[i]);

@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -64,6 +66,7 @@ Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& 
       uploads_(engine.host_pool().budget_bytes()) {}
 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
+  const TraceRange range("attend: take a message");
   call.Ref();
   Work work;
   Status status = CheckEarly(call, *request, message);
