@@ -73,6 +73,10 @@ void Engine::OnCheckFailed(std::function<void(const Request&)> hook) {
   on_check_failed_ = std::move(hook);
 }
 
+void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
+  on_device_lost_ = std::move(hook);
+}
+
 Result<int> Engine::PickDevice(const Problem& problem, std::string_view kernel,
                                Selection& selection) const {
   int best = -1;
@@ -147,6 +151,9 @@ void Engine::Cancel(uint64_t id, int device) {
 
 void Engine::FinishBatch(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
+  if (batch.outcome.device_lost && lost_.insert(batch.device).second && on_device_lost_) {
+    on_device_lost_(backends_[batch.device]->info());
+  }
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
     request->status = std::move(batch.outcome.statuses[i]);
@@ -221,6 +228,11 @@ std::vector<Engine::DeviceState> Engine::Devices() const {
     states.push_back({worker->info(), worker->lanes(), worker->healthy()});
   }
   return states;
+}
+
+bool Engine::healthy() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->healthy(); });
 }
 
 }  // namespace attend

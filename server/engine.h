@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -83,12 +84,17 @@ class Engine {
     bool healthy = true;
   };
   std::vector<DeviceState> Devices() const;
+  // Whether any device can still answer.
+  bool healthy() const;
   HostPool& host_pool() { return *host_pool_; }
   const EngineOptions& options() const { return options_; }
 
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
   void OnCheckFailed(std::function<void(const Request&)> hook);
+  // Called on the completion thread once a device is lost, before the batch that found it ends.
+  // Set before the first Submit.
+  void OnDeviceLost(std::function<void(const DeviceInfo&)> hook);
 
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
@@ -110,6 +116,8 @@ class Engine {
   std::unique_ptr<CompletionThread> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
   std::function<void(const Request&)> on_check_failed_;
+  std::function<void(const DeviceInfo&)> on_device_lost_;
+  std::set<int> lost_;  // the completion thread's
 };
 
 }  // namespace attend

@@ -5,7 +5,6 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <prometheus/registry.h>
 #include <unistd.h>
 
@@ -180,6 +179,10 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
                    request.report->detail);
     if (dumper_ != nullptr) dumper_->Write(request);
   });
+  engine_->OnDeviceLost([this](const DeviceInfo& device) {
+    logger_->error("device {} is lost", device.name);
+    UpdateHealth();
+  });
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
   intake_ = std::make_unique<Intake>(
       *engine_, *copies_, metrics_, clock_,
@@ -235,8 +238,18 @@ Status Server::StartGrpc() {
   for (size_t i = 0; i < ports.size(); ++i) {
     addresses_.push_back(WithPort(config_.listen[i], ports[i]));
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  {
+    const std::lock_guard lock(health_mutex_);
+    health_ = grpc_->GetHealthCheckService();
+    health_->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  }
+  UpdateHealth();  // a call may have lost the device by now
   return Status();
+}
+
+void Server::UpdateHealth() {
+  const std::lock_guard lock(health_mutex_);
+  if (health_ != nullptr) health_->SetServingStatus(!engine_->draining() && engine_->healthy());
 }
 
 void Server::LogStart() const {
@@ -299,7 +312,7 @@ bool Server::Drain(Duration timeout) {
   const TimePoint until = clock_.Now() + timeout;
   // In this order: whoever has seen NOT_SERVING is refused.
   engine_->Drain();
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
   service_->EndStreams();
   if (!engine_->WaitIdle(until)) {
@@ -325,6 +338,10 @@ Server::~Server() {
   exposer_.reset();
   if (engine_ == nullptr) return;
   engine_->Drain();
+  {
+    const std::lock_guard lock(health_mutex_);
+    health_ = nullptr;
+  }
   if (grpc_ != nullptr) {
     grpc_->Shutdown(std::chrono::system_clock::now());
     grpc_->Wait();
