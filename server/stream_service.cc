@@ -2,6 +2,7 @@
 
 #include "server/stream_service.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -119,9 +120,12 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     Answer(EncodeReply(std::move(request), total_ns));
     return;
   }
-  const Code code = request->status.code();
-  Answer(EncodeFailure(request->request_id, request->status,
-                       IsRetryable(code) ? context_.engine.RetryAfterMs(code) : 0));
+  const std::string request_id = std::move(request->request_id);
+  const Status status = std::move(request->status);
+  request.reset();  // its memory before the client hears of it and tries again
+  Answer(
+      EncodeFailure(request_id, status,
+                    IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
 }
 
 void StreamCall::Answer(grpc::ByteBuffer answer) {
