@@ -132,9 +132,6 @@ void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& wor
 Status Intake::CheckEarly(const Call& call, const Request& request,
                           const grpc::ByteBuffer& message) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  if (!message.Valid()) {
-    return Reject(Rejection::kMemory, ResourceExhausted("no transport memory for the message"));
-  }
   const int64_t bytes = static_cast<int64_t>(message.Length());
   if (bytes > limits_.message_bytes_max) {
     return Reject(Rejection::kTooLarge, InvalidArgument("the message has " + std::to_string(bytes) +
