@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "server/byte_size.h"
+#include "server/config_help.h"
 
 namespace attend {
 namespace {
@@ -306,35 +307,6 @@ void AddProcess(CLI::App& app, Config& c) {
       ->default_str("true");
 }
 
-// Each option's default and environment variable stand behind its description, which is wrapped.
-class HelpFormatter final : public CLI::Formatter {
- public:
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_type_name().empty() ? "" : " " + option->get_type_name();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    constexpr size_t kWidth = 62;
-    std::string text = option->get_description();
-    if (!option->get_default_str().empty()) text += " [" + option->get_default_str() + "]";
-    if (!option->get_envname().empty()) text += " [$" + option->get_envname() + "]";
-    size_t line = 0;
-    for (size_t space = 0, i = 0; i < text.size(); ++i) {
-      if (text[i] == ' ') space = i;
-      if (i - line < kWidth || space <= line) continue;
-      text[space] = '\n';
-      line = space;
-    }
-    return text;
-  }
-};
-
-// One line, whatever CLI11 says.
-std::string ErrorLine(const CLI::Error& error) {
-  std::string line = "attend-server: ";
-  for (const char c : std::string(error.what())) line += c == '\n' ? ' ' : c;
-  return line + " (see attend-server --help)\n";
-}
-
 }  // namespace
 
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
@@ -375,7 +347,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     text = VersionText() + "\n";
     return ConfigOutcome::kPrinted;
   } catch (const CLI::Error& error) {
-    text = ErrorLine(error);
+    text = ErrorLine(app, error);
     return ConfigOutcome::kError;
   }
   config.check_sample = SampleOf(config.reference_check);

@@ -188,7 +188,15 @@ TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
   const std::string path = TemporaryFile("bogus = 1\n");
   const Parsed parsed = Parse({"--config", path});
   EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
-  EXPECT_NE(parsed.text.find("bogus"), std::string::npos) << parsed.text;
+  const std::string line = "attend-server: --config " + path +
+                           ": \"bogus\" is not the name of a setting (see attend-server --help)\n";
+  EXPECT_EQ(parsed.text, line);
+  const ScopedEnv env("ATTEND_CONFIG", path.c_str());
+  EXPECT_EQ(Parse({}).text, line);
+  std::ofstream(path) << "max-queue = 1\n[limits]\nmax-queue = 2\n";
+  EXPECT_NE(Parse({}).text.find("settings stand in no section, there is [limits]"),
+            std::string::npos)
+      << Parse({}).text;
   std::remove(path.c_str());
 }
 
@@ -224,6 +232,8 @@ TEST(ConfigTest, HelpExplainsEverySetting) {
   for (const char* part : {"Network:", "Devices:", "Limits:", "[4GiB]", "[30]", "SECONDS"}) {
     EXPECT_NE(help.text.find(part), std::string::npos) << part;
   }
+  EXPECT_NE(help.text.find("--allocator-tuning,--no-allocator-tuning\n"), std::string::npos);
+  EXPECT_EQ(help.text.find('{'), help.text.find("{\"pid\"")) << "names CLI11's marks";
   const Parsed version = Parse({"--version"});
   EXPECT_EQ(version.outcome, ConfigOutcome::kPrinted);
   EXPECT_EQ(version.text, VersionText() + "\n");
