@@ -21,6 +21,8 @@ namespace {
 // gRPC counts a message's bytes in 32 signed bits.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 constexpr int64_t kBytesMax = int64_t{1} << 50;
+// With less, gRPC would end calls that keep to --max-request-bytes.
+constexpr int64_t kGrpcMemoryMessagesMin = 4;
 
 std::string EnvName(const std::string& flag) {
   std::string name = "ATTEND_";
@@ -233,6 +235,10 @@ void AddLimits(CLI::App& app, Config& c) {
               "Bytes of one request message or answer; of AttendChunked, of each message only");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
+  group.Bytes(
+      "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
+      "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "
+      "taken; above them it ends calls and connections. 0: no bound");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that wait for one device; more are refused");
 }
@@ -340,6 +346,13 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     Result<Tenants> parsed = Tenants::Parse(tenants);
     if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
     config.tenants = std::move(*parsed);
+    if (config.grpc_memory_max_bytes > 0 &&
+        config.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < config.max_request_bytes) {
+      throw CLI::ValidationError("--grpc-memory-max",
+                                 FormatByteSize(config.grpc_memory_max_bytes) +
+                                     " must be 0 or at least four times --max-request-bytes, " +
+                                     FormatByteSize(config.max_request_bytes));
+    }
   } catch (const CLI::CallForHelp&) {
     text = app.help();
     return ConfigOutcome::kPrinted;

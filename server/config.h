@@ -32,6 +32,7 @@ struct Config {
   // Limits
   int64_t max_request_bytes = int64_t{1} << 30;
   int64_t memory_budget_bytes = int64_t{4} << 30;
+  int64_t grpc_memory_max_bytes = 0;  // 0: no bound
   int64_t max_queue = 1024;
 
   // Batches

@@ -5,6 +5,7 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
 #include <prometheus/registry.h>
 #include <unistd.h>
 
@@ -108,6 +109,11 @@ void SetGrpcOptions(const Config& config, grpc::ServerBuilder& builder) {
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  if (config.grpc_memory_max_bytes > 0) {
+    grpc::ResourceQuota quota("attend");
+    quota.Resize(static_cast<size_t>(config.grpc_memory_max_bytes));
+    builder.SetResourceQuota(quota);
+  }
   // Only reflection is served by gRPC's own threads.
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);

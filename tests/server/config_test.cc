@@ -76,6 +76,8 @@ std::vector<Setting> Settings() {
        "2GiB"},
       {"memory-budget", "1.5GiB", [](const C& c) { return c.memory_budget_bytes == 3 << 29; },
        "-1"},
+      {"grpc-memory-max", "5GiB",
+       [](const C& c) { return c.grpc_memory_max_bytes == int64_t{5} << 30; }, "3GiB"},
       {"max-queue", "11", [](const C& c) { return c.max_queue == 11; }, "0"},
       {"max-batch-requests", "12", [](const C& c) { return c.max_batch_requests == 12; }, "0"},
       {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
@@ -210,6 +212,16 @@ TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
     EXPECT_NE(refused.text.find("--tenant"), std::string::npos) << refused.text;
     EXPECT_EQ(refused.text.find('\n'), refused.text.size() - 1) << refused.text;
   }
+}
+
+TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
+  EXPECT_EQ(Parse({"--grpc-memory-max", "0"}).config.grpc_memory_max_bytes, 0);
+  const Parsed few = Parse({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4MiB"});
+  EXPECT_EQ(few.outcome, ConfigOutcome::kRun) << few.text;
+  const Parsed less = Parse({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4194303B"});
+  EXPECT_EQ(less.outcome, ConfigOutcome::kError);
+  EXPECT_NE(less.text.find("at least four times --max-request-bytes, 1MiB"), std::string::npos)
+      << less.text;
 }
 
 TEST(ConfigTest, DeviceLists) {
