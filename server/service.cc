@@ -29,9 +29,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     context_.intake.Accept(*this, std::move(request), std::move(message));
   }
 
-  void OnAdmitted(uint64_t, int device) override {
+  void OnAdmitted(uint64_t) override {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
-    device_.store(device, std::memory_order_seq_cst);
+    admitted_.store(true, std::memory_order_seq_cst);
   }
 
   void Finish(std::unique_ptr<Request> request) override {
@@ -51,12 +51,11 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
   void OnCancel() override {
     SetCancelled();
-    const int device = device_.load(std::memory_order_seq_cst);
-    if (device >= 0) context_.engine.Cancel(id_, device);
+    if (admitted_.load(std::memory_order_seq_cst)) context_.engine.Cancel(id_);
   }
 
   void OnDone() override {
-    if (device_.load(std::memory_order_relaxed) >= 0) {
+    if (admitted_.load(std::memory_order_relaxed)) {
       context_.admitted_calls.fetch_sub(1, std::memory_order_release);
     }
     Unref();
@@ -74,7 +73,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
   uint64_t id_ = 0;
-  std::atomic<int> device_{-1};
+  std::atomic<bool> admitted_{false};
 };
 
 // Log lines name who asked only when something is to be logged: peer() builds a string.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/cpu/cpu_reference.h"
+#include "tests/server/span_copies.h"
 
 namespace attend::testing {
 namespace {
@@ -104,6 +105,11 @@ Result<std::unique_ptr<Lane>> FakeBackend::MakeLane(const LaneOptions&) {
 void FakeBackend::SetCompute(Compute compute) {
   const std::lock_guard lock(mutex_);
   compute_ = std::move(compute);
+}
+
+void FakeBackend::MoveSpans() {
+  const std::lock_guard lock(mutex_);
+  moves_spans_ = true;
 }
 
 void FakeBackend::Corrupt(Compute corrupt) {
@@ -208,15 +214,18 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   for (const WorkItem& item : items) {
     Compute compute, corrupt;
     Status status;
+    bool moves_spans = false;
     {
       const std::lock_guard lock(mutex_);
+      moves_spans = moves_spans_;
       compute = compute_;
       corrupt = corrupt_;
       const auto fault = item_faults_.find(++items_run_);
       if (fault != item_faults_.end()) status = fault->second;
       if (lose_device_) status = Unavailable("device " + info_.name + " was lost");
     }
-    if (status.ok()) compute(item.attention);
+    if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
+    if (status.ok() && !moves_spans) compute(item.attention);
     if (status.ok() && corrupt) corrupt(item.attention);
     outcome.statuses.push_back(std::move(status));
   }
