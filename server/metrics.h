@@ -74,7 +74,7 @@ class Metrics {
   void SetLanesBusy(int device, int64_t lanes);     // attend_lanes_busy{device}
   void SetOutstanding(int device, double batches);  // attend_outstanding_cost{device}
   void SetDeviceHealthy(int device, bool healthy);
-  void SetHostMemory(int64_t used_bytes, int64_t cached_bytes, int64_t budget_bytes);
+  void SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes);
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);
 

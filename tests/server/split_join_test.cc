@@ -25,7 +25,7 @@
 namespace attend {
 namespace {
 
-constexpr int64_t kPoolBytes = int64_t{1} << 24;
+constexpr int64_t kPoolBytes = int64_t{1} << 20;
 
 std::vector<SplitDevice> Gpus(int count) {
   std::vector<SplitDevice> devices;
@@ -50,8 +50,7 @@ class Schedule {
   Schedule(uint64_t seed, Coverage& coverage)
       : random_(seed),
         coverage_(coverage),
-        pool_(backend_.host_allocator(), kPoolBytes),
-        splitter_(1.0, pool_, metrics_,
+        splitter_(1.0, *pool_, metrics_,
                   {[this](std::unique_ptr<Request>& part) { return Push(part); },
                    [this](int device, uint64_t id) { CancelPart(device, id); },
                    [this](std::unique_ptr<Request> whole) { End(std::move(whole)); }}) {
@@ -69,7 +68,7 @@ class Schedule {
     }
     while (!held_.empty() && !::testing::Test::HasFailure()) Step();
     EXPECT_EQ(ended_.size(), accepted_.size()) << "every request ends";
-    EXPECT_EQ(pool_.used_bytes(), 0);
+    EXPECT_EQ(pool_->used_bytes(), 0);
     for (const uint64_t id : accepted_) EXPECT_FALSE(splitter_.Cancel(id)) << "nothing is kept";
   }
 
@@ -209,7 +208,7 @@ class Schedule {
   Coverage& coverage_;
   testing::FakeBackend backend_{"cuda:0", DeviceKind::kCuda};
   Metrics metrics_{"test"};
-  HostPool pool_;
+  const std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), kPoolBytes);
   std::map<uint64_t, std::unique_ptr<test::OwnedAttention>> memory_;
   std::deque<Held> held_;
   std::set<uint64_t> accepted_, ended_, ids_;
@@ -240,14 +239,14 @@ TEST(Splitter, EveryScheduleEndsEachRequestOnce) {
 
 TEST(Splitter, SmallRequestsAndSingleDevicesAreLeftAlone) {
   testing::FakeBackend backend("cuda:0", DeviceKind::kCuda);
-  HostPool pool(backend.host_allocator(), kPoolBytes);
+  const std::unique_ptr<HostPool> pool = *HostPool::Make(backend.host_allocator(), kPoolBytes);
   Metrics metrics("test");
   const test::OwnedAttention owned =
       test::MakeAttention(test::MakeSpec(4, 4, 4, 16, 16, 8, 8), test::FreshSeed());
   const double flops = Flops(owned.attention);
   const auto submit = [&](double flops_min, int devices) {
     int pushed = 0;
-    Splitter splitter(flops_min, pool, metrics,
+    Splitter splitter(flops_min, *pool, metrics,
                       {[&pushed](std::unique_ptr<Request>&) {
                          ++pushed;
                          return Internal("no");

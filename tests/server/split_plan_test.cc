@@ -28,17 +28,17 @@ using test::MakeSpec;
 using test::OwnedAttention;
 using test::ProblemSpec;
 
-constexpr int64_t kPoolBytes = int64_t{1} << 24;
+constexpr int64_t kPoolBytes = int64_t{1} << 20;
 
 // The whole by its parts, each computed in copies of its spans, over what `owned` holds.
 Status ComputeByParts(const OwnedAttention& owned, const std::vector<SplitPiece>& pieces) {
   testing::FakeBackend device;
-  HostPool pool(device.host_allocator(), kPoolBytes);
+  const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes);
   Request whole;
   whole.attention = owned.attention;
   whole.input_spans = {owned.input};
   whole.output_spans = {owned.output};
-  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(whole, pieces, pool);
+  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(whole, pieces, *pool);
   if (!parts.ok()) return parts.status();
   for (size_t n = 0; n < pieces.size(); ++n) {
     const Request& part = *(*parts)[n];
@@ -199,13 +199,13 @@ TEST(SplitParts, WithoutMemoryForTheirBlocksThereAreNone) {
   spec.layout = test::Layout::kBLHD;
   const OwnedAttention owned = MakeAttention(spec, test::FreshSeed());
   testing::FakeBackend device;
-  HostPool pool(device.host_allocator(), 4096);
+  const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), 4096);
   Request whole;
   whole.attention = owned.attention;
-  const auto parts = MakeParts(whole, PlanSplit(owned.attention, 2), pool);
+  const auto parts = MakeParts(whole, PlanSplit(owned.attention, 2), *pool);
   ASSERT_FALSE(parts.ok());
   EXPECT_EQ(parts.status().code(), Code::kResourceExhausted);
-  EXPECT_EQ(pool.used_bytes(), 0);
+  EXPECT_EQ(pool->used_bytes(), 0);
 }
 
 }  // namespace
