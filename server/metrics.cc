@@ -296,7 +296,7 @@ Metrics::~Metrics() = default;
 void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<Tenant>& tenants) {
   for (const Tenant& tenant : tenants) families_->AddTenant(tenant.name);
   for (const Device& device : devices) families_->AddDevice(device, tenants);
-  for (size_t parts = 2; parts <= devices.size(); ++parts) {
+  for (size_t parts = 2; parts <= std::max<size_t>(2, devices.size()); ++parts) {
     families_->splits.push_back(&families_->split_requests.Add({{"parts", std::to_string(parts)}}));
   }
 }

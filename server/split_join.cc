@@ -169,6 +169,7 @@ void Splitter::Join::Drop(int64_t parts) {
 
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
+  splitter_.metrics_.RecordSplit(static_cast<int>(whole_->device_flops.size()));
   whole_->status = failure_;
   whole_->enqueued = last_.enqueued;
   whole_->started = last_.started;
@@ -206,7 +207,6 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
   }
   NameDevices(devices, pieces, *parts, request.get());
   const uint64_t id = request->id;
-  const int64_t shares = std::ssize(request->device_flops);
   std::shared_ptr<Join> join;
   {
     const std::lock_guard lock(mutex_);
@@ -219,9 +219,7 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
     joins_.emplace(id, join);
   }
   Status status = join->Start(std::move(*parts), request);
-  if (status.ok()) {
-    metrics_.RecordSplit(static_cast<int>(shares));
-  } else {
+  if (!status.ok()) {
     Remove(id);
     request->device_flops.clear();
   }
