@@ -111,9 +111,7 @@ std::string CheckDevice(std::string& list) {
   std::vector<std::string> names;
   if (list.ends_with(',')) return "\"" + list + "\" must not end with a comma";
   for (const std::string& part : CLI::detail::split(list, ',')) {
-    const bool digits = !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
-      return std::isdigit(c);
-    });
+    const bool digits = part.find_first_not_of("0123456789") == std::string::npos;
     const std::string name = digits && cuda ? "cuda:" + part : part;
     if (!ValidDevice(name)) {
       return "\"" + list + "\" must be auto, cpu, cuda:all or a list such as cuda:0,cuda:1";
@@ -143,10 +141,7 @@ std::string CheckReferenceCheck(std::string& mode) {
   return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
 }
 
-std::string CheckTenant(std::string& text) {
-  const Result<Tenant> tenant = ParseTenant(text);
-  return tenant.ok() ? std::string() : tenant.status().message();
-}
+std::string CheckTenant(std::string& text) { return ParseTenant(text).status().message(); }
 
 double SampleOf(const std::string& mode) {
   if (mode == "off") return 0;
@@ -227,6 +222,10 @@ void AddDevices(CLI::App& app, Config& c) {
             "Threads that compute on the CPU; 0: one for each hardware thread");
   group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
               "Device memory that each lane takes at start");
+  group
+      .Add("--split-gflop", c.split_gflop, "10^9 FLOPs; above, GPUs alike share a request; 0: none")
+      ->check(InRange(0.0, 1e12))
+      ->type_name("GFLOP");
 }
 
 void AddLimits(CLI::App& app, Config& c) {

@@ -28,6 +28,7 @@ struct Config {
   int64_t lanes = 0;
   int64_t cpu_threads = 0;
   int64_t lane_workspace_bytes = int64_t{256} << 20;
+  double split_gflop = 2000;
 
   // Limits
   int64_t max_request_bytes = int64_t{1} << 30;

@@ -44,6 +44,10 @@ class GaugeRefresh final : public prometheus::Collectable {
     metrics_.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
     // Set on every change too, but the last of two changes at once may not be the last to be set.
     metrics_.SetInflight(engine_.inflight());
+    const std::vector<Engine::DeviceState> devices = engine_.Devices();
+    for (size_t i = 0; i < devices.size(); ++i) {
+      metrics_.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
+    }
     return {};
   }
 
@@ -66,6 +70,7 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
   options.tenants = config.tenants;
   options.memory_budget_bytes = config.memory_budget_bytes;
+  options.split_flops_min = config.split_gflop * 1e9;
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
   options.checker.threads = static_cast<int>(config.check_threads);

@@ -30,9 +30,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     context_.intake.Accept(*this, std::move(request), std::move(message));
   }
 
-  void OnAdmitted(uint64_t, int device) override {
+  void OnAdmitted(uint64_t) override {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
-    device_.store(device, std::memory_order_seq_cst);
+    admitted_.store(true, std::memory_order_seq_cst);
   }
 
   void Finish(std::unique_ptr<Request> request) override {
@@ -52,13 +52,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
   void OnCancel() override {
     SetCancelled();
-    const int device = device_.load(std::memory_order_seq_cst);
-    if (device >= 0) context_.engine.Cancel(id_, device);
+    if (admitted_.load(std::memory_order_seq_cst)) context_.engine.Cancel(id_);
   }
 
   void OnDone() override {
     if (unread_ != nullptr) RecordUnread();
-    if (device_.load(std::memory_order_relaxed) >= 0) {
+    if (admitted_.load(std::memory_order_relaxed)) {
       context_.admitted_calls.fetch_sub(1, std::memory_order_release);
     }
     Unref();
@@ -94,7 +93,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
   uint64_t id_ = 0;
-  std::atomic<int> device_{-1};
+  std::atomic<bool> admitted_{false};
   std::unique_ptr<Request> unread_;  // of a call without a message
 };
 

@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/cpu_reference.h"
 #include "kernels/host_mapping.h"
+#include "tests/server/span_copies.h"
 
 namespace attend::testing {
 
@@ -130,6 +131,11 @@ Result<std::unique_ptr<Lane>> FakeBackend::MakeLane(const LaneOptions&) {
 void FakeBackend::SetCompute(Compute compute) {
   const std::lock_guard lock(mutex_);
   compute_ = std::move(compute);
+}
+
+void FakeBackend::MoveSpans() {
+  const std::lock_guard lock(mutex_);
+  moves_spans_ = true;
 }
 
 void FakeBackend::Corrupt(Compute corrupt) {
@@ -269,14 +275,17 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   for (const WorkItem& item : items) {
     Compute compute, corrupt;
     Status status;
+    bool moves_spans = false;
     {
       const std::lock_guard lock(mutex_);
+      moves_spans = moves_spans_;
       compute = compute_;
       corrupt = corrupt_;
       status = items_.Next();
       if (!whole.ok()) status = whole;
     }
-    if (status.ok()) compute(item.attention);
+    if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
+    if (status.ok() && !moves_spans) compute(item.attention);
     if (status.ok() && corrupt) corrupt(item.attention);
     outcome.statuses.push_back(std::move(status));
   }

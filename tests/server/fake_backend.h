@@ -52,6 +52,8 @@ class FakeBackend final : public Backend {
 
   // Replaces the reference, for instance by something that takes no time. Before the first batch.
   void SetCompute(Compute compute);
+  // From now on items are computed in copies of their spans, as a GPU does. Before the first batch.
+  void MoveSpans();
   // Changes an item's output after it was computed.
   void Corrupt(Compute corrupt);
 
@@ -106,6 +108,7 @@ class FakeBackend final : public Backend {
   mutable std::condition_variable changed_;
   Compute compute_;
   Compute corrupt_;
+  bool moves_spans_ = false;
   bool held_ = false;
   int64_t passes_ = 0;
   int64_t waiting_ = 0;
