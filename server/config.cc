@@ -14,6 +14,8 @@
 #include "kernels/backend.h"
 #include "server/byte_size.h"
 #include "server/config_help.h"
+#include "server/config_values.h"
+#include "server/unix_listener.h"
 
 namespace attend {
 namespace {
@@ -76,78 +78,6 @@ CLI::Validator OneOf(std::vector<std::string> allowed) {
       "");
 }
 
-bool ValidAddress(const std::string& address) {
-  if (address.starts_with("unix:")) return address.size() > 5;
-  const size_t colon = address.rfind(':');
-  if (colon == 0 || colon == std::string::npos) return false;
-  int port = -1;
-  const char* const last = address.data() + address.size();
-  const auto [end, error] = std::from_chars(address.data() + colon + 1, last, port);
-  return error == std::errc() && end == last && port >= 0 && port <= 65535;
-}
-
-std::string CheckAddress(std::string& address) {
-  if (ValidAddress(address)) return {};
-  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
-}
-
-std::string CheckMetricsAddress(std::string& address) {
-  if (address == "off" || (ValidAddress(address) && !address.starts_with("unix:"))) return {};
-  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";
-}
-
-bool ValidDevice(const std::string& name) {
-  if (name == "auto" || name == "cpu" || name == "cuda:all") return true;
-  if (!name.starts_with("cuda:") || name.size() > 9) return false;
-  return name.size() > 5 &&
-         std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
-}
-
-// auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".
-std::string CheckDevice(std::string& list) {
-  std::string full;
-  bool cuda = false;
-  bool alone = false;
-  std::vector<std::string> names;
-  if (list.ends_with(',')) return "\"" + list + "\" must not end with a comma";
-  for (const std::string& part : CLI::detail::split(list, ',')) {
-    const bool digits = part.find_first_not_of("0123456789") == std::string::npos;
-    const std::string name = digits && cuda ? "cuda:" + part : part;
-    if (!ValidDevice(name)) {
-      return "\"" + list + "\" must be auto, cpu, cuda:all or a list such as cuda:0,cuda:1";
-    }
-    if (std::find(names.begin(), names.end(), name) != names.end()) {
-      return "\"" + list + "\" names " + name + " twice";
-    }
-    cuda = name.starts_with("cuda:");
-    alone |= name == "auto" || name == "cuda:all";
-    names.push_back(name);
-    full += (full.empty() ? "" : ",") + name;
-  }
-  if (alone && names.size() > 1) return "\"" + list + "\": auto and cuda:all stand alone";
-  list = full;
-  return {};
-}
-
-std::string CheckReferenceCheck(std::string& mode) {
-  if (mode == "off" || mode == "all") return {};
-  constexpr std::string_view kSample = "sample:";
-  if (mode.starts_with(kSample)) {
-    double share = -1;
-    const char* const last = mode.data() + mode.size();
-    const auto [end, error] = std::from_chars(mode.data() + kSample.size(), last, share);
-    if (error == std::errc() && end == last && share >= 0 && share <= 1) return {};
-  }
-  return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
-}
-
-std::string CheckTenant(std::string& text) { return ParseTenant(text).status().message(); }
-
-double SampleOf(const std::string& mode) {
-  if (mode == "off") return 0;
-  return mode == "all" ? 1 : std::stod(mode.substr(mode.find(':') + 1));
-}
-
 // Adds options of one group, each with its environment variable.
 class Group {
  public:
@@ -167,6 +97,9 @@ class Group {
         ->transform(ByteSize(low, high))
         ->default_str(FormatByteSize(value))
         ->type_name("BYTES");
+  }
+  CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
+    return Named(flag, app_.add_flag(flag, value, help))->default_str("false");
   }
   CLI::Option* Text(const std::string& flag, std::string& value, const std::string& type,
                     std::string (*check)(std::string&), const std::string& help) {
@@ -240,6 +173,24 @@ void AddLimits(CLI::App& app, Config& c) {
       "taken; above them it ends calls and connections. 0: no bound");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that wait for one device; more are refused");
+}
+
+void AddSharedMemory(CLI::App& app, Config& c) {
+  Group group(app, "Shared memory");
+  group.Flag("--shared-memory", c.shared_memory,
+             "Let clients on this host put tensors into memory that they share with the server");
+  group
+      .Text("--shared-memory-socket", c.shared_memory_socket, "PATH", nullptr,
+            "Unix socket where they get it; its folder is made if it is missing")
+      ->default_str(DefaultSocketPath());
+  group.Bytes("--shared-memory-max", c.shared_memory_max_bytes, 4096, kBytesMax,
+              "Bytes of all shared regions at once");
+  group.Bytes("--shared-memory-client-max", c.shared_memory_client_max_bytes, 4096, kBytesMax,
+              "Bytes of one connection's regions at once");
+  group.Int("--shared-memory-client-regions", c.shared_memory_client_regions, 1, 1 << 16,
+            "Regions of one connection at once");
+  group.Flag("--shared-memory-any-user", c.shared_memory_any_user,
+             "Serve processes of every user, not only of the server's own");
 }
 
 void AddBatches(CLI::App& app, Config& c) {
@@ -335,6 +286,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   AddNetwork(app, config);
   AddDevices(app, config);
   AddLimits(app, config);
+  AddSharedMemory(app, config);
   AddBatches(app, config);
   std::vector<std::string> tenants;
   AddFairness(app, config, tenants);

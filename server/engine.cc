@@ -42,6 +42,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
+  engine->host_allocator_ = allocator;
   Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
   if (!pool.ok()) {
     return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());

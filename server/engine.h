@@ -94,6 +94,8 @@ class Engine {
   // Whether any device can still answer.
   bool healthy() const;
   HostPool& host_pool() { return *host_pool_; }
+  // Of the pool; lives as long as the engine.
+  HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
 
   // Called on a checker thread for each request whose check failed, before its answer leaves.
@@ -127,6 +129,7 @@ class Engine {
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
   std::vector<std::unique_ptr<Backend>> backends_;
+  HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Splitter> splitter_;

@@ -194,16 +194,23 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
     logger_->error("device {} is lost", device.name);
     UpdateHealth();
   });
+  if (config_.shared_memory) {
+    Result<std::unique_ptr<SharedMemoryServer>> shared =
+        SharedMemoryServer::Start(config_, engine_->host_allocator(), *logger_);
+    if (!shared.ok()) return shared.status();
+    shared_ = std::move(*shared);
+  }
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
-  intake_ = std::make_unique<Intake>(
-      *engine_, *copies_, metrics_, clock_,
-      Intake::Limits{config_.max_request_bytes, config_.max_request_bytes});
+  intake_ =
+      std::make_unique<Intake>(*engine_, *copies_, metrics_, clock_,
+                               Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
+                               shared_ == nullptr ? nullptr : &shared_->registry());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
-  context_ = std::unique_ptr<ServiceContext>(
-      new ServiceContext{*engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
-                         config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
-                           FillServerInfo(*engine_, config_, clock_.Now() - started_, response);
-                         }});
+  context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
+      *engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
+      config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
+        FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
+      }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   return Status();
 }
@@ -220,9 +227,12 @@ Status Server::StartMetrics() {
   for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
   refresh_ = std::make_shared<GaugeRefresh>(*engine_, metrics_);
   gpu_stats_ = std::make_shared<GpuStats>(devices);
+  shared_stats_ =
+      std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry());
   exposer_->RegisterCollectable(refresh_);  // before the registry: collected in this order
   exposer_->RegisterCollectable(metrics_.registry());
   exposer_->RegisterCollectable(gpu_stats_);
+  exposer_->RegisterCollectable(shared_stats_);
   metrics_address_ = WithPort(config_.metrics_listen, exposer_->GetListeningPorts().front());
   return Status();
 }
@@ -294,6 +304,7 @@ void Server::LogStart() const {
                 config_.priority_aging_ms);
   logger_->info("tcp congestion control: {}; allocator tuning: {}", CongestionControl(),
                 config_.allocator_tuning ? "on" : "off");
+  logger_->info("shared memory: {}", shared_ == nullptr ? "off" : "on " + shared_->socket_path());
   logger_->info("serving gRPC on {}; metrics on {}", Join(addresses_),
                 metrics_address_.empty() ? "nothing" : "http://" + metrics_address_ + "/metrics");
 }
@@ -326,6 +337,7 @@ bool Server::Drain(Duration timeout) {
   UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
   service_->EndStreams();
+  if (shared_ != nullptr) shared_->Stop();
   if (!engine_->WaitIdle(until)) {
     logger_->error("drain timed out with {} requests unfinished", engine_->inflight());
     return false;
@@ -361,6 +373,7 @@ Server::~Server() {
   copies_.reset();
   engine_->Stop();
   chunked_.reset();  // its thread too may be the last to hold a request
+  shared_.reset();   // no request is left; before the engine, whose backend locked the pages
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.
   const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
   while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {

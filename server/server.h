@@ -27,6 +27,7 @@
 #include "server/intake.h"
 #include "server/metrics.h"
 #include "server/service.h"
+#include "server/shared_memory.h"
 
 namespace attend {
 
@@ -57,6 +58,7 @@ class Server {
   Status WriteReadyFile(const std::string& path) const;
 
   Engine& engine() { return *engine_; }
+  const SharedMemoryServer* shared_memory() const { return shared_.get(); }  // null: off
 
  private:
   Server(const Config& config, std::shared_ptr<spdlog::logger> logger);
@@ -77,6 +79,7 @@ class Server {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CopyPool> copies_;
   std::unique_ptr<ChunkedRegistry> chunked_;
+  std::unique_ptr<SharedMemoryServer> shared_;  // null if off
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
@@ -85,6 +88,7 @@ class Server {
   grpc::HealthCheckServiceInterface* health_ = nullptr;  // grpc_'s, while it serves
   std::shared_ptr<prometheus::Collectable> refresh_;
   std::shared_ptr<prometheus::Collectable> gpu_stats_;
+  std::shared_ptr<prometheus::Collectable> shared_stats_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   std::vector<std::string> addresses_;
   std::string metrics_address_;

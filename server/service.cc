@@ -38,7 +38,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Finish(std::unique_ptr<Request> request) override {
     const Status status = request->status;
     const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-    const int64_t bytes = status.ok() ? OutputBytes(*request) + LseBytes(*request) : 0;
+    const int64_t bytes = status.ok() ? AnswerBytes(*request) : 0;
     RecordEnd(context_, *request, total_ns, bytes, call_);
     if (status.ok()) {
       response_ = EncodeReply(std::move(request), total_ns);

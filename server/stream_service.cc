@@ -96,7 +96,7 @@ void StreamCall::OnAdmitted(uint64_t id) {
 void StreamCall::Finish(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const bool ok = request->status.ok();
-  const int64_t bytes = ok ? OutputBytes(*request) + LseBytes(*request) : 0;
+  const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   RecordEnd(context_, *request, total_ns, bytes, call_);
   {
     const std::lock_guard lock(mutex_);

@@ -79,6 +79,14 @@ std::vector<Setting> Settings() {
       {"grpc-memory-max", "5GiB",
        [](const C& c) { return c.grpc_memory_max_bytes == int64_t{5} << 30; }, "3GiB"},
       {"max-queue", "11", [](const C& c) { return c.max_queue == 11; }, "0"},
+      {"shared-memory-socket", "/tmp/m",
+       [](const C& c) { return c.shared_memory_socket == "/tmp/m"; }, ""},
+      {"shared-memory-max", "2GiB",
+       [](const C& c) { return c.shared_memory_max_bytes == int64_t{2} << 30; }, "0"},
+      {"shared-memory-client-max", "8KiB",
+       [](const C& c) { return c.shared_memory_client_max_bytes == 8192; }, "4095"},
+      {"shared-memory-client-regions", "9",
+       [](const C& c) { return c.shared_memory_client_regions == 9; }, "0"},
       {"max-batch-requests", "12", [](const C& c) { return c.max_batch_requests == 12; }, "0"},
       {"split-gflop", "0.5", [](const C& c) { return c.split_gflop == 0.5; }, "-1"},
       {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
@@ -177,7 +185,14 @@ TEST(ConfigTest, FlagsWinOverFileOverEnvironment) {
   std::remove(path.c_str());
 }
 
-TEST(ConfigTest, AllocatorTuningIsASwitch) {
+TEST(ConfigTest, Switches) {
+  EXPECT_FALSE(Parse({}).config.shared_memory);
+  EXPECT_TRUE(Parse({"--shared-memory"}).config.shared_memory);
+  EXPECT_FALSE(Parse({"--shared-memory"}).config.shared_memory_any_user);
+  EXPECT_TRUE(Parse({"--shared-memory-any-user"}).config.shared_memory_any_user);
+  EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
+  const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
+  EXPECT_TRUE(Parse({}).config.shared_memory);
   EXPECT_FALSE(Parse({"--no-allocator-tuning"}).config.allocator_tuning);
   EXPECT_TRUE(Parse({"--allocator-tuning"}).config.allocator_tuning);
   const ScopedEnv env("ATTEND_ALLOCATOR_TUNING", "false");
