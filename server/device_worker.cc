@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -150,6 +152,7 @@ void DeviceWorker::Run() {
 }
 
 void DeviceWorker::Start(Scheduler::Launch& launch) {
+  const TraceRange range("attend: start a batch");
   const TimePoint now = clock_.Now();
   const int64_t requests = static_cast<int64_t>(launch.requests.size());
   LaneSlot& slot = lanes_[launch.lane];

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -37,7 +39,11 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
-  engine->host_pool_ = std::make_unique<HostPool>(*allocator, options.memory_budget_bytes);
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
+  if (!pool.ok()) {
+    return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
+  }
+  engine->host_pool_ = std::move(*pool);
   engine->checker_ = std::make_unique<Checker>(
       options.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
         raw->FinishChecked(std::move(request));
@@ -140,6 +146,7 @@ void Engine::Cancel(uint64_t id, int device) {
 }
 
 void Engine::FinishBatch(CompletedBatch batch) {
+  const TraceRange range("attend: answer a batch");
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
     request->status = std::move(batch.outcome.statuses[i]);
