@@ -83,6 +83,7 @@ TEST_F(CudaLaneTest, CompanyAndCopiesDoNotChangeBits) {
     std::vector<std::unique_ptr<PinnedAttention>> pinned;
     std::vector<std::vector<std::byte>> wanted;
     std::vector<WorkItem> items;
+    owned.reserve(12);  // PinnedAttention keeps pointers
     for (int n = 0; n <= round % 12; ++n, ++next) {
       const char* kernels[] = {"auto", "cuda_flash_fp32", "cuda_naive"};
       owned.push_back(
