@@ -10,6 +10,7 @@
 
 #include "client/client.h"
 #include "tests/bench/service/chunked_driver.h"
+#include "tests/bench/service/pinned_copies.h"
 #include "tests/bench/service/raw_tcp.h"
 #include "tests/bench/service/rows.h"
 
@@ -19,6 +20,7 @@ namespace {
 constexpr Target kBareTarget{Target::Sense::kAtLeast, 0.9};
 constexpr Target kRawTarget{Target::Sense::kAtLeast, 0.5};
 constexpr Target kCopyTarget{Target::Sense::kAtLeast, 0.8};
+constexpr char kCopies[] = "page-locked copies over PCIe, both ways at once";
 constexpr int kChunkedConnections = 8;
 // What the client library sends at a time.
 constexpr int64_t kClientChunkBytes = int64_t{2} << 20;
@@ -118,6 +120,17 @@ void RaceRaw(Bench& bench, const std::vector<int>& counts, const ServerProcess& 
       });
 }
 
+// The same bytes, in chunks as the client library's.
+RawTcpLoad ChunkedRawLoad(const Work& work) {
+  RawTcpLoad load;
+  load.up_bytes = work.input_bytes();
+  load.down_bytes = work.output_bytes();
+  load.connections = kChunkedConnections;
+  load.together = true;
+  load.chunk_bytes = kClientChunkBytes;
+  return load;
+}
+
 }  // namespace
 
 void RunInline(Bench& bench) {
@@ -154,49 +167,54 @@ void RunChunked(Bench& bench) {
   const std::shared_ptr<Work> work =
       bench.TransferWork("16 heads x " + std::to_string(length) + " x 128 fp16",
                          test::MakeSpec(1, 16, 16, length, length, 128, 128, DType::kFloat16));
-  const Question question{"chunked",
-                          Mebibytes(work->input_bytes()) + " in, " +
-                              Mebibytes(work->output_bytes()) + " out, " + work->name() +
-                              OnDevice(bench) + ", one at a time, 8 connections",
-                          "raw TCP, 8 connections, there and back",
-                          "GB/s",
-                          Measure::kRatio,
-                          kRawTarget};
+  Question question{"chunked",
+                    Mebibytes(work->input_bytes()) + " in, " + Mebibytes(work->output_bytes()) +
+                        " out, " + work->name() + OnDevice(bench) +
+                        ", one at a time, 8 connections",
+                    "raw TCP, 8 connections, there and back",
+                    "GB/s",
+                    Measure::kRatio,
+                    kRawTarget};
   const Result<std::unique_ptr<ServerProcess>> attend = bench.StartAttend(Serves::kTransfers);
   const Result<std::unique_ptr<ServerProcess>> raw =
       ServerProcess::Start(ServeCommand("raw-tcp", {}));
   if (!attend.ok()) return bench.AddWithout({question}, attend.status());
   if (!raw.ok()) return bench.AddWithout({question}, raw.status());
-  RawTcpLoad load;
-  load.up_bytes = work->input_bytes();
-  load.down_bytes = work->output_bytes();
-  load.connections = kChunkedConnections;
-  load.together = true;
-  load.chunk_bytes = kClientChunkBytes;
   const Result<std::unique_ptr<RawTcpClient>> rival =
-      RawTcpClient::Connect((*raw)->address(), load);
+      RawTcpClient::Connect((*raw)->address(), ChunkedRawLoad(*work));
   const Result<std::unique_ptr<client::Client>> client =
       ConnectChunked((*attend)->address(), kChunkedConnections);
   if (!rival.ok()) return bench.AddWithout({question}, rival.status());
   if (!client.ok()) return bench.AddWithout({question}, client.status());
-  const Status right = CheckChunked(**client, *work);
-  if (!right.ok()) return bench.AddWithout({question}, right);
-  const std::vector<Contestant> contestants = {
+  std::vector<Contestant> contestants = {
       {"attend", [&](double seconds) { return DriveChunked(**client, *work, seconds); }},
       {"raw TCP", [&](double seconds) { return (*rival)->Drive(seconds); }}};
+  Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("no GPU takes part");
+  if (!bench.passes_through()) {
+    bus = PinnedCopies::Make(bench.options().device, work->input_bytes(), work->output_bytes());
+    if (!bus.ok()) return bench.AddWithout({question}, bus.status());
+    contestants.push_back({"copies", [&](double seconds) { return (*bus)->Drive(seconds); }});
+  }
+  // The timed answers are dropped as they come: those before and after them are judged.
+  Status right = CheckChunked(**client, *work);
+  if (!right.ok()) return bench.AddWithout({question}, right);
   const Result<std::vector<Samples>> samples =
       RunRounds(contestants, bench.options().rounds, bench.options().seconds);
-  if (!samples.ok()) return bench.AddWithout({question}, samples.status());
+  right = samples.ok() ? CheckChunked(**client, *work) : samples.status();
+  if (!right.ok()) return bench.AddWithout({question}, right);
   bench.AddJudged(question, (*samples)[0], (*samples)[1], Gigabytes);
+  if (!bus.ok()) return;
+  // For what the bus itself would allow: shared memory has the target.
+  question.against = kCopies;
+  question.target.reset();
+  bench.AddJudged(question, (*samples)[0], (*samples)[2], Gigabytes);
 }
 
 void RunSharedMemory(Bench& bench) {
-  const Question question{"shared_memory",
-                          "192 MiB in, 64 MiB out, 16 heads x 16384 x 128 fp16, back to back",
-                          "page-locked copies over PCIe",
-                          "GB/s",
-                          Measure::kRatio,
-                          kCopyTarget};
+  const Question question{
+      "shared_memory", "192 MiB in, 64 MiB out, 16 heads x 16384 x 128 fp16, back to back",
+      kCopies,         "GB/s",
+      Measure::kRatio, kCopyTarget};
   if (!bench.gpu()) return bench.Add(Skipped(question, "needs a GPU"));
   const Result<std::unique_ptr<ServerProcess>> attend = bench.StartAttend(Serves::kComputing);
   if (!attend.ok()) return bench.AddWithout({question}, attend.status());
