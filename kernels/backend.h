@@ -6,9 +6,12 @@
 
 #pragma once
 
+#include <array>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,14 +28,44 @@ struct HostSpan {
   int64_t bytes = 0;
 };
 
+// A few spans, which do not overlap. Empty ones are not kept.
+class SpanList {
+ public:
+  static constexpr int kMax = 5;  // q, k, v, bias and the small arrays, each in memory of its own
+
+  SpanList() = default;
+  SpanList(std::initializer_list<HostSpan> spans) {
+    for (const HostSpan& span : spans) Add(span);
+  }
+  void Add(const HostSpan& span) {
+    if (span.bytes == 0) return;
+    assert(size_ < kMax);
+    spans_[size_++] = span;
+  }
+  const HostSpan* begin() const { return spans_.data(); }
+  const HostSpan* end() const { return spans_.data() + size_; }
+  const HostSpan& operator[](int n) const { return spans_[n]; }
+  int size() const { return size_; }
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const HostSpan& span : *this) sum += span.bytes;
+    return sum;
+  }
+
+ private:
+  std::array<HostSpan, kMax> spans_{};
+  int size_ = 0;
+};
+
 // One attention of a batch, its memory on the host. Every input pointer of `attention` lies inside
-// `input` and every output pointer inside `output`, so that a device lane moves each with one copy;
-// both must stay alive and untouched until Done.
+// one of `inputs` and every output pointer inside one of `outputs` (or at its end, if nothing is
+// read or written there); a device lane moves the spans. All must stay alive and untouched until
+// Done.
 struct WorkItem {
   Attention attention;
   Selection selection;
-  HostSpan input;
-  HostSpan output;
+  SpanList inputs;
+  SpanList outputs;
   // Fill the output with NaN (all bits set) where the kernel writes, before it runs: a row that it
   // forgets then cannot pass for an answer that lay there before.
   bool poison_output = false;
@@ -68,6 +101,11 @@ class HostAllocator {
   virtual ~HostAllocator() = default;
   virtual Result<void*> Allocate(int64_t bytes) = 0;  // RESOURCE_EXHAUSTED when there is none
   virtual void Free(void* data, int64_t bytes) = 0;
+  // Makes whole pages that the caller has mapped as fast to copy from as Allocate's, until
+  // Unregister. RESOURCE_EXHAUSTED if the system does not let so much be locked. Both may take long
+  // and may wait for the device.
+  virtual Status Register(void* data, int64_t bytes) = 0;
+  virtual void Unregister(void* data, int64_t bytes) = 0;
 };
 
 struct LaneOptions {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -72,6 +74,7 @@ void Checker::Run() {
       finish_(std::move(request));
       continue;
     }
+    const TraceRange range("attend: check an answer");
     const std::vector<RowId> rows =
         SampleRows(request->attention, Mix(options_.seed ^ request->id), options_.work_budget);
     request->report = CheckRows(request->attention, rows);

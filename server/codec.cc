@@ -238,6 +238,8 @@ void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
   Attention& a = request.attention;
   char* const input = static_cast<char*>(request.input.data());
   char* const output = static_cast<char*>(request.output.data());
+  request.input_spans = {{input, request.input.bytes()}};
+  request.output_spans = {{output, request.output.bytes()}};
   const auto tensor = [&](int i) -> const void* { return input + plan.tensors[i]; };
   if (input != nullptr) {
     a.q.data = tensor(0);

@@ -87,8 +87,8 @@ struct MemoryPlan {
 // INVALID_ARGUMENT if the sum overflows.
 Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated& validated);
 
-// Sets the layout, the attention with its pointers and the small arrays of `request`, whose blocks
-// have the plan's sizes.
+// Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
+// whose blocks have the plan's sizes.
 void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
                  const MemoryPlan& plan, Request& request);
 

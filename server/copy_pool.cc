@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -92,9 +94,12 @@ void CopyPool::Run() {
       part = std::move(parts_.front());
       parts_.pop_front();
     }
-    for (size_t i = part.begin; i < part.end; ++i) {
-      const CopyPiece& piece = part.job->pieces[i];
-      std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+    {
+      const TraceRange range("attend: copy tensors");
+      for (size_t i = part.begin; i < part.end; ++i) {
+        const CopyPiece& piece = part.job->pieces[i];
+        std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+      }
     }
     // The last part's thread sees every other part's bytes: acquire and release on the count.
     if (part.job->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) part.job->done();

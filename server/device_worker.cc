@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -150,6 +152,7 @@ void DeviceWorker::Run() {
 }
 
 void DeviceWorker::Start(Scheduler::Launch& launch) {
+  const TraceRange range("attend: start a batch");
   const TimePoint now = clock_.Now();
   const int64_t requests = static_cast<int64_t>(launch.requests.size());
   LaneSlot& slot = lanes_[launch.lane];
@@ -157,10 +160,8 @@ void DeviceWorker::Start(Scheduler::Launch& launch) {
   for (const auto& request : launch.requests) {
     request->started = now;
     request->batch_requests = requests;
-    slot.items.push_back({request->attention, request->selection,
-                          HostSpan{request->input.data(), request->input.bytes()},
-                          HostSpan{request->output.data(), request->output.bytes()},
-                          request->check});
+    slot.items.push_back({request->attention, request->selection, request->input_spans,
+                          request->output_spans, request->check});
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
   // std::function wants a copyable callable; the batch is owned once all the same.

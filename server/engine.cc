@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -37,7 +39,11 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
-  engine->host_pool_ = std::make_unique<HostPool>(*allocator, options.memory_budget_bytes);
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
+  if (!pool.ok()) {
+    return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
+  }
+  engine->host_pool_ = std::move(*pool);
   engine->checker_ = std::make_unique<Checker>(
       options.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
         raw->FinishChecked(std::move(request));
@@ -119,8 +125,8 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     request->flops = Flops(request->attention);
     // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
     // make its company fail.
-    request->batch_bytes =
-        request->input.bytes() + request->output.bytes() + request->selection.workspace_bytes;
+    request->batch_bytes = request->input_spans.bytes() + request->output_spans.bytes() +
+                           request->selection.workspace_bytes;
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped();
@@ -140,6 +146,7 @@ void Engine::Cancel(uint64_t id, int device) {
 }
 
 void Engine::FinishBatch(CompletedBatch batch) {
+  const TraceRange range("attend: answer a batch");
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
     request->status = std::move(batch.outcome.statuses[i]);

@@ -3,16 +3,28 @@
 #include "server/host_pool.h"
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
+#include <string>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace attend {
 namespace {
 
-constexpr int64_t kSmallestClassBytes = 1024;
-constexpr int64_t kPowerOfTwoClassesUpToBytes = 4096;
-// Nobody has more, and rounding up further would overflow.
-constexpr int64_t kLargestClassBytes = int64_t{1} << 61;
+// AddressSanitizer takes the pool's memory for one object; these tell it what of it is nobody's.
+void Forbid([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_poison_memory_region(data, static_cast<size_t>(bytes));
+#endif
+}
+
+void Allow([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(data, static_cast<size_t>(bytes));
+#endif
+}
 
 }  // namespace
 
@@ -22,110 +34,89 @@ HostBlock& HostBlock::operator=(HostBlock&& other) noexcept {
   pool_ = std::exchange(other.pool_, nullptr);
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
-  class_bytes_ = std::exchange(other.class_bytes_, 0);
   return *this;
 }
 
 void HostBlock::Release() {
-  if (pool_ != nullptr) pool_->Return(data_, class_bytes_);
+  if (pool_ != nullptr) pool_->Return(data_, bytes_);
   pool_ = nullptr;
   data_ = nullptr;
   bytes_ = 0;
-  class_bytes_ = 0;
 }
 
-HostPool::HostPool(HostAllocator& allocator, int64_t budget_bytes)
-    : allocator_(allocator), budget_bytes_(budget_bytes) {}
+Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64_t budget_bytes) {
+  if (budget_bytes < 0) {
+    return InvalidArgument("memory budget is " + std::to_string(budget_bytes) +
+                           " bytes, must be at least 0");
+  }
+  const Result<void*> memory = allocator.Allocate(budget_bytes);
+  if (!memory.ok()) return memory.status();
+  return std::unique_ptr<HostPool>(
+      new HostPool(allocator, static_cast<char*>(*memory), budget_bytes));
+}
+
+HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes)
+    : allocator_(allocator),
+      memory_(memory),
+      budget_bytes_(budget_bytes),
+      ranges_(budget_bytes),
+      untouched_end_(ranges_.capacity()) {}
 
 HostPool::~HostPool() {
-  assert(used_bytes_ == 0 && "a block outlived its pool");
-  for (const auto& [class_bytes, blocks] : cached_) {
-    for (void* data : blocks) allocator_.Free(data, class_bytes);
-  }
-}
-
-int64_t HostPool::ClassBytes(int64_t bytes) {
-  if (bytes <= kSmallestClassBytes) return kSmallestClassBytes;
-  if (bytes > kLargestClassBytes) return bytes;
-  const int64_t power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
-  if (power <= kPowerOfTwoClassesUpToBytes) return power;
-  // Four classes between powers of two: reuse stays likely, waste stays under a quarter.
-  const int64_t step = power / 8;
-  return (bytes + step - 1) / step * step;
-}
-
-std::vector<std::pair<void*, int64_t>> HostPool::EvictLocked(int64_t bytes) {
-  std::vector<std::pair<void*, int64_t>> evicted;
-  while (used_bytes_ + cached_bytes_ + bytes > budget_bytes_ && !cached_.empty()) {
-    const auto largest = std::prev(cached_.end());
-    evicted.emplace_back(largest->second.back(), largest->first);
-    cached_bytes_ -= largest->first;
-    largest->second.pop_back();
-    if (largest->second.empty()) cached_.erase(largest);
-  }
-  return evicted;
+  assert(ranges_.used_bytes() == 0 && "a block outlived its pool");
+  Allow(memory_, touched_end_);
+  Allow(memory_ + untouched_end_, ranges_.capacity() - untouched_end_);
+  allocator_.Free(memory_, budget_bytes_);
 }
 
 Result<HostBlock> HostPool::Take(int64_t bytes) {
   HostBlock block;
   if (bytes == 0) return block;
-  const int64_t class_bytes = ClassBytes(bytes);
-  std::vector<std::pair<void*, int64_t>> evicted;
-  void* data = nullptr;
+  const int64_t rounded = RangeAllocator::RoundedBytes(bytes);
+  int64_t begin = 0;
   {
     std::lock_guard lock(mutex_);
-    if (class_bytes > budget_bytes_ - used_bytes_) {
-      return ResourceExhausted("tensor memory: request needs " + std::to_string(bytes) +
-                               " bytes, " + std::to_string(used_bytes_) + " of the budget of " +
-                               std::to_string(budget_bytes_) + " are in use");
+    begin = ranges_.Take(bytes);
+    if (begin < 0) {
+      const int64_t used = ranges_.used_bytes();
+      std::string message = "tensor memory: request needs " + std::to_string(bytes) + " bytes, " +
+                            std::to_string(used) + " of the budget of " +
+                            std::to_string(budget_bytes_) + " are in use";
+      if (rounded <= ranges_.capacity() - used) {
+        message +=
+            " and the largest free piece has " + std::to_string(ranges_.largest_free_bytes());
+      }
+      return ResourceExhausted(std::move(message));
     }
-    if (const auto found = cached_.find(class_bytes); found != cached_.end()) {
-      data = found->second.back();
-      found->second.pop_back();
-      if (found->second.empty()) cached_.erase(found);
-      cached_bytes_ -= class_bytes;
+    // From which end of the memory it came does not matter: both bounds stay true.
+    if (begin >= untouched_end_ - rounded) {
+      untouched_end_ = std::min(untouched_end_, begin);
     } else {
-      evicted = EvictLocked(class_bytes);
+      touched_end_ = std::max(touched_end_, begin + rounded);
     }
-    used_bytes_ += class_bytes;  // reserved, also while the allocation below runs unlocked
-  }
-  for (const auto& [old, old_bytes] : evicted) allocator_.Free(old, old_bytes);
-  if (data == nullptr) {
-    Result<void*> allocated = allocator_.Allocate(class_bytes);
-    if (!allocated.ok()) {
-      std::lock_guard lock(mutex_);
-      used_bytes_ -= class_bytes;
-      return allocated.status();
-    }
-    data = *allocated;
   }
   block.pool_ = this;
-  block.data_ = data;
+  block.data_ = memory_ + begin;
   block.bytes_ = bytes;
-  block.class_bytes_ = class_bytes;
+  Allow(block.data_, bytes);
+  Forbid(block.data_ + bytes, rounded - bytes);
   return block;
 }
 
-void HostPool::Return(void* data, int64_t class_bytes) {
+void HostPool::Return(char* data, int64_t bytes) {
+  Forbid(data, RangeAllocator::RoundedBytes(bytes));
   std::lock_guard lock(mutex_);
-  used_bytes_ -= class_bytes;
-  cached_bytes_ += class_bytes;
-  cached_[class_bytes].push_back(data);
+  ranges_.Return(data - memory_, bytes);
 }
 
 int64_t HostPool::used_bytes() const {
   std::lock_guard lock(mutex_);
-  return used_bytes_;
+  return ranges_.used_bytes();
 }
 
-int64_t HostPool::cached_bytes() const {
+int64_t HostPool::largest_free_bytes() const {
   std::lock_guard lock(mutex_);
-  return cached_bytes_;
-}
-
-int64_t HostPool::held_bytes() const {
-  std::lock_guard lock(mutex_);
-  return used_bytes_ + cached_bytes_;
+  return ranges_.largest_free_bytes();
 }
 
 }  // namespace attend

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where tensor bytes live on the host while a request is in the server, and by its byte budget the
-// server's memory admission: no block, no admission. Freed blocks are kept for the next request of
-// the same size class, so that the steady state neither allocates nor page-locks.
+// server's memory admission: no block, no admission. The whole budget is one piece of memory, taken
+// (and with a GPU page-locked) at the start, so that no request waits for the system to give or to
+// lock memory, and none can fail for it.
 //
 // Thread-safe. The pool must outlive its blocks, also those that gRPC still sends from.
 
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/status.h"
+#include "server/range_allocator.h"
 
 namespace attend {
 
@@ -37,43 +38,45 @@ class HostBlock {
  private:
   friend class HostPool;
   HostPool* pool_ = nullptr;
-  void* data_ = nullptr;
+  char* data_ = nullptr;
   int64_t bytes_ = 0;
-  int64_t class_bytes_ = 0;
 };
 
 class HostPool {
  public:
-  // `allocator` must outlive the pool. `budget_bytes` bounds used and kept blocks together.
-  HostPool(HostAllocator& allocator, int64_t budget_bytes);
+  // Takes `budget_bytes` from `allocator`, which must outlive the pool; the error, if it has not so
+  // much, is the allocator's.
+  static Result<std::unique_ptr<HostPool>> Make(HostAllocator& allocator, int64_t budget_bytes);
   ~HostPool();  // every block must have come back
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
   // A block of at least `bytes` (0 gives an empty block). RESOURCE_EXHAUSTED names bytes, use and
-  // budget.
+  // budget; where enough is free but not in one piece, that too.
   Result<HostBlock> Take(int64_t bytes);
 
-  int64_t used_bytes() const;    // in blocks that are out
-  int64_t cached_bytes() const;  // in blocks waiting for reuse
-  int64_t held_bytes() const;    // both, at one moment
+  int64_t used_bytes() const;          // in blocks that are out
+  int64_t largest_free_bytes() const;  // of one block
   int64_t budget_bytes() const { return budget_bytes_; }
 
-  // Bytes of the class that serves `bytes`, whatever they are: at most a quarter more, above 4 KiB.
-  static int64_t ClassBytes(int64_t bytes);
+  // What a block of `bytes` takes of the budget.
+  static int64_t BlockBytes(int64_t bytes) {
+    return bytes == 0 ? 0 : RangeAllocator::RoundedBytes(bytes);
+  }
 
  private:
   friend class HostBlock;
-  void Return(void* data, int64_t class_bytes);
-  // Frees cached blocks, largest first, until `bytes` more fit the budget. Returns what to free.
-  std::vector<std::pair<void*, int64_t>> EvictLocked(int64_t bytes);
+  HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes);
+  void Return(char* data, int64_t bytes);
 
   HostAllocator& allocator_;
+  char* const memory_;
   const int64_t budget_bytes_;
   mutable std::mutex mutex_;
-  std::map<int64_t, std::vector<void*>> cached_;  // by class bytes
-  int64_t used_bytes_ = 0;
-  int64_t cached_bytes_ = 0;
+  RangeAllocator ranges_;
+  // Everything that was ever taken lies outside of [touched_end_, untouched_end_).
+  int64_t touched_end_ = 0;
+  int64_t untouched_end_;
 };
 
 }  // namespace attend

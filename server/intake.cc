@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/trace_range.h"
+
 namespace attend {
 namespace {
 
@@ -64,6 +66,7 @@ Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& 
       uploads_(engine.host_pool().budget_bytes()) {}
 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
+  const TraceRange range("attend: take a message");
   call.Ref();
   Work work;
   Status status = CheckEarly(call, *request, message);
@@ -113,8 +116,7 @@ void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& wor
     }
     call.Unref();
   };
-  // On the pool's threads from here on: page-locked memory for a size that was not seen before, or
-  // a whole message for the generated parser, takes long.
+  // On the pool's threads from here on: a whole message for the generated parser takes long.
   copies_.Copy({}, [this, large, end] {
     Status status = Decode(*large->request, *large, large->arena);
     if (!status.ok()) {
@@ -205,8 +207,8 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
   const bool chunked = request.transport == Transport::kChunked;
   const int64_t budget = engine_.host_pool().budget_bytes();
   const int64_t bound = chunked ? uploads_.bytes_max() : budget;
-  const int64_t input = HostPool::ClassBytes(plan.input_bytes);
-  const int64_t output = HostPool::ClassBytes(plan.output_bytes);
+  const int64_t input = HostPool::BlockBytes(plan.input_bytes);
+  const int64_t output = HostPool::BlockBytes(plan.output_bytes);
   // The sizes are whatever a chunked request's header claims: their sum may overflow.
   if (input > bound || output > bound - input) {
     // Never, not later: a client must not try again.
@@ -214,8 +216,7 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
         Rejection::kTooLarge,
         InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
                         " bytes and its answer " + std::to_string(plan.output_bytes) +
-                        " (in blocks of " + std::to_string(input) + " and " +
-                        std::to_string(output) + "), together more than " +
+                        ", together more than " +
                         (chunked ? "the " + std::to_string(bound) + " for incomplete uploads of "
                                  : std::string()) +
                         "the memory budget of " + std::to_string(budget)));

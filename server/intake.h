@@ -70,8 +70,8 @@ class Intake {
   // the deadline and the time of arrival are set.
   void Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message);
 
-  // Admits a request by its header and takes its memory, which may page-lock some: not on gRPC's
-  // threads. The same fields of `request` are set as for Accept.
+  // Admits a request by its header and takes its memory. The same fields of `request` are set as
+  // for Accept.
   Status AcceptHeader(const v1::AttendRequest& header, Request& request, TensorPlaces& places);
   // Takes a request with all its bytes to the engine, or ends it; either way it ends by one call of
   // its responder, which is `call`.

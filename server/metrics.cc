@@ -133,7 +133,7 @@ struct Metrics::Families {
   Counter* check_rows = nullptr;
   Histogram* check_error = nullptr;
   Gauge* host_used = nullptr;
-  Gauge* host_cached = nullptr;
+  Gauge* host_largest_free = nullptr;
   Gauge* host_budget = nullptr;
   Gauge* inflight = nullptr;
   Gauge* draining = nullptr;
@@ -229,9 +229,9 @@ void Metrics::Families::MakeProcessSeries(const std::string& version) {
   host_used =
       &MakeGauge(*registry, "attend_host_memory_used_bytes", "Host tensor memory held by requests")
            .Add({});
-  host_cached =
-      &MakeGauge(*registry, "attend_host_memory_cached_bytes", "Host tensor memory kept for reuse")
-           .Add({});
+  host_largest_free = &MakeGauge(*registry, "attend_host_memory_largest_free_bytes",
+                                 "Largest block of host tensor memory that could be taken")
+                           .Add({});
   host_budget =
       &MakeGauge(*registry, "attend_host_memory_budget_bytes", "Bound of host tensor memory")
            .Add({});
@@ -352,9 +352,9 @@ void Metrics::SetDeviceHealthy(int device, bool healthy) {
   families_->devices[device].healthy->Set(healthy ? 1 : 0);
 }
 
-void Metrics::SetHostMemory(int64_t used_bytes, int64_t cached_bytes, int64_t budget_bytes) {
+void Metrics::SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes) {
   families_->host_used->Set(static_cast<double>(used_bytes));
-  families_->host_cached->Set(static_cast<double>(cached_bytes));
+  families_->host_largest_free->Set(static_cast<double>(largest_free_bytes));
   families_->host_budget->Set(static_cast<double>(budget_bytes));
 }
 

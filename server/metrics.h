@@ -72,7 +72,7 @@ class Metrics {
   void SetTenantQueue(int device, int tenant, int64_t requests);
   void SetLanesBusy(int device, int64_t lanes);  // attend_lanes_busy{device}
   void SetDeviceHealthy(int device, bool healthy);
-  void SetHostMemory(int64_t used_bytes, int64_t cached_bytes, int64_t budget_bytes);
+  void SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes);
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);
 

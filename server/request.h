@@ -50,6 +50,8 @@ struct Request {
   Attention attention;       // pointers lead into `input` and `output`
   HostBlock input;           // every tensor and array that the kernel reads
   HostBlock output;          // O, then LSE if asked for, each 256-byte aligned
+  SpanList input_spans;      // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;     // and writes
   UploadShare::Hold upload;  // chunked: until the bytes are complete
   std::string kernel;        // asked for by name; empty = the server's choice
   bool check = false;        // by the client's wish, or (set by Engine::Submit) the server's

@@ -41,7 +41,7 @@ class GaugeRefresh final : public prometheus::Collectable {
   GaugeRefresh(Engine& engine, Metrics& metrics) : engine_(engine), metrics_(metrics) {}
   std::vector<prometheus::MetricFamily> Collect() const override {
     HostPool& pool = engine_.host_pool();
-    metrics_.SetHostMemory(pool.used_bytes(), pool.cached_bytes(), pool.budget_bytes());
+    metrics_.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
     // Set on every change too, but the last of two changes at once may not be the last to be set.
     metrics_.SetInflight(engine_.inflight());
     return {};

@@ -7,10 +7,8 @@
 
 #include "kernels/cpu/cpu_backend.h"
 
-#include <sys/mman.h>
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -26,6 +24,7 @@
 #include "kernels/cpu/cpu_flash.h"
 #include "kernels/cpu/cpu_reference.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/host_mapping.h"
 
 namespace attend {
 namespace {
@@ -177,41 +176,12 @@ BatchOutcome CpuLane::Run() {
   return outcome;
 }
 
-int64_t PhysicalMemory() {
-  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<int64_t>(sysconf(_SC_PAGESIZE));
-}
-
 class CpuAllocator : public HostAllocator {
  public:
-  Result<void*> Allocate(int64_t bytes) override {
-    if (bytes < 0) {
-      return InvalidArgument("host block of " + std::to_string(bytes) +
-                             " bytes, must be at least 0");
-    }
-    if (bytes > memory_bytes_) return NoMemory(bytes);
-    // Large blocks on huge pages: fewer faults when they are first filled.
-    const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-    const size_t rounded =
-        (std::max<size_t>(static_cast<size_t>(bytes), 1) + alignment - 1) / alignment * alignment;
-    void* data = std::aligned_alloc(alignment, rounded);
-    if (data == nullptr) return NoMemory(bytes);
-    if (alignment == kHugePage) madvise(data, rounded, MADV_HUGEPAGE);  // a hint: may be refused
-    return data;
-  }
-
-  void Free(void* data, int64_t) override { std::free(data); }
-
- private:
-  static constexpr int64_t kAlignment = 256;
-  static constexpr int64_t kHugePage = int64_t{2} << 20;
-
-  Status NoMemory(int64_t bytes) const {
-    return ResourceExhausted("no host memory for a block of " + std::to_string(bytes) +
-                             " bytes, the machine has " + std::to_string(memory_bytes_));
-  }
-
-  const int64_t memory_bytes_ = PhysicalMemory();
+  Result<void*> Allocate(int64_t bytes) override { return MapHostMemory(bytes); }
+  void Free(void* data, int64_t bytes) override { UnmapHostMemory(data, bytes); }
+  Status Register(void*, int64_t) override { return Status(); }  // any memory is as good
+  void Unregister(void*, int64_t) override {}
 };
 
 // "model name" of /proc/cpuinfo, or the architecture where there is none.
@@ -237,7 +207,7 @@ DeviceInfo MakeInfo(int threads) {
   info.description =
       CpuModel() + ", " + CpuFlashTarget() + ", " + std::to_string(threads) + " threads";
   info.units = threads;
-  info.memory_bytes = PhysicalMemory();
+  info.memory_bytes = PhysicalMemoryBytes();
   return info;
 }
 

@@ -31,35 +31,59 @@ class Cursor {
   bool overflow_ = false;
 };
 
-// Moves pointers from one span to another; remembers the first that lay outside.
+// Moves pointers from their spans to the spans' places; remembers the first that lay outside.
 class Rebaser {
  public:
-  Rebaser(const HostSpan& from, void* to) : from_(from), to_(static_cast<char*>(to)) {}
+  Rebaser(const SpanList& spans, const std::array<char*, SpanList::kMax>& places)
+      : spans_(spans), places_(places) {}
 
   template <class T>
   void Move(const char* name, T** pointer) {
     if (*pointer == nullptr) return;
     const uintptr_t address = reinterpret_cast<uintptr_t>(*pointer);
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(from_.data);
-    // One past the end is where an empty tensor may lie.
-    if (address < begin || address - begin > static_cast<uintptr_t>(from_.bytes)) {
-      if (outside_ == nullptr) outside_ = name;
-      return;
+    char* at_end = nullptr;  // of a span, where an empty tensor may lie
+    for (int n = 0; n < spans_.size(); ++n) {
+      const uintptr_t begin = reinterpret_cast<uintptr_t>(spans_[n].data);
+      const uintptr_t bytes = static_cast<uintptr_t>(spans_[n].bytes);
+      if (address < begin || address - begin > bytes) continue;
+      char* const moved = places_[n] + (address - begin);
+      if (address - begin < bytes) {
+        *pointer = reinterpret_cast<T*>(moved);
+        return;
+      }
+      at_end = moved;
     }
-    *pointer = reinterpret_cast<T*>(to_ + (address - begin));
+    if (at_end == nullptr && outside_ == nullptr) outside_ = name;
+    if (at_end != nullptr) *pointer = reinterpret_cast<T*>(at_end);
   }
 
-  Status status(const char* span) const {
+  Status status(const char* kind) const {
     if (outside_ == nullptr) return Status();
-    return InvalidArgument(std::string(outside_) + " does not begin inside the item's " + span +
-                           " span of " + std::to_string(from_.bytes) + " bytes");
+    return InvalidArgument(std::string(outside_) + " does not begin inside one of the item's " +
+                           std::to_string(spans_.size()) + " " + kind + " spans");
   }
 
  private:
-  HostSpan from_;
-  char* to_;
+  const SpanList& spans_;
+  const std::array<char*, SpanList::kMax>& places_;
   const char* outside_ = nullptr;
 };
+
+Status CheckSizes(const WorkItem& item, int64_t workspace_bytes_max) {
+  int64_t least = item.selection.workspace_bytes;
+  for (const HostSpan& span : item.inputs) least = std::min(least, span.bytes);
+  for (const HostSpan& span : item.outputs) least = std::min(least, span.bytes);
+  if (least < 0) {
+    return InvalidArgument("a span or workspace of " + std::to_string(least) +
+                           " bytes, must be at least 0");
+  }
+  if (item.selection.workspace_bytes > workspace_bytes_max) {
+    return ResourceExhausted("kernel workspace is " +
+                             std::to_string(item.selection.workspace_bytes) +
+                             " bytes, the limit is " + std::to_string(workspace_bytes_max));
+  }
+  return Status();
+}
 
 }  // namespace
 
@@ -68,17 +92,7 @@ Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_by
   Cursor cursor;
   std::vector<LaunchItem> launches;
   for (const WorkItem& item : items) {
-    if (item.input.bytes < 0 || item.output.bytes < 0 || item.selection.workspace_bytes < 0) {
-      return InvalidArgument("a span or workspace of " +
-                             std::to_string(std::min({item.input.bytes, item.output.bytes,
-                                                      item.selection.workspace_bytes})) +
-                             " bytes, must be at least 0");
-    }
-    if (item.selection.workspace_bytes > workspace_bytes_max) {
-      return ResourceExhausted("kernel workspace is " +
-                               std::to_string(item.selection.workspace_bytes) +
-                               " bytes, the limit is " + std::to_string(workspace_bytes_max));
-    }
+    ATTEND_RETURN_IF_ERROR(CheckSizes(item, workspace_bytes_max));
     launches.push_back(ToLaunch(item));
   }
   const Result<int64_t> workspace_bytes = BatchWorkspaceBytes(launches);
@@ -87,8 +101,12 @@ Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_by
   layout.workspace = cursor.Take(nullptr, layout.workspace_bytes);
   for (const WorkItem& item : items) {
     ItemLayout place;
-    place.input = cursor.Take(item.input.data, item.input.bytes);
-    place.output = cursor.Take(item.output.data, item.output.bytes);
+    for (int n = 0; n < item.inputs.size(); ++n) {
+      place.inputs[n] = cursor.Take(item.inputs[n].data, item.inputs[n].bytes);
+    }
+    for (int n = 0; n < item.outputs.size(); ++n) {
+      place.outputs[n] = cursor.Take(item.outputs[n].data, item.outputs[n].bytes);
+    }
     layout.items.push_back(place);
   }
   layout.bytes = cursor.end();
@@ -100,9 +118,17 @@ LaunchItem ToLaunch(const WorkItem& item) {
   return {item.selection.kernel, item.attention, kDefaultConfig};
 }
 
-Result<Attention> Rebase(const WorkItem& item, void* input, void* output) {
+ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout) {
+  char* const base = static_cast<char*>(memory);
+  ItemPlace place;
+  for (int n = 0; n < item.inputs.size(); ++n) place.inputs[n] = base + layout.inputs[n];
+  for (int n = 0; n < item.outputs.size(); ++n) place.outputs[n] = base + layout.outputs[n];
+  return place;
+}
+
+Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place) {
   Attention a = item.attention;
-  Rebaser in(item.input, input);
+  Rebaser in(item.inputs, place.inputs);
   in.Move("q", &a.q.data);
   in.Move("k", &a.k.data);
   in.Move("v", &a.v.data);
@@ -113,7 +139,7 @@ Result<Attention> Rebase(const WorkItem& item, void* input, void* output) {
   in.Move("kv_lengths", &a.kv_lengths);
   in.Move("q_offsets", &a.q_offsets);
   in.Move("kv_offsets", &a.kv_offsets);
-  Rebaser out(item.output, output);
+  Rebaser out(item.outputs, place.outputs);
   out.Move("o", &a.o.data);
   out.Move("lse", &a.lse);
   ATTEND_RETURN_IF_ERROR(in.status("input"));
@@ -125,7 +151,7 @@ bool OutputIsDense(const WorkItem& item) {
   const Problem& p = item.attention.problem;
   int64_t bytes = ElementsO(p) * DTypeBytes(p.dtype);
   if (p.return_lse) bytes += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
-  return bytes == item.output.bytes;
+  return bytes == item.outputs.bytes();
 }
 
 }  // namespace attend::cuda

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -16,10 +17,11 @@ namespace attend::cuda {
 
 inline constexpr int64_t kLayoutAlignment = 256;
 
-// Offsets in bytes from the lane's memory, which is aligned to kLayoutAlignment.
+// Offsets in bytes from the lane's memory, which is aligned to kLayoutAlignment; of each of the
+// item's spans, in their order.
 struct ItemLayout {
-  int64_t input = 0;
-  int64_t output = 0;
+  std::array<int64_t, SpanList::kMax> inputs{};
+  std::array<int64_t, SpanList::kMax> outputs{};
 };
 struct BatchLayout {
   std::vector<ItemLayout> items;
@@ -37,11 +39,18 @@ Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_by
 // How an item is started, its memory still where the item has it.
 LaunchItem ToLaunch(const WorkItem& item);
 
-// `item`'s attention with inputs moved from its host span to `input`, outputs to `output`.
-// INVALID_ARGUMENT names a tensor that does not begin inside its span.
-Result<Attention> Rebase(const WorkItem& item, void* input, void* output);
+// The same as addresses, which need not lie in one piece of memory.
+struct ItemPlace {
+  std::array<char*, SpanList::kMax> inputs{};
+  std::array<char*, SpanList::kMax> outputs{};
+};
+ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout);
 
-// Whether kernels overwrite every byte of the output span: then nothing of what lay there before
+// `item`'s attention with every pointer moved from its span to that span's place. INVALID_ARGUMENT
+// names a tensor that does not begin inside one of its spans.
+Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place);
+
+// Whether kernels overwrite every byte of the output spans: then nothing of what lay there before
 // can come back with the answer.
 bool OutputIsDense(const WorkItem& item);
 

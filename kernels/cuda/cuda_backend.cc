@@ -4,7 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -13,42 +12,11 @@
 #include "kernels/cuda/cuda_lane.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pinned_allocator.h"
 
 namespace attend {
 namespace cuda {
 namespace {
-
-// Page-locked memory that every GPU of the process can copy from at bus speed.
-class PinnedAllocator : public HostAllocator {
- public:
-  explicit PinnedAllocator(int device) : device_(device) {}
-
-  Result<void*> Allocate(int64_t bytes) override {
-    if (bytes < 0) {
-      return InvalidArgument("host block of " + std::to_string(bytes) + " bytes, must be >= 0");
-    }
-    const std::string where = "page-locking " + std::to_string(bytes) + " bytes of host memory";
-    ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), where));
-    void* data = nullptr;
-    const size_t size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
-    const cudaError_t error = cudaHostAlloc(&data, size, cudaHostAllocPortable);
-    if (error != cudaSuccess) {
-      (void)cudaGetLastError();
-      return ToStatus(error, where);
-    }
-    return data;
-  }
-
-  void Free(void* data, int64_t) override {
-    if (data == nullptr) return;
-    (void)cudaSetDevice(device_);
-    (void)cudaFreeHost(data);
-    (void)cudaGetLastError();
-  }
-
- private:
-  const int device_;
-};
 
 class CudaBackend : public Backend {
  public:

@@ -116,8 +116,8 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
   batch->layout = *std::move(layout);
   ATTEND_RETURN_IF_ERROR(Reserve(batch->layout.bytes));
   for (size_t n = 0; n < items.size(); ++n) {
-    const ItemLayout& place = batch->layout.items[n];
-    Result<Attention> moved = Rebase(items[n], memory_ + place.input, memory_ + place.output);
+    batch->places.push_back(PlaceIn(memory_, items[n], batch->layout.items[n]));
+    Result<Attention> moved = Rebase(items[n], batch->places[n]);
     if (!moved.ok()) return moved.status();
     batch->attentions.push_back(*std::move(moved));
   }
@@ -164,18 +164,19 @@ bool CudaLane::Note(cudaError_t error, const char* where, Status* status) {
 void CudaLane::CopyIn(Batch* batch) {
   for (size_t n = 0; n < batch->items.size(); ++n) {
     const WorkItem& item = batch->items[n];
-    const ItemLayout& place = batch->layout.items[n];
+    const ItemPlace& place = batch->places[n];
     Status* status = &batch->statuses[n];
-    if (item.input.bytes > 0 && !Note(cudaMemcpyAsync(memory_ + place.input, item.input.data,
-                                                      static_cast<size_t>(item.input.bytes),
-                                                      cudaMemcpyHostToDevice, stream_),
-                                      "copy in", status)) {
-      continue;
+    for (int i = 0; i < item.inputs.size() && status->ok(); ++i) {
+      Note(cudaMemcpyAsync(place.inputs[i], item.inputs[i].data,
+                           static_cast<size_t>(item.inputs[i].bytes), cudaMemcpyHostToDevice,
+                           stream_),
+           "copy in", status);
     }
     // Bytes that no kernel writes must not bring back what another batch left in this memory.
-    if (item.output.bytes > 0 && (item.poison_output || !OutputIsDense(item))) {
-      Note(cudaMemsetAsync(memory_ + place.output, item.poison_output ? kPoison : 0,
-                           static_cast<size_t>(item.output.bytes), stream_),
+    if (!item.poison_output && OutputIsDense(item)) continue;
+    for (int i = 0; i < item.outputs.size() && status->ok(); ++i) {
+      Note(cudaMemsetAsync(place.outputs[i], item.poison_output ? kPoison : 0,
+                           static_cast<size_t>(item.outputs[i].bytes), stream_),
            "clearing the output", status);
     }
   }
@@ -211,10 +212,12 @@ void CudaLane::CopyOut(Batch* batch) {
   for (size_t n = 0; n < batch->items.size(); ++n) {
     const WorkItem& item = batch->items[n];
     Status* status = &batch->statuses[n];
-    if (!status->ok() || item.output.bytes == 0) continue;
-    Note(cudaMemcpyAsync(item.output.data, memory_ + batch->layout.items[n].output,
-                         static_cast<size_t>(item.output.bytes), cudaMemcpyDeviceToHost, stream_),
-         "copy out", status);
+    for (int i = 0; i < item.outputs.size() && status->ok(); ++i) {
+      Note(cudaMemcpyAsync(item.outputs[i].data, batch->places[n].outputs[i],
+                           static_cast<size_t>(item.outputs[i].bytes), cudaMemcpyDeviceToHost,
+                           stream_),
+           "copy out", status);
+    }
   }
 }
 

@@ -36,6 +36,7 @@ class CudaLane : public Lane {
   // A batch from Submit to Done.
   struct Batch {
     std::vector<WorkItem> items;
+    std::vector<ItemPlace> places;      // of their spans in the lane's memory
     std::vector<Attention> attentions;  // the same on the device
     BatchLayout layout;
     std::vector<Status> statuses;

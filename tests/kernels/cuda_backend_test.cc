@@ -195,10 +195,10 @@ TEST_F(CudaBackendTest, RefusalsHaveNoEffect) {
     EXPECT_EQ(before, owned.OutputBytes());
   };
   WorkItem item = Item(owned);
-  item.input.bytes = int64_t{1} << 50;  // more than any device has
+  item.inputs = {{owned.input.data, int64_t{1} << 50}};  // more than any device has
   refuse(item, Code::kResourceExhausted);
   item = Item(owned);
-  item.input.bytes = backend_->info().memory_bytes;  // more than is free
+  item.inputs = {{owned.input.data, backend_->info().memory_bytes}};  // more than is free
   refuse(item, Code::kResourceExhausted);
   item = Item(owned);
   item.selection.workspace_bytes = backend_->info().workspace_bytes_max + 1;

@@ -31,8 +31,8 @@ void* Address(uintptr_t value) { return reinterpret_cast<void*>(value); }
 WorkItem ItemOf(uintptr_t in, int64_t in_bytes, uintptr_t out, int64_t out_bytes,
                 int64_t workspace) {
   WorkItem item;
-  item.input = {Address(in), in_bytes};
-  item.output = {Address(out), out_bytes};
+  item.inputs.Add({Address(in), in_bytes});
+  item.outputs.Add({Address(out), out_bytes});
   item.selection.workspace_bytes = workspace;
   return item;
 }
@@ -51,11 +51,15 @@ TEST(LayOut, KeepsResiduesAndDoesNotOverlap) {
     const auto residue = [](const HostSpan& span) {
       return static_cast<int64_t>(reinterpret_cast<uintptr_t>(span.data) % kLayoutAlignment);
     };
-    EXPECT_EQ(layout->items[n].input % kLayoutAlignment, residue(items[n].input));
-    EXPECT_EQ(layout->items[n].output % kLayoutAlignment, residue(items[n].output));
-    EXPECT_GE(layout->items[n].input, end);
-    EXPECT_GE(layout->items[n].output, layout->items[n].input + items[n].input.bytes);
-    end = layout->items[n].output + items[n].output.bytes;
+    const auto check = [&](const SpanList& spans, const auto& places) {
+      for (int i = 0; i < spans.size(); ++i) {
+        EXPECT_EQ(places[i] % kLayoutAlignment, residue(spans[i]));
+        EXPECT_GE(places[i], end);
+        end = places[i] + spans[i].bytes;
+      }
+    };
+    check(items[n].inputs, layout->items[n].inputs);
+    check(items[n].outputs, layout->items[n].outputs);
   }
   EXPECT_EQ(layout->bytes, end);
 }
@@ -87,9 +91,11 @@ TEST(Rebase, MovesEveryPointerByItsSpan) {
     OwnedAttention owned = MakeAttention(spec, seed + n);
     const WorkItem item = owned.Item(Selection{});
     // Onto copies of the blocks: then the moved attention must hold the same data.
-    Block input = MakeBlock(item.input.bytes);
-    Block output = MakeBlock(item.output.bytes);
-    const Result<Attention> moved = cuda::Rebase(item, input.get(), output.get());
+    Block input_block = MakeBlock(item.inputs[0].bytes);
+    Block output_block = MakeBlock(item.outputs[0].bytes);
+    char* const input = reinterpret_cast<char*>(input_block.get());
+    char* const output = reinterpret_cast<char*>(output_block.get());
+    const Result<Attention> moved = cuda::Rebase(item, {{input}, {output}});
     ASSERT_TRUE(moved.ok()) << moved.status().ToString() << " seed " << seed + n;
     const auto same = [](const void* from, const void* base, const void* to,
                          const void* moved_base) {
@@ -110,31 +116,56 @@ TEST(Rebase, MovesEveryPointerByItsSpan) {
                                                           {a.q_offsets, b.q_offsets},
                                                           {a.kv_offsets, b.kv_offsets}};
     for (const auto& [from, to] : inputs) {
-      EXPECT_TRUE(same(from, item.input.data, to, input.get())) << Describe(spec);
+      EXPECT_TRUE(same(from, item.inputs[0].data, to, input)) << Describe(spec);
     }
-    EXPECT_TRUE(same(a.o.data, item.output.data, b.o.data, output.get()));
-    EXPECT_TRUE(same(a.lse, item.output.data, b.lse, output.get()));
+    EXPECT_TRUE(same(a.o.data, item.outputs[0].data, b.o.data, output));
+    EXPECT_TRUE(same(a.lse, item.outputs[0].data, b.lse, output));
   }
 }
 
 TEST(Rebase, NamesAPointerOutside) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 4, 4, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});
-  item.attention.k.data = static_cast<const char*>(item.input.data) + item.input.bytes + 1;
-  const Status status = cuda::Rebase(item, nullptr, nullptr).status();
+  item.attention.k.data = static_cast<const char*>(owned.input.data) + owned.input.bytes + 1;
+  const Status status = cuda::Rebase(item, {}).status();
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("k "), std::string::npos) << status.message();
 
   item = owned.Item(Selection{});
-  item.attention.lse = static_cast<float*>(item.input.data);
-  EXPECT_NE(cuda::Rebase(item, nullptr, nullptr).status().message().find("lse"), std::string::npos);
+  item.attention.lse = static_cast<float*>(owned.input.data);
+  EXPECT_NE(cuda::Rebase(item, {}).status().message().find("lse"), std::string::npos);
+}
+
+// Each tensor in memory of its own, the places in another order than the spans.
+TEST(Rebase, TakesEachPointerFromItsSpan) {
+  const auto at = [](uintptr_t address) { return reinterpret_cast<char*>(address); };
+  WorkItem item;
+  item.attention.q.data = at(0x1000);
+  item.attention.k.data = at(0x2000);
+  item.attention.v.data = at(0x2100);     // where k's span ends and its own begins
+  item.attention.bias.data = at(0x2200);  // at the end of v's: nothing is read there
+  item.attention.o.data = at(0x4000);
+  item.attention.lse = reinterpret_cast<float*>(at(0x5010));
+  item.inputs = {{at(0x1000), 0x80}, {at(0x2000), 0x100}, {at(0x2100), 0x100}};
+  item.outputs = {{at(0x4000), 0x40}, {at(0x5000), 0x40}};
+  cuda::ItemLayout layout;
+  layout.inputs = {0x300, 0x200, 0x100};
+  layout.outputs = {0x500, 0x400};
+  const Result<Attention> moved = cuda::Rebase(item, cuda::PlaceIn(at(0x100000), item, layout));
+  ASSERT_TRUE(moved.ok()) << moved.status().ToString();
+  EXPECT_EQ(moved->q.data, at(0x100300));
+  EXPECT_EQ(moved->k.data, at(0x100200));
+  EXPECT_EQ(moved->v.data, at(0x100100));
+  EXPECT_EQ(moved->bias.data, at(0x100200));
+  EXPECT_EQ(moved->o.data, at(0x100500));
+  EXPECT_EQ(static_cast<void*>(moved->lse), at(0x100410));
 }
 
 TEST(OutputIsDense, KnowsGaps) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 5, 7, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});
   EXPECT_FALSE(cuda::OutputIsDense(item));  // the test's block has guards
-  item.output.bytes = 2 * 3 * 5 * 8 * 4 + 2 * 3 * 5 * 4;
+  item.outputs = {{owned.output.data, 2 * 3 * 5 * 8 * 4}, {owned.output.data, 2 * 3 * 5 * 4}};
   EXPECT_TRUE(cuda::OutputIsDense(item));
 }
 

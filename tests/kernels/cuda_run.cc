@@ -59,7 +59,7 @@ Status DeviceRun::Prepare() {
   }
   char* input = Place(owned_->input, input_);
   char* output = Place(owned_->output, output_);
-  Result<Attention> moved = cuda::Rebase(owned_->Item(Selection{}), input, output);
+  Result<Attention> moved = cuda::Rebase(owned_->Item(Selection{}), {{input}, {output}});
   if (!moved.ok()) return moved.status();
   attention_ = *moved;
   const auto in_bytes = static_cast<size_t>(owned_->input.bytes);

@@ -307,7 +307,7 @@ OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed) {
 }
 
 WorkItem OwnedAttention::Item(const Selection& selection) const {
-  return WorkItem{attention, selection, input, output};
+  return WorkItem{attention, selection, {input}, {output}};
 }
 
 void OwnedAttention::ResetOutput() {

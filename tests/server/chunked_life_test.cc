@@ -213,7 +213,7 @@ TEST(ChunkedLifeTest, ASlowReaderHoldsItsOwnAnswerAndNoMore) {
   const int64_t large_out = large_in / 3 + 2 * 65536 * 4;  // and LSE
   TestServer server([&](Config& config) {
     config.memory_budget_bytes =
-        (HostPool::ClassBytes(large_in) + HostPool::ClassBytes(large_out)) / 3 * 4 + 4;
+        (HostPool::BlockBytes(large_in) + HostPool::BlockBytes(large_out)) / 3 * 4 + 4;
   });
   server.backend().SetCompute([](const Attention& a) {
     std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
@@ -229,7 +229,7 @@ TEST(ChunkedLifeTest, ASlowReaderHoldsItsOwnAnswerAndNoMore) {
     EXPECT_TRUE(each.Receive().has_grant());
     EXPECT_TRUE(each.Receive().has_response());
     // It reads no more. Its input is back, its output is not.
-    held += HostPool::ClassBytes(large_out);
+    held += HostPool::BlockBytes(large_out);
     while (UsedBytes(server) > held) std::this_thread::yield();
   }
   ChunkedStreamClient refused(server);

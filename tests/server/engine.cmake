@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the server without its wire: pool, tenants, queue, batcher, scheduler, checker, engine.
 
-attend_test(host_pool_test SOURCES host_pool_test.cc LIBRARIES attend_engine LABELS unit)
+attend_test(host_pool_test SOURCES host_pool_test.cc
+            LIBRARIES attend_engine attend_test_problems LABELS unit)
 attend_test(tenants_test SOURCES tenants_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(fair_share_test SOURCES fair_share_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(request_queue_test SOURCES request_queue_test.cc

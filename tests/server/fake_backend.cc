@@ -3,25 +3,22 @@
 #include "tests/server/fake_backend.h"
 
 #include <chrono>
-#include <cstdlib>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "kernels/cpu/cpu_reference.h"
+#include "kernels/host_mapping.h"
 
 namespace attend::testing {
 namespace {
 
-class AlignedAllocator final : public HostAllocator {
+class MappedAllocator final : public HostAllocator {
  public:
-  Result<void*> Allocate(int64_t bytes) override {
-    const size_t rounded = (static_cast<size_t>(bytes) + 255) / 256 * 256;
-    void* data = std::aligned_alloc(256, rounded);
-    if (data == nullptr) return ResourceExhausted("no memory for " + std::to_string(bytes));
-    return data;
-  }
-  void Free(void* data, int64_t) override { std::free(data); }
+  Result<void*> Allocate(int64_t bytes) override { return MapHostMemory(bytes); }
+  void Free(void* data, int64_t bytes) override { UnmapHostMemory(data, bytes); }
+  Status Register(void*, int64_t) override { return Status(); }
+  void Unregister(void*, int64_t) override {}
 };
 
 }  // namespace
@@ -87,7 +84,7 @@ FakeBackend::FakeBackend(std::string name, DeviceKind kind) : compute_(CpuRefere
 FakeBackend::~FakeBackend() = default;
 
 HostAllocator& FakeBackend::host_allocator() {
-  static AlignedAllocator allocator;
+  static MappedAllocator allocator;
   return allocator;
 }
 

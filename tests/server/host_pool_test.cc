@@ -4,12 +4,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "tests/kernels/problems.h"
 
 namespace attend {
 namespace {
@@ -32,6 +38,8 @@ class CountingAllocator final : public HostAllocator {
     live_bytes_ -= bytes;
     std::free(data);
   }
+  Status Register(void*, int64_t) override { return Status(); }
+  void Unregister(void*, int64_t) override {}
 
   void set_fail(bool fail) { fail_ = fail; }
   int64_t live_bytes() const { return live_bytes_; }
@@ -47,112 +55,153 @@ class CountingAllocator final : public HostAllocator {
 
 constexpr int64_t kMiB = 1 << 20;
 
-TEST(HostPool, ClassesHoldTheirRequestAndWasteLittle) {
-  for (int64_t bytes = 1; bytes < 5000; ++bytes) EXPECT_GE(HostPool::ClassBytes(bytes), bytes);
-  std::mt19937_64 random(7);
-  for (int i = 0; i < 10000; ++i) {
-    const int64_t bytes = static_cast<int64_t>(random() >> (24 + random() % 20)) + 4097;
-    const int64_t class_bytes = HostPool::ClassBytes(bytes);
-    EXPECT_GE(class_bytes, bytes);
-    EXPECT_LE(class_bytes, bytes + bytes / 4) << bytes;
-    EXPECT_EQ(HostPool::ClassBytes(class_bytes), class_bytes) << "a class serves itself";
-  }
+std::unique_ptr<HostPool> MakePool(CountingAllocator& allocator, int64_t budget_bytes) {
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, budget_bytes);
+  EXPECT_TRUE(pool.ok()) << pool.status().ToString();
+  return std::move(*pool);
 }
 
-TEST(HostPool, ClassesOfSizesThatNobodyHasDoNotOverflow) {
-  for (int bit = 58; bit < 63; ++bit) {
-    for (const int64_t more : {-1, 0, 1}) {
-      const int64_t bytes = (int64_t{1} << bit) + more;
-      EXPECT_GE(HostPool::ClassBytes(bytes), bytes);
-    }
-  }
-  EXPECT_EQ(HostPool::ClassBytes(INT64_MAX), INT64_MAX);
-}
-
-TEST(HostPool, ReusesABlockOfTheSameClass) {
+TEST(HostPool, TakesItsMemoryOnceAndGivesItBack) {
   CountingAllocator allocator;
-  HostPool pool(allocator, 64 * kMiB);
-  void* first = nullptr;
   {
-    Result<HostBlock> block = pool.Take(kMiB - 5);
-    ASSERT_TRUE(block.ok());
-    first = block->data();
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 256, 0u);
-    EXPECT_EQ(block->bytes(), kMiB - 5);
+    const auto pool = MakePool(allocator, 4 * kMiB);
+    EXPECT_EQ(allocator.live_bytes(), 4 * kMiB);
+    for (int n = 0; n < 100; ++n) {
+      Result<HostBlock> block = pool->Take(1 + n * 7919);
+      ASSERT_TRUE(block.ok());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block->data()) % 256, 0u);
+      EXPECT_EQ(block->bytes(), 1 + n * 7919);
+      std::memset(block->data(), n, static_cast<size_t>(block->bytes()));
+    }
+    EXPECT_EQ(allocator.allocations(), 1);
+    EXPECT_EQ(pool->used_bytes(), 0);
+    EXPECT_EQ(pool->largest_free_bytes(), 4 * kMiB);
   }
-  Result<HostBlock> again = pool.Take(kMiB - 9);
-  ASSERT_TRUE(again.ok());
-  EXPECT_EQ(again->data(), first);
-  EXPECT_EQ(allocator.allocations(), 1);
+  EXPECT_EQ(allocator.live_bytes(), 0);
+}
+
+TEST(HostPool, NoMemoryIsTheMakersError) {
+  CountingAllocator allocator;
+  allocator.set_fail(true);
+  EXPECT_EQ(HostPool::Make(allocator, kMiB).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(HostPool::Make(allocator, -1).status().code(), Code::kInvalidArgument);
 }
 
 TEST(HostPool, RefusesAboveTheBudgetAndChangesNothing) {
   CountingAllocator allocator;
-  HostPool pool(allocator, 4 * kMiB);
-  Result<HostBlock> kept = pool.Take(3 * kMiB);
+  const auto pool = MakePool(allocator, 4 * kMiB);
+  Result<HostBlock> kept = pool->Take(3 * kMiB);
   ASSERT_TRUE(kept.ok());
-  const int64_t used = pool.used_bytes();
-  for (const int64_t bytes : {2 * kMiB, 5 * kMiB, INT64_MAX}) {
-    const Result<HostBlock> refused = pool.Take(bytes);
+  for (const int64_t bytes : {kMiB + 1, 2 * kMiB, 5 * kMiB, INT64_MAX - 100, INT64_MAX}) {
+    const Result<HostBlock> refused = pool->Take(bytes);
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
-    EXPECT_NE(refused.status().message().find(std::to_string(bytes)), std::string::npos);
+    for (const int64_t named : {bytes, 3 * kMiB, 4 * kMiB}) {
+      EXPECT_NE(refused.status().message().find(std::to_string(named)), std::string::npos);
+    }
   }
-  EXPECT_EQ(pool.used_bytes(), used);
-  EXPECT_TRUE(pool.Take(kMiB).ok());
+  EXPECT_EQ(pool->used_bytes(), 3 * kMiB);
+  EXPECT_TRUE(pool->Take(kMiB).ok());
 }
 
-TEST(HostPool, FreesCachedBlocksToMakeRoom) {
+TEST(HostPool, SaysWhenWhatIsFreeLiesInPieces) {
   CountingAllocator allocator;
-  HostPool pool(allocator, 8 * kMiB);
-  { EXPECT_TRUE(pool.Take(6 * kMiB).ok()); }
-  EXPECT_EQ(pool.cached_bytes(), 6 * kMiB);
-  Result<HostBlock> other = pool.Take(4 * kMiB);
-  ASSERT_TRUE(other.ok());
-  EXPECT_EQ(pool.cached_bytes(), 0);
-  EXPECT_LE(allocator.live_bytes(), 8 * kMiB);
-}
-
-TEST(HostPool, AFailedAllocationLeavesTheBudgetAsItWas) {
-  CountingAllocator allocator;
-  HostPool pool(allocator, 8 * kMiB);
-  allocator.set_fail(true);
-  EXPECT_FALSE(pool.Take(kMiB).ok());
-  EXPECT_EQ(pool.used_bytes(), 0);
-  allocator.set_fail(false);
-  EXPECT_TRUE(pool.Take(8 * kMiB).ok());
+  const auto pool = MakePool(allocator, 8 * kMiB);
+  std::vector<HostBlock> blocks;
+  for (int n = 0; n < 4; ++n) blocks.push_back(std::move(*pool->Take(2 * kMiB)));
+  blocks[0].Release();
+  blocks[2].Release();
+  const Result<HostBlock> refused = pool->Take(3 * kMiB);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("largest free piece has " + std::to_string(2 * kMiB)),
+            std::string::npos)
+      << refused.status().message();
+  blocks[1].Release();
+  EXPECT_TRUE(pool->Take(6 * kMiB).ok());
 }
 
 TEST(HostPool, EmptyBlocksCostNothing) {
   CountingAllocator allocator;
-  HostPool pool(allocator, kMiB);
-  Result<HostBlock> block = pool.Take(0);
+  const auto pool = MakePool(allocator, kMiB);
+  Result<HostBlock> block = pool->Take(0);
   ASSERT_TRUE(block.ok());
   EXPECT_EQ(block->bytes(), 0);
-  EXPECT_EQ(allocator.allocations(), 0);
+  EXPECT_EQ(pool->used_bytes(), 0);
 }
 
-TEST(HostPool, ManyThreadsNeverExceedTheBudget) {
+// Each block keeps what its holder wrote, whoever else takes and returns meanwhile.
+TEST(HostPool, ManyThreadsNeverShareABlock) {
   CountingAllocator allocator;
-  HostPool pool(allocator, 16 * kMiB);
+  const auto pool = MakePool(allocator, 16 * kMiB);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&pool, t] {
       std::mt19937 random(t);
+      const auto ends_hold = [t](const HostBlock& block) {
+        const char* const data = static_cast<const char*>(block.data());
+        return block.bytes() == 0 || (data[0] == t && data[block.bytes() - 1] == t);
+      };
       std::vector<HostBlock> held;
       for (int i = 0; i < 2000; ++i) {
-        Result<HostBlock> block = pool.Take(random() % (2 * kMiB));
-        if (block.ok() && block->data() != nullptr) {
-          static_cast<char*>(block->data())[block->bytes() - 1] = 1;
+        Result<HostBlock> block = pool->Take(random() % (2 * kMiB));
+        if (block.ok() && block->bytes() > 0) {
+          static_cast<char*>(block->data())[0] = static_cast<char>(t);
+          static_cast<char*>(block->data())[block->bytes() - 1] = static_cast<char>(t);
         }
+        const bool full = !block.ok() || held.size() >= 8;
         if (block.ok()) held.push_back(std::move(*block));
-        if (held.size() > 8 || !block.ok()) held.clear();
-        EXPECT_LE(pool.held_bytes(), pool.budget_bytes());
+        if (!full) continue;
+        for (const HostBlock& each : held) EXPECT_TRUE(ends_hold(each));
+        held.clear();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(pool.used_bytes(), 0);
+  EXPECT_EQ(pool->used_bytes(), 0);
+  EXPECT_EQ(pool->largest_free_bytes(), 16 * kMiB);
+}
+
+// Against a map of every unit: ranges never overlap, and a request fails only if no hole holds it.
+TEST(RangeAllocator, AgreesWithAMapOfEveryUnit) {
+  constexpr int64_t kUnit = RangeAllocator::kUnitBytes;
+  constexpr int64_t kUnits = 3 * RangeAllocator::kSmallBytesMax / kUnit;
+  const uint64_t seed = test::FreshSeed();
+  std::mt19937_64 random(seed);
+  RangeAllocator ranges(kUnits * kUnit + 77);
+  EXPECT_EQ(ranges.capacity(), kUnits * kUnit);
+  std::vector<char> taken(kUnits, 0);
+  std::vector<std::pair<int64_t, int64_t>> held;
+  const auto longest_hole = [&taken] {
+    int64_t longest = 0, length = 0;
+    for (const char each : taken) longest = std::max(longest, length = each ? 0 : length + 1);
+    return longest * kUnit;
+  };
+  for (int n = 0; n < 1500; ++n) {
+    if (random() % 2 == 0 || held.empty()) {
+      const int64_t bytes_max = random() % 8 == 0 ? kUnits * kUnit : kUnits * kUnit / 40;
+      const int64_t bytes = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(bytes_max));
+      const int64_t longest = longest_hole();
+      ASSERT_EQ(ranges.largest_free_bytes(), longest) << "seed " << seed;
+      const int64_t begin = ranges.Take(bytes);
+      ASSERT_EQ(begin >= 0, RangeAllocator::RoundedBytes(bytes) <= longest) << "seed " << seed;
+      if (begin < 0) continue;
+      ASSERT_EQ(begin % kUnit, 0);
+      for (int64_t at = begin; at < begin + bytes; at += kUnit) {
+        ASSERT_EQ(taken[at / kUnit], 0) << "seed " << seed;
+        taken[at / kUnit] = 1;
+      }
+      held.emplace_back(begin, bytes);
+    } else {
+      std::swap(held[random() % held.size()], held.back());
+      const auto [begin, bytes] = held.back();
+      held.pop_back();
+      ranges.Return(begin, bytes);
+      for (int64_t at = begin; at < begin + bytes; at += kUnit) taken[at / kUnit] = 0;
+    }
+    ASSERT_EQ(ranges.used_bytes(), std::count(taken.begin(), taken.end(), 1) * kUnit);
+  }
+  for (const auto& [begin, bytes] : held) ranges.Return(begin, bytes);
+  EXPECT_EQ(ranges.largest_free_bytes(), ranges.capacity());
 }
 
 }  // namespace

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/pinned_allocator.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/host_mapping.h"
+
+namespace attend::cuda {
+
+Result<void*> PinnedAllocator::Allocate(int64_t bytes) {
+  Result<void*> data = MapHostMemory(bytes);
+  if (!data.ok()) return data;
+  const Status locked = Register(*data, std::max<int64_t>(bytes, 1));
+  if (locked.ok()) return data;
+  UnmapHostMemory(*data, bytes);
+  return locked;
+}
+
+void PinnedAllocator::Free(void* data, int64_t bytes) {
+  if (data == nullptr) return;
+  Unregister(data, bytes);
+  UnmapHostMemory(data, bytes);
+}
+
+Status PinnedAllocator::Register(void* data, int64_t bytes) {
+  if (data == nullptr || bytes <= 0) {
+    return InvalidArgument("memory to page-lock has " + std::to_string(bytes) +
+                           " bytes, must have at least 1");
+  }
+  const std::string where = "page-locking " + std::to_string(bytes) + " bytes of host memory";
+  ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), where));
+  const cudaError_t error = cudaHostRegister(data, static_cast<size_t>(bytes),
+                                             cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (error == cudaSuccess) return Status();
+  (void)cudaGetLastError();
+  return ToStatus(error, where);
+}
+
+void PinnedAllocator::Unregister(void* data, int64_t) {
+  (void)cudaSetDevice(device_);
+  (void)cudaHostUnregister(data);
+  (void)cudaGetLastError();
+}
+
+}  // namespace attend::cuda
