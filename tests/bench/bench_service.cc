@@ -68,7 +68,8 @@ std::string CpuName() {
 
 // What the figures depend on beside the code.
 nlohmann::ordered_json Machine(const Options& options) {
-  const Result<std::unique_ptr<Backend>> backend = MakeBackend(options.device, BackendOptions());
+  const Result<std::unique_ptr<Backend>> backend =
+      MakeBackend(Bench(options).first_device(), BackendOptions());
   return {{"device", options.device},
           {"device_description", backend.ok() ? (*backend)->info().description : "unknown"},
           {"cpu", CpuName()},
@@ -107,8 +108,8 @@ void AddFlags(CLI::App& app, Run& run) {
       ->capture_default_str();
   app.add_flag("--quick", options.quick, "short rounds, fewer cells: for a look, not for claims");
   app.add_option("--device", options.device,
-                 "of the server: cpu (with small shapes, and no kernel where bytes are measured) "
-                 "or cuda:N (default: the first GPU, else cpu)");
+                 "of the server: cpu (with small shapes, and no kernel where bytes are measured), "
+                 "cuda:N or a list of these (default: the first GPU, else cpu)");
   app.add_flag("--pass-through", options.pass_through,
                "no kernel and no GPU where bytes are measured, as on a CPU");
   app.add_option("--clients", options.clients, "of the rows of small requests, each a connection")

@@ -23,7 +23,7 @@ struct Options {
   int rounds = 5;
   double seconds = 0.5;  // of each contestant in each round
   bool quick = false;    // fewer cells
-  std::string device;    // "cpu" or "cuda:N"
+  std::string device;    // as attend-server's: "cpu", "cuda:N" or a list of these
   // Whether rows about moving bytes have a server that computes nothing, as they always have on a
   // CPU: there the kernel would be all that is measured.
   bool pass_through = false;
@@ -43,6 +43,8 @@ class Bench {
 
   const Options& options() const { return options_; }
   bool gpu() const { return options_.device.starts_with("cuda"); }
+  // What runs on one device takes this one.
+  std::string first_device() const { return options_.device.substr(0, options_.device.find(',')); }
   // Whether servers of kTransfers compute nothing.
   bool passes_through() const { return options_.pass_through || !gpu(); }
 

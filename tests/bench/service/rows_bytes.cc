@@ -191,7 +191,7 @@ void RunChunked(Bench& bench) {
       {"raw TCP", [&](double seconds) { return (*rival)->Drive(seconds); }}};
   Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("no GPU takes part");
   if (!bench.passes_through()) {
-    bus = PinnedCopies::Make(bench.options().device, work->input_bytes(), work->output_bytes());
+    bus = PinnedCopies::Make(bench.first_device(), work->input_bytes(), work->output_bytes());
     if (!bus.ok()) return bench.AddWithout({question}, bus.status());
     contestants.push_back({"copies", [&](double seconds) { return (*bus)->Drive(seconds); }});
   }

@@ -66,7 +66,7 @@ Result<std::unique_ptr<ServerProcess>> StartPython(const Bench& bench, const Tem
   const std::string path = folder.Path("attention.descriptors");
   std::ofstream(path, std::ios::binary) << files.SerializeAsString();
   return ServerProcess::Start({bench.options().python, bench.options().python_server, "--device",
-                               bench.options().device, "--descriptors", path});
+                               bench.first_device(), "--descriptors", path});
 }
 
 Contestant UnaryContestant(const char* name, Side& side) {
