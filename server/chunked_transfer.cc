@@ -45,7 +45,7 @@ ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackSe
 }
 
 ChunkedTransfer::~ChunkedTransfer() {
-  if (device_ >= 0) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
+  if (queued_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
 }
 
 void ChunkedTransfer::Begin(const v1::AttendRequest& header, int64_t message_bytes, Status parsed) {
@@ -249,7 +249,7 @@ void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
     return;
   }
   failure_ = std::move(status);
-  const int device = device_;
+  const bool queued = queued_;
   switch (phase_) {
     case Phase::kAdmitting:
     case Phase::kUploading:
@@ -259,7 +259,7 @@ void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
     case Phase::kRunning:
       lock.unlock();
       SetCancelled();
-      if (device >= 0) context_.engine.Cancel(id_, device);  // else Submit sees it
+      if (queued) context_.engine.Cancel(id_);  // else Submit sees it
       return;
     default: {
       phase_ = Phase::kEnded;
@@ -343,10 +343,10 @@ void ChunkedTransfer::Written(bool ok) {
   if (last) PokeAll();
 }
 
-void ChunkedTransfer::OnAdmitted(uint64_t, int device) {
+void ChunkedTransfer::OnAdmitted(uint64_t) {
   context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
-  device_ = device;
+  queued_ = true;
 }
 
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {

@@ -78,7 +78,7 @@ class ChunkedTransfer final : public Call {
   void Written(bool ok);
 
   // Call
-  void OnAdmitted(uint64_t id, int device) override;
+  void OnAdmitted(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
 
  private:
@@ -127,7 +127,7 @@ class ChunkedTransfer final : public Call {
   int64_t progress_step_bytes_ = 0;  // what must come in one idle timeout
 
   uint64_t id_ = 0;
-  int device_ = -1;
+  bool queued_ = false;  // may be, or has been
 
   grpc::ByteBuffer header_;  // of the answer, until written
   bool header_due_ = false;

@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "server/byte_size.h"
+#include "server/config_help.h"
 #include "server/config_values.h"
 #include "server/unix_listener.h"
 
@@ -22,6 +23,8 @@ namespace {
 // gRPC counts a message's bytes in 32 signed bits.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 constexpr int64_t kBytesMax = int64_t{1} << 50;
+// With less, gRPC would end calls that keep to --max-request-bytes.
+constexpr int64_t kGrpcMemoryMessagesMin = 4;
 
 std::string EnvName(const std::string& flag) {
   std::string name = "ATTEND_";
@@ -152,6 +155,10 @@ void AddDevices(CLI::App& app, Config& c) {
             "Threads that compute on the CPU; 0: one for each hardware thread");
   group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
               "Device memory that each lane takes at start");
+  group
+      .Add("--split-gflop", c.split_gflop, "10^9 FLOPs; above, GPUs alike share a request; 0: none")
+      ->check(InRange(0.0, 1e12))
+      ->type_name("GFLOP");
 }
 
 void AddLimits(CLI::App& app, Config& c) {
@@ -160,6 +167,10 @@ void AddLimits(CLI::App& app, Config& c) {
               "Bytes of one request message or answer; of AttendChunked, of each message only");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
+  group.Bytes(
+      "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
+      "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "
+      "taken; above them it ends calls and connections. 0: no bound");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that wait for one device; more are refused");
 }
@@ -252,35 +263,6 @@ void AddProcess(CLI::App& app, Config& c) {
       ->default_str("true");
 }
 
-// Each option's default and environment variable stand behind its description, which is wrapped.
-class HelpFormatter final : public CLI::Formatter {
- public:
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_type_name().empty() ? "" : " " + option->get_type_name();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    constexpr size_t kWidth = 62;
-    std::string text = option->get_description();
-    if (!option->get_default_str().empty()) text += " [" + option->get_default_str() + "]";
-    if (!option->get_envname().empty()) text += " [$" + option->get_envname() + "]";
-    size_t line = 0;
-    for (size_t space = 0, i = 0; i < text.size(); ++i) {
-      if (text[i] == ' ') space = i;
-      if (i - line < kWidth || space <= line) continue;
-      text[space] = '\n';
-      line = space;
-    }
-    return text;
-  }
-};
-
-// One line, whatever CLI11 says.
-std::string ErrorLine(const CLI::Error& error) {
-  std::string line = "attend-server: ";
-  for (const char c : std::string(error.what())) line += c == '\n' ? ' ' : c;
-  return line + " (see attend-server --help)\n";
-}
-
 }  // namespace
 
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
@@ -315,6 +297,13 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     Result<Tenants> parsed = Tenants::Parse(tenants);
     if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
     config.tenants = std::move(*parsed);
+    if (config.grpc_memory_max_bytes > 0 &&
+        config.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < config.max_request_bytes) {
+      throw CLI::ValidationError("--grpc-memory-max",
+                                 FormatByteSize(config.grpc_memory_max_bytes) +
+                                     " must be 0 or at least four times --max-request-bytes, " +
+                                     FormatByteSize(config.max_request_bytes));
+    }
   } catch (const CLI::CallForHelp&) {
     text = app.help();
     return ConfigOutcome::kPrinted;
@@ -322,7 +311,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     text = VersionText() + "\n";
     return ConfigOutcome::kPrinted;
   } catch (const CLI::Error& error) {
-    text = ErrorLine(error);
+    text = ErrorLine(app, error);
     return ConfigOutcome::kError;
   }
   config.check_sample = SampleOf(config.reference_check);

@@ -28,10 +28,12 @@ struct Config {
   int64_t lanes = 0;
   int64_t cpu_threads = 0;
   int64_t lane_workspace_bytes = int64_t{256} << 20;
+  double split_gflop = 2000;
 
   // Limits
   int64_t max_request_bytes = int64_t{1} << 30;
   int64_t memory_budget_bytes = int64_t{4} << 30;
+  int64_t grpc_memory_max_bytes = 0;  // 0: no bound
   int64_t max_queue = 1024;
 
   // Shared memory

@@ -101,11 +101,6 @@ int64_t DeviceWorker::queued() const {
   return scheduler_.queue().size();
 }
 
-double DeviceWorker::outstanding_flops() const {
-  std::lock_guard lock(mutex_);
-  return scheduler_.outstanding_flops();
-}
-
 void DeviceWorker::ReportLocked() {
   const RequestQueue& queue = scheduler_.queue();
   const LaneState lanes = scheduler_.lanes();

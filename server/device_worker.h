@@ -55,8 +55,6 @@ class DeviceWorker {
   int lanes() const { return static_cast<int>(lanes_.size()); }
   bool healthy() const;
   int64_t queued() const;
-  // FLOPs waiting and running: what routing compares.
-  double outstanding_flops() const;
 
  private:
   struct LaneSlot {

@@ -3,7 +3,7 @@
 #include "server/engine.h"
 
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -27,7 +27,10 @@ Status DrainingStatus() { return Unavailable("the server is draining and takes n
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock)
-    : options_(WithWeights(options)), metrics_(metrics), clock_(clock) {}
+    : options_(WithWeights(options)),
+      batcher_(options.worker.batcher),
+      metrics_(metrics),
+      clock_(clock) {}
 
 Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend>> backends,
                                              const EngineOptions& options, Metrics& metrics,
@@ -52,14 +55,19 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   engine->completion_ = std::make_unique<CompletionThread>(
       [raw = engine.get()](CompletedBatch batch) { raw->FinishBatch(std::move(batch)); });
   std::vector<Metrics::Device> devices;
+  std::vector<DeviceInfo> infos;
   for (const auto& backend : engine->backends_) {
     devices.push_back({backend->info().name, std::max(1, options.worker.lanes)});
+    infos.push_back(backend->info());
   }
+  engine->router_ = std::make_unique<Router>(infos);
+  engine->MakeSplitter();
   metrics.AddDevices(devices, options.tenants.list());
   for (size_t i = 0; i < engine->backends_.size(); ++i) {
     Result<std::unique_ptr<DeviceWorker>> worker = DeviceWorker::Make(
         static_cast<int>(i), *engine->backends_[i], engine->options_.worker, metrics, clock,
         *engine->completion_, [raw = engine.get()](std::unique_ptr<Request> request) {
+          raw->router_->Release(request->device, request->cost);
           raw->FinishOne(std::move(request));
         });
     if (!worker.ok()) return worker.status();
@@ -68,43 +76,53 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   return engine;
 }
 
+void Engine::MakeSplitter() {
+  Splitter::Hooks hooks;
+  hooks.push = [this](std::unique_ptr<Request>& part) { return PushPart(part); };
+  hooks.cancel = [this](int device, uint64_t id) { workers_[device]->Cancel(id); };
+  hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
+  splitter_ =
+      std::make_unique<Splitter>(options_.split_flops_min, *host_pool_, metrics_, std::move(hooks));
+}
+
 Engine::~Engine() { Stop(); }
 
 void Engine::OnCheckFailed(std::function<void(const Request&)> hook) {
   on_check_failed_ = std::move(hook);
 }
 
-Result<int> Engine::PickDevice(const Problem& problem, std::string_view kernel,
-                               Selection& selection) const {
-  int best = -1;
-  double best_flops = std::numeric_limits<double>::infinity();
+void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
+  on_device_lost_ = std::move(hook);
+}
+
+Result<std::vector<Candidate>> Engine::Candidates(const Problem& problem,
+                                                  std::string_view kernel) const {
+  std::vector<Candidate> candidates;
   Status refusal = Unavailable("no device is healthy");
+  Status lost;
   for (size_t i = 0; i < workers_.size(); ++i) {
     const DeviceWorker& worker = *workers_[i];
-    if (!worker.healthy()) continue;
     const Result<Selection> selected = Select(problem, worker.info(), kernel);
     if (!selected.ok()) {
-      refusal = selected.status();
-      continue;
-    }
-    const double flops = workers_.size() == 1 ? 0 : worker.outstanding_flops();
-    if (best < 0 || flops < best_flops) {
-      best = static_cast<int>(i);
-      best_flops = flops;
-      selection = *selected;
+      if (worker.healthy()) refusal = selected.status();
+    } else if (worker.healthy()) {
+      candidates.push_back({static_cast<int>(i), *selected, 0});
+    } else {
+      lost = Unavailable("device " + worker.info().name + ", which could run this, is lost");
     }
   }
-  if (best < 0) return refusal;
-  return best;
+  if (!candidates.empty()) return candidates;
+  // Elsewhere, or after a restart, the client may have more luck than its problem's refusal says.
+  const bool some_healthy = refusal.code() != Code::kUnavailable;
+  return some_healthy && !lost.ok() ? lost : refusal;
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes) {
   if (draining()) return DrainingStatus();
+  const Result<std::vector<Candidate>> candidates = Candidates(problem, kernel);
+  if (!candidates.ok()) return candidates.status();
   Admission admission;
-  const Result<int> device = PickDevice(problem, kernel, admission.selection);
-  if (!device.ok()) return device.status();
-  admission.device = *device;
   Result<HostBlock> input = host_pool_->Take(input_bytes);
   if (!input.ok()) return input.status();
   Result<HostBlock> output = host_pool_->Take(output_bytes);
@@ -114,25 +132,25 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
   return admission;
 }
 
+Status Engine::CheckSubmit(const Request& request) const {
+  if (draining()) return DrainingStatus();
+  if (request.deadline != kNever && request.deadline <= clock_.Now()) {
+    return Status(Code::kDeadlineExceeded, "the deadline had passed when the request arrived");
+  }
+  return Status();
+}
+
 Status Engine::Submit(std::unique_ptr<Request>& request) {
   // Counted first and looked at second, so that WaitIdle after Drain misses nobody.
   const int64_t inflight = inflight_.fetch_add(1, std::memory_order_acq_rel) + 1;
-  Status status;
-  if (draining()) {
-    status = DrainingStatus();
-  } else if (request->deadline != kNever && request->deadline <= clock_.Now()) {
-    status = Status(Code::kDeadlineExceeded, "the deadline had passed when the request arrived");
-  } else {
+  Status status = CheckSubmit(*request);
+  if (status.ok()) {
     request->flops = Flops(request->attention);
-    // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
-    // make its company fail.
-    request->batch_bytes = request->input_spans.bytes() + request->output_spans.bytes() +
-                           request->selection.workspace_bytes;
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped();
     }
-    status = workers_[request->device]->Push(request);
+    status = Route(request);
   }
   if (!status.ok()) {
     inflight_.fetch_sub(1, std::memory_order_acq_rel);
@@ -142,23 +160,93 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   return status;
 }
 
-void Engine::Cancel(uint64_t id, int device) {
-  if (device >= 0 && device < static_cast<int>(workers_.size())) workers_[device]->Cancel(id);
+Status Engine::Route(std::unique_ptr<Request>& request) {
+  for (;;) {
+    Result<std::vector<Candidate>> candidates =
+        Candidates(request->attention.problem, request->kernel);
+    if (!candidates.ok()) return candidates.status();
+    std::optional<Status> split;
+    if (options_.split_flops_min > 0 && request->flops > options_.split_flops_min) {
+      split = splitter_->Submit(request, SplitDevices(*candidates));
+    }
+    const Status status = split.has_value() ? *split : PushToOne(request, *candidates);
+    if (status.code() != Code::kUnavailable) return status;
+    const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
+      return !workers_[each.device]->healthy();
+    });
+    if (!lost) return status;
+    // Lost since it was looked at. The others may take the request; each turn has one device less.
+  }
+}
+
+std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candidates) const {
+  std::vector<SplitDevice> devices;
+  for (const Candidate& each : router_->Alike(candidates)) {
+    devices.push_back({each.device, workers_[each.device]->info()});
+  }
+  return devices;
+}
+
+Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+  const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
+  for (Candidate& each : candidates) {
+    // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
+    // make its company fail.
+    each.cost = batcher_.Cost(request->flops, tensor_bytes + each.selection.workspace_bytes);
+  }
+  Status status;
+  while (!candidates.empty()) {
+    const size_t chosen = router_->Reserve(candidates);
+    const Candidate candidate = candidates[chosen];
+    request->device = candidate.device;
+    request->selection = candidate.selection;
+    request->batch_bytes = tensor_bytes + candidate.selection.workspace_bytes;
+    status = workers_[candidate.device]->Push(request);
+    if (status.ok()) return status;
+    // Its queue is full, or it was lost a moment ago: the next one.
+    router_->Release(candidate.device, candidate.cost);
+    candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
+  }
+  return status;
+}
+
+Status Engine::PushPart(std::unique_ptr<Request>& part) {
+  part->batch_bytes =
+      part->input_spans.bytes() + part->output_spans.bytes() + part->selection.workspace_bytes;
+  const int device = part->device;
+  const int64_t cost = batcher_.Cost(part->flops, part->batch_bytes);
+  router_->Add(device, cost);
+  const Status status = workers_[device]->Push(part);
+  if (!status.ok()) router_->Release(device, cost);
+  return status;
+}
+
+void Engine::Cancel(uint64_t id) {
+  if (splitter_->Cancel(id)) return;
+  for (const auto& worker : workers_) worker->Cancel(id);
 }
 
 void Engine::FinishBatch(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
+  if (batch.outcome.device_lost && lost_.insert(batch.device).second && on_device_lost_) {
+    on_device_lost_(backends_[batch.device]->info());
+  }
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
+    router_->Release(batch.device, request->cost);
     request->status = std::move(batch.outcome.statuses[i]);
     request->copy_in_ns = batch.outcome.copy_in_ns;
     request->kernel_ns = batch.outcome.kernel_ns;
     request->copy_out_ns = batch.outcome.copy_out_ns;
-    if (request->status.ok() && request->check) {
-      checker_->Post(std::move(request));
-    } else {
-      FinishOne(std::move(request));
-    }
+    FinishRun(std::move(request));
+  }
+}
+
+void Engine::FinishRun(std::unique_ptr<Request> request) {
+  if (request->status.ok() && request->check && !request->part) {
+    checker_->Post(std::move(request));
+  } else {
+    FinishOne(std::move(request));
   }
 }
 
@@ -170,7 +258,9 @@ void Engine::FinishChecked(std::unique_ptr<Request> request) {
 
 void Engine::FinishOne(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
+  const bool part = request->part;
   responder->Finish(std::move(request));
+  if (part) return;  // its whole counts
   metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
 }
 
@@ -218,10 +308,18 @@ int64_t Engine::RetryAfterMs(Code code) const {
 
 std::vector<Engine::DeviceState> Engine::Devices() const {
   std::vector<DeviceState> states;
-  for (const auto& worker : workers_) {
-    states.push_back({worker->info(), worker->lanes(), worker->healthy()});
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const DeviceWorker& worker = *workers_[i];
+    states.push_back({worker.info(), worker.lanes(), worker.healthy(),
+                      static_cast<double>(router_->outstanding(static_cast<int>(i))) /
+                          static_cast<double>(kBatchCost)});
   }
   return states;
+}
+
+bool Engine::healthy() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->healthy(); });
 }
 
 }  // namespace attend

@@ -9,11 +9,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/backend.h"
+#include "server/batcher.h"
 #include "server/checker.h"
 #include "server/clock.h"
 #include "server/completion.h"
@@ -21,6 +24,8 @@
 #include "server/host_pool.h"
 #include "server/metrics.h"
 #include "server/request.h"
+#include "server/router.h"
+#include "server/split_join.h"
 #include "server/tenants.h"
 
 namespace attend {
@@ -30,12 +35,11 @@ struct EngineOptions {
   Tenants tenants;                                 // who shares it
   int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
   CheckerOptions checker;
+  double split_flops_min = 0;  // larger requests are split over devices that are alike; 0: none
 };
 
 // What a request was given before its bytes were placed.
 struct Admission {
-  int device = 0;
-  Selection selection;
   HostBlock input;
   HostBlock output;
 };
@@ -51,18 +55,21 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Chooses device and kernel and takes host memory. Refusals change nothing: UNIMPLEMENTED or
-  // INVALID_ARGUMENT (Select's reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (draining, no
-  // healthy device).
+  // Takes host memory for a request that some healthy device can run. Refusals change nothing:
+  // UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE
+  // (draining, no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes);
 
+  // Chooses the device with the least outstanding cost (router.h), or several (split_join.h), and
+  // their kernel: now, as between Admit and here a client may have taken seconds to send.
   // Takes `request` if and only if OK; it then ends by one call of its responder. Else
-  // RESOURCE_EXHAUSTED (queue full), UNAVAILABLE (draining), DEADLINE_EXCEEDED (already past).
+  // RESOURCE_EXHAUSTED (every queue full), UNAVAILABLE (draining, no healthy device),
+  // DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are lost.
   Status Submit(std::unique_ptr<Request>& request);
 
   // If the request is still queued, ends it with CANCELLED now. A running one runs on.
-  void Cancel(uint64_t id, int device);
+  void Cancel(uint64_t id);
 
   // From now on Admit and Submit refuse with UNAVAILABLE; what was accepted goes on.
   void Drain();
@@ -81,8 +88,11 @@ class Engine {
     DeviceInfo info;
     int lanes = 0;
     bool healthy = true;
+    double outstanding_batches = 0;  // cost of what waits and runs, in full batches
   };
   std::vector<DeviceState> Devices() const;
+  // Whether any device can still answer.
+  bool healthy() const;
   HostPool& host_pool() { return *host_pool_; }
   // Of the pool; lives as long as the engine.
   HostAllocator& host_allocator() { return *host_allocator_; }
@@ -91,16 +101,28 @@ class Engine {
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
   void OnCheckFailed(std::function<void(const Request&)> hook);
+  // Called on the completion thread once a device is lost, before the batch that found it ends.
+  // Set before the first Submit.
+  void OnDeviceLost(std::function<void(const DeviceInfo&)> hook);
 
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
-  Result<int> PickDevice(const Problem& problem, std::string_view kernel,
-                         Selection& selection) const;
+  void MakeSplitter();
+  // The healthy devices that can run the problem; never none.
+  Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel) const;
+  Status CheckSubmit(const Request& request) const;
+  Status Route(std::unique_ptr<Request>& request);
+  Status PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
+  Status PushPart(std::unique_ptr<Request>& part);
+  std::vector<SplitDevice> SplitDevices(std::span<const Candidate> candidates) const;
   void FinishBatch(CompletedBatch batch);
+  // Checks the answer first, if it is to be.
+  void FinishRun(std::unique_ptr<Request> request);
   void FinishChecked(std::unique_ptr<Request> request);
   void FinishOne(std::unique_ptr<Request> request);
 
   const EngineOptions options_;
+  const Batcher batcher_;  // what requests cost
   Metrics& metrics_;
   const Clock& clock_;
   std::atomic<bool> draining_{false};
@@ -109,10 +131,14 @@ class Engine {
   std::vector<std::unique_ptr<Backend>> backends_;
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<Splitter> splitter_;
   std::unique_ptr<Checker> checker_;
   std::unique_ptr<CompletionThread> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
   std::function<void(const Request&)> on_check_failed_;
+  std::function<void(const DeviceInfo&)> on_device_lost_;
+  std::set<int> lost_;  // the completion thread's
 };
 
 }  // namespace attend

@@ -134,9 +134,6 @@ void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& wor
 Status Intake::CheckEarly(const Call& call, const Request& request,
                           const grpc::ByteBuffer& message) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  if (!message.Valid()) {
-    return Reject(Rejection::kMemory, ResourceExhausted("no transport memory for the message"));
-  }
   const int64_t bytes = static_cast<int64_t>(message.Length());
   if (bytes > limits_.message_bytes_max) {
     return Reject(Rejection::kTooLarge, InvalidArgument("the message has " + std::to_string(bytes) +
@@ -248,8 +245,6 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
   Result<Admission> admission = engine_.Admit(validated.attention.problem, request.kernel,
                                               plan.input_bytes, plan.output_bytes);
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
-  request.device = admission->device;
-  request.selection = admission->selection;
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);
   request.upload = std::move(upload);
@@ -258,9 +253,8 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
 
 void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
   const uint64_t id = request->id;
-  const int device = request->device;
   request->upload.Release();
-  call.OnAdmitted(id, device);
+  call.OnAdmitted(id);
   if (call.cancelled()) {
     Finish(std::move(request), Status(Code::kCancelled, "the call was cancelled"));
     return;
@@ -271,7 +265,7 @@ void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
     return;
   }
   // A cancellation that came before the request was queued found nothing to cancel.
-  if (call.cancelled()) engine_.Cancel(id, device);
+  if (call.cancelled()) engine_.Cancel(id);
 }
 
 Status Intake::Reject(Rejection reason, Status status) {

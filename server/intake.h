@@ -36,8 +36,8 @@ class Call : public Responder {
 
   // Nobody waits for this call's answers any more. Once true, stays true.
   bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
-  // The request is about to enter the queue of `device`.
-  virtual void OnAdmitted(uint64_t id, int device) = 0;
+  // The request is about to enter a queue.
+  virtual void OnAdmitted(uint64_t id) = 0;
 
  protected:
   ~Call() override = default;

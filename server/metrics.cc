@@ -106,6 +106,7 @@ struct DeviceSeries {
   Histogram* batch_flops = nullptr;
   Gauge* queue = nullptr;
   Gauge* lanes_busy = nullptr;
+  Gauge* outstanding = nullptr;
   Gauge* healthy = nullptr;
   std::array<Counter*, kBatchClosedCount> batches{};
   std::vector<Gauge*> tenant_queue;
@@ -148,7 +149,10 @@ struct Metrics::Families {
   Family<Gauge>& queue;
   Family<Gauge>& lanes;
   Family<Gauge>& lanes_busy;
+  Family<Gauge>& outstanding;
   Family<Gauge>& healthy;
+  Family<Counter>& split_requests;
+  std::vector<Counter*> splits;  // by number of devices, from 2
   std::vector<DeviceSeries> devices;
   std::vector<TenantSeries> tenants;
 
@@ -177,7 +181,11 @@ Metrics::Families::Families(const std::string& version)
       queue(MakeGauge(*registry, "attend_queue_requests", "Requests waiting for a lane")),
       lanes(MakeGauge(*registry, "attend_lanes", "Batches that a device can run at once")),
       lanes_busy(MakeGauge(*registry, "attend_lanes_busy", "Lanes that run a batch now")),
-      healthy(MakeGauge(*registry, "attend_device_healthy", "1 while the device takes work")) {
+      outstanding(MakeGauge(*registry, "attend_outstanding_cost",
+                            "Cost of the requests that wait or run, in full batches")),
+      healthy(MakeGauge(*registry, "attend_device_healthy", "1 while the device takes work")),
+      split_requests(MakeCounter(*registry, "attend_split_requests_total",
+                                 "Requests that were split, by the number of devices")) {
   MakeRequestSeries();
   MakeCheckSeries();
   MakeProcessSeries(version);
@@ -257,6 +265,7 @@ void Metrics::Families::AddDevice(const Device& device, const std::vector<Tenant
   series.batch_flops = &batch_flops.Add(labels, FlopsBuckets());
   series.queue = &queue.Add(labels);
   series.lanes_busy = &lanes_busy.Add(labels);
+  series.outstanding = &outstanding.Add(labels);
   series.healthy = &healthy.Add(labels);
   series.healthy->Set(1);
   lanes.Add(labels).Set(device.lanes);
@@ -287,6 +296,9 @@ Metrics::~Metrics() = default;
 void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<Tenant>& tenants) {
   for (const Tenant& tenant : tenants) families_->AddTenant(tenant.name);
   for (const Device& device : devices) families_->AddDevice(device, tenants);
+  for (size_t parts = 2; parts <= std::max<size_t>(2, devices.size()); ++parts) {
+    families_->splits.push_back(&families_->split_requests.Add({{"parts", std::to_string(parts)}}));
+  }
 }
 
 std::shared_ptr<prometheus::Registry> Metrics::registry() const { return families_->registry; }
@@ -329,7 +341,10 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   const size_t dtype = static_cast<size_t>(request.attention.problem.dtype) - 1;
   if (device.flops[kernel][dtype] == nullptr) return;
   device.kernel_requests[kernel][dtype]->Increment();
-  device.flops[kernel][dtype]->Increment(request.flops);
+  if (request.device_flops.empty()) device.flops[kernel][dtype]->Increment(request.flops);
+  for (const Request::DeviceFlops& each : request.device_flops) {
+    f.devices[each.device].flops[kernel][dtype]->Increment(each.flops);
+  }
 }
 
 void Metrics::RecordRejection(Rejection reason) {
@@ -341,6 +356,8 @@ void Metrics::RecordBatch(int device, int64_t requests, double flops, BatchClose
   families_->devices[device].batch_flops->Observe(flops);
   families_->devices[device].batches[static_cast<size_t>(closed)]->Increment();
 }
+
+void Metrics::RecordSplit(int devices) { families_->splits[devices - 2]->Increment(); }
 
 void Metrics::RecordCheckSkipped() { families_->checks_skipped->Increment(); }
 
@@ -354,6 +371,10 @@ void Metrics::SetTenantQueue(int device, int tenant, int64_t requests) {
 
 void Metrics::SetLanesBusy(int device, int64_t lanes) {
   families_->devices[device].lanes_busy->Set(static_cast<double>(lanes));
+}
+
+void Metrics::SetOutstanding(int device, double batches) {
+  families_->devices[device].outstanding->Set(batches);
 }
 
 void Metrics::SetDeviceHealthy(int device, bool healthy) {

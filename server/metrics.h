@@ -65,12 +65,14 @@ class Metrics {
   void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
   // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
-  void RecordCheckSkipped();  // attend_reference_checks_total{result="skipped"}
+  void RecordSplit(int devices);  // attend_split_requests_total{parts}
+  void RecordCheckSkipped();      // attend_reference_checks_total{result="skipped"}
 
   void SetQueue(int device, int64_t requests);  // attend_queue_requests{device}
   // attend_tenant_queue_requests{device,tenant}
   void SetTenantQueue(int device, int tenant, int64_t requests);
-  void SetLanesBusy(int device, int64_t lanes);  // attend_lanes_busy{device}
+  void SetLanesBusy(int device, int64_t lanes);     // attend_lanes_busy{device}
+  void SetOutstanding(int device, double batches);  // attend_outstanding_cost{device}
   void SetDeviceHealthy(int device, bool healthy);
   void SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes);
   void SetInflight(int64_t requests);  // attend_inflight_requests

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/check_rows.h"
@@ -102,9 +103,16 @@ struct Request {
   int64_t message_bytes = 0;  // of the request's messages on the wire
   Responder* responder = nullptr;
 
-  // Set by Engine::Admit's result.
-  int device = 0;  // index into the engine's devices
+  // Set by Engine::Submit.
+  int device = 0;  // index into the engine's devices; of a split request, the first of its devices
   Selection selection;
+  bool part = false;  // of a split request: ends with the whole, which is counted and checked
+  // Of a split request: what each device computes of it.
+  struct DeviceFlops {
+    int device = 0;
+    double flops = 0;
+  };
+  std::vector<DeviceFlops> device_flops;
 
   // Set on the way.
   double flops = 0;
@@ -121,7 +129,7 @@ struct Request {
   int64_t kernel_ns = 0;
   int64_t copy_out_ns = 0;
   int64_t check_ns = 0;
-  std::string device_name;
+  std::string device_name;           // of a split request "cuda:0+cuda:1"
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
 };

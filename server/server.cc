@@ -5,7 +5,7 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <prometheus/registry.h>
 #include <unistd.h>
 
@@ -44,6 +44,10 @@ class GaugeRefresh final : public prometheus::Collectable {
     metrics_.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
     // Set on every change too, but the last of two changes at once may not be the last to be set.
     metrics_.SetInflight(engine_.inflight());
+    const std::vector<Engine::DeviceState> devices = engine_.Devices();
+    for (size_t i = 0; i < devices.size(); ++i) {
+      metrics_.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
+    }
     return {};
   }
 
@@ -66,6 +70,7 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
   options.tenants = config.tenants;
   options.memory_budget_bytes = config.memory_budget_bytes;
+  options.split_flops_min = config.split_gflop * 1e9;
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
   options.checker.threads = static_cast<int>(config.check_threads);
@@ -109,6 +114,11 @@ void SetGrpcOptions(const Config& config, grpc::ServerBuilder& builder) {
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  if (config.grpc_memory_max_bytes > 0) {
+    grpc::ResourceQuota quota("attend");
+    quota.Resize(static_cast<size_t>(config.grpc_memory_max_bytes));
+    builder.SetResourceQuota(quota);
+  }
   // Only reflection is served by gRPC's own threads.
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
@@ -180,6 +190,10 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
                    request.report->detail);
     if (dumper_ != nullptr) dumper_->Write(request);
   });
+  engine_->OnDeviceLost([this](const DeviceInfo& device) {
+    logger_->error("device {} is lost", device.name);
+    UpdateHealth();
+  });
   if (config_.shared_memory) {
     Result<std::unique_ptr<SharedMemoryServer>> shared =
         SharedMemoryServer::Start(config_, engine_->host_allocator(), *logger_);
@@ -245,8 +259,18 @@ Status Server::StartGrpc() {
   for (size_t i = 0; i < ports.size(); ++i) {
     addresses_.push_back(WithPort(config_.listen[i], ports[i]));
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  {
+    const std::lock_guard lock(health_mutex_);
+    health_ = grpc_->GetHealthCheckService();
+    health_->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  }
+  UpdateHealth();  // a call may have lost the device by now
   return Status();
+}
+
+void Server::UpdateHealth() {
+  const std::lock_guard lock(health_mutex_);
+  if (health_ != nullptr) health_->SetServingStatus(!engine_->draining() && engine_->healthy());
 }
 
 void Server::LogStart() const {
@@ -310,7 +334,7 @@ bool Server::Drain(Duration timeout) {
   const TimePoint until = clock_.Now() + timeout;
   // In this order: whoever has seen NOT_SERVING is refused.
   engine_->Drain();
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
   service_->EndStreams();
   if (shared_ != nullptr) shared_->Stop();
@@ -337,6 +361,10 @@ Server::~Server() {
   exposer_.reset();
   if (engine_ == nullptr) return;
   engine_->Drain();
+  {
+    const std::lock_guard lock(health_mutex_);
+    health_ = nullptr;
+  }
   if (grpc_ != nullptr) {
     grpc_->Shutdown(std::chrono::system_clock::now());
     grpc_->Wait();

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
@@ -12,6 +13,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,8 @@ class Server {
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
+  // Tells grpc.health.v1 whether new work is taken: not while draining, nor without a device.
+  void UpdateHealth();
   bool WaitForCalls(TimePoint until) const;
 
   const Config config_;
@@ -80,6 +84,8 @@ class Server {
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::mutex health_mutex_;
+  grpc::HealthCheckServiceInterface* health_ = nullptr;  // grpc_'s, while it serves
   std::shared_ptr<prometheus::Collectable> refresh_;
   std::shared_ptr<prometheus::Collectable> gpu_stats_;
   std::shared_ptr<prometheus::Collectable> shared_stats_;

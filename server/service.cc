@@ -26,12 +26,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
     request->tenant = TenantOf(context_, call_);
     id_ = request->id;
+    if (!message.Valid()) return EndWithoutMessage(std::move(request));
     context_.intake.Accept(*this, std::move(request), std::move(message));
   }
 
-  void OnAdmitted(uint64_t, int device) override {
+  void OnAdmitted(uint64_t) override {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
-    device_.store(device, std::memory_order_seq_cst);
+    admitted_.store(true, std::memory_order_seq_cst);
   }
 
   void Finish(std::unique_ptr<Request> request) override {
@@ -51,12 +52,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
   void OnCancel() override {
     SetCancelled();
-    const int device = device_.load(std::memory_order_seq_cst);
-    if (device >= 0) context_.engine.Cancel(id_, device);
+    if (admitted_.load(std::memory_order_seq_cst)) context_.engine.Cancel(id_);
   }
 
   void OnDone() override {
-    if (device_.load(std::memory_order_relaxed) >= 0) {
+    if (unread_ != nullptr) RecordUnread();
+    if (admitted_.load(std::memory_order_relaxed)) {
       context_.admitted_calls.fetch_sub(1, std::memory_order_release);
     }
     Unref();
@@ -70,11 +71,30 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  private:
   ~UnaryCall() override = default;
 
+  // gRPC hands over a call without a message if its client sent none, and also if the client went,
+  // or gRPC cut it off, before the message was whole. Only the first is there to hear an answer;
+  // which it was, nobody knows before OnDone.
+  void EndWithoutMessage(std::unique_ptr<Request> request) {
+    unread_ = std::move(request);
+    unread_->status = InvalidArgument("the call has no message");
+    grpc::ServerUnaryReactor::Finish(ToGrpc(unread_->status));
+  }
+  void RecordUnread() {
+    if (call_.IsCancelled()) {
+      unread_->status = Status(Code::kCancelled, "the call ended before its message was whole");
+    } else {
+      unread_->status = context_.intake.Reject(Rejection::kInvalid, std::move(unread_->status));
+    }
+    RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
+              call_);
+  }
+
   ServiceContext& context_;
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
   uint64_t id_ = 0;
-  std::atomic<int> device_{-1};
+  std::atomic<bool> admitted_{false};
+  std::unique_ptr<Request> unread_;  // of a call without a message
 };
 
 // Log lines name who asked only when something is to be logged: peer() builds a string.

@@ -2,6 +2,7 @@
 
 #include "server/stream_service.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -84,12 +85,12 @@ void StreamCall::OnReadDone(bool ok) {
   context_.intake.Accept(*this, std::move(request), std::move(message));
 }
 
-void StreamCall::OnAdmitted(uint64_t id, int device) {
+void StreamCall::OnAdmitted(uint64_t id) {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(admitted_, true)) {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
   }
-  devices_.emplace(id, device);
+  queued_.insert(id);
 }
 
 void StreamCall::Finish(std::unique_ptr<Request> request) {
@@ -99,7 +100,7 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
   RecordEnd(context_, *request, total_ns, bytes, call_);
   {
     const std::lock_guard lock(mutex_);
-    devices_.erase(request->id);
+    queued_.erase(request->id);
   }
   if (cancelled()) {
     request.reset();
@@ -119,9 +120,12 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     Answer(EncodeReply(std::move(request), total_ns));
     return;
   }
-  const Code code = request->status.code();
-  Answer(EncodeFailure(request->request_id, request->status,
-                       IsRetryable(code) ? context_.engine.RetryAfterMs(code) : 0));
+  const std::string request_id = std::move(request->request_id);
+  const Status status = std::move(request->status);
+  request.reset();  // its memory before the client hears of it and tries again
+  Answer(
+      EncodeFailure(request_id, status,
+                    IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
 }
 
 void StreamCall::Answer(grpc::ByteBuffer answer) {
@@ -173,15 +177,15 @@ void StreamCall::OnWriteDone(bool ok) {
 
 void StreamCall::OnCancel() {
   SetCancelled();
-  std::vector<std::pair<uint64_t, int>> queued;
+  std::vector<uint64_t> queued;
   Step step;
   {
     const std::lock_guard lock(mutex_);
     broken_ = true;
-    queued.assign(devices_.begin(), devices_.end());
+    queued.assign(queued_.begin(), queued_.end());
     step = NextLocked();
   }
-  for (const auto& [id, device] : queued) context_.engine.Cancel(id, device);
+  for (const uint64_t id : queued) context_.engine.Cancel(id);
   Do(step);
 }
 

@@ -15,7 +15,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <unordered_set>
 
 #include "server/intake.h"
 #include "server/service.h"
@@ -34,7 +34,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void EndWhenIdle() override;
 
   // Call
-  void OnAdmitted(uint64_t id, int device) override;
+  void OnAdmitted(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
 
   // gRPC
@@ -61,10 +61,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   const int tenant_;
 
   std::mutex mutex_;
-  grpc::ByteBuffer incoming_;                  // gRPC's while reading_
-  std::deque<grpc::ByteBuffer> answers_;       // the first is gRPC's while writing_
-  std::unordered_map<uint64_t, int> devices_;  // of requests that may be queued
-  int64_t unanswered_ = 0;                     // read, and their answer not yet written
+  grpc::ByteBuffer incoming_;             // gRPC's while reading_
+  std::deque<grpc::ByteBuffer> answers_;  // the first is gRPC's while writing_
+  std::unordered_set<uint64_t> queued_;   // requests that may be
+  int64_t unanswered_ = 0;                // read, and their answer not yet written
   bool reading_ = false;
   bool writing_ = false;
   bool half_closed_ = false;  // the client sends no more

@@ -23,6 +23,7 @@ FAMILIES = HISTOGRAMS | {
     "attend_batches_total", "attend_tenant_requests_total", "attend_tenant_flops_total",
     "attend_tenant_queue_requests",
     "attend_queue_requests", "attend_lanes", "attend_lanes_busy", "attend_device_healthy",
+    "attend_outstanding_cost", "attend_split_requests_total",
     "attend_host_memory_used_bytes", "attend_host_memory_largest_free_bytes",
     "attend_host_memory_budget_bytes", "attend_inflight_requests", "attend_draining",
     "attend_reference_checks_total", "attend_reference_check_rows_total",

@@ -68,12 +68,28 @@ class EngineTest : public ::testing::Test {
   }
 
   void Start(int devices = 1) {
-    std::vector<std::unique_ptr<Backend>> backends;
+    std::vector<std::unique_ptr<testing::FakeBackend>> backends;
     for (int i = 0; i < devices; ++i) {
-      auto device =
-          std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
-      devices_.push_back(device.get());
-      backends.push_back(std::move(device));
+      backends.push_back(
+          std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i)));
+    }
+    StartOn(std::move(backends));
+  }
+  // GPUs, as far as the server can see, that compute in memory of their own.
+  void StartGpus(int devices) {
+    std::vector<std::unique_ptr<testing::FakeBackend>> backends;
+    for (int i = 0; i < devices; ++i) {
+      backends.push_back(
+          std::make_unique<testing::FakeBackend>("cuda:" + std::to_string(i), DeviceKind::kCuda));
+      backends.back()->MoveSpans();
+    }
+    StartOn(std::move(backends));
+  }
+  void StartOn(std::vector<std::unique_ptr<testing::FakeBackend>> fakes) {
+    std::vector<std::unique_ptr<Backend>> backends;
+    for (auto& fake : fakes) {
+      devices_.push_back(fake.get());
+      backends.push_back(std::move(fake));
     }
     Result<std::unique_ptr<Engine>> engine =
         Engine::Make(std::move(backends), options_, metrics_, clock_);
@@ -92,6 +108,8 @@ class EngineTest : public ::testing::Test {
     memory_.push_back(
         std::make_unique<test::OwnedAttention>(test::MakeAttention(spec, seed_ + last_id_)));
     request->attention = memory_.back()->attention;
+    request->input_spans = {memory_.back()->input};
+    request->output_spans = {memory_.back()->output};
     request->responder = &collector_;
     return request;
   }
@@ -104,8 +122,6 @@ class EngineTest : public ::testing::Test {
     Result<Admission> admission =
         engine_->Admit(request->attention.problem, request->kernel, 4096, 1024);
     if (!admission.ok()) return admission.status();
-    request->device = admission->device;
-    request->selection = admission->selection;
     request->input = std::move(admission->input);
     request->output = std::move(admission->output);
     const int64_t inflight = engine_->inflight();

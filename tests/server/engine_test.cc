@@ -57,11 +57,10 @@ TEST_F(EngineTest, CancelDropsWhatIsQueuedAndLeavesWhatRuns) {
   Start();
   const uint64_t running = HoldLane();
   const uint64_t queued = MustSubmit(NewRequest());
-  engine_->Cancel(queued, 0);
+  engine_->Cancel(queued);
   EXPECT_EQ(collector_.WaitFor(queued).status.code(), Code::kCancelled);
-  engine_->Cancel(running, 0);
-  engine_->Cancel(12345, 0);
-  engine_->Cancel(running, 7);
+  engine_->Cancel(running);
+  engine_->Cancel(12345);
   EXPECT_FALSE(collector_.Ended(running));
   devices_[0]->Release();
   EXPECT_TRUE(collector_.WaitFor(running).status.ok());
@@ -214,29 +213,29 @@ TEST_F(EngineTest, AFailedItemLeavesItsBatchWell) {
 TEST_F(EngineTest, ALostDeviceFailsItsOwnAndTheOtherServesOn) {
   Start(/*devices=*/2);
   devices_[0]->Hold();
+  devices_[1]->Hold();
   devices_[0]->LoseDevice();
-  std::vector<uint64_t> on_first;
-  auto request = NewRequest();
-  request->device = 0;
-  on_first.push_back(request->id);
-  ASSERT_TRUE(engine_->Submit(request).ok());
+  // One runs and one waits on each, the first device's first.
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(MustSubmit(NewRequest()));
   devices_[0]->WaitForWaiting(1);
-  request = NewRequest();
-  request->device = 0;
-  on_first.push_back(request->id);
-  ASSERT_TRUE(engine_->Submit(request).ok());
+  devices_[1]->WaitForWaiting(1);
   devices_[0]->Release();
-  for (const uint64_t id : on_first) {
+  for (const uint64_t id : {ids[0], ids[2]}) {
     EXPECT_EQ(collector_.WaitFor(id).status.code(), Code::kUnavailable);
   }
-  EXPECT_TRUE(engine_->WaitIdle(kNever));
   EXPECT_FALSE(engine_->Devices()[0].healthy);
   EXPECT_TRUE(engine_->Devices()[1].healthy);
-  for (int i = 0; i < 3; ++i) {
-    const Request& ended = collector_.WaitFor(MustSubmit(NewRequest()));
+  // The other has more outstanding, and is the only one.
+  const uint64_t later = MustSubmit(NewRequest());
+  devices_[1]->Release();
+  for (const uint64_t id : {ids[1], ids[3], later}) {
+    const Request& ended = collector_.WaitFor(id);
     EXPECT_TRUE(ended.status.ok());
     EXPECT_EQ(ended.device_name, "cpu1");
   }
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
 }
 
 TEST_F(EngineTest, WithNoHealthyDeviceTheServerSaysUnavailable) {
@@ -271,7 +270,7 @@ TEST_F(EngineTest, AnUnknownKernelIsNamed) {
 
 TEST_F(EngineTest, ADeviceWithoutLanesIsAnErrorAtStart) {
   auto device = std::make_unique<FakeBackend>();
-  device->FailMakeLane(ResourceExhausted("planted fault"));
+  device->FailMakeLane(1, ResourceExhausted("planted fault"));
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::move(device));
   EXPECT_FALSE(Engine::Make(std::move(backends), options_, metrics_, clock_).ok());

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/router.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+
+#include "server/fair_share.h"
+
+namespace attend {
+namespace {
+
+constexpr double kThreadsPerMultiprocessor = 16;
+
+double SpeedOf(const DeviceInfo& info) {
+  const double units = std::max(1, info.units);
+  return info.kind == DeviceKind::kCuda ? kThreadsPerMultiprocessor * units : units;
+}
+
+// Sums of as many as any queue can hold fit 64 bits.
+int64_t Bounded(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
+
+bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
+  return a.kind == b.kind && a.compute_capability == b.compute_capability && a.units == b.units;
+}
+
+}  // namespace
+
+Router::Router(const std::vector<DeviceInfo>& devices) {
+  for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info), 0});
+}
+
+size_t Router::Reserve(std::span<const Candidate> candidates) {
+  assert(!candidates.empty());
+  const std::lock_guard lock(mutex_);
+  size_t best = 0;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (size_t n = 0; n < candidates.size(); ++n) {
+    const Device& device = devices_[candidates[n].device];
+    const double time =
+        static_cast<double>(device.outstanding + Bounded(candidates[n].cost)) / device.speed;
+    if (time < best_time) {
+      best = n;
+      best_time = time;
+    }
+  }
+  devices_[candidates[best].device].outstanding += Bounded(candidates[best].cost);
+  return best;
+}
+
+void Router::Add(int device, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  devices_[device].outstanding += Bounded(cost);
+}
+
+void Router::Release(int device, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  devices_[device].outstanding -= Bounded(cost);
+  assert(devices_[device].outstanding >= 0);
+}
+
+int64_t Router::outstanding(int device) const {
+  const std::lock_guard lock(mutex_);
+  return devices_[device].outstanding;
+}
+
+std::vector<Candidate> Router::Alike(std::span<const Candidate> candidates) const {
+  std::vector<Candidate> best;
+  double best_speed = 0;
+  for (const Candidate& first : candidates) {
+    const DeviceInfo& kind = devices_[first.device].info;
+    std::vector<Candidate> group;
+    double speed = 0;
+    for (const Candidate& each : candidates) {
+      if (!SameKind(kind, devices_[each.device].info)) continue;
+      group.push_back(each);
+      speed += devices_[each.device].speed;
+    }
+    if (speed > best_speed) {
+      best = std::move(group);
+      best_speed = speed;
+    }
+  }
+  return best;
+}
+
+}  // namespace attend

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which device a request goes to: the one that would be done with it first, by the cost that each
+// has outstanding. Choosing and counting are one step, so that requests that come at once do not
+// all find the same device idle. Thread-safe.
+//
+// Cost is Batcher::Cost, the larger of the parts that a request takes of a batch's FLOPs and bytes.
+// Devices work it off in proportion to their units; a multiprocessor counts as 16 hardware threads
+// of a CPU, which lies between fp32 (some 5) and Tensor Cores (some 50), is rough, and matters only
+// to a server that mixes kinds. GPUs of different generations count by their multiprocessors alone.
+
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kernels/select.h"
+
+namespace attend {
+
+// A device that can run a request, and what the request costs it.
+struct Candidate {
+  int device = 0;
+  Selection selection;
+  int64_t cost = 0;
+};
+
+class Router {
+ public:
+  // One for each device, in the engine's order.
+  explicit Router(const std::vector<DeviceInfo>& devices);
+
+  // The candidate with the smallest (outstanding + cost) / speed, the first of several; its cost is
+  // outstanding from now on. `candidates` is not empty.
+  size_t Reserve(std::span<const Candidate> candidates);
+  // The same where the device is given.
+  void Add(int device, int64_t cost);
+  // What was added has left the device, or never reached it.
+  void Release(int device, int64_t cost);
+
+  int64_t outstanding(int device) const;
+
+  // Of the candidates, those on devices that are alike in kind, compute capability and units: the
+  // fastest such group, the first of several. Load plays no part.
+  std::vector<Candidate> Alike(std::span<const Candidate> candidates) const;
+
+ private:
+  struct Device {
+    DeviceInfo info;
+    double speed = 1;
+    int64_t outstanding = 0;
+  };
+
+  mutable std::mutex mutex_;  // of `outstanding`
+  std::vector<Device> devices_;
+};
+
+}  // namespace attend
