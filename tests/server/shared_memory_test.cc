@@ -22,16 +22,16 @@ TEST_F(SharedMemoryTest, AnswersAnyRequestExactly) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   Start();
   RegionClient client(path());
-  const auto region = client.Create(kRegionBytes);
   for (int i = 0; i < std::max(20, static_cast<int>(100 * test::TestScale())); ++i) {
     WireProblem problem = test::RandomWireProblem(seed + i);
     problem.request.set_check(i % 4 == 0);
-    int64_t bytes = 0;
+    const Problem& p = problem.owned.attention.problem;
+    int64_t bytes = BytesO(p) + BytesLse(p) + 16 * kTensorAlignBytes;
     for (const std::string& raw : problem.request.raw()) bytes += static_cast<int64_t>(raw.size());
-    ASSERT_LT(2 * bytes + (1 << 16), kRegionBytes / 2) << Describe(problem.spec);
-    const int64_t behind = test::PutTensors(*region, 256 * (i % 7), &problem.request);
+    const auto region = client.Create(bytes);
+    const int64_t behind = test::PutTensors(*region, kTensorAlignBytes * (i % 7), &problem.request);
     const bool placed = i % 3 != 0;  // else O and LSE come in the answer
-    if (placed) test::PlaceOutputs(*region, behind, kRegionBytes / 2, &problem.request);
+    if (placed) test::PlaceOutputs(*region, behind, BytesO(p), &problem.request);
     v1::AttendResponse response;
     const grpc::Status status = Attend(problem.request, &response);
     ASSERT_TRUE(status.ok()) << status.error_message() << Describe(problem.spec);
@@ -41,6 +41,7 @@ TEST_F(SharedMemoryTest, AnswersAnyRequestExactly) {
     EXPECT_TRUE(!response.has_check() || response.check().ok()) << response.check().detail();
     EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "")
         << Describe(problem.spec);
+    EXPECT_TRUE(client.Release(region->token()).has_released());
   }
   client.Close();
   WaitUntilEmpty();
