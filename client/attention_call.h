@@ -23,6 +23,14 @@ struct MaskOption {
   std::optional<int64_t> window_right;  // keys; -1 = no bound
 };
 
+// Where the server writes the answer's tensors; those without a place come in the answer. What
+// stands there is an answer only once its call has ended well. A call that was cancelled, timed out
+// or lost its connection may still be written: the place is safe again only in a new region.
+struct SharedOutputs {
+  std::optional<SharedPlace> o;
+  std::optional<SharedPlace> lse;  // with return_lse
+};
+
 struct AttentionCall {
   std::string request_id;  // empty: the client makes one
   TensorRef q, k, v;
@@ -39,6 +47,7 @@ struct AttentionCall {
   std::string kernel;
   bool check = false;
   int32_t priority = 0;
+  SharedOutputs outputs;
 };
 
 // Nanoseconds of the server's steady clock.
@@ -65,7 +74,7 @@ struct ServerCheck {
 
 struct AttentionResult {
   std::string request_id;
-  HostTensor o;
+  HostTensor o;  // in the call's place for it, if it had one: overwritten by the place's next call
   std::optional<HostTensor> lse;
   PhaseTimings timings;
   int64_t batch_requests = 0;
@@ -81,7 +90,7 @@ struct AttentionResult {
 // Refers to the call's memory and vectors. INVALID_ARGUMENT names what does not fit together.
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
 
-// Tensor bytes that the call sends.
+// Tensor bytes that the call sends or names.
 int64_t PayloadBytes(const AttentionCall& call);
 // Shapes of its answer's tensors, if its own fit together; else something of no meaning.
 std::vector<int64_t> AnswerShape(const AttentionCall& call);

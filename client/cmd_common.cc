@@ -3,7 +3,6 @@
 // What the commands of attend-client share: options, errors and the wording of results.
 
 #include <cstdio>
-#include <map>
 
 #include "client/commands.h"
 #include "client/connections.h"
@@ -19,17 +18,34 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   return options;
 }
 
-void AddTransport(CLI::App* command, CallTransport* transport) {
-  static const std::map<std::string, CallTransport> kNames = {{"auto", CallTransport::kAuto},
-                                                              {"inline", CallTransport::kInline},
-                                                              {"chunked", CallTransport::kChunked}};
+void AddTransport(CLI::App* command, TransportOptions* options) {
   command
-      ->add_option("--transport", *transport,
-                   "inline: one message; chunked: in pieces over the connections; auto: chunked "
-                   "from 16 MiB on, both ways together")
-      ->transform(CLI::CheckedTransformer(kNames).description(""))
+      ->add_option_function<std::string>(
+          "--transport",
+          [options](const std::string& name) {
+            options->transport = name == "inline"    ? CallTransport::kInline
+                                 : name == "chunked" ? CallTransport::kChunked
+                                                     : CallTransport::kAuto;
+            options->shared_memory = name == "shm";
+          },
+          "inline: one message; chunked: in pieces over the connections; shm: in memory shared "
+          "with a server on this host; auto: chunked from 16 MiB on, both ways together")
+      ->check(CLI::IsMember({"auto", "inline", "chunked", "shm"}).description(""))
       ->type_name("NAME")
       ->default_str("auto");
+  command
+      ->add_option("--shared-memory-socket", options->socket,
+                   "With --transport shm: the server's socket; default: where the server says")
+      ->type_name("PATH");
+}
+
+Result<std::string> SharedMemorySocket(const TransportOptions& options,
+                                       const v1::GetServerInfoResponse& info) {
+  if (!info.has_shared_memory()) {
+    return Status(Code::kFailedPrecondition,
+                  "the server has shared memory off; its --shared-memory turns it on");
+  }
+  return options.socket.empty() ? info.shared_memory().socket() : options.socket;
 }
 
 void AddTenant(CLI::App* command, std::string* tenant) {

@@ -78,6 +78,12 @@ void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
   std::string transports;
   for (const std::string& transport : info.transports()) transports += transport + " ";
   std::printf("transports   %s\n", transports.c_str());
+  if (info.has_shared_memory()) {
+    const v1::SharedMemoryInfo& shared = info.shared_memory();
+    std::printf("shm          %s, at most %lld bytes, %lld and %lld regions for one client\n",
+                shared.socket().c_str(), Int(shared.bytes_max()), Int(shared.client_bytes_max()),
+                Int(shared.client_regions_max()));
+  }
   std::printf("checks       %s\n", info.reference_check().c_str());
 }
 

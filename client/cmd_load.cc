@@ -15,6 +15,7 @@ namespace {
 
 struct LoadFlags {
   LoadOptions load;
+  TransportOptions transport;
   std::vector<std::string> shapes;
   std::string mix;
   std::vector<int64_t> concurrency;
@@ -62,6 +63,7 @@ Status FillMix(LoadFlags* flags) {
 Status Finish(LoadFlags* flags, const CommonOptions& common) {
   ATTEND_RETURN_IF_ERROR(FillMix(flags));
   LoadOptions& load = flags->load;
+  load.transport = flags->transport.transport;
   load.client = ClientOptionsOf(common);
   load.client.retry.attempts_max = 1;  // a load that retries would hide refusals
   load.arrivals = flags->arrivals == "poisson" ? Arrivals::kPoisson : Arrivals::kConstant;
@@ -77,6 +79,11 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
   }
   if (load.stream && load.transport == CallTransport::kChunked) {
     return InvalidArgument("--stream excludes --transport chunked: its requests are messages");
+  }
+  if (flags->transport.shared_memory && (load.deadline_ms > 0 || load.cancel_share > 0)) {
+    return InvalidArgument(
+        "--transport shm excludes --deadline-ms and --cancel-share: a request that was given up "
+        "may still write where the next one's answer goes");
   }
   if (flags->search_p99_ms > 0 && (!flags->concurrency.empty() || load.count > 0)) {
     return InvalidArgument("--search-p99 excludes --concurrency and --count");
@@ -114,6 +121,11 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
     if (!client.ok()) return Fail(client.status(), kExitUsage);
     const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
     if (!info.ok()) return Fail(info.status(), kExitFailed);
+    if (flags.transport.shared_memory) {
+      const Result<std::string> socket = SharedMemorySocket(flags.transport, *info);
+      if (!socket.ok()) return Fail(socket.status(), kExitFailed);
+      flags.load.shared_memory_socket = *socket;
+    }
   }
   const Result<Workload> workload = Workload::Make(flags.load);
   if (!workload.ok()) return Fail(workload.status(), kExitUsage);
@@ -287,7 +299,7 @@ Command AddLoad(CLI::App& app, const CommonOptions& common) {
   AddShape(command, flags.get());
   AddRate(command, flags.get());
   AddFaults(command, flags.get());
-  AddTransport(command, &flags->load.transport);
+  AddTransport(command, &flags->transport);
   AddTenant(command, &flags->load.tenant);
   AddOutput(command, flags.get());
   return [flags, &common] { return Run(*flags, common); };

@@ -7,6 +7,7 @@
 #include "client/commands.h"
 #include "client/npy.h"
 #include "client/safetensors.h"
+#include "client/shared_call.h"
 #include "client/verify.h"
 
 namespace attend::client {
@@ -28,7 +29,7 @@ struct RunOptions {
   bool verify = false;
   int32_t priority = 0;
   double deadline_ms = 0;
-  CallTransport transport = CallTransport::kAuto;
+  TransportOptions transport;
   std::string tenant;
   std::string request_id;
 };
@@ -139,16 +140,33 @@ Status WriteOutputs(const RunOptions& options, const AttentionResult& result) {
   return WriteNpy(options.lse_out, *result.lse);
 }
 
+// Puts the call into shared memory if it is to go there.
+Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
+  if (!options.transport.shared_memory) return Status();
+  const auto info = client.GetServerInfo(std::chrono::seconds(5));
+  if (!info.ok()) return info.status();
+  const Result<std::string> socket = SharedMemorySocket(options.transport, *info);
+  if (!socket.ok()) return socket.status();
+  const Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(*socket);
+  if (!memory.ok()) return memory.status();
+  Result<AttentionCall> shared = ShareCall(**memory, *call);
+  if (!shared.ok()) return shared.status();
+  *call = std::move(*shared);
+  return Status();
+}
+
 int Run(const RunOptions& options, const CommonOptions& common) {
-  const Result<AttentionCall> call = MakeCall(options);
+  Result<AttentionCall> call = MakeCall(options);
   if (!call.ok()) return Fail(call.status(), kExitUsage);
   const Status outputs = CheckOutputs(options, *call);
   if (!outputs.ok()) return Fail(outputs, kExitUsage);
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
   if (!client.ok()) return Fail(client.status(), kExitUsage);
+  const Status shared = Share(options, **client, &*call);
+  if (!shared.ok()) return Fail(shared, kExitFailed);
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_ms * 1e6));
-  call_options.transport = options.transport;
+  call_options.transport = options.transport.transport;
   call_options.tenant = options.tenant;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);
   if (!result.ok()) return Fail(result.status(), kExitFailed);

@@ -38,18 +38,6 @@ struct Hold {
   std::shared_ptr<const void> keep_alive;
 };
 
-void FillTensor(const TensorRef& from, v1::Tensor* to) {
-  to->set_dtype(static_cast<v1::DType>(from.dtype));
-  to->mutable_shape()->Add(from.shape.begin(), from.shape.end());
-  to->set_byte_length(static_cast<uint64_t>(from.bytes));
-  to->mutable_inline_bytes();
-}
-
-template <class Values, class Field>
-void Append(const Values& from, Field* to) {
-  to->Add(from.begin(), from.end());
-}
-
 Status Malformed(const std::string& why) {
   return Internal("the server's answer is not a valid AttendResponse: " + why);
 }
@@ -124,23 +112,57 @@ Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header
   return Status();
 }
 
-Result<HostTensor> TakeTensor(const char* name, const v1::Tensor& meta, RawEntry entry) {
-  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
-    return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+// The tensors of an answer, each from the next entry of `raw` or from the place that the call had
+// for it.
+class TensorTaker {
+ public:
+  TensorTaker(std::vector<RawEntry>* raw) : raw_(raw) {}
+
+  Result<HostTensor> Take(const char* name, const v1::Tensor& meta,
+                          const std::optional<SharedPlace>& place) {
+    if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+      return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+    }
+    HostTensor tensor;
+    tensor.dtype = static_cast<DType>(meta.dtype());
+    tensor.shape.assign(meta.shape().begin(), meta.shape().end());
+    const Result<int64_t> bytes = TensorBytes(name, tensor.dtype, tensor.shape);
+    if (!bytes.ok()) return Malformed(bytes.status().message());
+    tensor.bytes = *bytes;
+    const Status taken =
+        meta.has_shared_memory() ? TakeShared(name, meta, place, &tensor) : TakeRaw(name, &tensor);
+    if (!taken.ok()) return taken;
+    return tensor;
   }
-  HostTensor tensor;
-  tensor.dtype = static_cast<DType>(meta.dtype());
-  tensor.shape.assign(meta.shape().begin(), meta.shape().end());
-  const Result<int64_t> bytes = TensorBytes(name, tensor.dtype, tensor.shape);
-  if (!bytes.ok()) return Malformed(bytes.status().message());
-  if (*bytes != entry.bytes) {
-    return Malformed(std::string(name) + " of shape " + ShapeText(tensor.shape) + " needs " +
-                     std::to_string(*bytes) + " bytes, " + std::to_string(entry.bytes) + " came");
+  size_t taken() const { return next_; }
+
+ private:
+  Status TakeRaw(const char* name, HostTensor* tensor) {
+    if (next_ == raw_->size()) return Malformed(std::string("raw has no entry for ") + name);
+    RawEntry& entry = (*raw_)[next_++];
+    if (tensor->bytes != entry.bytes) {
+      return Malformed(std::string(name) + " of shape " + ShapeText(tensor->shape) + " needs " +
+                       std::to_string(tensor->bytes) + " bytes, " + std::to_string(entry.bytes) +
+                       " came");
+    }
+    tensor->data = std::move(entry.data);
+    return Status();
   }
-  tensor.data = std::move(entry.data);
-  tensor.bytes = entry.bytes;
-  return tensor;
-}
+  static Status TakeShared(const char* name, const v1::Tensor& meta,
+                           const std::optional<SharedPlace>& place, HostTensor* tensor) {
+    const v1::SharedMemory& where = meta.shared_memory();
+    if (!place || where.region() != place->region->token() ||
+        where.offset() != static_cast<uint64_t>(place->offset) ||
+        tensor->bytes > place->region->bytes() - place->offset) {
+      return Malformed(std::string(name) + " is in shared memory where nobody wants it");
+    }
+    tensor->data = std::shared_ptr<std::byte[]>(place->region, place->data());
+    return Status();
+  }
+
+  std::vector<RawEntry>* const raw_;
+  size_t next_ = 0;
+};
 
 }  // namespace
 
@@ -169,33 +191,6 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   }
 }
 
-v1::AttendRequest RequestHeader(const AttentionCall& call) {
-  v1::AttendRequest m;
-  FillTensor(call.q, m.mutable_q());
-  FillTensor(call.k, m.mutable_k());
-  FillTensor(call.v, m.mutable_v());
-  if (call.bias) FillTensor(*call.bias, m.mutable_bias());
-  m.set_layout(call.layout);
-  Append(call.q_lengths, m.mutable_q_lengths());
-  Append(call.kv_lengths, m.mutable_kv_lengths());
-  Append(call.cu_q, m.mutable_cu_q());
-  Append(call.cu_kv, m.mutable_cu_kv());
-  if (call.scale) m.set_scale(*call.scale);
-  if (call.mask.kind != v1::Mask::KIND_NONE || call.mask.window_left || call.mask.window_right) {
-    m.mutable_mask()->set_kind(call.mask.kind);
-    if (call.mask.window_left) m.mutable_mask()->set_window_left(*call.mask.window_left);
-    if (call.mask.window_right) m.mutable_mask()->set_window_right(*call.mask.window_right);
-  }
-  m.set_softcap(call.softcap);
-  Append(call.alibi_slopes, m.mutable_alibi_slopes());
-  Append(call.sinks, m.mutable_sinks());
-  m.set_return_lse(call.return_lse);
-  m.set_kernel(call.kernel);
-  m.set_check(call.check);
-  m.set_priority(call.priority);
-  return m;
-}
-
 Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
                                       std::shared_ptr<const void> keep_alive) {
   EncodedCall encoded;
@@ -203,8 +198,14 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
   std::vector<const TensorRef*> tensors = {&call.q, &call.k, &call.v};
   if (call.bias) tensors.push_back(&*call.bias);
   encoded.owned_ = true;
+  encoded.outputs_ = call.outputs;
   int64_t total = static_cast<int64_t>(pending.size());
   for (const TensorRef* tensor : tensors) {
+    if (tensor->shared.region != nullptr) {
+      encoded.payload_bytes_ += tensor->bytes;
+      encoded.regions_.push_back(tensor->shared.region);
+      continue;
+    }
     if (tensor->bytes < 0 || tensor->bytes > kMessageBytesMax - total - 64) {
       return InvalidArgument("the message would be larger than " +
                              std::to_string(kMessageBytesMax) +
@@ -231,6 +232,9 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
 
 Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
                                              std::shared_ptr<const void> keep_alive) {
+  if (UsesSharedMemory(call)) {
+    return InvalidArgument("a call over shared memory is sent as one message, not in chunks");
+  }
   Result<ChunkedCall> chunked = ChunkedCall::Make(call, std::move(keep_alive));
   if (!chunked.ok()) return chunked.status();
   EncodedCall encoded;
@@ -243,6 +247,7 @@ Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                int64_t chunked_bytes_min, std::shared_ptr<const void> keep_alive) {
   if (transport == CallTransport::kInline ||
+      (transport == CallTransport::kAuto && UsesSharedMemory(call)) ||
       (transport == CallTransport::kAuto &&
        PayloadBytes(call) + AnswerBytes(call) < chunked_bytes_min)) {
     return EncodedCall::Make(call, std::move(keep_alive));
@@ -257,9 +262,19 @@ Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transpor
   return encoded;
 }
 
+std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs& outputs) const {
+  auto with = std::make_shared<EncodedCall>(*this);
+  v1::AttendRequest placements;
+  FillOutputs(outputs, &placements);
+  // In front: whatever the order of its fields, a message's bytes come last.
+  with->slices_.insert(with->slices_.begin(), grpc::Slice(placements.SerializeAsString()));
+  with->outputs_ = outputs;
+  return with;
+}
+
 grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
   // The usual q, k, v make 7 slices, bias 9: no memory is needed for the list.
-  constexpr size_t kSlicesMax = 10;
+  constexpr size_t kSlicesMax = 11;
   std::array<grpc::Slice, kSlicesMax> all;
   size_t count = 0;
   if (!request_id.empty()) {
@@ -279,7 +294,8 @@ grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
   return grpc::ByteBuffer(all.data(), count);
 }
 
-Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload) {
+Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload,
+                                       const FindOutputs& find_outputs) {
   std::string header;
   std::vector<RawEntry> raw;
   const Status read = ReadFields(buffer, payload, &header, &raw);
@@ -296,19 +312,25 @@ Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload
     return decoded;
   }
   TakeSmallFields(&message, &decoded.result);
-  const size_t expected = message.has_lse() ? 2 : 1;
-  if (!message.has_o() || raw.size() != expected) {
-    return Malformed("it has " + std::to_string(raw.size()) + " entries of raw, must have " +
-                     std::to_string(expected));
+  if (!message.has_o()) return Malformed("it has no o");
+  SharedOutputs outputs;
+  if (message.o().has_shared_memory() || message.lse().has_shared_memory()) {
+    if (find_outputs) outputs = find_outputs(decoded.result.request_id);
   }
-  for (const RawEntry& entry : raw) decoded.payload_bytes += entry.bytes;
-  Result<HostTensor> o = TakeTensor("o", message.o(), std::move(raw[0]));
+  TensorTaker taker(&raw);
+  Result<HostTensor> o = taker.Take("o", message.o(), outputs.o);
   if (!o.ok()) return o.status();
   decoded.result.o = std::move(*o);
+  decoded.payload_bytes = decoded.result.o.bytes;
   if (message.has_lse()) {
-    Result<HostTensor> lse = TakeTensor("lse", message.lse(), std::move(raw[1]));
+    Result<HostTensor> lse = taker.Take("lse", message.lse(), outputs.lse);
     if (!lse.ok()) return lse.status();
+    decoded.payload_bytes += lse->bytes;
     decoded.result.lse = std::move(*lse);
+  }
+  if (taker.taken() != raw.size()) {
+    return Malformed("it has " + std::to_string(raw.size()) + " entries of raw, must have " +
+                     std::to_string(taker.taken()));
   }
   return decoded;
 }

@@ -9,6 +9,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,11 @@ class EncodedCall {
   // The whole message, if it is one. An id of up to 21 bytes needs no memory of its own.
   grpc::ByteBuffer ToByteBuffer(std::string_view request_id) const;
 
+  // The same message with the answer's tensors elsewhere; of calls that have no places for them.
+  std::shared_ptr<const EncodedCall> WithOutputs(const SharedOutputs& outputs) const;
+  const SharedOutputs& outputs() const { return outputs_; }
+
+  // Of all tensors, those in shared memory too.
   int64_t payload_bytes() const { return payload_bytes_; }
   // Whether every tensor that is sent from where it lies has an owner, which the asynchronous
   // calls demand.
@@ -59,12 +65,15 @@ class EncodedCall {
 
   std::shared_ptr<const ChunkedCall> chunked_;
   std::shared_ptr<const EncodedCall> as_message_;
+  SharedOutputs outputs_;
+  std::vector<std::shared_ptr<const void>> regions_;  // kept while the call is
   int64_t payload_bytes_ = 0;
   bool owned_ = false;
 };
 
-// The call as `transport` says; by itself in chunks from `chunked_bytes_min` tensor bytes on, O's
-// included, if the server takes so long a header, and with as_message() to fall back on.
+// The call as `transport` says, in one message if any of its tensors lies in shared memory; by
+// itself in chunks from `chunked_bytes_min` tensor bytes on, O's included, if the server takes so
+// long a header, and with as_message() to fall back on.
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                int64_t chunked_bytes_min,
                                std::shared_ptr<const void> keep_alive = nullptr);
@@ -83,15 +92,23 @@ struct DecodedResponse {
   int64_t retry_after_ms = 0;  // with it; 0 = none given
 };
 
+// The places that the call with this request_id has for its answer.
+using FindOutputs = std::function<SharedOutputs(const std::string& request_id)>;
+
 // Takes the buffer apart and clears it. Tensor bytes must match the declared shapes. With kDiscard
-// `o` and `lse` have their dtype and shape but no data.
-Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload);
+// `o` and `lse` have their dtype and shape but no data. What the server wrote to shared memory must
+// be in its call's place, and refers to it; only then `find_outputs` is asked.
+Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload,
+                                       const FindOutputs& find_outputs = nullptr);
 
 // All of an answer but its tensors.
 void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result);
 
 // The small fields of `call` (no request_id, no raw) as a message.
 v1::AttendRequest RequestHeader(const AttentionCall& call);
+void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to);
+// Whether a tensor of the call or of its answer lies in shared memory.
+bool UsesSharedMemory(const AttentionCall& call);
 
 // The reverse, for requests read from disk: tensors refer to `request`'s raw, which they keep.
 Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> request);

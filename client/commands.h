@@ -38,8 +38,17 @@ Command AddReplay(CLI::App& app, const CommonOptions& common);
 
 ClientOptions ClientOptionsOf(const CommonOptions& common);
 
-// --transport for a command, whose value goes to `transport`.
-void AddTransport(CLI::App* command, CallTransport* transport);
+// What --transport and --shared-memory-socket say.
+struct TransportOptions {
+  CallTransport transport = CallTransport::kAuto;
+  bool shared_memory = false;
+  std::string socket;  // empty: as the server says
+};
+// --transport and --shared-memory-socket for a command.
+void AddTransport(CLI::App* command, TransportOptions* options);
+// The socket to get shared memory from.
+Result<std::string> SharedMemorySocket(const TransportOptions& options,
+                                       const v1::GetServerInfoResponse& info);
 
 // --tenant for a command, whose value goes to `tenant`.
 void AddTenant(CLI::App* command, std::string* tenant);

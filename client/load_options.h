@@ -32,7 +32,9 @@ struct LoadOptions {
   double cancel_after_ms = 1;  // cancelled at a random time up to this
   bool stream = false;
   CallTransport transport = CallTransport::kAuto;  // without stream
-  std::string tenant;                              // empty: the server's default one
+  // Not empty: the server's socket for shared memory, where then all tensors lie.
+  std::string shared_memory_socket;
+  std::string tenant;  // empty: the server's default one
   bool discard_output = false;
   int64_t outstanding_max = 4096;  // open loop: requests in flight before sends are held back
   int64_t verify_bytes_max = int64_t{512} << 20;

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
+
+#include "client/shared_call.h"
 
 namespace attend::client {
 namespace {
@@ -25,6 +28,18 @@ void SleepUntil(int64_t ns) {
   const timespec when = {ns / 1'000'000'000, ns % 1'000'000'000};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, nullptr) == EINTR) {
   }
+}
+
+HostTensor Copied(const HostTensor& tensor) {
+  HostTensor copy = tensor;
+  copy.data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor.bytes));
+  std::memcpy(copy.data.get(), tensor.data.get(), static_cast<size_t>(tensor.bytes));
+  return copy;
+}
+
+void CopyOut(AttentionResult* result) {
+  result->o = Copied(result->o);
+  if (result->lse) result->lse = Copied(*result->lse);
 }
 
 }  // namespace
@@ -51,6 +66,7 @@ Status LoadRunner::Open(const LoadStep& step) {
   }
   timer_ = std::make_unique<TimerThread>();
   slots_.assign(static_cast<size_t>(open_loop_ ? options_.outstanding_max : step.concurrency), {});
+  if (workload_.memory() != nullptr) ATTEND_RETURN_IF_ERROR(PlaceOutputs());
   free_.clear();
   for (Slot& slot : slots_) free_.push_back(&slot);
   requests_ = 0;
@@ -60,6 +76,26 @@ Status LoadRunner::Open(const LoadStep& step) {
   outstanding_ = 0;
   shown_bytes_ = 0;
   return Status();
+}
+
+Status LoadRunner::PlaceOutputs() {
+  const int64_t bytes = workload_.output_bytes();
+  const int64_t slots = static_cast<int64_t>(slots_.size());
+  if (bytes > INT64_MAX / slots) return InvalidArgument("the answers' bytes overflow 64 bits");
+  Result<std::shared_ptr<SharedRegion>> region = workload_.memory()->Create(bytes * slots);
+  if (!region.ok()) {
+    return Status(region.status().code(), "room for the answers of " + std::to_string(slots) +
+                                              " requests in flight: " + region.status().message());
+  }
+  for (int64_t i = 0; i < slots; ++i) slots_[static_cast<size_t>(i)].output = {*region, i * bytes};
+  return Status();
+}
+
+std::shared_ptr<const EncodedCall> LoadRunner::CallOf(const Slot& slot) const {
+  const WorkItem& item = *slot.draw.item;
+  const auto& encoded = slot.draw.check ? item.encoded_checked : item.encoded;
+  if (slot.output.region == nullptr) return encoded;
+  return encoded->WithOutputs(ShareOutputs(slot.output, item.call));
 }
 
 Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
@@ -89,6 +125,8 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   streams_.clear();
   client_.reset();
   timer_.reset();
+  slots_.clear();
+  free_.clear();
   const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
   result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
   result.stats = Merged();
@@ -150,7 +188,7 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
   slot->draw = workload_.DrawRequest(requests_.fetch_add(1, std::memory_order_relaxed));
   const Workload::Draw draw = slot->draw;
   slot->intended_ns = intended_ns;
-  const auto& encoded = draw.check ? draw.item->encoded_checked : draw.item->encoded;
+  const std::shared_ptr<const EncodedCall> encoded = CallOf(*slot);
   slot->sent_ns = NowNs();
   if (options_.stream) {
     Stream& stream = *streams_[next_stream_.fetch_add(1) % streams_.size()];
@@ -184,6 +222,8 @@ void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
   const int64_t now = NowNs();
   Record(*slot, outcome, now);
   if (outcome.status.ok() && slot->draw.verify && slot->measured) {
+    // The next request's answer goes to the same place.
+    if (slot->output.region != nullptr) CopyOut(&outcome.result);
     verify_->Add(slot->draw.item->call, std::move(outcome.result), slot->draw.seed);
   }
   const Code code = outcome.status.code();

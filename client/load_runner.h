@@ -36,6 +36,7 @@ class LoadRunner {
   // One request in flight; reused for the next.
   struct Slot {
     Workload::Draw draw;
+    SharedPlace output;  // over shared memory: where the answer goes
     int64_t intended_ns = 0;
     int64_t sent_ns = 0;
     bool measured = false;
@@ -43,6 +44,7 @@ class LoadRunner {
   };
 
   Status Open(const LoadStep& step);
+  Status PlaceOutputs();
   void Dispatch(const LoadStep& step);
   void Watch();
   void WaitForAnswers(LoadResult* result);
@@ -50,6 +52,7 @@ class LoadRunner {
   // Whether a request meant for this moment is to be sent; takes it from the count if so.
   bool Admit(int64_t intended_ns, bool* measured);
   void Send(Slot* slot, int64_t intended_ns);
+  std::shared_ptr<const EncodedCall> CallOf(const Slot& slot) const;
   void OnAnswer(Slot* slot, CallOutcome outcome);
   void Record(const Slot& slot, const CallOutcome& outcome, int64_t now_ns);
   bool Expected(const Slot& slot, Code code) const;

@@ -30,8 +30,9 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
                  "first included; with backoff, within the deadline. `load` always makes one")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_flag("!--no-allocator-tuning", common->allocator_tuning,
-               "Leave malloc's settings alone; large transfers are slower then");
+  app.add_flag_callback(
+      "--no-allocator-tuning", [common] { common->allocator_tuning = false; },
+      "Leave malloc's settings alone; large transfers are slower then");
 }
 
 int Main(int argc, char** argv) {

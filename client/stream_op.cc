@@ -59,7 +59,7 @@ void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id
     refused = InvalidArgument("the call is encoded in chunks, a stream takes one message");
   } else if (closing_ || no_more_) {
     refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
-  } else if (!pending_.try_emplace(name, callback).second) {
+  } else if (!pending_.try_emplace(name, Pending{callback, call->outputs()}).second) {
     refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
   }
   if (!refused.ok()) {
@@ -90,15 +90,22 @@ void StreamOp::FinishCall() {
   call_->Finish(&grpc_status_, Expect(kFinished));
 }
 
+SharedOutputs StreamOp::OutputsOf(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pending_.find(id);
+  return found == pending_.end() ? SharedOutputs() : found->second.outputs;
+}
+
 void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
-  Result<DecodedResponse> decoded = DecodeResponse(buffer, options_.payload);
+  Result<DecodedResponse> decoded = DecodeResponse(
+      buffer, options_.payload, [this](const std::string& id) { return OutputsOf(id); });
   StreamCallback callback;
   {
     const std::lock_guard lock(mutex_);
     if (decoded.ok()) {
       const auto found = pending_.find(decoded->result.request_id);
       if (found != pending_.end()) {
-        callback = std::move(found->second);
+        callback = std::move(found->second.callback);
         pending_.erase(found);
       } else {
         failure_ = Internal("the server answered request_id \"" + decoded->result.request_id +
@@ -120,7 +127,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
 }
 
 void StreamOp::EndPending() {
-  std::unordered_map<std::string, StreamCallback> pending;
+  std::unordered_map<std::string, Pending> pending;
   Status status;
   {
     const std::lock_guard lock(mutex_);
@@ -130,7 +137,7 @@ void StreamOp::EndPending() {
     status = final_;
   }
   if (status.ok()) status = Internal("the server ended the stream before answering this request");
-  for (const auto& [id, callback] : pending) Refuse(callback, status);
+  for (const auto& [id, request] : pending) Refuse(request.callback, status);
 }
 
 void StreamOp::OnEvent(int slot, bool ok) {

@@ -36,6 +36,10 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
     std::shared_ptr<const EncodedCall> call;
     std::string id;
   };
+  struct Pending {
+    StreamCallback callback;
+    SharedOutputs outputs;
+  };
 
   // These with mutex_ held.
   void* Expect(Slot slot);
@@ -43,6 +47,7 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   void FinishCall();
 
   void HandleAnswer(grpc::ByteBuffer* buffer);
+  SharedOutputs OutputsOf(const std::string& id);
   void EndPending();
 
   ConnectionPool* const pool_;
@@ -59,7 +64,7 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   grpc::ByteBuffer read_;
   grpc::Status grpc_status_;
   std::deque<Queued> queue_;
-  std::unordered_map<std::string, StreamCallback> pending_;
+  std::unordered_map<std::string, Pending> pending_;
   int expected_ = 0;  // events that gRPC still holds
   bool started_ = false;
   bool writing_ = false;

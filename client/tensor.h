@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "client/shared_memory.h"
 #include "kernels/dtype.h"
 #include "kernels/status.h"
 
@@ -37,14 +38,16 @@ struct HostTensor {
   static Result<HostTensor> Make(std::string_view what, DType dtype, std::vector<int64_t> shape);
 };
 
-// What a call sends. `owner` keeps the memory alive until gRPC has let go of it; without an owner
-// only the blocking Client::Call takes it (client.h says why).
+// What a call sends, or names if it lies in shared memory. `owner` keeps the memory alive until
+// gRPC has let go of it; without an owner only the blocking Client::Call takes it (client.h says
+// why).
 struct TensorRef {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
   int64_t bytes = 0;
   std::shared_ptr<const void> owner;
+  SharedPlace shared;  // without a region: it is sent
 
   TensorRef() = default;
   // Borrows; the caller keeps the memory.
@@ -56,6 +59,14 @@ struct TensorRef {
         data(static_cast<const std::byte*>(whole.data) + offset),
         bytes(bytes),
         owner(whole.owner) {}
+  // In shared memory, which it keeps. The bytes must not change until the call has ended.
+  TensorRef(DType dtype, std::vector<int64_t> shape, const SharedPlace& place, int64_t bytes)
+      : dtype(dtype),
+        shape(std::move(shape)),
+        data(place.data()),
+        bytes(bytes),
+        owner(place.region),
+        shared(place) {}
   // Shares.
   TensorRef(const HostTensor& tensor)  // NOLINT: implicit
       : dtype(tensor.dtype),

@@ -78,7 +78,8 @@ CallOutcome UnaryOp::TakeOutcome(Status status) {
   outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
   outcome.status = std::move(status);
   if (outcome.status.ok()) {
-    Result<DecodedResponse> decoded = DecodeResponse(&response_, options_.payload);
+    Result<DecodedResponse> decoded = DecodeResponse(
+        &response_, options_.payload, [this](const std::string&) { return call_->outputs(); });
     if (!decoded.ok()) {
       outcome.status = decoded.status();
     } else {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 
+#include "client/shared_call.h"
+
 namespace attend::client {
 namespace {
 
-Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed, const LoadOptions& options) {
+Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed) {
   Result<AttentionCall> call = MakeRandomCall(spec, seed);
   if (!call.ok()) return call.status();
   WorkItem item;
@@ -15,6 +17,10 @@ Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed, const LoadOptions
   const Result<Attention> attention = Describe(item.call, nullptr, nullptr);
   if (!attention.ok()) return attention.status();
   item.flops = Flops(*attention);
+  return item;
+}
+
+Status EncodeItem(const LoadOptions& options, WorkItem& item) {
   for (const bool checked : {false, true}) {
     item.call.check = checked;
     Result<EncodedCall> encoded =
@@ -25,7 +31,7 @@ Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed, const LoadOptions
         std::make_shared<const EncodedCall>(std::move(*encoded));
   }
   item.call.check = false;
-  return item;
+  return Status();
 }
 
 }  // namespace
@@ -38,7 +44,7 @@ Result<Workload> Workload::Make(const LoadOptions& options) {
   for (const CallSpec& spec : options.mix) {
     std::vector<WorkItem>& items = workload.items_.emplace_back();
     for (int64_t i = 0; i < options.pool; ++i) {
-      Result<WorkItem> item = MakeItem(spec, SplitMix64(&seed), options);
+      Result<WorkItem> item = MakeItem(spec, SplitMix64(&seed));
       if (!item.ok()) {
         return InvalidArgument("shape \"" + spec.text + "\": " + item.status().message());
       }
@@ -47,7 +53,41 @@ Result<Workload> Workload::Make(const LoadOptions& options) {
     weight += spec.weight;
     workload.cumulative_weight_.push_back(weight);
   }
+  if (!options.shared_memory_socket.empty()) {
+    ATTEND_RETURN_IF_ERROR(workload.Share(options.shared_memory_socket));
+  }
+  for (size_t shape = 0; shape < workload.items_.size(); ++shape) {
+    for (WorkItem& item : workload.items_[shape]) {
+      const Status encoded = EncodeItem(options, item);
+      if (encoded.ok()) continue;
+      return InvalidArgument("shape \"" + options.mix[shape].text + "\": " + encoded.message());
+    }
+  }
   return workload;
+}
+
+Status Workload::Share(const std::string& socket) {
+  Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(socket);
+  if (!memory.ok()) return memory.status();
+  memory_ = std::move(*memory);
+  int64_t bytes = 0;
+  for (const std::vector<WorkItem>& items : items_) {
+    for (const WorkItem& item : items) {
+      bytes += SharedInputBytes(item.call);
+      output_bytes_ = std::max(output_bytes_, SharedOutputBytes(item.call));
+    }
+  }
+  Result<std::shared_ptr<SharedRegion>> region = memory_->Create(std::max<int64_t>(1, bytes));
+  if (!region.ok()) return region.status();
+  SharedPlace next{std::move(*region), 0};
+  for (std::vector<WorkItem>& items : items_) {
+    for (WorkItem& item : items) {
+      const int64_t taken = SharedInputBytes(item.call);
+      ShareInputs(next, &item.call);
+      next.offset += taken;
+    }
+  }
+  return Status();
 }
 
 Workload::Draw Workload::DrawRequest(uint64_t n) const {

@@ -35,8 +35,19 @@ class Workload {
   };
   Draw DrawRequest(uint64_t n) const;
 
+  // Null unless the load goes over shared memory. The inputs lie in a region of it; where answers
+  // go is chosen when requests are sent, as those in flight at once must not share a place.
+  SharedMemory* memory() const { return memory_.get(); }
+  // Room that one answer takes there at most.
+  int64_t output_bytes() const { return output_bytes_; }
+
  private:
+  // Puts the inputs into shared memory.
+  Status Share(const std::string& socket);
+
   LoadOptions options_;
+  std::shared_ptr<SharedMemory> memory_;
+  int64_t output_bytes_ = 1;
   std::vector<std::vector<WorkItem>> items_;  // by shape
   std::vector<double> cumulative_weight_;
 };

@@ -22,6 +22,7 @@ function(attend_install)
   install(TARGETS attend-server attend-client RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
   install(FILES ${CMAKE_SOURCE_DIR}/proto/attend/v1/attention.proto
+                ${CMAKE_SOURCE_DIR}/proto/attend/v1/shared_memory.proto
           DESTINATION ${CMAKE_INSTALL_DATADIR}/attend/proto/attend/v1)
   add_custom_target(
     dist

@@ -60,7 +60,8 @@ class SpanList {
 // One attention of a batch, its memory on the host. Every input pointer of `attention` lies inside
 // one of `inputs` and every output pointer inside one of `outputs` (or at its end, if nothing is
 // read or written there); a device lane moves the spans. All must stay alive and untouched until
-// Done.
+// Done. Any memory will do; but only of what the device's HostAllocator allocated or registered
+// does a lane move many small spans at once and never waits in Submit.
 struct WorkItem {
   Attention attention;
   Selection selection;
@@ -71,12 +72,16 @@ struct WorkItem {
   bool poison_output = false;
 };
 
-// What became of a batch. Times are of the whole batch on its lane.
+// What became of a batch. Times are of the whole batch on its lane: how long copies in, kernels and
+// copies out were under way, each summed up. Where a large item was cut into parts they overlap,
+// and the sum of the three is more than span_ns.
 struct BatchOutcome {
   std::vector<Status> statuses;  // one per item, in order
   int64_t copy_in_ns = 0;
   int64_t kernel_ns = 0;
   int64_t copy_out_ns = 0;
+  int64_t span_ns = 0;       // from the first byte in to the last byte out
+  int64_t cut_parts = 0;     // parts of all items that were cut
   bool device_lost = false;  // this device can answer nothing more
 };
 
@@ -109,7 +114,9 @@ class HostAllocator {
 };
 
 struct LaneOptions {
-  int64_t workspace_bytes = int64_t{256} << 20;  // device memory taken at start; grows if needed
+  // Device memory taken at start, and kept. Batches that need more get more: in stream order, from
+  // what the backend's lanes have given up or from the driver. RESOURCE_EXHAUSTED if there is none.
+  int64_t workspace_bytes = int64_t{256} << 20;
 };
 
 class Backend {

@@ -36,7 +36,6 @@ grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
 }  // namespace
 
 Status ChunkMessage::Take(grpc::ByteBuffer& message, const char* what, int64_t bytes_max) {
-  if (!message.Valid()) return ResourceExhausted("no transport memory for the message");
   message_bytes_ = static_cast<int64_t>(message.Length());
   if (message_bytes_ > bytes_max) {
     return InvalidArgument(std::string("the ") + what + " has " + std::to_string(message_bytes_) +

@@ -2,8 +2,6 @@
 
 #include "server/chunked_registry.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -17,15 +15,6 @@ namespace {
 constexpr int kLooksPerTimeout = 4;
 
 }  // namespace
-
-Result<std::string> RandomToken() {
-  std::string token(kChunkedTokenBytes, '\0');
-  // Requests of up to 256 bytes are never cut short once the kernel's pool is ready.
-  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
-    return Internal("the kernel gave no randomness for a token");
-  }
-  return token;
-}
 
 ChunkedRegistry::ChunkedRegistry(const ChunkedOptions& options, const Clock& clock,
                                  TokenSource tokens)

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -16,6 +15,7 @@
 
 #include "kernels/status.h"
 #include "server/clock.h"
+#include "server/random_token.h"
 
 namespace attend {
 
@@ -27,13 +27,6 @@ struct ChunkedOptions {
   int64_t chunk_bytes_max = int64_t{4} << 20;  // of a chunk's data, and of a header
   Duration idle_timeout = std::chrono::seconds(30);
 };
-
-inline constexpr int64_t kChunkedTokenBytes = 16;
-
-// Makes tokens. Who does not know one must not be able to guess it.
-using TokenSource = std::function<Result<std::string>()>;
-// 128 bits of the kernel's randomness.
-Result<std::string> RandomToken();
 
 class ChunkedRegistry {
  public:

@@ -149,7 +149,7 @@ void ChunkedStream::OnReadDone(bool ok) {
 }
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
-  if (!message.Valid() || static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
+  if (!ok || static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
     return ParseFirst(ok, message);
   }
   const auto held = std::make_shared<grpc::ByteBuffer>();

@@ -357,8 +357,8 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   }
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const Status status = request->status;
-  const int64_t o_bytes = status.ok() ? OutputBytes(*request) : 0;
-  const int64_t lse_bytes = status.ok() ? LseBytes(*request) : 0;
+  const int64_t o_bytes = status.ok() ? BytesO(request->attention.problem) : 0;
+  const int64_t lse_bytes = status.ok() ? BytesLse(request->attention.problem) : 0;
   RecordEnd(context_, *request, total_ns, o_bytes + lse_bytes, call_);
   grpc::ByteBuffer header;
   std::array<Part, 2> parts;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "server/shared_tensors.h"
 #include "server/wire.h"
 
 namespace attend {
@@ -17,6 +18,8 @@ namespace {
 // Protobuf takes tags and lengths of at most this many bytes. Longer ones, as all that is unusual,
 // are left to it.
 constexpr int64_t kVarint32BytesMax = 5;
+
+constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
 
 // What protobuf reads from: the slices as they lie.
 class SliceStream final : public google::protobuf::io::ZeroCopyInputStream {
@@ -74,6 +77,21 @@ bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
   begin -= begin % kTensorAlignBytes;
   offset = begin;
   return !__builtin_add_overflow(begin, bytes, &total);
+}
+
+// Fields 2 to 15 of Placement are kept for places that later servers know.
+Status CheckPlacement(const std::string& name, const v1::Placement& placement, bool chunked,
+                      bool& shared) {
+  const auto& unknown = v1::Placement::GetReflection()->GetUnknownFields(placement);
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    const int number = unknown.field(i).number();
+    if (number < 2 || number > 15) continue;
+    return Unimplemented(name + " is field " + std::to_string(number) +
+                         ", this server knows shared_memory");
+  }
+  shared = placement.place_case() == v1::Placement::kSharedMemory;
+  if (!shared || !chunked) return Status();
+  return InvalidArgument(name + " is set, must be unset in AttendChunked");
 }
 
 template <class T>
@@ -166,39 +184,55 @@ bool ParseSlices(std::span<const ByteSpan> slices, int64_t bytes,
   return out.ParseFromBoundedZeroCopyStream(&stream, static_cast<int>(bytes));
 }
 
-Status CheckSources(const v1::AttendRequest& request, Transport transport) {
+Status CheckSources(const v1::AttendRequest& request, Transport transport, Validated& validated) {
   const bool chunked = transport == Transport::kChunked;
-  const auto check = [chunked](const char* name, const v1::Tensor& tensor) {
+  const auto check = [&](int index, const v1::Tensor& tensor) {
     const bool is_chunked = tensor.source_case() == v1::Tensor::kChunked;
+    validated.shared[index] = tensor.source_case() == v1::Tensor::kSharedMemory;
     if (is_chunked == chunked) return Status();
-    return InvalidArgument(std::string(name) + ".source is " +
+    return InvalidArgument(std::string(kTensorNames[index]) + ".source is " +
                            (is_chunked ? "chunked, which AttendChunked alone takes"
                                        : "not chunked, which AttendChunked demands"));
   };
-  ATTEND_RETURN_IF_ERROR(check("q", request.q()));
-  ATTEND_RETURN_IF_ERROR(check("k", request.k()));
-  ATTEND_RETURN_IF_ERROR(check("v", request.v()));
-  if (request.has_bias()) ATTEND_RETURN_IF_ERROR(check("bias", request.bias()));
+  ATTEND_RETURN_IF_ERROR(check(0, request.q()));
+  ATTEND_RETURN_IF_ERROR(check(1, request.k()));
+  ATTEND_RETURN_IF_ERROR(check(2, request.v()));
+  if (request.has_bias()) ATTEND_RETURN_IF_ERROR(check(3, request.bias()));
   if (chunked && request.raw_size() > 0) {
     return InvalidArgument("raw has " + std::to_string(request.raw_size()) +
                            " entries, must have none in AttendChunked");
+  }
+  ATTEND_RETURN_IF_ERROR(
+      CheckPlacement("o_placement", request.o_placement(), chunked, validated.o_shared));
+  ATTEND_RETURN_IF_ERROR(
+      CheckPlacement("lse_placement", request.lse_placement(), chunked, validated.lse_shared));
+  if (validated.lse_shared && !request.return_lse()) {
+    return InvalidArgument("lse_placement is set, return_lse is not");
   }
   return Status();
 }
 
 Status CheckRaw(const ParsedMessage& message, const Validated& validated) {
-  if (message.raw_count() != validated.tensors) {
-    return InvalidArgument("raw has " + std::to_string(message.raw_count()) +
-                           " entries, must have " + std::to_string(validated.tensors) +
-                           ", one for each of q, k, v" + (validated.tensors == 4 ? ", bias" : ""));
-  }
-  constexpr std::array<const char*, kTensorsMax> kNames = {"q", "k", "v", "bias"};
+  std::string names;
+  int64_t expected = 0;
   for (int i = 0; i < validated.tensors; ++i) {
-    if (message.raw_bytes(i) == validated.tensor_bytes[i]) continue;
-    return InvalidArgument("raw[" + std::to_string(i) + "] has " +
-                           std::to_string(message.raw_bytes(i)) + " bytes, must have " +
-                           std::to_string(validated.tensor_bytes[i]) + ", the bytes of " +
-                           kNames[i]);
+    if (validated.shared[i]) continue;
+    ++expected;
+    names += std::string(names.empty() ? ", one for each of " : ", ") + kTensorNames[i];
+  }
+  if (message.raw_count() != expected) {
+    return InvalidArgument("raw has " + std::to_string(message.raw_count()) +
+                           " entries, must have " + std::to_string(expected) + names);
+  }
+  for (int i = 0, raw = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
+    const int64_t bytes = message.raw_bytes(raw);
+    if (bytes != validated.tensor_bytes[i]) {
+      return InvalidArgument("raw[" + std::to_string(raw) + "] has " + std::to_string(bytes) +
+                             " bytes, must have " + std::to_string(validated.tensor_bytes[i]) +
+                             ", the bytes of " + kTensorNames[i]);
+    }
+    ++raw;
   }
   return Status();
 }
@@ -208,6 +242,7 @@ Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated&
   MemoryPlan plan;
   bool fits = true;
   for (int i = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
     fits &= Append(validated.tensor_bytes[i], plan.input_bytes, plan.tensors[i]);
   }
   const auto array = [&](int64_t entries, int64_t entry_bytes, int64_t& offset) {
@@ -219,13 +254,9 @@ Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated&
   array(request.cu_kv_size(), sizeof(int64_t), plan.cu_kv);
   array(request.alibi_slopes_size(), sizeof(float), plan.alibi);
   array(request.sinks_size(), sizeof(float), plan.sinks);
-  // These products fit: Check() has seen them times 4.
-  plan.o_bytes = ElementsO(problem) * DTypeBytes(problem.dtype);
-  int64_t o = 0;
-  fits &= Append(plan.o_bytes, plan.output_bytes, o);
-  if (problem.return_lse) {
-    plan.lse_bytes = ElementsLse(problem) * static_cast<int64_t>(sizeof(float));
-    fits &= Append(plan.lse_bytes, plan.output_bytes, plan.lse);
+  if (!validated.o_shared) fits &= Append(BytesO(problem), plan.output_bytes, plan.o);
+  if (problem.return_lse && !validated.lse_shared) {
+    fits &= Append(BytesLse(problem), plan.output_bytes, plan.lse);
   }
   if (!fits) return InvalidArgument("the tensors' bytes together overflow 64 bits");
   return plan;
@@ -240,12 +271,20 @@ void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
   char* const output = static_cast<char*>(request.output.data());
   request.input_spans = {{input, request.input.bytes()}};
   request.output_spans = {{output, request.output.bytes()}};
-  const auto tensor = [&](int i) -> const void* { return input + plan.tensors[i]; };
+  if (request.shared != nullptr) AddSharedSpans(*request.shared, request);
+  const auto place = [](char* block, int64_t offset, const RegionPlace* shared) -> char* {
+    if (shared != nullptr && shared->region != nullptr) return shared->data();
+    return block == nullptr ? nullptr : block + offset;
+  };
+  const SharedTensors* const shared = request.shared.get();
+  const auto tensor = [&](int i) -> const void* {
+    return place(input, plan.tensors[i], shared == nullptr ? nullptr : &shared->inputs[i]);
+  };
+  a.q.data = tensor(0);
+  a.k.data = tensor(1);
+  a.v.data = tensor(2);
+  if (a.problem.has_bias) a.bias.data = tensor(3);
   if (input != nullptr) {
-    a.q.data = tensor(0);
-    a.k.data = tensor(1);
-    a.v.data = tensor(2);
-    if (a.problem.has_bias) a.bias.data = tensor(3);
     a.q_lengths = PlaceArray(message.q_lengths(), input, plan.q_lengths);
     a.kv_lengths = PlaceArray(message.kv_lengths(), input, plan.kv_lengths);
     a.q_offsets = PlaceArray(message.cu_q(), input, plan.cu_q);
@@ -253,27 +292,28 @@ void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
     a.alibi_slopes = PlaceArray(message.alibi_slopes(), input, plan.alibi);
     a.sinks = PlaceArray(message.sinks(), input, plan.sinks);
   }
-  if (output != nullptr) {
-    a.o.data = output;
-    if (a.problem.return_lse) a.lse = reinterpret_cast<float*>(output + plan.lse);
+  a.o.data = place(output, plan.o, shared == nullptr ? nullptr : &shared->o);
+  if (a.problem.return_lse) {
+    a.lse = reinterpret_cast<float*>(
+        place(output, plan.lse, shared == nullptr ? nullptr : &shared->lse));
   }
 }
 
 void CopyTensors(std::span<const ByteSpan> slices, const ParsedMessage& message,
                  const Validated& validated, const MemoryPlan& plan, Request& request) {
   char* const input = static_cast<char*>(request.input.data());
-  if (input == nullptr) return;  // every tensor is empty
-  if (message.scan.in_order) {
-    SliceReader reader(slices);
-    for (int i = 0; i < validated.tensors; ++i) {
-      reader.Skip(message.scan.raw[i].offset - reader.position());
+  if (input == nullptr) return;  // every inline tensor is empty
+  SliceReader reader(slices);
+  for (int i = 0, raw = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
+    if (message.scan.in_order) {
+      reader.Skip(message.scan.raw[raw].offset - reader.position());
       reader.Read(input + plan.tensors[i], validated.tensor_bytes[i]);
+    } else {
+      const std::string& bytes = message.request->raw(raw);
+      std::memcpy(input + plan.tensors[i], bytes.data(), bytes.size());
     }
-    return;
-  }
-  for (int i = 0; i < validated.tensors; ++i) {
-    const std::string& raw = message.request->raw(i);
-    std::memcpy(input + plan.tensors[i], raw.data(), raw.size());
+    ++raw;
   }
 }
 
@@ -284,14 +324,16 @@ std::vector<CopyPiece> TensorPieces(std::span<const ByteSpan> slices, const Pars
   pieces.reserve(slices.size() + kTensorsMax);
   char* const input = static_cast<char*>(request.input.data());
   SliceReader reader(slices);
-  for (int i = 0; i < validated.tensors && input != nullptr; ++i) {
+  for (int i = 0, raw = 0; i < validated.tensors && input != nullptr; ++i) {
+    if (validated.shared[i]) continue;
     if (message.scan.in_order) {
-      reader.Skip(message.scan.raw[i].offset - reader.position());
+      reader.Skip(message.scan.raw[raw].offset - reader.position());
       reader.ReadPieces(input + plan.tensors[i], validated.tensor_bytes[i], pieces);
     } else {
-      const std::string& raw = message.request->raw(i);
-      pieces.push_back({raw.data(), input + plan.tensors[i], static_cast<int64_t>(raw.size())});
+      const std::string& bytes = message.request->raw(raw);
+      pieces.push_back({bytes.data(), input + plan.tensors[i], static_cast<int64_t>(bytes.size())});
     }
+    ++raw;
   }
   return pieces;
 }

@@ -28,8 +28,6 @@
 
 namespace attend {
 
-inline constexpr int64_t kTensorAlignBytes = 256;
-
 // What a walk over the top-level tags finds, without parsing or copying anything.
 struct MessageScan {
   int64_t message_bytes = 0;
@@ -66,21 +64,22 @@ bool ParseSlices(std::span<const ByteSpan> slices, int64_t bytes,
 Status ParseMessage(std::span<const ByteSpan> slices, const MessageScan& scan,
                     google::protobuf::Arena& arena, ParsedMessage& out);
 
-// That each tensor's bytes are where the call takes them from: in the message (inline), or in
-// chunks that follow it.
-Status CheckSources(const v1::AttendRequest& request, Transport transport);
+// That each tensor's bytes are where the call takes them from: in the message (inline) or in shared
+// memory, or all in chunks that follow it; and that O and LSE go where the call can put them. Notes
+// which lie in shared memory. UNIMPLEMENTED for places that this server does not know.
+Status CheckSources(const v1::AttendRequest& request, Transport transport, Validated& validated);
 
-// That there is one raw entry of the right length for each tensor.
+// That there is one raw entry of the right length for each inline tensor.
 Status CheckRaw(const ParsedMessage& message, const Validated& validated);
 
 // Where everything lies in the request's two blocks of host memory, each part 256-byte aligned.
+// What lies in shared memory has no place there.
 struct MemoryPlan {
   std::array<int64_t, kTensorsMax> tensors{};  // offsets in the input block
   int64_t q_lengths = 0, kv_lengths = 0, cu_q = 0, cu_kv = 0, alibi = 0, sinks = 0;
   int64_t input_bytes = 0;
-  int64_t o_bytes = 0;
-  int64_t lse = 0;  // offset in the output block; O is at 0
-  int64_t lse_bytes = 0;
+  int64_t o = 0;  // offsets in the output block
+  int64_t lse = 0;
   int64_t output_bytes = 0;
 };
 
@@ -88,11 +87,11 @@ struct MemoryPlan {
 Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated& validated);
 
 // Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
-// whose blocks have the plan's sizes.
+// whose blocks have the plan's sizes and whose shared tensors have been found.
 void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
                  const MemoryPlan& plan, Request& request);
 
-// Copies the tensor bytes to their places.
+// Copies the inline tensors' bytes to their places.
 void CopyTensors(std::span<const ByteSpan> slices, const ParsedMessage& message,
                  const Validated& validated, const MemoryPlan& plan, Request& request);
 // The same as pieces of a copy that somebody else does while slices and arena live.

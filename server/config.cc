@@ -13,6 +13,9 @@
 
 #include "kernels/backend.h"
 #include "server/byte_size.h"
+#include "server/config_help.h"
+#include "server/config_values.h"
+#include "server/unix_listener.h"
 
 namespace attend {
 namespace {
@@ -20,6 +23,8 @@ namespace {
 // gRPC counts a message's bytes in 32 signed bits.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 constexpr int64_t kBytesMax = int64_t{1} << 50;
+// With less, gRPC would end calls that keep to --max-request-bytes.
+constexpr int64_t kGrpcMemoryMessagesMin = 4;
 
 std::string EnvName(const std::string& flag) {
   std::string name = "ATTEND_";
@@ -73,78 +78,6 @@ CLI::Validator OneOf(std::vector<std::string> allowed) {
       "");
 }
 
-bool ValidAddress(const std::string& address) {
-  if (address.starts_with("unix:")) return address.size() > 5;
-  const size_t colon = address.rfind(':');
-  if (colon == 0 || colon == std::string::npos) return false;
-  int port = -1;
-  const char* const last = address.data() + address.size();
-  const auto [end, error] = std::from_chars(address.data() + colon + 1, last, port);
-  return error == std::errc() && end == last && port >= 0 && port <= 65535;
-}
-
-std::string CheckAddress(std::string& address) {
-  if (ValidAddress(address)) return {};
-  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
-}
-
-std::string CheckMetricsAddress(std::string& address) {
-  if (address == "off" || (ValidAddress(address) && !address.starts_with("unix:"))) return {};
-  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";
-}
-
-bool ValidDevice(const std::string& name) {
-  if (name == "auto" || name == "cpu" || name == "cuda:all") return true;
-  if (!name.starts_with("cuda:") || name.size() > 9) return false;
-  return name.size() > 5 &&
-         std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
-}
-
-// auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".
-std::string CheckDevice(std::string& list) {
-  std::string full;
-  bool cuda = false;
-  bool alone = false;
-  std::vector<std::string> names;
-  if (list.ends_with(',')) return "\"" + list + "\" must not end with a comma";
-  for (const std::string& part : CLI::detail::split(list, ',')) {
-    const bool digits = part.find_first_not_of("0123456789") == std::string::npos;
-    const std::string name = digits && cuda ? "cuda:" + part : part;
-    if (!ValidDevice(name)) {
-      return "\"" + list + "\" must be auto, cpu, cuda:all or a list such as cuda:0,cuda:1";
-    }
-    if (std::find(names.begin(), names.end(), name) != names.end()) {
-      return "\"" + list + "\" names " + name + " twice";
-    }
-    cuda = name.starts_with("cuda:");
-    alone |= name == "auto" || name == "cuda:all";
-    names.push_back(name);
-    full += (full.empty() ? "" : ",") + name;
-  }
-  if (alone && names.size() > 1) return "\"" + list + "\": auto and cuda:all stand alone";
-  list = full;
-  return {};
-}
-
-std::string CheckReferenceCheck(std::string& mode) {
-  if (mode == "off" || mode == "all") return {};
-  constexpr std::string_view kSample = "sample:";
-  if (mode.starts_with(kSample)) {
-    double share = -1;
-    const char* const last = mode.data() + mode.size();
-    const auto [end, error] = std::from_chars(mode.data() + kSample.size(), last, share);
-    if (error == std::errc() && end == last && share >= 0 && share <= 1) return {};
-  }
-  return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
-}
-
-std::string CheckTenant(std::string& text) { return ParseTenant(text).status().message(); }
-
-double SampleOf(const std::string& mode) {
-  if (mode == "off") return 0;
-  return mode == "all" ? 1 : std::stod(mode.substr(mode.find(':') + 1));
-}
-
 // Adds options of one group, each with its environment variable.
 class Group {
  public:
@@ -164,6 +97,9 @@ class Group {
         ->transform(ByteSize(low, high))
         ->default_str(FormatByteSize(value))
         ->type_name("BYTES");
+  }
+  CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
+    return Named(flag, app_.add_flag(flag, value, help))->default_str("false");
   }
   CLI::Option* Text(const std::string& flag, std::string& value, const std::string& type,
                     std::string (*check)(std::string&), const std::string& help) {
@@ -231,8 +167,30 @@ void AddLimits(CLI::App& app, Config& c) {
               "Bytes of one request message or answer; of AttendChunked, of each message only");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
+  group.Bytes(
+      "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
+      "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "
+      "taken; above them it ends calls and connections. 0: no bound");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that wait for one device; more are refused");
+}
+
+void AddSharedMemory(CLI::App& app, Config& c) {
+  Group group(app, "Shared memory");
+  group.Flag("--shared-memory", c.shared_memory,
+             "Let clients on this host put tensors into memory that they share with the server");
+  group
+      .Text("--shared-memory-socket", c.shared_memory_socket, "PATH", nullptr,
+            "Unix socket where they get it; its folder is made if it is missing")
+      ->default_str(DefaultSocketPath());
+  group.Bytes("--shared-memory-max", c.shared_memory_max_bytes, 4096, kBytesMax,
+              "Bytes of all shared regions at once");
+  group.Bytes("--shared-memory-client-max", c.shared_memory_client_max_bytes, 4096, kBytesMax,
+              "Bytes of one connection's regions at once");
+  group.Int("--shared-memory-client-regions", c.shared_memory_client_regions, 1, 1 << 16,
+            "Regions of one connection at once");
+  group.Flag("--shared-memory-any-user", c.shared_memory_any_user,
+             "Serve processes of every user, not only of the server's own");
 }
 
 void AddBatches(CLI::App& app, Config& c) {
@@ -305,35 +263,6 @@ void AddProcess(CLI::App& app, Config& c) {
       ->default_str("true");
 }
 
-// Each option's default and environment variable stand behind its description, which is wrapped.
-class HelpFormatter final : public CLI::Formatter {
- public:
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_type_name().empty() ? "" : " " + option->get_type_name();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    constexpr size_t kWidth = 62;
-    std::string text = option->get_description();
-    if (!option->get_default_str().empty()) text += " [" + option->get_default_str() + "]";
-    if (!option->get_envname().empty()) text += " [$" + option->get_envname() + "]";
-    size_t line = 0;
-    for (size_t space = 0, i = 0; i < text.size(); ++i) {
-      if (text[i] == ' ') space = i;
-      if (i - line < kWidth || space <= line) continue;
-      text[space] = '\n';
-      line = space;
-    }
-    return text;
-  }
-};
-
-// One line, whatever CLI11 says.
-std::string ErrorLine(const CLI::Error& error) {
-  std::string line = "attend-server: ";
-  for (const char c : std::string(error.what())) line += c == '\n' ? ' ' : c;
-  return line + " (see attend-server --help)\n";
-}
-
 }  // namespace
 
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
@@ -357,6 +286,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   AddNetwork(app, config);
   AddDevices(app, config);
   AddLimits(app, config);
+  AddSharedMemory(app, config);
   AddBatches(app, config);
   std::vector<std::string> tenants;
   AddFairness(app, config, tenants);
@@ -367,6 +297,13 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     Result<Tenants> parsed = Tenants::Parse(tenants);
     if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
     config.tenants = std::move(*parsed);
+    if (config.grpc_memory_max_bytes > 0 &&
+        config.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < config.max_request_bytes) {
+      throw CLI::ValidationError("--grpc-memory-max",
+                                 FormatByteSize(config.grpc_memory_max_bytes) +
+                                     " must be 0 or at least four times --max-request-bytes, " +
+                                     FormatByteSize(config.max_request_bytes));
+    }
   } catch (const CLI::CallForHelp&) {
     text = app.help();
     return ConfigOutcome::kPrinted;
@@ -374,7 +311,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     text = VersionText() + "\n";
     return ConfigOutcome::kPrinted;
   } catch (const CLI::Error& error) {
-    text = ErrorLine(error);
+    text = ErrorLine(app, error);
     return ConfigOutcome::kError;
   }
   config.check_sample = SampleOf(config.reference_check);

@@ -33,7 +33,16 @@ struct Config {
   // Limits
   int64_t max_request_bytes = int64_t{1} << 30;
   int64_t memory_budget_bytes = int64_t{4} << 30;
+  int64_t grpc_memory_max_bytes = 0;  // 0: no bound
   int64_t max_queue = 1024;
+
+  // Shared memory
+  bool shared_memory = false;
+  std::string shared_memory_socket;  // empty: DefaultSocketPath()
+  int64_t shared_memory_max_bytes = int64_t{4} << 30;
+  int64_t shared_memory_client_max_bytes = int64_t{1} << 30;
+  int64_t shared_memory_client_regions = 64;
+  bool shared_memory_any_user = false;
 
   // Batches
   int64_t max_batch_requests = 64;

@@ -197,8 +197,13 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
 
   v1::AttendResponse response;
   FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
-  std::vector<Bytes> outputs = {{a.o.data, OutputBytes(request)}};
-  if (a.problem.return_lse) outputs.push_back({a.lse, LseBytes(request)});
+  // The file holds all of it, whatever way it went.
+  response.mutable_o()->mutable_inline_bytes();
+  std::vector<Bytes> outputs = {{a.o.data, BytesO(a.problem)}};
+  if (a.problem.return_lse) {
+    response.mutable_lse()->mutable_inline_bytes();
+    outputs.push_back({a.lse, BytesLse(a.problem)});
+  }
   ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/response.binpb", response, outputs));
 
   errno = 0;

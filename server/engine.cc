@@ -42,6 +42,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   for (const auto& backend : engine->backends_) {
     if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
   }
+  engine->host_allocator_ = allocator;
   Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
   if (!pool.ok()) {
     return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
@@ -88,6 +89,10 @@ Engine::~Engine() { Stop(); }
 
 void Engine::OnCheckFailed(std::function<void(const Request&)> hook) {
   on_check_failed_ = std::move(hook);
+}
+
+void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
+  on_device_lost_ = std::move(hook);
 }
 
 Result<std::vector<Candidate>> Engine::Candidates(const Problem& problem,
@@ -223,6 +228,9 @@ void Engine::Cancel(uint64_t id) {
 
 void Engine::FinishBatch(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
+  if (batch.outcome.device_lost && lost_.insert(batch.device).second && on_device_lost_) {
+    on_device_lost_(backends_[batch.device]->info());
+  }
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
     router_->Release(batch.device, request->cost);
@@ -307,6 +315,11 @@ std::vector<Engine::DeviceState> Engine::Devices() const {
                           static_cast<double>(kBatchCost)});
   }
   return states;
+}
+
+bool Engine::healthy() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->healthy(); });
 }
 
 }  // namespace attend

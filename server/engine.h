@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -90,12 +91,19 @@ class Engine {
     double outstanding_batches = 0;  // cost of what waits and runs, in full batches
   };
   std::vector<DeviceState> Devices() const;
+  // Whether any device can still answer.
+  bool healthy() const;
   HostPool& host_pool() { return *host_pool_; }
+  // Of the pool; lives as long as the engine.
+  HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
 
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
   void OnCheckFailed(std::function<void(const Request&)> hook);
+  // Called on the completion thread once a device is lost, before the batch that found it ends.
+  // Set before the first Submit.
+  void OnDeviceLost(std::function<void(const DeviceInfo&)> hook);
 
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
@@ -121,6 +129,7 @@ class Engine {
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
   std::vector<std::unique_ptr<Backend>> backends_;
+  HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;
   std::unique_ptr<Router> router_;
   std::unique_ptr<Splitter> splitter_;
@@ -128,6 +137,8 @@ class Engine {
   std::unique_ptr<CompletionThread> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
   std::function<void(const Request&)> on_check_failed_;
+  std::function<void(const DeviceInfo&)> on_device_lost_;
+  std::set<int> lost_;  // the completion thread's
 };
 
 }  // namespace attend

@@ -57,10 +57,19 @@ void FillKernel(const KernelInfo& info, const std::vector<Engine::DeviceState>& 
   kernel->set_head_dim_max(static_cast<int32_t>(kHeadDimMax));
 }
 
+void FillSharedMemory(const SharedMemoryServer& shared, v1::SharedMemoryInfo* info) {
+  const RegionLimits& limits = shared.registry().limits();
+  info->set_socket(shared.socket_path());
+  info->set_offset_alignment(kTensorAlignBytes);
+  info->set_bytes_max(limits.bytes_max);
+  info->set_client_bytes_max(limits.client_bytes_max);
+  info->set_client_regions_max(limits.client_regions_max);
+}
+
 }  // namespace
 
-void FillServerInfo(const Engine& engine, const Config& config, Duration uptime,
-                    v1::GetServerInfoResponse* response) {
+void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
+                    Duration uptime, v1::GetServerInfoResponse* response) {
   response->set_version(Version());
   response->set_build(BuildText());
   const std::vector<Engine::DeviceState> devices = engine.Devices();
@@ -78,8 +87,11 @@ void FillServerInfo(const Engine& engine, const Config& config, Duration uptime,
   limits->set_chunk_bytes_max(ChunkBytesMax(config.max_request_bytes));
   limits->set_chunked_streams_max(static_cast<int32_t>(config.chunked_streams_max));
   for (int i = 0; i < kTransportCount; ++i) {
-    response->add_transports(TransportName(static_cast<Transport>(i)));
+    const Transport transport = static_cast<Transport>(i);
+    if (transport == Transport::kSharedMemory && shared == nullptr) continue;
+    response->add_transports(TransportName(transport));
   }
+  if (shared != nullptr) FillSharedMemory(*shared, response->mutable_shared_memory());
   response->set_reference_check(config.reference_check);
   response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
 }

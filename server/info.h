@@ -8,10 +8,12 @@
 #include "server/clock.h"
 #include "server/config.h"
 #include "server/engine.h"
+#include "server/shared_memory.h"
 
 namespace attend {
 
-void FillServerInfo(const Engine& engine, const Config& config, Duration uptime,
-                    v1::GetServerInfoResponse* response);
+// `shared` is null if shared memory is off.
+void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
+                    Duration uptime, v1::GetServerInfoResponse* response);
 
 }  // namespace attend

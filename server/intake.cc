@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/trace_range.h"
+#include "server/shared_tensors.h"
 
 namespace attend {
 namespace {
@@ -57,12 +58,13 @@ struct Intake::LargeWork : Work {
 };
 
 Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-               const Limits& limits)
+               const Limits& limits, const RegionRegistry* regions)
     : engine_(engine),
       copies_(copies),
       metrics_(metrics),
       clock_(clock),
       limits_(limits),
+      regions_(regions),
       uploads_(engine.host_pool().budget_bytes()) {}
 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
@@ -132,9 +134,6 @@ void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& wor
 Status Intake::CheckEarly(const Call& call, const Request& request,
                           const grpc::ByteBuffer& message) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
-  if (!message.Valid()) {
-    return Reject(Rejection::kMemory, ResourceExhausted("no transport memory for the message"));
-  }
   const int64_t bytes = static_cast<int64_t>(message.Length());
   if (bytes > limits_.message_bytes_max) {
     return Reject(Rejection::kTooLarge, InvalidArgument("the message has " + std::to_string(bytes) +
@@ -179,7 +178,7 @@ Status Intake::TakeFields(const v1::AttendRequest& message, const ParsedMessage*
   request.priority = message.priority();
 
   Status status = Validate(message, validated);
-  if (status.ok()) status = CheckSources(message, request.transport);
+  if (status.ok()) status = CheckSources(message, request.transport, validated);
   if (status.ok() && raw != nullptr) status = CheckRaw(*raw, validated);
   if (status.ok()) {
     Result<MemoryPlan> planned = PlanMemory(message, validated);
@@ -191,14 +190,30 @@ Status Intake::TakeFields(const v1::AttendRequest& message, const ParsedMessage*
     return Reject(unknown_source ? Rejection::kUnimplemented : Rejection::kInvalid,
                   std::move(status));
   }
+  ATTEND_RETURN_IF_ERROR(FindShared(message, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
   return Status();
 }
 
+Status Intake::FindShared(const v1::AttendRequest& message, const Validated& validated,
+                          Request& request) {
+  Status status = FindSharedTensors(message, validated, regions_, request);
+  if (status.ok()) {
+    if (request.shared != nullptr) request.transport = Transport::kSharedMemory;
+    return status;
+  }
+  // Draining forgets every region, and a client must learn that it may try elsewhere.
+  if (status.code() == Code::kNotFound && engine_.draining()) {
+    return Reject(Rejection::kDraining, Unavailable("the server is draining"));
+  }
+  const bool off = status.code() == Code::kUnimplemented;
+  return Reject(off ? Rejection::kUnimplemented : Rejection::kInvalid, std::move(status));
+}
+
 Status Intake::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
   // Of one message; chunks are bounded by the budget alone.
-  if (request.transport == Transport::kInline && plan.output_bytes > limits_.answer_bytes_max) {
+  if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
     return Reject(Rejection::kTooLarge,
                   InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
                                   " tensor bytes, must have at most " +

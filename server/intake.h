@@ -20,6 +20,7 @@
 #include "server/copy_pool.h"
 #include "server/engine.h"
 #include "server/metrics.h"
+#include "server/region_registry.h"
 #include "server/request.h"
 #include "server/upload_share.h"
 
@@ -61,9 +62,9 @@ class Intake {
     int64_t answer_bytes_max = 0;
   };
 
-  // All must outlive the intake and every call in it.
+  // All must outlive the intake and every call in it. `regions` is null if shared memory is off.
   Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-         const Limits& limits);
+         const Limits& limits, const RegionRegistry* regions);
 
   // Takes the message to the engine, or ends the request with the reason why not; either way the
   // request ends by one call of its responder, which is `call`. Of `request` the id, the responder,
@@ -90,6 +91,7 @@ class Intake {
   // The small fields, whatever way the bytes come: `raw` is null if they come in chunks.
   Status TakeFields(const v1::AttendRequest& message, const ParsedMessage* raw, Request& request,
                     Validated& validated, MemoryPlan& plan);
+  Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
   Status RejectRefusal(Rejection exhausted, Status status);
 
@@ -98,6 +100,7 @@ class Intake {
   Metrics& metrics_;
   const Clock& clock_;
   const Limits limits_;
+  const RegionRegistry* const regions_;
   UploadShare uploads_;
 };
 

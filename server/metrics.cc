@@ -324,9 +324,17 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
   f.phases[kTotal]->Observe(Seconds(total_ns));
   tenant.flops->Increment(request.flops);
-  const size_t transport = static_cast<size_t>(request.transport);
+  // What of a request is in messages counts as such, also if the rest lies in shared memory.
+  const Transport messages =
+      request.transport == Transport::kChunked ? Transport::kChunked : Transport::kInline;
+  const size_t transport = static_cast<size_t>(messages);
   f.bytes_in[transport]->Increment(static_cast<double>(request.message_bytes));
   f.bytes_out[transport]->Increment(static_cast<double>(response_bytes));
+  if (request.shared != nullptr) {
+    const size_t shared = static_cast<size_t>(Transport::kSharedMemory);
+    f.bytes_in[shared]->Increment(static_cast<double>(request.shared->input_bytes));
+    f.bytes_out[shared]->Increment(static_cast<double>(request.shared->output_bytes));
+  }
   if (request.device < 0 || request.device >= static_cast<int>(f.devices.size())) return;
   const DeviceSeries& device = f.devices[request.device];
   const size_t kernel = static_cast<size_t>(request.selection.kernel);

@@ -85,8 +85,11 @@ grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts
   return grpc::ByteBuffer(slices.data(), slice_count);
 }
 
-void SetSource(Transport transport, v1::Tensor* tensor) {
-  if (transport == Transport::kChunked) {
+void SetSource(Transport transport, const RegionPlace* shared, v1::Tensor* tensor) {
+  if (shared != nullptr && shared->region != nullptr) {
+    tensor->mutable_shared_memory()->set_region(shared->region->token);
+    tensor->mutable_shared_memory()->set_offset(static_cast<uint64_t>(shared->offset));
+  } else if (transport == Transport::kChunked) {
     tensor->mutable_chunked();
   } else {
     tensor->mutable_inline_bytes();
@@ -109,22 +112,12 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
 
 }  // namespace
 
-int64_t OutputBytes(const Request& request) {
-  const Problem& problem = request.attention.problem;
-  return ElementsO(problem) * DTypeBytes(problem.dtype);
-}
-
-int64_t LseBytes(const Request& request) {
-  const Problem& problem = request.attention.problem;
-  return problem.return_lse ? ElementsLse(problem) * static_cast<int64_t>(sizeof(float)) : 0;
-}
-
 void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   const Problem& p = request.attention.problem;
   v1::Tensor* o = response->mutable_o();
   o->set_dtype(static_cast<v1::DType>(p.dtype));
-  o->set_byte_length(static_cast<uint64_t>(OutputBytes(request)));
-  SetSource(request.transport, o);
+  o->set_byte_length(static_cast<uint64_t>(BytesO(p)));
+  SetSource(request.transport, request.shared ? &request.shared->o : nullptr, o);
   switch (request.layout) {
     case Layout::kBhld:
       SetShape({p.batch, p.heads_q, p.len_q, p.dim_v}, o);
@@ -139,8 +132,8 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   if (!p.return_lse) return;
   v1::Tensor* lse = response->mutable_lse();
   lse->set_dtype(v1::DTYPE_FLOAT32);
-  lse->set_byte_length(static_cast<uint64_t>(LseBytes(request)));
-  SetSource(request.transport, lse);
+  lse->set_byte_length(static_cast<uint64_t>(BytesLse(p)));
+  SetSource(request.transport, request.shared ? &request.shared->lse : nullptr, lse);
   if (p.packed) {
     SetShape({p.heads_q, p.total_q}, lse);
   } else {
@@ -176,11 +169,17 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns)
   google::protobuf::Arena arena(options);
   auto* response = google::protobuf::Arena::CreateMessage<v1::AttendResponse>(&arena);
   FillResponse(*request, total_ns, response);
-  const std::array<RawPart, 2> parts = {RawPart{request->attention.o.data, OutputBytes(*request)},
-                                        RawPart{request->attention.lse, LseBytes(*request)}};
-  const int count = request->attention.problem.return_lse ? 2 : 1;
+  const Attention& attention = request->attention;
+  std::array<RawPart, 2> parts;
+  int count = 0;
+  if (!response->o().has_shared_memory()) {
+    parts[count++] = {attention.o.data, BytesO(attention.problem)};
+  }
+  if (attention.problem.return_lse && !response->lse().has_shared_memory()) {
+    parts[count++] = {attention.lse, BytesLse(attention.problem)};
+  }
   HostBlock output = std::move(request->output);
-  request.reset();  // the input block goes back before the answer leaves
+  request.reset();  // the input block and shared regions go back before the answer leaves
   return Assemble(*response, parts.data(), count, std::move(output));
 }
 

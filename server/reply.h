@@ -22,10 +22,6 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
 // The shape of O and of LSE.
 void FillOutputTensors(const Request& request, v1::AttendResponse* response);
 
-// Bytes of O, and of LSE if asked for (else 0).
-int64_t OutputBytes(const Request& request);
-int64_t LseBytes(const Request& request);
-
 // Takes the request, whose status is OK. It must not be touched afterwards.
 grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns);
 

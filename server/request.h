@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "kernels/status.h"
 #include "server/clock.h"
 #include "server/host_pool.h"
+#include "server/region_registry.h"
 #include "server/upload_share.h"
 
 namespace attend {
@@ -27,12 +29,49 @@ namespace attend {
 // Values equal attend.v1.Layout.
 enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
 
-// How tensors came in; a metrics label and a field of the answer.
-enum class Transport : int32_t { kInline = 0, kChunked = 1 };
-inline constexpr int kTransportCount = 2;
+inline constexpr int kTensorsMax = 4;  // q, k, v, bias
+inline constexpr int64_t kTensorAlignBytes = 256;
+
+// How tensors went; a metrics label and a field of the answer.
+enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2 };
+inline constexpr int kTransportCount = 3;
 constexpr const char* TransportName(Transport transport) {
-  return transport == Transport::kInline ? "inline" : "chunked";
+  switch (transport) {
+    case Transport::kChunked:
+      return "chunked";
+    case Transport::kSharedMemory:
+      return "shm";
+    default:
+      return "inline";
+  }
 }
+
+// Of a problem that Check() has passed: these products fit.
+inline int64_t BytesO(const Problem& problem) {
+  return ElementsO(problem) * DTypeBytes(problem.dtype);
+}
+// 0 if it was not asked for.
+inline int64_t BytesLse(const Problem& problem) {
+  return problem.return_lse ? ElementsLse(problem) * static_cast<int64_t>(sizeof(float)) : 0;
+}
+
+// Where one tensor lies in a shared region.
+struct RegionPlace {
+  RegionRef region;  // null: it does not
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  // Null if the tensor is empty.
+  char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
+};
+
+// A request's tensors that lie in shared memory, which is theirs until it has ended.
+struct SharedTensors {
+  std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
+  RegionPlace o;
+  RegionPlace lse;
+  int64_t input_bytes = 0;
+  int64_t output_bytes = 0;
+};
 
 struct Request;
 
@@ -48,14 +87,15 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;       // pointers lead into `input` and `output`
-  HostBlock input;           // every tensor and array that the kernel reads
-  HostBlock output;          // O, then LSE if asked for, each 256-byte aligned
-  SpanList input_spans;      // the bytes that `attention` reads, wherever they lie
-  SpanList output_spans;     // and writes
-  UploadShare::Hold upload;  // chunked: until the bytes are complete
-  std::string kernel;        // asked for by name; empty = the server's choice
-  bool check = false;        // by the client's wish, or (set by Engine::Submit) the server's
+  Attention attention;                    // pointers lead into the spans
+  HostBlock input;                        // every tensor and array that the kernel reads
+  HostBlock output;                       // O, then LSE if asked for, each 256-byte aligned
+  std::unique_ptr<SharedTensors> shared;  // the tensors that are not in the two; null: all are
+  SpanList input_spans;                   // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;                  // and writes
+  UploadShare::Hold upload;               // chunked: until the bytes are complete
+  std::string kernel;                     // asked for by name; empty = the server's choice
+  bool check = false;  // by the client's wish, or (set by Engine::Submit) the server's
   int32_t priority = 0;
   int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;
@@ -93,6 +133,13 @@ struct Request {
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
 };
+
+// Tensor bytes of a good answer's messages.
+inline int64_t AnswerBytes(const Request& request) {
+  const Problem& problem = request.attention.problem;
+  const int64_t shared = request.shared == nullptr ? 0 : request.shared->output_bytes;
+  return BytesO(problem) + BytesLse(problem) - shared;
+}
 
 // Ends the request with `status` (OK: its results stand in `output`).
 inline void Finish(std::unique_ptr<Request> request, Status status) {

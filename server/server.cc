@@ -5,7 +5,7 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <prometheus/registry.h>
 #include <unistd.h>
 
@@ -114,6 +114,11 @@ void SetGrpcOptions(const Config& config, grpc::ServerBuilder& builder) {
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  if (config.grpc_memory_max_bytes > 0) {
+    grpc::ResourceQuota quota("attend");
+    quota.Resize(static_cast<size_t>(config.grpc_memory_max_bytes));
+    builder.SetResourceQuota(quota);
+  }
   // Only reflection is served by gRPC's own threads.
   builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
@@ -185,16 +190,27 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
                    request.report->detail);
     if (dumper_ != nullptr) dumper_->Write(request);
   });
+  engine_->OnDeviceLost([this](const DeviceInfo& device) {
+    logger_->error("device {} is lost", device.name);
+    UpdateHealth();
+  });
+  if (config_.shared_memory) {
+    Result<std::unique_ptr<SharedMemoryServer>> shared =
+        SharedMemoryServer::Start(config_, engine_->host_allocator(), *logger_);
+    if (!shared.ok()) return shared.status();
+    shared_ = std::move(*shared);
+  }
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
-  intake_ = std::make_unique<Intake>(
-      *engine_, *copies_, metrics_, clock_,
-      Intake::Limits{config_.max_request_bytes, config_.max_request_bytes});
+  intake_ =
+      std::make_unique<Intake>(*engine_, *copies_, metrics_, clock_,
+                               Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
+                               shared_ == nullptr ? nullptr : &shared_->registry());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
-  context_ = std::unique_ptr<ServiceContext>(
-      new ServiceContext{*engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
-                         config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
-                           FillServerInfo(*engine_, config_, clock_.Now() - started_, response);
-                         }});
+  context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
+      *engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
+      config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
+        FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
+      }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   return Status();
 }
@@ -211,9 +227,12 @@ Status Server::StartMetrics() {
   for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
   refresh_ = std::make_shared<GaugeRefresh>(*engine_, metrics_);
   gpu_stats_ = std::make_shared<GpuStats>(devices);
+  shared_stats_ =
+      std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry());
   exposer_->RegisterCollectable(refresh_);  // before the registry: collected in this order
   exposer_->RegisterCollectable(metrics_.registry());
   exposer_->RegisterCollectable(gpu_stats_);
+  exposer_->RegisterCollectable(shared_stats_);
   metrics_address_ = WithPort(config_.metrics_listen, exposer_->GetListeningPorts().front());
   return Status();
 }
@@ -240,8 +259,18 @@ Status Server::StartGrpc() {
   for (size_t i = 0; i < ports.size(); ++i) {
     addresses_.push_back(WithPort(config_.listen[i], ports[i]));
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  {
+    const std::lock_guard lock(health_mutex_);
+    health_ = grpc_->GetHealthCheckService();
+    health_->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  }
+  UpdateHealth();  // a call may have lost the device by now
   return Status();
+}
+
+void Server::UpdateHealth() {
+  const std::lock_guard lock(health_mutex_);
+  if (health_ != nullptr) health_->SetServingStatus(!engine_->draining() && engine_->healthy());
 }
 
 void Server::LogStart() const {
@@ -275,6 +304,7 @@ void Server::LogStart() const {
                 config_.priority_aging_ms);
   logger_->info("tcp congestion control: {}; allocator tuning: {}", CongestionControl(),
                 config_.allocator_tuning ? "on" : "off");
+  logger_->info("shared memory: {}", shared_ == nullptr ? "off" : "on " + shared_->socket_path());
   logger_->info("serving gRPC on {}; metrics on {}", Join(addresses_),
                 metrics_address_.empty() ? "nothing" : "http://" + metrics_address_ + "/metrics");
 }
@@ -304,9 +334,10 @@ bool Server::Drain(Duration timeout) {
   const TimePoint until = clock_.Now() + timeout;
   // In this order: whoever has seen NOT_SERVING is refused.
   engine_->Drain();
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
   service_->EndStreams();
+  if (shared_ != nullptr) shared_->Stop();
   if (!engine_->WaitIdle(until)) {
     logger_->error("drain timed out with {} requests unfinished", engine_->inflight());
     return false;
@@ -330,6 +361,10 @@ Server::~Server() {
   exposer_.reset();
   if (engine_ == nullptr) return;
   engine_->Drain();
+  {
+    const std::lock_guard lock(health_mutex_);
+    health_ = nullptr;
+  }
   if (grpc_ != nullptr) {
     grpc_->Shutdown(std::chrono::system_clock::now());
     grpc_->Wait();
@@ -338,6 +373,7 @@ Server::~Server() {
   copies_.reset();
   engine_->Stop();
   chunked_.reset();  // its thread too may be the last to hold a request
+  shared_.reset();   // no request is left; before the engine, whose backend locked the pages
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.
   const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
   while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {

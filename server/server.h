@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
@@ -12,6 +13,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,7 @@
 #include "server/intake.h"
 #include "server/metrics.h"
 #include "server/service.h"
+#include "server/shared_memory.h"
 
 namespace attend {
 
@@ -55,6 +58,7 @@ class Server {
   Status WriteReadyFile(const std::string& path) const;
 
   Engine& engine() { return *engine_; }
+  const SharedMemoryServer* shared_memory() const { return shared_.get(); }  // null: off
 
  private:
   Server(const Config& config, std::shared_ptr<spdlog::logger> logger);
@@ -62,6 +66,8 @@ class Server {
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
+  // Tells grpc.health.v1 whether new work is taken: not while draining, nor without a device.
+  void UpdateHealth();
   bool WaitForCalls(TimePoint until) const;
 
   const Config config_;
@@ -73,12 +79,16 @@ class Server {
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<CopyPool> copies_;
   std::unique_ptr<ChunkedRegistry> chunked_;
+  std::unique_ptr<SharedMemoryServer> shared_;  // null if off
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::mutex health_mutex_;
+  grpc::HealthCheckServiceInterface* health_ = nullptr;  // grpc_'s, while it serves
   std::shared_ptr<prometheus::Collectable> refresh_;
   std::shared_ptr<prometheus::Collectable> gpu_stats_;
+  std::shared_ptr<prometheus::Collectable> shared_stats_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   std::vector<std::string> addresses_;
   std::string metrics_address_;

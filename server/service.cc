@@ -26,6 +26,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
     request->tenant = TenantOf(context_, call_);
     id_ = request->id;
+    if (!message.Valid()) return EndWithoutMessage(std::move(request));
     context_.intake.Accept(*this, std::move(request), std::move(message));
   }
 
@@ -37,7 +38,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Finish(std::unique_ptr<Request> request) override {
     const Status status = request->status;
     const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-    const int64_t bytes = status.ok() ? OutputBytes(*request) + LseBytes(*request) : 0;
+    const int64_t bytes = status.ok() ? AnswerBytes(*request) : 0;
     RecordEnd(context_, *request, total_ns, bytes, call_);
     if (status.ok()) {
       response_ = EncodeReply(std::move(request), total_ns);
@@ -55,6 +56,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   }
 
   void OnDone() override {
+    if (unread_ != nullptr) RecordUnread();
     if (admitted_.load(std::memory_order_relaxed)) {
       context_.admitted_calls.fetch_sub(1, std::memory_order_release);
     }
@@ -69,11 +71,30 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  private:
   ~UnaryCall() override = default;
 
+  // gRPC hands over a call without a message if its client sent none, and also if the client went,
+  // or gRPC cut it off, before the message was whole. Only the first is there to hear an answer;
+  // which it was, nobody knows before OnDone.
+  void EndWithoutMessage(std::unique_ptr<Request> request) {
+    unread_ = std::move(request);
+    unread_->status = InvalidArgument("the call has no message");
+    grpc::ServerUnaryReactor::Finish(ToGrpc(unread_->status));
+  }
+  void RecordUnread() {
+    if (call_.IsCancelled()) {
+      unread_->status = Status(Code::kCancelled, "the call ended before its message was whole");
+    } else {
+      unread_->status = context_.intake.Reject(Rejection::kInvalid, std::move(unread_->status));
+    }
+    RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
+              call_);
+  }
+
   ServiceContext& context_;
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
   uint64_t id_ = 0;
   std::atomic<bool> admitted_{false};
+  std::unique_ptr<Request> unread_;  // of a call without a message
 };
 
 // Log lines name who asked only when something is to be logged: peer() builds a string.

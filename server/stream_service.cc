@@ -2,6 +2,7 @@
 
 #include "server/stream_service.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -95,7 +96,7 @@ void StreamCall::OnAdmitted(uint64_t id) {
 void StreamCall::Finish(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const bool ok = request->status.ok();
-  const int64_t bytes = ok ? OutputBytes(*request) + LseBytes(*request) : 0;
+  const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   RecordEnd(context_, *request, total_ns, bytes, call_);
   {
     const std::lock_guard lock(mutex_);
@@ -119,9 +120,12 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     Answer(EncodeReply(std::move(request), total_ns));
     return;
   }
-  const Code code = request->status.code();
-  Answer(EncodeFailure(request->request_id, request->status,
-                       IsRetryable(code) ? context_.engine.RetryAfterMs(code) : 0));
+  const std::string request_id = std::move(request->request_id);
+  const Status status = std::move(request->status);
+  request.reset();  // its memory before the client hears of it and tries again
+  Answer(
+      EncodeFailure(request_id, status,
+                    IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
 }
 
 void StreamCall::Answer(grpc::ByteBuffer answer) {

@@ -31,15 +31,15 @@ Status WrongCount(std::string_view field, int64_t entries, const Text& bound) {
                          bound);
 }
 
-// Fields 6 to 15 of Tensor are kept for places of bytes that later servers know.
+// Fields 7 to 15 of Tensor are kept for places of bytes that later servers know.
 Status CheckSource(const Text& name, const v1::Tensor& tensor) {
   const google::protobuf::UnknownFieldSet& unknown =
       v1::Tensor::GetReflection()->GetUnknownFields(tensor);
   for (int i = 0; i < unknown.field_count(); ++i) {
     const int number = unknown.field(i).number();
-    if (number >= 6 && number <= 15) {
+    if (number >= 7 && number <= 15) {
       return Unimplemented(name + ".source is field " + std::to_string(number) +
-                           ", this server knows inline_bytes and chunked");
+                           ", this server knows inline_bytes, chunked and shared_memory");
     }
   }
   return Status();

@@ -15,7 +15,6 @@
 
 namespace attend {
 
-inline constexpr int kTensorsMax = 4;  // q, k, v, bias
 inline constexpr int64_t kRequestIdBytesMax = 128;
 inline constexpr int32_t kPriorityMax = 100;  // and its negative
 
@@ -24,9 +23,17 @@ struct Validated {
   Layout layout = Layout::kBhld;
   // Everything but the pointers: problem and strides.
   Attention attention;
-  // Of q, k, v and bias; what the raw entries must hold, in this order.
+  // Of q, k, v and bias; what the raw entries of inline ones must hold, in this order.
   std::array<int64_t, kTensorsMax> tensor_bytes{};
   int tensors = 3;  // 4 with a bias
+  // Which lie in shared memory and have no raw entry; set by CheckSources.
+  std::array<bool, kTensorsMax> shared{};
+  bool o_shared = false;
+  bool lse_shared = false;
+
+  bool any_shared() const {
+    return shared[0] || shared[1] || shared[2] || shared[3] || o_shared || lse_shared;
+  }
 };
 
 // INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED a place for tensor bytes

@@ -85,29 +85,58 @@ Status CheckSizes(const WorkItem& item, int64_t workspace_bytes_max) {
   return Status();
 }
 
+// What the launches of a batch need.
+Status AddWorkspace(std::span<const LaunchItem> launches, BatchLayout* layout) {
+  const Result<int64_t> bytes = BatchWorkspaceBytes(launches);
+  if (!bytes.ok()) return bytes.status();
+  layout->workspace_bytes = std::max(layout->workspace_bytes, *bytes);
+  if (__builtin_add_overflow(layout->list_bytes, ListBytesMax(launches), &layout->list_bytes)) {
+    return InvalidArgument("bytes of the batch's lists overflow 64 bits");
+  }
+  return Status();
+}
+
+Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, BatchLayout* layout) {
+  std::vector<LaunchItem> together;
+  for (size_t n = 0; n < items.size(); ++n) {
+    LaunchItem launch = ToLaunch(items[n]);
+    if (cuts.empty() || cuts[n].empty()) {
+      together.push_back(launch);
+      continue;
+    }
+    for (const AttentionSlice& slice : cuts[n]) {
+      const Result<Attention> part = TakeSlice(items[n].attention, slice);
+      if (!part.ok()) return part.status();
+      launch.attention = *part;
+      ATTEND_RETURN_IF_ERROR(AddWorkspace({&launch, 1}, layout));
+    }
+  }
+  return AddWorkspace(together, layout);
+}
+
 }  // namespace
 
-Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max) {
+Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
+                           const BatchCuts& cuts) {
   BatchLayout layout;
   Cursor cursor;
-  std::vector<LaunchItem> launches;
   for (const WorkItem& item : items) {
     ATTEND_RETURN_IF_ERROR(CheckSizes(item, workspace_bytes_max));
-    launches.push_back(ToLaunch(item));
   }
-  const Result<int64_t> workspace_bytes = BatchWorkspaceBytes(launches);
-  if (!workspace_bytes.ok()) return workspace_bytes.status();
-  layout.workspace_bytes = *workspace_bytes;
+  ATTEND_RETURN_IF_ERROR(SizeWorkspace(items, cuts, &layout));
   layout.workspace = cursor.Take(nullptr, layout.workspace_bytes);
-  for (const WorkItem& item : items) {
-    ItemLayout place;
-    for (int n = 0; n < item.inputs.size(); ++n) {
-      place.inputs[n] = cursor.Take(item.inputs[n].data, item.inputs[n].bytes);
+  layout.items.resize(items.size());
+  for (size_t n = 0; n < items.size(); ++n) {
+    const SpanList& spans = items[n].inputs;
+    for (int i = 0; i < spans.size(); ++i) {
+      layout.items[n].inputs[i] = cursor.Take(spans[i].data, spans[i].bytes);
     }
-    for (int n = 0; n < item.outputs.size(); ++n) {
-      place.outputs[n] = cursor.Take(item.outputs[n].data, item.outputs[n].bytes);
+  }
+  for (size_t n = 0; n < items.size(); ++n) {
+    const SpanList& spans = items[n].outputs;
+    for (int i = 0; i < spans.size(); ++i) {
+      layout.items[n].outputs[i] = cursor.Take(spans[i].data, spans[i].bytes);
     }
-    layout.items.push_back(place);
   }
   layout.bytes = cursor.end();
   if (cursor.overflow()) return InvalidArgument("bytes of the batch overflow 64 bits");

@@ -10,12 +10,17 @@
 #include <span>
 #include <vector>
 
+#include "kernels/attention_slice.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/launch.h"
 
 namespace attend::cuda {
 
 inline constexpr int64_t kLayoutAlignment = 256;
+inline constexpr int kPoison = 0xff;  // of outputs: NaN in every dtype
+
+// How each item of a batch is cut (cut_plan.h): its parts, or none.
+using BatchCuts = std::vector<std::vector<AttentionSlice>>;
 
 // Offsets in bytes from the lane's memory, which is aligned to kLayoutAlignment; of each of the
 // item's spans, in their order.
@@ -25,16 +30,20 @@ struct ItemLayout {
 };
 struct BatchLayout {
   std::vector<ItemLayout> items;
-  int64_t workspace = 0;  // always first, as it begins with the tile queue, which must stay zero
+  int64_t list_bytes = 0;  // ListBytesMax of all launches
+  int64_t workspace = 0;   // always first, as it begins with the tile queue, which must stay zero
   int64_t workspace_bytes = 0;
   int64_t bytes = 0;  // of everything
 };
 
 // Every span keeps its address modulo kLayoutAlignment, so that whatever is aligned on the host is
-// aligned on the device. The workspace is LaunchBatch's. RESOURCE_EXHAUSTED if a kernel wants more
-// than `workspace_bytes_max`, INVALID_ARGUMENT for negative sizes or a total that overflows 64
+// aligned on the device. Inputs come first, then outputs, each in the order of the items. The
+// workspace is LaunchBatch's, for all items that are not cut together and for each part of `cuts`
+// (one list for each item; none: nothing is cut) by itself. RESOURCE_EXHAUSTED if a kernel wants
+// more than `workspace_bytes_max`, INVALID_ARGUMENT for negative sizes or a total that overflows 64
 // bits.
-Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max);
+Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
+                           const BatchCuts& cuts = {});
 
 // How an item is started, its memory still where the item has it.
 LaunchItem ToLaunch(const WorkItem& item);

@@ -11,8 +11,10 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_lane.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/lane_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pinned_allocator.h"
+#include "kernels/cuda/pinned_ranges.h"
 
 namespace attend {
 namespace cuda {
@@ -21,7 +23,9 @@ namespace {
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(DeviceInfo info)
-      : info_(std::move(info)), allocator_(info_.index), poller_(info_.index) {}
+      : info_(std::move(info)), allocator_(info_.index, pinned_), poller_(info_.index) {}
+
+  Status Open() { return pool_.Open(info_.index); }
 
   const DeviceInfo& info() const override { return info_; }
   HostAllocator& host_allocator() override { return allocator_; }
@@ -31,12 +35,14 @@ class CudaBackend : public Backend {
       return InvalidArgument("lane workspace is " + std::to_string(options.workspace_bytes) +
                              " bytes, must be at least 0");
     }
-    return CudaLane::Make(info_, poller_, options);
+    return CudaLane::Make({info_, poller_, pool_, pinned_}, options);
   }
 
  private:
   const DeviceInfo info_;
+  PinnedRanges pinned_;
   PinnedAllocator allocator_;
+  DevicePool pool_;
   CompletionPoller poller_;
 };
 
@@ -54,7 +60,9 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(int index, const BackendOptions
     (void)cudaGetLastError();
     return Internal(cuda::ErrorText(error, where));
   }
-  return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(*std::move(info)));
+  auto backend = std::make_unique<cuda::CudaBackend>(*std::move(info));
+  ATTEND_RETURN_IF_ERROR(backend->Open());
+  return std::unique_ptr<Backend>(std::move(backend));
 }
 
 }  // namespace attend

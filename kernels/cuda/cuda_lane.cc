@@ -8,39 +8,41 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/cut_plan.h"
 #include "kernels/cuda/launch.h"
 
 namespace attend::cuda {
 namespace {
 
-constexpr int64_t kGrowthBytes = int64_t{16} << 20;  // memory is a multiple of this
-constexpr int kPoison = 0xff;                        // NaN in every dtype
-
-int64_t RoundUp(int64_t bytes, int64_t unit) {
-  return bytes > INT64_MAX - unit ? bytes : (bytes + unit - 1) / unit * unit;
-}
+// Page-locked bytes for lists of attentions: a lane begins with these, and keeps at most those;
+// longer lists (a million sequences) go through pageable memory.
+constexpr int64_t kListBytes = int64_t{1} << 20;
+constexpr int64_t kListBytesMax = int64_t{16} << 20;
 
 }  // namespace
 
-Result<std::unique_ptr<Lane>> CudaLane::Make(const DeviceInfo& device, CompletionPoller& poller,
+Result<std::unique_ptr<Lane>> CudaLane::Make(const LaneContext& context,
                                              const LaneOptions& options) {
-  std::unique_ptr<CudaLane> lane(new CudaLane(device, poller));
+  std::unique_ptr<CudaLane> lane(new CudaLane(context));
   ATTEND_RETURN_IF_ERROR(lane->Open(options));
   return std::unique_ptr<Lane>(std::move(lane));
 }
 
 Status CudaLane::Open(const LaneOptions& options) {
-  const std::string where = "making a lane on " + device_.name;
-  ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_.index), where));
+  const std::string where = "making a lane on " + context_.device.name;
+  ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(context_.device.index), where));
+  int least = 0, greatest = 0;
+  ATTEND_RETURN_IF_ERROR(ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), where));
   ATTEND_RETURN_IF_ERROR(
-      ToStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), where));
+      ToStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest), where));
   for (cudaEvent_t& event : events_)
     ATTEND_RETURN_IF_ERROR(ToStatus(cudaEventCreate(&event), where));
-  int pools = 0;
-  ATTEND_RETURN_IF_ERROR(ToStatus(
-      cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device_.index), where));
-  has_pools_ = pools != 0;
-  return Reserve(options.workspace_bytes);
+  ATTEND_RETURN_IF_ERROR(pipeline_.Open(where));
+  ATTEND_RETURN_IF_ERROR(ToStatus(lists_.Reset(kListBytes), where));
+  memory_.Use(stream_, options.workspace_bytes);
+  cudaError_t error = cudaSuccess;
+  ATTEND_RETURN_IF_ERROR(memory_.Reserve(options.workspace_bytes, &error));
+  return ToStatus(cudaStreamSynchronize(stream_), where);  // the driver's part, before any batch
 }
 
 CudaLane::~CudaLane() {
@@ -48,8 +50,8 @@ CudaLane::~CudaLane() {
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [this] { return !busy_; });
   }
-  (void)cudaSetDevice(device_.index);
-  FreeMemory();
+  (void)cudaSetDevice(context_.device.index);
+  memory_.Release();
   for (cudaEvent_t event : events_) {
     if (event != nullptr) (void)cudaEventDestroy(event);
   }
@@ -57,83 +59,75 @@ CudaLane::~CudaLane() {
   (void)cudaGetLastError();
 }
 
-cudaError_t CudaLane::AllocateMemory(int64_t bytes) {
-  void* memory = nullptr;
-  const cudaError_t error = has_pools_
-                                ? cudaMallocAsync(&memory, static_cast<size_t>(bytes), stream_)
-                                : cudaMalloc(&memory, static_cast<size_t>(bytes));
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();
-    return error;
-  }
-  memory_ = static_cast<char*>(memory);
-  memory_bytes_ = bytes;
-  // The tile queue at the head of the workspace, which lies first.
-  const cudaError_t cleared =
-      cudaMemsetAsync(memory_, 0, static_cast<size_t>(kTileQueueBytes), stream_);
-  if (cleared != cudaSuccess) FreeMemory();
-  return cleared;
-}
-
-void CudaLane::FreeMemory() {
-  if (memory_ == nullptr) return;
-  if (has_pools_) {
-    (void)cudaFreeAsync(memory_, stream_);
-    // The lane is idle, so this waits for nothing; the pool gives memory back at a synchronisation.
-    (void)cudaStreamSynchronize(stream_);
-  } else {
-    (void)cudaFree(memory_);
-  }
-  memory_ = nullptr;
-  memory_bytes_ = 0;
-}
-
-Status CudaLane::Reserve(int64_t bytes) {
-  if (bytes <= memory_bytes_) return Status();
-  if (bytes > device_.memory_bytes) {
-    return ResourceExhausted("the batch needs " + std::to_string(bytes) + " bytes on " +
-                             device_.name + ", which has " + std::to_string(device_.memory_bytes));
-  }
-  const int64_t before = memory_bytes_;
-  FreeMemory();  // first, or old and new would have to fit together
-  const cudaError_t error = AllocateMemory(RoundUp(bytes, kGrowthBytes));
-  if (error == cudaSuccess) return Status();
-  if (before > 0) (void)AllocateMemory(before);
-  if (IsSticky(error)) poller_.ReportLoss(error);
-  return ToStatus(error, "allocating " + std::to_string(bytes) + " bytes on " + device_.name);
-}
-
 Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
   for (const WorkItem& item : items) {
     const KernelId kernel = item.selection.kernel;
     if (Kernels()[static_cast<size_t>(kernel)].device != DeviceKind::kCuda) {
       return Unimplemented("kernel " + std::string(KernelName(kernel)) + " does not run on " +
-                           device_.name);
+                           context_.device.name);
     }
+    std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, context_.tuning.cut);
+    if (!parts.empty() && !CanMoveInParts(item)) parts.clear();
+    batch->cuts.push_back(std::move(parts));
   }
-  Result<BatchLayout> layout = LayOut(items, device_.workspace_bytes_max);
+  Result<BatchLayout> layout = LayOut(items, context_.device.workspace_bytes_max, batch->cuts);
   if (!layout.ok()) return layout.status();
   batch->layout = *std::move(layout);
-  ATTEND_RETURN_IF_ERROR(Reserve(batch->layout.bytes));
+  cudaError_t error = cudaSuccess;
+  const Status reserved = memory_.Reserve(batch->layout.bytes, &error);
+  if (IsSticky(error)) context_.poller.ReportLoss(error);
+  ATTEND_RETURN_IF_ERROR(reserved);
   for (size_t n = 0; n < items.size(); ++n) {
-    batch->places.push_back(PlaceIn(memory_, items[n], batch->layout.items[n]));
+    batch->places.push_back(PlaceIn(memory_.data(), items[n], batch->layout.items[n]));
     Result<Attention> moved = Rebase(items[n], batch->places[n]);
     if (!moved.ok()) return moved.status();
     batch->attentions.push_back(*std::move(moved));
   }
   batch->items.assign(items.begin(), items.end());
   batch->statuses.resize(items.size());
+  // Twice, as a launch that failed is tried again by items. Without memory lists are pageable.
+  const int64_t list_bytes = std::min(batch->layout.list_bytes, kListBytesMax / 2) * 2;
+  if (lists_.Reset(list_bytes) != cudaSuccess) (void)lists_.Reset(0);
+  PrepareRun(batch);
   return Status();
 }
 
+void CudaLane::PrepareRun(Batch* batch) {
+  std::vector<CutItem> cut;
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    if (batch->IsSmall(n)) continue;
+    cut.push_back({&batch->items[n],
+                   &batch->places[n],
+                   &batch->statuses[n],
+                   {batch->items[n].attention, batch->attentions[n]},
+                   batch->cuts[n]});
+  }
+  if (cut.empty()) return;
+  const CutWorkspace workspace = {memory_.data() + batch->layout.workspace,
+                                  batch->layout.workspace_bytes, OptionsOf(true)};
+  const auto note = [this](cudaError_t error, const char* where, Status* status) {
+    return Note(error, where, status);
+  };
+  batch->run.emplace(pipeline_, std::move(cut), workspace, note, context_.timeline);
+}
+
+LaunchOptions CudaLane::OptionsOf(bool parts) {
+  LaunchOptions options;
+  options.lists = &lists_;
+  options.units_free = parts ? context_.tuning.units_free : 0;
+  options.may_begin_early = !parts;
+  return options;
+}
+
 Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
-  if (poller_.device_lost()) return Unavailable("device " + device_.name + " is lost");
+  const DeviceInfo& device = context_.device;
+  if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
   {
     std::lock_guard lock(mutex_);
     if (busy_) return Status(Code::kFailedPrecondition, "the lane's last batch has not ended");
   }
-  const cudaError_t error = cudaSetDevice(device_.index);
-  if (error != cudaSuccess) return Unavailable(ErrorText(error, "Submit on " + device_.name));
+  const cudaError_t error = cudaSetDevice(device.index);
+  if (error != cudaSuccess) return Unavailable(ErrorText(error, "Submit on " + device.name));
   auto batch = std::make_shared<Batch>();
   ATTEND_RETURN_IF_ERROR(Prepare(items, batch.get()));
   batch->done = std::move(done);
@@ -145,106 +139,185 @@ Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
   CopyIn(batch.get());
   (void)cudaEventRecord(events_[kCopiedIn], stream_);
   Compute(batch.get());
-  (void)cudaEventRecord(events_[kComputed], stream_);
+  const cudaError_t computed = cudaEventRecord(events_[kComputed], stream_);
   CopyOut(batch.get());
   const cudaError_t recorded = cudaEventRecord(events_[kCopiedOut], stream_);
-  poller_.Add(events_[kCopiedOut], recorded,
-              [this, batch](cudaError_t outcome) { Finish(batch.get(), outcome); });
+  if (!batch->run) {
+    AwaitEnd(batch, kCopiedOut, recorded);
+  } else if (computed != cudaSuccess) {
+    AwaitEnd(batch, kCopiedOut, computed);
+  } else {
+    StartParts(batch);
+  }
   return Status();
 }
 
 bool CudaLane::Note(cudaError_t error, const char* where, Status* status) {
   if (error == cudaSuccess) return true;
   (void)cudaGetLastError();
-  if (IsSticky(error)) poller_.ReportLoss(error);
-  *status = Internal(ErrorText(error, std::string(where) + " on " + device_.name));
+  if (IsSticky(error)) context_.poller.ReportLoss(error);
+  *status = Internal(ErrorText(error, std::string(where) + " on " + context_.device.name));
   return false;
 }
 
+SpanCopier::Fail CudaLane::NoteCopies(const char* where, Batch* batch) {
+  return [this, where, batch](size_t item, cudaError_t error) {
+    Note(error, where, &batch->statuses[item]);
+  };
+}
+
 void CudaLane::CopyIn(Batch* batch) {
+  SpanCopier copier(context_.pinned, context_.tuning, cudaMemcpyHostToDevice);
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    if (!batch->IsSmall(n)) continue;
+    const SpanList& spans = batch->items[n].inputs;
+    for (int i = 0; i < spans.size(); ++i) copier.Add(spans[i], batch->places[n].inputs[i], n);
+  }
+  copier.Enqueue(stream_, NoteCopies("copy in", batch));
+  ClearOutputs(batch);
+}
+
+// Bytes that no kernel writes must not bring back what another batch left in this memory. Outputs
+// that lie side by side are cleared at once.
+void CudaLane::ClearOutputs(Batch* batch) {
+  char* begin = nullptr;
+  char* end = nullptr;
+  int value = 0;
+  std::vector<size_t> owners;
+  const auto clear = [&] {
+    const cudaError_t error =
+        owners.empty() ? cudaSuccess
+                       : cudaMemsetAsync(begin, value, static_cast<size_t>(end - begin), stream_);
+    for (const size_t n : owners) Note(error, "clearing the output", &batch->statuses[n]);
+    owners.clear();
+  };
   for (size_t n = 0; n < batch->items.size(); ++n) {
     const WorkItem& item = batch->items[n];
-    const ItemPlace& place = batch->places[n];
-    Status* status = &batch->statuses[n];
-    for (int i = 0; i < item.inputs.size() && status->ok(); ++i) {
-      Note(cudaMemcpyAsync(place.inputs[i], item.inputs[i].data,
-                           static_cast<size_t>(item.inputs[i].bytes), cudaMemcpyHostToDevice,
-                           stream_),
-           "copy in", status);
-    }
-    // Bytes that no kernel writes must not bring back what another batch left in this memory.
-    if (!item.poison_output && OutputIsDense(item)) continue;
-    for (int i = 0; i < item.outputs.size() && status->ok(); ++i) {
-      Note(cudaMemsetAsync(place.outputs[i], item.poison_output ? kPoison : 0,
-                           static_cast<size_t>(item.outputs[i].bytes), stream_),
-           "clearing the output", status);
+    if (!batch->IsSmall(n) || (!item.poison_output && OutputIsDense(item))) continue;
+    const int wanted = item.poison_output ? kPoison : 0;
+    for (int i = 0; i < item.outputs.size(); ++i) {
+      char* const place = batch->places[n].outputs[i];
+      if (owners.empty() || wanted != value || place - end >= 2 * kLayoutAlignment) {
+        clear();
+        begin = place;
+        value = wanted;
+      }
+      end = place + item.outputs[i].bytes;
+      owners.push_back(n);
     }
   }
+  clear();
 }
 
 // One ragged launch for each kind of kernel in the batch.
 void CudaLane::Compute(Batch* batch) {
   std::vector<LaunchItem> launches;
   for (size_t n = 0; n < batch->items.size(); ++n) {
-    if (!batch->statuses[n].ok()) continue;
+    if (!batch->IsSmall(n) || !batch->statuses[n].ok()) continue;
     launches.push_back(ToLaunch(batch->items[n]));
     launches.back().attention = batch->attentions[n];
   }
-  const Status status = LaunchBatch(launches, memory_ + batch->layout.workspace,
-                                    batch->layout.workspace_bytes, stream_);
+  char* const workspace = memory_.data() + batch->layout.workspace;
+  const int64_t bytes = batch->layout.workspace_bytes;
+  const LaunchOptions options = OptionsOf(false);
+  const Status status = LaunchBatch(launches, workspace, bytes, stream_, options);
   if (status.ok()) return;
   const cudaError_t error = cudaStreamQuery(stream_);  // that a device is lost, every call says
   const bool lost = IsSticky(error);
-  if (lost) poller_.ReportLoss(error);
+  if (lost) context_.poller.ReportLoss(error);
   // Which item it was cannot be told: each alone, so that only that one fails. Those that had been
   // started compute the same again.
   size_t next = 0;
-  for (Status& each : batch->statuses) {
-    if (!each.ok()) continue;
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    Status& each = batch->statuses[n];
+    if (!batch->IsSmall(n) || !each.ok()) continue;
     const std::span<const LaunchItem> alone(&launches[next++], 1);
-    each = lost ? status
-                : LaunchBatch(alone, memory_ + batch->layout.workspace,
-                              batch->layout.workspace_bytes, stream_);
+    each = lost ? status : LaunchBatch(alone, workspace, bytes, stream_, options);
   }
 }
 
 void CudaLane::CopyOut(Batch* batch) {
+  SpanCopier copier(context_.pinned, context_.tuning, cudaMemcpyDeviceToHost);
   for (size_t n = 0; n < batch->items.size(); ++n) {
-    const WorkItem& item = batch->items[n];
-    Status* status = &batch->statuses[n];
-    for (int i = 0; i < item.outputs.size() && status->ok(); ++i) {
-      Note(cudaMemcpyAsync(item.outputs[i].data, batch->places[n].outputs[i],
-                           static_cast<size_t>(item.outputs[i].bytes), cudaMemcpyDeviceToHost,
-                           stream_),
-           "copy out", status);
-    }
+    if (!batch->IsSmall(n) || !batch->statuses[n].ok()) continue;
+    const SpanList& spans = batch->items[n].outputs;
+    for (int i = 0; i < spans.size(); ++i) copier.Add(spans[i], batch->places[n].outputs[i], n);
   }
+  copier.Enqueue(stream_, NoteCopies("copy out", batch));
 }
 
-int64_t CudaLane::Elapsed(Mark from, Mark to) const {
-  float milliseconds = 0;
-  if (cudaEventElapsedTime(&milliseconds, events_[from], events_[to]) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
+// The lane's memory is there at kBegin; small items and parts share the kernels' workspace.
+void CudaLane::StartParts(const BatchPointer& batch) {
+  cudaError_t error = pipeline_.WaitFor(events_[kBegin]);
+  if (error == cudaSuccess) {
+    error = cudaStreamWaitEvent(pipeline_.stream(PartPipeline::kKernel), events_[kComputed]);
   }
-  return static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
+  if (error != cudaSuccess) return PartEnded(batch, error);
+  for (int n = 0; n < PartPipeline::kAhead && batch->run->HasNext(); ++n) batch->run->StartNext();
+  AwaitPart(batch);
+}
+
+void CudaLane::AwaitPart(const BatchPointer& batch) {
+  if (batch->run->HasNext()) {
+    context_.poller.Add(batch->run->oldest(), batch->run->oldest_recorded(),
+                        [this, batch](cudaError_t outcome) { PartEnded(batch, outcome); });
+    return;
+  }
+  cudaError_t error = pipeline_.Join(stream_);
+  if (error == cudaSuccess) error = cudaEventRecord(events_[kEnd], stream_);
+  AwaitEnd(batch, kEnd, error);
+}
+
+void CudaLane::PartEnded(const BatchPointer& batch, cudaError_t error) {
+  if (error == cudaSuccess) {
+    batch->run->CollectOldest();
+    batch->run->StartNext();
+  } else {
+    if (IsSticky(error)) context_.poller.ReportLoss(error);
+    batch->run->Abandon(Internal(ErrorText(error, "a part of an item on " + context_.device.name)));
+  }
+  AwaitPart(batch);
+}
+
+void CudaLane::AwaitEnd(const BatchPointer& batch, Mark last, cudaError_t recorded) {
+  context_.poller.Add(events_[last], recorded,
+                      [this, batch](cudaError_t outcome) { Finish(batch.get(), outcome); });
+}
+
+void CudaLane::ReadTimes(Batch* batch, BatchOutcome* outcome) {
+  outcome->copy_in_ns = ElapsedNs(events_[kBegin], events_[kCopiedIn]);
+  outcome->kernel_ns = ElapsedNs(events_[kCopiedIn], events_[kComputed]);
+  outcome->copy_out_ns = ElapsedNs(events_[kComputed], events_[kCopiedOut]);
+  outcome->span_ns = ElapsedNs(events_[kBegin], events_[batch->run ? kEnd : kCopiedOut]);
+  if (context_.timeline) {
+    context_.timeline(PartPipeline::kIn, -1, events_[kBegin], events_[kCopiedIn]);
+    context_.timeline(PartPipeline::kKernel, -1, events_[kCopiedIn], events_[kComputed]);
+    context_.timeline(PartPipeline::kOut, -1, events_[kComputed], events_[kCopiedOut]);
+  }
+  if (!batch->run) return;
+  batch->run->CollectAll();
+  outcome->copy_in_ns += batch->run->busy_ns(PartPipeline::kIn);
+  outcome->kernel_ns += batch->run->busy_ns(PartPipeline::kKernel);
+  outcome->copy_out_ns += batch->run->busy_ns(PartPipeline::kOut);
+  outcome->cut_parts = batch->run->parts();
 }
 
 void CudaLane::Finish(Batch* batch, cudaError_t error) {
   BatchOutcome outcome;
-  outcome.statuses = std::move(batch->statuses);
-  outcome.device_lost = poller_.device_lost();
+  outcome.device_lost = context_.poller.device_lost();
   if (error == cudaSuccess) {
-    outcome.copy_in_ns = Elapsed(kBegin, kCopiedIn);
-    outcome.kernel_ns = Elapsed(kCopiedIn, kComputed);
-    outcome.copy_out_ns = Elapsed(kComputed, kCopiedOut);
+    ReadTimes(batch, &outcome);
   } else {
     // The event could not be recorded, yet what was enqueued still uses the caller's memory.
-    if (!outcome.device_lost) (void)cudaStreamSynchronize(stream_);
-    for (Status& status : outcome.statuses) {
-      if (status.ok()) status = Internal(ErrorText(error, "a batch on " + device_.name));
+    if (!outcome.device_lost) {
+      (void)cudaStreamSynchronize(stream_);
+      pipeline_.Synchronize();
+    }
+    for (Status& status : batch->statuses) {
+      if (status.ok()) status = Internal(ErrorText(error, "a batch on " + context_.device.name));
     }
   }
+  outcome.statuses = std::move(batch->statuses);
   Done done = std::move(batch->done);
   {
     std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/copy_kernel.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/flash_fp32.h"
 #include "kernels/cuda/flash_sm80.h"
@@ -110,8 +111,18 @@ Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
   return std::max(bytes, *list);
 }
 
+int64_t ListBytesMax(std::span<const LaunchItem> items) {
+  int64_t bytes = 0;
+  for (const LaunchItem& item : items) {
+    const Problem* const problem = &item.attention.problem;
+    const Result<int64_t> alone = RaggedWorkspaceBytes({&problem, 1});
+    if (!alone.ok() || __builtin_add_overflow(bytes, *alone, &bytes)) return 0;
+  }
+  return bytes;
+}
+
 Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
-                   cudaStream_t stream) {
+                   cudaStream_t stream, const LaunchOptions& options) {
   if (items.empty()) return Status();
   const Result<int64_t> needed = BatchWorkspaceBytes(items);
   if (!needed.ok()) return needed.status();
@@ -133,7 +144,8 @@ Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t w
     }
   }
   for (const Group& group : groups) {
-    const cudaError_t error = LaunchRagged(*group.variant, group.attentions, workspace, stream);
+    const cudaError_t error =
+        LaunchRagged(*group.variant, group.attentions, workspace, options, stream);
     if (error != cudaSuccess) return Failure(error, group.kernel);
   }
   float* scores = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTileQueueBytes);
@@ -161,6 +173,7 @@ cudaError_t LoadKernels() {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
+  if (error == cudaSuccess) error = LoadCopy();
   if (error == cudaSuccess) error = LoadNaive();
   if (error == cudaSuccess) error = LoadFp32();
   if (error == cudaSuccess && major >= 8) error = LoadSm80();

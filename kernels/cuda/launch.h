@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Starts the CUDA kernels. Host code; any thread whose current device is the tensors'. Nothing here
-// allocates on the device or keeps state, or waits, but for one thing: CUDA may wait for what
-// stands before on the stream to copy a list (ragged.h) of more than 64 KiB, some 64 attentions.
+// allocates on the device or keeps state, or waits, but for one thing: without page-locked memory
+// for it (LaunchOptions::lists) CUDA may wait for what stands before on the stream to copy a list
+// (ragged.h) of more than 64 KiB, some 64 attentions.
 
 #pragma once
 
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cuda/launch_options.h"
 #include "kernels/cuda/ragged.h"
 #include "kernels/problem.h"
 #include "kernels/select.h"
@@ -35,12 +37,15 @@ std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& proble
 // Bytes of workspace that LaunchBatch needs. Only the problems are looked at. 0 for no items.
 Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items);
 
+// At most this much LaunchOptions::lists is taken by one launch of these problems, in any groups.
+int64_t ListBytesMax(std::span<const LaunchItem> items);
+
 // Enqueues all items, one launch for those that share a compiled variant. `workspace` is 256-byte
 // aligned and its first kTileQueueBytes are zero, before and after; who shares it must be ordered
 // by a stream. INVALID_ARGUMENT: too small a workspace, or a config that does not exist. INTERNAL:
 // what CUDA says of a launch; some of the items may have been enqueued by then.
 Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
-                   cudaStream_t stream);
+                   cudaStream_t stream, const LaunchOptions& options = {});
 
 // `scores` holds batch * heads_q * len_q * len_k floats.
 cudaError_t LaunchNaive(const Attention& attention, float* scores, cudaStream_t stream);

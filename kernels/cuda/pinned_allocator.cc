@@ -11,6 +11,20 @@
 #include "kernels/host_mapping.h"
 
 namespace attend::cuda {
+namespace {
+
+bool HasSameAddress(int device) {
+  int same = 0;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, device);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return error == cudaSuccess && same != 0;
+}
+
+}  // namespace
+
+PinnedAllocator::PinnedAllocator(int device, PinnedRanges& pinned)
+    : device_(device), same_address_(HasSameAddress(device)), pinned_(pinned) {}
 
 Result<void*> PinnedAllocator::Allocate(int64_t bytes) {
   Result<void*> data = MapHostMemory(bytes);
@@ -36,12 +50,16 @@ Status PinnedAllocator::Register(void* data, int64_t bytes) {
   ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), where));
   const cudaError_t error = cudaHostRegister(data, static_cast<size_t>(bytes),
                                              cudaHostRegisterPortable | cudaHostRegisterMapped);
-  if (error == cudaSuccess) return Status();
-  (void)cudaGetLastError();
-  return ToStatus(error, where);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return ToStatus(error, where);
+  }
+  if (same_address_) pinned_.Add(data, bytes);
+  return Status();
 }
 
 void PinnedAllocator::Unregister(void* data, int64_t) {
+  pinned_.Remove(data);
   (void)cudaSetDevice(device_);
   (void)cudaHostUnregister(data);
   (void)cudaGetLastError();

@@ -6,13 +6,15 @@
 #pragma once
 
 #include "kernels/backend.h"
+#include "kernels/cuda/pinned_ranges.h"
 
 namespace attend::cuda {
 
 class PinnedAllocator : public HostAllocator {
  public:
-  // `device` is the one whose context the calls are made in.
-  explicit PinnedAllocator(int device) : device_(device) {}
+  // `device` is the one whose context the calls are made in. What is page-locked at the same
+  // address on the device, which on Linux is all of it, stands in `pinned`, which outlives this.
+  PinnedAllocator(int device, PinnedRanges& pinned);
 
   // Huge pages where the system has them: locking them takes a tenth of the time.
   Result<void*> Allocate(int64_t bytes) override;
@@ -22,6 +24,8 @@ class PinnedAllocator : public HostAllocator {
 
  private:
   const int device_;
+  const bool same_address_;
+  PinnedRanges& pinned_;
 };
 
 }  // namespace attend::cuda

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/copy_kernel.h"
+#include "kernels/cuda/launch_options.h"
 #include "kernels/cuda/tile_queue.cuh"
 
 namespace attend::cuda {
@@ -14,6 +16,7 @@ namespace {
 
 constexpr int kSortThreads = 512;
 constexpr int kBuckets = 256;
+
 bool TravelsInParameter(std::span<const Attention* const> attentions) {
   if (attentions.size() != 1) return false;
   const Attention& a = *attentions.front();
@@ -130,8 +133,24 @@ cudaError_t Maps(const FlashVariant& variant, const Attention& a, TensorMaps* ma
   return EncodeTensorMaps(a, variant.boxes, maps);
 }
 
+// The list as the host has it, up to `ordered`.
+cudaError_t FillList(const FlashVariant& variant, std::span<const Attention* const> attentions,
+                     const std::vector<TileGroup>& groups, const Layout& layout, char* host) {
+  const auto at = [&](int64_t offset) { return host + (offset - layout.attentions); };
+  for (size_t n = 0; n < attentions.size(); ++n) {
+    TensorMaps maps;
+    const cudaError_t error = Maps(variant, *attentions[n], &maps);
+    if (error != cudaSuccess) return error;
+    std::memcpy(at(layout.attentions) + n * sizeof(Attention), attentions[n], sizeof(Attention));
+    std::memcpy(at(layout.maps) + n * sizeof(TensorMaps), &maps, sizeof(TensorMaps));
+  }
+  std::memcpy(at(layout.groups), groups.data(), groups.size() * sizeof(TileGroup));
+  return cudaSuccess;
+}
+
 cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* const> attentions,
-                       char* workspace, cudaStream_t stream, RaggedParams* params) {
+                       char* workspace, HostArena* lists, cudaStream_t stream,
+                       RaggedParams* params) {
   // A graph would copy the list again at every launch, from host memory that is gone.
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
@@ -142,24 +161,25 @@ cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* c
     AddGroups(*attentions[n], static_cast<int>(n), &groups);
   }
   const Layout layout(static_cast<int64_t>(attentions.size()), static_cast<int64_t>(groups.size()));
-  // Pageable on purpose: the copy call has taken the bytes when it returns.
-  std::vector<char> host(static_cast<size_t>(layout.ordered - layout.attentions));
-  const auto at = [&](int64_t offset) { return host.data() + (offset - layout.attentions); };
-  for (size_t n = 0; n < attentions.size(); ++n) {
-    TensorMaps maps;
-    const cudaError_t error = Maps(variant, *attentions[n], &maps);
-    if (error != cudaSuccess) return error;
-    std::memcpy(at(layout.attentions) + n * sizeof(Attention), attentions[n], sizeof(Attention));
-    std::memcpy(at(layout.maps) + n * sizeof(TensorMaps), &maps, sizeof(TensorMaps));
+  const int64_t bytes = layout.ordered - layout.attentions;
+  char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
+  // Of pageable memory the copy call has taken the bytes when it returns.
+  std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
+  char* const host = locked == nullptr ? pageable.data() : locked;
+  cudaError_t error = FillList(variant, attentions, groups, layout, host);
+  if (error != cudaSuccess) return error;
+  char* const list = workspace + layout.attentions;
+  if (locked == nullptr) {
+    error = cudaMemcpyAsync(list, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream);
+  } else {  // not by the copy engine: a list does not wait there behind large tensors
+    const CopyPiece piece{list, host, bytes};
+    error = LaunchCopy({&piece, 1}, stream);
   }
-  std::memcpy(at(layout.groups), groups.data(), groups.size() * sizeof(TileGroup));
+  if (error != cudaSuccess) return error;
   params->attentions = reinterpret_cast<const Attention*>(workspace + layout.attentions);
   params->maps = reinterpret_cast<const TensorMaps*>(workspace + layout.maps);
   params->groups = reinterpret_cast<const TileGroup*>(workspace + layout.ordered);
   params->group_count = static_cast<int32_t>(groups.size());
-  const cudaError_t error = cudaMemcpyAsync(workspace + layout.attentions, host.data(), host.size(),
-                                            cudaMemcpyHostToDevice, stream);
-  if (error != cudaSuccess) return error;
   OrderGroups<<<1, kSortThreads, 0, stream>>>(
       params->attentions, reinterpret_cast<const TileGroup*>(workspace + layout.groups),
       params->group_count, variant.rows, reinterpret_cast<TileGroup*>(workspace + layout.ordered));
@@ -192,7 +212,7 @@ cudaError_t PrepareKernel(const FlashVariant& variant, int* units) {
 
 // Begins early only outside of graphs, whose nodes wait as their edges say.
 cudaError_t Launch(const FlashVariant& variant, unsigned blocks, RaggedParams params,
-                   cudaStream_t stream) {
+                   bool may_begin_early, cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
   if (asked != cudaSuccess) return asked;
@@ -205,7 +225,8 @@ cudaError_t Launch(const FlashVariant& variant, unsigned blocks, RaggedParams pa
   config.dynamicSmemBytes = static_cast<size_t>(variant.shared_bytes);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = variant.begins_early && capture == cudaStreamCaptureStatusNone ? 1 : 0;
+  const bool begins_early = may_begin_early && variant.begins_early;
+  config.numAttrs = begins_early && capture == cudaStreamCaptureStatusNone ? 1 : 0;
   void* arguments[] = {&params};
   return cudaLaunchKernelExC(&config, variant.kernel, arguments);
 }
@@ -232,7 +253,7 @@ Result<int64_t> RaggedWorkspaceBytes(std::span<const Problem* const> problems) {
 }
 
 cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention* const> attentions,
-                         void* workspace, cudaStream_t stream) {
+                         void* workspace, const LaunchOptions& options, cudaStream_t stream) {
   int64_t tiles = 0;
   for (const Attention* attention : attentions) {
     tiles += TilesAtMost(attention->problem, variant.rows);
@@ -241,14 +262,21 @@ cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention*
   int units = 0;
   cudaError_t error = PrepareKernel(variant, &units);
   if (error != cudaSuccess) return error;
+  units = std::max(units - options.units_free, 1);
   RaggedParams params;
   params.queue = static_cast<TileQueue*>(workspace);
   error = TravelsInParameter(attentions)
               ? PutSingle(variant, *attentions.front(), &params)
-              : UploadList(variant, attentions, static_cast<char*>(workspace), stream, &params);
+              : UploadList(variant, attentions, static_cast<char*>(workspace), options.lists,
+                           stream, &params);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, units * variant.blocks));
-  return Launch(variant, blocks, params, stream);
+  return Launch(variant, blocks, params, options.may_begin_early, stream);
+}
+
+cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention* const> attentions,
+                         void* workspace, cudaStream_t stream) {
+  return LaunchRagged(variant, attentions, workspace, LaunchOptions{}, stream);
 }
 
 }  // namespace attend::cuda

@@ -349,6 +349,11 @@ TEST(DecodeResponse, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(spoiled([](auto& m) { m.mutable_o()->set_dtype(v1::DTYPE_UNSPECIFIED); }));
   EXPECT_TRUE(spoiled([](auto& m) { m.mutable_o()->set_shape(0, -1); }));
   EXPECT_TRUE(spoiled([](auto& m) { m.mutable_o()->set_shape(0, int64_t{1} << 62); }));
+  // Elsewhere than the call has a place for.
+  EXPECT_TRUE(spoiled([](auto& m) {
+    m.mutable_o()->mutable_shared_memory()->set_region(std::string(16, 'x'));
+    m.mutable_raw()->DeleteSubrange(0, 1);
+  }));
   EXPECT_TRUE(refused(""));
   // A length far beyond the message must not be believed.
   EXPECT_TRUE(refused(std::string("\xc2\x3e\xff\xff\xff\xff\x07", 7)));

@@ -27,6 +27,9 @@ FAMILIES = HISTOGRAMS | {
     "attend_host_memory_used_bytes", "attend_host_memory_largest_free_bytes",
     "attend_host_memory_budget_bytes", "attend_inflight_requests", "attend_draining",
     "attend_reference_checks_total", "attend_reference_check_rows_total",
+    "attend_shared_memory_bytes", "attend_shared_memory_limit_bytes",
+    "attend_shared_memory_regions", "attend_shared_memory_clients",
+    "attend_shared_memory_regions_created_total", "attend_shared_memory_regions_refused_total",
     "attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts",
     "process_start_time_seconds"}
 NEEDS_A_GPU = {f for f in FAMILIES if f.startswith("attend_gpu_")}

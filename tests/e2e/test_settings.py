@@ -22,8 +22,10 @@ def run_server(*args, env=None):
     ["--device", "tpu"], ["--device", "cuda:x"], ["--reference-check", "sometimes"],
     ["--reference-check", "sample:2"], ["--log-level", "loud"], ["--log-format", "xml"],
     ["--listen", "nowhere"], ["--listen", "127.0.0.1:99999"], ["--metrics-listen", "8002x"],
+    ["--grpc-memory-max", "1GiB"],
     ["--memory-budget", "4GiBB"], ["--memory-budget", "-1"], ["--drain-timeout", "-1"],
     ["--tenant", "a"], ["--tenant", "a=0"], ["--tenant", "a=1,a=2"], ["--priority-aging-ms", "0"],
+    ["--shared-memory-max", "0"], ["--shared-memory-client-regions", "0"],
     ["--chunked-streams-max", "0"], ["--chunked-idle-timeout", "0"],
     ["--config", "/nonexistent.toml"], ["stray"],
 ], ids=" ".join)
@@ -48,10 +50,13 @@ def test_help_explains_every_flag():
     done = run_server("--help")
     assert done.returncode == 0 and not done.stderr
     for flag in ("listen", "metrics-listen", "device", "lanes", "cpu-threads", "lane-workspace",
-                 "max-request-bytes", "memory-budget", "max-queue", "max-batch-requests",
+                 "max-request-bytes", "memory-budget", "grpc-memory-max", "max-queue",
+                 "max-batch-requests",
                  "max-batch-gflop", "max-batch-bytes", "max-batch-delay-us", "max-streams",
                  "stream-requests-max", "chunked-streams-max", "chunked-idle-timeout",
-                 "tenant", "priority-aging-ms", "copy-threads",
+                 "shared-memory", "shared-memory-socket", "shared-memory-max",
+                 "shared-memory-client-max", "shared-memory-client-regions",
+                 "shared-memory-any-user", "tenant", "priority-aging-ms", "copy-threads",
                  "reference-check", "check-seed", "check-threads", "check-dump-dir",
                  "check-dump-max", "drain-timeout", "log-level", "log-format", "log-file",
                  "allocator-tuning", "ready-file", "version", "config"):

@@ -22,19 +22,22 @@ DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
 LAYOUTS = {"BHLD": 1, "BLHD": 2, "LHD": 3}
 
 pb = None    # attention_pb2, after generate()
+shm = None   # shared_memory_pb2
 stub = None  # attention_pb2_grpc
 
 
 def generate(folder):
-    """Generates the Python stubs from the .proto and imports them as wire.pb and wire.stub."""
-    global pb, stub
+    """Generates the Python stubs and imports them as wire.pb, wire.shm and wire.stub."""
+    global pb, shm, stub
     proto = ROOT / "proto"
     subprocess.run(
         ["protoc", f"-I{proto}", f"--python_out={folder}", f"--grpc_out={folder}",
          f"--plugin=protoc-gen-grpc={shutil.which('grpc_python_plugin')}",
-         str(proto / "attend/v1/attention.proto")], check=True)
+         str(proto / "attend/v1/attention.proto"),
+         str(proto / "attend/v1/shared_memory.proto")], check=True)
     sys.path.insert(0, str(folder))
     pb = importlib.import_module("attend.v1.attention_pb2")
+    shm = importlib.import_module("attend.v1.shared_memory_pb2")
     stub = importlib.import_module("attend.v1.attention_pb2_grpc")
     assert pathlib.Path(pb.__file__).is_relative_to(folder)
 

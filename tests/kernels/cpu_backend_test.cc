@@ -80,6 +80,7 @@ TEST_F(CpuBackendTest, RunsBothKernelsInOneBatch) {
   EXPECT_GT(outcome.kernel_ns, 0);
   EXPECT_EQ(outcome.copy_in_ns, 0);
   EXPECT_EQ(outcome.copy_out_ns, 0);
+  EXPECT_EQ(outcome.span_ns, outcome.kernel_ns);
   EXPECT_FALSE(outcome.device_lost);
   for (size_t n = 0; n < all.size(); ++n) {
     EXPECT_TRUE(outcome.statuses[n].ok());

@@ -4,10 +4,10 @@
 
 if(ATTEND_WITH_CUDA)
   include(AttendCuda)
-  add_library(attend_test_cuda STATIC c_params.cc cuda_run.cc)
+  add_library(attend_test_cuda STATIC c_params.cc cuda_run.cc lane_harness.cc)
   target_link_libraries(attend_test_cuda PUBLIC attend_cuda attend_test_problems)
 
-  attend_test(cuda_layout_test SOURCES cuda_layout_test.cc tile_order_test.cc
+  attend_test(cuda_layout_test SOURCES cuda_layout_test.cc cuda_cut_test.cc tile_order_test.cc
               LIBRARIES attend_cuda attend_test_problems LABELS unit)
   attend_test(cuda_c_args_test SOURCES cuda_c_args_test.cc
               LIBRARIES attend_kernels_c attend_options LABELS unit)
@@ -18,6 +18,10 @@ if(ATTEND_WITH_CUDA)
                       cuda_bits_test.cc cuda_far_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu TIMEOUT 600)
   attend_test(cuda_backend_test SOURCES cuda_backend_test.cc cuda_main.cc
+              LIBRARIES attend_test_cuda LABELS gpu)
+  attend_test(cuda_lane_test SOURCES cuda_lane_test.cc cuda_copy_test.cc cuda_main.cc
+              LIBRARIES attend_test_cuda LABELS gpu TIMEOUT 300)
+  attend_test(cuda_lost_part_test SOURCES cuda_lost_part_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
   attend_test(cuda_lost_test SOURCES cuda_lost_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
@@ -31,8 +35,8 @@ if(ATTEND_WITH_CUDA)
                       cuda_wgmma_test.cu cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
   if(ATTEND_TESTS)
-    foreach(name cuda_layout_test cuda_kernels_test cuda_backend_test cuda_lost_test cuda_c_test
-                 cuda_c_args_test cuda_mma_test cuda_hopper_test)
+    foreach(name cuda_layout_test cuda_kernels_test cuda_backend_test cuda_lane_test cuda_lost_test
+                 cuda_lost_part_test cuda_c_test cuda_c_args_test cuda_mma_test cuda_hopper_test)
       target_link_options(${name} PRIVATE -Wl,--as-needed)
     endforeach()
     attend_cuda_target(cuda_mma_test)

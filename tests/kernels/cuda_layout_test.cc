@@ -47,20 +47,17 @@ TEST(LayOut, KeepsResiduesAndDoesNotOverlap) {
   EXPECT_EQ(layout->workspace, 0) << "its head stays zero from batch to batch";
   EXPECT_GE(layout->workspace_bytes, cuda::kTileQueueBytes);
   int64_t end = layout->workspace_bytes;
-  for (size_t n = 0; n < items.size(); ++n) {
-    const auto residue = [](const HostSpan& span) {
-      return static_cast<int64_t>(reinterpret_cast<uintptr_t>(span.data) % kLayoutAlignment);
-    };
-    const auto check = [&](const SpanList& spans, const auto& places) {
-      for (int i = 0; i < spans.size(); ++i) {
-        EXPECT_EQ(places[i] % kLayoutAlignment, residue(spans[i]));
-        EXPECT_GE(places[i], end);
-        end = places[i] + spans[i].bytes;
-      }
-    };
-    check(items[n].inputs, layout->items[n].inputs);
-    check(items[n].outputs, layout->items[n].outputs);
-  }
+  const auto check = [&](const SpanList& spans, const auto& places) {
+    for (int i = 0; i < spans.size(); ++i) {
+      EXPECT_EQ(places[i] % kLayoutAlignment,
+                static_cast<int64_t>(reinterpret_cast<uintptr_t>(spans[i].data) %
+                                     static_cast<uintptr_t>(kLayoutAlignment)));
+      EXPECT_GE(places[i], end);
+      end = places[i] + spans[i].bytes;
+    }
+  };
+  for (size_t n = 0; n < items.size(); ++n) check(items[n].inputs, layout->items[n].inputs);
+  for (size_t n = 0; n < items.size(); ++n) check(items[n].outputs, layout->items[n].outputs);
   EXPECT_EQ(layout->bytes, end);
 }
 

@@ -9,12 +9,16 @@
 #include <cstdlib>
 #include <thread>
 
+#include "server/tenants.h"
+
 namespace attend::test {
 
 ChunkedStreamClient::ChunkedStreamClient(const TestServer& server,
-                                         std::chrono::milliseconds timeout)
+                                         std::chrono::milliseconds timeout,
+                                         const std::string& tenant)
     : stub_(server.Stub()) {
   if (timeout.count() > 0) context_.set_deadline(std::chrono::system_clock::now() + timeout);
+  if (!tenant.empty()) context_.AddMetadata(kTenantMetadataKey, tenant);
   stream_ = stub_->AttendChunked(&context_);
 }
 
@@ -144,6 +148,7 @@ ChunkedOutcome AttendOverStreams(const TestServer& server, const v1::AttendReque
     outcome.statuses.assign(1, clients[0]->Finish());
     return outcome;
   }
+  outcome.token = grant.grant().token();
   for (int i = 1; i < streams; ++i) {
     clients.push_back(std::make_unique<ChunkedStreamClient>(server));
     clients.back()->SendToken(grant.grant().token());

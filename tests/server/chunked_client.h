@@ -22,7 +22,8 @@ namespace attend::test {
 class ChunkedStreamClient {
  public:
   explicit ChunkedStreamClient(const TestServer& server,
-                               std::chrono::milliseconds timeout = std::chrono::milliseconds(0));
+                               std::chrono::milliseconds timeout = std::chrono::milliseconds(0),
+                               const std::string& tenant = "");
 
   bool SendHeader(const v1::AttendRequest& header);
   bool SendToken(const std::string& token);
@@ -74,6 +75,7 @@ class AnswerBuilder {
 struct ChunkedOutcome {
   std::vector<grpc::Status> statuses;  // of each stream, the first one first
   v1::AttendResponse response;
+  std::string token;  // empty if there was no grant
   std::string fault;
   bool ok() const;
 };

@@ -76,7 +76,17 @@ std::vector<Setting> Settings() {
        "2GiB"},
       {"memory-budget", "1.5GiB", [](const C& c) { return c.memory_budget_bytes == 3 << 29; },
        "-1"},
+      {"grpc-memory-max", "5GiB",
+       [](const C& c) { return c.grpc_memory_max_bytes == int64_t{5} << 30; }, "3GiB"},
       {"max-queue", "11", [](const C& c) { return c.max_queue == 11; }, "0"},
+      {"shared-memory-socket", "/tmp/m",
+       [](const C& c) { return c.shared_memory_socket == "/tmp/m"; }, ""},
+      {"shared-memory-max", "2GiB",
+       [](const C& c) { return c.shared_memory_max_bytes == int64_t{2} << 30; }, "0"},
+      {"shared-memory-client-max", "8KiB",
+       [](const C& c) { return c.shared_memory_client_max_bytes == 8192; }, "4095"},
+      {"shared-memory-client-regions", "9",
+       [](const C& c) { return c.shared_memory_client_regions == 9; }, "0"},
       {"max-batch-requests", "12", [](const C& c) { return c.max_batch_requests == 12; }, "0"},
       {"split-gflop", "0.5", [](const C& c) { return c.split_gflop == 0.5; }, "-1"},
       {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
@@ -175,7 +185,14 @@ TEST(ConfigTest, FlagsWinOverFileOverEnvironment) {
   std::remove(path.c_str());
 }
 
-TEST(ConfigTest, AllocatorTuningIsASwitch) {
+TEST(ConfigTest, Switches) {
+  EXPECT_FALSE(Parse({}).config.shared_memory);
+  EXPECT_TRUE(Parse({"--shared-memory"}).config.shared_memory);
+  EXPECT_FALSE(Parse({"--shared-memory"}).config.shared_memory_any_user);
+  EXPECT_TRUE(Parse({"--shared-memory-any-user"}).config.shared_memory_any_user);
+  EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
+  const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
+  EXPECT_TRUE(Parse({}).config.shared_memory);
   EXPECT_FALSE(Parse({"--no-allocator-tuning"}).config.allocator_tuning);
   EXPECT_TRUE(Parse({"--allocator-tuning"}).config.allocator_tuning);
   const ScopedEnv env("ATTEND_ALLOCATOR_TUNING", "false");
@@ -189,7 +206,15 @@ TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
   const std::string path = TemporaryFile("bogus = 1\n");
   const Parsed parsed = Parse({"--config", path});
   EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
-  EXPECT_NE(parsed.text.find("bogus"), std::string::npos) << parsed.text;
+  const std::string line = "attend-server: --config " + path +
+                           ": \"bogus\" is not the name of a setting (see attend-server --help)\n";
+  EXPECT_EQ(parsed.text, line);
+  const ScopedEnv env("ATTEND_CONFIG", path.c_str());
+  EXPECT_EQ(Parse({}).text, line);
+  std::ofstream(path) << "max-queue = 1\n[limits]\nmax-queue = 2\n";
+  EXPECT_NE(Parse({}).text.find("settings stand in no section, there is [limits]"),
+            std::string::npos)
+      << Parse({}).text;
   std::remove(path.c_str());
 }
 
@@ -203,6 +228,16 @@ TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
     EXPECT_NE(refused.text.find("--tenant"), std::string::npos) << refused.text;
     EXPECT_EQ(refused.text.find('\n'), refused.text.size() - 1) << refused.text;
   }
+}
+
+TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
+  EXPECT_EQ(Parse({"--grpc-memory-max", "0"}).config.grpc_memory_max_bytes, 0);
+  const Parsed few = Parse({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4MiB"});
+  EXPECT_EQ(few.outcome, ConfigOutcome::kRun) << few.text;
+  const Parsed less = Parse({"--max-request-bytes", "1MiB", "--grpc-memory-max", "4194303B"});
+  EXPECT_EQ(less.outcome, ConfigOutcome::kError);
+  EXPECT_NE(less.text.find("at least four times --max-request-bytes, 1MiB"), std::string::npos)
+      << less.text;
 }
 
 TEST(ConfigTest, DeviceLists) {
@@ -225,6 +260,8 @@ TEST(ConfigTest, HelpExplainsEverySetting) {
   for (const char* part : {"Network:", "Devices:", "Limits:", "[4GiB]", "[30]", "SECONDS"}) {
     EXPECT_NE(help.text.find(part), std::string::npos) << part;
   }
+  EXPECT_NE(help.text.find("--allocator-tuning,--no-allocator-tuning\n"), std::string::npos);
+  EXPECT_EQ(help.text.find('{'), help.text.find("{\"pid\"")) << "names CLI11's marks";
   const Parsed version = Parse({"--version"});
   EXPECT_EQ(version.outcome, ConfigOutcome::kPrinted);
   EXPECT_EQ(version.text, VersionText() + "\n");

@@ -3,6 +3,8 @@
 
 attend_test(host_pool_test SOURCES host_pool_test.cc
             LIBRARIES attend_engine attend_test_problems LABELS unit)
+attend_test(region_registry_test SOURCES region_registry_test.cc
+            LIBRARIES attend_engine attend_test_problems LABELS unit)
 attend_test(tenants_test SOURCES tenants_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(fair_share_test SOURCES fair_share_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(request_queue_test SOURCES request_queue_test.cc

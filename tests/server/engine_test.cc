@@ -270,7 +270,7 @@ TEST_F(EngineTest, AnUnknownKernelIsNamed) {
 
 TEST_F(EngineTest, ADeviceWithoutLanesIsAnErrorAtStart) {
   auto device = std::make_unique<FakeBackend>();
-  device->FailMakeLane(ResourceExhausted("planted fault"));
+  device->FailMakeLane(1, ResourceExhausted("planted fault"));
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::move(device));
   EXPECT_FALSE(Engine::Make(std::move(backends), options_, metrics_, clock_).ok());

@@ -2,8 +2,11 @@
 
 #include "tests/server/fake_backend.h"
 
+#include <gtest/gtest.h>
+
 #include <chrono>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -12,17 +15,45 @@
 #include "tests/server/span_copies.h"
 
 namespace attend::testing {
-namespace {
 
-class MappedAllocator final : public HostAllocator {
+class FakeBackend::FakeAllocator final : public HostAllocator {
  public:
-  Result<void*> Allocate(int64_t bytes) override { return MapHostMemory(bytes); }
-  void Free(void* data, int64_t bytes) override { UnmapHostMemory(data, bytes); }
-  Status Register(void*, int64_t) override { return Status(); }
-  void Unregister(void*, int64_t) override {}
-};
+  explicit FakeAllocator(FakeBackend& backend) : backend_(backend) {}
+  ~FakeAllocator() override {
+    EXPECT_TRUE(allocated_.empty()) << allocated_.size() << " pieces were kept";
+    EXPECT_TRUE(registered_.empty()) << registered_.size() << " mappings were kept";
+  }
 
-}  // namespace
+  Result<void*> Allocate(int64_t bytes) override {
+    ATTEND_RETURN_IF_ERROR(backend_.AcceptAllocation());
+    Result<void*> data = MapHostMemory(bytes);
+    const std::lock_guard lock(mutex_);
+    if (data.ok()) allocated_.emplace(*data, bytes);
+    return data;
+  }
+  void Free(void* data, int64_t bytes) override {
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_EQ(allocated_.erase({data, bytes}), 1u) << "twice, or of another size";
+    }
+    UnmapHostMemory(data, bytes);
+  }
+  Status Register(void* data, int64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_TRUE(registered_.emplace(data, bytes).second) << "twice";
+    return Status();
+  }
+  void Unregister(void* data, int64_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    EXPECT_EQ(registered_.erase({data, bytes}), 1u) << "twice, or of another size";
+  }
+
+ private:
+  FakeBackend& backend_;
+  std::mutex mutex_;
+  std::set<std::pair<void*, int64_t>> allocated_;
+  std::set<std::pair<void*, int64_t>> registered_;
+};
 
 class FakeBackend::FakeLane final : public Lane {
  public:
@@ -73,7 +104,8 @@ class FakeBackend::FakeLane final : public Lane {
   std::thread thread_;
 };
 
-FakeBackend::FakeBackend(std::string name, DeviceKind kind) : compute_(CpuReference) {
+FakeBackend::FakeBackend(std::string name, DeviceKind kind)
+    : allocator_(std::make_unique<FakeAllocator>(*this)), compute_(CpuReference) {
   info_.kind = kind;
   info_.name = std::move(name);
   info_.description = "a device for tests";
@@ -84,15 +116,14 @@ FakeBackend::FakeBackend(std::string name, DeviceKind kind) : compute_(CpuRefere
 
 FakeBackend::~FakeBackend() = default;
 
-HostAllocator& FakeBackend::host_allocator() {
-  static MappedAllocator allocator;
-  return allocator;
-}
+Status FakeBackend::LostStatus() const { return Unavailable("device " + info_.name + " was lost"); }
+
+HostAllocator& FakeBackend::host_allocator() { return *allocator_; }
 
 Result<std::unique_ptr<Lane>> FakeBackend::MakeLane(const LaneOptions&) {
   {
     const std::lock_guard lock(mutex_);
-    if (!make_lane_status_.ok()) return std::exchange(make_lane_status_, Status());
+    ATTEND_RETURN_IF_ERROR(lanes_.Next());
   }
   return std::unique_ptr<Lane>(std::make_unique<FakeLane>(*this));
 }
@@ -136,22 +167,44 @@ void FakeBackend::ReleaseOne() {
 
 void FakeBackend::FailSubmit(int n, Status status) {
   const std::lock_guard lock(mutex_);
-  submit_faults_[submissions_ + n] = std::move(status);
+  submits_.FailNth(n, std::move(status));
 }
 
 void FakeBackend::FailItem(int n, Status status) {
   const std::lock_guard lock(mutex_);
-  item_faults_[items_run_ + n] = std::move(status);
+  items_.FailNth(n, std::move(status));
 }
 
-void FakeBackend::LoseDevice() {
+void FakeBackend::FailBatch(int n, Status status) {
   const std::lock_guard lock(mutex_);
-  lose_device_ = true;
+  batches_.FailNth(n, std::move(status));
 }
 
-void FakeBackend::FailMakeLane(Status status) {
+void FakeBackend::FailAllocate(int n, Status status) {
   const std::lock_guard lock(mutex_);
-  make_lane_status_ = std::move(status);
+  allocations_.FailNth(n, std::move(status));
+}
+
+void FakeBackend::FailMakeLane(int n, Status status) {
+  const std::lock_guard lock(mutex_);
+  lanes_.FailNth(n, std::move(status));
+}
+
+void FakeBackend::LoseDevice(int n) {
+  const std::lock_guard lock(mutex_);
+  losses_.FailNth(n, LostStatus());
+}
+
+void FakeBackend::ForgetFaults() {
+  const std::lock_guard lock(mutex_);
+  for (CallFaults* each : {&submits_, &items_, &batches_, &allocations_, &lanes_, &losses_}) {
+    each->Forget();
+  }
+}
+
+FakeBackend::Calls FakeBackend::calls() const {
+  const std::lock_guard lock(mutex_);
+  return {submits_.calls(), items_.calls(), batches_.calls()};
 }
 
 int64_t FakeBackend::submitted_batches() const {
@@ -186,12 +239,17 @@ void FakeBackend::WaitForWaiting(int64_t count) const {
 
 Status FakeBackend::Accept(int64_t items) {
   const std::lock_guard lock(mutex_);
-  const auto fault = submit_faults_.find(++submissions_);
-  if (fault != submit_faults_.end()) return fault->second;
+  ATTEND_RETURN_IF_ERROR(submits_.Next());
+  if (lost_) return LostStatus();
   items_accepted_ += items;
   batch_sizes_.push_back(items);
   changed_.notify_all();
   return Status();
+}
+
+Status FakeBackend::AcceptAllocation() {
+  const std::lock_guard lock(mutex_);
+  return allocations_.Next();
 }
 
 void FakeBackend::PassGate() {
@@ -206,6 +264,14 @@ void FakeBackend::PassGate() {
 BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   const auto begin = std::chrono::steady_clock::now();
   BatchOutcome outcome;
+  Status whole;
+  {
+    const std::lock_guard lock(mutex_);
+    whole = batches_.Next();
+    lost_ |= !losses_.Next().ok();
+    outcome.device_lost = lost_;
+    if (lost_) whole = LostStatus();
+  }
   for (const WorkItem& item : items) {
     Compute compute, corrupt;
     Status status;
@@ -215,17 +281,14 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
       moves_spans = moves_spans_;
       compute = compute_;
       corrupt = corrupt_;
-      const auto fault = item_faults_.find(++items_run_);
-      if (fault != item_faults_.end()) status = fault->second;
-      if (lose_device_) status = Unavailable("device " + info_.name + " was lost");
+      status = items_.Next();
+      if (!whole.ok()) status = whole;
     }
     if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
     if (status.ok() && !moves_spans) compute(item.attention);
     if (status.ok() && corrupt) corrupt(item.attention);
     outcome.statuses.push_back(std::move(status));
   }
-  const std::lock_guard lock(mutex_);
-  outcome.device_lost = std::exchange(lose_device_, false);
   outcome.kernel_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
           .count();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A device for tests: it computes with the double-precision reference, when the test lets it. A
-// test can hold batches at a gate, fail the N-th submission or item, lose the device and plant
-// faults in O. Every lane has one thread; all controls may be called from any thread.
+// test can hold batches at a gate, let the N-th call of every entry point fail, lose the device and
+// plant faults in O. Every lane has one thread; all controls may be called from any thread. Host
+// memory that was not given back when the device goes is a failure of the test.
 
 #pragma once
 
@@ -18,6 +19,24 @@
 #include "kernels/backend.h"
 
 namespace attend::testing {
+
+// The calls of one entry point, counted, and which of them fail with what. Not thread-safe.
+class CallFaults {
+ public:
+  // The N-th call from now (1 = the next) fails.
+  void FailNth(int n, Status status) { planned_[calls_ + n] = std::move(status); }
+  void Forget() { planned_.clear(); }
+  // One more call: what it is to return.
+  Status Next() {
+    const auto found = planned_.find(++calls_);
+    return found == planned_.end() ? Status() : found->second;
+  }
+  int64_t calls() const { return calls_; }
+
+ private:
+  int64_t calls_ = 0;
+  std::map<int64_t, Status> planned_;  // by number of the call
+};
 
 class FakeBackend final : public Backend {
  public:
@@ -42,15 +61,25 @@ class FakeBackend final : public Backend {
   void Hold();
   void Release();     // opens the gate for good
   void ReleaseOne();  // lets one batch pass a closed gate
-  // The N-th submission from now (1 = the next) is refused with `status`; nothing starts.
-  void FailSubmit(int n, Status status);
-  // The N-th item from now ends with `status`, its batch otherwise well.
-  void FailItem(int n, Status status);
-  // The next batch ends with UNAVAILABLE and device_lost.
-  void LoseDevice();
-  // The next MakeLane fails.
-  void FailMakeLane(Status status);
 
+  // The N-th call from now (1 = the next) of these fails with `status`.
+  void FailSubmit(int n, Status status);    // nothing starts
+  void FailItem(int n, Status status);      // its batch otherwise well
+  void FailBatch(int n, Status status);     // started, and all its items end so
+  void FailAllocate(int n, Status status);  // of host memory
+  void FailMakeLane(int n, Status status);
+  // The N-th batch from now, and whatever comes later, ends with UNAVAILABLE and device_lost.
+  void LoseDevice(int n = 1);
+  // Faults that were not met are met no more.
+  void ForgetFaults();
+
+  // Calls since the start, failed ones too.
+  struct Calls {
+    int64_t submit = 0;
+    int64_t item = 0;
+    int64_t batch = 0;
+  };
+  Calls calls() const;
   int64_t submitted_batches() const;
   int64_t submitted_items() const;
   int64_t waiting_batches() const;  // at the gate now
@@ -63,13 +92,18 @@ class FakeBackend final : public Backend {
 
  private:
   class FakeLane;
+  class FakeAllocator;
   friend class FakeLane;
+  friend class FakeAllocator;
 
   Status Accept(int64_t items);  // counts a submission, or refuses it
+  Status AcceptAllocation();     // the same of host memory
+  Status LostStatus() const;
   void PassGate();
   BatchOutcome RunItems(const std::vector<WorkItem>& items);
 
   DeviceInfo info_;
+  std::unique_ptr<FakeAllocator> allocator_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   Compute compute_;
@@ -78,13 +112,14 @@ class FakeBackend final : public Backend {
   bool held_ = false;
   int64_t passes_ = 0;
   int64_t waiting_ = 0;
-  int64_t submissions_ = 0;
   int64_t items_accepted_ = 0;
-  int64_t items_run_ = 0;
-  bool lose_device_ = false;
-  Status make_lane_status_;
-  std::map<int64_t, Status> submit_faults_;  // by submission number
-  std::map<int64_t, Status> item_faults_;    // by number of the item run
+  CallFaults submits_;
+  CallFaults items_;
+  CallFaults batches_;
+  CallFaults allocations_;
+  CallFaults lanes_;
+  CallFaults losses_;  // counts batches, as batches_ does
+  bool lost_ = false;
   std::vector<int64_t> batch_sizes_;
 };
 

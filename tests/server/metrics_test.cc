@@ -89,7 +89,8 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
   const Exposition start(Serialize(metrics));
   for (const char* family : kFamilies) EXPECT_TRUE(start.families.contains(family)) << family;
   for (const char* sample :
-       {"attend_requests_total{code=\"OK\"}", "attend_requests_total{code=\"UNAVAILABLE\"}",
+       {"attend_requests_total{code=\"OK\"}",
+        "attend_requests_total{code=\"UNAVAILABLE\"}",
         "attend_rejected_requests_total{reason=\"queue_full\"}",
         "attend_rejected_requests_total{reason=\"too_large\"}",
         "attend_phase_duration_seconds_count{phase=\"receive\"}",
@@ -98,6 +99,7 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_flops_total{device=\"cuda:0\",dtype=\"bfloat16\",kernel=\"cuda_naive\"}",
         "attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}",
         "attend_transport_bytes_total{direction=\"in\",transport=\"chunked\"}",
+        "attend_transport_bytes_total{direction=\"out\",transport=\"shm\"}",
         "attend_reference_checks_total{result=\"skipped\"}",
         "attend_tenant_requests_total{code=\"OK\",tenant=\"default\"}",
         "attend_tenant_requests_total{code=\"CANCELLED\",tenant=\"a\"}",
@@ -105,7 +107,8 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_tenant_queue_requests{device=\"cuda:0\",tenant=\"a\"}",
         "attend_batches_total{closed=\"empty\",device=\"cpu\"}",
         "attend_batches_total{closed=\"large\",device=\"cuda:0\"}",
-        "attend_reference_check_error_ratio_count", "attend_queue_requests{device=\"cuda:0\"}"}) {
+        "attend_reference_check_error_ratio_count",
+        "attend_queue_requests{device=\"cuda:0\"}"}) {
     ASSERT_TRUE(start.samples.contains(sample)) << sample;
     EXPECT_EQ(start.samples.at(sample), 0) << sample;
   }

@@ -180,6 +180,21 @@ TEST(StreamTest, TheServerStopsReadingAClientThatDoesNotRead) {
   EXPECT_TRUE(open.stream->Finish().ok());
 }
 
+TEST(StreamTest, AFailedRequestsMemoryIsBackBeforeItsClientHears) {
+  TestServer server;
+  OpenStream open(server);
+  for (int i = 0; i < 20; ++i) {
+    server.backend().FailItem(1, Internal("planted fault"));
+    ASSERT_TRUE(open.stream->Write(test::PlainWireProblem(i, 64, 64).request));
+    v1::AttendResponse response;
+    ASSERT_TRUE(open.stream->Read(&response));
+    EXPECT_EQ(response.status().code(), static_cast<int>(Code::kInternal));
+    EXPECT_EQ(response.status().message(), "planted fault");
+    EXPECT_EQ(response.request_id(), "plain-" + std::to_string(i));
+    EXPECT_EQ(server.server().engine().host_pool().used_bytes(), 0);
+  }
+}
+
 TEST(StreamTest, CancelDropsWhatIsQueued) {
   TestServer server([](Config& config) { config.lanes = 1; });
   server.backend().Hold();

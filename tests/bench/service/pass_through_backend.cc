@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tests/bench/pass_through_backend.h"
+#include "tests/bench/service/pass_through_backend.h"
 
 #include <cstring>
 #include <utility>

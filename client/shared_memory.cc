@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/shared_memory.h"
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "attend/v1/shared_memory.pb.h"
+
+namespace attend::client {
+namespace {
+
+constexpr size_t kReplyBytesMax = 4096;
+
+Status Lost(const char* what) {
+  return Unavailable(std::string("the shared memory's socket: ") + what + ": " +
+                     std::strerror(errno));
+}
+
+// The descriptor that came with the packet, or -1.
+int FileOf(msghdr& message) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    int file;
+    std::memcpy(&file, CMSG_DATA(part), sizeof(file));
+    return file;
+  }
+  return -1;
+}
+
+}  // namespace
+
+SharedRegion::SharedRegion(std::shared_ptr<SharedMemory> memory, std::string token, std::byte* data,
+                           int64_t bytes)
+    : memory_(std::move(memory)), token_(std::move(token)), data_(data), bytes_(bytes) {}
+
+SharedRegion::~SharedRegion() {
+  munmap(data_, static_cast<size_t>(bytes_));
+  memory_->Release(token_);
+}
+
+Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return InvalidArgument("the shared memory's socket \"" + path + "\" has " +
+                           std::to_string(path.size()) + " characters, must have 1 to " +
+                           std::to_string(sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (socket < 0) return Lost("socket");
+  std::shared_ptr<SharedMemory> memory(new SharedMemory(socket));
+  if (connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return Unavailable("cannot connect to the shared memory's socket " + path + ": " +
+                       std::strerror(errno));
+  }
+  return memory;
+}
+
+SharedMemory::~SharedMemory() { close(socket_); }
+
+Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file) {
+  *file = -1;
+  const std::string bytes = request.SerializeAsString();
+  const std::lock_guard lock(mutex_);
+  ssize_t done;
+  do {
+    done = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  } while (done < 0 && errno == EINTR);
+  // A server that refuses the connection has said why before it closed it.
+  const int send_error = done < 0 ? errno : 0;
+  std::array<char, kReplyBytesMax> packet;
+  iovec data{packet.data(), packet.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  do {
+    done = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
+  } while (done < 0 && errno == EINTR);
+  if (done <= 0) {
+    errno = send_error != 0 ? send_error : done == 0 ? ECONNRESET : errno;
+    return Lost("the server has closed it");
+  }
+  *file = FileOf(message);
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
+      !reply->ParseFromArray(packet.data(), static_cast<int>(done))) {
+    return Internal("the server's packet is not a valid RegionReply");
+  }
+  if (!reply->has_error()) return Status();
+  const int code = reply->error().code();
+  if (code == 0) return Internal("the server's packet has an error without a code");
+  return Status(static_cast<Code>(code), reply->error().message());
+}
+
+Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
+  if (bytes < 1) {
+    return InvalidArgument("a region of " + std::to_string(bytes) + " bytes, must have at least 1");
+  }
+  v1::RegionRequest request;
+  request.mutable_create()->set_bytes(static_cast<uint64_t>(bytes));
+  v1::RegionReply reply;
+  int file;
+  const Status status = Exchange(request, &reply, &file);
+  void* data = MAP_FAILED;
+  const int64_t mapped = static_cast<int64_t>(reply.created().bytes());
+  const bool valid =
+      status.ok() && file >= 0 && mapped >= bytes && !reply.created().token().empty();
+  if (valid) {
+    data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  }
+  const int map_error = errno;
+  if (file >= 0) close(file);
+  if (!status.ok()) return status;
+  if (!valid) return Internal("the server's packet does not have what makes a region");
+  if (data == MAP_FAILED) {
+    Release(reply.created().token());
+    return ResourceExhausted("a region of " + std::to_string(mapped) +
+                             " bytes cannot be mapped: " + std::strerror(map_error));
+  }
+  return std::shared_ptr<SharedRegion>(new SharedRegion(shared_from_this(), reply.created().token(),
+                                                        static_cast<std::byte*>(data), mapped));
+}
+
+void SharedMemory::Release(const std::string& token) {
+  v1::RegionRequest request;
+  request.mutable_release()->set_token(token);
+  v1::RegionReply reply;
+  int file;
+  // If the server has gone, so has the region.
+  (void)Exchange(request, &reply, &file);
+  if (file >= 0) close(file);
+}
+
+}  // namespace attend::client

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory that the client shares with a server on its host: tensors lie in it and answers are
+// written to it, so that no tensor byte is copied or sent. Linux.
+//
+// A SharedMemory is a connection to the server's socket (GetServerInfo names it); the regions made
+// with it live as long as somebody holds them, and keep it. Thread-safe.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "kernels/status.h"
+
+namespace attend::v1 {
+class RegionReply;
+class RegionRequest;
+}  // namespace attend::v1
+
+namespace attend::client {
+
+class SharedMemory;
+
+// Every offset in a region is a multiple of it.
+inline constexpr int64_t kSharedAlignBytes = 256;
+// `bytes` rounded up so that something can follow.
+constexpr int64_t SharedSpace(int64_t bytes) {
+  return (bytes + kSharedAlignBytes - 1) / kSharedAlignBytes * kSharedAlignBytes;
+}
+
+class SharedRegion {
+ public:
+  // Releases it: calls that name it from then on fail; what the server still runs goes on.
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  std::byte* data() const { return data_; }  // page-aligned; zeros at first
+  int64_t bytes() const { return bytes_; }
+  // What names it in messages. Whoever has it can have requests read and write the region.
+  const std::string& token() const { return token_; }
+
+ private:
+  friend class SharedMemory;
+  SharedRegion(std::shared_ptr<SharedMemory> memory, std::string token, std::byte* data,
+               int64_t bytes);
+
+  const std::shared_ptr<SharedMemory> memory_;
+  const std::string token_;
+  std::byte* const data_;
+  const int64_t bytes_;
+};
+
+// A place in a region, which it keeps.
+struct SharedPlace {
+  std::shared_ptr<SharedRegion> region;
+  int64_t offset = 0;
+  std::byte* data() const { return region->data() + offset; }
+};
+
+class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
+ public:
+  // UNAVAILABLE if nobody serves there.
+  static Result<std::shared_ptr<SharedMemory>> Connect(const std::string& path);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  // At least `bytes`. The server's refusal says which of its bounds it would exceed. Waits until
+  // the server has the memory, some 50 ms for 1 GiB with a GPU.
+  Result<std::shared_ptr<SharedRegion>> Create(int64_t bytes);
+
+ private:
+  friend class SharedRegion;
+  explicit SharedMemory(int socket) : socket_(socket) {}
+  void Release(const std::string& token);
+  // One packet there and back; `file` receives the descriptor that came along, or -1.
+  Status Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file);
+
+  const int socket_;
+  std::mutex mutex_;  // held for one exchange
+};
+
+}  // namespace attend::client

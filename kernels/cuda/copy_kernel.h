@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Copies that multiprocessors do instead of the copy engines: many small ones in one launch, from
+// or to page-locked host memory, which the device reads and writes over the bus by itself. Host
+// code; any thread whose current device is the memory's.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+
+namespace attend::cuda {
+
+// Memory of the device, or page-locked and mapped. Pieces of one launch do not overlap. Fastest
+// where both addresses are equal modulo 16.
+struct CopyPiece {
+  char* to = nullptr;
+  const char* from = nullptr;
+  int64_t bytes = 0;
+};
+
+// Enqueues all copies, in one launch up to kCopyPiecesMax of them. The list travels as the kernel's
+// parameter. INVALID_VALUE: an address is null or a size negative.
+cudaError_t LaunchCopy(std::span<const CopyPiece> pieces, cudaStream_t stream);
+inline constexpr int kCopyPiecesMax = 320;  // 64 items of 5 spans
+
+// Brings the code to the current device.
+cudaError_t LoadCopy();
+
+}  // namespace attend::cuda

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/cut_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace attend::cuda {
+namespace {
+
+constexpr int64_t kTileRows = 128;  // of a typical tile
+constexpr int64_t kUnits = 132;     // of an H200
+
+// What the kernels reach on an H200 (README.md), long sequences.
+double FlopsPerSecond(KernelId kernel) {
+  switch (kernel) {
+    case KernelId::kCudaFlashSm90:
+      return 650e12;
+    case KernelId::kCudaFlashSm80:
+      return 340e12;
+    case KernelId::kCudaFlashFp32:
+      return 36e12;
+    default:
+      return 10e12;
+  }
+}
+
+struct Cost {
+  double in_bytes = 0;
+  double out_bytes = 0;
+  double flops = 0;
+  double tiles = 0;
+  bool uneven = false;  // the last rows see most keys
+};
+
+Cost CostOf(const Attention& a) {
+  const Problem& p = a.problem;
+  const auto size = static_cast<double>(DTypeBytes(p.dtype));
+  Cost cost;
+  cost.in_bytes = size * static_cast<double>(ElementsQ(p) + ElementsK(p) + ElementsV(p));
+  if (p.has_bias) {
+    const auto elements = static_cast<double>(p.len_q) * static_cast<double>(p.len_k) *
+                          static_cast<double>((a.bias.stride_b == 0 ? 1 : p.batch) *
+                                              (a.bias.stride_h == 0 ? 1 : p.heads_q));
+    cost.in_bytes += elements * static_cast<double>(DTypeBytes(a.bias.dtype));
+  }
+  cost.out_bytes = size * static_cast<double>(ElementsO(p));
+  cost.flops = Flops(a);
+  const int64_t rows = p.packed ? p.total_q / kTileRows + p.batch
+                                : p.batch * ((p.len_q + kTileRows - 1) / kTileRows);
+  cost.tiles = std::max(1.0, static_cast<double>(rows) * static_cast<double>(p.heads_q));
+  cost.uneven = p.mask.right >= 0 && p.mask.left < 0;
+  return cost;
+}
+
+// How many ways each dimension is cut.
+struct Grid {
+  int64_t batch = 1;
+  int64_t heads = 1;
+  int64_t rows = 1;
+  int64_t parts() const { return batch * heads * rows; }
+};
+
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// `parts` or, where dimensions do not divide so, somewhat more; or as many as there can be.
+Grid GridOf(const Attention& a, int64_t parts) {
+  const Problem& p = a.problem;
+  Grid grid;
+  grid.batch = std::min(parts, p.batch);
+  grid.heads = std::min(DivideUp(parts, grid.batch), p.heads_kv);
+  if (RowsCanBeSliced(a)) {
+    grid.rows = std::min(DivideUp(parts, grid.batch * grid.heads), DivideUp(p.len_q, kCutRows));
+  }
+  return grid;
+}
+
+// From the first byte in to the last byte out, parts following each other through three stages.
+double EstimateSeconds(const Cost& cost, double parts, double rate, const CutBounds& bounds) {
+  const double in = cost.in_bytes / bounds.bus_bytes_per_second / parts;
+  const double out = cost.out_bytes / bounds.bus_bytes_per_second / parts;
+  const double waves = std::ceil(cost.tiles / parts / kUnits);
+  const double tile_seconds = cost.flops / cost.tiles / (rate / kUnits);
+  const double kernel = waves * tile_seconds;
+  const double slowest = std::max({in, kernel, out, bounds.seconds_per_part});
+  return in + kernel + out + (parts - 1) * slowest;
+}
+
+// The number of parts that is done first, none of them too long.
+int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds) {
+  const Cost cost = CostOf(a);
+  const double rate = FlopsPerSecond(kernel);
+  const double uneven = cost.uneven ? 2 : 1;  // at most, of parts cut by rows
+  const double launches = std::ceil(uneven * cost.flops / rate / bounds.launch_seconds_max);
+  const auto least = static_cast<int64_t>(
+      std::min<double>(kCutPartsMost, std::max<double>(bounds.parts_min, launches)));
+  const double bytes = cost.in_bytes + cost.out_bytes;
+  if (bytes < static_cast<double>(bounds.item_bytes_min)) return least;
+  int64_t best = least;
+  double best_seconds = 0;
+  for (int64_t parts = least; parts <= bounds.parts_max; ++parts) {
+    const double part_bytes = bytes / static_cast<double>(parts);
+    if (parts > least && part_bytes < static_cast<double>(bounds.part_bytes_min)) break;
+    const auto count = static_cast<double>(GridOf(a, parts).parts());
+    const double seconds = EstimateSeconds(cost, count, rate, bounds);
+    if (parts > least && seconds >= best_seconds) continue;
+    best = parts;
+    best_seconds = seconds;
+  }
+  return best;
+}
+
+// Where the n-th of `parts` begins: in units, evenly.
+int64_t Cut(int64_t size, int64_t unit, int64_t parts, int64_t n) {
+  return std::min(size, DivideUp(size, unit) * n / parts * unit);
+}
+
+}  // namespace
+
+std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
+                                      const CutBounds& bounds) {
+  const Problem& p = a.problem;
+  if (p.batch == 0 || p.len_q == 0 || (p.packed && p.total_q == 0)) return {};
+  const Grid grid = GridOf(a, ChooseParts(a, kernel, bounds));
+  if (grid.parts() <= 1) return {};
+  std::vector<AttentionSlice> parts;
+  for (int64_t b = 0; b < grid.batch; ++b) {
+    for (int64_t h = 0; h < grid.heads; ++h) {
+      for (int64_t r = 0; r < grid.rows; ++r) {
+        parts.push_back({Cut(p.batch, 1, grid.batch, b), Cut(p.batch, 1, grid.batch, b + 1),
+                         Cut(p.heads_kv, 1, grid.heads, h), Cut(p.heads_kv, 1, grid.heads, h + 1),
+                         Cut(p.len_q, kCutRows, grid.rows, r),
+                         Cut(p.len_q, kCutRows, grid.rows, r + 1)});
+      }
+    }
+  }
+  return parts;
+}
+
+}  // namespace attend::cuda

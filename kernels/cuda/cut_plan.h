@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether an attention is computed in parts, and in which, so that one part is copied while another
+// is computed, and no launch is long. Pure arithmetic.
+//
+// The decision is a function of the problem, its kernel and constants alone: neither load nor
+// neighbours nor the device's size change it, and so no bit of an answer. A part may get another
+// compiled variant than the whole would (variants go by length and count of tiles), and then other
+// bits than the whole in one launch; they are the same at every asking.
+
+#pragma once
+
+#include <vector>
+
+#include "kernels/attention_slice.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/lane_tuning.h"
+#include "kernels/problem.h"
+#include "kernels/select.h"
+
+namespace attend::cuda {
+
+// Query rows are cut at multiples of this: of the rows of every compiled tile, so that a tile holds
+// the same rows as in the whole.
+inline constexpr int64_t kCutRows = 768;
+inline constexpr int kCutPartsMost = 1024;
+
+// The parts of `attention` (host memory: lengths are read), in the order to compute them, together
+// the whole; none if it is not cut. Sequences are cut first, then KV heads with the query heads
+// that read them, then query rows, where the mask allows it: parts of equal sequences and heads
+// follow each other, rows ascending. An attention whose rows cannot be cut may have parts of more
+// than launch_seconds_max.
+std::vector<AttentionSlice> PlanParts(const Attention& attention, KernelId kernel,
+                                      const CutBounds& bounds);
+
+}  // namespace attend::cuda

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Copies by the copy engines, strided or not. Any thread whose current device is the memory's.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace attend::cuda {
+
+// `rows` runs of `width` bytes, `pitch` bytes from one to the next on both sides.
+struct BoxCopy {
+  char* to = nullptr;
+  const char* from = nullptr;
+  int64_t width = 0;
+  int64_t rows = 1;
+  int64_t pitch = 0;
+};
+
+// Enqueues it in pieces of at most kEngineCopyBytesMax, between which other streams' copies may
+// run.
+cudaError_t EnqueueCopy(const BoxCopy& copy, cudaMemcpyKind kind, cudaStream_t stream);
+
+}  // namespace attend::cuda

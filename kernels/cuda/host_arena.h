@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Page-locked memory from which a batch takes what the device is to read while it runs (lists of
+// attentions, of copies). One thread at a time.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace attend::cuda {
+
+class HostArena {
+ public:
+  HostArena() = default;
+  ~HostArena();
+  HostArena(const HostArena&) = delete;
+  HostArena& operator=(const HostArena&) = delete;
+
+  // Forgets what was taken; the device must have read it. Then makes room for `bytes`: page-locks
+  // memory if there was less, twice what there was at least, which may wait for the device. On
+  // failure the arena is empty and Take gives nothing.
+  cudaError_t Reset(int64_t bytes);
+
+  // 256-byte aligned; null if there is no room.
+  char* Take(int64_t bytes);
+
+  int64_t capacity() const { return capacity_; }
+
+ private:
+  char* data_ = nullptr;
+  int64_t capacity_ = 0;
+  int64_t taken_ = 0;
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The numbers by which a lane decides how to move and cut what it is given: one place, raced by
+// tests/bench/bench_lane.cc on an NVIDIA H200. None of them depends on load.
+
+#pragma once
+
+#include <cstdint>
+
+namespace attend::cuda {
+
+// Page-locked spans up to this size are gathered and scattered by a kernel, all of a batch in one
+// launch; larger ones by the copy engines, which leave the multiprocessors alone.
+inline constexpr int64_t kCopyKernelBytesMax = int64_t{256} << 10;
+
+// One copy on a copy engine: others wait for it no longer than for this much, 0.3 ms.
+inline constexpr int64_t kEngineCopyBytesMax = int64_t{16} << 20;
+
+// When an attention is cut into parts (cut_plan.h).
+struct CutBounds {
+  int parts_min = 1;   // more only for tests and benchmarks
+  int parts_max = 16;  // but for launch_seconds_max
+  // Input and output, of an item and of a part of it: below this a part costs more than it gains.
+  int64_t item_bytes_min = int64_t{16} << 20;
+  int64_t part_bytes_min = int64_t{4} << 20;
+  double launch_seconds_max = 1e-3;    // of one part's kernel, as estimated
+  double bus_bytes_per_second = 50e9;  // either way
+  double seconds_per_part = 10e-6;     // what a part costs beside its bytes and FLOPs
+};
+
+struct LaneTuning {
+  int64_t copy_kernel_bytes_max = kCopyKernelBytesMax;
+  bool batch_copies = false;  // what the copy engines take of a batch, in one call of CUDA's
+  int units_free = 0;         // multiprocessors that parts of large attentions leave to others
+  CutBounds cut;
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which bytes each part of a cut attention (cut_plan.h) needs on the device before its kernel and
+// on the host after it. Pure arithmetic, but for the offsets of packed sequences, which are read.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "kernels/attention_slice.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/byte_boxes.h"
+#include "kernels/cuda/engine_copy.h"
+#include "kernels/problem.h"
+
+namespace attend::cuda {
+
+// Whether the item can be moved in parts: every tensor lies inside one of its spans, no runs of a
+// tensor overlap, what copies it needs are not absurdly many, packed offsets lie in the tensors.
+bool CanMoveInParts(const WorkItem& item);
+
+// One attention as the host and as the device has it.
+struct TwoViews {
+  Attention host;
+  Attention device;
+};
+Result<TwoViews> TakeSlice(const TwoViews& whole, const AttentionSlice& slice);
+
+// Of one attention for which CanMoveInParts says yes. Asked for its parts in the order in which
+// they are computed, each once: what an earlier part has brought is not copied again.
+class PartCopies {
+ public:
+  explicit PartCopies(const TwoViews& whole) : whole_(whole) {}
+
+  // Slopes, sinks, lengths and offsets of the whole: a few KiB, before the first part.
+  std::vector<BoxCopy> Arrays() const;
+  // To the device: the part's rows of Q, K, V and bias.
+  std::vector<BoxCopy> In(const TwoViews& part);
+  // To the host: its rows of O and LSE.
+  static std::vector<BoxCopy> Out(const TwoViews& part);
+
+ private:
+  enum Tensor { kQ, kK, kV, kBias };
+
+  // Of the part of a tensor that begins at `host`, the rows that are not there yet up to `rows`.
+  void AddRows(Tensor tensor, const void* host, const void* device, int64_t run, Extents extents,
+               int64_t rows, std::vector<BoxCopy>* copies);
+
+  TwoViews whole_;
+  std::map<std::pair<Tensor, const void*>, int64_t> rows_done_;
+};
+
+}  // namespace attend::cuda

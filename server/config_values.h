@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the values of settings may be. Each function takes a value as it was given and returns what
+// is wrong with it, or nothing; it may put the value into a plainer form. Pure.
+
+#pragma once
+
+#include <string>
+
+namespace attend {
+
+// HOST:PORT or unix:PATH.
+std::string CheckAddress(std::string& address);
+// HOST:PORT or off.
+std::string CheckMetricsAddress(std::string& address);
+// auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".
+std::string CheckDevice(std::string& list);
+// off | all | sample:P.
+std::string CheckReferenceCheck(std::string& mode);
+// The share of requests that a valid mode means.
+double SampleOf(const std::string& mode);
+// NAME=WEIGHT.
+std::string CheckTenant(std::string& text);
+
+}  // namespace attend

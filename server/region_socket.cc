@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/region_socket.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "server/unix_listener.h"
+
+namespace attend {
+namespace {
+
+constexpr size_t kPacketBytesMax = 4096;
+// How long to leave new connections alone when the process is out of descriptors.
+constexpr int kAcceptRestMs = 100;
+
+v1::RegionReply ErrorReply(const Status& status) {
+  v1::RegionReply reply;
+  reply.mutable_error()->set_code(static_cast<int32_t>(status.code()));
+  reply.mutable_error()->set_message(status.message());
+  return reply;
+}
+
+// One packet, with `file` if it is valid. False if the client takes none: it does not read, or has
+// gone.
+bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
+  std::string bytes = reply.SerializeAsString();
+  iovec data{bytes.data(), bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (file.valid()) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = file.get();
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
+}
+
+}  // namespace
+
+RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, spdlog::logger& logger)
+    : options_(options), registry_(registry), logger_(logger) {}
+
+Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options,
+                                                          RegionRegistry& registry,
+                                                          spdlog::logger& logger) {
+  std::unique_ptr<RegionSocket> socket(new RegionSocket(options, registry, logger));
+  Result<UniqueFd> listener = ListenAt(options.path, options.any_user);
+  if (!listener.ok()) return listener.status();
+  socket->listener_ = std::move(*listener);
+  socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!socket->wake_.valid()) return Internal("no eventfd for the shared memory's socket");
+  socket->thread_ = std::thread([raw = socket.get()] { raw->Run(); });
+  return socket;
+}
+
+RegionSocket::~RegionSocket() { Stop(); }
+
+void RegionSocket::Stop() {
+  if (thread_.joinable()) {
+    eventfd_write(wake_.get(), 1);
+    thread_.join();
+  }
+  if (!listener_.valid()) return;
+  // The file first: who finds it gone does not connect to a socket that nobody serves.
+  unlink(options_.path.c_str());
+  listener_.Reset();
+}
+
+void RegionSocket::Run() {
+  std::vector<pollfd> polled;
+  for (;;) {
+    polled.clear();
+    polled.push_back({wake_.get(), POLLIN, 0});
+    polled.push_back({listener_.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
+    for (const auto& [fd, connection] : connections_) polled.push_back({fd, POLLIN, 0});
+    const int ready = poll(polled.data(), polled.size(), accepting_ ? -1 : kAcceptRestMs);
+    accepting_ = true;
+    if (ready < 0) continue;  // EINTR
+    if (polled[0].revents != 0) break;
+    for (size_t i = 2; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      const auto found = connections_.find(polled[i].fd);
+      if (Serve(found->second)) continue;
+      logger_.debug("shared memory client={} has left", found->second.client);
+      registry_.RemoveClient(found->second.client);
+      connections_.erase(found);
+    }
+    if (polled[1].revents != 0) Accept();
+  }
+  for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
+  connections_.clear();
+}
+
+Status RegionSocket::CheckPeer(int socket) const {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
+    return Status(Code::kPermissionDenied, "the peer cannot be told");
+  }
+  if (!options_.any_user && peer.uid != geteuid()) {
+    return Status(Code::kPermissionDenied, "the process runs as user " + std::to_string(peer.uid) +
+                                               ", must run as the server's, " +
+                                               std::to_string(geteuid()));
+  }
+  if (static_cast<int>(connections_.size()) >= options_.connections_max) {
+    return ResourceExhausted("the socket has " + std::to_string(connections_.size()) +
+                             " connections, the most it takes");
+  }
+  return Status();
+}
+
+void RegionSocket::Accept() {
+  for (;;) {
+    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // Else the listener would stay readable and this thread would spin.
+      accepting_ = errno == EAGAIN || errno == EWOULDBLOCK;
+      return;
+    }
+    if (const Status refused = CheckPeer(socket.get()); !refused.ok()) {
+      logger_.warn("shared memory client refused: {}", refused.message());
+      Send(socket.get(), ErrorReply(refused), UniqueFd());
+      continue;
+    }
+    const int fd = socket.get();
+    const uint64_t client = registry_.AddClient();
+    connections_.emplace(fd, Connection{std::move(socket), client});
+    logger_.debug("shared memory client={} has come", client);
+  }
+}
+
+bool RegionSocket::Serve(const Connection& connection) {
+  std::array<char, kPacketBytesMax> packet;
+  const int socket = connection.socket.get();
+  const ssize_t bytes = recv(socket, packet.data(), packet.size(), MSG_TRUNC);
+  if (bytes < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  if (bytes == 0) return false;  // its end
+  v1::RegionRequest request;
+  if (bytes > static_cast<ssize_t>(packet.size()) ||
+      !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
+    const Status malformed =
+        InvalidArgument("the packet of " + std::to_string(bytes) +
+                        " bytes is no RegionRequest of at most " + std::to_string(kPacketBytesMax));
+    Send(socket, ErrorReply(malformed), UniqueFd());
+    return false;
+  }
+  UniqueFd file;
+  const v1::RegionReply reply = Answer(connection.client, request, file);
+  return Send(socket, reply, file);
+}
+
+v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& request,
+                                     UniqueFd& file) {
+  v1::RegionReply reply;
+  switch (request.request_case()) {
+    case v1::RegionRequest::kCreate: {
+      Result<RegionRegistry::Created> created = registry_.Create(client, request.create().bytes());
+      if (!created.ok()) {
+        logger_.warn("shared memory client={} refused: {}", client, created.status().message());
+        return ErrorReply(created.status());
+      }
+      logger_.debug("shared memory client={} created bytes={}", client, created->bytes);
+      reply.mutable_created()->set_token(created->token);
+      reply.mutable_created()->set_bytes(static_cast<uint64_t>(created->bytes));
+      file = std::move(created->file);
+      return reply;
+    }
+    case v1::RegionRequest::kRelease: {
+      const Status released = registry_.Release(client, request.release().token());
+      if (!released.ok()) return ErrorReply(released);
+      reply.mutable_released();
+      return reply;
+    }
+    case v1::RegionRequest::REQUEST_NOT_SET:
+      break;
+  }
+  return ErrorReply(Status(Code::kUnimplemented, "the request is neither create nor release"));
+}
+
+}  // namespace attend

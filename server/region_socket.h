@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The socket that clients get shared regions from: shared_memory.proto on one thread. A connection
+// is a client of the registry; whatever ends it, its regions go with it.
+
+#pragma once
+
+#include <spdlog/logger.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "attend/v1/shared_memory.pb.h"
+#include "kernels/status.h"
+#include "server/region_registry.h"
+#include "server/unique_fd.h"
+
+namespace attend {
+
+class RegionSocket {
+ public:
+  struct Options {
+    std::string path;
+    bool any_user = false;  // else only processes of this process's user
+    int connections_max = 256;
+  };
+
+  // Listening when it returns. `registry` and `logger` must outlive the socket.
+  static Result<std::unique_ptr<RegionSocket>> Start(const Options& options,
+                                                     RegionRegistry& registry,
+                                                     spdlog::logger& logger);
+  ~RegionSocket();  // stops
+  RegionSocket(const RegionSocket&) = delete;
+  RegionSocket& operator=(const RegionSocket&) = delete;
+
+  // Ends every connection and removes the socket. Waits for a region that is just being made.
+  void Stop();
+
+ private:
+  struct Connection {
+    UniqueFd socket;
+    uint64_t client = 0;
+  };
+
+  RegionSocket(const Options& options, RegionRegistry& registry, spdlog::logger& logger);
+  void Run();
+  void Accept();
+  Status CheckPeer(int socket) const;
+  // False if the connection is over.
+  bool Serve(const Connection& connection);
+  v1::RegionReply Answer(uint64_t client, const v1::RegionRequest& request, UniqueFd& file);
+
+  const Options options_;
+  RegionRegistry& registry_;
+  spdlog::logger& logger_;
+  UniqueFd listener_;
+  UniqueFd wake_;                          // readable once the thread shall end
+  std::map<int, Connection> connections_;  // by descriptor; the thread's
+  bool accepting_ = true;                  // the thread's; false while there are no descriptors
+  std::thread thread_;
+};
+
+}  // namespace attend

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bare gRPC server that the service is measured against: byte buffers dropped as they come and
+// answered with as many bytes as attend answers. Same method, same callback API, same process
+// settings.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace attend::bench {
+
+// Serves until it is destroyed.
+class EchoServer {
+ public:
+  // `listen` is HOST:PORT or unix:PATH, `answer_bytes` the length of every answer.
+  EchoServer(const std::string& listen, int64_t answer_bytes);
+  ~EchoServer();
+  // With the port that was bound; empty if it does not serve.
+  const std::string& address() const { return address_; }
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  std::string address_;
+};
+
+}  // namespace attend::bench

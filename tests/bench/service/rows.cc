@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/bench/service/rows.h"
+
+namespace attend::bench {
+
+std::span<const Row> Rows() {
+  static constexpr Row kRows[] = {
+      {"inline", "bytes/s of unary calls, 1 to 16 connections, against bare gRPC and raw TCP", true,
+       RunInline},
+      {"chunked", "one 192 MiB request over 8 connections, against raw TCP over 8", true,
+       RunChunked},
+      {"shared_memory", "the same request in shared memory, against page-locked copies", true,
+       RunSharedMemory},
+      {"small", "calls/s of small requests, against a bare echo and a Python server", true,
+       RunSmall},
+      {"stream", "the same on AttendStream, against our own unary calls", true, RunStream},
+      {"latency", "what attend adds to an echo and its own kernel, idle, Unix socket", true,
+       RunLatency},
+      {"batches", "requests/s of mixed lengths, against one launch per request", true, RunBatches},
+      {"metrics", "small requests with metrics and sampled checks, against both off", true,
+       RunMetrics},
+      {"memory", "memory under load, cancels and disconnects; takes --soak-seconds", false,
+       RunMemory},
+  };
+  return kRows;
+}
+
+}  // namespace attend::bench

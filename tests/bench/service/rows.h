@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rows of the table: each measures its cells one after another and adds their figures, or the
+// reason why there are none.
+
+#pragma once
+
+#include <span>
+
+#include "tests/bench/service/bench.h"
+
+namespace attend::bench {
+
+struct Row {
+  const char* name;
+  const char* what;
+  bool by_default;
+  void (*run)(Bench& bench);
+};
+std::span<const Row> Rows();
+
+// Bytes per second.
+void RunInline(Bench& bench);
+void RunChunked(Bench& bench);
+void RunSharedMemory(Bench& bench);
+// Small requests.
+void RunSmall(Bench& bench);
+void RunStream(Bench& bench);
+void RunLatency(Bench& bench);
+// Mixtures, extras, and time.
+void RunBatches(Bench& bench);
+void RunMetrics(Bench& bench);
+void RunMemory(Bench& bench);
+
+}  // namespace attend::bench

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/bench/service/serve.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "client/client.h"
+#include "kernels/backend.h"
+#include "server/config.h"
+#include "server/logging.h"
+#include "server/process_memory.h"
+#include "server/server.h"
+#include "tests/bench/service/echo_server.h"
+#include "tests/bench/service/pass_through_backend.h"
+#include "tests/bench/service/raw_tcp.h"
+#include "tests/bench/service/work.h"
+
+namespace attend::bench {
+namespace {
+
+// Tells the parent, and lives as long as it does. Ends without destructors, as a server that is
+// killed does.
+[[noreturn]] void ServeUntilInputEnds(const std::string& addresses) {
+  std::printf("ready %s\n", addresses.c_str());
+  std::fflush(stdout);
+  char byte = 0;
+  while (read(STDIN_FILENO, &byte, 1) > 0) {
+  }
+  std::_Exit(0);
+}
+
+int Cannot(const std::string& reason) {
+  std::printf("cannot %s\n", reason.c_str());
+  return 1;
+}
+
+int ServeAttend(bool pass_through, std::span<const std::string> flags) {
+  std::vector<const char*> arguments = {"attend-server"};
+  for (const std::string& flag : flags) arguments.push_back(flag.c_str());
+  Config config;
+  std::string text;
+  if (ParseConfig(static_cast<int>(arguments.size()), arguments.data(), config, text) !=
+      ConfigOutcome::kRun) {
+    return Cannot(text.substr(0, text.find('\n')));
+  }
+  if (config.allocator_tuning) TuneAllocator();
+  const Result<std::shared_ptr<spdlog::logger>> logger = MakeLogger(config);
+  if (!logger.ok()) return Cannot(logger.status().message());
+  Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, **logger);
+  if (!backends.ok()) return Cannot(backends.status().message());
+  if (pass_through) {
+    backends->clear();
+    backends->push_back(MakePassThroughBackend());
+  }
+  const Result<std::unique_ptr<Server>> server =
+      Server::Start(config, std::move(*backends), *logger);
+  if (!server.ok()) return Cannot(server.status().message());
+  ServeUntilInputEnds((*server)->addresses().front() + " " + (*server)->metrics_address());
+}
+
+int ServeEcho(const std::string& listen, int64_t answer_bytes) {
+  TuneAllocator();
+  const EchoServer server(listen, answer_bytes);
+  if (server.address().empty()) return Cannot("the echo does not serve " + listen);
+  ServeUntilInputEnds(server.address());
+}
+
+int ServeRawTcp() {
+  const Result<std::unique_ptr<RawTcpServer>> server = RawTcpServer::Start();
+  if (!server.ok()) return Cannot(server.status().message());
+  ServeUntilInputEnds((*server)->address());
+}
+
+// Calls that are still on their way when this process is killed.
+int Abandon(const std::string& address) {
+  constexpr int kCalls = 8;
+  client::ClientOptions options;
+  options.server = address;
+  options.connections = 2;
+  const Result<std::unique_ptr<client::Client>> client = client::Client::Make(options);
+  if (!client.ok()) return Cannot(client.status().message());
+  const Work work("abandoned", test::MakeSpec(1, 8, 8, 512, 4096, 64, 64, DType::kFloat16),
+                  Truth::kMarks, test::FreshSeed());
+  for (int i = 0; i < kCalls; ++i) {
+    client::CallOptions call;
+    call.transport = i % 2 == 0 ? client::CallTransport::kInline : client::CallTransport::kChunked;
+    (*client)->CallAsync(work.call(), call, [](const client::CallOutcome&) {});
+  }
+  ServeUntilInputEnds(address);
+}
+
+}  // namespace
+
+int Serve(std::span<const std::string> arguments) {
+  const std::string kind = arguments.empty() ? "" : arguments.front();
+  if (kind == "attend") return ServeAttend(false, arguments.subspan(1));
+  if (kind == "attend-pass-through") return ServeAttend(true, arguments.subspan(1));
+  if (kind == "echo" && arguments.size() == 3) {
+    return ServeEcho(arguments[1], std::atoll(arguments[2].c_str()));
+  }
+  if (kind == "raw-tcp") return ServeRawTcp();
+  if (kind == "abandon" && arguments.size() == 2) return Abandon(arguments[1]);
+  return Cannot("there is no server \"" + kind + "\"");
+}
+
+}  // namespace attend::bench

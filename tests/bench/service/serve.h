@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The other side of server_process.h: this program as one of the servers.
+
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace attend::bench {
+
+// arguments[0] is the kind:
+//   attend FLAGS...               attend-server with its flags
+//   attend-pass-through FLAGS...  the same on a device that computes nothing
+//   echo LISTEN ANSWER_BYTES      a bare gRPC server
+//   raw-tcp                       one without gRPC
+//   abandon ADDRESS               a client that has large calls under way and never ends them
+// Serves until its input ends; returns an exit code if it cannot.
+int Serve(std::span<const std::string> arguments);
+
+}  // namespace attend::bench

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A load that uses every way into and out of a server, the rude ones too: answered calls of many
+// sizes, calls cancelled at any moment, deadlines too short, streams closed early, chunked uploads,
+// processes that are killed with calls under way.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/client.h"
+#include "tests/bench/service/work.h"
+
+namespace attend::bench {
+
+// Runs from its start until Stop() or its end, on threads of its own.
+class SoakLoad {
+ public:
+  // `works` are right inputs for the server; their answers are judged now and then.
+  SoakLoad(const std::string& address, std::vector<std::shared_ptr<Work>> works, uint64_t seed);
+  ~SoakLoad();
+
+  // Waits for its threads, and for every call to have ended.
+  void Stop();
+
+  struct Counts {
+    int64_t answered = 0;
+    int64_t ended_otherwise = 0;  // cancelled, or late
+    int64_t killed_clients = 0;
+  };
+  Counts counts() const { return {answered_, ended_otherwise_, killed_clients_}; }
+  // What should not have happened: a wrong answer, or a status that nobody asked for. Empty: none.
+  std::string fault() const;
+
+ private:
+  using Client = client::Client;
+  void Calls(uint64_t seed);
+  void Cancels(uint64_t seed);
+  void Streams(uint64_t seed);
+  void KilledClients(uint64_t seed);
+  void Fault(const std::string& text);
+  void Count(const Status& status);
+  const Work& Pick(uint64_t random) const { return *works_[random % works_.size()]; }
+
+  const std::string address_;
+  const std::vector<std::shared_ptr<Work>> works_;
+  std::unique_ptr<Client> client_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<int64_t> answered_ = 0;
+  std::atomic<int64_t> ended_otherwise_ = 0;
+  std::atomic<int64_t> killed_clients_ = 0;
+  mutable std::mutex mutex_;
+  std::string fault_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace attend::bench

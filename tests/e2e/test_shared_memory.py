@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory from plain Python: socket, mmap and generated messages; and clients that die, lie
+or leave, beside others that go on."""
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+
+import grpc
+import pytest
+
+import harness
+import wire
+
+CODE = grpc.StatusCode
+ALIGN = 256
+
+
+class Client:
+    """A connection to the server's socket and the regions made with it."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(wire.SECONDS)
+        self.socket.connect(path)
+
+    def ask(self, **request):
+        """The reply, and the descriptor that came with it if there is one."""
+        self.socket.send(wire.shm.RegionRequest(**request).SerializeToString())
+        packet, files, _, _ = socket.recv_fds(self.socket, 4096, 1)
+        return wire.shm.RegionReply.FromString(packet), files
+
+    def create(self, size):
+        reply, files = self.ask(create=wire.shm.CreateRegion(bytes=size))
+        assert reply.HasField("created"), reply
+        return Region(reply.created.token, mmap.mmap(files[0], reply.created.bytes), files[0])
+
+    def close(self):
+        self.socket.close()
+
+
+class Region:
+    def __init__(self, token, memory, file):
+        self.token, self.memory, self.file = token, memory, file
+
+    def place(self, offset):
+        return wire.pb.SharedMemory(region=self.token, offset=offset)
+
+    def take(self, request):
+        """Moves the request's tensors into the region, and lets O and LSE be written behind."""
+        offset = 0
+        names = ("q", "k", "v", "bias")[:len(request.raw)]
+        for name, raw in zip(names, request.raw):
+            self.memory[offset:offset + len(raw)] = raw
+            getattr(request, name).shared_memory.CopyFrom(self.place(offset))
+            offset += -(-len(raw) // ALIGN) * ALIGN
+        size = len(request.raw[0])
+        del request.raw[:]
+        request.o_placement.shared_memory.CopyFrom(self.place(offset))
+        if request.return_lse:
+            behind = offset + -(-size // ALIGN) * ALIGN
+            request.lse_placement.shared_memory.CopyFrom(self.place(behind))
+        return request
+
+    def bytes_of(self, tensor):
+        assert tensor.shared_memory.region == self.token
+        begin = tensor.shared_memory.offset
+        return self.memory[begin:begin + tensor.byte_length]
+
+
+@pytest.fixture
+def shm_server(start_server, tmp_path):
+    """shm_server(*flags): a server with shared memory, its socket in a new folder."""
+    def start(*args, **options):
+        return start_server("--shared-memory", "--shared-memory-socket",
+                            tmp_path / "sockets" / "shm.sock", *args, **options)
+    return start
+
+
+def info(server):
+    with wire.connect(server.address) as service:
+        return service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS)
+
+
+def socket_of(server):
+    return info(server).shared_memory.socket
+
+
+def assert_nothing_left(server):
+    for name in ("attend_shared_memory_bytes", "attend_shared_memory_regions",
+                 "attend_shared_memory_clients", "attend_inflight_requests",
+                 "attend_host_memory_used_bytes"):
+        harness.wait_for(f"{name} to be 0", lambda name=name: server.metric(name) == 0)
+
+
+def attend(server, request, **options):
+    with wire.connect(server.address) as service:
+        return service.Attend(request, timeout=wire.SECONDS, **options)
+
+
+def fail(server, request):
+    with pytest.raises(grpc.RpcError) as error:
+        attend(server, request)
+    return error.value.code(), error.value.details()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_same_answer_without_sending_a_byte(shm_server, dtype):
+    server = shm_server()
+    request = wire.small_request(seed=3, length=77, heads=3, dim=48, dtype=dtype, return_lse=True,
+                                 check=True)
+    expected = attend(server, request)
+    sent = server.metric("attend_transport_bytes_total", transport="inline")
+    tensors = sum(map(len, request.raw))
+    client = Client(socket_of(server))
+    region = client.create(1 << 20)
+    answer = attend(server, region.take(request))
+    assert answer.transport == "shm" and answer.check.ok and not answer.raw
+    assert [region.bytes_of(answer.o), region.bytes_of(answer.lse)] == list(expected.raw)
+    assert server.metric("attend_transport_bytes_total", transport="shm", direction="in") == tensors
+    assert server.metric("attend_transport_bytes_total", transport="inline") - sent < 1000
+    reply, _ = client.ask(release=wire.shm.ReleaseRegion(token=region.token))
+    assert reply.HasField("released")
+    assert fail(server, request)[0] == CODE.NOT_FOUND
+    client.close()
+    assert_nothing_left(server)
+    assert server.stop() == 0
+
+
+def test_the_answer_in_place_of_a_small_bias_inline(shm_server):
+    server = shm_server()
+    request = wire.small_request(seed=4, length=32)
+    request.bias.CopyFrom(wire.tensor("float32", (1, 1, 32, 32)))
+    bias = bytes(4 * 32 * 32)
+    request.raw.append(bias)
+    expected = attend(server, request)
+    del request.raw[3]
+    client = Client(socket_of(server))
+    region = client.create(1 << 20)
+    request = region.take(request)
+    request.raw.append(bias)
+    answer = attend(server, request)
+    assert region.bytes_of(answer.o) == expected.raw[0]
+    client.close()
+
+
+def test_limits_and_modes(shm_server):
+    server = shm_server("--shared-memory-max", "3MiB", "--shared-memory-client-max", "2MiB",
+                        "--shared-memory-client-regions", "2")
+    about = info(server)
+    assert list(about.transports) == ["inline", "chunked", "shm"]
+    assert about.shared_memory.offset_alignment == ALIGN
+    path = about.shared_memory.socket
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    first, second = Client(path), Client(path)
+    region = first.create(2 << 20)
+    create = wire.shm.CreateRegion
+    for client, size, code in ((first, 1, CODE.RESOURCE_EXHAUSTED),
+                               (second, 2 << 20, CODE.RESOURCE_EXHAUSTED),
+                               (second, (2 << 20) + 1, CODE.INVALID_ARGUMENT),
+                               (second, 0, CODE.INVALID_ARGUMENT)):
+        reply, files = client.ask(create=create(bytes=size))
+        assert reply.error.code == code.value[0] and not files, reply
+    with pytest.raises(OSError):
+        os.ftruncate(region.file, 0)
+    with pytest.raises(OSError):
+        os.ftruncate(region.file, 4 << 20)
+    request = region.take(wire.small_request())
+    request.v.shared_memory.offset = (1 << 64) - ALIGN
+    code, details = fail(server, request)
+    assert code == CODE.INVALID_ARGUMENT and "v.shared_memory.offset" in details
+    first.close()
+    second.close()
+    assert_nothing_left(server)
+
+
+def test_off_by_default(server):
+    request = wire.small_request()
+    request.q.shared_memory.region = b"x" * 16
+    del request.raw[0]
+    code, details = fail(server, request)
+    assert code == CODE.UNIMPLEMENTED and "--shared-memory" in details
+    assert not info(server).HasField("shared_memory")
+
+
+# A process that puts a request into its region, starts the call and waits to be killed.
+VICTIM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+import test_shared_memory as t
+import wire, importlib
+wire.pb = importlib.import_module("attend.v1.attention_pb2")
+wire.shm = importlib.import_module("attend.v1.shared_memory_pb2")
+wire.stub = importlib.import_module("attend.v1.attention_pb2_grpc")
+client = t.Client(sys.argv[4])
+region = client.create(32 << 20)
+request = region.take(wire.slow_request(length=4096))
+with wire.connect(sys.argv[3]) as service:
+    call = service.Attend.future(request, timeout=wire.SECONDS)
+    print("sent", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_client_killed_with_a_region_in_flight(shm_server):
+    server = shm_server("--lanes", "1")
+    path = socket_of(server)
+    other = Client(path)
+    kept = other.create(1 << 20)
+    expected = attend(server, wire.small_request(seed=5))
+    stubs = os.path.dirname(os.path.dirname(os.path.dirname(wire.pb.__file__)))
+    victim = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(VICTIM), str(harness.ROOT / "tests/e2e"), stubs,
+         server.address, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert victim.stdout.readline() == b"sent\n"
+    harness.wait_for("its batch to run", lambda: server.metric("attend_lanes_busy") == 1)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    victim.stdin.close()
+    victim.stdout.close()
+    harness.wait_for("its connection to go",
+                     lambda: server.metric("attend_shared_memory_clients") == 1)
+    answer = attend(server, kept.take(wire.small_request(seed=5)))
+    assert kept.bytes_of(answer.o) == expected.raw[0]
+    harness.wait_for("its memory to come back",
+                     lambda: server.metric("attend_shared_memory_bytes") == 1 << 20, seconds=60)
+    other.close()
+    assert_nothing_left(server)
+    assert server.stop() == 0, server.log()
+
+
+def test_a_killed_server_leaves_a_socket_that_the_next_one_replaces(shm_server, start_server):
+    first = shm_server()
+    path = socket_of(first)
+    second = subprocess.run(
+        [harness.binary("attend-server"), "--listen", "127.0.0.1:0", "--metrics-listen", "off",
+         "--device", "cpu", "--shared-memory", "--shared-memory-socket", path],
+        capture_output=True, text=True, timeout=60, env=harness.clean_env())
+    assert second.returncode == 1 and "another process listens there" in second.stderr
+    client = Client(path)
+    first.kill()
+    with contextlib.suppress(ConnectionResetError):
+        assert client.socket.recv(1) == b""
+    assert os.path.exists(path)
+    third = start_server("--shared-memory", "--shared-memory-socket", path)
+    Client(path).create(4096)
+    assert third.stop() == 0
+    assert not os.path.exists(path)
+
+
+def test_load_over_shared_memory(shm_server):
+    server = shm_server()
+    for stream in ([], ["--stream"]):
+        done = harness.run_client(
+            "--server", server.address, "load", "--transport", "shm", "--shape",
+            "B2,H2,L60,D32,causal,lse", "--concurrency", "4", "--count", "40", "--warmup", "0",
+            "--verify", "1", "--quiet", *stream)
+        assert "passed 40, FAILED 0" in done.stdout, done.stdout
+    assert server.metric("attend_transport_bytes_total", transport="inline", direction="out") == 0
+    assert_nothing_left(server)
+    done = harness.run_client("--server", server.address, "load", "--transport", "shm",
+                              "--deadline-ms", "5", check=False)
+    assert done.returncode == 2 and "--transport shm excludes" in done.stderr
+
+
+def test_load_where_it_is_off(server):
+    done = harness.run_client("--server", server.address, "load", "--transport", "shm",
+                              check=False)
+    assert done.returncode == 1 and "--shared-memory" in done.stderr
