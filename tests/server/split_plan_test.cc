@@ -94,10 +94,10 @@ TEST(SplitPlan, PartsAreTheWholeBitForBit) {
     ASSERT_EQ(expected, owned.OutputBytes()) << what;
     EXPECT_EQ(pieces, PlanSplit(owned.attention, shares, multiple)) << what;
   }
+  // A share of the problems, as sanitizers run, need not meet every case.
+  if (test::TestScale() < 1) return;
   EXPECT_GT(planned, count / 5);
-  EXPECT_GT(rows_cut, count / 50);
-  EXPECT_GT(heads_cut, count / 50);
-  EXPECT_GT(packed_cut, count / 50);
+  for (const int each : {rows_cut, heads_cut, packed_cut}) EXPECT_GT(each, 20);
 }
 
 // Everything about where a plan cuts, of problems whose values nobody reads.
