@@ -3,7 +3,6 @@
 // The rows about bytes per second.
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +18,6 @@ namespace {
 
 constexpr Target kBareTarget{Target::Sense::kAtLeast, 0.9};
 constexpr Target kRawTarget{Target::Sense::kAtLeast, 0.5};
-constexpr Target kCopyTarget{Target::Sense::kAtLeast, 0.8};
 constexpr char kCopies[] = "page-locked copies over PCIe, both ways at once";
 constexpr int kChunkedConnections = 8;
 // What the client library sends at a time.
@@ -208,28 +206,6 @@ void RunChunked(Bench& bench) {
   question.against = kCopies;
   question.target.reset();
   bench.AddJudged(question, (*samples)[0], (*samples)[2], Gigabytes);
-}
-
-void RunSharedMemory(Bench& bench) {
-  const Question question{
-      "shared_memory", "192 MiB in, 64 MiB out, 16 heads x 16384 x 128 fp16, back to back",
-      kCopies,         "GB/s",
-      Measure::kRatio, kCopyTarget};
-  if (!bench.gpu()) return bench.Add(Skipped(question, "needs a GPU"));
-  const Result<std::unique_ptr<ServerProcess>> attend = bench.StartAttend(Serves::kComputing);
-  if (!attend.ok()) return bench.AddWithout({question}, attend.status());
-  client::ClientOptions options;
-  options.server = (*attend)->address();
-  const Result<std::unique_ptr<client::Client>> client = client::Client::Make(options);
-  if (!client.ok()) return bench.AddWithout({question}, client.status());
-  const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(std::chrono::seconds(10));
-  if (!info.ok()) return bench.AddWithout({question}, info.status());
-  std::string offered;
-  for (const std::string& name : info->transports()) {
-    offered += (offered.empty() ? "" : ", ") + name;
-  }
-  bench.Add(
-      Skipped(question, "the client library knows no shared memory; the server offers " + offered));
 }
 
 }  // namespace attend::bench

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The row about shared memory.
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/client.h"
+#include "client/shared_call.h"
+#include "client/shared_memory.h"
+#include "tests/bench/service/chunked_driver.h"
+#include "tests/bench/service/pinned_copies.h"
+#include "tests/bench/service/rows.h"
+
+namespace attend::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr Target kCopyTarget{Target::Sense::kAtLeast, 0.8};
+// Calls under way at once, each with memory of its own: while one is copied another is computed.
+constexpr int kBackToBack = 3;
+constexpr int kChunkedConnections = 8;
+
+double Gigabytes(const Sample& sample) { return sample.gigabytes_per_second(); }
+
+// A server with shared memory, and the calls that lie in it.
+struct Shared {
+  std::unique_ptr<ServerProcess> process;
+  std::unique_ptr<client::Client> client;
+  std::shared_ptr<client::SharedMemory> memory;
+  std::vector<client::AttentionCall> calls;
+};
+
+Result<Shared> StartShared(const Bench& bench, const TempFolder& folder, const Work& work) {
+  Shared shared;
+  const std::string socket = folder.Path("shared.sock");
+  Result<std::unique_ptr<ServerProcess>> process = bench.StartAttend(
+      Serves::kComputing,
+      {"--shared-memory", "--shared-memory-socket", socket, "--shared-memory-client-max", "4GiB"});
+  if (!process.ok()) return process.status();
+  shared.process = std::move(*process);
+  Result<std::unique_ptr<client::Client>> client =
+      ConnectChunked(shared.process->address(), kChunkedConnections);
+  if (!client.ok()) return client.status();
+  shared.client = std::move(*client);
+  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect(socket);
+  if (!memory.ok()) return memory.status();
+  shared.memory = std::move(*memory);
+  for (int i = 0; i < kBackToBack; ++i) {
+    Result<client::AttentionCall> call = client::ShareCall(*shared.memory, work.call());
+    if (!call.ok()) return call.status();
+    shared.calls.push_back(std::move(*call));
+  }
+  return shared;
+}
+
+// Each call once, its answer judged in full where the server has written it.
+Status CheckShared(Shared& shared, const Work& work) {
+  for (const client::AttentionCall& call : shared.calls) {
+    const Result<client::AttentionResult> answer = shared.client->Call(call);
+    if (!answer.ok()) return answer.status();
+    const std::string wrong = work.CheckOutput(call.outputs.o->data());
+    if (!wrong.empty()) return Internal(wrong);
+  }
+  return Status();
+}
+
+Result<Sample> DriveShared(Shared& shared, const Work& work, double seconds) {
+  std::atomic<int64_t> answered = 0;
+  std::vector<Status> statuses(shared.calls.size());
+  std::vector<std::thread> threads;
+  const Clock::time_point begin = Clock::now();
+  const Clock::time_point end =
+      begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (size_t i = 0; i < shared.calls.size(); ++i) {
+    threads.emplace_back([&, i] {
+      do {
+        const Result<client::AttentionResult> answer = shared.client->Call(shared.calls[i]);
+        if (!answer.ok()) {
+          statuses[i] = answer.status();
+          return;
+        }
+        ++answered;
+      } while (Clock::now() < end);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Sample sample;
+  sample.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  sample.calls = answered;
+  sample.bytes = sample.calls * (work.input_bytes() + work.output_bytes());
+  return sample;
+}
+
+}  // namespace
+
+void RunSharedMemory(Bench& bench) {
+  const int64_t length = !bench.gpu() ? 128 : bench.options().quick ? 4096 : 16384;
+  const Work work("16 heads x " + std::to_string(length) + " x 128 fp16",
+                  test::MakeSpec(1, 16, 16, length, length, 128, 128, DType::kFloat16),
+                  Truth::kAttention, bench.options().seed);
+  Question question{"shared_memory",
+                    work.name() + ", inputs and answer in shared memory, " +
+                        std::to_string(kBackToBack) + " in flight",
+                    "page-locked copies over PCIe, both ways at once",
+                    "GB/s",
+                    Measure::kRatio,
+                    kCopyTarget};
+  // On a CPU nothing is copied: against our own chunks, for information.
+  if (!bench.gpu()) {
+    bench.Add(Skipped(question, "needs a GPU"));
+    question.against = "our own chunked calls, one at a time";
+    question.target.reset();
+  }
+  const TempFolder folder;
+  Result<Shared> shared = StartShared(bench, folder, work);
+  if (!shared.ok()) return bench.AddWithout({question}, shared.status());
+  std::vector<Contestant> contestants = {
+      {"shared memory", [&](double seconds) { return DriveShared(*shared, work, seconds); }}};
+  Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("no GPU takes part");
+  if (bench.gpu()) {
+    bus = PinnedCopies::Make(bench.first_device(), work.input_bytes(), work.output_bytes());
+    if (!bus.ok()) return bench.AddWithout({question}, bus.status());
+    contestants.push_back({"copies", [&](double seconds) { return (*bus)->Drive(seconds); }});
+  } else {
+    contestants.push_back(
+        {"chunks", [&](double seconds) { return DriveChunked(*shared->client, work, seconds); }});
+  }
+  // Judged before and after: while it is timed each answer overwrites the one before.
+  Status right = CheckShared(*shared, work);
+  if (!right.ok()) return bench.AddWithout({question}, right);
+  const Result<std::vector<Samples>> samples =
+      RunRounds(contestants, bench.options().rounds, bench.options().seconds);
+  right = samples.ok() ? CheckShared(*shared, work) : samples.status();
+  if (!right.ok()) return bench.AddWithout({question}, right);
+  bench.AddJudged(question, (*samples)[0], (*samples)[1], Gigabytes);
+}
+
+}  // namespace attend::bench
