@@ -31,7 +31,8 @@ struct HostSpan {
 // A few spans, which do not overlap. Empty ones are not kept.
 class SpanList {
  public:
-  static constexpr int kMax = 5;  // q, k, v, bias and the small arrays, each in memory of its own
+  // q, k, v, bias and the small arrays, each in memory of its own, and offsets made for a part.
+  static constexpr int kMax = 6;
 
   SpanList() = default;
   SpanList(std::initializer_list<HostSpan> spans) {

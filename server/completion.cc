@@ -2,23 +2,26 @@
 
 #include "server/completion.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace attend {
 
-CompletionThread::CompletionThread(std::function<void(CompletedBatch)> handler)
-    : handler_(std::move(handler)), thread_([this] { Run(); }) {}
+CompletionThreads::CompletionThreads(int threads, std::function<void(CompletedBatch)> handler)
+    : handler_(std::move(handler)) {
+  for (int i = 0; i < std::max(1, threads); ++i) threads_.emplace_back([this] { Run(); });
+}
 
-CompletionThread::~CompletionThread() {
+CompletionThreads::~CompletionThreads() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_one();
-  thread_.join();
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
 }
 
-void CompletionThread::Post(CompletedBatch batch) {
+void CompletionThreads::Post(CompletedBatch batch) {
   {
     std::lock_guard lock(mutex_);
     posted_.push_back(std::move(batch));
@@ -26,17 +29,16 @@ void CompletionThread::Post(CompletedBatch batch) {
   wake_.notify_one();
 }
 
-void CompletionThread::Run() {
-  std::vector<CompletedBatch> taken;
+void CompletionThreads::Run() {
+  std::unique_lock lock(mutex_);
   for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });
-      if (posted_.empty()) return;
-      taken.swap(posted_);
-    }
-    for (CompletedBatch& batch : taken) handler_(std::move(batch));
-    taken.clear();
+    wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });
+    if (posted_.empty()) return;
+    CompletedBatch batch = std::move(posted_.front());
+    posted_.pop_front();
+    lock.unlock();
+    handler_(std::move(batch));
+    lock.lock();
   }
 }
 

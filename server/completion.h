@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The completion thread: takes finished batches from the lanes and ends their requests, so that
-// lanes go on computing while answers are encoded and sent.
+// The completion threads: take finished batches from the lanes and end their requests, so that
+// lanes go on computing while answers are encoded and sent. gRPC writes small answers to the socket
+// on the thread that ends the call, so one thread alone bounds the rate of answers.
 
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,10 +25,13 @@ struct CompletedBatch {
   BatchOutcome outcome;
 };
 
-class CompletionThread {
+class CompletionThreads {
  public:
-  explicit CompletionThread(std::function<void(CompletedBatch)> handler);
-  ~CompletionThread();  // handles what was posted, then joins
+  // `handler` is called on any of the `threads`, on several at once; a batch by one of them.
+  CompletionThreads(int threads, std::function<void(CompletedBatch)> handler);
+  ~CompletionThreads();  // handles what was posted, then joins
+  CompletionThreads(const CompletionThreads&) = delete;
+  CompletionThreads& operator=(const CompletionThreads&) = delete;
 
   // Any thread. Not after the destructor has begun.
   void Post(CompletedBatch batch);
@@ -37,9 +42,9 @@ class CompletionThread {
   const std::function<void(CompletedBatch)> handler_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::vector<CompletedBatch> posted_;
+  std::deque<CompletedBatch> posted_;
   bool stop_ = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace attend

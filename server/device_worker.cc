@@ -23,7 +23,7 @@ SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
 
 Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
     int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
-    const Clock& clock, CompletionThread& completion,
+    const Clock& clock, CompletionThreads& completion,
     std::function<void(std::unique_ptr<Request>)> finish) {
   std::unique_ptr<DeviceWorker> worker(
       new DeviceWorker(index, backend, options, metrics, clock, completion, std::move(finish)));
@@ -37,7 +37,7 @@ Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
 }
 
 DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options,
-                           Metrics& metrics, const Clock& clock, CompletionThread& completion,
+                           Metrics& metrics, const Clock& clock, CompletionThreads& completion,
                            std::function<void(std::unique_ptr<Request>)> finish)
     : index_(index),
       backend_(backend),

@@ -38,7 +38,7 @@ class DeviceWorker {
   // that never reached a lane (expired, cancelled, stopped); it is called without locks held.
   static Result<std::unique_ptr<DeviceWorker>> Make(
       int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
-      const Clock& clock, CompletionThread& completion,
+      const Clock& clock, CompletionThreads& completion,
       std::function<void(std::unique_ptr<Request>)> finish);
   ~DeviceWorker();
   DeviceWorker(const DeviceWorker&) = delete;
@@ -63,7 +63,7 @@ class DeviceWorker {
   };
 
   DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
-               const Clock& clock, CompletionThread& completion,
+               const Clock& clock, CompletionThreads& completion,
                std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
   void Execute(Scheduler::Step& step);
@@ -77,7 +77,7 @@ class DeviceWorker {
   Backend& backend_;
   Metrics& metrics_;
   const Clock& clock_;
-  CompletionThread& completion_;
+  CompletionThreads& completion_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
 
   mutable std::mutex mutex_;

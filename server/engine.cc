@@ -52,7 +52,8 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
       options.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
         raw->FinishChecked(std::move(request));
       });
-  engine->completion_ = std::make_unique<CompletionThread>(
+  engine->completion_ = std::make_unique<CompletionThreads>(
+      options.completion_threads,
       [raw = engine.get()](CompletedBatch batch) { raw->FinishBatch(std::move(batch)); });
   std::vector<Metrics::Device> devices;
   std::vector<DeviceInfo> infos;
@@ -228,8 +229,12 @@ void Engine::Cancel(uint64_t id) {
 
 void Engine::FinishBatch(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
-  if (batch.outcome.device_lost && lost_.insert(batch.device).second && on_device_lost_) {
-    on_device_lost_(backends_[batch.device]->info());
+  if (batch.outcome.device_lost) {
+    // While the hook runs, nobody else's batch of this device ends either.
+    const std::lock_guard lock(lost_mutex_);
+    if (lost_.insert(batch.device).second && on_device_lost_) {
+      on_device_lost_(backends_[batch.device]->info());
+    }
   }
   for (size_t i = 0; i < batch.requests.size(); ++i) {
     std::unique_ptr<Request>& request = batch.requests[i];
@@ -284,7 +289,7 @@ void Engine::Stop() {
   Drain();
   for (const auto& worker : workers_) worker->Stop(Unavailable("the server is stopping"));
   completion_.reset();  // ends what the lanes delivered
-  checker_.reset();     // ends what the completion thread sent on
+  checker_.reset();     // ends what the completion threads sent on
   workers_.clear();     // lanes before their backends
 }
 

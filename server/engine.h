@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string>
@@ -35,6 +36,7 @@ struct EngineOptions {
   Tenants tenants;                                 // who shares it
   int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
   CheckerOptions checker;
+  int completion_threads = 2;
   double split_flops_min = 0;  // larger requests are split over devices that are alike; 0: none
 };
 
@@ -101,7 +103,7 @@ class Engine {
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
   void OnCheckFailed(std::function<void(const Request&)> hook);
-  // Called on the completion thread once a device is lost, before the batch that found it ends.
+  // Called on a completion thread once a device is lost, before the batch that found it ends.
   // Set before the first Submit.
   void OnDeviceLost(std::function<void(const DeviceInfo&)> hook);
 
@@ -134,11 +136,12 @@ class Engine {
   std::unique_ptr<Router> router_;
   std::unique_ptr<Splitter> splitter_;
   std::unique_ptr<Checker> checker_;
-  std::unique_ptr<CompletionThread> completion_;
+  std::unique_ptr<CompletionThreads> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
   std::function<void(const Request&)> on_check_failed_;
   std::function<void(const DeviceInfo&)> on_device_lost_;
-  std::set<int> lost_;  // the completion thread's
+  std::mutex lost_mutex_;
+  std::set<int> lost_;
 };
 
 }  // namespace attend

@@ -71,6 +71,9 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   options.tenants = config.tenants;
   options.memory_budget_bytes = config.memory_budget_bytes;
   options.split_flops_min = config.split_gflop * 1e9;
+  // gRPC's own threads take most of the cores.
+  options.completion_threads =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
   options.checker.threads = static_cast<int>(config.check_threads);

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
+
+#include "kernels/cuda/launch.h"
 
 namespace attend::cuda {
 namespace {
 
-constexpr int64_t kTileRows = 128;  // of a typical tile
-constexpr int64_t kUnits = 132;     // of an H200
+constexpr int64_t kUnits = 132;  // of an H200
 
 // What the kernels reach on an H200 (README.md), long sequences.
 double FlopsPerSecond(KernelId kernel) {
@@ -29,11 +31,17 @@ struct Cost {
   double in_bytes = 0;
   double out_bytes = 0;
   double flops = 0;
+  double tile_rows = 0;  // of the whole's variant
   double tiles = 0;
   bool uneven = false;  // the last rows see most keys
 };
 
-Cost CostOf(const Attention& a) {
+double TileRows(KernelId kernel, const Problem& p) {
+  const std::span<const FlashVariant> variants = VariantsFor(kernel, p);
+  return variants.empty() ? 128 : static_cast<double>(variants.front().rows);
+}
+
+Cost CostOf(const Attention& a, KernelId kernel) {
   const Problem& p = a.problem;
   const auto size = static_cast<double>(DTypeBytes(p.dtype));
   Cost cost;
@@ -46,9 +54,11 @@ Cost CostOf(const Attention& a) {
   }
   cost.out_bytes = size * static_cast<double>(ElementsO(p));
   cost.flops = Flops(a);
-  const int64_t rows = p.packed ? p.total_q / kTileRows + p.batch
-                                : p.batch * ((p.len_q + kTileRows - 1) / kTileRows);
-  cost.tiles = std::max(1.0, static_cast<double>(rows) * static_cast<double>(p.heads_q));
+  cost.tile_rows = TileRows(kernel, p);
+  const auto batch = static_cast<double>(p.batch);
+  const double tiles = p.packed ? static_cast<double>(p.total_q) / cost.tile_rows + batch
+                                : batch * std::ceil(static_cast<double>(p.len_q) / cost.tile_rows);
+  cost.tiles = std::max(1.0, tiles * static_cast<double>(p.heads_q));
   cost.uneven = p.mask.right >= 0 && p.mask.left < 0;
   return cost;
 }
@@ -75,11 +85,22 @@ Grid GridOf(const Attention& a, int64_t parts) {
   return grid;
 }
 
+// The largest part's share of the whole's tiles: sequences and heads do not always divide evenly.
+double LargestShare(const Problem& p, const Grid& grid) {
+  const auto share = [](int64_t size, int64_t parts) {
+    return static_cast<double>(DivideUp(size, parts)) / static_cast<double>(size);
+  };
+  return share(p.batch, grid.batch) * share(p.heads_kv, grid.heads) /
+         static_cast<double>(grid.rows);
+}
+
 // From the first byte in to the last byte out, parts following each other through three stages.
-double EstimateSeconds(const Cost& cost, double parts, double rate, const CutBounds& bounds) {
+double EstimateSeconds(const Problem& p, const Cost& cost, const Grid& grid, double rate,
+                       const CutBounds& bounds) {
+  const auto parts = static_cast<double>(grid.parts());
   const double in = cost.in_bytes / bounds.bus_bytes_per_second / parts;
   const double out = cost.out_bytes / bounds.bus_bytes_per_second / parts;
-  const double waves = std::ceil(cost.tiles / parts / kUnits);
+  const double waves = std::ceil(cost.tiles * LargestShare(p, grid) / kUnits);
   const double tile_seconds = cost.flops / cost.tiles / (rate / kUnits);
   const double kernel = waves * tile_seconds;
   const double slowest = std::max({in, kernel, out, bounds.seconds_per_part});
@@ -88,7 +109,7 @@ double EstimateSeconds(const Cost& cost, double parts, double rate, const CutBou
 
 // The number of parts that is done first, none of them too long.
 int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds) {
-  const Cost cost = CostOf(a);
+  const Cost cost = CostOf(a, kernel);
   const double rate = FlopsPerSecond(kernel);
   const double uneven = cost.uneven ? 2 : 1;  // at most, of parts cut by rows
   const double launches = std::ceil(uneven * cost.flops / rate / bounds.launch_seconds_max);
@@ -101,8 +122,7 @@ int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds
   for (int64_t parts = least; parts <= bounds.parts_max; ++parts) {
     const double part_bytes = bytes / static_cast<double>(parts);
     if (parts > least && part_bytes < static_cast<double>(bounds.part_bytes_min)) break;
-    const auto count = static_cast<double>(GridOf(a, parts).parts());
-    const double seconds = EstimateSeconds(cost, count, rate, bounds);
+    const double seconds = EstimateSeconds(a.problem, cost, GridOf(a, parts), rate, bounds);
     if (parts > least && seconds >= best_seconds) continue;
     best = parts;
     best_seconds = seconds;

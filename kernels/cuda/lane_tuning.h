@@ -23,9 +23,9 @@ struct CutBounds {
   // Input and output, of an item and of a part of it: below this a part costs more than it gains.
   int64_t item_bytes_min = int64_t{16} << 20;
   int64_t part_bytes_min = int64_t{4} << 20;
-  double launch_seconds_max = 1e-3;    // of one part's kernel, as estimated
-  double bus_bytes_per_second = 50e9;  // either way
-  double seconds_per_part = 10e-6;     // what a part costs beside its bytes and FLOPs
+  double launch_seconds_max = 0.65e-3;  // of one part's kernel, as estimated
+  double bus_bytes_per_second = 50e9;   // either way
+  double seconds_per_part = 10e-6;      // what a part costs beside its bytes and FLOPs
 };
 
 struct LaneTuning {
