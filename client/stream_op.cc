@@ -59,7 +59,7 @@ void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id
     refused = InvalidArgument("the call is encoded in chunks, a stream takes one message");
   } else if (closing_ || no_more_) {
     refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
-  } else if (!pending_.try_emplace(name, Pending{callback, call->outputs()}).second) {
+  } else if (!pending_.try_emplace(name, Pending{callback, call}).second) {
     refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
   }
   if (!refused.ok()) {
@@ -93,7 +93,7 @@ void StreamOp::FinishCall() {
 SharedOutputs StreamOp::OutputsOf(const std::string& id) {
   const std::lock_guard lock(mutex_);
   const auto found = pending_.find(id);
-  return found == pending_.end() ? SharedOutputs() : found->second.outputs;
+  return found == pending_.end() ? SharedOutputs() : found->second.call->outputs();
 }
 
 void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {

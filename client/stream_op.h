@@ -38,7 +38,7 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   };
   struct Pending {
     StreamCallback callback;
-    SharedOutputs outputs;
+    std::shared_ptr<const EncodedCall> call;  // keeps the regions that its tensors lie in
   };
 
   // These with mutex_ held.

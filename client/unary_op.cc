@@ -60,7 +60,12 @@ void UnaryOp::StartAttempt() {
 bool UnaryOp::ScheduleRetry(Status& status) {
   std::optional<std::chrono::nanoseconds> time_left;
   if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
-  const auto wait = retry_.AfterFailure(status.code(), PushbackOf(*context_), time_left);
+  const Pushback pushback = PushbackOf(*context_);
+  // The server says when to try again. Where it has not, the connection was lost, and the request
+  // may still run: one that was tried again would share its place with it.
+  const bool placed = call_->outputs().o.has_value() || call_->outputs().lse.has_value();
+  if (placed && pushback.kind == Pushback::Kind::kNone) return false;
+  const auto wait = retry_.AfterFailure(status.code(), pushback, time_left);
   if (!wait) return false;
   if (cancelled_) {
     // As if it had come a moment later, during the wait.

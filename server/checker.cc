@@ -75,8 +75,10 @@ void Checker::Run() {
       continue;
     }
     const TraceRange range("attend: check an answer");
+    const double budget =
+        request->check_sampled ? options_.sampled_work_budget : options_.work_budget;
     const std::vector<RowId> rows =
-        SampleRows(request->attention, Mix(options_.seed ^ request->id), options_.work_budget);
+        SampleRows(request->attention, Mix(options_.seed ^ request->id), budget);
     request->report = CheckRows(request->attention, rows);
     request->report->rows_total = CountRows(request->attention);
     request->check_ns = NanosecondsBetween(begin, clock_.Now());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The reference check of answers, on threads of its own so that neither lanes nor the completion
-// thread wait for double precision. The cost of one check is bounded by a budget of multiply-adds
+// threads wait for double precision. The cost of one check is bounded by a budget of multiply-adds
 // at any length.
 
 #pragma once
@@ -23,6 +23,7 @@ namespace attend {
 struct CheckerOptions {
   double sample = 0;             // share of requests that the server checks by itself, 0 to 1
   double work_budget = 1 << 26;  // multiply-adds of one check: some 0.1 s of one core
+  double sampled_work_budget = 1 << 22;  // of one that the server asked for
   int threads = 1;
   int64_t backlog_max = 256;  // above it, the server's own samples are skipped and counted
   uint64_t seed = 1;

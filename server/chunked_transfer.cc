@@ -257,8 +257,8 @@ void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
       lock.unlock();  // the last Placed() does
       return;
     case Phase::kRunning:
+      SetCancelled();  // before Submit can look for the last time
       lock.unlock();
-      SetCancelled();
       if (queued) context_.engine.Cancel(id_);  // else Submit sees it
       return;
     default: {

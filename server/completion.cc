@@ -6,6 +6,31 @@
 #include <utility>
 
 namespace attend {
+namespace {
+
+// Up to `count` batches of the same outcome, each with some of the requests, in order.
+std::vector<CompletedBatch> Share(CompletedBatch batch, size_t count) {
+  const size_t requests = batch.requests.size();
+  std::vector<CompletedBatch> shares;
+  count = std::min(count, requests);
+  if (count <= 1) {
+    shares.push_back(std::move(batch));
+    return shares;
+  }
+  const std::vector<Status> statuses = std::move(batch.outcome.statuses);
+  batch.outcome.statuses.clear();
+  for (size_t n = 0; n < count; ++n) {
+    CompletedBatch share{batch.device, {}, batch.outcome};
+    for (size_t i = requests * n / count; i < requests * (n + 1) / count; ++i) {
+      share.requests.push_back(std::move(batch.requests[i]));
+      share.outcome.statuses.push_back(statuses[i]);
+    }
+    shares.push_back(std::move(share));
+  }
+  return shares;
+}
+
+}  // namespace
 
 CompletionThreads::CompletionThreads(int threads, std::function<void(CompletedBatch)> handler)
     : handler_(std::move(handler)) {
@@ -22,11 +47,17 @@ CompletionThreads::~CompletionThreads() {
 }
 
 void CompletionThreads::Post(CompletedBatch batch) {
+  std::vector<CompletedBatch> shares = Share(std::move(batch), threads_.size());
+  const bool one = shares.size() == 1;
   {
     std::lock_guard lock(mutex_);
-    posted_.push_back(std::move(batch));
+    for (CompletedBatch& share : shares) posted_.push_back(std::move(share));
   }
-  wake_.notify_one();
+  if (one) {
+    wake_.notify_one();
+  } else {
+    wake_.notify_all();
+  }
 }
 
 void CompletionThreads::Run() {

@@ -27,7 +27,8 @@ struct CompletedBatch {
 
 class CompletionThreads {
  public:
-  // `handler` is called on any of the `threads`, on several at once; a batch by one of them.
+  // `handler` is called on any of the `threads`, on several at once, with a share of a batch: its
+  // requests are dealt out, so that the last answer need not wait for all the others.
   CompletionThreads(int threads, std::function<void(CompletedBatch)> handler);
   ~CompletionThreads();  // handles what was posted, then joins
   CompletionThreads(const CompletionThreads&) = delete;

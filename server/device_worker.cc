@@ -177,6 +177,13 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   std::vector<std::unique_ptr<Request>> orphaned;
+  if (outcome.device_lost) {
+    // Whatever CUDA said of each: the request may well succeed elsewhere, or later.
+    for (Status& status : outcome.statuses) {
+      if (status.ok()) continue;
+      status = Unavailable("device " + info().name + " is lost: " + std::string(status.message()));
+    }
+  }
   // Before anyone hears of it: who was told that the device is lost finds it lost.
   if (outcome.device_lost) {
     std::lock_guard lock(mutex_);

@@ -148,7 +148,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   if (status.ok()) {
     request->flops = Flops(request->attention);
     if (!request->check && checker_->Sampled(request->id)) {
-      request->check = checker_->HasRoom();
+      request->check = request->check_sampled = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped();
     }
     status = Route(request);
@@ -294,7 +294,7 @@ void Engine::Stop() {
 }
 
 int64_t Engine::RetryAfterMs(Code code) const {
-  if (draining()) return kRetryAfterMsDraining;
+  if (draining() || !healthy()) return kRetryAfterMsDraining;
   int64_t queued = 0;
   bool full = false;
   for (const auto& worker : workers_) {

@@ -95,7 +95,8 @@ struct Request {
   SpanList output_spans;                  // and writes
   UploadShare::Hold upload;               // chunked: until the bytes are complete
   std::string kernel;                     // asked for by name; empty = the server's choice
-  bool check = false;  // by the client's wish, or (set by Engine::Submit) the server's
+  bool check = false;          // by the client's wish, or (set by Engine::Submit) the server's
+  bool check_sampled = false;  // the latter
   int32_t priority = 0;
   int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;

@@ -7,7 +7,8 @@
 // nobody gathers them. In BHLD that allows sequences, KV heads, query heads of one KV head (K and V
 // then go to each device that reads them) and query rows of one head; in BLHD sequences and query
 // rows; in packed LHD sequences. Rows are cut only where kernels/attention_slice.h allows it, at
-// multiples of kSplitRows, so that no kernel's tile is cut and the bits stay the same.
+// multiples of kSplitRows. The cuts depend on the problem and the number of devices alone, so an
+// answer's bits do too; they may differ from those of the problem run whole.
 //
 // Shares are about equal in FLOPs: each cut is at the coarsest boundary (sequence, KV head, query
 // head, rows) within a sixteenth of a share of where it should be, else at the nearest of any.

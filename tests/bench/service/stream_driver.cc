@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // request_id is an answer's first field.
-constexpr uint8_t kRequestIdTag = 0x0a;
+constexpr char kRequestIdTag = 0x0a;
 constexpr size_t kIdBytes = 4;
 
 std::string IdOf(int slot) {
@@ -30,14 +30,15 @@ std::string IdOf(int slot) {
 int SlotOf(const grpc::ByteBuffer& answer, int slots) {
   std::vector<grpc::Slice> slices;
   if (!answer.Dump(&slices).ok() || slices.empty()) return -1;
-  const grpc::Slice& head = slices.front();
-  if (head.size() < 2 + kIdBytes || head.begin()[0] != kRequestIdTag ||
-      head.begin()[1] != kIdBytes) {
-    return -1;
+  // gRPC's first slice may be as short as a byte.
+  std::string head;
+  for (size_t n = 0; n < slices.size() && head.size() < 2 + kIdBytes; ++n) {
+    head.append(reinterpret_cast<const char*>(slices[n].begin()), slices[n].size());
   }
+  if (head.size() < 2 + kIdBytes || head[0] != kRequestIdTag || head[1] != kIdBytes) return -1;
   int slot = 0;
   for (size_t i = 0; i < kIdBytes; ++i) {
-    const int digit = head.begin()[2 + i] - '0';
+    const int digit = head[2 + i] - '0';
     if (digit < 0 || digit > 9) return -1;
     slot = 10 * slot + digit;
   }
