@@ -11,6 +11,9 @@
 namespace attend {
 namespace {
 
+// More than any machine can address; rounding up stays far from overflow.
+constexpr int64_t kMappedBytesMax = int64_t{1} << 60;
+
 int64_t RoundUp(int64_t bytes) {
   return (std::max<int64_t>(bytes, 1) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
 }
@@ -29,7 +32,7 @@ Result<void*> MapHostMemory(int64_t bytes) {
   const int64_t physical = PhysicalMemoryBytes();
   const Status none = ResourceExhausted("no host memory for a block of " + std::to_string(bytes) +
                                         " bytes, the machine has " + std::to_string(physical));
-  if (bytes > physical) return none;
+  if (bytes > kMappedBytesMax) return none;
   // A huge page more than needed, so that an aligned piece lies in it; the rest goes back.
   const int64_t size = RoundUp(bytes);
   void* const mapped =

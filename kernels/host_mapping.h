@@ -13,8 +13,8 @@ namespace attend {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// At least `bytes` >= 0 bytes of zeros, aligned to kHugePageBytes. RESOURCE_EXHAUSTED if there is
-// no room for them, or more than the machine's memory is asked for.
+// At least `bytes` >= 0 bytes of zeros, aligned to kHugePageBytes. RESOURCE_EXHAUSTED if there are
+// not so many addresses; whether there is memory behind them shows when they are touched.
 Result<void*> MapHostMemory(int64_t bytes);
 // `bytes` as they were asked for.
 void UnmapHostMemory(void* data, int64_t bytes);
