@@ -2,8 +2,8 @@
 //
 // Where tensor bytes live on the host while a request is in the server, and by its byte budget the
 // server's memory admission: no block, no admission. The whole budget is one piece of memory, taken
-// (and with a GPU page-locked) at the start, so that no request waits for the system to lock memory,
-// and none can fail for it. Without a GPU its pages come when they are first used.
+// (and with a GPU page-locked) at the start, so that no request waits for the system to lock
+// memory, and none can fail for it. Without a GPU its pages come when they are first used.
 //
 // Thread-safe. The pool must outlive its blocks, also those that gRPC still sends from.
 
