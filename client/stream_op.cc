@@ -77,7 +77,9 @@ void StreamOp::PumpWrites() {
     const Queued next = std::move(queue_.front());
     queue_.pop_front();
     writing_ = true;
-    call_->Write(next.call->ToByteBuffer(next.id), Expect(kWritten));
+    grpc::WriteOptions options;
+    if (!queue_.empty()) options.set_buffer_hint();  // one more follows at once
+    call_->Write(next.call->ToByteBuffer(next.id), options, Expect(kWritten));
   } else if (no_more_ && !writes_done_sent_) {
     writes_done_sent_ = true;
     call_->WritesDone(Expect(kWritesDone));

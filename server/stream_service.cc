@@ -82,6 +82,7 @@ void StreamCall::OnReadDone(bool ok) {
   // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
   std::unique_ptr<Request> request = NewRequest(context_, *this, deadline_);
   request->tenant = tenant_;
+  request->may_end_in_submit = true;
   context_.intake.Accept(*this, std::move(request), std::move(message));
 }
 
@@ -154,6 +155,7 @@ void StreamCall::Answer(grpc::ByteBuffer answer) {
 
 void StreamCall::OnWriteDone(bool ok) {
   const grpc::ByteBuffer* next = nullptr;
+  grpc::WriteOptions options;
   grpc::ByteBuffer written;  // let go of outside the lock
   std::deque<grpc::ByteBuffer> dropped;
   Step step;
@@ -169,9 +171,11 @@ void StreamCall::OnWriteDone(bool ok) {
     }
     writing_ = !answers_.empty();
     if (writing_) next = &answers_.front();
+    // One more follows at once: both in one system call.
+    if (answers_.size() > 1) options.set_buffer_hint();
     step = NextLocked();
   }
-  if (next != nullptr) StartWrite(next);
+  if (next != nullptr) StartWrite(next, options);
   Do(step);
 }
 

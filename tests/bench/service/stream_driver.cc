@@ -88,7 +88,9 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     writing_ = true;
     ++unanswered_;
     sent_[static_cast<size_t>(slot)] = Clock::now();
-    StartWrite(&messages_[static_cast<size_t>(slot)]);
+    grpc::WriteOptions options;
+    if (!waiting_.empty()) options.set_buffer_hint();  // one more follows at once
+    StartWrite(&messages_[static_cast<size_t>(slot)], options);
   }
 
   void OnWriteDone(bool ok) override {
@@ -119,11 +121,7 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
               .count());
       --unanswered_;
       enough_ = now >= end_;
-      if (enough_) {
-        waiting_.clear();
-      } else {
-        waiting_.push_back(slot);
-      }
+      if (!enough_) waiting_.push_back(slot);
       WriteNextLocked();
     }
     StartRead(&answer_);
