@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "kernels/cuda/launch.h"
@@ -12,6 +13,9 @@ namespace attend::cuda {
 namespace {
 
 constexpr int64_t kUnits = 132;  // of an H200
+// A launch of fewer waves of tiles than these may leave much of the device idle in its last one, so
+// none is asked to be shorter, however long its tiles take.
+constexpr double kWavesLeast = 3;
 
 // What the kernels reach on an H200 (README.md), long sequences.
 double FlopsPerSecond(KernelId kernel) {
@@ -90,8 +94,19 @@ double LargestShare(const Problem& p, const Grid& grid) {
   const auto share = [](int64_t size, int64_t parts) {
     return static_cast<double>(DivideUp(size, parts)) / static_cast<double>(size);
   };
-  return share(p.batch, grid.batch) * share(p.heads_kv, grid.heads) /
-         static_cast<double>(grid.rows);
+  return share(p.batch, grid.batch) * share(p.heads_kv, grid.heads) *
+         (grid.rows == 1 ? 1 : share(DivideUp(p.len_q, kCutRows), grid.rows));
+}
+
+// Of an average tile.
+double TileSeconds(const Cost& cost, double rate) {
+  return cost.flops / cost.tiles / (rate / kUnits);
+}
+
+// Of the largest part, its tiles average ones.
+double KernelSeconds(const Problem& p, const Cost& cost, const Grid& grid, double rate) {
+  const double waves = std::ceil(cost.tiles * LargestShare(p, grid) / kUnits);
+  return waves * TileSeconds(cost, rate);
 }
 
 // From the first byte in to the last byte out, parts following each other through three stages.
@@ -100,23 +115,43 @@ double EstimateSeconds(const Problem& p, const Cost& cost, const Grid& grid, dou
   const auto parts = static_cast<double>(grid.parts());
   const double in = cost.in_bytes / bounds.bus_bytes_per_second / parts;
   const double out = cost.out_bytes / bounds.bus_bytes_per_second / parts;
-  const double waves = std::ceil(cost.tiles * LargestShare(p, grid) / kUnits);
-  const double tile_seconds = cost.flops / cost.tiles / (rate / kUnits);
-  const double kernel = waves * tile_seconds;
+  const double kernel = KernelSeconds(p, cost, grid, rate);
   const double slowest = std::max({in, kernel, out, bounds.seconds_per_part});
   return in + kernel + out + (parts - 1) * slowest;
+}
+
+// For what must be cut into many because it takes long: of up to `most` parts the number that is
+// done first, with no launch longer than it may be.
+int64_t ChooseLaunches(const Attention& a, const Cost& cost, double rate, int64_t most,
+                       const CutBounds& bounds) {
+  const double uneven = cost.uneven ? 2 : 1;  // at most, of parts cut by rows
+  const double tiles_seconds = kWavesLeast * TileSeconds(cost, rate);
+  int64_t best = most;
+  double best_seconds = std::numeric_limits<double>::infinity();
+  for (int64_t parts = bounds.parts_min; parts <= most; ++parts) {
+    const Grid grid = GridOf(a, parts);
+    const double longest = grid.rows > 1 ? uneven : 1;
+    const double launch = longest * KernelSeconds(a.problem, cost, grid, rate);
+    if (launch > std::max(bounds.launch_seconds_max, longest * tiles_seconds)) continue;
+    const double seconds = EstimateSeconds(a.problem, cost, grid, rate, bounds);
+    if (seconds >= best_seconds) continue;
+    best = parts;
+    best_seconds = seconds;
+  }
+  return best;
 }
 
 // The number of parts that is done first, none of them too long.
 int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds) {
   const Cost cost = CostOf(a, kernel);
   const double rate = FlopsPerSecond(kernel);
-  const double uneven = cost.uneven ? 2 : 1;  // at most, of parts cut by rows
+  const double uneven = cost.uneven ? 2 : 1;
   const double launches = std::ceil(uneven * cost.flops / rate / bounds.launch_seconds_max);
   const auto least = static_cast<int64_t>(
       std::min<double>(kCutPartsMost, std::max<double>(bounds.parts_min, launches)));
   const double bytes = cost.in_bytes + cost.out_bytes;
-  if (bytes < static_cast<double>(bounds.item_bytes_min)) return least;
+  const bool small = bytes < static_cast<double>(bounds.item_bytes_min);
+  if (small || least > bounds.parts_max) return ChooseLaunches(a, cost, rate, least, bounds);
   int64_t best = least;
   double best_seconds = 0;
   for (int64_t parts = least; parts <= bounds.parts_max; ++parts) {

@@ -28,8 +28,8 @@ inline constexpr int kCutPartsMost = 1024;
 // The parts of `attention` (host memory: lengths are read), in the order to compute them, together
 // the whole; none if it is not cut. Sequences are cut first, then KV heads with the query heads
 // that read them, then query rows, where the mask allows it: parts of equal sequences and heads
-// follow each other, rows ascending. An attention whose rows cannot be cut may have parts of more
-// than launch_seconds_max.
+// follow each other, rows ascending. A part may take more than launch_seconds_max where the rows
+// cannot be cut, and where three waves of its kernel's tiles do.
 std::vector<AttentionSlice> PlanParts(const Attention& attention, KernelId kernel,
                                       const CutBounds& bounds);
 

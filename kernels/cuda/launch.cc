@@ -11,6 +11,7 @@
 #include "kernels/cuda/flash_fp32.h"
 #include "kernels/cuda/flash_sm80.h"
 #include "kernels/cuda/flash_sm90.h"
+#include "kernels/cuda/ragged.h"
 
 namespace attend::cuda {
 namespace {
@@ -174,6 +175,7 @@ cudaError_t LoadKernels() {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   if (error == cudaSuccess) error = LoadCopy();
+  if (error == cudaSuccess) error = LoadRagged();
   if (error == cudaSuccess) error = LoadNaive();
   if (error == cudaSuccess) error = LoadFp32();
   if (error == cudaSuccess && major >= 8) error = LoadSm80();

@@ -279,4 +279,9 @@ cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention*
   return LaunchRagged(variant, attentions, workspace, LaunchOptions{}, stream);
 }
 
+cudaError_t LoadRagged() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, &OrderGroups);
+}
+
 }  // namespace attend::cuda

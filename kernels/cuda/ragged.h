@@ -89,4 +89,8 @@ Result<int64_t> RaggedWorkspaceBytes(std::span<const Problem* const> problems);
 cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention* const> attentions,
                          void* workspace, cudaStream_t stream);
 
+// Has the code of what a launch of a list needs beside the kernel on the current device now, not at
+// the first one: loading may wait for all streams.
+cudaError_t LoadRagged();
+
 }  // namespace attend::cuda

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
@@ -15,6 +16,7 @@
 #include "kernels/cuda/batch_layout.h"
 #include "kernels/cuda/byte_boxes.h"
 #include "kernels/cuda/cut_plan.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/part_copies.h"
 #include "kernels/cuda/pinned_ranges.h"
 #include "tests/kernels/problems.h"
@@ -162,7 +164,7 @@ TEST(PlanParts, LongOnesAreCutByHeadsFirst) {
 }
 
 TEST(PlanParts, NoLaunchIsLong) {
-  ProblemSpec spec = Long(1, 2, 131072);
+  ProblemSpec spec = Long(4, 16, 8192);
   for (const bool causal : {false, true}) {
     spec.problem.mask.right = causal ? 0 : -1;
     for (const KernelId kernel : {KernelId::kCudaFlashSm90, KernelId::kCudaFlashSm80}) {
@@ -173,6 +175,46 @@ TEST(PlanParts, NoLaunchIsLong) {
         EXPECT_EQ(slice.rows_begin % cuda::kCutRows, 0);
         EXPECT_LE(Flops(*part) / rate, 1.2 * cuda::CutBounds{}.launch_seconds_max);
       }
+    }
+  }
+}
+
+// Parts of less than a wave of tiles, one after another, would leave most of the device idle.
+TEST(PlanParts, LaunchesOfLongTilesFillTheDevice) {
+  struct Case {
+    int64_t heads, length;
+    KernelId kernel;
+    DType dtype;
+  };
+  const Case cases[] = {
+      {1, 131072, KernelId::kCudaFlashFp32, DType::kFloat32},
+      {1, 32768, KernelId::kCudaFlashFp32, DType::kFloat32},
+      {8, 16384, KernelId::kCudaFlashFp32, DType::kFloat32},
+      {2, 131072, KernelId::kCudaFlashSm90, DType::kFloat16},
+      {16, 32768, KernelId::kCudaFlashSm90, DType::kFloat16},
+      {16, 65536, KernelId::kCudaFlashSm90, DType::kFloat16},
+      {16, 131072, KernelId::kCudaFlashSm90, DType::kFloat16},
+      {16, 65536, KernelId::kCudaFlashSm80, DType::kFloat16},
+  };
+  for (const Case& each : cases) {
+    for (const bool causal : {false, true}) {
+      ProblemSpec spec = Long(1, each.heads, each.length);
+      spec.problem.dtype = each.dtype;
+      spec.problem.mask.right = causal ? 0 : -1;
+      const double tile_rows = cuda::VariantsFor(each.kernel, spec.problem).front().rows;
+      double waves = 0, tiles = 0;
+      const std::vector<AttentionSlice> parts = Plan(spec, each.kernel);
+      ASSERT_GT(parts.size(), 1u);
+      for (const AttentionSlice& part : parts) {
+        const double part_tiles =
+            std::ceil(static_cast<double>(part.rows_end - part.rows_begin) / tile_rows) *
+            static_cast<double>(part.heads_end - part.heads_begin);
+        waves += std::ceil(part_tiles / 132);
+        tiles += part_tiles;
+      }
+      EXPECT_LE(waves, 1.35 * std::ceil(tiles / 132))
+          << each.heads << " heads of " << each.length << (causal ? " causal, " : ", ")
+          << parts.size() << " parts";
     }
   }
 }
