@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cassert>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -98,6 +100,16 @@ class Lane {
   // started, `done` will not be called. One batch at a time: the caller submits again only after
   // Done. `items` is copied; the memory it points to is not.
   virtual Status Submit(std::span<const WorkItem> items, Done done) = 0;
+
+  // For a caller that would rather look for the end itself than have a thread woken up for it: as
+  // Submit; if OK, the caller calls Watch next, from the same thread, and the batch need not end
+  // before.
+  virtual Status SubmitWatched(std::span<const WorkItem> items, Done done) {
+    return Submit(items, std::move(done));
+  }
+  // Looks for the end of the batch, without sleeping, for at most that long. If it sees it, it
+  // calls Done, and the lane may be somebody else's at once; what ends later ends as Submit's do.
+  virtual void Watch([[maybe_unused]] std::chrono::nanoseconds at_most) {}
 };
 
 // Where tensors wait on the host: page-locked for CUDA so that copies run at bus speed, plain

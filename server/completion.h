@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -36,6 +37,8 @@ class CompletionThreads {
 
   // Any thread. Not after the destructor has begun.
   void Post(CompletedBatch batch);
+  // The same on the caller's thread.
+  void Handle(CompletedBatch batch) { handler_(std::move(batch)); }
 
  private:
   void Run();

@@ -3,6 +3,7 @@
 #include "server/device_worker.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,9 @@
 
 namespace attend {
 namespace {
+
+// A small attention on an idle GPU ends within this; what takes longer can afford to be told of.
+constexpr std::chrono::microseconds kWatch{150};
 
 SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
   SchedulerOptions scheduler;
@@ -51,18 +55,51 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
-  bool notify = false;
-  {
-    std::lock_guard lock(mutex_);
-    request->device_name = info().name;
-    const int tenant = request->tenant;
-    ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
-    ReportQueueLocked(tenant);
-    // One wake-up is enough until the scheduler has looked.
-    notify = !std::exchange(poked_, true);
+  std::unique_lock lock(mutex_);
+  request->device_name = info().name;
+  const Request& pushed = *request;
+  const bool first = scheduler_.queue().empty();
+  ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
+  if (first && MayRunOnCallerLocked(pushed)) {
+    RunOnCaller(lock);
+    return Status();
   }
+  ReportQueueLocked(pushed.tenant);
+  // One wake-up is enough until the scheduler has looked; who drives looks before it leaves.
+  const bool notify = !std::exchange(poked_, true) && !driven_;
+  lock.unlock();
   if (notify) wake_.notify_one();
   return Status();
+}
+
+bool DeviceWorker::MayRunOnCallerLocked(const Request& request) const {
+  return request.may_end_in_submit && !request.large && !driven_ && !stop_ &&
+         scheduler_.lanes().free > 0;
+}
+
+void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
+  const LaneState lanes = scheduler_.lanes();
+  auto run = std::make_shared<CallersRun>();
+  run->caller = std::this_thread::get_id();
+  run->watched = lanes.free == lanes.total;
+  driven_ = true;
+  ++callers_;
+  Scheduler::Step step = scheduler_.Plan(clock_.Now());
+  ReportLocked();
+  lock.unlock();
+  Execute(step, run);
+  lock.lock();
+  driven_ = false;
+  // What came meanwhile, or waits for company, or for its deadline.
+  poked_ = poked_ || !scheduler_.queue().empty();
+  const bool notify = poked_;
+  lock.unlock();
+  if (notify) wake_.notify_one();
+  if (run->watched && run->lane >= 0) lanes_[run->lane].lane->Watch(kWatch);
+  if (run->ended) completion_.Handle(*std::move(run->ended));
+  lock.lock();
+  --callers_;
+  if (stop_) idle_.notify_all();  // under the lock: this object may go right after
 }
 
 void DeviceWorker::Cancel(uint64_t id) {
@@ -88,7 +125,7 @@ void DeviceWorker::Stop(const Status& status) {
   // The thread first: it may be about to start a batch that it took before the stop.
   if (thread_.joinable()) thread_.join();
   std::unique_lock lock(mutex_);
-  lane_free_.wait(lock, [this] { return scheduler_.lanes().free == lanes(); });
+  idle_.wait(lock, [this] { return scheduler_.lanes().free == lanes() && callers_ == 0; });
 }
 
 bool DeviceWorker::healthy() const {
@@ -120,24 +157,31 @@ void DeviceWorker::End(std::vector<std::unique_ptr<Request>> requests) {
   for (auto& request : requests) finish_(std::move(request));
 }
 
-void DeviceWorker::Execute(Scheduler::Step& step) {
+void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run) {
   End(std::move(step.ended));
-  for (Scheduler::Launch& launch : step.launches) Start(launch);
+  for (Scheduler::Launch& launch : step.launches) Start(launch, run);
 }
 
 void DeviceWorker::Run() {
   std::unique_lock lock(mutex_);
+  const auto changed = [this] { return stop_ || (poked_ && !driven_); };
   while (!stop_) {
+    if (driven_) {  // by a caller, which looks at poked_ when it is through
+      poked_ = true;
+      wake_.wait(lock, changed);
+      continue;
+    }
     poked_ = false;
     Scheduler::Step step = scheduler_.Plan(clock_.Now());
     if (!step.empty()) {
       ReportLocked();
+      driven_ = true;
       lock.unlock();
-      Execute(step);
+      Execute(step, nullptr);
       lock.lock();
+      driven_ = false;
       continue;
     }
-    const auto changed = [this] { return stop_ || poked_; };
     if (step.wake == kNever) {
       wake_.wait(lock, changed);
     } else {
@@ -146,7 +190,7 @@ void DeviceWorker::Run() {
   }
 }
 
-void DeviceWorker::Start(Scheduler::Launch& launch) {
+void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run) {
   const TraceRange range("attend: start a batch");
   const TimePoint now = clock_.Now();
   const int64_t requests = static_cast<int64_t>(launch.requests.size());
@@ -161,19 +205,23 @@ void DeviceWorker::Start(Scheduler::Launch& launch) {
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
   // std::function wants a copyable callable; the batch is owned once all the same.
   auto owned = std::make_shared<std::vector<std::unique_ptr<Request>>>(std::move(launch.requests));
-  const Status status =
-      slot.lane->Submit(slot.items, [this, lane = launch.lane, owned](BatchOutcome outcome) {
-        LaneDone(lane, std::move(*owned), std::move(outcome));
-      });
+  Done done = [this, lane = launch.lane, owned, run](BatchOutcome outcome) {
+    LaneDone(lane, std::move(*owned), std::move(outcome), run.get());
+  };
+  if (run != nullptr) run->lane = launch.lane;
+  const Status status = run != nullptr && run->watched
+                            ? slot.lane->SubmitWatched(slot.items, std::move(done))
+                            : slot.lane->Submit(slot.items, std::move(done));
   if (status.ok()) return;
+  if (run != nullptr) run->watched = false;
   BatchOutcome outcome;
   outcome.statuses.assign(owned->size(), status);
   outcome.device_lost = status.code() == Code::kUnavailable;
-  LaneDone(launch.lane, std::move(*owned), std::move(outcome));
+  LaneDone(launch.lane, std::move(*owned), std::move(outcome), run.get());
 }
 
 void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch,
-                            BatchOutcome outcome) {
+                            BatchOutcome outcome, CallersRun* run) {
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   std::vector<std::unique_ptr<Request>> orphaned;
@@ -193,8 +241,13 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
       ReportLocked();
     }
   }
-  // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
-  completion_.Post(CompletedBatch{index_, std::move(batch), std::move(outcome)});
+  CompletedBatch completed{index_, std::move(batch), std::move(outcome)};
+  if (run != nullptr && run->caller == std::this_thread::get_id()) {
+    run->ended = std::move(completed);
+  } else {
+    // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
+    completion_.Post(std::move(completed));
+  }
   End(std::move(orphaned));
   std::lock_guard lock(mutex_);
   scheduler_.LaneDone(lane);
@@ -203,9 +256,9 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   // Under the lock: once Stop() has seen the lane free, this object may go.
   if (!scheduler_.queue().empty() || stop_) {
     poked_ = true;
-    wake_.notify_one();
+    if (!driven_) wake_.notify_one();
   }
-  if (stop_) lane_free_.notify_all();
+  if (stop_) idle_.notify_all();
 }
 
 }  // namespace attend

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One device at work: its lanes, its scheduler (queue and plan) and the one thread that drives it.
-// The thread waits for work, a deadline or a free lane and for nothing else, so a deadline fires
-// within the time of a wake-up even while every lane is busy.
+// One device at work: its lanes, its scheduler (queue and plan) and the thread that drives it. The
+// thread waits for work, a deadline or a free lane and for nothing else, so a deadline fires within
+// the time of a wake-up even while every lane is busy.
+//
+// A small request that finds nothing queued and a lane free is started by the thread that brought
+// it, if nobody else plans at that moment: waking another would take longer than that. If the
+// device was idle, that thread also looks for the request's end for a while, and answers it.
 
 #pragma once
 
@@ -11,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -44,7 +49,8 @@ class DeviceWorker {
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
 
-  // Takes `request` if and only if OK. Any thread.
+  // Takes `request` if and only if OK. Any thread. If it may_end_in_submit, it may have ended by
+  // the return.
   Status Push(std::unique_ptr<Request>& request);
   // Ends the request with CANCELLED if it is still queued. Any thread.
   void Cancel(uint64_t id);
@@ -62,13 +68,26 @@ class DeviceWorker {
     std::vector<WorkItem> items;  // reused
   };
 
+  // A batch on the thread that brought its request.
+  struct CallersRun {
+    std::thread::id caller;
+    bool watched = false;
+    int lane = -1;
+    std::optional<CompletedBatch> ended;  // if it ended on that thread
+  };
+
   DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
                const Clock& clock, CompletionThreads& completion,
                std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
-  void Execute(Scheduler::Step& step);
-  void Start(Scheduler::Launch& launch);
-  void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome);
+  bool MayRunOnCallerLocked(const Request& request) const;
+  // With the lock, which it gives up.
+  void RunOnCaller(std::unique_lock<std::mutex>& lock);
+  // `run` is null on the scheduler's thread.
+  void Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run);
+  void Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run);
+  void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome,
+                CallersRun* run);
   void ReportLocked();
   void ReportQueueLocked(int tenant);
   void End(std::vector<std::unique_ptr<Request>> requests);
@@ -81,13 +100,15 @@ class DeviceWorker {
   const std::function<void(std::unique_ptr<Request>)> finish_;
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;       // the scheduler thread
-  std::condition_variable lane_free_;  // Stop
+  std::condition_variable wake_;  // the scheduler thread
+  std::condition_variable idle_;  // Stop
   Scheduler scheduler_;
   std::vector<LaneSlot> lanes_;
   bool healthy_ = true;
   bool stop_ = false;
-  bool poked_ = false;  // something changed since the scheduler last planned
+  bool poked_ = false;   // something changed since the scheduler last planned
+  bool driven_ = false;  // somebody plans or starts what was planned
+  int callers_ = 0;      // threads in RunOnCaller
   std::thread thread_;
 };
 

@@ -145,6 +145,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   // Counted first and looked at second, so that WaitIdle after Drain misses nobody.
   const int64_t inflight = inflight_.fetch_add(1, std::memory_order_acq_rel) + 1;
   Status status = CheckSubmit(*request);
+  metrics_.SetInflight(inflight);
   if (status.ok()) {
     request->flops = Flops(request->attention);
     if (!request->check && checker_->Sampled(request->id)) {
@@ -153,11 +154,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     }
     status = Route(request);
   }
-  if (!status.ok()) {
-    inflight_.fetch_sub(1, std::memory_order_acq_rel);
-    return status;
-  }
-  metrics_.SetInflight(inflight);
+  if (!status.ok()) metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
   return status;
 }
 

@@ -102,6 +102,9 @@ struct Request {
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
   int64_t message_bytes = 0;  // of the request's messages on the wire
+  // Whether Engine::Submit may run the request on the caller's thread and end it before it returns:
+  // only if the responder can be called then.
+  bool may_end_in_submit = false;
   Responder* responder = nullptr;
 
   // Set by Engine::Submit.

@@ -25,6 +25,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Begin(grpc::ByteBuffer message) {
     std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
     request->tenant = TenantOf(context_, call_);
+    request->may_end_in_submit = true;
     id_ = request->id;
     if (!message.Valid()) return EndWithoutMessage(std::move(request));
     context_.intake.Accept(*this, std::move(request), std::move(message));

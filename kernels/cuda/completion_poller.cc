@@ -60,11 +60,10 @@ void CompletionPoller::Run(int device) {
   }
 }
 
-cudaError_t CompletionPoller::StateOf(const Pending& pending) {
+cudaError_t CompletionPoller::StateOf(cudaEvent_t event, cudaError_t recorded) {
   const cudaError_t lost = lost_.load(std::memory_order_acquire);
   if (lost != cudaSuccess) return lost;
-  const cudaError_t error =
-      pending.recorded != cudaSuccess ? pending.recorded : cudaEventQuery(pending.event);
+  const cudaError_t error = recorded != cudaSuccess ? recorded : cudaEventQuery(event);
   if (error != cudaSuccess && error != cudaErrorNotReady) {
     (void)cudaGetLastError();
     if (IsSticky(error)) ReportLoss(error);
@@ -75,7 +74,7 @@ cudaError_t CompletionPoller::StateOf(const Pending& pending) {
 bool CompletionPoller::Poll(std::vector<Pending>* pending) {
   bool any = false;
   for (size_t n = 0; n < pending->size();) {
-    const cudaError_t error = StateOf((*pending)[n]);
+    const cudaError_t error = StateOf((*pending)[n].event, (*pending)[n].recorded);
     if (error == cudaErrorNotReady) {
       ++n;
       continue;

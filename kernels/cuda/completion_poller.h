@@ -30,6 +30,10 @@ class CompletionPoller {
   // Any thread. `recorded` is what cudaEventRecord said; a failure finishes at once.
   void Add(cudaEvent_t event, cudaError_t recorded, Finish finish);
 
+  // Whether `event`, whose recording said `recorded`, was reached: cudaErrorNotReady if not yet.
+  // Any thread on whose device it is. Reports a loss.
+  cudaError_t StateOf(cudaEvent_t event, cudaError_t recorded);
+
   // Whether some call has shown that the device's context is gone.
   bool device_lost() const { return lost_.load(std::memory_order_acquire) != cudaSuccess; }
   // The first sticky error, reported from any thread; others are ignored.
@@ -45,7 +49,6 @@ class CompletionPoller {
   void Run(int device);
   // Finishes what has ended; false if nothing had.
   bool Poll(std::vector<Pending>* pending);
-  cudaError_t StateOf(const Pending& pending);
 
   std::mutex mutex_;
   std::condition_variable wake_;

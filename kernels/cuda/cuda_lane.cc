@@ -3,8 +3,10 @@
 #include "kernels/cuda/cuda_lane.h"
 
 #include <algorithm>
+#include <chrono>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "kernels/cuda/cuda_status.h"
@@ -120,6 +122,30 @@ LaunchOptions CudaLane::OptionsOf(bool parts) {
 }
 
 Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
+  return Start(items, std::move(done), /*watched=*/false);
+}
+
+Status CudaLane::SubmitWatched(std::span<const WorkItem> items, Done done) {
+  return Start(items, std::move(done), /*watched=*/true);
+}
+
+void CudaLane::Watch(std::chrono::nanoseconds at_most) {
+  std::optional<WatchedBatch> mine;
+  {
+    std::lock_guard lock(mutex_);
+    if (watched_ && watched_->submitter == std::this_thread::get_id()) mine.swap(watched_);
+  }
+  if (!mine) return;
+  const auto until = std::chrono::steady_clock::now() + at_most;
+  do {
+    const cudaError_t error = context_.poller.StateOf(events_[kCopiedOut], mine->recorded);
+    if (error != cudaErrorNotReady) return Finish(mine->batch.get(), error);
+  } while (std::chrono::steady_clock::now() < until);
+  mine->batch->watched = false;
+  AwaitEnd(mine->batch, kCopiedOut, mine->recorded);
+}
+
+Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool watched) {
   const DeviceInfo& device = context_.device;
   if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
   {
@@ -129,13 +155,19 @@ Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
   const cudaError_t error = cudaSetDevice(device.index);
   if (error != cudaSuccess) return Unavailable(ErrorText(error, "Submit on " + device.name));
   auto batch = std::make_shared<Batch>();
-  ATTEND_RETURN_IF_ERROR(Prepare(items, batch.get()));
+  const Status prepared = Prepare(items, batch.get());
+  if (!prepared.ok()) {
+    // A loss that shows only now is no fault of the batch's.
+    if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
+    return prepared;
+  }
   batch->done = std::move(done);
+  batch->watched = watched && !batch->run;
   {
     std::lock_guard lock(mutex_);
     busy_ = true;
   }
-  (void)cudaEventRecord(events_[kBegin], stream_);
+  const cudaError_t begun = cudaEventRecord(events_[kBegin], stream_);
   CopyIn(batch.get());
   (void)cudaEventRecord(events_[kCopiedIn], stream_);
   Compute(batch.get());
@@ -144,8 +176,8 @@ Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
   const cudaError_t recorded = cudaEventRecord(events_[kCopiedOut], stream_);
   if (!batch->run) {
     AwaitEnd(batch, kCopiedOut, recorded);
-  } else if (computed != cudaSuccess) {
-    AwaitEnd(batch, kCopiedOut, computed);
+  } else if (begun != cudaSuccess || computed != cudaSuccess) {
+    AwaitEnd(batch, kCopiedOut, begun != cudaSuccess ? begun : computed);
   } else {
     StartParts(batch);
   }
@@ -280,6 +312,11 @@ void CudaLane::PartEnded(const BatchPointer& batch, cudaError_t error) {
 }
 
 void CudaLane::AwaitEnd(const BatchPointer& batch, Mark last, cudaError_t recorded) {
+  if (batch->watched) {
+    std::lock_guard lock(mutex_);
+    watched_ = WatchedBatch{batch, recorded, std::this_thread::get_id()};
+    return;
+  }
   context_.poller.Add(events_[last], recorded,
                       [this, batch](cudaError_t outcome) { Finish(batch.get(), outcome); });
 }

@@ -2,7 +2,7 @@
 //
 // A lane on a GPU: streams, events around its phases, and device memory that holds a whole batch
 // (inputs, outputs, kernel workspace). Submit comes from one thread at a time; what ends a batch
-// runs on the poller's thread, as does what starts the later parts of large items.
+// runs on the poller's thread, or in Watch, as does what starts the later parts of large items.
 //
 // Small items run together on one stream of the highest priority: a gather, the kernels, a scatter.
 // A large item (cut_plan.h) is cut into parts that follow each other on streams of the lowest
@@ -20,11 +20,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -58,6 +60,9 @@ class CudaLane : public Lane {
   ~CudaLane() override;  // waits for the batch that runs
 
   Status Submit(std::span<const WorkItem> items, Done done) override;
+  // Items that are cut are not watched: their end comes late.
+  Status SubmitWatched(std::span<const WorkItem> items, Done done) override;
+  void Watch(std::chrono::nanoseconds at_most) override;
 
  private:
   // Of the small items, in stream order: before copy-in, after copy-in, after the kernels, after
@@ -73,17 +78,26 @@ class CudaLane : public Lane {
     BatchLayout layout;
     std::vector<Status> statuses;
     std::optional<CutRun> run;  // of the items that are cut
+    bool watched = false;
     Done done;
 
     bool IsSmall(size_t n) const { return cuts[n].empty(); }
   };
   using BatchPointer = std::shared_ptr<Batch>;
 
+  // A batch whose end its submitter will look for.
+  struct WatchedBatch {
+    BatchPointer batch;
+    cudaError_t recorded = cudaSuccess;
+    std::thread::id submitter;
+  };
+
   explicit CudaLane(const LaneContext& context)
       : context_(context), memory_(context.device, context.pool) {}
 
   Status Open(const LaneOptions& options);
 
+  Status Start(std::span<const WorkItem> items, Done done, bool watched);
   Status Prepare(std::span<const WorkItem> items, Batch* batch);
   void PrepareRun(Batch* batch);
   LaunchOptions OptionsOf(bool parts);
@@ -115,6 +129,7 @@ class CudaLane : public Lane {
   std::mutex mutex_;
   std::condition_variable idle_;
   bool busy_ = false;
+  std::optional<WatchedBatch> watched_;  // from SubmitWatched to Watch
 };
 
 }  // namespace attend::cuda

@@ -70,16 +70,43 @@ class FakeBackend::FakeLane final : public Lane {
 
   Status Submit(std::span<const WorkItem> items, Done done) override {
     ATTEND_RETURN_IF_ERROR(backend_.Accept(static_cast<int64_t>(items.size())));
+    HandOver({std::vector<WorkItem>(items.begin(), items.end()), std::move(done)});
+    return Status();
+  }
+
+  Status SubmitWatched(std::span<const WorkItem> items, Done done) override {
+    ATTEND_RETURN_IF_ERROR(backend_.Accept(static_cast<int64_t>(items.size())));
+    const std::lock_guard lock(mutex_);
+    watched_.emplace(std::vector<WorkItem>(items.begin(), items.end()), std::move(done));
+    submitter_ = std::this_thread::get_id();
+    return Status();
+  }
+
+  // A batch at a closed gate outlasts any watch.
+  void Watch(std::chrono::nanoseconds at_most) override {
+    EXPECT_GT(at_most.count(), 0);
+    std::optional<Batch> batch;
     {
       const std::lock_guard lock(mutex_);
-      batch_.emplace(std::vector<WorkItem>(items.begin(), items.end()), std::move(done));
+      EXPECT_TRUE(watched_.has_value()) << "watched by somebody who submitted nothing";
+      EXPECT_EQ(submitter_, std::this_thread::get_id());
+      batch.swap(watched_);
     }
-    wake_.notify_all();
-    return Status();
+    if (!batch.has_value()) return;
+    if (backend_.GateIsClosed()) return HandOver(std::move(*batch));
+    batch->second(backend_.RunItems(batch->first));
   }
 
  private:
   using Batch = std::pair<std::vector<WorkItem>, Done>;
+
+  void HandOver(Batch batch) {
+    {
+      const std::lock_guard lock(mutex_);
+      batch_ = std::move(batch);
+    }
+    wake_.notify_all();
+  }
 
   void Run() {
     for (;;) {
@@ -100,6 +127,8 @@ class FakeBackend::FakeLane final : public Lane {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::optional<Batch> batch_;
+  std::optional<Batch> watched_;
+  std::thread::id submitter_;
   bool stop_ = false;
   std::thread thread_;
 };
@@ -250,6 +279,11 @@ Status FakeBackend::Accept(int64_t items) {
 Status FakeBackend::AcceptAllocation() {
   const std::lock_guard lock(mutex_);
   return allocations_.Next();
+}
+
+bool FakeBackend::GateIsClosed() const {
+  const std::lock_guard lock(mutex_);
+  return held_;
 }
 
 void FakeBackend::PassGate() {
