@@ -149,7 +149,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     request->flops = Flops(request->attention);
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = request->check_sampled = checker_->HasRoom();
-      if (!request->check) metrics_.RecordCheckSkipped();
+      if (!request->check) metrics_.RecordCheckSkipped(request->transport);
     }
     status = Route(request);
   }
@@ -317,7 +317,8 @@ std::vector<Engine::DeviceState> Engine::Devices() const {
     const DeviceWorker& worker = *workers_[i];
     states.push_back({worker.info(), worker.lanes(), worker.healthy(),
                       static_cast<double>(router_->outstanding(static_cast<int>(i))) /
-                          static_cast<double>(kBatchCost)});
+                          static_cast<double>(kBatchCost),
+                      backends_[i]->memory_use()});
   }
   return states;
 }

@@ -91,6 +91,7 @@ class Engine {
     int lanes = 0;
     bool healthy = true;
     double outstanding_batches = 0;  // cost of what waits and runs, in full batches
+    DeviceMemoryUse memory;
   };
   std::vector<DeviceState> Devices() const;
   // Whether any device can still answer.

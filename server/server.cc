@@ -47,6 +47,7 @@ class GaugeRefresh final : public prometheus::Collectable {
     const std::vector<Engine::DeviceState> devices = engine_.Devices();
     for (size_t i = 0; i < devices.size(); ++i) {
       metrics_.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
+      metrics_.SetDeviceMemory(static_cast<int>(i), devices[i].memory);
     }
     return {};
   }
