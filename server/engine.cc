@@ -166,11 +166,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     Result<std::vector<Candidate>> candidates =
         Candidates(request->attention.problem, request->kernel);
     if (!candidates.ok()) return candidates.status();
-    std::optional<Status> split;
-    if (options_.split_flops_min > 0 && request->flops > options_.split_flops_min) {
-      split = splitter_->Submit(request, SplitDevices(*candidates));
-    }
-    const Status status = split.has_value() ? *split : PushToOne(request, *candidates);
+    const Status status = PushToAny(request, *candidates);
     if (status.code() != Code::kUnavailable) return status;
     const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
       return !workers_[each.device]->healthy();
@@ -178,6 +174,24 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     if (!lost) return status;
     // Lost since it was looked at. The others may take the request; each turn has one device less.
   }
+}
+
+Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+  if (options_.split_flops_min > 0 && request->flops > options_.split_flops_min) {
+    const std::vector<SplitDevice> devices = SplitDevices(candidates);
+    const std::optional<Status> split = splitter_->Submit(request, devices);
+    if (split.has_value()) {
+      if (split->code() != Code::kResourceExhausted) return *split;
+      // None of those that are alike has room for any part. Devices of other kinds may have.
+      std::erase_if(candidates, [&devices](const Candidate& each) {
+        return std::any_of(devices.begin(), devices.end(), [&each](const SplitDevice& device) {
+          return device.index == each.device;
+        });
+      });
+      if (candidates.empty()) return *split;
+    }
+  }
+  return PushToOne(request, std::move(candidates));
 }
 
 std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candidates) const {

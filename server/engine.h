@@ -115,6 +115,8 @@ class Engine {
   Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel) const;
   Status CheckSubmit(const Request& request) const;
   Status Route(std::unique_ptr<Request>& request);
+  // Split, if it is large, or whole.
+  Status PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
   Status PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
   Status PushPart(std::unique_ptr<Request>& part);
   std::vector<SplitDevice> SplitDevices(std::span<const Candidate> candidates) const;
