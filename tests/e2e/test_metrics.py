@@ -113,6 +113,8 @@ def test_counters_move(start_server):
 def test_tenants_from_the_settings_only(start_server):
     server = start_server("--tenant", "research=3", "--tenant", "web=1")
     with wire.connect(server.address) as service:
+        info = service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS)
+        assert list(info.tenants) == ["default", "research", "web"]
         for name in ("research", "stranger", None, "research"):
             metadata = [("x-attend-tenant", name)] if name else []
             service.Attend(wire.small_request(), timeout=wire.SECONDS, metadata=metadata)

@@ -319,6 +319,13 @@ TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
   stream->WritesDone();
   ASSERT_TRUE(stream->Finish().ok());
 
+  grpc::ClientContext info_context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub->GetServerInfo(&info_context, {}, &info).ok());
+  ASSERT_EQ(info.tenants_size(), 2) << "whoever asks is told the names";
+  EXPECT_EQ(info.tenants(0), "default");
+  EXPECT_EQ(info.tenants(1), "a");
+
   const Exposition scrape(server.Metrics());
   const std::string name = "attend_tenant_requests_total{code=\"OK\",tenant=";
   EXPECT_EQ(scrape.samples.at(name + "\"a\"}"), 3);
