@@ -134,7 +134,8 @@ class Backend {
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
   // Whether a lane computes it in several parts, one after the other: what shares a batch with it
-  // waits for all of them. Cheap; any thread. Follows from the arguments alone.
+  // waits for all of them. Cheap; any thread. Follows from the arguments alone. Also true of the
+  // odd item whose memory then turns out not to be movable in parts.
   virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
     static_cast<void>(attention);
     static_cast<void>(selection);
