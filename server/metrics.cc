@@ -118,8 +118,9 @@ Metrics::Families::Families(const std::string& version)
                                   "Requests that ended, by tenant and gRPC status code")),
       tenant_flops(MakeCounter(*registry, "attend_tenant_flops_total",
                                "Floating-point operations of answered requests, by tenant")),
-      split_requests(MakeCounter(*registry, "attend_split_requests_total",
-                                 "Requests that were split, by the number of devices")),
+      split_requests(
+          MakeCounter(*registry, "attend_split_requests_total",
+                      "Requests that were split, by the number of devices they were cut for")),
       devices(*registry) {
   MakeRequestSeries();
   MakeCheckSeries();
