@@ -8,6 +8,7 @@
 #include "client/call_spec.h"
 #include "client/commands.h"
 #include "client/random.h"
+#include "client/shared_call.h"
 #include "client/verify.h"
 
 namespace attend::client {
@@ -20,6 +21,7 @@ struct CheckOptions {
   std::string kernel;
   uint64_t seed = 1;
   double deadline_s = 300;
+  TransportOptions transport;
   std::string tenant;
 };
 
@@ -84,8 +86,9 @@ Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
   return specs;
 }
 
-// Prints one row of the table; whether it passed.
-bool CheckOne(Client& client, const CallSpec& spec, uint64_t seed, const CheckOptions& options) {
+// Prints one row of the table; whether it passed. `memory` is null unless the calls go over it.
+bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64_t seed,
+              const CheckOptions& options) {
   const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
                        const std::string& detail) {
     std::printf("%-9s %-60s %-18s %10.3g %10.3g  %s%s%s\n",
@@ -94,6 +97,7 @@ bool CheckOne(Client& client, const CallSpec& spec, uint64_t seed, const CheckOp
     std::fflush(stdout);
   };
   Result<AttentionCall> call = MakeRandomCall(spec, seed);
+  if (call.ok() && memory != nullptr) call = ShareCall(*memory, *call);
   if (!call.ok()) {
     row("-", 0, 0, "FAILED", call.status().ToString());
     return false;
@@ -101,6 +105,7 @@ bool CheckOne(Client& client, const CallSpec& spec, uint64_t seed, const CheckOp
   call->check = true;
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
+  call_options.transport = options.transport.transport;
   call_options.tenant = options.tenant;
   const Result<AttentionResult> result = client.Call(*call, call_options);
   if (!result.ok()) {
@@ -127,12 +132,14 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   if (!client.ok()) return Fail(client.status(), kExitUsage);
   const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return Fail(info.status(), kExitFailed);
+  const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
+  if (!memory.ok()) return Fail(memory.status(), kExitFailed);
   std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",
               "verdict");
   size_t failed = 0;
   uint64_t seed = options.seed;
   for (const CallSpec& spec : *specs) {
-    if (!CheckOne(**client, spec, SplitMix64(&seed), options)) ++failed;
+    if (!CheckOne(**client, memory->get(), spec, SplitMix64(&seed), options)) ++failed;
   }
   std::printf("%zu of %zu passed, seed %llu\n", specs->size() - failed, specs->size(),
               static_cast<unsigned long long>(options.seed));
@@ -161,6 +168,7 @@ Command AddCheck(CLI::App& app, const CommonOptions& common) {
   command->add_option("--deadline-s", options->deadline_s, "Seconds for one call")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
+  AddTransport(command, &options->transport);
   AddTenant(command, &options->tenant);
   return [options, &common] { return Run(*options, common); };
 }

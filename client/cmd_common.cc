@@ -48,6 +48,14 @@ Result<std::string> SharedMemorySocket(const TransportOptions& options,
   return options.socket.empty() ? info.shared_memory().socket() : options.socket;
 }
 
+Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
+                                                    const v1::GetServerInfoResponse& info) {
+  if (!options.shared_memory) return std::shared_ptr<SharedMemory>();
+  const Result<std::string> socket = SharedMemorySocket(options, info);
+  if (!socket.ok()) return socket.status();
+  return SharedMemory::Connect(*socket);
+}
+
 void AddTenant(CLI::App* command, std::string* tenant) {
   command
       ->add_option("--tenant", *tenant,

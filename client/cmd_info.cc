@@ -84,6 +84,11 @@ void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
                 shared.socket().c_str(), Int(shared.bytes_max()), Int(shared.client_bytes_max()),
                 Int(shared.client_regions_max()));
   }
+  if (info.tenants_size() > 0) {
+    std::string tenants;
+    for (const std::string& tenant : info.tenants()) tenants += tenant + " ";
+    std::printf("tenants      %s\n", tenants.c_str());
+  }
   std::printf("checks       %s\n", info.reference_check().c_str());
 }
 

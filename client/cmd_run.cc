@@ -145,9 +145,7 @@ Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
   if (!options.transport.shared_memory) return Status();
   const auto info = client.GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return info.status();
-  const Result<std::string> socket = SharedMemorySocket(options.transport, *info);
-  if (!socket.ok()) return socket.status();
-  const Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(*socket);
+  const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
   if (!memory.ok()) return memory.status();
   Result<AttentionCall> shared = ShareCall(**memory, *call);
   if (!shared.ok()) return shared.status();

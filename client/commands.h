@@ -49,6 +49,9 @@ void AddTransport(CLI::App* command, TransportOptions* options);
 // The socket to get shared memory from.
 Result<std::string> SharedMemorySocket(const TransportOptions& options,
                                        const v1::GetServerInfoResponse& info);
+// A connection to it; null unless --transport is shm.
+Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
+                                                    const v1::GetServerInfoResponse& info);
 
 // --tenant for a command, whose value goes to `tenant`.
 void AddTenant(CLI::App* command, std::string* tenant);

@@ -8,10 +8,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "attend/v1/shared_memory.pb.h"
 
@@ -19,22 +21,58 @@ namespace attend::client {
 namespace {
 
 constexpr size_t kReplyBytesMax = 4096;
+// Answers to releases that may lie unread: the server ends a connection whose socket is full.
+constexpr int64_t kUnreadMost = 64;
 
 Status Lost(const char* what) {
   return Unavailable(std::string("the shared memory's socket: ") + what + ": " +
                      std::strerror(errno));
 }
 
-// The descriptor that came with the packet, or -1.
-int FileOf(msghdr& message) {
+// The descriptors that came with the packet.
+std::vector<int> FilesOf(msghdr& message) {
+  std::vector<int> files;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-    int file;
-    std::memcpy(&file, CMSG_DATA(part), sizeof(file));
-    return file;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    const size_t before = files.size();
+    files.resize(before + count);
+    std::memcpy(files.data() + before, CMSG_DATA(part), count * sizeof(int));
   }
-  return -1;
+  return files;
+}
+
+// A packet and what came along: at most one descriptor, which the caller closes; more are closed
+// here. Returns recvmsg's count.
+ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* file) {
+  packet->resize(kReplyBytesMax);
+  *files = 0;
+  *file = -1;
+  iovec data{packet->data(), packet->size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t bytes;
+  do {
+    bytes = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_TRUNC | flags);
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes <= 0) return bytes;
+  const std::vector<int> came = FilesOf(message);
+  // What found no room beside them counts as one more.
+  *files = static_cast<int>(came.size()) + ((message.msg_flags & MSG_CTRUNC) != 0 ? 1 : 0);
+  for (size_t n = 0; n < came.size(); ++n) {
+    if (n == 0 && *files == 1) {
+      *file = came[n];
+    } else {
+      close(came[n]);
+    }
+  }
+  packet->resize(std::min(packet->size(), static_cast<size_t>(bytes)));
+  return bytes;
 }
 
 }  // namespace
@@ -69,34 +107,40 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& p
 
 SharedMemory::~SharedMemory() { close(socket_); }
 
-Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file) {
-  *file = -1;
+int SharedMemory::Send(const v1::RegionRequest& request, int flags) {
   const std::string bytes = request.SerializeAsString();
-  const std::lock_guard lock(mutex_);
   ssize_t done;
   do {
-    done = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    done = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | flags);
   } while (done < 0 && errno == EINTR);
-  // A server that refuses the connection has said why before it closed it.
-  const int send_error = done < 0 ? errno : 0;
-  std::array<char, kReplyBytesMax> packet;
-  iovec data{packet.data(), packet.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  do {
-    done = recvmsg(socket_, &message, MSG_CMSG_CLOEXEC);
-  } while (done < 0 && errno == EINTR);
-  if (done <= 0) {
-    errno = send_error != 0 ? send_error : done == 0 ? ECONNRESET : errno;
+  return done < 0 ? errno : 0;
+}
+
+Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file) {
+  *file = -1;
+  const std::lock_guard exchange_lock(exchange_mutex_);
+  int send_error;
+  int64_t before;
+  {
+    const std::lock_guard lock(send_mutex_);
+    send_error = Send(request, 0);
+    before = std::exchange(unread_, 0);
+  }
+  std::string packet;
+  ssize_t bytes;
+  int files;
+  for (;; --before) {
+    bytes = Receive(socket_, 0, &packet, &files, file);
+    // A server that refuses the connection has said why before it closed it.
+    if (bytes <= 0 || before == 0) break;
+    if (*file >= 0) close(*file);
+  }
+  if (bytes <= 0) {
+    errno = send_error != 0 ? send_error : bytes == 0 ? ECONNRESET : errno;
     return Lost("the server has closed it");
   }
-  *file = FileOf(message);
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
-      !reply->ParseFromArray(packet.data(), static_cast<int>(done))) {
+  if (files > 1) return Internal("the server's packet came with more descriptors than one");
+  if (bytes > static_cast<ssize_t>(kReplyBytesMax) || !reply->ParseFromString(packet)) {
     return Internal("the server's packet is not a valid RegionReply");
   }
   if (!reply->has_error()) return Status();
@@ -118,6 +162,10 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
   const int64_t mapped = static_cast<int64_t>(reply.created().bytes());
   const bool valid =
       status.ok() && file >= 0 && mapped >= bytes && !reply.created().token().empty();
+  if (status.ok() && reply.has_created() && file < 0) {
+    Release(reply.created().token());
+    return Internal("the server's packet came without the region's descriptor");
+  }
   if (valid) {
     data = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   }
@@ -137,11 +185,41 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
 void SharedMemory::Release(const std::string& token) {
   v1::RegionRequest request;
   request.mutable_release()->set_token(token);
-  v1::RegionReply reply;
-  int file;
-  // If the server has gone, so has the region.
-  (void)Exchange(request, &reply, &file);
-  if (file >= 0) close(file);
+  {
+    const std::lock_guard lock(send_mutex_);
+    // If the server has gone, so has the region. One that has left hundreds of packets unread is
+    // waited for all the same, or it would keep the region.
+    int error = Send(request, MSG_DONTWAIT);
+    if (error == EAGAIN || error == EWOULDBLOCK) error = Send(request, 0);
+    if (error == 0) ++unread_;
+  }
+  DropAnswers();
+}
+
+void SharedMemory::DropAnswers() {
+  const auto many = [this] {
+    const std::lock_guard lock(send_mutex_);
+    return unread_ > kUnreadMost;
+  };
+  std::unique_lock exchange_lock(exchange_mutex_, std::defer_lock);
+  if (many()) {
+    exchange_lock.lock();
+  } else if (!exchange_lock.try_lock()) {
+    return;  // whoever has the lock reads on, or the next one does
+  }
+  for (;;) {
+    const int flags = many() ? 0 : MSG_DONTWAIT;
+    {
+      const std::lock_guard lock(send_mutex_);
+      if (unread_ == 0) return;
+    }
+    std::string packet;
+    int files, file;
+    if (Receive(socket_, flags, &packet, &files, &file) <= 0) return;
+    if (file >= 0) close(file);
+    const std::lock_guard lock(send_mutex_);
+    --unread_;
+  }
 }
 
 }  // namespace attend::client

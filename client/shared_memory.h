@@ -34,7 +34,8 @@ constexpr int64_t SharedSpace(int64_t bytes) {
 
 class SharedRegion {
  public:
-  // Releases it: calls that name it from then on fail; what the server still runs goes on.
+  // Releases it: calls that name it from then on fail; what the server still runs goes on. Does not
+  // wait for the server, as whoever holds the last reference may hold locks too.
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
@@ -71,18 +72,25 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   // At least `bytes`. The server's refusal says which of its bounds it would exceed. Waits until
-  // the server has the memory, some 50 ms for 1 GiB with a GPU.
+  // the server has the memory, some 50 ms for 1 GiB with a GPU, and for other threads' Create.
   Result<std::shared_ptr<SharedRegion>> Create(int64_t bytes);
 
  private:
   friend class SharedRegion;
   explicit SharedMemory(int socket) : socket_(socket) {}
   void Release(const std::string& token);
+  // One packet, with send_mutex_ held; 0 or errno.
+  int Send(const v1::RegionRequest& request, int flags);
   // One packet there and back; `file` receives the descriptor that came along, or -1.
   Status Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file);
+  // Reads the answers to releases that are there already, and waits only where many are not.
+  void DropAnswers();
 
   const int socket_;
-  std::mutex mutex_;  // held for one exchange
+  std::mutex exchange_mutex_;  // held for one exchange, and by whoever reads
+  std::mutex send_mutex_;      // held for one packet; behind the other one
+  // Releases sent whose answers nobody has read: they come before those to later packets.
+  int64_t unread_ = 0;
 };
 
 }  // namespace attend::client

@@ -132,12 +132,29 @@ struct LaneOptions {
   int64_t workspace_bytes = int64_t{256} << 20;
 };
 
+// The device's own memory that lanes hold: their spans, workspace and lists. Zeros where lanes
+// compute in the host's.
+struct DeviceMemoryUse {
+  int64_t used_bytes = 0;
+  int64_t limit_bytes = 0;  // what all lanes together can hold at most
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;  // after all its lanes
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
+  // Whether a lane computes it in several parts, one after the other: what shares a batch with it
+  // waits for all of them. Cheap; any thread. Follows from the arguments alone. Also true of the
+  // odd item whose memory then turns out not to be movable in parts.
+  virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
+    static_cast<void>(attention);
+    static_cast<void>(selection);
+    return false;
+  }
+  // Now, to be looked at; any thread, at any time, without asking the device.
+  virtual DeviceMemoryUse memory_use() const { return {}; }
 };
 
 struct BackendOptions {

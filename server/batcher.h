@@ -5,9 +5,10 @@
 //
 // Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, FLOPs
 // and bytes. No artificial delay unless one is asked for. A request above the budget of FLOPs or
-// bytes is large: it runs alone, and large requests never hold every lane: of several, one is left
-// to small ones, so that these wait for no more than one bounded batch. Problems of a batch may
-// differ in everything: the device groups them into launches.
+// bytes is large, and so is one that its device computes in parts, as whatever shared its batch
+// would wait for all of them. A large request runs alone, and large requests never hold every lane:
+// of several, one is left to small ones, so that these wait for no more than one bounded batch.
+// Problems of a batch may differ in everything: the device groups them into launches.
 
 #pragma once
 
@@ -58,6 +59,7 @@ class Batcher {
 
   BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, TimePoint now) const;
 
+  // By its size; one that runs in parts is large whatever its size.
   bool IsLarge(double flops, int64_t bytes) const {
     return flops > options_.batch_flops_max || bytes > options_.batch_bytes_max;
   }

@@ -164,7 +164,9 @@ void AddDevices(CLI::App& app, Config& c) {
 void AddLimits(CLI::App& app, Config& c) {
   Group group(app, "Limits");
   group.Bytes("--max-request-bytes", c.max_request_bytes, 1024, kMessageBytesMax,
-              "Bytes of one request message or answer; of AttendChunked, of each message only");
+              "Bytes of one request message, and of its answer. Requests of AttendChunked are "
+              "bounded by three quarters of --memory-budget instead, tensors in shared memory by "
+              "--shared-memory-client-max");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
   group.Bytes(

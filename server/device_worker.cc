@@ -55,6 +55,7 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
+  request->in_parts = backend_.RunsInParts(request->attention, request->selection);
   std::unique_lock lock(mutex_);
   request->device_name = info().name;
   const Request& pushed = *request;
@@ -224,6 +225,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
                             BatchOutcome outcome, CallersRun* run) {
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
+  metrics_.RecordOutcome(index_, outcome);  // here, as completion deals the batch out
   std::vector<std::unique_ptr<Request>> orphaned;
   if (outcome.device_lost) {
     // Whatever CUDA said of each: the request may well succeed elsewhere, or later.

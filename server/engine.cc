@@ -150,7 +150,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     request->flops = Flops(request->attention);
     if (!request->check && checker_->Sampled(request->id)) {
       request->check = request->check_sampled = checker_->HasRoom();
-      if (!request->check) metrics_.RecordCheckSkipped();
+      if (!request->check) metrics_.RecordCheckSkipped(request->transport);
     }
     status = Route(request);
   }
@@ -163,11 +163,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     Result<std::vector<Candidate>> candidates =
         Candidates(request->attention.problem, request->kernel);
     if (!candidates.ok()) return candidates.status();
-    std::optional<Status> split;
-    if (options_.split_flops_min > 0 && request->flops > options_.split_flops_min) {
-      split = splitter_->Submit(request, SplitDevices(*candidates));
-    }
-    const Status status = split.has_value() ? *split : PushToOne(request, *candidates);
+    const Status status = PushToAny(request, *candidates);
     if (status.code() != Code::kUnavailable) return status;
     const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
       return !workers_[each.device]->healthy();
@@ -175,6 +171,24 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     if (!lost) return status;
     // Lost since it was looked at. The others may take the request; each turn has one device less.
   }
+}
+
+Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+  if (options_.split_flops_min > 0 && request->flops > options_.split_flops_min) {
+    const std::vector<SplitDevice> devices = SplitDevices(candidates);
+    const std::optional<Status> split = splitter_->Submit(request, devices);
+    if (split.has_value()) {
+      if (split->code() != Code::kResourceExhausted) return *split;
+      // None of those that are alike has room for any part. Devices of other kinds may have.
+      std::erase_if(candidates, [&devices](const Candidate& each) {
+        return std::any_of(devices.begin(), devices.end(), [&each](const SplitDevice& device) {
+          return device.index == each.device;
+        });
+      });
+      if (candidates.empty()) return *split;
+    }
+  }
+  return PushToOne(request, std::move(candidates));
 }
 
 std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candidates) const {
@@ -314,7 +328,8 @@ std::vector<Engine::DeviceState> Engine::Devices() const {
     const DeviceWorker& worker = *workers_[i];
     states.push_back({worker.info(), worker.lanes(), worker.healthy(),
                       static_cast<double>(router_->outstanding(static_cast<int>(i))) /
-                          static_cast<double>(kBatchCost)});
+                          static_cast<double>(kBatchCost),
+                      backends_[i]->memory_use()});
   }
   return states;
 }

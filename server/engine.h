@@ -91,6 +91,7 @@ class Engine {
     int lanes = 0;
     bool healthy = true;
     double outstanding_batches = 0;  // cost of what waits and runs, in full batches
+    DeviceMemoryUse memory;
   };
   std::vector<DeviceState> Devices() const;
   // Whether any device can still answer.
@@ -114,6 +115,8 @@ class Engine {
   Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel) const;
   Status CheckSubmit(const Request& request) const;
   Status Route(std::unique_ptr<Request>& request);
+  // Split, if it is large, or whole.
+  Status PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
   Status PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
   Status PushPart(std::unique_ptr<Request>& part);
   std::vector<SplitDevice> SplitDevices(std::span<const Candidate> candidates) const;

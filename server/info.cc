@@ -91,6 +91,7 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
     if (transport == Transport::kSharedMemory && shared == nullptr) continue;
     response->add_transports(TransportName(transport));
   }
+  for (const Tenant& tenant : config.tenants.list()) response->add_tenants(tenant.name);
   if (shared != nullptr) FillSharedMemory(*shared, response->mutable_shared_memory());
   response->set_reference_check(config.reference_check);
   response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());

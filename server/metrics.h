@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every Prometheus family and label in one place. All families exist from the start; all label
-// sets that are known at start stand at zero. Recording is thread-safe and takes well under a
-// microsecond: families are looked up once, at construction.
+// Every Prometheus family and label of the engine; those by device are made in metrics_devices.h,
+// those of NVML and shared memory where they are read (gpu_stats.h, shared_memory.h). All families
+// exist from the start; all label sets that are known at start stand at zero. Recording is
+// thread-safe and takes well under a microsecond: families are looked up once, at construction.
 
 #pragma once
 
@@ -12,8 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/problem.h"
-#include "kernels/select.h"
+#include "kernels/backend.h"
 #include "kernels/status.h"
 #include "server/batcher.h"
 #include "server/request.h"
@@ -60,13 +60,17 @@ class Metrics {
   // attend_requests_total{code}, attend_tenant_requests_total{tenant,code},
   // attend_tenant_flops_total{tenant}, attend_phase_duration_seconds{phase}, attend_flops_total and
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
-  // direction}, checks.
+  // direction}, attend_reference_checks_total{result,transport}.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
   void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
   // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
+  // attend_device_phase_seconds_total{phase}, attend_device_span_seconds_total,
+  // attend_cut_parts_total; once for each batch that ran.
+  void RecordOutcome(int device, const BatchOutcome& outcome);
   void RecordSplit(int devices);  // attend_split_requests_total{parts}
-  void RecordCheckSkipped();      // attend_reference_checks_total{result="skipped"}
+  // attend_reference_checks_total{result="skipped"}
+  void RecordCheckSkipped(Transport transport);
 
   void SetQueue(int device, int64_t requests);  // attend_queue_requests{device}
   // attend_tenant_queue_requests{device,tenant}
@@ -74,6 +78,8 @@ class Metrics {
   void SetLanesBusy(int device, int64_t lanes);     // attend_lanes_busy{device}
   void SetOutstanding(int device, double batches);  // attend_outstanding_cost{device}
   void SetDeviceHealthy(int device, bool healthy);
+  // attend_device_memory_used_bytes{device}, attend_device_memory_limit_bytes{device}
+  void SetDeviceMemory(int device, const DeviceMemoryUse& memory);
   void SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes);
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);

@@ -14,8 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/unix_listener.h"
-
 namespace attend {
 namespace {
 
@@ -65,7 +63,7 @@ Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options
                                                           RegionRegistry& registry,
                                                           spdlog::logger& logger) {
   std::unique_ptr<RegionSocket> socket(new RegionSocket(options, registry, logger));
-  Result<UniqueFd> listener = ListenAt(options.path, options.any_user);
+  Result<UnixListener> listener = ListenAt(options.path, options.any_user);
   if (!listener.ok()) return listener.status();
   socket->listener_ = std::move(*listener);
   socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -76,15 +74,15 @@ Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options
 
 RegionSocket::~RegionSocket() { Stop(); }
 
-void RegionSocket::Stop() {
-  if (thread_.joinable()) {
-    eventfd_write(wake_.get(), 1);
-    thread_.join();
+bool RegionSocket::Stop(TimePoint until) {
+  if (!thread_.joinable()) {
+    if (listener_.socket.valid()) StopListening(options_.path, &listener_);  // it never began
+    return true;
   }
-  if (!listener_.valid()) return;
-  // The file first: who finds it gone does not connect to a socket that nobody serves.
-  unlink(options_.path.c_str());
-  listener_.Reset();
+  eventfd_write(wake_.get(), 1);
+  if (until != kNever && end_.wait_until(until) != std::future_status::ready) return false;
+  thread_.join();
+  return true;
 }
 
 void RegionSocket::Run() {
@@ -92,7 +90,7 @@ void RegionSocket::Run() {
   for (;;) {
     polled.clear();
     polled.push_back({wake_.get(), POLLIN, 0});
-    polled.push_back({listener_.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
+    polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
     for (const auto& [fd, connection] : connections_) polled.push_back({fd, POLLIN, 0});
     const int ready = poll(polled.data(), polled.size(), accepting_ ? -1 : kAcceptRestMs);
     accepting_ = true;
@@ -108,8 +106,10 @@ void RegionSocket::Run() {
     }
     if (polled[1].revents != 0) Accept();
   }
+  StopListening(options_.path, &listener_);
   for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
   connections_.clear();
+  ended_.set_value();
 }
 
 Status RegionSocket::CheckPeer(int socket) const {
@@ -132,7 +132,8 @@ Status RegionSocket::CheckPeer(int socket) const {
 
 void RegionSocket::Accept() {
   for (;;) {
-    UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket(
+        accept4(listener_.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       // Else the listener would stay readable and this thread would spin.
@@ -154,9 +155,20 @@ void RegionSocket::Accept() {
 bool RegionSocket::Serve(const Connection& connection) {
   std::array<char, kPacketBytesMax> packet;
   const int socket = connection.socket.get();
-  const ssize_t bytes = recv(socket, packet.data(), packet.size(), MSG_TRUNC);
+  iovec data{packet.data(), packet.size()};
+  msghdr message{};  // without room for descriptors: the system drops those that come
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  const ssize_t bytes = recvmsg(socket, &message, MSG_TRUNC);
   if (bytes < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
   if (bytes == 0) return false;  // its end
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    Send(socket,
+         ErrorReply(InvalidArgument("descriptors came with the packet; a RegionRequest has "
+                                    "none")),
+         UniqueFd());
+    return false;
+  }
   v1::RegionRequest request;
   if (bytes > static_cast<ssize_t>(packet.size()) ||
       !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {

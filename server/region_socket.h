@@ -7,6 +7,7 @@
 
 #include <spdlog/logger.h>
 
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,8 +15,10 @@
 
 #include "attend/v1/shared_memory.pb.h"
 #include "kernels/status.h"
+#include "server/clock.h"
 #include "server/region_registry.h"
 #include "server/unique_fd.h"
+#include "server/unix_listener.h"
 
 namespace attend {
 
@@ -35,8 +38,9 @@ class RegionSocket {
   RegionSocket(const RegionSocket&) = delete;
   RegionSocket& operator=(const RegionSocket&) = delete;
 
-  // Ends every connection and removes the socket. Waits for a region that is just being made.
-  void Stop();
+  // Ends every connection and removes the socket. True if that is done: until `until` it waits for
+  // a region that is just being made, and then leaves the end to the thread, or to another Stop.
+  bool Stop(TimePoint until = kNever);
 
  private:
   struct Connection {
@@ -55,10 +59,12 @@ class RegionSocket {
   const Options options_;
   RegionRegistry& registry_;
   spdlog::logger& logger_;
-  UniqueFd listener_;
+  UnixListener listener_;
   UniqueFd wake_;                          // readable once the thread shall end
   std::map<int, Connection> connections_;  // by descriptor; the thread's
   bool accepting_ = true;                  // the thread's; false while there are no descriptors
+  std::promise<void> ended_;               // by the thread, as the last thing it does
+  std::future<void> end_ = ended_.get_future();
   std::thread thread_;
 };
 

@@ -122,7 +122,8 @@ struct Request {
   double flops = 0;
   int64_t batch_bytes = 0;  // what it takes of a batch's bytes
   int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
-  bool large = false;       // above a batch's budget: runs alone
+  bool in_parts = false;    // its device computes it in parts (Backend::RunsInParts)
+  bool large = false;       // in parts, or above a batch's budget: runs alone
   uint64_t sequence = 0;    // of its arrival in the queue
   TimePoint received;       // message complete; chunked: header complete
   TimePoint enqueued;       // accepted by the queue

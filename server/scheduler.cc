@@ -21,7 +21,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
 Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
   if (!closed_.ok()) return closed_;
   request->enqueued = now;
-  request->large = batcher_.IsLarge(request->flops, request->batch_bytes);
+  request->large = request->in_parts || batcher_.IsLarge(request->flops, request->batch_bytes);
   request->cost = batcher_.Cost(request->flops, request->batch_bytes);
   return queue_.Push(request);
 }

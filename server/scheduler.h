@@ -48,8 +48,8 @@ class Scheduler {
 
   explicit Scheduler(const SchedulerOptions& options);
 
-  // Takes `request`, whose flops and batch_bytes are set, if and only if OK: RESOURCE_EXHAUSTED
-  // when the queue is full, or what Close was told. Plan should follow.
+  // Takes `request`, whose flops, batch_bytes and in_parts are set, if and only if OK:
+  // RESOURCE_EXHAUSTED when the queue is full, or what Close was told. Plan should follow.
   Status Push(std::unique_ptr<Request>& request, TimePoint now);
   // The request with its status, CANCELLED or DEADLINE_EXCEEDED; null if it is not queued.
   std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);

@@ -47,6 +47,7 @@ class GaugeRefresh final : public prometheus::Collectable {
     const std::vector<Engine::DeviceState> devices = engine_.Devices();
     for (size_t i = 0; i < devices.size(); ++i) {
       metrics_.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
+      metrics_.SetDeviceMemory(static_cast<int>(i), devices[i].memory);
     }
     return {};
   }
@@ -342,7 +343,10 @@ bool Server::Drain(Duration timeout) {
   UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
   service_->EndStreams();
-  if (shared_ != nullptr) shared_->Stop();
+  if (shared_ != nullptr && !shared_->Stop(until)) {
+    logger_->error("drain timed out while a shared region was being made");
+    return false;
+  }
   if (!engine_->WaitIdle(until)) {
     logger_->error("drain timed out with {} requests unfinished", engine_->inflight());
     return false;

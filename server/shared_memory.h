@@ -30,7 +30,8 @@ class SharedMemoryServer {
                                                            spdlog::logger& logger);
 
   // Forgets every region, ends every connection and removes the socket. Requests keep their memory.
-  void Stop() { socket_->Stop(); }
+  // True if that is done: a region that is being made may take longer than `until`.
+  bool Stop(TimePoint until) { return socket_->Stop(until); }
 
   const RegionRegistry& registry() const { return registry_; }
   const std::string& socket_path() const { return path_; }

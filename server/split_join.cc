@@ -2,6 +2,7 @@
 
 #include "server/split_join.h"
 
+#include <algorithm>
 #include <cassert>
 #include <string>
 #include <utility>
@@ -16,22 +17,8 @@ namespace {
 // The ids of parts: never those of requests, which count from 1.
 constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
 
-// Who computes the whole, and how much of it. The first device stands for it where only one can.
-void NameDevices(std::span<const SplitDevice> devices, std::span<const SplitPiece> pieces,
-                 std::span<const std::unique_ptr<Request>> parts, Request* whole) {
-  whole->device = parts.front()->device;
-  whole->selection = parts.front()->selection;
-  whole->device_name.clear();
-  whole->device_flops.clear();
-  for (size_t n = 0; n < pieces.size(); ++n) {
-    const SplitDevice& device = devices[pieces[n].share];
-    if (n == 0 || pieces[n].share != pieces[n - 1].share) {
-      whole->device_name += (n == 0 ? "" : "+") + device.info.name;
-      whole->device_flops.push_back({device.index, 0});
-    }
-    whole->device_flops.back().flops += parts[n]->flops;
-  }
-}
+// Whether another device may take what this one refused.
+bool MayPassOn(Code code) { return code == Code::kResourceExhausted || code == Code::kUnavailable; }
 
 }  // namespace
 
@@ -41,36 +28,42 @@ void NameDevices(std::span<const SplitDevice> devices, std::span<const SplitPiec
 class Splitter::Join final : public Responder, public std::enable_shared_from_this<Join> {
  public:
   struct Part {
-    int device = 0;
-    uint64_t id = 0;  // consecutive
+    size_t device = 0;  // of `devices`: who has it, or is asked next
+    uint64_t id = 0;    // consecutive
+    double flops = 0;
   };
 
   Join(Splitter& splitter, std::unique_ptr<Request> whole, std::vector<SplitPiece> pieces,
-       std::vector<Part> parts)
+       std::vector<SplitDevice> devices, std::vector<Part> parts)
       : splitter_(splitter),
         whole_(std::move(whole)),
         pieces_(std::move(pieces)),
+        devices_(std::move(devices)),
         parts_(std::move(parts)),
         open_(std::ssize(parts_) + 1) {}
 
-  // Pushes all parts. Not OK: the first was refused, and the whole is in `request` again.
+  // Pushes all parts. Not OK: no device took the first, and the whole is in `request` again.
   Status Start(std::vector<std::unique_ptr<Request>> parts, std::unique_ptr<Request>& request);
   void Cancel();
   void Finish(std::unique_ptr<Request> part) override;
 
  private:
+  Status Push(size_t n, std::unique_ptr<Request>& part);
+  void Cancel(size_t n);
   bool Fail(Status status);
   bool failed();
   void CancelParts();
   void Drop(int64_t parts);
+  void NameDevices();
   void End();
 
   Splitter& splitter_;
   std::unique_ptr<Request> whole_;
   const std::vector<SplitPiece> pieces_;
-  const std::vector<Part> parts_;  // as the pieces
+  const std::vector<SplitDevice> devices_;
 
   std::mutex mutex_;
+  std::vector<Part> parts_;  // as the pieces; only their devices change, and only in Start
   bool starting_ = true;
   int64_t open_;    // parts that have not ended; while starting, one more
   Status failure_;  // the first; OK while all is well
@@ -88,7 +81,7 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
   for (auto& part : parts) {
     if (failed()) break;
     part->responder = this;
-    Status status = splitter_.hooks_.push(part);
+    Status status = Push(static_cast<size_t>(pushed), part);
     if (!status.ok()) {
       if (pushed == 0) {
         request = std::move(whole_);
@@ -99,7 +92,7 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
     }
     ++pushed;
     // A cancellation that came before the part was queued found nothing to cancel.
-    if (failed()) splitter_.hooks_.cancel(parts_[pushed - 1].device, parts_[pushed - 1].id);
+    if (failed()) Cancel(static_cast<size_t>(pushed - 1));
   }
   {
     const std::lock_guard lock(mutex_);
@@ -107,6 +100,39 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
   }
   Drop(count - pushed + 1);
   return Status();
+}
+
+// To its device or, if that has no room or was lost a moment ago, to the next one of the others,
+// which are alike: the cuts stay what they are, and so does every bit of the answer.
+Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
+  Status refused;
+  const size_t first = static_cast<size_t>(pieces_[n].share);
+  for (size_t tried = 0; tried < devices_.size(); ++tried) {
+    const size_t device = (first + tried) % devices_.size();
+    const Result<Selection> selection =
+        Select(part->attention.problem, devices_[device].info, part->kernel);
+    if (!selection.ok()) continue;  // never of the first, for which there is a plan
+    {
+      const std::lock_guard lock(mutex_);
+      parts_[n].device = device;
+    }
+    part->device = devices_[device].index;
+    part->selection = *selection;
+    Status status = splitter_.hooks_.push(part);
+    if (status.ok() || !MayPassOn(status.code())) return status;
+    if (refused.ok()) refused = std::move(status);
+  }
+  return refused;
+}
+
+// Drops the part if it is still queued.
+void Splitter::Join::Cancel(size_t n) {
+  size_t device;
+  {
+    const std::lock_guard lock(mutex_);
+    device = parts_[n].device;
+  }
+  splitter_.hooks_.cancel(devices_[device].index, parts_[n].id);
 }
 
 void Splitter::Join::Cancel() {
@@ -154,7 +180,7 @@ bool Splitter::Join::failed() {
 }
 
 void Splitter::Join::CancelParts() {
-  for (const Part& part : parts_) splitter_.hooks_.cancel(part.device, part.id);
+  for (size_t n = 0; n < parts_.size(); ++n) Cancel(n);
 }
 
 void Splitter::Join::Drop(int64_t parts) {
@@ -167,9 +193,28 @@ void Splitter::Join::Drop(int64_t parts) {
   End();
 }
 
+// Who computed the whole, and how much of it. Its first part's device stands for it where only one
+// can.
+void Splitter::Join::NameDevices() {
+  whole_->device = devices_[parts_.front().device].index;
+  whole_->device_name.clear();
+  for (const Part& part : parts_) {
+    const SplitDevice& device = devices_[part.device];
+    auto& all = whole_->device_flops;
+    auto found = std::find_if(all.begin(), all.end(),
+                              [&](const auto& each) { return each.device == device.index; });
+    if (found == all.end()) {
+      whole_->device_name += (all.empty() ? "" : "+") + device.info.name;
+      found = all.insert(all.end(), {device.index, 0});
+    }
+    found->flops += part.flops;
+  }
+}
+
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
-  splitter_.metrics_.RecordSplit(static_cast<int>(whole_->device_flops.size()));
+  NameDevices();
+  splitter_.metrics_.RecordSplit(pieces_.back().share + 1);
   whole_->status = failure_;
   whole_->enqueued = last_.enqueued;
   whole_->started = last_.started;
@@ -198,31 +243,29 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
   Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
   if (!parts.ok()) return std::nullopt;
   for (size_t n = 0; n < pieces.size(); ++n) {
-    const SplitDevice& device = devices[pieces[n].share];
-    Request& part = *(*parts)[n];
-    const Result<Selection> selection = Select(part.attention.problem, device.info, part.kernel);
+    const Request& part = *(*parts)[n];
+    const Result<Selection> selection =
+        Select(part.attention.problem, devices[pieces[n].share].info, part.kernel);
     if (!selection.ok()) return std::nullopt;
-    part.device = device.index;
-    part.selection = *selection;
+    if (n == 0) request->selection = *selection;
   }
-  NameDevices(devices, pieces, *parts, request.get());
   const uint64_t id = request->id;
   std::shared_ptr<Join> join;
   {
     const std::lock_guard lock(mutex_);
     std::vector<Join::Part> places;
-    for (const auto& part : *parts) {
-      part->id = next_id_++;
-      places.push_back({part->device, part->id});
+    for (size_t n = 0; n < pieces.size(); ++n) {
+      Request& part = *(*parts)[n];
+      part.id = next_id_++;
+      places.push_back({static_cast<size_t>(pieces[n].share), part.id, part.flops});
     }
-    join = std::make_shared<Join>(*this, std::move(request), std::move(pieces), std::move(places));
+    join = std::make_shared<Join>(*this, std::move(request), std::move(pieces),
+                                  std::vector<SplitDevice>(devices.begin(), devices.end()),
+                                  std::move(places));
     joins_.emplace(id, join);
   }
   Status status = join->Start(std::move(*parts), request);
-  if (!status.ok()) {
-    Remove(id);
-    request->device_flops.clear();
-  }
+  if (!status.ok()) Remove(id);
   return status;
 }
 

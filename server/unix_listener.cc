@@ -7,11 +7,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -49,8 +51,11 @@ Status MakeFolders(const std::string& path, const fs::path& folder, mode_t mode)
 
 // The folder, opened; nobody but this user and root can put or replace a socket of ours in it.
 Result<UniqueFd> OpenFolder(const std::string& path, const fs::path& folder) {
-  UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat about {};
+  if (!opened.valid() && lstat(folder.c_str(), &about) == 0 && S_ISLNK(about.st_mode)) {
+    return Failed(path, folder.string() + " is a symbolic link; name the folder itself");
+  }
   if (!opened.valid() || fstat(opened.get(), &about) != 0) {
     return Failed(path, folder.string() + ": " + std::strerror(errno));
   }
@@ -62,6 +67,31 @@ Result<UniqueFd> OpenFolder(const std::string& path, const fs::path& folder) {
     return Failed(path, "others may write to " + folder.string());
   }
   return opened;
+}
+
+std::string LockPath(const std::string& path) { return path + ".lock"; }
+
+// Two servers must not both find a socket stale, so who listens at `path` holds this lock. The file
+// is removed with the socket, by who holds it: a file that is locked but no longer the one at the
+// path is nobody's lock.
+Result<UniqueFd> TakeLock(const std::string& path) {
+  const std::string lock_path = LockPath(path);
+  for (;;) {
+    UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!lock.valid()) return Failed(path, lock_path + ": " + std::strerror(errno));
+    if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      return Failed(path, errno == EWOULDBLOCK
+                              ? "another server owns it (it holds " + lock_path + ")"
+                              : lock_path + ": " + std::strerror(errno));
+    }
+    struct stat mine {
+    }, there{};
+    if (fstat(lock.get(), &mine) != 0) return Failed(path, std::strerror(errno));
+    const bool same = lstat(lock_path.c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+                      mine.st_dev == there.st_dev;
+    if (same) return lock;
+  }
 }
 
 // Removes a socket that nobody listens on. OK if nothing is left at the path.
@@ -90,7 +120,7 @@ std::string DefaultSocketPath() {
   return folder + "/shared-memory.sock";
 }
 
-Result<UniqueFd> ListenAt(const std::string& path, bool any_user) {
+Result<UnixListener> ListenAt(const std::string& path, bool any_user) {
   const Result<sockaddr_un> address = AddressOf(path);
   if (!address.ok()) return address.status();
   fs::path folder = fs::path(path).parent_path();
@@ -98,8 +128,8 @@ Result<UniqueFd> ListenAt(const std::string& path, bool any_user) {
   ATTEND_RETURN_IF_ERROR(MakeFolders(path, folder, any_user ? 0755 : 0700));
   const Result<UniqueFd> opened = OpenFolder(path, folder);
   if (!opened.ok()) return opened.status();
-  // Two servers that start at once must not both find the socket stale.
-  flock(opened->get(), LOCK_EX);
+  Result<UniqueFd> lock = TakeLock(path);
+  if (!lock.ok()) return lock.status();
   ATTEND_RETURN_IF_ERROR(RemoveStale(path, *address));
   UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   // A socket takes its own mode as its file's, less the umask; set before there is a file, no
@@ -109,7 +139,15 @@ Result<UniqueFd> ListenAt(const std::string& path, bool any_user) {
       bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) == 0 &&
       (!any_user || chmod(path.c_str(), 0666) == 0) && listen(listener.get(), kBacklog) == 0;
   if (!listening) return Failed(path, std::strerror(errno));
-  return listener;
+  return UnixListener{std::move(listener), std::move(*lock)};
+}
+
+void StopListening(const std::string& path, UnixListener* listener) {
+  // The file first: who finds it gone does not connect to a socket that nobody serves.
+  unlink(path.c_str());
+  listener->socket.Reset();
+  unlink(LockPath(path).c_str());
+  listener->lock.Reset();
 }
 
 }  // namespace attend

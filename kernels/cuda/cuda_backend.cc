@@ -11,7 +11,9 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_lane.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/cut_plan.h"
 #include "kernels/cuda/lane_memory.h"
+#include "kernels/cuda/lane_tuning.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pinned_allocator.h"
 #include "kernels/cuda/pinned_ranges.h"
@@ -37,6 +39,10 @@ class CudaBackend : public Backend {
     }
     return CudaLane::Make({info_, poller_, pool_, pinned_}, options);
   }
+  bool RunsInParts(const Attention& attention, const Selection& selection) const override {
+    return !PlanParts(attention, selection.kernel, LaneTuning().cut).empty();
+  }
+  DeviceMemoryUse memory_use() const override { return {pool_.used_bytes(), info_.memory_bytes}; }
 
  private:
   const DeviceInfo info_;

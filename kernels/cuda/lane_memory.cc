@@ -46,16 +46,34 @@ cudaError_t DevicePool::Allocate(int64_t bytes, cudaStream_t stream, void** memo
   const auto size = static_cast<size_t>(bytes);
   const cudaError_t error = pool_ == nullptr ? cudaMalloc(memory, size)
                                              : cudaMallocFromPoolAsync(memory, size, pool_, stream);
-  if (error != cudaSuccess) (void)cudaGetLastError();
-  return error;
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    return error;
+  }
+  const std::lock_guard lock(mutex_);
+  pieces_.emplace(*memory, bytes);
+  used_bytes_ += bytes;
+  return cudaSuccess;
 }
 
 void DevicePool::Free(void* memory, cudaStream_t stream) {
+  {
+    // First: once it is free, another stream may get the same piece.
+    const std::lock_guard lock(mutex_);
+    const auto piece = pieces_.find(memory);
+    used_bytes_ -= piece->second;
+    pieces_.erase(piece);
+  }
   (void)(pool_ == nullptr ? cudaFree(memory) : cudaFreeAsync(memory, stream));
 }
 
 void DevicePool::Trim() {
   if (pool_ != nullptr) (void)cudaMemPoolTrimTo(pool_, 0);
+}
+
+int64_t DevicePool::used_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return used_bytes_;
 }
 
 void LaneMemory::Use(cudaStream_t stream, int64_t keep_bytes) {

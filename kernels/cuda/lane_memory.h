@@ -14,6 +14,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <mutex>
+#include <unordered_map>
 
 #include "kernels/select.h"
 #include "kernels/status.h"
@@ -35,8 +37,14 @@ class DevicePool {
   void Free(void* memory, cudaStream_t stream);
   void Trim();  // gives back to the driver what nobody uses
 
+  // Allocated and not freed, as far as callers are concerned: streams may still use what is freed.
+  int64_t used_bytes() const;
+
  private:
   cudaMemPool_t pool_ = nullptr;  // null: the device has no pools
+  mutable std::mutex mutex_;
+  std::unordered_map<void*, int64_t> pieces_;
+  int64_t used_bytes_ = 0;
 };
 
 class LaneMemory {

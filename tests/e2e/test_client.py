@@ -125,6 +125,7 @@ def test_info(server):
     text = run_client("info", "--server", server.address).stdout
     for word in ("cpu", "cpu_flash", "cpu_reference", "SERVING", "inline"):
         assert word in text
+    assert re.search(r"^tenants +default *$", text, re.M)
     info = json.loads(run_client("info", "--server", server.address, "--json").stdout)
     assert info["devices"][0]["name"] == "cpu"
     assert run_client("info", "--server", server.address, "--health").stdout.strip() == "SERVING"
@@ -134,8 +135,10 @@ def test_server_from_the_environment(server):
     assert "cpu_flash" in run_client("info", env={"ATTEND_SERVER": server.address}).stdout
 
 
-def test_check(server):
-    done = run_client("check", "--server", server.address, "--quick", timeout=120)
+@pytest.mark.parametrize("transport", ["auto", "inline", "chunked"])
+def test_check(server, transport):
+    done = run_client("check", "--server", server.address, "--quick", "--transport", transport,
+                      timeout=120)
     passed, total = re.search(r"(\d+) of (\d+) passed", done.stdout).groups()
     assert passed == total and int(total) >= 15
     for dtype in ("float16", "bfloat16", "float32"):

@@ -24,6 +24,9 @@ FAMILIES = HISTOGRAMS | {
     "attend_tenant_queue_requests",
     "attend_queue_requests", "attend_lanes", "attend_lanes_busy", "attend_device_healthy",
     "attend_outstanding_cost", "attend_split_requests_total",
+    "attend_device_phase_seconds_total", "attend_device_span_seconds_total",
+    "attend_cut_parts_total", "attend_device_memory_used_bytes",
+    "attend_device_memory_limit_bytes",
     "attend_host_memory_used_bytes", "attend_host_memory_largest_free_bytes",
     "attend_host_memory_budget_bytes", "attend_inflight_requests", "attend_draining",
     "attend_reference_checks_total", "attend_reference_check_rows_total",
@@ -59,7 +62,9 @@ def test_clean_and_complete_from_the_start(start_server):
                    "deadline_passed", "too_large"):
         assert server.metric("attend_rejected_requests_total", reason=reason) == 0
     for result in ("ok", "failed", "skipped"):
-        assert server.metric("attend_reference_checks_total", result=result) == 0
+        for transport in ("inline", "chunked", "shm"):
+            assert server.metric("attend_reference_checks_total", result=result,
+                                 transport=transport) == 0
     assert server.metric("attend_device_healthy", device="cpu") == 1
     assert server.metric("attend_build_info") == 1
     wire.assert_serves(server.address)
@@ -87,6 +92,9 @@ def test_counters_move(start_server):
         ("attend_reference_checks_total", "result", "ok"): 2,
         ("attend_phase_duration_seconds_count", "phase", "total"): 5,
         ("attend_batch_requests_sum", "device", "cpu"): 5,
+        ("attend_reference_checks_total", "transport", "inline"): 2,
+        ("attend_cut_parts_total", "device", "cpu"): 0,
+        ("attend_device_memory_used_bytes", "device", "cpu"): 0,
     }
     for (name, label, value), count in expected.items():
         harness.wait_for(f"{name}{{{label}={value}}} == {count}",
@@ -95,11 +103,18 @@ def test_counters_move(start_server):
     assert 0 <= received - 5 * 3 * one < 5 * 200  # with or without the small fields
     assert server.metric("attend_reference_check_rows_total") == 64
     assert server.metric("attend_inflight_requests") == 0
+    # On the CPU nothing is copied, and so nothing overlaps.
+    span = server.metric("attend_device_span_seconds_total", device="cpu")
+    assert span > 0
+    assert server.metric("attend_device_phase_seconds_total", phase="kernel") == span
+    assert server.metric("attend_device_phase_seconds_total", phase="copy_in") == 0
 
 
 def test_tenants_from_the_settings_only(start_server):
     server = start_server("--tenant", "research=3", "--tenant", "web=1")
     with wire.connect(server.address) as service:
+        info = service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS)
+        assert list(info.tenants) == ["default", "research", "web"]
         for name in ("research", "stranger", None, "research"):
             metadata = [("x-attend-tenant", name)] if name else []
             service.Attend(wire.small_request(), timeout=wire.SECONDS, metadata=metadata)
@@ -173,6 +188,15 @@ def test_dashboard_and_rules_name_what_exists(server):
                                 comments_out))
     assert used - recorded <= present, sorted(used - recorded - present)
     assert len(used) > 15
+
+
+def test_the_readme_names_exactly_what_exists(server):
+    text = (harness.ROOT / "server/README.md").read_text()
+    table = text[text.index("## Metrics"):text.index("## On a GPU")]
+    named = set(re.findall(r"`((?:attend|process)_\w+)`", table))
+    exposed = families(server.metrics_text())
+    own = {name for name in exposed if name.startswith("attend_")}
+    assert named == own | NEEDS_A_GPU | {"process_start_time_seconds"}
 
 
 def test_dashboard_expressions_parse(tmp_path):

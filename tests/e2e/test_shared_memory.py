@@ -5,6 +5,7 @@ or leave, beside others that go on."""
 import contextlib
 import mmap
 import os
+import re
 import signal
 import socket
 import stat
@@ -243,7 +244,7 @@ def test_a_killed_server_leaves_a_socket_that_the_next_one_replaces(shm_server, 
         [harness.binary("attend-server"), "--listen", "127.0.0.1:0", "--metrics-listen", "off",
          "--device", "cpu", "--shared-memory", "--shared-memory-socket", path],
         capture_output=True, text=True, timeout=60, env=harness.clean_env())
-    assert second.returncode == 1 and "another process listens there" in second.stderr
+    assert second.returncode == 1 and "another server owns it" in second.stderr
     client = Client(path)
     first.kill()
     with contextlib.suppress(ConnectionResetError):
@@ -270,7 +271,19 @@ def test_load_over_shared_memory(shm_server):
     assert done.returncode == 2 and "--transport shm excludes" in done.stderr
 
 
-def test_load_where_it_is_off(server):
-    done = harness.run_client("--server", server.address, "load", "--transport", "shm",
+def test_check_over_shared_memory(shm_server):
+    server = shm_server()
+    done = harness.run_client("--server", server.address, "check", "--quick", "--transport", "shm",
+                              timeout=120)
+    passed, total = re.search(r"(\d+) of (\d+) passed", done.stdout).groups()
+    assert passed == total and int(total) >= 15
+    assert server.metric("attend_reference_checks_total", transport="shm") == int(total)
+    assert server.metric("attend_transport_bytes_total", transport="inline", direction="out") == 0
+    assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("command", ["load", "check"])
+def test_where_it_is_off(server, command):
+    done = harness.run_client("--server", server.address, command, "--transport", "shm",
                               check=False)
     assert done.returncode == 1 and "--shared-memory" in done.stderr

@@ -185,6 +185,44 @@ TEST_F(CudaBackendTest, ALaneGrowsForALargerBatch) {
   }
 }
 
+TEST_F(CudaBackendTest, MemoryIsCountedWhileLanesHoldIt) {
+  EXPECT_EQ(backend_->memory_use().used_bytes, 0);
+  EXPECT_EQ(backend_->memory_use().limit_bytes, backend_->info().memory_bytes);
+  std::unique_ptr<Lane> first = MakeLane(32 << 20);
+  const int64_t one = backend_->memory_use().used_bytes;
+  EXPECT_GE(one, 32 << 20);
+  std::unique_ptr<Lane> second = MakeLane(32 << 20);
+  EXPECT_EQ(backend_->memory_use().used_bytes, 2 * one);
+  const OwnedAttention owned = MakeAttention(MakeSpec(1, 16, 16, 2048, 2048, 128, 128), 1);
+  const WorkItem item = Item(owned);
+  ASSERT_TRUE(second->Submit({&item, 1}, waiter_.MakeDone()).ok());
+  EXPECT_TRUE(waiter_.Wait().statuses[0].ok());
+  EXPECT_GT(backend_->memory_use().used_bytes, 2 * one) << "it grew for 64 MiB";
+  second.reset();
+  EXPECT_EQ(backend_->memory_use().used_bytes, one);
+  first.reset();
+  EXPECT_EQ(backend_->memory_use().used_bytes, 0);
+}
+
+// The server keeps small requests away from what a lane cuts, and asks the backend what that is.
+TEST_F(CudaBackendTest, KnowsWhatItsLanesCut) {
+  const std::unique_ptr<Lane> lane = MakeLane();
+  ASSERT_NE(lane, nullptr);
+  const ProblemSpec small = MakeSpec(2, 4, 2, 100, 100, 64, 64, DType::kFloat16);
+  const ProblemSpec many_bytes = MakeSpec(1, 16, 16, 2048, 2048, 128, 128, DType::kFloat16);
+  const ProblemSpec many_flops = MakeSpec(1, 2, 2, 8192, 8192, 64, 64, DType::kFloat32);
+  for (const ProblemSpec& spec : {small, many_bytes, many_flops}) {
+    const OwnedAttention owned = MakeAttention(spec, 1);
+    const WorkItem item = Item(owned);
+    const bool in_parts = backend_->RunsInParts(item.attention, item.selection);
+    EXPECT_EQ(in_parts, spec.problem.len_q > 100);
+    ASSERT_TRUE(lane->Submit({&item, 1}, waiter_.MakeDone()).ok());
+    const BatchOutcome outcome = waiter_.Wait();
+    EXPECT_TRUE(outcome.statuses[0].ok()) << outcome.statuses[0].ToString();
+    EXPECT_EQ(outcome.cut_parts > 0, in_parts);
+  }
+}
+
 TEST_F(CudaBackendTest, RefusalsHaveNoEffect) {
   std::unique_ptr<Lane> lane = MakeLane();
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 30, 40, 64, 64), FreshSeed());

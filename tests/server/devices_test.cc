@@ -24,7 +24,7 @@ using testing::FakeBackend;
 
 struct Coverage {
   int64_t requests = 0, split = 0, ok = 0, cancelled = 0, expired = 0, lost = 0, failed = 0;
-  int64_t refused = 0, devices_lost = 0, after_loss = 0, none_healthy = 0;
+  int64_t refused = 0, devices_lost = 0, after_loss = 0, none_healthy = 0, passed_on = 0;
 };
 
 class Schedule {
@@ -124,6 +124,11 @@ class Schedule {
     request->id = ++last_id_;
     request->attention = memory->attention;
     request->input_spans = {memory->input};
+    if (Pick(2) == 0) {
+      scattered_.push_back(test::Scatter(*memory));
+      request->attention = scattered_.back().attention;
+      request->input_spans = scattered_.back().spans;
+    }
     request->output_spans = {memory->output};
     request->responder = &collector_;
     request->priority = static_cast<int32_t>(Pick(3));
@@ -173,6 +178,10 @@ class Schedule {
 
   void CheckEnd(const Request& request, const Sent& sent) {
     coverage_.split += request.device_flops.size() > 1;
+    if (request.device_flops.size() == 1) {
+      ++coverage_.passed_on;
+      EXPECT_EQ(request.device_name, engine_->Devices()[request.device].info.name);
+    }
     switch (request.status.code()) {
       case Code::kOk: {
         ++coverage_.ok;
@@ -195,7 +204,7 @@ class Schedule {
             << request.status.message();
         break;
       case Code::kResourceExhausted:
-        EXPECT_GT(request.device_flops.size(), 1u) << "of a later part only";
+        EXPECT_FALSE(request.device_flops.empty()) << "of a split one's later part only";
         break;
       default:
         ++coverage_.failed;
@@ -211,6 +220,7 @@ class Schedule {
   std::vector<FakeBackend*> devices_;
   std::vector<bool> lost_;
   std::vector<Sent> sent_;
+  std::vector<test::ScatteredInputs> scattered_;
   std::set<uint64_t> accepted_;
   uint64_t last_id_ = 0;
   std::unique_ptr<Engine> engine_;
@@ -228,8 +238,9 @@ TEST(Devices, EveryScheduleEndsEachRequestOnceAndRight) {
   }
   // A share of the schedules, as sanitizers run, need not meet every case.
   if (test::TestScale() < 1) return;
-  for (const int64_t each : {met.split, met.ok, met.cancelled, met.expired, met.lost, met.failed,
-                             met.refused, met.devices_lost, met.after_loss, met.none_healthy}) {
+  for (const int64_t each :
+       {met.split, met.ok, met.cancelled, met.expired, met.lost, met.failed, met.refused,
+        met.devices_lost, met.after_loss, met.none_healthy, met.passed_on}) {
     EXPECT_GT(each, 3) << "seed " << base << ": a case that the schedules hardly met";
   }
 }

@@ -130,6 +130,25 @@ TEST_F(EngineTest, ABatchMayMixKernelsAndShapes) {
   EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 3}));
 }
 
+// Answers of small requests must not wait for the parts of a large one, whatever the budgets say.
+TEST_F(EngineTest, WhatADeviceCutsIntoPartsHasABatchOfItsOwn) {
+  options_.worker.batcher = {
+      .batch_requests_max = 8, .batch_flops_max = 1e15, .batch_bytes_max = int64_t{1} << 40};
+  Start();
+  devices_[0]->CutItems([](const Problem& p) { return p.len_q == 71; }, 3);
+  HoldLane();
+  const auto submit = [this](int64_t length) {
+    MustSubmit(NewRequest(test::MakeSpec(1, 2, 1, length, 70, 16, 16)));
+  };
+  for (const int64_t length : {70, 71, 70, 72}) submit(length);
+  devices_[0]->Release();
+  for (uint64_t id = 1; id <= last_id_; ++id) {
+    EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+    EXPECT_EQ(collector_.WaitFor(id).large, id == 3);
+  }
+  EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 1, 1, 2}));
+}
+
 TEST_F(EngineTest, TenantsShareALaneByWeight) {
   options_.tenants = *Tenants::Parse({"heavy=2"});
   options_.worker.queue_requests_max = 100;
@@ -236,6 +255,18 @@ TEST_F(EngineTest, ALostDeviceFailsItsOwnAndTheOtherServesOn) {
   }
   EXPECT_TRUE(engine_->WaitIdle(kNever));
   for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
+}
+
+// A GPU says INTERNAL, with CUDA's words, of the batch that finds it lost.
+TEST_F(EngineTest, WhateverALostDeviceSaysIsUnavailable) {
+  Start(/*devices=*/2);
+  devices_[0]->LoseDevice(1, Internal("a batch on cpu: cudaErrorIllegalAddress"));
+  const Request& lost = collector_.WaitFor(MustSubmit(NewRequest()));
+  EXPECT_EQ(lost.status.code(), Code::kUnavailable) << "it may well succeed elsewhere";
+  EXPECT_NE(lost.status.message().find("device cpu is lost"), std::string::npos);
+  EXPECT_NE(lost.status.message().find("cudaErrorIllegalAddress"), std::string::npos);
+  EXPECT_FALSE(engine_->Devices()[0].healthy);
+  EXPECT_EQ(collector_.WaitFor(MustSubmit(NewRequest())).device_name, "cpu1");
 }
 
 TEST_F(EngineTest, WithNoHealthyDeviceTheServerSaysUnavailable) {

@@ -39,6 +39,7 @@ class FakeBackend::FakeAllocator final : public HostAllocator {
     UnmapHostMemory(data, bytes);
   }
   Status Register(void* data, int64_t bytes) override {
+    ATTEND_RETURN_IF_ERROR(backend_.AcceptRegistration());
     const std::lock_guard lock(mutex_);
     EXPECT_TRUE(registered_.emplace(data, bytes).second) << "twice";
     return Status();
@@ -167,6 +168,27 @@ void FakeBackend::MoveSpans() {
   moves_spans_ = true;
 }
 
+void FakeBackend::CutItems(std::function<bool(const Problem&)> cut, int64_t parts) {
+  const std::lock_guard lock(mutex_);
+  cut_ = std::move(cut);
+  cut_parts_ = parts;
+}
+
+bool FakeBackend::RunsInParts(const Attention& attention, const Selection&) const {
+  const std::lock_guard lock(mutex_);
+  return cut_ && cut_(attention.problem);
+}
+
+void FakeBackend::SetMemoryUse(const DeviceMemoryUse& use) {
+  const std::lock_guard lock(mutex_);
+  memory_use_ = use;
+}
+
+DeviceMemoryUse FakeBackend::memory_use() const {
+  const std::lock_guard lock(mutex_);
+  return memory_use_;
+}
+
 void FakeBackend::Corrupt(Compute corrupt) {
   const std::lock_guard lock(mutex_);
   corrupt_ = std::move(corrupt);
@@ -214,26 +236,34 @@ void FakeBackend::FailAllocate(int n, Status status) {
   allocations_.FailNth(n, std::move(status));
 }
 
+void FakeBackend::FailRegister(int n, Status status) {
+  const std::lock_guard lock(mutex_);
+  registrations_.FailNth(n, std::move(status));
+}
+
 void FakeBackend::FailMakeLane(int n, Status status) {
   const std::lock_guard lock(mutex_);
   lanes_.FailNth(n, std::move(status));
 }
 
-void FakeBackend::LoseDevice(int n) {
+void FakeBackend::LoseDevice(int n) { LoseDevice(n, LostStatus()); }
+
+void FakeBackend::LoseDevice(int n, Status found) {
   const std::lock_guard lock(mutex_);
-  losses_.FailNth(n, LostStatus());
+  losses_.FailNth(n, std::move(found));
 }
 
 void FakeBackend::ForgetFaults() {
   const std::lock_guard lock(mutex_);
-  for (CallFaults* each : {&submits_, &items_, &batches_, &allocations_, &lanes_, &losses_}) {
+  for (CallFaults* each :
+       {&submits_, &items_, &batches_, &allocations_, &registrations_, &lanes_, &losses_}) {
     each->Forget();
   }
 }
 
 FakeBackend::Calls FakeBackend::calls() const {
   const std::lock_guard lock(mutex_);
-  return {submits_.calls(), items_.calls(), batches_.calls()};
+  return {submits_.calls(), items_.calls(), batches_.calls(), registrations_.calls()};
 }
 
 int64_t FakeBackend::submitted_batches() const {
@@ -286,6 +316,11 @@ bool FakeBackend::GateIsClosed() const {
   return held_;
 }
 
+Status FakeBackend::AcceptRegistration() {
+  const std::lock_guard lock(mutex_);
+  return registrations_.Next();
+}
+
 void FakeBackend::PassGate() {
   std::unique_lock lock(mutex_);
   ++waiting_;
@@ -302,9 +337,13 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   {
     const std::lock_guard lock(mutex_);
     whole = batches_.Next();
-    lost_ |= !losses_.Next().ok();
+    const Status found = losses_.Next();
+    if (!found.ok() || lost_) whole = found.ok() ? LostStatus() : found;
+    lost_ |= !found.ok();
     outcome.device_lost = lost_;
-    if (lost_) whole = LostStatus();
+    for (const WorkItem& item : items) {
+      if (cut_ && cut_(item.attention.problem)) outcome.cut_parts += cut_parts_;
+    }
   }
   for (const WorkItem& item : items) {
     Compute compute, corrupt;
@@ -326,6 +365,7 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   outcome.kernel_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
           .count();
+  outcome.span_ns = outcome.kernel_ns;
   return outcome;
 }
 

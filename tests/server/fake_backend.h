@@ -2,8 +2,9 @@
 //
 // A device for tests: it computes with the double-precision reference, when the test lets it. A
 // test can hold batches at a gate, let the N-th call of every entry point fail, lose the device and
-// plant faults in O. Every lane has one thread, which computes what its submitter does not watch; all controls may be called from any thread. Host
-// memory that was not given back when the device goes is a failure of the test.
+// plant faults in O. Every lane has one thread, which computes what its submitter does not watch;
+// all controls may be called from any thread. Host memory that was not given back when the device
+// goes is a failure of the test.
 
 #pragma once
 
@@ -49,11 +50,17 @@ class FakeBackend final : public Backend {
   const DeviceInfo& info() const override { return info_; }
   HostAllocator& host_allocator() override;
   Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) override;
+  bool RunsInParts(const Attention& attention, const Selection& selection) const override;
+  DeviceMemoryUse memory_use() const override;
 
   // Replaces the reference, for instance by something that takes no time. Before the first batch.
   void SetCompute(Compute compute);
   // From now on items are computed in copies of their spans, as a GPU does. Before the first batch.
   void MoveSpans();
+  // From now on items for which `cut` is true count as computed in `parts` parts. Before the first
+  // batch.
+  void CutItems(std::function<bool(const Problem&)> cut, int64_t parts);
+  void SetMemoryUse(const DeviceMemoryUse& use);
   // Changes an item's output after it was computed.
   void Corrupt(Compute corrupt);
 
@@ -67,9 +74,12 @@ class FakeBackend final : public Backend {
   void FailItem(int n, Status status);      // its batch otherwise well
   void FailBatch(int n, Status status);     // started, and all its items end so
   void FailAllocate(int n, Status status);  // of host memory
+  void FailRegister(int n, Status status);  // of the caller's pages
   void FailMakeLane(int n, Status status);
-  // The N-th batch from now, and whatever comes later, ends with UNAVAILABLE and device_lost.
+  // The N-th batch from now, and whatever comes later, ends with device_lost, and with UNAVAILABLE
+  // or what the test says: a GPU says INTERNAL of the batch that finds it lost.
   void LoseDevice(int n = 1);
+  void LoseDevice(int n, Status found);
   // Faults that were not met are met no more.
   void ForgetFaults();
 
@@ -78,6 +88,7 @@ class FakeBackend final : public Backend {
     int64_t submit = 0;
     int64_t item = 0;
     int64_t batch = 0;
+    int64_t registration = 0;
   };
   Calls calls() const;
   int64_t submitted_batches() const;
@@ -98,6 +109,7 @@ class FakeBackend final : public Backend {
 
   Status Accept(int64_t items);  // counts a submission, or refuses it
   Status AcceptAllocation();     // the same of host memory
+  Status AcceptRegistration();
   Status LostStatus() const;
   bool GateIsClosed() const;
   void PassGate();
@@ -110,6 +122,9 @@ class FakeBackend final : public Backend {
   Compute compute_;
   Compute corrupt_;
   bool moves_spans_ = false;
+  std::function<bool(const Problem&)> cut_;
+  int64_t cut_parts_ = 0;
+  DeviceMemoryUse memory_use_;
   bool held_ = false;
   int64_t passes_ = 0;
   int64_t waiting_ = 0;
@@ -118,6 +133,7 @@ class FakeBackend final : public Backend {
   CallFaults items_;
   CallFaults batches_;
   CallFaults allocations_;
+  CallFaults registrations_;
   CallFaults lanes_;
   CallFaults losses_;  // counts batches, as batches_ does
   bool lost_ = false;

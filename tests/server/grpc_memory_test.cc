@@ -6,6 +6,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -22,6 +23,9 @@ using test::TestServer;
 using test::WireProblem;
 
 constexpr int64_t kLargeLength = 16384;
+// Far more messages than it takes, however slow the machine.
+constexpr int kLargeMost = 200;
+constexpr int kSmallMost = 10'000;
 
 void Compute(const Attention& a) {
   if (a.problem.len_q < kLargeLength) return CpuReference(a);
@@ -48,8 +52,10 @@ TEST(GrpcMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
   server.backend().SetCompute(Compute);
   const WireProblem large = test::PlainWireProblem(1, kLargeLength, 64);  // 24 MiB
   WireProblem small = test::PlainWireProblem(2);
-  for (int refused = 0; refused < 4;) {
-    // gRPC looks from time to time, so a message may slip through.
+  int refused = 0;
+  for (int sent = 0; refused < 4; ++sent) {
+    // gRPC looks from time to time, so a message may slip through; without its bound all would.
+    ASSERT_LT(sent, kLargeMost) << refused << " were refused";
     v1::AttendResponse response;
     const grpc::Status status = Attend(server, large.request, &response);
     if (status.ok()) {
@@ -59,7 +65,9 @@ TEST(GrpcMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
     EXPECT_TRUE(IsRefusal(status)) << status.error_code() << " " << status.error_message();
     ++refused;
   }
-  for (grpc::Status status(StatusCode::UNAVAILABLE, ""); !status.ok();) {
+  grpc::Status status(StatusCode::UNAVAILABLE, "");
+  for (int sent = 0; !status.ok(); ++sent) {
+    ASSERT_LT(sent, kSmallMost) << "small ones are refused for good: " << status.error_message();
     v1::AttendResponse response;
     status = Attend(server, small.request, &response);
     EXPECT_TRUE(status.ok() || IsRefusal(status)) << status.error_message();
@@ -68,7 +76,12 @@ TEST(GrpcMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
     }
   }
   Engine& engine = server.server().engine();
-  while (engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) std::this_thread::yield();
+  const TimePoint until = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  EXPECT_TRUE(engine.WaitIdle(until));
+  while (engine.host_pool().used_bytes() > 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(engine.host_pool().used_bytes(), 0) << "an ended call's memory";
   EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"memory\"}"), 0) << "not its own";
 }
 

@@ -73,6 +73,11 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_outstanding_cost",
                                  "attend_device_healthy",
                                  "attend_split_requests_total",
+                                 "attend_device_phase_seconds_total",
+                                 "attend_device_span_seconds_total",
+                                 "attend_cut_parts_total",
+                                 "attend_device_memory_used_bytes",
+                                 "attend_device_memory_limit_bytes",
                                  "attend_host_memory_used_bytes",
                                  "attend_host_memory_largest_free_bytes",
                                  "attend_host_memory_budget_bytes",
@@ -100,7 +105,13 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
         "attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}",
         "attend_transport_bytes_total{direction=\"in\",transport=\"chunked\"}",
         "attend_transport_bytes_total{direction=\"out\",transport=\"shm\"}",
-        "attend_reference_checks_total{result=\"skipped\"}",
+        "attend_reference_checks_total{result=\"skipped\",transport=\"inline\"}",
+        "attend_reference_checks_total{result=\"failed\",transport=\"shm\"}",
+        "attend_device_phase_seconds_total{device=\"cpu\",phase=\"copy_in\"}",
+        "attend_device_phase_seconds_total{device=\"cuda:0\",phase=\"copy_out\"}",
+        "attend_device_span_seconds_total{device=\"cuda:0\"}",
+        "attend_cut_parts_total{device=\"cuda:0\"}",
+        "attend_device_memory_used_bytes{device=\"cuda:0\"}",
         "attend_tenant_requests_total{code=\"OK\",tenant=\"default\"}",
         "attend_tenant_requests_total{code=\"CANCELLED\",tenant=\"a\"}",
         "attend_tenant_flops_total{tenant=\"a\"}",
@@ -140,11 +151,13 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   report.ok = false;
   report.rows_checked = 2;
   report.max_abs_error = std::numeric_limits<double>::quiet_NaN();
+  request.transport = Transport::kChunked;
   metrics.RecordFinished(request, 9'000'000, 500);
   request.report.reset();
   request.status = Unavailable("gone");
   metrics.RecordFinished(request, 1, 0);
   metrics.RecordRejection(Rejection::kMemory);
+  metrics.RecordCheckSkipped(Transport::kSharedMemory);
   metrics.RecordBatch(0, 3, 2e6, BatchClosed::kFlops);
   metrics.SetQueue(0, 7);
   metrics.SetTenantQueue(0, 1, 6);
@@ -159,16 +172,19 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   expect("attend_rejected_requests_total{reason=\"memory\"}", 1);
   expect("attend_phase_duration_seconds_count{phase=\"total\"}", 2);
   expect("attend_phase_duration_seconds_sum{phase=\"total\"}", 0.018);
-  expect("attend_phase_duration_seconds_sum{phase=\"receive\"}", 0.002);
+  expect("attend_phase_duration_seconds_sum{phase=\"receive\"}", 0.001);
+  expect("attend_phase_duration_seconds_sum{phase=\"upload\"}", 0.001);
   expect("attend_phase_duration_seconds_sum{phase=\"queue\"}", 0.004);
   expect("attend_phase_duration_seconds_sum{phase=\"kernel\"}", 0.006);
   const std::string labels = "{device=\"cpu\",dtype=\"bfloat16\",kernel=\"cpu_flash\"}";
   expect("attend_kernel_requests_total" + labels, 2);
   expect("attend_flops_total" + labels, 2e6);
-  expect("attend_transport_bytes_total{direction=\"in\",transport=\"inline\"}", 2000);
-  expect("attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}", 1000);
-  expect("attend_reference_checks_total{result=\"ok\"}", 1);
-  expect("attend_reference_checks_total{result=\"failed\"}", 1);
+  expect("attend_transport_bytes_total{direction=\"in\",transport=\"inline\"}", 1000);
+  expect("attend_transport_bytes_total{direction=\"in\",transport=\"chunked\"}", 1000);
+  expect("attend_transport_bytes_total{direction=\"out\",transport=\"inline\"}", 500);
+  expect("attend_reference_checks_total{result=\"ok\",transport=\"inline\"}", 1);
+  expect("attend_reference_checks_total{result=\"failed\",transport=\"chunked\"}", 1);
+  expect("attend_reference_checks_total{result=\"skipped\",transport=\"shm\"}", 1);
   expect("attend_reference_check_rows_total", 7);
   expect("attend_reference_check_error_ratio_bucket{le=\"0.25\"}", 1);
   EXPECT_TRUE(std::isfinite(now.samples.at("attend_reference_check_error_ratio_sum")));
@@ -211,11 +227,43 @@ TEST(MetricsTest, ASplitRequestCountsOnceAndItsFlopsWhereTheyRan) {
   EXPECT_EQ(now.samples.at("attend_outstanding_cost{device=\"cuda:2\"}"), 1.5);
 }
 
+// Overlap is phases over span: of a batch whose phases follow each other 1, of this one 2.
+TEST(MetricsTest, BatchesAddUpToPhasesSpanAndParts) {
+  Metrics metrics("1.2.3");
+  metrics.AddDevices({{"cpu", 1}, {"cuda:0", 4}});
+  BatchOutcome outcome;
+  outcome.copy_in_ns = 3'000'000;
+  outcome.kernel_ns = 4'000'000;
+  outcome.copy_out_ns = 1'000'000;
+  outcome.span_ns = 4'000'000;
+  outcome.cut_parts = 12;
+  metrics.RecordOutcome(1, outcome);
+  outcome.cut_parts = 0;
+  metrics.RecordOutcome(1, outcome);
+  metrics.SetDeviceMemory(1, {/*used_bytes=*/5, /*limit_bytes=*/9});
+  Exposition now(Serialize(metrics));
+  const auto phase = [&](const std::string& device, const std::string& name) {
+    return now.samples.at("attend_device_phase_seconds_total{device=\"" + device + "\",phase=\"" +
+                          name + "\"}");
+  };
+  EXPECT_NEAR(phase("cuda:0", "copy_in"), 0.006, 1e-9);
+  EXPECT_NEAR(phase("cuda:0", "kernel"), 0.008, 1e-9);
+  EXPECT_NEAR(phase("cuda:0", "copy_out"), 0.002, 1e-9);
+  EXPECT_EQ(phase("cpu", "kernel"), 0);
+  EXPECT_NEAR(now.samples.at("attend_device_span_seconds_total{device=\"cuda:0\"}"), 0.008, 1e-9);
+  EXPECT_EQ(now.samples.at("attend_cut_parts_total{device=\"cuda:0\"}"), 12);
+  EXPECT_EQ(now.samples.at("attend_cut_parts_total{device=\"cpu\"}"), 0);
+  EXPECT_EQ(now.samples.at("attend_device_memory_used_bytes{device=\"cuda:0\"}"), 5);
+  EXPECT_EQ(now.samples.at("attend_device_memory_limit_bytes{device=\"cuda:0\"}"), 9);
+}
+
 TEST(MetricsTest, AServersScrapeIsCleanAndCountsItsRequests) {
   test::TestServer server([](Config& config) {
     config.metrics_listen = "127.0.0.1:0";
     config.memory_budget_bytes = 1 << 20;
   });
+  server.backend().CutItems([](const Problem&) { return true; }, 7);
+  server.backend().SetMemoryUse({1000, 4000});
   const test::WireProblem problem = test::PlainWireProblem(1);
   v1::AttendResponse response;
   grpc::ClientContext context;
@@ -229,6 +277,14 @@ TEST(MetricsTest, AServersScrapeIsCleanAndCountsItsRequests) {
   }
   EXPECT_EQ(scrape.samples.at("attend_requests_total{code=\"OK\"}"), 1);
   EXPECT_EQ(scrape.samples.at("attend_host_memory_budget_bytes"), 1 << 20);
+  EXPECT_EQ(scrape.samples.at("attend_cut_parts_total{device=\"cpu\"}"), 7);
+  EXPECT_EQ(scrape.samples.at("attend_batches_total{closed=\"large\",device=\"cpu\"}"), 1);
+  EXPECT_EQ(scrape.samples.at("attend_device_memory_used_bytes{device=\"cpu\"}"), 1000);
+  EXPECT_EQ(scrape.samples.at("attend_device_memory_limit_bytes{device=\"cpu\"}"), 4000);
+  const double span = scrape.samples.at("attend_device_span_seconds_total{device=\"cpu\"}");
+  EXPECT_GT(span, 0);
+  EXPECT_EQ(scrape.samples.at("attend_device_phase_seconds_total{device=\"cpu\",phase=\"kernel\"}"),
+            span);
   EXPECT_EQ(scrape.samples.at("attend_transport_bytes_total{direction=\"out\",transport="
                               "\"inline\"}"),
             response.raw(0).size() + (response.has_lse() ? response.raw(1).size() : 0));
@@ -262,6 +318,13 @@ TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
   ASSERT_TRUE(stream->Read(&answer));
   stream->WritesDone();
   ASSERT_TRUE(stream->Finish().ok());
+
+  grpc::ClientContext info_context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub->GetServerInfo(&info_context, {}, &info).ok());
+  ASSERT_EQ(info.tenants_size(), 2) << "whoever asks is told the names";
+  EXPECT_EQ(info.tenants(0), "default");
+  EXPECT_EQ(info.tenants(1), "a");
 
   const Exposition scrape(server.Metrics());
   const std::string name = "attend_tenant_requests_total{code=\"OK\",tenant=";

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace attend::test {
 namespace {
@@ -49,6 +50,24 @@ RegionClient::RegionClient(const std::string& path)
 bool RegionClient::Send(const std::string& packet) {
   return send(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL) ==
          static_cast<ssize_t>(packet.size());
+}
+
+bool RegionClient::SendWithFiles(const std::string& packet, int files) {
+  std::string bytes = packet;
+  iovec data{bytes.data(), bytes.size()};
+  const std::vector<int> fds(static_cast<size_t>(files), socket_.get());
+  std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+  std::memcpy(CMSG_DATA(rights), fds.data(), fds.size() * sizeof(int));
+  return sendmsg(socket_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
 }
 
 std::optional<v1::RegionReply> RegionClient::Receive(UniqueFd* file) {

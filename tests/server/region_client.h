@@ -43,6 +43,8 @@ class RegionClient {
   bool connected() const { return socket_.valid(); }
   // False if the server has closed the connection.
   bool Send(const std::string& packet);
+  // The same with that many descriptors beside it.
+  bool SendWithFiles(const std::string& packet, int files);
   // Nothing if the server has closed the connection.
   std::optional<v1::RegionReply> Receive(UniqueFd* file = nullptr);
 

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "server/unix_listener.h"
@@ -138,6 +139,32 @@ TEST_F(RegionSocketTest, NoPacketHarmsAnybodyElse) {
   good.Create(4096);
 }
 
+int OpenFiles() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& each : fs::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+// A client sends none; what comes all the same must not fill the server's table.
+TEST_F(RegionSocketTest, DescriptorsFromClientsAreRefusedAndDropped) {
+  ASSERT_TRUE(Start().ok());
+  v1::RegionRequest request;
+  request.mutable_create()->set_bytes(4096);
+  for (const int files : {1, 2, 200}) {
+    RegionClient client(options_.path);
+    const auto region = client.Create(4096);
+    const int before = OpenFiles();
+    ASSERT_TRUE(client.SendWithFiles(request.SerializeAsString(), files));
+    const auto reply = client.Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->error().code(), static_cast<int>(Code::kInvalidArgument));
+    EXPECT_NE(reply->error().message().find("descriptors"), std::string::npos);
+    EXPECT_FALSE(client.Receive().has_value()) << "the connection is over";
+    WaitForClients(0);
+    EXPECT_LE(OpenFiles(), before);
+  }
+}
+
 TEST_F(RegionSocketTest, TokensGoWithTheConnection) {
   ASSERT_TRUE(Start().ok());
   RegionClient staying(options_.path), leaving(options_.path);
@@ -247,36 +274,19 @@ TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
   socket_->Stop();  // once more does nothing
 }
 
-TEST_F(RegionSocketTest, TheFileIsTheUsersOwn) {
-  options_.path = folder_ / "made" / "here" / "shm.sock";
-  ASSERT_TRUE(Start().ok());
-  struct stat about {};
-  ASSERT_EQ(lstat(options_.path.c_str(), &about), 0);
-  EXPECT_TRUE(S_ISSOCK(about.st_mode));
-  EXPECT_EQ(about.st_mode & 0777, 0600u);
-  for (const fs::path& made : {folder_ / "made", folder_ / "made" / "here"}) {
-    ASSERT_EQ(lstat(made.c_str(), &about), 0);
-    EXPECT_EQ(about.st_mode & 0777, 0700u);
-  }
-  socket_.reset();
-  options_.any_user = true;
-  ASSERT_TRUE(Start().ok());
-  ASSERT_EQ(lstat(options_.path.c_str(), &about), 0);
-  EXPECT_EQ(about.st_mode & 0777, 0666u);
-}
-
 TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path);
   Result<std::unique_ptr<RegionSocket>> second = RegionSocket::Start(options_, registry_, logger_);
   ASSERT_FALSE(second.ok());
-  EXPECT_NE(second.status().message().find("another process listens there"), std::string::npos);
+  EXPECT_NE(second.status().message().find("another server owns it"), std::string::npos)
+      << second.status().message();
   client.Create(1);
   socket_.reset();
 
   {
     // As a killed server leaves it: the file without a listener.
-    Result<UniqueFd> dead = ListenAt(options_.path, false);
+    Result<UnixListener> dead = ListenAt(options_.path, false);
     ASSERT_TRUE(dead.ok());
   }
   EXPECT_TRUE(fs::exists(options_.path));
@@ -290,24 +300,42 @@ TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
   EXPECT_TRUE(fs::exists(options_.path));
 }
 
-TEST_F(RegionSocketTest, FoldersThatOthersMayWriteToAreRefused) {
-  const fs::path open = folder_ / "open";
-  fs::create_directory(open);
-  options_.path = open / "shm.sock";
-  ASSERT_EQ(chmod(open.c_str(), 0777), 0);
-  const Status refused = Start();
-  EXPECT_NE(refused.message().find("others may write"), std::string::npos) << refused.message();
-  ASSERT_EQ(chmod(open.c_str(), 01777), 0);
-  EXPECT_TRUE(Start().ok()) << "nobody replaces another's file in a sticky folder";
-  socket_.reset();
-  options_.path = open / std::string(120, 'x');
-  EXPECT_NE(Start().message().find("must have 1 to 107"), std::string::npos);
-}
+// Memory that comes only when the test lets it.
+class SlowMemory final : public RegionMemory {
+ public:
+  explicit SlowMemory(RegionMemory& memory) : memory_(memory) {}
+  Result<RegionMapping> Map(int64_t bytes) override {
+    asked_.set_value();
+    released_.wait();
+    return memory_.Map(bytes);
+  }
+  void Unmap(void* data, int64_t bytes) override { memory_.Unmap(data, bytes); }
+  int64_t page_bytes() const override { return memory_.page_bytes(); }
+  void WaitUntilAsked() { asked_.get_future().wait(); }
+  void Release() { release_.set_value(); }
 
-TEST(DefaultSocketPathTest, IsTheUsersOwn) {
-  const std::string path = DefaultSocketPath();
-  EXPECT_TRUE(path.ends_with("/shared-memory.sock")) << path;
-  EXPECT_TRUE(path.starts_with("/"));
+ private:
+  RegionMemory& memory_;
+  std::promise<void> asked_, release_;
+  std::future<void> released_ = release_.get_future();
+};
+
+TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
+  SlowMemory slow(memory_);
+  RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, RandomToken);
+  Result<std::unique_ptr<RegionSocket>> socket = RegionSocket::Start(options_, registry, logger_);
+  ASSERT_TRUE(socket.ok());
+  RegionClient client(options_.path);
+  v1::RegionRequest request;
+  request.mutable_create()->set_bytes(4096);
+  ASSERT_TRUE(client.Send(request.SerializeAsString()));
+  slow.WaitUntilAsked();
+  EXPECT_FALSE((*socket)->Stop(std::chrono::steady_clock::now())) << "it is still being made";
+  slow.Release();
+  EXPECT_TRUE((*socket)->Stop());
+  EXPECT_FALSE(fs::exists(options_.path));
+  EXPECT_EQ(registry.stats().regions, 0);
+  EXPECT_TRUE((*socket)->Stop()) << "once more does nothing";
 }
 
 }  // namespace

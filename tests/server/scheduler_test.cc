@@ -48,6 +48,28 @@ TEST(Scheduler, FillsFreeLanesAndCountsWhatIsOutstanding) {
   EXPECT_EQ(last.launches[0].requests.front()->id, 9u);
 }
 
+TEST(Scheduler, WhatRunsInPartsRunsAloneHoweverSmall) {
+  Scheduler scheduler(Options(1));
+  for (uint64_t id = 1; id <= 4; ++id) {
+    auto request = MakeRequest({.id = id});
+    request->in_parts = id == 2;
+    ASSERT_TRUE(scheduler.Push(request, kStart).ok());
+  }
+  std::vector<std::vector<uint64_t>> batches;
+  for (;;) {
+    const Scheduler::Step step = scheduler.Plan(kStart);
+    if (step.empty()) break;
+    batches.emplace_back();
+    for (const auto& request : step.launches.front().requests) {
+      batches.back().push_back(request->id);
+      EXPECT_EQ(request->large, request->id == 2);
+    }
+    EXPECT_EQ(step.launches.front().large, batches.size() == 2);
+    scheduler.LaneDone(0);
+  }
+  EXPECT_EQ(batches, (std::vector<std::vector<uint64_t>>{{1}, {2}, {3, 4}}));
+}
+
 TEST(Scheduler, KnowsLargeRequestsAndTheirCost) {
   Scheduler scheduler(Options(2));
   EXPECT_TRUE(Push(scheduler, {.id = 1, .flops = 50}).ok());

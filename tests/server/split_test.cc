@@ -18,7 +18,17 @@ class SplitTest : public EngineTest {
 
   // 8 sequences or heads for up to four devices, above the threshold: 8 * 4 * 64 * 64 * 16 * 2.
   static test::ProblemSpec Large() { return test::MakeSpec(2, 4, 4, 64, 64, 16, 16); }
+  // As over shared memory: each tensor in memory of its own.
+  std::unique_ptr<Request> NewScattered(const test::ProblemSpec& spec) {
+    auto request = NewRequest(spec);
+    scattered_.push_back(test::Scatter(*memory_.back()));
+    request->attention = scattered_.back().attention;
+    request->input_spans = scattered_.back().spans;
+    return request;
+  }
   static test::ProblemSpec Small() { return test::MakeSpec(1, 1, 1, 16, 16, 8, 8); }
+
+  std::vector<test::ScatteredInputs> scattered_;
 
   void HoldAll() {
     for (testing::FakeBackend* device : devices_) device->Hold();
@@ -64,7 +74,10 @@ TEST_F(SplitTest, EveryFeatureInEveryLayout) {
   options_.memory_budget_bytes = int64_t{1} << 26;
   StartGpus(3);
   constexpr int kRequests = 200;
-  for (int i = 0; i < kRequests; ++i) MustSubmit(NewRequest(test::SplittableSpec(seed_ + i, 2e4)));
+  for (int i = 0; i < kRequests; ++i) {
+    const test::ProblemSpec spec = test::SplittableSpec(seed_ + i, 2e4);
+    MustSubmit(i % 2 == 0 ? NewRequest(spec) : NewScattered(spec));
+  }
   int split = 0;
   for (uint64_t id = 1; id <= kRequests; ++id) {
     const Request& request = collector_.WaitFor(id);
@@ -90,6 +103,28 @@ TEST_F(SplitTest, RowsOverDevices) {
     ASSERT_TRUE(ended.status.ok()) << ended.status.ToString();
     EXPECT_EQ(ended.device_name, "cuda:0+cuda:1");
     EXPECT_TRUE(CheckAllRows(ended.attention).ok);
+    EXPECT_TRUE(memory_.back()->GuardsIntact());
+  }
+  ExpectIdle();
+}
+
+// A part reads its own piece of each of the whole's spans.
+TEST_F(SplitTest, TensorsInMemoryOfTheirOwn) {
+  StartGpus(2);
+  test::ProblemSpec all = test::MakeSpec(2, 4, 2, 60, 70, 16, 24);
+  all.problem.has_bias = true;
+  all.problem.has_alibi = true;
+  all.problem.has_sinks = true;
+  all.problem.return_lse = true;
+  test::ProblemSpec rows = test::MakeSpec(1, 1, 1, 1600, 1600, 1, 1);
+  rows.problem.mask.right = 0;
+  for (const test::ProblemSpec& spec : {Large(), all, rows}) {
+    auto request = NewScattered(spec);
+    EXPECT_GE(request->input_spans.size(), 3);
+    const Request& ended = collector_.WaitFor(MustSubmit(std::move(request)));
+    ASSERT_TRUE(ended.status.ok()) << ended.status.ToString();
+    EXPECT_EQ(ended.device_name, "cuda:0+cuda:1");
+    EXPECT_TRUE(CheckAllRows(ended.attention).ok) << "seed " << seed_;
     EXPECT_TRUE(memory_.back()->GuardsIntact());
   }
   ExpectIdle();
@@ -184,19 +219,57 @@ TEST_F(SplitTest, OneFailedPartFailsTheWholeOnce) {
   ExpectIdle();
 }
 
-TEST_F(SplitTest, AFullQueueOfOneDeviceRefusesOrFails) {
-  options_.worker.queue_requests_max = 1;
+// A part that its device has no room for goes to another one that is alike, cut as it was.
+TEST_F(SplitTest, AFullQueueOfOneDevicePassesItsPartsOn) {
+  options_.worker.queue_requests_max = 2;
   StartGpus(2);
-  // Each device has one request that runs and one that waits, as costs are equal.
   HoldAll();
+  // The first device has one request that runs and two that wait.
   for (int i = 0; i < 2; ++i) MustSubmit(NewRequest(Small()));
   for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
-  MustSubmit(NewRequest(Small()));
-  // The first device is full, so that the first part is refused, and the whole with it.
-  EXPECT_EQ(Submit(NewRequest(Large())).code(), Code::kResourceExhausted);
-  EXPECT_TRUE(Submit(NewRequest(Small())).ok()) << "the second device has a place";
-  EXPECT_EQ(Submit(NewRequest(Small())).code(), Code::kResourceExhausted) << "now nobody has";
+  for (int i = 0; i < 3; ++i) MustSubmit(NewRequest(Small()));
+  devices_[1]->ReleaseOne();
+  devices_[1]->WaitForBatches(2);
+  devices_[1]->WaitForWaiting(1);  // and the second one that runs
+  const uint64_t id = MustSubmit(NewRequest(Large()));
+  EXPECT_EQ(Submit(NewRequest(Large())).code(), Code::kResourceExhausted) << "now nobody has room";
+  EXPECT_EQ(Submit(NewRequest(Small())).code(), Code::kResourceExhausted);
   ReleaseAll();
+  const Request& ended = collector_.WaitFor(id);
+  ASSERT_TRUE(ended.status.ok()) << ended.status.ToString();
+  EXPECT_TRUE(CheckAllRows(ended.attention).ok);
+  EXPECT_EQ(ended.device_name, "cuda:1") << "both halves";
+  ASSERT_EQ(ended.device_flops.size(), 1u);
+  EXPECT_EQ(ended.device_flops.front().flops, ended.flops);
+  ExpectIdle();
+  // As in the place of its own.
+  const Request& again = collector_.WaitFor(MustSubmit(NewRequest(Large())));
+  EXPECT_EQ(again.device_name, "cuda:0+cuda:1");
+}
+
+// Devices of another kind take what those that are alike have no room for: whole.
+TEST_F(SplitTest, AFullGroupPassesTheWholeOn) {
+  options_.worker.queue_requests_max = 1;
+  std::vector<std::unique_ptr<testing::FakeBackend>> backends;
+  for (const char* name : {"cuda:0", "cuda:1"}) {
+    backends.push_back(std::make_unique<testing::FakeBackend>(name, DeviceKind::kCuda));
+    backends.back()->MoveSpans();
+  }
+  backends.push_back(std::make_unique<testing::FakeBackend>("cpu"));
+  StartOn(std::move(backends));
+  HoldAll();
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 2; ++i) {
+    ids.push_back(MustSubmit(NewRequest(Large())));
+    for (int gpu = 0; gpu < 2; ++gpu) devices_[static_cast<size_t>(gpu)]->WaitForWaiting(1);
+  }
+  const uint64_t passed_on = MustSubmit(NewRequest(Large()));
+  devices_[2]->WaitForWaiting(1);
+  ids.push_back(MustSubmit(NewRequest(Large())));  // waits there
+  EXPECT_EQ(Submit(NewRequest(Large())).code(), Code::kResourceExhausted);
+  ReleaseAll();
+  EXPECT_EQ(collector_.WaitFor(passed_on).device_name, "cpu");
+  for (const uint64_t id : ids) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
   ExpectIdle();
 }
 
@@ -206,7 +279,8 @@ TEST_F(SplitTest, ALaterRefusalTakesBackWhatIsQueued) {
   StartGpus(2);
   HoldAll();
   for (int i = 0; i < 3; ++i) {
-    // Device 0 gets the larger one, so that the third goes to device 1.
+    // Device 0 gets the larger one, so that the third goes to device 1: one place is left, which
+    // the first part takes.
     MustSubmit(NewRequest(i == 0 ? test::MakeSpec(1, 1, 1, 32, 32, 8, 8) : Small()));
     if (i < 2) devices_[static_cast<size_t>(i)]->WaitForWaiting(1);
   }
