@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/cuda/cuda_event.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cut_plan.h"
 #include "kernels/cuda/launch.h"
@@ -66,6 +67,11 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
       return Unimplemented("kernel " + std::string(KernelName(kernel)) + " does not run on " +
                            context_.device.name);
     }
+    for (const DeviceEvent* event : item.after) {
+      if (event == nullptr || dynamic_cast<const CudaEvent*>(event) != nullptr) continue;
+      return InvalidArgument("an item waits for an event that is not of " + context_.device.name);
+    }
+    ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
     std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, context_.tuning.cut);
     if (!parts.empty() && !CanMoveInParts(item)) parts.clear();
     batch->cuts.push_back(std::move(parts));
@@ -135,6 +141,7 @@ Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
     std::lock_guard lock(mutex_);
     busy_ = true;
   }
+  Await(batch.get());
   (void)cudaEventRecord(events_[kBegin], stream_);
   CopyIn(batch.get());
   (void)cudaEventRecord(events_[kCopiedIn], stream_);
@@ -166,6 +173,16 @@ SpanCopier::Fail CudaLane::NoteCopies(const char* where, Batch* batch) {
   };
 }
 
+void CudaLane::Await(Batch* batch) {
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    for (const DeviceEvent* event : batch->items[n].after) {
+      if (event == nullptr) continue;
+      Note(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent*>(event)->get()),
+           "waiting for what comes before", &batch->statuses[n]);
+    }
+  }
+}
+
 void CudaLane::CopyIn(Batch* batch) {
   SpanCopier copier(context_.pinned, context_.tuning, cudaMemcpyHostToDevice);
   for (size_t n = 0; n < batch->items.size(); ++n) {
@@ -175,6 +192,7 @@ void CudaLane::CopyIn(Batch* batch) {
   }
   copier.Enqueue(stream_, NoteCopies("copy in", batch));
   ClearOutputs(batch);
+  PoisonInPlace(batch);
 }
 
 // Bytes that no kernel writes must not bring back what another batch left in this memory. Outputs
@@ -207,6 +225,22 @@ void CudaLane::ClearOutputs(Batch* batch) {
     }
   }
   clear();
+}
+
+void CudaLane::PoisonInPlace(Batch* batch) {
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    const WorkItem& item = batch->items[n];
+    Status* const status = &batch->statuses[n];
+    if (!batch->IsSmall(n) || !item.poison_output || !status->ok()) continue;
+    const Result<std::vector<ByteRuns>> outputs = OutputsInPlace(item);
+    if (!outputs.ok()) {
+      *status = outputs.status();
+      continue;
+    }
+    for (const ByteRuns& runs : *outputs) {
+      Note(EnqueueFill(runs, kPoison, stream_), "clearing the output", status);
+    }
+  }
 }
 
 // One ragged launch for each kind of kernel in the batch.

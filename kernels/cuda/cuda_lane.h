@@ -88,8 +88,11 @@ class CudaLane : public Lane {
   void PrepareRun(Batch* batch);
   LaunchOptions OptionsOf(bool parts);
 
+  // Makes the lane's stream, and with it the parts', wait for what comes before the items.
+  void Await(Batch* batch);
   void CopyIn(Batch* batch);
   void ClearOutputs(Batch* batch);
+  void PoisonInPlace(Batch* batch);
   void Compute(Batch* batch);
   void CopyOut(Batch* batch);
 
