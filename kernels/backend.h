@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -153,12 +154,28 @@ struct LaneOptions {
   int64_t workspace_bytes = int64_t{256} << 20;
 };
 
+// Memory of a device that another process has and lends, as this process has it.
+struct LentMemory {
+  char* data = nullptr;  // of the whole allocation; 256-byte aligned
+  int64_t bytes = 0;
+};
+
 class Backend {
  public:
-  virtual ~Backend() = default;  // after all its lanes
+  virtual ~Backend() = default;  // after all its lanes, lent memory and events
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
+
+  // What another process on this machine lends of this device's memory (WorkItem::in_place), and an
+  // event of its own (WorkItem::after), by handles that are the device's: for CUDA the 64 bytes of
+  // cudaIpcMemHandle_t and cudaIpcEventHandle_t. Only devices with a uuid do; UNIMPLEMENTED
+  // otherwise. INVALID_ARGUMENT says what is wrong with a handle. Thread-safe; all may wait for the
+  // device. What is borrowed twice is to be returned twice, and nothing may use it any more. The
+  // lender must keep it until then: CUDA does not define what happens if it frees it before.
+  virtual Result<LentMemory> BorrowMemory(std::string_view handle);
+  virtual void ReturnMemory(char* data);
+  virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle);
 };
 
 struct BackendOptions {

@@ -5,12 +5,14 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "kernels/cuda/completion_poller.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_lane.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/ipc_memory.h"
 #include "kernels/cuda/lane_memory.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pinned_allocator.h"
@@ -23,7 +25,10 @@ namespace {
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(DeviceInfo info)
-      : info_(std::move(info)), allocator_(info_.index, pinned_), poller_(info_.index) {}
+      : info_(std::move(info)),
+        allocator_(info_.index, pinned_),
+        ipc_(info_),
+        poller_(info_.index) {}
 
   Status Open() { return pool_.Open(info_.index); }
 
@@ -38,11 +43,18 @@ class CudaBackend : public Backend {
     return CudaLane::Make({info_, poller_, pool_, pinned_}, options);
   }
 
+  Result<LentMemory> BorrowMemory(std::string_view handle) override { return ipc_.Open(handle); }
+  void ReturnMemory(char* data) override { ipc_.Close(data); }
+  Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override {
+    return ipc_.OpenEvent(handle);
+  }
+
  private:
   const DeviceInfo info_;
   PinnedRanges pinned_;
   PinnedAllocator allocator_;
   DevicePool pool_;
+  IpcMemory ipc_;
   CompletionPoller poller_;
 };
 
