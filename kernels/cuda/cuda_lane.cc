@@ -177,6 +177,7 @@ void CudaLane::Await(Batch* batch) {
   for (size_t n = 0; n < batch->items.size(); ++n) {
     for (const DeviceEvent* event : batch->items[n].after) {
       if (event == nullptr) continue;
+      batch->awaits = true;
       Note(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent*>(event)->get()),
            "waiting for what comes before", &batch->statuses[n]);
     }
@@ -253,7 +254,9 @@ void CudaLane::Compute(Batch* batch) {
   }
   char* const workspace = memory_.data() + batch->layout.workspace;
   const int64_t bytes = batch->layout.workspace_bytes;
-  const LaunchOptions options = OptionsOf(false);
+  LaunchOptions options = OptionsOf(false);
+  // A kernel that began before the stream's last one has ended would look for that one only.
+  options.may_begin_early &= !batch->awaits;
   const Status status = LaunchBatch(launches, workspace, bytes, stream_, options);
   if (status.ok()) return;
   const cudaError_t error = cudaStreamQuery(stream_);  // that a device is lost, every call says

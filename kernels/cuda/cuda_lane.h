@@ -73,6 +73,7 @@ class CudaLane : public Lane {
     BatchLayout layout;
     std::vector<Status> statuses;
     std::optional<CutRun> run;  // of the items that are cut
+    bool awaits = false;        // events of some items
     Done done;
 
     bool IsSmall(size_t n) const { return cuts[n].empty(); }

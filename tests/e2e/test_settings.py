@@ -38,6 +38,14 @@ def test_bad_flags(args):
     assert args[-1].lstrip("-") in lines[0] or args[0].lstrip("-") in lines[0]
 
 
+def test_cuda_ipc_wants_a_gpu(tmp_path):
+    done = run_server("--device", "cpu", "--listen", "127.0.0.1:0", "--metrics-listen", "off",
+                      "--shared-memory", "--shared-memory-socket", str(tmp_path / "shm.sock"),
+                      "--cuda-ipc")
+    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
+    assert "cuda-ipc" in done.stderr and "GPU" in done.stderr
+
+
 def test_bad_environment_and_config(tmp_path):
     done = run_server(env={"ATTEND_LANES": "many"})
     assert done.returncode == 2 and len((done.stdout + done.stderr).strip().splitlines()) == 1
