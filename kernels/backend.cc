@@ -9,16 +9,6 @@
 
 namespace attend {
 
-Result<LentMemory> Backend::BorrowMemory(std::string_view) {
-  return Unimplemented("device " + info().name + " takes no other process's memory");
-}
-
-void Backend::ReturnMemory(char*) {}
-
-Result<std::unique_ptr<DeviceEvent>> Backend::BorrowEvent(std::string_view) {
-  return Unimplemented("device " + info().name + " takes no other process's events");
-}
-
 Result<std::unique_ptr<Backend>> MakeBackend(const std::string& name,
                                              const BackendOptions& options) {
   if (name == "cpu") return MakeCpuBackend(options);

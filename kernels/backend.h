@@ -173,9 +173,13 @@ class Backend {
   // otherwise. INVALID_ARGUMENT says what is wrong with a handle. Thread-safe; all may wait for the
   // device. What is borrowed twice is to be returned twice, and nothing may use it any more. The
   // lender must keep it until then: CUDA does not define what happens if it frees it before.
-  virtual Result<LentMemory> BorrowMemory(std::string_view handle);
-  virtual void ReturnMemory(char* data);
-  virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle);
+  virtual Result<LentMemory> BorrowMemory(std::string_view) {
+    return Unimplemented("device " + info().name + " takes no other process's memory");
+  }
+  virtual void ReturnMemory(char*) {}
+  virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view) {
+    return Unimplemented("device " + info().name + " takes no other process's events");
+  }
 };
 
 struct BackendOptions {

@@ -74,6 +74,9 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
     std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, context_.tuning.cut);
     if (!parts.empty() && !CanMoveInParts(item)) parts.clear();
+    if (TensorsAreInPlace(item)) {
+      parts = JoinParts(item.attention, kernel, context_.tuning.cut, parts);
+    }
     batch->cuts.push_back(std::move(parts));
   }
   Result<BatchLayout> layout = LayOut(items, context_.device.workspace_bytes_max, batch->cuts);

@@ -153,6 +153,13 @@ bool CanMoveInParts(const WorkItem& item) {
   return movable;
 }
 
+bool TensorsAreInPlace(const WorkItem& item) {
+  const Attention& a = item.attention;
+  const auto in_place = [&item](const void* data) { return IsInPlace(item.in_place, data); };
+  return in_place(a.q.data) && in_place(a.k.data) && in_place(a.v.data) && in_place(a.o.data) &&
+         (!a.problem.has_bias || in_place(a.bias.data));
+}
+
 Result<std::vector<ByteRuns>> OutputsInPlace(const WorkItem& item) {
   const Attention& a = item.attention;
   const Problem& p = a.problem;

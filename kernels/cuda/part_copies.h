@@ -24,6 +24,9 @@ namespace attend::cuda {
 // the tensors.
 bool CanMoveInParts(const WorkItem& item);
 
+// Whether Q, K, V, bias and O all lie in place: then parts bring next to nothing and take nothing.
+bool TensorsAreInPlace(const WorkItem& item);
+
 // The bytes of O and LSE that the kernel writes in place: none of them if they are moved.
 // INVALID_ARGUMENT: they are not all there, or their rows overlap.
 Result<std::vector<ByteRuns>> OutputsInPlace(const WorkItem& item);

@@ -5,12 +5,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/batch_layout.h"
 #include "kernels/cuda/byte_boxes.h"
 #include "kernels/cuda/cut_plan.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/pinned_ranges.h"
 #include "tests/kernels/problems.h"
 
@@ -175,6 +178,73 @@ TEST(PlanParts, MasksThatRowsCannotBeCutUnderLeaveThemWhole) {
   ProblemSpec spec = Long(1, 2, 131072);
   spec.problem.mask = {Alignment::kBottomRight, 100000, 100000};
   EXPECT_EQ(Plan(spec).size(), 2u);
+}
+
+// Of what lies in place: few parts, none of them long, and the same bits.
+TEST(JoinParts, LongOnesBecomeFewOfTheSameVariants) {
+  const auto names = [](const Problem& p) {
+    std::string all;
+    for (const auto& variant : cuda::VariantsFor(KernelId::kCudaFlashSm90, p)) {
+      all += std::string(variant.name) + " ";
+    }
+    return all;
+  };
+  const cuda::CutBounds bounds;
+  for (const auto& [batch, heads, length, dim] :
+       std::vector<std::array<int64_t, 4>>{{1, 16, 8192, 128},
+                                           {1, 16, 16384, 128},
+                                           {4, 16, 2048, 64},
+                                           {1, 16, 8192, 64},
+                                           {1, 2, 32768, 128},
+                                           {32, 8, 1024, 96}}) {
+    for (const bool causal : {false, true}) {
+      ProblemSpec spec = Long(batch, heads, length);
+      spec.problem.dim = spec.problem.dim_v = dim;
+      spec.problem.mask.right = causal ? 0 : -1;
+      const Attention whole = Described(spec);
+      const std::vector<AttentionSlice> parts = Plan(spec);
+      ASSERT_FALSE(parts.empty());
+      const std::vector<AttentionSlice> joined =
+          cuda::JoinParts(whole, KernelId::kCudaFlashSm90, bounds, parts);
+      EXPECT_LE(joined.size(), parts.size());
+      // Each is some parts that follow each other.
+      size_t next = 0;
+      for (const AttentionSlice& slice : joined) {
+        const Result<Attention> large = TakeSlice(whole, slice);
+        ASSERT_TRUE(large.ok());
+        const size_t first = next;
+        double flops = 0;
+        while (next < parts.size() && flops < 0.999 * Flops(*large)) {
+          const Result<Attention> part = TakeSlice(whole, parts[next++]);
+          ASSERT_TRUE(part.ok());
+          EXPECT_EQ(names(part->problem), names(large->problem));
+          flops += Flops(*part);
+        }
+        EXPECT_NEAR(flops, Flops(*large), 1e-9 * flops);
+        EXPECT_EQ(slice.batch_begin, parts[first].batch_begin);
+        EXPECT_EQ(slice.heads_begin, parts[first].heads_begin);
+        EXPECT_EQ(slice.rows_begin, parts[first].rows_begin);
+        EXPECT_EQ(slice.rows_end, parts[next - 1].rows_end);
+        EXPECT_EQ(slice.heads_end, parts[next - 1].heads_end);
+        EXPECT_EQ(slice.batch_end, parts[next - 1].batch_end);
+        if (next - first > 1) {
+          EXPECT_LE(Flops(*large) / 650e12, bounds.launch_seconds_max);
+        }
+        if (causal) {
+          EXPECT_EQ(slice.rows_end - slice.rows_begin,
+                    parts[first].rows_end - parts[first].rows_begin);
+        }
+      }
+      EXPECT_EQ(next, parts.size());
+    }
+  }
+  const ProblemSpec spec = Long(1, 16, 8192);
+  EXPECT_EQ(cuda::JoinParts(Described(spec), KernelId::kCudaFlashSm90, bounds, Plan(spec)).size(),
+            2u)
+      << "0.85 ms in two launches";
+  const cuda::CutBounds many = {.parts_min = 5};
+  EXPECT_EQ(cuda::JoinParts(Described(spec), KernelId::kCudaFlashSm90, many, Plan(spec)).size(),
+            5u);
 }
 
 TEST(LayOut, PartsNeedTheLargestPartsWorkspace) {
