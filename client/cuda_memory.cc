@@ -171,7 +171,7 @@ Status CudaMemory::FillLoan(v1::ImportCudaMemory* loan) const {
                            ": must lie inside, at a multiple of " + std::to_string(kAlignBytes));
   }
   CudaDriver::IpcHandle handle;
-  const Status shared = driver_.Check(driver_.ipc_mem_handle(&handle, data_), "cuIpcGetMemHandle");
+  const Status shared = driver_.Check(driver_.ipc_mem_handle(&handle, base), "cuIpcGetMemHandle");
   if (!shared.ok()) {
     return InvalidArgument(shared.message() +
                            ": CUDA shares memory of cudaMalloc and cuMemAlloc only, not of "
