@@ -26,16 +26,19 @@ void AddTransport(CLI::App* command, TransportOptions* options) {
             options->transport = name == "inline"    ? CallTransport::kInline
                                  : name == "chunked" ? CallTransport::kChunked
                                                      : CallTransport::kAuto;
-            options->shared_memory = name == "shm";
+            options->cuda_ipc = name == "cuda-ipc";
+            options->shared_memory = name == "shm" || options->cuda_ipc;
           },
           "inline: one message; chunked: in pieces over the connections; shm: in memory shared "
-          "with a server on this host; auto: chunked from 16 MiB on, both ways together")
-      ->check(CLI::IsMember({"auto", "inline", "chunked", "shm"}).description(""))
+          "with a server on this host; cuda-ipc: in memory of a GPU, lent to such a server; auto: "
+          "chunked from 16 MiB on, both ways together")
+      ->check(CLI::IsMember({"auto", "inline", "chunked", "shm", "cuda-ipc"}).description(""))
       ->type_name("NAME")
       ->default_str("auto");
   command
       ->add_option("--shared-memory-socket", options->socket,
-                   "With --transport shm: the server's socket; default: where the server says")
+                   "With --transport shm or cuda-ipc: the server's socket; default: where the "
+                   "server says")
       ->type_name("PATH");
 }
 
@@ -54,6 +57,18 @@ Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& opti
   const Result<std::string> socket = SharedMemorySocket(options, info);
   if (!socket.ok()) return socket.status();
   return SharedMemory::Connect(*socket);
+}
+
+Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info) {
+  if (!info.shared_memory().cuda_ipc()) {
+    return Status(Code::kFailedPrecondition,
+                  "the server has CUDA IPC off; its --cuda-ipc turns it on");
+  }
+  std::vector<std::string> uuids;
+  for (const v1::DeviceInfo& device : info.devices()) {
+    if (device.healthy() && !device.uuid().empty()) uuids.push_back(device.uuid());
+  }
+  return uuids;
 }
 
 void AddTenant(CLI::App* command, std::string* tenant) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "client/commands.h"
+#include "client/cuda_memory.h"
 #include "client/file_io.h"
 #include "client/load_runner.h"
 #include "client/load_search.h"
@@ -82,8 +83,14 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
   }
   if (flags->transport.shared_memory && (load.deadline_ms > 0 || load.cancel_share > 0)) {
     return InvalidArgument(
-        "--transport shm excludes --deadline-ms and --cancel-share: a request that was given up "
-        "may still write where the next one's answer goes");
+        "--transport shm and cuda-ipc exclude --deadline-ms and --cancel-share: a request that was "
+        "given up may still write where the next one's answer goes");
+  }
+  if (flags->transport.cuda_ipc && load.check_share > 0) {
+    return InvalidArgument(
+        "--transport cuda-ipc excludes --check: the server cannot check what lies in a GPU's "
+        "memory; "
+        "--verify does it here");
   }
   if (flags->search_p99_ms > 0 && (!flags->concurrency.empty() || load.count > 0)) {
     return InvalidArgument("--search-p99 excludes --concurrency and --count");
@@ -125,6 +132,15 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
       const Result<std::string> socket = SharedMemorySocket(flags.transport, *info);
       if (!socket.ok()) return Fail(socket.status(), kExitFailed);
       flags.load.shared_memory_socket = *socket;
+    }
+    if (flags.transport.cuda_ipc) {
+      const Result<std::vector<std::string>> devices = CudaDevices(*info);
+      if (!devices.ok()) return Fail(devices.status(), kExitFailed);
+      const Result<const CudaDriver*> driver = CudaDriver::Get();
+      if (!driver.ok()) return Fail(driver.status(), kExitFailed);
+      flags.load.device_memory = [uuids = *devices](int64_t bytes) {
+        return LendableMemory(uuids, bytes);
+      };
     }
   }
   const Result<Workload> workload = Workload::Make(flags.load);

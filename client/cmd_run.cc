@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "client/commands.h"
+#include "client/cuda_memory.h"
 #include "client/npy.h"
 #include "client/safetensors.h"
 #include "client/shared_call.h"
@@ -147,7 +148,17 @@ Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
   if (!info.ok()) return info.status();
   const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
   if (!memory.ok()) return memory.status();
-  Result<AttentionCall> shared = ShareCall(**memory, *call);
+  MakeRegion make_region = [&](int64_t bytes) { return (*memory)->Create(bytes); };
+  if (options.transport.cuda_ipc) {
+    const Result<std::vector<std::string>> devices = CudaDevices(*info);
+    if (!devices.ok()) return devices.status();
+    make_region = [&memory, uuids = *devices](int64_t bytes) {
+      Result<std::shared_ptr<DeviceMemory>> device = LendableMemory(uuids, bytes);
+      if (!device.ok()) return Result<std::shared_ptr<SharedRegion>>(device.status());
+      return (*memory)->Lend(std::move(*device));
+    };
+  }
+  Result<AttentionCall> shared = ShareCall(make_region, *call);
   if (!shared.ok()) return shared.status();
   *call = std::move(*shared);
   return Status();

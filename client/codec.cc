@@ -116,7 +116,7 @@ Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header
 // for it.
 class TensorTaker {
  public:
-  TensorTaker(std::vector<RawEntry>* raw) : raw_(raw) {}
+  TensorTaker(std::vector<RawEntry>* raw, Payload payload) : raw_(raw), payload_(payload) {}
 
   Result<HostTensor> Take(const char* name, const v1::Tensor& meta,
                           const std::optional<SharedPlace>& place) {
@@ -148,19 +148,27 @@ class TensorTaker {
     tensor->data = std::move(entry.data);
     return Status();
   }
-  static Status TakeShared(const char* name, const v1::Tensor& meta,
-                           const std::optional<SharedPlace>& place, HostTensor* tensor) {
+  // A device's memory is brought to the host's.
+  Status TakeShared(const char* name, const v1::Tensor& meta,
+                    const std::optional<SharedPlace>& place, HostTensor* tensor) const {
     const v1::SharedMemory& where = meta.shared_memory();
     if (!place || where.region() != place->region->token() ||
         where.offset() != static_cast<uint64_t>(place->offset) ||
         tensor->bytes > place->region->bytes() - place->offset) {
       return Malformed(std::string(name) + " is in shared memory where nobody wants it");
     }
-    tensor->data = std::shared_ptr<std::byte[]>(place->region, place->data());
-    return Status();
+    DeviceMemory* const device = place->region->device();
+    if (device == nullptr) {
+      tensor->data = std::shared_ptr<std::byte[]>(place->region, place->data());
+      return Status();
+    }
+    if (payload_ == Payload::kDiscard) return Status();
+    tensor->data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor->bytes));
+    return device->Read(place->offset, tensor->data.get(), tensor->bytes);
   }
 
   std::vector<RawEntry>* const raw_;
+  const Payload payload_;
   size_t next_ = 0;
 };
 
@@ -317,7 +325,7 @@ Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload
   if (message.o().has_shared_memory() || message.lse().has_shared_memory()) {
     if (find_outputs) outputs = find_outputs(decoded.result.request_id);
   }
-  TensorTaker taker(&raw);
+  TensorTaker taker(&raw, payload);
   Result<HostTensor> o = taker.Take("o", message.o(), outputs.o);
   if (!o.ok()) return o.status();
   decoded.result.o = std::move(*o);

@@ -97,7 +97,8 @@ using FindOutputs = std::function<SharedOutputs(const std::string& request_id)>;
 
 // Takes the buffer apart and clears it. Tensor bytes must match the declared shapes. With kDiscard
 // `o` and `lse` have their dtype and shape but no data. What the server wrote to shared memory must
-// be in its call's place, and refers to it; only then `find_outputs` is asked.
+// be in its call's place, and refers to it (what it wrote to a device's is copied from there); only
+// then `find_outputs` is asked.
 Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload,
                                        const FindOutputs& find_outputs = nullptr);
 

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "client/client.h"
 
@@ -41,7 +42,8 @@ ClientOptions ClientOptionsOf(const CommonOptions& common);
 // What --transport and --shared-memory-socket say.
 struct TransportOptions {
   CallTransport transport = CallTransport::kAuto;
-  bool shared_memory = false;
+  bool shared_memory = false;  // cuda_ipc too
+  bool cuda_ipc = false;
   std::string socket;  // empty: as the server says
 };
 // --transport and --shared-memory-socket for a command.
@@ -52,6 +54,8 @@ Result<std::string> SharedMemorySocket(const TransportOptions& options,
 // A connection to it; null unless --transport is shm.
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
                                                     const v1::GetServerInfoResponse& info);
+// With cuda_ipc: the server's GPUs, by UUID.
+Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);
 
 // --tenant for a command, whose value goes to `tenant`.
 void AddTenant(CLI::App* command, std::string* tenant);

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -34,6 +36,8 @@ struct LoadOptions {
   CallTransport transport = CallTransport::kAuto;  // without stream
   // Not empty: the server's socket for shared memory, where then all tensors lie.
   std::string shared_memory_socket;
+  // Set: the tensors lie in memory of a device from here, lent over that socket.
+  std::function<Result<std::shared_ptr<DeviceMemory>>(int64_t bytes)> device_memory;
   std::string tenant;  // empty: the server's default one
   bool discard_output = false;
   int64_t outstanding_max = 4096;  // open loop: requests in flight before sends are held back

@@ -82,7 +82,7 @@ Status LoadRunner::PlaceOutputs() {
   const int64_t bytes = workload_.output_bytes();
   const int64_t slots = static_cast<int64_t>(slots_.size());
   if (bytes > INT64_MAX / slots) return InvalidArgument("the answers' bytes overflow 64 bits");
-  Result<std::shared_ptr<SharedRegion>> region = workload_.memory()->Create(bytes * slots);
+  Result<std::shared_ptr<SharedRegion>> region = workload_.MakeRegion(bytes * slots);
   if (!region.ok()) {
     return Status(region.status().code(), "room for the answers of " + std::to_string(slots) +
                                               " requests in flight: " + region.status().message());
@@ -207,7 +207,9 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
   call_options.tenant = options_.tenant;
   if (draw.deadline)
     call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
-  if (options_.discard_output && !draw.verify) call_options.payload = Payload::kDiscard;
+  // Nobody would look at what is brought from a device.
+  const bool discard = options_.discard_output || options_.device_memory;
+  if (discard && !draw.verify) call_options.payload = Payload::kDiscard;
   // Small enough for std::function to hold without memory of its own.
   CallHandle handle =
       client_->CallAsync(encoded, {}, call_options,

@@ -35,13 +35,21 @@ int64_t SharedOutputBytes(const AttentionCall& call) {
   return SharedSpace(AnswerBytes(call)) + SharedSpace(LseBytes(call));
 }
 
-void ShareInputs(const SharedPlace& place, AttentionCall* call) {
+Status ShareInputs(const SharedPlace& place, AttentionCall* call) {
   SharedPlace next = place;
-  ForTensors(*call, [&next](TensorRef& tensor) {
+  Status status;
+  ForTensors(*call, [&](TensorRef& tensor) {
+    if (DeviceMemory* const device = next.region->device(); device != nullptr) {
+      if (status.ok()) status = device->Write(next.offset, tensor.data, tensor.bytes);
+      tensor.shared = next;
+      next.offset += SharedSpace(tensor.bytes);
+      return;
+    }
     if (tensor.bytes > 0) std::memcpy(next.data(), tensor.data, static_cast<size_t>(tensor.bytes));
     tensor = TensorRef(tensor.dtype, std::move(tensor.shape), next, tensor.bytes);
     next.offset += SharedSpace(tensor.bytes);
   });
+  return status;
 }
 
 SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call) {
@@ -53,17 +61,21 @@ SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call) 
   return outputs;
 }
 
-Result<AttentionCall> ShareCall(SharedMemory& memory, const AttentionCall& call) {
+Result<AttentionCall> ShareCall(const MakeRegion& make_region, const AttentionCall& call) {
   const Result<Attention> described = Describe(call, nullptr, nullptr);
   if (!described.ok()) return described.status();  // else its sizes mean nothing
   const int64_t inputs = SharedInputBytes(call);
   Result<std::shared_ptr<SharedRegion>> region =
-      memory.Create(std::max<int64_t>(1, inputs + SharedOutputBytes(call)));
+      make_region(std::max<int64_t>(1, inputs + SharedOutputBytes(call)));
   if (!region.ok()) return region.status();
   AttentionCall shared = call;
-  ShareInputs({*region, 0}, &shared);
+  ATTEND_RETURN_IF_ERROR(ShareInputs({*region, 0}, &shared));
   shared.outputs = ShareOutputs({*region, inputs}, shared);
   return shared;
+}
+
+Result<AttentionCall> ShareCall(SharedMemory& memory, const AttentionCall& call) {
+  return ShareCall([&memory](int64_t bytes) { return memory.Create(bytes); }, call);
 }
 
 }  // namespace attend::client

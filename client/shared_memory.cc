@@ -78,11 +78,15 @@ ssize_t Receive(int socket, int flags, std::string* packet, int* files, int* fil
 }  // namespace
 
 SharedRegion::SharedRegion(std::shared_ptr<SharedMemory> memory, std::string token, std::byte* data,
-                           int64_t bytes)
-    : memory_(std::move(memory)), token_(std::move(token)), data_(data), bytes_(bytes) {}
+                           int64_t bytes, std::shared_ptr<DeviceMemory> device)
+    : memory_(std::move(memory)),
+      token_(std::move(token)),
+      data_(data),
+      bytes_(bytes),
+      device_(std::move(device)) {}
 
 SharedRegion::~SharedRegion() {
-  munmap(data_, static_cast<size_t>(bytes_));
+  if (device_ == nullptr) munmap(data_, static_cast<size_t>(bytes_));
   memory_->Release(token_);
 }
 
@@ -178,8 +182,25 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
     return ResourceExhausted("a region of " + std::to_string(mapped) +
                              " bytes cannot be mapped: " + std::strerror(map_error));
   }
-  return std::shared_ptr<SharedRegion>(new SharedRegion(shared_from_this(), reply.created().token(),
-                                                        static_cast<std::byte*>(data), mapped));
+  return std::shared_ptr<SharedRegion>(new SharedRegion(
+      shared_from_this(), reply.created().token(), static_cast<std::byte*>(data), mapped, nullptr));
+}
+
+Result<std::shared_ptr<SharedRegion>> SharedMemory::Lend(std::shared_ptr<DeviceMemory> device) {
+  v1::RegionRequest request;
+  ATTEND_RETURN_IF_ERROR(device->FillLoan(request.mutable_import_cuda()));
+  v1::RegionReply reply;
+  int file;
+  const Status status = Exchange(request, &reply, &file);
+  if (file >= 0) close(file);
+  if (!status.ok()) return status;
+  if (reply.imported().token().empty()) {
+    return Internal("the server's packet does not have what makes a region");
+  }
+  std::byte* const data = device->data();
+  const int64_t bytes = device->bytes();
+  return std::shared_ptr<SharedRegion>(new SharedRegion(
+      shared_from_this(), reply.imported().token(), data, bytes, std::move(device)));
 }
 
 void SharedMemory::Release(const std::string& token) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Memory that the client shares with a server on its host: tensors lie in it and answers are
-// written to it, so that no tensor byte is copied or sent. Linux.
+// written to it, so that no tensor byte is copied or sent. Of the host, then made by the server; or
+// of a GPU, then the client's own and lent (CUDA IPC). Linux.
 //
 // A SharedMemory is a connection to the server's socket (GetServerInfo names it); the regions made
 // with it live as long as somebody holds them, and keep it. Thread-safe.
@@ -14,6 +15,7 @@
 #include <mutex>
 #include <string>
 
+#include "client/device_memory.h"
 #include "kernels/status.h"
 
 namespace attend::v1 {
@@ -40,20 +42,24 @@ class SharedRegion {
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  std::byte* data() const { return data_; }  // page-aligned; zeros at first
+  // Of the host: page-aligned, zeros at first. Of a device: its address, not to be read here.
+  std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   // What names it in messages. Whoever has it can have requests read and write the region.
   const std::string& token() const { return token_; }
+  // Null: memory of the host.
+  DeviceMemory* device() const { return device_.get(); }
 
  private:
   friend class SharedMemory;
   SharedRegion(std::shared_ptr<SharedMemory> memory, std::string token, std::byte* data,
-               int64_t bytes);
+               int64_t bytes, std::shared_ptr<DeviceMemory> device);
 
   const std::shared_ptr<SharedMemory> memory_;
   const std::string token_;
   std::byte* const data_;
   const int64_t bytes_;
+  const std::shared_ptr<DeviceMemory> device_;
 };
 
 // A place in a region, which it keeps.
@@ -74,6 +80,9 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   // At least `bytes`. The server's refusal says which of its bounds it would exceed. Waits until
   // the server has the memory, some 50 ms for 1 GiB with a GPU, and for other threads' Create.
   Result<std::shared_ptr<SharedRegion>> Create(int64_t bytes);
+  // A region of memory that the client has and that the region keeps. The server's refusal says why
+  // it does not take it.
+  Result<std::shared_ptr<SharedRegion>> Lend(std::shared_ptr<DeviceMemory> device);
 
  private:
   friend class SharedRegion;

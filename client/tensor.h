@@ -47,7 +47,7 @@ struct TensorRef {
   const void* data = nullptr;
   int64_t bytes = 0;
   std::shared_ptr<const void> owner;
-  SharedPlace shared;  // without a region: it is sent
+  SharedPlace shared;  // without a region: it is sent; in a device's `data` may be a copy here
 
   TensorRef() = default;
   // Borrows; the caller keeps the memory.

@@ -66,6 +66,13 @@ Result<Workload> Workload::Make(const LoadOptions& options) {
   return workload;
 }
 
+Result<std::shared_ptr<SharedRegion>> Workload::MakeRegion(int64_t bytes) const {
+  if (!options_.device_memory) return memory_->Create(bytes);
+  Result<std::shared_ptr<DeviceMemory>> device = options_.device_memory(bytes);
+  if (!device.ok()) return device.status();
+  return memory_->Lend(std::move(*device));
+}
+
 Status Workload::Share(const std::string& socket) {
   Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(socket);
   if (!memory.ok()) return memory.status();
@@ -77,13 +84,13 @@ Status Workload::Share(const std::string& socket) {
       output_bytes_ = std::max(output_bytes_, SharedOutputBytes(item.call));
     }
   }
-  Result<std::shared_ptr<SharedRegion>> region = memory_->Create(std::max<int64_t>(1, bytes));
+  Result<std::shared_ptr<SharedRegion>> region = MakeRegion(std::max<int64_t>(1, bytes));
   if (!region.ok()) return region.status();
   SharedPlace next{std::move(*region), 0};
   for (std::vector<WorkItem>& items : items_) {
     for (WorkItem& item : items) {
       const int64_t taken = SharedInputBytes(item.call);
-      ShareInputs(next, &item.call);
+      ATTEND_RETURN_IF_ERROR(ShareInputs(next, &item.call));
       next.offset += taken;
     }
   }

@@ -38,6 +38,8 @@ class Workload {
   // Null unless the load goes over shared memory. The inputs lie in a region of it; where answers
   // go is chosen when requests are sent, as those in flight at once must not share a place.
   SharedMemory* memory() const { return memory_.get(); }
+  // A region of the kind that the load uses.
+  Result<std::shared_ptr<SharedRegion>> MakeRegion(int64_t bytes) const;
   // Room that one answer takes there at most.
   int64_t output_bytes() const { return output_bytes_; }
 

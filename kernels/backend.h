@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct HostSpan {
   int64_t bytes = 0;
 };
 
-// A few spans, which do not overlap. Empty ones are not kept.
+// A few spans, which do not overlap (but for WorkItem::in_place). Empty ones are not kept.
 class SpanList {
  public:
   // q, k, v, bias and the small arrays, each in memory of its own, and offsets made for a part.
@@ -49,6 +50,20 @@ class SpanList {
   const HostSpan* end() const { return spans_.data() + size_; }
   const HostSpan& operator[](int n) const { return spans_[n]; }
   int size() const { return size_; }
+  // Whether one of them holds all of these bytes.
+  bool Contains(const void* data, int64_t bytes) const {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    for (const HostSpan& span : *this) {
+      const auto begin = reinterpret_cast<uintptr_t>(span.data);
+      if (address < begin) continue;
+      const uintptr_t offset = address - begin;
+      if (offset <= static_cast<uintptr_t>(span.bytes) &&
+          bytes <= span.bytes - static_cast<int64_t>(offset)) {
+        return true;
+      }
+    }
+    return false;
+  }
   int64_t bytes() const {
     int64_t sum = 0;
     for (const HostSpan& span : *this) sum += span.bytes;
@@ -60,11 +75,19 @@ class SpanList {
   int size_ = 0;
 };
 
-// One attention of a batch, its memory on the host. Every input pointer of `attention` lies inside
-// one of `inputs` and every output pointer inside one of `outputs` (or at its end, if nothing is
-// read or written there); a device lane moves the spans. All must stay alive and untouched until
-// Done. Any memory will do; but only of what the device's HostAllocator allocated or registered
-// does a lane move many small spans at once and never waits in Submit.
+// Work that a device has been given and may not have ended; made by the device's backend, which
+// knows what it is (a cudaEvent_t that was recorded). Immutable; any thread.
+class DeviceEvent {
+ public:
+  virtual ~DeviceEvent() = default;
+};
+
+// One attention of a batch. Every input pointer of `attention` lies inside one of `inputs` and
+// every output pointer inside one of `outputs` (or at its end, if nothing is read or written
+// there), which are the host's and which a device lane moves; or inside one of `in_place`. All must
+// stay alive and untouched until Done. Any host memory will do; but only of what the device's
+// HostAllocator allocated or registered does a lane move many small spans at once and never waits
+// in Submit.
 struct WorkItem {
   Attention attention;
   Selection selection;
@@ -73,6 +96,17 @@ struct WorkItem {
   // Fill the output with NaN (all bits set) where the kernel writes, before it runs: a row that it
   // forgets then cannot pass for an answer that lay there before.
   bool poison_output = false;
+  // Memory that the lane's device reads and writes where it lies, at addresses of its own: nothing
+  // of it is copied, and nothing is written but O and LSE. Tensors, slopes and sinks may lie there,
+  // each whole, inputs overlapping or not; lengths and offsets, which the host reads too, may not.
+  // The selection must fit the pointers and strides as they are (Select with their MemoryTraits):
+  // INVALID_ARGUMENT, if the kernel cannot address them. The bits of the answer are those of the
+  // same item copied. On the CPU this is memory like any other.
+  SpanList in_place = {};
+  // What must have ended on the device before anything of this item begins: events of this backend
+  // that live until Done, or null. They hold back every item of the batch, and the lane: submit
+  // such an item alone, and leave a lane to others. Work that never ends holds the lane forever.
+  std::array<const DeviceEvent*, SpanList::kMax> after{};
 };
 
 // What became of a batch. Times are of the whole batch on its lane: how long copies in, kernels and
@@ -139,9 +173,15 @@ struct DeviceMemoryUse {
   int64_t limit_bytes = 0;  // what all lanes together can hold at most
 };
 
+// Memory of a device that another process has and lends, as this process has it.
+struct LentMemory {
+  char* data = nullptr;  // of the whole allocation; 256-byte aligned
+  int64_t bytes = 0;
+};
+
 class Backend {
  public:
-  virtual ~Backend() = default;  // after all its lanes
+  virtual ~Backend() = default;  // after all its lanes, lent memory and events
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
@@ -155,6 +195,20 @@ class Backend {
   }
   // Now, to be looked at; any thread, at any time, without asking the device.
   virtual DeviceMemoryUse memory_use() const { return {}; }
+
+  // What another process on this machine lends of this device's memory (WorkItem::in_place), and an
+  // event of its own (WorkItem::after), by handles that are the device's: for CUDA the 64 bytes of
+  // cudaIpcMemHandle_t and cudaIpcEventHandle_t. Only devices with a uuid do; UNIMPLEMENTED
+  // otherwise. INVALID_ARGUMENT says what is wrong with a handle. Thread-safe; all may wait for the
+  // device. What is borrowed twice is to be returned twice, and nothing may use it any more. The
+  // lender must keep it until then: CUDA does not define what happens if it frees it before.
+  virtual Result<LentMemory> BorrowMemory(std::string_view) {
+    return Unimplemented("device " + info().name + " takes no other process's memory");
+  }
+  virtual void ReturnMemory(char*) {}
+  virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view) {
+    return Unimplemented("device " + info().name + " takes no other process's events");
+  }
 };
 
 struct BackendOptions {

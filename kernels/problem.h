@@ -90,7 +90,7 @@ struct BiasView {
   int64_t stride_q = 0;
 };
 
-// One attention with its memory, all of it on the host or all of it on one device. Non-owning.
+// One attention with its memory: on the host, or where one device reaches all of it. Non-owning.
 struct Attention {
   Problem problem;
   ConstTensorView q, k, v;

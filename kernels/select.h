@@ -27,6 +27,7 @@ struct DeviceInfo {
   int units = 0;                    // multiprocessors or hardware threads
   int64_t memory_bytes = 0;         // total
   int64_t workspace_bytes_max = 0;  // the most that one launch may use beside its tensors
+  std::string uuid;                 // a GPU's, 16 bytes as CUDA has them; empty: it has none
 };
 
 enum class KernelId : int32_t {

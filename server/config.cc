@@ -193,6 +193,10 @@ void AddSharedMemory(CLI::App& app, Config& c) {
             "Regions of one connection at once");
   group.Flag("--shared-memory-any-user", c.shared_memory_any_user,
              "Serve processes of every user, not only of the server's own");
+  group.Flag("--cuda-ipc", c.cuda_ipc,
+             "Let these clients lend memory of GPUs (CUDA IPC), where kernels then read and write "
+             "in place; needs --shared-memory and a GPU. A client that frees what it lends while "
+             "it is used can take the device down with it");
 }
 
 void AddBatches(CLI::App& app, Config& c) {
@@ -299,6 +303,9 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     Result<Tenants> parsed = Tenants::Parse(tenants);
     if (!parsed.ok()) throw CLI::ValidationError("--tenant", parsed.status().message());
     config.tenants = std::move(*parsed);
+    if (config.cuda_ipc && !config.shared_memory) {
+      throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
+    }
     if (config.grpc_memory_max_bytes > 0 &&
         config.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < config.max_request_bytes) {
       throw CLI::ValidationError("--grpc-memory-max",

@@ -43,6 +43,7 @@ struct Config {
   int64_t shared_memory_client_max_bytes = int64_t{1} << 30;
   int64_t shared_memory_client_regions = 64;
   bool shared_memory_any_user = false;
+  bool cuda_ipc = false;
 
   // Batches
   int64_t max_batch_requests = 64;

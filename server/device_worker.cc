@@ -202,6 +202,9 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
     request->batch_requests = requests;
     slot.items.push_back({request->attention, request->selection, request->input_spans,
                           request->output_spans, request->check});
+    if (request->shared == nullptr) continue;
+    slot.items.back().in_place = request->shared->in_place;
+    slot.items.back().after = request->shared->after;
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
   // std::function wants a copyable callable; the batch is owned once all the same.

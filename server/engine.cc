@@ -88,6 +88,12 @@ void Engine::MakeSplitter() {
 
 Engine::~Engine() { Stop(); }
 
+std::vector<Backend*> Engine::backends() const {
+  std::vector<Backend*> backends;
+  for (const auto& backend : backends_) backends.push_back(backend.get());
+  return backends;
+}
+
 void Engine::OnCheckFailed(std::function<void(const Request&)> hook) {
   on_check_failed_ = std::move(hook);
 }
@@ -96,32 +102,36 @@ void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
   on_device_lost_ = std::move(hook);
 }
 
-Result<std::vector<Candidate>> Engine::Candidates(const Problem& problem,
-                                                  std::string_view kernel) const {
+Result<std::vector<Candidate>> Engine::Candidates(const Problem& problem, std::string_view kernel,
+                                                  int pinned) const {
   std::vector<Candidate> candidates;
   Status refusal = Unavailable("no device is healthy");
   Status lost;
   for (size_t i = 0; i < workers_.size(); ++i) {
     const DeviceWorker& worker = *workers_[i];
+    if (pinned != SharedRegion::kHost && static_cast<int>(i) != pinned) continue;
     const Result<Selection> selected = Select(problem, worker.info(), kernel);
     if (!selected.ok()) {
       if (worker.healthy()) refusal = selected.status();
     } else if (worker.healthy()) {
       candidates.push_back({static_cast<int>(i), *selected, 0});
     } else {
-      lost = Unavailable("device " + worker.info().name + ", which could run this, is lost");
+      lost = Unavailable("device " + worker.info().name +
+                         (pinned == SharedRegion::kHost ? ", which could run this, is lost"
+                                                        : ", where the tensors lie, is lost"));
     }
   }
   if (!candidates.empty()) return candidates;
+  if (pinned != SharedRegion::kHost && !lost.ok()) return lost;
   // Elsewhere, or after a restart, the client may have more luck than its problem's refusal says.
   const bool some_healthy = refusal.code() != Code::kUnavailable;
   return some_healthy && !lost.ok() ? lost : refusal;
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
-                                int64_t input_bytes, int64_t output_bytes) {
+                                int64_t input_bytes, int64_t output_bytes, int pinned) {
   if (draining()) return DrainingStatus();
-  const Result<std::vector<Candidate>> candidates = Candidates(problem, kernel);
+  const Result<std::vector<Candidate>> candidates = Candidates(problem, kernel, pinned);
   if (!candidates.ok()) return candidates.status();
   Admission admission;
   Result<HostBlock> input = host_pool_->Take(input_bytes);
@@ -148,7 +158,9 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   metrics_.SetInflight(inflight);
   if (status.ok()) {
     request->flops = Flops(request->attention);
-    if (!request->check && checker_->Sampled(request->id)) {
+    // The checker reads tensors on the host only.
+    const bool readable = PinnedDevice(*request) == SharedRegion::kHost;
+    if (readable && !request->check && checker_->Sampled(request->id)) {
       request->check = request->check_sampled = checker_->HasRoom();
       if (!request->check) metrics_.RecordCheckSkipped(request->transport);
     }
@@ -159,9 +171,10 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
 }
 
 Status Engine::Route(std::unique_ptr<Request>& request) {
+  const int pinned = PinnedDevice(*request);
   for (;;) {
     Result<std::vector<Candidate>> candidates =
-        Candidates(request->attention.problem, request->kernel);
+        Candidates(request->attention.problem, request->kernel, pinned);
     if (!candidates.ok()) return candidates.status();
     const Status status = PushToAny(request, *candidates);
     if (status.code() != Code::kUnavailable) return status;
@@ -174,7 +187,8 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
 }
 
 Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
-  if (options_.split_flops_min > 0 && request->flops > options_.split_flops_min) {
+  const bool may_split = options_.split_flops_min > 0 && candidates.size() > 1;
+  if (may_split && request->flops > options_.split_flops_min) {
     const std::vector<SplitDevice> devices = SplitDevices(candidates);
     const std::optional<Status> split = splitter_->Submit(request, devices);
     if (split.has_value()) {

@@ -57,11 +57,11 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Takes host memory for a request that some healthy device can run. Refusals change nothing:
-  // UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE
-  // (draining, no healthy device).
+  // Takes host memory for a request that some healthy device can run; `pinned`, unless it is kHost,
+  // is the only one that may. Refusals change nothing: UNIMPLEMENTED or INVALID_ARGUMENT (Select's
+  // reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (draining, no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
-                          int64_t output_bytes);
+                          int64_t output_bytes, int pinned = SharedRegion::kHost);
 
   // Chooses the device with the least outstanding cost (router.h), or several (split_join.h), and
   // their kernel: now, as between Admit and here a client may have taken seconds to send.
@@ -97,6 +97,8 @@ class Engine {
   // Whether any device can still answer.
   bool healthy() const;
   HostPool& host_pool() { return *host_pool_; }
+  // In the order of the devices; they live as long as the engine.
+  std::vector<Backend*> backends() const;
   // Of the pool; lives as long as the engine.
   HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
@@ -111,8 +113,9 @@ class Engine {
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
   void MakeSplitter();
-  // The healthy devices that can run the problem; never none.
-  Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel) const;
+  // The healthy devices that can run the problem, of which `pinned` names one; never none.
+  Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel,
+                                            int pinned) const;
   Status CheckSubmit(const Request& request) const;
   Status Route(std::unique_ptr<Request>& request);
   // Split, if it is large, or whole.

@@ -21,6 +21,7 @@ void FillDevice(const Engine::DeviceState& state, v1::DeviceInfo* device) {
   device->set_lanes(state.lanes);
   device->set_compute_capability(state.info.compute_capability);
   device->set_healthy(state.healthy);
+  device->set_uuid(state.info.uuid);
 }
 
 // Whether the kernel takes tensors of the dtype on the device, memory permitting.
@@ -64,6 +65,7 @@ void FillSharedMemory(const SharedMemoryServer& shared, v1::SharedMemoryInfo* in
   info->set_bytes_max(limits.bytes_max);
   info->set_client_bytes_max(limits.client_bytes_max);
   info->set_client_regions_max(limits.client_regions_max);
+  info->set_cuda_ipc(shared.cuda_ipc());
 }
 
 }  // namespace
@@ -89,6 +91,7 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
   for (int i = 0; i < kTransportCount; ++i) {
     const Transport transport = static_cast<Transport>(i);
     if (transport == Transport::kSharedMemory && shared == nullptr) continue;
+    if (transport == Transport::kCudaIpc && (shared == nullptr || !shared->cuda_ipc())) continue;
     response->add_transports(TransportName(transport));
   }
   for (const Tenant& tenant : config.tenants.list()) response->add_tenants(tenant.name);

@@ -200,7 +200,10 @@ Status Intake::FindShared(const v1::AttendRequest& message, const Validated& val
                           Request& request) {
   Status status = FindSharedTensors(message, validated, regions_, request);
   if (status.ok()) {
-    if (request.shared != nullptr) request.transport = Transport::kSharedMemory;
+    if (request.shared != nullptr) {
+      request.transport = PinnedDevice(request) == SharedRegion::kHost ? Transport::kSharedMemory
+                                                                       : Transport::kCudaIpc;
+    }
     return status;
   }
   // Draining forgets every region, and a client must learn that it may try elsewhere.
@@ -242,8 +245,9 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
     if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
     upload = std::move(*taken);
   }
-  Result<Admission> admission = engine_.Admit(validated.attention.problem, request.kernel,
-                                              plan.input_bytes, plan.output_bytes);
+  Result<Admission> admission =
+      engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
+                    plan.output_bytes, PinnedDevice(request));
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);

@@ -129,6 +129,10 @@ int main(int argc, char** argv) {
     std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
                stderr);
   }
+  // A stream that waits for a client's event holds the channel to the GPU that it was dealt, and
+  // whatever else was dealt the same one: as many as there can be (8 is CUDA's default), one for
+  // each stream of up to seven lanes.
+  if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   // Bad messages are the client's to hear of, not stderr's.
   google::protobuf::SetLogHandler(nullptr);
   attend::Result<std::shared_ptr<spdlog::logger>> logger = attend::MakeLogger(config);

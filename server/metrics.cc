@@ -242,9 +242,11 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.bytes_in[transport]->Increment(static_cast<double>(request.message_bytes));
   f.bytes_out[transport]->Increment(static_cast<double>(response_bytes));
   if (request.shared != nullptr) {
-    const size_t shared = static_cast<size_t>(Transport::kSharedMemory);
-    f.bytes_in[shared]->Increment(static_cast<double>(request.shared->input_bytes));
-    f.bytes_out[shared]->Increment(static_cast<double>(request.shared->output_bytes));
+    for (const Transport way : {Transport::kSharedMemory, Transport::kCudaIpc}) {
+      const size_t n = static_cast<size_t>(way);
+      f.bytes_in[n]->Increment(static_cast<double>(request.shared->BytesIn(way)));
+      f.bytes_out[n]->Increment(static_cast<double>(request.shared->BytesOut(way)));
+    }
   }
   f.devices.RecordAnswer(request);
 }

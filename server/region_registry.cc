@@ -25,8 +25,13 @@ Status Full(int64_t bytes, int64_t used, const char* bound_name, int64_t bound) 
 
 }  // namespace
 
-RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens)
-    : limits_(limits), memory_(memory), tokens_(std::move(tokens)), thread_([this] { Run(); }) {}
+RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens,
+                               const DeviceImporter* importer)
+    : limits_(limits),
+      memory_(memory),
+      tokens_(std::move(tokens)),
+      importer_(importer),
+      thread_([this] { Run(); }) {}
 
 RegionRegistry::~RegionRegistry() {
   std::unordered_map<std::string, RegionRef> forgotten;
@@ -57,7 +62,7 @@ void RegionRegistry::RemoveClient(uint64_t client) {
   if (found == clients_.end()) return;
   for (const std::string& token : found->second.tokens) {
     const auto region = regions_.find(token);
-    open_bytes_ -= region->second->bytes;
+    CountOpenLocked(*region->second, -1);
     forgotten.push_back(std::move(region->second));
     regions_.erase(region);
   }
@@ -117,31 +122,62 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
     }
   }
   if (status.ok()) status = Reserve(client, rounded);
-  if (!status.ok()) {
-    const std::lock_guard lock(mutex_);
-    ++refused_;
-    return status;
-  }
+  if (!status.ok()) return Refuse(std::move(status));
   // Without the lock: pages are taken and locked.
   Result<RegionMapping> mapping = memory_.Map(rounded);
-  if (mapping.ok()) return Add(client, std::move(*mapping));
-  const std::lock_guard lock(mutex_);
-  ReturnLocked(client, rounded);
-  ++refused_;
-  return mapping.status();
+  if (!mapping.ok()) {
+    const std::lock_guard lock(mutex_);
+    ReturnLocked(client, rounded);
+    ++refused_;
+    return mapping.status();
+  }
+  auto made = std::make_unique<SharedRegion>();
+  made->data = static_cast<char*>(mapping->data);
+  made->bytes = mapping->bytes;
+  made->client = client;
+  Result<std::string> token = Add(std::move(made));
+  if (!token.ok()) return token.status();
+  return Created{std::move(*token), mapping->bytes, std::move(mapping->file)};
 }
 
-Result<RegionRegistry::Created> RegionRegistry::Add(uint64_t client, RegionMapping mapping) {
-  // From here on the memory goes back as every region's does.
-  auto* const made = new SharedRegion;
-  made->data = static_cast<char*>(mapping.data);
-  made->bytes = mapping.bytes;
+Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& loan) {
+  if (importer_ == nullptr) {
+    return Refuse(Unimplemented("the server takes no memory of GPUs; --cuda-ipc turns it on"));
+  }
+  if (Status status = Reserve(client, 0); !status.ok()) return Refuse(std::move(status));
+  Result<ImportedMemory> memory = importer_->Import(loan);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!memory.ok()) {
+      ReturnLocked(client, 0);
+      ++refused_;
+      return memory.status();
+    }
+    ++lent_regions_;
+    lent_bytes_ += memory->bytes;
+  }
+  auto made = std::make_unique<SharedRegion>();
+  made->data = memory->data;
+  made->bytes = memory->bytes;
   made->client = client;
-  const std::shared_ptr<SharedRegion> region(made, [this](SharedRegion* last) { Bury(last); });
+  made->device = memory->device;
+  made->imported = std::move(*memory);
+  return Add(std::move(made));
+}
+
+Status RegionRegistry::Refuse(Status status) {
+  const std::lock_guard lock(mutex_);
+  ++refused_;
+  return status;
+}
+
+Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
+  const std::shared_ptr<SharedRegion> region(made.release(),
+                                             [this](SharedRegion* last) { Bury(last); });
   Result<std::string> token = tokens_();
   if (token.ok()) region->token = *token;
   const std::lock_guard lock(mutex_);
-  const auto owner = clients_.find(client);
+  const auto owner = clients_.find(region->client);
   if (token.ok() && owner == clients_.end()) token = Internal("the client has gone");
   if (token.ok() && !regions_.emplace(*token, region).second) {
     token = Internal("a token came twice");
@@ -151,22 +187,37 @@ Result<RegionRegistry::Created> RegionRegistry::Add(uint64_t client, RegionMappi
     return token.status();
   }
   owner->second.tokens.insert(*token);
-  open_bytes_ += region->bytes;
+  CountOpenLocked(*region, 1);
   ++created_;
-  return Created{std::move(*token), region->bytes, std::move(mapping.file)};
+  return token;
+}
+
+void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
+  if (region.device != SharedRegion::kHost) return;
+  open_regions_ += sign;
+  open_bytes_ += sign * region.bytes;
 }
 
 Status RegionRegistry::Release(uint64_t client, const std::string& token) {
-  RegionRef forgotten;  // let go of outside the lock
-  const std::lock_guard lock(mutex_);
-  const auto owner = clients_.find(client);
-  if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
-    return Status(Code::kNotFound, "the token is of no region of this connection");
+  bool lent = false;
+  {
+    RegionRef forgotten;  // let go of outside the lock
+    const std::lock_guard lock(mutex_);
+    const auto owner = clients_.find(client);
+    if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
+      return Status(Code::kNotFound, "the token is of no region of this connection");
+    }
+    const auto found = regions_.find(token);
+    forgotten = std::move(found->second);
+    regions_.erase(found);
+    CountOpenLocked(*forgotten, -1);
+    lent = forgotten->device != SharedRegion::kHost;
   }
-  const auto found = regions_.find(token);
-  forgotten = std::move(found->second);
-  regions_.erase(found);
-  open_bytes_ -= forgotten->bytes;
+  if (lent) {
+    // The client may free it as soon as it hears.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !burying_; });
+  }
   return Status();
 }
 
@@ -180,11 +231,13 @@ RegionRegistry::Stats RegionRegistry::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats;
   stats.clients = static_cast<int64_t>(clients_.size());
-  stats.regions = static_cast<int64_t>(regions_.size());
+  stats.regions = open_regions_;
   stats.bytes = open_bytes_;
   stats.changing_bytes = taken_bytes_ - open_bytes_;
   stats.created = created_;
   stats.refused = refused_;
+  stats.lent_regions = lent_regions_;
+  stats.lent_bytes = lent_bytes_;
   return stats;
 }
 
@@ -212,10 +265,19 @@ void RegionRegistry::Run() {
     changed_.wait(lock, [this] { return stop_ || dead_ != nullptr; });
     if (dead_ == nullptr) return;
     SharedRegion* const region = std::exchange(dead_, dead_->next);
+    const bool lent = region->device != SharedRegion::kHost;
     lock.unlock();
-    memory_.Unmap(region->data, region->bytes);
+    if (lent) {
+      importer_->Release(std::move(region->imported));
+    } else {
+      memory_.Unmap(region->data, region->bytes);
+    }
     lock.lock();
-    ReturnLocked(region->client, region->bytes);
+    ReturnLocked(region->client, lent ? 0 : region->bytes);
+    if (lent) {
+      --lent_regions_;
+      lent_bytes_ -= region->bytes;
+    }
     delete region;
     if (dead_ != nullptr) continue;
     burying_ = false;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The shared regions that there are, by their tokens. A region belongs to the client (the
-// connection) that made it: its token is known from Create to Release or RemoveClient, its memory
-// lives until the last RegionRef has gone too, and only then are its bytes free for others. Memory
-// is given back on a thread of the registry's own, as that may wait for a device.
+// The shared regions that there are, by their tokens: memory of the host that the server made, and
+// memory of GPUs that clients lend. A region belongs to the client (the connection) that made or
+// lent it: its token is known from Create or Import to Release or RemoveClient, its memory lives
+// until the last RegionRef has gone too, and only then are its bytes free for others. Memory is
+// given back on a thread of the registry's own, as that may wait for a device.
 //
-// Thread-safe. Create, Release and RemoveClient are called by the socket's thread, Find by gRPC's,
-// and a RegionRef may be dropped on any; neither of the latter waits. Create may: for the memory,
-// and for what was let go of just now if it needs that. The registry must outlive
+// Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
+// gRPC's, and a RegionRef may be dropped on any; neither of the latter waits. Create, Import
+// and Release may: for the memory, and for what was let go of just now. The registry must outlive
 // every RegionRef.
 
 #pragma once
@@ -22,6 +23,7 @@
 #include <unordered_map>
 
 #include "kernels/status.h"
+#include "server/device_importer.h"
 #include "server/random_token.h"
 #include "server/region_memory.h"
 
@@ -29,10 +31,14 @@ namespace attend {
 
 // Never changes but for its bytes, which the client writes whenever it likes.
 struct SharedRegion {
+  static constexpr int kHost = -1;
+
   std::string token;
   char* data = nullptr;
   int64_t bytes = 0;
   uint64_t client = 0;
+  int device = kHost;            // whose memory it is: kHost, or a GPU's index, then lent
+  ImportedMemory imported;       // if lent
   SharedRegion* next = nullptr;  // the registry's, once nobody uses it
 };
 // Keeps the memory.
@@ -41,7 +47,7 @@ using RegionRef = std::shared_ptr<const SharedRegion>;
 struct RegionLimits {
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
-  int64_t client_regions_max = 64;
+  int64_t client_regions_max = 64;  // lent ones too, of which bytes are not counted
 };
 
 class RegionRegistry {
@@ -53,15 +59,18 @@ class RegionRegistry {
   };
   struct Stats {
     int64_t clients = 0;
-    int64_t regions = 0;         // whose tokens are known
+    int64_t regions = 0;         // of the host, whose tokens are known
     int64_t bytes = 0;           // of them
     int64_t changing_bytes = 0;  // being made, or no longer known and not given back
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
+    int64_t lent_regions = 0;    // of GPUs, from Import until they are given back
+    int64_t lent_bytes = 0;
   };
 
-  // `memory` must outlive the registry.
-  RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens);
+  // `memory` and `importer`, which is null if clients may lend nothing, must outlive the registry.
+  RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens,
+                 const DeviceImporter* importer = nullptr);
   ~RegionRegistry();  // forgets every region and waits until their memory is given back
   RegionRegistry(const RegionRegistry&) = delete;
   RegionRegistry& operator=(const RegionRegistry&) = delete;
@@ -72,7 +81,11 @@ class RegionRegistry {
   // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for those that do not
   // fit now; both name bytes, use and bound.
   Result<Created> Create(uint64_t client, uint64_t bytes);
-  // NOT_FOUND unless it is this client's.
+  // The region's token. UNIMPLEMENTED: clients may lend nothing; RESOURCE_EXHAUSTED: the client has
+  // as many regions as it may; else what the importer says.
+  Result<std::string> Import(uint64_t client, const DeviceLoan& loan);
+  // NOT_FOUND unless it is this client's. What was lent is given back when it returns, unless
+  // requests use it.
   Status Release(uint64_t client, const std::string& token);
 
   // Null if no region has this token.
@@ -90,25 +103,32 @@ class RegionRegistry {
 
   Status Reserve(uint64_t client, int64_t bytes);
   Status CheckLocked(const Client& client, int64_t bytes) const;
-  Result<Created> Add(uint64_t client, RegionMapping mapping);
+  // From here on its memory goes back as every region's does. Its token.
+  Result<std::string> Add(std::unique_ptr<SharedRegion> made);
+  Status Refuse(Status status);
   // Any thread: the last reference has gone.
   void Bury(SharedRegion* region);
   void ReturnLocked(uint64_t client, int64_t bytes);
+  void CountOpenLocked(const SharedRegion& region, int sign);
   void Run();
 
   const RegionLimits limits_;
   RegionMemory& memory_;
   const TokenSource tokens_;
+  const DeviceImporter* const importer_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::unordered_map<std::string, RegionRef> regions_;
   std::unordered_map<uint64_t, Client> clients_;
   uint64_t last_client_ = 0;
+  int64_t open_regions_ = 0;  // of the host, as all the following but for the lent ones
   int64_t open_bytes_ = 0;
   int64_t taken_bytes_ = 0;  // the open ones, those being made and those not given back
   int64_t created_ = 0;
   int64_t refused_ = 0;
+  int64_t lent_regions_ = 0;
+  int64_t lent_bytes_ = 0;
   SharedRegion* dead_ = nullptr;
   bool burying_ = false;  // from the first dead one until the last one's bytes are free
   bool stop_ = false;

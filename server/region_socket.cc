@@ -199,6 +199,8 @@ v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& r
       file = std::move(created->file);
       return reply;
     }
+    case v1::RegionRequest::kImportCuda:
+      return Import(client, request.import_cuda());
     case v1::RegionRequest::kRelease: {
       const Status released = registry_.Release(client, request.release().token());
       if (!released.ok()) return ErrorReply(released);
@@ -208,7 +210,26 @@ v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& r
     case v1::RegionRequest::REQUEST_NOT_SET:
       break;
   }
-  return ErrorReply(Status(Code::kUnimplemented, "the request is neither create nor release"));
+  return ErrorReply(
+      Status(Code::kUnimplemented, "the request is neither create nor release nor import_cuda"));
+}
+
+v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request) {
+  DeviceLoan loan;
+  loan.device_uuid = request.device_uuid();
+  loan.memory_handle = request.memory_handle();
+  loan.offset = request.offset();
+  loan.bytes = request.bytes();
+  loan.event_handle = request.event_handle();
+  const Result<std::string> token = registry_.Import(client, loan);
+  if (!token.ok()) {
+    logger_.warn("shared memory client={} refused: {}", client, token.status().message());
+    return ErrorReply(token.status());
+  }
+  logger_.debug("shared memory client={} lent bytes={}", client, loan.bytes);
+  v1::RegionReply reply;
+  reply.mutable_imported()->set_token(*token);
+  return reply;
 }
 
 }  // namespace attend

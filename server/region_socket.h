@@ -55,6 +55,7 @@ class RegionSocket {
   // False if the connection is over.
   bool Serve(const Connection& connection);
   v1::RegionReply Answer(uint64_t client, const v1::RegionRequest& request, UniqueFd& file);
+  v1::RegionReply Import(uint64_t client, const v1::ImportCudaMemory& request);
 
   const Options options_;
   RegionRegistry& registry_;

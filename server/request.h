@@ -33,14 +33,16 @@ inline constexpr int kTensorsMax = 4;  // q, k, v, bias
 inline constexpr int64_t kTensorAlignBytes = 256;
 
 // How tensors went; a metrics label and a field of the answer.
-enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2 };
-inline constexpr int kTransportCount = 3;
+enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
+inline constexpr int kTransportCount = 4;
 constexpr const char* TransportName(Transport transport) {
   switch (transport) {
     case Transport::kChunked:
       return "chunked";
     case Transport::kSharedMemory:
       return "shm";
+    case Transport::kCudaIpc:
+      return "cuda-ipc";
     default:
       return "inline";
   }
@@ -64,13 +66,28 @@ struct RegionPlace {
   char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
 };
 
-// A request's tensors that lie in shared memory, which is theirs until it has ended.
+// A request's tensors that lie in regions, which are theirs until it has ended.
 struct SharedTensors {
   std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
   RegionPlace o;
   RegionPlace lse;
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
+  // Of those that lie in memory of a GPU, which computes the request: none if it is kHost.
+  int device = SharedRegion::kHost;
+  std::string device_name;
+  int64_t device_input_bytes = 0;  // of input_bytes
+  int64_t device_output_bytes = 0;
+  SpanList in_place;                                       // WorkItem's
+  std::array<const DeviceEvent*, SpanList::kMax> after{};  // the same
+
+  // Of one of the two ways.
+  int64_t BytesIn(Transport way) const {
+    return way == Transport::kCudaIpc ? device_input_bytes : input_bytes - device_input_bytes;
+  }
+  int64_t BytesOut(Transport way) const {
+    return way == Transport::kCudaIpc ? device_output_bytes : output_bytes - device_output_bytes;
+  }
 };
 
 struct Request;
@@ -138,6 +155,16 @@ struct Request {
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
 };
+
+// The only device that can compute it, or kHost.
+inline int PinnedDevice(const Request& request) {
+  return request.shared == nullptr ? SharedRegion::kHost : request.shared->device;
+}
+
+// Whether it begins with waiting for a client's own work on the device.
+inline bool AwaitsEvents(const Request& request) {
+  return request.shared != nullptr && request.shared->after[0] != nullptr;
+}
 
 // Tensor bytes of a good answer's messages.
 inline int64_t AnswerBytes(const Request& request) {

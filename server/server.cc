@@ -202,7 +202,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   });
   if (config_.shared_memory) {
     Result<std::unique_ptr<SharedMemoryServer>> shared =
-        SharedMemoryServer::Start(config_, engine_->host_allocator(), *logger_);
+        SharedMemoryServer::Start(config_, *engine_, engine_->host_allocator(), *logger_);
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
@@ -310,7 +310,9 @@ void Server::LogStart() const {
                 config_.priority_aging_ms);
   logger_->info("tcp congestion control: {}; allocator tuning: {}", CongestionControl(),
                 config_.allocator_tuning ? "on" : "off");
-  logger_->info("shared memory: {}", shared_ == nullptr ? "off" : "on " + shared_->socket_path());
+  logger_->info("shared memory: {}; CUDA IPC: {}",
+                shared_ == nullptr ? "off" : "on " + shared_->socket_path(),
+                shared_ != nullptr && shared_->cuda_ipc() ? "on" : "off");
   logger_->info("serving gRPC on {}; metrics on {}", Join(addresses_),
                 metrics_address_.empty() ? "nothing" : "http://" + metrics_address_ + "/metrics");
 }

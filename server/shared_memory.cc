@@ -27,18 +27,26 @@ prometheus::MetricFamily CounterFamily(const char* name, const char* help, int64
 
 }  // namespace
 
-SharedMemoryServer::SharedMemoryServer(const Config& config, HostAllocator& allocator)
+SharedMemoryServer::SharedMemoryServer(const Config& config, const Engine& engine,
+                                       HostAllocator& allocator)
     : path_(config.shared_memory_socket.empty() ? DefaultSocketPath()
                                                 : config.shared_memory_socket),
+      cuda_ipc_(config.cuda_ipc),
       memory_(allocator),
+      importer_(engine.backends()),
       registry_({config.shared_memory_max_bytes, config.shared_memory_client_max_bytes,
                  config.shared_memory_client_regions},
-                memory_, RandomToken) {}
+                memory_, RandomToken, config.cuda_ipc ? &importer_ : nullptr) {}
 
 Result<std::unique_ptr<SharedMemoryServer>> SharedMemoryServer::Start(const Config& config,
+                                                                      const Engine& engine,
                                                                       HostAllocator& allocator,
                                                                       spdlog::logger& logger) {
-  std::unique_ptr<SharedMemoryServer> server(new SharedMemoryServer(config, allocator));
+  std::unique_ptr<SharedMemoryServer> server(new SharedMemoryServer(config, engine, allocator));
+  if (server->cuda_ipc_ && !server->importer_.usable()) {
+    return Status(Code::kFailedPrecondition,
+                  "cuda-ipc is on, but no device of this server is a GPU");
+  }
   RegionSocket::Options options;
   options.path = server->path_;
   options.any_user = config.shared_memory_any_user;
@@ -72,7 +80,11 @@ std::vector<prometheus::MetricFamily> SharedMemoryStats::Collect() const {
           CounterFamily("attend_shared_memory_regions_created_total", "Shared regions created",
                         stats.created),
           CounterFamily("attend_shared_memory_regions_refused_total",
-                        "Shared regions asked for and not created", stats.refused)};
+                        "Shared regions asked for and not created", stats.refused),
+          GaugeFamily("attend_cuda_ipc_regions", "Regions of GPUs' memory that clients lend",
+                      stats.lent_regions),
+          GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPUs' memory that clients lend",
+                      stats.lent_bytes)};
 }
 
 }  // namespace attend

@@ -15,6 +15,8 @@
 
 #include "kernels/backend.h"
 #include "server/config.h"
+#include "server/device_importer.h"
+#include "server/engine.h"
 #include "server/region_memory.h"
 #include "server/region_registry.h"
 #include "server/region_socket.h"
@@ -23,9 +25,11 @@ namespace attend {
 
 class SharedMemoryServer {
  public:
-  // Serving when it returns. `allocator` and `logger` must outlive the object, which must outlive
-  // every request.
+  // Serving when it returns. `engine`'s allocator and backends, and `logger`, must outlive the
+  // object, which must outlive every request. FAILED_PRECONDITION: CUDA IPC is asked for, and no
+  // device has it.
   static Result<std::unique_ptr<SharedMemoryServer>> Start(const Config& config,
+                                                           const Engine& engine,
                                                            HostAllocator& allocator,
                                                            spdlog::logger& logger);
 
@@ -35,18 +39,22 @@ class SharedMemoryServer {
 
   const RegionRegistry& registry() const { return registry_; }
   const std::string& socket_path() const { return path_; }
+  bool cuda_ipc() const { return cuda_ipc_; }
 
  private:
-  SharedMemoryServer(const Config& config, HostAllocator& allocator);
+  SharedMemoryServer(const Config& config, const Engine& engine, HostAllocator& allocator);
 
   const std::string path_;
+  const bool cuda_ipc_;
   MemfdMemory memory_;
+  DeviceImporter importer_;
   RegionRegistry registry_;
   std::unique_ptr<RegionSocket> socket_;
 };
 
 // attend_shared_memory_bytes{state}, _limit_bytes, _regions, _clients, _regions_created_total and
-// _regions_refused_total, read at each scrape; zeros without a registry.
+// _regions_refused_total, attend_cuda_ipc_bytes and _regions, read at each scrape; zeros without a
+// registry.
 class SharedMemoryStats final : public prometheus::Collectable {
  public:
   // Null: shared memory is off. Else it must outlive this object.

@@ -18,8 +18,13 @@ std::string RangeText(const RegionPlace& place) {
 }
 
 bool Overlap(const RegionPlace& a, const RegionPlace& b) {
-  if (a.region == nullptr || a.region != b.region || a.bytes == 0 || b.bytes == 0) return false;
-  return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+  if (a.region == nullptr || b.region == nullptr || a.bytes == 0 || b.bytes == 0) return false;
+  if (a.region->device != b.region->device) return false;
+  // By address: what a client lends twice is two regions.
+  const auto begin_a = reinterpret_cast<uintptr_t>(a.data());
+  const auto begin_b = reinterpret_cast<uintptr_t>(b.data());
+  return begin_a < begin_b + static_cast<uintptr_t>(b.bytes) &&
+         begin_b < begin_a + static_cast<uintptr_t>(a.bytes);
 }
 
 // `field` is where the message says it.
@@ -47,6 +52,31 @@ Status Find(const RegionRegistry& registry, const std::string& field, const v1::
   place.region = std::move(region);
   place.offset = static_cast<int64_t>(offset);
   place.bytes = bytes;
+  return Status();
+}
+
+// Notes what of a tensor lies in a GPU's memory, `bytes` of it in a sum. Not on two GPUs.
+Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
+                     SharedTensors& shared) {
+  const SharedRegion& region = *place.region;
+  if (region.device == SharedRegion::kHost) return Status();
+  if (shared.device != SharedRegion::kHost && shared.device != region.device) {
+    return InvalidArgument(std::string(name) + " lies in memory of " + region.imported.device_name +
+                           ", other tensors in that of " + shared.device_name +
+                           ": all must lie on one GPU");
+  }
+  shared.device = region.device;
+  shared.device_name = region.imported.device_name;
+  bytes += place.bytes;
+  if (place.bytes > 0) shared.in_place.Add({place.data(), place.bytes});
+  const DeviceEvent* const event = region.imported.event.get();
+  if (event == nullptr) return Status();
+  for (const DeviceEvent*& after : shared.after) {
+    if (after == event) break;
+    if (after != nullptr) continue;
+    after = event;
+    break;
+  }
   return Status();
 }
 
@@ -79,6 +109,8 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     const int64_t bytes = validated.tensor_bytes[i];
     ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
                                 tensor->shared_memory(), bytes, shared->inputs[i]));
+    ATTEND_RETURN_IF_ERROR(
+        PlaceOnDevice(name, shared->inputs[i], shared->device_input_bytes, *shared));
     shared->input_bytes += bytes;  // each within a region: no overflow
   }
   const Problem& problem = validated.attention.problem;
@@ -88,6 +120,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
                                 placement.shared_memory(), bytes, place));
     shared->output_bytes += bytes;
+    ATTEND_RETURN_IF_ERROR(PlaceOnDevice(name, place, shared->device_output_bytes, *shared));
     return CheckOutput(name, place, *shared);
   };
   ATTEND_RETURN_IF_ERROR(
@@ -98,6 +131,11 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     return InvalidArgument("lse_placement is " + RangeText(shared->lse) +
                            " of its region, must not overlap O's " + RangeText(shared->o));
   }
+  if (shared->device != SharedRegion::kHost && message.check()) {
+    return Unimplemented("check is set, and tensors lie in memory of " + shared->device_name +
+                         ", where this server cannot check them; send them another way to have "
+                         "them checked");
+  }
   request.shared = std::move(shared);
   return Status();
 }
@@ -105,7 +143,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
 void AddSharedSpans(const SharedTensors& shared, Request& request) {
   std::vector<const RegionPlace*> inputs;
   for (const RegionPlace& input : shared.inputs) {
-    if (input.bytes > 0) inputs.push_back(&input);
+    if (input.bytes > 0 && input.region->device == SharedRegion::kHost) inputs.push_back(&input);
   }
   std::sort(inputs.begin(), inputs.end(),
             [](const auto* a, const auto* b) { return a->data() < b->data(); });
@@ -119,7 +157,8 @@ void AddSharedSpans(const SharedTensors& shared, Request& request) {
     request.input_spans.Add({first.data(), end - first.offset});
   }
   for (const RegionPlace* output : {&shared.o, &shared.lse}) {
-    if (output->bytes > 0) request.output_spans.Add({output->data(), output->bytes});
+    if (output->bytes == 0 || output->region->device != SharedRegion::kHost) continue;
+    request.output_spans.Add({output->data(), output->bytes});
   }
 }
 

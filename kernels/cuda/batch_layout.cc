@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
+
+#include "kernels/cuda/tensor_maps.h"
 
 namespace attend::cuda {
 namespace {
@@ -31,15 +35,17 @@ class Cursor {
   bool overflow_ = false;
 };
 
-// Moves pointers from their spans to the spans' places; remembers the first that lay outside.
+// Moves pointers from their spans to the spans' places, unless they lie in place; remembers the
+// first that lay nowhere.
 class Rebaser {
  public:
-  Rebaser(const SpanList& spans, const std::array<char*, SpanList::kMax>& places)
-      : spans_(spans), places_(places) {}
+  Rebaser(const SpanList& spans, const std::array<char*, SpanList::kMax>& places,
+          const SpanList& in_place)
+      : spans_(spans), places_(places), in_place_(in_place) {}
 
   template <class T>
   void Move(const char* name, T** pointer) {
-    if (*pointer == nullptr) return;
+    if (*pointer == nullptr || in_place_.Contains(*pointer, 1)) return;
     const uintptr_t address = reinterpret_cast<uintptr_t>(*pointer);
     char* at_end = nullptr;  // of a span, where an empty tensor may lie
     for (int n = 0; n < spans_.size(); ++n) {
@@ -53,7 +59,8 @@ class Rebaser {
       }
       at_end = moved;
     }
-    if (at_end == nullptr && outside_ == nullptr) outside_ = name;
+    const bool empty = at_end == nullptr && in_place_.Contains(*pointer, 0);
+    if (at_end == nullptr && !empty && outside_ == nullptr) outside_ = name;
     if (at_end != nullptr) *pointer = reinterpret_cast<T*>(at_end);
   }
 
@@ -66,6 +73,7 @@ class Rebaser {
  private:
   const SpanList& spans_;
   const std::array<char*, SpanList::kMax>& places_;
+  const SpanList& in_place_;
   const char* outside_ = nullptr;
 };
 
@@ -116,6 +124,34 @@ Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, Bat
 
 }  // namespace
 
+Status CheckInPlace(const WorkItem& item) {
+  for (const HostSpan& span : item.in_place) {
+    if (span.bytes < 0) {
+      return InvalidArgument("a span in place has " + std::to_string(span.bytes) +
+                             " bytes, must have at least 0");
+    }
+  }
+  const Attention& a = item.attention;
+  const std::pair<const char*, const int64_t*> arrays[] = {{"q_lengths", a.q_lengths},
+                                                           {"kv_lengths", a.kv_lengths},
+                                                           {"q_offsets", a.q_offsets},
+                                                           {"kv_offsets", a.kv_offsets}};
+  for (const auto& [name, data] : arrays) {
+    if (data != nullptr && item.in_place.Contains(data, 1)) {
+      return InvalidArgument(std::string(name) +
+                             " lies in memory in place, must lie in an input span on the host");
+    }
+  }
+  if (item.in_place.size() == 0 || item.selection.kernel != KernelId::kCudaFlashSm90) {
+    return Status();
+  }
+  // What is moved keeps its address modulo kLayoutAlignment.
+  const std::string_view why_not = WhyNotTma(a);
+  if (why_not.empty()) return Status();
+  return InvalidArgument("cuda_flash_sm90 was selected for memory that it cannot address: " +
+                         std::string(why_not));
+}
+
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
                            const BatchCuts& cuts) {
   BatchLayout layout;
@@ -157,29 +193,34 @@ ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout) 
 
 Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place) {
   Attention a = item.attention;
-  Rebaser in(item.inputs, place.inputs);
+  Rebaser in(item.inputs, place.inputs, item.in_place);
   in.Move("q", &a.q.data);
   in.Move("k", &a.k.data);
   in.Move("v", &a.v.data);
   in.Move("bias", &a.bias.data);
   in.Move("alibi_slopes", &a.alibi_slopes);
   in.Move("sinks", &a.sinks);
-  in.Move("q_lengths", &a.q_lengths);
-  in.Move("kv_lengths", &a.kv_lengths);
-  in.Move("q_offsets", &a.q_offsets);
-  in.Move("kv_offsets", &a.kv_offsets);
-  Rebaser out(item.outputs, place.outputs);
+  const SpanList nowhere;
+  Rebaser host(item.inputs, place.inputs, nowhere);
+  host.Move("q_lengths", &a.q_lengths);
+  host.Move("kv_lengths", &a.kv_lengths);
+  host.Move("q_offsets", &a.q_offsets);
+  host.Move("kv_offsets", &a.kv_offsets);
+  Rebaser out(item.outputs, place.outputs, item.in_place);
   out.Move("o", &a.o.data);
   out.Move("lse", &a.lse);
   ATTEND_RETURN_IF_ERROR(in.status("input"));
+  ATTEND_RETURN_IF_ERROR(host.status("input"));
   ATTEND_RETURN_IF_ERROR(out.status("output"));
   return a;
 }
 
 bool OutputIsDense(const WorkItem& item) {
-  const Problem& p = item.attention.problem;
-  int64_t bytes = ElementsO(p) * DTypeBytes(p.dtype);
-  if (p.return_lse) bytes += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
+  const Attention& a = item.attention;
+  const Problem& p = a.problem;
+  const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
+  int64_t bytes = moved(a.o.data) ? ElementsO(p) * DTypeBytes(p.dtype) : 0;
+  if (p.return_lse && moved(a.lse)) bytes += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
   return bytes == item.outputs.bytes();
 }
 

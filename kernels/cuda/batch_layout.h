@@ -36,12 +36,17 @@ struct BatchLayout {
   int64_t bytes = 0;  // of everything
 };
 
-// Every span keeps its address modulo kLayoutAlignment, so that whatever is aligned on the host is
-// aligned on the device. Inputs come first, then outputs, each in the order of the items. The
-// workspace is LaunchBatch's, for all items that are not cut together and for each part of `cuts`
-// (one list for each item; none: nothing is cut) by itself. RESOURCE_EXHAUSTED if a kernel wants
-// more than `workspace_bytes_max`, INVALID_ARGUMENT for negative sizes or a total that overflows 64
-// bits.
+// Whether an item's memory in place can be used so: spans of no negative size, lengths and offsets
+// on the host, tensors that the selected kernel can address. INVALID_ARGUMENT says what is not.
+// Before anything that reads the item's lengths.
+Status CheckInPlace(const WorkItem& item);
+
+// Every span that is moved keeps its address modulo kLayoutAlignment, so that whatever is aligned
+// on the host is aligned on the device. Inputs come first, then outputs, each in the order of the
+// items. The workspace is LaunchBatch's, for all items that are not cut together and for each part
+// of `cuts` (one list for each item; none: nothing is cut) by itself. RESOURCE_EXHAUSTED if a
+// kernel wants more than `workspace_bytes_max`, INVALID_ARGUMENT for negative sizes or a total that
+// overflows 64 bits.
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
                            const BatchCuts& cuts = {});
 
@@ -55,12 +60,12 @@ struct ItemPlace {
 };
 ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout);
 
-// `item`'s attention with every pointer moved from its span to that span's place. INVALID_ARGUMENT
-// names a tensor that does not begin inside one of its spans.
+// `item`'s attention with every pointer moved from its span to that span's place; those in place
+// stay as they are. INVALID_ARGUMENT names a tensor that does not begin inside one of its spans.
 Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place);
 
 // Whether kernels overwrite every byte of the output spans: then nothing of what lay there before
-// can come back with the answer.
+// can come back with the answer. Outputs in place have no spans and bring nothing back.
 bool OutputIsDense(const WorkItem& item);
 
 }  // namespace attend::cuda

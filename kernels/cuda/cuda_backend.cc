@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "kernels/cuda/completion_poller.h"
@@ -12,6 +13,7 @@
 #include "kernels/cuda/cuda_lane.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cut_plan.h"
+#include "kernels/cuda/ipc_memory.h"
 #include "kernels/cuda/lane_memory.h"
 #include "kernels/cuda/lane_tuning.h"
 #include "kernels/cuda/launch.h"
@@ -25,7 +27,10 @@ namespace {
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(DeviceInfo info)
-      : info_(std::move(info)), allocator_(info_.index, pinned_), poller_(info_.index) {}
+      : info_(std::move(info)),
+        allocator_(info_.index, pinned_),
+        ipc_(info_),
+        poller_(info_.index) {}
 
   Status Open() { return pool_.Open(info_.index); }
 
@@ -44,11 +49,18 @@ class CudaBackend : public Backend {
   }
   DeviceMemoryUse memory_use() const override { return {pool_.used_bytes(), info_.memory_bytes}; }
 
+  Result<LentMemory> BorrowMemory(std::string_view handle) override { return ipc_.Open(handle); }
+  void ReturnMemory(char* data) override { ipc_.Close(data); }
+  Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override {
+    return ipc_.OpenEvent(handle);
+  }
+
  private:
   const DeviceInfo info_;
   PinnedRanges pinned_;
   PinnedAllocator allocator_;
   DevicePool pool_;
+  IpcMemory ipc_;
   CompletionPoller poller_;
 };
 

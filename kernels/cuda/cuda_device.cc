@@ -60,6 +60,7 @@ Result<DeviceInfo> ReadDeviceInfo(int index, const BackendOptions& options) {
   info.compute_capability = properties.major * 10 + properties.minor;
   info.units = properties.multiProcessorCount;
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  info.uuid.assign(properties.uuid.bytes, sizeof(properties.uuid.bytes));
   info.workspace_bytes_max = std::min(options.workspace_bytes_max, info.memory_bytes);
   if (info.compute_capability < kComputeCapabilityMin) {
     return Unimplemented("device " + name + " (" + info.description + ") has compute capability " +

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cuda/cuda_event.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cut_plan.h"
 #include "kernels/cuda/launch.h"
@@ -68,8 +69,16 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
       return Unimplemented("kernel " + std::string(KernelName(kernel)) + " does not run on " +
                            context_.device.name);
     }
+    for (const DeviceEvent* event : item.after) {
+      if (event == nullptr || dynamic_cast<const CudaEvent*>(event) != nullptr) continue;
+      return InvalidArgument("an item waits for an event that is not of " + context_.device.name);
+    }
+    ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
     std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, context_.tuning.cut);
     if (!parts.empty() && !CanMoveInParts(item)) parts.clear();
+    if (TensorsAreInPlace(item)) {
+      parts = JoinParts(item.attention, kernel, context_.tuning.cut, parts);
+    }
     batch->cuts.push_back(std::move(parts));
   }
   Result<BatchLayout> layout = LayOut(items, context_.device.workspace_bytes_max, batch->cuts);
@@ -167,6 +176,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool watched)
     std::lock_guard lock(mutex_);
     busy_ = true;
   }
+  Await(batch.get());
   const cudaError_t begun = cudaEventRecord(events_[kBegin], stream_);
   CopyIn(batch.get());
   (void)cudaEventRecord(events_[kCopiedIn], stream_);
@@ -198,6 +208,17 @@ SpanCopier::Fail CudaLane::NoteCopies(const char* where, Batch* batch) {
   };
 }
 
+void CudaLane::Await(Batch* batch) {
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    for (const DeviceEvent* event : batch->items[n].after) {
+      if (event == nullptr) continue;
+      batch->awaits = true;
+      Note(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent*>(event)->get()),
+           "waiting for what comes before", &batch->statuses[n]);
+    }
+  }
+}
+
 void CudaLane::CopyIn(Batch* batch) {
   SpanCopier copier(context_.pinned, context_.tuning, cudaMemcpyHostToDevice);
   for (size_t n = 0; n < batch->items.size(); ++n) {
@@ -207,6 +228,7 @@ void CudaLane::CopyIn(Batch* batch) {
   }
   copier.Enqueue(stream_, NoteCopies("copy in", batch));
   ClearOutputs(batch);
+  PoisonInPlace(batch);
 }
 
 // Bytes that no kernel writes must not bring back what another batch left in this memory. Outputs
@@ -241,6 +263,22 @@ void CudaLane::ClearOutputs(Batch* batch) {
   clear();
 }
 
+void CudaLane::PoisonInPlace(Batch* batch) {
+  for (size_t n = 0; n < batch->items.size(); ++n) {
+    const WorkItem& item = batch->items[n];
+    Status* const status = &batch->statuses[n];
+    if (!batch->IsSmall(n) || !item.poison_output || !status->ok()) continue;
+    const Result<std::vector<ByteRuns>> outputs = OutputsInPlace(item);
+    if (!outputs.ok()) {
+      *status = outputs.status();
+      continue;
+    }
+    for (const ByteRuns& runs : *outputs) {
+      Note(EnqueueFill(runs, kPoison, stream_), "clearing the output", status);
+    }
+  }
+}
+
 // One ragged launch for each kind of kernel in the batch.
 void CudaLane::Compute(Batch* batch) {
   std::vector<LaunchItem> launches;
@@ -251,7 +289,9 @@ void CudaLane::Compute(Batch* batch) {
   }
   char* const workspace = memory_.data() + batch->layout.workspace;
   const int64_t bytes = batch->layout.workspace_bytes;
-  const LaunchOptions options = OptionsOf(false);
+  LaunchOptions options = OptionsOf(false);
+  // A kernel that began before the stream's last one has ended would look for that one only.
+  options.may_begin_early &= !batch->awaits;
   const Status status = LaunchBatch(launches, workspace, bytes, stream_, options);
   if (status.ok()) return;
   const cudaError_t error = cudaStreamQuery(stream_);  // that a device is lost, every call says

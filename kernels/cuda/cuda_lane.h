@@ -79,6 +79,7 @@ class CudaLane : public Lane {
     std::vector<Status> statuses;
     std::optional<CutRun> run;  // of the items that are cut
     bool watched = false;
+    bool awaits = false;  // events of some items
     Done done;
 
     bool IsSmall(size_t n) const { return cuts[n].empty(); }
@@ -102,8 +103,11 @@ class CudaLane : public Lane {
   void PrepareRun(Batch* batch);
   LaunchOptions OptionsOf(bool parts);
 
+  // Makes the lane's stream, and with it the parts', wait for what comes before the items.
+  void Await(Batch* batch);
   void CopyIn(Batch* batch);
   void ClearOutputs(Batch* batch);
+  void PoisonInPlace(Batch* batch);
   void Compute(Batch* batch);
   void CopyOut(Batch* batch);
 

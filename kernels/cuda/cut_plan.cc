@@ -165,6 +165,33 @@ int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds
   return best;
 }
 
+bool SameVariants(KernelId kernel, const Problem& a, const Problem& b) {
+  const std::span<const FlashVariant> of_a = VariantsFor(kernel, a);
+  const std::span<const FlashVariant> of_b = VariantsFor(kernel, b);
+  return std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(),
+                    [](const FlashVariant& x, const FlashVariant& y) {
+                      return x.kernel == y.kernel && x.shared_bytes == y.shared_bytes;
+                    });
+}
+
+// `next` begins where `slice` ends, in one dimension. False if it does not, or must not be joined.
+bool Join(const Attention& a, const AttentionSlice& next, AttentionSlice* slice) {
+  const bool batch = slice->batch_begin == next.batch_begin && slice->batch_end == next.batch_end;
+  const bool heads = slice->heads_begin == next.heads_begin && slice->heads_end == next.heads_end;
+  const bool rows = slice->rows_begin == next.rows_begin && slice->rows_end == next.rows_end;
+  if (batch && rows && slice->heads_end == next.heads_begin) {
+    slice->heads_end = next.heads_end;
+  } else if (heads && rows && slice->batch_end == next.batch_begin) {
+    slice->batch_end = next.batch_end;
+  } else if (batch && heads && slice->rows_end == next.rows_begin &&
+             a.problem.mask.unrestricted()) {
+    slice->rows_end = next.rows_end;
+  } else {
+    return false;
+  }
+  return true;
+}
+
 // Where the n-th of `parts` begins: in units, evenly.
 int64_t Cut(int64_t size, int64_t unit, int64_t parts, int64_t n) {
   return std::min(size, DivideUp(size, unit) * n / parts * unit);
@@ -190,6 +217,30 @@ std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
     }
   }
   return parts;
+}
+
+std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const CutBounds& bounds,
+                                      const std::vector<AttentionSlice>& parts) {
+  const double flops_max = bounds.launch_seconds_max * FlopsPerSecond(kernel);
+  auto spare = static_cast<int64_t>(parts.size()) - std::max(bounds.parts_min, 1);
+  std::vector<AttentionSlice> joined;
+  for (const AttentionSlice& part : parts) {
+    AttentionSlice both = joined.empty() ? part : joined.back();
+    if (spare <= 0 || joined.empty() || !Join(a, part, &both)) {
+      joined.push_back(part);
+      continue;
+    }
+    const Result<Attention> one = TakeSlice(a, part);
+    const Result<Attention> large = TakeSlice(a, both);
+    if (!one.ok() || !large.ok() || Flops(*large) > flops_max ||
+        !SameVariants(kernel, one->problem, large->problem)) {
+      joined.push_back(part);
+      continue;
+    }
+    joined.back() = both;
+    --spare;
+  }
+  return joined;
 }
 
 }  // namespace attend::cuda

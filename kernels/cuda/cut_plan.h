@@ -33,4 +33,12 @@ inline constexpr int kCutPartsMost = 1024;
 std::vector<AttentionSlice> PlanParts(const Attention& attention, KernelId kernel,
                                       const CutBounds& bounds);
 
+// The same parts, neighbours as one, for an attention of which no tensor is copied: small parts
+// would only leave multiprocessors idle. As long as a part is not too long, there are parts_min,
+// and no bit changes: the compiled variants are the parts' own, and rows are not joined where a
+// mask counts them from the part's last.
+std::vector<AttentionSlice> JoinParts(const Attention& attention, KernelId kernel,
+                                      const CutBounds& bounds,
+                                      const std::vector<AttentionSlice>& parts);
+
 }  // namespace attend::cuda

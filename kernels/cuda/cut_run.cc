@@ -18,7 +18,7 @@ CutRun::CutRun(PartPipeline& pipeline, std::vector<CutItem> items, const CutWork
       note_(std::move(note)),
       sink_(std::move(sink)) {
   for (size_t n = 0; n < items_.size(); ++n) {
-    copies_.emplace_back(items_[n].views);
+    copies_.emplace_back(items_[n].views, items_[n].item->in_place);
     for (size_t slice = 0; slice < items_[n].slices.size(); ++slice) steps_.push_back({n, slice});
   }
 }
@@ -51,6 +51,7 @@ void CutRun::Clear(const CutItem& item) {
                           static_cast<size_t>(work.outputs[n].bytes), out),
           "clearing the output", item.status);
   }
+  if (work.poison_output) PoisonInPlace(item);
   Mark(pipeline_.cleared(), PartPipeline::kOut, item.status);
   Follow(pipeline_.cleared(), PartPipeline::kKernel, item.status);
   if (dense) return;
@@ -61,6 +62,18 @@ void CutRun::Clear(const CutItem& item) {
     copies.push_back({static_cast<char*>(span.data), item.place->outputs[n], span.bytes, 1, 0});
   }
   Copy(copies, PartPipeline::kOut, item.status);
+}
+
+void CutRun::PoisonInPlace(const CutItem& item) {
+  const Result<std::vector<ByteRuns>> outputs = OutputsInPlace(*item.item);
+  if (!outputs.ok()) {
+    *item.status = outputs.status();
+    return;
+  }
+  for (const ByteRuns& runs : *outputs) {
+    note_(EnqueueFill(runs, kPoison, pipeline_.stream(PartPipeline::kOut)), "clearing the output",
+          item.status);
+  }
 }
 
 void CutRun::StartNext() {
@@ -94,7 +107,9 @@ void CutRun::StartNext() {
 
   Follow(pipeline_.end(n, PartPipeline::kKernel), PartPipeline::kOut, status);
   Mark(pipeline_.begin(n, PartPipeline::kOut), PartPipeline::kOut, status);
-  if (status->ok()) Copy(PartCopies::Out(part), PartPipeline::kOut, status);
+  if (status->ok()) {
+    Copy(copies_[step.item].Out(part), PartPipeline::kOut, status);
+  }
   const cudaError_t recorded =
       cudaEventRecord(pipeline_.end(n, PartPipeline::kOut), pipeline_.stream(PartPipeline::kOut));
   note_(recorded, "marking a part", status);

@@ -78,6 +78,7 @@ class CutRun {
 
   // Output that no kernel writes must not bring back what another batch left on the device.
   void Clear(const CutItem& item);
+  void PoisonInPlace(const CutItem& item);
   void Copy(const std::vector<BoxCopy>& copies, PartPipeline::Stage stage, Status* status);
   void Mark(cudaEvent_t event, PartPipeline::Stage stage, Status* status);
   void Follow(cudaEvent_t event, PartPipeline::Stage stage, Status* status);

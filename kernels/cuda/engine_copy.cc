@@ -21,6 +21,13 @@ cudaError_t EnqueueRun(char* to, const char* from, int64_t bytes, cudaMemcpyKind
 
 }  // namespace
 
+cudaError_t EnqueueFill(const ByteRuns& runs, int value, cudaStream_t stream) {
+  const auto width = static_cast<size_t>(runs.width);
+  if (runs.rows == 1) return cudaMemsetAsync(runs.data, value, width, stream);
+  return cudaMemset2DAsync(runs.data, static_cast<size_t>(runs.pitch), value, width,
+                           static_cast<size_t>(runs.rows), stream);
+}
+
 cudaError_t EnqueueCopy(const BoxCopy& copy, cudaMemcpyKind kind, cudaStream_t stream) {
   if (copy.rows == 1) return EnqueueRun(copy.to, copy.from, copy.width, kind, stream);
   const int64_t rows_max = kEngineCopyBytesMax / std::max<int64_t>(copy.width, 1);

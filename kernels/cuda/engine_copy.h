@@ -19,6 +19,17 @@ struct BoxCopy {
   int64_t pitch = 0;
 };
 
+// The same of one memory.
+struct ByteRuns {
+  char* data = nullptr;
+  int64_t width = 0;
+  int64_t rows = 1;
+  int64_t pitch = 0;
+};
+
+// Sets every byte of the runs, and none between them.
+cudaError_t EnqueueFill(const ByteRuns& runs, int value, cudaStream_t stream);
+
 // Enqueues it in pieces of at most kEngineCopyBytesMax, between which other streams' copies may
 // run.
 cudaError_t EnqueueCopy(const BoxCopy& copy, cudaMemcpyKind kind, cudaStream_t stream);

@@ -3,6 +3,7 @@
 #include "kernels/cuda/part_copies.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace attend::cuda {
@@ -74,20 +75,22 @@ std::vector<Array> ArraysOf(const Attention& host, const Attention& device) {
   return arrays;
 }
 
-bool LiesInside(const SpanList& spans, const void* data, int64_t bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  return std::any_of(spans.begin(), spans.end(), [&](const HostSpan& span) {
-    const auto begin = reinterpret_cast<uintptr_t>(span.data);
-    if (address < begin) return false;
-    const auto offset = static_cast<int64_t>(address - begin);
-    return offset <= span.bytes && bytes <= span.bytes - offset;
-  });
+bool IsInPlace(const SpanList& in_place, const void* data) { return in_place.Contains(data, 1); }
+
+// Of what is not copied any strides will do that lead nowhere else.
+bool LiesInPlace(const SpanList& in_place, const void* data, int64_t run, const Extents& extents) {
+  for (const Extent& extent : extents) {
+    if (extent.stride < 0 && extent.count > 1) return false;
+  }
+  return in_place.Contains(data, SpannedBytes(run, extents));
 }
 
-bool IsMovable(const SpanList& spans, const void* data, int64_t run, const Extents& extents) {
+bool IsMovable(const SpanList& spans, const SpanList& in_place, const void* data, int64_t run,
+               const Extents& extents) {
+  if (IsInPlace(in_place, data)) return LiesInPlace(in_place, data, run, extents);
   const int64_t boxes = CountBoxes(run, extents);
   if (boxes < 0 || boxes > kBoxesMax) return false;
-  return boxes == 0 || LiesInside(spans, data, SpannedBytes(run, extents));
+  return boxes == 0 || spans.Contains(data, SpannedBytes(run, extents));
 }
 
 bool OffsetsLieInside(const int64_t* offsets, int64_t batch, int64_t total) {
@@ -123,26 +126,74 @@ bool CanMoveInParts(const WorkItem& item) {
   const int64_t size = DTypeBytes(p.dtype);
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
   const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  bool movable =
-      IsMovable(item.inputs, a.q.data, p.dim * size, ExtentsOf(a.q, p, p.heads_q, rows_q)) &&
-      IsMovable(item.inputs, a.k.data, p.dim * size, ExtentsOf(a.k, p, p.heads_kv, rows_k)) &&
-      IsMovable(item.inputs, a.v.data, p.dim_v * size, ExtentsOf(a.v, p, p.heads_kv, rows_k)) &&
-      IsMovable(item.outputs, a.o.data, p.dim_v * size, ExtentsOf(a.o, p, p.heads_q, rows_q));
+  const auto input = [&](const void* data, int64_t run, const Extents& extents) {
+    return IsMovable(item.inputs, item.in_place, data, run, extents);
+  };
+  const auto output = [&](const void* data, int64_t run, const Extents& extents) {
+    return IsMovable(item.outputs, item.in_place, data, run, extents);
+  };
+  bool movable = input(a.q.data, p.dim * size, ExtentsOf(a.q, p, p.heads_q, rows_q)) &&
+                 input(a.k.data, p.dim * size, ExtentsOf(a.k, p, p.heads_kv, rows_k)) &&
+                 input(a.v.data, p.dim_v * size, ExtentsOf(a.v, p, p.heads_kv, rows_k)) &&
+                 output(a.o.data, p.dim_v * size, ExtentsOf(a.o, p, p.heads_q, rows_q));
   // Two rows of an output in one place would be no output.
   for (const Extent& extent : ExtentsOf(a.o, p, p.heads_q, rows_q)) {
     movable = movable && (extent.stride > 0 || extent.count <= 1);
   }
   if (p.return_lse) {
-    movable = movable && IsMovable(item.outputs, a.lse, rows_q * 4, LseExtents(a));
+    movable = movable && output(a.lse, rows_q * 4, LseExtents(a));
   }
   if (p.has_bias) {
-    movable = movable && IsMovable(item.inputs, a.bias.data, p.len_k * DTypeBytes(a.bias.dtype),
-                                   BiasExtents(a));
+    movable = movable && input(a.bias.data, p.len_k * DTypeBytes(a.bias.dtype), BiasExtents(a));
   }
   for (const Array& array : ArraysOf(a, a)) {
-    movable = movable && LiesInside(item.inputs, array.host, array.bytes);
+    movable = movable && (item.inputs.Contains(array.host, array.bytes) ||
+                          item.in_place.Contains(array.host, array.bytes));
   }
   return movable;
+}
+
+bool TensorsAreInPlace(const WorkItem& item) {
+  const Attention& a = item.attention;
+  const auto in_place = [&item](const void* data) { return IsInPlace(item.in_place, data); };
+  return in_place(a.q.data) && in_place(a.k.data) && in_place(a.v.data) && in_place(a.o.data) &&
+         (!a.problem.has_bias || in_place(a.bias.data));
+}
+
+Result<std::vector<ByteRuns>> OutputsInPlace(const WorkItem& item) {
+  const Attention& a = item.attention;
+  const Problem& p = a.problem;
+  std::vector<ByteRuns> runs;
+  const auto add = [&](const char* name, void* data, int64_t run, const Extents& extents,
+                       int64_t first) {
+    if (!IsInPlace(item.in_place, data)) return Status();
+    char* const begin = static_cast<char*>(data) + first;
+    if (!LiesInPlace(item.in_place, begin, run, extents)) {
+      return InvalidArgument(std::string(name) + " is not all inside a span in place");
+    }
+    std::vector<ByteBox> boxes;
+    if (!AppendBoxes(run, extents, &boxes)) {
+      return InvalidArgument(std::string(name) + " has rows that overlap");
+    }
+    for (const ByteBox& box : boxes) {
+      runs.push_back({begin + box.offset, box.width, box.rows, box.pitch});
+    }
+    return Status();
+  };
+  if (p.packed && !OffsetsLieInside(a.q_offsets, p.batch, p.total_q)) {
+    return InvalidArgument("q_offsets do not ascend within the " + std::to_string(p.total_q) +
+                           " rows of q");
+  }
+  const RowRange range = QueryRows(a);
+  const int64_t rows = range.end - range.begin;
+  const Extents extents = ExtentsOf(a.o, p, p.heads_q, rows);
+  ATTEND_RETURN_IF_ERROR(add("o", a.o.data, p.dim_v * DTypeBytes(p.dtype), extents,
+                             range.begin * extents[kRows].stride));
+  if (p.return_lse) {
+    constexpr int64_t kSize = sizeof(float);
+    ATTEND_RETURN_IF_ERROR(add("lse", a.lse, rows * kSize, LseExtents(a), range.begin * kSize));
+  }
+  return runs;
 }
 
 Result<TwoViews> TakeSlice(const TwoViews& whole, const AttentionSlice& slice) {
@@ -156,6 +207,7 @@ Result<TwoViews> TakeSlice(const TwoViews& whole, const AttentionSlice& slice) {
 std::vector<BoxCopy> PartCopies::Arrays() const {
   std::vector<BoxCopy> copies;
   for (const Array& array : ArraysOf(whole_.host, whole_.device)) {
+    if (IsInPlace(in_place_, array.host)) continue;
     Append(array.host, array.device, array.bytes, {Extent{1, 0}, Extent{1, 0}, Extent{1, 0}}, true,
            &copies);
   }
@@ -181,6 +233,7 @@ std::vector<BoxCopy> PartCopies::In(const TwoViews& part) {
   const auto add = [&](Tensor tensor, const ConstTensorView& on_host,
                        const ConstTensorView& on_device, int64_t heads, int64_t dim,
                        const RowRange& range) {
+    if (IsInPlace(in_place_, on_host.data)) return;
     const Extents extents = ExtentsOf(on_host, p, heads, range.end - range.begin);
     const int64_t first = range.begin * extents[kRows].stride;
     AddRows(tensor, Forward(on_host.data, first), Forward(on_device.data, first), dim * size,
@@ -189,7 +242,7 @@ std::vector<BoxCopy> PartCopies::In(const TwoViews& part) {
   add(kQ, host.q, device.q, p.heads_q, p.dim, QueryRows(host));
   add(kK, host.k, device.k, p.heads_kv, p.dim, KeyRows(host));
   add(kV, host.v, device.v, p.heads_kv, p.dim_v, KeyRows(host));
-  if (p.has_bias) {
+  if (p.has_bias && !IsInPlace(in_place_, host.bias.data)) {
     // Whole rows: a part that sees fewer keys may be followed by one of the same rows.
     const Extents extents = BiasExtents(host);
     const int64_t rows = extents[kRows].stride == 0 ? 1 : p.len_q;
@@ -199,17 +252,19 @@ std::vector<BoxCopy> PartCopies::In(const TwoViews& part) {
   return copies;
 }
 
-std::vector<BoxCopy> PartCopies::Out(const TwoViews& part) {
+std::vector<BoxCopy> PartCopies::Out(const TwoViews& part) const {
   const Attention& host = part.host;
   const Problem& p = host.problem;
   const RowRange range = QueryRows(host);
   const int64_t rows = range.end - range.begin;
   std::vector<BoxCopy> copies;
-  const Extents extents = ExtentsOf(host.o, p, p.heads_q, rows);
-  const int64_t first = range.begin * extents[kRows].stride;
-  Append(Forward(host.o.data, first), Forward(part.device.o.data, first),
-         p.dim_v * DTypeBytes(p.dtype), extents, false, &copies);
-  if (p.return_lse) {
+  if (!IsInPlace(in_place_, host.o.data)) {
+    const Extents extents = ExtentsOf(host.o, p, p.heads_q, rows);
+    const int64_t first = range.begin * extents[kRows].stride;
+    Append(Forward(host.o.data, first), Forward(part.device.o.data, first),
+           p.dim_v * DTypeBytes(p.dtype), extents, false, &copies);
+  }
+  if (p.return_lse && !IsInPlace(in_place_, host.lse)) {
     Append(host.lse + range.begin, part.device.lse + range.begin,
            rows * static_cast<int64_t>(sizeof(float)), LseExtents(host), false, &copies);
   }

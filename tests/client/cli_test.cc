@@ -133,6 +133,8 @@ TEST(Cli, BadFlagsAreOneLineAndTwo) {
                                              {"load", "--mix", "/nonexistent.json"},
                                              {"load", "--allow", "SOMETIMES"},
                                              {"load", "--stream", "--deadline-ms", "5"},
+                                             {"load", "--transport", "cuda-ipc", "--check", "1"},
+                                             {"run", "--transport", "cuda"},
                                              {"load", "--search-p99", "5", "--count", "5"},
                                              {"run", "--tenant", "a\tb"},
                                              {"check", "--tenant", std::string(257, 'a')},

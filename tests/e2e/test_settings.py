@@ -26,6 +26,7 @@ def run_server(*args, env=None):
     ["--memory-budget", "4GiBB"], ["--memory-budget", "-1"], ["--drain-timeout", "-1"],
     ["--tenant", "a"], ["--tenant", "a=0"], ["--tenant", "a=1,a=2"], ["--priority-aging-ms", "0"],
     ["--shared-memory-max", "0"], ["--shared-memory-client-regions", "0"],
+    ["--cuda-ipc"],
     ["--chunked-streams-max", "0"], ["--chunked-idle-timeout", "0"],
     ["--config", "/nonexistent.toml"], ["stray"],
 ], ids=" ".join)
@@ -35,6 +36,14 @@ def test_bad_flags(args):
     lines = (done.stdout + done.stderr).strip().splitlines()
     assert len(lines) == 1, lines
     assert args[-1].lstrip("-") in lines[0] or args[0].lstrip("-") in lines[0]
+
+
+def test_cuda_ipc_wants_a_gpu(tmp_path):
+    done = run_server("--device", "cpu", "--listen", "127.0.0.1:0", "--metrics-listen", "off",
+                      "--shared-memory", "--shared-memory-socket", str(tmp_path / "shm.sock"),
+                      "--cuda-ipc")
+    assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
+    assert "cuda-ipc" in done.stderr and "GPU" in done.stderr
 
 
 def test_bad_environment_and_config(tmp_path):
@@ -56,7 +65,8 @@ def test_help_explains_every_flag():
                  "stream-requests-max", "chunked-streams-max", "chunked-idle-timeout",
                  "shared-memory", "shared-memory-socket", "shared-memory-max",
                  "shared-memory-client-max", "shared-memory-client-regions",
-                 "shared-memory-any-user", "tenant", "priority-aging-ms", "copy-threads",
+                 "shared-memory-any-user", "cuda-ipc", "tenant", "priority-aging-ms",
+                 "copy-threads",
                  "reference-check", "check-seed", "check-threads", "check-dump-dir",
                  "check-dump-max", "drain-timeout", "log-level", "log-format", "log-file",
                  "allocator-tuning", "ready-file", "version", "config"):

@@ -7,7 +7,9 @@ if(ATTEND_WITH_CUDA)
   add_library(attend_test_cuda STATIC c_params.cc cuda_run.cc lane_harness.cc)
   target_link_libraries(attend_test_cuda PUBLIC attend_cuda attend_test_problems)
 
-  attend_test(cuda_layout_test SOURCES cuda_layout_test.cc cuda_cut_test.cc tile_order_test.cc
+  attend_test(cuda_layout_test
+              SOURCES cuda_layout_test.cc cuda_cut_test.cc cuda_part_copies_test.cc
+                      tile_order_test.cc
               LIBRARIES attend_cuda attend_test_problems LABELS unit)
   attend_test(cuda_c_args_test SOURCES cuda_c_args_test.cc
               LIBRARIES attend_kernels_c attend_options LABELS unit)
@@ -19,7 +21,8 @@ if(ATTEND_WITH_CUDA)
               LIBRARIES attend_test_cuda LABELS gpu TIMEOUT 600)
   attend_test(cuda_backend_test SOURCES cuda_backend_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)
-  attend_test(cuda_lane_test SOURCES cuda_lane_test.cc cuda_copy_test.cc cuda_main.cc
+  attend_test(cuda_lane_test
+              SOURCES cuda_lane_test.cc cuda_copy_test.cc cuda_in_place_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu TIMEOUT 300)
   attend_test(cuda_lost_part_test SOURCES cuda_lost_part_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)

@@ -1,30 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a lane cuts large attentions and which bytes it moves for each part: arithmetic that needs no
-// GPU.
+// How a lane cuts large attentions: arithmetic that needs no GPU.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/cpu_reference.h"
 #include "kernels/cuda/batch_layout.h"
 #include "kernels/cuda/byte_boxes.h"
 #include "kernels/cuda/cut_plan.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/part_copies.h"
 #include "kernels/cuda/pinned_ranges.h"
 #include "tests/kernels/problems.h"
 
 namespace attend::test {
 namespace {
 
-using cuda::BoxCopy;
 using cuda::ByteBox;
 using cuda::Extent;
 using cuda::Extents;
@@ -225,115 +221,71 @@ TEST(PlanParts, MasksThatRowsCannotBeCutUnderLeaveThemWhole) {
   EXPECT_EQ(Plan(spec).size(), 2u);
 }
 
-// What a lane does with its parts, on the host: only what the copies bring is there, all else is
-// NaN; the answer must be the whole's, bit for bit, and nothing else may be written.
-void ExpectPartsAreTheWhole(const ProblemSpec& spec, int parts, uint64_t seed, int* cut) {
-  OwnedAttention owned = MakeAttention(spec, seed);
-  CpuReference(owned.attention);
-  const std::vector<std::byte> whole = owned.OutputBytes();
-  owned.ResetOutput();
-  const std::vector<AttentionSlice> slices =
-      cuda::PlanParts(owned.attention, KernelId::kCudaFlashFp32, {.parts_min = parts});
-  const WorkItem item = owned.Item(Selection{});
-  if (slices.empty()) return;
-  ASSERT_TRUE(cuda::CanMoveInParts(item)) << Describe(spec);
-  ++*cut;
-  const Block input = MakeBlock(owned.input.bytes), output = MakeBlock(owned.output.bytes);
-  std::memset(input.get(), 0xff, static_cast<size_t>(owned.input.bytes));
-  std::memset(output.get(), 0xff, static_cast<size_t>(owned.output.bytes));
-  const Result<Attention> device = cuda::Rebase(
-      item, {{reinterpret_cast<char*>(input.get())}, {reinterpret_cast<char*>(output.get())}});
-  ASSERT_TRUE(device.ok()) << device.status().ToString();
-  const cuda::TwoViews views = {owned.attention, *device};
-  cuda::PartCopies copies(views);
-  int64_t bytes_in = 0;
-  const auto copy = [](const std::vector<BoxCopy>& boxes) {
-    int64_t bytes = 0;
-    for (const BoxCopy& box : boxes) {
-      bytes += box.width * box.rows;
-      for (int64_t row = 0; row < box.rows; ++row) {
-        std::memcpy(box.to + row * box.pitch, box.from + row * box.pitch,
-                    static_cast<size_t>(box.width));
-      }
+// Of what lies in place: few parts, none of them long, and the same bits.
+TEST(JoinParts, LongOnesBecomeFewOfTheSameVariants) {
+  const auto names = [](const Problem& p) {
+    std::string all;
+    for (const auto& variant : cuda::VariantsFor(KernelId::kCudaFlashSm90, p)) {
+      all += std::string(variant.name) + " ";
     }
-    return bytes;
+    return all;
   };
-  bytes_in += copy(copies.Arrays());
-  for (const AttentionSlice& slice : slices) {
-    const Result<cuda::TwoViews> part = cuda::TakeSlice(views, slice);
-    ASSERT_TRUE(part.ok()) << part.status().ToString();
-    bytes_in += copy(copies.In(*part));
-    CpuReference(part->device);
-    copy(cuda::PartCopies::Out(*part));
-  }
-  EXPECT_LE(bytes_in, owned.input.bytes) << "copied twice: " << Describe(spec);
-  EXPECT_TRUE(owned.GuardsIntact()) << Describe(spec);
-  EXPECT_EQ(whole, owned.OutputBytes()) << Describe(spec) << " in " << parts << " seed " << seed;
-}
-
-TEST(PartCopies, BringWhatEachPartNeedsAndNoMore) {
-  const uint64_t seed = FreshSeed();
-  int cut = 0;
-  const int count = std::max(50, static_cast<int>(800 * TestScale()));
-  for (int n = 0; n < count && !testing::Test::HasFailure(); ++n) {
-    const uint64_t each = seed + static_cast<uint64_t>(n);
-    ExpectPartsAreTheWhole(RandomSpec(each, 1e5), 2 + n % 6, each, &cut);
-  }
-  EXPECT_GT(cut, count / 10);  // many have one sequence and one KV head
-}
-
-TEST(PartCopies, RowsBringTheirKeysOnce) {
-  const uint64_t seed = FreshSeed();
-  int cut = 0;
-  for (const auto layout : {Layout::kBHLD, Layout::kBLHD, Layout::kStrided}) {
-    for (const int64_t right : {int64_t{-1}, int64_t{0}}) {
-      ProblemSpec spec = MakeSpec(1, 2, 1, 2000, right == 0 ? 2100 : 40, 3, 4);
-      spec.layout = layout;
-      spec.problem.mask.right = right;
-      spec.problem.mask.left = right == 0 ? 30 : -1;
-      spec.problem.has_bias = true;
-      spec.bias_per_query = right == 0;
-      spec.problem.has_sinks = true;
-      ExpectPartsAreTheWhole(spec, 3, seed, &cut);
+  const cuda::CutBounds bounds;
+  for (const auto& [batch, heads, length, dim] :
+       std::vector<std::array<int64_t, 4>>{{1, 16, 8192, 128},
+                                           {1, 16, 16384, 128},
+                                           {4, 16, 2048, 64},
+                                           {1, 16, 8192, 64},
+                                           {1, 2, 32768, 128},
+                                           {32, 8, 1024, 96}}) {
+    for (const bool causal : {false, true}) {
+      ProblemSpec spec = Long(batch, heads, length);
+      spec.problem.dim = spec.problem.dim_v = dim;
+      spec.problem.mask.right = causal ? 0 : -1;
+      const Attention whole = Described(spec);
+      const std::vector<AttentionSlice> parts = Plan(spec);
+      ASSERT_FALSE(parts.empty());
+      const std::vector<AttentionSlice> joined =
+          cuda::JoinParts(whole, KernelId::kCudaFlashSm90, bounds, parts);
+      EXPECT_LE(joined.size(), parts.size());
+      // Each is some parts that follow each other.
+      size_t next = 0;
+      for (const AttentionSlice& slice : joined) {
+        const Result<Attention> large = TakeSlice(whole, slice);
+        ASSERT_TRUE(large.ok());
+        const size_t first = next;
+        double flops = 0;
+        while (next < parts.size() && flops < 0.999 * Flops(*large)) {
+          const Result<Attention> part = TakeSlice(whole, parts[next++]);
+          ASSERT_TRUE(part.ok());
+          EXPECT_EQ(names(part->problem), names(large->problem));
+          flops += Flops(*part);
+        }
+        EXPECT_NEAR(flops, Flops(*large), 1e-9 * flops);
+        EXPECT_EQ(slice.batch_begin, parts[first].batch_begin);
+        EXPECT_EQ(slice.heads_begin, parts[first].heads_begin);
+        EXPECT_EQ(slice.rows_begin, parts[first].rows_begin);
+        EXPECT_EQ(slice.rows_end, parts[next - 1].rows_end);
+        EXPECT_EQ(slice.heads_end, parts[next - 1].heads_end);
+        EXPECT_EQ(slice.batch_end, parts[next - 1].batch_end);
+        if (next - first > 1) {
+          EXPECT_LE(Flops(*large) / 650e12, bounds.launch_seconds_max);
+        }
+        if (causal) {
+          EXPECT_EQ(slice.rows_end - slice.rows_begin,
+                    parts[first].rows_end - parts[first].rows_begin);
+        }
+      }
+      EXPECT_EQ(next, parts.size());
     }
   }
-  EXPECT_EQ(cut, 6);
-}
-
-// Where one tensor is seen as two: what came for Q is not taken for K.
-TEST(PartCopies, TensorsMayShareMemory) {
-  ProblemSpec spec = MakeSpec(2, 4, 4, 9, 9, 8, 8);
-  OwnedAttention owned = MakeAttention(spec, FreshSeed());
-  owned.attention.k = owned.attention.q;
-  const WorkItem item = owned.Item(Selection{});
-  ASSERT_TRUE(cuda::CanMoveInParts(item));
-  cuda::PartCopies copies({owned.attention, owned.attention});
-  const Result<cuda::TwoViews> part =
-      cuda::TakeSlice({owned.attention, owned.attention}, {0, 1, 1, 2, 0, 9});
-  ASSERT_TRUE(part.ok());
-  EXPECT_EQ(copies.In(*part).size(), 3u);
-}
-
-TEST(CanMoveInParts, RefusesWhatLiesOutsideOrOverlaps) {
-  OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 30, 40, 8, 8), FreshSeed());
-  WorkItem item = owned.Item(Selection{});
-  EXPECT_TRUE(cuda::CanMoveInParts(item));
-  item.inputs = {{owned.input.data, owned.input.bytes / 2}};
-  EXPECT_FALSE(cuda::CanMoveInParts(item));
-  item = owned.Item(Selection{});
-  item.attention.o.stride_h = 0;
-  EXPECT_FALSE(cuda::CanMoveInParts(item));
-  item = owned.Item(Selection{});
-  item.attention.q.stride_l -= 1;
-  EXPECT_FALSE(cuda::CanMoveInParts(item));
-
-  ProblemSpec packed = MakeSpec(2, 1, 1, 1, 1, 8, 8);
-  packed.problem.packed = true;
-  packed.q_lengths = packed.kv_lengths = {3, 4};
-  owned = MakeAttention(packed, FreshSeed());
-  EXPECT_TRUE(cuda::CanMoveInParts(owned.Item(Selection{})));
-  const_cast<int64_t*>(owned.attention.q_offsets)[1] = 9;
-  EXPECT_FALSE(cuda::CanMoveInParts(owned.Item(Selection{})));
+  const ProblemSpec spec = Long(1, 16, 8192);
+  EXPECT_EQ(cuda::JoinParts(Described(spec), KernelId::kCudaFlashSm90, bounds, Plan(spec)).size(),
+            2u)
+      << "0.85 ms in two launches";
+  const cuda::CutBounds many = {.parts_min = 5};
+  EXPECT_EQ(cuda::JoinParts(Described(spec), KernelId::kCudaFlashSm90, many, Plan(spec)).size(),
+            5u);
 }
 
 TEST(LayOut, PartsNeedTheLargestPartsWorkspace) {

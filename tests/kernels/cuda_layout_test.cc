@@ -158,6 +158,83 @@ TEST(Rebase, TakesEachPointerFromItsSpan) {
   EXPECT_EQ(static_cast<void*>(moved->lse), at(0x100410));
 }
 
+// Tensors in memory of the device stay where they are; what is moved beside them moves as ever.
+TEST(Rebase, LeavesWhatLiesInPlace) {
+  const auto at = [](uintptr_t address) { return reinterpret_cast<char*>(address); };
+  WorkItem item;
+  item.attention.q.data = at(0x1000);
+  item.attention.k.data = at(0x900000);
+  item.attention.v.data = at(0x900100);
+  item.attention.bias.data = at(0x900200);  // at the end: nothing is read there
+  item.attention.sinks = reinterpret_cast<float*>(at(0x1080));
+  item.attention.q_lengths = reinterpret_cast<int64_t*>(at(0x10c0));
+  item.attention.o.data = at(0xa00040);
+  item.attention.lse = reinterpret_cast<float*>(at(0x5000));
+  item.inputs = {{at(0x1000), 0x100}};
+  item.outputs = {{at(0x5000), 0x40}};
+  item.in_place = {{at(0x900000), 0x200}, {at(0xa00000), 0x80}};
+  const std::vector<WorkItem> items = {item};
+  const Result<BatchLayout> layout = cuda::LayOut(items, kNoLimit);
+  ASSERT_TRUE(layout.ok()) << layout.status().ToString();
+  EXPECT_LE(layout->bytes, layout->workspace_bytes + 2 * kLayoutAlignment + 0x140)
+      << "no room is taken for what lies in place";
+  ASSERT_TRUE(cuda::CheckInPlace(item).ok());
+  const cuda::ItemPlace place = cuda::PlaceIn(at(0x100000), item, layout->items[0]);
+  const Result<Attention> moved = cuda::Rebase(item, place);
+  ASSERT_TRUE(moved.ok()) << moved.status().ToString();
+  EXPECT_EQ(moved->q.data, place.inputs[0]);
+  EXPECT_EQ(moved->k.data, at(0x900000));
+  EXPECT_EQ(moved->v.data, at(0x900100));
+  EXPECT_EQ(moved->bias.data, at(0x900200));
+  EXPECT_EQ(static_cast<const void*>(moved->sinks), place.inputs[0] + 0x80);
+  EXPECT_EQ(static_cast<const void*>(moved->q_lengths), place.inputs[0] + 0xc0);
+  EXPECT_EQ(moved->o.data, at(0xa00040));
+  EXPECT_EQ(static_cast<void*>(moved->lse), place.outputs[0]);
+
+  item.attention.v.data = at(0x900201);
+  const Status outside = cuda::Rebase(item, place).status();
+  EXPECT_EQ(outside.code(), Code::kInvalidArgument);
+  EXPECT_NE(outside.message().find("v "), std::string::npos) << outside.message();
+}
+
+TEST(CheckInPlace, RefusesWhatTheHostReadsAndWhatNoKernelAddresses) {
+  const auto at = [](uintptr_t address) { return reinterpret_cast<char*>(address); };
+  OwnedAttention owned =
+      MakeAttention(MakeSpec(1, 2, 2, 16, 16, 64, 64, DType::kFloat16), FreshSeed());
+  WorkItem item = owned.Item({KernelId::kCudaFlashSm90, {}, 0});
+  item.in_place = {{at(0x900000), 0x10000}};
+  EXPECT_TRUE(cuda::CheckInPlace(item).ok());
+
+  item.attention.kv_lengths = reinterpret_cast<int64_t*>(at(0x900000));
+  const Status lengths = cuda::CheckInPlace(item);
+  EXPECT_EQ(lengths.code(), Code::kInvalidArgument);
+  EXPECT_NE(lengths.message().find("kv_lengths"), std::string::npos) << lengths.message();
+  item.attention.kv_lengths = nullptr;
+
+  item.attention.k.data = at(0x900002);
+  const Status unaligned = cuda::CheckInPlace(item);
+  EXPECT_EQ(unaligned.code(), Code::kInvalidArgument);
+  EXPECT_NE(unaligned.message().find("cuda_flash_sm90"), std::string::npos) << unaligned.message();
+  item.selection.kernel = KernelId::kCudaFlashSm80;
+  EXPECT_TRUE(cuda::CheckInPlace(item).ok()) << "which takes any address";
+
+  item.in_place = {{at(0x900000), -1}};
+  EXPECT_EQ(cuda::CheckInPlace(item).code(), Code::kInvalidArgument);
+}
+
+TEST(OutputIsDense, CountsWhatIsMoved) {
+  OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 5, 7, 8, 8), FreshSeed());
+  WorkItem item = owned.Item(Selection{});
+  item.in_place = {{item.attention.o.data, 2 * 3 * 5 * 8 * 4}};
+  item.outputs = {{item.attention.lse, 2 * 3 * 5 * 4}};
+  EXPECT_TRUE(cuda::OutputIsDense(item));
+  item.outputs = {{item.attention.lse, 2 * 3 * 5 * 4 + 4}};
+  EXPECT_FALSE(cuda::OutputIsDense(item));
+  item.in_place.Add({item.attention.lse, 2 * 3 * 5 * 4});
+  item.outputs = {};
+  EXPECT_TRUE(cuda::OutputIsDense(item)) << "there is nothing to bring back";
+}
+
 TEST(OutputIsDense, KnowsGaps) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 5, 7, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});

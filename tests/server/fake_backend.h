@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -64,6 +65,21 @@ class FakeBackend final : public Backend {
   // Changes an item's output after it was computed.
   void Corrupt(Compute corrupt);
 
+  // Makes the device one that takes other processes' memory; before the server starts. Its memory
+  // is the test's own, which it lends by handles of any bytes: nothing may be borrowed when the
+  // device goes.
+  void SetUuid(std::string uuid) { info_.uuid = std::move(uuid); }
+  void Lend(const std::string& handle, const LentMemory& memory);
+  // An event that is reached when the test says so.
+  void LendEvent(const std::string& handle);
+  void Reach(const std::string& handle);
+  int64_t borrowed() const;  // memory and events now
+  // What is borrowed from now on is refused so, until a good status.
+  void RefuseLoans(Status status);
+  Result<LentMemory> BorrowMemory(std::string_view handle) override;
+  void ReturnMemory(char* data) override;
+  Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override;
+
   // From now on accepted batches wait at the gate, before they compute.
   void Hold();
   void Release();     // opens the gate for good
@@ -104,6 +120,7 @@ class FakeBackend final : public Backend {
  private:
   class FakeLane;
   class FakeAllocator;
+  class FakeEvent;
   friend class FakeLane;
   friend class FakeAllocator;
 
@@ -113,6 +130,8 @@ class FakeBackend final : public Backend {
   Status LostStatus() const;
   bool GateIsClosed() const;
   void PassGate();
+  // Waits for the events of these items.
+  void Await(const std::vector<WorkItem>& items);
   BatchOutcome RunItems(const std::vector<WorkItem>& items);
 
   DeviceInfo info_;
@@ -137,6 +156,11 @@ class FakeBackend final : public Backend {
   CallFaults lanes_;
   CallFaults losses_;  // counts batches, as batches_ does
   bool lost_ = false;
+  std::map<std::string, LentMemory, std::less<>> lent_;
+  std::map<std::string, bool, std::less<>> events_;  // whether they have been reached
+  std::map<char*, int64_t> borrowed_memory_;
+  int64_t borrowed_events_ = 0;
+  Status loan_refusal_;
   std::vector<int64_t> batch_sizes_;
 };
 

@@ -33,7 +33,7 @@ MappedRegion::MappedRegion(std::string token, UniqueFd file, int64_t bytes)
 MappedRegion::~MappedRegion() { Unmap(); }
 
 void MappedRegion::Unmap() {
-  if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+  if (data_ != nullptr && file_.valid()) munmap(data_, static_cast<size_t>(bytes_));
   data_ = nullptr;
 }
 
@@ -120,6 +120,12 @@ std::unique_ptr<MappedRegion> RegionClient::Create(int64_t bytes) {
 v1::RegionReply RegionClient::Release(const std::string& token) {
   v1::RegionRequest request;
   request.mutable_release()->set_token(token);
+  return Ask(request, nullptr);
+}
+
+v1::RegionReply RegionClient::Import(const v1::ImportCudaMemory& loan) {
+  v1::RegionRequest request;
+  *request.mutable_import_cuda() = loan;
   return Ask(request, nullptr);
 }
 

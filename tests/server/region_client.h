@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "attend/v1/attention.pb.h"
 #include "attend/v1/shared_memory.pb.h"
@@ -15,10 +16,12 @@
 
 namespace attend::test {
 
-// A region mapped in this process.
+// A region mapped in this process, or memory of the test's own that it has lent.
 class MappedRegion {
  public:
   MappedRegion(std::string token, UniqueFd file, int64_t bytes);
+  MappedRegion(std::string token, char* data, int64_t bytes)
+      : token_(std::move(token)), bytes_(bytes), data_(data) {}
   ~MappedRegion();
   MappedRegion(const MappedRegion&) = delete;
   MappedRegion& operator=(const MappedRegion&) = delete;
@@ -53,6 +56,7 @@ class RegionClient {
   // These may.
   v1::RegionReply TryCreate(uint64_t bytes);
   v1::RegionReply Release(const std::string& token);
+  v1::RegionReply Import(const v1::ImportCudaMemory& loan);
   void Close() { socket_.Reset(); }
 
  private:

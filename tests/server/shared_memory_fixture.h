@@ -30,14 +30,16 @@ class SharedMemoryTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  void Start(const std::function<void(Config&)>& change = {}) {
+  void Start(const std::function<void(Config&)>& change = {}, int devices = 1) {
     std::string pattern = std::filesystem::temp_directory_path() / "attend-shm-XXXXXX";
     folder_ = mkdtemp(pattern.data());
-    server_ = std::make_unique<test::TestServer>([&](Config& config) {
-      config.shared_memory = true;
-      config.shared_memory_socket = folder_ / "shm.sock";
-      if (change) change(config);
-    });
+    server_ = std::make_unique<test::TestServer>(
+        [&](Config& config) {
+          config.shared_memory = true;
+          config.shared_memory_socket = folder_ / "shm.sock";
+          if (change) change(config);
+        },
+        devices);
     stub_ = server_->Stub();
   }
   std::string path() const { return server_->server().shared_memory()->socket_path(); }
@@ -49,7 +51,9 @@ class SharedMemoryTest : public ::testing::Test {
     while (engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) std::this_thread::yield();
     for (;;) {
       const RegionRegistry::Stats now = stats();
-      if (now.bytes + now.changing_bytes + now.regions + now.clients == 0) return;
+      if (now.bytes + now.changing_bytes + now.regions + now.clients + now.lent_regions == 0) {
+        return;
+      }
       std::this_thread::yield();
     }
   }

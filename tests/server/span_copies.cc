@@ -18,7 +18,7 @@ uintptr_t Address(const void* data) { return reinterpret_cast<uintptr_t>(data); 
 
 class Copies {
  public:
-  explicit Copies(const SpanList& spans) : spans_(spans) {
+  Copies(const SpanList& spans, const SpanList& in_place) : spans_(spans), in_place_(in_place) {
     for (const HostSpan& span : spans) {
       blocks_.push_back(test::MakeBlock(span.bytes + static_cast<int64_t>(kAlignment)));
       places_.push_back(blocks_.back().get() + Address(span.data) % kAlignment);
@@ -37,7 +37,7 @@ class Copies {
 
   template <class T>
   void Move(const char* name, T** pointer) {
-    if (*pointer == nullptr) return;
+    if (*pointer == nullptr || in_place_.Contains(*pointer, 1)) return;
     for (const bool at_end : {false, true}) {
       for (int n = 0; n < spans_.size(); ++n) {
         const uintptr_t offset = Address(*pointer) - Address(spans_[n].data);
@@ -64,6 +64,7 @@ class Copies {
   size_t Bytes(int n) const { return static_cast<size_t>(spans_[n].bytes); }
 
   const SpanList& spans_;
+  const SpanList& in_place_;
   std::vector<test::Block> blocks_;
   std::vector<std::byte*> places_;
   std::string fault_;
@@ -73,7 +74,7 @@ class Copies {
 
 Status ComputeInCopies(const WorkItem& item, const std::function<void(const Attention&)>& compute) {
   Attention a = item.attention;
-  Copies in(item.inputs);
+  Copies in(item.inputs, item.in_place);
   in.Move("q", &a.q.data);
   in.Move("k", &a.k.data);
   in.Move("v", &a.v.data);
@@ -84,15 +85,16 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   in.Move("kv_lengths", &a.kv_lengths);
   in.Move("q_offsets", &a.q_offsets);
   in.Move("kv_offsets", &a.kv_offsets);
-  Copies out(item.outputs);
+  Copies out(item.outputs, item.in_place);
   out.Move("o", &a.o.data);
   out.Move("lse", &a.lse);
   if (!in.fault().empty()) return Internal("input: " + in.fault());
   if (!out.fault().empty()) return Internal("output: " + out.fault());
   in.CopyIn();
   const Problem& p = a.problem;
-  int64_t written = ElementsO(p) * DTypeBytes(p.dtype);
-  if (p.return_lse) written += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
+  const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
+  int64_t written = moved(a.o.data) ? ElementsO(p) * DTypeBytes(p.dtype) : 0;
+  if (p.return_lse && moved(a.lse)) written += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
   written == item.outputs.bytes() ? out.Fill() : out.CopyIn();
   compute(a);
   out.CopyOut();

@@ -3,6 +3,7 @@
 // What a GPU's lane does with an item, in host memory: the input spans are copied to memory of its
 // own, the attention computes there, and the output spans come back whole. Where the kernel writes
 // every byte of them nothing is brought in first, and a byte that it forgot comes back as NaN's.
+// Tensors in place stay where they are.
 
 #pragma once
 

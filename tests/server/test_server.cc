@@ -50,6 +50,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
   for (int i = 0; i < devices; ++i) {
     auto backend =
         std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
+    if (config.cuda_ipc) backend->SetUuid(DeviceUuid(i));
     backends_.push_back(backend.get());
     backends.push_back(std::move(backend));
   }
@@ -58,6 +59,10 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
   Result<std::unique_ptr<Server>> server = Server::Start(config, std::move(backends), logger);
   if (!server.ok()) throw std::runtime_error(server.status().ToString());
   server_ = std::move(*server);
+}
+
+std::string TestServer::DeviceUuid(int i) {
+  return std::string(15, 'u') + static_cast<char>('0' + i);
 }
 
 TestServer::~TestServer() {

@@ -24,6 +24,9 @@ class TestServer {
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1);
   ~TestServer();  // opens the devices' gates first
 
+  // Of the i-th device, if CUDA IPC is on.
+  static std::string DeviceUuid(int i);
+
   Server& server() { return *server_; }
   testing::FakeBackend& backend(int i = 0) { return *backends_[i]; }
   const std::string& address() const { return server_->addresses().front(); }

@@ -12,6 +12,8 @@ std::span<const Row> Rows() {
        RunChunked},
       {"shared_memory", "the same request in shared memory, against page-locked copies", true,
        RunSharedMemory},
+      {"cuda_ipc", "requests in a GPU's memory that is lent, against the kernel in a plain loop",
+       true, RunCudaIpc},
       {"small", "calls/s of small requests, against a bare echo and a Python server", true,
        RunSmall},
       {"stream", "the same on AttendStream, against our own unary calls", true, RunStream},

@@ -23,6 +23,7 @@ std::span<const Row> Rows();
 void RunInline(Bench& bench);
 void RunChunked(Bench& bench);
 void RunSharedMemory(Bench& bench);
+void RunCudaIpc(Bench& bench);
 // Small requests.
 void RunSmall(Bench& bench);
 void RunStream(Bench& bench);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The row about shared memory.
+// The rows about memory that client and server share: the host's, and a GPU's.
 
 #include <atomic>
 #include <chrono>
@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/cuda_memory.h"
 #include "client/shared_call.h"
 #include "client/shared_memory.h"
 #include "tests/bench/service/chunked_driver.h"
+#include "tests/bench/service/device_loop.h"
 #include "tests/bench/service/pinned_copies.h"
 #include "tests/bench/service/rows.h"
 
@@ -23,11 +25,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Target kCopyTarget{Target::Sense::kAtLeast, 0.8};
+constexpr Target kLoopTarget{Target::Sense::kAtLeast, 0.95};
 // Calls under way at once, each with memory of its own: while one is copied another is computed.
 constexpr int kBackToBack = 3;
 constexpr int kChunkedConnections = 8;
 
 double Gigabytes(const Sample& sample) { return sample.gigabytes_per_second(); }
+double Calls(const Sample& sample) { return sample.calls_per_second(); }
+
+// Whose memory a call's tensors lie in.
+enum class Memory { kHost, kDevice };
 
 // A server with shared memory, and the calls that lie in it.
 struct Shared {
@@ -37,12 +44,26 @@ struct Shared {
   std::vector<client::AttentionCall> calls;
 };
 
-Result<Shared> StartShared(const Bench& bench, const TempFolder& folder, const Work& work) {
+// The server's first device, as CudaMemory knows it.
+Result<std::vector<std::string>> DeviceUuids(const Bench& bench, client::Client& client) {
+  const auto info = client.GetServerInfo(std::chrono::seconds(30));
+  if (!info.ok()) return info.status();
+  std::vector<std::string> uuids;
+  for (const v1::DeviceInfo& device : info->devices()) {
+    if (device.name() == bench.first_device()) uuids.push_back(device.uuid());
+  }
+  return uuids;
+}
+
+Result<Shared> StartShared(const Bench& bench, const TempFolder& folder, const Work& work,
+                           Memory kind) {
   Shared shared;
   const std::string socket = folder.Path("shared.sock");
-  Result<std::unique_ptr<ServerProcess>> process = bench.StartAttend(
-      Serves::kComputing,
-      {"--shared-memory", "--shared-memory-socket", socket, "--shared-memory-client-max", "4GiB"});
+  std::vector<std::string> flags = {"--shared-memory", "--shared-memory-socket", socket,
+                                    "--shared-memory-client-max", "4GiB"};
+  if (kind == Memory::kDevice) flags.push_back("--cuda-ipc");
+  Result<std::unique_ptr<ServerProcess>> process =
+      bench.StartAttend(Serves::kComputing, std::move(flags));
   if (!process.ok()) return process.status();
   shared.process = std::move(*process);
   Result<std::unique_ptr<client::Client>> client =
@@ -52,8 +73,18 @@ Result<Shared> StartShared(const Bench& bench, const TempFolder& folder, const W
   Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect(socket);
   if (!memory.ok()) return memory.status();
   shared.memory = std::move(*memory);
+  client::MakeRegion make_region = [&](int64_t bytes) { return shared.memory->Create(bytes); };
+  if (kind == Memory::kDevice) {
+    const Result<std::vector<std::string>> uuids = DeviceUuids(bench, *shared.client);
+    if (!uuids.ok()) return uuids.status();
+    make_region = [&shared, uuids = *uuids](int64_t bytes) {
+      Result<std::shared_ptr<client::DeviceMemory>> memory = client::LendableMemory(uuids, bytes);
+      if (!memory.ok()) return Result<std::shared_ptr<client::SharedRegion>>(memory.status());
+      return shared.memory->Lend(std::move(*memory));
+    };
+  }
   for (int i = 0; i < kBackToBack; ++i) {
-    Result<client::AttentionCall> call = client::ShareCall(*shared.memory, work.call());
+    Result<client::AttentionCall> call = client::ShareCall(make_region, work.call());
     if (!call.ok()) return call.status();
     shared.calls.push_back(std::move(*call));
   }
@@ -65,13 +96,15 @@ Status CheckShared(Shared& shared, const Work& work) {
   for (const client::AttentionCall& call : shared.calls) {
     const Result<client::AttentionResult> answer = shared.client->Call(call);
     if (!answer.ok()) return answer.status();
-    const std::string wrong = work.CheckOutput(call.outputs.o->data());
+    const std::string wrong = work.CheckOutput(answer->o.data.get());
     if (!wrong.empty()) return Internal(wrong);
   }
   return Status();
 }
 
 Result<Sample> DriveShared(Shared& shared, const Work& work, double seconds) {
+  client::CallOptions options;
+  options.payload = client::Payload::kDiscard;  // it stays where the server has written it
   std::atomic<int64_t> answered = 0;
   std::vector<Status> statuses(shared.calls.size());
   std::vector<std::thread> threads;
@@ -81,7 +114,8 @@ Result<Sample> DriveShared(Shared& shared, const Work& work, double seconds) {
   for (size_t i = 0; i < shared.calls.size(); ++i) {
     threads.emplace_back([&, i] {
       do {
-        const Result<client::AttentionResult> answer = shared.client->Call(shared.calls[i]);
+        const Result<client::AttentionResult> answer =
+            shared.client->Call(shared.calls[i], options);
         if (!answer.ok()) {
           statuses[i] = answer.status();
           return;
@@ -122,7 +156,7 @@ void RunSharedMemory(Bench& bench) {
     question.target.reset();
   }
   const TempFolder folder;
-  Result<Shared> shared = StartShared(bench, folder, work);
+  Result<Shared> shared = StartShared(bench, folder, work, Memory::kHost);
   if (!shared.ok()) return bench.AddWithout({question}, shared.status());
   std::vector<Contestant> contestants = {
       {"shared memory", [&](double seconds) { return DriveShared(*shared, work, seconds); }}};
@@ -143,6 +177,38 @@ void RunSharedMemory(Bench& bench) {
   right = samples.ok() ? CheckShared(*shared, work) : samples.status();
   if (!right.ok()) return bench.AddWithout({question}, right);
   bench.AddJudged(question, (*samples)[0], (*samples)[1], Gigabytes);
+}
+
+void RunCudaIpc(Bench& bench) {
+  const int64_t length = bench.options().quick ? 4096 : 8192;
+  const test::ProblemSpec spec =
+      test::MakeSpec(1, 16, 16, length, length, 128, 128, DType::kFloat16);
+  const Work work("16 heads x " + std::to_string(length) + " x 128 fp16", spec, Truth::kAttention,
+                  bench.options().seed);
+  const Question question{"cuda_ipc",
+                          work.name() + ", inputs and answer in a GPU's memory that is lent, " +
+                              std::to_string(kBackToBack) + " in flight",
+                          "the same kernel in a plain loop in one process",
+                          "calls/s",
+                          Measure::kRatio,
+                          kLoopTarget};
+  if (!bench.gpu()) return bench.Add(Skipped(question, "needs a GPU"));
+  const TempFolder folder;
+  Result<Shared> shared = StartShared(bench, folder, work, Memory::kDevice);
+  if (!shared.ok()) return bench.AddWithout({question}, shared.status());
+  Result<std::unique_ptr<DeviceLoop>> loop =
+      DeviceLoop::Make(bench.first_device(), spec, bench.options().seed);
+  if (!loop.ok()) return bench.AddWithout({question}, loop.status());
+  const std::vector<Contestant> contestants = {
+      {"CUDA IPC", [&](double seconds) { return DriveShared(*shared, work, seconds); }},
+      {"loop", [&](double seconds) { return (*loop)->Drive(seconds); }}};
+  Status right = CheckShared(*shared, work);
+  if (!right.ok()) return bench.AddWithout({question}, right);
+  const Result<std::vector<Samples>> samples =
+      RunRounds(contestants, bench.options().rounds, bench.options().seconds);
+  right = samples.ok() ? CheckShared(*shared, work) : samples.status();
+  if (!right.ok()) return bench.AddWithout({question}, right);
+  bench.AddJudged(question, (*samples)[0], (*samples)[1], Calls);
 }
 
 }  // namespace attend::bench
