@@ -10,6 +10,7 @@
 #include "kernels/cuda/completion_poller.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_lane.h"
+#include "kernels/cuda/cuda_staging.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/lane_memory.h"
 #include "kernels/cuda/launch.h"
@@ -23,9 +24,15 @@ namespace {
 class CudaBackend : public Backend {
  public:
   explicit CudaBackend(DeviceInfo info)
-      : info_(std::move(info)), allocator_(info_.index, pinned_), poller_(info_.index) {}
+      : info_(std::move(info)),
+        allocator_(info_.index, pinned_),
+        staging_(info_, pool_),
+        poller_(info_.index) {}
 
-  Status Open() { return pool_.Open(info_.index); }
+  Status Open() {
+    ATTEND_RETURN_IF_ERROR(pool_.Open(info_.index));
+    return staging_.Open();
+  }
 
   const DeviceInfo& info() const override { return info_; }
   HostAllocator& host_allocator() override { return allocator_; }
@@ -38,11 +45,18 @@ class CudaBackend : public Backend {
     return CudaLane::Make({info_, poller_, pool_, pinned_}, options);
   }
 
+  bool CanStage() const override { return staging_.can_stage(); }
+  Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
+                                               std::shared_ptr<void> owner) override {
+    return staging_.Make(host, std::move(owner), poller_);
+  }
+
  private:
   const DeviceInfo info_;
   PinnedRanges pinned_;
   PinnedAllocator allocator_;
   DevicePool pool_;
+  StagingStream staging_;
   CompletionPoller poller_;
 };
 

@@ -35,6 +35,9 @@ class DevicePool {
   void Free(void* memory, cudaStream_t stream);
   void Trim();  // gives back to the driver what nobody uses
 
+  // Or else every Free waits for the whole device.
+  bool in_stream_order() const { return pool_ != nullptr; }
+
  private:
   cudaMemPool_t pool_ = nullptr;  // null: the device has no pools
 };
