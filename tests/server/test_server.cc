@@ -38,7 +38,7 @@ struct TestServer::Log {
   std::shared_ptr<Sink> sink = std::make_shared<Sink>();
 };
 
-TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
+TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind)
     : log_(std::make_unique<Log>()) {
   google::protobuf::SetLogHandler(nullptr);  // bad messages are meant here
   Config config;
@@ -50,6 +50,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
   for (int i = 0; i < devices; ++i) {
     auto backend =
         std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
+    if (kind == Devices::kStaging) backend->AddStaging();
     backends_.push_back(backend.get());
     backends.push_back(std::move(backend));
   }
@@ -61,7 +62,10 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
 }
 
 TestServer::~TestServer() {
-  for (testing::FakeBackend* backend : backends_) backend->Release();
+  for (testing::FakeBackend* backend : backends_) {
+    backend->Release();
+    if (backend->CanStage()) backend->staging().Release();
+  }
 }
 
 std::string TestServer::log() const { return log_->sink->text(); }
