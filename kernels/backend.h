@@ -160,6 +160,27 @@ class HostAllocator {
   virtual void Unregister(void* data, int64_t bytes) = 0;
 };
 
+// A copy, on a device, of memory on the host that is still being filled: what is complete there
+// goes on to the device while the rest is on its way.
+class Staging {
+ public:
+  // Ends it and waits for nothing: copies that were enqueued may go on reading the host's memory
+  // and writing to the device's, and whoever owns the former is let go of when they have ended.
+  // What was given data() must have ended before.
+  virtual ~Staging() = default;
+
+  // Enqueues the copy of host bytes [offset, offset + bytes), which are complete and stay as they
+  // are. Any threads at once; each byte once. Not OK: this staging is good for nothing any more.
+  virtual Status Copy(int64_t offset, int64_t bytes) = 0;
+  // Once, when every Copy has returned. Not OK: as above.
+  virtual Status Finish() = 0;
+
+  // Where the host's first byte is copied to, at the same address modulo 256.
+  virtual char* data() const = 0;
+  // After Finish: what must have ended before the copy is whole. Lives as long as the staging.
+  virtual const DeviceEvent* after() const = 0;
+};
+
 struct LaneOptions {
   // Device memory taken at start, and kept. Batches that need more get more: in stream order, from
   // what the backend's lanes have given up or from the driver. RESOURCE_EXHAUSTED if there is none.
@@ -181,7 +202,7 @@ struct LentMemory {
 
 class Backend {
  public:
-  virtual ~Backend() = default;  // after all its lanes, lent memory and events
+  virtual ~Backend() = default;  // after all its lanes, stagings, lent memory and events
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
@@ -208,6 +229,17 @@ class Backend {
   virtual void ReturnMemory(char*) {}
   virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view) {
     return Unimplemented("device " + info().name + " takes no other process's events");
+  }
+
+  // Whether there is MakeStaging; not where kernels read the host's memory.
+  virtual bool CanStage() const { return false; }
+  // A staging of `host`, page-locked memory that `owner` keeps: it is held until no copy reads
+  // there any more, and let go of on any thread. RESOURCE_EXHAUSTED: there is no device memory. May
+  // wait for a driver.
+  virtual Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
+                                                       std::shared_ptr<void> owner) {
+    static_cast<void>(host), static_cast<void>(owner);
+    return Unimplemented("device " + info().name + " has no staging");
   }
 };
 

@@ -14,6 +14,8 @@ namespace attend {
 struct ByteRange {
   int64_t begin = 0;
   int64_t end = 0;  // above begin
+
+  bool operator==(const ByteRange&) const = default;
 };
 
 class ByteRanges {

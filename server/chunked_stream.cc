@@ -214,29 +214,43 @@ void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
 }
 
 void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status) {
-  char* to = nullptr;
-  if (status.ok()) status = transfer_->Reserve(*chunk, &to);
+  ChunkPlace place;
+  if (status.ok()) status = transfer_->Reserve(*chunk, &place);
   if (!status.ok()) transfer_->FailUpload(Rejection::kInvalid, std::move(status));
   {
     const std::lock_guard lock(mutex_);
     reading_ = false;
-    if (to == nullptr) return;  // nor does any further one
+    if (place.data == nullptr) return;  // nor does any further one
     ++unplaced_;
   }
   Poke();  // the next read is under way before this chunk is copied
-  std::vector<CopyPiece> pieces = chunk->Pieces(to);
+  std::vector<CopyPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
   if (bytes <= kInlineBytesMax) {
     for (const CopyPiece& piece : pieces) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }
     chunk.reset();  // the transport gets its memory back
-    return ChunkPlaced(bytes);
+    return ChunkCopied(place, bytes, false);
   }
-  context_.copies.Copy(std::move(pieces), [self = shared_from_this(), chunk, bytes]() mutable {
-    chunk.reset();
+  context_.copies.Copy(std::move(pieces),
+                       [self = shared_from_this(), chunk, place, bytes]() mutable {
+                         chunk.reset();
+                         self->ChunkCopied(place, bytes, true);
+                       });
+}
+
+void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait) {
+  std::vector<ByteRange> pieces;
+  // Without bytes the request need not wait for this chunk.
+  if (place.staged != nullptr && bytes > 0) pieces = place.staged->Arrived(place.data, bytes);
+  if (pieces.empty()) return ChunkPlaced(bytes);
+  const auto stage = [self = shared_from_this(), place, bytes, pieces = std::move(pieces)] {
+    place.staged->Copy(pieces);
     self->ChunkPlaced(bytes);
-  });
+  };
+  if (may_wait) return stage();
+  context_.copies.Copy({}, stage);
 }
 
 void ChunkedStream::ChunkPlaced(int64_t bytes) {

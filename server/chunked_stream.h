@@ -67,6 +67,8 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void TakeChunk(grpc::ByteBuffer message);
   // `status` says whether it is a chunk.
   void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status);
+  // The bytes lie at their place. `may_wait`: on a thread of the copy pool.
+  void ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait);
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;

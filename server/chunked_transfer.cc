@@ -121,8 +121,7 @@ bool ChunkedTransfer::WantsBytes() {
   return phase_ == Phase::kUploading && failure_.ok();
 }
 
-Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, char** to) {
-  *to = nullptr;
+Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
   const std::lock_guard lock(mutex_);
   if (phase_ != Phase::kUploading || !failure_.ok()) return Status();
   // Any 32 bits may come: compared before they are computed with.
@@ -152,7 +151,7 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, char** to) {
   }
   request_->message_bytes += chunk.message_bytes();
   ++in_hand_;
-  *to = places_.data[tensor] + begin;
+  *place = {places_.data[tensor] + begin, request_->staged.get()};
   return Status();
 }
 

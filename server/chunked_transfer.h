@@ -37,6 +37,12 @@ struct StreamStep {
   Status status;             // kFinish
 };
 
+// Where a chunk's bytes go, until Placed(): a chunk without bytes may find the rest gone.
+struct ChunkPlace {
+  char* data = nullptr;           // null: nobody wants them
+  StagedInput* staged = nullptr;  // null: they go nowhere else
+};
+
 class ChunkedTransfer final : public Call {
  public:
   // `first` is the stream that brought the header; `call` lives as long as that is not finished.
@@ -54,9 +60,9 @@ class ChunkedTransfer final : public Call {
 
   // Whether streams should read on.
   bool WantsBytes();
-  // Where the chunk's bytes go; Placed() must follow. Null if nobody wants them any more.
+  // Where the chunk's bytes go; if they are wanted, Placed() must follow.
   // INVALID_ARGUMENT if no byte may go there: the caller fails the upload.
-  Status Reserve(const ChunkMessage& chunk, char** to);
+  Status Reserve(const ChunkMessage& chunk, ChunkPlace* place);
   void Placed(int64_t bytes);
   // A stream sends no more.
   void HalfClosed();

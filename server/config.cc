@@ -155,6 +155,12 @@ void AddDevices(CLI::App& app, Config& c) {
             "Threads that compute on the CPU; 0: one for each hardware thread");
   group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
               "Device memory that each lane takes at start");
+  group.Bytes(
+      "--staging-max", c.staging_max_bytes, 0, kBytesMax,
+      "Memory of each GPU, at most a quarter of it, where uploads of AttendChunked go while "
+      "they arrive; 0: copied when they are complete");
+  group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
+              "Smaller uploads are copied when they are complete");
   group
       .Add("--split-gflop", c.split_gflop, "10^9 FLOPs; above, GPUs alike share a request; 0: none")
       ->check(InRange(0.0, 1e12))

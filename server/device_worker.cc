@@ -23,6 +23,21 @@ SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
   return scheduler;
 }
 
+WorkItem ToWorkItem(Request& request) {
+  WorkItem item;
+  item.attention = request.attention;
+  item.selection = request.selection;
+  item.inputs = request.input_spans;
+  item.outputs = request.output_spans;
+  item.poison_output = request.check;
+  if (request.shared != nullptr) {
+    item.in_place = request.shared->in_place;
+    item.after = request.shared->after;
+  }
+  if (request.staged != nullptr) request.staged->Apply(&item);
+  return item;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
@@ -200,11 +215,7 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
   for (const auto& request : launch.requests) {
     request->started = now;
     request->batch_requests = requests;
-    slot.items.push_back({request->attention, request->selection, request->input_spans,
-                          request->output_spans, request->check});
-    if (request->shared == nullptr) continue;
-    slot.items.back().in_place = request->shared->in_place;
-    slot.items.back().after = request->shared->after;
+    slot.items.push_back(ToWorkItem(*request));
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
   // std::function wants a copyable callable; the batch is owned once all the same.

@@ -62,6 +62,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
     infos.push_back(backend->info());
   }
   engine->router_ = std::make_unique<Router>(infos);
+  engine->stager_ = std::make_unique<Stager>(options.staging, engine->backends_, *engine->router_);
   engine->MakeSplitter();
   metrics.AddDevices(devices, options.tenants.list());
   for (size_t i = 0; i < engine->backends_.size(); ++i) {
@@ -143,6 +144,16 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
   return admission;
 }
 
+void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
+  if (!stager_->Wants(tensors)) return;
+  Result<std::vector<Candidate>> candidates = Candidates(request.attention.problem, request.kernel);
+  if (!candidates.ok()) return;  // Submit says why
+  const double flops = Flops(request.attention);
+  if (WillSplit(flops, *candidates)) return stager_->CountSplit();
+  SetCosts(request, flops, *candidates);
+  request.staged = stager_->Stage(*candidates, request.input, tensors);
+}
+
 Status Engine::CheckSubmit(const Request& request) const {
   if (draining()) return DrainingStatus();
   if (request.deadline != kNever && request.deadline <= clock_.Now()) {
@@ -158,6 +169,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   metrics_.SetInflight(inflight);
   if (status.ok()) {
     request->flops = Flops(request->attention);
+    if (request->staged != nullptr) request->staged->Finish();
     // The checker reads tensors on the host only.
     const bool readable = PinnedDevice(*request) == SharedRegion::kHost;
     if (readable && !request->check && checker_->Sampled(request->id)) {
@@ -176,6 +188,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     Result<std::vector<Candidate>> candidates =
         Candidates(request->attention.problem, request->kernel, pinned);
     if (!candidates.ok()) return candidates.status();
+    DropLostStaging(*request, *candidates);
     const Status status = PushToAny(request, *candidates);
     if (status.code() != Code::kUnavailable) return status;
     const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
@@ -187,8 +200,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
 }
 
 Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
-  const bool may_split = options_.split_flops_min > 0 && candidates.size() > 1;
-  if (may_split && request->flops > options_.split_flops_min) {
+  if (WillSplit(request->flops, candidates)) {
     const std::vector<SplitDevice> devices = SplitDevices(candidates);
     const std::optional<Status> split = splitter_->Submit(request, devices);
     if (split.has_value()) {
@@ -205,6 +217,12 @@ Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidat
   return PushToOne(request, std::move(candidates));
 }
 
+// That is, if the splitter finds a plan.
+bool Engine::WillSplit(double flops, std::span<const Candidate> candidates) const {
+  return options_.split_flops_min > 0 && flops > options_.split_flops_min &&
+         router_->Alike(candidates).size() > 1;
+}
+
 std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candidates) const {
   std::vector<SplitDevice> devices;
   for (const Candidate& each : router_->Alike(candidates)) {
@@ -213,16 +231,39 @@ std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candida
   return devices;
 }
 
-Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
-  const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
+void Engine::SetCosts(const Request& request, double flops,
+                      std::vector<Candidate>& candidates) const {
+  const int64_t tensor_bytes = request.input_spans.bytes() + request.output_spans.bytes();
   for (Candidate& each : candidates) {
     // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
     // make its company fail.
-    each.cost = batcher_.Cost(request->flops, tensor_bytes + each.selection.workspace_bytes);
+    each.cost = batcher_.Cost(flops, tensor_bytes + each.selection.workspace_bytes);
   }
+}
+
+void Engine::DropLostStaging(Request& request, std::span<const Candidate> candidates) {
+  if (request.staged == nullptr) return;
+  const bool there = std::any_of(candidates.begin(), candidates.end(), [&](const auto& each) {
+    return each.device == request.staged->device();
+  });
+  if (!there) request.staged->Drop(StagingEnd::kDeviceLost);
+}
+
+size_t Engine::Reserve(const Request& request, std::span<const Candidate> candidates) {
+  for (size_t n = 0; request.staged != nullptr && n < candidates.size(); ++n) {
+    if (candidates[n].device != request.staged->device()) continue;
+    router_->Add(candidates[n].device, candidates[n].cost);
+    return n;
+  }
+  return router_->Reserve(candidates);
+}
+
+Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+  const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
+  SetCosts(*request, request->flops, candidates);
   Status status;
   while (!candidates.empty()) {
-    const size_t chosen = router_->Reserve(candidates);
+    const size_t chosen = Reserve(*request, candidates);
     const Candidate candidate = candidates[chosen];
     request->device = candidate.device;
     request->selection = candidate.selection;
@@ -231,6 +272,10 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidat
     if (status.ok()) return status;
     // Its queue is full, or it was lost a moment ago: the next one.
     router_->Release(candidate.device, candidate.cost);
+    if (request->staged != nullptr) {
+      request->staged->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
+                                                                : StagingEnd::kQueueFull);
+    }
     candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
   return status;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The server without its wire: devices, queues, schedulers, lanes, checks. gRPC threads call
-// Admit, Submit and Cancel, which never wait and never touch a device.
+// Admit, Submit and Cancel, which never wait; of a device they touch at most a staging (staging.h).
 
 #pragma once
 
@@ -27,6 +27,7 @@
 #include "server/request.h"
 #include "server/router.h"
 #include "server/split_join.h"
+#include "server/staging.h"
 #include "server/tenants.h"
 
 namespace attend {
@@ -38,6 +39,7 @@ struct EngineOptions {
   CheckerOptions checker;
   int completion_threads = 2;
   double split_flops_min = 0;  // larger requests are split over devices that are alike; 0: none
+  StagingOptions staging;
 };
 
 // What a request was given before its bytes were placed.
@@ -63,8 +65,15 @@ class Engine {
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int pinned = SharedRegion::kHost);
 
+  // Gives an admitted request whose bytes are still to come a staging (staging.h) on the device
+  // that would run it now, if it is large enough, will not be split, and there is one to be had.
+  // The attention's pointers lead into the input block, the small arrays have their values, and
+  // `tensors` are as Stager::Stage wants them. Not on gRPC's threads.
+  void Stage(Request& request, std::span<const HostSpan> tensors);
+
   // Chooses the device with the least outstanding cost (router.h), or several (split_join.h), and
-  // their kernel: now, as between Admit and here a client may have taken seconds to send.
+  // their kernel: now, as between Admit and here a client may have taken seconds to send. Where
+  // there is a staging whose copy is good, its device comes first.
   // Takes `request` if and only if OK; it then ends by one call of its responder. Else
   // RESOURCE_EXHAUSTED (every queue full), UNAVAILABLE (draining, no healthy device),
   // DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are lost.
@@ -99,6 +108,7 @@ class Engine {
   HostPool& host_pool() { return *host_pool_; }
   // In the order of the devices; they live as long as the engine.
   std::vector<Backend*> backends() const;
+  const StagingBudget& staging() const { return stager_->budget(); }
   // Of the pool; lives as long as the engine.
   HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
@@ -117,6 +127,11 @@ class Engine {
   Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel,
                                             int pinned) const;
   Status CheckSubmit(const Request& request) const;
+  bool WillSplit(double flops, std::span<const Candidate> candidates) const;
+  void SetCosts(const Request& request, double flops, std::vector<Candidate>& candidates) const;
+  void DropLostStaging(Request& request, std::span<const Candidate> candidates);
+  // The device of the request's staging, if it has one, else the router's choice.
+  size_t Reserve(const Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);
   // Split, if it is large, or whole.
   Status PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
@@ -140,6 +155,7 @@ class Engine {
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;
   std::unique_ptr<Router> router_;
+  std::unique_ptr<Stager> stager_;
   std::unique_ptr<Splitter> splitter_;
   std::unique_ptr<Checker> checker_;
   std::unique_ptr<CompletionThreads> completion_;

@@ -75,7 +75,11 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
   response->set_version(Version());
   response->set_build(BuildText());
   const std::vector<Engine::DeviceState> devices = engine.Devices();
-  for (const Engine::DeviceState& state : devices) FillDevice(state, response->add_devices());
+  for (size_t i = 0; i < devices.size(); ++i) {
+    FillDevice(devices[i], response->add_devices());
+    response->mutable_devices(static_cast<int>(i))
+        ->set_staging_bytes_max(engine.staging().limit(static_cast<int>(i)).bytes_max);
+  }
   for (const KernelInfo& kernel : Kernels()) FillKernel(kernel, devices, response->add_kernels());
   v1::Limits* limits = response->mutable_limits();
   limits->set_request_bytes_max(config.max_request_bytes);

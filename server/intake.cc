@@ -159,11 +159,14 @@ Status Intake::AcceptHeader(const v1::AttendRequest& header, Request& request,
   MemoryPlan plan;
   ATTEND_RETURN_IF_ERROR(TakeFields(header, nullptr, request, validated, plan));
   char* const input = static_cast<char*>(request.input.data());
+  std::vector<HostSpan> tensors;
   places.tensors = validated.tensors;
   places.bytes = validated.tensor_bytes;
   for (int i = 0; i < validated.tensors; ++i) {
     places.data[i] = input == nullptr ? nullptr : input + plan.tensors[i];
+    tensors.push_back({places.data[i], places.bytes[i]});
   }
+  if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
 }
 

@@ -71,8 +71,8 @@ class Intake {
   // the deadline and the time of arrival are set.
   void Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message);
 
-  // Admits a request by its header and takes its memory. The same fields of `request` are set as
-  // for Accept.
+  // Admits a request by its header and takes its memory, on a device too if it can be staged. The
+  // same fields of `request` are set as for Accept. Not on gRPC's threads.
   Status AcceptHeader(const v1::AttendRequest& header, Request& request, TensorPlaces& places);
   // Takes a request with all its bytes to the engine, or ends it; either way it ends by one call of
   // its responder, which is `call`.

@@ -22,6 +22,7 @@
 #include "server/clock.h"
 #include "server/host_pool.h"
 #include "server/region_registry.h"
+#include "server/staging.h"
 #include "server/upload_share.h"
 
 namespace attend {
@@ -105,7 +106,8 @@ struct Request {
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
   Attention attention;                    // pointers lead into the spans
-  HostBlock input;                        // every tensor and array that the kernel reads
+  HostBlock input;                        // every tensor and array that the kernel reads, or
+  std::unique_ptr<StagedInput> staged;    // the same block, which a device has a copy of
   HostBlock output;                       // O, then LSE if asked for, each 256-byte aligned
   std::unique_ptr<SharedTensors> shared;  // the tensors that are not in the two; null: all are
   SpanList input_spans;                   // the bytes that `attention` reads, wherever they lie

@@ -28,25 +28,46 @@ bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
 }  // namespace
 
 Router::Router(const std::vector<DeviceInfo>& devices) {
-  for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info), 0});
+  for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info)});
 }
 
-size_t Router::Reserve(std::span<const Candidate> candidates) {
+template <class LoadOf>
+size_t Router::BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const {
   assert(!candidates.empty());
-  const std::lock_guard lock(mutex_);
   size_t best = 0;
   double best_time = std::numeric_limits<double>::infinity();
   for (size_t n = 0; n < candidates.size(); ++n) {
     const Device& device = devices_[candidates[n].device];
     const double time =
-        static_cast<double>(device.outstanding + Bounded(candidates[n].cost)) / device.speed;
+        static_cast<double>(load_of(device) + Bounded(candidates[n].cost)) / device.speed;
     if (time < best_time) {
       best = n;
       best_time = time;
     }
   }
+  return best;
+}
+
+size_t Router::Reserve(std::span<const Candidate> candidates) {
+  const std::lock_guard lock(mutex_);
+  const size_t best =
+      BestLocked(candidates, [](const Device& device) { return device.outstanding; });
   devices_[candidates[best].device].outstanding += Bounded(candidates[best].cost);
   return best;
+}
+
+size_t Router::Expect(std::span<const Candidate> candidates) {
+  const std::lock_guard lock(mutex_);
+  const size_t best = BestLocked(
+      candidates, [](const Device& device) { return device.outstanding + device.expected; });
+  devices_[candidates[best].device].expected += Bounded(candidates[best].cost);
+  return best;
+}
+
+void Router::Forget(int device, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  devices_[device].expected -= Bounded(cost);
+  assert(devices_[device].expected >= 0);
 }
 
 void Router::Add(int device, int64_t cost) {

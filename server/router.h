@@ -40,6 +40,11 @@ class Router {
   // What was added has left the device, or never reached it.
   void Release(int device, int64_t cost);
 
+  // Reserve's choice for a request whose bytes are still to come, which may take its client long:
+  // its cost is expected of the device until Forget, and counts for other such requests only.
+  size_t Expect(std::span<const Candidate> candidates);
+  void Forget(int device, int64_t cost);
+
   int64_t outstanding(int device) const;
 
   // Of the candidates, those on devices that are alike in kind, compute capability and units: the
@@ -51,9 +56,14 @@ class Router {
     DeviceInfo info;
     double speed = 1;
     int64_t outstanding = 0;
+    int64_t expected = 0;
   };
 
-  mutable std::mutex mutex_;  // of `outstanding`
+  // The first of those with the smallest time, where `load_of` is what a device has before it.
+  template <class LoadOf>
+  size_t BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const;
+
+  mutable std::mutex mutex_;  // of `outstanding` and `expected`
   std::vector<Device> devices_;
 };
 

@@ -20,9 +20,10 @@
 #include <utility>
 
 #include "server/byte_size.h"
-#include "server/chunk_codec.h"
 #include "server/gpu_stats.h"
 #include "server/info.h"
+#include "server/options.h"
+#include "server/staging_stats.h"
 
 namespace attend {
 namespace {
@@ -56,38 +57,6 @@ class GaugeRefresh final : public prometheus::Collectable {
   Engine& engine_;
   Metrics& metrics_;
 };
-
-EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
-  EngineOptions options;
-  options.worker.lanes = config.lanes > 0 ? static_cast<int>(config.lanes) : gpu ? 4 : 2;
-  options.worker.lane.workspace_bytes = config.lane_workspace_bytes;
-  options.worker.queue_requests_max = config.max_queue;
-  BatcherOptions& batcher = options.worker.batcher;
-  batcher.batch_requests_max = config.max_batch_requests;
-  const double gflop = config.max_batch_gflop > 0 ? config.max_batch_gflop : gpu ? 2000 : 2;
-  batcher.batch_flops_max = gflop * 1e9;
-  batcher.batch_bytes_max = config.max_batch_bytes;
-  batcher.batch_delay = std::chrono::microseconds(config.max_batch_delay_us);
-  options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
-  options.tenants = config.tenants;
-  options.memory_budget_bytes = config.memory_budget_bytes;
-  options.split_flops_min = config.split_gflop * 1e9;
-  // gRPC's own threads take most of the cores.
-  options.completion_threads =
-      std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
-  options.checker.sample = config.check_sample;
-  options.checker.seed = config.check_seed;
-  // A sample must not hold its clients up for long; where all are asked for, all are meant.
-  if (config.check_sample < 1) options.checker.backlog_max = 4 * config.check_threads;
-  options.checker.threads = static_cast<int>(config.check_threads);
-  return options;
-}
-
-ChunkedOptions MakeChunkedOptions(const Config& config) {
-  return {config.chunked_streams_max, ChunkBytesMax(config.max_request_bytes),
-          std::chrono::duration_cast<Duration>(
-              std::chrono::duration<double>(config.chunked_idle_timeout_seconds))};
-}
 
 // "host:0" with the port that was bound.
 std::string WithPort(const std::string& address, int port) {
@@ -233,12 +202,14 @@ Status Server::StartMetrics() {
   for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
   refresh_ = std::make_shared<GaugeRefresh>(*engine_, metrics_);
   gpu_stats_ = std::make_shared<GpuStats>(devices);
+  staging_stats_ = std::make_shared<StagingStats>(engine_->staging());
   shared_stats_ =
       std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry());
   exposer_->RegisterCollectable(refresh_);  // before the registry: collected in this order
   exposer_->RegisterCollectable(metrics_.registry());
   exposer_->RegisterCollectable(gpu_stats_);
   exposer_->RegisterCollectable(shared_stats_);
+  exposer_->RegisterCollectable(staging_stats_);
   metrics_address_ = WithPort(config_.metrics_listen, exposer_->GetListeningPorts().front());
   return Status();
 }

@@ -89,6 +89,7 @@ class Server {
   std::shared_ptr<prometheus::Collectable> refresh_;
   std::shared_ptr<prometheus::Collectable> gpu_stats_;
   std::shared_ptr<prometheus::Collectable> shared_stats_;
+  std::shared_ptr<prometheus::Collectable> staging_stats_;
   std::unique_ptr<prometheus::Exposer> exposer_;
   std::vector<std::string> addresses_;
   std::string metrics_address_;

@@ -11,6 +11,7 @@
 #include "kernels/cuda/completion_poller.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_lane.h"
+#include "kernels/cuda/cuda_staging.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cut_plan.h"
 #include "kernels/cuda/ipc_memory.h"
@@ -30,9 +31,13 @@ class CudaBackend : public Backend {
       : info_(std::move(info)),
         allocator_(info_.index, pinned_),
         ipc_(info_),
+        staging_(info_, pool_),
         poller_(info_.index) {}
 
-  Status Open() { return pool_.Open(info_.index); }
+  Status Open() {
+    ATTEND_RETURN_IF_ERROR(pool_.Open(info_.index));
+    return staging_.Open();
+  }
 
   const DeviceInfo& info() const override { return info_; }
   HostAllocator& host_allocator() override { return allocator_; }
@@ -55,12 +60,19 @@ class CudaBackend : public Backend {
     return ipc_.OpenEvent(handle);
   }
 
+  bool CanStage() const override { return staging_.can_stage(); }
+  Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
+                                               std::shared_ptr<void> owner) override {
+    return staging_.Make(host, std::move(owner), poller_);
+  }
+
  private:
   const DeviceInfo info_;
   PinnedRanges pinned_;
   PinnedAllocator allocator_;
   DevicePool pool_;
   IpcMemory ipc_;
+  StagingStream staging_;
   CompletionPoller poller_;
 };
 

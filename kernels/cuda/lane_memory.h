@@ -39,6 +39,8 @@ class DevicePool {
 
   // Allocated and not freed, as far as callers are concerned: streams may still use what is freed.
   int64_t used_bytes() const;
+  // Or else every Free waits for the whole device.
+  bool in_stream_order() const { return pool_ != nullptr; }
 
  private:
   cudaMemPool_t pool_ = nullptr;  // null: the device has no pools

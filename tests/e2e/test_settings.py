@@ -59,6 +59,7 @@ def test_help_explains_every_flag():
     done = run_server("--help")
     assert done.returncode == 0 and not done.stderr
     for flag in ("listen", "metrics-listen", "device", "lanes", "cpu-threads", "lane-workspace",
+                 "staging-max", "staging-min",
                  "max-request-bytes", "memory-budget", "grpc-memory-max", "max-queue",
                  "max-batch-requests",
                  "max-batch-gflop", "max-batch-bytes", "max-batch-delay-us", "max-streams",

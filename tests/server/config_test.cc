@@ -72,6 +72,8 @@ std::vector<Setting> Settings() {
       {"cpu-threads", "5", [](const C& c) { return c.cpu_threads == 5; }, "many"},
       {"lane-workspace", "1MiB", [](const C& c) { return c.lane_workspace_bytes == 1 << 20; },
        "1Q"},
+      {"staging-max", "0", [](const C& c) { return c.staging_max_bytes == 0; }, "-1"},
+      {"staging-min", "1MiB", [](const C& c) { return c.staging_min_bytes == 1 << 20; }, "0"},
       {"max-request-bytes", "64 KiB", [](const C& c) { return c.max_request_bytes == 65536; },
        "2GiB"},
       {"memory-budget", "1.5GiB", [](const C& c) { return c.memory_budget_bytes == 3 << 29; },

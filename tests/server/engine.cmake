@@ -14,11 +14,20 @@ attend_test(batcher_test SOURCES batcher_test.cc LIBRARIES attend_engine LABELS 
 attend_test(scheduler_test SOURCES scheduler_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(simulation_test SOURCES simulation_test.cc simulation.cc simulation_checks.cc
             LIBRARIES attend_engine attend_test_problems LABELS unit)
+attend_test(arrived_pieces_test SOURCES arrived_pieces_test.cc
+            LIBRARIES attend_engine attend_test_problems LABELS unit)
 attend_test(router_test SOURCES router_test.cc LIBRARIES attend_engine LABELS unit)
 
-add_library(attend_test_backend STATIC fake_backend.cc fake_backend_controls.cc span_copies.cc)
+add_library(attend_test_backend STATIC fake_backend.cc fake_backend_controls.cc fake_staging.cc
+            span_copies.cc)
 target_link_libraries(attend_test_backend PUBLIC attend_engine attend_test_problems)
 foreach(name engine_test engine_check_test split_plan_test split_join_test split_test
-             devices_test callers_run_test)
+             devices_test callers_run_test staging_test)
   attend_test(${name} SOURCES ${name}.cc LIBRARIES attend_test_backend LABELS unit)
 endforeach()
+
+# On a GPU.
+if(ATTEND_WITH_CUDA)
+  attend_test(cuda_staging_test SOURCES cuda_staging_test.cc ../kernels/cuda_main.cc
+              LIBRARIES attend_engine attend_test_problems LABELS gpu)
+endif()

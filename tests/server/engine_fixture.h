@@ -27,6 +27,7 @@ class Collector final : public Responder {
     std::lock_guard lock(mutex_);
     const uint64_t id = request->id;
     // The answers lie in the test's own memory; blocks must not outlive the engine's pool.
+    request->staged.reset();
     request->input.Release();
     request->output.Release();
     EXPECT_TRUE(ended_.emplace(id, std::move(request)).second) << id << " ended twice";
@@ -63,7 +64,10 @@ class EngineTest : public ::testing::Test {
   }
 
   ~EngineTest() override {
-    for (testing::FakeBackend* device : devices_) device->Release();
+    for (testing::FakeBackend* device : devices_) {
+      device->Release();
+      if (device->CanStage()) device->staging().Release();
+    }
     engine_.reset();
   }
 

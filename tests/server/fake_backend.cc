@@ -241,6 +241,11 @@ Result<std::unique_ptr<Lane>> FakeBackend::MakeLane(const LaneOptions&) {
   return std::unique_ptr<Lane>(std::make_unique<FakeLane>(*this));
 }
 
+Result<std::unique_ptr<Staging>> FakeBackend::MakeStaging(const HostSpan& host,
+                                                          std::shared_ptr<void> owner) {
+  return stream_->MakeStaging(host, std::move(owner));
+}
+
 Status FakeBackend::Accept(int64_t items) {
   const std::lock_guard lock(mutex_);
   ATTEND_RETURN_IF_ERROR(submits_.Next());
@@ -301,6 +306,9 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
       corrupt = corrupt_;
       status = items_.Next();
       if (!whole.ok()) status = whole;
+    }
+    for (const DeviceEvent* event : item.after) {
+      if (status.ok() && event != nullptr) status = FakeStream::WaitFor(event);
     }
     if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
     if (status.ok() && !moves_spans) compute(item.attention);

@@ -11,7 +11,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,26 +18,10 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/server/call_faults.h"
+#include "tests/server/fake_staging.h"
 
 namespace attend::testing {
-
-// The calls of one entry point, counted, and which of them fail with what. Not thread-safe.
-class CallFaults {
- public:
-  // The N-th call from now (1 = the next) fails.
-  void FailNth(int n, Status status) { planned_[calls_ + n] = std::move(status); }
-  void Forget() { planned_.clear(); }
-  // One more call: what it is to return.
-  Status Next() {
-    const auto found = planned_.find(++calls_);
-    return found == planned_.end() ? Status() : found->second;
-  }
-  int64_t calls() const { return calls_; }
-
- private:
-  int64_t calls_ = 0;
-  std::map<int64_t, Status> planned_;  // by number of the call
-};
 
 class FakeBackend final : public Backend {
  public:
@@ -53,6 +36,9 @@ class FakeBackend final : public Backend {
   Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) override;
   bool RunsInParts(const Attention& attention, const Selection& selection) const override;
   DeviceMemoryUse memory_use() const override;
+  bool CanStage() const override { return stream_ != nullptr; }
+  Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
+                                               std::shared_ptr<void> owner) override;
 
   // Replaces the reference, for instance by something that takes no time. Before the first batch.
   void SetCompute(Compute compute);
@@ -62,6 +48,9 @@ class FakeBackend final : public Backend {
   // batch.
   void CutItems(std::function<bool(const Problem&)> cut, int64_t parts);
   void SetMemoryUse(const DeviceMemoryUse& use);
+  // The device has stagings. Before anything else.
+  void AddStaging() { stream_ = std::make_unique<FakeStream>(); }
+  FakeStream& staging() { return *stream_; }
   // Changes an item's output after it was computed.
   void Corrupt(Compute corrupt);
 
@@ -135,6 +124,7 @@ class FakeBackend final : public Backend {
   BatchOutcome RunItems(const std::vector<WorkItem>& items);
 
   DeviceInfo info_;
+  std::unique_ptr<FakeStream> stream_;
   std::unique_ptr<FakeAllocator> allocator_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;

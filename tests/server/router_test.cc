@@ -39,6 +39,20 @@ TEST(Router, TheLeastOutstandingIsNext) {
   EXPECT_EQ(router.outstanding(2), 13);
 }
 
+TEST(Router, WhatIsExpectedCountsForOthersThatAreExpected) {
+  Router router(std::vector<DeviceInfo>(2, Device(DeviceKind::kCuda, 100, 90)));
+  EXPECT_EQ(router.Expect(All(2, 10)), 0u);
+  EXPECT_EQ(router.Expect(All(2, 10)), 1u);
+  EXPECT_EQ(router.Expect(All(2, 10)), 0u);
+  EXPECT_EQ(router.outstanding(0), 0);
+  EXPECT_EQ(router.Reserve(All(2, 30)), 0u) << "a slow client keeps no device from others";
+  EXPECT_EQ(router.Expect(All(2, 10)), 1u) << "30 + 20 and 10";
+  router.Forget(1, 10);
+  router.Forget(1, 10);
+  router.Release(0, 30);
+  EXPECT_EQ(router.Expect(All(2, 10)), 1u);
+}
+
 TEST(Router, OnlyCandidatesAreChosen) {
   Router router(std::vector<DeviceInfo>(3, Device(DeviceKind::kCuda, 100, 90)));
   router.Add(1, 50);

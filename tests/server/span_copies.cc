@@ -46,6 +46,7 @@ class Copies {
         return;
       }
     }
+    if (in_place_.Contains(*pointer, 0)) return;
     if (fault_.empty()) fault_ = std::string(name) + " lies in none of the spans";
   }
 

@@ -38,7 +38,7 @@ struct TestServer::Log {
   std::shared_ptr<Sink> sink = std::make_shared<Sink>();
 };
 
-TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
+TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind)
     : log_(std::make_unique<Log>()) {
   google::protobuf::SetLogHandler(nullptr);  // bad messages are meant here
   Config config;
@@ -51,6 +51,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices)
     auto backend =
         std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
     if (config.cuda_ipc) backend->SetUuid(DeviceUuid(i));
+    if (kind == Devices::kStaging) backend->AddStaging();
     backends_.push_back(backend.get());
     backends.push_back(std::move(backend));
   }
@@ -66,7 +67,10 @@ std::string TestServer::DeviceUuid(int i) {
 }
 
 TestServer::~TestServer() {
-  for (testing::FakeBackend* backend : backends_) backend->Release();
+  for (testing::FakeBackend* backend : backends_) {
+    backend->Release();
+    if (backend->CanStage()) backend->staging().Release();
+  }
 }
 
 std::string TestServer::log() const { return log_->sink->text(); }

@@ -20,8 +20,10 @@ namespace attend::test {
 
 class TestServer {
  public:
+  enum class Devices { kPlain, kStaging };
   // `change` edits the settings before the server starts.
-  explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1);
+  explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
+                      Devices kind = Devices::kPlain);
   ~TestServer();  // opens the devices' gates first
 
   // Of the i-th device, if CUDA IPC is on.

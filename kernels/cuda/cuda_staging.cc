@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/cuda_staging.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/batch_layout.h"
+#include "kernels/cuda/cuda_event.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device_scope.h"
+#include "kernels/cuda/engine_copy.h"
+
+namespace attend::cuda {
+
+class StagingStream::CudaStaging final : public Staging {
+ public:
+  CudaStaging(const StagingStream& stream, CompletionPoller& poller, const HostSpan& host,
+              std::shared_ptr<void> owner)
+      : stream_(stream), poller_(poller), host_(host), owner_(std::move(owner)) {}
+  ~CudaStaging() override;
+
+  Status Open();
+  Status Copy(int64_t offset, int64_t bytes) override;
+  Status Finish() override;
+  char* data() const override { return memory_ + residue(); }
+  const DeviceEvent* after() const override { return event_.get(); }
+
+ private:
+  // The pool's memory is aligned to kLayoutAlignment, the host's perhaps not.
+  int64_t residue() const {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(host_.data) %
+                                static_cast<uintptr_t>(kLayoutAlignment));
+  }
+  Status Note(cudaError_t error, const char* what);
+  // Once the event is reached, or recording it failed; on the poller's thread or at once.
+  void LetGo(cudaError_t error);
+
+  const StagingStream& stream_;
+  CompletionPoller& poller_;
+  const HostSpan host_;
+  std::shared_ptr<void> owner_;
+  std::shared_ptr<CudaEvent> event_;
+  char* memory_ = nullptr;
+  bool recorded_ = false;  // the event stands behind the last copy
+};
+
+Status StagingStream::CudaStaging::Note(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return Status();
+  (void)cudaGetLastError();
+  if (IsSticky(error)) poller_.ReportLoss(error);
+  return ToStatus(error, std::string(what) + " on " + stream_.device_.name);
+}
+
+Status StagingStream::CudaStaging::Open() {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  cudaEvent_t event = nullptr;
+  ATTEND_RETURN_IF_ERROR(
+      Note(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
+  event_ = std::make_shared<CudaEvent>(event);
+  void* memory = nullptr;
+  ATTEND_RETURN_IF_ERROR(
+      Note(stream_.pool_.Allocate(host_.bytes + residue(), stream_.stream_, &memory),
+           "allocating memory for an upload"));
+  memory_ = static_cast<char*>(memory);
+  return Status();
+}
+
+Status StagingStream::CudaStaging::Copy(int64_t offset, int64_t bytes) {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  BoxCopy copy;
+  copy.to = data() + offset;
+  copy.from = static_cast<const char*>(host_.data) + offset;
+  copy.width = bytes;
+  return Note(EnqueueCopy(copy, cudaMemcpyHostToDevice, stream_.stream_), "copying an upload");
+}
+
+Status StagingStream::CudaStaging::Finish() {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  const cudaError_t error = cudaEventRecord(event_->get(), stream_.stream_);
+  recorded_ = error == cudaSuccess;
+  return Note(error, "recording the end of an upload");
+}
+
+StagingStream::CudaStaging::~CudaStaging() {
+  if (memory_ == nullptr) return;
+  const DeviceScope scope(stream_.device_.index);
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess && !recorded_) {
+    error = cudaEventRecord(event_->get(), stream_.stream_);
+  }
+  // Behind the copies in the stream's order; whoever read it has ended.
+  stream_.pool_.Free(memory_, stream_.stream_);
+  const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
+  (void)cudaGetLastError();
+  if (reached) return;
+  poller_.Add(event_->get(), error,
+              [&poller = poller_, stream = stream_.stream_, event = std::move(event_),
+               owner = std::move(owner_)](cudaError_t outcome) mutable {
+                // No event says when the copies end that may still be under way.
+                if (outcome != cudaSuccess && !poller.device_lost()) {
+                  (void)cudaStreamSynchronize(stream);
+                }
+                owner.reset();
+              });
+}
+
+StagingStream::~StagingStream() {
+  if (stream_ == nullptr) return;
+  const DeviceScope scope(device_.index);
+  (void)cudaStreamDestroy(stream_);
+  (void)cudaGetLastError();
+}
+
+Status StagingStream::Open() {
+  const std::string where = "making a stream for uploads on " + device_.name;
+  const DeviceScope scope(device_.index);
+  ATTEND_RETURN_IF_ERROR(ToStatus(scope.error(), where));
+  int least = 0, greatest = 0;
+  ATTEND_RETURN_IF_ERROR(ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), where));
+  return ToStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least), where);
+}
+
+Result<std::unique_ptr<Staging>> StagingStream::Make(const HostSpan& host,
+                                                     std::shared_ptr<void> owner,
+                                                     CompletionPoller& poller) {
+  auto staging = std::make_unique<CudaStaging>(*this, poller, host, std::move(owner));
+  ATTEND_RETURN_IF_ERROR(staging->Open());
+  return std::unique_ptr<Staging>(std::move(staging));
+}
+
+}  // namespace attend::cuda

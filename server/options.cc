@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/options.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "server/chunk_codec.h"
+
+namespace attend {
+
+EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
+  EngineOptions options;
+  options.worker.lanes = config.lanes > 0 ? static_cast<int>(config.lanes) : gpu ? 4 : 2;
+  options.worker.lane.workspace_bytes = config.lane_workspace_bytes;
+  options.worker.queue_requests_max = config.max_queue;
+  BatcherOptions& batcher = options.worker.batcher;
+  batcher.batch_requests_max = config.max_batch_requests;
+  const double gflop = config.max_batch_gflop > 0 ? config.max_batch_gflop : gpu ? 2000 : 2;
+  batcher.batch_flops_max = gflop * 1e9;
+  batcher.batch_bytes_max = config.max_batch_bytes;
+  batcher.batch_delay = std::chrono::microseconds(config.max_batch_delay_us);
+  options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
+  options.tenants = config.tenants;
+  options.memory_budget_bytes = config.memory_budget_bytes;
+  options.split_flops_min = config.split_gflop * 1e9;
+  options.staging.bytes_max = config.staging_max_bytes;
+  options.staging.bytes_min = config.staging_min_bytes;
+  // gRPC's own threads take most of the cores.
+  options.completion_threads =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
+  options.checker.sample = config.check_sample;
+  options.checker.seed = config.check_seed;
+  // A sample must not hold its clients up for long; where all are asked for, all are meant.
+  if (config.check_sample < 1) options.checker.backlog_max = 4 * config.check_threads;
+  options.checker.threads = static_cast<int>(config.check_threads);
+  return options;
+}
+
+ChunkedOptions MakeChunkedOptions(const Config& config) {
+  return {config.chunked_streams_max, ChunkBytesMax(config.max_request_bytes),
+          std::chrono::duration_cast<Duration>(
+              std::chrono::duration<double>(config.chunked_idle_timeout_seconds))};
+}
+
+}  // namespace attend
