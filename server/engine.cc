@@ -146,7 +146,7 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
 
 void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
   if (!stager_->Wants(tensors)) return;
-  Result<std::vector<Candidate>> candidates = Candidates(request.attention.problem, request.kernel);
+  auto candidates = Candidates(request.attention.problem, request.kernel, SharedRegion::kHost);
   if (!candidates.ok()) return;  // Submit says why
   const double flops = Flops(request.attention);
   if (WillSplit(flops, *candidates)) return stager_->CountSplit();
@@ -217,7 +217,6 @@ Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidat
   return PushToOne(request, std::move(candidates));
 }
 
-// That is, if the splitter finds a plan.
 bool Engine::WillSplit(double flops, std::span<const Candidate> candidates) const {
   return options_.split_flops_min > 0 && flops > options_.split_flops_min &&
          router_->Alike(candidates).size() > 1;

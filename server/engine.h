@@ -127,6 +127,7 @@ class Engine {
   Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel,
                                             int pinned) const;
   Status CheckSubmit(const Request& request) const;
+  // If the splitter finds a plan.
   bool WillSplit(double flops, std::span<const Candidate> candidates) const;
   void SetCosts(const Request& request, double flops, std::vector<Candidate>& candidates) const;
   void DropLostStaging(Request& request, std::span<const Candidate> candidates);
