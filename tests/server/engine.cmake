@@ -16,7 +16,7 @@ attend_test(simulation_test SOURCES simulation_test.cc simulation.cc simulation_
             LIBRARIES attend_engine attend_test_problems LABELS unit)
 attend_test(router_test SOURCES router_test.cc LIBRARIES attend_engine LABELS unit)
 
-add_library(attend_test_backend STATIC fake_backend.cc span_copies.cc)
+add_library(attend_test_backend STATIC fake_backend.cc fake_loans.cc span_copies.cc)
 target_link_libraries(attend_test_backend PUBLIC attend_engine attend_test_problems)
 foreach(name engine_test engine_check_test split_plan_test split_join_test split_test
              devices_test callers_run_test)
