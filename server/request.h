@@ -163,9 +163,11 @@ inline int PinnedDevice(const Request& request) {
   return request.shared == nullptr ? SharedRegion::kHost : request.shared->device;
 }
 
-// Whether it begins with waiting for a client's own work on the device.
+// Whether it begins with waiting for something on the device: a client's own work, or the last
+// copies of its upload.
 inline bool AwaitsEvents(const Request& request) {
-  return request.shared != nullptr && request.shared->after[0] != nullptr;
+  const bool staged = request.staged != nullptr && request.staged->device() >= 0;
+  return staged || (request.shared != nullptr && request.shared->after[0] != nullptr);
 }
 
 // Tensor bytes of a good answer's messages.

@@ -21,8 +21,8 @@ Scheduler::Scheduler(const SchedulerOptions& options)
 Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
   if (!closed_.ok()) return closed_;
   request->enqueued = now;
-  // What waits for a client's work holds a lane for as long as the client likes: alone, and never
-  // all lanes.
+  // What waits for something holds a lane, for a client's work as long as the client likes: alone,
+  // and never all lanes.
   request->large = request->in_parts || batcher_.IsLarge(request->flops, request->batch_bytes) ||
                    AwaitsEvents(*request);
   request->cost = batcher_.Cost(request->flops, request->batch_bytes);

@@ -226,7 +226,7 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
       if (!whole.ok()) status = whole;
     }
     for (const DeviceEvent* event : item.after) {
-      if (status.ok() && event != nullptr) status = FakeStream::WaitFor(event);
+      if (status.ok() && FakeStream::Knows(event)) status = FakeStream::WaitFor(event);
     }
     if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
     if (status.ok() && !moves_spans) compute(item.attention);

@@ -85,6 +85,7 @@ void FakeBackend::Await(const std::vector<WorkItem>& items) {
     for (const DeviceEvent* event : item.after) {
       if (event == nullptr) continue;
       EXPECT_EQ(items.size(), 1u) << "an item that waits has company";
+      if (FakeStream::Knows(event)) continue;  // RunItems waits, unless the item fails anyway
       const auto* const fake = dynamic_cast<const FakeEvent*>(event);
       ASSERT_NE(fake, nullptr);
       std::unique_lock lock(mutex_);

@@ -182,6 +182,10 @@ FakeStream::Counts FakeStream::counts() const {
           static_cast<int64_t>(work_.size()) + (working_ ? 1 : 0)};
 }
 
+bool FakeStream::Knows(const DeviceEvent* event) {
+  return dynamic_cast<const Event*>(event) != nullptr;
+}
+
 Status FakeStream::WaitFor(const DeviceEvent* event) {
   auto* const fake = const_cast<Event*>(dynamic_cast<const Event*>(event));
   if (fake == nullptr) return Internal("an event of another device");

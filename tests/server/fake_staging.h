@@ -46,6 +46,8 @@ class FakeStream {
   };
   Counts counts() const;
 
+  // Whether it is of such a stream.
+  static bool Knows(const DeviceEvent* event);
   // Waits for what `event`, one of this stream's, stands for.
   static Status WaitFor(const DeviceEvent* event);
 
