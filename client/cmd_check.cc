@@ -126,6 +126,11 @@ bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64
 }
 
 int Run(const CheckOptions& options, const CommonOptions& common) {
+  if (options.transport.cuda_ipc) {
+    return Fail(InvalidArgument("--transport cuda-ipc is not for check: the server cannot check "
+                                "what lies in a GPU's memory; run and load --verify can"),
+                kExitUsage);
+  }
   const Result<std::vector<CallSpec>> specs = Grid(options);
   if (!specs.ok()) return Fail(specs.status(), kExitUsage);
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));

@@ -122,8 +122,8 @@ struct BatchOutcome {
   bool device_lost = false;  // this device can answer nothing more
 };
 
-// Called exactly once per accepted batch, on a thread of the backend or, for a batch so small that
-// handing it over would cost more than running it, by Submit itself. Must not block for long.
+// Called exactly once per accepted batch, on a thread of the backend, in Watch or, for a batch so
+// small that handing it over would cost more than running it, in Submit. Must not block for long.
 using Done = std::function<void(BatchOutcome outcome)>;
 
 class Lane {
@@ -187,7 +187,7 @@ struct LaneOptions {
   int64_t workspace_bytes = int64_t{256} << 20;
 };
 
-// The device's own memory that lanes hold: their spans, workspace and lists. Zeros where lanes
+// The device's memory that lanes and stagings hold: spans, workspace, lists. Zeros where lanes
 // compute in the host's.
 struct DeviceMemoryUse {
   int64_t used_bytes = 0;

@@ -5,9 +5,9 @@
 //
 // Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, FLOPs
 // and bytes. No artificial delay unless one is asked for. A request above the budget of FLOPs or
-// bytes is large, and so is one that its device computes in parts, as whatever shared its batch
-// would wait for all of them. A large request runs alone, and large requests never hold every lane:
-// of several, one is left to small ones, so that these wait for no more than one bounded batch.
+// bytes is large, and so is one that its device computes in parts or that begins with waiting, as
+// whatever shared its batch would wait too. A large request runs alone, and never on the last free
+// lane of several: that is left to small ones, which so wait for no more than one bounded batch.
 // Problems of a batch may differ in everything: the device groups them into launches.
 
 #pragma once

@@ -169,7 +169,6 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   metrics_.SetInflight(inflight);
   if (status.ok()) {
     request->flops = Flops(request->attention);
-    if (request->staged != nullptr) request->staged->Finish();
     // The checker reads tensors on the host only.
     const bool readable = PinnedDevice(*request) == SharedRegion::kHost;
     if (readable && !request->check && checker_->Sampled(request->id)) {
@@ -188,7 +187,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     Result<std::vector<Candidate>> candidates =
         Candidates(request->attention.problem, request->kernel, pinned);
     if (!candidates.ok()) return candidates.status();
-    DropLostStaging(*request, *candidates);
+    FinishStaging(*request, *candidates);
     const Status status = PushToAny(request, *candidates);
     if (status.code() != Code::kUnavailable) return status;
     const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
@@ -240,12 +239,13 @@ void Engine::SetCosts(const Request& request, double flops,
   }
 }
 
-void Engine::DropLostStaging(Request& request, std::span<const Candidate> candidates) {
+void Engine::FinishStaging(Request& request, std::span<const Candidate> candidates) {
   if (request.staged == nullptr) return;
   const bool there = std::any_of(candidates.begin(), candidates.end(), [&](const auto& each) {
     return each.device == request.staged->device();
   });
   if (!there) request.staged->Drop(StagingEnd::kDeviceLost);
+  request.staged->Finish();
 }
 
 size_t Engine::Reserve(const Request& request, std::span<const Candidate> candidates) {

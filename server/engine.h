@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The server without its wire: devices, queues, schedulers, lanes, checks. gRPC threads call
-// Admit, Submit and Cancel, which never wait; of a device they touch at most a staging (staging.h).
+// Admit, Submit and Cancel, which wait for nothing, but that Submit may start a small request, look
+// for its end for a moment and answer it (device_worker.h).
 
 #pragma once
 
@@ -74,7 +75,8 @@ class Engine {
   // Chooses the device with the least outstanding cost (router.h), or several (split_join.h), and
   // their kernel: now, as between Admit and here a client may have taken seconds to send. Where
   // there is a staging whose copy is good, its device comes first.
-  // Takes `request` if and only if OK; it then ends by one call of its responder. Else
+  // Takes `request` if and only if OK; it then ends by one call of its responder, which may come
+  // before the return if the request may_end_in_submit. Else
   // RESOURCE_EXHAUSTED (every queue full), UNAVAILABLE (draining, no healthy device),
   // DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are lost.
   Status Submit(std::unique_ptr<Request>& request);
@@ -116,7 +118,8 @@ class Engine {
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
   void OnCheckFailed(std::function<void(const Request&)> hook);
-  // Called on a completion thread once a device is lost, before the batch that found it ends.
+  // Called once a device is lost, before the batch that found it ends, on a completion thread or
+  // inside Submit.
   // Set before the first Submit.
   void OnDeviceLost(std::function<void(const DeviceInfo&)> hook);
 
@@ -127,10 +130,10 @@ class Engine {
   Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel,
                                             int pinned) const;
   Status CheckSubmit(const Request& request) const;
-  // If the splitter finds a plan.
+  // Unless the splitter then finds no plan for it.
   bool WillSplit(double flops, std::span<const Candidate> candidates) const;
   void SetCosts(const Request& request, double flops, std::vector<Candidate>& candidates) const;
-  void DropLostStaging(Request& request, std::span<const Candidate> candidates);
+  void FinishStaging(Request& request, std::span<const Candidate> candidates);
   // The device of the request's staging, if it has one, else the router's choice.
   size_t Reserve(const Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);

@@ -45,10 +45,12 @@ DeviceMetrics::DeviceMetrics(prometheus::Registry& registry)
       outstanding_(MakeGauge(registry, "attend_outstanding_cost",
                              "Cost of the requests that wait or run, in full batches")),
       healthy_(MakeGauge(registry, "attend_device_healthy", "1 while the device takes work")),
-      memory_used_(MakeGauge(registry, "attend_device_memory_used_bytes",
-                             "Device memory held by lanes; 0 where they compute in host memory")),
+      memory_used_(
+          MakeGauge(registry, "attend_device_memory_used_bytes",
+                    "Device memory held by lanes and uploads; 0 where they use the host's")),
       memory_limit_(MakeGauge(registry, "attend_device_memory_limit_bytes",
-                              "Bound of the device memory held by lanes; 0 where there is none")) {}
+                              "Bound of the device memory that they hold; 0 where there is none")) {
+}
 
 void DeviceMetrics::Add(const std::string& name, int lanes, const std::vector<Tenant>& tenants) {
   constexpr std::array<const char*, kPhaseCount> kPhaseNames = {"copy_in", "kernel", "copy_out"};

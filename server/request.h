@@ -142,7 +142,7 @@ struct Request {
   int64_t batch_bytes = 0;  // what it takes of a batch's bytes
   int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
   bool in_parts = false;    // its device computes it in parts (Backend::RunsInParts)
-  bool large = false;       // in parts, or above a batch's budget: runs alone
+  bool large = false;       // in parts, waiting, above a budget: runs alone
   uint64_t sequence = 0;    // of its arrival in the queue
   TimePoint received;       // message complete; chunked: header complete
   TimePoint enqueued;       // accepted by the queue

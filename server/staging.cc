@@ -98,7 +98,7 @@ void StagedInput::Copy(std::span<const ByteRange> pieces) {
 
 bool StagedInput::Finish() {
   ForgetCost();
-  if (copy_ == nullptr) return false;
+  if (copy_ == nullptr || std::exchange(finished_, true)) return copy_ != nullptr;
   if (failed_.load(std::memory_order_relaxed) || !copy_->Finish().ok()) {
     Drop(StagingEnd::kCopyFailed);
   }

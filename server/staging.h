@@ -136,7 +136,7 @@ class StagedInput {
   void Copy(std::span<const ByteRange> pieces);
 
   // All tensors have arrived: whether their copy is on the device, or will be before a kernel that
-  // is started with Apply. Once.
+  // is started with Apply. May be asked again.
   bool Finish();
   // Where the copy is; none: -1.
   int device() const { return copy_ == nullptr ? -1 : device_; }
@@ -167,7 +167,7 @@ class StagedInput {
   const int64_t bytes_;  // of the block's beginning, where the tensors are
   ArrivedPieces pieces_;
   std::atomic<bool> failed_{false};  // a copy was refused
-  bool counted_ = false;
+  bool counted_ = false, finished_ = false;
   std::shared_ptr<Held> held_;
   std::unique_ptr<Staging> copy_;  // null: none any more
 };

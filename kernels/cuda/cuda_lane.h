@@ -49,8 +49,8 @@ struct LaneContext {
   DevicePool& pool;
   const PinnedRanges& pinned;
   LaneTuning tuning = {};
-  // If set, told of every phase of every batch that went well, on the poller's thread: part is -1
-  // for small items'.
+  // If set, told of every phase of every batch that went well, on the poller's thread or in Watch:
+  // part is -1 for small items'.
   PhaseSink timeline = {};
 };
 

@@ -98,7 +98,8 @@ StagingStream::CudaStaging::~CudaStaging() {
   const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
   (void)cudaGetLastError();
   if (reached) return;
-  poller_.Add(event_->get(), error,
+  const cudaEvent_t last = event_->get();  // not in the call: the lambda may be made first
+  poller_.Add(last, error,
               [&poller = poller_, stream = stream_.stream_, event = std::move(event_),
                owner = std::move(owner_)](cudaError_t outcome) mutable {
                 // No event says when the copies end that may still be under way.

@@ -268,7 +268,7 @@ def test_load_over_shared_memory(shm_server):
     assert_nothing_left(server)
     done = harness.run_client("--server", server.address, "load", "--transport", "shm",
                               "--deadline-ms", "5", check=False)
-    assert done.returncode == 2 and "--transport shm excludes" in done.stderr
+    assert done.returncode == 2 and "--transport shm and cuda-ipc exclude" in done.stderr
 
 
 def test_check_over_shared_memory(shm_server):

@@ -30,18 +30,20 @@ class CallersRunTest : public EngineTest {
     Collector& collector_;
   };
 
-  std::unique_ptr<Request> NewSmall() {
+  std::unique_ptr<Request> NewSmall(ThreadNote& note) {
     auto request = NewRequest();
     request->may_end_in_submit = true;
-    request->responder = &note_;
+    request->responder = &note;
     return request;
   }
+  std::unique_ptr<Request> NewSmall() { return NewSmall(note_); }
   bool EndedHere(uint64_t id) {
     (void)collector_.WaitFor(id);
     return note_.thread == std::this_thread::get_id();
   }
 
   ThreadNote note_{collector_};
+  ThreadNote other_note_{collector_};  // of whatever may end meanwhile
 };
 
 TEST_F(CallersRunTest, OnAnIdleDeviceItEndsBeforeSubmitReturns) {
@@ -86,10 +88,13 @@ TEST_F(CallersRunTest, WhatOutlastsTheWatchEndsElsewhere) {
 TEST_F(CallersRunTest, BesideABusyLaneItIsStartedButNotWaitedFor) {
   options_.worker.lanes = 2;
   Start();
-  HoldLane();
+  devices_[0]->Hold();
+  // By this thread, so that nobody else plans when the next one comes.
+  MustSubmit(NewSmall(other_note_));
+  devices_[0]->WaitForWaiting(1);
   const uint64_t beside = MustSubmit(NewSmall());
   EXPECT_EQ(devices_[0]->submitted_batches(), 2) << "by Submit, not by another thread";
-  const uint64_t queued = MustSubmit(NewSmall());
+  const uint64_t queued = MustSubmit(NewSmall(other_note_));
   EXPECT_EQ(devices_[0]->submitted_batches(), 2) << "no lane is free";
   devices_[0]->Release();
   EXPECT_FALSE(EndedHere(beside));
@@ -102,7 +107,7 @@ TEST_F(CallersRunTest, WhatWaitsForCompanyIsLeftToTheScheduler) {
   Start();
   const uint64_t first = MustSubmit(NewSmall());
   EXPECT_FALSE(collector_.Ended(first));
-  const uint64_t second = MustSubmit(NewSmall());
+  const uint64_t second = MustSubmit(NewSmall(other_note_));
   EXPECT_EQ(collector_.WaitFor(first).batch_requests, 2);
   EXPECT_EQ(collector_.WaitFor(second).batch_requests, 2);
 }
@@ -136,7 +141,6 @@ TEST_F(CallersRunTest, ManyCallersAndAStop) {
     std::vector<std::unique_ptr<testing::FakeBackend>> backends;
     backends.push_back(std::make_unique<testing::FakeBackend>());
     backends.back()->SetCompute([](const Attention&) {});
-    devices_.clear();
     StartOn(std::move(backends));
     std::vector<std::vector<std::unique_ptr<Request>>> requests(kThreads);
     const uint64_t first_id = last_id_ + 1;
@@ -165,6 +169,7 @@ TEST_F(CallersRunTest, ManyCallersAndAStop) {
     EXPECT_TRUE(engine_->WaitIdle(kNever));
     EXPECT_EQ(accepted + refused, kThreads * kEach);
     engine_.reset();
+    devices_.clear();  // they went with it
     for (uint64_t id = first_id; id < first_id + kThreads * kEach; ++id) {
       if (collector_.Ended(id)) --accepted;
     }
