@@ -3,8 +3,9 @@
 // Memory of an NVIDIA GPU that a server on the same host may compute in (CUDA IPC). Built without
 // CUDA; CudaDriver::Get says whether there is any.
 //
-// CUDA does not define what becomes of the server if memory is freed while it has it open: keep a
-// CudaMemory until the region that lends it has gone and every call over it has ended.
+// CUDA does not define what becomes of the server if memory is freed, or an event destroyed, while
+// it has it open. Who lends a CudaMemory shares it with the SharedMemory, which keeps it until the
+// server has closed it; for how to know, see SharedMemory::Release.
 
 #pragma once
 
@@ -24,8 +25,9 @@ class CudaMemory final : public DeviceMemory {
   static Result<std::shared_ptr<CudaMemory>> Allocate(const std::vector<std::string>& uuids,
                                                       int64_t bytes);
   // Memory that the caller has from cudaMalloc or cuMemAlloc, or a part of it at a multiple of 256
-  // bytes, and keeps. INVALID_ARGUMENT: CUDA cannot share it, as it cannot what comes from
-  // stream-ordered pools (cudaMallocAsync) or from cuMemCreate.
+  // bytes, and keeps until SharedMemory::Release has returned OK for every region that lends it.
+  // INVALID_ARGUMENT: CUDA cannot share it, as it cannot what comes from stream-ordered pools
+  // (cudaMallocAsync) or from cuMemCreate.
   static Result<std::shared_ptr<CudaMemory>> Wrap(void* data, int64_t bytes);
   ~CudaMemory() override;
   CudaMemory(const CudaMemory&) = delete;

@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -22,7 +23,9 @@ namespace {
 
 constexpr size_t kReplyBytesMax = 4096;
 // Answers to releases that may lie unread: the server ends a connection whose socket is full.
-constexpr int64_t kUnreadMost = 64;
+constexpr size_t kUnreadMost = 64;
+// How long a SharedMemory's end waits for each answer.
+constexpr int kCloseWaitSeconds = 10;
 
 Status Lost(const char* what) {
   return Unavailable(std::string("the shared memory's socket: ") + what + ": " +
@@ -87,7 +90,7 @@ SharedRegion::SharedRegion(std::shared_ptr<SharedMemory> memory, std::string tok
 
 SharedRegion::~SharedRegion() {
   if (device_ == nullptr) munmap(data_, static_cast<size_t>(bytes_));
-  memory_->Release(token_);
+  if (!released_) memory_->Forget(token_, device_);
 }
 
 Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& path) {
@@ -109,7 +112,21 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& p
   return memory;
 }
 
-SharedMemory::~SharedMemory() { close(socket_); }
+SharedMemory::~SharedMemory() {
+  // Nobody else has it, so there is nothing to lock against. The host's memory needs no answer.
+  const timeval wait{kCloseWaitSeconds, 0};
+  setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
+  const auto lent = [this] {
+    return std::any_of(unread_.begin(), unread_.end(),
+                       [](const auto& each) { return each != nullptr; });
+  };
+  LetGo closed;
+  while (lent() && DropAnswer(0, &closed)) closed.clear();
+  // The server still has it open: CUDA does not define what becomes of whoever uses memory that was
+  // freed, so what is left stays until the process ends.
+  if (lent()) static_cast<void>(new LetGo(std::move(unread_)));
+  close(socket_);
+}
 
 int SharedMemory::Send(const v1::RegionRequest& request, int flags) {
   const std::string bytes = request.SerializeAsString();
@@ -122,18 +139,18 @@ int SharedMemory::Send(const v1::RegionRequest& request, int flags) {
 
 Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file) {
   *file = -1;
+  LetGo closed;  // freed without the locks
   const std::lock_guard exchange_lock(exchange_mutex_);
   int send_error;
-  int64_t before;
   {
     const std::lock_guard lock(send_mutex_);
     send_error = Send(request, 0);
-    before = std::exchange(unread_, 0);
+    closed.swap(unread_);
   }
   std::string packet;
   ssize_t bytes;
   int files;
-  for (;; --before) {
+  for (size_t before = closed.size();; --before) {
     bytes = Receive(socket_, 0, &packet, &files, file);
     // A server that refuses the connection has said why before it closed it.
     if (bytes <= 0 || before == 0) break;
@@ -167,7 +184,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
   const bool valid =
       status.ok() && file >= 0 && mapped >= bytes && !reply.created().token().empty();
   if (status.ok() && reply.has_created() && file < 0) {
-    Release(reply.created().token());
+    Forget(reply.created().token(), nullptr);
     return Internal("the server's packet came without the region's descriptor");
   }
   if (valid) {
@@ -178,7 +195,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
   if (!status.ok()) return status;
   if (!valid) return Internal("the server's packet does not have what makes a region");
   if (data == MAP_FAILED) {
-    Release(reply.created().token());
+    Forget(reply.created().token(), nullptr);
     return ResourceExhausted("a region of " + std::to_string(mapped) +
                              " bytes cannot be mapped: " + std::strerror(map_error));
   }
@@ -203,16 +220,33 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Lend(std::shared_ptr<DeviceM
       shared_from_this(), reply.imported().token(), data, bytes, std::move(device)));
 }
 
-void SharedMemory::Release(const std::string& token) {
+Status SharedMemory::Release(SharedRegion& region) {
+  if (region.memory_.get() != this) {
+    return InvalidArgument("the region is of another connection to the shared memory's socket");
+  }
+  if (region.released_.exchange(true)) {
+    return Status(Code::kFailedPrecondition, "the region was released before");
+  }
+  v1::RegionRequest request;
+  request.mutable_release()->set_token(region.token_);
+  v1::RegionReply reply;
+  int file;
+  const Status status = Exchange(request, &reply, &file);
+  if (file >= 0) close(file);
+  return status;
+}
+
+void SharedMemory::Forget(const std::string& token, std::shared_ptr<DeviceMemory> device) {
   v1::RegionRequest request;
   request.mutable_release()->set_token(token);
   {
     const std::lock_guard lock(send_mutex_);
-    // If the server has gone, so has the region. One that has left hundreds of packets unread is
-    // waited for all the same, or it would keep the region.
+    // If the server has gone, so has the region; if it has ended the connection only, it closes
+    // lent memory by itself, and nothing more can be learnt by keeping it. One that has left
+    // hundreds of packets unread is waited for all the same, or it would keep the region.
     int error = Send(request, MSG_DONTWAIT);
     if (error == EAGAIN || error == EWOULDBLOCK) error = Send(request, 0);
-    if (error == 0) ++unread_;
+    if (error == 0) unread_.push_back(std::move(device));
   }
   DropAnswers();
 }
@@ -220,27 +254,36 @@ void SharedMemory::Release(const std::string& token) {
 void SharedMemory::DropAnswers() {
   const auto many = [this] {
     const std::lock_guard lock(send_mutex_);
-    return unread_ > kUnreadMost;
+    return unread_.size() > kUnreadMost;
   };
+  LetGo closed;  // freed without the locks
   std::unique_lock exchange_lock(exchange_mutex_, std::defer_lock);
   if (many()) {
     exchange_lock.lock();
   } else if (!exchange_lock.try_lock()) {
     return;  // whoever has the lock reads on, or the next one does
   }
-  for (;;) {
-    const int flags = many() ? 0 : MSG_DONTWAIT;
-    {
-      const std::lock_guard lock(send_mutex_);
-      if (unread_ == 0) return;
-    }
-    std::string packet;
-    int files, file;
-    if (Receive(socket_, flags, &packet, &files, &file) <= 0) return;
-    if (file >= 0) close(file);
-    const std::lock_guard lock(send_mutex_);
-    --unread_;
+  while (DropAnswer(many() ? 0 : MSG_DONTWAIT, &closed)) {
   }
+}
+
+bool SharedMemory::DropAnswer(int flags, LetGo* closed) {
+  {
+    const std::lock_guard lock(send_mutex_);
+    if (unread_.empty()) return false;
+  }
+  std::string packet;
+  int files, file;
+  const ssize_t bytes = Receive(socket_, flags, &packet, &files, &file);
+  const bool lost = bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
+  if (bytes > 0 && file >= 0) close(file);
+  if (bytes < 0 && !lost) return false;
+  const std::lock_guard lock(send_mutex_);
+  do {
+    closed->push_back(std::move(unread_.front()));
+    unread_.pop_front();
+  } while (lost && !unread_.empty());
+  return true;
 }
 
 }  // namespace attend::client

@@ -86,19 +86,26 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   return Status();
 }
 
+Status RegionRegistry::WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client,
+                                         int64_t bytes) {
+  for (;;) {
+    const auto found = clients_.find(client);
+    if (found == clients_.end()) return Internal("the client has gone");
+    Status status = CheckLocked(found->second, bytes);
+    // What a client has just let go of is its own to take again. Counted from the burial's begin: a
+    // device that hangs costs the caller's thread this time once, not once for every region.
+    if (status.ok() || !burying_ ||
+        std::chrono::steady_clock::now() - burial_ >= limits_.return_wait) {
+      return status;
+    }
+    changed_.wait_until(lock, burial_ + limits_.return_wait);
+  }
+}
+
 Status RegionRegistry::Reserve(uint64_t client, int64_t bytes) {
   std::unique_lock lock(mutex_);
-  auto found = clients_.find(client);
-  if (found == clients_.end()) return Internal("the client has gone");
-  Status status = CheckLocked(found->second, bytes);
-  if (!status.ok() && burying_) {
-    // What a client has just let go of is its own to take again.
-    changed_.wait(lock, [this] { return !burying_; });
-    found = clients_.find(client);
-    if (found == clients_.end()) return Internal("the client has gone");
-    status = CheckLocked(found->second, bytes);
-  }
-  if (!status.ok()) return status;
+  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(lock, client, bytes));
+  const auto found = clients_.find(client);
   found->second.bytes += bytes;
   ++found->second.regions;
   taken_bytes_ += bytes;
@@ -198,8 +205,8 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   open_bytes_ += sign * region.bytes;
 }
 
-Status RegionRegistry::Release(uint64_t client, const std::string& token) {
-  bool lent = false;
+Status RegionRegistry::Release(uint64_t client, const std::string& token,
+                               std::function<void()> closed) {
   {
     RegionRef forgotten;  // let go of outside the lock
     const std::lock_guard lock(mutex_);
@@ -211,13 +218,12 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token) {
     forgotten = std::move(found->second);
     regions_.erase(found);
     CountOpenLocked(*forgotten, -1);
-    lent = forgotten->device != SharedRegion::kHost;
+    // The client may free what it lent as soon as it hears; what the server made is the server's.
+    if (forgotten->device != SharedRegion::kHost) {
+      if (closed) closed_.emplace(token, std::exchange(closed, {}));
+    }
   }
-  if (lent) {
-    // The client may free it as soon as it hears.
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !burying_; });
-  }
+  if (closed) closed();
   return Status();
 }
 
@@ -246,7 +252,7 @@ void RegionRegistry::Bury(SharedRegion* region) {
     const std::lock_guard lock(mutex_);
     region->next = dead_;
     dead_ = region;
-    burying_ = true;
+    if (!std::exchange(burying_, true)) burial_ = std::chrono::steady_clock::now();
   }
   changed_.notify_all();
 }
@@ -259,6 +265,14 @@ void RegionRegistry::ReturnLocked(uint64_t client, int64_t bytes) {
   --owner->second.regions;
 }
 
+std::function<void()> RegionRegistry::TakeClosedLocked(const SharedRegion& region) {
+  const auto found = closed_.find(region.token);
+  if (found == closed_.end()) return {};
+  std::function<void()> closed = std::move(found->second);
+  closed_.erase(found);
+  return closed;
+}
+
 void RegionRegistry::Run() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -266,6 +280,7 @@ void RegionRegistry::Run() {
     if (dead_ == nullptr) return;
     SharedRegion* const region = std::exchange(dead_, dead_->next);
     const bool lent = region->device != SharedRegion::kHost;
+    burial_ = std::chrono::steady_clock::now();
     lock.unlock();
     if (lent) {
       importer_->Release(std::move(region->imported));
@@ -278,10 +293,14 @@ void RegionRegistry::Run() {
       --lent_regions_;
       lent_bytes_ -= region->bytes;
     }
+    const std::function<void()> closed = TakeClosedLocked(*region);
     delete region;
-    if (dead_ != nullptr) continue;
-    burying_ = false;
+    burying_ = dead_ != nullptr;
     changed_.notify_all();
+    if (!closed) continue;
+    lock.unlock();
+    closed();
+    lock.lock();
   }
 }
 

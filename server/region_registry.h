@@ -7,14 +7,15 @@
 // given back on a thread of the registry's own, as that may wait for a device.
 //
 // Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
-// gRPC's, and a RegionRef may be dropped on any; neither of the latter waits. Create, Import
-// and Release may: for the memory, and for what was let go of just now. The registry must outlive
-// every RegionRef.
+// gRPC's, and a RegionRef may be dropped on any. Only Create and Import wait: for the memory, and a
+// bounded time for what was let go of just now. The registry must outlive every RegionRef.
 
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -23,6 +24,7 @@
 #include <unordered_map>
 
 #include "kernels/status.h"
+#include "server/clock.h"
 #include "server/device_importer.h"
 #include "server/random_token.h"
 #include "server/region_memory.h"
@@ -48,6 +50,8 @@ struct RegionLimits {
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
   int64_t client_regions_max = 64;  // lent ones too, of which bytes are not counted
+  // How long a region may take to be given back before Create and Import no longer wait for it.
+  Duration return_wait = std::chrono::seconds(3);
 };
 
 class RegionRegistry {
@@ -84,9 +88,10 @@ class RegionRegistry {
   // The region's token. UNIMPLEMENTED: clients may lend nothing; RESOURCE_EXHAUSTED: the client has
   // as many regions as it may; else what the importer says.
   Result<std::string> Import(uint64_t client, const DeviceLoan& loan);
-  // NOT_FOUND unless it is this client's. What was lent is given back when it returns, unless
-  // requests use it.
-  Status Release(uint64_t client, const std::string& token);
+  // NOT_FOUND unless it is this client's. Does not wait. If it is OK, `closed` is called once: for
+  // memory of the host before it returns; for lent memory by the registry's thread, when no request
+  // uses it any more and it was given back. It must not wait, nor call the registry.
+  Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
 
   // Null if no region has this token.
   RegionRef Find(const std::string& token) const;
@@ -108,7 +113,11 @@ class RegionRegistry {
   Status Refuse(Status status);
   // Any thread: the last reference has gone.
   void Bury(SharedRegion* region);
+  // Waits while what is being given back may be what the client lacks.
+  Status WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client, int64_t bytes);
   void ReturnLocked(uint64_t client, int64_t bytes);
+  // Whom to tell that the region is closed; may be empty.
+  std::function<void()> TakeClosedLocked(const SharedRegion& region);
   void CountOpenLocked(const SharedRegion& region, int sign);
   void Run();
 
@@ -131,6 +140,8 @@ class RegionRegistry {
   int64_t lent_bytes_ = 0;
   SharedRegion* dead_ = nullptr;
   bool burying_ = false;  // from the first dead one until the last one's bytes are free
+  TimePoint burial_;      // while burying_: since when this one is being given back
+  std::unordered_map<std::string, std::function<void()>> closed_;  // of lent ones, by token
   bool stop_ = false;
   std::thread thread_;
 };

@@ -67,7 +67,10 @@ Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options
   if (!listener.ok()) return listener.status();
   socket->listener_ = std::move(*listener);
   socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!socket->wake_.valid()) return Internal("no eventfd for the shared memory's socket");
+  socket->done_->wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!socket->wake_.valid() || !socket->done_->wake.valid()) {
+    return Internal("no eventfd for the shared memory's socket");
+  }
   socket->thread_ = std::thread([raw = socket.get()] { raw->Run(); });
   return socket;
 }
@@ -91,25 +94,33 @@ void RegionSocket::Run() {
     polled.clear();
     polled.push_back({wake_.get(), POLLIN, 0});
     polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
-    for (const auto& [fd, connection] : connections_) polled.push_back({fd, POLLIN, 0});
+    polled.push_back({done_->wake.get(), POLLIN, 0});
+    for (const auto& [fd, connection] : connections_) {
+      // One that waits for an answer is only looked at for its end.
+      polled.push_back({fd, static_cast<short>(connection.releasing ? 0 : POLLIN), 0});
+    }
     const int ready = poll(polled.data(), polled.size(), accepting_ ? -1 : kAcceptRestMs);
     accepting_ = true;
     if (ready < 0) continue;  // EINTR
     if (polled[0].revents != 0) break;
-    for (size_t i = 2; i < polled.size(); ++i) {
+    for (size_t i = 3; i < polled.size(); ++i) {
       if (polled[i].revents == 0) continue;
       const auto found = connections_.find(polled[i].fd);
-      if (Serve(found->second)) continue;
-      logger_.debug("shared memory client={} has left", found->second.client);
-      registry_.RemoveClient(found->second.client);
-      connections_.erase(found);
+      if (found->second.releasing || !Serve(found->second)) End(found);
     }
+    if (polled[2].revents != 0) AnswerReleases();
     if (polled[1].revents != 0) Accept();
   }
   StopListening(options_.path, &listener_);
   for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
   connections_.clear();
   ended_.set_value();
+}
+
+void RegionSocket::End(Connections::iterator connection) {
+  logger_.debug("shared memory client={} has left", connection->second.client);
+  registry_.RemoveClient(connection->second.client);
+  connections_.erase(connection);
 }
 
 Status RegionSocket::CheckPeer(int socket) const {
@@ -147,12 +158,12 @@ void RegionSocket::Accept() {
     }
     const int fd = socket.get();
     const uint64_t client = registry_.AddClient();
-    connections_.emplace(fd, Connection{std::move(socket), client});
+    connections_.emplace(fd, Connection{std::move(socket), client, false});
     logger_.debug("shared memory client={} has come", client);
   }
 }
 
-bool RegionSocket::Serve(const Connection& connection) {
+bool RegionSocket::Serve(Connection& connection) {
   std::array<char, kPacketBytesMax> packet;
   const int socket = connection.socket.get();
   iovec data{packet.data(), packet.size()};
@@ -179,12 +190,14 @@ bool RegionSocket::Serve(const Connection& connection) {
     return false;
   }
   UniqueFd file;
-  const v1::RegionReply reply = Answer(connection.client, request, file);
-  return Send(socket, reply, file);
+  const std::optional<v1::RegionReply> reply = Answer(connection, request, file);
+  return !reply || Send(socket, *reply, file);
 }
 
-v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& request,
-                                     UniqueFd& file) {
+std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
+                                                    const v1::RegionRequest& request,
+                                                    UniqueFd& file) {
+  const uint64_t client = connection.client;
   v1::RegionReply reply;
   switch (request.request_case()) {
     case v1::RegionRequest::kCreate: {
@@ -201,17 +214,44 @@ v1::RegionReply RegionSocket::Answer(uint64_t client, const v1::RegionRequest& r
     }
     case v1::RegionRequest::kImportCuda:
       return Import(client, request.import_cuda());
-    case v1::RegionRequest::kRelease: {
-      const Status released = registry_.Release(client, request.release().token());
-      if (!released.ok()) return ErrorReply(released);
-      reply.mutable_released();
-      return reply;
-    }
+    case v1::RegionRequest::kRelease:
+      return Release(connection, request.release().token());
     case v1::RegionRequest::REQUEST_NOT_SET:
       break;
   }
   return ErrorReply(
       Status(Code::kUnimplemented, "the request is neither create nor release nor import_cuda"));
+}
+
+std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,
+                                                     const std::string& token) {
+  const Done::Release release{connection.socket.get(), connection.client};
+  const Status status = registry_.Release(connection.client, token, [done = done_, release] {
+    const std::lock_guard lock(done->mutex);
+    done->releases.push_back(release);
+    eventfd_write(done->wake.get(), 1);
+  });
+  if (!status.ok()) return ErrorReply(status);
+  connection.releasing = true;
+  return std::nullopt;
+}
+
+void RegionSocket::AnswerReleases() {
+  std::vector<Done::Release> releases;
+  {
+    const std::lock_guard lock(done_->mutex);
+    eventfd_t count;
+    eventfd_read(done_->wake.get(), &count);
+    releases.swap(done_->releases);
+  }
+  v1::RegionReply reply;
+  reply.mutable_released();
+  for (const Done::Release& release : releases) {
+    const auto found = connections_.find(release.fd);
+    if (found == connections_.end() || found->second.client != release.client) continue;
+    found->second.releasing = false;
+    if (!Send(release.fd, reply, UniqueFd())) End(found);
+  }
 }
 
 v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request) {

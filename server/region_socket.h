@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The socket that clients get shared regions from: shared_memory.proto on one thread. A connection
-// is a client of the registry; whatever ends it, its regions go with it.
+// is a client of the registry; whatever ends it, its regions go with it. Whoever releases lent
+// memory is answered once it is closed, which may take as long as a device does: only that
+// connection waits, its later packets with it.
 
 #pragma once
 
@@ -10,8 +12,11 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "attend/v1/shared_memory.pb.h"
 #include "kernels/status.h"
@@ -46,6 +51,18 @@ class RegionSocket {
   struct Connection {
     UniqueFd socket;
     uint64_t client = 0;
+    bool releasing = false;  // a release is to be answered before anything else is read
+  };
+  using Connections = std::map<int, Connection>;  // by descriptor
+  // Releases that are done: told by any thread, also when the socket has gone.
+  struct Done {
+    struct Release {
+      int fd = -1;
+      uint64_t client = 0;  // the descriptor may be another's by then
+    };
+    std::mutex mutex;
+    std::vector<Release> releases;
+    UniqueFd wake;  // readable while there are some
   };
 
   RegionSocket(const Options& options, RegionRegistry& registry, spdlog::logger& logger);
@@ -53,18 +70,24 @@ class RegionSocket {
   void Accept();
   Status CheckPeer(int socket) const;
   // False if the connection is over.
-  bool Serve(const Connection& connection);
-  v1::RegionReply Answer(uint64_t client, const v1::RegionRequest& request, UniqueFd& file);
+  bool Serve(Connection& connection);
+  void End(Connections::iterator connection);
+  // Nothing: AnswerReleases will.
+  std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
+                                        UniqueFd& file);
+  std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
+  void AnswerReleases();
   v1::RegionReply Import(uint64_t client, const v1::ImportCudaMemory& request);
 
   const Options options_;
   RegionRegistry& registry_;
   spdlog::logger& logger_;
   UnixListener listener_;
-  UniqueFd wake_;                          // readable once the thread shall end
-  std::map<int, Connection> connections_;  // by descriptor; the thread's
-  bool accepting_ = true;                  // the thread's; false while there are no descriptors
-  std::promise<void> ended_;               // by the thread, as the last thing it does
+  UniqueFd wake_;  // readable once the thread shall end
+  const std::shared_ptr<Done> done_ = std::make_shared<Done>();
+  Connections connections_;   // the thread's
+  bool accepting_ = true;     // the thread's; false while there are no descriptors
+  std::promise<void> ended_;  // by the thread, as the last thing it does
   std::future<void> end_ = ended_.get_future();
   std::thread thread_;
 };

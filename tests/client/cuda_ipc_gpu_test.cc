@@ -228,6 +228,7 @@ TEST_F(CudaIpcGpuTest, WaitsForTheClientsEvent) {
       EXPECT_TRUE(SameBits(plain.o, MustCall(*lent).o)) << "round " << round << " seed " << seed;
     }
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_TRUE(memory_->Release(*lent->outputs.o->region).ok());
   }
   EXPECT_EQ(cudaFree(data), cudaSuccess);
   EXPECT_EQ(cudaFree(ballast), cudaSuccess);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -32,10 +33,18 @@ namespace fs = std::filesystem;
 // host's, so Read and Write count what they bring.
 class FakeDeviceMemory final : public DeviceMemory {
  public:
-  FakeDeviceMemory(testing::FakeBackend& backend, std::string handle, int64_t bytes)
-      : handle_(std::move(handle)), bytes_(bytes), block_(test::MakeBlock(bytes)) {
+  // `freed` is called in the end.
+  FakeDeviceMemory(testing::FakeBackend& backend, std::string handle, int64_t bytes,
+                   std::function<void()> freed)
+      : handle_(std::move(handle)),
+        bytes_(bytes),
+        block_(test::MakeBlock(bytes)),
+        freed_(std::move(freed)) {
     std::memset(block_.get(), 0xff, static_cast<size_t>(bytes));
     backend.Lend(handle_, {reinterpret_cast<char*>(block_.get()), bytes});
+  }
+  ~FakeDeviceMemory() override {
+    if (freed_) freed_();
   }
   std::byte* data() const override { return block_.get(); }
   int64_t bytes() const override { return bytes_; }
@@ -64,6 +73,7 @@ class FakeDeviceMemory final : public DeviceMemory {
   const std::string handle_;
   const int64_t bytes_;
   const test::Block block_;
+  const std::function<void()> freed_;
   std::atomic<int64_t> written_ = 0;
   std::atomic<int64_t> read_ = 0;
   Status refusal_;
@@ -90,9 +100,9 @@ class LentMemoryTest : public ::testing::Test {
     fs::remove_all(folder_);
   }
 
-  std::shared_ptr<FakeDeviceMemory> Allocate(int64_t bytes) {
-    return std::make_shared<FakeDeviceMemory>(server_->backend(),
-                                              "handle-" + std::to_string(++allocated_), bytes);
+  std::shared_ptr<FakeDeviceMemory> Allocate(int64_t bytes, std::function<void()> freed = {}) {
+    return std::make_shared<FakeDeviceMemory>(
+        server_->backend(), "handle-" + std::to_string(++allocated_), bytes, std::move(freed));
   }
   // The call in memory of the device, which is kept in device_.
   Result<AttentionCall> Lend(const AttentionCall& call) {
@@ -159,15 +169,59 @@ TEST_F(LentMemoryTest, DiscardedAnswersAreNotBrought) {
   EXPECT_EQ(failed.status().message(), "the device fell off");
 }
 
-// What the server has let go of may be freed: releasing a region waits for that.
+// What the server has let go of may be freed: Release waits for that.
 TEST_F(LentMemoryTest, ReleasedMemoryIsTheClientsAgain) {
   for (int i = 0; i < 50; ++i) {
-    Result<std::shared_ptr<SharedRegion>> region = memory_->Lend(Allocate(4096));
+    const Result<std::shared_ptr<SharedRegion>> region = memory_->Lend(Allocate(4096));
     ASSERT_TRUE(region.ok()) << region.status().ToString();
     EXPECT_EQ(server_->backend().borrowed(), 1);
-    *region = nullptr;
+    const Status closed = memory_->Release(**region);
+    ASSERT_TRUE(closed.ok()) << closed.ToString();
     EXPECT_EQ(server_->backend().borrowed(), 0);
+    EXPECT_EQ(memory_->Release(**region).code(), Code::kFailedPrecondition);
   }
+}
+
+// A region may go anywhere: its memory is kept for as long as the server has it open.
+TEST_F(LentMemoryTest, DroppedMemoryIsFreedOnceTheServerHasClosedIt) {
+  int freed = 0, early = 0;
+  const auto drop = [&] {
+    const auto region = memory_->Lend(Allocate(4096, [&] {
+      ++freed;
+      early += server_->backend().borrowed() > 0;
+    }));
+    ASSERT_TRUE(region.ok()) << region.status().ToString();
+  };
+  for (int i = 1; i <= 50; ++i) {
+    drop();
+    ASSERT_TRUE(memory_->Create(4096).ok());  // its answer comes behind the release's
+    EXPECT_EQ(freed, i);
+  }
+  drop();
+  memory_.reset();  // waits
+  EXPECT_EQ(freed, 51);
+  EXPECT_EQ(early, 0) << "freed while the server had it open";
+}
+
+TEST_F(LentMemoryTest, CallsThatStillRunAreWaitedFor) {
+  server_->backend().Hold();
+  const auto region = memory_->Lend(Allocate(65536));
+  ASSERT_TRUE(region.ok()) << region.status().ToString();
+  const Result<AttentionCall> call = ShareCall([&](int64_t) { return region; },
+                                               *MakeRandomCall(*ParseCallSpec("B1,H1,L16,D16"), 1));
+  ASSERT_TRUE(call.ok()) << call.status().ToString();
+  auto called = std::async(std::launch::async, [&] { return client_->Call(*call); });
+  server_->backend().WaitForWaiting(1);
+  auto released = std::async(std::launch::async, [&] { return memory_->Release(**region); });
+  const RegionRegistry& registry = server_->server().shared_memory()->registry();
+  while (registry.Find((*region)->token()) != nullptr) std::this_thread::yield();
+  EXPECT_EQ(server_->backend().borrowed(), 1);
+  EXPECT_NE(released.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  server_->backend().Release();
+  const Status closed = released.get();
+  EXPECT_TRUE(closed.ok()) << closed.ToString();
+  EXPECT_EQ(server_->backend().borrowed(), 0);
+  EXPECT_TRUE(called.get().ok());
 }
 
 TEST_F(LentMemoryTest, TheServersRefusalIsTold) {

@@ -151,6 +151,25 @@ TEST_F(SharedMemoryTest, RegionsLiveAsLongAsTheyAreHeld) {
   WaitUntilEmpty();
 }
 
+TEST_F(SharedMemoryTest, ReleasingSaysWhatBecameOfIt) {
+  const auto memory = Connect(), other = Connect();
+  const Result<AttentionCall> call = ShareCall(*memory, MakeCall("B1,H1,L16,D16", 1));
+  ASSERT_TRUE(call.ok());
+  SharedRegion& region = *call->outputs.o->region;
+  EXPECT_EQ(other->Release(region).code(), Code::kInvalidArgument);
+  EXPECT_EQ(stats().regions, 1);
+  const Status released = memory->Release(region);
+  EXPECT_TRUE(released.ok()) << released.ToString();
+  EXPECT_EQ(stats().regions, 0);
+  EXPECT_EQ(client_->Call(*call).status().code(), Code::kNotFound);
+  EXPECT_EQ(memory->Release(region).code(), Code::kFailedPrecondition);
+  region.data()[0] = std::byte{1};  // still mapped
+  const Result<std::shared_ptr<SharedRegion>> last = memory->Create(4096);
+  ASSERT_TRUE(last.ok()) << "the connection goes on";
+  server_.reset();
+  EXPECT_EQ(memory->Release(**last).code(), Code::kUnavailable);
+}
+
 TEST_F(SharedMemoryTest, RefusalsNameTheBound) {
   const auto memory = Connect();
   Result<std::shared_ptr<SharedRegion>> region = memory->Create((16 << 20) + 1);

@@ -1,11 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lent memory whose client goes while it is used, events that are not reached yet, and servers that
-// end meanwhile. Nothing may stay borrowed.
+// Lent memory whose client goes while it is used, events that are not reached yet, devices that do
+// not give memory back, and servers that end meanwhile. Nothing may stay borrowed.
 
+#include <spdlog/sinks/null_sink.h>
+
+#include <condition_variable>
 #include <future>
+#include <mutex>
+#include <string_view>
+#include <vector>
 
+#include "server/device_importer.h"
+#include "server/random_token.h"
+#include "server/region_memory.h"
+#include "server/region_socket.h"
 #include "tests/server/cuda_ipc_fixture.h"
+#include "tests/server/fake_backend.h"
 
 namespace attend {
 namespace {
@@ -28,7 +39,11 @@ TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
     auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
     server_->backend().WaitForWaiting(1);
     if (release) {
-      EXPECT_TRUE(client->Release(region->token()).has_released());
+      v1::RegionRequest request;
+      request.mutable_release()->set_token(region->token());
+      ASSERT_TRUE(client->Send(request.SerializeAsString()));
+      while (server_->server().shared_memory()->registry().Find(region->token()) != nullptr)
+        std::this_thread::yield();
     } else {
       client.reset();
       while (stats().clients > 0) std::this_thread::yield();
@@ -36,6 +51,11 @@ TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
     EXPECT_EQ(borrowed(), 2) << "memory and event are held by the request";
     ExpectRefused(problem.request, StatusCode::NOT_FOUND, "of no region");
     server_->backend().Release();
+    if (release) {
+      const auto reply = client->Receive();
+      EXPECT_TRUE(reply && reply->has_released());
+      EXPECT_EQ(borrowed(), 0) << "the reply says that it is closed";
+    }
     ASSERT_TRUE(call.get().ok());
     EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
     client.reset();
@@ -126,6 +146,100 @@ TEST_F(CudaIpcTest, DrainingForgetsLoansAndFinishesWhatUsesThem) {
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
   WaitUntilEmpty();
   EXPECT_EQ(borrowed(), 0);
+}
+
+// A device that gives memory back only when the test lets it; it computes nothing.
+class HeldDevice final : public Backend {
+ public:
+  HeldDevice() { info_.uuid = test::TestServer::DeviceUuid(0); }
+  ~HeldDevice() override { EXPECT_EQ(borrowed_, 0); }
+  const DeviceInfo& info() const override { return info_; }
+  HostAllocator& host_allocator() override { return host_.host_allocator(); }
+  Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions&) override {
+    return Unimplemented("it computes nothing");
+  }
+  Result<LentMemory> BorrowMemory(std::string_view) override {
+    const std::lock_guard lock(mutex_);
+    ++borrowed_;
+    return LentMemory{block_.data(), static_cast<int64_t>(block_.size())};
+  }
+  void ReturnMemory(char*) override {
+    std::unique_lock lock(mutex_);
+    returning_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return !held_; });
+    --borrowed_;
+  }
+  void WaitUntilReturning() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return returning_; });
+  }
+  void Release() {
+    const std::lock_guard lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+  }
+  v1::ImportCudaMemory Loan() const {
+    v1::ImportCudaMemory loan;
+    loan.set_device_uuid(info_.uuid);
+    loan.set_bytes(block_.size());
+    return loan;
+  }
+
+ private:
+  testing::FakeBackend host_;
+  DeviceInfo info_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<char> block_ = std::vector<char>(4096);
+  bool held_ = true;
+  bool returning_ = false;
+  int borrowed_ = 0;
+};
+
+// Who releases waits alone, however long the device takes.
+TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
+  std::string pattern = std::filesystem::temp_directory_path() / "attend-held-XXXXXX";
+  const std::filesystem::path folder = mkdtemp(pattern.data());
+  {
+    HeldDevice device;
+    const DeviceImporter importer(std::vector<Backend*>{&device});
+    MemfdMemory memory(device.host_allocator());
+    RegionLimits limits{1 << 20, 1 << 19, 2};
+    limits.return_wait = Duration::zero();
+    RegionRegistry registry(limits, memory, RandomToken, &importer);
+    spdlog::logger logger("test", std::make_shared<spdlog::sinks::null_sink_mt>());
+    RegionSocket::Options options;
+    options.path = folder / "shm.sock";
+    const auto socket = RegionSocket::Start(options, registry, logger);
+    ASSERT_TRUE(socket.ok()) << socket.status().ToString();
+    RegionClient stuck(options.path), gone(options.path), other(options.path);
+    const auto release = [](RegionClient& client, const std::string& token) {
+      v1::RegionRequest request;
+      request.mutable_release()->set_token(token);
+      return client.Send(request.SerializeAsString());
+    };
+    ASSERT_TRUE(release(stuck, stuck.Import(device.Loan()).imported().token()));
+    device.WaitUntilReturning();
+    ASSERT_TRUE(release(gone, gone.Import(device.Loan()).imported().token()));
+    gone.Close();
+    for (int i = 0; i < 3; ++i) {
+      // What is released now lies behind the stuck one; with two the client's bound is reached, and
+      // Create says so rather than wait for them.
+      const v1::RegionReply made = other.TryCreate(4096);
+      EXPECT_EQ(made.has_created(), i < 2) << made.ShortDebugString();
+      if (i < 2) {
+        EXPECT_TRUE(other.Release(made.created().token()).has_released());
+      }
+    }
+    while (registry.stats().clients != 2) std::this_thread::yield();  // one that waits may go
+    device.Release();
+    const auto reply = stuck.Receive();
+    EXPECT_TRUE(reply && reply->has_released());
+    EXPECT_TRUE(stuck.TryCreate(4096).has_created()) << "it is served as before";
+    while (registry.stats().lent_regions > 0) std::this_thread::yield();
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(CudaIpcTest, AnEndWithLoansOpen) {

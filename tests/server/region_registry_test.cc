@@ -94,7 +94,8 @@ class RegionRegistryTest : public ::testing::Test {
  protected:
   RegionRegistryTest() { Restart({16 * kPage, 8 * kPage, 3}); }
 
-  void Restart(const RegionLimits& limits) {
+  void Restart(RegionLimits limits) {
+    limits.return_wait = std::chrono::minutes(1);  // however loaded the machine is
     registry_.reset();
     registry_ = std::make_unique<RegionRegistry>(limits, memory_, [this]() -> Result<std::string> {
       if (!token_fault_.ok()) return token_fault_;
