@@ -179,8 +179,9 @@ Stream* AttentionServiceImpl::Open(Stream* stream) {
     streams_.insert(stream);
     ending = ending_streams_;
   }
-  stream->Begin();
+  // First, so that nothing of a stream that comes during a drain is taken.
   if (ending) stream->EndWhenIdle();
+  stream->Begin();
   return stream;
 }
 
