@@ -384,7 +384,7 @@ std::vector<Engine::DeviceState> Engine::Devices() const {
   std::vector<DeviceState> states;
   for (size_t i = 0; i < workers_.size(); ++i) {
     const DeviceWorker& worker = *workers_[i];
-    states.push_back({worker.info(), worker.lanes(), worker.healthy(),
+    states.push_back({worker.info(), worker.lanes(), worker.healthy(), worker.queued(),
                       static_cast<double>(router_->outstanding(static_cast<int>(i))) /
                           static_cast<double>(kBatchCost),
                       backends_[i]->memory_use()});

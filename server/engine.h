@@ -101,6 +101,7 @@ class Engine {
     DeviceInfo info;
     int lanes = 0;
     bool healthy = true;
+    int64_t queued = 0;              // requests that wait
     double outstanding_batches = 0;  // cost of what waits and runs, in full batches
     DeviceMemoryUse memory;
   };

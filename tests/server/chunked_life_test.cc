@@ -84,7 +84,7 @@ TEST(ChunkedLifeTest, AFullQueueRefusesTheCompleteRequest) {
     clients.back()->SendHeader(ChunkedHeader(problem.request));
     for (int i = 0; i < 3; ++i) clients.back()->SendChunk(i + 1, 0, problem.request.raw(i));
     if (c == 0) server.backend().WaitForWaiting(1);
-    while (server.server().engine().inflight() < std::min(c + 1, 2)) std::this_thread::yield();
+    server.WaitForQueued(std::min(c, 1));
   }
   EXPECT_EQ(clients[2]->Finish().error_code(), StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_GT(clients[2]->PushbackMs(), 0);
@@ -122,7 +122,7 @@ TEST(ChunkedLifeTest, ALostStreamDropsTheQueuedRequest) {
   running.SendAll(problem.request);
   server.backend().WaitForWaiting(1);
   queued.SendAll(problem.request);
-  while (server.server().engine().inflight() < 2) std::this_thread::yield();
+  server.WaitForQueued(1);
   queued.second->Cancel();
   EXPECT_EQ(queued.first->Finish().error_code(), StatusCode::CANCELLED);
   while (server.server().engine().inflight() > 1) std::this_thread::yield();

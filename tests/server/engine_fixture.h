@@ -63,7 +63,8 @@ class EngineTest : public ::testing::Test {
     options_.memory_budget_bytes = 1 << 20;
   }
 
-  ~EngineTest() override {
+  // Not in the destructor: requests may still end at what derived tests have as members.
+  void TearDown() override {
     for (testing::FakeBackend* device : devices_) {
       device->Release();
       if (device->CanStage()) device->staging().Release();

@@ -144,7 +144,7 @@ TEST(ServerTest, CancelledWorkIsDroppedFromTheQueue) {
   AsyncCall running(*stub, test::PlainWireProblem(5).request);
   server.backend().WaitForWaiting(1);
   AsyncCall queued(*stub, test::PlainWireProblem(6).request);
-  while (server.server().engine().inflight() < 2) std::this_thread::yield();
+  server.WaitForQueued(1);
   queued.context.TryCancel();
   EXPECT_EQ(queued.Wait().error_code(), StatusCode::CANCELLED);
   while (server.server().engine().inflight() > 1) std::this_thread::yield();
@@ -185,7 +185,7 @@ TEST(ServerTest, AFullQueueRefusesWithARetryHint) {
   for (int i = 0; i < 2; ++i) {
     accepted.push_back(std::make_unique<AsyncCall>(*stub, test::PlainWireProblem(10 + i).request));
   }
-  while (server.server().engine().inflight() < 3) std::this_thread::yield();
+  server.WaitForQueued(2);
   v1::AttendResponse response;
   grpc::ClientContext context;
   const grpc::Status status = stub->Attend(&context, test::PlainWireProblem(12).request, &response);
@@ -303,7 +303,7 @@ TEST(ServerTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   AsyncCall running(*stub, problem.request);
   server.backend().WaitForWaiting(1);
   AsyncCall queued(*stub, problem.request);
-  while (server.server().engine().inflight() < 2) std::this_thread::yield();
+  server.WaitForQueued(1);
   std::future<bool> drained =
       std::async(std::launch::async, [&] { return server.server().Drain(seconds(60)); });
   EXPECT_EQ(watch.Next(), test::Health::kNotServing);

@@ -92,7 +92,7 @@ TEST_F(SharedMemoryTest, CancelledAndExpiredRequestsLetGo) {
   server_->backend().WaitForWaiting(1);
   auto second = std::async(std::launch::async,
                            [&] { return stub_->Attend(&cancelled, queued.request, &response2); });
-  while (server_->server().engine().inflight() < 2) std::this_thread::yield();
+  server_->WaitForQueued(1);
   cancelled.TryCancel();
   EXPECT_EQ(second.get().error_code(), StatusCode::CANCELLED);
   grpc::ClientContext late;

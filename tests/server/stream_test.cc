@@ -79,7 +79,7 @@ TEST(StreamTest, AnswersLeaveInTheOrderOfCompletion) {
     ASSERT_TRUE(open.stream->Write(problem.request));
     if (&problem == &problems.front()) server.backend().WaitForWaiting(1);
   }
-  while (server.server().engine().inflight() < 3) std::this_thread::yield();
+  server.WaitForQueued(2);
   server.backend().Release();
   for (const int i : {0, 2, 1}) {
     v1::AttendResponse response;
@@ -135,7 +135,7 @@ TEST(StreamTest, AFullQueueIsToldWithARetryHint) {
   ASSERT_TRUE(open.stream->Write(test::PlainWireProblem(0).request));
   server.backend().WaitForWaiting(1);
   ASSERT_TRUE(open.stream->Write(test::PlainWireProblem(1).request));
-  while (server.server().engine().inflight() < 2) std::this_thread::yield();
+  server.WaitForQueued(1);
   ASSERT_TRUE(open.stream->Write(test::PlainWireProblem(2).request));
   v1::AttendResponse response;
   ASSERT_TRUE(open.stream->Read(&response));
@@ -203,7 +203,7 @@ TEST(StreamTest, CancelDropsWhatIsQueued) {
     ASSERT_TRUE(open.stream->Write(test::PlainWireProblem(0).request));
     server.backend().WaitForWaiting(1);
     for (int i = 1; i < 5; ++i) ASSERT_TRUE(open.stream->Write(test::PlainWireProblem(i).request));
-    while (server.server().engine().inflight() < 5) std::this_thread::yield();
+    server.WaitForQueued(4);
     open.context.TryCancel();
     EXPECT_EQ(open.stream->Finish().error_code(), StatusCode::CANCELLED);
     while (server.server().engine().inflight() > 1) std::this_thread::yield();

@@ -85,6 +85,15 @@ double TestServer::Metric(const std::string& sample) const {
   return -1;
 }
 
+void TestServer::WaitForQueued(int64_t requests) const {
+  for (;;) {
+    int64_t queued = 0;
+    for (const Engine::DeviceState& device : server_->engine().Devices()) queued += device.queued;
+    if (queued == requests) return;
+    std::this_thread::yield();
+  }
+}
+
 std::shared_ptr<grpc::Channel> TestServer::Connect() const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

@@ -37,6 +37,9 @@ class TestServer {
   std::string Metrics() const;
   // The sample with this name and labels as they stand in the exposition; -1 if there is none.
   double Metric(const std::string& sample) const;
+  // Waits until exactly so many requests are in the devices' queues. An accepted request counts as
+  // in flight before it is there.
+  void WaitForQueued(int64_t requests) const;
 
   // A connection of its own, so that tests do not share one.
   std::shared_ptr<grpc::Channel> Connect() const;
