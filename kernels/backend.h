@@ -31,6 +31,13 @@ struct HostSpan {
   int64_t bytes = 0;
 };
 
+// Bytes on the host, and where they belong.
+struct HostPiece {
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t bytes = 0;
+};
+
 // A few spans, which do not overlap (but for WorkItem::in_place). Empty ones are not kept.
 class SpanList {
  public:
@@ -93,6 +100,11 @@ struct WorkItem {
   Selection selection;
   SpanList inputs;
   SpanList outputs;
+  // Bytes of the input spans that lie elsewhere, in page-locked memory: the span is then but the
+  // place that they are named by, and is not read there. By rising places, not overlapping, each
+  // inside one span; they live until Done. Only for devices that gather, and not for what runs in
+  // parts there.
+  std::span<const HostPiece> scattered = {};
   // Fill the output with NaN (all bits set) where the kernel writes, before it runs: a row that it
   // forgets then cannot pass for an answer that lay there before.
   bool poison_output = false;
@@ -214,6 +226,8 @@ class Backend {
     static_cast<void>(selection);
     return false;
   }
+  // Whether lanes take WorkItem::scattered.
+  virtual bool Gathers() const { return false; }
   // Now, to be looked at; any thread, at any time, without asking the device.
   virtual DeviceMemoryUse memory_use() const { return {}; }
 

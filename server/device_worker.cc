@@ -34,6 +34,7 @@ WorkItem ToWorkItem(Request& request) {
     item.in_place = request.shared->in_place;
     item.after = request.shared->after;
   }
+  if (request.scattered != nullptr) item.scattered = request.scattered->pieces();
   if (request.staged != nullptr) request.staged->Apply(&item);
   return item;
 }
@@ -71,6 +72,7 @@ DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   request->in_parts = backend_.RunsInParts(request->attention, request->selection);
+  if (request->in_parts || request->check || !backend_.Gathers()) PlaceScattered(*request);
   std::unique_lock lock(mutex_);
   request->device_name = info().name;
   const Request& pushed = *request;

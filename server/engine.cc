@@ -144,16 +144,6 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
   return admission;
 }
 
-void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
-  if (!stager_->Wants(tensors)) return;
-  auto candidates = Candidates(request.attention.problem, request.kernel, SharedRegion::kHost);
-  if (!candidates.ok()) return;  // Submit says why
-  const double flops = Flops(request.attention);
-  if (WillSplit(flops, *candidates)) return stager_->CountSplit();
-  SetCosts(request, flops, *candidates);
-  request.staged = stager_->Stage(*candidates, request.input, tensors);
-}
-
 Status Engine::CheckSubmit(const Request& request) const {
   if (draining()) return DrainingStatus();
   if (request.deadline != kNever && request.deadline <= clock_.Now()) {
@@ -200,6 +190,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
 
 Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
   if (WillSplit(request->flops, candidates)) {
+    PlaceScattered(*request);  // a part is another request's
     const std::vector<SplitDevice> devices = SplitDevices(candidates);
     const std::optional<Status> split = splitter_->Submit(request, devices);
     if (split.has_value()) {
@@ -237,24 +228,6 @@ void Engine::SetCosts(const Request& request, double flops,
     // make its company fail.
     each.cost = batcher_.Cost(flops, tensor_bytes + each.selection.workspace_bytes);
   }
-}
-
-void Engine::FinishStaging(Request& request, std::span<const Candidate> candidates) {
-  if (request.staged == nullptr) return;
-  const bool there = std::any_of(candidates.begin(), candidates.end(), [&](const auto& each) {
-    return each.device == request.staged->device();
-  });
-  if (!there) request.staged->Drop(StagingEnd::kDeviceLost);
-  request.staged->Finish();
-}
-
-size_t Engine::Reserve(const Request& request, std::span<const Candidate> candidates) {
-  for (size_t n = 0; request.staged != nullptr && n < candidates.size(); ++n) {
-    if (candidates[n].device != request.staged->device()) continue;
-    router_->Add(candidates[n].device, candidates[n].cost);
-    return n;
-  }
-  return router_->Reserve(candidates);
 }
 
 Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {

@@ -72,6 +72,10 @@ class Engine {
   // `tensors` are as Stager::Stage wants them. Not on gRPC's threads.
   void Stage(Request& request, std::span<const HostSpan> tensors);
 
+  // Whether every device that may compute the request takes its tensors as they are scattered over
+  // its message (Request::scattered). Its attention's arrays have their values.
+  bool Gathers(const Request& request) const;
+
   // Chooses the device with the least outstanding cost (router.h), or several (split_join.h), and
   // their kernel: now, as between Admit and here a client may have taken seconds to send. Where
   // there is a staging whose copy is good, its device comes first.

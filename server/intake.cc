@@ -16,6 +16,10 @@ namespace {
 
 // Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
 constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// Fewer bytes are copied rather than kept as they came: both cost about the same.
+constexpr int64_t kScatteredBytesMin = int64_t{16} << 10;
+// What is in front of the tensors is parsed on gRPC's own thread up to here.
+constexpr int64_t kHeaderBytesMax = int64_t{64} << 10;
 // What the small fields of an ordinary request need; more comes from the heap.
 constexpr size_t kArenaBlockBytes = 4096;
 
@@ -44,6 +48,7 @@ struct Intake::Work {
     for (const grpc::Slice& slice : slices) spans.emplace_back(slice.begin(), slice.size());
     return true;
   }
+  bool BeginsSmall() const { return scan.in_order && scan.header_bytes <= kHeaderBytesMax; }
   // The transport gets its memory back before the request runs.
   void ReleaseSlices() {
     spans.clear();
@@ -58,13 +63,15 @@ struct Intake::LargeWork : Work {
 };
 
 Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-               const Limits& limits, const RegionRegistry* regions)
+               const Limits& limits, const RegionRegistry* regions,
+               const ReceiveMemory* receive_memory)
     : engine_(engine),
       copies_(copies),
       metrics_(metrics),
       clock_(clock),
       limits_(limits),
       regions_(regions),
+      receive_memory_(receive_memory),
       uploads_(engine.host_pool().budget_bytes()) {}
 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
@@ -85,50 +92,66 @@ void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuff
   if (!status.ok()) {
     Finish(std::move(request), std::move(status));
     call.Unref();
-  } else if (request->message_bytes <= kInlineBytesMax) {
-    AcceptSmall(call, std::move(request), work);
+  } else if (request->message_bytes <= kInlineBytesMax ||
+             (receive_memory_ != nullptr && work.BeginsSmall())) {
+    AcceptHere(call, std::move(request), work);
   } else {
-    AcceptLarge(call, std::move(request), work);
+    auto large = std::make_shared<LargeWork>(std::move(work));
+    large->request = std::move(request);
+    // On the pool's threads from here on: a whole message for the generated parser takes long.
+    copies_.Copy({}, [this, &call, large] {
+      Status status = Decode(*large->request, *large, large->arena);
+      if (status.ok()) return CopyLarge(call, large);
+      Finish(std::move(large->request), std::move(status));
+      call.Unref();
+    });
   }
 }
 
-void Intake::AcceptSmall(Call& call, std::unique_ptr<Request> request, Work& work) {
+void Intake::AcceptHere(Call& call, std::unique_ptr<Request> request, Work& work) {
   alignas(8) char block[kArenaBlockBytes];
   google::protobuf::Arena arena(OnBlock(block, sizeof(block)));
   Status status = Decode(*request, work, arena);
-  if (status.ok()) {
+  if (!status.ok()) {
+    Finish(std::move(request), std::move(status));
+  } else if (Scatter(work, *request)) {
+    Submit(call, std::move(request));
+  } else if (request->message_bytes <= kInlineBytesMax) {
     CopyTensors(work.spans, work.parsed, work.validated, work.plan, *request);
     work.ReleaseSlices();
     Submit(call, std::move(request));
   } else {
-    Finish(std::move(request), std::move(status));
+    // Its tensors are found by the scan alone, so the arena may go.
+    auto large = std::make_shared<LargeWork>(std::move(work));
+    large->request = std::move(request);
+    return CopyLarge(call, large);
   }
   call.Unref();
 }
 
-void Intake::AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& work) {
-  auto large = std::make_shared<LargeWork>(std::move(work));
-  large->request = std::move(request);
-  const auto end = [this, &call, large](Status status) {
+void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+  std::vector<CopyPiece> pieces =
+      TensorPieces(large->spans, large->parsed, large->validated, large->plan, *large->request);
+  copies_.Copy(std::move(pieces), [this, &call, large] {
     large->ReleaseSlices();
-    if (status.ok()) {
-      Submit(call, std::move(large->request));
-    } else {
-      Finish(std::move(large->request), std::move(status));
-    }
+    Submit(call, std::move(large->request));
     call.Unref();
-  };
-  // On the pool's threads from here on: a whole message for the generated parser takes long.
-  copies_.Copy({}, [this, large, end] {
-    Status status = Decode(*large->request, *large, large->arena);
-    if (!status.ok()) {
-      end(std::move(status));
-      return;
-    }
-    std::vector<CopyPiece> pieces =
-        TensorPieces(large->spans, large->parsed, large->validated, large->plan, *large->request);
-    copies_.Copy(std::move(pieces), [end] { end(Status()); });
   });
+}
+
+bool Intake::Scatter(Work& work, Request& request) const {
+  if (receive_memory_ == nullptr || !work.scan.in_order) return false;
+  if (request.message_bytes < kScatteredBytesMin || request.input.data() == nullptr) return false;
+  if (!engine_.Gathers(request)) return false;
+  std::vector<HostPiece> pieces =
+      TensorPieces(work.spans, work.parsed, work.validated, work.plan, request);
+  const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
+    return receive_memory_->Contains(piece.from, piece.bytes);
+  });
+  if (!readable) return false;
+  auto owner = std::make_shared<std::vector<grpc::Slice>>(std::move(work.slices));
+  request.scattered = std::make_unique<ScatteredInput>(std::move(pieces), std::move(owner));
+  return true;
 }
 
 Status Intake::CheckEarly(const Call& call, const Request& request,

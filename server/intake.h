@@ -20,6 +20,7 @@
 #include "server/copy_pool.h"
 #include "server/engine.h"
 #include "server/metrics.h"
+#include "server/receive_memory.h"
 #include "server/region_registry.h"
 #include "server/request.h"
 #include "server/upload_share.h"
@@ -62,9 +63,10 @@ class Intake {
     int64_t answer_bytes_max = 0;
   };
 
-  // All must outlive the intake and every call in it. `regions` is null if shared memory is off.
+  // All must outlive the intake and every call in it. `regions` is null if shared memory is off,
+  // `receive_memory` if messages arrive in memory that no device reads.
   Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-         const Limits& limits, const RegionRegistry* regions);
+         const Limits& limits, const RegionRegistry* regions, const ReceiveMemory* receive_memory);
 
   // Takes the message to the engine, or ends the request with the reason why not; either way the
   // request ends by one call of its responder, which is `call`. Of `request` the id, the responder,
@@ -84,8 +86,11 @@ class Intake {
   struct Work;       // one message while it is taken apart
   struct LargeWork;  // the same, when threads of the copy pool go on with it
 
-  void AcceptSmall(Call& call, std::unique_ptr<Request> request, Work& work);
-  void AcceptLarge(Call& call, std::unique_ptr<Request> request, Work& work);
+  void AcceptHere(Call& call, std::unique_ptr<Request> request, Work& work);
+  // Goes on with a request that was decoded, when its tensors have been copied.
+  void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
+  // Leaves the tensors where they arrived, if whoever computes the request can read them there.
+  bool Scatter(Work& work, Request& request) const;
   Status CheckEarly(const Call& call, const Request& request, const grpc::ByteBuffer& message);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
   // The small fields, whatever way the bytes come: `raw` is null if they come in chunks.
@@ -101,6 +106,7 @@ class Intake {
   const Clock& clock_;
   const Limits limits_;
   const RegionRegistry* const regions_;
+  const ReceiveMemory* const receive_memory_;
   UploadShare uploads_;
 };
 

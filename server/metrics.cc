@@ -92,6 +92,7 @@ struct Metrics::Families {
   std::array<Histogram*, kPhaseCount> phases{};
   std::array<Counter*, kTransportCount> bytes_in{};
   std::array<Counter*, kTransportCount> bytes_out{};
+  Counter* bytes_in_place = nullptr;
   std::array<std::array<Counter*, kTransportCount>, kCheckedCount> checks{};
   Counter* check_rows = nullptr;
   Histogram* check_error = nullptr;
@@ -150,6 +151,10 @@ void Metrics::Families::MakeRequestSeries() {
     bytes_in[i] = &bytes.Add({{"transport", transport}, {"direction", "in"}});
     bytes_out[i] = &bytes.Add({{"transport", transport}, {"direction", "out"}});
   }
+  bytes_in_place = &MakeCounter(*registry, "attend_read_in_place_bytes_total",
+                                "Tensor bytes of answered requests that a device read where their "
+                                "messages arrived")
+                        .Add({});
 }
 
 void Metrics::Families::MakeCheckSeries() {
@@ -241,6 +246,9 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   const size_t transport = static_cast<size_t>(messages);
   f.bytes_in[transport]->Increment(static_cast<double>(request.message_bytes));
   f.bytes_out[transport]->Increment(static_cast<double>(response_bytes));
+  if (request.scattered != nullptr) {
+    f.bytes_in_place->Increment(static_cast<double>(request.scattered->bytes()));
+  }
   if (request.shared != nullptr) {
     for (const Transport way : {Transport::kSharedMemory, Transport::kCudaIpc}) {
       const size_t n = static_cast<size_t>(way);

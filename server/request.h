@@ -22,6 +22,7 @@
 #include "server/clock.h"
 #include "server/host_pool.h"
 #include "server/region_registry.h"
+#include "server/scattered_input.h"
 #include "server/staging.h"
 #include "server/upload_share.h"
 
@@ -105,15 +106,16 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;                    // pointers lead into the spans
-  HostBlock input;                        // every tensor and array that the kernel reads, or
-  std::unique_ptr<StagedInput> staged;    // the same block, which a device has a copy of
-  HostBlock output;                       // O, then LSE if asked for, each 256-byte aligned
-  std::unique_ptr<SharedTensors> shared;  // the tensors that are not in the two; null: all are
-  SpanList input_spans;                   // the bytes that `attention` reads, wherever they lie
-  SpanList output_spans;                  // and writes
-  UploadShare::Hold upload;               // chunked: until the bytes are complete
-  std::string kernel;                     // asked for by name; empty = the server's choice
+  Attention attention;                        // pointers lead into the spans
+  HostBlock input;                            // every tensor and array that the kernel reads, or
+  std::unique_ptr<StagedInput> staged;        // the same block, which a device has a copy of
+  std::unique_ptr<ScatteredInput> scattered;  // what is not in that block yet; null: all is
+  HostBlock output;                           // O, then LSE if asked for, each 256-byte aligned
+  std::unique_ptr<SharedTensors> shared;      // the tensors that are not in the two; null: all are
+  SpanList input_spans;                       // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;                      // and writes
+  UploadShare::Hold upload;                   // chunked: until the bytes are complete
+  std::string kernel;                         // asked for by name; empty = the server's choice
   bool check = false;          // by the client's wish, or (set by Engine::Submit) the server's
   bool check_sampled = false;  // the latter
   int32_t priority = 0;
@@ -157,6 +159,12 @@ struct Request {
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
 };
+
+// Brings what is scattered to the input block.
+inline void PlaceScattered(Request& request) {
+  if (request.scattered != nullptr) request.scattered->CopyToPlaces();
+  request.scattered.reset();
+}
 
 // The only device that can compute it, or kHost.
 inline int PinnedDevice(const Request& request) {

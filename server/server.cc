@@ -139,8 +139,10 @@ Server::Server(const Config& config, std::shared_ptr<spdlog::logger> logger)
 
 Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::vector<std::unique_ptr<Backend>> backends,
-                                              std::shared_ptr<spdlog::logger> logger) {
+                                              std::shared_ptr<spdlog::logger> logger,
+                                              std::unique_ptr<ReceiveMemory> receive_memory) {
   std::unique_ptr<Server> server(new Server(config, std::move(logger)));
+  server->receive_memory_ = std::move(receive_memory);
   ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends)));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());
@@ -175,11 +177,12 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
+  MakeReceiveMemory();
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
-  intake_ =
-      std::make_unique<Intake>(*engine_, *copies_, metrics_, clock_,
-                               Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
-                               shared_ == nullptr ? nullptr : &shared_->registry());
+  intake_ = std::make_unique<Intake>(
+      *engine_, *copies_, metrics_, clock_,
+      Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
+      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
       *engine_, *intake_, metrics_, *copies_, *chunked_, clock_, *logger_,
@@ -188,6 +191,23 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
       }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   return Status();
+}
+
+// Before gRPC's threads take memory of the heap.
+void Server::MakeReceiveMemory() {
+  if (receive_memory_ != nullptr || config_.receive_memory_bytes == 0) return;
+  const std::vector<Backend*> backends = engine_->backends();
+  const bool wanted = std::any_of(backends.begin(), backends.end(),
+                                  [](const Backend* backend) { return backend->Gathers(); });
+  if (!wanted) return;
+  std::string why = "needs the tuned allocator";
+  if (config_.allocator_tuning) {
+    receive_memory_ =
+        ReceiveMemory::Make(engine_->host_allocator(), config_.receive_memory_bytes, &why);
+  }
+  if (receive_memory_ == nullptr) {
+    logger_->warn("messages are copied, as their memory is not page-locked: {}", why);
+  }
 }
 
 Status Server::StartMetrics() {
@@ -279,8 +299,9 @@ void Server::LogStart() const {
   }
   logger_->info("tenants: {}; priorities age after {} ms", Join(tenants),
                 config_.priority_aging_ms);
-  logger_->info("tcp congestion control: {}; allocator tuning: {}", CongestionControl(),
-                config_.allocator_tuning ? "on" : "off");
+  logger_->info("tcp congestion control: {}; allocator tuning: {}; page-locked receive memory: {}",
+                CongestionControl(), config_.allocator_tuning ? "on" : "off",
+                FormatByteSize(receive_memory_ == nullptr ? 0 : receive_memory_->bytes()));
   logger_->info("shared memory: {}; CUDA IPC: {}",
                 shared_ == nullptr ? "off" : "on " + shared_->socket_path(),
                 shared_ != nullptr && shared_->cuda_ipc() ? "on" : "off");

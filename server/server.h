@@ -37,10 +37,12 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
 
 class Server {
  public:
-  // Serving when it returns. `backends` must not be empty.
-  static Result<std::unique_ptr<Server>> Start(const Config& config,
-                                               std::vector<std::unique_ptr<Backend>> backends,
-                                               std::shared_ptr<spdlog::logger> logger);
+  // Serving when it returns. `backends` must not be empty. `receive_memory` says where messages
+  // arrive in memory that devices read; null: it is made as configured.
+  static Result<std::unique_ptr<Server>> Start(
+      const Config& config, std::vector<std::unique_ptr<Backend>> backends,
+      std::shared_ptr<spdlog::logger> logger,
+      std::unique_ptr<ReceiveMemory> receive_memory = nullptr);
   ~Server();  // cancels the calls that there are
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -63,6 +65,7 @@ class Server {
  private:
   Server(const Config& config, std::shared_ptr<spdlog::logger> logger);
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends);
+  void MakeReceiveMemory();
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
@@ -77,6 +80,7 @@ class Server {
   Metrics metrics_;
   std::unique_ptr<Dumper> dumper_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<CopyPool> copies_;
   std::unique_ptr<ChunkedRegistry> chunked_;
   std::unique_ptr<SharedMemoryServer> shared_;  // null if off

@@ -9,16 +9,14 @@
 #include <span>
 #include <vector>
 
+#include "kernels/backend.h"
+
 namespace attend {
 
 using ByteSpan = std::span<const uint8_t>;
 
 // One piece of a copy.
-struct CopyPiece {
-  const void* from = nullptr;
-  void* to = nullptr;
-  int64_t bytes = 0;
-};
+using CopyPiece = HostPiece;
 
 class SliceReader {
  public:

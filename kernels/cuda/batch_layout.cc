@@ -152,6 +152,37 @@ Status CheckInPlace(const WorkItem& item) {
                          std::string(why_not));
 }
 
+Status CheckScattered(const WorkItem& item) {
+  uintptr_t end = 0;  // of the pieces so far
+  for (const HostPiece& piece : item.scattered) {
+    const auto begin = reinterpret_cast<uintptr_t>(piece.to);
+    if (piece.bytes < 0 || piece.from == nullptr || begin < end ||
+        !item.inputs.Contains(piece.to, piece.bytes)) {
+      return InvalidArgument("a scattered piece of " + std::to_string(piece.bytes) +
+                             " bytes does not lie in one input span, behind the piece before it");
+    }
+    end = begin + static_cast<uintptr_t>(piece.bytes);
+  }
+  return Status();
+}
+
+void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<InputCopy>* copies) {
+  for (int i = 0; i < item.inputs.size(); ++i) {
+    const auto* const begin = static_cast<const char*>(item.inputs[i].data);
+    int64_t done = 0;
+    for (const HostPiece& piece : item.scattered) {
+      if (!SpanList{item.inputs[i]}.Contains(piece.to, piece.bytes) || piece.bytes == 0) continue;
+      const int64_t at = static_cast<const char*>(piece.to) - begin;
+      if (at > done) copies->push_back({place.inputs[i] + done, begin + done, at - done});
+      copies->push_back(
+          {place.inputs[i] + at, static_cast<const char*>(piece.from), piece.bytes, true});
+      done = at + piece.bytes;
+    }
+    const int64_t left = item.inputs[i].bytes - done;
+    if (left > 0) copies->push_back({place.inputs[i] + done, begin + done, left});
+  }
+}
+
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
                            const BatchCuts& cuts) {
   BatchLayout layout;

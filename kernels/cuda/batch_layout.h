@@ -60,6 +60,20 @@ struct ItemPlace {
 };
 ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout);
 
+// That the item's scattered pieces fill places inside its input spans as WorkItem has it.
+Status CheckScattered(const WorkItem& item);
+
+// One copy to the device. `mapped`: known to be page-locked.
+struct InputCopy {
+  char* to = nullptr;
+  const char* from = nullptr;
+  int64_t bytes = 0;
+  bool mapped = false;
+};
+// Adds what brings the item's inputs to their places: its spans, or the scattered pieces and what
+// of the spans they leave.
+void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<InputCopy>* copies);
+
 // `item`'s attention with every pointer moved from its span to that span's place; those in place
 // stay as they are. INVALID_ARGUMENT names a tensor that does not begin inside one of its spans.
 Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place);

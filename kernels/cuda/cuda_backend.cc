@@ -52,6 +52,7 @@ class CudaBackend : public Backend {
   bool RunsInParts(const Attention& attention, const Selection& selection) const override {
     return !PlanParts(attention, selection.kernel, LaneTuning().cut).empty();
   }
+  bool Gathers() const override { return allocator_.same_address(); }
   DeviceMemoryUse memory_use() const override { return {pool_.used_bytes(), info_.memory_bytes}; }
 
   Result<LentMemory> BorrowMemory(std::string_view handle) override { return ipc_.Open(handle); }

@@ -74,8 +74,9 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
       return InvalidArgument("an item waits for an event that is not of " + context_.device.name);
     }
     ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
+    ATTEND_RETURN_IF_ERROR(CheckScattered(item));
     std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, context_.tuning.cut);
-    if (!parts.empty() && !CanMoveInParts(item)) parts.clear();
+    if (!item.scattered.empty() || (!parts.empty() && !CanMoveInParts(item))) parts.clear();
     if (TensorsAreInPlace(item)) {
       parts = JoinParts(item.attention, kernel, context_.tuning.cut, parts);
     }
@@ -223,8 +224,15 @@ void CudaLane::CopyIn(Batch* batch) {
   SpanCopier copier(context_.pinned, context_.tuning, cudaMemcpyHostToDevice);
   for (size_t n = 0; n < batch->items.size(); ++n) {
     if (!batch->IsSmall(n)) continue;
-    const SpanList& spans = batch->items[n].inputs;
-    for (int i = 0; i < spans.size(); ++i) copier.Add(spans[i], batch->places[n].inputs[i], n);
+    std::vector<InputCopy> copies;
+    AddInputCopies(batch->items[n], batch->places[n], &copies);
+    for (const InputCopy& copy : copies) {
+      if (copy.mapped) {
+        copier.AddMapped({copy.to, copy.from, copy.bytes}, n);
+      } else {
+        copier.Add({const_cast<char*>(copy.from), copy.bytes}, copy.to, n);
+      }
+    }
   }
   copier.Enqueue(stream_, NoteCopies("copy in", batch));
   ClearOutputs(batch);

@@ -21,7 +21,7 @@ struct CutBounds {
   int parts_min = 1;   // more only for tests and benchmarks
   int parts_max = 16;  // but for launch_seconds_max
   // Input and output, of an item and of a part of it: below this a part costs more than it gains.
-  int64_t item_bytes_min = int64_t{16} << 20;
+  int64_t item_bytes_min = int64_t{24} << 20;
   int64_t part_bytes_min = int64_t{4} << 20;
   double launch_seconds_max = 0.65e-3;  // of one part's kernel, as estimated
   double bus_bytes_per_second = 50e9;   // either way

@@ -22,6 +22,9 @@ class PinnedAllocator : public HostAllocator {
   Status Register(void* data, int64_t bytes) override;
   void Unregister(void* data, int64_t bytes) override;
 
+  // Whether what is page-locked has the same address on the device.
+  bool same_address() const { return same_address_; }
+
  private:
   const int device_;
   const bool same_address_;

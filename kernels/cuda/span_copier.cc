@@ -62,6 +62,11 @@ void SpanCopier::Add(const HostSpan& span, char* device, size_t item) {
   }
 }
 
+void SpanCopier::AddMapped(const CopyPiece& piece, size_t item) {
+  gathered_.push_back(piece);
+  gathered_items_.push_back(item);
+}
+
 bool SpanCopier::EnqueueTogether(cudaStream_t stream) {
   if (!tuning_.batch_copies || engine_.size() < 2) return false;
   const cudaError_t error = EnqueueBatch(engine_, stream);

@@ -31,6 +31,8 @@ class SpanCopier {
 
   // Between the span and `device`; the direction is `kind`.
   void Add(const HostSpan& span, char* device, size_t item);
+  // Of memory that is known to be mapped, to the device, by a kernel whatever its size.
+  void AddMapped(const CopyPiece& piece, size_t item);
 
   // Enqueues what was added: one launch, and a call for each span that the copy engines take. What
   // fails is tried again by itself, and `fail` is told of each item whose copy fails alone too.

@@ -8,8 +8,8 @@ if(ATTEND_WITH_CUDA)
   target_link_libraries(attend_test_cuda PUBLIC attend_cuda attend_test_problems)
 
   attend_test(cuda_layout_test
-              SOURCES cuda_layout_test.cc cuda_cut_test.cc cuda_part_copies_test.cc
-                      tile_order_test.cc
+              SOURCES cuda_layout_test.cc cuda_scattered_test.cc cuda_cut_test.cc
+                      cuda_part_copies_test.cc tile_order_test.cc
               LIBRARIES attend_cuda attend_test_problems LABELS unit)
   attend_test(cuda_c_args_test SOURCES cuda_c_args_test.cc
               LIBRARIES attend_kernels_c attend_options LABELS unit)

@@ -210,7 +210,7 @@ TEST_F(CudaBackendTest, KnowsWhatItsLanesCut) {
   ASSERT_NE(lane, nullptr);
   const ProblemSpec small = MakeSpec(2, 4, 2, 100, 100, 64, 64, DType::kFloat16);
   const ProblemSpec many_bytes = MakeSpec(1, 16, 16, 2048, 2048, 128, 128, DType::kFloat16);
-  const ProblemSpec many_flops = MakeSpec(1, 2, 2, 8192, 8192, 64, 64, DType::kFloat32);
+  const ProblemSpec many_flops = MakeSpec(1, 8, 8, 8192, 8192, 16, 16, DType::kFloat32);
   for (const ProblemSpec& spec : {small, many_bytes, many_flops}) {
     const OwnedAttention owned = MakeAttention(spec, 1);
     const WorkItem item = Item(owned);

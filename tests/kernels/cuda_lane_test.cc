@@ -113,6 +113,64 @@ TEST_F(CudaLaneTest, CompanyAndCopiesDoNotChangeBits) {
   EXPECT_GT(cut, 20);
 }
 
+// Tensors in pieces of any sizes at any addresses, some bytes left where they belong: the bits of
+// the same attention in one piece.
+TEST_F(CudaLaneTest, ReadsScatteredInputs) {
+  const uint64_t seed = FreshSeed();
+  std::mt19937_64 random(seed);
+  std::unique_ptr<Lane> lane = MakeLane({});
+  for (int round = 0; round < 24; ++round) {
+    std::vector<OwnedAttention> owned;
+    std::vector<std::unique_ptr<PinnedAttention>> pinned;
+    std::vector<std::unique_ptr<PinnedBlock>> elsewhere;
+    std::vector<std::vector<HostPiece>> pieces(static_cast<size_t>(round % 7) + 1);
+    std::vector<std::vector<std::byte>> wanted;
+    std::vector<WorkItem> items;
+    owned.reserve(pieces.size());  // PinnedAttention keeps pointers
+    for (size_t n = 0; n < pieces.size(); ++n) {
+      owned.push_back(MakeAttention(AlignedSpec(seed + n + 10 * round), seed + n));
+      int64_t parts = 0;
+      wanted.push_back(Answer(lane.get(), &owned.back(), "auto", &parts));
+      ASSERT_FALSE(HasFailure()) << "ATTEND_TEST_SEED=" << seed;
+      owned.back().ResetOutput();
+      pinned.push_back(std::make_unique<PinnedAttention>(&owned.back(), &harness_->pinned()));
+      items.push_back(pinned.back()->Item(Choose(owned.back().attention, "auto")));
+      const HostSpan span = items.back().inputs[0];
+      elsewhere.push_back(std::make_unique<PinnedBlock>(3 * span.bytes + 4096, nullptr));
+      auto* const begin = static_cast<char*>(span.data);
+      char* to = elsewhere.back()->get();
+      // The arrays, which the host reads too, come last.
+      const Attention& a = items.back().attention;
+      int64_t tensors = span.bytes;
+      for (const void* array :
+           {static_cast<const void*>(a.q_lengths), static_cast<const void*>(a.kv_lengths),
+            static_cast<const void*>(a.q_offsets), static_cast<const void*>(a.kv_offsets)}) {
+        if (array == nullptr) continue;
+        tensors = std::min<int64_t>(tensors, static_cast<const char*>(array) - begin);
+      }
+      for (int64_t at = 0; at < tensors;) {
+        const int64_t bytes =
+            std::min<int64_t>(tensors - at, 1 + static_cast<int64_t>(random() % 40000));
+        to += random() % 48;
+        std::copy_n(begin + at, bytes, to);
+        std::fill_n(begin + at, bytes, static_cast<char>(0xEE));  // not to be read
+        pieces[n].push_back({to, begin + at, bytes});
+        to += bytes;
+        at += bytes + static_cast<int64_t>(random() % 3 * (random() % 100));
+      }
+      items.back().scattered = pieces[n];
+    }
+    const Result<BatchOutcome> outcome = RunBatch(lane.get(), items);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+    for (size_t n = 0; n < items.size(); ++n) {
+      ASSERT_TRUE(outcome->statuses[n].ok()) << outcome->statuses[n].ToString();
+      pinned[n]->Fetch();
+      ASSERT_TRUE(wanted[n] == owned[n].OutputBytes())
+          << Describe(owned[n].attention.problem) << " ATTEND_TEST_SEED=" << seed;
+    }
+  }
+}
+
 ProblemSpec CutSpec(int kind, Layout layout, DType dtype) {
   ProblemSpec spec = MakeSpec(2, 4, 2, 1700, 1700, 64, 64, dtype);
   Problem& p = spec.problem;

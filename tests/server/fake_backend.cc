@@ -220,6 +220,8 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
     {
       const std::lock_guard lock(mutex_);
       moves_spans = moves_spans_;
+      EXPECT_TRUE(item.scattered.empty() || gathers_);
+      if (!item.scattered.empty()) ++gathered_items_;
       compute = compute_;
       corrupt = corrupt_;
       status = items_.Next();

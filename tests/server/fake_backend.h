@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -36,6 +37,7 @@ class FakeBackend final : public Backend {
   Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) override;
   bool RunsInParts(const Attention& attention, const Selection& selection) const override;
   DeviceMemoryUse memory_use() const override;
+  bool Gathers() const override { return gathers_; }
   bool CanStage() const override { return stream_ != nullptr; }
   Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
                                                std::shared_ptr<void> owner) override;
@@ -44,6 +46,9 @@ class FakeBackend final : public Backend {
   void SetCompute(Compute compute);
   // From now on items are computed in copies of their spans, as a GPU does. Before the first batch.
   void MoveSpans();
+  // The same, and items' inputs may be scattered. Before the server starts.
+  void GatherSpans();
+  int64_t gathered_items() const;  // computed so
   // From now on items for which `cut` is true count as computed in `parts` parts. Before the first
   // batch.
   void CutItems(std::function<bool(const Problem&)> cut, int64_t parts);
@@ -131,6 +136,8 @@ class FakeBackend final : public Backend {
   Compute compute_;
   Compute corrupt_;
   bool moves_spans_ = false;
+  std::atomic<bool> gathers_{false};
+  int64_t gathered_items_ = 0;
   std::function<bool(const Problem&)> cut_;
   int64_t cut_parts_ = 0;
   DeviceMemoryUse memory_use_;

@@ -18,6 +18,16 @@ void FakeBackend::MoveSpans() {
   moves_spans_ = true;
 }
 
+void FakeBackend::GatherSpans() {
+  MoveSpans();
+  gathers_ = true;
+}
+
+int64_t FakeBackend::gathered_items() const {
+  const std::lock_guard lock(mutex_);
+  return gathered_items_;
+}
+
 void FakeBackend::CutItems(std::function<bool(const Problem&)> cut, int64_t parts) {
   const std::lock_guard lock(mutex_);
   cut_ = std::move(cut);

@@ -31,6 +31,16 @@ class Copies {
   void CopyIn() {
     for (int n = 0; n < spans_.size(); ++n) std::memcpy(places_[n], spans_[n].data, Bytes(n));
   }
+  // What lies elsewhere.
+  void CopyIn(const HostPiece& piece) {
+    for (int n = 0; n < spans_.size(); ++n) {
+      const uintptr_t offset = Address(piece.to) - Address(spans_[n].data);
+      if (offset > Bytes(n) || static_cast<size_t>(piece.bytes) > Bytes(n) - offset) continue;
+      std::memcpy(places_[n] + offset, piece.from, static_cast<size_t>(piece.bytes));
+      return;
+    }
+    if (fault_.empty()) fault_ = "a scattered piece lies in none of the spans";
+  }
   void CopyOut() {
     for (int n = 0; n < spans_.size(); ++n) std::memcpy(spans_[n].data, places_[n], Bytes(n));
   }
@@ -92,6 +102,8 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   if (!in.fault().empty()) return Internal("input: " + in.fault());
   if (!out.fault().empty()) return Internal("output: " + out.fault());
   in.CopyIn();
+  for (const HostPiece& piece : item.scattered) in.CopyIn(piece);
+  if (!in.fault().empty()) return Internal("input: " + in.fault());
   const Problem& p = a.problem;
   const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
   int64_t written = moved(a.o.data) ? ElementsO(p) * DTypeBytes(p.dtype) : 0;

@@ -20,7 +20,7 @@ namespace attend::test {
 
 class TestServer {
  public:
-  enum class Devices { kPlain, kStaging };
+  enum class Devices { kPlain, kStaging, kGathering };
   // `change` edits the settings before the server starts.
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
                       Devices kind = Devices::kPlain);
