@@ -94,12 +94,18 @@ void ChunkedOp::StartMoreStripes() {
   while (static_cast<int64_t>(stripes_.size()) < stripes) StartStripe(pool_->Acquire());
 }
 
-void ChunkedOp::Write(Stripe& stripe, const grpc::ByteBuffer& message) {
-  stripe.writing = true;
-  stripe.stream->Write(message, stripe.events[kWritten].Tag());
+void ChunkedOp::Perform(Stripe& stripe, const Ops& ops) {
+  if (ops.read) stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
+  if (ops.message.Valid()) stripe.stream->Write(ops.message, stripe.events[kWritten].Tag());
+  if (ops.half_close) stripe.stream->WritesDone(stripe.events[kWritten].Tag());
 }
 
-void ChunkedOp::WriteNext(Stripe& stripe) {
+void ChunkedOp::Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops) {
+  stripe.writing = true;
+  ops->message.Swap(&message);
+}
+
+void ChunkedOp::WriteNext(Stripe& stripe, Ops* ops) {
   if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
   while (next_tensor_ < call_->tensors() && next_offset_ == call_->tensor_bytes(next_tensor_)) {
     ++next_tensor_;
@@ -108,13 +114,12 @@ void ChunkedOp::WriteNext(Stripe& stripe) {
   if (next_tensor_ == call_->tensors()) {
     // The first stream stays open, lest bytes seem missing before the others have joined.
     if (stripe.index == 0) return;
-    stripe.half_closed = stripe.writing = true;
-    stripe.stream->WritesDone(stripe.events[kWritten].Tag());
+    stripe.half_closed = stripe.writing = ops->half_close = true;
     return;
   }
   const int64_t piece_max = std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, kPieceBytes);
   const int64_t bytes = std::min(piece_max, call_->tensor_bytes(next_tensor_) - next_offset_);
-  Write(stripe, call_->Chunk(next_tensor_, next_offset_, bytes));
+  Write(stripe, call_->Chunk(next_tensor_, next_offset_, bytes), ops);
   next_offset_ += bytes;
 }
 
@@ -158,7 +163,7 @@ void ChunkedOp::StripeEnded(Stripe& stripe) {
   CancelStripes();
 }
 
-void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) {
+void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, Ops* ops) {
   std::optional<v1::ChunkedGrant> grant;
   lock.unlock();
   Status status = answer_->Take(&stripe.incoming, &grant);
@@ -171,10 +176,10 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe) 
     stripe.granted = true;
     const bool first = stripe.index == 0;
     if (first) grant_ = std::move(grant);
-    WriteNext(stripe);
+    WriteNext(stripe, ops);
     if (first) StartMoreStripes();
   }
-  stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
+  ops->read = true;
 }
 
 Status ChunkedOp::AttemptStatus() const {
@@ -264,19 +269,20 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
     status = Status(Code::kCancelled, kCancelledWaiting);
   } else {
     Stripe& stripe = *stripes_[static_cast<size_t>(slot / kKinds)];
+    Ops ops;
     switch (slot % kKinds) {
       case kStarted:
-        stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
-        Write(stripe, stripe.index == 0 ? call_->Header(id_) : TokenMessage(grant_->token()));
+        ops.read = true;
+        Write(stripe, stripe.index == 0 ? call_->Header(id_) : TokenMessage(grant_->token()), &ops);
         break;
       case kWritten:
         stripe.writing = false;
         stripe.half_closed |= !ok;
-        WriteNext(stripe);
+        WriteNext(stripe, &ops);
         break;
       case kRead:
         if (ok) {
-          TakeMessage(lock, stripe);
+          TakeMessage(lock, stripe, &ops);
         } else {
           stripe.read_over = true;
         }
@@ -287,7 +293,10 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
     }
     FinishIfOver(stripe);
     CancelLatecomers();
-    if (open_stripes_ > 0) return;
+    if (open_stripes_ > 0) {
+      lock.unlock();
+      return Perform(stripe, ops);
+    }
     status = AttemptStatus();
     if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
       const std::shared_ptr<ChunkedOp> self = std::move(self_);

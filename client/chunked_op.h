@@ -60,12 +60,23 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
     bool ended = false;
   };
 
+  // What an event leads to on its own stream. Done without the lock: gRPC writes to the socket on
+  // the calling thread, which takes as long as a piece's bytes do, and the other streams' threads
+  // would wait for it. Nothing else happens to the stream meanwhile: its events all come to this
+  // thread, and it does not finish while it reads or writes.
+  struct Ops {
+    bool read = false;
+    bool half_close = false;
+    grpc::ByteBuffer message;  // to write, if valid
+  };
+  static void Perform(Stripe& stripe, const Ops& ops);
+
   // All of these with mutex_ held.
   void StartAttempt();
   void StartStripe(int connection);
   void StartMoreStripes();
-  void Write(Stripe& stripe, const grpc::ByteBuffer& message);
-  void WriteNext(Stripe& stripe);
+  static void Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops);
+  void WriteNext(Stripe& stripe, Ops* ops);
   void FinishIfOver(Stripe& stripe);
   void StripeEnded(Stripe& stripe);
   void NoteFailure(Status status, const Pushback& pushback);
@@ -78,7 +89,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status);
 
   // Enters with the lock and takes it again: bytes are copied without it.
-  void TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe);
+  void TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, Ops* ops);
   void End(CallOutcome outcome);
 
   ConnectionPool* const pool_;
