@@ -221,16 +221,6 @@ std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const 
   return joined;
 }
 
-// Of the part that has most.
-double MostFlops(const Attention& a, const std::vector<AttentionSlice>& parts) {
-  double most = 0;
-  for (const AttentionSlice& slice : parts) {
-    const Result<Attention> part = TakeSlice(a, slice);
-    if (part.ok()) most = std::max(most, Flops(*part));
-  }
-  return most;
-}
-
 }  // namespace
 
 std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
@@ -260,12 +250,20 @@ std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const
   if (joined.size() < 2) return joined;
   // Filled to the brim one after another, all but the last are long, and behind a short last one
   // the GPU runs dry before the next attention comes. Just as many of the same length do not.
-  const auto each = static_cast<double>(
-      DivideUp(static_cast<int64_t>(parts.size()), static_cast<int64_t>(joined.size())));
-  const double even_max = 1.0001 * each * MostFlops(a, parts);
-  if (even_max >= flops_max) return joined;
-  std::vector<AttentionSlice> even = JoinUpTo(a, kernel, bounds, parts, even_max);
-  return even.size() == joined.size() ? even : joined;
+  double most = 0;
+  for (const AttentionSlice& slice : parts) {
+    const Result<Attention> part = TakeSlice(a, slice);
+    if (part.ok()) most = std::max(most, Flops(*part));
+  }
+  // Parts need not add up to an even share, but less than one of them above it they do.
+  const double share = Flops(a) / static_cast<double>(joined.size());
+  for (const double above : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+    const double even_max = 1.0001 * (share + above * most);
+    if (even_max >= flops_max) break;
+    std::vector<AttentionSlice> even = JoinUpTo(a, kernel, bounds, parts, even_max);
+    if (even.size() == joined.size()) return even;
+  }
+  return joined;
 }
 
 }  // namespace attend::cuda
