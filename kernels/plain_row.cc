@@ -15,10 +15,18 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float Rounded(DType dtype, float value) {
-  float stored = 0;
-  StoreElement(&stored, dtype, 0, value);
-  return LoadElement(&stored, dtype, 0);
+// Each to `dtype` and back.
+void Round(DType dtype, int64_t count, float* values) {
+  switch (dtype) {
+    case DType::kFloat16:
+      for (int64_t n = 0; n < count; ++n) values[n] = HalfToFloat(FloatToHalf(values[n]));
+      return;
+    case DType::kBFloat16:
+      for (int64_t n = 0; n < count; ++n) values[n] = BFloat16ToFloat(FloatToBFloat16(values[n]));
+      return;
+    case DType::kFloat32:
+      return;
+  }
 }
 
 // The scores of query row i and the keys [begin, begin + kKeysAtOnce) of `keys`, each summed in
@@ -28,14 +36,17 @@ constexpr int64_t kKeysAtOnce = 8;
 
 void PlainDots(const Attention& a, int64_t k, const float* q, int64_t count, float* dots) {
   const Problem& p = a.problem;
-  std::array<std::array<float, kHeadDimMax>, kKeysAtOnce> rows{};
+  std::array<std::array<float, kHeadDimMax>, kKeysAtOnce> rows;
   for (int64_t n = 0; n < count; ++n) {
     LoadElements(a.k.data, p.dtype, k + n * a.k.stride_l, p.dim, rows[n].data());
   }
-  std::fill(dots, dots + kKeysAtOnce, 0.0f);
+  for (int64_t n = count; n < kKeysAtOnce; ++n) std::fill_n(rows[n].begin(), p.dim, 0.0f);
+  // Not in `dots` itself: that might be where q is, and would be stored with every addition.
+  std::array<float, kKeysAtOnce> sums{};
   for (int64_t d = 0; d < p.dim; ++d) {
-    for (int64_t n = 0; n < kKeysAtOnce; ++n) dots[n] += q[d] * rows[n][d];
+    for (int64_t n = 0; n < kKeysAtOnce; ++n) sums[n] += q[d] * rows[n][d];
   }
+  std::copy(sums.begin(), sums.end(), dots);
 }
 
 // Everything of problem.h between q.k and the mask.
@@ -63,6 +74,7 @@ std::vector<float> PlainScores(const Attention& a, const Sequence& s, int64_t b,
                b * a.q.stride_b + h * a.q.stride_h + (s.q_row + i) * a.q.stride_l, p.dim, q.data());
   const int64_t k = b * a.k.stride_b + (h / p.group()) * a.k.stride_h + s.k_row * a.k.stride_l;
   std::vector<float> scores;
+  scores.reserve(static_cast<size_t>(std::max<int64_t>(0, keys.end - keys.begin)));
   std::array<float, kKeysAtOnce> dots;
   for (int64_t j = keys.begin; j < keys.end; j += kKeysAtOnce) {
     const int64_t count = std::min(kKeysAtOnce, keys.end - j);
@@ -92,21 +104,24 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   if (max == -kInfinity) return;
 
   float sum = p.has_sinks ? std::exp(a.sinks[h] - max) : 0.0f;
-  for (const float score : scores) {
-    if (score != -kInfinity) sum += std::exp(score - max);
+  std::vector<float> weights(scores.size());
+  for (size_t n = 0; n < scores.size(); ++n) {
+    if (scores[n] == -kInfinity) continue;
+    weights[n] = std::exp(scores[n] - max);
+    sum += weights[n];
   }
   *lse = max + std::log(sum);
+  for (float& weight : weights) weight /= sum;
+  Round(p.dtype, static_cast<int64_t>(weights.size()), weights.data());
   const int64_t v = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
   std::array<float, kHeadDimMax> values;
-  for (int64_t j = keys.begin; j < keys.end; ++j) {
-    const float score = scores[static_cast<size_t>(j - keys.begin)];
-    if (score == -kInfinity) continue;
-    const float weight = Rounded(p.dtype, std::exp(score - max) / sum);
-    const int64_t row = v + (s.k_row + j) * a.v.stride_l;
+  for (size_t n = 0; n < scores.size(); ++n) {
+    if (scores[n] == -kInfinity) continue;
+    const int64_t row = v + (s.k_row + keys.begin + static_cast<int64_t>(n)) * a.v.stride_l;
     LoadElements(a.v.data, p.dtype, row, p.dim_v, values.data());
-    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];
+    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weights[n] * values[d];
   }
-  for (int64_t d = 0; d < p.dim_v; ++d) o[d] = Rounded(p.dtype, o[d]);
+  Round(p.dtype, p.dim_v, o);
 }
 
 }  // namespace attend

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <set>
 #include <tuple>
@@ -23,6 +24,12 @@ constexpr int64_t kTileRows = 64;
 // are looked at first.
 constexpr float kRangeSlack = 1e-5f;
 
+// Inf and NaN are not below it. Bits are collected in integers, one test for a row: a branch for
+// each value would keep compilers from making vectors of them.
+uint32_t NotFinite(float value) {
+  return static_cast<uint32_t>(!(std::abs(value) <= std::numeric_limits<float>::max()));
+}
+
 // The values that a column of V (joined with 0) spans over one sequence and KV head.
 struct ColumnRanges {
   std::array<float, kHeadDimMax> low{};
@@ -34,15 +41,17 @@ ColumnRanges RangesOf(const Attention& a, const Sequence& s, int64_t b, int64_t 
   const Problem& p = a.problem;
   ColumnRanges ranges;
   const int64_t base = b * a.v.stride_b + h_kv * a.v.stride_h;
+  std::array<float, kHeadDimMax> values;
+  uint32_t bad = 0;
   for (int64_t j = 0; j < s.k_len; ++j) {
-    const int64_t row = base + (s.k_row + j) * a.v.stride_l;
+    LoadElements(a.v.data, p.dtype, base + (s.k_row + j) * a.v.stride_l, p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) {
-      const float value = LoadElement(a.v.data, p.dtype, row + d);
-      ranges.finite = ranges.finite && std::isfinite(value);
-      ranges.low[d] = std::min(ranges.low[d], value);
-      ranges.high[d] = std::max(ranges.high[d], value);
+      bad |= NotFinite(values[d]);
+      ranges.low[d] = std::min(ranges.low[d], values[d]);
+      ranges.high[d] = std::max(ranges.high[d], values[d]);
     }
   }
+  ranges.finite = bad == 0;
   const float slack = kRangeSlack + 2 * static_cast<float>(UnitRoundoff(p.dtype));
   for (int64_t d = 0; d < p.dim_v; ++d) {
     const float widen = slack * std::max(-ranges.low[d], ranges.high[d]);
@@ -55,11 +64,16 @@ ColumnRanges RangesOf(const Attention& a, const Sequence& s, int64_t b, int64_t 
 bool Suspicious(const Attention& a, const ColumnRanges& ranges, const RowId& id, int64_t q_row) {
   const Problem& p = a.problem;
   const int64_t base = id.b * a.o.stride_b + id.h * a.o.stride_h + q_row * a.o.stride_l;
+  std::array<float, kHeadDimMax> values;
+  LoadElements(a.o.data, p.dtype, base, p.dim_v, values.data());
+  uint32_t bad = 0;
+  uint32_t outside = 0;
   for (int64_t d = 0; d < p.dim_v; ++d) {
-    const float value = LoadElement(a.o.data, p.dtype, base + d);
-    if (!std::isfinite(value)) return true;
-    if (ranges.finite && !(value >= ranges.low[d] && value <= ranges.high[d])) return true;
+    bad |= NotFinite(values[d]);
+    outside |= static_cast<uint32_t>(values[d] < ranges.low[d]) |
+               static_cast<uint32_t>(values[d] > ranges.high[d]);
   }
+  if (bad != 0 || (ranges.finite && outside != 0)) return true;
   return p.return_lse && std::isnan(a.lse[id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row]);
 }
 
@@ -147,7 +161,6 @@ std::vector<RowId> SampleRows(const Attention& a, uint64_t seed, double work_bud
   const double affordable = std::clamp(work_budget / row_work, 1.0, static_cast<double>(total));
   const int64_t limit = static_cast<int64_t>(affordable);
   RowSet rows(limit);
-  AddSuspicious(a, &rows);
   if (limit == total) {
     for (int64_t b = 0; b < p.batch; ++b) {
       const int64_t q_rows = SequenceOf(a, b).q_rows;
@@ -157,6 +170,7 @@ std::vector<RowId> SampleRows(const Attention& a, uint64_t seed, double work_bud
     }
     return rows.Take();
   }
+  AddSuspicious(a, &rows);
 
   const Tiles tiles(a);
   std::mt19937_64 engine(seed);

@@ -45,7 +45,7 @@ bool Checker::Sampled(uint64_t id) const {
 
 bool Checker::HasRoom() const {
   std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(posted_.size()) < options_.backlog_max;
+  return static_cast<int64_t>(posted_.size()) + running_ < options_.backlog_max;
 }
 
 void Checker::Post(std::unique_ptr<Request> request) {
@@ -57,33 +57,38 @@ void Checker::Post(std::unique_ptr<Request> request) {
 }
 
 void Checker::Run() {
+  std::unique_lock lock(mutex_);
   for (;;) {
-    std::unique_ptr<Request> request;
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });
-      if (posted_.empty()) return;
-      request = std::move(posted_.front());
-      posted_.pop_front();
-    }
-    const TimePoint begin = clock_.Now();
-    if (request->deadline <= begin) {
-      // Nobody waits for this answer any more.
-      request->status = Status(Code::kDeadlineExceeded,
-                               "the deadline passed while the answer waited for its check");
-      finish_(std::move(request));
-      continue;
-    }
-    const TraceRange range("attend: check an answer");
-    const double budget =
-        request->check_sampled ? options_.sampled_work_budget : options_.work_budget;
-    const std::vector<RowId> rows =
-        SampleRows(request->attention, Mix(options_.seed ^ request->id), budget);
-    request->report = CheckRows(request->attention, rows);
-    request->report->rows_total = CountRows(request->attention);
-    request->check_ns = NanosecondsBetween(begin, clock_.Now());
-    finish_(std::move(request));
+    wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });
+    if (posted_.empty()) return;
+    std::unique_ptr<Request> request = std::move(posted_.front());
+    posted_.pop_front();
+    ++running_;
+    lock.unlock();
+    Check(std::move(request));
+    lock.lock();
+    --running_;
   }
+}
+
+void Checker::Check(std::unique_ptr<Request> request) {
+  const TimePoint begin = clock_.Now();
+  if (request->deadline <= begin) {
+    // Nobody waits for this answer any more.
+    request->status = Status(Code::kDeadlineExceeded,
+                             "the deadline passed while the answer waited for its check");
+    finish_(std::move(request));
+    return;
+  }
+  const TraceRange range("attend: check an answer");
+  const double budget =
+      request->check_sampled ? options_.sampled_work_budget : options_.work_budget;
+  const std::vector<RowId> rows =
+      SampleRows(request->attention, Mix(options_.seed ^ request->id), budget);
+  request->report = CheckRows(request->attention, rows);
+  request->report->rows_total = CountRows(request->attention);
+  request->check_ns = NanosecondsBetween(begin, clock_.Now());
+  finish_(std::move(request));
 }
 
 }  // namespace attend

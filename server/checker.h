@@ -23,9 +23,10 @@ namespace attend {
 struct CheckerOptions {
   double sample = 0;             // share of requests that the server checks by itself, 0 to 1
   double work_budget = 1 << 26;  // multiply-adds of one check: some 0.1 s of one core
-  double sampled_work_budget = 1 << 22;  // of one that the server asked for
+  double sampled_work_budget = 1 << 18;  // of one that the server asked for: below a millisecond
   int threads = 1;
-  int64_t backlog_max = 256;  // above it, the server's own samples are skipped and counted
+  // From so many checks on, waiting or running, the server's own samples are skipped and counted.
+  int64_t backlog_max = 256;
   uint64_t seed = 1;
 };
 
@@ -45,6 +46,7 @@ class Checker {
 
  private:
   void Run();
+  void Check(std::unique_ptr<Request> request);
 
   const CheckerOptions options_;
   const Clock& clock_;
@@ -52,6 +54,7 @@ class Checker {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::unique_ptr<Request>> posted_;
+  int64_t running_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

@@ -32,8 +32,9 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
-  // A sample must not hold its clients up for long; where all are asked for, all are meant.
-  if (config.check_sample < 1) options.checker.backlog_max = 4 * config.check_threads;
+  // A sample must not hold its clients up for long, so one that finds no thread free is left out;
+  // where all are asked for, all are meant.
+  if (config.check_sample < 1) options.checker.backlog_max = config.check_threads;
   options.checker.threads = static_cast<int>(config.check_threads);
   return options;
 }

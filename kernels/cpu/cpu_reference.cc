@@ -41,10 +41,21 @@ Score ScoreOf(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64
   constexpr int64_t kSums = 8;
   std::array<double, kSums> dots{};
   std::array<double, kSums> magnitudes{};
+  std::array<double, kHeadDimMax> products;
   for (int64_t d = 0; d < p.dim; ++d) {
-    const double product = static_cast<double>(q[d]) * static_cast<double>(k[d]);
-    dots[d % kSums] += product;
-    magnitudes[d % kSums] += std::abs(product);
+    products[d] = static_cast<double>(q[d]) * static_cast<double>(k[d]);
+  }
+  // Whole blocks in a loop of known length, which compilers make vectors of.
+  const int64_t whole = p.dim / kSums * kSums;
+  for (int64_t d = 0; d < whole; d += kSums) {
+    for (int64_t n = 0; n < kSums; ++n) {
+      dots[n] += products[d + n];
+      magnitudes[n] += std::abs(products[d + n]);
+    }
+  }
+  for (int64_t d = whole; d < p.dim; ++d) {
+    dots[d - whole] += products[d];
+    magnitudes[d - whole] += std::abs(products[d]);
   }
   const double dot = std::accumulate(dots.begin(), dots.end(), 0.0);
   const double magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);

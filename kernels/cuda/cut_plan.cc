@@ -197,6 +197,30 @@ int64_t Cut(int64_t size, int64_t unit, int64_t parts, int64_t n) {
   return std::min(size, DivideUp(size, unit) * n / parts * unit);
 }
 
+// Each part joined to those before it for as long as that is at most `flops_max`.
+std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const CutBounds& bounds,
+                                     const std::vector<AttentionSlice>& parts, double flops_max) {
+  auto spare = static_cast<int64_t>(parts.size()) - std::max(bounds.parts_min, 1);
+  std::vector<AttentionSlice> joined;
+  for (const AttentionSlice& part : parts) {
+    AttentionSlice both = joined.empty() ? part : joined.back();
+    if (spare <= 0 || joined.empty() || !Join(a, part, &both)) {
+      joined.push_back(part);
+      continue;
+    }
+    const Result<Attention> one = TakeSlice(a, part);
+    const Result<Attention> large = TakeSlice(a, both);
+    if (!one.ok() || !large.ok() || Flops(*large) > flops_max ||
+        !SameVariants(kernel, one->problem, large->problem)) {
+      joined.push_back(part);
+      continue;
+    }
+    joined.back() = both;
+    --spare;
+  }
+  return joined;
+}
+
 }  // namespace
 
 std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
@@ -222,23 +246,22 @@ std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
 std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const CutBounds& bounds,
                                       const std::vector<AttentionSlice>& parts) {
   const double flops_max = bounds.launch_seconds_max * FlopsPerSecond(kernel);
-  auto spare = static_cast<int64_t>(parts.size()) - std::max(bounds.parts_min, 1);
-  std::vector<AttentionSlice> joined;
-  for (const AttentionSlice& part : parts) {
-    AttentionSlice both = joined.empty() ? part : joined.back();
-    if (spare <= 0 || joined.empty() || !Join(a, part, &both)) {
-      joined.push_back(part);
-      continue;
-    }
-    const Result<Attention> one = TakeSlice(a, part);
-    const Result<Attention> large = TakeSlice(a, both);
-    if (!one.ok() || !large.ok() || Flops(*large) > flops_max ||
-        !SameVariants(kernel, one->problem, large->problem)) {
-      joined.push_back(part);
-      continue;
-    }
-    joined.back() = both;
-    --spare;
+  std::vector<AttentionSlice> joined = JoinUpTo(a, kernel, bounds, parts, flops_max);
+  if (joined.size() < 2) return joined;
+  // Filled to the brim one after another, all but the last are long, and behind a short last one
+  // the GPU runs dry before the next attention comes. Just as many of the same length do not.
+  double most = 0;
+  for (const AttentionSlice& slice : parts) {
+    const Result<Attention> part = TakeSlice(a, slice);
+    if (part.ok()) most = std::max(most, Flops(*part));
+  }
+  // Parts need not add up to an even share, but less than one of them above it they do.
+  const double share = Flops(a) / static_cast<double>(joined.size());
+  for (const double above : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+    const double even_max = 1.0001 * (share + above * most);
+    if (even_max >= flops_max) break;
+    std::vector<AttentionSlice> even = JoinUpTo(a, kernel, bounds, parts, even_max);
+    if (even.size() == joined.size()) return even;
   }
   return joined;
 }

@@ -288,6 +288,30 @@ TEST(JoinParts, LongOnesBecomeFewOfTheSameVariants) {
             5u);
 }
 
+// The GPU runs dry behind a short last launch.
+TEST(JoinParts, LaunchesAreEvenlyLong) {
+  const cuda::CutBounds bounds;
+  for (const int64_t heads : {8, 12, 16, 24, 32}) {
+    const ProblemSpec spec = Long(1, heads, 8192);
+    const Attention whole = Described(spec);
+    double shortest = Flops(whole), longest = 0;
+    std::vector<int> covered(static_cast<size_t>(heads));
+    for (const AttentionSlice& slice :
+         cuda::JoinParts(whole, KernelId::kCudaFlashSm90, bounds, Plan(spec))) {
+      const Result<Attention> part = TakeSlice(whole, slice);
+      ASSERT_TRUE(part.ok());
+      shortest = std::min(shortest, Flops(*part));
+      longest = std::max(longest, Flops(*part));
+      EXPECT_LE(Flops(*part) / 650e12, bounds.launch_seconds_max);
+      EXPECT_EQ(slice.batch_end - slice.batch_begin, 1);
+      EXPECT_EQ(slice.rows_end - slice.rows_begin, 8192);
+      for (int64_t h = slice.heads_begin; h < slice.heads_end; ++h) ++covered[h];
+    }
+    EXPECT_LE(longest, 1.5 * shortest) << heads << " heads";
+    EXPECT_EQ(covered, std::vector<int>(static_cast<size_t>(heads), 1)) << heads << " heads";
+  }
+}
+
 TEST(LayOut, PartsNeedTheLargestPartsWorkspace) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 4, 4, 64, 64, 8, 8), FreshSeed());
   Selection selection;

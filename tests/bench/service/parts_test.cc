@@ -142,6 +142,8 @@ TEST(MetricSumTest, AddsUpOneFamily) {
   const std::string text =
       "# HELP a_total many\na_total{x=\"1\"} 2\na_total{x=\"2\"} 3.5\na_total_more 7\nb 1\n";
   EXPECT_EQ(MetricSum(text, "a_total"), 5.5);
+  EXPECT_EQ(MetricSum(text, "a_total", "x=\"2\""), 3.5);
+  EXPECT_EQ(MetricSum(text, "a_total", "x=\"3\""), std::nullopt);
   EXPECT_EQ(MetricSum(text, "b"), 1);
   EXPECT_EQ(MetricSum(text, "c"), std::nullopt);
 }

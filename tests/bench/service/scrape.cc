@@ -38,7 +38,8 @@ std::string Scrape(const std::string& address) {
   return body == std::string::npos ? "" : text.substr(body + 4);
 }
 
-std::optional<double> MetricSum(const std::string& exposition, const std::string& family) {
+std::optional<double> MetricSum(const std::string& exposition, const std::string& family,
+                                const std::string& label) {
   std::optional<double> sum;
   std::istringstream lines(exposition);
   for (std::string line; std::getline(lines, line);) {
@@ -46,6 +47,7 @@ std::optional<double> MetricSum(const std::string& exposition, const std::string
     const char after = line.size() > family.size() ? line[family.size()] : '\0';
     const size_t space = line.rfind(' ');
     if ((after != '{' && after != ' ') || space == std::string::npos) continue;
+    if (line.find(label) == std::string::npos) continue;
     sum = sum.value_or(0) + std::strtod(line.c_str() + space + 1, nullptr);
   }
   return sum;

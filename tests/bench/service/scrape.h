@@ -14,8 +14,10 @@ namespace attend::bench {
 // The text that http://`address`/metrics answers with; empty if it fails.
 std::string Scrape(const std::string& address);
 
-// The sum of all samples of a family, whatever their labels; none if there is no sample.
-std::optional<double> MetricSum(const std::string& exposition, const std::string& family);
+// The sum of all samples of a family that have `label` (name="value") among their labels, or
+// whatever their labels if it is empty; none if there is no such sample.
+std::optional<double> MetricSum(const std::string& exposition, const std::string& family,
+                                const std::string& label = "");
 
 // Scrapes every second on a thread of its own, until it is destroyed.
 class Scraper {
