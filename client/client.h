@@ -28,7 +28,7 @@ namespace attend::client {
 struct ClientOptions {
   std::string server = "127.0.0.1:8001";  // host:port, or unix:/path
   int connections = 1;                    // each its own socket; in [1, 1024]
-  int completion_threads = 0;             // 0: one for every two connections, at most cores / 2
+  int completion_threads = 0;             // 0: one for each connection, at most cores / 2
   // Calls of at least this many tensor bytes, both ways together, go in chunks over several of the
   // connections; below, one message is as fast and saves a round trip. Above, it would stand in the
   // server's memory before that can refuse it. Calls whose small fields exceed the 4 MiB of a

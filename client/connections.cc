@@ -78,7 +78,7 @@ void CompletionLoop::Close() {
 ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads) {
   if (completion_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    completion_threads = std::clamp((connections + 1) / 2, 1, std::max(1, cores / 2));
+    completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));
   }
   completion_threads = std::min(completion_threads, connections);
   for (int i = 0; i < completion_threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());

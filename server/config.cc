@@ -340,7 +340,8 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
 
 int CopyThreads(const Config& config) {
   if (config.copy_threads > 0) return static_cast<int>(config.copy_threads);
-  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u));
+  const unsigned cores = std::thread::hardware_concurrency();
+  return static_cast<int>(std::clamp(cores / 2, std::clamp(cores, 1u, 4u), 8u));
 }
 
 const char* Version() { return ATTEND_VERSION; }

@@ -110,6 +110,8 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_option("--device", options.device,
                  "of the server: cpu (with small shapes, and no kernel where bytes are measured), "
                  "cuda:N or a list of these (default: the first GPU, else cpu)");
+  app.add_option("--cells", options.cells,
+                 "those cells of the rows alone whose \"work, rival\" holds this text");
   app.add_flag("--pass-through", options.pass_through,
                "no kernel and no GPU where bytes are measured, as on a CPU");
   app.add_option("--clients", options.clients, "of the rows of small requests, each a connection")
@@ -139,6 +141,10 @@ int Measure(const Run& run, const std::vector<const Row*>& rows) {
   const nlohmann::ordered_json machine = Machine(run.options);
   Bench bench(run.options);
   for (const Row* row : rows) row->run(bench);
+  if (bench.figures().empty()) {
+    std::fprintf(stderr, "bench_service: no cell of these rows has what --cells asks for\n");
+    return 2;
+  }
   std::printf("%s\n\n%s", MachineText(machine).c_str(), MarkdownTable(bench.figures()).c_str());
   if (!run.json.empty()) {
     std::ofstream file(run.json);

@@ -10,6 +10,15 @@
 
 namespace attend::bench {
 
+bool Bench::Wants(const Question& question) const {
+  return (question.work + ", " + question.against).find(options_.cells) != std::string::npos;
+}
+
+bool Bench::WantsAny(const std::vector<Question>& questions) const {
+  return std::any_of(questions.begin(), questions.end(),
+                     [this](const Question& question) { return Wants(question); });
+}
+
 void Bench::Add(Figure figure) {
   const Figure& added = figures_.emplace_back(std::move(figure));
   const Question& q = added.question;
@@ -22,12 +31,14 @@ void Bench::Add(Figure figure) {
 }
 
 void Bench::AddWithout(const std::vector<Question>& questions, const Status& reason) {
-  for (const Question& question : questions) Add(Failed(question, reason.ToString()));
+  for (const Question& question : questions) {
+    if (Wants(question)) Add(Failed(question, reason.ToString()));
+  }
 }
 
 void Bench::AddJudged(Question question, const Samples& attend, const Samples& rival,
                       const std::function<double(const Sample&)>& of) {
-  Add(Judge(std::move(question), Values(attend, of), Values(rival, of)));
+  if (Wants(question)) Add(Judge(std::move(question), Values(attend, of), Values(rival, of)));
 }
 
 std::shared_ptr<Work> Bench::SmallWork() const {

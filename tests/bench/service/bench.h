@@ -27,7 +27,8 @@ struct Options {
   // Whether rows about moving bytes have a server that computes nothing, as they always have on a
   // CPU: there the kernel would be all that is measured.
   bool pass_through = false;
-  int clients = 64;  // of small requests
+  std::string cells;  // those alone whose work and rival, one behind the other, hold it
+  int clients = 64;   // of small requests
   double soak_seconds = 600;
   uint64_t seed = 0;
   std::string python;         // the interpreter
@@ -48,11 +49,14 @@ class Bench {
   // Whether servers of kTransfers compute nothing.
   bool passes_through() const { return options_.pass_through || !gpu(); }
 
+  // Whether this cell is asked for: of others nothing is measured.
+  bool Wants(const Question& question) const;
+  bool WantsAny(const std::vector<Question>& questions) const;
   // Also tells stderr, so that one sees how far it is.
   void Add(Figure figure);
-  // All of these failed, for one reason.
+  // All of these that are asked for failed, for one reason.
   void AddWithout(const std::vector<Question>& questions, const Status& reason);
-  // `of` of both sides' rounds.
+  // `of` of both sides' rounds, if it is asked for.
   void AddJudged(Question question, const Samples& attend, const Samples& rival,
                  const std::function<double(const Sample&)>& of);
   std::span<const Figure> figures() const { return figures_; }

@@ -78,9 +78,10 @@ class Caller {
 
 }  // namespace
 
-std::shared_ptr<const PreparedCall> CallOf(const std::shared_ptr<const Work>& work) {
+std::shared_ptr<const PreparedCall> CallOf(const std::shared_ptr<const Work>& work,
+                                           const std::string& request_id) {
   auto call = std::make_shared<PreparedCall>();
-  call->request = work->Message();
+  call->request = work->Message(request_id);
   call->verify = [work](const grpc::ByteBuffer& answer, bool bytes_too) {
     return work->CheckAnswer(answer, bytes_too);
   };

@@ -37,7 +37,8 @@ struct PreparedCall {
 using Script = std::vector<std::shared_ptr<const PreparedCall>>;
 
 // `work`, admitted, against a server that computes it.
-std::shared_ptr<const PreparedCall> CallOf(const std::shared_ptr<const Work>& work);
+std::shared_ptr<const PreparedCall> CallOf(const std::shared_ptr<const Work>& work,
+                                           const std::string& request_id = "bench");
 // Against one that answers with exactly this many bytes.
 std::shared_ptr<const PreparedCall> EchoCallOf(const std::shared_ptr<const Work>& work,
                                                int64_t answer_bytes);

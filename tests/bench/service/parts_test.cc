@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attend/v1/attention.pb.h"
+#include "tests/bench/service/bench.h"
 #include "tests/bench/service/report.h"
 #include "tests/bench/service/rounds.h"
 #include "tests/bench/service/scrape.h"
@@ -138,6 +139,23 @@ TEST(RoundsTest, AnErrorOrNothingDoneLeavesNoSamples) {
   EXPECT_THAT(RunRounds(with_idle, 3, 1).status().ToString(), HasSubstr("idle: no call ended"));
 }
 
+TEST(WantsTest, ACellIsWantedByItsWorkOrItsRival) {
+  Options options;
+  const Question question = Ask(Measure::kRatio, std::nullopt);
+  EXPECT_TRUE(Bench(options).Wants(question));
+  for (const char* text : {"wor", "rival", "work, rival"}) {
+    options.cells = text;
+    EXPECT_TRUE(Bench(options).Wants(question)) << text;
+  }
+  options.cells = "row";
+  Bench bench(options);
+  EXPECT_FALSE(bench.Wants(question));
+  bench.AddWithout({question}, Internal("why"));
+  bench.AddJudged(question, {Sample{1, 1, 1, 1, 1}}, {Sample{1, 1, 1, 1, 1}},
+                  [](const Sample& sample) { return sample.seconds; });
+  EXPECT_TRUE(bench.figures().empty());
+}
+
 TEST(MetricSumTest, AddsUpOneFamily) {
   const std::string text =
       "# HELP a_total many\na_total{x=\"1\"} 2\na_total{x=\"2\"} 3.5\na_total_more 7\nb 1\n";
@@ -201,13 +219,35 @@ TEST_F(WorkTest, AdmitsOnlyWhatIsRight) {
   EXPECT_FALSE(values.Admit(good).ok());
 }
 
+TEST_F(WorkTest, LooksAtWhatIsInThePlaceOfAnAnswer) {
+  Work marks("w", Spec(), Truth::kMarks, 5);
+  std::string o(static_cast<size_t>(marks.output_bytes()), 'x');
+  const Attention& a = marks.owned().attention;
+  o.replace(0, 16, static_cast<const char*>(a.q.data), 16);
+  o.replace(16, 16, static_cast<const char*>(a.k.data), 16);
+  o.replace(32, 16, static_cast<const char*>(a.v.data), 16);
+  grpc::ByteBuffer inlined = AnswerWith(marks, o);
+  ASSERT_TRUE(marks.Admit(inlined).ok());
+  EXPECT_EQ(marks.CheckPlacedAnswer(inlined, o.data(), true), "O is not in its place");
+  v1::AttendResponse response;
+  response.mutable_o()->mutable_shared_memory()->set_region("r");
+  grpc::Slice slice(response.SerializeAsString());
+  const grpc::ByteBuffer placed(&slice, 1);
+  EXPECT_EQ(marks.CheckPlacedAnswer(placed, o.data(), true), "");
+  o[40] ^= 1;
+  EXPECT_NE(marks.CheckPlacedAnswer(placed, o.data(), true), "");
+  EXPECT_EQ(marks.CheckPlacedAnswer(placed, o.data(), false), "");
+}
+
 TEST_F(WorkTest, AFailureOnAStreamIsNoAnswer) {
   const Work work("w", Spec(), Truth::kMarks, 5);
   v1::AttendResponse response;
   response.mutable_status()->set_code(8);
   response.mutable_status()->set_message("the queue is full");
   grpc::Slice slice(response.SerializeAsString());
-  EXPECT_EQ(work.CheckAnswer(grpc::ByteBuffer(&slice, 1), false), "the queue is full");
+  const grpc::ByteBuffer answer(&slice, 1);
+  EXPECT_EQ(work.CheckAnswer(answer, false), "code 8, the queue is full");
+  EXPECT_EQ(work.CheckPlacedAnswer(answer, nullptr, true), "code 8, the queue is full");
 }
 
 }  // namespace

@@ -31,9 +31,14 @@ std::string Mebibytes(int64_t bytes) {
 }
 
 // Calls that a connection has out: several, as a rate is asked for, but not all of the memory.
+// Of small messages more, or it would be wake-ups that are measured.
 int InFlight(const Work& work) {
   constexpr int64_t kBytes = int64_t{40} << 20;
-  return static_cast<int>(std::clamp<int64_t>(kBytes / work.input_bytes(), 1, 4));
+  constexpr int64_t kCallsMax = 4;
+  constexpr int64_t kSmallBytes = int64_t{1} << 20;
+  constexpr int64_t kSmallCallsMax = 16;
+  const int64_t calls_max = work.input_bytes() <= kSmallBytes ? kSmallCallsMax : kCallsMax;
+  return static_cast<int>(std::clamp<int64_t>(kBytes / work.input_bytes(), 1, calls_max));
 }
 
 std::string OnDevice(const Bench& bench) { return bench.passes_through() ? ", no kernel" : ""; }
@@ -65,6 +70,7 @@ void RaceInline(Bench& bench, const std::vector<int>& counts, const ServerProces
                 const MakeRival& rival) {
   for (const int count : counts) {
     const Question question = InlineQuestion(bench, *work, count, against, target);
+    if (!bench.Wants(question)) continue;
     const int in_flight = InFlight(*work);
     const auto connections = std::make_shared<Connections>(attend.address(), count);
     const Result<Contestant> other = rival(count, in_flight);
@@ -153,7 +159,9 @@ void RunInline(Bench& bench) {
     status = AdmitAll(connections, all);
   }
   if (!status.ok()) {
-    bench.AddWithout({InlineQuestion(bench, *one_way, 1, "raw TCP, one way", kRawTarget)}, status);
+    // Whatever is asked for.
+    bench.Add(Failed(InlineQuestion(bench, *one_way, 1, "raw TCP, one way", kRawTarget),
+                     status.ToString()));
     return;
   }
   for (const std::shared_ptr<Work>& each : both_ways) RaceBare(bench, counts, **attend, each);
@@ -165,47 +173,53 @@ void RunChunked(Bench& bench) {
   const std::shared_ptr<Work> work =
       bench.TransferWork("16 heads x " + std::to_string(length) + " x 128 fp16",
                          test::MakeSpec(1, 16, 16, length, length, 128, 128, DType::kFloat16));
-  Question question{"chunked",
-                    Mebibytes(work->input_bytes()) + " in, " + Mebibytes(work->output_bytes()) +
-                        " out, " + work->name() + OnDevice(bench) +
-                        ", one at a time, 8 connections",
-                    "raw TCP, 8 connections, there and back",
-                    "GB/s",
-                    Measure::kRatio,
-                    kRawTarget};
+  const Question question{"chunked",
+                          Mebibytes(work->input_bytes()) + " in, " +
+                              Mebibytes(work->output_bytes()) + " out, " + work->name() +
+                              OnDevice(bench) + ", one at a time, 8 connections",
+                          "raw TCP, 8 connections, there and back",
+                          "GB/s",
+                          Measure::kRatio,
+                          kRawTarget};
+  // For what the bus itself would allow: shared memory has the target.
+  Question bus_question = question;
+  bus_question.against = kCopies;
+  bus_question.target.reset();
+  const bool with_raw = bench.Wants(question);
+  const bool with_bus = !bench.passes_through() && bench.Wants(bus_question);
+  if (!with_raw && !with_bus) return;
+  const std::vector<Question> asked = {with_raw ? question : bus_question};
   const Result<std::unique_ptr<ServerProcess>> attend = bench.StartAttend(Serves::kTransfers);
   const Result<std::unique_ptr<ServerProcess>> raw =
       ServerProcess::Start(ServeCommand("raw-tcp", {}));
-  if (!attend.ok()) return bench.AddWithout({question}, attend.status());
-  if (!raw.ok()) return bench.AddWithout({question}, raw.status());
+  if (!attend.ok()) return bench.AddWithout(asked, attend.status());
+  if (!raw.ok()) return bench.AddWithout(asked, raw.status());
   const Result<std::unique_ptr<RawTcpClient>> rival =
       RawTcpClient::Connect((*raw)->address(), ChunkedRawLoad(*work));
   const Result<std::unique_ptr<client::Client>> client =
       ConnectChunked((*attend)->address(), kChunkedConnections);
-  if (!rival.ok()) return bench.AddWithout({question}, rival.status());
-  if (!client.ok()) return bench.AddWithout({question}, client.status());
+  if (!rival.ok()) return bench.AddWithout(asked, rival.status());
+  if (!client.ok()) return bench.AddWithout(asked, client.status());
   std::vector<Contestant> contestants = {
-      {"attend", [&](double seconds) { return DriveChunked(**client, *work, seconds); }},
-      {"raw TCP", [&](double seconds) { return (*rival)->Drive(seconds); }}};
+      {"attend", [&](double seconds) { return DriveChunked(**client, *work, seconds); }}};
+  if (with_raw) {
+    contestants.push_back({"raw TCP", [&](double seconds) { return (*rival)->Drive(seconds); }});
+  }
   Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("no GPU takes part");
-  if (!bench.passes_through()) {
+  if (with_bus) {
     bus = PinnedCopies::Make(bench.first_device(), work->input_bytes(), work->output_bytes());
-    if (!bus.ok()) return bench.AddWithout({question}, bus.status());
+    if (!bus.ok()) return bench.AddWithout(asked, bus.status());
     contestants.push_back({"copies", [&](double seconds) { return (*bus)->Drive(seconds); }});
   }
   // The timed answers are dropped as they come: those before and after them are judged.
   Status right = CheckChunked(**client, *work);
-  if (!right.ok()) return bench.AddWithout({question}, right);
+  if (!right.ok()) return bench.AddWithout(asked, right);
   const Result<std::vector<Samples>> samples =
       RunRounds(contestants, bench.options().rounds, bench.options().seconds);
   right = samples.ok() ? CheckChunked(**client, *work) : samples.status();
-  if (!right.ok()) return bench.AddWithout({question}, right);
-  bench.AddJudged(question, (*samples)[0], (*samples)[1], Gigabytes);
-  if (!bus.ok()) return;
-  // For what the bus itself would allow: shared memory has the target.
-  question.against = kCopies;
-  question.target.reset();
-  bench.AddJudged(question, (*samples)[0], (*samples)[2], Gigabytes);
+  if (!right.ok()) return bench.AddWithout(asked, right);
+  if (with_raw) bench.AddJudged(question, (*samples)[0], (*samples)[1], Gigabytes);
+  if (with_bus) bench.AddJudged(bus_question, (*samples)[0], samples->back(), Gigabytes);
 }
 
 }  // namespace attend::bench

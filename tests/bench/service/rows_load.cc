@@ -5,12 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "client/shared_memory.h"
 #include "tests/bench/service/rows.h"
 #include "tests/bench/service/scrape.h"
+#include "tests/bench/service/shared_scripts.h"
+#include "tests/bench/service/stream_driver.h"
 
 namespace attend::bench {
 namespace {
@@ -19,6 +26,7 @@ constexpr Target kBatchesTarget{Target::Sense::kAtLeast, 2};
 constexpr Target kMetricsTarget{Target::Sense::kAtLeast, 0.98};
 constexpr int kMixedClients = 32;
 constexpr int kMixedLengths = 24;
+constexpr int kMixedInFlight = 8;  // of a client, on its stream
 // A few percent are to be told apart.
 constexpr int kMetricsRoundsFactor = 2;
 constexpr double kCheckedShare = 0.01;
@@ -40,14 +48,75 @@ std::vector<std::shared_ptr<Work>> MixedWorks(const Bench& bench, int64_t low, i
   return works;
 }
 
-// Each client all of them, in an order of its own.
-std::vector<Script> MixedScripts(const std::vector<std::shared_ptr<Work>>& works, uint64_t seed) {
+// A server, the inline calls, and those of its shared memory: of each client, a script for each
+// request in flight on a stream, the first of them for unary calls too.
+struct Mixed {
+  std::unique_ptr<ServerProcess> process;
+  std::unique_ptr<Connections> connections;
+  std::vector<Script> inlined;
+  std::shared_ptr<client::SharedMemory> memory;
+  std::vector<Script> placed;
+  std::vector<StreamScripts> streamed;
+};
+
+// All of one client's calls once, one after another, with the bytes of every answer.
+Status CheckScripts(Connections& connections, const std::vector<Script>& scripts) {
+  BlockingCaller caller(connections);
+  for (const Script& script : scripts) {
+    for (const std::shared_ptr<const PreparedCall>& call : script) {
+      const Result<grpc::ByteBuffer> answer = caller.Call(call->request);
+      if (!answer.ok()) return answer.status();
+      const std::string wrong = call->verify(*answer, /*bytes_too=*/true);
+      if (!wrong.empty()) return Internal(wrong);
+    }
+  }
+  return Status();
+}
+
+// Each client sends all works, in an order of its own. A request's bits do not depend on its batch,
+// so that it is one pattern that all servers admit.
+Result<Mixed> StartMixed(const Bench& bench, const std::string& socket,
+                         const std::vector<std::shared_ptr<Work>>& works,
+                         const std::vector<std::string>& more_flags) {
+  std::vector<std::string> flags = {"--shared-memory", "--shared-memory-socket", socket};
+  flags.insert(flags.end(), more_flags.begin(), more_flags.end());
+  Result<std::unique_ptr<ServerProcess>> process =
+      bench.StartAttend(Serves::kComputing, std::move(flags));
+  if (!process.ok()) return process.status();
+  Mixed mixed;
+  mixed.process = std::move(*process);
+  mixed.connections = std::make_unique<Connections>(mixed.process->address(), kMixedClients);
+  ATTEND_RETURN_IF_ERROR(AdmitAll(*mixed.connections, works));
+  Result<std::shared_ptr<client::SharedMemory>> memory = client::SharedMemory::Connect(socket);
+  if (!memory.ok()) return memory.status();
+  mixed.memory = std::move(*memory);
   Script all;
   for (const std::shared_ptr<Work>& work : works) all.push_back(CallOf(work));
-  std::mt19937_64 random(seed);
-  std::vector<Script> scripts(kMixedClients, all);
-  for (Script& script : scripts) std::shuffle(script.begin(), script.end(), random);
-  return scripts;
+  std::mt19937_64 random(bench.options().seed);
+  for (int i = 0; i < kMixedClients; ++i) {
+    Result<StreamScripts> scripts = ShareScripts(*mixed.memory, works, kMixedInFlight);
+    if (!scripts.ok()) return scripts.status();
+    if (i == 0) ATTEND_RETURN_IF_ERROR(CheckScripts(*mixed.connections, *scripts));
+    for (Script& script : *scripts) std::shuffle(script.begin(), script.end(), random);
+    std::shuffle(all.begin(), all.end(), random);
+    mixed.inlined.push_back(all);
+    mixed.placed.push_back(scripts->front());
+    mixed.streamed.push_back(std::move(*scripts));
+  }
+  return mixed;
+}
+
+using DriveMixed = std::function<Result<Sample>(Mixed& mixed, double seconds)>;
+void RaceMixed(Bench& bench, const Question& question, Mixed& attend, Mixed& single,
+               const DriveMixed& drive) {
+  if (!bench.Wants(question)) return;
+  const std::vector<Contestant> contestants = {
+      {"attend", [&](double seconds) { return drive(attend, seconds); }},
+      {"one launch per request", [&](double seconds) { return drive(single, seconds); }}};
+  const Result<std::vector<Samples>> samples =
+      RunRounds(contestants, bench.options().rounds, bench.options().seconds);
+  if (!samples.ok()) return bench.AddWithout({question}, samples.status());
+  bench.AddJudged(question, (*samples)[0], (*samples)[1], Calls);
 }
 
 // Whether about the share of `calls` was really checked that the row is about: a server that skips
@@ -74,35 +143,40 @@ Status JudgeChecked(const std::string& metrics, double calls) {
 void RunBatches(Bench& bench) {
   const int64_t low = bench.gpu() ? 64 : 16;
   const int64_t high = bench.gpu() ? 4096 : 256;
-  const Question question{"batches",
-                          "B1 H1 D64 " + std::string(bench.gpu() ? "fp16" : "fp32") + ", L " +
-                              std::to_string(low) + " to " + std::to_string(high) + ", " +
-                              std::to_string(kMixedClients) + " clients",
-                          "one launch per request (--max-batch-requests 1)",
-                          "calls/s",
-                          Measure::kRatio,
-                          kBatchesTarget};
-  const Result<std::unique_ptr<ServerProcess>> attend = bench.StartAttend(Serves::kComputing);
-  const Result<std::unique_ptr<ServerProcess>> single =
-      bench.StartAttend(Serves::kComputing, {"--max-batch-requests", "1"});
-  if (!attend.ok()) return bench.AddWithout({question}, attend.status());
-  if (!single.ok()) return bench.AddWithout({question}, single.status());
-  Connections attend_connections((*attend)->address(), kMixedClients);
-  Connections single_connections((*single)->address(), kMixedClients);
+  const auto question = [&](const std::string& how, std::optional<Target> target) {
+    return Question{"batches",
+                    "B1 H1 D64 " + std::string(bench.gpu() ? "fp16" : "fp32") + ", L " +
+                        std::to_string(low) + " to " + std::to_string(high) + ", " +
+                        std::to_string(kMixedClients) + " clients, " + how,
+                    "one launch per request (--max-batch-requests 1)",
+                    "calls/s",
+                    Measure::kRatio,
+                    target};
+  };
+  const Question placed = question("inputs and answer in shared memory", kBatchesTarget);
+  // There the wire is the limit, of both sides.
+  const Question inlined = question("inline bytes", std::nullopt);
+  const Question streamed = question(
+      "shared memory, AttendStream, " + std::to_string(kMixedInFlight) + " in flight a client",
+      kBatchesTarget);
+  if (!bench.WantsAny({placed, inlined, streamed})) return;
+  const TempFolder folder;
   const std::vector<std::shared_ptr<Work>> works = MixedWorks(bench, low, high);
-  // A request's bits do not depend on its batch, so one pattern serves for both.
-  const Status right = AdmitAll(attend_connections, works);
-  if (!right.ok()) return bench.AddWithout({question}, right);
-  const std::vector<Script> scripts = MixedScripts(works, bench.options().seed);
-  const std::vector<Contestant> contestants = {
-      {"attend",
-       [&](double seconds) { return Drive(attend_connections, scripts, kMixedClients, seconds); }},
-      {"one launch per request",
-       [&](double seconds) { return Drive(single_connections, scripts, kMixedClients, seconds); }}};
-  const Result<std::vector<Samples>> samples =
-      RunRounds(contestants, bench.options().rounds, bench.options().seconds);
-  if (!samples.ok()) return bench.AddWithout({question}, samples.status());
-  bench.AddJudged(question, (*samples)[0], (*samples)[1], Calls);
+  Result<Mixed> attend = StartMixed(bench, folder.Path("attend.sock"), works, {});
+  Result<Mixed> single =
+      StartMixed(bench, folder.Path("single.sock"), works, {"--max-batch-requests", "1"});
+  for (const Result<Mixed>* side : {&attend, &single}) {
+    if (!side->ok()) return bench.AddWithout({placed, inlined, streamed}, side->status());
+  }
+  RaceMixed(bench, placed, *attend, *single, [](Mixed& mixed, double seconds) {
+    return Drive(*mixed.connections, mixed.placed, kMixedClients, seconds);
+  });
+  RaceMixed(bench, inlined, *attend, *single, [](Mixed& mixed, double seconds) {
+    return Drive(*mixed.connections, mixed.inlined, kMixedClients, seconds);
+  });
+  RaceMixed(bench, streamed, *attend, *single, [](Mixed& mixed, double seconds) {
+    return DriveStreams(*mixed.connections, mixed.streamed, kMixedClients, seconds);
+  });
 }
 
 void RunMetrics(Bench& bench) {
@@ -115,6 +189,7 @@ void RunMetrics(Bench& bench) {
                           "calls/s",
                           Measure::kRatio,
                           kMetricsTarget};
+  if (!bench.Wants(question)) return;
   const Result<std::unique_ptr<ServerProcess>> on = bench.StartAttend(
       Serves::kComputing, {"--metrics-listen", "127.0.0.1:0", "--reference-check", "sample:0.01"});
   const Result<std::unique_ptr<ServerProcess>> off = bench.StartAttend(Serves::kComputing);

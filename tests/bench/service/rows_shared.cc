@@ -151,10 +151,11 @@ void RunSharedMemory(Bench& bench) {
                     kCopyTarget};
   // On a CPU nothing is copied: against our own chunks, for information.
   if (!bench.gpu()) {
-    bench.Add(Skipped(question, "needs a GPU"));
+    if (bench.Wants(question)) bench.Add(Skipped(question, "needs a GPU"));
     question.against = "our own chunked calls, one at a time";
     question.target.reset();
   }
+  if (!bench.Wants(question)) return;
   const TempFolder folder;
   Result<Shared> shared = StartShared(bench, folder, work, Memory::kHost);
   if (!shared.ok()) return bench.AddWithout({question}, shared.status());
@@ -192,6 +193,7 @@ void RunCudaIpc(Bench& bench) {
                           "calls/s",
                           Measure::kRatio,
                           kLoopTarget};
+  if (!bench.Wants(question)) return;
   if (!bench.gpu()) return bench.Add(Skipped(question, "needs a GPU"));
   const TempFolder folder;
   Result<Shared> shared = StartShared(bench, folder, work, Memory::kDevice);

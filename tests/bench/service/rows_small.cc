@@ -85,6 +85,9 @@ void RunSmall(Bench& bench) {
   const Question echo_question{"small", text, "bare echo", "calls/s", Measure::kRatio, kEchoTarget};
   const Question python_question{
       "small", text, "Python gRPC with PyTorch SDPA", "calls/s", Measure::kRatio, kPythonTarget};
+  const bool with_echo = bench.Wants(echo_question);
+  const bool with_python = bench.Wants(python_question);
+  if (!with_echo && !with_python) return;
   Result<Side> attend = ConnectComputing(bench.StartAttend(Serves::kComputing), work, clients);
   if (!attend.ok()) {
     return bench.AddWithout({echo_question, python_question}, attend.status());
@@ -94,21 +97,23 @@ void RunSmall(Bench& bench) {
   // Its own pattern: PyTorch rounds as it likes.
   const TempFolder folder;
   const std::shared_ptr<Work> python_work = bench.SmallWork();
-  Result<std::unique_ptr<ServerProcess>> python_process = StartPython(bench, folder);
+  Result<std::unique_ptr<ServerProcess>> python_process =
+      with_python ? StartPython(bench, folder) : Unimplemented("it is not asked for");
   const Status cannot = python_process.ok() ? Status() : python_process.status();
   Result<Side> python = ConnectComputing(std::move(python_process), python_work, clients);
 
-  std::vector<Contestant> contestants = {UnaryContestant("attend", *attend),
-                                         UnaryContestant("echo", *echo)};
+  std::vector<Contestant> contestants = {UnaryContestant("attend", *attend)};
+  if (with_echo) contestants.push_back(UnaryContestant("echo", *echo));
   if (python.ok()) contestants.push_back(UnaryContestant("Python", *python));
   const Result<std::vector<Samples>> samples =
       RunRounds(contestants, bench.options().rounds, bench.options().seconds);
   if (!samples.ok()) {
     return bench.AddWithout({echo_question, python_question}, samples.status());
   }
-  bench.AddJudged(echo_question, (*samples)[0], (*samples)[1], Calls);
+  if (with_echo) bench.AddJudged(echo_question, (*samples)[0], (*samples)[1], Calls);
+  if (!with_python) return;
   if (python.ok()) {
-    bench.AddJudged(python_question, (*samples)[0], (*samples)[2], Calls);
+    bench.AddJudged(python_question, (*samples)[0], samples->back(), Calls);
   } else if (cannot.code() == Code::kUnimplemented) {
     bench.Add(Skipped(python_question, cannot.message()));
   } else {
@@ -126,14 +131,16 @@ void RunStream(Bench& bench) {
                           "calls/s",
                           Measure::kRatio,
                           kStreamTarget};
+  if (!bench.Wants(question)) return;
   Result<Side> attend = ConnectComputing(bench.StartAttend(Serves::kComputing), work, clients);
   if (!attend.ok()) return bench.AddWithout({question}, attend.status());
-  const std::vector<Contestant> contestants = {
-      {"AttendStream",
-       [&](double seconds) {
-         return DriveStreams(*attend->connections, work, clients, kStreamInFlight, seconds);
-       }},
-      UnaryContestant("unary", *attend)};
+  const std::vector<StreamScripts> scripts = {StreamScriptsOf(work, kStreamInFlight)};
+  const std::vector<Contestant> contestants = {{"AttendStream",
+                                                [&](double seconds) {
+                                                  return DriveStreams(*attend->connections, scripts,
+                                                                      clients, seconds);
+                                                }},
+                                               UnaryContestant("unary", *attend)};
   const Result<std::vector<Samples>> samples =
       RunRounds(contestants, bench.options().rounds, bench.options().seconds);
   if (!samples.ok()) return bench.AddWithout({question}, samples.status());
@@ -153,6 +160,7 @@ void RunLatency(Bench& bench) {
   };
   const Question p50 = question("p50", kAddedP50Target);
   const Question p99 = question("p99", kAddedP99Target);
+  if (!bench.WantsAny({p50, p99})) return;
   const TempFolder folder;
   const Result<Side> attend = ConnectComputing(
       bench.StartAttend(Serves::kComputing, {"--listen", "unix:" + folder.Path("attend.sock")}),

@@ -21,11 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr char kRequestIdTag = 0x0a;
 constexpr size_t kIdBytes = 4;
 
-std::string IdOf(int slot) {
-  std::string digits = std::to_string(slot);
-  return std::string(kIdBytes - digits.size(), '0') + digits;
-}
-
 // The slot that an answer is of; -1 if it has no id of ours.
 int SlotOf(const grpc::ByteBuffer& answer, int slots) {
   std::vector<grpc::Slice> slices;
@@ -48,12 +43,10 @@ int SlotOf(const grpc::ByteBuffer& answer, int slots) {
 // One stream. gRPC runs a read's and a write's end on different threads at once.
 class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  StreamClient(Stub& stub, const std::shared_ptr<const Work>& work, int in_flight,
-               Clock::time_point end)
-      : work_(work), end_(end), sent_(static_cast<size_t>(in_flight)) {
-    for (int i = 0; i < in_flight; ++i) {
-      messages_.push_back(work->Message(IdOf(i)));
-      waiting_.push_back(i);
+  StreamClient(Stub& stub, const StreamScripts& scripts, Clock::time_point end) : end_(end) {
+    for (const Script& script : scripts) {
+      waiting_.push_back(static_cast<int>(slots_.size()));
+      slots_.push_back({.script = script});
     }
     stub.PrepareBidiStreamingCall(&context_, kStreamMethod, {}, this);
   }
@@ -76,6 +69,13 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
   std::vector<double> latencies_us;
 
  private:
+  struct Slot {
+    const Script& script;
+    size_t next = 0;
+    const PreparedCall* call = nullptr;  // in flight
+    Clock::time_point sent = {};
+  };
+
   void WriteNextLocked() {
     if (writing_ || closed_) return;
     if (waiting_.empty()) {
@@ -83,14 +83,16 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
       if (closed_) StartWritesDone();
       return;
     }
-    const int slot = waiting_.front();
+    Slot& slot = slots_[static_cast<size_t>(waiting_.front())];
     waiting_.pop_front();
     writing_ = true;
     ++unanswered_;
-    sent_[static_cast<size_t>(slot)] = Clock::now();
+    slot.call = slot.script[slot.next].get();
+    if (++slot.next == slot.script.size()) slot.next = 0;
+    slot.sent = Clock::now();
     grpc::WriteOptions options;
     if (!waiting_.empty()) options.set_buffer_hint();  // one more follows at once
-    StartWrite(&messages_[static_cast<size_t>(slot)], options);
+    StartWrite(&slot.call->request, options);
   }
 
   void OnWriteDone(bool ok) override {
@@ -99,12 +101,20 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     if (ok) WriteNextLocked();
   }
 
+  // Null if the slot, or -1, has none.
+  const PreparedCall* CallInFlight(int slot) {
+    const std::lock_guard lock(mutex_);
+    return slot < 0 ? nullptr : slots_[static_cast<size_t>(slot)].call;
+  }
+
   void OnReadDone(bool ok) override {
     if (!ok) return;
     const Clock::time_point now = Clock::now();
-    const int slot = SlotOf(answer_, static_cast<int>(messages_.size()));
-    std::string wrong = work_->CheckAnswer(answer_, sample.calls % kBytesCheckedEvery == 0);
-    if (slot < 0 && wrong.empty()) wrong = "an answer to nothing that was asked";
+    const int slot = SlotOf(answer_, static_cast<int>(slots_.size()));
+    const PreparedCall* const call = CallInFlight(slot);
+    const std::string wrong = call == nullptr
+                                  ? "an answer to nothing that was asked"
+                                  : call->verify(answer_, sample.calls % kBytesCheckedEvery == 0);
     const int64_t bytes = static_cast<int64_t>(answer_.Length());
     answer_.Clear();
     {
@@ -115,10 +125,11 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
         return;
       }
       ++sample.calls;
-      sample.bytes += bytes + static_cast<int64_t>(messages_[static_cast<size_t>(slot)].Length());
+      sample.bytes += bytes + static_cast<int64_t>(call->request.Length());
+      Slot& answered = slots_[static_cast<size_t>(slot)];
+      answered.call = nullptr;
       latencies_us.push_back(
-          std::chrono::duration<double, std::micro>(now - sent_[static_cast<size_t>(slot)])
-              .count());
+          std::chrono::duration<double, std::micro>(now - answered.sent).count());
       --unanswered_;
       enough_ = now >= end_;
       if (!enough_) waiting_.push_back(slot);
@@ -137,14 +148,12 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     ended_.notify_one();
   }
 
-  const std::shared_ptr<const Work> work_;
   const Clock::time_point end_;
   grpc::ClientContext context_;
   grpc::ByteBuffer answer_;
-  std::vector<grpc::ByteBuffer> messages_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::vector<Clock::time_point> sent_;
+  std::vector<Slot> slots_;
   std::deque<int> waiting_;  // slots to be written
   int unanswered_ = 0;
   bool writing_ = false;
@@ -156,15 +165,26 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
 
 }  // namespace
 
-Result<Sample> DriveStreams(Connections& connections, const std::shared_ptr<const Work>& work,
-                            int clients, int in_flight, double seconds) {
+std::string StreamId(int slot) {
+  std::string digits = std::to_string(slot);
+  return std::string(kIdBytes - digits.size(), '0') + digits;
+}
+
+StreamScripts StreamScriptsOf(const std::shared_ptr<const Work>& work, int in_flight) {
+  StreamScripts scripts;
+  for (int i = 0; i < in_flight; ++i) scripts.push_back({CallOf(work, StreamId(i))});
+  return scripts;
+}
+
+Result<Sample> DriveStreams(Connections& connections, const std::vector<StreamScripts>& scripts,
+                            int clients, double seconds) {
   const Clock::time_point begin = Clock::now();
   const auto length =
       std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   std::vector<std::unique_ptr<StreamClient>> streams;
   for (int i = 0; i < clients; ++i) {
-    streams.push_back(
-        std::make_unique<StreamClient>(connections.stub(i), work, in_flight, begin + length));
+    streams.push_back(std::make_unique<StreamClient>(
+        connections.stub(i), scripts[static_cast<size_t>(i) % scripts.size()], begin + length));
   }
   for (const auto& stream : streams) stream->Start();
   Status failed;

@@ -49,6 +49,17 @@ bool ForTail(const grpc::ByteBuffer& message, int64_t bytes, const Piece& piece)
   return true;
 }
 
+// Empty unless it cannot be parsed or tells of a failure.
+std::string ParseAnswer(const grpc::ByteBuffer& answer, v1::AttendResponse* response) {
+  grpc::Slice slice;
+  if (!answer.DumpToSingleSlice(&slice).ok() ||
+      !response->ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
+    return "the answer cannot be parsed";
+  }
+  if (!response->has_status() || response->status().code() == 0) return "";
+  return "code " + std::to_string(response->status().code()) + ", " + response->status().message();
+}
+
 }  // namespace
 
 Work::Work(std::string name, const test::ProblemSpec& spec, Truth truth, uint64_t seed)
@@ -82,13 +93,9 @@ std::string Work::CheckOutput(const void* o) const {
 }
 
 std::string Work::CheckFully(const grpc::ByteBuffer& answer, std::string* o) const {
-  grpc::Slice slice;
   v1::AttendResponse response;
-  if (!answer.DumpToSingleSlice(&slice).ok() ||
-      !response.ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
-    return "the answer cannot be parsed";
-  }
-  if (response.has_status() && response.status().code() != 0) return response.status().message();
+  const std::string failed = ParseAnswer(answer, &response);
+  if (!failed.empty()) return failed;
   if (response.raw_size() != 1 || response.raw(0).size() != static_cast<size_t>(output_bytes_)) {
     return "O has a wrong size";
   }
@@ -127,6 +134,17 @@ std::string Work::CheckAnswer(const grpc::ByteBuffer& answer, bool bytes_too) co
   if (EndsAsPattern(answer, bytes_too)) return "";
   std::string o;
   return CheckFully(answer, &o);
+}
+
+std::string Work::CheckPlacedAnswer(const grpc::ByteBuffer& answer, const void* o,
+                                    bool bytes_too) const {
+  v1::AttendResponse response;
+  const std::string failed = ParseAnswer(answer, &response);
+  if (!failed.empty()) return failed;
+  if (!response.o().has_shared_memory() || response.raw_size() != 0) return "O is not in its place";
+  const size_t compared = pattern_.size() - static_cast<size_t>(prefix_bytes_);
+  if (!bytes_too || std::memcmp(o, pattern_.data() + prefix_bytes_, compared) == 0) return "";
+  return CheckOutput(o);
 }
 
 }  // namespace attend::bench

@@ -44,6 +44,9 @@ class Work {
   // Once admitted. Looks for an O of the right length, and at its bytes if `bytes_too`. An answer
   // that differs from the pattern is judged in full. Empty: right.
   std::string CheckAnswer(const grpc::ByteBuffer& answer, bool bytes_too) const;
+  // The same for an answer whose O was to be written to `o`.
+  std::string CheckPlacedAnswer(const grpc::ByteBuffer& answer, const void* o,
+                                bool bytes_too) const;
 
  private:
   bool EndsAsPattern(const grpc::ByteBuffer& answer, bool bytes_too) const;
