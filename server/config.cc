@@ -257,7 +257,7 @@ void AddChecks(CLI::App& app, Config& c) {
 void AddProcess(CLI::App& app, Config& c) {
   Group group(app, "Process");
   group.Int("--copy-threads", c.copy_threads, 0, 256,
-            "Threads that copy messages above 1 MiB; 0: the hardware threads, at most 4");
+            "Threads that copy messages above 1 MiB; 0: half the hardware threads, 4 to 8");
   group
       .Add("--drain-timeout", c.drain_timeout_seconds,
            "Seconds that accepted requests have to finish after SIGTERM or SIGINT")
