@@ -3,7 +3,10 @@
 // The reference check inside the engine: planted faults are found, by the client's wish and by the
 // server's own, and only they.
 
+#include <future>
 #include <limits>
+#include <memory>
+#include <thread>
 
 #include "tests/server/engine_fixture.h"
 
@@ -70,6 +73,24 @@ INSTANTIATE_TEST_SUITE_P(Faults, PlantedFaultTest,
                            return std::string(info.param.first.name) +
                                   (info.param.second ? "ByServer" : "ByClient");
                          });
+
+// A sample would wait for the check that runs as for one that waits.
+TEST_F(EngineTest, ARunningCheckTakesRoom) {
+  CheckerOptions options;
+  options.backlog_max = 1;
+  std::promise<void> begun;
+  std::promise<void> release;
+  Checker checker(options, clock_, [&](std::unique_ptr<Request>) {
+    begun.set_value();
+    release.get_future().wait();
+  });
+  EXPECT_TRUE(checker.HasRoom());
+  checker.Post(NewRequest(test::MakeSpec(1, 1, 1, 4, 4, 8, 8)));
+  begun.get_future().wait();
+  EXPECT_FALSE(checker.HasRoom());
+  release.set_value();
+  while (!checker.HasRoom()) std::this_thread::yield();
+}
 
 TEST_F(EngineTest, SamplingIsSeededAndKeepsItsShare) {
   CheckerOptions options;
