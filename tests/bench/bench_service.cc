@@ -24,6 +24,7 @@
 #include "client/process_settings.h"
 #include "kernels/backend.h"
 #include "server/config.h"
+#include "server/config_values.h"
 #include "tests/bench/service/rows.h"
 #include "tests/bench/service/serve.h"
 
@@ -109,7 +110,7 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_flag("--quick", options.quick, "short rounds, fewer cells: for a look, not for claims");
   app.add_option("--device", options.device,
                  "of the server: cpu (with small shapes, and no kernel where bytes are measured), "
-                 "cuda:N or a list of these (default: the first GPU, else cpu)");
+                 "cuda:N, a list of these or cuda:all (default: the first GPU, else cpu)");
   app.add_option("--cells", options.cells,
                  "those cells of the rows alone whose \"work, rival\" holds this text");
   app.add_flag("--pass-through", options.pass_through,
@@ -126,6 +127,16 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_option("--python-server", options.python_server,
                  "python_server.py (default: looked for beside the sources and this program)");
   app.add_option("--json", run.json, "also write the figures, with every round, to this file");
+}
+
+// One by one, so that rows can take the first, or some. Empty: all is well.
+std::string ExpandDevices(std::string& list) {
+  std::string wrong = CheckDevice(list);
+  std::string why;
+  const int gpus = list == "cuda:all" ? CudaDeviceCount(&why) : 0;
+  if (list == "cuda:all" && gpus == 0) wrong = "cuda:all: " + why;
+  for (int i = 0; i < gpus; ++i) list = (i == 0 ? "" : list + ",") + "cuda:" + std::to_string(i);
+  return wrong;
 }
 
 // An unknown name is an error. By default those that are run by default.
@@ -180,6 +191,10 @@ int Main(int argc, char** argv) {
     if (app.count("--seconds") == 0) run.options.seconds = 0.1;
   }
   if (run.options.device.empty()) run.options.device = CudaDeviceCount() > 0 ? "cuda:0" : "cpu";
+  if (const std::string wrong = ExpandDevices(run.options.device); !wrong.empty()) {
+    std::fprintf(stderr, "bench_service: --device: %s\n", wrong.c_str());
+    return 2;
+  }
   if (run.options.python_server.empty()) run.options.python_server = FindPythonServer();
   std::vector<const Row*> rows;
   if (!PickRows(run.rows, rows)) {

@@ -24,6 +24,8 @@ std::span<const Row> Rows() {
        RunMetrics},
       {"memory", "memory under load, cancels and disconnects; takes --soak-seconds", false,
        RunMemory},
+      {"gpus", "2 and 4 GPUs, shared memory and in process, against one; takes --device cuda:all",
+       false, RunGpus},
   };
   return kRows;
 }

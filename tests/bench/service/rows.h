@@ -32,5 +32,7 @@ void RunLatency(Bench& bench);
 void RunBatches(Bench& bench);
 void RunMetrics(Bench& bench);
 void RunMemory(Bench& bench);
+// Several GPUs.
+void RunGpus(Bench& bench);
 
 }  // namespace attend::bench

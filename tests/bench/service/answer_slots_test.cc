@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/bench/service/answer_slots.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/bench/service/engine_slots.h"
+
+namespace attend::bench {
+namespace {
+
+using ::testing::HasSubstr;
+
+class AnswerSlotsTest : public ::testing::Test {
+ protected:
+  // O is 32 KiB; the marks at its beginning are what is judged, so that nothing need be computed.
+  AnswerSlotsTest()
+      : work_("w", test::MakeSpec(1, 4, 1, 64, 16, 32, 32), Truth::kMarks, 5),
+        right_(static_cast<size_t>(work_.output_bytes()), 'x') {
+    const Attention& a = work_.owned().attention;
+    right_.replace(0, 16, static_cast<const char*>(a.q.data), 16);
+    right_.replace(16, 16, static_cast<const char*>(a.k.data), 16);
+    right_.replace(32, 16, static_cast<const char*>(a.v.data), 16);
+  }
+
+  // A slot for each name, which answers it rightly; but from call `end` on nobody writes anything.
+  AnswerSlots Slots(std::vector<std::string> names, Sharing sharing, int devices,
+                    int64_t end = 1'000'000'000) {
+    calls_ = 0;
+    std::vector<Slot> slots;
+    for (const std::string& name : names) {
+      char* const o = places_.emplace_back(std::make_unique<char[]>(right_.size())).get();
+      slots.push_back({o, [this, o, name, end]() -> Result<std::string> {
+                         if (++calls_ < end) std::memcpy(o, right_.data(), right_.size());
+                         return name;
+                       }});
+    }
+    return AnswerSlots(work_, std::move(slots), sharing, devices);
+  }
+
+  const Work work_;
+  std::string right_;
+  std::vector<std::unique_ptr<char[]>> places_;
+  std::atomic<int64_t> calls_ = 0;
+};
+
+TEST_F(AnswerSlotsTest, CountsTheCallsOfAllSlots) {
+  AnswerSlots slots = Slots({"a", "a", "b"}, Sharing::kRouted, 2);
+  ASSERT_TRUE(slots.Check().ok());
+  EXPECT_EQ(calls_, 3);
+  const Result<Sample> sample = slots.Drive(0.01);
+  ASSERT_TRUE(sample.ok()) << sample.status().ToString();
+  EXPECT_EQ(sample->calls, calls_ - 3);
+  EXPECT_GE(sample->calls, 3);
+  EXPECT_EQ(sample->bytes, sample->calls * (work_.input_bytes() + work_.output_bytes()));
+}
+
+TEST_F(AnswerSlotsTest, AnAnswerThatIsNotWrittenIsFoundThoughARightOneWasThereBefore) {
+  AnswerSlots never = Slots({"a"}, Sharing::kRouted, 1, 1);
+  EXPECT_FALSE(never.Check().ok());
+  AnswerSlots at_first = Slots({"a"}, Sharing::kRouted, 1, 5);
+  ASSERT_TRUE(at_first.Check().ok());
+  EXPECT_THAT(at_first.Drive(0.05).status().ToString(), HasSubstr("did not reach"));
+  AnswerSlots until_the_end = Slots({"a", "a"}, Sharing::kRouted, 1, 4);
+  ASSERT_TRUE(until_the_end.Check().ok());
+  EXPECT_FALSE(until_the_end.Check().ok());
+}
+
+TEST_F(AnswerSlotsTest, AllDevicesMustTakePart) {
+  const auto drive = [this](std::vector<std::string> names, Sharing sharing) {
+    AnswerSlots slots = Slots(std::move(names), sharing, 2);
+    const Status checked = slots.Check();
+    return checked.ok() ? slots.Drive(0.001).status() : checked;
+  };
+  EXPECT_TRUE(drive({"a", "b"}, Sharing::kRouted).ok());
+  EXPECT_THAT(drive({"a", "a"}, Sharing::kRouted).ToString(), HasSubstr("1 of 2 devices"));
+  EXPECT_TRUE(drive({"a+b", "a+b"}, Sharing::kSplit).ok());
+  EXPECT_THAT(drive({"a+b", "b"}, Sharing::kSplit).ToString(), HasSubstr("1 of 2 devices"));
+}
+
+TEST(EngineSlotsTest, AnEngineAnswersInItsOwnMemory) {
+  const Work work("w", test::MakeSpec(1, 4, 1, 70, 70, 32, 32), Truth::kAttention, 5);
+  Result<std::unique_ptr<AnswerSlots>> slots = MakeEngineSlots("cpu", 1, work, 3);
+  ASSERT_TRUE(slots.ok()) << slots.status().ToString();
+  ASSERT_TRUE((*slots)->Check().ok());
+  const Result<Sample> sample = (*slots)->Drive(0.02);
+  ASSERT_TRUE(sample.ok()) << sample.status().ToString();
+  EXPECT_GE(sample->calls, 3);
+  EXPECT_TRUE((*slots)->Check().ok());
+}
+
+}  // namespace
+}  // namespace attend::bench

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The server's engine in this process, without gRPC: requests in its host memory, given to it by
+// the threads that wait for their answers.
+
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/status.h"
+#include "tests/bench/service/answer_slots.h"
+#include "tests/bench/service/work.h"
+
+namespace attend::bench {
+
+// An engine on `devices` (attend-server's --device), which lives as long as the slots; each has its
+// request and answer in the engine's memory. `count` devices must take part. Requests are routed
+// and never split. `work` must outlive the slots.
+Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices, int count,
+                                                     const Work& work, int slots);
+
+}  // namespace attend::bench
