@@ -245,7 +245,7 @@ std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
 
 std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const CutBounds& bounds,
                                       const std::vector<AttentionSlice>& parts) {
-  const double flops_max = bounds.launch_seconds_max * FlopsPerSecond(kernel);
+  const double flops_max = bounds.in_place_seconds_max * FlopsPerSecond(kernel);
   std::vector<AttentionSlice> joined = JoinUpTo(a, kernel, bounds, parts, flops_max);
   if (joined.size() < 2) return joined;
   // Filled to the brim one after another, all but the last are long, and behind a short last one

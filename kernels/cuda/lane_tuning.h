@@ -24,6 +24,9 @@ struct CutBounds {
   int64_t item_bytes_min = int64_t{24} << 20;
   int64_t part_bytes_min = int64_t{4} << 20;
   double launch_seconds_max = 0.65e-3;  // of one part's kernel, as estimated
+  // The same where nothing is copied beside it. Fewer launches, as behind the last one of an
+  // attention the device has less to do until its client sends the next.
+  double in_place_seconds_max = 1e-3;
   double bus_bytes_per_second = 50e9;   // either way
   double seconds_per_part = 10e-6;      // what a part costs beside its bytes and FLOPs
 };
