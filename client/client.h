@@ -2,7 +2,7 @@
 //
 // The client of an attend server: calls striped over several connections, with deadlines, retries
 // and typed results. Thread-safe. Answers are taken in on the client's own completion threads, one
-// for every few connections; asynchronous callbacks run there and must not block.
+// for each connection or several; asynchronous callbacks run there and must not block.
 //
 // Memory. Tensor bytes are sent from where they lie. gRPC may still read them for a moment after a
 // call was cancelled or timed out, so:

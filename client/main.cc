@@ -21,8 +21,8 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--completion-threads", common->completion_threads,
-                 "Threads that take answers in; 0 = one for two connections, at most half the "
-                 "cores")
+                 "Threads that send and take answers in; 0 = one for each connection, at most "
+                 "half the cores")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   app.add_option("--attempts", common->attempts,

@@ -6,8 +6,6 @@
 
 #ifdef __GLIBC__
 #include <malloc.h>
-
-#include <climits>
 #endif
 
 namespace attend::client {
@@ -15,7 +13,7 @@ namespace attend::client {
 void TuneAllocator() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  mallopt(M_TRIM_THRESHOLD, -1);  // never
   mallopt(M_TOP_PAD, 64 << 20);
   mallopt(M_ARENA_MAX, 1);
 #endif

@@ -23,9 +23,10 @@ namespace attend {
 struct CheckerOptions {
   double sample = 0;             // share of requests that the server checks by itself, 0 to 1
   double work_budget = 1 << 26;  // multiply-adds of one check: some 0.1 s of one core
-  double sampled_work_budget = 1 << 18;  // of one that the server asked for: below a millisecond
+  double sampled_work_budget = 1 << 18;  // of one that the server asked for
   int threads = 1;
-  // From so many checks on, waiting or running, the server's own samples are skipped and counted.
+  // While so many checks wait or run, no request becomes one of the server's own samples. Several
+  // may be taken before the first of them has been computed, and then wait for each other.
   int64_t backlog_max = 256;
   uint64_t seed = 1;
 };

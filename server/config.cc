@@ -23,8 +23,6 @@ namespace {
 // gRPC counts a message's bytes in 32 signed bits.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 constexpr int64_t kBytesMax = int64_t{1} << 50;
-// malloc gives back what is free above 2^31 bytes.
-constexpr int64_t kReceiveMemoryMax = int64_t{3} << 29;
 // With less, gRPC would end calls that keep to --max-request-bytes.
 constexpr int64_t kGrpcMemoryMessagesMin = 4;
 
@@ -177,13 +175,14 @@ void AddLimits(CLI::App& app, Config& c) {
               "--shared-memory-client-max");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
-  group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kReceiveMemoryMax,
+  group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
               "Memory where messages arrive, page-locked at start so that GPUs read their tensors "
               "there; what arrives elsewhere is copied. 0, or without a GPU: none");
   group.Bytes(
       "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
       "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "
-      "taken; above them it ends calls and connections. 0: no bound");
+      "taken or that a GPU is to read where they are; above them it ends calls and connections. "
+      "0: no bound");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that wait for one device; more are refused");
 }

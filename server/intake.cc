@@ -18,6 +18,12 @@ namespace {
 constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
 // Fewer bytes are copied rather than kept as they came: both cost about the same.
 constexpr int64_t kScatteredBytesMin = int64_t{16} << 10;
+// More are moved better by a device's copy engines, from the request's block.
+constexpr int64_t kScatteredBytesMax = int64_t{64} << 20;
+// Messages in more pieces than their sizes ask for are copied: each piece costs a device's lane
+// more than its bytes do. gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin.
+constexpr int64_t kPiecesFree = 16;
+constexpr int64_t kPieceBytesLeast = 4096;
 // What is in front of the tensors is parsed on gRPC's own thread up to here.
 constexpr int64_t kHeaderBytesMax = int64_t{64} << 10;
 // What the small fields of an ordinary request need; more comes from the heap.
@@ -72,6 +78,7 @@ Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& 
       limits_(limits),
       regions_(regions),
       receive_memory_(receive_memory),
+      held_messages_(std::make_shared<std::atomic<int64_t>>(0)),
       uploads_(engine.host_pool().budget_bytes()) {}
 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
@@ -139,17 +146,35 @@ void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   });
 }
 
+// Messages that were kept, and their part of limits_.held_bytes_max.
+struct Intake::HeldMessage {
+  HeldMessage(std::vector<grpc::Slice> message, std::shared_ptr<std::atomic<int64_t>> sum,
+              int64_t bytes)
+      : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
+  ~HeldMessage() { held->fetch_sub(message_bytes, std::memory_order_relaxed); }
+  const std::vector<grpc::Slice> slices;
+  const std::shared_ptr<std::atomic<int64_t>> held;
+  const int64_t message_bytes;
+};
+
 bool Intake::Scatter(Work& work, Request& request) const {
   if (receive_memory_ == nullptr || !work.scan.in_order) return false;
-  if (request.message_bytes < kScatteredBytesMin || request.input.data() == nullptr) return false;
-  if (!engine_.Gathers(request)) return false;
+  const int64_t bytes = request.message_bytes;
+  if (bytes < kScatteredBytesMin || bytes > kScatteredBytesMax) return false;
+  if (request.input.data() == nullptr || !engine_.Gathers(request)) return false;
   std::vector<HostPiece> pieces =
       TensorPieces(work.spans, work.parsed, work.validated, work.plan, request);
   const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
     return receive_memory_->Contains(piece.from, piece.bytes);
   });
-  if (!readable) return false;
-  auto owner = std::make_shared<std::vector<grpc::Slice>>(std::move(work.slices));
+  const auto count = static_cast<int64_t>(pieces.size());
+  if (!readable || count > kPiecesFree + bytes / kPieceBytesLeast) return false;
+  if (held_messages_->fetch_add(bytes, std::memory_order_relaxed) + bytes >
+      limits_.held_bytes_max) {
+    held_messages_->fetch_sub(bytes, std::memory_order_relaxed);
+    return false;
+  }
+  auto owner = std::make_shared<HeldMessage>(std::move(work.slices), held_messages_, bytes);
   request.scattered = std::make_unique<ScatteredInput>(std::move(pieces), std::move(owner));
   return true;
 }

@@ -61,6 +61,8 @@ class Intake {
   struct Limits {
     int64_t message_bytes_max = 0;
     int64_t answer_bytes_max = 0;
+    // Of messages that requests keep until they have run; others are copied.
+    int64_t held_bytes_max = 0;
   };
 
   // All must outlive the intake and every call in it. `regions` is null if shared memory is off,
@@ -85,6 +87,7 @@ class Intake {
  private:
   struct Work;       // one message while it is taken apart
   struct LargeWork;  // the same, when threads of the copy pool go on with it
+  struct HeldMessage;
 
   void AcceptHere(Call& call, std::unique_ptr<Request> request, Work& work);
   // Goes on with a request that was decoded, when its tensors have been copied.
@@ -107,6 +110,7 @@ class Intake {
   const Limits limits_;
   const RegionRegistry* const regions_;
   const ReceiveMemory* const receive_memory_;
+  const std::shared_ptr<std::atomic<int64_t>> held_messages_;  // bytes
   UploadShare uploads_;
 };
 

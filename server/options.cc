@@ -45,4 +45,13 @@ ChunkedOptions MakeChunkedOptions(const Config& config) {
               std::chrono::duration<double>(config.chunked_idle_timeout_seconds))};
 }
 
+// Half, so that a backlog leaves room where the next messages arrive; and little of what gRPC may
+// hold in all.
+int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes) {
+  constexpr int64_t kShareOfQuota = 8;
+  const int64_t half = receive_memory_bytes / 2;
+  const int64_t quota = config.grpc_memory_max_bytes;
+  return quota == 0 ? half : std::min(half, quota / kShareOfQuota);
+}
+
 }  // namespace attend

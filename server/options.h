@@ -13,5 +13,7 @@ namespace attend {
 // `gpu`: one of the devices is one, for defaults that depend on it.
 EngineOptions MakeEngineOptions(const Config& config, bool gpu);
 ChunkedOptions MakeChunkedOptions(const Config& config);
+// Of messages that requests keep where they arrived, in so much page-locked memory (0: none).
+int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes);
 
 }  // namespace attend

@@ -2,8 +2,6 @@
 
 #include "server/process_memory.h"
 
-#include <climits>
-
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
@@ -14,7 +12,7 @@ bool TuneAllocator() {
 #if defined(__GLIBC__)
   bool ok = true;
   ok &= mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1;
-  ok &= mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
+  ok &= mallopt(M_TRIM_THRESHOLD, -1) == 1;  // never
   ok &= mallopt(M_TOP_PAD, 64 << 20) == 1;
   ok &= mallopt(M_ARENA_MAX, 1) == 1;
   return ok;

@@ -3,11 +3,9 @@
 #include "server/receive_memory.h"
 
 #include <dlfcn.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#ifdef __GLIBC__
-#include <gnu/libc-version.h>
-#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -28,14 +26,11 @@ struct Range {
 // Other allocators (preloaded, a sanitizer's) may take memory from the heap too, and give its pages
 // back behind a lock: a GPU would go on reading the old ones.
 bool MallocIsGlibcs() {
-#ifdef __GLIBC__
+  // By name, as an address taken here may be this program's own entry for the function.
   Dl_info of_malloc, of_libc;
-  return dladdr(reinterpret_cast<void*>(&std::malloc), &of_malloc) != 0 &&
-         dladdr(reinterpret_cast<void*>(&gnu_get_libc_version), &of_libc) != 0 &&
+  return dladdr(dlsym(RTLD_DEFAULT, "malloc"), &of_malloc) != 0 &&
+         dladdr(dlsym(RTLD_DEFAULT, "gnu_get_libc_version"), &of_libc) != 0 &&
          of_malloc.dli_fbase == of_libc.dli_fbase;
-#else
-  return false;
-#endif
 }
 
 // Makes the heap have at least `bytes` free, from its first large free piece to its end. The range
@@ -75,6 +70,13 @@ std::unique_ptr<ReceiveMemory> ReceiveMemory::Make(HostAllocator& allocator, int
     *why = "malloc is not glibc's";
     return nullptr;
   }
+#ifdef __GLIBC__
+  // Whatever was set before: what lies at the heap's end is never given back.
+  if (mallopt(M_TRIM_THRESHOLD, -1) != 1) {
+    *why = "malloc cannot be kept from giving memory back";
+    return nullptr;
+  }
+#endif
   const Range range = GrowHeap(bytes);
   if (range.end == 0) {
     *why = "malloc does not take memory from one heap that grows";
@@ -82,22 +84,24 @@ std::unique_ptr<ReceiveMemory> ReceiveMemory::Make(HostAllocator& allocator, int
   }
   AskForHugePages(range);
   auto* const begin = reinterpret_cast<void*>(range.begin);
-  // Where the process may: then not even malloc_trim, which nothing here calls, could give back a
-  // page that is in use by a GPU.
-  (void)mlock2(begin, range.end - range.begin, MLOCK_ONFAULT);
   const auto locked = static_cast<int64_t>(range.end - range.begin);
   const Status status = allocator.Register(begin, locked);
   if (!status.ok()) {
     *why = status.message();
     return nullptr;
   }
+  // Where the process may: then malloc_trim, which nothing here calls, cannot give back pages amid
+  // the heap either.
+  (void)mlock(begin, static_cast<size_t>(locked));
   auto memory = std::make_unique<ReceiveMemory>(begin, locked);
   memory->allocator_ = &allocator;
   return memory;
 }
 
 ReceiveMemory::~ReceiveMemory() {
-  if (allocator_ != nullptr) allocator_->Unregister(const_cast<void*>(begin_), bytes_);
+  if (allocator_ == nullptr) return;
+  allocator_->Unregister(const_cast<void*>(begin_), bytes_);
+  (void)munlock(begin_, static_cast<size_t>(bytes_));
 }
 
 }  // namespace attend

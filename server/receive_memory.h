@@ -8,7 +8,8 @@
 // use, are copied as ever.
 //
 // The pages must stay where they are while a GPU may read them: nothing may give them back to the
-// system. glibc's malloc does so only above its trim threshold; another malloc is refused.
+// system, or the GPU would go on reading the old ones. So glibc's trim threshold is off from then
+// on, and another malloc is refused.
 
 #pragma once
 
@@ -22,7 +23,7 @@ namespace attend {
 
 class ReceiveMemory {
  public:
-  // Page-locks `bytes` of the heap, fewer than 2^31, by `allocator`, which outlives this. Null, and
+  // Page-locks `bytes` of the heap by `allocator`, which outlives this. Null, and
   // `why` says so, where the heap is not glibc's or does not grow in one piece. Before other
   // threads begin to take much from it.
   static std::unique_ptr<ReceiveMemory> Make(HostAllocator& allocator, int64_t bytes,

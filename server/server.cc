@@ -181,7 +181,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
   intake_ = std::make_unique<Intake>(
       *engine_, *copies_, metrics_, clock_,
-      Intake::Limits{config_.max_request_bytes, config_.max_request_bytes},
+      Intake::Limits{
+          config_.max_request_bytes, config_.max_request_bytes,
+          HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
       shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{

@@ -154,12 +154,19 @@ Status CheckInPlace(const WorkItem& item) {
 
 Status CheckScattered(const WorkItem& item) {
   uintptr_t end = 0;  // of the pieces so far
-  for (const HostPiece& piece : item.scattered) {
+  for (size_t n = 0; n < item.scattered.size(); ++n) {
+    const HostPiece& piece = item.scattered[n];
     const auto begin = reinterpret_cast<uintptr_t>(piece.to);
-    if (piece.bytes < 0 || piece.from == nullptr || begin < end ||
-        !item.inputs.Contains(piece.to, piece.bytes)) {
-      return InvalidArgument("a scattered piece of " + std::to_string(piece.bytes) +
-                             " bytes does not lie in one input span, behind the piece before it");
+    const char* fault = nullptr;
+    if (piece.bytes < 0) fault = "must have at least 0";
+    if (piece.from == nullptr) fault = "lies nowhere";
+    if (begin < end) fault = "begins before the end of the piece before it";
+    if (fault == nullptr && !item.inputs.Contains(piece.to, piece.bytes)) {
+      fault = "belongs into none of the input spans";
+    }
+    if (fault != nullptr) {
+      return InvalidArgument("scattered piece " + std::to_string(n) + " of " +
+                             std::to_string(piece.bytes) + " bytes " + fault);
     }
     end = begin + static_cast<uintptr_t>(piece.bytes);
   }

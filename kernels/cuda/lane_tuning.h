@@ -27,8 +27,8 @@ struct CutBounds {
   // The same where nothing is copied beside it. Fewer launches, as behind the last one of an
   // attention the device has less to do until its client sends the next.
   double in_place_seconds_max = 1e-3;
-  double bus_bytes_per_second = 50e9;   // either way
-  double seconds_per_part = 10e-6;      // what a part costs beside its bytes and FLOPs
+  double bus_bytes_per_second = 50e9;  // either way
+  double seconds_per_part = 10e-6;     // what a part costs beside its bytes and FLOPs
 };
 
 struct LaneTuning {

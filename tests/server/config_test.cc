@@ -78,7 +78,7 @@ std::vector<Setting> Settings() {
        "2GiB"},
       {"memory-budget", "1.5GiB", [](const C& c) { return c.memory_budget_bytes == 3 << 29; },
        "-1"},
-      {"receive-memory", "0", [](const C& c) { return c.receive_memory_bytes == 0; }, "2GiB"},
+      {"receive-memory", "0", [](const C& c) { return c.receive_memory_bytes == 0; }, "-1"},
       {"grpc-memory-max", "5GiB",
        [](const C& c) { return c.grpc_memory_max_bytes == int64_t{5} << 30; }, "3GiB"},
       {"max-queue", "11", [](const C& c) { return c.max_queue == 11; }, "0"},

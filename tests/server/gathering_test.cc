@@ -134,6 +134,38 @@ TEST_F(GatheringTest, MessagesInAnyOrderAreCopied) {
   EXPECT_EQ(server_->backend().gathered_items(), 0);
 }
 
+// What waits must not keep all of the memory where the next messages arrive.
+TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
+  Start([](Config& config) {
+    config.lanes = 1;
+    config.grpc_memory_max_bytes = 8 << 20;  // an eighth may be kept
+  });
+  server_->backend().Hold();
+  constexpr int kCalls = 14;
+  const WireProblem problem = Medium(30);
+  const int64_t kept_max = (1 << 20) / static_cast<int64_t>(problem.request.ByteSizeLong());
+  std::vector<v1::AttendResponse> responses(kCalls);
+  std::vector<std::thread> calls;
+  for (int i = 0; i < kCalls; ++i) {
+    calls.emplace_back([&, i] {
+      grpc::ClientContext context;
+      const grpc::Status status = stub_->Attend(&context, problem.request, &responses[i]);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+    });
+  }
+  server_->backend().WaitForWaiting(1);
+  server_->WaitForQueued(kCalls - 1);
+  server_->backend().Release();
+  for (std::thread& call : calls) call.join();
+  for (const v1::AttendResponse& response : responses) {
+    WireProblem judged = Medium(30);
+    EXPECT_EQ(test::Judge(judged, response), "");
+  }
+  EXPECT_EQ(server_->backend().gathered_items(), kept_max);
+  ExpectNothingHeld();
+  EXPECT_TRUE(IsGathered(Medium(31))) << "their share is free again";
+}
+
 TEST_F(GatheringTest, StreamsToo) {
   Start();
   grpc::ClientContext context;

@@ -6,6 +6,7 @@
 #include "server/receive_memory.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -74,6 +75,24 @@ TEST(ReceiveMemory, HoldsWhatMallocGivesToAllThreads) {
   }
   memory.reset();
   EXPECT_TRUE(allocator.registered.empty());
+}
+
+// A GPU would go on reading pages that the system has taken back.
+TEST(ReceiveMemory, IsNeverGivenBack) {
+  if (!kHeapGrows) GTEST_SKIP() << "another malloc";
+  client::TuneAllocator();
+  NotingAllocator allocator;
+  std::string why;
+  const auto memory = ReceiveMemory::Make(allocator, int64_t{64} << 20, &why);
+  ASSERT_NE(memory, nullptr) << why;
+  const char* const end =
+      static_cast<const char*>(allocator.registered.begin()->first) + memory->bytes();
+  std::vector<void*> blocks;
+  for (int64_t taken = 0; taken < int64_t{9} << 28; taken += 65600) {  // more than 2^31 bytes
+    blocks.push_back(std::malloc(65600));
+  }
+  for (void* block : blocks) std::free(block);
+  EXPECT_GE(static_cast<const char*>(sbrk(0)), end);
 }
 
 TEST(ReceiveMemory, ARefusalIsTold) {
