@@ -48,6 +48,7 @@ class FakeBackend final : public Backend {
   void MoveSpans();
   // The same, and items' inputs may be scattered. Before the server starts.
   void GatherSpans();
+  void StopGathering() { gathers_ = false; }
   int64_t gathered_items() const;  // computed so
   // From now on items for which `cut` is true count as computed in `parts` parts. Before the first
   // batch.

@@ -30,8 +30,9 @@ using test::WireProblem;
 
 class GatheringTest : public ::testing::Test {
  protected:
-  void Start(const std::function<void(Config&)>& change = {}) {
-    server_.emplace(change, 1, TestServer::Devices::kGathering);
+  void Start(const std::function<void(Config&)>& change = {}, int devices = 1,
+             TestServer::Devices kind = TestServer::Devices::kGathering) {
+    server_.emplace(change, devices, kind);
     stub_ = server_->Stub();
   }
   // Judged; whether its tensors were read where they arrived.
@@ -106,6 +107,26 @@ TEST_F(GatheringTest, WhatRunsInPartsIsCopied) {
   server_->backend().CutItems([](const Problem& problem) { return problem.len_q == 256; }, 2);
   EXPECT_FALSE(IsGathered(Large(6)));
   EXPECT_TRUE(IsGathered(Medium(7)));
+}
+
+TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
+  Start({}, 1, TestServer::Devices::kGatheringElsewhere);
+  EXPECT_FALSE(IsGathered(Medium(50)));
+  EXPECT_FALSE(IsGathered(Large(51)));
+}
+
+TEST_F(GatheringTest, WhereOneDeviceCannotAllIsCopied) {
+  Start({}, 2);
+  server_->backend(1).StopGathering();
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(IsGathered(Medium(60 + i)));
+  EXPECT_EQ(server_->backend(1).gathered_items(), 0);
+}
+
+TEST_F(GatheringTest, WhatIsSplitIsCopied) {
+  Start([](Config& config) { config.split_gflop = 1e-6; }, 2);
+  EXPECT_FALSE(IsGathered(Medium(70)));
+  EXPECT_EQ(server_->backend(1).gathered_items(), 0);
+  ExpectNothingHeld();
 }
 
 TEST_F(GatheringTest, MessagesInAnyOrderAreCopied) {
@@ -214,6 +235,30 @@ TEST_F(GatheringTest, FailuresAndCancellationsGiveEverythingBack) {
   running.TryCancel();
   server_->backend().Release();
   first.join();
+  ExpectNothingHeld();
+}
+
+TEST_F(GatheringTest, DeadlinesAndALostDeviceGiveEverythingBack) {
+  Start([](Config& config) { config.lanes = 1; });
+  server_->backend().Hold();
+  const WireProblem problem = Medium(80);
+  v1::AttendResponse response, late_response, lost_response;
+  grpc::ClientContext running, late, lost;
+  std::thread first([&] { (void)stub_->Attend(&running, problem.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  late.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  EXPECT_EQ(stub_->Attend(&late, problem.request, &late_response).error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  server_->WaitForQueued(0);
+  std::thread second([&] {
+    EXPECT_EQ(stub_->Attend(&lost, problem.request, &lost_response).error_code(),
+              StatusCode::UNAVAILABLE);
+  });
+  server_->WaitForQueued(1);
+  server_->backend().LoseDevice();
+  server_->backend().Release();
+  first.join();
+  second.join();
   ExpectNothingHeld();
 }
 

@@ -20,7 +20,8 @@ namespace attend::test {
 
 class TestServer {
  public:
-  enum class Devices { kPlain, kStaging, kGathering };
+  // kGatheringElsewhere: messages do not arrive where the devices read.
+  enum class Devices { kPlain, kStaging, kGathering, kGatheringElsewhere };
   // `change` edits the settings before the server starts.
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
                       Devices kind = Devices::kPlain);
