@@ -2,6 +2,8 @@
 
 #include "server/process_memory.h"
 
+#include <cstdlib>  // says which C library it is
+
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
