@@ -308,7 +308,7 @@ def test_deadline_of_a_call(start_server, random, tmp_path):
     with wire.connect(server.address) as service:
         slow = service.Attend.future(wire.slow_request(), timeout=60)
         harness.wait_for("the lane to be busy", lambda: server.metric("attend_lanes_busy") == 1)
-        done = run_client("run", "--server", server.address, "--deadline-ms", "200", *files,
+        done = run_client("run", "--server", server.address, "--deadline-ms", "20", *files,
                           check=False)
         assert done.returncode == 1 and "DEADLINE_EXCEEDED" in done.stderr
         slow.result()
