@@ -27,7 +27,7 @@ def code_of(call):
 
 
 @contextlib.contextmanager
-def busy(server, service, length=2048):
+def busy(server, service, length=4096):
     """The server's only lane is taken by a slow request until the block ends; yields its call."""
     call = service.Attend.future(wire.slow_request(length), timeout=SLOW_SECONDS)
     harness.wait_for("the lane to be busy", lambda: server.metric("attend_lanes_busy") == 1)

@@ -135,9 +135,10 @@ def small_request(seed=0, length=16, heads=1, dim=64, dtype="float32", **fields)
     return request
 
 
-def slow_request(length=2048, **fields):
-    """A request that keeps a lane busy for some seconds: the double-precision kernel."""
-    return small_request(length=length, kernel="cpu_reference", **fields)
+def slow_request(length=4096, **fields):
+    """A request that keeps a lane busy for a second or more: the double-precision kernel. Of 2 MiB in
+    all, and four times as slow for twice the length."""
+    return small_request(length=length, dim=32, kernel="cpu_reference", **fields)
 
 
 def assert_serves(address):
