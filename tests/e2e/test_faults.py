@@ -148,5 +148,5 @@ def test_sigterm_behind_a_striped_upload(start_server):
         late = Stream(another, wire.pb.AttendChunkedRequest(token=token))
         assert late.fail()[0] is CODE.UNAVAILABLE
         answer = assemble([message for stream in streams for message in stream.call])
-    assert [len(raw) for raw in answer.raw] == [2048 * 64 * 4, 2048 * 4]
+    assert [len(raw) for raw in answer.raw] == [4096 * 32 * 4, 4096 * 4]
     assert server.wait() == 0, server.log()

@@ -136,8 +136,8 @@ def small_request(seed=0, length=16, heads=1, dim=64, dtype="float32", **fields)
 
 
 def slow_request(length=4096, **fields):
-    """A request that keeps a lane busy for a second or more: the double-precision kernel. Of 2 MiB in
-    all, and four times as slow for twice the length."""
+    """A request that keeps a lane busy for a second or more: the double-precision kernel. 2 MiB in
+    all; four times as slow for twice the length."""
     return small_request(length=length, dim=32, kernel="cpu_reference", **fields)
 
 
