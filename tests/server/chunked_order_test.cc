@@ -109,11 +109,12 @@ TEST(ChunkedOrderTest, HigherPriorityRunsFirst) {
     clients.push_back(std::make_unique<ChunkedStreamClient>(server));
     clients.back()->SendHeader(ChunkedHeader(problem.request));
     SendTensors(*clients.back(), problem.request);
-    AwaitInflight(server, static_cast<int64_t>(clients.size()));
     if (clients.size() == 1) server.backend().WaitForWaiting(1);
+    server.WaitForQueued(static_cast<int64_t>(clients.size()) - 1);
   }
   server.backend().Release();
   for (const auto& client : clients) EXPECT_TRUE(client->Finish().ok());
+  const std::lock_guard lock(mutex);
   EXPECT_EQ(order, (std::vector<int64_t>{3, 6, 5, 4}));
 }
 
