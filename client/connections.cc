@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "kernels/thread_name.h"
+
 namespace attend::client {
 namespace {
 
@@ -37,6 +39,7 @@ CompletionLoop::~CompletionLoop() {
 }
 
 void CompletionLoop::Run() {
+  NameThread("attend-client");
   void* tag = nullptr;
   bool ok = false;
   while (queue_.Next(&tag, &ok)) {

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "client/commands.h"
-#include "client/process_settings.h"
+#include "proto/process_settings.h"
 
 namespace attend::client {
 namespace {
@@ -65,6 +65,7 @@ int Main(int argc, char** argv) {
     return kExitUsage;
   }
   if (common.allocator_tuning) TuneAllocator();
+  SkipDeadlockSearch();
   return commands.at(app.get_subcommands().front()->get_name())();
 }
 

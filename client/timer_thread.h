@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "kernels/thread_name.h"
+
 namespace attend::client {
 
 class TimerThread {
@@ -39,6 +41,7 @@ class TimerThread {
 
  private:
   void Run() {
+    NameThread("attend-timer");
     std::unique_lock lock(mutex_);
     while (!stop_) {
       if (due_.empty()) {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "kernels/thread_name.h"
+
 namespace attend::client {
 
 Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult& result,
@@ -61,6 +63,7 @@ void VerifyQueue::Count(const Entry& entry, const Result<RowsReport>& report) {
 }
 
 void VerifyQueue::Run() {
+  NameThread("attend-verify");
   // This thread alone: what is measured comes first.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
   std::unique_lock lock(mutex_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/thread_name.h"
 #include "kernels/trace_range.h"
 
 namespace attend {
@@ -57,6 +58,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
 }
 
 void Checker::Run() {
+  NameThread("attend-check");
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });

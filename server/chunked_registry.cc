@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/thread_name.h"
 #include "server/chunked_transfer.h"
 
 namespace attend {
@@ -50,6 +51,7 @@ TransferRef ChunkedRegistry::Find(const std::string& token) {
 }
 
 void ChunkedRegistry::Run() {
+  NameThread("attend-uploads");
   const Duration pause =
       std::max<Duration>(options_.idle_timeout / kLooksPerTimeout, std::chrono::milliseconds(1));
   std::unique_lock lock(mutex_);

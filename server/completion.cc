@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/thread_name.h"
+
 namespace attend {
 namespace {
 
@@ -61,6 +63,7 @@ void CompletionThreads::Post(CompletedBatch batch) {
 }
 
 void CompletionThreads::Run() {
+  NameThread("attend-answer");
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "kernels/thread_name.h"
 #include "kernels/trace_range.h"
 
 namespace attend {
@@ -85,6 +86,7 @@ void CopyPool::Copy(std::vector<CopyPiece> pieces, std::function<void()> done) {
 }
 
 void CopyPool::Run() {
+  NameThread("attend-copy");
   for (;;) {
     Part part;
     {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/thread_name.h"
 #include "kernels/trace_range.h"
 
 namespace attend {
@@ -181,6 +182,7 @@ void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersR
 }
 
 void DeviceWorker::Run() {
+  NameThread("attend-schedule");
   std::unique_lock lock(mutex_);
   const auto changed = [this] { return stop_ || (poked_ && !driven_); };
   while (!stop_) {

@@ -20,9 +20,10 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/thread_name.h"
+#include "proto/process_settings.h"
 #include "server/config.h"
 #include "server/logging.h"
-#include "server/process_memory.h"
 #include "server/server.h"
 
 namespace {
@@ -53,6 +54,7 @@ class SignalThread {
 
  private:
   void Run() {
+    attend::NameThread("attend-signals");
     for (bool first = true;; first = false) {
       int signal = 0;
       sigwait(&signals_, &signal);
@@ -124,7 +126,7 @@ int main(int argc, char** argv) {
     case attend::ConfigOutcome::kRun:
       break;
   }
-  // Before gRPC makes its first thread or block.
+  attend::SkipDeadlockSearch();
   if (config.allocator_tuning && !attend::TuneAllocator()) {
     std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
                stderr);

@@ -2,7 +2,7 @@
 //
 // gRPC's receive buffers, page-locked, so that a GPU reads a message's tensors where they arrived
 // and the server copies none of their bytes. gRPC takes its buffers from malloc and has no hook for
-// another allocator; but with one arena that gives nothing back (client/process_settings.h) glibc's
+// another allocator; but with one arena that gives nothing back (proto/process_settings.h) glibc's
 // heap is one range that only grows. So it is made to grow at the start, and what it grew by is
 // page-locked and handed back to malloc. Buffers that come from elsewhere, once all of that is in
 // use, are copied as ever.

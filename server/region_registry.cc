@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/thread_name.h"
+
 namespace attend {
 namespace {
 
@@ -274,6 +276,7 @@ std::function<void()> RegionRegistry::TakeClosedLocked(const SharedRegion& regio
 }
 
 void RegionRegistry::Run() {
+  NameThread("attend-regions");
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || dead_ != nullptr; });

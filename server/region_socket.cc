@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/thread_name.h"
+
 namespace attend {
 namespace {
 
@@ -89,6 +91,7 @@ bool RegionSocket::Stop(TimePoint until) {
 }
 
 void RegionSocket::Run() {
+  NameThread("attend-socket");
   std::vector<pollfd> polled;
   for (;;) {
     polled.clear();

@@ -25,6 +25,7 @@
 #include "kernels/cpu/cpu_reference.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/host_mapping.h"
+#include "kernels/thread_name.h"
 
 namespace attend {
 namespace {
@@ -113,6 +114,7 @@ class CpuLane : public Lane {
 };
 
 void CpuLane::Loop() {
+  NameThread("attend-cpu-lane");
   std::unique_lock lock(mutex_);
   while (true) {
     wake_.wait(lock, [this] { return pending_ || stopping_; });

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/thread_name.h"
 
 namespace attend::cuda {
 namespace {
@@ -44,6 +45,7 @@ void CompletionPoller::ReportLoss(cudaError_t error) {
 }
 
 void CompletionPoller::Run(int device) {
+  NameThread("attend-gpu-poll");
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   const cudaError_t error = cudaSetDevice(device);
   if (error != cudaSuccess) ReportLoss(error);

@@ -4,7 +4,6 @@
 // dumps of failed checks.
 
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -18,7 +17,6 @@
 #include "server/dump.h"
 #include "server/grpc_status.h"
 #include "server/logging.h"
-#include "server/process_memory.h"
 #include "tests/server/messages.h"
 #include "tests/server/test_server.h"
 
@@ -129,21 +127,6 @@ TEST(CopyPoolTest, CopiesEveryByteOnceAndThenSaysSo) {
       EXPECT_TRUE(to == from) << bytes;
     }
   }
-}
-
-TEST(ProcessMemoryTest, TuningIsTakenByGlibc) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's allocator is at work";
-#endif
-  EXPECT_TRUE(TuneAllocator());
-  // A freed block of this size would be unmapped by default; now the next one is the same memory.
-  void* first = malloc(size_t{8} << 20);
-  const uintptr_t address = reinterpret_cast<uintptr_t>(first);
-  EXPECT_EQ(mallinfo2().hblks, 0u) << "large blocks are still mapped one by one";
-  free(first);
-  void* second = malloc(size_t{8} << 20);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(second), address);
-  free(second);
 }
 
 TEST(DumpTest, AFailedCheckIsWrittenAndGivesTheSameRequestAgain) {

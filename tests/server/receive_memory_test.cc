@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/process_settings.h"
+#include "proto/process_settings.h"
 
 namespace attend {
 namespace {
@@ -43,7 +43,7 @@ class NotingAllocator final : public HostAllocator {
 };
 
 TEST(ReceiveMemory, HoldsWhatMallocGivesToAllThreads) {
-  client::TuneAllocator();
+  TuneAllocator();
   constexpr int64_t kBytes = int64_t{256} << 20;
   NotingAllocator allocator;
   std::string why;
@@ -80,7 +80,7 @@ TEST(ReceiveMemory, HoldsWhatMallocGivesToAllThreads) {
 // A GPU would go on reading pages that the system has taken back.
 TEST(ReceiveMemory, IsNeverGivenBack) {
   if (!kHeapGrows) GTEST_SKIP() << "another malloc";
-  client::TuneAllocator();
+  TuneAllocator();
   NotingAllocator allocator;
   std::string why;
   const auto memory = ReceiveMemory::Make(allocator, int64_t{64} << 20, &why);
@@ -96,7 +96,7 @@ TEST(ReceiveMemory, IsNeverGivenBack) {
 }
 
 TEST(ReceiveMemory, ARefusalIsTold) {
-  client::TuneAllocator();
+  TuneAllocator();
   NotingAllocator allocator;
   allocator.refusal = ResourceExhausted("too much is locked");
   std::string why;

@@ -12,9 +12,9 @@
 
 #include "client/client.h"
 #include "kernels/backend.h"
+#include "proto/process_settings.h"
 #include "server/config.h"
 #include "server/logging.h"
-#include "server/process_memory.h"
 #include "server/server.h"
 #include "tests/bench/service/echo_server.h"
 #include "tests/bench/service/pass_through_backend.h"
@@ -50,6 +50,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
     return Cannot(text.substr(0, text.find('\n')));
   }
   if (config.allocator_tuning) TuneAllocator();
+  SkipDeadlockSearch();
   const Result<std::shared_ptr<spdlog::logger>> logger = MakeLogger(config);
   if (!logger.ok()) return Cannot(logger.status().message());
   Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, **logger);
@@ -66,6 +67,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
 
 int ServeEcho(const std::string& listen, int64_t answer_bytes) {
   TuneAllocator();
+  SkipDeadlockSearch();
   const EchoServer server(listen, answer_bytes);
   if (server.address().empty()) return Cannot("the echo does not serve " + listen);
   ServeUntilInputEnds(server.address());

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Process-wide settings that make gRPC fast, of the server and of the tools. Called once each, by
+// main, before gRPC makes its first thread or block.
+
+#pragma once
+
+namespace attend {
+
+// Keeps freed memory. gRPC reads into fresh 64 KiB blocks; by default glibc gives them back to the
+// kernel after every message and faults them in again, which halves the rate of large transfers.
+// The process then keeps its high-water mark. M_MMAP_THRESHOLD 1 GiB, M_TRIM_THRESHOLD never,
+// M_TOP_PAD 64 MiB, M_ARENA_MAX 1. All four or none: the trim threshold alone makes large messages
+// slower. False if the allocator refused one, or is not glibc's.
+bool TuneAllocator();
+
+// Turns off absl::Mutex's search for deadlocks. It is for debugging, but Debian builds absl, and
+// gRPC on it, with it: every lock that any of gRPC's threads takes then waits for one spin lock of
+// the process, which costs 16 cores half of their small messages. Locks themselves are unchanged.
+void SkipDeadlockSearch();
+
+}  // namespace attend

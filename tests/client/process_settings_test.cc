@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "proto/process_settings.h"
+
+#include <absl/synchronization/mutex.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace attend {
+namespace {
+
+TEST(ProcessSettingsTest, TuningIsTakenByGlibc) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's allocator is at work";
+#endif
+  EXPECT_TRUE(TuneAllocator());
+  // A freed block of this size would be unmapped by default; now the next one is the same memory.
+  void* first = malloc(size_t{8} << 20);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(first);
+  EXPECT_EQ(mallinfo2().hblks, 0u) << "large blocks are still mapped one by one";
+  free(first);
+  void* second = malloc(size_t{8} << 20);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(second), address);
+  free(second);
+}
+
+// Two locks taken in both orders: the search would end the process.
+TEST(ProcessSettingsTest, NoLockIsLookedUpForDeadlocks) {
+  SkipDeadlockSearch();
+  absl::Mutex first;
+  absl::Mutex second;
+  {
+    const absl::MutexLock outer(&first);
+    const absl::MutexLock inner(&second);
+  }
+  const absl::MutexLock outer(&second);
+  EXPECT_TRUE(first.TryLock());
+  first.Unlock();
+  const absl::MutexLock inner(&first);
+}
+
+}  // namespace
+}  // namespace attend
