@@ -64,7 +64,7 @@ void CompletionThreads::Post(CompletedBatch batch) {
 
 void CompletionThreads::Run() {
   NameThread("attend-answer");
-  std::unique_lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });
     if (posted_.empty()) return;

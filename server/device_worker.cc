@@ -74,7 +74,7 @@ DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   request->in_parts = backend_.RunsInParts(request->attention, request->selection);
   if (request->in_parts || request->check || !backend_.Gathers()) PlaceScattered(*request);
-  std::unique_lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   request->device_name = info().name;
   const Request& pushed = *request;
   const bool first = scheduler_.queue().empty();
@@ -134,7 +134,7 @@ void DeviceWorker::Cancel(uint64_t id) {
 void DeviceWorker::Stop(const Status& status) {
   std::vector<std::unique_ptr<Request>> ended;
   {
-    std::unique_lock lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     stop_ = true;
     ended = scheduler_.Close(status);
     ReportLocked();
@@ -143,13 +143,8 @@ void DeviceWorker::Stop(const Status& status) {
   End(std::move(ended));
   // The thread first: it may be about to start a batch that it took before the stop.
   if (thread_.joinable()) thread_.join();
-  std::unique_lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [this] { return scheduler_.lanes().free == lanes() && callers_ == 0; });
-}
-
-bool DeviceWorker::healthy() const {
-  std::lock_guard lock(mutex_);
-  return healthy_;
 }
 
 int64_t DeviceWorker::queued() const {
@@ -183,7 +178,7 @@ void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersR
 
 void DeviceWorker::Run() {
   NameThread("attend-schedule");
-  std::unique_lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const auto changed = [this] { return stop_ || (poked_ && !driven_); };
   while (!stop_) {
     if (driven_) {  // by a caller, which looks at poked_ when it is through
@@ -255,7 +250,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   // Before anyone hears of it: who was told that the device is lost finds it lost.
   if (outcome.device_lost) {
     std::lock_guard lock(mutex_);
-    if (std::exchange(healthy_, false)) {
+    if (healthy_.exchange(false, std::memory_order_acq_rel)) {
       metrics_.SetDeviceHealthy(index_, false);
       orphaned = scheduler_.Close(Unavailable("device " + info().name + " is lost"));
       ReportLocked();

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/adaptive_mutex.h"
 #include "kernels/backend.h"
 #include "server/clock.h"
 #include "server/completion.h"
@@ -59,7 +61,7 @@ class DeviceWorker {
 
   const DeviceInfo& info() const { return backend_.info(); }
   int lanes() const { return static_cast<int>(lanes_.size()); }
-  bool healthy() const;
+  bool healthy() const { return healthy_.load(std::memory_order_acquire); }
   int64_t queued() const;
 
  private:
@@ -99,12 +101,12 @@ class DeviceWorker {
   CompletionThreads& completion_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
 
-  mutable std::mutex mutex_;
+  mutable AdaptiveMutex mutex_;
   std::condition_variable wake_;  // the scheduler thread
   std::condition_variable idle_;  // Stop
   Scheduler scheduler_;
   std::vector<LaneSlot> lanes_;
-  bool healthy_ = true;
+  std::atomic<bool> healthy_ = true;  // written under the lock
   bool stop_ = false;
   bool poked_ = false;   // something changed since the scheduler last planned
   bool driven_ = false;  // somebody plans or starts what was planned

@@ -23,7 +23,7 @@ void RangeAllocator::AddFree(int64_t begin, int64_t bytes) {
   by_bytes_.emplace(bytes, begin);
 }
 
-void RangeAllocator::RemoveFree(std::map<int64_t, int64_t>::iterator range) {
+void RangeAllocator::RemoveFree(std::pmr::map<int64_t, int64_t>::iterator range) {
   by_bytes_.erase({range->second, range->first});
   by_begin_.erase(range);
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory_resource>
 #include <set>
 #include <utility>
 
@@ -35,12 +36,14 @@ class RangeAllocator {
 
  private:
   void AddFree(int64_t begin, int64_t bytes);
-  void RemoveFree(std::map<int64_t, int64_t>::iterator range);
+  void RemoveFree(std::pmr::map<int64_t, int64_t>::iterator range);
 
   const int64_t capacity_;
   int64_t used_bytes_ = 0;
-  std::map<int64_t, int64_t> by_begin_;             // free: begin to bytes; no two touch
-  std::set<std::pair<int64_t, int64_t>> by_bytes_;  // the same as (bytes, begin)
+  // Of both: malloc may wait for other threads, and whoever calls holds a lock.
+  std::pmr::unsynchronized_pool_resource nodes_;
+  std::pmr::map<int64_t, int64_t> by_begin_{&nodes_};  // free: begin to bytes; no two touch
+  std::pmr::set<std::pair<int64_t, int64_t>> by_bytes_{&nodes_};  // the same as (bytes, begin)
 };
 
 }  // namespace attend

@@ -50,7 +50,7 @@ void CompletionPoller::Run(int device) {
   const cudaError_t error = cudaSetDevice(device);
   if (error != cudaSuccess) ReportLoss(error);
   std::vector<Pending> pending;
-  std::unique_lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     if (pending.empty()) wake_.wait(lock, [this] { return stop_ || !added_.empty(); });
     std::move(added_.begin(), added_.end(), std::back_inserter(pending));

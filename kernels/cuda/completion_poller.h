@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/adaptive_mutex.h"
+
 namespace attend::cuda {
 
 class CompletionPoller {
@@ -50,7 +52,7 @@ class CompletionPoller {
   // Finishes what has ended; false if nothing had.
   bool Poll(std::vector<Pending>* pending);
 
-  std::mutex mutex_;
+  AdaptiveMutex mutex_;
   std::condition_variable wake_;
   std::vector<Pending> added_;
   bool stop_ = false;

@@ -50,7 +50,7 @@ Status CudaLane::Open(const LaneOptions& options) {
 
 CudaLane::~CudaLane() {
   {
-    std::unique_lock lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     idle_.wait(lock, [this] { return !busy_; });
   }
   (void)cudaSetDevice(context_.device.index);

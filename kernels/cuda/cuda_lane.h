@@ -29,6 +29,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/adaptive_mutex.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/batch_layout.h"
 #include "kernels/cuda/completion_poller.h"
@@ -130,7 +131,7 @@ class CudaLane : public Lane {
   HostArena lists_;
   LaneMemory memory_;
 
-  std::mutex mutex_;
+  AdaptiveMutex mutex_;
   std::condition_variable idle_;
   bool busy_ = false;
   std::optional<WatchedBatch> watched_;  // from SubmitWatched to Watch
