@@ -12,15 +12,13 @@ namespace attend {
 
 // Spins for a moment before it sleeps, where the C library knows how to: a thread that sleeps for a
 // lock that was held for 1 us is late by the tens of microseconds that an idle core takes to wake.
+// Still a std::mutex for whoever waits on a condition with it. glibc's kinds of mutex differ in
+// their initial bytes alone, which are assigned before anybody else knows of this one.
 class AdaptiveMutex : public std::mutex {
  public:
   AdaptiveMutex() {
-#if defined(__GLIBC__)
-    pthread_mutexattr_t kind;
-    pthread_mutexattr_init(&kind);
-    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_ADAPTIVE_NP);
-    pthread_mutex_init(native_handle(), &kind);
-    pthread_mutexattr_destroy(&kind);
+#if defined(PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP)
+    *native_handle() = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 #endif
   }
 };

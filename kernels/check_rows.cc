@@ -122,7 +122,7 @@ class Judge {
   int64_t worst_dim_ = 0;
 };
 
-void CheckRow(const Attention& a, const RowId& id, Judge* o, Judge* lse) {
+void CheckRow(const Attention& a, const RowId& id, int o_roundings, Judge* o, Judge* lse) {
   const Problem& p = a.problem;
   std::array<double, kHeadDimMax> reference;
   std::array<float, kHeadDimMax> plain;
@@ -147,7 +147,8 @@ void CheckRow(const Attention& a, const RowId& id, Judge* o, Judge* lse) {
             .reference = reference[d],
             .plain = static_cast<double>(plain[d]),
             .unit = dtype_unit * w + VanishingWeight(p.dtype) * all + fp32_part + subnormal,
-            .floor = dtype_unit * std::abs(reference[d]) + fp32_part + subnormal},
+            .floor = dtype_unit * (std::abs(reference[d]) + (o_roundings - 1) * w) + fp32_part +
+                     o_roundings * subnormal},
            id, d);
   }
   if (!p.return_lse) return;
@@ -170,13 +171,13 @@ int64_t CountRows(const Attention& a) {
   return rows * a.problem.heads_q;
 }
 
-RowsReport CheckRows(const Attention& a, std::span<const RowId> rows) {
+RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, int o_roundings) {
   // Weights rounded to 16 bits, as every Tensor Core kernel's are, may cost one unit (twice this
   // ratio); where few keys are visible the plain implementation can be far from that by chance.
   const bool half = a.problem.dtype != DType::kFloat32;
   Judge o(half ? 0.5 : 0.0);
   Judge lse(0.0);
-  for (const RowId& id : rows) CheckRow(a, id, &o, &lse);
+  for (const RowId& id : rows) CheckRow(a, id, o_roundings, &o, &lse);
   RowsReport report;
   report.ok = o.ok() && lse.ok();
   report.rows_checked = static_cast<int64_t>(rows.size());
@@ -190,7 +191,7 @@ RowsReport CheckRows(const Attention& a, std::span<const RowId> rows) {
   return report;
 }
 
-RowsReport CheckAllRows(const Attention& a) {
+RowsReport CheckAllRows(const Attention& a, int o_roundings) {
   std::vector<RowId> rows;
   for (int64_t b = 0; b < a.problem.batch; ++b) {
     const int64_t q_rows = SequenceOf(a, b).q_rows;
@@ -198,7 +199,7 @@ RowsReport CheckAllRows(const Attention& a) {
       for (int64_t i = 0; i < q_rows; ++i) rows.push_back({b, h, i});
     }
   }
-  return CheckRows(a, rows);
+  return CheckRows(a, rows, o_roundings);
 }
 
 void PoisonOutput(const Attention& a) {

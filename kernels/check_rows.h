@@ -21,6 +21,8 @@
 //                   1/2, as weights rounded to the dtype may cost one unit by themselves
 //   bound         = 2 * plain error + floor
 //
+// An O that was merged from parts in its dtype was rounded once more: floor grows by u_dtype * w.
+//
 // sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019).
 // The same with w = |v| = 1 bounds LSE. Rows that see no key must be exactly 0 and -inf.
 // A NaN or Inf in O passes only where the reference, or the plain implementation (scores beyond
@@ -59,11 +61,12 @@ struct RowsReport {
 // All rows that `attention` writes, over sequences and heads.
 int64_t CountRows(const Attention& attention);
 
-// Compares the given rows of attention.o (and lse). Host memory; calling thread.
-RowsReport CheckRows(const Attention& attention, std::span<const RowId> rows);
+// Compares the given rows of attention.o (and lse). Host memory; calling thread. `o_roundings` says
+// how often O was rounded to its dtype on its way: 2 if it was merged from parts.
+RowsReport CheckRows(const Attention& attention, std::span<const RowId> rows, int o_roundings = 1);
 
 // Compares every row: for tests and small problems.
-RowsReport CheckAllRows(const Attention& attention);
+RowsReport CheckAllRows(const Attention& attention, int o_roundings = 1);
 
 // Which rows to check: everything when rows * Lk * (D + Dv) fits `work_budget` multiply-adds, else
 // a sample from `seed` spread evenly over (sequence, head, query tile), always with the first and

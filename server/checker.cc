@@ -87,7 +87,7 @@ void Checker::Check(std::unique_ptr<Request> request) {
       request->check_sampled ? options_.sampled_work_budget : options_.work_budget;
   const std::vector<RowId> rows =
       SampleRows(request->attention, Mix(options_.seed ^ request->id), budget);
-  request->report = CheckRows(request->attention, rows);
+  request->report = CheckRows(request->attention, rows, request->o_roundings);
   request->report->rows_total = CountRows(request->attention);
   request->check_ns = NanosecondsBetween(begin, clock_.Now());
   finish_(std::move(request));

@@ -250,8 +250,9 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   // Before anyone hears of it: who was told that the device is lost finds it lost.
   if (outcome.device_lost) {
     std::lock_guard lock(mutex_);
-    if (healthy_.exchange(false, std::memory_order_acq_rel)) {
-      metrics_.SetDeviceHealthy(index_, false);
+    if (healthy()) {
+      metrics_.SetDeviceHealthy(index_, false);  // first: healthy() is read without the lock
+      healthy_.store(false, std::memory_order_release);
       orphaned = scheduler_.Close(Unavailable("device " + info().name + " is lost"));
       ReportLocked();
     }

@@ -69,32 +69,38 @@ HostPool::~HostPool() {
   allocator_.Free(memory_, budget_bytes_);
 }
 
+Status HostPool::Refusal(int64_t bytes, int64_t rounded, int64_t used_bytes,
+                         int64_t largest_bytes) const {
+  std::string message = "tensor memory: request needs " + std::to_string(bytes) + " bytes, " +
+                        std::to_string(used_bytes) + " of the budget of " +
+                        std::to_string(budget_bytes_) + " are in use";
+  if (rounded <= ranges_.capacity() - used_bytes) {
+    message += " and the largest free piece has " + std::to_string(largest_bytes);
+  }
+  return ResourceExhausted(std::move(message));
+}
+
 Result<HostBlock> HostPool::Take(int64_t bytes) {
   HostBlock block;
   if (bytes == 0) return block;
   const int64_t rounded = RangeAllocator::RoundedBytes(bytes);
   int64_t begin = 0;
+  int64_t used = 0;
+  int64_t largest = 0;
   {
     std::lock_guard lock(mutex_);
     begin = ranges_.Take(bytes);
     if (begin < 0) {
-      const int64_t used = ranges_.used_bytes();
-      std::string message = "tensor memory: request needs " + std::to_string(bytes) + " bytes, " +
-                            std::to_string(used) + " of the budget of " +
-                            std::to_string(budget_bytes_) + " are in use";
-      if (rounded <= ranges_.capacity() - used) {
-        message +=
-            " and the largest free piece has " + std::to_string(ranges_.largest_free_bytes());
-      }
-      return ResourceExhausted(std::move(message));
-    }
-    // From which end of the memory it came does not matter: both bounds stay true.
-    if (begin >= untouched_end_ - rounded) {
+      used = ranges_.used_bytes();
+      largest = ranges_.largest_free_bytes();
+    } else if (begin >= untouched_end_ - rounded) {
+      // From which end of the memory it came does not matter: both bounds stay true.
       untouched_end_ = std::min(untouched_end_, begin);
     } else {
       touched_end_ = std::max(touched_end_, begin + rounded);
     }
   }
+  if (begin < 0) return Refusal(bytes, rounded, used, largest);
   block.pool_ = this;
   block.data_ = memory_ + begin;
   block.bytes_ = bytes;

@@ -69,6 +69,8 @@ class HostPool {
   friend class HostBlock;
   HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes);
   void Return(char* data, int64_t bytes);
+  // Why there is no block, with what was in use and the largest free piece then.
+  Status Refusal(int64_t bytes, int64_t rounded, int64_t used_bytes, int64_t largest_bytes) const;
 
   HostAllocator& allocator_;
   char* const memory_;

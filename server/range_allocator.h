@@ -40,7 +40,8 @@ class RangeAllocator {
 
   const int64_t capacity_;
   int64_t used_bytes_ = 0;
-  // Of both: malloc may wait for other threads, and whoever calls holds a lock.
+  // The nodes of both, used again: malloc would wait for other threads' mallocs while the caller
+  // holds a lock. It grows where there are more holes than ever before, and never shrinks.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::map<int64_t, int64_t> by_begin_{&nodes_};  // free: begin to bytes; no two touch
   std::pmr::set<std::pair<int64_t, int64_t>> by_bytes_{&nodes_};  // the same as (bytes, begin)

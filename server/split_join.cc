@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/split_keys.h"
 #include "server/split_parts.h"
 #include "server/split_plan.h"
 
@@ -55,6 +56,8 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   void CancelParts();
   void Drop(int64_t parts);
   void NameDevices();
+  bool by_keys() const { return pieces_.front().some_keys(); }
+  void MergeParts();
   void End();
 
   Splitter& splitter_;
@@ -70,7 +73,8 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   struct {
     TimePoint enqueued, started, completed;
     int64_t batch_requests = 0, copy_in_ns = 0, kernel_ns = 0, copy_out_ns = 0;
-  } last_;  // the part that ended last, by its device
+  } last_;                                          // the part that ended last, by its device
+  std::vector<std::unique_ptr<Request>> unmerged_;  // ended well, over some of the keys each
 };
 
 Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
@@ -152,16 +156,17 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
   assert(n < parts_.size());
   bool first_failure = false;
   if (part->status.ok()) {
-    GatherLse(*part, pieces_[n], whole_->attention);
+    if (!by_keys()) GatherLse(*part, pieces_[n], whole_->attention);
     const std::lock_guard lock(mutex_);
     if (part->completed >= last_.completed) {
       last_ = {part->enqueued,   part->started,   part->completed,  part->batch_requests,
                part->copy_in_ns, part->kernel_ns, part->copy_out_ns};
     }
+    if (by_keys()) unmerged_.push_back(std::move(part));
   } else {
     first_failure = Fail(part->status);
   }
-  part.reset();  // its block before the client hears of the end
+  part.reset();  // its block, if it is not kept, before the client hears of the end
   if (first_failure) CancelParts();
   Drop(1);
 }
@@ -211,8 +216,23 @@ void Splitter::Join::NameDevices() {
   }
 }
 
+// The parts' blocks go back before the client hears of the end.
+void Splitter::Join::MergeParts() {
+  if (failure_.ok()) {
+    // In an order that does not depend on time, as no bit of the answer does.
+    std::sort(unmerged_.begin(), unmerged_.end(),
+              [](const auto& a, const auto& b) { return a->id < b->id; });
+    std::vector<Attention> parts;
+    for (const auto& part : unmerged_) parts.push_back(part->attention);
+    MergeKeys(parts, whole_->attention);
+    whole_->o_roundings = kMergedRoundings;
+  }
+  unmerged_.clear();
+}
+
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
+  if (by_keys()) MergeParts();
   NameDevices();
   splitter_.metrics_.RecordSplit(pieces_.back().share + 1);
   whole_->status = failure_;
@@ -238,7 +258,9 @@ Splitter::~Splitter() { assert(joins_.empty() && "a part outlived the splitter")
 std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
                                        std::span<const SplitDevice> devices) {
   if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
-  std::vector<SplitPiece> pieces = PlanSplit(request->attention, static_cast<int>(devices.size()));
+  const int shares = static_cast<int>(devices.size());
+  std::vector<SplitPiece> pieces = PlanSplit(request->attention, shares);
+  if (pieces.empty()) pieces = PlanKeySplit(request->attention, shares);
   if (pieces.empty()) return std::nullopt;
   Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
   if (!parts.ok()) return std::nullopt;

@@ -11,12 +11,13 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_scope.h"
 #include "kernels/cuda/engine_copy.h"
+#include "kernels/cuda/event_pool.h"
 
 namespace attend::cuda {
 
 class StagingStream::CudaStaging final : public Staging {
  public:
-  CudaStaging(const StagingStream& stream, CompletionPoller& poller, const HostSpan& host,
+  CudaStaging(StagingStream& stream, CompletionPoller& poller, const HostSpan& host,
               std::shared_ptr<void> owner)
       : stream_(stream), poller_(poller), host_(host), owner_(std::move(owner)) {}
   ~CudaStaging() override;
@@ -34,10 +35,8 @@ class StagingStream::CudaStaging final : public Staging {
                                 static_cast<uintptr_t>(kLayoutAlignment));
   }
   Status Note(cudaError_t error, const char* what);
-  // Once the event is reached, or recording it failed; on the poller's thread or at once.
-  void LetGo(cudaError_t error);
 
-  const StagingStream& stream_;
+  StagingStream& stream_;
   CompletionPoller& poller_;
   const HostSpan host_;
   std::shared_ptr<void> owner_;
@@ -56,10 +55,7 @@ Status StagingStream::CudaStaging::Note(cudaError_t error, const char* what) {
 Status StagingStream::CudaStaging::Open() {
   const DeviceScope scope(stream_.device_.index);
   ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
-  cudaEvent_t event = nullptr;
-  ATTEND_RETURN_IF_ERROR(
-      Note(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
-  event_ = std::make_shared<CudaEvent>(event);
+  ATTEND_RETURN_IF_ERROR(Note(stream_.events_.Take(&event_), "making an event"));
   void* memory = nullptr;
   ATTEND_RETURN_IF_ERROR(
       Note(stream_.pool_.Allocate(host_.bytes + residue(), stream_.stream_, &memory),
@@ -87,8 +83,12 @@ Status StagingStream::CudaStaging::Finish() {
 }
 
 StagingStream::CudaStaging::~CudaStaging() {
-  if (memory_ == nullptr) return;
+  if (event_ == nullptr) return;
   const DeviceScope scope(stream_.device_.index);
+  if (memory_ == nullptr) {  // nothing was recorded
+    stream_.events_.Give(std::move(event_));
+    return;
+  }
   cudaError_t error = scope.error();
   if (error == cudaSuccess && !recorded_) {
     error = cudaEventRecord(event_->get(), stream_.stream_);
@@ -97,14 +97,19 @@ StagingStream::CudaStaging::~CudaStaging() {
   stream_.pool_.Free(memory_, stream_.stream_);
   const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
   (void)cudaGetLastError();
-  if (reached) return;
+  if (reached) {
+    stream_.events_.Give(std::move(event_));
+    return;
+  }
   const cudaEvent_t last = event_->get();  // not in the call: the lambda may be made first
   poller_.Add(last, error,
-              [&poller = poller_, stream = stream_.stream_, event = std::move(event_),
+              [&poller = poller_, &stream = stream_, event = std::move(event_),
                owner = std::move(owner_)](cudaError_t outcome) mutable {
-                // No event says when the copies end that may still be under way.
-                if (outcome != cudaSuccess && !poller.device_lost()) {
-                  (void)cudaStreamSynchronize(stream);
+                if (outcome == cudaSuccess) {
+                  stream.events_.Give(std::move(event));
+                } else if (!poller.device_lost()) {
+                  // No event says when the copies end that may still be under way.
+                  (void)cudaStreamSynchronize(stream.stream_);
                 }
                 owner.reset();
               });
@@ -113,6 +118,7 @@ StagingStream::CudaStaging::~CudaStaging() {
 StagingStream::~StagingStream() {
   if (stream_ == nullptr) return;
   const DeviceScope scope(device_.index);
+  events_.Clear();  // all are back: the poller, which may hold some, has gone before
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();
 }

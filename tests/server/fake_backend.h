@@ -87,6 +87,8 @@ class FakeBackend final : public Backend {
   void FailAllocate(int n, Status status);  // of host memory
   void FailRegister(int n, Status status);  // of the caller's pages
   void FailMakeLane(int n, Status status);
+  void FailBorrowMemory(int n, Status status);  // nothing is borrowed
+  void FailBorrowEvent(int n, Status status);
   // The N-th batch from now, and whatever comes later, ends with device_lost, and with UNAVAILABLE
   // or what the test says: a GPU says INTERNAL of the batch that finds it lost.
   void LoseDevice(int n = 1);
@@ -100,6 +102,8 @@ class FakeBackend final : public Backend {
     int64_t item = 0;
     int64_t batch = 0;
     int64_t registration = 0;
+    int64_t memory_loan = 0;
+    int64_t event_loan = 0;
   };
   Calls calls() const;
   int64_t submitted_batches() const;
@@ -152,6 +156,8 @@ class FakeBackend final : public Backend {
   CallFaults allocations_;
   CallFaults registrations_;
   CallFaults lanes_;
+  CallFaults memory_loans_;
+  CallFaults event_loans_;
   CallFaults losses_;  // counts batches, as batches_ does
   bool lost_ = false;
   std::map<std::string, LentMemory, std::less<>> lent_;

@@ -106,6 +106,16 @@ void FakeBackend::FailMakeLane(int n, Status status) {
   lanes_.FailNth(n, std::move(status));
 }
 
+void FakeBackend::FailBorrowMemory(int n, Status status) {
+  const std::lock_guard lock(mutex_);
+  memory_loans_.FailNth(n, std::move(status));
+}
+
+void FakeBackend::FailBorrowEvent(int n, Status status) {
+  const std::lock_guard lock(mutex_);
+  event_loans_.FailNth(n, std::move(status));
+}
+
 void FakeBackend::LoseDevice(int n) { LoseDevice(n, LostStatus()); }
 
 void FakeBackend::LoseDevice(int n, Status found) {
@@ -115,15 +125,16 @@ void FakeBackend::LoseDevice(int n, Status found) {
 
 void FakeBackend::ForgetFaults() {
   const std::lock_guard lock(mutex_);
-  for (CallFaults* each :
-       {&submits_, &items_, &batches_, &allocations_, &registrations_, &lanes_, &losses_}) {
+  for (CallFaults* each : {&submits_, &items_, &batches_, &allocations_, &registrations_, &lanes_,
+                           &memory_loans_, &event_loans_, &losses_}) {
     each->Forget();
   }
 }
 
 FakeBackend::Calls FakeBackend::calls() const {
   const std::lock_guard lock(mutex_);
-  return {submits_.calls(), items_.calls(), batches_.calls(), registrations_.calls()};
+  return {submits_.calls(),       items_.calls(),        batches_.calls(),
+          registrations_.calls(), memory_loans_.calls(), event_loans_.calls()};
 }
 
 int64_t FakeBackend::submitted_batches() const {

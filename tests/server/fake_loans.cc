@@ -58,6 +58,7 @@ void FakeBackend::RefuseLoans(Status status) {
 
 Result<LentMemory> FakeBackend::BorrowMemory(std::string_view handle) {
   const std::lock_guard lock(mutex_);
+  ATTEND_RETURN_IF_ERROR(memory_loans_.Next());
   ATTEND_RETURN_IF_ERROR(loan_refusal_);
   const auto found = lent_.find(handle);
   if (found == lent_.end()) return InvalidArgument("the memory's handle is nobody's");
@@ -73,6 +74,7 @@ void FakeBackend::ReturnMemory(char* data) {
 
 Result<std::unique_ptr<DeviceEvent>> FakeBackend::BorrowEvent(std::string_view handle) {
   const std::lock_guard lock(mutex_);
+  ATTEND_RETURN_IF_ERROR(event_loans_.Next());
   if (events_.find(handle) == events_.end()) {
     return InvalidArgument("the event's handle is nobody's");
   }

@@ -2,7 +2,8 @@
 //
 // The N-th call of every entry point of the backend's interface fails, for every N, under a whole
 // server with callers of every kind: each call ends once, with a right answer or the one status
-// that names the fault; nothing is kept; and the server serves on, or says that it cannot.
+// that names the fault; nothing is kept; and the server serves on, or says that it cannot. For
+// regions and loans see fault_sweep_regions_test.cc, for stagings chunked_staging_test.cc.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <thread>
@@ -19,6 +21,8 @@
 #include "tests/server/chunked_client.h"
 #include "tests/server/health_client.h"
 #include "tests/server/messages.h"
+#include "tests/server/region_client.h"
+#include "tests/server/shared_memory_fixture.h"
 #include "tests/server/test_server.h"
 
 namespace attend {
@@ -65,12 +69,13 @@ class Workload {
     for (int i = 0; i < 4; ++i) stream_.push_back(test::PlainWireProblem(20 + i, 16 + i));
     chunked_.push_back(test::PlainWireProblem(30, 20));
     chunked_.push_back(test::PlainWireProblem(31, 1100, 64));
+    for (int i = 0; i < 2; ++i) shared_.push_back(test::PlainWireProblem(40 + i, 7 + i));
   }
-  static constexpr int kRequests = 3 + 2 + 4 + 2 + 2;
+  static constexpr int kRequests = 3 + 2 + 4 + 2 + 2 + 2;
 
   // How each request ended. Answers that are OK have been checked.
   std::vector<grpc::Status> Run(TestServer& server) {
-    std::vector<grpc::Status> ends[4];
+    std::vector<grpc::Status> ends[5];
     std::vector<std::thread> callers;
     callers.emplace_back([&] { ends[0] = CallUnary(server, unary_); });
     callers.emplace_back([&] { ends[1] = CallUnary(server, large_); });
@@ -78,6 +83,7 @@ class Workload {
     callers.emplace_back([&] {
       for (const int streams : {1, 3}) CallChunked(server, streams, &ends[3]);
     });
+    callers.emplace_back([&] { ends[4] = CallShared(server); });
     for (std::thread& caller : callers) caller.join();
     std::vector<grpc::Status> all;
     for (const auto& each : ends) all.insert(all.end(), each.begin(), each.end());
@@ -150,7 +156,29 @@ class Workload {
     }
   }
 
-  std::vector<WireProblem> unary_, large_, stream_, chunked_;
+  // Tensors and answers in one region of the caller's own.
+  std::vector<grpc::Status> CallShared(TestServer& server) {
+    std::vector<grpc::Status> ends;
+    test::RegionClient client(server.server().shared_memory()->socket_path());
+    const auto region = client.Create(1 << 16);
+    const auto stub = server.Stub();
+    for (WireProblem& problem : shared_) {
+      std::memset(region->data(), 0xff, static_cast<size_t>(region->bytes()));  // NaN
+      v1::AttendRequest request = problem.request;
+      const int64_t behind = test::PutTensors(*region, 0, &request);
+      test::PlaceOutputs(*region, behind, 4096, &request);
+      v1::AttendResponse response;
+      grpc::ClientContext context;
+      ends.push_back(stub->Attend(&context, request, &response));
+      if (ends.back().ok()) {
+        EXPECT_EQ(response.transport(), "shm");
+        EXPECT_EQ(JudgeAny(problem, test::WithBytes(*region, response)), "");
+      }
+    }
+    return ends;
+  }
+
+  std::vector<WireProblem> unary_, large_, stream_, chunked_, shared_;
   std::string token_;
 };
 
@@ -184,31 +212,36 @@ void ExpectEnds(const TestServer& server, int requests) {
   EXPECT_EQ(CountLines(log, "request done id=") + CountLines(log, "request failed id="), requests);
 }
 
-void AwaitNothingHeld(TestServer& server) {
-  Engine& engine = server.server().engine();
-  while (engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) std::this_thread::yield();
-}
-
-// A header that takes the whole share of incomplete uploads is admitted: nobody else holds any.
-void ExpectTheWholeUploadShare(TestServer& server) {
-  v1::AttendRequest header;
-  const auto set = [](v1::Tensor* tensor, int64_t length, int64_t dim) {
-    tensor->set_dtype(v1::DTYPE_FLOAT32);
-    for (const int64_t size : {int64_t{1}, int64_t{1}, length, dim}) tensor->add_shape(size);
-    tensor->mutable_chunked();
-  };
-  set(header.mutable_q(), 65536, 128);  // half of the budget
-  set(header.mutable_k(), 0, 128);
-  set(header.mutable_v(), 0, 64);  // O: a quarter
-  ChunkedStreamClient client(server);
-  ASSERT_TRUE(client.SendHeader(header));
-  v1::AttendChunkedResponse grant;
-  EXPECT_TRUE(client.Receive(&grant));
-  EXPECT_EQ(server.server().engine().host_pool().used_bytes(), kBudgetBytes / 4 * 3);
-  client.Cancel();
-  client.Finish();
-  AwaitNothingHeld(server);
-}
+class FaultSweepTest : public SharedMemoryTest {
+ protected:
+  // In place of the server before, if there was one.
+  TestServer& StartAnew(int devices = 1) {
+    server_.reset();
+    std::filesystem::remove_all(folder_);
+    Start(Settings, devices);
+    return *server_;
+  }
+  // A header that takes the whole share of incomplete uploads is admitted: nobody else holds any.
+  void ExpectTheWholeUploadShare() {
+    v1::AttendRequest header;
+    const auto set = [](v1::Tensor* tensor, int64_t length, int64_t dim) {
+      tensor->set_dtype(v1::DTYPE_FLOAT32);
+      for (const int64_t size : {int64_t{1}, int64_t{1}, length, dim}) tensor->add_shape(size);
+      tensor->mutable_chunked();
+    };
+    set(header.mutable_q(), 65536, 128);  // half of the budget
+    set(header.mutable_k(), 0, 128);
+    set(header.mutable_v(), 0, 64);  // O: a quarter
+    ChunkedStreamClient client(*server_);
+    ASSERT_TRUE(client.SendHeader(header));
+    v1::AttendChunkedResponse grant;
+    EXPECT_TRUE(client.Receive(&grant));
+    EXPECT_EQ(server_->server().engine().host_pool().used_bytes(), kBudgetBytes / 4 * 3);
+    client.Cancel();
+    client.Finish();
+    WaitUntilEmpty();
+  }
+};
 
 void AwaitTokenForgotten(const TestServer& server, const std::string& token) {
   for (;;) {
@@ -243,8 +276,8 @@ Expected ExpectedOf(const Status& status) {
   return {static_cast<StatusCode>(status.code()), status.message()};
 }
 
-TEST(FaultSweepTest, TheNthCallOfALaneFails) {
-  TestServer server(Settings);
+TEST_F(FaultSweepTest, TheNthCallOfALaneFails) {
+  TestServer& server = StartAnew();
   FakeBackend& backend = server.backend();
   backend.SetCompute(Compute);
   Workload workload;
@@ -252,7 +285,7 @@ TEST(FaultSweepTest, TheNthCallOfALaneFails) {
   const auto run = [&](const Expected& expected) {
     const int failed = CountFailed(workload.Run(server), expected);
     sent += Workload::kRequests;
-    AwaitNothingHeld(server);
+    WaitUntilEmpty();
     backend.ForgetFaults();
     return failed;
   };
@@ -274,21 +307,21 @@ TEST(FaultSweepTest, TheNthCallOfALaneFails) {
     EXPECT_EQ(run({}), 0) << "and the next ones not";
   }
   ExpectEnds(server, sent);
-  ExpectTheWholeUploadShare(server);
+  ExpectTheWholeUploadShare();
   AwaitTokenForgotten(server, workload.token());
   EXPECT_EQ(test::CheckHealth(server.Connect(), kService), Health::kServing);
   EXPECT_TRUE(server.server().Drain(std::chrono::seconds(60)));
 }
 
-TEST(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
+TEST_F(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
   Workload workload;
   for (int n = 1; n <= Workload::kRequests; ++n) {
     SCOPED_TRACE("batch " + std::to_string(n));
-    TestServer server(Settings);
+    TestServer& server = StartAnew();
     server.backend().SetCompute(Compute);
     server.backend().LoseDevice(n);
     const int failed = CountFailed(workload.Run(server), {StatusCode::UNAVAILABLE, "device"});
-    AwaitNothingHeld(server);
+    WaitUntilEmpty();
     ExpectEnds(server, Workload::kRequests);
     if (server.backend().calls().batch < n) {  // batches vary
       EXPECT_GT(n, Workload::kRequests / kBatchRequestsMax);
@@ -306,21 +339,21 @@ TEST(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
     ASSERT_TRUE(server.Stub()->GetServerInfo(&context, {}, &info).ok());
     EXPECT_FALSE(info.devices(0).healthy());
     EXPECT_EQ(CountLines(server.log(), "device cpu is lost\n"), 1);
-    AwaitNothingHeld(server);
+    WaitUntilEmpty();
   }
 }
 
-TEST(FaultSweepTest, OneDeviceOfTwoIsLost) {
-  TestServer server(Settings, 2);
+TEST_F(FaultSweepTest, OneDeviceOfTwoIsLost) {
+  TestServer& server = StartAnew(2);
   Workload workload;
   for (const int i : {0, 1}) server.backend(i).SetCompute(Compute);
   server.backend(0).LoseDevice();
   EXPECT_GE(CountFailed(workload.Run(server), {StatusCode::UNAVAILABLE, "device cpu"}), 1);
-  AwaitNothingHeld(server);
+  WaitUntilEmpty();
   EXPECT_EQ(CountFailed(workload.Run(server), {}), 0) << "the other serves all";
-  AwaitNothingHeld(server);
+  WaitUntilEmpty();
   EXPECT_EQ(test::CheckHealth(server.Connect(), kService), Health::kServing);
-  ExpectTheWholeUploadShare(server);
+  ExpectTheWholeUploadShare();
   server.backend(1).LoseDevice();
   EXPECT_GE(CountFailed(workload.Run(server), {StatusCode::UNAVAILABLE, "device"}), 1);
   EXPECT_EQ(test::CheckHealth(server.Connect(), kService), Health::kNotServing);
@@ -337,7 +370,7 @@ Status StartOf(std::vector<std::unique_ptr<Backend>> backends) {
   return Server::Start(config, std::move(backends), logger).status();
 }
 
-TEST(FaultSweepTest, TheNthLaneCannotBeMade) {
+TEST(FaultSweepStartTest, TheNthLaneCannotBeMade) {
   constexpr int kDevices = 2;
   for (int n = 0; n < kDevices * kLanes; ++n) {
     std::vector<std::unique_ptr<Backend>> backends;
@@ -353,7 +386,7 @@ TEST(FaultSweepTest, TheNthLaneCannotBeMade) {
   }
 }
 
-TEST(FaultSweepTest, TheHostHasNotTheMemoryOfTheBudget) {
+TEST(FaultSweepStartTest, TheHostHasNotTheMemoryOfTheBudget) {
   auto backend = std::make_unique<FakeBackend>();
   backend->FailAllocate(1, ResourceExhausted("page-locking 123 bytes of host memory"));
   std::vector<std::unique_ptr<Backend>> backends;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of requests over shared memory whose client goes, harms itself or gives up, and of
-// regions when the server drains or ends. Nothing may be left.
+// What becomes of requests over shared memory whose client goes, harms itself or gives up, of
+// regions that others name, and of regions when the server drains or ends. Nothing may be left.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -52,6 +52,42 @@ TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
     server_.reset();
     fs::remove_all(folder_);
   }
+}
+
+// Who knows a token can name it in a request, over whatever connection; only the connection that
+// made the region lets go of it. Tokens of no region: RefusesPlacesThatAreNotTheRequests.
+TEST_F(SharedMemoryTest, AnothersTokenServesRequestsAndReleasesNothing) {
+  Start();
+  auto owner = std::make_unique<RegionClient>(path());
+  RegionClient second(path());
+  const auto region = owner->Create(65536);
+  const auto seconds = second.Create(65536);
+  const auto second_stub = server_->Stub();
+  const auto attend = [&](WireProblem& problem, v1::AttendResponse* response) {
+    grpc::ClientContext context;
+    return second_stub->Attend(&context, problem.request, response);
+  };
+  const auto expect_served = [&](const test::MappedRegion& in, uint64_t seed) {
+    WireProblem problem = Shared(in, seed);
+    v1::AttendResponse response;
+    const grpc::Status status = attend(problem, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(in, response)), "");
+  };
+  expect_served(*region, 17);
+  const v1::RegionReply reply = second.Release(region->token());
+  EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kNotFound));
+  EXPECT_EQ(stats().regions, 2);
+  expect_served(*region, 18);  // another seed: the answer before is none
+  WireProblem orphaned = Shared(*region, 19);
+  owner.reset();
+  while (stats().clients > 1) std::this_thread::yield();
+  v1::AttendResponse response;
+  const grpc::Status status = attend(orphaned, &response);
+  EXPECT_EQ(status.error_code(), StatusCode::NOT_FOUND) << status.error_message();
+  expect_served(*seconds, 20);  // its own region stays
+  second.Close();
+  WaitUntilEmpty();
 }
 
 // All that a client can do to its side: unmap, try to truncate, punch holes, scribble meanwhile.

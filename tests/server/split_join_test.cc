@@ -43,7 +43,7 @@ std::vector<SplitDevice> Gpus(int count) {
 // What schedules came across.
 struct Coverage {
   int ok = 0, whole = 0, refused = 0, cancelled = 0, failed = 0, late_refusals = 0, inline_ends = 0;
-  int passed_on = 0;
+  int passed_on = 0, merged = 0;
 };
 
 class Schedule {
@@ -82,8 +82,14 @@ class Schedule {
   bool Dice(uint64_t sides) { return random_() % sides == 0; }
   bool Chance(double share) { return std::uniform_real_distribution<>(0, 1)(random_) < share; }
 
+  // To be cut by its keys alone.
+  test::ProblemSpec KeysOnly() {
+    const auto rows = static_cast<int64_t>(1 + random_() % 3);
+    return test::MakeSpec(1, 1, 1, rows, 1200 + static_cast<int64_t>(random_() % 2000), 4, 4);
+  }
+
   void Submit() {
-    const test::ProblemSpec spec = test::SplittableSpec(random_(), 3000);
+    const test::ProblemSpec spec = Dice(5) ? KeysOnly() : test::SplittableSpec(random_(), 3000);
     auto owned = std::make_unique<test::OwnedAttention>(test::MakeAttention(spec, random_()));
     auto request = std::make_unique<Request>();
     const uint64_t id = request->id = ++last_id_;
@@ -190,7 +196,8 @@ class Schedule {
     switch (whole->status.code()) {
       case Code::kOk:
         ++coverage_.ok;
-        EXPECT_TRUE(CheckAllRows(whole->attention).ok);
+        EXPECT_TRUE(CheckAllRows(whole->attention, whole->o_roundings).ok);
+        coverage_.merged += whole->o_roundings > 1;
         EXPECT_EQ(whole->kernel_ns, clock_) << "of the part that ended last";
         CheckDevices(*whole);
         break;
@@ -257,7 +264,7 @@ TEST(Splitter, EveryScheduleEndsEachRequestOnce) {
   // A share of the schedules, as sanitizers run, need not meet every case.
   if (test::TestScale() < 1) return;
   for (const int each : {met.ok, met.whole, met.refused, met.cancelled, met.failed,
-                         met.late_refusals, met.inline_ends, met.passed_on}) {
+                         met.late_refusals, met.inline_ends, met.passed_on, met.merged}) {
     EXPECT_GT(each, 30) << "seed " << base << ": a case that the schedules hardly met";
   }
 }

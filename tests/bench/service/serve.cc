@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "client/client.h"
+#include "client/shared_call.h"
+#include "client/shared_memory.h"
 #include "kernels/backend.h"
 #include "proto/process_settings.h"
 #include "server/config.h"
@@ -80,8 +82,9 @@ int ServeRawTcp() {
 }
 
 // Calls that are still on their way when this process is killed.
-int Abandon(const std::string& address) {
+int Abandon(const std::string& address, const std::string& socket) {
   constexpr int kCalls = 8;
+  constexpr int kRegionCalls = 4;
   client::ClientOptions options;
   options.server = address;
   options.connections = 2;
@@ -89,6 +92,15 @@ int Abandon(const std::string& address) {
   if (!client.ok()) return Cannot(client.status().message());
   const Work work("abandoned", test::MakeSpec(1, 8, 8, 512, 4096, 64, 64, DType::kFloat16),
                   Truth::kMarks, test::FreshSeed());
+  const Result<std::shared_ptr<client::SharedMemory>> memory =
+      client::SharedMemory::Connect(socket);
+  if (!memory.ok()) return Cannot(memory.status().message());
+  const Result<client::AttentionCall> shared = client::ShareCall(**memory, work.call());
+  if (!shared.ok()) return Cannot(shared.status().message());
+  // All over one region; that they write to one place matters to nobody.
+  for (int i = 0; i < kRegionCalls; ++i) {
+    (*client)->CallAsync(*shared, {}, [](const client::CallOutcome&) {});
+  }
   for (int i = 0; i < kCalls; ++i) {
     client::CallOptions call;
     call.transport = i % 2 == 0 ? client::CallTransport::kInline : client::CallTransport::kChunked;
@@ -107,7 +119,7 @@ int Serve(std::span<const std::string> arguments) {
     return ServeEcho(arguments[1], std::atoll(arguments[2].c_str()));
   }
   if (kind == "raw-tcp") return ServeRawTcp();
-  if (kind == "abandon" && arguments.size() == 2) return Abandon(arguments[1]);
+  if (kind == "abandon" && arguments.size() == 3) return Abandon(arguments[1], arguments[2]);
   return Cannot("there is no server \"" + kind + "\"");
 }
 

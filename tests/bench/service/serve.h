@@ -14,7 +14,8 @@ namespace attend::bench {
 //   attend-pass-through FLAGS...  the same on a device that computes nothing
 //   echo LISTEN ANSWER_BYTES      a bare gRPC server
 //   raw-tcp                       one without gRPC
-//   abandon ADDRESS               a client that has large calls under way and never ends them
+//   abandon ADDRESS SOCKET        a client that has large calls under way and never ends them, some
+//                                 of them over a region that it made at this socket
 // Serves until its input ends; returns an exit code if it cannot.
 int Serve(std::span<const std::string> arguments);
 

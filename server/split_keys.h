@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One attention cut by its keys, for where sequences, heads and rows do not suffice (split_plan.h):
+// few rows, as many heads as lie side by side in BLHD, and very many keys. Each part computes all
+// rows over some of the keys into O and LSE of its own; by their LSE they are then merged (the
+// algebra of kernels/softmax_state.h) into the whole's. Pure, as split_plan.h is.
+//
+// Parts' O are in the problem's dtype, so an element is rounded twice on its way: at most once more
+// by the unit of the weighted mean of |v| (kernels/check_rows.h).
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/problem.h"
+#include "server/split_plan.h"
+
+namespace attend {
+
+// How often an element of O that was merged from parts was rounded to its dtype.
+inline constexpr int kMergedRoundings = 2;
+
+// Ranges of keys about equal in length, one a share, each beginning at a multiple of
+// `keys_multiple`. Empty if it cannot be cut so: packed, with true lengths, ALiBi, a mask that
+// hides keys on the left or from the first row of all but the last range; or if merging would cost
+// more than a small part of reading the keys, or a host thread more than some milliseconds.
+std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares,
+                                     int64_t keys_multiple = kSplitRows);
+
+// The attention over keys [begin, end), as PlanKeySplit cuts them, which returns LSE. A sink counts
+// with the first key. O and LSE are the whole's: whoever runs it gives it its own.
+Attention TakeKeys(const Attention& whole, int64_t begin, int64_t end);
+
+// Merges parts over disjoint keys, which are all of the whole's, into its O (and LSE, if it returns
+// it). Rows that no part saw a key of become 0 and -inf.
+void MergeKeys(std::span<const Attention> parts, const Attention& whole);
+
+}  // namespace attend
