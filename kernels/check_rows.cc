@@ -136,6 +136,10 @@ void CheckRow(const Attention& a, const RowId& id, int o_roundings, Judge* o, Ju
       kFloat32Roundoff *
       (kWeightRoundings + (2 + std::sqrt(static_cast<double>(p.dim)) / 2) * magnitudes.score);
   const double dtype_unit = UnitRoundoff(p.dtype);
+  const double lse_unit =
+      std::isfinite(reference_lse) ? fp32_unit + kFloat32Roundoff * std::abs(reference_lse) : 0;
+  const double merge_unit =
+      (o_roundings - 1) * (dtype_unit + fp32_unit + kFloat32Roundoff + lse_unit);
   const int64_t q_row = SequenceOf(a, id.b).q_row + id.i;
   const int64_t base = id.b * a.o.stride_b + id.h * a.o.stride_h + q_row * a.o.stride_l;
   for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -147,19 +151,17 @@ void CheckRow(const Attention& a, const RowId& id, int o_roundings, Judge* o, Ju
             .reference = reference[d],
             .plain = static_cast<double>(plain[d]),
             .unit = dtype_unit * w + VanishingWeight(p.dtype) * all + fp32_part + subnormal,
-            .floor = dtype_unit * (std::abs(reference[d]) + (o_roundings - 1) * w) + fp32_part +
+            .floor = dtype_unit * std::abs(reference[d]) + merge_unit * w + fp32_part +
                      o_roundings * subnormal},
            id, d);
   }
   if (!p.return_lse) return;
-  const double lse_unit =
-      std::isfinite(reference_lse) ? fp32_unit + kFloat32Roundoff * std::abs(reference_lse) : 0;
   const float got = a.lse[id.b * a.lse_stride_b + id.h * a.lse_stride_h + q_row];
   lse->Add({.got = static_cast<double>(got),
             .reference = reference_lse,
             .plain = static_cast<double>(plain_lse),
             .unit = lse_unit,
-            .floor = lse_unit},
+            .floor = o_roundings * lse_unit},
            id, -1);
 }
 

@@ -21,7 +21,9 @@
 //                   1/2, as weights rounded to the dtype may cost one unit by themselves
 //   bound         = 2 * plain error + floor
 //
-// An O that was merged from parts in its dtype was rounded once more: floor grows by u_dtype * w.
+// An O that was merged from parts over some of the keys each was rounded to its dtype once more,
+// and its parts' weights come from their LSE, in fp32. Floor then grows by (u_dtype + u32 * (2 (c +
+// (2 + sqrt(D) / 2) A) + 1 + |LSE|)) * w, and LSE's own doubles.
 //
 // sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019).
 // The same with w = |v| = 1 bounds LSE. Rows that see no key must be exactly 0 and -inf.

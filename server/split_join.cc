@@ -102,6 +102,7 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
     const std::lock_guard lock(mutex_);
     starting_ = false;
   }
+  parts.clear();  // the blocks of those that nobody took, before the client hears of the end
   Drop(count - pushed + 1);
   return Status();
 }
@@ -162,7 +163,7 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
       last_ = {part->enqueued,   part->started,   part->completed,  part->batch_requests,
                part->copy_in_ns, part->kernel_ns, part->copy_out_ns};
     }
-    if (by_keys()) unmerged_.push_back(std::move(part));
+    if (by_keys() && failure_.ok()) unmerged_.push_back(std::move(part));
   } else {
     first_failure = Fail(part->status);
   }

@@ -49,11 +49,11 @@ class Splitter {
   Splitter& operator=(const Splitter&) = delete;
 
   // Nothing if `request`, whose flops and check are set, runs as a whole: it is small, the devices
-  // are fewer than two, its problem has no plan, or the pool has no memory for the parts' small
-  // blocks (the answer is as exact either way). Else takes it if and only if OK, and it ends
-  // by Hooks::finish, maybe before this returns. Not OK: no device took the first part. `devices`
-  // are alike, and the shares are offered to them in order; a part that its device refuses
-  // (RESOURCE_EXHAUSTED, UNAVAILABLE) is offered to the others before the whole fails.
+  // are fewer than two, its problem has no plan, or the pool has no memory for the parts' blocks
+  // (the answer's bits may differ then, as they may on other devices). Else takes it if and only if
+  // OK, and it ends by Hooks::finish, maybe before this returns. Not OK: no device took the first
+  // part. `devices` are alike, and the shares are offered to them in order; a part that its device
+  // refuses (RESOURCE_EXHAUSTED, UNAVAILABLE) is offered to the others before the whole fails.
   std::optional<Status> Submit(std::unique_ptr<Request>& request,
                                std::span<const SplitDevice> devices);
 

@@ -14,15 +14,19 @@ namespace attend {
 namespace {
 
 constexpr double kLargestShareMax = 0.75;
-// Parts' elements of O, of all parts: some nanoseconds each on a host thread.
+// Parts' elements of O, of all parts, some nanoseconds each on a host thread; a row costs as much
+// as so many of them besides.
 constexpr double kMergedElementsMax = 0x1p22;
+constexpr double kRowElements = 64;
 // What they may be of the elements of K and V.
 constexpr double kMergedShareMax = 0.25;
 
 // The last key that the first row sees, as a count: ranges that end here or before are seen by all
 // rows in full.
 int64_t KeysOfFirstRow(const Problem& p) {
-  return p.mask.unrestricted() ? p.len_k : p.len_k - p.len_q + p.mask.right + 1;
+  if (p.mask.unrestricted()) return p.len_k;
+  // Any more is as much, and may be as large as 64 bits hold.
+  return p.len_k - p.len_q + std::min(p.mask.right, p.len_q + p.len_k) + 1;
 }
 
 bool KeysCanBeCut(const Attention& a) {
@@ -36,8 +40,8 @@ bool KeysCanBeCut(const Attention& a) {
 bool MergingIsCheap(const Problem& p, int shares) {
   const double rows = static_cast<double>(p.batch) * p.heads_q * p.len_q;
   const double keys = static_cast<double>(p.batch) * p.heads_kv * p.len_k;
-  const double merged = shares * rows * p.dim_v;
-  return merged <= kMergedElementsMax && merged <= kMergedShareMax * keys * (p.dim + p.dim_v);
+  return shares * rows * (p.dim_v + kRowElements) <= kMergedElementsMax &&
+         shares * rows * p.dim_v <= kMergedShareMax * keys * (p.dim + p.dim_v);
 }
 
 void MergeRow(std::span<const Attention> parts, const Attention& whole, int64_t b, int64_t h,
@@ -47,11 +51,13 @@ void MergeRow(std::span<const Attention> parts, const Attention& whole, int64_t 
     return b * o.stride_b + h * o.stride_h + i * o.stride_l;
   };
   SoftmaxState<double> state;
-  std::array<double, kHeadDimMax> sum{};
+  std::array<double, kHeadDimMax> sum;
   std::array<float, kHeadDimMax> o;
+  std::fill_n(sum.begin(), p.dim_v, 0.0);
   for (const Attention& part : parts) {
     const double lse = part.lse[b * part.lse_stride_b + h * part.lse_stride_h + i];
-    if (lse == -std::numeric_limits<double>::infinity()) continue;  // it saw no key
+    if (lse == -std::numeric_limits<double>::infinity())
+      continue;  // nothing that counts: its O may be anything
     LoadElements(part.o.data, p.dtype, place(part.o), p.dim_v, o.data());
     const MergeWeights<double> weights = Merge(state, SoftmaxState<double>{lse, 1.0});
     for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -68,11 +74,8 @@ void MergeRow(std::span<const Attention> parts, const Attention& whole, int64_t 
   }
 }
 
-}  // namespace
-
-std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares, int64_t keys_multiple) {
-  const Problem& p = whole.problem;
-  if (shares < 2 || !KeysCanBeCut(whole) || !MergingIsCheap(p, shares)) return {};
+// None if the largest range would be more than kLargestShareMax.
+std::vector<SplitPiece> Ranges(const Problem& p, int shares, int64_t keys_multiple) {
   const int64_t last_cut = std::min(p.len_k - 1, KeysOfFirstRow(p));
   std::vector<int64_t> cuts = {0};
   for (int n = 1; n < shares; ++n) {
@@ -91,6 +94,15 @@ std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares, int64_t
     pieces.push_back(piece);
   }
   return pieces;
+}
+
+}  // namespace
+
+std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares, int64_t keys_multiple) {
+  const Problem& p = whole.problem;
+  if (!KeysCanBeCut(whole)) return {};
+  while (shares >= 2 && !MergingIsCheap(p, shares)) --shares;
+  return shares < 2 ? std::vector<SplitPiece>() : Ranges(p, shares, keys_multiple);
 }
 
 Attention TakeKeys(const Attention& whole, int64_t begin, int64_t end) {

@@ -5,8 +5,9 @@
 // rows over some of the keys into O and LSE of its own; by their LSE they are then merged (the
 // algebra of kernels/softmax_state.h) into the whole's. Pure, as split_plan.h is.
 //
-// Parts' O are in the problem's dtype, so an element is rounded twice on its way: at most once more
-// by the unit of the weighted mean of |v| (kernels/check_rows.h).
+// Parts' O are in the problem's dtype, so an element is rounded twice on its way, which
+// kernels/check_rows.h grants whoever says so. K and V are divided; a bias of several rows, whose
+// keys lie inside, goes to every device nearly whole.
 
 #pragma once
 
@@ -23,9 +24,10 @@ namespace attend {
 inline constexpr int kMergedRoundings = 2;
 
 // Ranges of keys about equal in length, one a share, each beginning at a multiple of
-// `keys_multiple`. Empty if it cannot be cut so: packed, with true lengths, ALiBi, a mask that
-// hides keys on the left or from the first row of all but the last range; or if merging would cost
-// more than a small part of reading the keys, or a host thread more than some milliseconds.
+// `keys_multiple`. Fewer than `shares` where merging so many would cost more than a small part of
+// reading the keys, or a host thread more than some tens of milliseconds. Empty if it cannot be cut
+// so: packed, with true lengths, ALiBi, a mask that hides keys on the left or from the first row of
+// all but the last range.
 std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares,
                                      int64_t keys_multiple = kSplitRows);
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <random>
 #include <string>
@@ -60,6 +61,7 @@ ProblemSpec KeySpec(std::mt19937_64& random) {
                               upto(24), upto(24), dtypes[random() % 3]);
   Problem& p = spec.problem;
   if (random() % 3 == 0) p.mask.right = static_cast<int64_t>(random() % 3);
+  if (random() % 20 == 0) p.mask.right = INT64_MAX;
   if (random() % 3 == 0) p.softcap = 2.0f;
   p.has_bias = random() % 3 == 0;
   p.has_sinks = random() % 3 == 0;
@@ -110,19 +112,29 @@ TEST(SplitKeys, RangesAreAboutEqualAndWhole) {
   EXPECT_EQ(at, 10000);
 }
 
-// The cut would hide keys from the first rows: it moves to where the diagonal begins.
+// A cut that would hide keys from the first rows moves to where the diagonal begins.
 TEST(SplitKeys, ADiagonalLiesInTheLastRange) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 400, 1000, 64, 64);
   spec.problem.mask.right = 0;
   const OwnedAttention owned = MakeAttention(spec, 1);
   EXPECT_TRUE(PlanKeySplit(owned.attention, 2, 10).empty()) << "parts' O are near K and V";
-  spec.problem.len_q = 40;
-  const OwnedAttention fewer = MakeAttention(spec, 1);
-  const std::vector<SplitPiece> four = PlanKeySplit(fewer.attention, 4, 10);
+  spec.problem.dim_v = 8;
+  OwnedAttention narrow = MakeAttention(spec, 1);
+  const std::vector<SplitPiece> four = PlanKeySplit(narrow.attention, 4, 10);
   ASSERT_EQ(four.size(), 4u);
-  EXPECT_LE(four.back().keys_begin, 1000 - 40 + 1);
-  EXPECT_TRUE(TakeKeys(fewer.attention, 0, 250).problem.mask.unrestricted());
-  EXPECT_FALSE(TakeKeys(fewer.attention, 750, 1000).problem.mask.unrestricted());
+  EXPECT_EQ(four[1].keys_begin, 250);
+  EXPECT_EQ(four[2].keys_begin, 500);
+  EXPECT_EQ(four[3].keys_begin, 600) << "the first row sees 601";
+  EXPECT_TRUE(TakeKeys(narrow.attention, 0, 250).problem.mask.unrestricted());
+  EXPECT_FALSE(TakeKeys(narrow.attention, 600, 1000).problem.mask.unrestricted());
+  ASSERT_TRUE(ComputeByKeys(narrow, four).ok());
+  const RowsReport report = CheckAllRows(narrow.attention, kMergedRoundings);
+  EXPECT_TRUE(report.ok) << report.detail;
+}
+
+TEST(SplitKeys, AsManySharesAsAreCheapToMerge) {
+  const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 64, 1000, 16, 64), 1);
+  EXPECT_EQ(PlanKeySplit(owned.attention, 8, 10).size(), 4u) << "4 * 64 * 64 is a fifth of K and V";
 }
 
 TEST(SplitKeys, WhatCannotBeCutIsNot) {
