@@ -13,7 +13,6 @@
 namespace attend {
 namespace {
 
-constexpr double kLargestShareMax = 0.75;
 // Parts' elements of O, of all parts, some nanoseconds each on a host thread; a row costs as much
 // as so many of them besides.
 constexpr double kMergedElementsMax = 0x1p22;

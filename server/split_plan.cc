@@ -16,7 +16,6 @@ namespace {
 
 // How far from its place a cut may be for the sake of a coarser boundary, in shares.
 constexpr double kTolerance = 1.0 / 16;
-constexpr double kLargestShareMax = 0.75;
 
 struct Dim {
   int64_t size = 0;

@@ -25,6 +25,8 @@
 namespace attend {
 
 inline constexpr int64_t kSplitRows = 512;
+// Of the whole; where the largest share would be more, a split is not worth its parts.
+inline constexpr double kLargestShareMax = 0.75;
 
 // Half-open ranges; query heads, which are whole KV heads or lie within one.
 struct SplitPiece {

@@ -14,11 +14,9 @@
 #include <vector>
 
 #include "kernels/check_rows.h"
-#include "kernels/cpu/cpu_reference.h"
-#include "server/split_parts.h"
 #include "tests/kernels/problems.h"
 #include "tests/server/fake_backend.h"
-#include "tests/server/span_copies.h"
+#include "tests/server/split_specs.h"
 
 namespace attend {
 namespace {
@@ -30,23 +28,14 @@ using test::ProblemSpec;
 
 constexpr int64_t kPoolBytes = int64_t{1} << 20;
 
-// Each part computed in copies of its spans, then all merged into `owned`'s output.
+// All parts merged into `owned`'s output.
 Status ComputeByKeys(const OwnedAttention& owned, const std::vector<SplitPiece>& pieces) {
   testing::FakeBackend device;
   const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes);
-  Request whole;
-  whole.attention = owned.attention;
-  whole.input_spans = {owned.input};
-  whole.output_spans = {owned.output};
-  const Result<std::vector<std::unique_ptr<Request>>> made = MakeParts(whole, pieces, *pool);
-  if (!made.ok()) return made.status();
+  const auto computed = test::ComputeParts(owned, pieces, *pool);
+  if (!computed.ok()) return computed.status();
   std::vector<Attention> parts;
-  for (const auto& part : *made) {
-    ATTEND_RETURN_IF_ERROR(Check(part->attention.problem));
-    const WorkItem item = {part->attention, {}, part->input_spans, part->output_spans};
-    ATTEND_RETURN_IF_ERROR(testing::ComputeInCopies(item, CpuReference));
-    parts.push_back(part->attention);
-  }
+  for (const auto& part : *computed) parts.push_back(part->attention);
   MergeKeys(parts, owned.attention);
   return Status();
 }

@@ -17,7 +17,6 @@
 #include "server/split_parts.h"
 #include "tests/kernels/problems.h"
 #include "tests/server/fake_backend.h"
-#include "tests/server/span_copies.h"
 #include "tests/server/split_specs.h"
 
 namespace attend {
@@ -30,23 +29,13 @@ using test::ProblemSpec;
 
 constexpr int64_t kPoolBytes = int64_t{1} << 20;
 
-// The whole by its parts, each computed in copies of its spans, over what `owned` holds.
+// The whole by its parts, over what `owned` holds.
 Status ComputeByParts(const OwnedAttention& owned, const std::vector<SplitPiece>& pieces) {
   testing::FakeBackend device;
   const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes);
-  Request whole;
-  whole.attention = owned.attention;
-  whole.input_spans = {owned.input};
-  whole.output_spans = {owned.output};
-  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(whole, pieces, *pool);
+  const auto parts = test::ComputeParts(owned, pieces, *pool);
   if (!parts.ok()) return parts.status();
-  for (size_t n = 0; n < pieces.size(); ++n) {
-    const Request& part = *(*parts)[n];
-    ATTEND_RETURN_IF_ERROR(Check(part.attention.problem));
-    const WorkItem item = {part.attention, {}, part.input_spans, part.output_spans};
-    ATTEND_RETURN_IF_ERROR(testing::ComputeInCopies(item, CpuReference));
-    GatherLse(part, pieces[n], whole.attention);
-  }
+  for (size_t n = 0; n < pieces.size(); ++n) GatherLse(*(*parts)[n], pieces[n], owned.attention);
   return Status();
 }
 

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Problems and memory for tests of split requests: of many shapes, and in one piece of memory as
-// messages bring them or in several as shared memory does.
+// messages bring them or in several as shared memory does; and their parts, computed.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/cpu_reference.h"
+#include "server/split_parts.h"
 #include "tests/kernels/problems.h"
+#include "tests/server/span_copies.h"
 
 namespace attend::test {
 
@@ -69,6 +73,24 @@ inline ScatteredInputs Scatter(const OwnedAttention& owned) {
   }
   scattered.spans.Add(owned.input);
   return scattered;
+}
+
+// The parts of `owned`'s attention, each computed in copies of its spans. They hold blocks of
+// `pool`.
+inline Result<std::vector<std::unique_ptr<Request>>> ComputeParts(
+    const OwnedAttention& owned, const std::vector<SplitPiece>& pieces, HostPool& pool) {
+  Request whole;
+  whole.attention = owned.attention;
+  whole.input_spans = {owned.input};
+  whole.output_spans = {owned.output};
+  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(whole, pieces, pool);
+  if (!parts.ok()) return parts;
+  for (const auto& part : *parts) {
+    ATTEND_RETURN_IF_ERROR(Check(part->attention.problem));
+    const WorkItem item = {part->attention, {}, part->input_spans, part->output_spans};
+    ATTEND_RETURN_IF_ERROR(testing::ComputeInCopies(item, CpuReference));
+  }
+  return parts;
 }
 
 }  // namespace attend::test
