@@ -182,24 +182,31 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, 
   ops->read = true;
 }
 
+// Why streams ended that brought nothing, not even a grant, but which the server may have counted
+// on. That the request was unknown where one of them went says least, a lost connection most.
+Status ChunkedOp::UnjoinedFailure() const {
+  Status failure;
+  for (const auto& stripe : stripes_) {
+    const grpc::StatusCode code = stripe->status.error_code();
+    if (code == grpc::StatusCode::OK || code == grpc::StatusCode::NOT_FOUND) continue;
+    if (failure.ok() || code == grpc::StatusCode::UNAVAILABLE) failure = FromGrpc(stripe->status);
+  }
+  return failure;
+}
+
 Status ChunkedOp::AttemptStatus() const {
   const bool first_ok = stripes_.front()->status.ok();
   if (first_ok && answer_->complete()) return Status();
-  if (failure_.code() == Code::kCancelled && !cancelled_) {
+  const Status failure = failure_.ok() ? UnjoinedFailure() : failure_;
+  if (failure.code() == Code::kCancelled && !cancelled_) {
     // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
     // server cancels the other streams, and that may arrive first.
     if (deadline_ != Clock::time_point::max() && deadline_ - Clock::now() <= kDeadlineSlack) {
       return Status(Code::kDeadlineExceeded, "the deadline passed");
     }
-    return Unavailable("a stream of the call was lost: " + failure_.message());
+    return Unavailable("a stream of the call was lost: " + failure.message());
   }
-  if (!failure_.ok()) return failure_;
-  for (const auto& stripe : stripes_) {
-    // The server may have counted on a stream whose grant never came.
-    if (stripe->status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      return FromGrpc(stripe->status);
-    }
-  }
+  if (!failure.ok()) return failure;
   return Internal("the server ended the call before all of the answer had come");
 }
 

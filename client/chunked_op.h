@@ -84,6 +84,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   void CancelLatecomers();
   bool ScheduleRetry(Status& status);  // false: the call ends with `status`
   CallOutcome TakeOutcome(Status status);
+  Status UnjoinedFailure() const;
   Status AttemptStatus() const;
   // The same call as one message, or null if that is no way out of `status`.
   std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status);

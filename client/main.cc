@@ -8,6 +8,7 @@
 
 #include "client/commands.h"
 #include "proto/process_settings.h"
+#include "proto/receive_blocks.h"
 
 namespace attend::client {
 namespace {
@@ -64,7 +65,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "attend-client: %s\n", error.what());
     return kExitUsage;
   }
-  if (common.allocator_tuning) TuneAllocator();
+  if (common.allocator_tuning) TuneAllocatorAndBlocks();
   SkipDeadlockSearch();
   return commands.at(app.get_subcommands().front()->get_name())();
 }

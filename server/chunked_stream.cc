@@ -106,10 +106,13 @@ void ChunkedStream::End(const Status& status) {
 void ChunkedStream::Refuse(Status status) {
   {
     const std::lock_guard lock(mutex_);
-    if (transfer_ || !refusal_.ok()) return;
-    refusal_ = std::move(status);
+    RefuseLocked(std::move(status));
   }
   Poke();
+}
+
+void ChunkedStream::RefuseLocked(Status status) {
+  if (!transfer_ && refusal_.ok()) refusal_ = std::move(status);
 }
 
 void ChunkedStream::EndWhenIdle() {
@@ -118,9 +121,10 @@ void ChunkedStream::EndWhenIdle() {
     const std::lock_guard lock(mutex_);
     if (TakesFirstLocked()) return;  // a header is refused as any other, a token joins what runs
     transfer = transfer_;
+    RefuseLocked(Draining());
   }
   if (transfer) return transfer->FailUpload(Rejection::kDraining, Draining());
-  Refuse(Draining());
+  Poke();
 }
 
 void ChunkedStream::OnReadDone(bool ok) {
@@ -288,9 +292,10 @@ void ChunkedStream::OnCancel() {
     cancelled_ = true;
     if (TakesFirstLocked()) return;  // who does looks at cancelled_ afterwards
     transfer = transfer_;
+    RefuseLocked(Status(Code::kCancelled, "the call was cancelled"));
   }
   if (transfer) return transfer->FailCancelled();
-  Refuse(Status(Code::kCancelled, "the call was cancelled"));
+  Poke();
 }
 
 void ChunkedStream::OnDone() {

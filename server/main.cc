@@ -22,6 +22,7 @@
 
 #include "kernels/thread_name.h"
 #include "proto/process_settings.h"
+#include "proto/receive_blocks.h"
 #include "server/config.h"
 #include "server/logging.h"
 #include "server/server.h"
@@ -86,13 +87,14 @@ int Fail(const attend::Status& status) {
   return 1;
 }
 
-int Serve(const attend::Config& config, std::shared_ptr<spdlog::logger> logger) {
+int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blocks,
+          std::shared_ptr<spdlog::logger> logger) {
   SignalThread signals;
   attend::Result<std::vector<std::unique_ptr<attend::Backend>>> backends =
       attend::MakeBackends(config, *logger);
   if (!backends.ok()) return Fail(backends.status());
   attend::Result<std::unique_ptr<attend::Server>> server =
-      attend::Server::Start(config, std::move(*backends), logger);
+      attend::Server::Start(config, std::move(*backends), logger, receive_blocks);
   if (!server.ok()) return Fail(server.status());
   if (!config.ready_file.empty()) {
     const attend::Status written = (*server)->WriteReadyFile(config.ready_file);
@@ -127,9 +129,13 @@ int main(int argc, char** argv) {
       break;
   }
   attend::SkipDeadlockSearch();
-  if (config.allocator_tuning && !attend::TuneAllocator()) {
-    std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
-               stderr);
+  attend::TunedAllocator allocator;
+  if (config.allocator_tuning) {
+    allocator = attend::TuneAllocatorAndBlocks(config.receive_memory_bytes);
+    if (!allocator.tuned) {
+      std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
+                 stderr);
+    }
   }
   // A stream that waits for a client's event holds the channel to the GPU that it was dealt, and
   // whatever else was dealt the same one: as many as there can be (8 is CUDA's default), one for
@@ -141,7 +147,7 @@ int main(int argc, char** argv) {
   if (!logger.ok()) return Fail(logger.status());
   grpc_log.store((*logger).get(), std::memory_order_release);
   gpr_set_log_function(LogOfGrpc);
-  const int code = Serve(config, *logger);
+  const int code = Serve(config, allocator.blocks, *logger);
   grpc_log.store(nullptr, std::memory_order_release);
   return code;
 }

@@ -1,50 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // gRPC's receive buffers, page-locked, so that a GPU reads a message's tensors where they arrived
-// and the server copies none of their bytes. gRPC takes its buffers from malloc and has no hook for
-// another allocator; but with one arena that gives nothing back (proto/process_settings.h) glibc's
-// heap is one range that only grows. So it is made to grow at the start, and what it grew by is
-// page-locked and handed back to malloc. Buffers that come from elsewhere, once all of that is in
-// use, are copied as ever.
-//
-// The pages must stay where they are while a GPU may read them: nothing may give them back to the
-// system, or the GPU would go on reading the old ones. So glibc's trim threshold is off from then
-// on, and another malloc is refused.
+// and the server copies none of their bytes. The buffers are blocks of one range whose pages never
+// go back to the system (proto/receive_blocks.h); what arrived elsewhere, once all of them are in
+// use, is copied as ever.
 
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "kernels/backend.h"
+#include "proto/receive_blocks.h"
 
 namespace attend {
 
 class ReceiveMemory {
  public:
-  // Page-locks `bytes` of the heap by `allocator`, which outlives this. Null, and
-  // `why` says so, where the heap is not glibc's or does not grow in one piece. Before other
-  // threads begin to take much from it.
-  static std::unique_ptr<ReceiveMemory> Make(HostAllocator& allocator, int64_t bytes,
-                                             std::string* why);
-  // A range that is somebody else's.
-  ReceiveMemory(const void* begin, int64_t bytes) : begin_(begin), bytes_(bytes) {}
-  ~ReceiveMemory();
+  // Page-locks `blocks` by `allocator`, until the end of this; both outlive it. INVALID_ARGUMENT if
+  // there are no blocks, RESOURCE_EXHAUSTED if the system does not let so much be locked.
+  static Result<std::unique_ptr<ReceiveMemory>> Lock(HostAllocator& allocator,
+                                                     const ReceiveBlocks& blocks);
+  ~ReceiveMemory() { allocator_.Unregister(blocks_.begin, blocks_.bytes); }
   ReceiveMemory(const ReceiveMemory&) = delete;
   ReceiveMemory& operator=(const ReceiveMemory&) = delete;
 
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return blocks_.bytes; }
   bool Contains(const void* data, int64_t bytes) const {
-    const uint64_t offset = reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(begin_);
-    return offset <= static_cast<uint64_t>(bytes_) &&
-           bytes <= bytes_ - static_cast<int64_t>(offset);
+    const uint64_t offset =
+        reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(blocks_.begin);
+    return offset <= static_cast<uint64_t>(blocks_.bytes) &&
+           bytes <= blocks_.bytes - static_cast<int64_t>(offset);
   }
 
  private:
-  const void* const begin_;
-  const int64_t bytes_;
-  HostAllocator* allocator_ = nullptr;  // that locked it, if it is this object's
+  ReceiveMemory(HostAllocator& allocator, const ReceiveBlocks& blocks)
+      : allocator_(allocator), blocks_(blocks) {}
+
+  HostAllocator& allocator_;
+  const ReceiveBlocks blocks_;
 };
 
 }  // namespace attend

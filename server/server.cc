@@ -140,17 +140,17 @@ Server::Server(const Config& config, std::shared_ptr<spdlog::logger> logger)
 Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::vector<std::unique_ptr<Backend>> backends,
                                               std::shared_ptr<spdlog::logger> logger,
-                                              std::unique_ptr<ReceiveMemory> receive_memory) {
+                                              const ReceiveBlocks& receive_blocks) {
   std::unique_ptr<Server> server(new Server(config, std::move(logger)));
-  server->receive_memory_ = std::move(receive_memory);
-  ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends)));
+  ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());
   server->LogStart();
   return server;
 }
 
-Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
+Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
+                          const ReceiveBlocks& receive_blocks) {
   bool gpu = false;
   for (const auto& backend : backends) gpu |= backend->info().kind == DeviceKind::kCuda;
   Result<std::unique_ptr<Engine>> engine =
@@ -177,7 +177,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
-  MakeReceiveMemory();
+  LockReceiveMemory(receive_blocks);
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
   intake_ = std::make_unique<Intake>(
       *engine_, *copies_, metrics_, clock_,
@@ -195,21 +195,20 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   return Status();
 }
 
-// Before gRPC's threads take memory of the heap.
-void Server::MakeReceiveMemory() {
-  if (receive_memory_ != nullptr || config_.receive_memory_bytes == 0) return;
+void Server::LockReceiveMemory(const ReceiveBlocks& blocks) {
+  if (config_.receive_memory_bytes == 0) return;
   const std::vector<Backend*> backends = engine_->backends();
   const bool wanted = std::any_of(backends.begin(), backends.end(),
                                   [](const Backend* backend) { return backend->Gathers(); });
   if (!wanted) return;
-  std::string why = "needs the tuned allocator";
-  if (config_.allocator_tuning) {
-    receive_memory_ =
-        ReceiveMemory::Make(engine_->host_allocator(), config_.receive_memory_bytes, &why);
+  Result<std::unique_ptr<ReceiveMemory>> locked =
+      ReceiveMemory::Lock(engine_->host_allocator(), blocks);
+  if (!locked.ok()) {
+    logger_->warn("messages are copied, as their memory is not page-locked: {}",
+                  locked.status().message());
+    return;
   }
-  if (receive_memory_ == nullptr) {
-    logger_->warn("messages are copied, as their memory is not page-locked: {}", why);
-  }
+  receive_memory_ = std::move(*locked);
 }
 
 Status Server::StartMetrics() {

@@ -37,12 +37,12 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
 
 class Server {
  public:
-  // Serving when it returns. `backends` must not be empty. `receive_memory` says where messages
-  // arrive in memory that devices read; null: it is made as configured.
-  static Result<std::unique_ptr<Server>> Start(
-      const Config& config, std::vector<std::unique_ptr<Backend>> backends,
-      std::shared_ptr<spdlog::logger> logger,
-      std::unique_ptr<ReceiveMemory> receive_memory = nullptr);
+  // Serving when it returns. `backends` must not be empty. Messages arrive in `receive_blocks`, if
+  // there are any; they outlive the server.
+  static Result<std::unique_ptr<Server>> Start(const Config& config,
+                                               std::vector<std::unique_ptr<Backend>> backends,
+                                               std::shared_ptr<spdlog::logger> logger,
+                                               const ReceiveBlocks& receive_blocks = {});
   ~Server();  // cancels the calls that there are
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -64,8 +64,9 @@ class Server {
 
  private:
   Server(const Config& config, std::shared_ptr<spdlog::logger> logger);
-  Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends);
-  void MakeReceiveMemory();
+  Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
+                    const ReceiveBlocks& receive_blocks);
+  void LockReceiveMemory(const ReceiveBlocks& blocks);
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;

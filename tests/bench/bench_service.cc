@@ -23,6 +23,7 @@
 
 #include "kernels/backend.h"
 #include "proto/process_settings.h"
+#include "proto/receive_blocks.h"
 #include "server/config.h"
 #include "server/config_values.h"
 #include "tests/bench/service/rows.h"
@@ -201,7 +202,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "bench_service: --rows names what --list does not\n");
     return 2;
   }
-  TuneAllocator();
+  TuneAllocatorAndBlocks();
   SkipDeadlockSearch();
   return Measure(run, rows);
 }

@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <utility>
+
 #include "tests/client/chunked_calls.h"
 
 namespace attend::client {
@@ -37,6 +40,8 @@ class TwoStreams {
     const std::lock_guard lock(mutex_);
     second_ = std::move(second);
   }
+  // What the first stream brings of O, the rest being given to the second.
+  void SetFirstBrings(int64_t bytes) { first_brings_ = bytes; }
   const std::string& address() const { return server_.address(); }
   FakeServer& server() { return server_; }
   // The second stream is no longer waited for.
@@ -60,7 +65,7 @@ class TwoStreams {
       bytes += static_cast<int64_t>(request.data().size());
     }
     stream->Write(Header({1, 1, 8192, 64}));
-    for (int64_t at = 0; at < kTensorBytes; at += kPieceBytes) {
+    for (int64_t at = 0; at < first_brings_; at += kPieceBytes) {
       stream->Write(Data(v1::TENSOR_NAME_O, static_cast<uint64_t>(at), kPieceBytes));
     }
     return grpc::Status::OK;
@@ -69,6 +74,7 @@ class TwoStreams {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool gone_ = false;
+  std::atomic<int64_t> first_brings_{kTensorBytes};
   Second second_;
   FakeServer server_;
 };
@@ -92,6 +98,26 @@ TEST(ChunkedStreams, OneThatNeverJoinsTakesNothingWithIt) {
     ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
     EXPECT_EQ(outcome.attempts, 1);
     EXPECT_EQ(outcome.result.o.bytes, kTensorBytes);
+  }
+}
+
+// The server had let it join and given it a part of the answer, of which nothing arrived.
+TEST(ChunkedStreams, WhatAnUnjoinedOneOwesIsMissedForItsReason) {
+  const std::pair<grpc::StatusCode, Code> cases[] = {
+      {grpc::StatusCode::DEADLINE_EXCEEDED, Code::kDeadlineExceeded},
+      {grpc::StatusCode::CANCELLED, Code::kUnavailable},  // by nobody here
+      {grpc::StatusCode::UNAVAILABLE, Code::kUnavailable},
+      {grpc::StatusCode::NOT_FOUND, Code::kInternal}};
+  for (const auto& [code, expected] : cases) {
+    TwoStreams server;
+    server.SetFirstBrings(kTensorBytes / 2);
+    server.SetSecond([code](grpc::ServerContext*, FakeServer::ChunkedStream*) {
+      return grpc::Status(code, "gone");
+    });
+    const auto client = Connect(server.address(), 2, /*attempts=*/1);
+    const CallOutcome outcome =
+        Wait(*client, RandomCall(kShape, 1), ChunkedWithin(std::chrono::seconds(20)));
+    EXPECT_EQ(outcome.status.code(), expected) << outcome.status.ToString();
   }
 }
 

@@ -31,8 +31,8 @@ using test::WireProblem;
 class GatheringTest : public ::testing::Test {
  protected:
   void Start(const std::function<void(Config&)>& change = {}, int devices = 1,
-             TestServer::Devices kind = TestServer::Devices::kGathering) {
-    server_.emplace(change, devices, kind);
+             const ReceiveBlocks& receive_blocks = TestServer::kAnywhere) {
+    server_.emplace(change, devices, TestServer::Devices::kGathering, receive_blocks);
     stub_ = server_->Stub();
   }
   // Judged; whether its tensors were read where they arrived.
@@ -110,7 +110,7 @@ TEST_F(GatheringTest, WhatRunsInPartsIsCopied) {
 }
 
 TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
-  Start({}, 1, TestServer::Devices::kGatheringElsewhere);
+  Start({}, 1, ReceiveBlocks{nullptr, 4096});
   EXPECT_FALSE(IsGathered(Medium(50)));
   EXPECT_FALSE(IsGathered(Large(51)));
 }

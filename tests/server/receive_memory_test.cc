@@ -1,29 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The heap as page-locked memory. In a process whose allocator is tuned as the server's is; under
-// sanitizers, whose malloc is another, there is none to be had, and that is all that is tested.
+// Blocks that are page-locked, and a server whose messages arrive in them. This program's malloc is
+// the server's; under sanitizers, whose malloc is another, there are no blocks.
 
 #include "server/receive_memory.h"
 
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
-#include <thread>
-#include <vector>
 
-#include "proto/process_settings.h"
+#include "tests/server/messages.h"
+#include "tests/server/test_server.h"
 
 namespace attend {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kHeapGrows = false;
-#else
-constexpr bool kHeapGrows = true;
-#endif
 
 class NotingAllocator final : public HostAllocator {
  public:
@@ -42,79 +36,68 @@ class NotingAllocator final : public HostAllocator {
   Status refusal;
 };
 
-TEST(ReceiveMemory, HoldsWhatMallocGivesToAllThreads) {
-  TuneAllocator();
-  constexpr int64_t kBytes = int64_t{256} << 20;
+TEST(ReceiveMemory, IsLockedAsLongAsItIsThere) {
+  char data[64];
   NotingAllocator allocator;
-  std::string why;
-  std::unique_ptr<ReceiveMemory> memory = ReceiveMemory::Make(allocator, kBytes, &why);
-  if (!kHeapGrows) {
-    EXPECT_EQ(memory, nullptr);
-    EXPECT_NE(why, "");
-    return;
-  }
-  ASSERT_NE(memory, nullptr) << why;
-  EXPECT_GE(memory->bytes(), kBytes - 8192);
-  ASSERT_EQ(allocator.registered.size(), 1u);
-  EXPECT_EQ(allocator.registered.begin()->second, memory->bytes());
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(allocator.registered.begin()->first) % 4096, 0u);
-
-  const auto take_from_it = [&] {
-    std::vector<void*> blocks;
-    int inside = 0;
-    for (int i = 0; i < 1000; ++i) {
-      blocks.push_back(std::malloc(65600));
-      inside += memory->Contains(blocks.back(), 65600) ? 1 : 0;
-    }
-    for (void* block : blocks) std::free(block);
-    EXPECT_GE(inside, 990) << "but for what fits into holes from before";
-  };
-  for (int round = 0; round < 3; ++round) {  // what was freed comes again
-    take_from_it();
-    std::thread(take_from_it).join();
-  }
-  memory.reset();
+  Result<std::unique_ptr<ReceiveMemory>> memory =
+      ReceiveMemory::Lock(allocator, ReceiveBlocks{data, 64});
+  ASSERT_TRUE(memory.ok()) << memory.status().message();
+  EXPECT_EQ((*memory)->bytes(), 64);
+  EXPECT_EQ(allocator.registered.at(data), 64);
+  memory->reset();
   EXPECT_TRUE(allocator.registered.empty());
 }
 
-// A GPU would go on reading pages that the system has taken back.
-TEST(ReceiveMemory, IsNeverGivenBack) {
-  if (!kHeapGrows) GTEST_SKIP() << "another malloc";
-  TuneAllocator();
-  NotingAllocator allocator;
-  std::string why;
-  const auto memory = ReceiveMemory::Make(allocator, int64_t{64} << 20, &why);
-  ASSERT_NE(memory, nullptr) << why;
-  const char* const end =
-      static_cast<const char*>(allocator.registered.begin()->first) + memory->bytes();
-  std::vector<void*> blocks;
-  for (int64_t taken = 0; taken < int64_t{9} << 28; taken += 65600) {  // more than 2^31 bytes
-    blocks.push_back(std::malloc(65600));
-  }
-  for (void* block : blocks) std::free(block);
-  EXPECT_GE(static_cast<const char*>(sbrk(0)), end);
-}
-
 TEST(ReceiveMemory, ARefusalIsTold) {
-  TuneAllocator();
+  char data[64];
   NotingAllocator allocator;
   allocator.refusal = ResourceExhausted("too much is locked");
-  std::string why;
-  EXPECT_EQ(ReceiveMemory::Make(allocator, 1 << 20, &why), nullptr);
-  if (kHeapGrows) {
-    EXPECT_EQ(why, "too much is locked");
-  }
+  EXPECT_EQ(ReceiveMemory::Lock(allocator, ReceiveBlocks{data, 64}).status().message(),
+            "too much is locked");
+  EXPECT_EQ(ReceiveMemory::Lock(allocator, ReceiveBlocks{}).status().code(),
+            Code::kInvalidArgument);
 }
 
 TEST(ReceiveMemory, ContainsItsRangeAndNothingElse) {
   char data[64];
-  const ReceiveMemory memory(data + 8, 48);
-  EXPECT_TRUE(memory.Contains(data + 8, 48));
-  EXPECT_TRUE(memory.Contains(data + 56, 0));
-  EXPECT_FALSE(memory.Contains(data + 7, 1));
-  EXPECT_FALSE(memory.Contains(data + 8, 49));
-  EXPECT_FALSE(memory.Contains(data + 57, 0));
-  EXPECT_FALSE(memory.Contains(nullptr, 1));
+  NotingAllocator allocator;
+  const auto memory = *ReceiveMemory::Lock(allocator, ReceiveBlocks{data + 8, 48});
+  EXPECT_TRUE(memory->Contains(data + 8, 48));
+  EXPECT_TRUE(memory->Contains(data + 56, 0));
+  EXPECT_FALSE(memory->Contains(data + 7, 1));
+  EXPECT_FALSE(memory->Contains(data + 8, 49));
+  EXPECT_FALSE(memory->Contains(data + 57, 0));
+  EXPECT_FALSE(memory->Contains(nullptr, 1));
+}
+
+// gRPC's receive buffers are of the sizes that blocks are made for; else all would be copied.
+TEST(ReceiveMemory, MessagesArriveInBlocks) {
+  const ReceiveBlocks blocks = ReserveReceiveBlocks(int64_t{64} << 20);
+  if (blocks.bytes == 0) GTEST_SKIP() << "another malloc";
+  test::TestServer server({}, 1, test::TestServer::Devices::kGathering, blocks);
+  const auto stub = server.Stub();
+  for (const int64_t rows : {80, 256}) {  // 120 KiB and 1.5 MiB
+    test::WireProblem problem = test::PlainWireProblem(test::FreshSeed(), rows, rows);
+    const int64_t before = server.backend().gathered_items();
+    grpc::ClientContext context;
+    v1::AttendResponse response;
+    const grpc::Status status = stub->Attend(&context, problem.request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(test::Judge(problem, response), "");
+    EXPECT_GT(server.backend().gathered_items(), before) << rows;
+  }
+}
+
+TEST(ReceiveMemory, WhereItCannotBeLockedMessagesAreCopied) {
+  test::TestServer server({}, 1, test::TestServer::Devices::kGathering, ReceiveBlocks{});
+  EXPECT_NE(server.log().find("messages are copied"), std::string::npos);
+  const auto stub = server.Stub();
+  test::WireProblem problem = test::PlainWireProblem(test::FreshSeed(), 80, 64);
+  grpc::ClientContext context;
+  v1::AttendResponse response;
+  ASSERT_TRUE(stub->Attend(&context, problem.request, &response).ok());
+  EXPECT_EQ(test::Judge(problem, response), "");
+  EXPECT_EQ(server.backend().gathered_items(), 0);
 }
 
 }  // namespace

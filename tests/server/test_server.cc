@@ -38,7 +38,8 @@ struct TestServer::Log {
   std::shared_ptr<Sink> sink = std::make_shared<Sink>();
 };
 
-TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind)
+TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind,
+                       const ReceiveBlocks& receive_blocks)
     : log_(std::make_unique<Log>()) {
   google::protobuf::SetLogHandler(nullptr);  // bad messages are meant here
   Config config;
@@ -52,17 +53,14 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices, 
         std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
     if (config.cuda_ipc) backend->SetUuid(DeviceUuid(i));
     if (kind == Devices::kStaging) backend->AddStaging();
-    if (kind >= Devices::kGathering) backend->GatherSpans();
+    if (kind == Devices::kGathering) backend->GatherSpans();
     backends_.push_back(backend.get());
     backends.push_back(std::move(backend));
   }
   auto logger = std::make_shared<spdlog::logger>("test", log_->sink);
   logger->set_level(spdlog::level::from_str(config.log_level));
-  std::unique_ptr<ReceiveMemory> memory;
-  if (kind == Devices::kGathering) memory = std::make_unique<ReceiveMemory>(nullptr, INT64_MAX);
-  if (kind == Devices::kGatheringElsewhere) memory = std::make_unique<ReceiveMemory>(nullptr, 4096);
   Result<std::unique_ptr<Server>> server =
-      Server::Start(config, std::move(backends), logger, std::move(memory));
+      Server::Start(config, std::move(backends), logger, receive_blocks);
   if (!server.ok()) throw std::runtime_error(server.status().ToString());
   server_ = std::move(*server);
 }

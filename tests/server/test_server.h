@@ -6,6 +6,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,11 +21,13 @@ namespace attend::test {
 
 class TestServer {
  public:
-  // kGatheringElsewhere: messages do not arrive where the devices read.
-  enum class Devices { kPlain, kStaging, kGathering, kGatheringElsewhere };
+  enum class Devices { kPlain, kStaging, kGathering };
+  // As if messages arrived in blocks wherever they are.
+  static constexpr ReceiveBlocks kAnywhere{nullptr, INT64_MAX};
   // `change` edits the settings before the server starts.
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
-                      Devices kind = Devices::kPlain);
+                      Devices kind = Devices::kPlain,
+                      const ReceiveBlocks& receive_blocks = kAnywhere);
   ~TestServer();  // opens the devices' gates first
 
   // Of the i-th device, if CUDA IPC is on.

@@ -15,6 +15,7 @@
 #include "client/shared_memory.h"
 #include "kernels/backend.h"
 #include "proto/process_settings.h"
+#include "proto/receive_blocks.h"
 #include "server/config.h"
 #include "server/logging.h"
 #include "server/server.h"
@@ -51,7 +52,10 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
       ConfigOutcome::kRun) {
     return Cannot(text.substr(0, text.find('\n')));
   }
-  if (config.allocator_tuning) TuneAllocator();
+  ReceiveBlocks receive_blocks;
+  if (config.allocator_tuning) {
+    receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes).blocks;
+  }
   SkipDeadlockSearch();
   const Result<std::shared_ptr<spdlog::logger>> logger = MakeLogger(config);
   if (!logger.ok()) return Cannot(logger.status().message());
@@ -62,13 +66,13 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
     backends->push_back(MakePassThroughBackend());
   }
   const Result<std::unique_ptr<Server>> server =
-      Server::Start(config, std::move(*backends), *logger);
+      Server::Start(config, std::move(*backends), *logger, receive_blocks);
   if (!server.ok()) return Cannot(server.status().message());
   ServeUntilInputEnds((*server)->addresses().front() + " " + (*server)->metrics_address());
 }
 
 int ServeEcho(const std::string& listen, int64_t answer_bytes) {
-  TuneAllocator();
+  TuneAllocatorAndBlocks();
   SkipDeadlockSearch();
   const EchoServer server(listen, answer_bytes);
   if (server.address().empty()) return Cannot("the echo does not serve " + listen);

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cancellations that meet the first message of AttendChunked: the call must not end while the
+// request that its header begins still speaks of it. Freed memory is overwritten here, so that
+// whoever looks at a call that is gone does not go on unharmed.
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>  // says which C library it is
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/server/chunked_client.h"
+#include "tests/server/messages.h"
+#include "tests/server/test_server.h"
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+namespace attend {
+namespace {
+
+using test::ChunkedHeader;
+using test::TestServer;
+
+constexpr int kThreads = 4;
+constexpr int kCallsEach = 3000;
+constexpr int kPauseUsMost = 300;  // around what a header's way takes
+
+void SpoilFreedMemory() {
+#if defined(__GLIBC__)
+  mallopt(M_PERTURB, 0xa5);
+#endif
+}
+
+TEST(ChunkedCancelTest, AtTheHeader) {
+  SpoilFreedMemory();
+  TestServer server;
+  const v1::AttendRequest header = ChunkedHeader(test::PlainWireProblem(1).request);
+  const uint64_t seed = test::FreshSeed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(seed + static_cast<uint64_t>(t));
+      const auto stub = server.Stub();
+      v1::AttendChunkedRequest first;
+      *first.mutable_header() = header;
+      for (int i = 0; i < kCallsEach; ++i) {
+        grpc::ClientContext context;
+        const auto stream = stub->AttendChunked(&context);
+        stream->Write(first);
+        const auto until =
+            std::chrono::steady_clock::now() + std::chrono::microseconds(random() % kPauseUsMost);
+        while (std::chrono::steady_clock::now() < until) {
+        }
+        context.TryCancel();
+        v1::AttendChunkedResponse granted;
+        while (stream->Read(&granted)) {
+        }
+        EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Engine& engine = server.server().engine();
+  while (engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) std::this_thread::yield();
+  const test::WireProblem problem = test::PlainWireProblem(2);
+  EXPECT_TRUE(test::AttendOverStreams(server, problem.request, 2, 1000, seed).ok());
+}
+
+}  // namespace
+}  // namespace attend
