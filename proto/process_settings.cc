@@ -12,13 +12,13 @@
 
 namespace attend {
 
-bool TuneAllocator([[maybe_unused]] Arenas arenas) {
+bool TuneAllocator([[maybe_unused]] int arenas) {
 #if defined(__GLIBC__)
   bool ok = true;
   ok &= mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1;
   ok &= mallopt(M_TRIM_THRESHOLD, -1) == 1;  // never
   ok &= mallopt(M_TOP_PAD, 64 << 20) == 1;
-  if (arenas == Arenas::kOne) ok &= mallopt(M_ARENA_MAX, 1) == 1;
+  ok &= mallopt(M_ARENA_MAX, arenas) == 1;
   return ok;
 #else
   return false;

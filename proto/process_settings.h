@@ -7,15 +7,13 @@
 
 namespace attend {
 
-enum class Arenas { kOne, kMany };
-
 // Keeps freed memory. gRPC reads into fresh 64 KiB blocks; by default glibc gives them back to the
 // kernel after every message and faults them in again, which halves the rate of large transfers.
-// The process then keeps its high-water mark. M_MMAP_THRESHOLD 1 GiB, M_TRIM_THRESHOLD never,
-// M_TOP_PAD 64 MiB, and M_ARENA_MAX 1 for kOne: with many arenas each would keep blocks of its own,
-// unless these come from elsewhere (receive_blocks.h). All or none: the trim threshold alone makes
-// large messages slower. False if the allocator refused one, or is not glibc's.
-bool TuneAllocator(Arenas arenas = Arenas::kOne);
+// The process then keeps its high-water mark, for each of its `arenas` (at least 1).
+// M_MMAP_THRESHOLD 1 GiB, M_TRIM_THRESHOLD never, M_TOP_PAD 64 MiB, M_ARENA_MAX. The trim threshold
+// alone would make large messages slower. False if the C library is not glibc, or its malloc
+// refused one.
+bool TuneAllocator(int arenas = 1);
 
 // Turns off absl::Mutex's search for deadlocks. It is for debugging, but Debian builds absl, and
 // gRPC on it, with it: every lock that any of gRPC's threads takes then waits for one spin lock of

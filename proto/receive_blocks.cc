@@ -7,17 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "proto/block_stack.h"
 #include "proto/process_settings.h"
-
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define ATTEND_MALLOC 1
-#endif
 
 namespace attend {
 namespace {
@@ -27,38 +23,45 @@ namespace {
 constexpr size_t kHeaderBytesMax = 512;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
+// Memory of zeros, for as long as the process lives. Null: the system refuses.
+void* Map(size_t bytes) {
+  void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
+
 // Blocks of one size, side by side. Constant-initialised: malloc is called before any constructor.
+template <size_t kBufferBytes>
 class BlockPool {
  public:
-  constexpr explicit BlockPool(size_t buffer_bytes) : buffer_bytes_(buffer_bytes) {}
+  static constexpr size_t kStride = kBufferBytes + kHeaderBytesMax;
 
-  size_t stride() const { return buffer_bytes_ + kHeaderBytesMax; }
   // Whether so many bytes are one of these buffers and its header.
-  bool IsFor(size_t bytes) const { return bytes - buffer_bytes_ - 1 < kHeaderBytesMax; }
+  static constexpr bool IsFor(size_t bytes) { return bytes - kBufferBytes - 1 < kHeaderBytesMax; }
 
-  // Blocks that fit into `bytes` at `begin`; the bytes that they take.
-  size_t Make(char* begin, size_t bytes) {
-    const auto count =
-        static_cast<uint32_t>(std::min<size_t>(bytes / stride(), BlockStack::kNone - 1));
-    next_ = std::make_unique<std::atomic<uint32_t>[]>(count).release();  // as long as malloc is
+  // `count` blocks at `begin`. False: there is no memory to note them in.
+  bool Make(char* begin, size_t count) {
+    if (count >= BlockStack::kNone / 2) return false;
+    void* const links = Map(std::max<size_t>(count, 1) * sizeof(std::atomic<uint32_t>));
+    if (links == nullptr) return false;
     begin_ = begin;
-    stack_.Fill(next_, count);
-    return count * stride();
+    stack_.Make(static_cast<std::atomic<uint32_t>*>(links), static_cast<uint32_t>(count));
+    return true;
   }
   void* Take() {
     const uint32_t block = stack_.Take();
-    return block == BlockStack::kNone ? nullptr : begin_ + block * stride();
+    return block == BlockStack::kNone ? nullptr : begin_ + block * kStride;
   }
   void GiveBack(void* data) {
     const auto offset = static_cast<size_t>(static_cast<char*>(data) - begin_);
-    if (offset % stride() != 0) std::abort();  // nothing that malloc ever returned
-    stack_.GiveBack(static_cast<uint32_t>(offset / stride()));
+    // Nothing that malloc returned, or freed before.
+    if (offset % kStride != 0 || !stack_.GiveBack(static_cast<uint32_t>(offset / kStride))) {
+      std::abort();
+    }
   }
 
  private:
-  const size_t buffer_bytes_;
   char* begin_ = nullptr;
-  std::atomic<uint32_t>* next_ = nullptr;
   BlockStack stack_;
 };
 
@@ -67,23 +70,23 @@ class Blocks {
  public:
   ReceiveBlocks Make(size_t bytes) {
     constexpr size_t kShareOfSmall = 8;
-    const size_t small_bytes = bytes / kShareOfSmall;
-    if (small_bytes < small_.stride() || bytes - small_bytes < large_.stride()) return {};
+    if (bytes == 0) return {};
     // Huge pages are faulted in and page-locked faster. That is only advice.
     const size_t whole = (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-    void* const mapped = mmap(nullptr, whole + kHugePageBytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) return {};
+    void* const mapped = Map(whole + kHugePageBytes);
+    if (mapped == nullptr) return {};
     const size_t past = reinterpret_cast<uintptr_t>(mapped) % kHugePageBytes;
     char* const begin = static_cast<char*>(mapped) + (kHugePageBytes - past) % kHugePageBytes;
     (void)madvise(begin, whole, MADV_HUGEPAGE);
-    const size_t large_bytes = whole - small_bytes / small_.stride() * small_.stride();
+    const size_t small = whole / kShareOfSmall / small_.kStride;
+    large_bytes_ = whole - small * small_.kStride;
+    begin_ = reinterpret_cast<uintptr_t>(begin);
     // Whoever frees memory looks at the range, so it is there before the first block is.
-    begin_.store(reinterpret_cast<uintptr_t>(begin), std::memory_order_relaxed);
-    large_bytes_.store(large_bytes, std::memory_order_relaxed);
     bytes_.store(whole, std::memory_order_release);
-    large_.Make(begin, large_bytes);
-    small_.Make(begin + large_bytes, whole - large_bytes);
+    if (!small_.Make(begin + large_bytes_, small) ||
+        !large_.Make(begin, large_bytes_ / large_.kStride)) {
+      return {};
+    }
     return {begin, static_cast<int64_t>(whole)};
   }
 
@@ -92,35 +95,65 @@ class Blocks {
     if (large_.IsFor(bytes)) return large_.Take();
     return small_.IsFor(bytes) ? small_.Take() : nullptr;
   }
-  // The pool that has `data`. Null: it is none of the blocks.
-  BlockPool* PoolOf(const void* data) {
+  bool Contains(const void* data) const {
+    // Before there are blocks this is 0, and what stands behind it is not looked at.
     const size_t bytes = bytes_.load(std::memory_order_acquire);
-    const uintptr_t begin = begin_.load(std::memory_order_relaxed);
-    const uintptr_t offset = reinterpret_cast<uintptr_t>(data) - begin;
-    if (offset >= bytes) return nullptr;
-    return offset < large_bytes_.load(std::memory_order_relaxed) ? &large_ : &small_;
+    return bytes != 0 && reinterpret_cast<uintptr_t>(data) - begin_ < bytes;
   }
+  // The next two are of what it contains.
+  size_t BlockBytes(const void* data) const {
+    return IsLarge(data) ? large_.kStride : small_.kStride;
+  }
+  void GiveBack(void* data) { IsLarge(data) ? large_.GiveBack(data) : small_.GiveBack(data); }
 
  private:
-  BlockPool large_{size_t{64} << 10};
-  BlockPool small_{size_t{8} << 10};
-  std::atomic<uintptr_t> begin_{0};
-  std::atomic<size_t> large_bytes_{0};
-  std::atomic<size_t> bytes_{0};  // 0 until there are blocks
+  bool IsLarge(const void* data) const {
+    return reinterpret_cast<uintptr_t>(data) - begin_ < large_bytes_;
+  }
+
+  // These stay as they are, on a line that nobody writes to.
+  alignas(64) std::atomic<size_t> bytes_{0};
+  uintptr_t begin_ = 0;
+  size_t large_bytes_ = 0;
+  alignas(64) BlockPool<size_t{64} << 10> large_;
+  alignas(64) BlockPool<size_t{8} << 10> small_;
 };
 
-#if defined(ATTEND_MALLOC)
-
-// One for the process, as malloc is.
+// One for the process, as malloc is. Without blocks it is a few bytes that nobody looks at.
 constinit Blocks blocks;
 
+}  // namespace
+
+ReceiveBlocks ReserveReceiveBlocks(int64_t bytes) {
+  if (!kMallocHasBlocks) return {};
+  static const ReceiveBlocks made = blocks.Make(static_cast<size_t>(std::max<int64_t>(bytes, 0)));
+  return made;
+}
+
+TunedAllocator TuneAllocatorAndBlocks(int64_t bytes, int arenas) {
+  TunedAllocator made;
+  made.blocks = ReserveReceiveBlocks(bytes);
+  made.tuned = TuneAllocator(made.blocks.bytes > 0 ? arenas : 1);
+  return made;
+}
+
+}  // namespace attend
+
+#if ATTEND_MALLOC_HAS_BLOCKS
+
+namespace attend {
+namespace {
+
 // The same functions of whatever comes after this program: glibc's, or preloaded ones. All are
-// looked up by the first call, which comes before main: later, dlsym would touch the thread's state
-// of dlerror, in whose midst malloc may be called.
+// looked up by the first call, which comes long before main: later, dlsym would touch the thread's
+// state of dlerror, in whose midst malloc may be called.
 class Next {
  public:
   void* Malloc(size_t bytes) { return Found().malloc_(bytes); }
-  void Free(void* data) { Found().free_(data); }
+  void Free(void* data) {
+    if (finding_) return;  // something of dlsym's, lost once
+    Found().free_(data);
+  }
   void* Realloc(void* data, size_t bytes) { return Found().realloc_(data, bytes); }
   size_t UsableSize(void* data) { return Found().usable_size_(data); }
 
@@ -129,81 +162,69 @@ class Next {
     if (!found_.load(std::memory_order_acquire)) Find();
     return *this;
   }
-  void Find() {  // any threads at once: they find the same
+  void Find() {
+    finding_ = true;
     Find("malloc", malloc_);
     Find("free", free_);
     Find("realloc", realloc_);
     Find("malloc_usable_size", usable_size_);
+    finding_ = false;
     found_.store(true, std::memory_order_release);
   }
   template <typename Function>
-  static void Find(const char* name, std::atomic<Function*>& function) {
-    function.store(reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name)), std::memory_order_relaxed);
+  static void Find(const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+    if (function == nullptr) std::abort();
   }
 
   std::atomic<bool> found_{false};
-  std::atomic<void* (*)(size_t)> malloc_{nullptr};
-  std::atomic<void (*)(void*)> free_{nullptr};
-  std::atomic<void* (*)(void*, size_t)> realloc_{nullptr};
-  std::atomic<size_t (*)(void*)> usable_size_{nullptr};
+  bool finding_ = false;  // while there is one thread
+  void* (*malloc_)(size_t) = nullptr;
+  void (*free_)(void*) = nullptr;
+  void* (*realloc_)(void*, size_t) = nullptr;
+  size_t (*usable_size_)(void*) = nullptr;
 };
 
 constinit Next next;
 
-#endif
-
 }  // namespace
-
-ReceiveBlocks ReserveReceiveBlocks([[maybe_unused]] int64_t bytes) {
-#if defined(ATTEND_MALLOC)
-  static const ReceiveBlocks made = blocks.Make(static_cast<size_t>(std::max<int64_t>(bytes, 0)));
-  return made;
-#else
-  return {};
-#endif
-}
-
-TunedAllocator TuneAllocatorAndBlocks(int64_t bytes) {
-  TunedAllocator made;
-  made.blocks = ReserveReceiveBlocks(bytes == 0 ? kReceiveBlocksBytes : bytes);
-  made.tuned = TuneAllocator(made.blocks.bytes > 0 ? Arenas::kMany : Arenas::kOne);
-  return made;
-}
-
 }  // namespace attend
 
-#if defined(ATTEND_MALLOC)
+// Exported whatever this is compiled with: libraries must have these too. What else gives memory
+// (calloc, aligned_alloc) stays as it is, as blocks are told from other memory by where they lie.
+#define ATTEND_EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" {
-
-// Whatever else gives memory (calloc, aligned_alloc) is left as it is, as blocks are told from
-// other memory by where they lie.
-void* malloc(size_t bytes) {
+ATTEND_EXPORT void* malloc(size_t bytes) {
   void* const block = attend::blocks.Take(bytes);
   return block != nullptr ? block : attend::next.Malloc(bytes);
 }
 
-void free(void* data) {
-  attend::BlockPool* const pool = attend::blocks.PoolOf(data);
-  if (pool == nullptr) return attend::next.Free(data);
-  pool->GiveBack(data);
+ATTEND_EXPORT void free(void* data) {
+  if (!attend::blocks.Contains(data)) return attend::next.Free(data);
+  attend::blocks.GiveBack(data);
 }
 
-void* realloc(void* data, size_t bytes) {
-  attend::BlockPool* const pool = attend::blocks.PoolOf(data);
-  if (pool == nullptr) return attend::next.Realloc(data, bytes);
-  if (pool->IsFor(bytes)) return data;
+ATTEND_EXPORT void* realloc(void* data, size_t bytes) {
+  if (!attend::blocks.Contains(data)) return attend::next.Realloc(data, bytes);
+  const size_t block_bytes = attend::blocks.BlockBytes(data);
+  if (bytes > block_bytes / 2 && bytes <= block_bytes) return data;
   void* const moved = bytes == 0 ? nullptr : malloc(bytes);
-  if (moved != nullptr) std::memcpy(moved, data, std::min(bytes, pool->stride()));
-  if (moved != nullptr || bytes == 0) pool->GiveBack(data);
+  if (moved != nullptr) std::memcpy(moved, data, std::min(bytes, block_bytes));
+  if (moved != nullptr || bytes == 0) attend::blocks.GiveBack(data);
   return moved;
 }
 
-size_t malloc_usable_size(void* data) {
-  attend::BlockPool* const pool = attend::blocks.PoolOf(data);
-  return pool == nullptr ? attend::next.UsableSize(data) : pool->stride();
+// glibc's calls realloc, others' may not.
+ATTEND_EXPORT void* reallocarray(void* data, size_t count, size_t bytes) {
+  size_t all;
+  if (!__builtin_mul_overflow(count, bytes, &all)) return realloc(data, all);
+  errno = ENOMEM;
+  return nullptr;
 }
 
-}  // extern "C"
+ATTEND_EXPORT size_t malloc_usable_size(void* data) {
+  return attend::blocks.Contains(data) ? attend::blocks.BlockBytes(data)
+                                       : attend::next.UsableSize(data);
+}
 
-#endif
+#endif  // ATTEND_MALLOC_HAS_BLOCKS

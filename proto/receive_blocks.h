@@ -14,8 +14,26 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>  // says which C library it is
+
+// A sanitizer has a malloc of its own, which must see all memory.
+#if defined(__has_feature)
+#define ATTEND_HAS_FEATURE(name) __has_feature(name)
+#else
+#define ATTEND_HAS_FEATURE(name) 0
+#endif
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_HWADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) && !ATTEND_HAS_FEATURE(address_sanitizer) &&                  \
+    !ATTEND_HAS_FEATURE(hwaddress_sanitizer) && !ATTEND_HAS_FEATURE(memory_sanitizer) &&        \
+    !ATTEND_HAS_FEATURE(thread_sanitizer)
+#define ATTEND_MALLOC_HAS_BLOCKS 1
+#else
+#define ATTEND_MALLOC_HAS_BLOCKS 0
+#endif
 
 namespace attend {
+
+constexpr bool kMallocHasBlocks = ATTEND_MALLOC_HAS_BLOCKS != 0;
 
 struct ReceiveBlocks {
   void* begin = nullptr;  // on a page's boundary
@@ -24,17 +42,22 @@ struct ReceiveBlocks {
 
 constexpr int64_t kReceiveBlocksBytes = int64_t{1} << 30;
 
-// Makes the blocks, of some `bytes` in all: address space, that becomes memory as it is used. Until
-// then malloc is the next one's. Once for a process, by main; asked again, what there is. None if
-// the system refuses the address space, `bytes` hold no block, or a sanitizer's malloc is at work.
+// Makes the blocks, of `bytes` in all, in whole 2 MiB: address space, that becomes memory as it is
+// used. Until then malloc is the next one's. Once for a process, by main; asked again, what there
+// is. None of 0 bytes, if the system refuses the address space, or without kMallocHasBlocks.
 ReceiveBlocks ReserveReceiveBlocks(int64_t bytes);
 
-// That, with kReceiveBlocksBytes for 0, and process_settings.h's TuneAllocator with the arenas that
-// suit what came of it.
+// What a server takes. What is left of its messages' traffic is spread over these, and its memory
+// is at most so many times what one would keep.
+constexpr int kServerArenas = 8;
+
+// That, and process_settings.h's TuneAllocator: with these arenas if there are blocks, else with
+// one, as each would keep buffers of its own. glibc maps pieces of 64 MiB and more one by one in
+// all but the first arena, which suits servers alone: they have memory of their own for tensors.
 struct TunedAllocator {
   bool tuned = false;
   ReceiveBlocks blocks;
 };
-TunedAllocator TuneAllocatorAndBlocks(int64_t bytes = 0);
+TunedAllocator TuneAllocatorAndBlocks(int64_t bytes = kReceiveBlocksBytes, int arenas = 1);
 
 }  // namespace attend

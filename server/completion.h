@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/adaptive_mutex.h"
 #include "kernels/backend.h"
 #include "server/request.h"
 
@@ -45,7 +44,7 @@ class CompletionThreads {
   void Run();
 
   const std::function<void(CompletedBatch)> handler_;
-  AdaptiveMutex mutex_;
+  std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<CompletedBatch> posted_;
   bool stop_ = false;

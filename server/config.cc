@@ -176,8 +176,8 @@ void AddLimits(CLI::App& app, Config& c) {
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
   group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
-              "Memory where messages arrive, page-locked at start so that GPUs read their tensors "
-              "there; what arrives elsewhere is copied. 0, or without a GPU: none");
+              "Memory where messages arrive: with GPUs page-locked at start, so that they read "
+              "tensors there, else as much as is used. What arrives elsewhere is copied. 0: none");
   group.Bytes(
       "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
       "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "
@@ -271,9 +271,10 @@ void AddProcess(CLI::App& app, Config& c) {
       ->check(OneOf({"text", "json"}))
       ->type_name("FORMAT");
   group.Text("--log-file", c.log_file, "PATH", nullptr, "Append log lines here; empty: stderr");
-  app.add_flag("--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
-               "Keep freed memory in the process (glibc): about twice the rate of large transfers, "
-               "for a larger resident size")
+  app.add_flag(
+         "--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
+         "Keep freed memory in the process (glibc), and give gRPC's receive buffers a place of "
+         "their own: about twice the rate of transfers, for a larger resident size")
       ->group("Process")
       ->envname("ATTEND_ALLOCATOR_TUNING")
       ->default_str("true");

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/receive_blocks.h"
 #include "server/tenants.h"
 
 namespace attend {
@@ -33,7 +34,7 @@ struct Config {
   int64_t staging_min_bytes = int64_t{4} << 20;
 
   // Limits
-  int64_t receive_memory_bytes = int64_t{1} << 30;  // of GPUs
+  int64_t receive_memory_bytes = kReceiveBlocksBytes;
   int64_t max_request_bytes = int64_t{1} << 30;
   int64_t memory_budget_bytes = int64_t{4} << 30;
   int64_t grpc_memory_max_bytes = 0;  // 0: no bound

@@ -20,7 +20,6 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/adaptive_mutex.h"
 #include "kernels/backend.h"
 #include "server/clock.h"
 #include "server/completion.h"
@@ -101,7 +100,7 @@ class DeviceWorker {
   CompletionThreads& completion_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
 
-  mutable AdaptiveMutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;  // the scheduler thread
   std::condition_variable idle_;  // Stop
   Scheduler scheduler_;

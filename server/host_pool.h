@@ -14,7 +14,6 @@
 #include <mutex>
 #include <utility>
 
-#include "kernels/adaptive_mutex.h"
 #include "kernels/backend.h"
 #include "kernels/status.h"
 #include "server/range_allocator.h"
@@ -75,7 +74,7 @@ class HostPool {
   HostAllocator& allocator_;
   char* const memory_;
   const int64_t budget_bytes_;
-  mutable AdaptiveMutex mutex_;
+  mutable std::mutex mutex_;
   RangeAllocator ranges_;
   // Everything that was ever taken lies outside of [touched_end_, untouched_end_).
   int64_t touched_end_ = 0;

@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
   attend::SkipDeadlockSearch();
   attend::TunedAllocator allocator;
   if (config.allocator_tuning) {
-    allocator = attend::TuneAllocatorAndBlocks(config.receive_memory_bytes);
+    allocator = attend::TuneAllocatorAndBlocks(config.receive_memory_bytes, attend::kServerArenas);
     if (!allocator.tuned) {
       std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
                  stderr);

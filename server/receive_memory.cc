@@ -8,8 +8,8 @@ Result<std::unique_ptr<ReceiveMemory>> ReceiveMemory::Lock(HostAllocator& alloca
                                                            const ReceiveBlocks& blocks) {
   if (blocks.bytes <= 0) {
     return InvalidArgument(
-        "there are no blocks of gRPC's receive buffers: they need glibc, the "
-        "tuned allocator and --receive-memory of 128 KiB or more");
+        "there are no blocks of gRPC's receive buffers: the allocator is not "
+        "tuned, not glibc's, or got no address space");
   }
   ATTEND_RETURN_IF_ERROR(allocator.Register(blocks.begin, blocks.bytes));
   return std::unique_ptr<ReceiveMemory>(new ReceiveMemory(allocator, blocks));

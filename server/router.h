@@ -16,7 +16,6 @@
 #include <span>
 #include <vector>
 
-#include "kernels/adaptive_mutex.h"
 #include "kernels/select.h"
 
 namespace attend {
@@ -64,7 +63,7 @@ class Router {
   template <class LoadOf>
   size_t BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const;
 
-  mutable AdaptiveMutex mutex_;  // of `outstanding` and `expected`
+  mutable std::mutex mutex_;  // of `outstanding` and `expected`
   std::vector<Device> devices_;
 };
 

@@ -15,8 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/adaptive_mutex.h"
-
 namespace attend::cuda {
 
 class CompletionPoller {
@@ -52,7 +50,7 @@ class CompletionPoller {
   // Finishes what has ended; false if nothing had.
   bool Poll(std::vector<Pending>* pending);
 
-  AdaptiveMutex mutex_;
+  std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Pending> added_;
   bool stop_ = false;

@@ -29,7 +29,6 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/adaptive_mutex.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/batch_layout.h"
 #include "kernels/cuda/completion_poller.h"
@@ -131,7 +130,7 @@ class CudaLane : public Lane {
   HostArena lists_;
   LaneMemory memory_;
 
-  AdaptiveMutex mutex_;
+  std::mutex mutex_;
   std::condition_variable idle_;
   bool busy_ = false;
   std::optional<WatchedBatch> watched_;  // from SubmitWatched to Watch

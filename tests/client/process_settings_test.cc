@@ -8,15 +8,18 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <thread>
+
+#include "proto/receive_blocks.h"
 
 namespace attend {
 namespace {
 
 TEST(ProcessSettingsTest, TuningIsTakenByGlibc) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's allocator is at work";
-#endif
-  EXPECT_TRUE(TuneAllocator());
+  if (!kMallocHasBlocks) GTEST_SKIP() << "another malloc";
+  const TunedAllocator made = TuneAllocatorAndBlocks();
+  EXPECT_TRUE(made.tuned);
+  EXPECT_EQ(made.blocks.bytes, kReceiveBlocksBytes);
   // A freed block of this size would be unmapped by default; now the next one is the same memory.
   void* first = malloc(size_t{8} << 20);
   const uintptr_t address = reinterpret_cast<uintptr_t>(first);
@@ -25,6 +28,17 @@ TEST(ProcessSettingsTest, TuningIsTakenByGlibc) {
   void* second = malloc(size_t{8} << 20);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(second), address);
   free(second);
+}
+
+// As those of clients' answers. In any arena but the first they would be mapped one by one.
+TEST(ProcessSettingsTest, OneArenaKeepsLargePiecesOfAnyThread) {
+  if (!kMallocHasBlocks) GTEST_SKIP() << "another malloc";
+  TuneAllocatorAndBlocks();
+  std::thread([] {
+    void* const data = malloc(size_t{96} << 20);
+    EXPECT_EQ(mallinfo2().hblks, 0u) << "it is mapped by itself";
+    free(data);
+  }).join();
 }
 
 // Two locks taken in both orders: the search would end the process.

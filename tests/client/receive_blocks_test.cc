@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,16 +24,20 @@ namespace attend {
 namespace {
 
 TEST(BlockStack, GivesEachNumberOnceAndTheLastOneBackFirst) {
-  std::atomic<uint32_t> next[3];
+  std::atomic<uint32_t> links[3] = {};
   BlockStack stack;
   EXPECT_EQ(stack.Take(), BlockStack::kNone);
-  stack.Fill(next, 3);
+  stack.Make(links, 3);
+  EXPECT_FALSE(stack.GiveBack(0)) << "it was never taken";
   EXPECT_EQ(stack.Take(), 0u);
   EXPECT_EQ(stack.Take(), 1u);
   EXPECT_EQ(stack.Take(), 2u);
   EXPECT_EQ(stack.Take(), BlockStack::kNone);
-  stack.GiveBack(2);
-  stack.GiveBack(0);
+  EXPECT_TRUE(stack.GiveBack(2));
+  EXPECT_TRUE(stack.GiveBack(0));
+  EXPECT_FALSE(stack.GiveBack(0)) << "twice";
+  EXPECT_FALSE(stack.GiveBack(2)) << "twice";
+  EXPECT_FALSE(stack.GiveBack(3)) << "there are three";
   EXPECT_EQ(stack.Take(), 0u);
   EXPECT_EQ(stack.Take(), 2u);
   EXPECT_EQ(stack.Take(), BlockStack::kNone);
@@ -43,10 +48,10 @@ TEST(BlockStack, ABlockHasOneOwner) {
   constexpr uint32_t kBlocks = 5;
   constexpr int kThreads = 4;
   constexpr int kRounds = 20000;
-  std::atomic<uint32_t> next[kBlocks];
+  std::atomic<uint32_t> links[kBlocks] = {};
   int64_t taken[kBlocks] = {};
   BlockStack stack;
-  stack.Fill(next, kBlocks);
+  stack.Make(links, kBlocks);
   std::atomic<int64_t> in_vain{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
@@ -60,7 +65,7 @@ TEST(BlockStack, ABlockHasOneOwner) {
             continue;
           }
           ++taken[block];
-          stack.GiveBack(block);
+          EXPECT_TRUE(stack.GiveBack(block));
         }
       }
     });
@@ -79,6 +84,7 @@ TEST(BlockStack, ABlockHasOneOwner) {
 void* (*volatile Malloc)(size_t) = std::malloc;
 void* (*volatile Realloc)(void*, size_t) = std::realloc;
 void (*volatile Free)(void*) = std::free;
+void* (*volatile Reallocarray)(void*, size_t, size_t) = reallocarray;
 
 class ReceiveBlocksTest : public ::testing::Test {
  protected:
@@ -87,8 +93,9 @@ class ReceiveBlocksTest : public ::testing::Test {
   static constexpr size_t kSmall = 8192 + 40;
 
   void SetUp() override {
+    if (!kMallocHasBlocks) GTEST_SKIP() << "another malloc";
     blocks_ = ReserveReceiveBlocks(kBytes);
-    if (blocks_.bytes == 0) GTEST_SKIP() << "another malloc";
+    ASSERT_EQ(blocks_.bytes, kBytes);
   }
   bool IsBlock(const void* data) const {
     const auto offset =
@@ -99,7 +106,6 @@ class ReceiveBlocksTest : public ::testing::Test {
 };
 
 TEST_F(ReceiveBlocksTest, BuffersAreBlocksAndNothingElseIs) {
-  EXPECT_EQ(blocks_.bytes, kBytes);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(blocks_.begin) % 4096, 0u);
   EXPECT_EQ(ReserveReceiveBlocks(2 * kBytes).begin, blocks_.begin) << "once";
   for (const size_t bytes : {kLarge, kSmall, size_t{65537}, size_t{8193}, size_t{66048}}) {
@@ -181,6 +187,39 @@ TEST_F(ReceiveBlocksTest, ReallocKeepsWhatWasThere) {
   void* const again = Malloc(kLarge);
   EXPECT_EQ(again, data) << "freed";
   Free(again);
+}
+
+TEST_F(ReceiveBlocksTest, LibrariesUseItToo) {
+  const std::string text(kLarge, 'x');
+  char* const copy = strdup(text.c_str());  // the C library's call of malloc
+  EXPECT_TRUE(IsBlock(copy));
+  EXPECT_EQ(copy, text);
+  Free(copy);
+  void* const made = ::operator new(kLarge);  // the C++ library's
+  EXPECT_TRUE(IsBlock(made));
+  ::operator delete(made);
+  auto* data = static_cast<char*>(Malloc(kSmall));
+  std::memset(data, 5, kSmall);
+  data = static_cast<char*>(Reallocarray(data, 3, kSmall));
+  EXPECT_EQ(data[kSmall - 1], 5);
+  EXPECT_EQ(Reallocarray(data, SIZE_MAX / 2, 3), nullptr);
+  Free(data);
+  data = static_cast<char*>(std::aligned_alloc(4096, 1 << 16));
+  data = static_cast<char*>(Realloc(data, kLarge));
+  Free(data);
+  Free(std::calloc(1, kLarge));
+}
+
+TEST_F(ReceiveBlocksTest, WhatMallocDidNotReturnIsFatal) {
+  auto* const data = static_cast<char*>(Malloc(kLarge));
+  EXPECT_DEATH(Free(data + 16), "");
+  EXPECT_DEATH(
+      {
+        Free(data);
+        Free(data);
+      },
+      "");
+  Free(data);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
   }
   ReceiveBlocks receive_blocks;
   if (config.allocator_tuning) {
-    receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes).blocks;
+    receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes, kServerArenas).blocks;
   }
   SkipDeadlockSearch();
   const Result<std::shared_ptr<spdlog::logger>> logger = MakeLogger(config);
@@ -72,7 +72,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
 }
 
 int ServeEcho(const std::string& listen, int64_t answer_bytes) {
-  TuneAllocatorAndBlocks();
+  TuneAllocatorAndBlocks(kReceiveBlocksBytes, kServerArenas);
   SkipDeadlockSearch();
   const EchoServer server(listen, answer_bytes);
   if (server.address().empty()) return Cannot("the echo does not serve " + listen);
