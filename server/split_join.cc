@@ -260,8 +260,7 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
                                        std::span<const SplitDevice> devices) {
   if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
   const int shares = static_cast<int>(devices.size());
-  std::vector<SplitPiece> pieces = PlanSplit(request->attention, shares);
-  if (pieces.empty()) pieces = PlanKeySplit(request->attention, shares);
+  std::vector<SplitPiece> pieces = PlanSplitOrKeys(request->attention, shares);
   if (pieces.empty()) return std::nullopt;
   Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
   if (!parts.ok()) return std::nullopt;

@@ -17,8 +17,10 @@ namespace {
 // as so many of them besides.
 constexpr double kMergedElementsMax = 0x1p22;
 constexpr double kRowElements = 64;
-// What they may be of the elements of K and V.
+// What they may be of the elements of K and V where nothing else divides the work; and where the
+// work is divided, but not K and V: they take a host thread some hundred times as long as a bus.
 constexpr double kMergedShareMax = 0.25;
+constexpr double kMergedShareMaxInstead = 1.0 / 128;
 
 // The last key that the first row sees, as a count: ranges that end here or before are seen by all
 // rows in full.
@@ -36,11 +38,11 @@ bool KeysCanBeCut(const Attention& a) {
   return p.mask.left < 0 && p.mask.alignment == Alignment::kBottomRight;
 }
 
-bool MergingIsCheap(const Problem& p, int shares) {
+bool MergingIsCheap(const Problem& p, int shares, double share_max) {
   const double rows = static_cast<double>(p.batch) * p.heads_q * p.len_q;
   const double keys = static_cast<double>(p.batch) * p.heads_kv * p.len_k;
   return shares * rows * (p.dim_v + kRowElements) <= kMergedElementsMax &&
-         shares * rows * p.dim_v <= kMergedShareMax * keys * (p.dim + p.dim_v);
+         shares * rows * p.dim_v <= share_max * keys * (p.dim + p.dim_v);
 }
 
 void MergeRow(std::span<const Attention> parts, const Attention& whole, int64_t b, int64_t h,
@@ -100,8 +102,22 @@ std::vector<SplitPiece> Ranges(const Problem& p, int shares, int64_t keys_multip
 std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares, int64_t keys_multiple) {
   const Problem& p = whole.problem;
   if (!KeysCanBeCut(whole)) return {};
-  while (shares >= 2 && !MergingIsCheap(p, shares)) --shares;
+  while (shares >= 2 && !MergingIsCheap(p, shares, kMergedShareMax)) --shares;
   return shares < 2 ? std::vector<SplitPiece>() : Ranges(p, shares, keys_multiple);
+}
+
+std::vector<SplitPiece> PlanSplitOrKeys(const Attention& whole, int shares, int64_t multiple) {
+  const Problem& p = whole.problem;
+  std::vector<SplitPiece> pieces = PlanSplit(whole, shares, multiple);
+  const bool keys_shared = std::any_of(pieces.begin(), pieces.end(), [&](const SplitPiece& piece) {
+    return piece.rows_end - piece.rows_begin < p.len_q ||
+           (piece.heads_end - piece.heads_begin) % p.group() != 0;
+  });
+  if (!pieces.empty() && !(keys_shared && MergingIsCheap(p, shares, kMergedShareMaxInstead))) {
+    return pieces;
+  }
+  std::vector<SplitPiece> by_keys = PlanKeySplit(whole, shares, multiple);
+  return by_keys.empty() ? pieces : by_keys;
 }
 
 Attention TakeKeys(const Attention& whole, int64_t begin, int64_t end) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One attention cut by its keys, for where sequences, heads and rows do not suffice (split_plan.h):
-// few rows, as many heads as lie side by side in BLHD, and very many keys. Each part computes all
+// One attention cut by its keys, for where sequences, KV heads and rows do not suffice
+// (split_plan.h): few rows, query heads of one KV head or heads side by side as in BLHD, and very
+// many keys. Each part computes all
 // rows over some of the keys into O and LSE of its own; by their LSE they are then merged (the
 // algebra of kernels/softmax_state.h) into the whole's. Pure, as split_plan.h is.
 //
@@ -30,6 +31,11 @@ inline constexpr int kMergedRoundings = 2;
 // all but the last range.
 std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares,
                                      int64_t keys_multiple = kSplitRows);
+
+// PlanSplit's plan; PlanKeySplit's where there is none, or where several shares of it would read
+// one KV head, which every device would have to be sent, and merging is nothing beside that.
+std::vector<SplitPiece> PlanSplitOrKeys(const Attention& whole, int shares,
+                                        int64_t multiple = kSplitRows);
 
 // The attention over keys [begin, end), as PlanKeySplit cuts them, which returns LSE. A sink counts
 // with the first key. O and LSE are the whole's: whoever runs it gives it its own.

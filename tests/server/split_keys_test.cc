@@ -126,6 +126,30 @@ TEST(SplitKeys, AsManySharesAsAreCheapToMerge) {
   EXPECT_EQ(PlanKeySplit(owned.attention, 8, 10).size(), 4u) << "4 * 64 * 64 is a fifth of K and V";
 }
 
+bool ByKeys(const ProblemSpec& spec, int shares = 2) {
+  const OwnedAttention owned = MakeAttention(spec, 1);
+  const std::vector<SplitPiece> pieces = PlanSplitOrKeys(owned.attention, shares, 16);
+  EXPECT_FALSE(pieces.empty());
+  return !pieces.empty() && pieces[0].some_keys();
+}
+
+// Where every device would be sent all of K and V, they are divided instead, if merging is nothing.
+TEST(SplitKeys, KeysAreCutInPlaceOfWhatSharesThem) {
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 8, 1, 1, 4096, 32, 32))) << "query heads of one KV head";
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 1, 1, 32, 16384, 8, 8))) << "rows of one head";
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 12, 3, 1, 4096, 32, 32))) << "the middle one of three KV heads";
+  ProblemSpec rows_outside = MakeSpec(1, 2, 2, 32, 16384, 8, 8);
+  rows_outside.layout = test::Layout::kBLHD;
+  EXPECT_TRUE(ByKeys(rows_outside)) << "rows of all heads";
+  EXPECT_FALSE(ByKeys(MakeSpec(1, 8, 2, 1, 4096, 32, 32))) << "a KV head for each";
+  EXPECT_FALSE(ByKeys(MakeSpec(2, 8, 1, 1, 4096, 32, 32))) << "a sequence for each";
+  EXPECT_FALSE(ByKeys(MakeSpec(1, 8, 1, 16, 4096, 32, 32))) << "merging would take longer";
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 8, 1, 1, 4096, 32, 32), 4));
+  ProblemSpec uncut = MakeSpec(1, 8, 1, 1, 4096, 32, 32);
+  uncut.problem.has_alibi = true;
+  EXPECT_FALSE(ByKeys(uncut)) << "whose keys cannot be cut";
+}
+
 TEST(SplitKeys, WhatCannotBeCutIsNot) {
   const ProblemSpec can = MakeSpec(1, 1, 1, 4, 4096, 8, 8);
   const auto plan = [](const ProblemSpec& spec, int shares = 2) {

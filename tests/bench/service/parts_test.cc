@@ -109,11 +109,14 @@ TEST(TableTest, ShowsValuesOnlyOfWhatWasMeasured) {
   EXPECT_FALSE(json[3].contains("result"));
 }
 
-TEST(RoundsTest, InterleavesAndDropsTheFirst) {
+TEST(RoundsTest, InterleavesAndDropsTheFirstAndEachTurnsBeginning) {
   std::string order;
   const auto contestant = [&](char name) {
     return Contestant{std::string(1, name), [&order, name](double seconds) -> Result<Sample> {
                         order += name;
+                        if (order.size() % 2 == 1) {
+                          EXPECT_EQ(seconds, 1.0) << "before a turn";
+                        }
                         Sample sample;
                         sample.calls = static_cast<int64_t>(order.size());
                         sample.seconds = seconds;
@@ -123,10 +126,10 @@ TEST(RoundsTest, InterleavesAndDropsTheFirst) {
   const std::vector<Contestant> contestants = {contestant('a'), contestant('b')};
   const Result<std::vector<Samples>> samples = RunRounds(contestants, 3, 2.0);
   ASSERT_TRUE(samples.ok());
-  EXPECT_EQ(order, "abbaabba");
+  EXPECT_EQ(order, "aabbbbaaaabbbbaa");
   const auto calls = [](const Sample& sample) { return sample.calls_per_second(); };
-  EXPECT_THAT(Values((*samples)[0], calls), ElementsAre(2, 2.5, 4));
-  EXPECT_THAT(Values((*samples)[1], calls), ElementsAre(1.5, 3, 3.5));
+  EXPECT_THAT(Values((*samples)[0], calls), ElementsAre(4, 5, 8));
+  EXPECT_THAT(Values((*samples)[1], calls), ElementsAre(3, 6, 7));
 }
 
 TEST(RoundsTest, AnErrorOrNothingDoneLeavesNoSamples) {

@@ -36,8 +36,9 @@ struct Contestant {
 // One contestant's rounds.
 using Samples = std::vector<Sample>;
 
-// Calling thread. A round that is not counted, then `rounds`, each led by another contestant. The
-// first error, with its contestant's name, ends it.
+// Calling thread. A round that is not counted, then `rounds`, each led by another contestant. Each
+// turn begins with half as long that is not counted either. The first error, with its contestant's
+// name, ends it.
 Result<std::vector<Samples>> RunRounds(std::span<const Contestant> contestants, int rounds,
                                        double seconds);
 
