@@ -183,15 +183,18 @@ void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, 
 }
 
 // Why streams ended that brought nothing, not even a grant, but which the server may have counted
-// on. That the request was unknown where one of them went says least, a lost connection most.
+// on: a lost connection first. One that was refused, as where the request was unknown, never
+// joined.
 Status ChunkedOp::UnjoinedFailure() const {
-  Status failure;
-  for (const auto& stripe : stripes_) {
-    const grpc::StatusCode code = stripe->status.error_code();
-    if (code == grpc::StatusCode::OK || code == grpc::StatusCode::NOT_FOUND) continue;
-    if (failure.ok() || code == grpc::StatusCode::UNAVAILABLE) failure = FromGrpc(stripe->status);
+  for (const grpc::StatusCode code :
+       {grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::DEADLINE_EXCEEDED,
+        grpc::StatusCode::CANCELLED, grpc::StatusCode::RESOURCE_EXHAUSTED,
+        grpc::StatusCode::INTERNAL}) {
+    for (const auto& stripe : stripes_) {
+      if (stripe->status.error_code() == code) return FromGrpc(stripe->status);
+    }
   }
-  return failure;
+  return Status();
 }
 
 Status ChunkedOp::AttemptStatus() const {

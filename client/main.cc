@@ -33,7 +33,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
       ->capture_default_str();
   app.add_flag_callback(
       "--no-allocator-tuning", [common] { common->allocator_tuning = false; },
-      "Leave malloc's settings alone; large transfers are slower then");
+      "Leave malloc and its settings alone; transfers are slower then");
 }
 
 int Main(int argc, char** argv) {

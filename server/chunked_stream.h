@@ -55,8 +55,9 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Step NextLocked();
   Step NextWriteLocked();
   void End(const Status& status);
-  // Ends a stream that belongs to no transfer. Where it is seen that it belongs to none: the first
-  // message may come at any moment, and the request that it begins relies on the stream's call.
+  // Ends a stream that belongs to no transfer, with Poke() behind it. The first of them in the lock
+  // in which it was seen that there is no transfer and no first message in hand: that may come at
+  // any moment, and the request that it begins relies on the stream's call.
   void RefuseLocked(Status status);
   void Refuse(Status status);
   // The first message, or that there is none.

@@ -175,9 +175,11 @@ void AddLimits(CLI::App& app, Config& c) {
               "--shared-memory-client-max");
   group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
               "Host memory for the tensors of all requests at once; more are refused");
-  group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
-              "Memory where messages arrive: with GPUs page-locked at start, so that they read "
-              "tensors there, else as much as is used. What arrives elsewhere is copied. 0: none");
+  group.Bytes(
+      "--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
+      "Memory where messages arrive: with GPUs page-locked at start, so that they read "
+      "tensors there, else as much as is used; in whole 2 MiB, with --allocator-tuning. What "
+      "arrives elsewhere is copied. 0: none");
   group.Bytes(
       "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
       "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "

@@ -136,6 +136,11 @@ int main(int argc, char** argv) {
       std::fputs("attend-server: the allocator cannot be tuned; large transfers are slower\n",
                  stderr);
     }
+    if (attend::kMallocHasBlocks && config.receive_memory_bytes > 0 &&
+        allocator.blocks.bytes == 0) {
+      std::fputs("attend-server: no address space for --receive-memory; transfers are slower\n",
+                 stderr);
+    }
   }
   // A stream that waits for a client's event holds the channel to the GPU that it was dealt, and
   // whatever else was dealt the same one: as many as there can be (8 is CUDA's default), one for

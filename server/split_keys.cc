@@ -17,10 +17,12 @@ namespace {
 // as so many of them besides.
 constexpr double kMergedElementsMax = 0x1p22;
 constexpr double kRowElements = 64;
-// What they may be of the elements of K and V where nothing else divides the work; and where the
-// work is divided, but not K and V: they take a host thread some hundred times as long as a bus.
+// What they may be of the elements of K and V.
 constexpr double kMergedShareMax = 0.25;
-constexpr double kMergedShareMaxInstead = 1.0 / 128;
+// In place of a plan without merging: at most so many, about a millisecond; and for each of them so
+// many elements of K and V that no device is sent in vain, which a bus moves meanwhile.
+constexpr double kMergedElementsMaxInstead = 0x1p19;
+constexpr double kSavedPerMerged = 64;
 
 // The last key that the first row sees, as a count: ranges that end here or before are seen by all
 // rows in full.
@@ -38,11 +40,16 @@ bool KeysCanBeCut(const Attention& a) {
   return p.mask.left < 0 && p.mask.alignment == Alignment::kBottomRight;
 }
 
-bool MergingIsCheap(const Problem& p, int shares, double share_max) {
+// What merging so many parts works through.
+double MergedElements(const Problem& p, int shares) {
+  return static_cast<double>(shares) * p.batch * p.heads_q * p.len_q * (p.dim_v + kRowElements);
+}
+
+bool MergingIsCheap(const Problem& p, int shares) {
   const double rows = static_cast<double>(p.batch) * p.heads_q * p.len_q;
   const double keys = static_cast<double>(p.batch) * p.heads_kv * p.len_k;
-  return shares * rows * (p.dim_v + kRowElements) <= kMergedElementsMax &&
-         shares * rows * p.dim_v <= share_max * keys * (p.dim + p.dim_v);
+  return MergedElements(p, shares) <= kMergedElementsMax &&
+         shares * rows * p.dim_v <= kMergedShareMax * keys * (p.dim + p.dim_v);
 }
 
 void MergeRow(std::span<const Attention> parts, const Attention& whole, int64_t b, int64_t h,
@@ -97,27 +104,38 @@ std::vector<SplitPiece> Ranges(const Problem& p, int shares, int64_t keys_multip
   return pieces;
 }
 
+// Elements of K and V that the share reads that reads most of them.
+double MostRead(const Problem& p, std::span<const SplitPiece> pieces) {
+  std::vector<double> read;
+  for (const SplitPiece& piece : pieces) {
+    read.resize(std::max(read.size(), static_cast<size_t>(piece.share) + 1));
+    const int64_t heads =
+        (piece.heads_end + p.group() - 1) / p.group() - piece.heads_begin / p.group();
+    const int64_t keys = piece.some_keys() ? piece.keys_end - piece.keys_begin : p.len_k;
+    read[static_cast<size_t>(piece.share)] +=
+        static_cast<double>(piece.batch_end - piece.batch_begin) * heads * keys;
+  }
+  return *std::max_element(read.begin(), read.end()) * static_cast<double>(p.dim + p.dim_v);
+}
+
 }  // namespace
 
 std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares, int64_t keys_multiple) {
   const Problem& p = whole.problem;
   if (!KeysCanBeCut(whole)) return {};
-  while (shares >= 2 && !MergingIsCheap(p, shares, kMergedShareMax)) --shares;
+  while (shares >= 2 && !MergingIsCheap(p, shares)) --shares;
   return shares < 2 ? std::vector<SplitPiece>() : Ranges(p, shares, keys_multiple);
 }
 
 std::vector<SplitPiece> PlanSplitOrKeys(const Attention& whole, int shares, int64_t multiple) {
   const Problem& p = whole.problem;
   std::vector<SplitPiece> pieces = PlanSplit(whole, shares, multiple);
-  const bool keys_shared = std::any_of(pieces.begin(), pieces.end(), [&](const SplitPiece& piece) {
-    return piece.rows_end - piece.rows_begin < p.len_q ||
-           (piece.heads_end - piece.heads_begin) % p.group() != 0;
-  });
-  if (!pieces.empty() && !(keys_shared && MergingIsCheap(p, shares, kMergedShareMaxInstead))) {
-    return pieces;
-  }
   std::vector<SplitPiece> by_keys = PlanKeySplit(whole, shares, multiple);
-  return by_keys.empty() ? pieces : by_keys;
+  if (pieces.empty() || by_keys.empty()) return pieces.empty() ? by_keys : pieces;
+  const double saved = MostRead(p, pieces) - MostRead(p, by_keys);
+  const double merged = MergedElements(p, static_cast<int>(by_keys.size()));
+  return merged <= kMergedElementsMaxInstead && kSavedPerMerged * merged <= saved ? by_keys
+                                                                                  : pieces;
 }
 
 Attention TakeKeys(const Attention& whole, int64_t begin, int64_t end) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One attention cut by its keys, for where sequences, KV heads and rows do not suffice
-// (split_plan.h): few rows, query heads of one KV head or heads side by side as in BLHD, and very
-// many keys. Each part computes all
-// rows over some of the keys into O and LSE of its own; by their LSE they are then merged (the
-// algebra of kernels/softmax_state.h) into the whole's. Pure, as split_plan.h is.
+// One attention cut by its keys, for few rows over very many keys: where sequences, heads and rows
+// do not suffice (split_plan.h), or cutting those would send K and V to several devices. Each part
+// computes all rows over some of the keys into O and LSE of its own; by their LSE they are then
+// merged (the algebra of kernels/softmax_state.h) into the whole's. Pure, as split_plan.h is.
 //
 // Parts' O are in the problem's dtype, so an element is rounded twice on its way, which
 // kernels/check_rows.h grants whoever says so. K and V are divided; a bias of several rows, whose
@@ -32,8 +31,8 @@ inline constexpr int kMergedRoundings = 2;
 std::vector<SplitPiece> PlanKeySplit(const Attention& whole, int shares,
                                      int64_t keys_multiple = kSplitRows);
 
-// PlanSplit's plan; PlanKeySplit's where there is none, or where several shares of it would read
-// one KV head, which every device would have to be sent, and merging is nothing beside that.
+// PlanSplit's plan; PlanKeySplit's where there is none, or where it spares the busiest device much
+// more of K and V than merging costs.
 std::vector<SplitPiece> PlanSplitOrKeys(const Attention& whole, int shares,
                                         int64_t multiple = kSplitRows);
 

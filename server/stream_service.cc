@@ -53,10 +53,15 @@ StreamCall::Step StreamCall::NextLocked() {
 void StreamCall::Do(Step step) {
   if (step == Step::kRead) StartRead(&incoming_);
   if (step != Step::kFinish) return;
+  bool cut_off = false;
+  {
+    const std::lock_guard lock(mutex_);
+    cut_off = !half_closed_ && ending_;
+  }
   grpc::Status status;
   if (cancelled()) {
     status = grpc::Status(grpc::StatusCode::CANCELLED, "the call was cancelled");
-  } else if (!half_closed_ && ending_) {
+  } else if (cut_off) {
     status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
   }
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>::Finish(std::move(status));

@@ -105,7 +105,8 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_option("--rounds", options.rounds, "measured rounds, interleaved")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--seconds", options.seconds, "of each contestant in each round")
+  app.add_option("--seconds", options.seconds,
+                 "of each contestant in each round; half as long before it is not counted")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
   app.add_flag("--quick", options.quick, "short rounds, fewer cells: for a look, not for claims");

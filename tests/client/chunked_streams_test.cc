@@ -107,7 +107,8 @@ TEST(ChunkedStreams, WhatAnUnjoinedOneOwesIsMissedForItsReason) {
       {grpc::StatusCode::DEADLINE_EXCEEDED, Code::kDeadlineExceeded},
       {grpc::StatusCode::CANCELLED, Code::kUnavailable},  // by nobody here
       {grpc::StatusCode::UNAVAILABLE, Code::kUnavailable},
-      {grpc::StatusCode::NOT_FOUND, Code::kInternal}};
+      {grpc::StatusCode::NOT_FOUND, Code::kInternal},  // refused: it owes nothing
+      {grpc::StatusCode::UNIMPLEMENTED, Code::kInternal}};
   for (const auto& [code, expected] : cases) {
     TwoStreams server;
     server.SetFirstBrings(kTensorBytes / 2);

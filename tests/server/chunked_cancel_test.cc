@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Cancellations that meet the first message of AttendChunked: the call must not end while the
-// request that its header begins still speaks of it. Freed memory is overwritten here, so that
-// whoever looks at a call that is gone does not go on unharmed.
+// request that its header begins still speaks of it. Freed memory of some size is overwritten here,
+// so that whoever looks at a call that is gone does not go on unharmed.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,6 @@ TEST(ChunkedCancelTest, AtTheHeader) {
   TestServer server;
   const v1::AttendRequest header = ChunkedHeader(test::PlainWireProblem(1).request);
   const uint64_t seed = test::FreshSeed();
-  SCOPED_TRACE("seed " + std::to_string(seed));
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
@@ -62,15 +61,22 @@ TEST(ChunkedCancelTest, AtTheHeader) {
         v1::AttendChunkedResponse granted;
         while (stream->Read(&granted)) {
         }
-        EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+        EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED) << "seed " << seed;
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   Engine& engine = server.server().engine();
-  while (engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) std::this_thread::yield();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while ((engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) &&
+         std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(engine.inflight(), 0) << "seed " << seed;
+  EXPECT_EQ(engine.host_pool().used_bytes(), 0) << "seed " << seed;
   const test::WireProblem problem = test::PlainWireProblem(2);
-  EXPECT_TRUE(test::AttendOverStreams(server, problem.request, 2, 1000, seed).ok());
+  EXPECT_TRUE(test::AttendOverStreams(server, problem.request, 2, 1000, seed).ok())
+      << "seed " << seed;
 }
 
 }  // namespace

@@ -133,19 +133,21 @@ bool ByKeys(const ProblemSpec& spec, int shares = 2) {
   return !pieces.empty() && pieces[0].some_keys();
 }
 
-// Where every device would be sent all of K and V, they are divided instead, if merging is nothing.
+// Where devices would be sent the same K and V, keys are divided instead, if that saves much more
+// than merging costs.
 TEST(SplitKeys, KeysAreCutInPlaceOfWhatSharesThem) {
-  EXPECT_TRUE(ByKeys(MakeSpec(1, 8, 1, 1, 4096, 32, 32))) << "query heads of one KV head";
-  EXPECT_TRUE(ByKeys(MakeSpec(1, 1, 1, 32, 16384, 8, 8))) << "rows of one head";
-  EXPECT_TRUE(ByKeys(MakeSpec(1, 12, 3, 1, 4096, 32, 32))) << "the middle one of three KV heads";
-  ProblemSpec rows_outside = MakeSpec(1, 2, 2, 32, 16384, 8, 8);
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 8, 1, 1, 8192, 32, 32))) << "query heads of one KV head";
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 8, 1, 1, 8192, 32, 32), 4));
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 1, 1, 32, 65536, 8, 8))) << "rows of one head";
+  EXPECT_TRUE(ByKeys(MakeSpec(1, 12, 3, 1, 8192, 32, 32))) << "the middle one of three KV heads";
+  ProblemSpec rows_outside = MakeSpec(1, 2, 2, 32, 65536, 8, 8);
   rows_outside.layout = test::Layout::kBLHD;
   EXPECT_TRUE(ByKeys(rows_outside)) << "rows of all heads";
-  EXPECT_FALSE(ByKeys(MakeSpec(1, 8, 2, 1, 4096, 32, 32))) << "a KV head for each";
-  EXPECT_FALSE(ByKeys(MakeSpec(2, 8, 1, 1, 4096, 32, 32))) << "a sequence for each";
-  EXPECT_FALSE(ByKeys(MakeSpec(1, 8, 1, 16, 4096, 32, 32))) << "merging would take longer";
-  EXPECT_TRUE(ByKeys(MakeSpec(1, 8, 1, 1, 4096, 32, 32), 4));
-  ProblemSpec uncut = MakeSpec(1, 8, 1, 1, 4096, 32, 32);
+  EXPECT_FALSE(ByKeys(MakeSpec(1, 8, 2, 1, 8192, 32, 32))) << "a KV head for each";
+  EXPECT_FALSE(ByKeys(MakeSpec(2, 8, 1, 1, 8192, 32, 32))) << "a sequence for each";
+  EXPECT_FALSE(ByKeys(MakeSpec(1, 8, 1, 16, 8192, 32, 32))) << "merging would take longer";
+  EXPECT_FALSE(ByKeys(MakeSpec(1, 15, 15, 32, 16384, 8, 8))) << "one of fifteen is shared";
+  ProblemSpec uncut = MakeSpec(1, 8, 1, 1, 8192, 32, 32);
   uncut.problem.has_alibi = true;
   EXPECT_FALSE(ByKeys(uncut)) << "whose keys cannot be cut";
 }
