@@ -16,6 +16,8 @@ constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
 // One is copied while the next one comes in.
 constexpr int64_t kUnplacedMax = 2;
 
+constexpr char kNoFirstMessage[] = "the stream ended before its first message";
+
 Status Draining() { return Unavailable("the server is draining"); }
 
 }  // namespace
@@ -153,19 +155,40 @@ void ChunkedStream::OnReadDone(bool ok) {
 }
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
-  if (!ok || static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
-    return ParseFirst(ok, message);
+  if (!ok) return EndUnread(InvalidArgument(kNoFirstMessage));
+  if (static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
+    return ParseFirst(message);
   }
   const auto held = std::make_shared<grpc::ByteBuffer>();
   held->Swap(&message);
-  context_.copies.Copy({}, [self = shared_from_this(), held] { self->ParseFirst(true, *held); });
+  context_.copies.Copy({}, [self = shared_from_this(), held] { self->ParseFirst(*held); });
 }
 
-void ChunkedStream::ParseFirst(bool ok, grpc::ByteBuffer& message) {
+void ChunkedStream::EndUnread(Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    unread_ = true;
+    RefuseLocked(std::move(status));
+  }
+  Poke();
+}
+
+// Reads end without a message also if the call was cancelled, as by clients whose answer came over
+// other streams. Then there was no request; which it was, nobody knows before OnDone.
+void ChunkedStream::RecordUnread() {
+  if (call_.IsCancelled()) return;
+  Request request;
+  request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
+  request.received = context_.clock.Now();
+  request.transport = Transport::kChunked;
+  request.status = context_.intake.Reject(Rejection::kInvalid, InvalidArgument(kNoFirstMessage));
+  RecordEnd(context_, request, 0, 0, call_);
+}
+
+void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
   auto first = std::make_shared<v1::AttendChunkedRequest>();
   ChunkMessage taken;
-  Status status = ok ? taken.Take(message, "header", context_.chunked.options().chunk_bytes_max)
-                     : InvalidArgument("the stream ended before its first message");
+  Status status = taken.Take(message, "header", context_.chunked.options().chunk_bytes_max);
   if (status.ok()) status = taken.ParseFirst(*first);
   if (status.ok() && first->has_token()) return JoinTransfer(first->token());
   BeginTransfer(std::move(first), taken.message_bytes(), std::move(status));
@@ -299,6 +322,7 @@ void ChunkedStream::OnCancel() {
 }
 
 void ChunkedStream::OnDone() {
+  if (unread_) RecordUnread();
   service_.Remove(this);
   if (transfer_) transfer_->Leave(this);
   self_.reset();

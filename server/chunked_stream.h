@@ -62,7 +62,9 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Refuse(Status status);
   // The first message, or that there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer message);
-  void ParseFirst(bool ok, grpc::ByteBuffer& message);
+  void EndUnread(Status status);
+  void RecordUnread();
+  void ParseFirst(grpc::ByteBuffer& message);
   void BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first, int64_t message_bytes,
                      Status parsed);
   void JoinTransfer(const std::string& token);
@@ -95,6 +97,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   bool writing_chunk_ = false;
   bool half_closed_ = false;
   bool cancelled_ = false;
+  bool unread_ = false;   // reads ended before the first message
   bool aborted_ = false;  // by this server, to get rid of a write that nobody reads
   bool finished_ = false;
 };

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdlib>  // says which C library it is
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -77,6 +78,30 @@ TEST(ChunkedCancelTest, AtTheHeader) {
   const test::WireProblem problem = test::PlainWireProblem(2);
   EXPECT_TRUE(test::AttendOverStreams(server, problem.request, 2, 1000, seed).ok())
       << "seed " << seed;
+}
+
+// A client's other streams may have brought its answer: nobody made a bad request.
+TEST(ChunkedCancelTest, BeforeTheFirstMessageIsNoRequest) {
+  TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
+  const auto stub = server.Stub();
+  std::mt19937_64 random(test::FreshSeed());
+  for (int i = 0; i < 300; ++i) {
+    grpc::ClientContext context;
+    const auto stream = stub->AttendChunked(&context);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % kPauseUsMost));
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  test::ChunkedStreamClient silent(server);
+  silent.HalfClose();
+  EXPECT_EQ(silent.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const std::string invalid = "attend_requests_total{code=\"INVALID_ARGUMENT\"}";
+  while (server.Metric(invalid) < 1 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(server.Metric(invalid), 1);
+  EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"invalid\"}"), 1);
 }
 
 }  // namespace
