@@ -155,7 +155,7 @@ void ChunkedStream::OnReadDone(bool ok) {
 }
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
-  if (!ok) return EndUnread(InvalidArgument(kNoFirstMessage));
+  if (!ok) return EndUnread();
   if (static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
     return ParseFirst(message);
   }
@@ -164,11 +164,11 @@ void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
   context_.copies.Copy({}, [self = shared_from_this(), held] { self->ParseFirst(*held); });
 }
 
-void ChunkedStream::EndUnread(Status status) {
+void ChunkedStream::EndUnread() {
   {
     const std::lock_guard lock(mutex_);
     unread_ = true;
-    RefuseLocked(std::move(status));
+    RefuseLocked(InvalidArgument(kNoFirstMessage));
   }
   Poke();
 }

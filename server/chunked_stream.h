@@ -62,7 +62,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void Refuse(Status status);
   // The first message, or that there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer message);
-  void EndUnread(Status status);
+  void EndUnread();
   void RecordUnread();
   void ParseFirst(grpc::ByteBuffer& message);
   void BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first, int64_t message_bytes,
