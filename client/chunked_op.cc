@@ -11,8 +11,6 @@ namespace {
 // So little time is left then that the call could not be tried again either.
 constexpr std::chrono::milliseconds kDeadlineSlack{20};
 constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
-// Of one message. Large enough for the work around it not to count, small enough to share out.
-constexpr int64_t kPieceBytes = int64_t{2} << 20;
 // A stream for less costs more than it brings.
 constexpr int64_t kStripeBytesMin = int64_t{4} << 20;
 
@@ -60,8 +58,7 @@ void ChunkedOp::StartAttempt() {
   stripes_.reserve(static_cast<size_t>(pool_->size()));
   grant_.reset();
   answer_.emplace(call_, options_.payload);
-  next_tensor_ = 0;
-  next_offset_ = 0;
+  pieces_ = call_->pieces();
   failure_ = Status();
   pushback_ = Pushback();
   StartStripe(pool_->Acquire());
@@ -107,20 +104,15 @@ void ChunkedOp::Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops) {
 
 void ChunkedOp::WriteNext(Stripe& stripe, Ops* ops) {
   if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
-  while (next_tensor_ < call_->tensors() && next_offset_ == call_->tensor_bytes(next_tensor_)) {
-    ++next_tensor_;
-    next_offset_ = 0;
-  }
-  if (next_tensor_ == call_->tensors()) {
+  const auto piece =
+      pieces_.Next(std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, PieceOrder::kPieceBytes));
+  if (!piece) {
     // The first stream stays open, lest bytes seem missing before the others have joined.
     if (stripe.index == 0) return;
     stripe.half_closed = stripe.writing = ops->half_close = true;
     return;
   }
-  const int64_t piece_max = std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, kPieceBytes);
-  const int64_t bytes = std::min(piece_max, call_->tensor_bytes(next_tensor_) - next_offset_);
-  Write(stripe, call_->Chunk(next_tensor_, next_offset_, bytes), ops);
-  next_offset_ += bytes;
+  Write(stripe, call_->Chunk(piece->tensor, piece->offset, piece->bytes), ops);
 }
 
 void ChunkedOp::FinishIfOver(Stripe& stripe) {

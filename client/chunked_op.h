@@ -22,6 +22,7 @@
 #include "client/client.h"
 #include "client/codec_chunked.h"
 #include "client/connections.h"
+#include "client/piece_order.h"
 #include "client/unary_op.h"
 
 namespace attend::client {
@@ -118,8 +119,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   int64_t open_stripes_ = 0;
   std::optional<v1::ChunkedGrant> grant_;  // the first stream's
   std::optional<ChunkedAnswer> answer_;
-  int next_tensor_ = 0;  // what no stream has taken begins here
-  int64_t next_offset_ = 0;
+  PieceOrder pieces_;  // gives out what no stream has taken
   Status failure_;
   Pushback pushback_;
 };

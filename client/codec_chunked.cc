@@ -5,6 +5,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "attend/v1/attention.grpc.pb.h"
@@ -55,6 +56,56 @@ bool ReadHead(CodedInputStream* in, int64_t message_bytes, ChunkHead* head) {
   }
 }
 
+// Against what the call says: what is not its answer may be of any size.
+Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
+                   const std::vector<int64_t>& shape) {
+  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+    return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+  }
+  const auto dtype_here = static_cast<DType>(meta.dtype());
+  const std::vector<int64_t> shape_here(meta.shape().begin(), meta.shape().end());
+  if (dtype_here == dtype && shape_here == shape) return Status();
+  return Malformed(std::string(name) + " is " + std::string(DTypeName(dtype_here)) + " " +
+                   ShapeText(shape_here) + ", must be " + std::string(DTypeName(dtype)) + " " +
+                   ShapeText(shape));
+}
+
+// Of an answer. Not initialised; without memory if nobody wants the bytes.
+Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<int64_t>& shape,
+                              Payload payload) {
+  const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
+  if (!bytes.ok()) return Malformed(bytes.status().message());
+  if (payload == Payload::kDiscard) return HostTensor{dtype, shape, nullptr, *bytes};
+  Result<HostTensor> made = HostTensor::Make(name, dtype, shape);
+  if (!made.ok()) return Malformed(made.status().message());
+  return made;
+}
+
+// What stands one behind the other in a tensor of a call: heads, or sequences whose heads are
+// interleaved. At least 1.
+int64_t UnitsIn(v1::Layout layout, const std::vector<int64_t>& shape) {
+  if (layout == v1::LAYOUT_LHD || shape.size() != 4) return 1;
+  int64_t units = shape[0];
+  if (layout != v1::LAYOUT_BLHD && __builtin_mul_overflow(units, shape[1], &units)) return 1;
+  return std::max<int64_t>(units, 1);
+}
+
+// KV heads one after another, each with its query heads and their bias. Shapes that do not fit
+// together make one unit: the server refuses them.
+PieceOrder OrderOf(const AttentionCall& call) {
+  const int64_t heads_q = UnitsIn(call.layout, call.q.shape);
+  int64_t units = UnitsIn(call.layout, call.k.shape);
+  if (UnitsIn(call.layout, call.v.shape) != units || heads_q % units != 0) units = 1;
+  std::vector<PieceOrder::Tensor> tensors = {
+      {call.q.bytes, units}, {call.k.bytes, units}, {call.v.bytes, units}};
+  if (call.bias) {
+    // What several heads share goes before them all.
+    const bool shared = UnitsIn(call.layout, call.bias->shape) != heads_q;
+    tensors.push_back({call.bias->bytes, shared ? 1 : units});
+  }
+  return PieceOrder(tensors);
+}
+
 }  // namespace
 
 Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
@@ -77,6 +128,7 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
     chunked.payload_bytes_ += tensor.bytes;
     chunked.owned_ = chunked.owned_ && (tensor.bytes == 0 || tensor.owner.use_count() > 0);
   }
+  chunked.pieces_ = OrderOf(call);
   chunked.answer_bytes_ = AnswerBytes(call);
   chunked.answer_shape_ = AnswerShape(call);
   if (call.return_lse) chunked.lse_shape_ = LseShape(call);
@@ -159,89 +211,77 @@ Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
     return Status();
   }
   if (!fields.has_response()) return Malformed("it has neither grant nor response nor data");
-  ATTEND_RETURN_IF_ERROR(TakeHeader(fields.mutable_response()));
-  std::vector<grpc::ByteBuffer> early;
-  {
-    const std::lock_guard lock(mutex_);
-    early.swap(early_);
-  }
-  for (grpc::ByteBuffer& each : early) ATTEND_RETURN_IF_ERROR(Take(&each, grant));
-  return Status();
+  return TakeHeader(fields.mutable_response());
 }
 
 Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
-  const bool lse = response->has_lse();
-  if (lse && call_->lse_shape().empty()) return Malformed("it has an lse, none was asked for");
-  std::array<HostTensor, 2> tensors;
-  for (int i = 0; i < (lse ? 2 : 1); ++i) {
-    const char* const name = i == 0 ? "o" : "lse";
-    const v1::Tensor& meta = i == 0 ? response->o() : response->lse();
-    HostTensor& tensor = tensors[static_cast<size_t>(i)];
-    if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
-      return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
-    }
-    tensor.dtype = static_cast<DType>(meta.dtype());
-    tensor.shape.assign(meta.shape().begin(), meta.shape().end());
-    // Before there is memory for it: what is not the call's answer may be of any size.
-    const DType dtype = i == 0 ? call_->dtype() : DType::kFloat32;
-    const auto& shape = i == 0 ? call_->answer_shape() : call_->lse_shape();
-    if (tensor.dtype != dtype || tensor.shape != shape) {
-      return Malformed(std::string(name) + " is " + std::string(DTypeName(tensor.dtype)) + " " +
-                       ShapeText(tensor.shape) + ", must be " + std::string(DTypeName(dtype)) +
-                       " " + ShapeText(shape));
-    }
-    Result<int64_t> bytes = TensorBytes(name, tensor.dtype, tensor.shape);
-    if (!bytes.ok()) return Malformed(bytes.status().message());
-    tensor.bytes = *bytes;
-    if (payload_ == Payload::kDiscard) continue;
-    Result<HostTensor> made = HostTensor::Make(name, tensor.dtype, std::move(tensor.shape));
-    if (!made.ok()) return Malformed(made.status().message());
-    tensor = std::move(*made);
+  ATTEND_RETURN_IF_ERROR(CheckTensor("o", response->o(), call_->dtype(), call_->answer_shape()));
+  const bool lse_wanted = !call_->lse_shape().empty();
+  if (response->has_lse() != lse_wanted) {
+    return Malformed(lse_wanted ? "it has no lse, one was asked for"
+                                : "it has an lse, none was asked for");
+  }
+  if (lse_wanted) {
+    ATTEND_RETURN_IF_ERROR(
+        CheckTensor("lse", response->lse(), DType::kFloat32, call_->lse_shape()));
   }
   const std::lock_guard lock(mutex_);
   if (header_) return Malformed("a second header");
+  ATTEND_RETURN_IF_ERROR(MakeTensors());
   header_ = true;
   TakeSmallFields(response, &response_.result);
-  tensor_bytes_ = {tensors[0].bytes, tensors[1].bytes};
-  missing_bytes_ = response_.payload_bytes = tensor_bytes_[0] + tensor_bytes_[1];
-  response_.result.o = std::move(tensors[0]);
-  if (lse) response_.result.lse = std::move(tensors[1]);
   return Status();
 }
 
-Result<ChunkedAnswer::Place> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
-  if (!header_) return Place{};
-  const int index = tensor == v1::TENSOR_NAME_LSE ? 1 : 0;
-  const bool known = index == 1 ? response_.result.lse.has_value() : tensor == v1::TENSOR_NAME_O;
-  const int64_t size = known ? tensor_bytes_[static_cast<size_t>(index)] : 0;
-  if (bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
+Status ChunkedAnswer::MakeTensors() {
+  if (made_) return Status();
+  Result<HostTensor> o = MakeTensor("o", call_->dtype(), call_->answer_shape(), payload_);
+  if (!o.ok()) return o.status();
+  int64_t bytes = o->bytes;
+  if (!call_->lse_shape().empty()) {
+    Result<HostTensor> lse = MakeTensor("lse", DType::kFloat32, call_->lse_shape(), payload_);
+    if (!lse.ok()) return lse.status();
+    if (__builtin_add_overflow(bytes, lse->bytes, &bytes)) {
+      return Malformed("o and lse have more bytes than 64 bits count");
+    }
+    response_.result.lse = std::move(*lse);
+  }
+  response_.result.o = std::move(*o);
+  missing_bytes_ = response_.payload_bytes = bytes;
+  made_ = true;
+  return Status();
+}
+
+Result<std::byte*> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
+  ATTEND_RETURN_IF_ERROR(MakeTensors());
+  const bool lse = tensor == v1::TENSOR_NAME_LSE;
+  const HostTensor* to = nullptr;
+  if (tensor == v1::TENSOR_NAME_O) to = &response_.result.o;
+  if (lse && response_.result.lse) to = &*response_.result.lse;
+  const int64_t size = to == nullptr ? 0 : to->bytes;
+  if (to == nullptr || bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
     return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +
                      std::to_string(offset) + " with " + std::to_string(bytes) +
                      " bytes is not within the tensor's " + std::to_string(size));
   }
-  if (!came_[static_cast<size_t>(index)].Add(static_cast<int64_t>(offset), bytes)) {
+  if (!came_[lse ? 1 : 0].Add(static_cast<int64_t>(offset), bytes)) {
     return Malformed("bytes of tensor " + std::to_string(tensor) + " in [" +
                      std::to_string(offset) + ", " +
                      std::to_string(static_cast<int64_t>(offset) + bytes) + ") came twice");
   }
-  const HostTensor& to = index == 0 ? response_.result.o : *response_.result.lse;
-  return Place{to.data == nullptr ? nullptr : to.data.get() + offset, true};
+  return to->data == nullptr ? nullptr : to->data.get() + offset;
 }
 
 Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset,
                                 int64_t bytes) {
-  Place place;
+  std::byte* place;
   {
     const std::lock_guard lock(mutex_);
-    Result<Place> reserved = Reserve(tensor, offset, bytes);
+    const Result<std::byte*> reserved = Reserve(tensor, offset, bytes);
     if (!reserved.ok()) return reserved.status();
     place = *reserved;
-    if (!place.known) {
-      early_.emplace_back().Swap(message);
-      return Status();
-    }
   }
-  if (place.data != nullptr) {
+  if (place != nullptr) {
     std::vector<grpc::Slice> slices;
     if (!message->Dump(&slices).ok()) return Malformed("it cannot be read");
     int64_t skip = static_cast<int64_t>(message->Length()) - bytes;  // the data is the end of it
@@ -249,8 +289,8 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
       const int64_t size = static_cast<int64_t>(slice.size());
       const int64_t from = std::min(skip, size);
       skip -= from;
-      std::memcpy(place.data, slice.begin() + from, static_cast<size_t>(size - from));
-      place.data += size - from;
+      std::memcpy(place, slice.begin() + from, static_cast<size_t>(size - from));
+      place += size - from;
     }
   }
   const std::lock_guard lock(mutex_);

@@ -16,6 +16,7 @@
 
 #include "client/attention_call.h"
 #include "client/codec.h"
+#include "client/piece_order.h"
 
 namespace attend::client {
 
@@ -33,8 +34,8 @@ class ChunkedCall {
   // The bytes [offset, offset + bytes) of a tensor; the slice holds what EncodedCall's hold.
   grpc::ByteBuffer Chunk(int tensor, int64_t offset, int64_t bytes) const;
 
-  int tensors() const { return static_cast<int>(tensors_.size()); }
-  int64_t tensor_bytes(int tensor) const { return tensors_[static_cast<size_t>(tensor)].bytes; }
+  // Of all its bytes, for an attempt to copy.
+  const PieceOrder& pieces() const { return pieces_; }
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O
   // What O and the LSE of its answer must be. The LSE's shape is empty if none was asked for.
@@ -47,6 +48,7 @@ class ChunkedCall {
  private:
   v1::AttendRequest header_;
   std::vector<TensorRef> tensors_;  // q, k, v and perhaps bias
+  PieceOrder pieces_;
   std::shared_ptr<const void> keep_alive_;
   int64_t payload_bytes_ = 0;
   int64_t answer_bytes_ = 0;
@@ -69,7 +71,9 @@ class ByteRanges {
   std::map<int64_t, int64_t> ends_;  // by begin; disjoint, and none begins where another ends
 };
 
-// One answer, from the messages of all its streams. Thread-safe; bytes are copied in parallel.
+// One answer, from the messages of all its streams. What it must be the call says, so chunks that
+// come before the header have their place too; there is memory for it from the first of them on, or
+// the header. Thread-safe; bytes are copied in parallel.
 class ChunkedAnswer {
  public:
   ChunkedAnswer(std::shared_ptr<const ChunkedCall> call, Payload payload)
@@ -83,25 +87,23 @@ class ChunkedAnswer {
   DecodedResponse TakeResponse();
 
  private:
-  struct Place {
-    std::byte* data = nullptr;  // null if the bytes are dropped
-    bool known = false;         // false: the header has not come
-  };
-
   Status TakeFields(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
   Status TakeHeader(v1::AttendResponse* response);
   Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
-  Result<Place> Reserve(int tensor, uint64_t offset, int64_t bytes);
+
+  // With mutex_ held.
+  Status MakeTensors();  // if they are not there
+  // The place of these bytes, which nobody else gets; null if they are dropped.
+  Result<std::byte*> Reserve(int tensor, uint64_t offset, int64_t bytes);
 
   const std::shared_ptr<const ChunkedCall> call_;
   const Payload payload_;
   mutable std::mutex mutex_;
   bool header_ = false;
+  bool made_ = false;  // the response's tensors
   DecodedResponse response_;
-  std::array<int64_t, 2> tensor_bytes_{};
-  std::array<ByteRanges, 2> came_;
-  int64_t missing_bytes_ = 0;            // once the header is there
-  std::vector<grpc::ByteBuffer> early_;  // chunks that came before the header
+  std::array<ByteRanges, 2> came_;  // of O and LSE
+  int64_t missing_bytes_ = 0;       // once the tensors are made
 };
 
 }  // namespace attend::client

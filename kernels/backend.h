@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_slice.h"
 #include "kernels/problem.h"
 #include "kernels/select.h"
 #include "kernels/status.h"
@@ -119,6 +120,11 @@ struct WorkItem {
   // that live until Done, or null. They hold back every item of the batch, and the lane: submit
   // such an item alone, and leave a lane to others. Work that never ends holds the lane forever.
   std::array<const DeviceEvent*, SpanList::kMax> after{};
+  // Not empty: the parts to compute it in, which live until Done, in place of what the backend
+  // would cut it into; together they are the whole. So some of an attention's parts
+  // (Backend::Parts) can be an item of their own, an attention that was cut out of it, with the
+  // bits that they have in it.
+  std::span<const AttentionSlice> parts = {};
 };
 
 // What became of a batch. Times are of the whole batch on its lane: how long copies in, kernels and
@@ -184,7 +190,12 @@ class Staging {
   // Enqueues the copy of host bytes [offset, offset + bytes), which are complete and stay as they
   // are. Any threads at once; each byte once. Not OK: this staging is good for nothing any more.
   virtual Status Copy(int64_t offset, int64_t bytes) = 0;
-  // Once, when every Copy has returned. Not OK: as above.
+  // What must have ended before all that Copy was given, in calls that had returned before this one
+  // began, is there. Lives as long as the staging. Any threads at once, beside Copy too, but before
+  // Finish. Not OK: there is no telling, of this part.
+  virtual Result<const DeviceEvent*> Mark() = 0;
+  // Once, when every Copy has returned. Not OK: this staging is good for nothing any more, but for
+  // what was marked.
   virtual Status Finish() = 0;
 
   // Where the host's first byte is copied to, at the same address modulo 256.
@@ -218,13 +229,19 @@ class Backend {
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
-  // Whether a lane computes it in several parts, one after the other: what shares a batch with it
-  // waits for all of them. Cheap; any thread. Follows from the arguments alone. Also true of the
-  // odd item whose memory then turns out not to be movable in parts.
-  virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
+  // The parts that a lane computes it in, one after the other, those of the same sequences and
+  // heads side by side; none: it computes it as one. Cheap; any thread. Follows from the arguments
+  // alone. The odd item whose memory then turns out not to be movable in parts is computed as one
+  // all the same.
+  virtual std::vector<AttentionSlice> Parts(const Attention& attention,
+                                            const Selection& selection) const {
     static_cast<void>(attention);
     static_cast<void>(selection);
-    return false;
+    return {};
+  }
+  // Whether there are any: what shares a batch with it waits for all of them.
+  virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
+    return !Parts(attention, selection).empty();
   }
   // Whether lanes take WorkItem::scattered.
   virtual bool Gathers() const { return false; }

@@ -76,7 +76,7 @@ ChunkedStream::Step ChunkedStream::NextLocked() {
 ChunkedStream::Step ChunkedStream::NextWriteLocked() {
   if (writing_) {
     // A chunk that nobody reads would keep a failed request's answer.
-    if (!writing_chunk_ || aborted_ || !transfer_->ended()) return Step::kNone;
+    if (!writing_chunk_ || aborted_ || !transfer_->abandoned()) return Step::kNone;
     aborted_ = true;
     return Step::kCancel;
   }
@@ -273,7 +273,7 @@ void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may
   if (place.staged != nullptr && bytes > 0) pieces = place.staged->Arrived(place.data, bytes);
   if (pieces.empty()) return ChunkPlaced(bytes);
   const auto stage = [self = shared_from_this(), place, bytes, pieces = std::move(pieces)] {
-    place.staged->Copy(pieces);
+    if (place.staged->Copy(pieces) && place.run != nullptr) place.run->Copied(pieces);
     self->ChunkPlaced(bytes);
   };
   if (may_wait) return stage();

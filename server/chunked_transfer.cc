@@ -16,17 +16,6 @@ namespace {
 // this part of all its bytes, so that it holds memory for at most so many timeouts.
 constexpr int64_t kProgressBytesMin = int64_t{64} << 10;
 constexpr int64_t kProgressParts = 16;
-// Disjoint ranges are memory outside the budget: one for each of so many bytes, within bounds.
-constexpr int64_t kRangeBytes = 1024;
-constexpr int64_t kRangesLeast = 64;
-constexpr int64_t kRangesMost = 16384;
-
-constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
-
-std::string ChunkText(int tensor, const ChunkMessage& chunk) {
-  return "chunk of " + std::string(kTensorNames[tensor]) + ", offset " +
-         std::to_string(chunk.offset()) + ", " + std::to_string(chunk.bytes()) + " bytes, ";
-}
 
 int64_t Milliseconds(Duration duration) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
@@ -77,10 +66,13 @@ Status ChunkedTransfer::Admit(const v1::AttendRequest& header) {
   if (!token.ok()) return token.status();
   const std::lock_guard lock(mutex_);
   token_ = std::move(*token);
-  places_ = places;
-  for (int i = 0; i < places_.tensors; ++i) total_bytes_ += places_.bytes[i];
-  progress_step_bytes_ = std::max(kProgressBytesMin, total_bytes_ / kProgressParts);
+  places_ = UploadPlaces(places);
+  progress_step_bytes_ = std::max(kProgressBytesMin, places_.total_bytes() / kProgressParts);
   progress_ = context_.clock.Now();
+  answer_ = AnswerChunks(request_->attention, std::move(request_->output));
+  run_ = request_->upload_run;
+  // This transfer does not go before the parts have ended, see WhenQuiet.
+  if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
   phase_ = Phase::kUploading;
   return Status();
 }
@@ -124,34 +116,11 @@ bool ChunkedTransfer::WantsBytes() {
 Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
   const std::lock_guard lock(mutex_);
   if (phase_ != Phase::kUploading || !failure_.ok()) return Status();
-  // Any 32 bits may come: compared before they are computed with.
-  if (chunk.tensor() < v1::TENSOR_NAME_Q || chunk.tensor() >= v1::TENSOR_NAME_Q + places_.tensors) {
-    return InvalidArgument("a chunk's tensor is " + std::to_string(chunk.tensor()) +
-                           ", must be Q (1), K (2)" +
-                           (places_.tensors == 4 ? ", V (3) or BIAS (4)" : " or V (3)"));
-  }
-  const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
-  const int64_t size = places_.bytes[tensor];
-  if (chunk.bytes() > size || chunk.offset() > static_cast<uint64_t>(size - chunk.bytes())) {
-    return InvalidArgument(ChunkText(tensor, chunk) + "ends behind the tensor's " +
-                           std::to_string(size) + " bytes");
-  }
-  const int64_t begin = static_cast<int64_t>(chunk.offset());
-  if (const auto overlap = ranges_[tensor].Add({begin, begin + chunk.bytes()})) {
-    return InvalidArgument(ChunkText(tensor, chunk) + "overlaps bytes that came before: [" +
-                           std::to_string(overlap->begin) + ", " + std::to_string(overlap->end) +
-                           ")");
-  }
-  int64_t ranges = 0;
-  for (const ByteRanges& each : ranges_) ranges += each.count();
-  const int64_t ranges_max = std::clamp(total_bytes_ / kRangeBytes, kRangesLeast, kRangesMost);
-  if (ranges > ranges_max) {
-    return InvalidArgument(ChunkText(tensor, chunk) + "makes more than " +
-                           std::to_string(ranges_max) + " separate pieces of the tensors");
-  }
+  Result<char*> data = places_.Reserve(chunk);
+  if (!data.ok()) return data.status();
   request_->message_bytes += chunk.message_bytes();
   ++in_hand_;
-  *place = {places_.data[tensor] + begin, request_->staged.get()};
+  *place = {*data, request_->staged.get(), run_.get()};
   return Status();
 }
 
@@ -164,7 +133,7 @@ void ChunkedTransfer::Placed(int64_t bytes) {
     progress_ = context_.clock.Now();
   }
   const bool failed = !failure_.ok();
-  if (phase_ == Phase::kUploading && !failed && placed_bytes_ == total_bytes_) {
+  if (phase_ == Phase::kUploading && !failed && placed_bytes_ == places_.total_bytes()) {
     Run(lock);
   } else if (in_hand_ == 0 && phase_ <= Phase::kUploading && failed) {
     EndUpload(lock);
@@ -191,14 +160,7 @@ void ChunkedTransfer::HalfClosed() {
 }
 
 Status ChunkedTransfer::MissingLocked() const {
-  std::string text;
-  for (int i = 0; i < places_.tensors; ++i) {
-    const int64_t missing = places_.bytes[i] - ranges_[i].bytes();
-    if (missing == 0) continue;
-    text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kTensorNames[i] +
-            "'s " + std::to_string(places_.bytes[i]) + " bytes";
-  }
-  return InvalidArgument("all streams are half-closed and missing are " + text);
+  return InvalidArgument("all streams are half-closed and missing are " + places_.MissingText());
 }
 
 void ChunkedTransfer::Fail(Status status) {
@@ -233,13 +195,14 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
              Status(Code::kDeadlineExceeded,
                     "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
                         std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
-                        std::to_string(total_bytes_ - placed_bytes_) + " of " +
-                        std::to_string(total_bytes_) + " are missing"));
+                        std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
+                        std::to_string(places_.total_bytes()) + " are missing"));
 }
 
-bool ChunkedTransfer::ended() {
+bool ChunkedTransfer::abandoned() {
   const std::lock_guard lock(mutex_);
-  return phase_ == Phase::kEnded;
+  return phase_ == Phase::kEnded &&
+         (failure_.code() == Code::kCancelled || failure_.code() == Code::kDeadlineExceeded);
 }
 
 void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
@@ -257,12 +220,14 @@ void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
       return;
     case Phase::kRunning:
       SetCancelled();  // before Submit can look for the last time
+      status = failure_;
       lock.unlock();
       if (queued) context_.engine.Cancel(id_);  // else Submit sees it
+      if (run_ != nullptr) run_->Cancel(std::move(status));
       return;
     default: {
       phase_ = Phase::kEnded;
-      const std::shared_ptr<const HostBlock> output = std::move(output_);
+      const AnswerChunks answer = std::exchange(answer_, AnswerChunks());
       lock.unlock();
       PokeAll();
     }
@@ -274,15 +239,34 @@ void ChunkedTransfer::EndUpload(Lock& lock) {
   std::unique_ptr<Request> request = std::move(request_);
   request->status = failure_;
   lock.unlock();
+  WhenQuiet(std::move(request), &ChunkedTransfer::UploadEnded);
+}
+
+void ChunkedTransfer::WhenQuiet(std::unique_ptr<Request> request, Then then) {
+  if (run_ == nullptr) return (this->*then)(std::move(request));
+  // A function that can be copied; the request is owned once all the same.
+  const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
+  run_->Stop([this, held, then] { (this->*then)(std::move(*held)); });
+}
+
+void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
   const TransferRef self(this);
   // Before any stream may finish: the record names the first one's peer.
   RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
             call_);
   request.reset();  // its memory before the client hears of it and tries again
-  lock.lock();
-  phase_ = Phase::kEnded;
-  lock.unlock();
+  DropAnswer();
+  {
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::kEnded;
+  }
   PokeAll();
+}
+
+void ChunkedTransfer::DropAnswer() {
+  AnswerChunks dropped;  // outside the lock
+  const std::lock_guard lock(mutex_);
+  std::swap(dropped, answer_);
 }
 
 StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
@@ -301,14 +285,15 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
                                Milliseconds(options.idle_timeout));
     return step;
   }
-  if (phase_ != Phase::kAnswering) return step;
+  const bool answering = phase_ == Phase::kAnswering;
+  if (first && !answering) return step;
   if (first && std::exchange(header_due_, false)) {
     step.kind = StreamStep::Kind::kWrite;
     step.message.Swap(&header_);
     return step;
   }
-  step = NextChunkLocked();
-  if (step.kind != StreamStep::Kind::kNone) return step;
+  if (failure_.ok()) step = NextChunkLocked();
+  if (step.kind != StreamStep::Kind::kNone || !answering) return step;
   // The first stream's status speaks for all, so it comes last.
   if (first && writing_ > 0) return step;
   if (first) phase_ = Phase::kEnded;
@@ -318,17 +303,15 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
 
 StreamStep ChunkedTransfer::NextChunkLocked() {
   StreamStep step;
-  for (Part& part : parts_) {
-    if (part.next == part.bytes) continue;
-    const int64_t bytes = std::min(kAnswerChunkBytes, part.bytes - part.next);
-    step.kind = StreamStep::Kind::kWrite;
-    step.chunk = true;
-    step.message = EncodeChunk(part.name, part.next, part.data + part.next, bytes, output_);
-    part.next += bytes;
-    ++writing_;
+  if (answer_.empty()) {
+    // gRPC holds what it has not sent.
+    if (phase_ == Phase::kAnswering) answer_ = AnswerChunks();
     return step;
   }
-  output_.reset();  // gRPC holds what it has not sent
+  step.kind = StreamStep::Kind::kWrite;
+  step.chunk = true;
+  step.message = answer_.Next(kAnswerChunkBytes);
+  ++writing_;
   return step;
 }
 
@@ -348,7 +331,26 @@ void ChunkedTransfer::OnAdmitted(uint64_t) {
   queued_ = true;
 }
 
+void ChunkedTransfer::TakePart(const Request& part) {
+  if (!part.status.ok()) return Fail(part.status);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    answer_.Add(part.attention);
+  }
+  PokeAll();
+}
+
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
+  {
+    // First: parts that are dropped must not say why it ended.
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = request->status;
+  }
+  WhenQuiet(std::move(request), &ChunkedTransfer::Ended);
+}
+
+void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
   const TransferRef self = TransferRef::Adopt(this);  // Run's
   {
     const std::lock_guard lock(mutex_);
@@ -356,34 +358,29 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   }
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const Status status = request->status;
-  const int64_t o_bytes = status.ok() ? BytesO(request->attention.problem) : 0;
-  const int64_t lse_bytes = status.ok() ? BytesLse(request->attention.problem) : 0;
-  RecordEnd(context_, *request, total_ns, o_bytes + lse_bytes, call_);
+  RecordEnd(context_, *request, total_ns, status.ok() ? AnswerBytes(*request) : 0, call_);
   grpc::ByteBuffer header;
-  std::array<Part, 2> parts;
-  std::shared_ptr<const HostBlock> output;
   if (status.ok()) {
     v1::AttendResponse response;
     FillResponse(*request, total_ns, &response);
     header = EncodeChunkedHeader(&response);
-    const auto* const o = static_cast<const char*>(request->attention.o.data);
-    const auto* const lse = reinterpret_cast<const char*>(request->attention.lse);
-    parts = {Part{v1::TENSOR_NAME_O, o, o_bytes, 0}, Part{v1::TENSOR_NAME_LSE, lse, lse_bytes, 0}};
-    output = std::make_shared<HostBlock>(std::move(request->output));
   }
-  request.reset();  // the input block goes back before the answer leaves
+  const Attention whole = request->attention;
+  const bool by_parts = request->upload_run != nullptr;  // whose answers are there
+  request.reset();                 // the input block goes back before the answer leaves
+  if (!status.ok()) DropAnswer();  // before anyone hears of the end
   {
+    AnswerChunks unwanted;
     const std::lock_guard lock(mutex_);
-    if (failure_.ok()) failure_ = status;
     phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
     if (failure_.ok()) {
       header_.Swap(&header);
       header_due_ = true;
-      parts_ = parts;
-      output_ = std::move(output);
+      if (!by_parts) answer_.Add(whole);
+    } else {
+      std::swap(unwanted, answer_);
     }
   }
-  output.reset();  // of an answer that nobody wants, before anyone hears that it has ended
   PokeAll();
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One request of AttendChunked and the streams that carry it: admitted by its header, filled by
-// chunks, run, and answered in chunks that whichever stream is ready takes.
+// chunks, run, and answered in chunks that whichever stream is ready takes. Where parts of it are
+// computed while the rest arrives (upload_run.h), their answers leave by all streams but the first,
+// on which the answer's header comes before them.
 //
 // The streams live on gRPC's threads and call in; the copy pool, the engine and the registry call
 // in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
@@ -11,7 +13,6 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -19,10 +20,12 @@
 #include <utility>
 #include <vector>
 
-#include "server/byte_ranges.h"
+#include "server/answer_chunks.h"
 #include "server/chunk_codec.h"
 #include "server/intake.h"
 #include "server/service.h"
+#include "server/upload_places.h"
+#include "server/upload_run.h"
 
 namespace attend {
 
@@ -41,6 +44,7 @@ struct StreamStep {
 struct ChunkPlace {
   char* data = nullptr;           // null: nobody wants them
   StagedInput* staged = nullptr;  // null: they go nowhere else
+  UploadRun* run = nullptr;       // with it: what they may let begin; null: nothing
 };
 
 class ChunkedTransfer final : public Call {
@@ -76,7 +80,9 @@ class ChunkedTransfer final : public Call {
   // not looked at later, and by draining, which ends nothing else.
   void FailUpload(Rejection reason, Status status);
   void EndIfIdle(TimePoint now);
-  bool ended();
+  // Ended, and its client reads no more: what it was being sent is to be cut off. Other failures
+  // come behind it.
+  bool abandoned();
 
   // What the stream should write, `greeted` if it has had its grant; or that it should finish.
   StreamStep Next(bool first, bool greeted);
@@ -90,13 +96,6 @@ class ChunkedTransfer final : public Call {
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnding, kEnded };
   using Lock = std::unique_lock<std::mutex>;
-  // What of one tensor of the answer is not yet given to a stream.
-  struct Part {
-    v1::TensorName name = v1::TENSOR_NAME_UNSPECIFIED;
-    const char* data = nullptr;
-    int64_t bytes = 0;
-    int64_t next = 0;
-  };
 
   ~ChunkedTransfer() override;
   Status Admit(const v1::AttendRequest& header);
@@ -107,6 +106,14 @@ class ChunkedTransfer final : public Call {
   void Run(Lock& lock);
   Status MissingLocked() const;
   StreamStep NextChunkLocked();
+  // A part of the request has ended before the whole.
+  void TakePart(const Request& part);
+  // Goes on once no part of the request runs, maybe before it returns: its memory may go then.
+  using Then = void (ChunkedTransfer::*)(std::unique_ptr<Request> request);
+  void WhenQuiet(std::unique_ptr<Request> request, Then then);
+  void UploadEnded(std::unique_ptr<Request> request);
+  void DropAnswer();
+  void Ended(std::unique_ptr<Request> request);
   void PokeAll();
 
   ServiceContext& context_;
@@ -123,9 +130,8 @@ class ChunkedTransfer final : public Call {
   std::string token_;   // empty until admitted
 
   std::unique_ptr<Request> request_;  // until it is submitted
-  TensorPlaces places_;
-  std::array<ByteRanges, kTensorsMax> ranges_;
-  int64_t total_bytes_ = 0;
+  std::shared_ptr<UploadRun> run_;    // the request's; set once, before its first byte
+  UploadPlaces places_;
   int64_t placed_bytes_ = 0;
   int64_t in_hand_ = 1;  // chunks that are being copied; at first, the header
   TimePoint progress_;   // when the last progress_step_bytes_ were complete
@@ -137,8 +143,7 @@ class ChunkedTransfer final : public Call {
 
   grpc::ByteBuffer header_;  // of the answer, until written
   bool header_due_ = false;
-  std::shared_ptr<const HostBlock> output_;  // until all is given to streams
-  std::array<Part, 2> parts_;
+  AnswerChunks answer_;  // until all is given to streams
   int64_t writing_ = 0;  // chunks
 };
 

@@ -37,6 +37,11 @@ WorkItem ToWorkItem(Request& request) {
   }
   if (request.scattered != nullptr) item.scattered = request.scattered->pieces();
   if (request.staged != nullptr) request.staged->Apply(&item);
+  if (request.upload_part != nullptr) {
+    const UploadPart& part = *request.upload_part;
+    item.parts = part.parts;
+    if (part.staged != nullptr) part.staged->Apply(&item, part.after);
+  }
   return item;
 }
 
@@ -72,7 +77,8 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
-  request->in_parts = backend_.RunsInParts(request->attention, request->selection);
+  request->in_parts = request->upload_part != nullptr ||
+                      backend_.RunsInParts(request->attention, request->selection);
   if (request->in_parts || request->check || !backend_.Gathers()) PlaceScattered(*request);
   std::unique_lock<std::mutex> lock(mutex_);
   request->device_name = info().name;

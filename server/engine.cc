@@ -17,6 +17,10 @@ constexpr int64_t kRetryAfterMsMax = 1000;
 constexpr int64_t kRetryAfterMsMemoryMin = 100;
 constexpr int64_t kRetryAfterMsDraining = 1000;
 
+// The ids of uploads' parts: below those of split requests' (split_join.cc), and never those of
+// requests, which count from 1.
+constexpr uint64_t kFirstUploadPartId = uint64_t{1} << 62;
+
 EngineOptions WithWeights(EngineOptions options) {
   options.worker.tenant_weights = options.tenants.weights();
   return options;
@@ -30,7 +34,8 @@ Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& cloc
     : options_(WithWeights(options)),
       batcher_(options.worker.batcher),
       metrics_(metrics),
-      clock_(clock) {}
+      clock_(clock),
+      next_upload_part_(kFirstUploadPartId) {}
 
 Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend>> backends,
                                              const EngineOptions& options, Metrics& metrics,
@@ -172,6 +177,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
 }
 
 Status Engine::Route(std::unique_ptr<Request>& request) {
+  if (CompleteUpload(request)) return Status();
   const int pinned = PinnedDevice(*request);
   for (;;) {
     Result<std::vector<Candidate>> candidates =
@@ -306,7 +312,9 @@ void Engine::FinishChecked(std::unique_ptr<Request> request) {
 void Engine::FinishOne(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
   const bool part = request->part;
+  const bool of_upload = request->upload_part != nullptr;
   responder->Finish(std::move(request));
+  if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);
   if (part) return;  // its whole counts
   metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
 }
@@ -319,7 +327,7 @@ void Engine::Drain() {
 bool Engine::WaitIdle(TimePoint until) const {
   // Drain happens once in a process's life; looking every millisecond keeps the request path free
   // of a lock and a notification that it would otherwise pay for each call.
-  while (inflight() > 0) {
+  while (inflight() > 0 || upload_parts_.load(std::memory_order_acquire) > 0) {
     if (clock_.Now() >= until) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

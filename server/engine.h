@@ -30,6 +30,7 @@
 #include "server/split_join.h"
 #include "server/staging.h"
 #include "server/tenants.h"
+#include "server/upload_run.h"
 
 namespace attend {
 
@@ -68,6 +69,8 @@ class Engine {
 
   // Gives an admitted request whose bytes are still to come a staging (staging.h) on the device
   // that would run it now, if it is large enough, will not be split, and there is one to be had.
+  // If that device computes it in parts of which some can be begun before others' bytes have come,
+  // the request also gets an upload_run (upload_run.h).
   // The attention's pointers lead into the input block, the small arrays have their values, and
   // `tensors` are as Stager::Stage wants them. Not on gRPC's threads.
   void Stage(Request& request, std::span<const HostSpan> tensors);
@@ -90,7 +93,8 @@ class Engine {
 
   // From now on Admit and Submit refuse with UNAVAILABLE; what was accepted goes on.
   void Drain();
-  // Waits until nothing accepted is unfinished, or `until`. True if idle.
+  // Waits until nothing accepted is unfinished, nor what of an upload was begun, or `until`. True
+  // if idle.
   bool WaitIdle(TimePoint until) const;
   // Ends what is still queued with UNAVAILABLE, waits for running batches, joins all threads. The
   // caller has made sure that no call above runs or comes any more.
@@ -138,7 +142,11 @@ class Engine {
   // Unless the splitter then finds no plan for it.
   bool WillSplit(double flops, std::span<const Candidate> candidates) const;
   void SetCosts(const Request& request, double flops, std::vector<Candidate>& candidates) const;
+  // Null: there are no parts, or no memory for their small blocks.
+  std::shared_ptr<UploadRun> MakeUploadRun(Request& request, std::span<const Candidate> candidates);
   void FinishStaging(Request& request, std::span<const Candidate> candidates);
+  // Whether the request has parts that were begun: then it is theirs, and ends with them.
+  bool CompleteUpload(std::unique_ptr<Request>& request);
   // The device of the request's staging, if it has one, else the router's choice.
   size_t Reserve(const Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);
@@ -160,6 +168,8 @@ class Engine {
   std::atomic<bool> draining_{false};
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
+  std::atomic<uint64_t> next_upload_part_;  // an id
+  std::atomic<int64_t> upload_parts_{0};    // queued or running, of wholes in flight or not
   std::vector<std::unique_ptr<Backend>> backends_;
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;

@@ -6,6 +6,9 @@
 #include <algorithm>
 
 #include "server/engine.h"
+#include "server/split_parts.h"
+#include "server/split_plan.h"
+#include "server/upload_plan.h"
 
 namespace attend {
 
@@ -29,6 +32,60 @@ void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
   if (WillSplit(flops, *candidates)) return stager_->CountSplit();
   SetCosts(request, flops, *candidates);
   request.staged = stager_->Stage(*candidates, request.input, tensors);
+  if (request.staged != nullptr) request.upload_run = MakeUploadRun(request, *candidates);
+}
+
+std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
+                                                 std::span<const Candidate> candidates) {
+  const int device = request.staged->device();
+  const auto chosen = std::find_if(candidates.begin(), candidates.end(),
+                                   [&](const Candidate& each) { return each.device == device; });
+  const std::vector<AttentionSlice> parts =
+      backends_[device]->Parts(request.attention, chosen->selection);
+  std::vector<UploadGroup> groups =
+      PlanUpload(request.attention, parts, options_.staging.bytes_min);
+  if (groups.empty()) return nullptr;
+  const int64_t group = request.attention.problem.group();
+  std::vector<SplitPiece> pieces;
+  for (const auto& [slice, unused] : groups) {
+    pieces.push_back({0, slice.batch_begin, slice.batch_end, slice.heads_begin * group,
+                      slice.heads_end * group, slice.rows_begin, slice.rows_end});
+  }
+  Result<std::vector<std::unique_ptr<Request>>> made = MakeParts(request, pieces, *host_pool_);
+  if (!made.ok()) return nullptr;
+  request.device = device;
+  request.device_name = workers_[device]->info().name;
+  request.selection = chosen->selection;
+  uint64_t id = next_upload_part_.fetch_add(made->size(), std::memory_order_relaxed);
+  const bool poison = request.check || checker_->Sampled(request.id);
+  for (const auto& part : *made) {
+    part->id = id++;
+    part->check = poison;  // the whole may be checked
+  }
+  UploadRun::Hooks hooks;
+  hooks.push = [this](std::unique_ptr<Request>& part) {
+    upload_parts_.fetch_add(1, std::memory_order_relaxed);
+    Status status = PushPart(part);
+    if (!status.ok()) upload_parts_.fetch_sub(1, std::memory_order_release);
+    return status;
+  };
+  hooks.cancel = [this](int index, uint64_t part) { workers_[index]->Cancel(part); };
+  hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
+  return std::make_shared<UploadRun>(request, std::move(groups), std::move(*made),
+                                     std::move(hooks));
+}
+
+bool Engine::CompleteUpload(std::unique_ptr<Request>& request) {
+  if (request->upload_run == nullptr) return false;
+  const std::shared_ptr<UploadRun> run = request->upload_run;
+  if (!run->begun()) {
+    request->upload_run.reset();
+    return false;
+  }
+  const bool copied = request->staged->Seal();
+  request->staged->CountRun(copied);
+  run->Complete(std::move(request), copied);
+  return true;
 }
 
 void Engine::FinishStaging(Request& request, std::span<const Candidate> candidates) {

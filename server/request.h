@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_slice.h"
 #include "kernels/backend.h"
 #include "kernels/check_rows.h"
 #include "kernels/problem.h"
@@ -92,7 +93,16 @@ struct SharedTensors {
   }
 };
 
+// Of a request that is a part of a chunked one, begun while the rest may still be on its way
+// (upload_run.h).
+struct UploadPart {
+  StagedInput* staged = nullptr;       // the whole's, where it reads its tensors; null: on the host
+  const DeviceEvent* after = nullptr;  // with it: what has brought them there
+  std::vector<AttentionSlice> parts;   // WorkItem::parts
+};
+
 struct Request;
+class UploadRun;
 
 // Where an answer goes. Finish is called exactly once, from any thread, and takes the request.
 class Responder {
@@ -109,6 +119,8 @@ struct Request {
   Attention attention;                        // pointers lead into the spans
   HostBlock input;                            // every tensor and array that the kernel reads, or
   std::unique_ptr<StagedInput> staged;        // the same block, which a device has a copy of
+  std::shared_ptr<UploadRun> upload_run;      // what computes it while it arrives; null: nothing
+  std::unique_ptr<UploadPart> upload_part;    // null: it is not one
   std::unique_ptr<ScatteredInput> scattered;  // what is not in that block yet; null: all is
   HostBlock output;                           // O, then LSE if asked for, each 256-byte aligned
   std::unique_ptr<SharedTensors> shared;      // the tensors that are not in the two; null: all are
@@ -175,8 +187,9 @@ inline int PinnedDevice(const Request& request) {
 // Whether it begins with waiting for something on the device: a client's own work, or the last
 // copies of its upload.
 inline bool AwaitsEvents(const Request& request) {
+  const bool part = request.upload_part != nullptr && request.upload_part->after != nullptr;
   const bool staged = request.staged != nullptr && request.staged->device() >= 0;
-  return staged || (request.shared != nullptr && request.shared->after[0] != nullptr);
+  return part || staged || (request.shared != nullptr && request.shared->after[0] != nullptr);
 }
 
 // Tensor bytes of a good answer's messages.

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "server/tensor_extents.h"
+
 namespace attend {
 namespace {
 
@@ -75,30 +77,8 @@ class Cover {
   std::vector<Range> ranges_;
 };
 
-// From the first element of a [batch, heads, rows, columns] view to its last; 0 if it is empty.
-int64_t Extent(int64_t batch, int64_t stride_b, int64_t heads, int64_t stride_h, int64_t rows,
-               int64_t stride_l, int64_t columns) {
-  if (batch == 0 || heads == 0 || rows == 0) return 0;
-  return (batch - 1) * stride_b + (heads - 1) * stride_h + (rows - 1) * stride_l + columns;
-}
-
 void CoverTensors(const Attention& a, Cover* cover) {
-  const Problem& p = a.problem;
-  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
-  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  const int64_t batch = p.packed ? 1 : p.batch;
-  const auto add = [&](const ConstTensorView& t, int64_t heads, int64_t rows, int64_t dim) {
-    cover->Add(t.data, Extent(batch, t.stride_b, heads, t.stride_h, rows, t.stride_l, dim) *
-                           DTypeBytes(p.dtype));
-  };
-  add(a.q, p.heads_q, rows_q, p.dim);
-  add(a.k, p.heads_kv, rows_k, p.dim);
-  add(a.v, p.heads_kv, rows_k, p.dim_v);
-  if (p.has_bias) {
-    cover->Add(a.bias.data, Extent(p.batch, a.bias.stride_b, p.heads_q, a.bias.stride_h, p.len_q,
-                                   a.bias.stride_q, p.len_k) *
-                                DTypeBytes(a.bias.dtype));
-  }
+  for (const Extent& tensor : InputExtents(a)) cover->Add(tensor.data, tensor.bytes);
 }
 
 void CoverArrays(const Attention& a, Cover* cover) {

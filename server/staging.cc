@@ -59,20 +59,28 @@ int64_t StagingBudget::held_bytes(int device) const {
 }
 
 StagedInput::StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen,
-                         int64_t bytes, int64_t piece_bytes)
+                         int64_t bytes, int64_t piece_bytes, const std::vector<int64_t>& tensors)
     : budget_(budget),
       router_(router),
       device_(chosen.device),
       expected_cost_(chosen.cost),
       bytes_(bytes),
-      pieces_(bytes, piece_bytes) {}
+      pieces_(bytes, piece_bytes, tensors) {}
 
 StagedInput::~StagedInput() {
   ForgetCost();
   if (copy_ != nullptr) Count(StagingEnd::kAborted);
 }
 
-void StagedInput::ForgetCost() { router_.Forget(device_, std::exchange(expected_cost_, 0)); }
+void StagedInput::ForgetCost() {
+  const int64_t cost = expected_cost_.exchange(0, std::memory_order_relaxed);
+  if (cost != 0) router_.Forget(device_, cost);
+}
+
+void StagedInput::CountPart() {
+  ForgetCost();  // it is the parts' now
+  budget_.CountPart();
+}
 
 void StagedInput::Count(StagingEnd end) {
   if (!std::exchange(counted_, true)) budget_.CountEnd(end);
@@ -84,25 +92,37 @@ std::vector<ByteRange> StagedInput::Arrived(const char* data, int64_t bytes) {
   return pieces_.Add({begin, begin + bytes});
 }
 
-void StagedInput::Copy(std::span<const ByteRange> pieces) {
+bool StagedInput::Copy(std::span<const ByteRange> pieces) {
   for (const ByteRange& piece : pieces) {
-    if (failed_.load(std::memory_order_relaxed)) return;
+    if (failed_.load(std::memory_order_relaxed)) return false;
     const int64_t bytes = piece.end - piece.begin;
-    if (copy_->Copy(piece.begin, bytes).ok()) {
-      budget_.CountBytes(bytes);
-    } else {
+    if (!copy_->Copy(piece.begin, bytes).ok()) {
       failed_.store(true, std::memory_order_relaxed);
+      return false;
     }
+    budget_.CountBytes(bytes);
   }
+  return true;
+}
+
+Result<const DeviceEvent*> StagedInput::Mark() {
+  if (failed_.load(std::memory_order_relaxed)) return Internal("copying an upload has failed");
+  return copy_->Mark();
+}
+
+bool StagedInput::Seal() {
+  ForgetCost();
+  if (copy_ == nullptr) return false;
+  if (!std::exchange(sealed_, true)) {
+    good_ = !failed_.load(std::memory_order_relaxed) && copy_->Finish().ok();
+  }
+  return good_;
 }
 
 bool StagedInput::Finish() {
-  ForgetCost();
-  if (copy_ == nullptr || std::exchange(finished_, true)) return copy_ != nullptr;
-  if (failed_.load(std::memory_order_relaxed) || !copy_->Finish().ok()) {
-    Drop(StagingEnd::kCopyFailed);
-  }
-  return copy_ != nullptr;
+  if (Seal()) return true;
+  Drop(StagingEnd::kCopyFailed);
+  return false;
 }
 
 void StagedInput::Drop(StagingEnd why) {
@@ -111,9 +131,9 @@ void StagedInput::Drop(StagingEnd why) {
   copy_.reset();
 }
 
-void StagedInput::Apply(WorkItem* item) {
+void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
   if (copy_ == nullptr) return;
-  Count(StagingEnd::kUsed);
+  if (after == nullptr) Count(StagingEnd::kUsed);
   const auto move = [this](const void** tensor) {
     if (*tensor == nullptr) return;
     *tensor = copy_->data() + (static_cast<const char*>(*tensor) - block());
@@ -129,7 +149,7 @@ void StagedInput::Apply(WorkItem* item) {
       std::min(end, (bytes_ + kTensorAlignBytes - 1) / kTensorAlignBytes * kTensorAlignBytes);
   item->inputs = {{static_cast<char*>(held_->block.data()) + arrays, end - arrays}};
   item->in_place = {{copy_->data(), bytes_}};
-  item->after[0] = copy_->after();
+  item->after[0] = after != nullptr ? after : copy_->after();
 }
 
 Stager::Stager(const StagingOptions& options, std::span<const std::unique_ptr<Backend>> backends,
@@ -154,9 +174,11 @@ std::unique_ptr<StagedInput> Stager::Stage(std::span<const Candidate> candidates
     return static_cast<char*>(tensor.data) - begin + tensor.bytes;
   };
   const int64_t bytes = end_of(tensors.back());
+  std::vector<int64_t> begins;
+  for (const HostSpan& tensor : tensors) begins.push_back(static_cast<char*>(tensor.data) - begin);
   const Candidate& chosen = candidates[router_.Expect(candidates)];
   std::unique_ptr<StagedInput> staged(
-      new StagedInput(budget_, router_, chosen, bytes, options_.piece_bytes));
+      new StagedInput(budget_, router_, chosen, bytes, options_.piece_bytes, begins));
   if (!backends_[chosen.device]->CanStage()) return nullptr;
   std::optional<StagingBudget::Hold> hold = budget_.Take(chosen.device, bytes);
   if (!hold.has_value()) {

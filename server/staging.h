@@ -10,8 +10,8 @@
 // the block or write to the device. So always: no byte of the block goes back to its pool, and
 // none of the device's share is counted as free, while a copy still uses it; and nobody waits for
 // that: whoever is last lets go, which for an upload that was broken off is a thread of the
-// backend, a moment later. Kernels read the device's memory only between StagedInput::Finish and
-// the request's end, and have ended by then.
+// backend, a moment later. Kernels read the device's memory only after StagedInput::Finish, or
+// Mark for what was marked, and have ended by the request's end.
 
 #pragma once
 
@@ -37,7 +37,8 @@ namespace attend {
 struct StagingOptions {
   // Of each device's memory, and no more than a quarter of it; 0: none.
   int64_t bytes_max = int64_t{4} << 30;
-  // Tensors of fewer bytes, at least 1, are copied when they are complete.
+  // Tensors of fewer bytes, at least 1, are copied when they are complete, and parts of fewer are
+  // not computed before the rest (upload_plan.h).
   int64_t bytes_min = int64_t{4} << 20;
   // What is copied at once, at least.
   int64_t piece_bytes = int64_t{1} << 20;
@@ -92,6 +93,7 @@ class StagingBudget {
   // Nothing if there is not so much.
   std::optional<Hold> Take(int device, int64_t bytes);
   void CountBytes(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void CountPart() { parts_.fetch_add(1, std::memory_order_relaxed); }
   void CountEnd(StagingEnd end) {
     ends_[static_cast<size_t>(end)].fetch_add(1, std::memory_order_relaxed);
   }
@@ -100,6 +102,7 @@ class StagingBudget {
   const Limit& limit(int device) const { return devices_[device].limit; }
   int64_t held_bytes(int device) const;
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
+  int64_t parts() const { return parts_.load(std::memory_order_relaxed); }
   int64_t ends(StagingEnd end) const {
     return ends_[static_cast<size_t>(end)].load(std::memory_order_relaxed);
   }
@@ -117,11 +120,12 @@ class StagingBudget {
   int64_t holds_ = 0;
   std::vector<Device> devices_;
   std::atomic<int64_t> copied_bytes_{0};
+  std::atomic<int64_t> parts_{0};
   std::array<std::atomic<int64_t>, kStagingEndCount> ends_{};
 };
 
 // One request's input block, and the copy of its tensors on a device while there is one. The
-// request owns it. One thread at a time, but for Arrived and Copy.
+// request owns it. One thread at a time, but for Arrived, Copy, Mark and, of parts, Apply.
 class StagedInput {
  public:
   ~StagedInput();  // the memory goes once no copy uses it, see above
@@ -131,20 +135,35 @@ class StagedInput {
   // Bytes of a tensor are complete in the block: the pieces for Copy, which are complete with them.
   // Touches no device. Any threads at once; each byte once.
   std::vector<ByteRange> Arrived(const char* data, int64_t bytes);
-  // Enqueues their copies. Any threads at once, none of the wire's: a device's driver may take its
-  // time. All calls have returned before any of the below, or the destructor.
-  void Copy(std::span<const ByteRange> pieces);
+  // Enqueues their copies; false if it could not. Any threads at once, none of the wire's: a
+  // device's driver may take its time. All calls have returned before any of the below but Mark, or
+  // the destructor.
+  bool Copy(std::span<const ByteRange> pieces);
+  // What must have ended on the device before all is there that Copy was given and returned from,
+  // for Apply. Lives as long as this does. Any threads, before Seal and Finish.
+  Result<const DeviceEvent*> Mark();
+  // One more part is computed while others' bytes are missing. Any threads, as above. From now on
+  // the copy must not be dropped.
+  void CountPart();
 
   // All tensors have arrived: whether their copy is on the device, or will be before a kernel that
   // is started with Apply. May be asked again.
+  bool Seal();
+  // The same, and drops a copy of which that is not so.
   bool Finish();
+  // Of a request whose parts have the copy, or have what of it was marked.
+  void CountRun(bool sealed) { Count(sealed ? StagingEnd::kUsed : StagingEnd::kCopyFailed); }
   // Where the copy is; none: -1.
   int device() const { return copy_ == nullptr ? -1 : device_; }
   // The request goes on without the copy, if there is one.
   void Drop(StagingEnd why);
   // For the lane: moves the tensors of `item`, which lie in the block, to the copy, if there is
-  // one. The small arrays stay on the host, and for all others the tensors do too.
-  void Apply(WorkItem* item);
+  // one. The small arrays stay on the host, and for all others the tensors do too. `after`: what
+  // must have ended before they are there; without it, what Seal or Finish has seen to.
+  void Apply(WorkItem* item, const DeviceEvent* after = nullptr);
+  const DeviceEvent* after() const { return copy_->after(); }  // the latter
+  // Where the first tensor begins on the host.
+  const char* block() const { return static_cast<const char*>(held_->block.data()); }
 
  private:
   friend class Stager;
@@ -155,19 +174,18 @@ class StagedInput {
 
   // Until the upload is complete, `chosen.cost` is expected of the device.
   StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen, int64_t bytes,
-              int64_t piece_bytes);
+              int64_t piece_bytes, const std::vector<int64_t>& tensors);
   void ForgetCost();
   void Count(StagingEnd end);  // the first of them
-  const char* block() const { return static_cast<const char*>(held_->block.data()); }
 
   StagingBudget& budget_;
   Router& router_;
   const int device_;
-  int64_t expected_cost_;
+  std::atomic<int64_t> expected_cost_;
   const int64_t bytes_;  // of the block's beginning, where the tensors are
   ArrivedPieces pieces_;
   std::atomic<bool> failed_{false};  // a copy was refused
-  bool counted_ = false, finished_ = false;
+  bool counted_ = false, sealed_ = false, good_ = false;
   std::shared_ptr<Held> held_;
   std::unique_ptr<Staging> copy_;  // null: none any more
 };

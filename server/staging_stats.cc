@@ -34,6 +34,11 @@ std::vector<MetricFamily> StagingStats::Collect() const {
                      MetricType::Counter,
                      {}};
   bytes.metric.emplace_back().counter.value = static_cast<double>(budget_.copied_bytes());
+  MetricFamily parts{"attend_staged_parts_total",
+                     "Parts of requests that were begun while the rest of their upload arrived",
+                     MetricType::Counter,
+                     {}};
+  parts.metric.emplace_back().counter.value = static_cast<double>(budget_.parts());
   MetricFamily held{
       "attend_staging_memory_bytes", "Device memory that holds uploads", MetricType::Gauge, {}};
   MetricFamily limit{"attend_staging_memory_limit_bytes",
@@ -45,7 +50,7 @@ std::vector<MetricFamily> StagingStats::Collect() const {
     Add(held, "device", device).gauge.value = static_cast<double>(budget_.held_bytes(i));
     Add(limit, "device", device).gauge.value = static_cast<double>(bytes_max);
   }
-  return {std::move(ends), std::move(bytes), std::move(held), std::move(limit)};
+  return {std::move(ends), std::move(bytes), std::move(parts), std::move(held), std::move(limit)};
 }
 
 }  // namespace attend

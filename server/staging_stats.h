@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend_staged_uploads_total{end}, attend_staged_bytes_total, attend_staging_memory_bytes{device}
-// and attend_staging_memory_limit_bytes{device}, read at each scrape. Thread-safe.
+// attend_staged_uploads_total{end}, attend_staged_bytes_total, attend_staged_parts_total,
+// attend_staging_memory_bytes{device} and attend_staging_memory_limit_bytes{device}, read at each
+// scrape. Thread-safe.
 
 #pragma once
 

@@ -32,8 +32,9 @@ LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometh
 
 # The only server files that may know the wire: everything behind them takes plain values.
 WIRE_FILES = re.compile(
-    r"^server/(chunk_codec|chunked_\w+|codec|dump|grpc_status|info|intake|main|region_socket|reply|"
-    r"server|service|shared_tensors|slice_reader|stream_service|validate|wire)\.(h|cc)$")
+    r"^server/(answer_chunks|chunk_codec|chunked_\w+|codec|dump|grpc_status|info|intake|main|"
+    r"region_socket|reply|server|service|shared_tensors|slice_reader|stream_service|"
+    r"upload_places|validate|wire)\.(h|cc)$")
 
 BANNED = [
     (re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work belongs in an issue"),

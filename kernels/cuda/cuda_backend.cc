@@ -49,8 +49,9 @@ class CudaBackend : public Backend {
     }
     return CudaLane::Make({info_, poller_, pool_, pinned_}, options);
   }
-  bool RunsInParts(const Attention& attention, const Selection& selection) const override {
-    return !PlanParts(attention, selection.kernel, LaneTuning().cut).empty();
+  std::vector<AttentionSlice> Parts(const Attention& attention,
+                                    const Selection& selection) const override {
+    return PlanParts(attention, selection.kernel, LaneTuning().cut);
   }
   bool Gathers() const override { return allocator_.same_address(); }
   DeviceMemoryUse memory_use() const override { return {pool_.used_bytes(), info_.memory_bytes}; }

@@ -62,6 +62,16 @@ CudaLane::~CudaLane() {
   (void)cudaGetLastError();
 }
 
+std::vector<AttentionSlice> CudaLane::PartsOf(const WorkItem& item) const {
+  const KernelId kernel = item.selection.kernel;
+  const CutBounds& bounds = context_.tuning.cut;
+  std::vector<AttentionSlice> parts(item.parts.begin(), item.parts.end());
+  if (parts.empty()) parts = PlanParts(item.attention, kernel, bounds);
+  if (!item.scattered.empty() || (!parts.empty() && !CanMoveInParts(item))) parts.clear();
+  if (!item.parts.empty() || !TensorsAreInPlace(item)) return parts;
+  return JoinParts(item.attention, kernel, bounds, parts);
+}
+
 Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
   for (const WorkItem& item : items) {
     const KernelId kernel = item.selection.kernel;
@@ -75,12 +85,7 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     }
     ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
     ATTEND_RETURN_IF_ERROR(CheckScattered(item));
-    std::vector<AttentionSlice> parts = PlanParts(item.attention, kernel, context_.tuning.cut);
-    if (!item.scattered.empty() || (!parts.empty() && !CanMoveInParts(item))) parts.clear();
-    if (TensorsAreInPlace(item)) {
-      parts = JoinParts(item.attention, kernel, context_.tuning.cut, parts);
-    }
-    batch->cuts.push_back(std::move(parts));
+    batch->cuts.push_back(PartsOf(item));
   }
   Result<BatchLayout> layout = LayOut(items, context_.device.workspace_bytes_max, batch->cuts);
   if (!layout.ok()) return layout.status();

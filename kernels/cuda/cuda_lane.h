@@ -99,6 +99,8 @@ class CudaLane : public Lane {
   Status Open(const LaneOptions& options);
 
   Status Start(std::span<const WorkItem> items, Done done, bool watched);
+  // Empty: it is computed as one.
+  std::vector<AttentionSlice> PartsOf(const WorkItem& item) const;
   Status Prepare(std::span<const WorkItem> items, Batch* batch);
   void PrepareRun(Batch* batch);
   LaunchOptions OptionsOf(bool parts);

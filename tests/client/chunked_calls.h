@@ -61,11 +61,11 @@ inline v1::AttendChunkedResponse Header(std::initializer_list<int64_t> shape) {
   return message;
 }
 
-inline v1::AttendChunkedResponse Data(int tensor, uint64_t offset, size_t bytes) {
+inline v1::AttendChunkedResponse Data(int tensor, uint64_t offset, size_t bytes, char fill = '\1') {
   v1::AttendChunkedResponse message;
   message.set_tensor(static_cast<v1::TensorName>(tensor));
   message.set_offset(offset);
-  message.set_data(std::string(bytes, '\1'));
+  message.set_data(std::string(bytes, fill));
   return message;
 }
 

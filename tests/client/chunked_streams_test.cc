@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -42,6 +43,8 @@ class TwoStreams {
   }
   // What the first stream brings of O, the rest being given to the second.
   void SetFirstBrings(int64_t bytes) { first_brings_ = bytes; }
+  // Of the request's bytes, which the first one then does not wait for.
+  void SecondTook(size_t bytes) { second_took_ += static_cast<int64_t>(bytes); }
   const std::string& address() const { return server_.address(); }
   FakeServer& server() { return server_; }
   // The second stream is no longer waited for.
@@ -60,7 +63,7 @@ class TwoStreams {
       gone_ = false;
     }
     v1::AttendChunkedRequest request;
-    for (int64_t bytes = 0; bytes < 3 * kTensorBytes;) {
+    for (int64_t bytes = second_took_; bytes < 3 * kTensorBytes;) {
       if (!stream->Read(&request)) return grpc::Status(grpc::StatusCode::INTERNAL, "cut short");
       bytes += static_cast<int64_t>(request.data().size());
     }
@@ -75,6 +78,7 @@ class TwoStreams {
   std::condition_variable changed_;
   bool gone_ = false;
   std::atomic<int64_t> first_brings_{kTensorBytes};
+  std::atomic<int64_t> second_took_{0};
   Second second_;
   FakeServer server_;
 };
@@ -164,6 +168,77 @@ TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
   const CallOutcome outcome = Wait(*client, RandomCall(kShape, 1), Chunked());
   EXPECT_EQ(outcome.status.code(), Code::kNotFound) << outcome.status.ToString();
   EXPECT_THAT(outcome.status.message(), HasSubstr("lost"));
+}
+
+TEST(ChunkedStreams, HeadsAreSentOneAfterAnother) {
+  FakeServer server;
+  const AttentionCall call = RandomCall("B1,H2,L8192,D64", 1);  // 2 MiB a head
+  constexpr uint64_t kHeadBytes = 2 << 20;
+  std::vector<std::pair<v1::TensorName, uint64_t>> came;
+  server.SetChunked([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
+    v1::AttendChunkedRequest piece;
+    stream->Read(&piece);
+    stream->Write(Grant(1, int64_t{4} << 20));
+    for (int i = 0; i < 6 && stream->Read(&piece); ++i) {
+      came.emplace_back(piece.tensor(), piece.offset());
+      const TensorRef* const tensors[] = {&call.q, &call.k, &call.v};
+      const TensorRef& from = *tensors[(piece.tensor() - v1::TENSOR_NAME_Q) % 3];
+      const std::string_view all(static_cast<const char*>(from.data), 2 * kHeadBytes);
+      EXPECT_TRUE(piece.data() == all.substr(piece.offset(), kHeadBytes));
+    }
+    return grpc::Status(grpc::StatusCode::DATA_LOSS, "seen enough");
+  });
+  const auto client = Connect(server.address(), 1, /*attempts=*/1);
+  Wait(*client, call, ChunkedWithin(std::chrono::seconds(60)));
+  using ::testing::ElementsAre;
+  using ::testing::Pair;
+  EXPECT_THAT(
+      came, ElementsAre(Pair(v1::TENSOR_NAME_Q, 0), Pair(v1::TENSOR_NAME_K, 0),
+                        Pair(v1::TENSOR_NAME_V, 0), Pair(v1::TENSOR_NAME_Q, kHeadBytes),
+                        Pair(v1::TENSOR_NAME_K, kHeadBytes), Pair(v1::TENSOR_NAME_V, kHeadBytes)));
+}
+
+// Heads that are computed early come before the header, which the first stream does not even send
+// until the second one has ended.
+TEST(ChunkedStreams, WhatComesBeforeTheHeaderHasItsPlace) {
+  for (const Payload payload : {Payload::kCopy, Payload::kDiscard}) {
+    TwoStreams server;
+    server.SetFirstBrings(kTensorBytes / 2);
+    server.SetSecond([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
+      stream->Write(Grant(2, kPieceBytes));
+      stream->Write(Data(v1::TENSOR_NAME_O, kTensorBytes / 2, kTensorBytes / 2, '\2'));
+      v1::AttendChunkedRequest piece;
+      while (stream->Read(&piece)) server.SecondTook(piece.data().size());
+      return grpc::Status::OK;
+    });
+    const auto client = Connect(server.address(), 2, /*attempts=*/1);
+    CallOptions options = ChunkedWithin(std::chrono::seconds(60));
+    options.payload = payload;
+    const CallOutcome outcome = Wait(*client, RandomCall(kShape, 1), options);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+    EXPECT_EQ(outcome.payload_bytes, kTensorBytes);
+    const HostTensor& o = outcome.result.o;
+    EXPECT_EQ(o.shape, (std::vector<int64_t>{1, 1, 8192, 64}));
+    ASSERT_EQ(o.data != nullptr, payload == Payload::kCopy);
+    if (payload == Payload::kDiscard) continue;
+    EXPECT_EQ(std::count(&o.data[0], &o.data[kTensorBytes / 2], std::byte{1}), kTensorBytes / 2);
+    EXPECT_EQ(std::count(&o.data[kTensorBytes / 2], &o.data[0] + kTensorBytes, std::byte{2}),
+              kTensorBytes / 2);
+  }
+}
+
+TEST(ChunkedStreams, WhatComesBeforeTheHeaderIsCheckedAtOnce) {
+  TwoStreams server;
+  server.SetSecond([&](grpc::ServerContext* context, FakeServer::ChunkedStream* stream) {
+    stream->Write(Grant(2, kPieceBytes));
+    stream->Write(Data(v1::TENSOR_NAME_O, kTensorBytes - 1, 2));
+    return server.server().UntilCancelled(context);
+  });
+  const auto client = Connect(server.address(), 2, /*attempts=*/1);
+  const CallOutcome outcome =
+      Wait(*client, RandomCall(kShape, 1), ChunkedWithin(std::chrono::seconds(60)));
+  EXPECT_EQ(outcome.status.code(), Code::kInternal) << outcome.status.ToString();
+  EXPECT_THAT(outcome.status.message(), HasSubstr("not within the tensor's 2097152"));
 }
 
 // Whose every call is large enough for chunks.

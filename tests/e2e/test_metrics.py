@@ -34,8 +34,8 @@ FAMILIES = HISTOGRAMS | {
     "attend_shared_memory_regions", "attend_shared_memory_clients",
     "attend_shared_memory_regions_created_total", "attend_shared_memory_regions_refused_total",
     "attend_cuda_ipc_bytes", "attend_cuda_ipc_regions",
-    "attend_staged_uploads_total", "attend_staged_bytes_total", "attend_staging_memory_bytes",
-    "attend_staging_memory_limit_bytes",
+    "attend_staged_uploads_total", "attend_staged_bytes_total", "attend_staged_parts_total",
+    "attend_staging_memory_bytes", "attend_staging_memory_limit_bytes",
     "attend_gpu_utilization_ratio", "attend_gpu_memory_used_bytes", "attend_gpu_power_watts",
     "process_start_time_seconds"}
 NEEDS_A_GPU = {f for f in FAMILIES if f.startswith("attend_gpu_")}

@@ -130,7 +130,7 @@ TEST(ChunkedStagingTest, MetricsSayWhatBecameOfUploads) {
   EXPECT_EQ(server->Metric("attend_staged_uploads_total{end=\"used\"}"), 0);
   EXPECT_EQ(server->Metric("attend_staging_memory_limit_bytes{device=\"cpu\"}"), 256.0 * (1 << 20));
   WireProblem problem = test::PlainWireProblem(1, 40);
-  server->backend().staging().FailCopy(2, Internal("copying an upload"));
+  server->backend().staging().FailCopy(4, Internal("copying an upload"));  // the second's first
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(test::AttendOverStreams(*server, problem.request, 1, 900, 1).ok());
   }
@@ -199,7 +199,8 @@ TEST(ChunkedStagingTest, AnyCallOfTheDeviceMayFailUnseen) {
     }
   }
   EXPECT_EQ(Budget(*server).ends(StagingEnd::kNoMemory), 3);
-  EXPECT_EQ(Budget(*server).ends(StagingEnd::kCopyFailed), 6);
+  // Each upload is one Finish, and a copy each of Q, K and V.
+  EXPECT_EQ(Budget(*server).ends(StagingEnd::kCopyFailed), 3 + 6);
 }
 
 // One upload that goes well, or stops somewhere for some reason.

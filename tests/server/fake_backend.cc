@@ -198,6 +198,20 @@ void FakeBackend::PassGate() {
   --waiting_;
 }
 
+namespace {
+
+FakeBackend::Compute InParts(std::vector<AttentionSlice> parts, FakeBackend::Compute compute) {
+  return [parts = std::move(parts), compute = std::move(compute)](const Attention& whole) {
+    for (const AttentionSlice& part : parts) {
+      const Result<Attention> attention = TakeSlice(whole, part);
+      ASSERT_TRUE(attention.ok()) << attention.status().ToString();
+      compute(*attention);
+    }
+  };
+}
+
+}  // namespace
+
 BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   const auto begin = std::chrono::steady_clock::now();
   BatchOutcome outcome;
@@ -230,6 +244,10 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
     for (const DeviceEvent* event : item.after) {
       if (status.ok() && FakeStream::Knows(event)) status = FakeStream::WaitFor(event);
     }
+    const std::vector<AttentionSlice> parts =
+        item.parts.empty() ? Parts(item.attention, item.selection)
+                           : std::vector<AttentionSlice>(item.parts.begin(), item.parts.end());
+    if (!parts.empty()) compute = InParts(parts, std::move(compute));
     if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
     if (status.ok() && !moves_spans) compute(item.attention);
     if (status.ok() && corrupt) corrupt(item.attention);

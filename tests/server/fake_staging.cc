@@ -23,6 +23,12 @@ struct FakeStream::Event final : DeviceEvent {
   std::mutex mutex;
   std::condition_variable changed;
   bool reached = false;
+
+  void Reach() {
+    const std::lock_guard lock(mutex);
+    reached = true;
+    changed.notify_all();
+  }
 };
 
 class FakeStream::FakeStaging final : public Staging {
@@ -66,6 +72,18 @@ class FakeStream::FakeStaging final : public Staging {
     return Status();
   }
 
+  Result<const DeviceEvent*> Mark() override {
+    auto event = std::make_shared<Event>();
+    {
+      const std::lock_guard lock(stream_.mutex_);
+      ATTEND_RETURN_IF_ERROR(stream_.marks_.Next());
+      EXPECT_FALSE(finished_) << "a mark after the last copy";
+      events_.push_back(event);
+    }
+    stream_.Enqueue([event] { event->Reach(); });
+    return event.get();
+  }
+
   Status Finish() override {
     {
       const std::lock_guard lock(stream_.mutex_);
@@ -74,9 +92,7 @@ class FakeStream::FakeStaging final : public Staging {
     EXPECT_FALSE(std::exchange(finished_, true)) << "twice";
     stream_.Enqueue([event = event_, memory = memory_] {
       EXPECT_TRUE(memory->Whole()) << "bytes were not copied";
-      const std::lock_guard lock(event->mutex);
-      event->reached = true;
-      event->changed.notify_all();
+      event->Reach();
     });
     return Status();
   }
@@ -121,6 +137,7 @@ class FakeStream::FakeStaging final : public Staging {
   std::shared_ptr<void> owner_;
   std::shared_ptr<Memory> memory_;
   std::shared_ptr<Event> event_;
+  std::vector<std::shared_ptr<Event>> events_;  // of marks
   bool finished_ = false;
 };
 
@@ -166,6 +183,11 @@ void FakeStream::FailCopy(int n, Status status) {
   copies_.FailNth(n, std::move(status));
 }
 
+void FakeStream::FailMark(int n, Status status) {
+  const std::lock_guard lock(mutex_);
+  marks_.FailNth(n, std::move(status));
+}
+
 void FakeStream::FailFinish(int n, Status status) {
   const std::lock_guard lock(mutex_);
   finishes_.FailNth(n, std::move(status));
@@ -173,13 +195,14 @@ void FakeStream::FailFinish(int n, Status status) {
 
 void FakeStream::ForgetFaults() {
   const std::lock_guard lock(mutex_);
-  for (CallFaults* each : {&makes_, &copies_, &finishes_}) each->Forget();
+  for (CallFaults* each : {&makes_, &copies_, &marks_, &finishes_}) each->Forget();
 }
 
 FakeStream::Counts FakeStream::counts() const {
   const std::lock_guard lock(mutex_);
-  return {makes_.calls(), copies_.calls(), finishes_.calls(), device_bytes_,
-          static_cast<int64_t>(work_.size()) + (working_ ? 1 : 0)};
+  return {makes_.calls(), copies_.calls(),
+          marks_.calls(), finishes_.calls(),
+          device_bytes_,  static_cast<int64_t>(work_.size()) + (working_ ? 1 : 0)};
 }
 
 bool FakeStream::Knows(const DeviceEvent* event) {

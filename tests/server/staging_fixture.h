@@ -84,8 +84,10 @@ class StagingTest : public EngineTest {
       *tensors[t] = block + at;
       at += aligned(bytes[t]);
     }
-    std::memcpy(block + lengths, a.kv_lengths, static_cast<size_t>(p.batch) * 8);
-    a.kv_lengths = reinterpret_cast<const int64_t*>(block + lengths);
+    if (a.kv_lengths != nullptr) {
+      std::memcpy(block + lengths, a.kv_lengths, static_cast<size_t>(p.batch) * 8);
+      a.kv_lengths = reinterpret_cast<const int64_t*>(block + lengths);
+    }
     engine_->Stage(*upload.request, upload.tensors);
     return upload;
   }
@@ -116,12 +118,20 @@ class StagingTest : public EngineTest {
         for (size_t n = static_cast<size_t>(i); n < chunks.size(); n += threads) {
           const Chunk& chunk = chunks[n];
           std::memcpy(chunk.to, chunk.from, static_cast<size_t>(chunk.bytes));
-          StagedInput* const staged = upload.request->staged.get();
-          if (staged != nullptr) staged->Copy(staged->Arrived(chunk.to, chunk.bytes));
+          Came(upload, chunk.to, chunk.bytes);
         }
       });
     }
     for (std::thread& copier : copiers) copier.join();
+  }
+
+  // Bytes of a tensor lie at their place.
+  static void Came(Upload& upload, const char* data, int64_t bytes) {
+    StagedInput* const staged = upload.request->staged.get();
+    if (staged == nullptr) return;
+    const std::vector<ByteRange> pieces = staged->Arrived(data, bytes);
+    UploadRun* const run = upload.request->upload_run.get();
+    if (staged->Copy(pieces) && run != nullptr) run->Copied(pieces);
   }
 
   void MustSend(Upload& upload) {

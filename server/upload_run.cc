@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/upload_run.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "server/tensor_extents.h"
+
+namespace attend {
+namespace {
+
+// Where the attention's tensors lie in the block, apart from each other.
+std::vector<ByteRange> TensorsIn(const char* block, const Attention& attention) {
+  std::vector<ByteRange> tensors;
+  for (const Extent& tensor : InputExtents(attention)) {
+    const int64_t begin = static_cast<const char*>(tensor.data) - block;
+    if (tensor.bytes > 0) tensors.push_back({begin, begin + tensor.bytes});
+  }
+  return tensors;
+}
+
+int64_t Overlap(const ByteRange& a, const ByteRange& b) {
+  return std::max<int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+}
+
+}  // namespace
+
+UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
+                     std::vector<std::unique_ptr<Request>> parts, Hooks hooks)
+    : first_id_(parts.front()->id),
+      device_(whole.device),
+      staged_(*whole.staged),
+      hooks_(std::move(hooks)),
+      parts_(parts.size()) {
+  for (size_t n = 0; n < parts.size(); ++n) {
+    Part& part = parts_[n];
+    part.request = std::move(parts[n]);
+    part.request->responder = this;
+    part.request->device = whole.device;
+    part.request->selection = whole.selection;
+    part.request->upload_part = std::make_unique<UploadPart>();
+    part.request->upload_part->parts = std::move(groups[n].parts);
+    part.tensors = TensorsIn(staged_.block(), part.request->attention);
+    int64_t bytes = 0;
+    for (const ByteRange& each : part.tensors) bytes += each.end - each.begin;
+    part.missing_bytes.store(bytes, std::memory_order_relaxed);
+  }
+}
+
+void UploadRun::Copied(std::span<const ByteRange> ranges) {
+  for (const ByteRange& range : ranges) {
+    for (Part& part : parts_) {
+      int64_t came = 0;
+      for (const ByteRange& each : part.tensors) came += Overlap(each, range);
+      // Released by whoever has enqueued copies, acquired by whoever enqueued the last ones.
+      if (came == 0 || part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel) != came)
+        continue;
+      if (Take(part)) Begin(part);
+    }
+  }
+}
+
+bool UploadRun::TakeLocked(Part& part) {
+  if (part.begun || !failure_.ok()) return false;
+  part.begun = true;
+  ++open_;
+  return true;
+}
+
+bool UploadRun::Take(Part& part) {
+  const std::lock_guard lock(mutex_);
+  return TakeLocked(part);
+}
+
+void UploadRun::Begin(Part& part) {
+  const auto self = shared_from_this();
+  Source source;
+  {
+    const std::lock_guard lock(mutex_);
+    source = source_;
+  }
+  Status status = Push(part, source);
+  if (!status.ok()) return Refused(part, std::move(status));
+  bool cancelled = false;
+  {
+    const std::lock_guard lock(mutex_);
+    begun_ = true;
+    cancelled = !failure_.ok();
+  }
+  // A cancellation that came before the part was queued found nothing to cancel.
+  if (cancelled) CancelParts();
+}
+
+// What could not begin while bytes are still to come may find room with the last of them, and what
+// could not then when a part makes room.
+void UploadRun::Refused(Part& part, Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    part.begun = false;
+    const bool later = !complete_ || status.code() == Code::kResourceExhausted;
+    if (!later && failure_.ok()) failure_ = status;
+    refusal_ = std::move(status);
+  }
+  Dropped(/*part=*/false);
+}
+
+Status UploadRun::Push(Part& part, Source source) {
+  ATTEND_RETURN_IF_ERROR(Place(*part.request, source));
+  std::unique_ptr<Request> request = std::move(part.request);
+  Status status = hooks_.push(request);
+  if (!status.ok()) {
+    part.request = std::move(request);
+  } else if (source == Source::kMarked) {
+    staged_.CountPart();
+  }
+  return status;
+}
+
+// Where it reads its tensors, and what it waits for.
+Status UploadRun::Place(Request& part, Source source) {
+  UploadPart& upload = *part.upload_part;
+  upload.staged = source == Source::kHost ? nullptr : &staged_;
+  upload.after = nullptr;
+  if (source == Source::kHost) return Status();
+  if (source == Source::kCopied) {
+    upload.after = staged_.after();
+    return Status();
+  }
+  Result<const DeviceEvent*> mark = staged_.Mark();
+  if (!mark.ok()) return mark.status();
+  upload.after = *mark;
+  return Status();
+}
+
+bool UploadRun::begun() {
+  const std::lock_guard lock(mutex_);
+  return begun_;
+}
+
+void UploadRun::Complete(std::unique_ptr<Request> whole, bool copied) {
+  const auto self = shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    whole_ = std::move(whole);
+    source_ = copied ? Source::kCopied : Source::kHost;
+    complete_ = true;
+    ++open_;
+  }
+  for (Part& part : parts_) {
+    if (Take(part)) Begin(part);
+  }
+  Dropped(/*part=*/false);
+}
+
+void UploadRun::Cancel(Status why) {
+  const auto self = shared_from_this();
+  if (Fail(std::move(why))) CancelParts();
+}
+
+void UploadRun::Stop(std::function<void()> quiet) {
+  const auto self = shared_from_this();
+  const bool first = Fail(Status(Code::kCancelled, "the upload has ended"));
+  bool running = false;
+  {
+    const std::lock_guard lock(mutex_);
+    running = open_ > 0;
+    if (running) quiet_ = std::move(quiet);
+  }
+  if (!running) return quiet();
+  if (first) CancelParts();
+}
+
+void UploadRun::Finish(std::unique_ptr<Request> part) {
+  const auto self = shared_from_this();
+  if (part_ended_) part_ended_(*part);
+  bool first_failure = false;
+  if (part->status.ok()) {
+    const std::lock_guard lock(mutex_);
+    copy_in_ns_ += part->copy_in_ns;
+    kernel_ns_ += part->kernel_ns;
+    copy_out_ns_ += part->copy_out_ns;
+    if (part->completed >= last_.completed) {
+      last_ = {part->enqueued, part->started, part->completed, part->batch_requests};
+    }
+  } else {
+    first_failure = Fail(part->status);
+  }
+  part.reset();  // before the client hears of the end
+  if (first_failure) CancelParts();
+  Dropped(/*part=*/true);
+}
+
+// Whether this was the first.
+bool UploadRun::Fail(Status status) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return false;
+  failure_ = std::move(status);
+  return true;
+}
+
+// Those that are still queued; others are not found.
+void UploadRun::CancelParts() {
+  for (size_t n = 0; n < parts_.size(); ++n) hooks_.cancel(device_, first_id_ + n);
+}
+
+// One fewer is open. If that was a part, there may be room for one that was refused.
+void UploadRun::Dropped(bool part) {
+  Part* next = nullptr;
+  std::unique_ptr<Request> whole;
+  std::function<void()> quiet;
+  {
+    const std::lock_guard lock(mutex_);
+    assert(open_ > 0);
+    --open_;
+    if (part && complete_) {
+      const auto found = std::find_if(parts_.begin(), parts_.end(),
+                                      [this](Part& each) { return TakeLocked(each); });
+      if (found != parts_.end()) next = &*found;
+    }
+    if (open_ == 0) {
+      // Nobody is left to make room.
+      const bool all =
+          std::all_of(parts_.begin(), parts_.end(), [](const Part& each) { return each.begun; });
+      if (complete_ && !all && failure_.ok()) failure_ = refusal_;
+      whole = std::move(whole_);
+      quiet = std::exchange(quiet_, nullptr);
+    }
+  }
+  if (next != nullptr) Begin(*next);
+  if (whole != nullptr) End(std::move(whole));
+  if (quiet != nullptr) quiet();
+}
+
+void UploadRun::End(std::unique_ptr<Request> whole) {
+  {
+    const std::lock_guard lock(mutex_);
+    whole->status = failure_;
+  }
+  whole->enqueued = last_.enqueued;
+  whole->started = last_.started;
+  whole->completed = last_.completed;
+  whole->batch_requests = last_.batch_requests;
+  whole->copy_in_ns = copy_in_ns_;
+  whole->kernel_ns = kernel_ns_;
+  whole->copy_out_ns = copy_out_ns_;
+  hooks_.finish(std::move(whole));
+}
+
+}  // namespace attend
