@@ -188,14 +188,14 @@ class Staging {
   virtual ~Staging() = default;
 
   // Enqueues the copy of host bytes [offset, offset + bytes), which are complete and stay as they
-  // are. Any threads at once; each byte once. Not OK: this staging is good for nothing any more.
+  // are. Any threads at once; each byte once. Not OK: this staging is good for nothing any more,
+  // but for what was marked.
   virtual Status Copy(int64_t offset, int64_t bytes) = 0;
   // What must have ended before all that Copy was given, in calls that had returned before this one
   // began, is there. Lives as long as the staging. Any threads at once, beside Copy too, but before
   // Finish. Not OK: there is no telling, of this part.
   virtual Result<const DeviceEvent*> Mark() = 0;
-  // Once, when every Copy has returned. Not OK: this staging is good for nothing any more, but for
-  // what was marked.
+  // Once, when every Copy has returned. Not OK: as of Copy.
   virtual Status Finish() = 0;
 
   // Where the host's first byte is copied to, at the same address modulo 256.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The reference check of answers, on threads of its own so that neither lanes nor the completion
-// threads wait for double precision. The cost of one check is bounded by a budget of multiply-adds
-// at any length.
+// threads wait for double precision, and of lower priority than theirs. The cost of one check is
+// bounded by a budget of multiply-adds at any length.
 
 #pragma once
 

@@ -76,7 +76,7 @@ ChunkedStream::Step ChunkedStream::NextLocked() {
 ChunkedStream::Step ChunkedStream::NextWriteLocked() {
   if (writing_) {
     // A chunk that nobody reads would keep a failed request's answer.
-    if (!writing_chunk_ || aborted_ || !transfer_->abandoned()) return Step::kNone;
+    if (!writing_chunk_ || aborted_ || !transfer_->CutsOff()) return Step::kNone;
     aborted_ = true;
     return Step::kCancel;
   }

@@ -103,14 +103,9 @@ void ChunkedTransfer::Leave(const ChunkedStream* stream) {
       gone = std::move(*found);
       streams_.erase(found);
     }
-    if (stream == first_) token = token_;
+    if (streams_.empty()) token = token_;
   }
   if (!token.empty()) context_.chunked.Remove(token);
-}
-
-bool ChunkedTransfer::WantsBytes() {
-  const std::lock_guard lock(mutex_);
-  return phase_ == Phase::kUploading && failure_.ok();
 }
 
 Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
@@ -169,9 +164,14 @@ void ChunkedTransfer::Fail(Status status) {
 }
 
 void ChunkedTransfer::FailCancelled() {
+  {
+    const std::lock_guard lock(mutex_);
+    unread_ = true;
+  }
   const bool late = deadline_ != kNever && deadline_ <= context_.clock.Now();
   Fail(late ? Status(Code::kDeadlineExceeded, "the deadline passed")
             : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
+  PokeAll();
 }
 
 void ChunkedTransfer::FailUpload(Rejection reason, Status status) {
@@ -190,6 +190,11 @@ void ChunkedTransfer::FailUploadLocked(Lock& lock, Rejection reason, Status stat
 void ChunkedTransfer::EndIfIdle(TimePoint now) {
   Lock lock(mutex_);
   const Duration timeout = context_.chunked.options().idle_timeout;
+  if (phase_ == Phase::kEnded && !unread_ && now - progress_ >= timeout) {
+    unread_ = true;
+    lock.unlock();
+    return PokeAll();
+  }
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
   FailLocked(lock,
              Status(Code::kDeadlineExceeded,
@@ -197,12 +202,6 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
                         std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
                         std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
                         std::to_string(places_.total_bytes()) + " are missing"));
-}
-
-bool ChunkedTransfer::abandoned() {
-  const std::lock_guard lock(mutex_);
-  return phase_ == Phase::kEnded &&
-         (failure_.code() == Code::kCancelled || failure_.code() == Code::kDeadlineExceeded);
 }
 
 void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
@@ -259,6 +258,7 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
   {
     const std::lock_guard lock(mutex_);
     phase_ = Phase::kEnded;
+    progress_ = context_.clock.Now();
   }
   PokeAll();
 }
@@ -373,6 +373,7 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     AnswerChunks unwanted;
     const std::lock_guard lock(mutex_);
     phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
+    progress_ = context_.clock.Now();
     if (failure_.ok()) {
       header_.Swap(&header);
       header_due_ = true;

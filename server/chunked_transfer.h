@@ -63,7 +63,10 @@ class ChunkedTransfer final : public Call {
   void Leave(const ChunkedStream* stream);
 
   // Whether streams should read on.
-  bool WantsBytes();
+  bool WantsBytes() {
+    const std::lock_guard lock(mutex_);
+    return phase_ == Phase::kUploading && failure_.ok();
+  }
   // Where the chunk's bytes go; if they are wanted, Placed() must follow.
   // INVALID_ARGUMENT if no byte may go there: the caller fails the upload.
   Status Reserve(const ChunkMessage& chunk, ChunkPlace* place);
@@ -79,10 +82,15 @@ class ChunkedTransfer final : public Call {
   // The same if its bytes are not complete, which counts as a rejection: of bad chunks, which are
   // not looked at later, and by draining, which ends nothing else.
   void FailUpload(Rejection reason, Status status);
+  // Ends an upload that stands still, and what is left of a request that has ended.
   void EndIfIdle(TimePoint now);
-  // Ended, and its client reads no more: what it was being sent is to be cut off. Other failures
-  // come behind it.
-  bool abandoned();
+  // Whether a chunk that is being written is to be cut off: nobody reads it, and it would keep the
+  // answer of a request that has ended. So it is taken to be once a stream was cancelled or lost,
+  // and an idle timeout after the end.
+  bool CutsOff() {
+    const std::lock_guard lock(mutex_);
+    return phase_ == Phase::kEnded && unread_;
+  }
 
   // What the stream should write, `greeted` if it has had its grant; or that it should finish.
   StreamStep Next(bool first, bool greeted);
@@ -134,12 +142,13 @@ class ChunkedTransfer final : public Call {
   UploadPlaces places_;
   int64_t placed_bytes_ = 0;
   int64_t in_hand_ = 1;  // chunks that are being copied; at first, the header
-  TimePoint progress_;   // when the last progress_step_bytes_ were complete
+  TimePoint progress_;   // when the last progress_step_bytes_ were complete, or the request ended
   int64_t progress_bytes_ = 0;
   int64_t progress_step_bytes_ = 0;  // what must come in one idle timeout
 
   uint64_t id_ = 0;
   bool queued_ = false;  // may be, or has been
+  bool unread_ = false;  // see CutsOff
 
   grpc::ByteBuffer header_;  // of the answer, until written
   bool header_due_ = false;

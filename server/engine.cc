@@ -327,7 +327,7 @@ void Engine::Drain() {
 bool Engine::WaitIdle(TimePoint until) const {
   // Drain happens once in a process's life; looking every millisecond keeps the request path free
   // of a lock and a notification that it would otherwise pay for each call.
-  while (inflight() > 0 || upload_parts_.load(std::memory_order_acquire) > 0) {
+  while (inflight() > 0 || upload_parts() > 0) {
     if (clock_.Now() >= until) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

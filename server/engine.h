@@ -102,6 +102,8 @@ class Engine {
 
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   int64_t inflight() const { return inflight_.load(std::memory_order_acquire); }
+  // Parts of uploads that are queued or run, whether their wholes are in flight or not.
+  int64_t upload_parts() const { return upload_parts_.load(std::memory_order_acquire); }
   // When a client that was refused with `code` should try again, from the present state.
   int64_t RetryAfterMs(Code code) const;
 
@@ -169,7 +171,7 @@ class Engine {
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
   std::atomic<uint64_t> next_upload_part_;  // an id
-  std::atomic<int64_t> upload_parts_{0};    // queued or running, of wholes in flight or not
+  std::atomic<int64_t> upload_parts_{0};
   std::vector<std::unique_ptr<Backend>> backends_;
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
   std::unique_ptr<HostPool> host_pool_;

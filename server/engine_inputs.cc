@@ -57,10 +57,15 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
   request.device_name = workers_[device]->info().name;
   request.selection = chosen->selection;
   uint64_t id = next_upload_part_.fetch_add(made->size(), std::memory_order_relaxed);
-  const bool poison = request.check || checker_->Sampled(request.id);
+  const bool may_be_checked = request.check || checker_->Sampled(request.id);
   for (const auto& part : *made) {
+    // The whole's kernel, whatever one would choose for the part; what it needs is less.
+    const Result<Selection> selection = Select(part->attention.problem, workers_[device]->info(),
+                                               KernelName(request.selection.kernel));
+    if (!selection.ok()) return nullptr;
+    part->selection = *selection;
     part->id = id++;
-    part->check = poison;  // the whole may be checked
+    part->check = may_be_checked;
   }
   UploadRun::Hooks hooks;
   hooks.push = [this](std::unique_ptr<Request>& part) {
@@ -71,7 +76,9 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
   };
   hooks.cancel = [this](int index, uint64_t part) { workers_[index]->Cancel(part); };
   hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
+  hooks.count_early = [this] { stager_->CountPart(); };
   return std::make_shared<UploadRun>(request, std::move(groups), std::move(*made),
+                                     static_cast<int64_t>(workers_[device]->lanes()),
                                      std::move(hooks));
 }
 
@@ -83,7 +90,10 @@ bool Engine::CompleteUpload(std::unique_ptr<Request>& request) {
     return false;
   }
   const bool copied = request->staged->Seal();
-  request->staged->CountRun(copied);
+  const bool lost = !workers_[request->device]->healthy();
+  request->staged->CountRun(copied ? StagingEnd::kUsed
+                            : lost ? StagingEnd::kDeviceLost
+                                   : StagingEnd::kCopyFailed);
   run->Complete(std::move(request), copied);
   return true;
 }

@@ -143,7 +143,7 @@ struct Request {
   // Set by Engine::Submit.
   int device = 0;  // index into the engine's devices; of a split request, the first of its devices
   Selection selection;
-  bool part = false;  // of a split request: ends with the whole, which is counted and checked
+  bool part = false;  // of a request split or uploaded: ends with it, which is counted and checked
   // Of a split request: what each device computes of it.
   struct DeviceFlops {
     int device = 0;
@@ -185,7 +185,7 @@ inline int PinnedDevice(const Request& request) {
 }
 
 // Whether it begins with waiting for something on the device: a client's own work, or the last
-// copies of its upload.
+// copies of what it reads of an upload.
 inline bool AwaitsEvents(const Request& request) {
   const bool part = request.upload_part != nullptr && request.upload_part->after != nullptr;
   const bool staged = request.staged != nullptr && request.staged->device() >= 0;

@@ -343,7 +343,8 @@ bool Server::Drain(Duration timeout) {
     return false;
   }
   if (!engine_->WaitIdle(until)) {
-    logger_->error("drain timed out with {} requests unfinished", engine_->inflight());
+    logger_->error("drain timed out with {} requests and {} parts of uploads unfinished",
+                   engine_->inflight(), engine_->upload_parts());
     return false;
   }
   // Every answer exists; give gRPC the time to send them.

@@ -63,6 +63,7 @@ StagedInput::StagedInput(StagingBudget& budget, Router& router, const Candidate&
     : budget_(budget),
       router_(router),
       device_(chosen.device),
+      whole_cost_(chosen.cost),
       expected_cost_(chosen.cost),
       bytes_(bytes),
       pieces_(bytes, piece_bytes, tensors) {}
@@ -77,9 +78,13 @@ void StagedInput::ForgetCost() {
   if (cost != 0) router_.Forget(device_, cost);
 }
 
-void StagedInput::CountPart() {
-  ForgetCost();  // it is the parts' now
-  budget_.CountPart();
+void StagedInput::ForgetShare(int64_t parts) {
+  const int64_t share = whole_cost_ / parts;
+  int64_t left = expected_cost_.load(std::memory_order_relaxed);
+  while (!expected_cost_.compare_exchange_weak(left, std::max<int64_t>(0, left - share),
+                                               std::memory_order_relaxed)) {
+  }
+  router_.Forget(device_, std::min(left, share));
 }
 
 void StagedInput::Count(StagingEnd end) {

@@ -37,8 +37,8 @@ namespace attend {
 struct StagingOptions {
   // Of each device's memory, and no more than a quarter of it; 0: none.
   int64_t bytes_max = int64_t{4} << 30;
-  // Tensors of fewer bytes, at least 1, are copied when they are complete, and parts of fewer are
-  // not computed before the rest (upload_plan.h).
+  // Tensors of fewer bytes, at least 1, are copied when they are complete; and heads are computed
+  // before the rest in groups of about so many (upload_plan.h).
   int64_t bytes_min = int64_t{4} << 20;
   // What is copied at once, at least.
   int64_t piece_bytes = int64_t{1} << 20;
@@ -50,7 +50,7 @@ enum class StagingEnd {
   kBudget,      // never staged: the device's staging memory was taken
   kNoMemory,    // never staged: the device had none
   kSplit,       // never staged: it runs on several devices
-  kCopyFailed,  // these went the ordinary way
+  kCopyFailed,  // these went the ordinary way, or what of them had not begun (upload_run.h)
   kDeviceLost,
   kQueueFull,  // of the device that has the copy
   kAborted,    // the upload did not end well, or the request was refused
@@ -93,7 +93,7 @@ class StagingBudget {
   // Nothing if there is not so much.
   std::optional<Hold> Take(int device, int64_t bytes);
   void CountBytes(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
-  void CountPart() { parts_.fetch_add(1, std::memory_order_relaxed); }
+  void CountPart() { parts_.fetch_add(1, std::memory_order_relaxed); }  // queued early
   void CountEnd(StagingEnd end) {
     ends_[static_cast<size_t>(end)].fetch_add(1, std::memory_order_relaxed);
   }
@@ -142,17 +142,16 @@ class StagedInput {
   // What must have ended on the device before all is there that Copy was given and returned from,
   // for Apply. Lives as long as this does. Any threads, before Seal and Finish.
   Result<const DeviceEvent*> Mark();
-  // One more part is computed while others' bytes are missing. Any threads, as above. From now on
-  // the copy must not be dropped.
-  void CountPart();
+  // One of so many parts is the device's: no more is that expected of it. Any threads.
+  void ForgetShare(int64_t parts);
 
   // All tensors have arrived: whether their copy is on the device, or will be before a kernel that
   // is started with Apply. May be asked again.
   bool Seal();
   // The same, and drops a copy of which that is not so.
   bool Finish();
-  // Of a request whose parts have the copy, or have what of it was marked.
-  void CountRun(bool sealed) { Count(sealed ? StagingEnd::kUsed : StagingEnd::kCopyFailed); }
+  // Of a request whose parts have the copy, or what of it was marked: it is not dropped any more.
+  void CountRun(StagingEnd end) { Count(end); }
   // Where the copy is; none: -1.
   int device() const { return copy_ == nullptr ? -1 : device_; }
   // The request goes on without the copy, if there is one.
@@ -172,7 +171,8 @@ class StagedInput {
     HostBlock block;  // goes first: who finds the hold given back finds the block given back too
   };
 
-  // Until the upload is complete, `chosen.cost` is expected of the device.
+  // Until the upload is complete, `chosen.cost` is expected of the device. `tensors`: where they
+  // begin in the block.
   StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen, int64_t bytes,
               int64_t piece_bytes, const std::vector<int64_t>& tensors);
   void ForgetCost();
@@ -181,6 +181,7 @@ class StagedInput {
   StagingBudget& budget_;
   Router& router_;
   const int device_;
+  const int64_t whole_cost_;
   std::atomic<int64_t> expected_cost_;
   const int64_t bytes_;  // of the block's beginning, where the tensors are
   ArrivedPieces pieces_;
@@ -198,6 +199,7 @@ class Stager {
          Router& router);
 
   void CountSplit() { budget_.CountEnd(StagingEnd::kSplit); }
+  void CountPart() { budget_.CountPart(); }
   // Whether they are enough bytes, and some device has memory for uploads at all.
   bool Wants(std::span<const HostSpan> tensors) const;
   // Takes `block` and returns what holds it from now on; or null, and the block stays where it is:

@@ -35,7 +35,7 @@ std::vector<MetricFamily> StagingStats::Collect() const {
                      {}};
   bytes.metric.emplace_back().counter.value = static_cast<double>(budget_.copied_bytes());
   MetricFamily parts{"attend_staged_parts_total",
-                     "Parts of requests that were begun while the rest of their upload arrived",
+                     "Parts of requests that were queued while the rest of their upload arrived",
                      MetricType::Counter,
                      {}};
   parts.metric.emplace_back().counter.value = static_cast<double>(budget_.parts());

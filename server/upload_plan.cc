@@ -76,28 +76,27 @@ void CountFromItsBeginning(UploadGroup* group) {
 
 std::vector<UploadGroup> PlanUpload(const Attention& whole, std::span<const AttentionSlice> parts,
                                     int64_t bytes_min) {
-  if (whole.problem.packed) return {};
+  // Without keys there is nothing to compute, and a head's are nowhere.
+  if (whole.problem.packed || whole.problem.len_k == 0) return {};
   std::vector<UploadGroup> groups;
-  int64_t last_bytes = bytes_min;
+  int64_t bytes = bytes_min;  // of the last one
+  bool runs = true;           // whether its outputs are
   for (UploadGroup& next : OneEach(whole.problem, parts)) {
-    const Result<Attention> attention = TakeSlice(whole, next.slice);
-    if (!attention.ok() || !OutputsAreRuns(*attention)) return {};
-    const int64_t bytes = BytesOf(*attention);
-    if (last_bytes < bytes_min && Join(next.slice, &groups.back().slice)) {
+    if ((bytes < bytes_min || !runs) && Join(next.slice, &groups.back().slice)) {
       auto& all = groups.back().parts;
       all.insert(all.end(), next.parts.begin(), next.parts.end());
-      last_bytes += bytes;
-    } else {
+    } else if (runs) {
       groups.push_back(std::move(next));
-      last_bytes = bytes;
+    } else {
+      return {};
     }
+    const Result<Attention> attention = TakeSlice(whole, groups.back().slice);
+    if (!attention.ok()) return {};
+    bytes = BytesOf(*attention);
+    runs = OutputsAreRuns(*attention);
   }
-  if (groups.size() < 2) return {};
-  for (UploadGroup& group : groups) {
-    const Result<Attention> attention = TakeSlice(whole, group.slice);
-    if (!attention.ok() || !OutputsAreRuns(*attention)) return {};
-    CountFromItsBeginning(&group);
-  }
+  if (!runs || groups.size() < 2) return {};
+  for (UploadGroup& group : groups) CountFromItsBeginning(&group);
   return groups;
 }
 

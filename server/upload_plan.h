@@ -21,10 +21,11 @@ struct UploadGroup {
   std::vector<AttentionSlice> parts;  // the device's, counted from the slice's beginning
 };
 
-// Groups in the order of memory that together are the whole, each of neighbours among `parts`, and
-// as many of them as have `bytes_min` bytes of Q, K, V, bias and O, or as make one range of
-// sequences or of a sequence's heads. None if there would be fewer than two, or if O or LSE of one
-// were not a run of memory of its own: heads in the layout BLHD, packed sequences.
+// Groups in the order of memory that together are the whole, each of neighbours among `parts`: as
+// many as have `bytes_min` bytes of Q, K, V, bias and O, and whose O and LSE are a run of memory
+// each, but fewer where they would not be one range of sequences or of a sequence's heads. None if
+// there would be fewer than two, or no such runs: in the layout BLHD, where the parts are not whole
+// sequences, and packed.
 std::vector<UploadGroup> PlanUpload(const Attention& whole, std::span<const AttentionSlice> parts,
                                     int64_t bytes_min);
 

@@ -28,10 +28,11 @@ int64_t Overlap(const ByteRange& a, const ByteRange& b) {
 }  // namespace
 
 UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
-                     std::vector<std::unique_ptr<Request>> parts, Hooks hooks)
+                     std::vector<std::unique_ptr<Request>> parts, int64_t open_max, Hooks hooks)
     : first_id_(parts.front()->id),
       device_(whole.device),
       staged_(*whole.staged),
+      open_max_(open_max),
       hooks_(std::move(hooks)),
       parts_(parts.size()) {
   for (size_t n = 0; n < parts.size(); ++n) {
@@ -39,7 +40,6 @@ UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
     part.request = std::move(parts[n]);
     part.request->responder = this;
     part.request->device = whole.device;
-    part.request->selection = whole.selection;
     part.request->upload_part = std::make_unique<UploadPart>();
     part.request->upload_part->parts = std::move(groups[n].parts);
     part.tensors = TensorsIn(staged_.block(), part.request->attention);
@@ -50,22 +50,36 @@ UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
 }
 
 void UploadRun::Copied(std::span<const ByteRange> ranges) {
+  std::vector<Part*> ready;
   for (const ByteRange& range : ranges) {
     for (Part& part : parts_) {
       int64_t came = 0;
       for (const ByteRange& each : part.tensors) came += Overlap(each, range);
       // Released by whoever has enqueued copies, acquired by whoever enqueued the last ones.
-      if (came == 0 || part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel) != came)
-        continue;
-      if (Take(part)) Begin(part);
+      const bool last =
+          came > 0 && part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel) == came;
+      if (last) ready.push_back(&part);
     }
+  }
+  for (Part* const part : ready) {
+    // Now, as later the device's copy may have ended: the part may have to wait for its turn.
+    const Result<const DeviceEvent*> mark = staged_.Mark();
+    if (!mark.ok()) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      part->mark = *mark;
+    }
+    if (Take(*part)) Begin(*part);
   }
 }
 
 bool UploadRun::TakeLocked(Part& part) {
-  if (part.begun || !failure_.ok()) return false;
+  const bool ready = part.mark != nullptr || complete_;
+  if (part.begun || !ready || !failure_.ok() || open_ >= open_max_) return false;
   part.begun = true;
+  part.early = !complete_ && SomeMissing();
   ++open_;
+  PlaceLocked(part);
   return true;
 }
 
@@ -74,27 +88,41 @@ bool UploadRun::Take(Part& part) {
   return TakeLocked(part);
 }
 
+void UploadRun::PlaceLocked(Part& part) const {
+  UploadPart& upload = *part.request->upload_part;
+  const bool on_device = part.mark != nullptr || copied_;
+  upload.staged = on_device ? &staged_ : nullptr;
+  upload.after = part.mark;
+  if (on_device && upload.after == nullptr) upload.after = staged_.after();
+}
+
+bool UploadRun::SomeMissing() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& each) {
+    return each.missing_bytes.load(std::memory_order_relaxed) > 0;
+  });
+}
+
 void UploadRun::Begin(Part& part) {
   const auto self = shared_from_this();
-  Source source;
-  {
-    const std::lock_guard lock(mutex_);
-    source = source_;
+  staged_.ForgetShare(parts());  // what is expected of the device is the part's cost now
+  std::unique_ptr<Request> request = std::move(part.request);
+  Status status = hooks_.push(request);
+  if (!status.ok()) {
+    part.request = std::move(request);
+    return Refused(part, std::move(status));
   }
-  Status status = Push(part, source);
-  if (!status.ok()) return Refused(part, std::move(status));
   bool cancelled = false;
   {
     const std::lock_guard lock(mutex_);
     begun_ = true;
     cancelled = !failure_.ok();
   }
+  if (part.early) hooks_.count_early();
   // A cancellation that came before the part was queued found nothing to cancel.
   if (cancelled) CancelParts();
 }
 
-// What could not begin while bytes are still to come may find room with the last of them, and what
-// could not then when a part makes room.
+// There may be room when another part has ended, or with the last byte.
 void UploadRun::Refused(Part& part, Status status) {
   {
     const std::lock_guard lock(mutex_);
@@ -104,34 +132,6 @@ void UploadRun::Refused(Part& part, Status status) {
     refusal_ = std::move(status);
   }
   Dropped(/*part=*/false);
-}
-
-Status UploadRun::Push(Part& part, Source source) {
-  ATTEND_RETURN_IF_ERROR(Place(*part.request, source));
-  std::unique_ptr<Request> request = std::move(part.request);
-  Status status = hooks_.push(request);
-  if (!status.ok()) {
-    part.request = std::move(request);
-  } else if (source == Source::kMarked) {
-    staged_.CountPart();
-  }
-  return status;
-}
-
-// Where it reads its tensors, and what it waits for.
-Status UploadRun::Place(Request& part, Source source) {
-  UploadPart& upload = *part.upload_part;
-  upload.staged = source == Source::kHost ? nullptr : &staged_;
-  upload.after = nullptr;
-  if (source == Source::kHost) return Status();
-  if (source == Source::kCopied) {
-    upload.after = staged_.after();
-    return Status();
-  }
-  Result<const DeviceEvent*> mark = staged_.Mark();
-  if (!mark.ok()) return mark.status();
-  upload.after = *mark;
-  return Status();
 }
 
 bool UploadRun::begun() {
@@ -144,14 +144,19 @@ void UploadRun::Complete(std::unique_ptr<Request> whole, bool copied) {
   {
     const std::lock_guard lock(mutex_);
     whole_ = std::move(whole);
-    source_ = copied ? Source::kCopied : Source::kHost;
-    complete_ = true;
-    ++open_;
+    copied_ = copied;
+    complete_ = completing_ = true;
   }
   for (Part& part : parts_) {
     if (Take(part)) Begin(part);
   }
-  Dropped(/*part=*/false);
+  Ended ended;
+  {
+    const std::lock_guard lock(mutex_);
+    completing_ = false;
+    ended = TakeEndedLocked();
+  }
+  End(std::move(ended));
 }
 
 void UploadRun::Cancel(Status why) {
@@ -165,7 +170,7 @@ void UploadRun::Stop(std::function<void()> quiet) {
   bool running = false;
   {
     const std::lock_guard lock(mutex_);
-    running = open_ > 0;
+    running = open_ > 0 || completing_;
     if (running) quiet_ = std::move(quiet);
   }
   if (!running) return quiet();
@@ -181,9 +186,11 @@ void UploadRun::Finish(std::unique_ptr<Request> part) {
     copy_in_ns_ += part->copy_in_ns;
     kernel_ns_ += part->kernel_ns;
     copy_out_ns_ += part->copy_out_ns;
-    if (part->completed >= last_.completed) {
-      last_ = {part->enqueued, part->started, part->completed, part->batch_requests};
+    const TimePoint completed = std::max(last_.completed, part->completed);
+    if (part->enqueued >= last_.enqueued) {
+      last_ = {part->enqueued, part->started, completed, part->batch_requests};
     }
+    last_.completed = completed;
   } else {
     first_failure = Fail(part->status);
   }
@@ -205,47 +212,53 @@ void UploadRun::CancelParts() {
   for (size_t n = 0; n < parts_.size(); ++n) hooks_.cancel(device_, first_id_ + n);
 }
 
-// One fewer is open. If that was a part, there may be room for one that was refused.
+// One fewer is open. If that was a part, there may be room for the next one.
 void UploadRun::Dropped(bool part) {
   Part* next = nullptr;
-  std::unique_ptr<Request> whole;
-  std::function<void()> quiet;
+  Ended ended;
   {
     const std::lock_guard lock(mutex_);
     assert(open_ > 0);
     --open_;
-    if (part && complete_) {
+    if (part) {
       const auto found = std::find_if(parts_.begin(), parts_.end(),
                                       [this](Part& each) { return TakeLocked(each); });
       if (found != parts_.end()) next = &*found;
     }
-    if (open_ == 0) {
-      // Nobody is left to make room.
-      const bool all =
-          std::all_of(parts_.begin(), parts_.end(), [](const Part& each) { return each.begun; });
-      if (complete_ && !all && failure_.ok()) failure_ = refusal_;
-      whole = std::move(whole_);
-      quiet = std::exchange(quiet_, nullptr);
-    }
+    ended = TakeEndedLocked();
   }
   if (next != nullptr) Begin(*next);
-  if (whole != nullptr) End(std::move(whole));
-  if (quiet != nullptr) quiet();
+  End(std::move(ended));
 }
 
-void UploadRun::End(std::unique_ptr<Request> whole) {
-  {
-    const std::lock_guard lock(mutex_);
-    whole->status = failure_;
+UploadRun::Ended UploadRun::TakeEndedLocked() {
+  if (open_ > 0 || completing_) return {};
+  const bool all =
+      std::all_of(parts_.begin(), parts_.end(), [](const Part& each) { return each.begun; });
+  if (complete_ && !all && failure_.ok()) {
+    // Nobody is left to make room.
+    failure_ = refusal_.ok() ? Internal("a part of the request was not begun") : refusal_;
   }
-  whole->enqueued = last_.enqueued;
-  whole->started = last_.started;
-  whole->completed = last_.completed;
-  whole->batch_requests = last_.batch_requests;
-  whole->copy_in_ns = copy_in_ns_;
-  whole->kernel_ns = kernel_ns_;
-  whole->copy_out_ns = copy_out_ns_;
-  hooks_.finish(std::move(whole));
+  return {std::move(whole_), std::exchange(quiet_, nullptr)};
+}
+
+void UploadRun::End(Ended ended) {
+  if (ended.whole != nullptr) {
+    Request& whole = *ended.whole;
+    {
+      const std::lock_guard lock(mutex_);
+      whole.status = failure_;
+    }
+    whole.enqueued = last_.enqueued;
+    whole.started = last_.started;
+    whole.completed = last_.completed;
+    whole.batch_requests = last_.batch_requests;
+    whole.copy_in_ns = copy_in_ns_;
+    whole.kernel_ns = kernel_ns_;
+    whole.copy_out_ns = copy_out_ns_;
+    hooks_.finish(std::move(ended.whole));
+  }
+  if (ended.quiet != nullptr) ended.quiet();
 }
 
 }  // namespace attend

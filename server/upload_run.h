@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A chunked request that is computed while it arrives: as soon as a device has all that a group of
-// its heads (upload_plan.h) reads, the group is queued as a request of its own, a part, that reads
-// the device's copy of the upload (staging.h) and writes its run of the answer. An optimisation: no
-// part need be begun before the last byte. Those that were not are begun then, without the copy if
-// it has failed, and those that find no room then whenever another of them has ended; if none was,
-// the request goes its ordinary way. From the first part on it is its device's: if that is lost,
-// the request fails.
+// its heads (upload_plan.h) reads, the group is ready, and is queued as a request of its own, a
+// part, that reads the device's copy of the upload (staging.h) and writes its run of the answer. At
+// most so many parts are open at once, queued or running, so that one upload does not fill a queue;
+// whenever one ends the next is begun. A part that finds no room waits for that too; with the last
+// byte all others are ready, those that the copy has failed on the host's memory. Then a part that
+// finds no room while none is open ends the request, as a full queue does.
+//
+// An optimisation: if no part was queued before the last byte, the request goes its ordinary way.
+// From the first part on it is its device's: if that is lost, the request fails.
 //
 // The parts use the whole's memory, so whoever has the whole must not let go of it while one runs:
 // after the last byte Complete keeps it until the parts have ended; before, and if nobody completes
@@ -38,21 +41,24 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
     std::function<void(int device, uint64_t id)> cancel;
     // Takes the whole, ended.
     std::function<void(std::unique_ptr<Request> whole)> finish;
+    // A part was queued while bytes of others were missing.
+    std::function<void()> count_early;
   };
   // Told of every part that has ended, with its status, before Complete or Stop hear of it.
   using PartEnded = std::function<void(const Request& part)>;
 
   // One part for each group, which MakeParts has made of `whole`; their ids count up from the
-  // first's. The whole is staged, and its device and selection are set.
+  // first's, and their selections are set. The whole is staged, and its device is set. At least one
+  // part may be open.
   UploadRun(const Request& whole, std::vector<UploadGroup> groups,
-            std::vector<std::unique_ptr<Request>> parts, Hooks hooks);
+            std::vector<std::unique_ptr<Request>> parts, int64_t open_max, Hooks hooks);
 
   // Once, before the first byte.
   void OnPartEnded(PartEnded part_ended) { part_ended_ = std::move(part_ended); }
 
-  // Copies of these ranges of the input block were enqueued: begins the parts that have all their
-  // bytes with them. Any threads at once, each byte once; all have returned before Complete or the
-  // end of the whole.
+  // Copies of these ranges of the input block were enqueued: the parts that have all their bytes
+  // with them are ready. Any threads at once, each byte once; all have returned before Complete or
+  // the end of the whole.
   void Copied(std::span<const ByteRange> ranges);
 
   // Whether a part was ever queued.
@@ -61,8 +67,8 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
 
   // All bytes have come; `copied`: the device's copy is whole, or will be before what is started
   // now. Begins what was not, and gives the whole to Hooks::finish, maybe before this returns, when
-  // all parts have ended: with the answer that they wrote, or with the first failure. Times are
-  // sums, but for those of the queue, which are the last part's.
+  // all parts have ended: with the answer that they wrote, or with the first failure. Times of
+  // copies and kernels are sums, those of the queue the part's that was queued last.
   void Complete(std::unique_ptr<Request> whole, bool copied);
 
   // The whole is wanted no more: no part is begun from now on, those queued are dropped, and the
@@ -80,36 +86,45 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
     std::vector<ByteRange> tensors;         // in the block
     std::atomic<int64_t> missing_bytes{0};  // of them
     std::unique_ptr<Request> request;       // until it is queued
-    bool begun = false;                     // or somebody tries
+    // What has brought all its bytes to the device. Null: nothing says so before Complete.
+    const DeviceEvent* mark = nullptr;
+    bool begun = false;  // or somebody tries
+    bool early = false;  // while bytes of others were missing
   };
-  // Where parts that begin now read their tensors: in the device's copy of what has come, in that
-  // of all, on the host.
-  enum class Source { kMarked, kCopied, kHost };
 
-  // Takes the part to begin it; false if somebody else has, or nobody should.
+  // Takes the part to begin it; false if somebody else has, or nobody should now.
   bool TakeLocked(Part& part);
   bool Take(Part& part);
   void Begin(Part& part);
-  Status Place(Request& part, Source source);
-  Status Push(Part& part, Source source);
+  // Where it reads its tensors, and what it waits for.
+  void PlaceLocked(Part& part) const;
+  bool SomeMissing() const;
   void Refused(Part& part, Status status);
   bool Fail(Status status);
   void CancelParts();
   void Dropped(bool part);
-  void End(std::unique_ptr<Request> whole);
+  // What is to be ended now that nothing runs, outside the lock.
+  struct Ended {
+    std::unique_ptr<Request> whole;
+    std::function<void()> quiet;
+  };
+  Ended TakeEndedLocked();
+  void End(Ended ended);
 
   const uint64_t first_id_;
   const int device_;
   StagedInput& staged_;  // the whole's
+  const int64_t open_max_;
   const Hooks hooks_;
   PartEnded part_ended_;
   std::vector<Part> parts_;
 
   std::mutex mutex_;
-  int64_t open_ = 0;       // parts begun and not ended; during Complete, one more
-  bool complete_ = false;  // all bytes have come
+  int64_t open_ = 0;         // parts begun and not ended
+  bool completing_ = false;  // Complete begins parts
+  bool complete_ = false;    // all bytes have come
+  bool copied_ = false;      // with it
   bool begun_ = false;
-  Source source_ = Source::kMarked;
   Status refusal_;                  // the last
   Status failure_;                  // the first; OK while all is well
   std::unique_ptr<Request> whole_;  // from Complete on
@@ -118,7 +133,7 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   struct {
     TimePoint enqueued, started, completed;
     int64_t batch_requests = 0;
-  } last_;  // the part that ended last, by its device
+  } last_;  // the part that was queued last, but `completed` of that which ended last
 };
 
 }  // namespace attend

@@ -8,8 +8,8 @@
 // The host's memory needs more, as its owner is no stream's business: a staging that ends leaves
 // its owner to the poller, which lets go of it once the event behind its last copy is reached (or
 // the device is lost, and no copy reads any more). Where that is so already, which after a request
-// that ran it is, the owner goes at once. The event is used again by a later staging, but for one
-// that was not seen to be reached; the memory is taken from the pool for each staging anew.
+// that ran it is, the owner goes at once. Events, marks too, are used again by later stagings, but
+// for those not seen to be reached; the memory is taken from the pool for each staging anew.
 
 #pragma once
 

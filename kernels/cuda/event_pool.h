@@ -56,8 +56,9 @@ class EventPool {
   }
 
  private:
-  // As many as uploads are likely to end at about the same time; more than these are destroyed.
-  static constexpr size_t kIdleMax = 64;
+  // Of some uploads that end at about the same time, each with a mark for each of its parts; more
+  // than these are destroyed.
+  static constexpr size_t kIdleMax = 256;
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<CudaEvent>> idle_;

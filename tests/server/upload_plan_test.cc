@@ -107,7 +107,10 @@ TEST(UploadPlan, SequencesAreJoinedWholeOnly) {
 TEST(UploadPlan, WhatIsNoRunOfMemoryIsNotDivided) {
   const test::OwnedAttention rows_outside = Dense(3, 2, 2, test::Layout::kBLHD);
   const Problem& p = rows_outside.attention.problem;
-  EXPECT_TRUE(PlanUpload(rows_outside.attention, PartsOf(p, 1), 1).empty()) << "heads";
+  EXPECT_EQ(PlanUpload(rows_outside.attention, PartsOf(p, 1), 1).size(), 3u)
+      << "heads are joined to sequences";
+  const test::OwnedAttention one = Dense(1, 2, 2, test::Layout::kBLHD);
+  EXPECT_TRUE(PlanUpload(one.attention, PartsOf(one.attention.problem, 1), 1).empty());
   const Slices sequences = {{0, 1, 0, 2, 0, 64}, {1, 2, 0, 2, 0, 64}, {2, 3, 0, 2, 0, 64}};
   EXPECT_EQ(PlanUpload(rows_outside.attention, sequences, 1).size(), 3u);
 

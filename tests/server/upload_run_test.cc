@@ -7,11 +7,13 @@
 #include "server/upload_run.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_slice.h"
 #include "tests/server/staging_fixture.h"
 
 namespace attend {
@@ -19,12 +21,18 @@ namespace {
 
 using testing::FakeBackend;
 
-// A part for each KV head of each sequence, two of rows where there are some.
+// As a device would compute it: each KV head of each sequence for itself, in two parts of rows
+// where there are some. Those of one head are one part of the upload.
 std::vector<AttentionSlice> HeadByHead(const Attention& a) {
   const Problem& p = a.problem;
   std::vector<AttentionSlice> parts;
+  if (p.batch * p.heads_kv < 2) return parts;  // small, as others' requests are
   for (int64_t b = 0; b < p.batch; ++b) {
-    for (int64_t h = 0; h < p.heads_kv; ++h) parts.push_back({b, b + 1, h, h + 1, 0, p.len_q});
+    for (int64_t h = 0; h < p.heads_kv; ++h) {
+      const int64_t half = RowsCanBeSliced(a) ? p.len_q / 2 : 0;
+      if (half > 0) parts.push_back({b, b + 1, h, h + 1, 0, half});
+      parts.push_back({b, b + 1, h, h + 1, half, p.len_q});
+    }
   }
   return parts;
 }
@@ -69,6 +77,37 @@ class UploadRunTest : public StagingTest {
     while (count.load() < least) std::this_thread::yield();
   }
 
+  // Four parts are ready, no more of them open than there are lanes; the others run when it is
+  // their turn, before the last byte.
+  void ExpectTurns(int lanes) {
+    options_.worker.lanes = lanes;
+    StartRuns();
+    FakeBackend& device = *devices_[0];
+    device.Hold();
+    Upload upload = Begin(Heads());
+    const auto parts = Watch(upload);
+    ArriveHeads(upload, 0, 5);
+    // Of several lanes one is left to small requests.
+    const int64_t running = std::max(1, lanes - 1);
+    device.WaitForWaiting(running);
+    EXPECT_EQ(device.submitted_batches(), running);
+    EXPECT_EQ(engine_->Devices()[0].queued, lanes - running);
+    device.ReleaseOne();
+    device.WaitForBatches(running + 1);
+    Await(parts->ok, 1);
+    EXPECT_EQ(device.submitted_batches(), running + 1) << "one ended, one began";
+    device.Release();
+    Await(parts->ok, 4);
+    EXPECT_EQ(device.submitted_batches(), 4);
+    ArriveHeads(upload, 5, 6);
+    MustSend(upload);
+    ExpectRight(upload);
+    EXPECT_EQ(parts->ok, 6);
+    AwaitNothingHeld();
+    EXPECT_EQ(device.submitted_batches(), 6);
+    EXPECT_EQ(engine_->staging().parts(), 4);
+  }
+
   // As whoever brings an upload that comes to nothing.
   static void GiveUp(Upload& upload) {
     std::atomic<bool> quiet{false};
@@ -90,7 +129,6 @@ TEST_F(UploadRunTest, HeadsAreComputedBeforeTheLastByte) {
   ArriveHeads(upload, 3, 5);
   Await(parts->ok, 4);
   EXPECT_EQ(devices_[0]->submitted_batches(), 4) << "each alone, as it waits for its bytes";
-  EXPECT_GE(engine_->staging().parts(), 4);
   ArriveHeads(upload, 5, 6);
   const uint64_t id = upload.id;
   MustSend(upload);
@@ -101,7 +139,12 @@ TEST_F(UploadRunTest, HeadsAreComputedBeforeTheLastByte) {
   EXPECT_GT(ended.kernel_ns, 0);
   EXPECT_EQ(Ends(StagingEnd::kUsed), 1);
   AwaitNothingHeld();
+  EXPECT_EQ(engine_->staging().parts(), 4) << "the last two were complete with the last byte";
 }
+
+TEST_F(UploadRunTest, AsManyAreOpenAsThereAreLanes) { ExpectTurns(1); }
+
+TEST_F(UploadRunTest, AsManyAreOpenAsThereAreThreeLanes) { ExpectTurns(3); }
 
 TEST_F(UploadRunTest, AnyOrderOfBytesByManyThreads) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
@@ -129,24 +172,26 @@ TEST_F(UploadRunTest, AnyOrderOfBytesByManyThreads) {
 }
 
 TEST_F(UploadRunTest, GivenUpItKeepsItsMemoryUntilItsPartsHaveEnded) {
+  options_.worker.lanes = 2;
   StartRuns();
-  devices_[0]->Hold();
+  const uint64_t blocker = HoldLane();
   Upload upload = Begin(Heads());
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 5);
-  devices_[0]->WaitForWaiting(1);
+  devices_[0]->WaitForWaiting(2);  // the blocker and one part; one is queued, two are ready
   std::atomic<bool> quiet{false};
   upload.request->upload_run->Stop([&quiet] { quiet = true; });
   EXPECT_FALSE(quiet) << "a part is at the gate";
-  Await(parts->failed, 3);  // those that were queued
+  Await(parts->failed, 1);  // what was queued
   EXPECT_FALSE(quiet);
   devices_[0]->Release();
   while (!quiet) std::this_thread::yield();
   EXPECT_EQ(parts->ok, 1);
-  // What comes later begins nothing.
-  const int64_t batches = devices_[0]->submitted_batches();
+  EXPECT_TRUE(collector_.WaitFor(blocker).status.ok());
+  // What comes later begins nothing, nor does what was ready.
   ArriveHeads(upload, 5, 6);
-  EXPECT_EQ(devices_[0]->submitted_batches(), batches);
+  EXPECT_EQ(devices_[0]->submitted_batches(), 2);
+  EXPECT_EQ(parts->failed, 1);
   upload.request.reset();
   AwaitNothingHeld();
 }
@@ -167,23 +212,51 @@ TEST_F(UploadRunTest, CancelledAfterTheLastByte) {
   AwaitNothingHeld();
 }
 
-TEST_F(UploadRunTest, PartsThatFindNoRoomAreBegunWithTheLastByte) {
+// Of two that may be open one is queued, and all others are refused. They get their turns when it
+// ends, although bytes are missing.
+TEST_F(UploadRunTest, PartsThatFindNoRoomAreBegunWhenAnotherEnds) {
+  options_.worker.lanes = 2;
   options_.worker.queue_requests_max = 2;
   StartRuns();
-  const uint64_t blocker = HoldLane();
-  const uint64_t queued = MustSubmit(NewRequest());
+  devices_[0]->Hold();
+  std::vector<uint64_t> others = {MustSubmit(NewRequest()), MustSubmit(NewRequest())};
+  devices_[0]->WaitForWaiting(2);
+  others.push_back(MustSubmit(NewRequest()));
   Upload upload = Begin(Heads());
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 5);
   EXPECT_EQ(engine_->staging().parts(), 1) << "the queue had room for one";
+  EXPECT_EQ(engine_->Devices()[0].queued, 2);
   devices_[0]->Release();
-  for (const uint64_t id : {blocker, queued}) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
-  Await(parts->ok, 1);
+  Await(parts->ok, 4);
+  for (const uint64_t id : others) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
   ArriveHeads(upload, 5, 6);
-  MustSend(upload);  // five parts for two places
+  MustSend(upload);
   ExpectRight(upload);
   EXPECT_EQ(parts->ok, 6);
   AwaitNothingHeld();
+  EXPECT_EQ(engine_->staging().parts(), 4);
+}
+
+// None of them ends while bytes are missing, as none has found room.
+TEST_F(UploadRunTest, PartsThatFoundNoRoomAreBegunWithTheLastByte) {
+  options_.worker.queue_requests_max = 2;
+  StartRuns();
+  std::vector<uint64_t> others = {HoldLane()};
+  for (int i = 0; i < 2; ++i) others.push_back(MustSubmit(NewRequest()));
+  Upload upload = Begin(Heads());
+  const auto parts = Watch(upload);
+  ArriveHeads(upload, 0, 5);
+  EXPECT_FALSE(upload.request->upload_run->begun());
+  devices_[0]->Release();
+  for (const uint64_t id : others) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+  EXPECT_FALSE(upload.request->upload_run->begun());
+  ArriveHeads(upload, 5, 6);
+  MustSend(upload);
+  ExpectRight(upload);
+  EXPECT_EQ(parts->ok, 6);
+  AwaitNothingHeld();
+  EXPECT_EQ(engine_->staging().parts(), 0);
 }
 
 TEST_F(UploadRunTest, WhereNothingWasBegunItGoesTheOrdinaryWay) {
@@ -212,8 +285,8 @@ TEST_F(UploadRunTest, ACopyThatFailsLater) {
   MustSend(upload);
   ExpectRight(upload);
   EXPECT_EQ(parts->ok, 6);
-  EXPECT_EQ(engine_->staging().parts(), 2);
   AwaitNothingHeld();
+  EXPECT_EQ(engine_->staging().parts(), 2) << "when the others began nothing was missing";
 }
 
 TEST_F(UploadRunTest, AFailedPartEndsTheRequestWithItsStatus) {
@@ -227,6 +300,8 @@ TEST_F(UploadRunTest, AFailedPartEndsTheRequestWithItsStatus) {
   MustSend(upload);
   EXPECT_EQ(collector_.WaitFor(upload.id).status.message(), "a kernel failed");
   AwaitNothingHeld();
+  EXPECT_EQ(parts->ok, 1);
+  EXPECT_EQ(devices_[0]->submitted_batches(), 2) << "what waited was begun";
 }
 
 TEST_F(UploadRunTest, ALostDeviceFailsWhatWasBegun) {
@@ -261,7 +336,7 @@ TEST_F(UploadRunTest, RefusedWhereOthersFillTheQueue) {
   AwaitNothingHeld();
 }
 
-TEST_F(UploadRunTest, QueuedPartsOfAnUploadThatIsGivenUpAreDropped) {
+TEST_F(UploadRunTest, AQueuedPartOfAnUploadThatIsGivenUpIsDropped) {
   StartRuns();
   const uint64_t blocker = HoldLane();
   Upload upload = Begin(Heads());
@@ -270,37 +345,43 @@ TEST_F(UploadRunTest, QueuedPartsOfAnUploadThatIsGivenUpAreDropped) {
   engine_->Drain();
   GiveUp(upload);
   EXPECT_EQ(parts->ok, 0);
-  EXPECT_EQ(parts->failed, 2);
+  EXPECT_EQ(parts->failed, 1) << "the other one waited for its turn";
   devices_[0]->Release();
   EXPECT_TRUE(collector_.WaitFor(blocker).status.ok());
   AwaitNothingHeld();
+  EXPECT_EQ(devices_[0]->submitted_batches(), 1);
 }
 
-// Every entry point fails at its N-th call, one at a time: the request ends once, right or with
-// that failure, and nothing stays.
+// Every entry point fails at its N-th call, one at a time, and nothing stays. Without the device's
+// copy, or what says how far it is, the request is right all the same; that a part cannot be
+// computed is its end.
 TEST_F(UploadRunTest, FaultsAtEveryCall) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
   StartRuns();
   FakeBackend& device = *devices_[0];
-  const std::vector<std::function<void(int)>> faults = {
-      [&](int n) { device.staging().FailCopy(n, Internal("planted")); },
-      [&](int n) { device.staging().FailMark(n, Internal("planted")); },
-      [&](int n) { device.staging().FailFinish(n, Internal("planted")); },
-      [&](int n) { device.FailItem(n, Internal("planted")); },
-      [&](int n) { device.FailBatch(n, Internal("planted")); },
-      [&](int n) { device.FailSubmit(n, Internal("planted")); }};
+  constexpr int kParts = 6;
+  struct Fault {
+    std::function<void(int)> plant;
+    bool ends;  // the request
+  };
+  const std::vector<Fault> faults = {
+      {[&](int n) { device.staging().FailCopy(n, Internal("planted")); }, false},
+      {[&](int n) { device.staging().FailMark(n, Internal("planted")); }, false},
+      {[&](int n) { device.staging().FailFinish(n, Internal("planted")); }, false},
+      {[&](int n) { device.FailItem(n, Internal("planted")); }, true},
+      {[&](int n) { device.FailBatch(n, Internal("planted")); }, true},
+      {[&](int n) { device.FailSubmit(n, Internal("planted")); }, true}};
   for (size_t fault = 0; fault < faults.size(); ++fault) {
-    for (int n = 1; n <= 7; ++n) {
+    for (int n = 1; n <= kParts + 1; ++n) {
       SCOPED_TRACE("fault " + std::to_string(fault) + " at call " + std::to_string(n));
       Upload upload = Begin(Heads());
-      faults[fault](n);
+      faults[fault].plant(n);
       Arrive(upload);
       MustSend(upload);
-      const Request& ended = collector_.WaitFor(upload.id);
-      if (ended.status.ok()) {
-        ExpectRight(upload);
+      if (faults[fault].ends && n <= kParts) {
+        EXPECT_EQ(collector_.WaitFor(upload.id).status.message(), "planted");
       } else {
-        EXPECT_EQ(ended.status.message(), "planted");
+        ExpectRight(upload);
       }
       device.ForgetFaults();
       device.staging().ForgetFaults();
