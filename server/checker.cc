@@ -2,7 +2,7 @@
 
 #include "server/checker.h"
 
-#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,8 +13,9 @@
 namespace attend {
 namespace {
 
-// Where all cores are busy, checks take what serving leaves, and at least some 10 % of a core.
-constexpr int kNiceness = 10;
+// Where all cores are busy, checks take what serving leaves, and some 10 % of a core besides. They
+// also answer at that priority, as who waits for a check waits for the rest too.
+constexpr int kNicer = 10;
 
 // SplitMix64 (Steele, Lea & Flood 2014): well-mixed bits of a counter.
 uint64_t Mix(uint64_t value) {
@@ -64,7 +65,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
 
 void Checker::Run() {
   NameThread("attend-check");
-  (void)setpriority(PRIO_PROCESS, 0, kNiceness);  // on Linux, of this thread; never refused
+  (void)!nice(kNicer);  // on Linux, of this thread; lowering it is never refused
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });

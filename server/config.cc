@@ -160,7 +160,8 @@ void AddDevices(CLI::App& app, Config& c) {
       "Memory of each GPU, at most a quarter of it, where uploads of AttendChunked go while "
       "they arrive; 0: copied when they are complete");
   group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
-              "Smaller uploads are copied when they are complete");
+              "Smaller uploads are copied when they are complete; of larger ones heads of about so "
+              "many bytes are computed together while others arrive");
   group
       .Add("--split-gflop", c.split_gflop, "10^9 FLOPs; above, GPUs alike share a request; 0: none")
       ->check(InRange(0.0, 1e12))

@@ -99,6 +99,7 @@ struct UploadPart {
   StagedInput* staged = nullptr;       // the whole's, where it reads its tensors; null: on the host
   const DeviceEvent* after = nullptr;  // with it: what has brought them there
   std::vector<AttentionSlice> parts;   // WorkItem::parts
+  bool further = false;                // others of its upload have been queued
 };
 
 struct Request;

@@ -11,12 +11,17 @@ namespace attend {
 RequestQueue::RequestQueue(const QueueOptions& options)
     : options_(options), tenant_sizes_(options.tenant_weights.size()) {}
 
+bool RequestQueue::TakesPlace(const Request& request) {
+  return request.upload_part == nullptr || !request.upload_part->further;
+}
+
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {
-  if (size() >= options_.capacity) {
-    return ResourceExhausted("queue: " + std::to_string(size()) + " requests wait, the limit is " +
+  if (TakesPlace(*request) && places_ >= options_.capacity) {
+    return ResourceExhausted("queue: " + std::to_string(places_) + " requests wait, the limit is " +
                              std::to_string(options_.capacity));
   }
   Request& r = *request;
+  if (TakesPlace(r)) ++places_;
   r.sequence = next_sequence_++;
   Level& level = levels_.try_emplace(r.priority, options_.tenant_weights).first->second;
   TenantLines& lines = level.tenants[r.tenant];
@@ -44,6 +49,7 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   if (taken->deadline != kNever) by_deadline_.erase({taken->deadline, taken->id});
   level.arrivals.erase(taken->sequence);
   --tenant_sizes_[taken->tenant];
+  if (TakesPlace(*taken)) --places_;
   // Sums of doubles drift; an empty queue is exactly empty.
   flops_ = empty() ? 0 : std::max(0.0, flops_ - taken->flops);
   return taken;

@@ -68,7 +68,8 @@ class RequestQueue {
   explicit RequestQueue(const QueueOptions& options);
 
   // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK;
-  // RESOURCE_EXHAUSTED when full. Arrivals come in the order of their time.
+  // RESOURCE_EXHAUSTED when full, but not of an upload's further parts, which come for what was
+  // accepted and take no place. Arrivals come in the order of their time.
   Status Push(std::unique_ptr<Request>& request);
 
   // Starts a batch: takes its requests, in order, and charges their tenants. `aged`: QueueOrder's.
@@ -92,6 +93,7 @@ class RequestQueue {
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
 
  private:
+  static bool TakesPlace(const Request& request);
   Place PlaceOf(const Request& request) const;
   Level& LevelOf(const Request& request) { return levels_.at(request.priority); }
   std::unique_ptr<Request> Remove(const Request& request);
@@ -100,6 +102,7 @@ class RequestQueue {
   uint64_t next_sequence_ = 0;
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
+  int64_t places_ = 0;  // taken, of the capacity
   double flops_ = 0;
   Levels levels_;  // of every priority that was ever seen
   std::vector<int64_t> tenant_sizes_;

@@ -18,14 +18,15 @@ double SpeedOf(const DeviceInfo& info) {
   return info.kind == DeviceKind::kCuda ? kThreadsPerMultiprocessor * units : units;
 }
 
-// Sums of as many as any queue can hold fit 64 bits.
-int64_t Bounded(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
+int64_t Bounded(int64_t cost) { return Router::BoundedCost(cost); }
 
 bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
   return a.kind == b.kind && a.compute_capability == b.compute_capability && a.units == b.units;
 }
 
 }  // namespace
+
+int64_t Router::BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
 
 Router::Router(const std::vector<DeviceInfo>& devices) {
   for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info)});

@@ -40,9 +40,13 @@ class Router {
   // What was added has left the device, or never reached it.
   void Release(int device, int64_t cost);
 
+  // What a cost counts for: sums of as many as any queue can hold fit 64 bits.
+  static int64_t BoundedCost(int64_t cost);
+
   // Reserve's choice for a request whose bytes are still to come, which may take its client long:
   // its cost is expected of the device until Forget, and counts for other such requests only.
   size_t Expect(std::span<const Candidate> candidates);
+  // Of that cost, as it counts, or a part of it.
   void Forget(int device, int64_t cost);
 
   int64_t outstanding(int device) const;

@@ -63,8 +63,8 @@ StagedInput::StagedInput(StagingBudget& budget, Router& router, const Candidate&
     : budget_(budget),
       router_(router),
       device_(chosen.device),
-      whole_cost_(chosen.cost),
-      expected_cost_(chosen.cost),
+      whole_cost_(Router::BoundedCost(chosen.cost)),
+      expected_cost_(whole_cost_),
       bytes_(bytes),
       pieces_(bytes, piece_bytes, tensors) {}
 

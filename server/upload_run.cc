@@ -75,7 +75,8 @@ void UploadRun::Copied(std::span<const ByteRange> ranges) {
 
 bool UploadRun::TakeLocked(Part& part) {
   const bool ready = part.mark != nullptr || complete_;
-  if (part.begun || !ready || !failure_.ok() || open_ >= open_max_) return false;
+  const bool its_turn = complete_ || open_ < open_max_;
+  if (part.begun || !ready || !failure_.ok() || !its_turn) return false;
   part.begun = true;
   part.early = !complete_ && SomeMissing();
   ++open_;
@@ -90,6 +91,7 @@ bool UploadRun::Take(Part& part) {
 
 void UploadRun::PlaceLocked(Part& part) const {
   UploadPart& upload = *part.request->upload_part;
+  upload.further = begun_;
   const bool on_device = part.mark != nullptr || copied_;
   upload.staged = on_device ? &staged_ : nullptr;
   upload.after = part.mark;
@@ -104,7 +106,8 @@ bool UploadRun::SomeMissing() const {
 
 void UploadRun::Begin(Part& part) {
   const auto self = shared_from_this();
-  staged_.ForgetShare(parts());  // what is expected of the device is the part's cost now
+  // What is expected of the device is the part's cost now.
+  if (!std::exchange(part.forgotten, true)) staged_.ForgetShare(parts());
   std::unique_ptr<Request> request = std::move(part.request);
   Status status = hooks_.push(request);
   if (!status.ok()) {

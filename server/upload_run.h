@@ -2,11 +2,11 @@
 //
 // A chunked request that is computed while it arrives: as soon as a device has all that a group of
 // its heads (upload_plan.h) reads, the group is ready, and is queued as a request of its own, a
-// part, that reads the device's copy of the upload (staging.h) and writes its run of the answer. At
-// most so many parts are open at once, queued or running, so that one upload does not fill a queue;
-// whenever one ends the next is begun. A part that finds no room waits for that too; with the last
-// byte all others are ready, those that the copy has failed on the host's memory. Then a part that
-// finds no room while none is open ends the request, as a full queue does.
+// part, that reads the device's copy of the upload (staging.h) and writes its run of the answer.
+// While bytes are missing at most so many parts are open at once, queued or running, and whenever
+// one ends the next is begun. With the last byte all others are ready, those that the copy has
+// failed on the host's memory. An upload has one place in its queue, which its first part takes; a
+// first part that finds none is tried again with the next.
 //
 // An optimisation: if no part was queued before the last byte, the request goes its ordinary way.
 // From the first part on it is its device's: if that is lost, the request fails.
@@ -88,8 +88,9 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
     std::unique_ptr<Request> request;       // until it is queued
     // What has brought all its bytes to the device. Null: nothing says so before Complete.
     const DeviceEvent* mark = nullptr;
-    bool begun = false;  // or somebody tries
-    bool early = false;  // while bytes of others were missing
+    bool begun = false;      // or somebody tries
+    bool early = false;      // while bytes of others were missing
+    bool forgotten = false;  // its share of StagedInput's expected cost
   };
 
   // Takes the part to begin it; false if somebody else has, or nobody should now.
