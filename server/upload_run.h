@@ -5,8 +5,8 @@
 // part, that reads the device's copy of the upload (staging.h) and writes its run of the answer.
 // While bytes are missing at most so many parts are open at once, queued or running, and whenever
 // one ends the next is begun. With the last byte all others are ready, those that the copy has
-// failed on the host's memory. An upload has one place in its queue, which its first part takes; a
-// first part that finds none is tried again with the next.
+// failed on the host's memory. An upload has one place in its queue, which its first part takes;
+// parts that find none wait until another has ended, or for the last byte.
 //
 // An optimisation: if no part was queued before the last byte, the request goes its ordinary way.
 // From the first part on it is its device's: if that is lost, the request fails.
