@@ -134,14 +134,19 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
   return backends;
 }
 
-Server::Server(const Config& config, std::shared_ptr<spdlog::logger> logger)
-    : config_(config), logger_(std::move(logger)), metrics_(Version()) {}
+Server::Server(const Config& config, std::shared_ptr<spdlog::logger> logger,
+               std::shared_ptr<const Clock> clock)
+    : config_(config),
+      logger_(std::move(logger)),
+      shared_clock_(std::move(clock)),
+      metrics_(Version()) {}
 
 Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::vector<std::unique_ptr<Backend>> backends,
                                               std::shared_ptr<spdlog::logger> logger,
-                                              const ReceiveBlocks& receive_blocks) {
-  std::unique_ptr<Server> server(new Server(config, std::move(logger)));
+                                              const ReceiveBlocks& receive_blocks,
+                                              std::shared_ptr<const Clock> clock) {
+  std::unique_ptr<Server> server(new Server(config, std::move(logger), std::move(clock)));
   ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());

@@ -38,11 +38,11 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
 class Server {
  public:
   // Serving when it returns. `backends` must not be empty. Messages arrive in `receive_blocks`, if
-  // there are any; they outlive the server.
-  static Result<std::unique_ptr<Server>> Start(const Config& config,
-                                               std::vector<std::unique_ptr<Backend>> backends,
-                                               std::shared_ptr<spdlog::logger> logger,
-                                               const ReceiveBlocks& receive_blocks = {});
+  // there are any; they outlive the server. Requests wait, idle and end by `clock`.
+  static Result<std::unique_ptr<Server>> Start(
+      const Config& config, std::vector<std::unique_ptr<Backend>> backends,
+      std::shared_ptr<spdlog::logger> logger, const ReceiveBlocks& receive_blocks = {},
+      std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~Server();  // cancels the calls that there are
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -63,7 +63,8 @@ class Server {
   const SharedMemoryServer* shared_memory() const { return shared_.get(); }  // null: off
 
  private:
-  Server(const Config& config, std::shared_ptr<spdlog::logger> logger);
+  Server(const Config& config, std::shared_ptr<spdlog::logger> logger,
+         std::shared_ptr<const Clock> clock);
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                     const ReceiveBlocks& receive_blocks);
   void LockReceiveMemory(const ReceiveBlocks& blocks);
@@ -76,7 +77,8 @@ class Server {
 
   const Config config_;
   const std::shared_ptr<spdlog::logger> logger_;
-  SteadyClock clock_;
+  const std::shared_ptr<const Clock> shared_clock_;
+  const Clock& clock_ = *shared_clock_;
   const TimePoint started_ = clock_.Now();
   Metrics metrics_;
   std::unique_ptr<Dumper> dumper_;

@@ -85,8 +85,9 @@ inline void ExpectRight(const LargeProblem& problem, const v1::AttendResponse& r
   EXPECT_TRUE(response.raw(1) == problem.lse) << "LSE";
 }
 
-inline std::unique_ptr<TestServer> PartsServer(const std::function<void(Config&)>& change = {},
-                                               int devices = 1) {
+inline std::unique_ptr<TestServer> PartsServer(
+    const std::function<void(Config&)>& change = {}, int devices = 1,
+    std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>()) {
   auto server = std::make_unique<TestServer>(
       [&](Config& config) {
         config.staging_min_bytes = 1;
@@ -95,7 +96,7 @@ inline std::unique_ptr<TestServer> PartsServer(const std::function<void(Config&)
         config.lanes = 2;  // so many parts of one upload are open at once
         if (change) change(config);
       },
-      devices, TestServer::Devices::kStaging);
+      devices, TestServer::Devices::kStaging, TestServer::kAnywhere, std::move(clock));
   for (int i = 0; i < devices; ++i) {
     server->backend(i).MoveSpans();
     server->backend(i).SetParts(HeadByHead);

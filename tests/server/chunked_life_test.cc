@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tests/server/chunked_client.h"
+#include "tests/server/manual_clock.h"
 #include "tests/server/messages.h"
 #include "tests/server/test_server.h"
 
@@ -178,7 +179,9 @@ TEST(ChunkedLifeTest, TricklingIsNoProgress) {
 }
 
 TEST(ChunkedLifeTest, ARunningRequestIsNotIdle) {
-  TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 0.01; });
+  const auto clock = std::make_shared<test::ManualClock>();
+  TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 0.1; }, 1,
+                    TestServer::Devices::kPlain, TestServer::kAnywhere, clock);
   server.backend().Hold();
   const WireProblem problem = test::PlainWireProblem(6);
   ChunkedStreamClient client(server), idle(server);
@@ -187,6 +190,8 @@ TEST(ChunkedLifeTest, ARunningRequestIsNotIdle) {
   server.backend().WaitForWaiting(1);
   // Another one's timeout shows that the time has passed.
   ASSERT_TRUE(idle.SendHeader(ChunkedHeader(problem.request)));
+  EXPECT_TRUE(idle.Receive().has_grant());
+  clock->Advance(milliseconds(100));
   EXPECT_EQ(idle.Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
   server.backend().Release();
   EXPECT_TRUE(client.Finish().ok());

@@ -39,7 +39,7 @@ struct TestServer::Log {
 };
 
 TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind,
-                       const ReceiveBlocks& receive_blocks)
+                       const ReceiveBlocks& receive_blocks, std::shared_ptr<const Clock> clock)
     : log_(std::make_unique<Log>()) {
   google::protobuf::SetLogHandler(nullptr);  // bad messages are meant here
   Config config;
@@ -60,7 +60,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices, 
   auto logger = std::make_shared<spdlog::logger>("test", log_->sink);
   logger->set_level(spdlog::level::from_str(config.log_level));
   Result<std::unique_ptr<Server>> server =
-      Server::Start(config, std::move(backends), logger, receive_blocks);
+      Server::Start(config, std::move(backends), logger, receive_blocks, std::move(clock));
   if (!server.ok()) throw std::runtime_error(server.status().ToString());
   server_ = std::move(*server);
 }

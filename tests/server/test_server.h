@@ -27,7 +27,8 @@ class TestServer {
   // `change` edits the settings before the server starts.
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
                       Devices kind = Devices::kPlain,
-                      const ReceiveBlocks& receive_blocks = kAnywhere);
+                      const ReceiveBlocks& receive_blocks = kAnywhere,
+                      std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~TestServer();  // opens the devices' gates first
 
   // Of the i-th device, if CUDA IPC is on.
