@@ -125,6 +125,8 @@ TEST(PartCopies, BringWhatEachPartNeedsAndNoMore) {
     const unsigned in_place = n % 2 == 0 ? 0 : n % 4 == 1 ? kAll : (each / 4) % (kAll + 1);
     ExpectPartsAreTheWhole(RandomSpec(each, 1e5), 2 + n % 6, in_place, each, &cut);
   }
+  // A share of the problems, as sanitizers run, need not meet every case.
+  if (TestScale() < 1) return;
   EXPECT_GT(cut, count / 10);  // many have one sequence and one KV head
 }
 
