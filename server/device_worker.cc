@@ -158,6 +158,11 @@ int64_t DeviceWorker::queued() const {
   return scheduler_.queue().size();
 }
 
+bool DeviceWorker::queue_full() const {
+  std::lock_guard lock(mutex_);
+  return scheduler_.queue().full();
+}
+
 void DeviceWorker::ReportLocked() {
   const RequestQueue& queue = scheduler_.queue();
   const LaneState lanes = scheduler_.lanes();

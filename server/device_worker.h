@@ -62,6 +62,7 @@ class DeviceWorker {
   int lanes() const { return static_cast<int>(lanes_.size()); }
   bool healthy() const { return healthy_.load(std::memory_order_acquire); }
   int64_t queued() const;
+  bool queue_full() const;
 
  private:
   struct LaneSlot {

@@ -349,7 +349,7 @@ int64_t Engine::RetryAfterMs(Code code) const {
   bool full = false;
   for (const auto& worker : workers_) {
     queued += worker->queued();
-    full |= worker->queued() >= options_.worker.queue_requests_max;
+    full |= worker->queue_full();
   }
   if (code == Code::kResourceExhausted && !full) {
     // What lacked was memory, which uploads and slow readers may hold while nothing is queued.

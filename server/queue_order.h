@@ -21,8 +21,9 @@
 //   w_j / w_i * (W + B_i + 1) + B_j + 2, where W is the cost of what i starts meanwhile;
 // - while a higher priority waits too, once r has waited for `aging`: of any kAgedEvery * n batches
 //   that start, one takes a request of r's priority, n being the number of priorities that wait so.
-// A request ends at its deadline at the latest. So without deadlines r's wait is bounded by the
-// queue's capacity and the lanes' speed, whatever comes after it.
+// A request ends at its deadline at the latest. So without deadlines r's wait is bounded by what
+// can wait (the queue's capacity, an upload with all its parts) and the lanes' speed, whatever
+// comes after it.
 
 #pragma once
 

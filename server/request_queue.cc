@@ -16,7 +16,7 @@ bool RequestQueue::TakesPlace(const Request& request) {
 }
 
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {
-  if (TakesPlace(*request) && places_ >= options_.capacity) {
+  if (TakesPlace(*request) && full()) {
     return ResourceExhausted("queue: " + std::to_string(places_) + " requests wait, the limit is " +
                              std::to_string(options_.capacity));
   }

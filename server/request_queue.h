@@ -3,8 +3,8 @@
 // Requests that were accepted and wait for a lane, by priority, tenant and due time. QueueOrder
 // says in which order they should start, and what can be relied upon.
 //
-// Not thread-safe: the device worker guards it. Always: size() <= capacity, and a refused Push
-// changes nothing.
+// Not thread-safe: the device worker guards it. Always: no more places are taken than the capacity
+// has, size() is at least as many, and a refused Push changes nothing.
 
 #pragma once
 
@@ -91,6 +91,8 @@ class RequestQueue {
   double flops() const { return flops_; }  // waiting, for routing and retry hints
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
+  // Whether what takes a place would be refused.
+  bool full() const { return places_ >= options_.capacity; }
 
  private:
   static bool TakesPlace(const Request& request);

@@ -18,8 +18,6 @@ double SpeedOf(const DeviceInfo& info) {
   return info.kind == DeviceKind::kCuda ? kThreadsPerMultiprocessor * units : units;
 }
 
-int64_t Bounded(int64_t cost) { return Router::BoundedCost(cost); }
-
 bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
   return a.kind == b.kind && a.compute_capability == b.compute_capability && a.units == b.units;
 }
@@ -40,7 +38,7 @@ size_t Router::BestLocked(std::span<const Candidate> candidates, const LoadOf& l
   for (size_t n = 0; n < candidates.size(); ++n) {
     const Device& device = devices_[candidates[n].device];
     const double time =
-        static_cast<double>(load_of(device) + Bounded(candidates[n].cost)) / device.speed;
+        static_cast<double>(load_of(device) + BoundedCost(candidates[n].cost)) / device.speed;
     if (time < best_time) {
       best = n;
       best_time = time;
@@ -53,7 +51,7 @@ size_t Router::Reserve(std::span<const Candidate> candidates) {
   const std::lock_guard lock(mutex_);
   const size_t best =
       BestLocked(candidates, [](const Device& device) { return device.outstanding; });
-  devices_[candidates[best].device].outstanding += Bounded(candidates[best].cost);
+  devices_[candidates[best].device].outstanding += BoundedCost(candidates[best].cost);
   return best;
 }
 
@@ -61,24 +59,24 @@ size_t Router::Expect(std::span<const Candidate> candidates) {
   const std::lock_guard lock(mutex_);
   const size_t best = BestLocked(
       candidates, [](const Device& device) { return device.outstanding + device.expected; });
-  devices_[candidates[best].device].expected += Bounded(candidates[best].cost);
+  devices_[candidates[best].device].expected += BoundedCost(candidates[best].cost);
   return best;
 }
 
 void Router::Forget(int device, int64_t cost) {
   const std::lock_guard lock(mutex_);
-  devices_[device].expected -= Bounded(cost);
+  devices_[device].expected -= BoundedCost(cost);
   assert(devices_[device].expected >= 0);
 }
 
 void Router::Add(int device, int64_t cost) {
   const std::lock_guard lock(mutex_);
-  devices_[device].outstanding += Bounded(cost);
+  devices_[device].outstanding += BoundedCost(cost);
 }
 
 void Router::Release(int device, int64_t cost) {
   const std::lock_guard lock(mutex_);
-  devices_[device].outstanding -= Bounded(cost);
+  devices_[device].outstanding -= BoundedCost(cost);
   assert(devices_[device].outstanding >= 0);
 }
 

@@ -38,7 +38,7 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
 class Server {
  public:
   // Serving when it returns. `backends` must not be empty. Messages arrive in `receive_blocks`, if
-  // there are any; they outlive the server. Requests wait, idle and end by `clock`.
+  // there are any; they outlive the server. What waits or idles does so by `clock`.
   static Result<std::unique_ptr<Server>> Start(
       const Config& config, std::vector<std::unique_ptr<Backend>> backends,
       std::shared_ptr<spdlog::logger> logger, const ReceiveBlocks& receive_blocks = {},

@@ -125,7 +125,7 @@ class StagingBudget {
 };
 
 // One request's input block, and the copy of its tensors on a device while there is one. The
-// request owns it. One thread at a time, but for Arrived, Copy, Mark and, of parts, Apply.
+// request owns it. One thread at a time, but for what says otherwise and, of parts, Apply.
 class StagedInput {
  public:
   ~StagedInput();  // the memory goes once no copy uses it, see above
@@ -136,8 +136,8 @@ class StagedInput {
   // Touches no device. Any threads at once; each byte once.
   std::vector<ByteRange> Arrived(const char* data, int64_t bytes);
   // Enqueues their copies; false if it could not. Any threads at once, none of the wire's: a
-  // device's driver may take its time. All calls have returned before any of the below but Mark, or
-  // the destructor.
+  // device's driver may take its time. All calls have returned before Seal, Finish or the
+  // destructor.
   bool Copy(std::span<const ByteRange> pieces);
   // What must have ended on the device before all is there that Copy was given and returned from,
   // for Apply. Lives as long as this does. Any threads, before Seal and Finish.

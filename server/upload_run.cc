@@ -75,7 +75,7 @@ void UploadRun::Copied(std::span<const ByteRange> ranges) {
 
 bool UploadRun::TakeLocked(Part& part) {
   const bool ready = part.mark != nullptr || complete_;
-  const bool its_turn = complete_ || open_ < open_max_;
+  const bool its_turn = complete_ || open_ < (begun_ ? open_max_ : 1);
   if (part.begun || !ready || !failure_.ok() || !its_turn) return false;
   part.begun = true;
   part.early = !complete_ && SomeMissing();
@@ -104,25 +104,40 @@ bool UploadRun::SomeMissing() const {
   });
 }
 
+UploadRun::Part* UploadRun::TakeNextLocked() {
+  const auto found =
+      std::find_if(parts_.begin(), parts_.end(), [this](Part& each) { return TakeLocked(each); });
+  return found == parts_.end() ? nullptr : &*found;
+}
+
 void UploadRun::Begin(Part& part) {
   const auto self = shared_from_this();
+  for (Part* next = &part; next != nullptr;) next = Push(*next);
+}
+
+// The next one whose turn it is with this, taken.
+UploadRun::Part* UploadRun::Push(Part& part) {
   // What is expected of the device is the part's cost now.
   if (!std::exchange(part.forgotten, true)) staged_.ForgetShare(parts());
   std::unique_ptr<Request> request = std::move(part.request);
   Status status = hooks_.push(request);
   if (!status.ok()) {
     part.request = std::move(request);
-    return Refused(part, std::move(status));
+    Refused(part, std::move(status));
+    return nullptr;
   }
   bool cancelled = false;
+  Part* next = nullptr;
   {
     const std::lock_guard lock(mutex_);
     begun_ = true;
     cancelled = !failure_.ok();
+    next = TakeNextLocked();
   }
   if (part.early) hooks_.count_early();
   // A cancellation that came before the part was queued found nothing to cancel.
   if (cancelled) CancelParts();
+  return next;
 }
 
 // There may be room when another part has ended, or with the last byte.
@@ -224,9 +239,8 @@ void UploadRun::Dropped(bool part) {
     assert(open_ > 0);
     --open_;
     if (part) {
-      const auto found = std::find_if(parts_.begin(), parts_.end(),
-                                      [this](Part& each) { return TakeLocked(each); });
-      if (found != parts_.end()) next = &*found;
+      begun_ = true;  // it was queued, whether who did that has come so far or not
+      next = TakeNextLocked();
     }
     ended = TakeEndedLocked();
   }

@@ -5,8 +5,9 @@
 // part, that reads the device's copy of the upload (staging.h) and writes its run of the answer.
 // While bytes are missing at most so many parts are open at once, queued or running, and whenever
 // one ends the next is begun. With the last byte all others are ready, those that the copy has
-// failed on the host's memory. An upload has one place in its queue, which its first part takes;
-// parts that find none wait until another has ended, or for the last byte.
+// failed on the host's memory. An upload has one place in its queue, which its first part takes:
+// until one was queued they are tried one at a time, and those that find no place wait for another
+// to be queued or to end, or for the last byte.
 //
 // An optimisation: if no part was queued before the last byte, the request goes its ordinary way.
 // From the first part on it is its device's: if that is lost, the request fails.
@@ -96,7 +97,9 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   // Takes the part to begin it; false if somebody else has, or nobody should now.
   bool TakeLocked(Part& part);
   bool Take(Part& part);
+  Part* TakeNextLocked();
   void Begin(Part& part);
+  Part* Push(Part& part);
   // Where it reads its tensors, and what it waits for.
   void PlaceLocked(Part& part) const;
   bool SomeMissing() const;

@@ -75,6 +75,7 @@ TEST(ChunkedEarlyEndTest, AClientThatDoesNotReadKeepsNothingOfAFailedRequest) {
     const grpc::Status first = upload.streams[0]->Finish();
     EXPECT_EQ(first.error_code(), each.code) << first.error_message();
     EXPECT_NE(first.error_message().find(each.text), std::string::npos) << first.error_message();
+    EXPECT_GT(upload.server->server().engine().host_pool().used_bytes(), 0) << "nothing is stuck";
     clock->Advance(milliseconds(100));
     AwaitNothingHeld(*upload.server);  // and the second stream has read nothing
     EXPECT_FALSE(upload.streams[1]->Finish().ok());
@@ -127,7 +128,7 @@ TEST(ChunkedEarlyEndTest, TheDeadlinePassesWhileAPartIsQueued) {
   auto blocker = std::make_unique<test::Blocker>(*server);
   server->backend().WaitForWaiting(1);
   {
-    const milliseconds timeout(800);
+    const milliseconds timeout(3000);
     const auto late = std::chrono::steady_clock::now() + timeout;
     Upload upload(server, problem, 2, timeout);
     upload.blocker = std::move(blocker);
@@ -135,6 +136,7 @@ TEST(ChunkedEarlyEndTest, TheDeadlinePassesWhileAPartIsQueued) {
     while (engine.Devices()[0].queued == 0 && std::chrono::steady_clock::now() < late) {
       std::this_thread::yield();
     }
+    EXPECT_EQ(engine.Devices()[0].queued, 1) << "too slow to queue it in time";
     EXPECT_EQ(upload.streams[0]->Finish().error_code(), StatusCode::DEADLINE_EXCEEDED);
     // The first one's reset may come to the server before the deadline does by its own clock.
     const StatusCode second = upload.streams[1]->Finish().error_code();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A clock that stands still until a test moves it: however slow the machine, no timeout passes that
-// the test does not mean. Thread-safe.
+// A clock that stands still until a test moves it: however slow the machine, no upload idles that
+// the test does not mean. Not for calls with deadlines, which gRPC sees to by the true time.
+// Thread-safe.
 
 #pragma once
 

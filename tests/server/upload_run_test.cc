@@ -77,6 +77,14 @@ class UploadRunTest : public StagingTest {
     while (count.load() < least) std::this_thread::yield();
   }
 
+  // A blocker holds the only lane, and others take both places of the queue. Their ids.
+  std::vector<uint64_t> FillQueue() {
+    return {HoldLane(), MustSubmit(NewRequest()), MustSubmit(NewRequest())};
+  }
+  void ExpectServed(const std::vector<uint64_t>& others) {
+    for (const uint64_t id : others) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+  }
+
   // Four parts are ready, no more of them open than there are lanes; the others run when it is
   // their turn, before the last byte.
   void ExpectTurns(int lanes) {
@@ -213,8 +221,7 @@ TEST_F(UploadRunTest, CancelledAfterTheLastByte) {
   AwaitNothingHeld();
 }
 
-// Of two that may be open one is queued, and all others are refused. They get their turns when it
-// ends, although bytes are missing.
+// Of four that are ready two are queued. The others' turns come when those end.
 TEST_F(UploadRunTest, PartsThatWaitForTheirTurnAreBegunWhenAnotherEnds) {
   options_.worker.lanes = 2;
   options_.worker.queue_requests_max = 2;
@@ -230,7 +237,7 @@ TEST_F(UploadRunTest, PartsThatWaitForTheirTurnAreBegunWhenAnotherEnds) {
   EXPECT_EQ(engine_->Devices()[0].queued, 3);
   devices_[0]->Release();
   Await(parts->ok, 4);
-  for (const uint64_t id : others) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+  ExpectServed(others);
   ArriveHeads(upload, 5, 6);
   MustSend(upload);
   ExpectRight(upload);
@@ -243,14 +250,13 @@ TEST_F(UploadRunTest, PartsThatWaitForTheirTurnAreBegunWhenAnotherEnds) {
 TEST_F(UploadRunTest, PartsThatFoundNoRoomAreBegunWithTheLastByte) {
   options_.worker.queue_requests_max = 2;
   StartRuns();
-  std::vector<uint64_t> others = {HoldLane()};
-  for (int i = 0; i < 2; ++i) others.push_back(MustSubmit(NewRequest()));
+  const std::vector<uint64_t> others = FillQueue();
   Upload upload = Begin(Heads());
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 5);
   EXPECT_FALSE(upload.request->upload_run->begun());
   devices_[0]->Release();
-  for (const uint64_t id : others) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+  ExpectServed(others);
   EXPECT_FALSE(upload.request->upload_run->begun());
   ArriveHeads(upload, 5, 6);
   MustSend(upload);
@@ -325,15 +331,14 @@ TEST_F(UploadRunTest, FurtherPartsNeedNoPlaceInAFullQueue) {
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 2);
   Await(parts->ok, 1);
-  std::vector<uint64_t> others = {HoldLane()};
-  for (int i = 0; i < 2; ++i) others.push_back(MustSubmit(NewRequest()));
+  const std::vector<uint64_t> others = FillQueue();
   ArriveHeads(upload, 2, 6);
   MustSend(upload);
   EXPECT_EQ(engine_->Devices()[0].queued, 2 + 5);
   EXPECT_EQ(Submit(NewRequest()).code(), Code::kResourceExhausted) << "nor do they make any";
   devices_[0]->Release();
   ExpectRight(upload);
-  for (const uint64_t id : others) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+  ExpectServed(others);
   AwaitNothingHeld();
 }
 
