@@ -23,7 +23,7 @@ add_library(attend_test_backend STATIC fake_backend.cc fake_backend_controls.cc 
 target_link_libraries(attend_test_backend PUBLIC attend_engine attend_test_problems)
 foreach(name engine_test engine_check_test split_plan_test split_keys_test split_join_test
              split_test devices_test callers_run_test staging_test
-             upload_plan_test upload_run_test)
+             upload_plan_test upload_run_test upload_turns_test)
   attend_test(${name} SOURCES ${name}.cc LIBRARIES attend_test_backend LABELS unit)
 endforeach()
 

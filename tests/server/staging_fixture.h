@@ -134,6 +134,20 @@ class StagingTest : public EngineTest {
     if (staged->Copy(pieces) && run != nullptr) run->Copied(pieces);
   }
 
+  // All bytes of these heads, counted over all sequences.
+  static void ArriveHeads(Upload& upload, int64_t begin, int64_t end) {
+    const Problem& p = upload.owned->attention.problem;
+    const int64_t heads = p.batch * p.heads_kv;
+    for (size_t t = 0; t < upload.tensors.size(); ++t) {
+      const int64_t head_bytes = upload.tensors[t].bytes / heads;
+      char* const to = static_cast<char*>(upload.tensors[t].data) + begin * head_bytes;
+      const int64_t bytes = (end - begin) * head_bytes;
+      std::memcpy(to, static_cast<const char*>(upload.bytes[t]) + begin * head_bytes,
+                  static_cast<size_t>(bytes));
+      Came(upload, to, bytes);
+    }
+  }
+
   void MustSend(Upload& upload) {
     const Status status = engine_->Submit(upload.request);
     EXPECT_TRUE(status.ok()) << status.ToString();
