@@ -118,9 +118,10 @@ HWY_INLINE auto IsHiddenWeight(V32 weight) {
 }
 
 // kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
-// p[key][lane] * v[key * kValueBlock + r]. With kSkip, keys of weight -0 are skipped, so that a
-// value that a row does not see may be NaN or Inf; results are otherwise the same. A weight that
-// underflowed is +0 and not skipped: its key is seen.
+// p[key][lane] * v[key * kValueBlock + r]. The sum is taken first, from zero: terms that are added
+// one by one to the sum of many keys lose more with every further key. With kSkip, keys of weight
+// -0 are skipped, so that a value that a row does not see may be NaN or Inf; results are otherwise
+// the same. A weight that underflowed is +0 and not skipped: its key is seen.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
                             float* o) {
@@ -131,10 +132,7 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
   HWY_UNROLL(8)
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
-    for (int n = 0; n < kVectors; ++n) {
-      sum[r][n] =
-          hn::Mul(hn::Load(d, o + r * kWidth + n * kLanes), hn::Load(d, weight + n * kLanes));
-    }
+    for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
   }
   for (int64_t j = 0; j < keys; ++j) {
     V32 row[kVectors];
@@ -153,7 +151,10 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
   HWY_UNROLL(8)
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
-    for (int n = 0; n < kVectors; ++n) hn::Store(sum[r][n], d, o + r * kWidth + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) {
+      float* at = o + r * kWidth + n * kLanes;
+      hn::Store(hn::MulAdd(hn::Load(d, at), hn::Load(d, weight + n * kLanes), sum[r][n]), d, at);
+    }
   }
 }
 

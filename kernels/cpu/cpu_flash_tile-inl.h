@@ -323,7 +323,7 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
     // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
     base[n] = hn::IfThenZeroElse(hn::Eq(max[n], hn::Set(d, kMinusInfinity)), max[n]);
     const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]));
-    sum[n] = hn::Mul(hn::Load(d, s_.sum + lane), weight);
+    sum[n] = hn::Zero(d);
     hn::Store(weight, d, s_.weight + lane);
     hn::Store(max[n], d, s_.max + lane);
   }
@@ -343,7 +343,11 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
     }
   }
   HWY_UNROLL(4)
-  for (int n = 0; n < kVectors; ++n) hn::Store(sum[n], d, s_.sum + panel.lane + n * kLanes);
+  for (int n = 0; n < kVectors; ++n) {
+    const int64_t lane = panel.lane + n * kLanes;
+    const V32 before = hn::Mul(hn::Load(d, s_.sum + lane), hn::Load(d, s_.weight + lane));
+    hn::Store(hn::Add(before, sum[n]), d, s_.sum + lane);
+  }
 }
 
 template <int kVectors, bool kSkip>
