@@ -15,15 +15,22 @@
 namespace attend::client {
 namespace {
 
+// Between attempts to connect; gRPC takes no less than the first.
+constexpr int kBackoffMinMs = 100;
+constexpr int kBackoffMaxMs = 2000;
+// Far and busy servers take their time. A host that drops packets holds calls up as long.
+constexpr int kConnectMaxMs = 5000;
+
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server) {
   grpc::ChannelArguments args;
   // Channels with equal arguments share one socket unless each has its own pool.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // gRPC's own retries would buffer every message; retry_policy.h does them.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffMinMs);
+  // By its name a pause, but gRPC takes it for the time that connecting may take.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
   args.SetMaxReceiveMessageSize(-1);
   args.SetMaxSendMessageSize(-1);
   return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), args);
