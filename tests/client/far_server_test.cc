@@ -106,7 +106,7 @@ class SlowNetwork {
   std::thread thread_;
 };
 
-// The first call waits for its connection, however long that takes, and need not be tried again.
+// The first call waits for its connection, of a few round trips here, and need not be tried again.
 TEST(FarServer, ConnectingMayTakeLong) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
