@@ -66,6 +66,7 @@ struct ServerCheck {
   bool ok = false;
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
+  int64_t rows_wide = 0;  // of those checked; CheckReport says what they are
   double max_abs_error = 0;
   double mean_abs_error = 0;
   double bound = 0;

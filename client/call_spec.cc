@@ -259,6 +259,28 @@ Result<std::vector<CallSpec>> ReadMix(const std::string& path) {
   return specs;
 }
 
+Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max) {
+  using Shape = std::vector<int64_t>;
+  int64_t all = 0;
+  for (const auto& [name, shape] :
+       {std::pair{"q", Shape{calls, spec.batch, spec.heads_q, spec.len_q, spec.dim}},
+        std::pair{"k", Shape{calls, spec.batch, spec.heads_kv, spec.len_k, spec.dim}},
+        std::pair{"v", Shape{calls, spec.batch, spec.heads_kv, spec.len_k, spec.dim_v}},
+        std::pair{"bias", Shape{spec.bias ? calls : 0, spec.heads_q, spec.len_q, spec.len_k}}}) {
+    const Result<int64_t> bytes = TensorBytes(name, spec.dtype, shape);
+    if (!bytes.ok() || __builtin_add_overflow(all, *bytes, &all)) {
+      return InvalidArgument("the bytes of its inputs overflow 64 bits");
+    }
+  }
+  if (all > *bytes_max) {
+    return InvalidArgument("its inputs, " + std::to_string(calls) + " of each, take " +
+                           BytesText(all) + ", more than the " + BytesText(*bytes_max) +
+                           " of memory there are for them");
+  }
+  *bytes_max -= all;
+  return Status();
+}
+
 Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
   Random random(seed);
   AttentionCall call;

@@ -52,6 +52,10 @@ Result<CallSpec> ParseCallSpec(const std::string& text);
 // the same words as keys: {"B": 1, "H": 8, "L": 1024, "causal": true, "weight": 3}.
 Result<std::vector<CallSpec>> ReadMix(const std::string& path);
 
+// INVALID_ARGUMENT if the inputs of `calls` such calls may take more than `bytes_max`; takes them
+// off it otherwise.
+Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max);
+
 // The call, its tensors filled from `seed` with values of mean 0 and variance 1.
 Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed);
 

@@ -2,6 +2,8 @@
 
 #include "client/client.h"
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <random>
@@ -9,6 +11,7 @@
 #include "attend/v1/attention.grpc.pb.h"
 #include "client/chunked_op.h"
 #include "client/connections.h"
+#include "client/server_address.h"
 #include "client/stream_op.h"
 #include "client/unary_op.h"
 
@@ -16,6 +19,9 @@ namespace attend::client {
 namespace {
 
 constexpr int kConnectionsMax = 1024;
+// HTTP/2's first window: a message up to it may be refused, but no byte of it was sent in vain.
+constexpr int64_t kAskForLimitsBytes = int64_t{64} << 10;
+constexpr std::chrono::seconds kAskForLimitsMax{5};
 
 uint64_t SystemSeed() {
   std::random_device device;
@@ -78,15 +84,19 @@ Result<Health> HealthOf(const grpc::ByteBuffer& response) {
 }  // namespace
 
 struct Client::Impl {
-  Impl(const ClientOptions& options, uint64_t seed)
+  Impl(const ClientOptions& options, const std::string& target, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
         retry(options.retry),
-        pool(options.server, options.connections, options.completion_threads),
+        pool(target, options.connections, options.completion_threads),
         ids(seed),
         next_seed(seed),
+        message_bytes_max(options.message_bytes_max),
         control(v1::AttentionService::NewStub(pool.control())),
         control_generic(pool.control()) {}
 
+  MessageBounds bounds() const {
+    return {chunked_bytes_min, message_bytes_max.load(std::memory_order_relaxed)};
+  }
   // Sends the call the way it is encoded.
   std::shared_ptr<Operation> Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
                                   const CallOptions& options, CallCallback callback);
@@ -97,6 +107,7 @@ struct Client::Impl {
   ConnectionPool pool;
   RequestIds ids;
   std::atomic<uint64_t> next_seed;
+  std::atomic<int64_t> message_bytes_max;  // 0: unknown
   std::unique_ptr<v1::AttentionService::Stub> control;
   grpc::GenericStub control_generic;
 };
@@ -124,10 +135,15 @@ std::shared_ptr<Operation> Client::Impl::Send(std::shared_ptr<const EncodedCall>
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
-  if (options.server.empty()) return InvalidArgument("server is empty, must be host:port");
+  Result<std::string> target = ServerTarget(options.server);
+  if (!target.ok()) return target.status();
   if (options.connections < 1 || options.connections > kConnectionsMax) {
     return InvalidArgument("connections is " + std::to_string(options.connections) +
                            ", must be in [1, " + std::to_string(kConnectionsMax) + "]");
+  }
+  if (options.message_bytes_max < 0) {
+    return InvalidArgument("message_bytes_max is " + std::to_string(options.message_bytes_max) +
+                           ", must be at least 0");
   }
   if (options.completion_threads < 0) {
     return InvalidArgument("completion_threads is " + std::to_string(options.completion_threads) +
@@ -138,19 +154,40 @@ Result<std::unique_ptr<Client>> Client::Make(const ClientOptions& options) {
                            ", must be at least 1");
   }
   const uint64_t seed = options.seed != 0 ? options.seed : SystemSeed();
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, seed)));
+  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(options, *target, seed)));
 }
 
 Client::~Client() { Close(); }
 
 void Client::Close() { impl_->pool.Close(); }
 
-Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
-  ATTEND_RETURN_IF_ERROR(CheckTenant(options.tenant));
+void Client::AskForLimits(const AttentionCall& call, CallOptions* options) {
+  if (impl_->message_bytes_max > 0 || PayloadBytes(call) + AnswerBytes(call) < kAskForLimitsBytes) {
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const bool bounded = options->timeout.count() > 0;
+  const auto info =
+      GetServerInfo(bounded ? std::min<std::chrono::nanoseconds>(options->timeout, kAskForLimitsMax)
+                            : kAskForLimitsMax);
+  // A server that does not say has no bound that would be known here. One that cannot be reached
+  // may be asked again; the call will say what is wrong.
+  if (!info.ok() && info.status().code() == Code::kUnimplemented) {
+    impl_->message_bytes_max = INT64_MAX;
+  }
+  if (!bounded) return;
+  options->timeout -= std::chrono::steady_clock::now() - start;
+  options->timeout = std::max(options->timeout, std::chrono::nanoseconds(1));
+}
+
+Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& call_options) {
+  ATTEND_RETURN_IF_ERROR(CheckTenant(call_options.tenant));
+  CallOptions options = call_options;
+  AskForLimits(call, &options);
   const auto waiter = std::make_shared<Waiter>();
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
   Result<EncodedCall> encoded =
-      EncodeCall(call, options.transport, impl_->chunked_bytes_min, std::move(keep_alive));
+      EncodeCall(call, options.transport, impl_->bounds(), std::move(keep_alive));
   if (!encoded.ok()) return encoded.status();
   auto shared = std::make_shared<const EncodedCall>(std::move(*encoded));
   const std::string id =
@@ -164,7 +201,7 @@ Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOption
 
 CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& options,
                              CallCallback callback) {
-  Result<EncodedCall> encoded = EncodeCall(call, options.transport, impl_->chunked_bytes_min);
+  Result<EncodedCall> encoded = EncodeCall(call, options.transport, impl_->bounds());
   if (!encoded.ok()) {
     CallOutcome outcome;
     outcome.status = encoded.status();
@@ -183,6 +220,7 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
     refused = InvalidArgument(
         "a tensor has no owner; an asynchronous call sends from memory that it can keep alive");
   }
+  if (refused.ok()) refused = call->CheckMessageBytes(impl_->bounds().message_bytes_max);
   if (!refused.ok()) {
     CallOutcome outcome;
     outcome.status = std::move(refused);
@@ -196,7 +234,8 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
 
 std::unique_ptr<Stream> Client::OpenStream(const StreamOptions& options) {
   const int connection = impl_->pool.Acquire();
-  auto op = std::make_shared<StreamOp>(&impl_->pool, connection, options, &impl_->ids);
+  auto op = std::make_shared<StreamOp>(&impl_->pool, connection, options, &impl_->ids,
+                                       &impl_->message_bytes_max);
   op->Start();
   return std::make_unique<Stream>(std::move(op), connection);
 }
@@ -207,6 +246,8 @@ Result<v1::GetServerInfoResponse> Client::GetServerInfo(std::chrono::nanoseconds
   v1::GetServerInfoResponse response;
   const Status status = FromGrpc(impl_->control->GetServerInfo(&context, {}, &response));
   if (!status.ok()) return status;
+  const int64_t bytes_max = response.limits().request_bytes_max();
+  impl_->message_bytes_max = bytes_max > 0 ? bytes_max : INT64_MAX;
   return response;
 }
 

@@ -26,7 +26,7 @@
 namespace attend::client {
 
 struct ClientOptions {
-  std::string server = "127.0.0.1:8001";  // host:port, or unix:/path
+  std::string server = "127.0.0.1:8001";  // as ServerTarget in server_address.h takes it
   int connections = 1;                    // each its own socket; in [1, 1024]
   int completion_threads = 0;             // 0: one for each connection, at most cores / 2
   // Calls of at least this many tensor bytes, both ways together, go in chunks over several of the
@@ -35,6 +35,11 @@ struct ClientOptions {
   // header go in one message, and so do all once the server has shown that it knows no chunks: a
   // call that it calls UNIMPLEMENTED is sent again as a message.
   int64_t chunked_bytes_min = kChunkedBytesMin;
+  // What the server takes in one message, request or answer (Limits.request_bytes_max). A call that
+  // has more goes in chunks, or is refused here with INVALID_ARGUMENT where it must be a message.
+  // 0: unknown until GetServerInfo has been called; Call does so itself, once, before the first
+  // call of 64 KiB or more.
+  int64_t message_bytes_max = 0;
   RetryPolicy retry;
   uint64_t seed = 0;  // of the retries' jitter and of request ids; 0: from the system
 };
@@ -97,6 +102,7 @@ class Client {
   // Opens a stream on the connection with the fewest calls. It must be destroyed before the client.
   std::unique_ptr<Stream> OpenStream(const StreamOptions& options = {});
 
+  // What the server is, has and allows; from here on calls keep to its bound of one message.
   Result<v1::GetServerInfoResponse> GetServerInfo(std::chrono::nanoseconds timeout);
   // grpc.health.v1 Check of the named service; empty = the server as a whole.
   Result<Health> CheckHealth(const std::string& service, std::chrono::nanoseconds timeout);
@@ -108,6 +114,8 @@ class Client {
 
  private:
   struct Impl;
+  // Before a call that may be too large for one message; takes its time from the call's.
+  void AskForLimits(const AttentionCall& call, CallOptions* options);
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -133,10 +133,18 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   }
   const Result<std::vector<CallSpec>> specs = Grid(options);
   if (!specs.ok()) return Fail(specs.status(), kExitUsage);
+  for (const CallSpec& spec : *specs) {
+    int64_t bytes_max = MachineMemoryBytes();
+    const Status fits = TakeInputBytes(spec, 1, &bytes_max);
+    if (!fits.ok()) {
+      return Fail(InvalidArgument("shape \"" + spec.text + "\": " + fits.message()), kExitUsage);
+    }
+  }
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
   if (!client.ok()) return Fail(client.status(), kExitUsage);
   const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return Fail(info.status(), kExitFailed);
+  WarnOfTenant(options.tenant, *info);
   const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
   if (!memory.ok()) return Fail(memory.status(), kExitFailed);
   std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",

@@ -2,6 +2,8 @@
 //
 // What the commands of attend-client share: options, errors and the wording of results.
 
+#include <unistd.h>
+
 #include <cstdio>
 
 #include "client/commands.h"
@@ -31,7 +33,7 @@ void AddTransport(CLI::App* command, TransportOptions* options) {
           },
           "inline: one message; chunked: in pieces over the connections; shm: in memory shared "
           "with a server on this host; cuda-ipc: in memory of a GPU, lent to such a server; auto: "
-          "chunked from 16 MiB on, both ways together")
+          "chunked from 16 MiB on, both ways together, and where the server takes no such message")
       ->check(CLI::IsMember({"auto", "inline", "chunked", "shm", "cuda-ipc"}).description(""))
       ->type_name("NAME")
       ->default_str("auto");
@@ -78,6 +80,29 @@ void AddTenant(CLI::App* command, std::string* tenant) {
       ->check([](const std::string& name) { return CheckTenant(name).message(); });
 }
 
+void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& info) {
+  if (tenant.empty() || info.tenants_size() == 0) return;  // of a server that does not say
+  std::string known;
+  for (const std::string& name : info.tenants()) {
+    if (name == tenant) return;
+    known += (known.empty() ? "" : ", ") + name;
+  }
+  std::fprintf(stderr,
+               "attend-client: warning: the server knows no tenant \"%s\", only %s: it counts as "
+               "\"default\"\n",
+               tenant.c_str(), known.c_str());
+}
+
+void WarnOfTenant(const std::string& tenant, Client& client) {
+  if (tenant.empty()) return;
+  const auto info = client.GetServerInfo(std::chrono::seconds(1));
+  if (info.ok()) WarnOfTenant(tenant, *info);
+}
+
+int64_t MachineMemoryBytes() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
 int Fail(const Status& status, int exit_code) {
   // A flag's or a file's fault is told plainly; a call's with its code.
   const std::string text = exit_code == kExitUsage ? status.message() : status.ToString();
@@ -98,13 +123,27 @@ std::string DescribeAnswer(const AttentionResult& r) {
   return text;
 }
 
-std::string DescribeCheck(bool ok, double max_abs_error, double bound, int64_t rows_checked,
-                          int64_t rows_total, const std::string& detail) {
+std::string DescribeCheck(const ServerCheck& c) {
   char text[256];
   std::snprintf(text, sizeof text, "%s: max error %.3g, bound %.3g, %lld of %lld rows",
-                ok ? "ok" : "FAILED", max_abs_error, bound, static_cast<long long>(rows_checked),
-                static_cast<long long>(rows_total));
-  return detail.empty() ? text : text + (": " + detail);
+                c.ok ? "ok" : "FAILED", c.max_abs_error, c.bound,
+                static_cast<long long>(c.rows_checked), static_cast<long long>(c.rows_total));
+  std::string line = text;
+  if (c.rows_wide > 0) {
+    line += ", " + std::to_string(c.rows_wide) + " of them with weights that fp32 leaves uncertain";
+  }
+  return c.detail.empty() ? line : line + ": " + c.detail;
+}
+
+std::string DescribeCheck(const RowsReport& report) {
+  return DescribeCheck(ServerCheck{.ok = report.ok,
+                                   .rows_checked = report.rows_checked,
+                                   .rows_total = report.rows_total,
+                                   .rows_wide = report.rows_wide,
+                                   .max_abs_error = report.max_abs_error,
+                                   .mean_abs_error = report.mean_abs_error,
+                                   .bound = report.bound,
+                                   .detail = report.detail});
 }
 
 }  // namespace attend::client

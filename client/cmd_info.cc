@@ -35,10 +35,10 @@ long long Int(int64_t value) { return static_cast<long long>(value); }
 
 void PrintDevices(const v1::GetServerInfoResponse& info) {
   for (const v1::DeviceInfo& device : info.devices()) {
-    std::printf("device       %s: %s, %.1f GiB, %d units, %d lanes%s\n", device.name().c_str(),
-                device.description().c_str(),
-                static_cast<double>(device.memory_bytes()) / (1 << 30), device.units(),
-                device.lanes(), device.healthy() ? "" : ", NOT HEALTHY");
+    std::printf("device       %s: %s, %s, %d units, %d lanes (batches at once)%s\n",
+                device.name().c_str(), device.description().c_str(),
+                BytesText(device.memory_bytes()).c_str(), device.units(), device.lanes(),
+                device.healthy() ? "" : ", NOT HEALTHY");
   }
 }
 
@@ -57,9 +57,9 @@ void PrintKernels(const v1::GetServerInfoResponse& info) {
 }
 
 void PrintLimits(const v1::Limits& limits) {
-  std::printf("limits       request %lld bytes; memory %lld bytes; queue %lld requests\n",
-              Int(limits.request_bytes_max()), Int(limits.memory_budget_bytes()),
-              Int(limits.queue_requests_max()));
+  std::printf("limits       a message %s; memory for requests %s; queue %lld requests\n",
+              BytesText(limits.request_bytes_max()).c_str(),
+              BytesText(limits.memory_budget_bytes()).c_str(), Int(limits.queue_requests_max()));
   std::printf("             B %lld, H %lld, L %lld, D %lld; %lld unanswered on a stream\n",
               Int(limits.batch_max()), Int(limits.heads_max()), Int(limits.length_max()),
               Int(limits.head_dim_max()), Int(limits.stream_requests_max()));
@@ -80,9 +80,9 @@ void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
   std::printf("transports   %s\n", transports.c_str());
   if (info.has_shared_memory()) {
     const v1::SharedMemoryInfo& shared = info.shared_memory();
-    std::printf("shm          %s, at most %lld bytes, %lld and %lld regions for one client\n",
-                shared.socket().c_str(), Int(shared.bytes_max()), Int(shared.client_bytes_max()),
-                Int(shared.client_regions_max()));
+    std::printf("shm          %s, at most %s, %s and %lld regions for one client\n",
+                shared.socket().c_str(), BytesText(shared.bytes_max()).c_str(),
+                BytesText(shared.client_bytes_max()).c_str(), Int(shared.client_regions_max()));
   }
   if (info.tenants_size() > 0) {
     std::string tenants;

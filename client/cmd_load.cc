@@ -4,6 +4,8 @@
 
 #include <csignal>
 #include <cstdio>
+#include <functional>
+#include <optional>
 
 #include "client/commands.h"
 #include "client/cuda_memory.h"
@@ -98,6 +100,11 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
   if (flags->search_p99_ms > 0 && flags->rates.size() > 1) {
     return InvalidArgument("--search-p99 takes one --rate, where it starts");
   }
+  load.input_bytes_max = MachineMemoryBytes();
+  // Before the load, so that nothing is measured for nothing.
+  for (const std::string& path : {flags->json, flags->csv}) {
+    if (!path.empty()) ATTEND_RETURN_IF_ERROR(CheckWritable(path));
+  }
   return Status();
 }
 
@@ -109,39 +116,75 @@ std::vector<LoadStep> StepsOf(const LoadFlags& flags) {
   return steps;
 }
 
-Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& results) {
+Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& results,
+                    const std::optional<FoundRate>& found) {
   for (const auto& [path, text] :
-       {std::pair{flags.json, flags.json.empty() ? "" : LoadJson(flags.load, results)},
-        std::pair{flags.csv, flags.csv.empty() ? "" : LoadCsv(flags.load, results)}}) {
+       {std::pair{flags.json, flags.json.empty() ? "" : LoadJson(flags.load, results, found)},
+        std::pair{flags.csv, flags.csv.empty() ? "" : LoadCsv(flags.load, results, found)}}) {
     if (path.empty()) continue;
     ATTEND_RETURN_IF_ERROR(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}));
   }
   return Status();
 }
 
+// Whether there is a server, at once, and what of it the load must know.
+Status AskServer(LoadFlags* flags) {
+  const Result<std::unique_ptr<Client>> client = Client::Make(flags->load.client);
+  if (!client.ok()) return client.status();
+  const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
+  if (!info.ok()) return info.status();
+  flags->load.client.message_bytes_max = info->limits().request_bytes_max();
+  WarnOfTenant(flags->load.tenant, *info);
+  if (flags->transport.shared_memory) {
+    const Result<std::string> socket = SharedMemorySocket(flags->transport, *info);
+    if (!socket.ok()) return socket.status();
+    flags->load.shared_memory_socket = *socket;
+  }
+  if (flags->transport.cuda_ipc) {
+    const Result<std::vector<std::string>> devices = CudaDevices(*info);
+    if (!devices.ok()) return devices.status();
+    const Result<const CudaDriver*> driver = CudaDriver::Get();
+    if (!driver.ok()) return driver.status();
+    flags->load.device_memory = [uuids = *devices](int64_t bytes) {
+      return LendableMemory(uuids, bytes);
+    };
+  }
+  return Status();
+}
+
+// Of the search, if that is what was asked for.
+std::optional<FoundRate> Search(const LoadFlags& flags,
+                                const std::function<Status(const LoadStep&)>& measure,
+                                const std::vector<LoadResult>& results, Status* failed) {
+  // With fewer requests a p99 says little, and with none nothing.
+  constexpr double kRequestsMin = 10;
+  RateSearch search(flags.rates.empty() ? 0 : flags.rates.front(), flags.search_precision,
+                    kRequestsMin / flags.load.duration_s);
+  while (!search.done() && !g_interrupted) {
+    *failed = measure({0, search.rate()});
+    if (!failed->ok()) return std::nullopt;
+    search.Add(MeetsP99(results.back(), flags.search_p99_ms));
+  }
+  return search.Found(flags.search_p99_ms);
+}
+
+int ExitCodeOf(const std::vector<LoadResult>& results, const std::optional<FoundRate>& found) {
+  if (g_interrupted) return kExitInterrupted;
+  if (found && found->rate_per_s == 0) return kExitFailed;
+  for (const LoadResult& result : results) {
+    // A search looks for the rate at which the server begins to refuse; wrong answers count always.
+    if (result.stats.checks_failed > 0 || result.verified.failed > 0) return kExitFailed;
+    if (!found && result.failed()) return kExitFailed;
+  }
+  return kExitOk;
+}
+
 int Run(LoadFlags& flags, const CommonOptions& common) {
   const Status finished = Finish(&flags, common);
   if (!finished.ok()) return Fail(finished, kExitUsage);
-  {
-    // Says at once whether there is a server.
-    const Result<std::unique_ptr<Client>> client = Client::Make(flags.load.client);
-    if (!client.ok()) return Fail(client.status(), kExitUsage);
-    const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
-    if (!info.ok()) return Fail(info.status(), kExitFailed);
-    if (flags.transport.shared_memory) {
-      const Result<std::string> socket = SharedMemorySocket(flags.transport, *info);
-      if (!socket.ok()) return Fail(socket.status(), kExitFailed);
-      flags.load.shared_memory_socket = *socket;
-    }
-    if (flags.transport.cuda_ipc) {
-      const Result<std::vector<std::string>> devices = CudaDevices(*info);
-      if (!devices.ok()) return Fail(devices.status(), kExitFailed);
-      const Result<const CudaDriver*> driver = CudaDriver::Get();
-      if (!driver.ok()) return Fail(driver.status(), kExitFailed);
-      flags.load.device_memory = [uuids = *devices](int64_t bytes) {
-        return LendableMemory(uuids, bytes);
-      };
-    }
+  const Status asked = AskServer(&flags);
+  if (!asked.ok()) {
+    return Fail(asked, asked.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed);
   }
   const Result<Workload> workload = Workload::Make(flags.load);
   if (!workload.ok()) return Fail(workload.status(), kExitUsage);
@@ -150,39 +193,28 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
   InstallInterrupt();
 
   std::vector<LoadResult> results;
-  std::string found;
   const auto measure = [&](const LoadStep& step) -> Status {
     Result<LoadResult> result = runner.Run(step);
     if (!result.ok()) return result.status();
     results.push_back(std::move(*result));
     return Status();
   };
+  Status failed;
+  std::optional<FoundRate> found;
   if (flags.search_p99_ms > 0) {
-    RateSearch search(flags.rates.empty() ? 0 : flags.rates.front(), flags.search_precision);
-    while (!search.done() && !g_interrupted) {
-      const Status status = measure({0, search.rate()});
-      if (!status.ok()) return Fail(status, kExitFailed);
-      search.Add(MeetsP99(results.back(), flags.search_p99_ms));
-    }
-    found = search.Describe(flags.search_p99_ms);
+    found = Search(flags, measure, results, &failed);
   } else {
     for (const LoadStep& step : StepsOf(flags)) {
-      if (g_interrupted) break;
-      const Status status = measure(step);
-      if (!status.ok()) return Fail(status, kExitFailed);
+      if (g_interrupted || !failed.ok()) break;
+      failed = measure(step);
     }
   }
-  std::printf("%s%s", LoadTable(flags.load, results).c_str(), found.c_str());
-  const Status written = WriteReports(flags, results);
+  if (!failed.ok()) return Fail(failed, kExitFailed);
+  std::printf("%s%s", LoadTable(flags.load, results).c_str(),
+              found ? DescribeFound(*found).c_str() : "");
+  const Status written = WriteReports(flags, results, found);
   if (!written.ok()) return Fail(written, kExitUsage);
-  if (g_interrupted) return kExitInterrupted;
-  const bool searching = flags.search_p99_ms > 0;
-  for (const LoadResult& result : results) {
-    // A search looks for the rate at which the server begins to refuse; wrong answers count always.
-    if (result.stats.checks_failed > 0 || result.verified.failed > 0) return kExitFailed;
-    if (!searching && result.failed()) return kExitFailed;
-  }
-  return kExitOk;
+  return ExitCodeOf(results, found);
 }
 
 void AddShape(CLI::App* command, LoadFlags* f) {
@@ -240,17 +272,22 @@ void AddRate(CLI::App* command, LoadFlags* f) {
       ->group(group);
   command
       ->add_option("--max-outstanding", f->load.outstanding_max,
-                   "Open loop: requests in flight at most; later ones wait, and their wait counts")
+                   "Open loop: requests in flight at most; later ones wait, and their wait counts; "
+                   "those that still wait at the end were due and never sent: exit code 1")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str()
       ->group(group);
-  command
-      ->add_option("--search-p99", f->search_p99_ms,
-                   "Find the highest open-loop rate whose p99 from the intended send is at most "
-                   "this, milliseconds; starts at --rate")
-      ->check(CLI::Range(1e-3, 1e6))
-      ->group(group);
+  CLI::Option* const search =
+      command
+          ->add_option(
+              "--search-p99", f->search_p99_ms,
+              "Find the highest open-loop rate whose p99 from the intended send is at most "
+              "this, milliseconds; starts at --rate, and ends where ten requests fill no "
+              "measurement")
+          ->check(CLI::Range(1e-3, 1e6))
+          ->group(group);
   command->add_option("--search-precision", f->search_precision, "Relative width to stop at")
+      ->needs(search)
       ->check(CLI::Range(0.001, 0.5))
       ->capture_default_str()
       ->group(group);
@@ -272,19 +309,23 @@ void AddFaults(CLI::App* command, LoadFlags* f) {
   command->add_option("--check", f->load.check_share, "Share of requests that the server checks")
       ->check(share)
       ->group(group);
-  command->add_option("--deadline-ms", f->load.deadline_ms, "Deadline, milliseconds; 0 = none")
-      ->check(CLI::Range(0.0, 1e9))
-      ->group(group);
+  CLI::Option* const deadline =
+      command->add_option("--deadline-ms", f->load.deadline_ms, "Deadline, milliseconds; 0 = none")
+          ->check(CLI::Range(0.0, 1e9))
+          ->group(group);
   command->add_option("--deadline-share", f->load.deadline_share, "Share of requests that have it")
+      ->needs(deadline)
       ->check(share)
       ->capture_default_str()
       ->group(group);
-  command->add_option("--cancel-share", f->load.cancel_share, "Share of requests cancelled")
-      ->check(share)
-      ->group(group);
+  CLI::Option* const cancel =
+      command->add_option("--cancel-share", f->load.cancel_share, "Share of requests cancelled")
+          ->check(share)
+          ->group(group);
   command
       ->add_option("--cancel-after-ms", f->load.cancel_after_ms,
                    "Cancelled at a random time up to this, milliseconds")
+      ->needs(cancel)
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->group(group);

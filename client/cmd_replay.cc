@@ -53,7 +53,9 @@ void PrintReport(const std::string& path) {
   std::printf("\n");
 }
 
-// "bitwise equal", or how many bytes differ.
+constexpr char kEqual[] = "bitwise equal";
+
+// kEqual, or how many elements differ.
 std::string Compare(const HostTensor& now, const std::string& then) {
   if (now.bytes != static_cast<int64_t>(then.size())) {
     return "sizes differ: " + std::to_string(now.bytes) + " bytes now, " +
@@ -65,7 +67,7 @@ std::string Compare(const HostTensor& now, const std::string& then) {
     different +=
         std::memcmp(now.data.get() + at, then.data() + at, static_cast<size_t>(width)) != 0;
   }
-  if (different == 0) return "bitwise equal";
+  if (different == 0) return kEqual;
   return std::to_string(different) + " of " + std::to_string(now.bytes / width) +
          " elements differ";
 }
@@ -84,6 +86,7 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
 
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
   if (!client.ok()) return Fail(client.status(), kExitUsage);
+  WarnOfTenant(options.tenant, **client);
   CallOptions call_options;
   call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
   call_options.tenant = options.tenant;
@@ -98,18 +101,17 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
   }
   bool ok = result->check && result->check->ok;
   std::printf("server   %s\n",
-              result->check ? DescribeCheck(result->check->ok, result->check->max_abs_error,
-                                            result->check->bound, result->check->rows_checked,
-                                            result->check->rows_total, result->check->detail)
-                                  .c_str()
-                            : "sent no check report");
+              result->check ? DescribeCheck(*result->check).c_str() : "sent no check report");
   const Result<RowsReport> report = VerifyAnswer(*call, *result, options.seed);
   if (!report.ok()) return Fail(report.status(), kExitFailed);
   ok = ok && report->ok;
-  std::printf("client   %s\n",
-              DescribeCheck(report->ok, report->max_abs_error, report->bound, report->rows_checked,
-                            report->rows_total, report->detail)
-                  .c_str());
+  std::printf("client   %s\n", DescribeCheck(*report).c_str());
+  const bool same =
+      failed.raw_size() > 0 && Compare(result->o, failed.raw(0)) == kEqual &&
+      (!result->lse || failed.raw_size() < 2 || Compare(*result->lse, failed.raw(1)) == kEqual);
+  std::printf("verdict  %s\n", !ok    ? "reproduced: the new answer fails as well"
+                               : same ? "not reproduced: this is the dumped answer, and it passes"
+                                      : "not reproduced: the new answer passes");
   return ok ? kExitOk : kExitFailed;
 }
 

@@ -6,6 +6,7 @@
 
 #include "client/commands.h"
 #include "client/cuda_memory.h"
+#include "client/file_io.h"
 #include "client/npy.h"
 #include "client/safetensors.h"
 #include "client/shared_call.h"
@@ -120,6 +121,14 @@ Result<AttentionCall> MakeCall(const RunOptions& options) {
 
 // Before the call, so that nothing is computed that cannot be written.
 Status CheckOutputs(const RunOptions& options, const AttentionCall& call) {
+  for (const auto& [flag, path] :
+       {std::pair{"--out ", options.out}, std::pair{"--lse-out ", options.lse_out}}) {
+    if (path.empty()) continue;
+    if (!path.ends_with(".npy") && !IsSafetensors(path)) {
+      return InvalidArgument(flag + path + ": the name must end in .npy or .safetensors");
+    }
+    ATTEND_RETURN_IF_ERROR(CheckWritable(path));
+  }
   if (call.q.dtype == DType::kBFloat16 && !options.out.empty() && !IsSafetensors(options.out)) {
     return InvalidArgument("--out " + options.out +
                            ": .npy has no bfloat16; give a name that ends in .safetensors");
@@ -139,6 +148,19 @@ Status WriteOutputs(const RunOptions& options, const AttentionResult& result) {
   if (IsSafetensors(options.lse_out))
     return WriteSafetensors(options.lse_out, {{"lse", *result.lse}});
   return WriteNpy(options.lse_out, *result.lse);
+}
+
+// What became of the answer's tensors.
+std::string DescribeOutputs(const RunOptions& options, const AttentionResult& result) {
+  std::string text = "o " + std::string(DTypeName(result.o.dtype)) + " " +
+                     ShapeText(result.o.shape) +
+                     (options.out.empty() ? " not kept (no --out)" : " in " + options.out);
+  if (!result.lse) return text;
+  const std::string& lse_out =
+      options.lse_out.empty() && IsSafetensors(options.out) ? options.out : options.lse_out;
+  return text + ", lse " + ShapeText(result.lse->shape) +
+         (lse_out.empty() ? " not kept (no --lse-out, no --out FILE.safetensors)"
+                          : " in " + lse_out);
 }
 
 // Puts the call into shared memory if it is to go there.
@@ -171,6 +193,7 @@ int Run(const RunOptions& options, const CommonOptions& common) {
   if (!outputs.ok()) return Fail(outputs, kExitUsage);
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
   if (!client.ok()) return Fail(client.status(), kExitUsage);
+  WarnOfTenant(options.tenant, **client);
   const Status shared = Share(options, **client, &*call);
   if (!shared.ok()) return Fail(shared, kExitFailed);
   CallOptions call_options;
@@ -181,22 +204,17 @@ int Run(const RunOptions& options, const CommonOptions& common) {
   if (!result.ok()) return Fail(result.status(), kExitFailed);
   const Status written = WriteOutputs(options, *result);
   if (!written.ok()) return Fail(written, kExitUsage);
-  std::string line = "o " + std::string(DTypeName(result->o.dtype)) + " " +
-                     ShapeText(result->o.shape) + ", " + DescribeAnswer(*result);
+  std::string line = DescribeOutputs(options, *result) + ", " + DescribeAnswer(*result);
   bool ok = true;
   if (result->check) {
-    const ServerCheck& c = *result->check;
-    ok = c.ok;
-    line += ", server check " +
-            DescribeCheck(c.ok, c.max_abs_error, c.bound, c.rows_checked, c.rows_total, c.detail);
+    ok = result->check->ok;
+    line += ", server check " + DescribeCheck(*result->check);
   }
   if (options.verify) {
     const Result<RowsReport> report = VerifyAnswer(*call, *result, /*seed=*/1);
     if (!report.ok()) return Fail(report.status(), kExitFailed);
     ok = ok && report->ok;
-    line +=
-        ", client check " + DescribeCheck(report->ok, report->max_abs_error, report->bound,
-                                          report->rows_checked, report->rows_total, report->detail);
+    line += ", client check " + DescribeCheck(*report);
   }
   std::printf("%s\n", line.c_str());
   return ok ? kExitOk : kExitFailed;
@@ -255,7 +273,10 @@ void AddMeaning(CLI::App* command, RunOptions* o) {
         std::tuple{"--cu-kv", &o->cu_kv, "Packed: cumulative key lengths, B + 1 numbers"}}) {
     command->add_option(flag, *target, help)->delimiter(',')->group("Attention");
   }
-  command->add_flag("--return-lse", o->return_lse, "Also return the log-sum-exp")
+  command
+      ->add_flag(
+          "--return-lse", o->return_lse,
+          "Also return the log-sum-exp: to --lse-out, or with O to an --out FILE.safetensors")
       ->group("Attention");
 }
 

@@ -42,8 +42,14 @@ Status Malformed(const std::string& why) {
   return Internal("the server's answer is not a valid AttendResponse: " + why);
 }
 
+// A tag or length. False for what Protobuf takes as neither: more than five bytes.
+bool ReadShort(CodedInputStream* in, uint64_t* value) {
+  const int at = in->CurrentPosition();
+  return in->ReadVarint64(value) && in->CurrentPosition() - at <= 5;
+}
+
 // Copies one field that is not payload, tag included, to `header`.
-bool CopyField(CodedInputStream* in, uint32_t tag, int64_t bytes_left, std::string* header) {
+bool CopyField(CodedInputStream* in, uint64_t tag, int64_t total, std::string* header) {
   AppendVarint(header, tag);
   switch (tag & 7) {
     case 0: {
@@ -61,8 +67,10 @@ bool CopyField(CodedInputStream* in, uint32_t tag, int64_t bytes_left, std::stri
       return true;
     }
     case 2: {
-      uint32_t size;
-      if (!in->ReadVarint32(&size) || size > bytes_left) return false;
+      uint64_t size;
+      if (!ReadShort(in, &size) || size > static_cast<uint64_t>(total - in->CurrentPosition())) {
+        return false;
+      }
       AppendVarint(header, size);
       const size_t at = header->size();
       header->resize(at + size);
@@ -85,19 +93,22 @@ Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header
   if (!reader.status().ok()) return Malformed(reader.status().error_message());
   CodedInputStream in(&reader);
   in.SetTotalBytesLimit(INT32_MAX);
-  while (const uint32_t tag = in.ReadTag()) {
+  while (in.CurrentPosition() < total) {
+    uint64_t tag;
+    if (!ReadShort(&in, &tag)) return Malformed("a tag is cut short or too long");
     if (tag != kRawTag) {
-      if (!CopyField(&in, tag, total - in.CurrentPosition(), header)) {
+      if (!CopyField(&in, tag, total, header)) {
         return Malformed("field " + std::to_string(tag >> 3) + " is cut short");
       }
       continue;
     }
-    uint32_t size;
-    if (!in.ReadVarint32(&size) || size > total - in.CurrentPosition() || raw->size() >= 2) {
+    uint64_t size;
+    if (!ReadShort(&in, &size) || raw->size() >= 2 ||
+        size > static_cast<uint64_t>(total - in.CurrentPosition())) {
       return Malformed("entry " + std::to_string(raw->size()) + " of raw is cut short or too many");
     }
     RawEntry entry;
-    entry.bytes = size;
+    entry.bytes = static_cast<int64_t>(size);
     bool ok;
     if (payload == Payload::kCopy) {
       entry.data = std::make_shared_for_overwrite<std::byte[]>(size);
@@ -108,7 +119,6 @@ Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header
     if (!ok) return Malformed("raw is cut short");
     raw->push_back(std::move(entry));
   }
-  if (in.CurrentPosition() != total) return Malformed("a tag is cut short");
   return Status();
 }
 
@@ -193,9 +203,14 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   result->transport = std::move(*message->mutable_transport());
   if (message->has_check()) {
     const v1::CheckReport& c = message->check();
-    result->check = ServerCheck{
-        c.ok(),    c.rows_checked(), c.rows_total(), c.max_abs_error(), c.mean_abs_error(),
-        c.bound(), c.detail()};
+    result->check = ServerCheck{.ok = c.ok(),
+                                .rows_checked = c.rows_checked(),
+                                .rows_total = c.rows_total(),
+                                .rows_wide = c.rows_wide(),
+                                .max_abs_error = c.max_abs_error(),
+                                .mean_abs_error = c.mean_abs_error(),
+                                .bound = c.bound(),
+                                .detail = c.detail()};
   }
 }
 
@@ -235,7 +250,22 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
     encoded.owned_ = encoded.owned_ && tensor->owner.use_count() > 0;
   }
   if (!pending.empty()) encoded.slices_.emplace_back(pending);
+  for (const grpc::Slice& slice : encoded.slices_) {
+    encoded.message_bytes_ += static_cast<int64_t>(slice.size());
+  }
+  if (!UsesSharedMemory(call)) encoded.answer_bytes_ = AnswerBytes(call);
   return encoded;
+}
+
+Status EncodedCall::CheckMessageBytes(int64_t bytes_max) const {
+  for (const auto& [what, bytes] : {std::pair{"the call's message would have ", message_bytes_},
+                                    std::pair{"the call's answer would have ", answer_bytes_}}) {
+    if (bytes_max == 0 || bytes <= bytes_max) continue;
+    return InvalidArgument(what + std::to_string(bytes) + " bytes, the server takes at most " +
+                           std::to_string(bytes_max) +
+                           " in one message (its --max-request-bytes); chunks have no such bound");
+  }
+  return Status();
 }
 
 Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
@@ -253,16 +283,25 @@ Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
 }
 
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
-                               int64_t chunked_bytes_min, std::shared_ptr<const void> keep_alive) {
-  if (transport == CallTransport::kInline ||
-      (transport == CallTransport::kAuto && UsesSharedMemory(call)) ||
-      (transport == CallTransport::kAuto &&
-       PayloadBytes(call) + AnswerBytes(call) < chunked_bytes_min)) {
-    return EncodedCall::Make(call, std::move(keep_alive));
+                               const MessageBounds& bounds,
+                               std::shared_ptr<const void> keep_alive) {
+  const auto make_message = [&]() -> Result<EncodedCall> {
+    Result<EncodedCall> message = EncodedCall::Make(call, keep_alive);
+    if (!message.ok()) return message;
+    ATTEND_RETURN_IF_ERROR(message->CheckMessageBytes(bounds.message_bytes_max));
+    return message;
+  };
+  const bool chunks_allowed = transport != CallTransport::kInline &&
+                              (transport == CallTransport::kChunked || !UsesSharedMemory(call));
+  if (!chunks_allowed) return make_message();
+  if (transport == CallTransport::kAuto &&
+      PayloadBytes(call) + AnswerBytes(call) < bounds.chunked_bytes_min) {
+    Result<EncodedCall> message = make_message();
+    if (message.ok()) return message;
   }
   Result<EncodedCall> encoded = EncodedCall::MakeChunked(call, keep_alive);
   if (!encoded.ok() || transport == CallTransport::kChunked) return encoded;
-  Result<EncodedCall> message = EncodedCall::Make(call, std::move(keep_alive));
+  Result<EncodedCall> message = make_message();
   if (encoded->chunked()->header_bytes() > kChunkedHeaderBytesMax) return message;
   if (message.ok()) {
     encoded->as_message_ = std::make_shared<const EncodedCall>(std::move(*message));
@@ -276,6 +315,7 @@ std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs&
   FillOutputs(outputs, &placements);
   // In front: whatever the order of its fields, a message's bytes come last.
   with->slices_.insert(with->slices_.begin(), grpc::Slice(placements.SerializeAsString()));
+  with->message_bytes_ += static_cast<int64_t>(with->slices_.front().size());
   with->outputs_ = outputs;
   return with;
 }

@@ -25,6 +25,12 @@ enum class CallTransport {
 };
 inline constexpr int64_t kChunkedBytesMin = int64_t{16} << 20;
 
+// Where one message ends and chunks begin, by bytes.
+struct MessageBounds {
+  int64_t chunked_bytes_min = kChunkedBytesMin;  // in chunks by itself from here on
+  int64_t message_bytes_max = 0;  // of a message or its answer, as the server bounds it; 0: unknown
+};
+
 class ChunkedCall;
 
 // A request ready to be sent any number of times: the request_id apart, it is a list of
@@ -53,6 +59,9 @@ class EncodedCall {
 
   // Of all tensors, those in shared memory too.
   int64_t payload_bytes() const { return payload_bytes_; }
+  // INVALID_ARGUMENT if this is one message and it or its answer has more than `bytes_max` bytes;
+  // 0: no bound is known.
+  Status CheckMessageBytes(int64_t bytes_max) const;
   // Whether every tensor that is sent from where it lies has an owner, which the asynchronous
   // calls demand.
   bool owned() const { return owned_; }
@@ -60,7 +69,7 @@ class EncodedCall {
  private:
   std::vector<grpc::Slice> slices_;
   friend Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
-                                        int64_t chunked_bytes_min,
+                                        const MessageBounds& bounds,
                                         std::shared_ptr<const void> keep_alive);
 
   std::shared_ptr<const ChunkedCall> chunked_;
@@ -68,14 +77,17 @@ class EncodedCall {
   SharedOutputs outputs_;
   std::vector<std::shared_ptr<const void>> regions_;  // kept while the call is
   int64_t payload_bytes_ = 0;
+  int64_t message_bytes_ = 0;  // without request_id
+  int64_t answer_bytes_ = 0;   // of the answer's tensors, if they come in one message
   bool owned_ = false;
 };
 
 // The call as `transport` says, in one message if any of its tensors lies in shared memory; by
-// itself in chunks from `chunked_bytes_min` tensor bytes on, O's included, if the server takes so
-// long a header, and with as_message() to fall back on.
+// itself in chunks from `chunked_bytes_min` tensor bytes on, O's included, or where one message
+// does not hold it, if the server takes so long a header, and with as_message() to fall back on.
+// INVALID_ARGUMENT for a message beyond the bounds.
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
-                               int64_t chunked_bytes_min,
+                               const MessageBounds& bounds,
                                std::shared_ptr<const void> keep_alive = nullptr);
 
 // A slice over the tensor's memory that holds its owner and `keep_alive`.

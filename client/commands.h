@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/client.h"
+#include "kernels/check_rows.h"
 
 namespace attend::client {
 
@@ -59,6 +60,13 @@ Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& in
 
 // --tenant for a command, whose value goes to `tenant`.
 void AddTenant(CLI::App* command, std::string* tenant);
+// Says on stderr if the server counts it as another.
+void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& info);
+// The same for a command that needs to know nothing else of the server; silent if it cannot ask.
+void WarnOfTenant(const std::string& tenant, Client& client);
+
+// Memory of this machine.
+int64_t MachineMemoryBytes();
 
 // "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);
@@ -66,7 +74,7 @@ int Fail(const Status& status, int exit_code);
 // "kernel cpu_flash on cpu, batch of 1, server total 1.234 ms (queue 0.012, kernel 1.100)".
 std::string DescribeAnswer(const AttentionResult& result);
 // "ok: max error 1.2e-07, bound 3.4e-06, 128 of 1024 rows".
-std::string DescribeCheck(bool ok, double max_abs_error, double bound, int64_t rows_checked,
-                          int64_t rows_total, const std::string& detail);
+std::string DescribeCheck(const ServerCheck& check);
+std::string DescribeCheck(const RowsReport& report);
 
 }  // namespace attend::client

@@ -156,6 +156,12 @@ void NameTenant(const std::string& tenant, grpc::ClientContext* context) {
 
 Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return Status();
+  // gRPC's words for a server that speaks something else, HTTP/1 for the most part.
+  if (status.error_message().find("Failed parsing HTTP/2") != std::string::npos ||
+      status.error_message().find("http1.x server") != std::string::npos) {
+    return Unavailable("what listens there is no gRPC server; the port of its metrics, perhaps? (" +
+                       status.error_message() + ")");
+  }
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:
     case grpc::StatusCode::OUT_OF_RANGE:

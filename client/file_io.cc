@@ -16,6 +16,10 @@ Status SystemError(const std::string& path, const char* what, int error) {
                 path + ": " + what + ": " + std::strerror(error));
 }
 
+std::string TemporaryName(const std::string& path) {
+  return path + ".tmp" + std::to_string(getpid());
+}
+
 }  // namespace
 
 Result<InputFile> InputFile::Open(const std::string& path) {
@@ -37,8 +41,20 @@ Status InputFile::Read(void* to, int64_t bytes) {
   return Error("ends too early");
 }
 
+Status CheckWritable(const std::string& path) {
+  struct stat info;
+  if (stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) {
+    return SystemError(path, "cannot write", EISDIR);
+  }
+  const std::string temporary = TemporaryName(path);
+  const std::unique_ptr<FILE, FileCloser> file(std::fopen(temporary.c_str(), "wbe"));
+  if (!file) return SystemError(path, "cannot create", errno);
+  std::remove(temporary.c_str());
+  return Status();
+}
+
 Status WriteFile(const std::string& path, const std::vector<Piece>& pieces) {
-  const std::string temporary = path + ".tmp" + std::to_string(getpid());
+  const std::string temporary = TemporaryName(path);
   std::unique_ptr<FILE, FileCloser> file(std::fopen(temporary.c_str(), "wbe"));
   if (!file) return SystemError(path, "cannot create", errno);
   bool ok = true;

@@ -41,6 +41,9 @@ struct Piece {
   int64_t bytes;
 };
 
+// Whether a file could be written there; leaves none behind.
+Status CheckWritable(const std::string& path);
+
 // Replaces the file as a whole: written beside it first, then renamed.
 Status WriteFile(const std::string& path, const std::vector<Piece>& pieces);
 

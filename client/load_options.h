@@ -40,7 +40,8 @@ struct LoadOptions {
   std::function<Result<std::shared_ptr<DeviceMemory>>(int64_t bytes)> device_memory;
   std::string tenant;  // empty: the server's default one
   bool discard_output = false;
-  int64_t outstanding_max = 4096;  // open loop: requests in flight before sends are held back
+  int64_t outstanding_max = 4096;       // open loop: requests in flight before sends are held back
+  int64_t input_bytes_max = INT64_MAX;  // of all inputs, pool and mix
   int64_t verify_bytes_max = int64_t{512} << 20;
   double grace_s = 30;  // for answers still out at the end
   std::set<Code> allowed;

@@ -36,13 +36,8 @@ double GBPerSecond(const LoadResult& r) {
 }
 
 std::string StepName(const LoadStep& step) {
-  char buffer[64];
-  if (step.open()) {
-    std::snprintf(buffer, sizeof buffer, "open %.4g/s", step.rate_per_s);
-  } else {
-    std::snprintf(buffer, sizeof buffer, "closed x%lld", static_cast<long long>(step.concurrency));
-  }
-  return buffer;
+  return step.open() ? "open " + RateText(step.rate_per_s) + "/s"
+                     : "closed x" + std::to_string(step.concurrency);
 }
 
 int64_t CountOf(const LoadStats& stats, Code code) {
@@ -82,10 +77,19 @@ void AppendOutcomes(std::string* out, const LoadResult& r) {
   if (r.stats.unexpected > 0) {
     Append(out, ", UNEXPECTED %lld", static_cast<long long>(r.stats.unexpected));
   }
+  if (r.due_unsent > 0) {
+    Append(out, ", DUE, NEVER SENT %lld", static_cast<long long>(r.due_unsent));
+  }
   if (r.stats.held_back > 0) {
-    Append(out, ", held back by --max-outstanding %lld", static_cast<long long>(r.stats.held_back));
+    Append(out, ", sent late as --max-outstanding were unanswered %lld",
+           static_cast<long long>(r.stats.held_back));
   }
   *out += "\n";
+  if (r.latency_share() < 1) {
+    Append(out, "  latencies are those of %lld of the %lld requests that were due, %.3g %%\n",
+           static_cast<long long>(r.stats.from_intended.count()), static_cast<long long>(r.due),
+           100 * r.latency_share());
+  }
   for (const auto& [code, message] : r.stats.first_message) {
     *out += "    first " + std::string(CodeName(code)) + ": " + message + "\n";
   }
@@ -123,6 +127,47 @@ void AppendChecks(std::string* out, const LoadOptions& options, const LoadResult
   }
 }
 
+const char* ArrivalsName(const LoadOptions& options) {
+  return options.arrivals == Arrivals::kPoisson ? "poisson" : "constant";
+}
+
+const char* TransportName(const LoadOptions& options) {
+  if (!options.shared_memory_socket.empty()) return options.device_memory ? "cuda-ipc" : "shm";
+  if (options.stream || options.transport == CallTransport::kInline) return "inline";
+  return options.transport == CallTransport::kChunked ? "chunked" : "auto";
+}
+
+// A field of CSV.
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
+// What every line of a CSV file says of the run: its last columns.
+constexpr char kRunColumns[] =
+    ",due,due_never_sent,latency_share,shape,dtype,seed,method,transport,arrivals,search_p99_ms,"
+    "search_rate_per_s\n";
+
+std::string RunFields(const LoadOptions& options, const std::optional<FoundRate>& found) {
+  std::string shapes, dtypes;
+  for (const CallSpec& spec : options.mix) {
+    const std::string dtype(DTypeName(spec.dtype));
+    shapes += (shapes.empty() ? "" : ";") + spec.text;
+    // Each once; "float16" is also the end of "bfloat16".
+    if ((";" + dtypes + ";").find(";" + dtype + ";") == std::string::npos) {
+      dtypes += (dtypes.empty() ? "" : ";") + dtype;
+    }
+  }
+  std::string out = "," + Quoted(shapes) + "," + dtypes;
+  Append(&out, ",%llu,%s,%s,%s", static_cast<unsigned long long>(options.seed),
+         options.stream ? "AttendStream" : "Attend", TransportName(options), ArrivalsName(options));
+  if (!found) return out + ",,\n";
+  Append(&out, ",%.9g,", found->p99_ms);
+  if (found->rate_per_s > 0) Append(&out, "%.9g", found->rate_per_s);
+  return out + "\n";
+}
+
 ordered_json LatencyJson(const Histogram& h) {
   if (h.count() == 0) return {{"count", 0}};
   ordered_json json = {{"count", h.count()}, {"mean", h.mean() * 1e-6}, {"min", Ms(h.min())}};
@@ -148,6 +193,8 @@ ordered_json StepJson(const LoadResult& r) {
   json["bytes_in_per_s"] = PerSecond(r, r.stats.window_bytes_in);
   json["bytes_out_per_s"] = PerSecond(r, r.stats.window_bytes_out);
   json["flops_per_s"] = PerSecond(r, r.stats.window_flops);
+  json["due"] = r.due;
+  json["due_never_sent"] = r.due_unsent;
   json["sent"] = r.stats.sent;
   json["unexpected"] = r.stats.unexpected;
   json["unanswered"] = r.unanswered;
@@ -155,6 +202,7 @@ ordered_json StepJson(const LoadResult& r) {
   for (const auto& [code, count] : r.stats.by_code) {
     json["status"][std::string(CodeName(code))] = count;
   }
+  json["latency_share"] = r.latency_share();
   json["latency_from_intended_ms"] = LatencyJson(r.stats.from_intended);
   json["latency_from_sent_ms"] = LatencyJson(r.stats.from_sent);
   for (int phase = 0; phase < kPhases; ++phase) {
@@ -198,23 +246,31 @@ std::string LoadTable(const LoadOptions& options, const std::vector<LoadResult>&
   return out;
 }
 
-std::string LoadJson(const LoadOptions& options, const std::vector<LoadResult>& results) {
+std::string LoadJson(const LoadOptions& options, const std::vector<LoadResult>& results,
+                     const std::optional<FoundRate>& found) {
   ordered_json json;
   json["server"] = options.client.server;
   json["connections"] = options.client.connections;
   json["method"] = options.stream ? "AttendStream" : "Attend";
-  json["arrivals"] = options.arrivals == Arrivals::kPoisson ? "poisson" : "constant";
+  json["transport"] = TransportName(options);
+  json["arrivals"] = ArrivalsName(options);
   json["seed"] = options.seed;
   json["warmup_s"] = options.warmup_s;
   for (const CallSpec& spec : options.mix) {
     json["shapes"].push_back({{"shape", spec.text}, {"weight", spec.weight}});
+  }
+  if (found) {
+    json["search"] = {{"p99_ms", found->p99_ms}, {"finished", found->finished}};
+    json["search"]["rate_per_s"] =
+        found->rate_per_s > 0 ? ordered_json(found->rate_per_s) : ordered_json();
   }
   json["steps"] = ordered_json::array();
   for (const LoadResult& result : results) json["steps"].push_back(StepJson(result));
   return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
-std::string LoadCsv(const LoadOptions& options, const std::vector<LoadResult>& results) {
+std::string LoadCsv(const LoadOptions& options, const std::vector<LoadResult>& results,
+                    const std::optional<FoundRate>& found) {
   std::string out =
       "mode,concurrency,rate_per_s,connections,elapsed_s,sent,ok,unexpected,unanswered,"
       "requests_per_s,bytes_in_per_s,bytes_out_per_s,flops_per_s";
@@ -226,7 +282,8 @@ std::string LoadCsv(const LoadOptions& options, const std::vector<LoadResult>& r
   for (const char* name : kPhaseNames) {
     for (const char* figure : {"mean", "p50", "p99"}) Append(&out, ",%s_%s_ms", name, figure);
   }
-  out += ",verified_passed,verified_failed,verified_skipped,checked_passed,checked_failed\n";
+  out += ",verified_passed,verified_failed,verified_skipped,checked_passed,checked_failed";
+  out += kRunColumns;
   for (const LoadResult& r : results) {
     const auto number = [&out](int64_t n) { Append(&out, ",%lld", static_cast<long long>(n)); };
     const auto real = [&out](double x) { Append(&out, ",%.9g", x); };
@@ -261,7 +318,10 @@ std::string LoadCsv(const LoadOptions& options, const std::vector<LoadResult>& r
     number(r.verified.skipped);
     number(r.stats.checks_passed);
     number(r.stats.checks_failed);
-    out += "\n";
+    number(r.due);
+    number(r.due_unsent);
+    real(r.latency_share());
+    out += RunFields(options, found);
   }
   return out;
 }

@@ -21,6 +21,9 @@ using Clock = std::chrono::steady_clock;
 // hammered by a loop that does nothing else.
 constexpr auto kRestAfterFailure = std::chrono::milliseconds(5);
 
+// What was due before the end of an open loop is sent until then if its turn has come.
+constexpr std::chrono::nanoseconds kLatenessMax = std::chrono::seconds(1);
+
 int64_t NowNs() { return Clock::now().time_since_epoch().count(); }
 int64_t Ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
 
@@ -74,6 +77,7 @@ Status LoadRunner::Open(const LoadStep& step) {
   stopping_ = false;
   abandoning_ = false;
   outstanding_ = 0;
+  due_unsent_ = 0;
   shown_bytes_ = 0;
   return Status();
 }
@@ -106,16 +110,17 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   last_answer_ns_ = begin_ns_;
   std::thread dispatcher([this, &step] { Dispatch(step); });
   Watch();
+  LoadResult result;
+  result.step = step;
+  result.interrupted = interrupted_->load();
+  if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
   {
     const std::lock_guard lock(mutex_);  // so that TakeSlot cannot miss it
     stopping_ = true;
   }
   changed_.notify_all();
   dispatcher.join();
-  LoadResult result;
-  result.step = step;
-  result.interrupted = interrupted_->load();
-  if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
+  result.due_unsent = due_unsent_;
   WaitForAnswers(&result);
   result.interrupted = interrupted_->load();
   // All are closed before any is destroyed, as callbacks may still be sending through them.
@@ -129,7 +134,9 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   free_.clear();
   const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
   result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
-  result.stats = Merged();
+  result.stats = Merged(recorders_);
+  const int64_t measured = measured_;
+  result.due = due_unsent_ + (options_.count > 0 ? std::min(measured, options_.count) : measured);
   if (result.interrupted) verify_->Drop();
   result.verified = verify_->Drain();
   return result;
@@ -150,26 +157,38 @@ void LoadRunner::Dispatch(const LoadStep& step) {
   prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would add to every latency
   Schedule schedule(options_.arrivals, step.rate_per_s, options_.seed);
   const int64_t start_ns = begin_ns_ - Ns(options_.warmup_s);
-  while (!stopping_) {
+  for (;;) {
     const int64_t intended = start_ns + schedule.NextNs();
     if (intended >= end_ns_) return;
     // In short sleeps, so that a slow schedule still stops at once.
     for (int64_t now = NowNs(); now < intended && !stopping_; now = NowNs()) {
       SleepUntil(std::min(intended, now + 50'000'000));
     }
+    if (NowNs() < intended) return;  // stopped before it was due
     bool waited = false;
     Slot* slot = TakeSlot(&waited);
-    if (slot == nullptr) return;
+    if (slot == nullptr) return CountUnsent(intended, start_ns, &schedule);
     slot->held_back = waited;
     Send(slot, intended);
   }
+}
+
+void LoadRunner::CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* schedule) {
+  if (options_.count > 0 && measured_ >= options_.count) return;
+  due_unsent_ = schedule->CountWithin(begin_ns_ - start_ns, end_ns_ - start_ns);
+  due_unsent_ += intended_ns >= begin_ns_;
+  if (options_.count > 0) due_unsent_ = std::min(due_unsent_, options_.count - measured_);
 }
 
 LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
   std::unique_lock lock(mutex_);
   *waited = free_.empty();
   changed_.wait(lock, [this] { return stopping_ || !free_.empty(); });
-  if (stopping_) return nullptr;
+  // At the end of a measurement what was due a moment ago still leaves, if nothing is in its way:
+  // a thread that woke up late is no overload.
+  const bool too_late =
+      options_.count > 0 || *interrupted_ || NowNs() - kLatenessMax.count() >= end_ns_;
+  if (free_.empty() || (stopping_ && too_late)) return nullptr;
   Slot* slot = free_.back();
   free_.pop_back();
   ++outstanding_;
@@ -178,9 +197,10 @@ LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
 
 bool LoadRunner::Admit(int64_t intended_ns, bool* measured) {
   *measured = intended_ns >= begin_ns_;
-  if (stopping_ || intended_ns >= end_ns_) return false;
-  if (!*measured || options_.count == 0) return true;
-  return measured_.fetch_add(1) < options_.count;
+  if ((stopping_ && !open_loop_) || intended_ns >= end_ns_) return false;
+  if (!*measured) return true;
+  const int64_t before = measured_.fetch_add(1);
+  return options_.count == 0 || before < options_.count;
 }
 
 void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
@@ -322,27 +342,9 @@ void LoadRunner::WaitForAnswers(LoadResult* result) {
   abandoning_ = true;
 }
 
-LoadStats LoadRunner::Merged() {
-  LoadStats all;
-  for (const auto& recorder : recorders_) {
-    const std::lock_guard lock(recorder->mutex);
-    all.Merge(recorder->stats);
-  }
-  return all;
-}
-
 void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
   if (options_.quiet) return;
-  Histogram interval;
-  int64_t unexpected = 0;
-  double bytes = 0;
-  for (const auto& recorder : recorders_) {
-    const std::lock_guard lock(recorder->mutex);
-    interval.Merge(recorder->interval);
-    recorder->interval.Clear();
-    unexpected += recorder->stats.unexpected;
-    bytes += recorder->stats.window_bytes_in + recorder->stats.window_bytes_out;
-  }
+  const LoadInterval interval = TakeInterval(recorders_);
   int64_t outstanding;
   {
     const std::lock_guard lock(mutex_);
@@ -350,17 +352,19 @@ void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
   }
   const double seconds = static_cast<double>(now_ns - since_ns) * 1e-9;
   const bool warming = since_ns < begin_ns_ - 1'000'000;
-  std::fprintf(
-      stderr, "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
-      static_cast<double>(now_ns - begin_ns_) * 1e-9 + 0.0, warming ? " warm-up" : "        ",
-      static_cast<double>(interval.count()) / seconds, (bytes - shown_bytes_) / seconds * 1e-9,
-      static_cast<double>(interval.ValueAt(0.5)) * 1e-6,
-      static_cast<double>(interval.ValueAt(0.99)) * 1e-6, static_cast<long long>(outstanding));
-  if (unexpected > 0) {
-    std::fprintf(stderr, "  %lld unexpected", static_cast<long long>(unexpected));
+  std::fprintf(stderr, "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
+               static_cast<double>(now_ns - begin_ns_) * 1e-9 + 0.0,
+               warming ? " warm-up" : "        ",
+               static_cast<double>(interval.from_sent.count()) / seconds,
+               (interval.window_bytes - shown_bytes_) / seconds * 1e-9,
+               static_cast<double>(interval.from_sent.ValueAt(0.5)) * 1e-6,
+               static_cast<double>(interval.from_sent.ValueAt(0.99)) * 1e-6,
+               static_cast<long long>(outstanding));
+  if (interval.unexpected > 0) {
+    std::fprintf(stderr, "  %lld unexpected", static_cast<long long>(interval.unexpected));
   }
   std::fprintf(stderr, "\n");
-  shown_bytes_ = bytes;
+  shown_bytes_ = interval.window_bytes;
 }
 
 }  // namespace attend::client

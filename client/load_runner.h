@@ -6,8 +6,9 @@
 // and watches for the interrupt.
 //
 // A request is measured if it was meant to be sent inside the measurement, and its latency counts
-// from that moment (no coordinated omission) as well as from the actual send. Rates count the
-// answers that arrive inside the measurement, divided by its length.
+// from that moment (no coordinated omission) as well as from the actual send. What was meant for it
+// and could not be sent before its end is counted too. Rates count the answers that arrive inside
+// the measurement, divided by its length.
 
 #pragma once
 
@@ -46,6 +47,8 @@ class LoadRunner {
   Status Open(const LoadStep& step);
   Status PlaceOutputs();
   void Dispatch(const LoadStep& step);
+  // What the open loop leaves behind at its end, from the one meant for `intended_ns` on.
+  void CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* schedule);
   void Watch();
   void WaitForAnswers(LoadResult* result);
 
@@ -60,7 +63,6 @@ class LoadRunner {
   void Retire(Slot* slot);
   Slot* TakeSlot(bool* waited);
   void Progress(int64_t now_ns, int64_t since_ns);
-  LoadStats Merged();
 
   const LoadOptions& options_;
   const Workload& workload_;
@@ -68,10 +70,11 @@ class LoadRunner {
   const std::atomic<bool>* const interrupted_;
 
   bool open_loop_ = false;
-  std::vector<std::unique_ptr<LoadRecorder>> recorders_;
+  LoadRecorders recorders_;
   std::vector<Slot> slots_;
   std::atomic<uint64_t> requests_{0};
-  std::atomic<int64_t> measured_{0};
+  std::atomic<int64_t> measured_{0};     // meant for the measurement, and sent
+  int64_t due_unsent_ = 0;               // the dispatcher's, until it has ended
   std::atomic<bool> stopping_{false};    // no new requests
   std::atomic<bool> abandoning_{false};  // what is out is being cancelled by us
   std::atomic<int64_t> last_answer_ns_{0};

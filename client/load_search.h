@@ -13,18 +13,20 @@ namespace attend::client {
 
 class RateSearch {
  public:
-  // `start` in requests per second (0: 100). Stops when the answer is known to `precision`,
-  // relatively, after 40 measurements, or below 0.01 requests per second.
-  RateSearch(double start, double precision);
+  // Rates in requests per second; `start` 0: 100. Stops when the answer is known to `precision`,
+  // relatively, after 40 measurements, or where the next rate would be below `floor`: so few
+  // requests have no p99 to speak of.
+  RateSearch(double start, double precision, double floor);
 
   bool done() const { return done_; }
   double rate() const { return rate_; }  // to measure next
   void Add(bool met);                    // how that went
   double best() const { return best_; }  // highest rate that met the bound; 0 = none
-  std::string Describe(double p99_ms) const;
+  FoundRate Found(double p99_ms) const;
 
  private:
   double precision_;
+  double floor_;
   double rate_;
   double best_ = 0;
   double worst_ = 0;  // lowest rate that did not meet it; 0 = none
@@ -32,8 +34,10 @@ class RateSearch {
   bool done_ = false;
 };
 
-// Everything answered OK (or as the options asked), nearly all of the rate really sent, and p99
-// from the intended send within the bound.
+std::string DescribeFound(const FoundRate& found);
+
+// Everything sent and answered OK (or as the options asked), nearly all of the rate really sent,
+// and p99 from the intended send within the bound.
 bool MeetsP99(const LoadResult& result, double p99_ms);
 
 }  // namespace attend::client

@@ -2,6 +2,8 @@
 
 #include "client/load_stats.h"
 
+#include <cstdio>
+
 namespace attend::client {
 
 void LoadStats::Merge(const LoadStats& other) {
@@ -31,6 +33,33 @@ void LoadStats::AddPhases(const PhaseTimings& t) {
   phases[kCopyOut].Record(t.copy_out_ns);
   phases[kCheck].Record(t.check_ns);
   phases[kTotal].Record(t.total_ns);
+}
+
+LoadStats Merged(const LoadRecorders& recorders) {
+  LoadStats all;
+  for (const auto& recorder : recorders) {
+    const std::lock_guard lock(recorder->mutex);
+    all.Merge(recorder->stats);
+  }
+  return all;
+}
+
+LoadInterval TakeInterval(const LoadRecorders& recorders) {
+  LoadInterval all;
+  for (const auto& recorder : recorders) {
+    const std::lock_guard lock(recorder->mutex);
+    all.from_sent.Merge(recorder->interval);
+    recorder->interval.Clear();
+    all.unexpected += recorder->stats.unexpected;
+    all.window_bytes += recorder->stats.window_bytes_in + recorder->stats.window_bytes_out;
+  }
+  return all;
+}
+
+std::string RateText(double per_s) {
+  char text[64];
+  std::snprintf(text, sizeof text, per_s >= 1000 ? "%.0f" : "%.4g", per_s);
+  return text;
 }
 
 }  // namespace attend::client

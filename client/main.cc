@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <new>
 
 #include "client/commands.h"
 #include "proto/process_settings.h"
@@ -14,7 +15,8 @@ namespace attend::client {
 namespace {
 
 void AddCommonOptions(CLI::App& app, CommonOptions* common) {
-  app.add_option("--server,-s", common->server, "Server: host:port or unix:/path")
+  app.add_option("--server,-s", common->server,
+                 "Server: HOST[:PORT], [IPV6]:PORT or unix:PATH; without a port, 8001")
       ->envname("ATTEND_SERVER")
       ->capture_default_str();
   app.add_option("--connections", common->connections,
@@ -26,9 +28,11 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
                  "half the cores")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app.add_option("--attempts", common->attempts,
-                 "Attempts of a call that is refused with RESOURCE_EXHAUSTED or UNAVAILABLE, the "
-                 "first included; with backoff, within the deadline. `load` always makes one")
+  app.add_option(
+         "--attempts", common->attempts,
+         "Attempts of a call that finds no server (UNAVAILABLE) or a full one that says when "
+         "to come again (RESOURCE_EXHAUSTED), the first included; within the deadline. "
+         "`load` always makes one")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_flag_callback(
@@ -62,6 +66,12 @@ int Main(int argc, char** argv) {
                    app.remaining().front().c_str());
       return kExitUsage;
     }
+    if (app.get_subcommands().empty() && error.get_name() == "RequiredError") {
+      std::string names;
+      for (const auto& [name, command] : commands) names += (names.empty() ? "" : ", ") + name;
+      std::fprintf(stderr, "attend-client: a command is missing: %s; see --help\n", names.c_str());
+      return kExitUsage;
+    }
     std::fprintf(stderr, "attend-client: %s\n", error.what());
     return kExitUsage;
   }
@@ -76,7 +86,10 @@ int Main(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return attend::client::Main(argc, argv);
-  } catch (const std::exception& error) {  // of the standard library: out of memory
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "attend-client: out of memory\n");
+    return attend::client::kExitFailed;
+  } catch (const std::exception& error) {
     std::fprintf(stderr, "attend-client: %s\n", error.what());
     return attend::client::kExitFailed;
   }

@@ -123,7 +123,9 @@ Result<std::string> ReadHeader(InputFile& file, int64_t* payload_bytes) {
   if (file.size() < 10) return file.Error("too short for an .npy file");
   ATTEND_RETURN_IF_ERROR(file.Read(start, 8));
   if (std::memcmp(start, kMagic.data(), kMagic.size()) != 0) {
-    return file.Error("not an .npy file (wrong magic)");
+    const bool other = file.path().ends_with(".safetensors");
+    return file.Error(other ? "a .safetensors file, not an .npy file; --safetensors takes it"
+                            : "not an .npy file (wrong magic)");
   }
   const int major = start[6];
   if (major < 1 || major > 3) {
@@ -160,6 +162,10 @@ Result<HostTensor> ReadNpy(const std::string& path) {
     dtype = DType::kFloat16;
   } else if (*header.descr == "<f4") {
     dtype = DType::kFloat32;
+  } else if (header.descr->ends_with("V2")) {
+    return file->Error("dtype '" + *header.descr +
+                       "', as NumPy writes bfloat16, which .npy has no name for; save it as "
+                       ".safetensors and give --safetensors");
   } else {
     return file->Error("dtype '" + header.descr->substr(0, 40) +
                        "', must be little-endian float16 ('<f2') or float32 ('<f4')");

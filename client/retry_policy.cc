@@ -24,6 +24,9 @@ std::optional<std::chrono::nanoseconds> RetryState::AfterFailure(
     Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left) {
   ++failures_;
   if (code != Code::kResourceExhausted && code != Code::kUnavailable) return std::nullopt;
+  if (code == Code::kResourceExhausted && pushback.kind == Pushback::Kind::kNone) {
+    return std::nullopt;
+  }
   if (failures_ >= policy_.attempts_max || pushback.kind == Pushback::Kind::kNever) {
     return std::nullopt;
   }

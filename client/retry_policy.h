@@ -36,8 +36,10 @@ class RetryState {
   RetryState(const RetryPolicy& policy, uint64_t seed) : policy_(policy), random_(seed) {}
 
   // Called once for every failed attempt. How long to wait before the next one, or nothing if the
-  // failure is final: a code other than RESOURCE_EXHAUSTED and UNAVAILABLE, no attempts left, the
-  // server said never, or the wait would not end before `time_left` (nullopt = no deadline).
+  // failure is final: a code other than UNAVAILABLE and RESOURCE_EXHAUSTED, the latter without a
+  // time from the server (gRPC says it of what is too large, which never changes), no attempts
+  // left, the server said never, or the wait would not end before `time_left` (nullopt = no
+  // deadline).
   // A wait that the server asked for is never shortened and starts the backoff anew.
   std::optional<std::chrono::nanoseconds> AfterFailure(
       Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left);

@@ -3,6 +3,7 @@
 #include "client/safetensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -109,11 +110,15 @@ Result<std::string> ReadHeader(InputFile& file, int64_t* data_bytes) {
   unsigned char length[8];
   if (file.size() < 8) return file.Error("too short for a .safetensors file");
   ATTEND_RETURN_IF_ERROR(file.Read(length, 8));
+  if (std::memcmp(length, "\x93NUMPY", 6) == 0) {
+    return file.Error("an .npy file, not a .safetensors file; --q, --k, --v and --bias take it");
+  }
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
   if (header_bytes > static_cast<uint64_t>(std::min(kHeaderBytesMax, file.size() - 8))) {
-    return file.Error("header of " + std::to_string(header_bytes) +
-                      " bytes is longer than the file or than " + std::to_string(kHeaderBytesMax));
+    return file.Error("not a .safetensors file: its first 8 bytes announce a header of " +
+                      std::to_string(header_bytes) + " bytes, longer than the file or than " +
+                      std::to_string(kHeaderBytesMax));
   }
   std::string text(header_bytes, '\0');
   ATTEND_RETURN_IF_ERROR(file.Read(text.data(), static_cast<int64_t>(header_bytes)));

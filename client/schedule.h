@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "client/random.h"
@@ -23,6 +24,20 @@ class Schedule {
     // Times are sums of doubles, so that gaps below a nanosecond are not lost to rounding.
     at_ns_ += arrivals_ == Arrivals::kPoisson ? mean_gap_ns_ * random_.Exponential() : mean_gap_ns_;
     return static_cast<int64_t>(at_ns_);
+  }
+
+  // How many of those still to come are in [from_ns, to_ns); draws past it. Beyond ten million the
+  // rate says.
+  int64_t CountWithin(int64_t from_ns, int64_t to_ns) {
+    constexpr int kDrawnMax = 10'000'000;
+    int64_t count = 0;
+    for (int drawn = 0; drawn < kDrawnMax; ++drawn) {
+      const int64_t at = NextNs();
+      if (at >= to_ns) return count;
+      count += at >= from_ns;
+    }
+    const double begin = std::max(at_ns_, static_cast<double>(from_ns));
+    return count + static_cast<int64_t>((static_cast<double>(to_ns) - begin) / mean_gap_ns_);
   }
 
  private:

@@ -19,8 +19,12 @@ void Refuse(const StreamCallback& callback, Status status) {
 }  // namespace
 
 StreamOp::StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options,
-                   RequestIds* ids)
-    : pool_(pool), connection_(connection), options_(options), ids_(ids) {
+                   RequestIds* ids, const std::atomic<int64_t>* message_bytes_max)
+    : pool_(pool),
+      connection_(connection),
+      options_(options),
+      ids_(ids),
+      message_bytes_max_(message_bytes_max) {
   for (int slot = 0; slot < kSlots; ++slot) events_[slot] = Event{this, slot};
 }
 
@@ -53,13 +57,15 @@ void StreamOp::Start() {
 void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
                     StreamCallback callback) {
   std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
+  // Of a message that is too large gRPC would end the whole stream.
+  Status refused =
+      call->chunked() != nullptr
+          ? InvalidArgument("the call is encoded in chunks, a stream takes one message")
+          : call->CheckMessageBytes(message_bytes_max_->load(std::memory_order_relaxed));
   std::unique_lock lock(mutex_);
-  Status refused;
-  if (call->chunked() != nullptr) {
-    refused = InvalidArgument("the call is encoded in chunks, a stream takes one message");
-  } else if (closing_ || no_more_) {
+  if (refused.ok() && (closing_ || no_more_)) {
     refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
-  } else if (!pending_.try_emplace(name, Pending{callback, call}).second) {
+  } else if (refused.ok() && !pending_.try_emplace(name, Pending{callback, call}).second) {
     refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
   }
   if (!refused.ok()) {

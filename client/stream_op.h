@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -20,7 +21,9 @@ namespace attend::client {
 
 class StreamOp final : public Operation, public std::enable_shared_from_this<StreamOp> {
  public:
-  StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options, RequestIds* ids);
+  // `message_bytes_max`: what the server takes in one message; 0 while that is unknown.
+  StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options, RequestIds* ids,
+           const std::atomic<int64_t>* message_bytes_max);
 
   void Start();
   void Send(std::shared_ptr<const EncodedCall> call, std::string_view id, StreamCallback callback);
@@ -54,6 +57,7 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   const int connection_;
   const StreamOptions options_;
   RequestIds* const ids_;
+  const std::atomic<int64_t>* const message_bytes_max_;
   std::shared_ptr<StreamOp> self_;
   Event events_[kSlots];
 

@@ -2,6 +2,10 @@
 
 #include "client/tensor.h"
 
+#include <array>
+#include <cstdio>
+#include <new>
+
 namespace attend::client {
 
 Result<int64_t> TensorBytes(std::string_view what, DType dtype, const std::vector<int64_t>& shape) {
@@ -33,6 +37,16 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+std::string BytesText(int64_t bytes) {
+  constexpr std::array<const char*, 7> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double amount = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; amount >= 1024 && unit + 1 < kUnits.size(); ++unit) amount /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, amount < 1000 ? "%.4g %s" : "%.0f %s", amount, kUnits[unit]);
+  return text;
+}
+
 Result<DType> ParseDType(std::string_view text) {
   if (text == "float16" || text == "f16" || text == "fp16") return DType::kFloat16;
   if (text == "bfloat16" || text == "bf16") return DType::kBFloat16;
@@ -53,7 +67,12 @@ Result<HostTensor> HostTensor::Make(std::string_view what, DType dtype,
   tensor.dtype = dtype;
   tensor.shape = std::move(shape);
   tensor.bytes = *bytes;
-  tensor.data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(*bytes));
+  try {
+    tensor.data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(*bytes));
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted(std::string(what) + ": shape " + ShapeText(tensor.shape) + " takes " +
+                             BytesText(*bytes) + ", there is no memory for it");
+  }
   return tensor;
 }
 

@@ -24,6 +24,9 @@ Result<int64_t> TensorBytes(std::string_view what, DType dtype, const std::vecto
 // "[1, 8, 128, 64]".
 std::string ShapeText(const std::vector<int64_t>& shape);
 
+// "23.5 GiB" or "17 B".
+std::string BytesText(int64_t bytes);
+
 // "float16", "bfloat16" or "float32"; short forms "f16", "fp16", "bf16", "f32", "fp32" too.
 Result<DType> ParseDType(std::string_view text);
 
@@ -34,7 +37,7 @@ struct HostTensor {
   std::shared_ptr<std::byte[]> data;
   int64_t bytes = 0;
 
-  // Memory for the shape, not initialised.
+  // Memory for the shape, not initialised. RESOURCE_EXHAUSTED if there is not so much.
   static Result<HostTensor> Make(std::string_view what, DType dtype, std::vector<int64_t> shape);
 };
 

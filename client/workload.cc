@@ -25,7 +25,7 @@ Status EncodeItem(const LoadOptions& options, WorkItem& item) {
     item.call.check = checked;
     Result<EncodedCall> encoded =
         EncodeCall(item.call, options.stream ? CallTransport::kInline : options.transport,
-                   options.client.chunked_bytes_min);
+                   {options.client.chunked_bytes_min, options.client.message_bytes_max});
     if (!encoded.ok()) return encoded.status();
     (checked ? item.encoded_checked : item.encoded) =
         std::make_shared<const EncodedCall>(std::move(*encoded));
@@ -39,6 +39,13 @@ Status EncodeItem(const LoadOptions& options, WorkItem& item) {
 Result<Workload> Workload::Make(const LoadOptions& options) {
   Workload workload;
   workload.options_ = options;
+  int64_t bytes_left = options.input_bytes_max;
+  for (const CallSpec& spec : options.mix) {
+    const Status fits = TakeInputBytes(spec, options.pool, &bytes_left);
+    if (!fits.ok()) {
+      return InvalidArgument("shape \"" + spec.text + "\": " + fits.message() + "; see --pool");
+    }
+  }
   double weight = 0;
   uint64_t seed = options.seed;
   for (const CallSpec& spec : options.mix) {

@@ -24,6 +24,7 @@
 #include "kernels/problem.h"
 #include "kernels/select.h"
 #include "kernels/status.h"
+#include "kernels/stop_flag.h"
 
 namespace attend {
 
@@ -125,6 +126,10 @@ struct WorkItem {
   // (Backend::Parts) can be an item of their own, an attention that was cut out of it, with the
   // bits that they have in it.
   std::span<const AttentionSlice> parts = {};
+  // Once set, the item may end with CANCELLED before it is computed, its output then undefined; the
+  // others of its batch go on and have the bits that they have without it. Lives until Done. The
+  // CPU's lanes end it within milliseconds; a GPU's compute it.
+  const StopFlag* stop = nullptr;
 };
 
 // What became of a batch. Times are of the whole batch on its lane: how long copies in, kernels and

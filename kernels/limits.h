@@ -20,6 +20,12 @@ inline constexpr int64_t kHeadDimMax = 256;                   // D and Dv
 inline constexpr float kSoftcapMin = 1e-6f;  // if not 0; 1 / softcap must not overflow
 inline constexpr float kSoftcapMax = 1e6f;
 
+// Scales that kernels may leave to the exponent, beside log2(e), where nothing else is done to
+// scores: a difference of scores that overflows has the weight 0 then, and the factor itself is an
+// ordinary number. With any other scale scores are multiplied at once.
+inline constexpr float kLateScaleMin = 0x1p-20f;
+inline constexpr float kLateScaleMax = 0x1p20f;
+
 static_assert(kHeadDimMax <= 256, "the CUDA kernels size registers and shared memory for 256");
 static_assert(kLengthMax <= INT32_MAX, "rows inside one sequence are indexed with 32 bits on CUDA");
 

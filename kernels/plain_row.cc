@@ -15,21 +15,19 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Each to `dtype` and back.
-void Round(DType dtype, int64_t count, float* values) {
+float Round(DType dtype, float value) {
   switch (dtype) {
     case DType::kFloat16:
-      for (int64_t n = 0; n < count; ++n) values[n] = HalfToFloat(FloatToHalf(values[n]));
-      return;
+      return HalfToFloat(FloatToHalf(value));
     case DType::kBFloat16:
-      for (int64_t n = 0; n < count; ++n) values[n] = BFloat16ToFloat(FloatToBFloat16(values[n]));
-      return;
+      return BFloat16ToFloat(FloatToBFloat16(value));
     case DType::kFloat32:
-      return;
+      return value;
   }
+  return value;
 }
 
-// The scores of query row i and the keys [begin, begin + kKeysAtOnce) of `keys`, each summed in
+// The scores of query row i and the keys [begin, begin + kKeysAtOnce), each summed in
 // fp32 from the first dimension to the last. Several keys at once: one sum alone would wait for
 // itself with every addition.
 constexpr int64_t kKeysAtOnce = 8;
@@ -66,62 +64,88 @@ float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, in
   return score;
 }
 
-std::vector<float> PlainScores(const Attention& a, const Sequence& s, int64_t b, int64_t h,
-                               int64_t i, const KeyRange& keys) {
-  const Problem& p = a.problem;
-  std::array<float, kHeadDimMax> q;
-  LoadElements(a.q.data, p.dtype,
-               b * a.q.stride_b + h * a.q.stride_h + (s.q_row + i) * a.q.stride_l, p.dim, q.data());
-  const int64_t k = b * a.k.stride_b + (h / p.group()) * a.k.stride_h + s.k_row * a.k.stride_l;
-  std::vector<float> scores;
-  scores.reserve(static_cast<size_t>(std::max<int64_t>(0, keys.end - keys.begin)));
-  std::array<float, kKeysAtOnce> dots;
-  for (int64_t j = keys.begin; j < keys.end; j += kKeysAtOnce) {
-    const int64_t count = std::min(kKeysAtOnce, keys.end - j);
-    PlainDots(a, k + j * a.k.stride_l, q.data(), count, dots.data());
-    for (int64_t n = 0; n < count; ++n) {
-      scores.push_back(PlainScore(a, s, b, h, i, j + n, dots[n]));
+// The scores of one query row over the keys it sees, first key first, as often as asked for: those
+// of the first keys are kept, those of more keys computed anew.
+class PlainScores {
+ public:
+  PlainScores(const Attention& a, const Sequence& s, const RowId& id, const StopFlag* stop)
+      : a_(a), s_(s), id_(id), stop_(stop), keys_(VisibleKeys(a.problem.mask, s, id.i)) {
+    const Problem& p = a.problem;
+    const int64_t q = id.b * a.q.stride_b + id.h * a.q.stride_h + (s.q_row + id.i) * a.q.stride_l;
+    LoadElements(a.q.data, p.dtype, q, p.dim, q_.data());
+    const int64_t keys = std::max<int64_t>(0, keys_.end - keys_.begin);
+    kept_.reserve(static_cast<size_t>(std::min(keys, kKept)));
+  }
+
+  // visit(key, score) for every key in turn, but for those whose score is -inf, until `stop` is
+  // set.
+  template <class Visit>
+  void ForEach(Visit visit) {
+    std::array<float, kKeysAtOnce> scores;
+    for (int64_t j = keys_.begin; j < keys_.end && !Stopped(stop_); j += kKeysAtOnce) {
+      const int64_t count = std::min(kKeysAtOnce, keys_.end - j);
+      const float* at = scores.data();
+      if (const int64_t n = j - keys_.begin; n < static_cast<int64_t>(kept_.size())) {
+        at = kept_.data() + n;
+      } else {
+        Compute(j, count, scores.data());
+        if (n < kKept) kept_.insert(kept_.end(), scores.begin(), scores.begin() + count);
+      }
+      for (int64_t n = 0; n < count; ++n) {
+        if (at[n] != -kInfinity) visit(j + n, at[n]);
+      }
     }
   }
-  return scores;
-}
+
+ private:
+  static constexpr int64_t kKept = 65536;
+
+  void Compute(int64_t j, int64_t count, float* scores) const {
+    const int64_t k = id_.b * a_.k.stride_b + (id_.h / a_.problem.group()) * a_.k.stride_h +
+                      (s_.k_row + j) * a_.k.stride_l;
+    PlainDots(a_, k, q_.data(), count, scores);
+    for (int64_t n = 0; n < count; ++n) {
+      scores[n] = PlainScore(a_, s_, id_.b, id_.h, id_.i, j + n, scores[n]);
+    }
+  }
+
+  const Attention& a_;
+  const Sequence& s_;
+  const RowId id_;
+  const StopFlag* const stop_;
+  const KeyRange keys_;
+  std::array<float, kHeadDimMax> q_;
+  std::vector<float> kept_;
+};
 
 }  // namespace
 
-void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, float* lse) {
+void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, float* lse,
+              const StopFlag* stop) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, b);
   std::fill(o, o + p.dim_v, 0.0f);
   *lse = -kInfinity;
   if (i >= s.q_len) return;
 
-  const KeyRange keys = VisibleKeys(p.mask, s, i);
-  const std::vector<float> scores = PlainScores(a, s, b, h, i, keys);
+  PlainScores scores(a, s, {b, h, i}, stop);
   float max = p.has_sinks ? a.sinks[h] : -kInfinity;
-  for (const float score : scores) {
+  scores.ForEach([&](int64_t, float score) {
     if (!(score <= max) && !std::isnan(max)) max = score;
-  }
+  });
   if (max == -kInfinity) return;
 
   float sum = p.has_sinks ? std::exp(a.sinks[h] - max) : 0.0f;
-  std::vector<float> weights(scores.size());
-  for (size_t n = 0; n < scores.size(); ++n) {
-    if (scores[n] == -kInfinity) continue;
-    weights[n] = std::exp(scores[n] - max);
-    sum += weights[n];
-  }
+  scores.ForEach([&](int64_t, float score) { sum += std::exp(score - max); });
   *lse = max + std::log(sum);
-  for (float& weight : weights) weight /= sum;
-  Round(p.dtype, static_cast<int64_t>(weights.size()), weights.data());
   const int64_t v = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
   std::array<float, kHeadDimMax> values;
-  for (size_t n = 0; n < scores.size(); ++n) {
-    if (scores[n] == -kInfinity) continue;
-    const int64_t row = v + (s.k_row + keys.begin + static_cast<int64_t>(n)) * a.v.stride_l;
-    LoadElements(a.v.data, p.dtype, row, p.dim_v, values.data());
-    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weights[n] * values[d];
-  }
-  Round(p.dtype, p.dim_v, o);
+  scores.ForEach([&](int64_t j, float score) {
+    const float weight = Round(p.dtype, std::exp(score - max) / sum);
+    LoadElements(a.v.data, p.dtype, v + (s.k_row + j) * a.v.stride_l, p.dim_v, values.data());
+    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];
+  });
+  for (int64_t d = 0; d < p.dim_v; ++d) o[d] = Round(p.dtype, o[d]);
 }
 
 }  // namespace attend

@@ -9,11 +9,13 @@
 #include <cstdint>
 
 #include "kernels/problem.h"
+#include "kernels/stop_flag.h"
 
 namespace attend {
 
 // As ReferenceRow, but scores are accumulated in fp32 key by key, probabilities are rounded to the
-// dtype, and O is accumulated in fp32 and rounded to the dtype.
-void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, float* o, float* lse);
+// dtype, and O is accumulated in fp32 and rounded to the dtype. Left early once `stop` is set.
+void PlainRow(const Attention& attention, int64_t b, int64_t h, int64_t i, float* o, float* lse,
+              const StopFlag* stop = nullptr);
 
 }  // namespace attend

@@ -27,19 +27,6 @@ double SumClamped(int64_t a, int64_t n, int64_t cap) {
   return rising + static_cast<double>(n - rising_end) * static_cast<double>(cap);
 }
 
-double VisiblePairsOf(const Mask& mask, const Sequence& s) {
-  if (s.k_len == 0 || s.q_len == 0) return 0;
-  // Bounds beyond the sequence mean the same as "none", and keep the sums below from overflowing.
-  const int64_t far = s.q_len + s.k_len;
-  double ends = static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
-  double begins = 0;
-  if (mask.right >= 0) {
-    ends = SumClamped(s.offset + std::min(mask.right, far) + 1, s.q_len, s.k_len);
-  }
-  if (mask.left >= 0) begins = SumClamped(s.offset - std::min(mask.left, far), s.q_len, s.k_len);
-  return std::max(0.0, ends - begins);
-}
-
 Status CheckShape(const Problem& p) {
   ATTEND_RETURN_IF_ERROR(Bounded("batch B", p.batch, 0, kBatchMax));
   ATTEND_RETURN_IF_ERROR(Bounded("query heads Hq", p.heads_q, 1, kHeadsMax));
@@ -116,10 +103,23 @@ Status Check(const Problem& p) {
   return Status();
 }
 
+double VisiblePairs(const Mask& mask, const Sequence& s) {
+  if (s.k_len == 0 || s.q_len == 0) return 0;
+  // Bounds beyond the sequence mean the same as "none", and keep the sums below from overflowing.
+  const int64_t far = s.q_len + s.k_len;
+  double ends = static_cast<double>(s.q_len) * static_cast<double>(s.k_len);
+  double begins = 0;
+  if (mask.right >= 0) {
+    ends = SumClamped(s.offset + std::min(mask.right, far) + 1, s.q_len, s.k_len);
+  }
+  if (mask.left >= 0) begins = SumClamped(s.offset - std::min(mask.left, far), s.q_len, s.k_len);
+  return std::max(0.0, ends - begins);
+}
+
 double VisiblePairs(const Attention& attention) {
   double pairs = 0;
   for (int64_t b = 0; b < attention.problem.batch; ++b) {
-    pairs += VisiblePairsOf(attention.problem.mask, SequenceOf(attention, b));
+    pairs += VisiblePairs(attention.problem.mask, SequenceOf(attention, b));
   }
   return pairs;
 }

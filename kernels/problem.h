@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 
@@ -108,6 +109,15 @@ struct Attention {
   const int64_t* kv_offsets = nullptr;  // [B + 1] cumulative, packed
 };
 
+// One output row: sequence, query head, query row within the sequence.
+struct RowId {
+  int64_t b = 0;
+  int64_t h = 0;
+  int64_t i = 0;
+
+  friend auto operator<=>(const RowId&, const RowId&) = default;
+};
+
 // Where sequence b lies. Rows are counted from the view's data + b * stride_b.
 // Dense rows at and beyond q_len up to problem.len_q are padding: O there is 0, LSE -inf, and
 // nothing at or beyond q_len / k_len is ever read.
@@ -156,6 +166,8 @@ ATTEND_HD inline KeyRange VisibleKeys(const Mask& mask, const Sequence& s, int64
 // (query, key) pairs that the mask lets through, over all sequences, for one head.
 // Host memory only (reads the length arrays).
 double VisiblePairs(const Attention& attention);
+// Of one sequence.
+double VisiblePairs(const Mask& mask, const Sequence& sequence);
 
 // Floating-point operations of the forward pass: 2 * (D + Dv) per visible pair and query head.
 double Flops(const Attention& attention);

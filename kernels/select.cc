@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "kernels/limits.h"
+
 namespace attend {
 namespace {
 
@@ -74,7 +76,9 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
   if (p.has_bias) return "cuda_flash_sm90 has no bias";
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
-  if (!(p.scale > 0.0f)) return "cuda_flash_sm90 needs a scale above 0";
+  if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+    return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
+  }
   return memory.not_tma;
 }
 

@@ -3,13 +3,32 @@
 #include "server/answer_chunks.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 namespace attend {
 
-grpc::ByteBuffer AnswerChunks::Next(int64_t bytes_max) {
+namespace {
+
+// The block while a chunk of it is on its way to a call's client.
+struct SentBlock {
+  SentBlock(std::shared_ptr<const HostBlock> held, WatchedRef watched)
+      : block(std::move(held)), call(std::move(watched)) {
+    call->Hold();
+  }
+  ~SentBlock() { call->Release(); }
+  const std::shared_ptr<const HostBlock> block;
+  const WatchedRef call;
+};
+
+}  // namespace
+
+grpc::ByteBuffer AnswerChunks::Next(int64_t bytes_max, const WatchedRef& call) {
   Run& run = runs_.front();
   const int64_t bytes = std::min(bytes_max, run.bytes);
-  grpc::ByteBuffer message = EncodeChunk(run.name, run.offset, run.data, bytes, block_);
+  const auto sent = std::make_shared<SentBlock>(block_, call);
+  grpc::ByteBuffer message =
+      EncodeChunk(run.name, run.offset, run.data, bytes, {sent, sent->block.get()});
   run.data += bytes;
   run.offset += bytes;
   run.bytes -= bytes;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "server/answer_watch.h"
 #include "server/chunk_codec.h"
 #include "server/host_pool.h"
 #include "server/request.h"
@@ -35,8 +36,8 @@ class AnswerChunks {
     Add(v1::TENSOR_NAME_LSE, lse, lse - lse_, BytesLse(part.problem));
   }
   bool empty() const { return runs_.empty(); }
-  // The next chunk, of at most `bytes_max`, unless empty; it shares the block.
-  grpc::ByteBuffer Next(int64_t bytes_max);
+  // The next chunk, of at most `bytes_max`, unless empty; it shares the block. `call` writes it.
+  grpc::ByteBuffer Next(int64_t bytes_max, const WatchedRef& call);
 
  private:
   struct Run {

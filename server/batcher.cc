@@ -7,9 +7,9 @@
 
 namespace attend {
 
-int64_t Batcher::Cost(double flops, int64_t bytes) const {
+int64_t Batcher::Cost(double kernel_cost, int64_t bytes) const {
   const double share =
-      std::max(flops / options_.batch_flops_max,
+      std::max(kernel_cost / options_.batch_flops_max,
                static_cast<double>(bytes) / static_cast<double>(options_.batch_bytes_max));
   const double cost = std::ceil(share * static_cast<double>(kBatchCost));
   if (!(cost < static_cast<double>(kCostMax))) return kCostMax;  // also 0 / 0
@@ -17,7 +17,7 @@ int64_t Batcher::Cost(double flops, int64_t bytes) const {
 }
 
 void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const {
-  double flops = 0;
+  double kernel_cost = 0;
   int64_t bytes = 0;
   while (const Request* request = order.Peek()) {
     if (request->large) {
@@ -32,11 +32,11 @@ void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest
       decision.closed = BatchClosed::kRequests;
       return;
     }
-    flops += request->flops;
+    kernel_cost += request->kernel_cost;
     bytes += request->batch_bytes;
-    if (flops > options_.batch_flops_max || bytes > options_.batch_bytes_max) {
-      decision.closed =
-          flops > options_.batch_flops_max ? BatchClosed::kFlops : BatchClosed::kBytes;
+    const bool full = kernel_cost > options_.batch_flops_max;
+    if (full || bytes > options_.batch_bytes_max) {
+      decision.closed = full ? BatchClosed::kFlops : BatchClosed::kBytes;
       return;
     }
     oldest = std::min(oldest, request->enqueued);

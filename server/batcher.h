@@ -3,8 +3,8 @@
 // Decides what runs next. Pure: it sees the queue, the time and the lanes' state, and returns what
 // to take or when to look again; it owns no thread and changes nothing.
 //
-// Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, FLOPs
-// and bytes. No artificial delay unless one is asked for. A request above the budget of FLOPs or
+// Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, cost
+// and bytes. No artificial delay unless one is asked for. A request above the budget of cost or
 // bytes is large, and so is one that its device computes in parts or that begins with waiting, as
 // whatever shared its batch would wait too. A large request runs alone, and never on the last free
 // lane of several: that is left to small ones, which so wait for no more than one bounded batch.
@@ -23,7 +23,7 @@ namespace attend {
 
 struct BatcherOptions {
   int64_t batch_requests_max = 64;
-  double batch_flops_max = 2e9;
+  double batch_flops_max = 2e9;  // of kernel cost (kernels/cost.h)
   int64_t batch_bytes_max = int64_t{64} << 20;
   Duration batch_delay{0};  // wait this long for company when lanes are free
 };
@@ -60,12 +60,12 @@ class Batcher {
   BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, TimePoint now) const;
 
   // By its size; one that runs in parts is large whatever its size.
-  bool IsLarge(double flops, int64_t bytes) const {
-    return flops > options_.batch_flops_max || bytes > options_.batch_bytes_max;
+  bool IsLarge(double kernel_cost, int64_t bytes) const {
+    return kernel_cost > options_.batch_flops_max || bytes > options_.batch_bytes_max;
   }
-  // What tenants are charged: the larger of the shares that the request takes of a batch's FLOPs
-  // and bytes, in units of kBatchCost, within [kCostMin, kCostMax].
-  int64_t Cost(double flops, int64_t bytes) const;
+  // What tenants are charged: the larger of the shares that the request takes of a batch's kernel
+  // cost and bytes, in units of kBatchCost, within [kCostMin, kCostMax].
+  int64_t Cost(double kernel_cost, int64_t bytes) const;
 
  private:
   void Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const;

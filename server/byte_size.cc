@@ -6,6 +6,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 
 namespace attend {
 namespace {
@@ -38,7 +39,10 @@ Result<int64_t> ParseByteSize(std::string_view text) {
     if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
   }
   const int power = PowerOf(unit);
-  if (power < 0) return wrong("has an unknown unit, must be B, KiB, MiB, GiB or TiB");
+  if (power < 0)
+    return wrong(
+        "has an unknown unit, must be B, KiB, MiB, GiB or TiB (or K, KB and so on, "
+        "also powers of 1024)");
   const double bytes = std::ldexp(number, 10 * power);
   if (bytes >= 0x1p53) return wrong("is too large, must be below 2^53 bytes");
   return static_cast<int64_t>(std::llround(bytes));
@@ -51,7 +55,26 @@ std::string FormatByteSize(int64_t bytes) {
     ++power;
   }
   const std::string number = std::to_string(bytes);
-  return power == 0 ? number : number + kUnits[power - 1] + "iB";
+  return power == 0 ? number + "B" : number + kUnits[power - 1] + "iB";
+}
+
+std::string RoundByteSize(int64_t bytes) {
+  double number = static_cast<double>(bytes);
+  size_t power = 0;
+  while (number >= 1024 && power < kUnits.size()) {
+    number /= 1024;
+    ++power;
+  }
+  if (power == 0) return FormatByteSize(bytes);
+  const int digits = number < 10 ? 2 : number < 100 ? 1 : 0;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.*f", digits, number);
+  std::string shown = text.data();
+  if (digits > 0) {
+    shown.erase(shown.find_last_not_of('0') + 1);
+    if (shown.back() == '.') shown.pop_back();
+  }
+  return shown + kUnits[power - 1] + "iB";
 }
 
 }  // namespace attend

@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "server/codec.h"
 #include "server/wire.h"
+#include "server/wire_fields.h"
 
 namespace attend {
 namespace {
@@ -23,10 +23,38 @@ static_assert(int{Message::kTensorFieldNumber} ==
 static_assert(int{Message::kOffsetFieldNumber} ==
               int{v1::AttendChunkedResponse::kOffsetFieldNumber});
 
-// Protobuf takes no longer tags and lengths; what it makes of them is its business.
-constexpr int64_t kVarint32BytesMax = 5;
+// Bytes of a token that are kept. No token has so many.
+constexpr int64_t kTokenBytesKept = 64;
 
-Status Malformed() { return InvalidArgument("the message is not an AttendChunkedRequest"); }
+Status Malformed(const std::string& what) {
+  return InvalidArgument("the message is not an AttendChunkedRequest: " + what);
+}
+
+Status CheckSize(const char* what, int64_t bytes, int64_t bytes_max) {
+  if (bytes <= bytes_max) return Status();
+  return InvalidArgument(std::string("the ") + what + " has " + std::to_string(bytes) +
+                         " bytes, must have at most " + std::to_string(bytes_max));
+}
+
+Status Unreadable() { return InvalidArgument("the message cannot be read"); }
+
+// Calls take(field, reader) for each field of a message; reads on behind the field's value.
+template <class Take>
+Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
+  SliceReader reader(slices);
+  while (reader.remaining() > 0) {
+    wire::Field field;
+    const Status read = wire::ReadField(reader, field);
+    if (!read.ok()) return Malformed(read.message());
+    ATTEND_RETURN_IF_ERROR(take(field, SliceReader(reader)));
+    reader.Skip(field.bytes);
+  }
+  return Status();
+}
+
+bool Is(const wire::Field& field, int number, wire::WireType type) {
+  return field.number == static_cast<uint64_t>(number) && field.type == type;
+}
 
 grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
   const grpc::Slice slice(response.SerializeAsString());
@@ -35,67 +63,83 @@ grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
 
 }  // namespace
 
-Status ChunkMessage::Take(grpc::ByteBuffer& message, const char* what, int64_t bytes_max) {
-  message_bytes_ = static_cast<int64_t>(message.Length());
-  if (message_bytes_ > bytes_max) {
-    return InvalidArgument(std::string("the ") + what + " has " + std::to_string(message_bytes_) +
-                           " bytes, must have at most " + std::to_string(bytes_max));
-  }
-  if (!message.Dump(&slices_).ok()) return InvalidArgument("the message cannot be read");
-  message.Clear();
-  spans_.reserve(slices_.size());
-  for (const grpc::Slice& slice : slices_) spans_.emplace_back(slice.begin(), slice.size());
-  return Status();
+Status FirstMessage::Parse(grpc::ByteBuffer& message, int64_t bytes_max) {
+  ATTEND_RETURN_IF_ERROR(CheckSize("header", static_cast<int64_t>(message.Length()), bytes_max));
+  if (!slices_.Take(message)) return Unreadable();
+  ATTEND_RETURN_IF_ERROR(ParseFields());
+  return has_token_ ? Status() : ParseHeader();
 }
 
-Status ChunkMessage::ParseFirst(v1::AttendChunkedRequest& first) const {
-  if (!ParseSlices(spans_, message_bytes_, first)) return Malformed();
-  if (first.first_case() == Message::FIRST_NOT_SET) {
+Status FirstMessage::ParseFields() {
+  int firsts = 0;
+  bool chunk = false;
+  const auto take = [&](const wire::Field& field, SliceReader value) {
+    if (Is(field, Message::kTokenFieldNumber, wire::kBytes)) {
+      ++firsts;
+      has_token_ = true;
+      token_.resize(static_cast<size_t>(std::min(field.bytes, kTokenBytesKept)));
+      value.Read(token_.data(), static_cast<int64_t>(token_.size()));
+    } else if (Is(field, Message::kHeaderFieldNumber, wire::kBytes)) {
+      ++firsts;
+      header_slices_.clear();
+      for (int64_t left = field.bytes; left > 0;) {
+        const ByteSpan here = value.Contiguous();
+        const auto step = std::min<int64_t>(left, static_cast<int64_t>(here.size()));
+        header_slices_.push_back(here.first(static_cast<size_t>(step)));
+        value.Skip(step);
+        left -= step;
+      }
+    } else if (Is(field, Message::kTensorFieldNumber, wire::kVarint) ||
+               Is(field, Message::kOffsetFieldNumber, wire::kVarint)) {
+      uint64_t number = 0;
+      (void)value.ReadVarint(&number);
+      chunk |= number != 0;
+    } else if (Is(field, Message::kDataFieldNumber, wire::kBytes)) {
+      chunk |= field.bytes > 0;
+    }
+    return firsts > 1
+               ? InvalidArgument("the stream's first message must have one header or one token")
+               : Status();
+  };
+  ATTEND_RETURN_IF_ERROR(ForEachField(slices_.spans(), take));
+  if (firsts == 0) {
     return InvalidArgument("the stream's first message has neither header nor token");
   }
-  if (first.tensor() != 0 || first.offset() != 0 || !first.data().empty()) {
-    return InvalidArgument("the stream's first message must have no chunk beside its header");
-  }
-  return Status();
+  if (!chunk) return Status();
+  return InvalidArgument("the stream's first message must have no chunk beside its header");
 }
 
-bool ChunkMessage::ReadInOrder() {
-  SliceReader reader(spans_);
-  uint64_t tensor = 0;
-  while (reader.remaining() > 0) {
-    const int64_t at = reader.position();
-    uint64_t tag = 0;
-    if (!reader.ReadVarint(&tag) || reader.position() - at > kVarint32BytesMax) return false;
-    if (tag == kTensorTag) {
-      if (!reader.ReadVarint(&tensor)) return false;
-    } else if (tag == kOffsetTag) {
-      if (!reader.ReadVarint(&offset_)) return false;
-    } else {
-      uint64_t bytes = 0;
-      const int64_t length_at = reader.position();
-      if (tag != wire::kRawTag || !reader.ReadVarint(&bytes)) return false;
-      if (reader.position() - length_at > kVarint32BytesMax) return false;
-      if (bytes != static_cast<uint64_t>(reader.remaining())) return false;
-      data_at_ = reader.position();
-      bytes_ = static_cast<int64_t>(bytes);
-      break;
-    }
-  }
-  tensor_ = static_cast<int>(tensor);
-  return true;
+Status FirstMessage::ParseHeader() {
+  header_.slices = header_slices_;
+  ATTEND_RETURN_IF_ERROR(ScanMessage(header_.slices, header_.scan));
+  return ParseMessage(arena_, header_);
+}
+
+Status ChunkMessage::Take(grpc::ByteBuffer& message, int64_t bytes_max) {
+  ATTEND_RETURN_IF_ERROR(
+      CheckSize("chunk's message", static_cast<int64_t>(message.Length()), bytes_max));
+  return slices_.Take(message) ? Status() : Unreadable();
 }
 
 Status ChunkMessage::ParseChunk(int64_t bytes_max) {
-  if (!ReadInOrder()) {
-    parsed_ = std::make_unique<Message>();
-    if (!ParseSlices(spans_, message_bytes_, *parsed_)) return Malformed();
-    if (parsed_->first_case() != Message::FIRST_NOT_SET) {
+  const auto take = [this](const wire::Field& field, SliceReader value) {
+    if (Is(field, Message::kHeaderFieldNumber, wire::kBytes) ||
+        Is(field, Message::kTokenFieldNumber, wire::kBytes)) {
       return InvalidArgument("header and token belong into the stream's first message only");
     }
-    tensor_ = parsed_->tensor();
-    offset_ = parsed_->offset();
-    bytes_ = static_cast<int64_t>(parsed_->data().size());
-  }
+    if (Is(field, Message::kTensorFieldNumber, wire::kVarint)) {
+      uint64_t tensor = 0;
+      (void)value.ReadVarint(&tensor);
+      tensor_ = static_cast<int>(tensor);
+    } else if (Is(field, Message::kOffsetFieldNumber, wire::kVarint)) {
+      (void)value.ReadVarint(&offset_);
+    } else if (Is(field, Message::kDataFieldNumber, wire::kBytes)) {
+      data_at_ = value.position();
+      bytes_ = field.bytes;
+    }
+    return Status();
+  };
+  ATTEND_RETURN_IF_ERROR(ForEachField(slices_.spans(), take));
   if (bytes_ >= 1 && bytes_ <= bytes_max) return Status();
   return InvalidArgument("data has " + std::to_string(bytes_) + " bytes, must have 1 to " +
                          std::to_string(bytes_max));
@@ -103,12 +147,8 @@ Status ChunkMessage::ParseChunk(int64_t bytes_max) {
 
 std::vector<CopyPiece> ChunkMessage::Pieces(void* to) const {
   std::vector<CopyPiece> pieces;
-  if (parsed_ != nullptr) {
-    pieces.push_back({parsed_->data().data(), to, bytes_});
-    return pieces;
-  }
-  pieces.reserve(spans_.size());
-  SliceReader reader(spans_);
+  pieces.reserve(slices_.spans().size());
+  SliceReader reader(slices_.spans());
   reader.Skip(data_at_);
   reader.ReadPieces(to, bytes_, pieces);
   return pieces;

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The messages of AttendChunked. A chunk's few fields are read by hand and its bytes are left where
-// they lie; a message in an unusual order goes through the generated class. Pure; any thread.
+// The messages of AttendChunked. Their few fields are read by hand, in any order; a chunk's bytes
+// are left where they lie. Pure; any thread.
 
 #pragma once
 
+#include <google/protobuf/arena.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/status.h"
+#include "server/codec.h"
 #include "server/host_pool.h"
-#include "server/slice_reader.h"
+#include "server/message_slices.h"
 
 namespace attend {
 
@@ -34,20 +35,40 @@ inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
 // Of the message around the data.
 inline constexpr int64_t kChunkMarginBytes = 1024;
 
-// One message's slices while they are read.
+// A stream's first message: a token, or a header taken apart.
+class FirstMessage {
+ public:
+  // INVALID_ARGUMENT if gRPC cannot give the slices, there are more than `bytes_max` bytes, or the
+  // message is no such one.
+  Status Parse(grpc::ByteBuffer& message, int64_t bytes_max);
+
+  int64_t message_bytes() const { return slices_.bytes(); }
+  bool has_token() const { return has_token_; }
+  // No longer than it takes to tell that it is none.
+  const std::string& token() const { return token_; }
+  const RequestMessage& header() const { return header_; }
+
+ private:
+  Status ParseFields();
+  Status ParseHeader();
+
+  MessageSlices slices_;
+  std::vector<ByteSpan> header_slices_;
+  google::protobuf::Arena arena_;
+  RequestMessage header_;
+  bool has_token_ = false;
+  std::string token_;
+};
+
+// Any later message, a chunk: its few fields, in any order, and its bytes where they lie.
 class ChunkMessage {
  public:
-  // INVALID_ARGUMENT if gRPC cannot give the slices or there are too many bytes; `what` names it.
-  Status Take(grpc::ByteBuffer& message, const char* what, int64_t bytes_max);
-
-  // A stream's first message.
-  Status ParseFirst(v1::AttendChunkedRequest& first) const;
-  // Any later one. INVALID_ARGUMENT if it is no chunk or has more than `bytes_max` of data.
+  // INVALID_ARGUMENT if gRPC cannot give the slices or there are more than `bytes_max` bytes.
+  Status Take(grpc::ByteBuffer& message, int64_t bytes_max);
+  // INVALID_ARGUMENT if it is no chunk or has more than `bytes_max` of data.
   Status ParseChunk(int64_t bytes_max);
-  // Whether its fields stand in the usual order; else ParseChunk copies the message.
-  bool ReadInOrder();
 
-  int64_t message_bytes() const { return message_bytes_; }
+  int64_t message_bytes() const { return slices_.bytes(); }
   // Of the chunk.
   int tensor() const { return tensor_; }
   uint64_t offset() const { return offset_; }
@@ -56,14 +77,11 @@ class ChunkMessage {
   std::vector<CopyPiece> Pieces(void* to) const;
 
  private:
-  std::vector<grpc::Slice> slices_;
-  std::vector<ByteSpan> spans_;
-  int64_t message_bytes_ = 0;
+  MessageSlices slices_;
   int tensor_ = 0;
   uint64_t offset_ = 0;
   int64_t data_at_ = 0;  // in the message
   int64_t bytes_ = 0;
-  std::unique_ptr<v1::AttendChunkedRequest> parsed_;  // holds the data if not in order
 };
 
 grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,

@@ -26,6 +26,7 @@ ChunkedStream* ChunkedStream::Make(ServiceContext& context, AttentionServiceImpl
                                    grpc::CallbackServerContext& call) {
   const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, service, call));
   stream->self_ = stream;
+  stream->watched_->Join(context.answers, call.c_call());
   return stream.get();
 }
 
@@ -45,7 +46,10 @@ void ChunkedStream::Poke() {
     }
     if (step == Step::kFinish) return End(end);
     if (step == Step::kRead) StartRead(&incoming_);
-    if (step == Step::kWrite) StartWrite(&outgoing_);
+    if (step == Step::kWrite) {
+      watched_->Hold();  // until OnWriteDone
+      StartWrite(&outgoing_);
+    }
     if (step == Step::kCancel) call_.TryCancel();
     const std::lock_guard lock(mutex_);
     --starting_;
@@ -81,7 +85,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
     return Step::kCancel;
   }
   // What is given out must be written, so nothing is asked for that could not be.
-  StreamStep step = transfer_->Next(first_, greeted_);
+  StreamStep step = transfer_->Next(first_, greeted_, watched_);
   switch (step.kind) {
     case StreamStep::Kind::kNone:
       return Step::kNone;
@@ -186,22 +190,17 @@ void ChunkedStream::RecordUnread() {
 }
 
 void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
-  auto first = std::make_shared<v1::AttendChunkedRequest>();
-  ChunkMessage taken;
-  Status status = taken.Take(message, "header", context_.chunked.options().chunk_bytes_max);
-  if (status.ok()) status = taken.ParseFirst(*first);
+  auto first = std::make_shared<FirstMessage>();
+  Status status = first->Parse(message, context_.chunked.options().chunk_bytes_max);
   if (status.ok() && first->has_token()) return JoinTransfer(first->token());
-  BeginTransfer(std::move(first), taken.message_bytes(), std::move(status));
+  BeginTransfer(std::move(first), std::move(status));
 }
 
-void ChunkedStream::BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first,
-                                  int64_t message_bytes, Status parsed) {
+void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   const TransferRef transfer = TransferRef::Adopt(
       new ChunkedTransfer(context_, call_, DeadlineOf(call_), shared_from_this()));
   SetTransfer(transfer, true);
-  context_.copies.Copy({}, [transfer, first, message_bytes, parsed] {
-    transfer->Begin(first->header(), message_bytes, parsed);
-  });
+  context_.copies.Copy({}, [transfer, first, parsed] { transfer->Begin(*first, parsed); });
 }
 
 void ChunkedStream::JoinTransfer(const std::string& token) {
@@ -209,8 +208,9 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
   Status status = transfer ? transfer->Join(shared_from_this())
                            : Status(Code::kNotFound, "no request has this token");
   if (status.ok()) return SetTransfer(transfer, false);
-  context_.logger.warn("stream refused code={} message=\"{}\" peer={}", CodeName(status.code()),
-                       status.message(), call_.peer());
+  const std::string_view code = CodeName(status.code());
+  context_.logger.Log(LogLevel::warn, "stream refused",
+                      {{"code", code}, {"error", status.message()}, {"peer", call_.peer()}}, code);
   Refuse(std::move(status));
 }
 
@@ -229,15 +229,9 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
 void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
   const int64_t bytes_max = context_.chunked.options().chunk_bytes_max;
   auto chunk = std::make_shared<ChunkMessage>();
-  Status status = chunk->Take(message, "chunk's message", bytes_max + kChunkMarginBytes);
-  if (!status.ok()) return PlaceChunk(std::move(chunk), std::move(status));
-  if (chunk->ReadInOrder() || chunk->message_bytes() <= kInlineBytesMax) {
-    status = chunk->ParseChunk(bytes_max);
-    return PlaceChunk(std::move(chunk), std::move(status));
-  }
-  context_.copies.Copy({}, [self = shared_from_this(), chunk, bytes_max] {
-    self->PlaceChunk(chunk, chunk->ParseChunk(bytes_max));
-  });
+  Status status = chunk->Take(message, bytes_max + kChunkMarginBytes);
+  if (status.ok()) status = chunk->ParseChunk(bytes_max);
+  PlaceChunk(std::move(chunk), std::move(status));
 }
 
 void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status) {
@@ -291,6 +285,7 @@ void ChunkedStream::ChunkPlaced(int64_t bytes) {
 
 void ChunkedStream::OnWriteDone(bool ok) {
   const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  watched_->Release();
   bool chunk;
   {
     const std::lock_guard lock(mutex_);
@@ -322,6 +317,7 @@ void ChunkedStream::OnCancel() {
 }
 
 void ChunkedStream::OnDone() {
+  watched_->Leave();
   if (unread_) RecordUnread();
   service_.Remove(this);
   if (transfer_) transfer_->Leave(this);

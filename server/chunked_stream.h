@@ -65,8 +65,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void EndUnread();
   void RecordUnread();
   void ParseFirst(grpc::ByteBuffer& message);
-  void BeginTransfer(std::shared_ptr<v1::AttendChunkedRequest> first, int64_t message_bytes,
-                     Status parsed);
+  void BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed);
   void JoinTransfer(const std::string& token);
   void SetTransfer(TransferRef transfer, bool first);
   void TakeChunk(grpc::ByteBuffer message);
@@ -80,6 +79,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   AttentionServiceImpl& service_;
   grpc::CallbackServerContext& call_;
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
+  const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   std::mutex mutex_;
   TransferRef transfer_;       // set once

@@ -37,19 +37,20 @@ ChunkedTransfer::~ChunkedTransfer() {
   if (queued_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
 }
 
-void ChunkedTransfer::Begin(const v1::AttendRequest& header, int64_t message_bytes, Status parsed) {
+void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
   const TransferRef self(this);
-  request_->message_bytes = message_bytes;  // nobody else looks at it while the header is in hand
+  request_->message_bytes =
+      first.message_bytes();  // nobody else looks at it while the header is in hand
   if (!parsed.ok()) {
     FailUpload(Rejection::kInvalid, std::move(parsed));
-  } else if (Status status = Admit(header); !status.ok()) {
+  } else if (Status status = Admit(first.header()); !status.ok()) {
     Fail(std::move(status));
   }
   Placed(0);
   PokeAll();
 }
 
-Status ChunkedTransfer::Admit(const v1::AttendRequest& header) {
+Status ChunkedTransfer::Admit(const RequestMessage& header) {
   {
     // Memory for a request that was cancelled while it waited for this thread would be for nothing.
     const std::lock_guard lock(mutex_);
@@ -269,7 +270,7 @@ void ChunkedTransfer::DropAnswer() {
   std::swap(dropped, answer_);
 }
 
-StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
+StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& call) {
   const std::lock_guard lock(mutex_);
   StreamStep step;
   if (phase_ == Phase::kEnded) {
@@ -292,7 +293,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
     step.message.Swap(&header_);
     return step;
   }
-  if (failure_.ok()) step = NextChunkLocked();
+  if (failure_.ok()) step = NextChunkLocked(call);
   if (step.kind != StreamStep::Kind::kNone || !answering) return step;
   // The first stream's status speaks for all, so it comes last.
   if (first && writing_ > 0) return step;
@@ -301,7 +302,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted) {
   return step;
 }
 
-StreamStep ChunkedTransfer::NextChunkLocked() {
+StreamStep ChunkedTransfer::NextChunkLocked(const WatchedRef& call) {
   StreamStep step;
   if (answer_.empty()) {
     // gRPC holds what it has not sent.
@@ -310,7 +311,7 @@ StreamStep ChunkedTransfer::NextChunkLocked() {
   }
   step.kind = StreamStep::Kind::kWrite;
   step.chunk = true;
-  step.message = answer_.Next(kAnswerChunkBytes);
+  step.message = answer_.Next(kAnswerChunkBytes, call);
   ++writing_;
   return step;
 }
@@ -357,8 +358,8 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     if (!failure_.ok()) request->status = failure_;
   }
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
+  RecordEnd(context_, *request, total_ns, request->status.ok() ? AnswerBytes(*request) : 0, call_);
   const Status status = request->status;
-  RecordEnd(context_, *request, total_ns, status.ok() ? AnswerBytes(*request) : 0, call_);
   grpc::ByteBuffer header;
   if (status.ok()) {
     v1::AttendResponse response;

@@ -55,7 +55,7 @@ class ChunkedTransfer final : public Call {
 
   // Once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
   // there is one.
-  void Begin(const v1::AttendRequest& header, int64_t message_bytes, Status parsed);
+  void Begin(const FirstMessage& first, Status parsed);
 
   // One more stream, if it may join. INVALID_ARGUMENT names the bound.
   Status Join(std::shared_ptr<ChunkedStream> stream);
@@ -93,27 +93,29 @@ class ChunkedTransfer final : public Call {
   }
 
   // What the stream should write, `greeted` if it has had its grant; or that it should finish.
-  StreamStep Next(bool first, bool greeted);
+  // `call` is the stream's.
+  StreamStep Next(bool first, bool greeted, const WatchedRef& call);
   // A result chunk left, or did not.
   void Written(bool ok);
 
   // Call
   void OnAdmitted(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
+  std::string Peer() const override { return call_.peer(); }
 
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnding, kEnded };
   using Lock = std::unique_lock<std::mutex>;
 
   ~ChunkedTransfer() override;
-  Status Admit(const v1::AttendRequest& header);
+  Status Admit(const RequestMessage& header);
   // These four are entered with the lock and leave without.
   void FailLocked(Lock& lock, Status status);
   void FailUploadLocked(Lock& lock, Rejection reason, Status status);
   void EndUpload(Lock& lock);
   void Run(Lock& lock);
   Status MissingLocked() const;
-  StreamStep NextChunkLocked();
+  StreamStep NextChunkLocked(const WatchedRef& call);
   // A part of the request has ended before the whole.
   void TakePart(const Request& part);
   // Goes on once no part of the request runs, maybe before it returns: its memory may go then.

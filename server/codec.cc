@@ -2,73 +2,132 @@
 
 #include "server/codec.h"
 
-#include <google/protobuf/io/zero_copy_stream.h>
-
 #include <algorithm>
-#include <climits>
-#include <cstring>
 #include <string>
 
 #include "server/shared_tensors.h"
 #include "server/wire.h"
+#include "server/wire_fields.h"
 
 namespace attend {
 namespace {
 
-// Protobuf takes tags and lengths of at most this many bytes. Longer ones, as all that is unusual,
-// are left to it.
-constexpr int64_t kVarint32BytesMax = 5;
-
 constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
-
-// What protobuf reads from: the slices as they lie.
-class SliceStream final : public google::protobuf::io::ZeroCopyInputStream {
- public:
-  explicit SliceStream(std::span<const ByteSpan> slices) : slices_(slices) {}
-
-  bool Next(const void** data, int* size) override {
-    while (slice_ < slices_.size() && offset_ == slices_[slice_].size()) {
-      ++slice_;
-      offset_ = 0;
-    }
-    if (slice_ == slices_.size()) return false;
-    const size_t step = std::min<size_t>(slices_[slice_].size() - offset_, INT_MAX);
-    *data = slices_[slice_].data() + offset_;
-    *size = static_cast<int>(step);
-    offset_ += step;
-    position_ += static_cast<int64_t>(step);
-    return true;
-  }
-  void BackUp(int count) override {  // within what the last Next returned
-    offset_ -= static_cast<size_t>(count);
-    position_ -= count;
-  }
-  bool Skip(int count) override {
-    const void* data;
-    int size;
-    while (count > 0 && Next(&data, &size)) {
-      if (size > count) BackUp(size - count);
-      count -= std::min(size, count);
-    }
-    return count == 0;
-  }
-  int64_t ByteCount() const override { return position_; }
-
- private:
-  std::span<const ByteSpan> slices_;
-  size_t slice_ = 0;
-  size_t offset_ = 0;
-  int64_t position_ = 0;
-};
 
 Status Malformed(const std::string& what) {
   return InvalidArgument("the message is not an AttendRequest: " + what);
 }
 
-Status Truncated(uint64_t field, int64_t at) {
-  return Malformed("it ends inside field " + std::to_string(field) + ", which begins at byte " +
-                   std::to_string(at));
+// Which of the repeated numbers a field is; kArrayFields: none.
+int ArrayOf(const wire::Field& field) {
+  for (int i = 0; i < kArrayFields; ++i) {
+    if (field.number != kArrayNumbers[i]) continue;
+    const uint32_t one = IsFloatArray(i) ? wire::kFixed32 : wire::kVarint;
+    return field.type == one || field.type == wire::kBytes ? i : kArrayFields;
+  }
+  return kArrayFields;
 }
+
+// Reads over `bytes` of int64 entries and counts them. False if they are none.
+bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
+  constexpr int kVarintBytesMax = 10;
+  int begun = 0;  // bytes of an entry that has not ended
+  while (bytes > 0) {
+    const ByteSpan here = reader.Contiguous();
+    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
+    for (const uint8_t byte : here.first(static_cast<size_t>(step))) {
+      ++begun;
+      if (byte >= 0x80) {
+        if (begun == kVarintBytesMax) return false;
+        continue;
+      }
+      ++entries;
+      begun = 0;
+    }
+    reader.Skip(step);
+    bytes -= step;
+  }
+  return begun == 0;
+}
+
+// Walks over one message.
+class Scanner {
+ public:
+  Scanner(std::span<const ByteSpan> slices, MessageScan& scan) : reader_(slices), scan_(scan) {}
+
+  Status Run() {
+    scan_.message_bytes = reader_.remaining();
+    while (reader_.remaining() > 0) {
+      const SliceReader begin = reader_;
+      wire::Field field;
+      Status status = wire::ReadField(reader_, field);
+      if (!status.ok()) return Malformed(status.message());
+      if (const int array = ArrayOf(field); array < kArrayFields) {
+        status = TakeArray(begin, field, array);
+      } else if (field.number == wire::kRawField && field.type == wire::kBytes) {
+        TakeRaw(begin, field.bytes);
+      } else {
+        status = TakeSmall(begin, field.bytes);
+      }
+      if (!status.ok()) return status;
+      if (field_bytes_ > kFieldBytesMax) {
+        return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
+                               " bytes that are in no raw entry");
+      }
+    }
+    return Status();
+  }
+
+ private:
+  Status TakeArray(const SliceReader& begin, const wire::Field& field, int array) {
+    ArrayRun& run = scan_.arrays[array];
+    if (run.entries == 0) run.begin = begin.position();
+    bool whole = true;
+    if (field.type != wire::kBytes) {
+      reader_.Skip(field.bytes);
+      ++run.entries;
+    } else if (IsFloatArray(array)) {
+      whole = field.bytes % int64_t{sizeof(float)} == 0;
+      reader_.Skip(field.bytes);
+      run.entries += field.bytes / int64_t{sizeof(float)};
+    } else {
+      whole = CountInts(reader_, field.bytes, run.entries);
+    }
+    if (!whole) {
+      return Malformed("field " + std::to_string(field.number) + " at byte " +
+                       std::to_string(begin.position()) + " has no whole numbers");
+    }
+    run.end = reader_.position();
+    scan_.array_bytes += run.end - begin.position();
+    field_bytes_ += run.end - begin.position();
+    return Status();
+  }
+
+  void TakeRaw(const SliceReader& begin, int64_t bytes) {
+    field_bytes_ += reader_.position() - begin.position();
+    if (scan_.raw_count < kTensorsMax) scan_.raw[scan_.raw_count] = {reader_.position(), bytes};
+    ++scan_.raw_count;
+    reader_.Skip(bytes);
+  }
+
+  Status TakeSmall(SliceReader begin, int64_t bytes) {
+    reader_.Skip(bytes);
+    const int64_t all = reader_.position() - begin.position();
+    if (all > kHeaderBytesMax - scan_.header_bytes) {
+      return InvalidArgument("the fields beside raw, lengths, slopes and sinks have at least " +
+                             std::to_string(scan_.header_bytes + all) +
+                             " bytes, must have at most " + std::to_string(kHeaderBytesMax));
+    }
+    begin.Read(scan_.header.data() + scan_.header_bytes, all);
+    scan_.header_bytes += all;
+    field_bytes_ += all;
+    return Status();
+  }
+
+  SliceReader reader_;
+  MessageScan& scan_;
+  int64_t field_bytes_ = 0;
+};
 
 // Where one part of a block lies: the next aligned offset. False on overflow.
 bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
@@ -94,97 +153,36 @@ Status CheckPlacement(const std::string& name, const v1::Placement& placement, b
   return InvalidArgument(name + " is set, must be unset in AttendChunked");
 }
 
+// Writes the entries to their place in the block, and returns it; null if there are none.
 template <class T>
-const T* PlaceArray(const google::protobuf::RepeatedField<T>& values, char* block, int64_t offset) {
-  if (values.empty()) return nullptr;
-  std::memcpy(block + offset, values.data(), static_cast<size_t>(values.size()) * sizeof(T));
-  return reinterpret_cast<const T*>(block + offset);
+const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block, int64_t offset) {
+  if (arrays.size(field) == 0) return nullptr;
+  T* const out = reinterpret_cast<T*>(block + offset);
+  arrays.ForEach<T>(field, [out](int64_t i, T value) {
+    out[i] = value;
+    return true;
+  });
+  return out;
 }
 
 }  // namespace
 
 Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan) {
-  SliceReader reader(slices);
-  scan = MessageScan();
-  scan.message_bytes = reader.remaining();
-  scan.in_order = true;
-  while (reader.remaining() > 0) {
-    const int64_t at = reader.position();
-    uint64_t tag = 0;
-    if (!reader.ReadVarint(&tag)) return Malformed("no tag at byte " + std::to_string(at));
-    const uint64_t field = tag >> 3;
-    if (reader.position() - at > kVarint32BytesMax) {
-      scan.in_order = false;
-      return Status();
-    }
-    uint64_t bytes = 0;
-    bool there = true;
-    switch (tag & 7) {
-      case wire::kVarint:
-        there = reader.ReadVarint(&bytes);
-        break;
-      case wire::kFixed64:
-        there = reader.Skip(8);
-        break;
-      case wire::kFixed32:
-        there = reader.Skip(4);
-        break;
-      case wire::kBytes: {
-        const int64_t length_at = reader.position();
-        if (!reader.ReadVarint(&bytes)) return Truncated(field, at);
-        if (bytes > static_cast<uint64_t>(reader.remaining())) {
-          return Malformed("field " + std::to_string(field) + " at byte " + std::to_string(at) +
-                           " declares " + std::to_string(bytes) + " bytes, " +
-                           std::to_string(reader.remaining()) + " are left");
-        }
-        if (reader.position() - length_at > kVarint32BytesMax) {
-          scan.in_order = false;
-          return Status();
-        }
-        if (tag != wire::kRawTag) {
-          there = reader.Skip(static_cast<int64_t>(bytes));
-          break;
-        }
-        if (scan.raw_count == 0) scan.header_bytes = at;
-        if (scan.raw_count < kTensorsMax) {
-          scan.raw[scan.raw_count] = {reader.position(), static_cast<int64_t>(bytes)};
-        }
-        ++scan.raw_count;
-        reader.Skip(static_cast<int64_t>(bytes));
-        continue;
-      }
-      default:  // groups and what is no wire type: the generated parser's business
-        scan.in_order = false;
-        return Status();
-    }
-    if (!there) return Truncated(field, at);
-    if (scan.raw_count > 0) scan.in_order = false;  // something behind the bytes
+  return Scanner(slices, scan).Run();
+}
+
+Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {
+  auto* fields = google::protobuf::Arena::CreateMessage<v1::AttendRequest>(&arena);
+  message.fields = fields;
+  const MessageScan& scan = message.scan;
+  if (fields->ParseFromArray(scan.header.data(), static_cast<int>(scan.header_bytes))) {
+    return Status();
   }
-  if (scan.raw_count == 0) scan.header_bytes = scan.message_bytes;
-  return Status();
+  return Malformed("its fields cannot be parsed");
 }
 
-Status ParseMessage(std::span<const ByteSpan> slices, const MessageScan& scan,
-                    google::protobuf::Arena& arena, ParsedMessage& out) {
-  auto* request = google::protobuf::Arena::CreateMessage<v1::AttendRequest>(&arena);
-  out.scan = scan;
-  out.request = request;
-  const int64_t bytes = scan.in_order ? scan.header_bytes : scan.message_bytes;
-  return ParseSlices(slices, bytes, *request) ? Status() : Malformed("its fields cannot be parsed");
-}
-
-bool ParseSlices(std::span<const ByteSpan> slices, int64_t bytes,
-                 google::protobuf::MessageLite& out) {
-  if (bytes > INT_MAX) return false;
-  const ByteSpan first = SliceReader(slices).Contiguous();
-  if (bytes <= static_cast<int64_t>(first.size())) {
-    return out.ParseFromArray(first.data(), static_cast<int>(bytes));
-  }
-  SliceStream stream(slices);
-  return out.ParseFromBoundedZeroCopyStream(&stream, static_cast<int>(bytes));
-}
-
-Status CheckSources(const v1::AttendRequest& request, Transport transport, Validated& validated) {
+Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated) {
+  const v1::AttendRequest& request = *message.fields;
   const bool chunked = transport == Transport::kChunked;
   const auto check = [&](int index, const v1::Tensor& tensor) {
     const bool is_chunked = tensor.source_case() == v1::Tensor::kChunked;
@@ -198,8 +196,8 @@ Status CheckSources(const v1::AttendRequest& request, Transport transport, Valid
   ATTEND_RETURN_IF_ERROR(check(1, request.k()));
   ATTEND_RETURN_IF_ERROR(check(2, request.v()));
   if (request.has_bias()) ATTEND_RETURN_IF_ERROR(check(3, request.bias()));
-  if (chunked && request.raw_size() > 0) {
-    return InvalidArgument("raw has " + std::to_string(request.raw_size()) +
+  if (chunked && message.scan.raw_count > 0) {
+    return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
                            " entries, must have none in AttendChunked");
   }
   ATTEND_RETURN_IF_ERROR(
@@ -212,7 +210,7 @@ Status CheckSources(const v1::AttendRequest& request, Transport transport, Valid
   return Status();
 }
 
-Status CheckRaw(const ParsedMessage& message, const Validated& validated) {
+Status CheckRaw(const RequestMessage& message, const Validated& validated) {
   std::string names;
   int64_t expected = 0;
   for (int i = 0; i < validated.tensors; ++i) {
@@ -220,13 +218,13 @@ Status CheckRaw(const ParsedMessage& message, const Validated& validated) {
     ++expected;
     names += std::string(names.empty() ? ", one for each of " : ", ") + kTensorNames[i];
   }
-  if (message.raw_count() != expected) {
-    return InvalidArgument("raw has " + std::to_string(message.raw_count()) +
+  if (message.scan.raw_count != expected) {
+    return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
                            " entries, must have " + std::to_string(expected) + names);
   }
   for (int i = 0, raw = 0; i < validated.tensors; ++i) {
     if (validated.shared[i]) continue;
-    const int64_t bytes = message.raw_bytes(raw);
+    const int64_t bytes = message.scan.raw[raw].bytes;
     if (bytes != validated.tensor_bytes[i]) {
       return InvalidArgument("raw[" + std::to_string(raw) + "] has " + std::to_string(bytes) +
                              " bytes, must have " + std::to_string(validated.tensor_bytes[i]) +
@@ -237,7 +235,7 @@ Status CheckRaw(const ParsedMessage& message, const Validated& validated) {
   return Status();
 }
 
-Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated& validated) {
+Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated) {
   const Problem& problem = validated.attention.problem;
   MemoryPlan plan;
   bool fits = true;
@@ -245,15 +243,16 @@ Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated&
     if (validated.shared[i]) continue;
     fits &= Append(validated.tensor_bytes[i], plan.input_bytes, plan.tensors[i]);
   }
-  const auto array = [&](int64_t entries, int64_t entry_bytes, int64_t& offset) {
+  const auto array = [&](ArrayField field, int64_t entry_bytes, int64_t& offset) {
+    const int64_t entries = message.arrays().size(field);
     if (entries > 0) fits &= Append(entries * entry_bytes, plan.input_bytes, offset);
   };
-  array(request.q_lengths_size(), sizeof(int64_t), plan.q_lengths);
-  array(request.kv_lengths_size(), sizeof(int64_t), plan.kv_lengths);
-  array(request.cu_q_size(), sizeof(int64_t), plan.cu_q);
-  array(request.cu_kv_size(), sizeof(int64_t), plan.cu_kv);
-  array(request.alibi_slopes_size(), sizeof(float), plan.alibi);
-  array(request.sinks_size(), sizeof(float), plan.sinks);
+  array(ArrayField::kQLengths, sizeof(int64_t), plan.q_lengths);
+  array(ArrayField::kKvLengths, sizeof(int64_t), plan.kv_lengths);
+  array(ArrayField::kCuQ, sizeof(int64_t), plan.cu_q);
+  array(ArrayField::kCuKv, sizeof(int64_t), plan.cu_kv);
+  array(ArrayField::kAlibiSlopes, sizeof(float), plan.alibi);
+  array(ArrayField::kSinks, sizeof(float), plan.sinks);
   if (!validated.o_shared) fits &= Append(BytesO(problem), plan.output_bytes, plan.o);
   if (problem.return_lse && !validated.lse_shared) {
     fits &= Append(BytesLse(problem), plan.output_bytes, plan.lse);
@@ -262,8 +261,8 @@ Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated&
   return plan;
 }
 
-void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
-                 const MemoryPlan& plan, Request& request) {
+void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request) {
   request.layout = validated.layout;
   request.attention = validated.attention;
   Attention& a = request.attention;
@@ -285,12 +284,13 @@ void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
   a.v.data = tensor(2);
   if (a.problem.has_bias) a.bias.data = tensor(3);
   if (input != nullptr) {
-    a.q_lengths = PlaceArray(message.q_lengths(), input, plan.q_lengths);
-    a.kv_lengths = PlaceArray(message.kv_lengths(), input, plan.kv_lengths);
-    a.q_offsets = PlaceArray(message.cu_q(), input, plan.cu_q);
-    a.kv_offsets = PlaceArray(message.cu_kv(), input, plan.cu_kv);
-    a.alibi_slopes = PlaceArray(message.alibi_slopes(), input, plan.alibi);
-    a.sinks = PlaceArray(message.sinks(), input, plan.sinks);
+    const WireArrays arrays = message.arrays();
+    a.q_lengths = PlaceArray<int64_t>(arrays, ArrayField::kQLengths, input, plan.q_lengths);
+    a.kv_lengths = PlaceArray<int64_t>(arrays, ArrayField::kKvLengths, input, plan.kv_lengths);
+    a.q_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuQ, input, plan.cu_q);
+    a.kv_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuKv, input, plan.cu_kv);
+    a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan.alibi);
+    a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan.sinks);
   }
   a.o.data = place(output, plan.o, shared == nullptr ? nullptr : &shared->o);
   if (a.problem.return_lse) {
@@ -299,42 +299,35 @@ void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
   }
 }
 
-void CopyTensors(std::span<const ByteSpan> slices, const ParsedMessage& message,
-                 const Validated& validated, const MemoryPlan& plan, Request& request) {
+// Calls take(reader, place, bytes) for each inline tensor, the reader at its first byte. The
+// entries of raw stand in the message in the tensors' order.
+template <class Take>
+void ForEachRaw(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                Request& request, const Take& take) {
   char* const input = static_cast<char*>(request.input.data());
   if (input == nullptr) return;  // every inline tensor is empty
-  SliceReader reader(slices);
+  SliceReader reader(message.slices);
   for (int i = 0, raw = 0; i < validated.tensors; ++i) {
     if (validated.shared[i]) continue;
-    if (message.scan.in_order) {
-      reader.Skip(message.scan.raw[raw].offset - reader.position());
-      reader.Read(input + plan.tensors[i], validated.tensor_bytes[i]);
-    } else {
-      const std::string& bytes = message.request->raw(raw);
-      std::memcpy(input + plan.tensors[i], bytes.data(), bytes.size());
-    }
-    ++raw;
+    reader.Skip(message.scan.raw[raw++].offset - reader.position());
+    take(reader, input + plan.tensors[i], validated.tensor_bytes[i]);
   }
 }
 
-std::vector<CopyPiece> TensorPieces(std::span<const ByteSpan> slices, const ParsedMessage& message,
-                                    const Validated& validated, const MemoryPlan& plan,
-                                    Request& request) {
+void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request) {
+  ForEachRaw(message, validated, plan, request,
+             [](SliceReader& reader, char* place, int64_t bytes) { reader.Read(place, bytes); });
+}
+
+std::vector<CopyPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
+                                    const MemoryPlan& plan, Request& request) {
   std::vector<CopyPiece> pieces;
-  pieces.reserve(slices.size() + kTensorsMax);
-  char* const input = static_cast<char*>(request.input.data());
-  SliceReader reader(slices);
-  for (int i = 0, raw = 0; i < validated.tensors && input != nullptr; ++i) {
-    if (validated.shared[i]) continue;
-    if (message.scan.in_order) {
-      reader.Skip(message.scan.raw[raw].offset - reader.position());
-      reader.ReadPieces(input + plan.tensors[i], validated.tensor_bytes[i], pieces);
-    } else {
-      const std::string& bytes = message.request->raw(raw);
-      pieces.push_back({bytes.data(), input + plan.tensors[i], static_cast<int64_t>(bytes.size())});
-    }
-    ++raw;
-  }
+  pieces.reserve(message.slices.size() + kTensorsMax);
+  ForEachRaw(message, validated, plan, request,
+             [&pieces](SliceReader& reader, char* place, int64_t bytes) {
+               reader.ReadPieces(place, bytes, pieces);
+             });
   return pieces;
 }
 

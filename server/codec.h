@@ -2,18 +2,18 @@
 //
 // An AttendRequest from the pieces it arrived in to its final place, tensor bytes copied once.
 //
-// The small fields in front of the first `raw` entry are parsed by the generated class; the entries
-// are found by their tags alone and copied from where they lie. A message in any other order goes
-// through the generated class as a whole and is copied from its strings: same answer, same errors,
-// one copy more. No memory is taken for a declared length before it was compared with the bytes
-// that are there and with the tensor's shape.
+// One walk over the top-level tags, whatever their order, finds three kinds of fields. The `raw`
+// entries and the repeated numbers (wire_arrays.h) stay where they lie and are brought to the
+// request's block, whose bytes the memory budget counts, once it has one. The others are small:
+// they are gathered and parsed by the generated class. So a message costs its own bytes, a few KiB,
+// and what the budget has granted. No memory is taken for a declared length before it was compared
+// with the bytes that are there and with the tensor's shape.
 //
 // Knows no gRPC. Pure functions; any thread.
 
 #pragma once
 
 #include <google/protobuf/arena.h>
-#include <google/protobuf/message_lite.h>
 
 #include <array>
 #include <cstdint>
@@ -25,52 +25,53 @@
 #include "server/request.h"
 #include "server/slice_reader.h"
 #include "server/validate.h"
+#include "server/wire_arrays.h"
 
 namespace attend {
 
-// What a walk over the top-level tags finds, without parsing or copying anything.
+// Of the fields that are neither raw nor repeated numbers, tags included. Requests have some 600 at
+// most; parsed, the worst ones take 64 times as much.
+inline constexpr int64_t kHeaderBytesMax = 1024;
+// Of all that is not inside raw entries. It is walked through on the thread that brought it.
+inline constexpr int64_t kFieldBytesMax = int64_t{4} << 20;
+
+// What a walk over the top-level tags finds, without parsing anything.
 struct MessageScan {
   int64_t message_bytes = 0;
-  int64_t header_bytes = 0;  // everything in front of the first raw entry
-  bool in_order = false;     // header, then raw entries and nothing else
+  int64_t header_bytes = 0;
+  std::array<char, kHeaderBytesMax> header;  // the first of it is set
+  int64_t array_bytes = 0;
+  ArrayRuns arrays{};
   int64_t raw_count = 0;
   struct Raw {
     int64_t offset = 0;
     int64_t bytes = 0;
   };
-  std::array<Raw, kTensorsMax> raw{};  // the first entries, if in_order
+  std::array<Raw, kTensorsMax> raw{};  // the first entries
 };
 
-// INVALID_ARGUMENT if a field declares more bytes than there are.
+// INVALID_ARGUMENT if it is no AttendRequest or its small fields are too large. `scan` is new.
 Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan);
 
-// A message taken apart.
-struct ParsedMessage {
+// A message taken apart. What `slices` look at lives elsewhere.
+struct RequestMessage {
+  std::span<const ByteSpan> slices;
   MessageScan scan;
-  // On the arena. Holds `raw` only if !scan.in_order.
-  const v1::AttendRequest* request = nullptr;
+  const v1::AttendRequest* fields = nullptr;  // on the arena; without raw and repeated numbers
 
-  int64_t raw_count() const { return scan.in_order ? scan.raw_count : request->raw_size(); }
-  int64_t raw_bytes(int i) const {
-    return scan.in_order ? scan.raw[i].bytes : static_cast<int64_t>(request->raw(i).size());
-  }
+  WireArrays arrays() const { return WireArrays(slices, scan.arrays); }
 };
 
-// The first `bytes` of the slices by the generated parser. False if they are no such message.
-bool ParseSlices(std::span<const ByteSpan> slices, int64_t bytes,
-                 google::protobuf::MessageLite& out);
-
-// Parses what `scan` found, on `arena`. INVALID_ARGUMENT if it is no AttendRequest.
-Status ParseMessage(std::span<const ByteSpan> slices, const MessageScan& scan,
-                    google::protobuf::Arena& arena, ParsedMessage& out);
+// Parses the small fields that the scan of `message` has found. INVALID_ARGUMENT if they are none.
+Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message);
 
 // That each tensor's bytes are where the call takes them from: in the message (inline) or in shared
 // memory, or all in chunks that follow it; and that O and LSE go where the call can put them. Notes
 // which lie in shared memory. UNIMPLEMENTED for places that this server does not know.
-Status CheckSources(const v1::AttendRequest& request, Transport transport, Validated& validated);
+Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated);
 
 // That there is one raw entry of the right length for each inline tensor.
-Status CheckRaw(const ParsedMessage& message, const Validated& validated);
+Status CheckRaw(const RequestMessage& message, const Validated& validated);
 
 // Where everything lies in the request's two blocks of host memory, each part 256-byte aligned.
 // What lies in shared memory has no place there.
@@ -84,19 +85,18 @@ struct MemoryPlan {
 };
 
 // INVALID_ARGUMENT if the sum overflows.
-Result<MemoryPlan> PlanMemory(const v1::AttendRequest& request, const Validated& validated);
+Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated);
 
 // Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
 // whose blocks have the plan's sizes and whose shared tensors have been found.
-void PlaceArrays(const v1::AttendRequest& message, const Validated& validated,
-                 const MemoryPlan& plan, Request& request);
+void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request);
 
 // Copies the inline tensors' bytes to their places.
-void CopyTensors(std::span<const ByteSpan> slices, const ParsedMessage& message,
-                 const Validated& validated, const MemoryPlan& plan, Request& request);
-// The same as pieces of a copy that somebody else does while slices and arena live.
-std::vector<CopyPiece> TensorPieces(std::span<const ByteSpan> slices, const ParsedMessage& message,
-                                    const Validated& validated, const MemoryPlan& plan,
-                                    Request& request);
+void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request);
+// The same as pieces of a copy that somebody else does while the message lives.
+std::vector<CopyPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
+                                    const MemoryPlan& plan, Request& request);
 
 }  // namespace attend

@@ -5,16 +5,15 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <cstdlib>
-#include <sstream>
 #include <thread>
 
 #include "kernels/backend.h"
 #include "server/byte_size.h"
+#include "server/config_group.h"
 #include "server/config_help.h"
 #include "server/config_values.h"
+#include "server/host_memory.h"
 #include "server/unix_listener.h"
 
 namespace attend {
@@ -22,128 +21,8 @@ namespace {
 
 // gRPC counts a message's bytes in 32 signed bits.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
-constexpr int64_t kBytesMax = int64_t{1} << 50;
 // With less, gRPC would end calls that keep to --max-request-bytes.
 constexpr int64_t kGrpcMemoryMessagesMin = 4;
-
-std::string EnvName(const std::string& flag) {
-  std::string name = "ATTEND_";
-  for (const char c : flag.substr(2)) {
-    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-  }
-  return name;
-}
-
-// Turns "64MiB" into bytes.
-CLI::Validator ByteSize(int64_t low, int64_t high) {
-  return CLI::Validator(
-      [low, high](std::string& text) -> std::string {
-        const Result<int64_t> bytes = ParseByteSize(text);
-        if (!bytes.ok()) return bytes.status().message();
-        if (*bytes < low || *bytes > high) {
-          return text + " must be in [" + FormatByteSize(low) + ", " + FormatByteSize(high) + "]";
-        }
-        text = std::to_string(*bytes);
-        return {};
-      },
-      "");
-}
-
-// Like CLI::Range, but silent in --help and with the bound in plain words.
-template <class T>
-CLI::Validator InRange(T low, T high) {
-  return CLI::Validator(
-      [low, high](std::string& text) -> std::string {
-        T value{};
-        const char* const last = text.data() + text.size();
-        const auto [end, error] = std::from_chars(text.data(), last, value);
-        if (error == std::errc() && end == last && value >= low && value <= high) return {};
-        std::ostringstream message;
-        message << '"' << text << "\" must be a number in [" << low << ", " << high << ']';
-        return message.str();
-      },
-      "");
-}
-
-CLI::Validator OneOf(std::vector<std::string> allowed) {
-  return CLI::Validator(
-      [allowed](std::string& text) -> std::string {
-        std::string list;
-        for (const std::string& each : allowed) {
-          if (text == each) return {};
-          list += (list.empty() ? "" : ", ") + each;
-        }
-        return '"' + text + "\" must be one of " + list;
-      },
-      "");
-}
-
-// Adds options of one group, each with its environment variable.
-class Group {
- public:
-  Group(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
-
-  template <class T>
-  CLI::Option* Add(const std::string& flag, T& value, const std::string& help) {
-    return Named(flag, app_.add_option(flag, value, help)->capture_default_str());
-  }
-  CLI::Option* Int(const std::string& flag, int64_t& value, int64_t low, int64_t high,
-                   const std::string& help) {
-    return Add(flag, value, help)->check(InRange(low, high))->type_name("N");
-  }
-  CLI::Option* Bytes(const std::string& flag, int64_t& value, int64_t low, int64_t high,
-                     const std::string& help) {
-    return Named(flag, app_.add_option(flag, value, help))
-        ->transform(ByteSize(low, high))
-        ->default_str(FormatByteSize(value))
-        ->type_name("BYTES");
-  }
-  CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
-    return Named(flag, app_.add_flag(flag, value, help))->default_str("false");
-  }
-  CLI::Option* Text(const std::string& flag, std::string& value, const std::string& type,
-                    std::string (*check)(std::string&), const std::string& help) {
-    CLI::Option* const option = Add(flag, value, help)->type_name(type);
-    if (check != nullptr) option->transform(CLI::Validator(check, "", ""));
-    return option;
-  }
-
- private:
-  CLI::Option* Named(const std::string& flag, CLI::Option* option) {
-    return option->group(name_)->envname(EnvName(flag));
-  }
-
-  CLI::App& app_;
-  const std::string name_;
-};
-
-void AddNetwork(CLI::App& app, Config& c) {
-  Group group(app, "Network");
-  group
-      .Add("--listen", c.listen,
-           "Where to serve gRPC: HOST:PORT (port 0: any free one) or unix:PATH. Several, separated "
-           "by commas or given one by one")
-      ->type_name("ADDR")
-      ->delimiter(',')
-      ->expected(1, 64)
-      ->default_str(c.listen.front())
-      ->check(CLI::Validator(CheckAddress, "", ""));
-  group.Text("--metrics-listen", c.metrics_listen, "ADDR", CheckMetricsAddress,
-             "Where to serve Prometheus metrics under /metrics; off: nowhere");
-  group.Int("--max-streams", c.max_streams, 1, 1 << 20,
-            "Calls at once on one connection; more wait in the client");
-  group.Int("--stream-requests-max", c.stream_requests_max, 1, 1 << 20,
-            "Unanswered requests of one AttendStream before the server stops reading it");
-  group.Int("--chunked-streams-max", c.chunked_streams_max, 1, 1024,
-            "Streams of one AttendChunked request, over its life");
-  group
-      .Add("--chunked-idle-timeout", c.chunked_idle_timeout_seconds,
-           "Seconds in which an AttendChunked request must bring 64 KiB and 1/16 of its bytes")
-      ->check(InRange(0.001, 86400.0))
-      ->type_name("SECONDS");
-  group.Text("--ready-file", c.ready_file, "PATH", nullptr,
-             "Once serving, write {\"pid\", \"listen\", \"metrics\"} here as JSON");
-}
 
 void AddDevices(CLI::App& app, Config& c) {
   Group group(app, "Devices");
@@ -174,20 +53,30 @@ void AddLimits(CLI::App& app, Config& c) {
               "Bytes of one request message, and of its answer. Requests of AttendChunked are "
               "bounded by three quarters of --memory-budget instead, tensors in shared memory by "
               "--shared-memory-client-max");
-  group.Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
-              "Host memory for the tensors of all requests at once; more are refused");
+  group
+      .Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
+             "Host memory for the tensors of all requests at once; more are refused")
+      ->default_str("4GiB, at most a quarter of the memory that there is");
   group.Bytes(
       "--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
       "Memory where messages arrive: with GPUs page-locked at start, so that they read "
       "tensors there, else as much as is used; in whole 2 MiB, with --allocator-tuning. What "
       "arrives elsewhere is copied. 0: none");
-  group.Bytes(
-      "--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
-      "Bytes that gRPC may hold outside the memory budget, of messages that the server has not "
-      "taken or that a GPU is to read where they are; above them it ends calls and connections. "
-      "0: no bound");
+  group
+      .Bytes("--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
+             "Bytes that gRPC may hold outside the memory budget, of messages that the server has "
+             "not taken or that a GPU is to read where they are; above them it ends calls and "
+             "connections. 0: no bound")
+      ->default_str("--memory-budget, at least 4 x --max-request-bytes");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that wait for one device; more are refused");
+  group
+      .Add("--max-request-gflop", c.max_request_gflop,
+           "10^9 FLOPs that a request may cost its device, by its kernel (server/README.md, What "
+           "one request may cost); 0: no bound")
+      ->check(InRange(0.0, 1e15))
+      ->type_name("GFLOP")
+      ->default_str("what the device computes in ten minutes");
 }
 
 void AddSharedMemory(CLI::App& app, Config& c) {
@@ -217,8 +106,8 @@ void AddBatches(CLI::App& app, Config& c) {
   group.Int("--max-batch-requests", c.max_batch_requests, 1, 1 << 16, "Requests in one batch");
   group
       .Add("--max-batch-gflop", c.max_batch_gflop,
-           "10^9 floating-point operations in one batch, a larger request runs alone; 0: 2 on the "
-           "CPU, 2000 on a GPU")
+           "10^9 FLOPs of cost (server/README.md) in one batch, a larger request runs alone; 0: 2 "
+           "on the CPU, 2000 on a GPU")
       ->check(InRange(0.0, 1e12))
       ->type_name("GFLOP");
   group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax, "Tensor bytes in one batch");
@@ -251,9 +140,17 @@ void AddChecks(CLI::App& app, Config& c) {
   group.Add("--check-seed", c.check_seed, "Seed of which requests and which rows are checked")
       ->type_name("N");
   group.Int("--check-threads", c.check_threads, 1, 256, "Threads that check");
+  group.Int("--max-checks", c.max_checks, 1, 1 << 20,
+            "Accepted requests that are to be checked; more that ask for it are refused");
   group.Text("--check-dump-dir", c.check_dump_dir, "PATH", nullptr,
              "Write requests whose check failed here, for attend-client replay; empty: don't");
-  group.Int("--check-dump-max", c.check_dump_max, 0, 1 << 20, "Requests written at most");
+  group.Int("--check-dump-max", c.check_dump_max, 0, 1 << 20,
+            "Requests written at most; half of them, if their tensors are in shared memory");
+  group
+      .Add("--check-dump-interval", c.check_dump_interval_seconds,
+           "Seconds between two requests written of one transport and kernel")
+      ->check(InRange(0.0, 1e6))
+      ->type_name("SECONDS");
 }
 
 void AddProcess(CLI::App& app, Config& c) {
@@ -273,7 +170,14 @@ void AddProcess(CLI::App& app, Config& c) {
   group.Add("--log-format", c.log_format, "Log lines as text, or json: one object each")
       ->check(OneOf({"text", "json"}))
       ->type_name("FORMAT");
-  group.Text("--log-file", c.log_file, "PATH", nullptr, "Append log lines here; empty: stderr");
+  group.Text("--log-file", c.log_file, "PATH", nullptr,
+             "Append log lines here, and open it anew on SIGHUP; empty: stderr");
+  group
+      .Add("--log-rate", c.log_rate,
+           "Lines a second of each kind of warning and error, after the first 20 seconds' worth; "
+           "what is left out is counted. 0: any number")
+      ->check(InRange(0.0, 1e6))
+      ->type_name("N");
   app.add_flag(
          "--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
          "Keep freed memory in the process (glibc), and give gRPC's receive buffers a place of "
@@ -283,7 +187,36 @@ void AddProcess(CLI::App& app, Config& c) {
       ->default_str("true");
 }
 
+// What memory the settings leave open, and that the rest can be had.
+void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
+  const auto given = [&app](const char* name) { return app.get_option(name)->count() > 0; };
+  if (!given("--memory-budget")) c.memory_budget_bytes = DefaultMemoryBudget(limit.bytes);
+  if (c.memory_budget_bytes > limit.bytes) {
+    throw CLI::ValidationError("--memory-budget", FormatByteSize(c.memory_budget_bytes) +
+                                                      " is more than " + limit.whose + " has, " +
+                                                      FormatByteSize(limit.bytes));
+  }
+  if (!given("--grpc-memory-max")) c.grpc_memory_max_bytes = DefaultGrpcMemoryMax(c);
+  if (c.grpc_memory_max_bytes > 0 &&
+      c.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < c.max_request_bytes) {
+    throw CLI::ValidationError("--grpc-memory-max",
+                               FormatByteSize(c.grpc_memory_max_bytes) +
+                                   " must be 0 or at least four times --max-request-bytes, " +
+                                   FormatByteSize(c.max_request_bytes));
+  }
+}
+
 }  // namespace
+
+int64_t DefaultMemoryBudget(int64_t memory_bytes) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const int64_t quarter = std::max(kMiB, memory_bytes / 4 / kMiB * kMiB);
+  return std::min(Config().memory_budget_bytes, quarter);
+}
+
+int64_t DefaultGrpcMemoryMax(const Config& config) {
+  return std::max(config.memory_budget_bytes, kGrpcMemoryMessagesMin * config.max_request_bytes);
+}
 
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
   CLI::App app("Serves exact attention over gRPC.", "attend-server");
@@ -298,9 +231,10 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   app.footer(
       "In [brackets]: the default and the environment variable. BYTES take a unit: B, KiB, MiB, "
       "GiB,\n"
-      "TiB. A flag wins over --config, which wins over the environment. SIGTERM or SIGINT drains "
-      "the\n"
-      "server, which then exits with 0; a second one ends it at once.");
+      "TiB, or K, KB and so on for the same powers of 1024. A flag wins over --config, which wins\n"
+      "over the environment. SIGTERM or SIGINT drains the server, which then exits with 0; a "
+      "second\n"
+      "one, at least a second later, ends it at once. SIGHUP opens --log-file anew.");
   app.formatter(std::make_shared<HelpFormatter>());
   app.get_formatter()->column_width(36);
   AddNetwork(app, config);
@@ -320,13 +254,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     if (config.cuda_ipc && !config.shared_memory) {
       throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
     }
-    if (config.grpc_memory_max_bytes > 0 &&
-        config.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < config.max_request_bytes) {
-      throw CLI::ValidationError("--grpc-memory-max",
-                                 FormatByteSize(config.grpc_memory_max_bytes) +
-                                     " must be 0 or at least four times --max-request-bytes, " +
-                                     FormatByteSize(config.max_request_bytes));
-    }
+    SetMemory(app, ProcessMemoryLimit(), config);
   } catch (const CLI::CallForHelp&) {
     text = app.help();
     return ConfigOutcome::kPrinted;

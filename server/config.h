@@ -19,9 +19,19 @@ struct Config {
   std::vector<std::string> listen = {"127.0.0.1:8001"};
   std::string metrics_listen = "127.0.0.1:8002";  // "off": none
   int64_t max_streams = 1024;                     // per connection
+  int64_t max_connections = 0;                    // 0: by the descriptors that there are
+  int64_t max_connections_per_peer = 0;           // 0: a quarter of them
+  double handshake_timeout_seconds = 20;
+  double connection_idle_timeout_seconds = 600;
+  int64_t keepalive_time_seconds = 60;
+  int64_t keepalive_timeout_seconds = 20;
+  std::string socket_mode;   // octal; empty: 0600, or 0660 with a group
+  std::string socket_group;  // empty: the process's
+  bool reflection = true;
   int64_t stream_requests_max = 64;
   int64_t chunked_streams_max = 16;
   double chunked_idle_timeout_seconds = 30;
+  double write_timeout_seconds = 20;  // 0: none
   std::string ready_file;
 
   // Devices
@@ -39,6 +49,7 @@ struct Config {
   int64_t memory_budget_bytes = int64_t{4} << 30;
   int64_t grpc_memory_max_bytes = 0;  // 0: no bound
   int64_t max_queue = 1024;
+  double max_request_gflop = -1;  // what the device computes in ten minutes; 0: no bound
 
   // Shared memory
   bool shared_memory = false;
@@ -64,8 +75,10 @@ struct Config {
   double check_sample = 0;  // what reference_check says: 0 off, 1 all
   uint64_t check_seed = 1;
   int64_t check_threads = 1;
+  int64_t max_checks = 256;
   std::string check_dump_dir;
   int64_t check_dump_max = 100;
+  double check_dump_interval_seconds = 60;
 
   // Process
   int64_t copy_threads = 0;  // 0: the default
@@ -73,6 +86,7 @@ struct Config {
   std::string log_level = "info";
   std::string log_format = "text";
   std::string log_file;  // empty: stderr
+  double log_rate = 1;   // lines a second of one kind of warning; 0: any number
   bool allocator_tuning = true;
 };
 
@@ -83,6 +97,8 @@ enum class ConfigOutcome { kRun, kPrinted, kError };
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text);
 
 // The limits that several settings set together.
+int64_t DefaultMemoryBudget(int64_t memory_bytes);
+int64_t DefaultGrpcMemoryMax(const Config& config);
 int CopyThreads(const Config& config);
 
 // "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"

@@ -47,6 +47,15 @@ std::string CheckAddress(std::string& address) {
   return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
 }
 
+std::string CheckSocketMode(std::string& mode) {
+  int bits = -1;
+  const char* const last = mode.data() + mode.size();
+  const auto [end, error] = std::from_chars(mode.data(), last, bits, 8);
+  // Without its owner's bits the server itself could not tell a stale socket.
+  if (error == std::errc() && end == last && bits >= 0600 && bits <= 0777) return {};
+  return "\"" + mode + "\" must be an octal mode in [0600, 0777], such as 0660";
+}
+
 std::string CheckMetricsAddress(std::string& address) {
   if (address == "off" || (ValidAddress(address) && !address.starts_with("unix:"))) return {};
   return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";

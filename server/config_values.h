@@ -11,6 +11,8 @@ namespace attend {
 
 // HOST:PORT or unix:PATH.
 std::string CheckAddress(std::string& address);
+// An octal mode.
+std::string CheckSocketMode(std::string& mode);
 // HOST:PORT or off.
 std::string CheckMetricsAddress(std::string& address);
 // auto | cpu | cuda:all | a list of cuda:N and cpu; "cuda:0,1" is short for "cuda:0,cuda:1".

@@ -12,8 +12,10 @@
 namespace attend {
 namespace {
 
-// A part smaller than this costs more to hand over than to copy.
+// A part smaller than this costs more to hand over than to copy; a larger one than the other keeps
+// a thread from others' copies for long.
 constexpr int64_t kPartBytesMin = int64_t{512} << 10;
+constexpr int64_t kPartBytesMax = int64_t{4} << 20;
 
 // Pieces above the part size are cut, so that one contiguous tensor is shared out too.
 std::vector<CopyPiece> Cut(const std::vector<CopyPiece>& pieces, int64_t piece_bytes_max) {
@@ -32,8 +34,10 @@ std::vector<CopyPiece> Cut(const std::vector<CopyPiece>& pieces, int64_t piece_b
 
 struct CopyPool::Job {
   std::vector<CopyPiece> pieces;
+  std::vector<size_t> ends;  // of its parts, in `pieces`
+  size_t begun = 0;          // parts; with the pool's lock
   std::function<void()> done;
-  std::atomic<int64_t> parts_left{0};
+  std::atomic<size_t> parts_left{0};
 };
 
 CopyPool::CopyPool(int threads) {
@@ -53,30 +57,26 @@ void CopyPool::Copy(std::vector<CopyPiece> pieces, std::function<void()> done) {
   int64_t bytes = 0;
   for (const CopyPiece& piece : pieces) bytes += piece.bytes;
   const int64_t threads = static_cast<int64_t>(threads_.size());
-  const int64_t part_bytes = std::max(kPartBytesMin, (bytes + threads - 1) / threads);
+  const int64_t part_bytes =
+      std::clamp((bytes + threads - 1) / threads, kPartBytesMin, kPartBytesMax);
   auto job = std::make_shared<Job>();
   job->pieces = Cut(pieces, part_bytes);
   job->done = std::move(done);
-
-  std::vector<Part> parts;
-  size_t begin = 0;
   int64_t part = 0;
   for (size_t i = 0; i < job->pieces.size(); ++i) {
     part += job->pieces[i].bytes;
-    if (part >= part_bytes) {
-      parts.push_back({job, begin, i + 1});
-      begin = i + 1;
-      part = 0;
-    }
+    if (part < part_bytes) continue;
+    job->ends.push_back(i + 1);
+    part = 0;
   }
-  if (begin < job->pieces.size() || parts.empty()) {
-    parts.push_back({job, begin, job->pieces.size()});
+  if (job->ends.empty() || job->ends.back() < job->pieces.size()) {
+    job->ends.push_back(job->pieces.size());
   }
-  job->parts_left.store(static_cast<int64_t>(parts.size()), std::memory_order_relaxed);
-  const bool one = parts.size() == 1;
+  job->parts_left.store(job->ends.size(), std::memory_order_relaxed);
+  const bool one = job->ends.size() == 1;
   {
     const std::lock_guard lock(mutex_);
-    for (Part& each : parts) parts_.push_back(std::move(each));
+    jobs_.push_back(std::move(job));
   }
   if (one) {
     wake_.notify_one();
@@ -88,23 +88,26 @@ void CopyPool::Copy(std::vector<CopyPiece> pieces, std::function<void()> done) {
 void CopyPool::Run() {
   NameThread("attend-copy");
   for (;;) {
-    Part part;
+    std::shared_ptr<Job> job;
+    size_t part = 0;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !parts_.empty(); });
-      if (parts_.empty()) return;
-      part = std::move(parts_.front());
-      parts_.pop_front();
+      wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+      part = job->begun++;
+      if (job->begun < job->ends.size()) jobs_.push_back(job);
     }
     {
       const TraceRange range("attend: copy tensors");
-      for (size_t i = part.begin; i < part.end; ++i) {
-        const CopyPiece& piece = part.job->pieces[i];
+      for (size_t i = part == 0 ? 0 : job->ends[part - 1]; i < job->ends[part]; ++i) {
+        const CopyPiece& piece = job->pieces[i];
         std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
       }
     }
     // The last part's thread sees every other part's bytes: acquire and release on the count.
-    if (part.job->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) part.job->done();
+    if (job->parts_left.fetch_sub(1, std::memory_order_acq_rel) == 1) job->done();
   }
 }
 

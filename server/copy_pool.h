@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Threads that copy the bytes of large messages to their places, so that gRPC's few threads never
-// stand in a long memcpy. One copy is split by bytes over the threads.
+// stand in a long memcpy. One copy is split by bytes over the threads; copies take turns, so that a
+// short one waits for a part of a long one at most.
 
 #pragma once
 
@@ -30,17 +31,12 @@ class CopyPool {
 
  private:
   struct Job;
-  struct Part {
-    std::shared_ptr<Job> job;
-    size_t begin = 0;
-    size_t end = 0;
-  };
 
   void Run();
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Part> parts_;
+  std::deque<std::shared_ptr<Job>> jobs_;  // with parts that nobody has begun; taken in turn
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

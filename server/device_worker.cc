@@ -31,6 +31,7 @@ WorkItem ToWorkItem(Request& request) {
   item.inputs = request.input_spans;
   item.outputs = request.output_spans;
   item.poison_output = request.check;
+  item.stop = &request.stop;
   if (request.shared != nullptr) {
     item.in_place = request.shared->in_place;
     item.after = request.shared->after;
@@ -116,7 +117,7 @@ void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   driven_ = false;
   // What came meanwhile, or waits for company, or for its deadline.
-  poked_ = poked_ || !scheduler_.queue().empty();
+  poked_ = WatchDeadlinesLocked() || poked_ || !scheduler_.queue().empty();
   const bool notify = poked_;
   lock.unlock();
   if (notify) wake_.notify_one();
@@ -127,6 +128,13 @@ void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
   if (stop_) idle_.notify_all();  // under the lock: this object may go right after
 }
 
+bool DeviceWorker::WatchDeadlinesLocked() {
+  const TimePoint due = scheduler_.running_deadline();
+  if (due >= watch_) return false;
+  watch_ = due;
+  return true;
+}
+
 void DeviceWorker::Cancel(uint64_t id) {
   std::unique_ptr<Request> request;
   {
@@ -135,6 +143,17 @@ void DeviceWorker::Cancel(uint64_t id) {
     if (request != nullptr) ReportQueueLocked(request->tenant);
   }
   if (request != nullptr) finish_(std::move(request));
+}
+
+void DeviceWorker::Abort(const Status& status) {
+  std::vector<std::unique_ptr<Request>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = scheduler_.Close(status);
+    scheduler_.StopAll(Code::kUnavailable);
+    ReportLocked();
+  }
+  End(std::move(ended));
 }
 
 void DeviceWorker::Stop(const Status& status) {
@@ -151,6 +170,14 @@ void DeviceWorker::Stop(const Status& status) {
   if (thread_.joinable()) thread_.join();
   std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [this] { return scheduler_.lanes().free == lanes() && callers_ == 0; });
+}
+
+void DeviceWorker::AddBusy(std::vector<BusyRequest>& busy) const {
+  const std::lock_guard lock(mutex_);
+  for (const Request* const request : scheduler_.running()) {
+    busy.push_back(
+        Busy(*request, std::string(KernelName(request->selection.kernel)) + " on " + info().name));
+  }
 }
 
 int64_t DeviceWorker::queued() const {
@@ -198,7 +225,8 @@ void DeviceWorker::Run() {
       continue;
     }
     poked_ = false;
-    Scheduler::Step step = scheduler_.Plan(clock_.Now());
+    const TimePoint now = clock_.Now();
+    Scheduler::Step step = scheduler_.Plan(now);
     if (!step.empty()) {
       ReportLocked();
       driven_ = true;
@@ -208,10 +236,14 @@ void DeviceWorker::Run() {
       driven_ = false;
       continue;
     }
-    if (step.wake == kNever) {
+    // What callers started is looked at when the first of it was due, though it may have ended:
+    // so there is one wake-up for all of it, not one for each.
+    if (watch_ <= now) watch_ = kNever;
+    watch_ = std::min(watch_, step.wake);
+    if (watch_ == kNever) {
       wake_.wait(lock, changed);
     } else {
-      wake_.wait_until(lock, step.wake, changed);
+      wake_.wait_until(lock, watch_, changed);
     }
   }
 }
@@ -250,6 +282,15 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   metrics_.RecordOutcome(index_, outcome);  // here, as completion deals the batch out
+  {
+    const std::lock_guard lock(mutex_);
+    scheduler_.LaneEnded(lane);
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    // What was stopped, and what ended all the same before it was looked at.
+    if (outcome.statuses[i].code() != Code::kCancelled || !batch[i]->stop.set()) continue;
+    outcome.statuses[i] = StoppedStatus(batch[i]->stop_code);
+  }
   std::vector<std::unique_ptr<Request>> orphaned;
   if (outcome.device_lost) {
     // Whatever CUDA said of each: the request may well succeed elsewhere, or later.

@@ -53,10 +53,17 @@ class DeviceWorker {
   // Takes `request` if and only if OK. Any thread. If it may_end_in_submit, it may have ended by
   // the return.
   Status Push(std::unique_ptr<Request>& request);
-  // Ends the request with CANCELLED if it is still queued. Any thread.
+  // Ends the request with CANCELLED if it is still queued; if it runs, its kernel is told to stop.
+  // Any thread.
   void Cancel(uint64_t id);
+  // Ends queued requests with `status` and refuses others with it from now on; what runs is told to
+  // stop, and then ends with UNAVAILABLE. Any thread.
+  void Abort(const Status& status);
   // Ends queued requests with `status`, waits for running batches and the thread.
   void Stop(const Status& status);
+
+  // Adds what runs.
+  void AddBusy(std::vector<BusyRequest>& busy) const;
 
   const DeviceInfo& info() const { return backend_.info(); }
   int lanes() const { return static_cast<int>(lanes_.size()); }
@@ -82,6 +89,8 @@ class DeviceWorker {
                const Clock& clock, CompletionThreads& completion,
                std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
+  // Sees to it that the scheduler's thread looks again by the deadlines of what was started.
+  bool WatchDeadlinesLocked();
   bool MayRunOnCallerLocked(const Request& request) const;
   // With the lock, which it gives up.
   void RunOnCaller(std::unique_lock<std::mutex>& lock);
@@ -108,9 +117,10 @@ class DeviceWorker {
   std::vector<LaneSlot> lanes_;
   std::atomic<bool> healthy_ = true;  // written under the lock
   bool stop_ = false;
-  bool poked_ = false;   // something changed since the scheduler last planned
-  bool driven_ = false;  // somebody plans or starts what was planned
-  int callers_ = 0;      // threads in RunOnCaller
+  bool poked_ = false;        // something changed since the scheduler last planned
+  bool driven_ = false;       // somebody plans or starts what was planned
+  int callers_ = 0;           // threads in RunOnCaller
+  TimePoint watch_ = kNever;  // the scheduler's thread sleeps no longer than until then
   std::thread thread_;
 };
 

@@ -26,6 +26,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Tried for one directory that others were before at.
+constexpr int kNamesMax = 100;
+
 struct Bytes {
   const void* data = nullptr;
   int64_t bytes = 0;
@@ -126,6 +129,7 @@ std::string ReportJson(const Request& request, uint64_t seed) {
   json["seed"] = seed;
   json["rows_checked"] = report.rows_checked;
   json["rows_total"] = report.rows_total;
+  json["rows_wide"] = report.rows_wide;
   json["max_abs_error"] = Number(report.max_abs_error);
   json["mean_abs_error"] = Number(report.mean_abs_error);
   json["bound"] = Number(report.bound);
@@ -178,12 +182,8 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   message->set_priority(request.priority);
 }
 
-Dumper::Dumper(std::string directory, int64_t dumps_max, uint64_t check_seed,
-               spdlog::logger& logger)
-    : directory_(std::move(directory)),
-      dumps_max_(dumps_max),
-      check_seed_(check_seed),
-      logger_(logger) {}
+Dumper::Dumper(Options options, const Clock& clock, Logger& logger)
+    : options_(std::move(options)), clock_(clock), logger_(logger) {}
 
 Status Dumper::WriteFiles(const Request& request, const std::string& temporary) const {
   const Attention& a = request.attention;
@@ -209,42 +209,75 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
   errno = 0;
   const std::string path = temporary + "/report.json";
   std::ofstream report(path);
-  report << ReportJson(request, check_seed_);
+  report << ReportJson(request, options_.check_seed);
   report.close();
   return report ? Status() : Failed("write", path, std::strerror(errno));
 }
 
-void Dumper::Write(const Request& request) {
-  if (dumps_.fetch_add(1, std::memory_order_relaxed) >= dumps_max_) {
-    logger_.warn("check dump skipped id={} request_id={}: {} dumps were written, the most allowed",
-                 request.id, request.request_id, dumps_max_);
-    return;
+std::string Dumper::TakePlace(const Request& request) {
+  const std::lock_guard lock(mutex_);
+  const TimePoint now = clock_.Now();
+  const bool shared = request.transport == Transport::kSharedMemory;
+  const int64_t shared_max = (options_.dumps_max + 1) / 2;
+  if (dumps_ >= options_.dumps_max) {
+    return fmt::format("{} were written, the most allowed", dumps_);
   }
+  if (shared && shared_dumps_ >= shared_max) {
+    return fmt::format("{} of requests in shared memory were written, the most allowed",
+                       shared_dumps_);
+  }
+  const auto [last, first] =
+      last_.try_emplace(std::pair(request.transport, request.selection.kernel), now);
+  if (!first && now - last->second < options_.interval) {
+    return "the last one of this transport and kernel was written less than "
+           "--check-dump-interval ago";
+  }
+  last->second = now;
+  ++dumps_;
+  if (shared) ++shared_dumps_;
+  return {};
+}
+
+Result<std::string> Dumper::WriteDirectory(const Request& request) const {
   const auto now = std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
   const auto millis = now.time_since_epoch().count() % 1000;
   const std::string name = fmt::format("{:%Y%m%dT%H%M%S}.{:03}Z-{}",
                                        fmt::gmtime(std::chrono::system_clock::to_time_t(now)),
                                        millis, SafeName(request.request_id));
-  const fs::path temporary = fs::path(directory_) / fmt::format(".{}-{}.partial", name, request.id);
+  const fs::path directory = options_.directory;
+  const fs::path temporary = directory / fmt::format(".{}-{}.partial", name, request.id);
   std::error_code error;
   fs::create_directories(temporary, error);
-  Status status = error ? Failed("make", temporary.string(), error.message())
-                        : WriteFiles(request, temporary.string());
-  fs::path final = fs::path(directory_) / name;
-  if (status.ok()) {
-    // The client chose the id: two in one millisecond may be the same.
-    if (fs::exists(final, error)) final += fmt::format("-{}", request.id);
+  if (error) return Failed("make", temporary.string(), error.message());
+  Status status = WriteFiles(request, temporary.string());
+  // The client chose the id: two in one millisecond may be the same. A directory is not renamed to
+  // one that holds something, so who comes second takes another name.
+  fs::path final = directory / name;
+  for (int again = 0; status.ok(); ++again) {
     fs::rename(temporary, final, error);
-    if (error) status = Failed("rename to", final.string(), error.message());
-  }
-  if (status.ok()) {
-    logger_.warn("check dump written id={} request_id={} path={}", request.id, request.request_id,
-                 final.string());
-    return;
+    if (!error) return final.string();
+    const bool taken = error == std::errc::directory_not_empty || error == std::errc::file_exists;
+    if (!taken || again == kNamesMax) {
+      status = Failed("rename to", final.string(), error.message());
+    }
+    final = directory / fmt::format("{}-{}", name, request.id + again);
   }
   fs::remove_all(temporary, error);
-  logger_.error("check dump failed id={} request_id={}: {}", request.id, request.request_id,
-                status.message());
+  return status;
+}
+
+void Dumper::Write(const Request& request) {
+  const auto log = [&](LogLevel level, std::string_view event, std::string_view name,
+                       const std::string& value) {
+    logger_.Log(level, event,
+                {{"id", request.id}, {"request_id", request.request_id}, {name, value}});
+  };
+  if (const std::string why = TakePlace(request); !why.empty()) {
+    return log(LogLevel::warn, "check dump left out", "reason", why);
+  }
+  const Result<std::string> written = WriteDirectory(request);
+  if (written.ok()) return log(LogLevel::warn, "check dump written", "path", *written);
+  log(LogLevel::err, "check dump failed", "error", written.status().message());
 }
 
 }  // namespace attend

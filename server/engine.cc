@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cost.h"
 #include "kernels/trace_range.h"
 
 namespace attend {
@@ -23,6 +24,7 @@ constexpr uint64_t kFirstUploadPartId = uint64_t{1} << 62;
 
 EngineOptions WithWeights(EngineOptions options) {
   options.worker.tenant_weights = options.tenants.weights();
+  options.checker.tenant_weights = options.tenants.weights();
   return options;
 }
 
@@ -54,7 +56,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   }
   engine->host_pool_ = std::move(*pool);
   engine->checker_ = std::make_unique<Checker>(
-      options.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
+      engine->options_.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
         raw->FinishChecked(std::move(request));
       });
   engine->completion_ = std::make_unique<CompletionThreads>(
@@ -164,13 +166,10 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   metrics_.SetInflight(inflight);
   if (status.ok()) {
     request->flops = Flops(request->attention);
-    // The checker reads tensors on the host only.
-    const bool readable = PinnedDevice(*request) == SharedRegion::kHost;
-    if (readable && !request->check && checker_->Sampled(request->id)) {
-      request->check = request->check_sampled = checker_->HasRoom();
-      if (!request->check) metrics_.RecordCheckSkipped(request->transport);
-    }
-    status = Route(request);
+    status = PlanCheck(*request);
+    const bool checked = status.ok() && request->check;
+    if (status.ok()) status = Route(request);
+    if (checked && !status.ok()) checker_->Release();
   }
   if (!status.ok()) metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
   return status;
@@ -183,6 +182,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     Result<std::vector<Candidate>> candidates =
         Candidates(request->attention.problem, request->kernel, pinned);
     if (!candidates.ok()) return candidates.status();
+    ATTEND_RETURN_IF_ERROR(LimitCost(request->attention, *candidates));
     FinishStaging(*request, *candidates);
     const Status status = PushToAny(request, *candidates);
     if (status.code() != Code::kUnavailable) return status;
@@ -226,25 +226,16 @@ std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candida
   return devices;
 }
 
-void Engine::SetCosts(const Request& request, double flops,
-                      std::vector<Candidate>& candidates) const {
-  const int64_t tensor_bytes = request.input_spans.bytes() + request.output_spans.bytes();
-  for (Candidate& each : candidates) {
-    // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
-    // make its company fail.
-    each.cost = batcher_.Cost(flops, tensor_bytes + each.selection.workspace_bytes);
-  }
-}
-
 Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
   const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
-  SetCosts(*request, request->flops, candidates);
+  SetCosts(*request, candidates);
   Status status;
   while (!candidates.empty()) {
     const size_t chosen = Reserve(*request, candidates);
     const Candidate candidate = candidates[chosen];
     request->device = candidate.device;
     request->selection = candidate.selection;
+    request->kernel_cost = candidate.kernel_cost;
     request->batch_bytes = tensor_bytes + candidate.selection.workspace_bytes;
     status = workers_[candidate.device]->Push(request);
     if (status.ok()) return status;
@@ -263,7 +254,8 @@ Status Engine::PushPart(std::unique_ptr<Request>& part) {
   part->batch_bytes =
       part->input_spans.bytes() + part->output_spans.bytes() + part->selection.workspace_bytes;
   const int device = part->device;
-  const int64_t cost = batcher_.Cost(part->flops, part->batch_bytes);
+  part->kernel_cost = Cost(part->attention, part->selection.kernel);
+  const int64_t cost = batcher_.Cost(part->kernel_cost, part->batch_bytes);
   router_->Add(device, cost);
   const Status status = workers_[device]->Push(part);
   if (!status.ok()) router_->Release(device, cost);
@@ -273,6 +265,7 @@ Status Engine::PushPart(std::unique_ptr<Request>& part) {
 void Engine::Cancel(uint64_t id) {
   if (splitter_->Cancel(id)) return;
   for (const auto& worker : workers_) worker->Cancel(id);
+  checker_->Cancel(id);
 }
 
 void Engine::FinishBatch(CompletedBatch batch) {
@@ -303,16 +296,11 @@ void Engine::FinishRun(std::unique_ptr<Request> request) {
   }
 }
 
-void Engine::FinishChecked(std::unique_ptr<Request> request) {
-  if (request->report.has_value() && !request->report->ok && on_check_failed_)
-    on_check_failed_(*request);
-  FinishOne(std::move(request));
-}
-
 void Engine::FinishOne(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
   const bool part = request->part;
   const bool of_upload = request->upload_part != nullptr;
+  if (request->check && !part) checker_->Release();
   responder->Finish(std::move(request));
   if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);
   if (part) return;  // its whole counts

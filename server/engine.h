@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -38,6 +39,9 @@ struct EngineOptions {
   DeviceWorkerOptions worker;                      // of every device
   Tenants tenants;                                 // who shares it
   int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
+  // Kernel cost (kernels/cost.h) of one request; 0: no bound. Nothing: what the device that
+  // computes it works off in ten minutes.
+  std::optional<double> request_cost_max;
   CheckerOptions checker;
   int completion_threads = 2;
   double split_flops_min = 0;  // larger requests are split over devices that are alike; 0: none
@@ -67,6 +71,10 @@ class Engine {
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int pinned = SharedRegion::kHost);
 
+  // Whether a device that can compute it may (request_cost_max); else INVALID_ARGUMENT, which
+  // Submit says too. The attention's arrays have their values.
+  Status CheckCost(const Request& request) const;
+
   // Gives an admitted request whose bytes are still to come a staging (staging.h) on the device
   // that would run it now, if it is large enough, will not be split, and there is one to be had.
   // If that device computes it in parts of which some can be begun before others' bytes have come,
@@ -84,11 +92,13 @@ class Engine {
   // there is a staging whose copy is good, its device comes first.
   // Takes `request` if and only if OK; it then ends by one call of its responder, which may come
   // before the return if the request may_end_in_submit. Else
-  // RESOURCE_EXHAUSTED (every queue full), UNAVAILABLE (draining, no healthy device),
-  // DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are lost.
+  // RESOURCE_EXHAUSTED (every queue full, or the checker's), UNAVAILABLE (draining, no healthy
+  // device), DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are
+  // lost.
   Status Submit(std::unique_ptr<Request>& request);
 
-  // If the request is still queued, ends it with CANCELLED now. A running one runs on.
+  // If the request is still queued, for a lane or for its check, ends it with CANCELLED now. What
+  // runs of it is told to stop (WorkItem::stop), and then ends so.
   void Cancel(uint64_t id);
 
   // From now on Admit and Submit refuse with UNAVAILABLE; what was accepted goes on.
@@ -96,6 +106,12 @@ class Engine {
   // Waits until nothing accepted is unfinished, nor what of an upload was begun, or `until`. True
   // if idle.
   bool WaitIdle(TimePoint until) const;
+  // Ends what is still queued, for a lane or a check, with UNAVAILABLE, and tells what runs to
+  // stop, which then ends so; but an answer that the server alone wanted checked leaves unchecked.
+  // After Drain.
+  void Abort();
+  // What runs or is being checked.
+  std::vector<BusyRequest> Running() const;
   // Ends what is still queued with UNAVAILABLE, waits for running batches, joins all threads. The
   // caller has made sure that no call above runs or comes any more.
   void Stop();
@@ -125,6 +141,8 @@ class Engine {
   // Of the pool; lives as long as the engine.
   HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
+  // Kernel cost of one request on that device; infinite: no bound.
+  double RequestCostMax(int device) const;
 
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
@@ -143,7 +161,13 @@ class Engine {
   Status CheckSubmit(const Request& request) const;
   // Unless the splitter then finds no plan for it.
   bool WillSplit(double flops, std::span<const Candidate> candidates) const;
-  void SetCosts(const Request& request, double flops, std::vector<Candidate>& candidates) const;
+  // Sets the candidates' kernel costs and drops those that the attention costs too much;
+  // INVALID_ARGUMENT if none is left.
+  Status LimitCost(const Attention& attention, std::vector<Candidate>& candidates) const;
+  // From their kernel costs.
+  void SetCosts(const Request& request, std::vector<Candidate>& candidates) const;
+  // Whether the request's answer will be checked, and has its place with the checker.
+  Status PlanCheck(Request& request);
   // Null: there are no parts, or no memory for their small blocks.
   std::shared_ptr<UploadRun> MakeUploadRun(Request& request, std::span<const Candidate> candidates);
   void FinishStaging(Request& request, std::span<const Candidate> candidates);

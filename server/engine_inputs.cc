@@ -28,9 +28,9 @@ void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
   if (!stager_->Wants(tensors)) return;
   auto candidates = Candidates(request.attention.problem, request.kernel, SharedRegion::kHost);
   if (!candidates.ok()) return;  // Submit says why
-  const double flops = Flops(request.attention);
-  if (WillSplit(flops, *candidates)) return stager_->CountSplit();
-  SetCosts(request, flops, *candidates);
+  if (WillSplit(Flops(request.attention), *candidates)) return stager_->CountSplit();
+  if (!LimitCost(request.attention, *candidates).ok()) return;
+  SetCosts(request, *candidates);
   request.staged = stager_->Stage(*candidates, request.input, tensors);
   if (request.staged != nullptr) request.upload_run = MakeUploadRun(request, *candidates);
 }

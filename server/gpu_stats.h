@@ -20,7 +20,7 @@ class GpuStats final : public prometheus::Collectable {
   explicit GpuStats(const std::vector<std::string>& devices);
   ~GpuStats() override;
 
-  // On the exposer's threads.
+  // On the metrics endpoint's thread.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:

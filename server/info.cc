@@ -2,7 +2,9 @@
 
 #include "server/info.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -68,6 +70,15 @@ void FillSharedMemory(const SharedMemoryServer& shared, v1::SharedMemoryInfo* in
   info->set_cuda_ipc(shared.cuda_ipc());
 }
 
+// Of the device that takes the most; 0: one takes all.
+double RequestGflopMax(const Engine& engine) {
+  double most = 0;
+  for (size_t i = 0; i < engine.backends().size(); ++i) {
+    most = std::max(most, engine.RequestCostMax(static_cast<int>(i)) * 1e-9);
+  }
+  return std::isfinite(most) ? most : 0;
+}
+
 }  // namespace
 
 void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
@@ -85,6 +96,8 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
   limits->set_request_bytes_max(config.max_request_bytes);
   limits->set_memory_budget_bytes(config.memory_budget_bytes);
   limits->set_queue_requests_max(config.max_queue);
+  limits->set_request_gflop_max(RequestGflopMax(engine));
+  limits->set_checks_max(config.max_checks);
   limits->set_head_dim_max(kHeadDimMax);
   limits->set_batch_max(kBatchMax);
   limits->set_heads_max(kHeadsMax);

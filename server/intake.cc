@@ -2,13 +2,15 @@
 
 #include "server/intake.h"
 
-#include <grpcpp/support/slice.h>
-
 #include <algorithm>
+#include <functional>
+#include <new>
 #include <string>
 #include <utility>
 
 #include "kernels/trace_range.h"
+#include "server/memory_reserve.h"
+#include "server/message_slices.h"
 #include "server/shared_tensors.h"
 
 namespace attend {
@@ -24,10 +26,19 @@ constexpr int64_t kScatteredBytesMax = int64_t{64} << 20;
 // more than its bytes do. gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin.
 constexpr int64_t kPiecesFree = 16;
 constexpr int64_t kPieceBytesLeast = 4096;
-// What is in front of the tensors is parsed on gRPC's own thread up to here.
-constexpr int64_t kHeaderBytesMax = int64_t{64} << 10;
+// Lengths, slopes and sinks are read on gRPC's own thread up to here.
+constexpr int64_t kInlineArrayBytesMax = int64_t{64} << 10;
 // What the small fields of an ordinary request need; more comes from the heap.
 constexpr size_t kArenaBlockBytes = 4096;
+
+Status OutOfMemory() { return ResourceExhausted("the server's process is out of memory"); }
+
+// So that whatever it ends with names the client's request.
+void NameRequest(const v1::AttendRequest& fields, Request& request) {
+  const size_t id_bytes = std::min<size_t>(fields.request_id().size(), kRequestIdBytesMax);
+  request.request_id = fields.request_id().substr(0, id_bytes);
+  if (request.request_id.empty()) request.request_id = "server-" + std::to_string(request.id);
+}
 
 google::protobuf::ArenaOptions OnBlock(char* block, size_t bytes) {
   google::protobuf::ArenaOptions options;
@@ -39,26 +50,21 @@ google::protobuf::ArenaOptions OnBlock(char* block, size_t bytes) {
 }  // namespace
 
 struct Intake::Work {
-  std::vector<grpc::Slice> slices;
-  std::vector<ByteSpan> spans;
-  MessageScan scan;
-  ParsedMessage parsed;
+  MessageSlices slices;
+  RequestMessage message;
   Validated validated;
   MemoryPlan plan;
 
-  // Takes the message's slices. False if gRPC cannot give them.
-  bool Take(grpc::ByteBuffer& message) {
-    if (!message.Dump(&slices).ok()) return false;
-    message.Clear();
-    spans.reserve(slices.size());
-    for (const grpc::Slice& slice : slices) spans.emplace_back(slice.begin(), slice.size());
+  // False if gRPC cannot give the message's slices.
+  bool Take(grpc::ByteBuffer& bytes) {
+    if (!slices.Take(bytes)) return false;
+    message.slices = slices.spans();
     return true;
   }
-  bool BeginsSmall() const { return scan.in_order && scan.header_bytes <= kHeaderBytesMax; }
   // The transport gets its memory back before the request runs.
   void ReleaseSlices() {
-    spans.clear();
-    slices.clear();
+    message.slices = {};
+    slices.Release();
   }
 };
 
@@ -84,6 +90,16 @@ Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& 
 void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
   const TraceRange range("attend: take a message");
   call.Ref();
+  try {
+    if (Take(call, request, message)) return;
+  } catch (const std::bad_alloc&) {
+    // Else it has ended, or somebody else ends it.
+    if (request != nullptr) Finish(std::move(request), Reject(Rejection::kMemory, OutOfMemory()));
+  }
+  call.Unref();
+}
+
+bool Intake::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message) {
   Work work;
   Status status = CheckEarly(call, *request, message);
   if (status.ok()) {
@@ -93,29 +109,33 @@ void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuff
     }
   }
   if (status.ok()) {
-    status = ScanMessage(work.spans, work.scan);
-    if (!status.ok()) status = Reject(Rejection::kInvalid, std::move(status));
+    status = ScanMessage(work.message.slices, work.message.scan);
+    if (!status.ok()) {
+      // What came before the fault may say whose request it is.
+      google::protobuf::Arena arena;
+      if (ParseMessage(arena, work.message).ok()) NameRequest(*work.message.fields, *request);
+      status = Reject(Rejection::kInvalid, std::move(status));
+    }
   }
   if (!status.ok()) {
     Finish(std::move(request), std::move(status));
-    call.Unref();
-  } else if (request->message_bytes <= kInlineBytesMax ||
-             (receive_memory_ != nullptr && work.BeginsSmall())) {
-    AcceptHere(call, std::move(request), work);
-  } else {
-    auto large = std::make_shared<LargeWork>(std::move(work));
-    large->request = std::move(request);
-    // On the pool's threads from here on: a whole message for the generated parser takes long.
-    copies_.Copy({}, [this, &call, large] {
-      Status status = Decode(*large->request, *large, large->arena);
-      if (status.ok()) return CopyLarge(call, large);
-      Finish(std::move(large->request), std::move(status));
-      call.Unref();
-    });
+    return false;
   }
+  if (work.message.scan.array_bytes <= kInlineArrayBytesMax) return TakeHere(call, request, work);
+  auto large = std::make_shared<LargeWork>(std::move(work));
+  // On the pool's threads from here on: so many numbers take long.
+  const std::function<void()> decode = [this, &call, large] {
+    Status status = Decode(*large->request, *large, large->arena);
+    if (status.ok()) return CopyLarge(call, large);
+    Finish(std::move(large->request), std::move(status));
+    call.Unref();
+  };
+  large->request = std::move(request);
+  copies_.Copy({}, decode);
+  return true;
 }
 
-void Intake::AcceptHere(Call& call, std::unique_ptr<Request> request, Work& work) {
+bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
   alignas(8) char block[kArenaBlockBytes];
   google::protobuf::Arena arena(OnBlock(block, sizeof(block)));
   Status status = Decode(*request, work, arena);
@@ -124,21 +144,23 @@ void Intake::AcceptHere(Call& call, std::unique_ptr<Request> request, Work& work
   } else if (Scatter(work, *request)) {
     Submit(call, std::move(request));
   } else if (request->message_bytes <= kInlineBytesMax) {
-    CopyTensors(work.spans, work.parsed, work.validated, work.plan, *request);
+    CopyTensors(work.message, work.validated, work.plan, *request);
     work.ReleaseSlices();
     Submit(call, std::move(request));
   } else {
     // Its tensors are found by the scan alone, so the arena may go.
+    work.message.fields = nullptr;
     auto large = std::make_shared<LargeWork>(std::move(work));
     large->request = std::move(request);
-    return CopyLarge(call, large);
+    CopyLarge(call, large);
+    return true;
   }
-  call.Unref();
+  return false;
 }
 
 void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   std::vector<CopyPiece> pieces =
-      TensorPieces(large->spans, large->parsed, large->validated, large->plan, *large->request);
+      TensorPieces(large->message, large->validated, large->plan, *large->request);
   copies_.Copy(std::move(pieces), [this, &call, large] {
     large->ReleaseSlices();
     Submit(call, std::move(large->request));
@@ -158,12 +180,11 @@ struct Intake::HeldMessage {
 };
 
 bool Intake::Scatter(Work& work, Request& request) const {
-  if (receive_memory_ == nullptr || !work.scan.in_order) return false;
+  if (receive_memory_ == nullptr) return false;
   const int64_t bytes = request.message_bytes;
   if (bytes < kScatteredBytesMin || bytes > kScatteredBytesMax) return false;
   if (request.input.data() == nullptr || !engine_.Gathers(request)) return false;
-  std::vector<HostPiece> pieces =
-      TensorPieces(work.spans, work.parsed, work.validated, work.plan, request);
+  std::vector<HostPiece> pieces = TensorPieces(work.message, work.validated, work.plan, request);
   const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
     return receive_memory_->Contains(piece.from, piece.bytes);
   });
@@ -174,7 +195,7 @@ bool Intake::Scatter(Work& work, Request& request) const {
     held_messages_->fetch_sub(bytes, std::memory_order_relaxed);
     return false;
   }
-  auto owner = std::make_shared<HeldMessage>(std::move(work.slices), held_messages_, bytes);
+  auto owner = std::make_shared<HeldMessage>(work.slices.TakeSlices(), held_messages_, bytes);
   request.scattered = std::make_unique<ScatteredInput>(std::move(pieces), std::move(owner));
   return true;
 }
@@ -192,20 +213,23 @@ Status Intake::CheckEarly(const Call& call, const Request& request,
     return Reject(Rejection::kDeadlinePassed,
                   Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
   }
-  return Status();
+  return MemoryIsShort() ? Reject(Rejection::kMemory, OutOfMemory()) : Status();
 }
 
 Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
-  Status status = ParseMessage(work.spans, work.scan, arena, work.parsed);
+  Status status = ParseMessage(arena, work.message);
   if (!status.ok()) return Reject(Rejection::kInvalid, std::move(status));
-  return TakeFields(*work.parsed.request, &work.parsed, request, work.validated, work.plan);
+  return TakeFields(work.message, request, work.validated, work.plan);
 }
 
-Status Intake::AcceptHeader(const v1::AttendRequest& header, Request& request,
-                            TensorPlaces& places) {
+Status Intake::AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places) {
+  if (MemoryIsShort()) return Reject(Rejection::kMemory, OutOfMemory());
   Validated validated;
   MemoryPlan plan;
-  ATTEND_RETURN_IF_ERROR(TakeFields(header, nullptr, request, validated, plan));
+  ATTEND_RETURN_IF_ERROR(TakeFields(header, request, validated, plan));
+  // Before its client has sent all of it.
+  Status cost = engine_.CheckCost(request);
+  if (!cost.ok()) return RejectRefusal(Rejection::kMemory, std::move(cost));
   char* const input = static_cast<char*>(request.input.data());
   std::vector<HostSpan> tensors;
   places.tensors = validated.tensors;
@@ -218,19 +242,18 @@ Status Intake::AcceptHeader(const v1::AttendRequest& header, Request& request,
   return Status();
 }
 
-Status Intake::TakeFields(const v1::AttendRequest& message, const ParsedMessage* raw,
-                          Request& request, Validated& validated, MemoryPlan& plan) {
-  // Known before anything can fail, so that the failure names the client's request.
-  const size_t id_bytes = std::min<size_t>(message.request_id().size(), kRequestIdBytesMax);
-  request.request_id = message.request_id().substr(0, id_bytes);
-  if (request.request_id.empty()) request.request_id = "server-" + std::to_string(request.id);
-  request.kernel = message.kernel();
-  request.check = message.check();
-  request.priority = message.priority();
+Status Intake::TakeFields(const RequestMessage& message, Request& request, Validated& validated,
+                          MemoryPlan& plan) {
+  const v1::AttendRequest& fields = *message.fields;
+  NameRequest(fields, request);  // before anything can fail
+  request.kernel = fields.kernel();
+  request.check = fields.check();
+  request.priority = fields.priority();
 
-  Status status = Validate(message, validated);
+  const bool chunked = request.transport == Transport::kChunked;
+  Status status = Validate(fields, message.arrays(), validated);
   if (status.ok()) status = CheckSources(message, request.transport, validated);
-  if (status.ok() && raw != nullptr) status = CheckRaw(*raw, validated);
+  if (status.ok() && !chunked) status = CheckRaw(message, validated);
   if (status.ok()) {
     Result<MemoryPlan> planned = PlanMemory(message, validated);
     status = planned.status();
@@ -241,7 +264,7 @@ Status Intake::TakeFields(const v1::AttendRequest& message, const ParsedMessage*
     return Reject(unknown_source ? Rejection::kUnimplemented : Rejection::kInvalid,
                   std::move(status));
   }
-  ATTEND_RETURN_IF_ERROR(FindShared(message, validated, request));
+  ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
   return Status();

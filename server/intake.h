@@ -37,6 +37,7 @@ class Call : public Responder {
 
   // Nobody waits for this call's answers any more. Once true, stays true.
   bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
+  bool unwanted() const override { return cancelled(); }
   // The request is about to enter a queue.
   virtual void OnAdmitted(uint64_t id) = 0;
 
@@ -77,7 +78,7 @@ class Intake {
 
   // Admits a request by its header and takes its memory, on a device too if it can be staged. The
   // same fields of `request` are set as for Accept. Not on gRPC's threads.
-  Status AcceptHeader(const v1::AttendRequest& header, Request& request, TensorPlaces& places);
+  Status AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places);
   // Takes a request with all its bytes to the engine, or ends it; either way it ends by one call of
   // its responder, which is `call`.
   void Submit(Call& call, std::unique_ptr<Request> request);
@@ -89,16 +90,19 @@ class Intake {
   struct LargeWork;  // the same, when threads of the copy pool go on with it
   struct HeldMessage;
 
-  void AcceptHere(Call& call, std::unique_ptr<Request> request, Work& work);
+  // These two end the request or hand it on, unless they throw and leave it. True: the copy pool
+  // goes on, and lets go of the call.
+  bool Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message);
+  bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
   // Goes on with a request that was decoded, when its tensors have been copied.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Leaves the tensors where they arrived, if whoever computes the request can read them there.
   bool Scatter(Work& work, Request& request) const;
   Status CheckEarly(const Call& call, const Request& request, const grpc::ByteBuffer& message);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
-  // The small fields, whatever way the bytes come: `raw` is null if they come in chunks.
-  Status TakeFields(const v1::AttendRequest& message, const ParsedMessage* raw, Request& request,
-                    Validated& validated, MemoryPlan& plan);
+  // The small fields, whatever way the bytes come.
+  Status TakeFields(const RequestMessage& message, Request& request, Validated& validated,
+                    MemoryPlan& plan);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
   Status RejectRefusal(Rejection exhausted, Status status);

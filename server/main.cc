@@ -2,7 +2,7 @@
 //
 // attend-server: settings, signals, start and end. Exit codes: 0 after a clean drain, 1 if the
 // server could not start or the drain timed out, 2 for wrong settings, 128 + the signal's number
-// when a second signal ended it.
+// when a second signal ended it. SIGHUP opens the log file anew.
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
@@ -14,9 +14,12 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -24,30 +27,41 @@
 #include "proto/process_settings.h"
 #include "proto/receive_blocks.h"
 #include "server/config.h"
+#include "server/connection_limits.h"
 #include "server/logging.h"
+#include "server/memory_reserve.h"
 #include "server/server.h"
+#include "server/whole_file.h"
 
 namespace {
 
-sigset_t EndSignals() {
+// Signals to end that come so soon after the first are the same wish: supervisors signal a process
+// and its group, or twice to be sure.
+constexpr std::chrono::seconds kOneWish{1};
+// How often the log says what it left out of kinds of lines that have ended.
+constexpr timespec kLeftOutPeriod{1, 0};
+
+sigset_t Signals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   return signals;
 }
 
-// Waits for signals on a thread of its own. The first one is told to main, the second ends the
-// process. Made before any other thread, which then inherit the blocked signals.
+// Waits for signals, which main has blocked, on a thread of its own. The first one to end is told
+// to main, a second, later one ends the process.
 class SignalThread {
  public:
-  SignalThread() : signals_(EndSignals()), first_(promise_.get_future()) {
-    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+  // `logger` outlives the object.
+  explicit SignalThread(attend::Logger& logger)
+      : logger_(logger), signals_(Signals()), first_(promise_.get_future()) {
     thread_ = std::thread([this] { Run(); });
   }
   ~SignalThread() {
     stop_ = true;
-    pthread_kill(thread_.native_handle(), SIGTERM);  // wakes sigwait
+    pthread_kill(thread_.native_handle(), SIGTERM);  // wakes sigtimedwait
     thread_.join();
   }
 
@@ -56,30 +70,54 @@ class SignalThread {
  private:
   void Run() {
     attend::NameThread("attend-signals");
-    for (bool first = true;; first = false) {
-      int signal = 0;
-      sigwait(&signals_, &signal);
+    for (;;) {
+      const int signal = sigtimedwait(&signals_, nullptr, &kLeftOutPeriod);
       if (stop_) return;
-      if (!first) _exit(128 + signal);
-      promise_.set_value(signal);
+      if (signal < 0) {
+        logger_.SayLeftOut();
+      } else if (signal == SIGHUP) {
+        logger_.Reopen();
+      } else {
+        End(signal);
+      }
     }
   }
 
-  sigset_t signals_;
+  void End(int signal) {
+    const attend::TimePoint now = clock_.Now();
+    if (!ending_) {
+      ending_ = now;
+      promise_.set_value(signal);
+    } else if (now - *ending_ >= kOneWish) {
+      _exit(128 + signal);
+    } else {
+      logger_.info("signal {} again, within a second: the drain goes on", signal);
+    }
+  }
+
+  attend::Logger& logger_;
+  const attend::SteadyClock clock_;
+  const sigset_t signals_;
+  std::optional<attend::TimePoint> ending_;  // since when; the thread's
   std::promise<int> promise_;
   std::future<int> first_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
+// What the requests that are under way when memory runs out need to come to their ends.
+constexpr int64_t kMemoryReserveBytes = int64_t{16} << 20;
+
 // gRPC has one log hook for the whole process, without a context: hence this one global.
-std::atomic<spdlog::logger*> grpc_log{nullptr};
+std::atomic<attend::Logger*> grpc_log{nullptr};
 
 void LogOfGrpc(gpr_log_func_args* line) {
-  spdlog::logger* const logger = grpc_log.load(std::memory_order_acquire);
+  attend::Logger* const logger = grpc_log.load(std::memory_order_acquire);
   if (logger == nullptr) return;
   const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
-  logger->log(error ? spdlog::level::warn : spdlog::level::debug, "grpc: {}", line->message);
+  const std::string where = std::string(line->file) + ":" + std::to_string(line->line);
+  logger->Log(error ? attend::LogLevel::warn : attend::LogLevel::debug, "grpc",
+              {{"detail", line->message}, {"where", where}}, where);
 }
 
 int Fail(const attend::Status& status) {
@@ -87,9 +125,28 @@ int Fail(const attend::Status& status) {
   return 1;
 }
 
+// For what nobody catches. A thread that the system does not give is one line and the exit code of
+// a server that cannot start, without destructors: gRPC waits for ever for the end of a thread that
+// it did not get either.
+[[noreturn]] void Terminate() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    Fail(attend::Unavailable(std::string("a thread cannot be made: ") + error.what()));
+    std::_Exit(1);
+  } catch (const std::exception& error) {
+    Fail(attend::Internal(error.what()));
+  }
+  std::abort();
+}
+
 int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blocks,
-          std::shared_ptr<spdlog::logger> logger) {
-  SignalThread signals;
+          std::shared_ptr<attend::Logger> logger) {
+  SignalThread signals(*logger);
+  if (const attend::Status folder = attend::CheckFolderOf("ready-file", config.ready_file);
+      !folder.ok()) {
+    return Fail(folder);
+  }
   attend::Result<std::vector<std::unique_ptr<attend::Backend>>> backends =
       attend::MakeBackends(config, *logger);
   if (!backends.ok()) return Fail(backends.status());
@@ -106,16 +163,20 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
   const auto timeout = std::chrono::duration_cast<attend::Duration>(
       std::chrono::duration<double>(config.drain_timeout_seconds));
   const bool drained = (*server)->Drain(timeout);
+  logger->SayLeftOut(/*all=*/true);
   logger->flush();
   // Without destructors. After a drain nothing is left but clients that are being refused, whom a
-  // closed connection tells UNAVAILABLE and gRPC's shutdown CANCELLED. After a timeout a kernel may
-  // run for long, and nothing can stop it.
+  // closed connection tells UNAVAILABLE and gRPC's shutdown CANCELLED. After a timeout a GPU's
+  // kernel may run for long, and nothing can stop it.
   std::_Exit(drained ? 0 : 1);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Before anything that takes time, and before any other thread, which inherits it.
+  const sigset_t signals = Signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   attend::Config config;
   std::string text;
   switch (attend::ParseConfig(argc, argv, config, text)) {
@@ -128,6 +189,8 @@ int main(int argc, char** argv) {
     case attend::ConfigOutcome::kRun:
       break;
   }
+  std::set_terminate(Terminate);
+  const attend::DescriptorLimit descriptors = attend::RaiseDescriptorLimit();
   attend::SkipDeadlockSearch();
   attend::TunedAllocator allocator;
   if (config.allocator_tuning) {
@@ -148,10 +211,15 @@ int main(int argc, char** argv) {
   if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   // Bad messages are the client's to hear of, not stderr's.
   google::protobuf::SetLogHandler(nullptr);
-  attend::Result<std::shared_ptr<spdlog::logger>> logger = attend::MakeLogger(config);
+  attend::KeepMemoryReserve(kMemoryReserveBytes);
+  attend::Result<std::shared_ptr<attend::Logger>> logger = attend::MakeLogger(config);
   if (!logger.ok()) return Fail(logger.status());
   grpc_log.store((*logger).get(), std::memory_order_release);
   gpr_set_log_function(LogOfGrpc);
+  if (descriptors.now > descriptors.before) {
+    (*logger)->info("descriptors: the limit of {} is raised to {}", descriptors.before,
+                    descriptors.now);
+  }
   const int code = Serve(config, allocator.blocks, *logger);
   grpc_log.store(nullptr, std::memory_order_release);
   return code;

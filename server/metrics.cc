@@ -27,11 +27,14 @@ constexpr std::array<Code, 13> kCodes = {
     Code::kUnavailable,  Code::kResourceExhausted, Code::kFailedPrecondition,
     Code::kUnimplemented};
 constexpr std::array<const char*, kRejectionCount> kRejectionNames = {
-    "invalid", "unimplemented", "memory", "queue_full", "draining", "deadline_passed", "too_large"};
+    "invalid",  "unimplemented",   "memory",    "queue_full",
+    "draining", "deadline_passed", "too_large", "unknown_method"};
 
-// What became of a check.
-enum Checked { kCheckOk, kCheckFailed, kCheckSkipped, kCheckedCount };
-constexpr std::array<const char*, kCheckedCount> kCheckedNames = {"ok", "failed", "skipped"};
+constexpr std::array<const char*, kCheckResultCount> kCheckResultNames = {"ok", "failed", "skipped",
+                                                                          "refused"};
+
+constexpr std::array<const char*, kConnectionRefusalCount> kConnectionRefusalNames = {
+    "limit", "peer_limit", "silent", "descriptors", "frames"};
 
 enum Phase { kReceive, kUpload, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhaseCount };
 constexpr std::array<const char*, kPhaseCount> kPhaseNames = {
@@ -82,6 +85,10 @@ struct TenantSeries {
 
 }  // namespace
 
+const char* ConnectionRefusalName(ConnectionRefusal reason) {
+  return kConnectionRefusalNames[static_cast<size_t>(reason)];
+}
+
 struct Metrics::Families {
   explicit Families(const std::string& version);
   void AddTenant(const std::string& name);
@@ -93,14 +100,21 @@ struct Metrics::Families {
   std::array<Counter*, kTransportCount> bytes_in{};
   std::array<Counter*, kTransportCount> bytes_out{};
   Counter* bytes_in_place = nullptr;
-  std::array<std::array<Counter*, kTransportCount>, kCheckedCount> checks{};
+  std::array<std::array<Counter*, kTransportCount>, kCheckResultCount> checks{};
+  Counter* unread = nullptr;
   Counter* check_rows = nullptr;
   Histogram* check_error = nullptr;
   Gauge* host_used = nullptr;
   Gauge* host_largest_free = nullptr;
   Gauge* host_budget = nullptr;
+  std::array<Counter*, kConnectionRefusalCount> connection_refusals{};
+  Counter* accept_errors = nullptr;
+  Gauge* connections = nullptr;
+  Gauge* connections_limit = nullptr;
+  Gauge* accepting = nullptr;
   Gauge* inflight = nullptr;
   Gauge* draining = nullptr;
+  Counter* log_lines_suppressed = nullptr;
   Family<Counter>& tenant_requests;
   Family<Counter>& tenant_flops;
   Family<Counter>& split_requests;
@@ -111,6 +125,7 @@ struct Metrics::Families {
  private:
   void MakeRequestSeries();
   void MakeCheckSeries();
+  void MakeConnectionSeries();
   void MakeProcessSeries(const std::string& version);
 };
 
@@ -125,6 +140,7 @@ Metrics::Families::Families(const std::string& version)
       devices(*registry) {
   MakeRequestSeries();
   MakeCheckSeries();
+  MakeConnectionSeries();
   MakeProcessSeries(version);
 }
 
@@ -137,6 +153,9 @@ void Metrics::Families::MakeRequestSeries() {
   for (int i = 0; i < kRejectionCount; ++i) {
     rejections[i] = &by_reason.Add({{"reason", kRejectionNames[i]}});
   }
+  unread = &MakeCounter(*registry, "attend_unread_calls_total",
+                        "Calls that were ended because their clients did not read")
+                .Add({});
   auto& by_phase =
       MakeHistogram(*registry, "attend_phase_duration_seconds",
                     "Time that answered requests spent in each phase; upload and total contain the "
@@ -161,9 +180,9 @@ void Metrics::Families::MakeCheckSeries() {
   auto& by_result = MakeCounter(*registry, "attend_reference_checks_total",
                                 "Answers compared with the double-precision reference, by result "
                                 "and by how the tensors went");
-  for (int result = 0; result < kCheckedCount; ++result) {
+  for (int result = 0; result < kCheckResultCount; ++result) {
     for (int i = 0; i < kTransportCount; ++i) {
-      checks[result][i] = &by_result.Add({{"result", kCheckedNames[result]},
+      checks[result][i] = &by_result.Add({{"result", kCheckResultNames[result]},
                                           {"transport", TransportName(static_cast<Transport>(i))}});
     }
   }
@@ -173,6 +192,25 @@ void Metrics::Families::MakeCheckSeries() {
   check_error = &MakeHistogram(*registry, "attend_reference_check_error_ratio",
                                "Largest absolute error of a checked answer over its bound")
                      .Add({}, ErrorRatioBuckets());
+}
+
+void Metrics::Families::MakeConnectionSeries() {
+  auto& by_reason = MakeCounter(*registry, "attend_connections_refused_total",
+                                "Connections that the server closed, by reason");
+  for (int i = 0; i < kConnectionRefusalCount; ++i) {
+    connection_refusals[i] = &by_reason.Add({{"reason", kConnectionRefusalNames[i]}});
+  }
+  accept_errors = &MakeCounter(*registry, "attend_accept_errors_total",
+                               "Times that the system let no connection be accepted")
+                       .Add({});
+  connections =
+      &MakeGauge(*registry, "attend_connections", "Connections to gRPC's addresses").Add({});
+  connections_limit =
+      &MakeGauge(*registry, "attend_connections_limit", "Bound of attend_connections").Add({});
+  accepting = &MakeGauge(*registry, "attend_accepting",
+                         "0 while no connection can be accepted, for a second or longer")
+                   .Add({});
+  accepting->Set(1);
 }
 
 void Metrics::Families::MakeProcessSeries(const std::string& version) {
@@ -192,6 +230,9 @@ void Metrics::Families::MakeProcessSeries(const std::string& version) {
       &MakeGauge(*registry, "attend_inflight_requests", "Requests accepted and not yet answered")
            .Add({});
   draining = &MakeGauge(*registry, "attend_draining", "1 once the server refuses new work").Add({});
+  log_lines_suppressed = &MakeCounter(*registry, "attend_log_lines_suppressed_total",
+                                      "Warnings and errors that --log-rate kept out of the log")
+                              .Add({});
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   MakeGauge(*registry, "process_start_time_seconds", "Start of the process, seconds since 1970")
       .Add({})
@@ -224,8 +265,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   Count(f.requests, request.status.code());
   Count(tenant.requests, request.status.code());
   if (request.report.has_value()) {
-    const Checked result = request.report->ok ? kCheckOk : kCheckFailed;
-    f.checks[result][static_cast<size_t>(request.transport)]->Increment();
+    RecordCheck(request.report->ok ? CheckResult::kOk : CheckResult::kFailed, request.transport);
     f.check_rows->Increment(static_cast<double>(request.report->rows_checked));
     f.check_error->Observe(ErrorRatio(*request.report));
     f.phases[kCheck]->Observe(Seconds(request.check_ns));
@@ -273,9 +313,11 @@ void Metrics::RecordOutcome(int device, const BatchOutcome& outcome) {
 
 void Metrics::RecordSplit(int devices) { families_->splits[devices - 2]->Increment(); }
 
-void Metrics::RecordCheckSkipped(Transport transport) {
-  families_->checks[kCheckSkipped][static_cast<size_t>(transport)]->Increment();
+void Metrics::RecordCheck(CheckResult result, Transport transport) {
+  families_->checks[static_cast<size_t>(result)][static_cast<size_t>(transport)]->Increment();
 }
+
+void Metrics::RecordUnread() { families_->unread->Increment(); }
 
 void Metrics::SetQueue(int device, int64_t requests) {
   families_->devices.SetQueue(device, requests);
@@ -307,10 +349,27 @@ void Metrics::SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int6
   families_->host_budget->Set(static_cast<double>(budget_bytes));
 }
 
+void Metrics::RecordConnectionRefused(ConnectionRefusal reason) {
+  families_->connection_refusals[static_cast<size_t>(reason)]->Increment();
+}
+
+void Metrics::RecordAcceptError() { families_->accept_errors->Increment(); }
+
+void Metrics::SetConnections(int64_t connections, int64_t limit) {
+  families_->connections->Set(static_cast<double>(connections));
+  families_->connections_limit->Set(static_cast<double>(limit));
+}
+
+void Metrics::SetAccepting(bool accepting) { families_->accepting->Set(accepting ? 1 : 0); }
+
 void Metrics::SetInflight(int64_t requests) {
   families_->inflight->Set(static_cast<double>(requests));
 }
 
 void Metrics::SetDraining(bool draining) { families_->draining->Set(draining ? 1 : 0); }
+
+void Metrics::RecordLogLinesSuppressed(int64_t lines) {
+  families_->log_lines_suppressed->Increment(static_cast<double>(lines));
+}
 
 }  // namespace attend

@@ -34,8 +34,29 @@ enum class Rejection {
   kDraining,
   kDeadlinePassed,  // already past on arrival
   kTooLarge,        // message above the limit
+  kUnknownMethod,
 };
-inline constexpr int kRejectionCount = 7;
+inline constexpr int kRejectionCount = 8;
+
+// What became of a reference check.
+enum class CheckResult {
+  kOk = 0,
+  kFailed,
+  kSkipped,  // the server's own, for which there was no time, room or memory
+  kRefused,  // a client's, the same: its request failed with RESOURCE_EXHAUSTED
+};
+inline constexpr int kCheckResultCount = 4;
+
+// Why a connection was closed.
+enum class ConnectionRefusal {
+  kLimit = 0,
+  kPeerLimit,
+  kSilent,       // it sent nothing in time, or while others needed its place
+  kDescriptors,  // the process has none left
+  kFrames,       // it sent HTTP/2 frames that no client has a use for
+};
+inline constexpr int kConnectionRefusalCount = 5;
+const char* ConnectionRefusalName(ConnectionRefusal reason);
 
 class Metrics {
  public:
@@ -53,7 +74,7 @@ class Metrics {
   void AddDevices(const std::vector<Device>& devices,
                   const std::vector<Tenant>& tenants = Tenants().list());
 
-  // For the exposer.
+  // For the metrics endpoint.
   std::shared_ptr<prometheus::Registry> registry() const;
 
   // One finished request, refused ones included (then only its status counts):
@@ -69,8 +90,9 @@ class Metrics {
   // attend_cut_parts_total; once for each batch that ran.
   void RecordOutcome(int device, const BatchOutcome& outcome);
   void RecordSplit(int devices);  // attend_split_requests_total{parts}
-  // attend_reference_checks_total{result="skipped"}
-  void RecordCheckSkipped(Transport transport);
+  // attend_reference_checks_total{result,transport} of checks that were not made
+  void RecordCheck(CheckResult result, Transport transport);
+  void RecordUnread();  // attend_unread_calls_total
 
   void SetQueue(int device, int64_t requests);  // attend_queue_requests{device}
   // attend_tenant_queue_requests{device,tenant}
@@ -81,8 +103,15 @@ class Metrics {
   // attend_device_memory_used_bytes{device}, attend_device_memory_limit_bytes{device}
   void SetDeviceMemory(int device, const DeviceMemoryUse& memory);
   void SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes);
+  // attend_connections_refused_total{reason}
+  void RecordConnectionRefused(ConnectionRefusal reason);
+  void RecordAcceptError();  // attend_accept_errors_total
+  // attend_connections, attend_connections_limit
+  void SetConnections(int64_t connections, int64_t limit);
+  void SetAccepting(bool accepting);   // attend_accepting
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);
+  void RecordLogLinesSuppressed(int64_t lines);  // attend_log_lines_suppressed_total
 
  private:
   struct Families;

@@ -9,6 +9,23 @@
 #include "server/chunk_codec.h"
 
 namespace attend {
+namespace {
+
+Duration Seconds(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+Dumper::Options MakeDumperOptions(const Config& config) {
+  Dumper::Options options;
+  options.directory = config.check_dump_dir;
+  options.dumps_max = config.check_dump_max;
+  options.interval = std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(config.check_dump_interval_seconds));
+  options.check_seed = config.check_seed;
+  return options;
+}
 
 EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   EngineOptions options;
@@ -24,6 +41,7 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
   options.tenants = config.tenants;
   options.memory_budget_bytes = config.memory_budget_bytes;
+  if (config.max_request_gflop >= 0) options.request_cost_max = config.max_request_gflop * 1e9;
   options.split_flops_min = config.split_gflop * 1e9;
   options.staging.bytes_max = config.staging_max_bytes;
   options.staging.bytes_min = config.staging_min_bytes;
@@ -35,15 +53,22 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   // A sample must not hold its clients up for long, so one that finds no thread free is left out;
   // where all are asked for, all are meant.
   if (config.check_sample < 1) options.checker.backlog_max = config.check_threads;
+  options.checker.places_max = config.max_checks;
   options.checker.threads = static_cast<int>(config.check_threads);
   return options;
 }
 
 ChunkedOptions MakeChunkedOptions(const Config& config) {
   return {config.chunked_streams_max, ChunkBytesMax(config.max_request_bytes),
-          std::chrono::duration_cast<Duration>(
-              std::chrono::duration<double>(config.chunked_idle_timeout_seconds))};
+          Seconds(config.chunked_idle_timeout_seconds)};
 }
+
+int64_t MemoryMost(const Config& config) {
+  return config.memory_budget_bytes + config.grpc_memory_max_bytes +
+         (config.shared_memory ? config.shared_memory_max_bytes : 0);
+}
+
+Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
 
 // Half, so that a backlog leaves room where the next messages arrive; and little of what gRPC may
 // hold in all.

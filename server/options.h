@@ -6,6 +6,7 @@
 
 #include "server/chunked_registry.h"
 #include "server/config.h"
+#include "server/dump.h"
 #include "server/engine.h"
 
 namespace attend {
@@ -13,6 +14,10 @@ namespace attend {
 // `gpu`: one of the devices is one, for defaults that depend on it.
 EngineOptions MakeEngineOptions(const Config& config, bool gpu);
 ChunkedOptions MakeChunkedOptions(const Config& config);
+Dumper::Options MakeDumperOptions(const Config& config);
+// Bytes that requests, messages on their way and shared regions may take together.
+int64_t MemoryMost(const Config& config);
+Duration WriteTimeout(const Config& config);
 // Of messages that requests keep where they arrived, in so much page-locked memory (0: none).
 int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes);
 

@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -58,14 +59,20 @@ bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
 
 }  // namespace
 
-RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, spdlog::logger& logger)
+RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger)
     : options_(options), registry_(registry), logger_(logger) {}
 
 Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options,
                                                           RegionRegistry& registry,
-                                                          spdlog::logger& logger) {
+                                                          Logger& logger) {
   std::unique_ptr<RegionSocket> socket(new RegionSocket(options, registry, logger));
-  Result<UnixListener> listener = ListenAt(options.path, options.any_user);
+  UnixListenOptions listen;
+  listen.path = options.path;
+  listen.name = "shared-memory-socket " + options.path;
+  listen.type = SOCK_SEQPACKET;
+  listen.mode = options.any_user ? 0666 : 0600;
+  listen.own_folder = true;
+  Result<UnixListener> listener = ListenAt(listen);
   if (!listener.ok()) return listener.status();
   socket->listener_ = std::move(*listener);
   socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -81,7 +88,7 @@ RegionSocket::~RegionSocket() { Stop(); }
 
 bool RegionSocket::Stop(TimePoint until) {
   if (!thread_.joinable()) {
-    if (listener_.socket.valid()) StopListening(options_.path, &listener_);  // it never began
+    if (listener_.socket.valid()) StopListening(&listener_);  // it never began
     return true;
   }
   eventfd_write(wake_.get(), 1);
@@ -114,19 +121,20 @@ void RegionSocket::Run() {
     if (polled[2].revents != 0) AnswerReleases();
     if (polled[1].revents != 0) Accept();
   }
-  StopListening(options_.path, &listener_);
+  StopListening(&listener_);
   for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
   connections_.clear();
   ended_.set_value();
 }
 
 void RegionSocket::End(Connections::iterator connection) {
-  logger_.debug("shared memory client={} has left", connection->second.client);
+  logger_.Log(LogLevel::debug, "shared memory client has left",
+              {{"client", connection->second.client}});
   registry_.RemoveClient(connection->second.client);
   connections_.erase(connection);
 }
 
-Status RegionSocket::CheckPeer(int socket) const {
+Result<uid_t> RegionSocket::CheckPeer(int socket) const {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
@@ -141,7 +149,14 @@ Status RegionSocket::CheckPeer(int socket) const {
     return ResourceExhausted("the socket has " + std::to_string(connections_.size()) +
                              " connections, the most it takes");
   }
-  return Status();
+  const auto count =
+      std::count_if(connections_.begin(), connections_.end(),
+                    [&peer](const auto& each) { return each.second.user == peer.uid; });
+  if (options_.any_user && count >= std::max(1, options_.connections_max / 4)) {
+    return ResourceExhausted("user " + std::to_string(peer.uid) + " has " + std::to_string(count) +
+                             " connections, the most of one user");
+  }
+  return peer.uid;
 }
 
 void RegionSocket::Accept() {
@@ -154,15 +169,17 @@ void RegionSocket::Accept() {
       accepting_ = errno == EAGAIN || errno == EWOULDBLOCK;
       return;
     }
-    if (const Status refused = CheckPeer(socket.get()); !refused.ok()) {
-      logger_.warn("shared memory client refused: {}", refused.message());
-      Send(socket.get(), ErrorReply(refused), UniqueFd());
+    const Result<uid_t> user = CheckPeer(socket.get());
+    if (!user.ok()) {
+      logger_.Log(LogLevel::warn, "shared memory client refused",
+                  {{"error", user.status().message()}});
+      Send(socket.get(), ErrorReply(user.status()), UniqueFd());
       continue;
     }
     const int fd = socket.get();
     const uint64_t client = registry_.AddClient();
-    connections_.emplace(fd, Connection{std::move(socket), client, false});
-    logger_.debug("shared memory client={} has come", client);
+    connections_.emplace(fd, Connection{std::move(socket), client, *user, false});
+    logger_.Log(LogLevel::debug, "shared memory client has come", {{"client", client}});
   }
 }
 
@@ -206,10 +223,10 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
     case v1::RegionRequest::kCreate: {
       Result<RegionRegistry::Created> created = registry_.Create(client, request.create().bytes());
       if (!created.ok()) {
-        logger_.warn("shared memory client={} refused: {}", client, created.status().message());
-        return ErrorReply(created.status());
+        return Refuse(client, created.status());
       }
-      logger_.debug("shared memory client={} created bytes={}", client, created->bytes);
+      logger_.Log(LogLevel::debug, "shared region made",
+                  {{"client", client}, {"bytes", created->bytes}});
       reply.mutable_created()->set_token(created->token);
       reply.mutable_created()->set_bytes(static_cast<uint64_t>(created->bytes));
       file = std::move(created->file);
@@ -257,6 +274,13 @@ void RegionSocket::AnswerReleases() {
   }
 }
 
+v1::RegionReply RegionSocket::Refuse(uint64_t client, const Status& status) {
+  const std::string_view code = CodeName(status.code());
+  logger_.Log(LogLevel::warn, "shared region refused",
+              {{"client", client}, {"code", code}, {"error", status.message()}}, code);
+  return ErrorReply(status);
+}
+
 v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request) {
   DeviceLoan loan;
   loan.device_uuid = request.device_uuid();
@@ -265,11 +289,8 @@ v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory
   loan.bytes = request.bytes();
   loan.event_handle = request.event_handle();
   const Result<std::string> token = registry_.Import(client, loan);
-  if (!token.ok()) {
-    logger_.warn("shared memory client={} refused: {}", client, token.status().message());
-    return ErrorReply(token.status());
-  }
-  logger_.debug("shared memory client={} lent bytes={}", client, loan.bytes);
+  if (!token.ok()) return Refuse(client, token.status());
+  logger_.Log(LogLevel::debug, "device memory lent", {{"client", client}, {"bytes", loan.bytes}});
   v1::RegionReply reply;
   reply.mutable_imported()->set_token(*token);
   return reply;

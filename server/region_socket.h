@@ -7,7 +7,7 @@
 
 #pragma once
 
-#include <spdlog/logger.h>
+#include <sys/types.h>
 
 #include <future>
 #include <map>
@@ -21,6 +21,7 @@
 #include "attend/v1/shared_memory.pb.h"
 #include "kernels/status.h"
 #include "server/clock.h"
+#include "server/logging.h"
 #include "server/region_registry.h"
 #include "server/unique_fd.h"
 #include "server/unix_listener.h"
@@ -31,14 +32,13 @@ class RegionSocket {
  public:
   struct Options {
     std::string path;
-    bool any_user = false;  // else only processes of this process's user
-    int connections_max = 256;
+    bool any_user = false;      // else only processes of this process's user
+    int connections_max = 256;  // if any user may connect, one of them has a quarter
   };
 
   // Listening when it returns. `registry` and `logger` must outlive the socket.
   static Result<std::unique_ptr<RegionSocket>> Start(const Options& options,
-                                                     RegionRegistry& registry,
-                                                     spdlog::logger& logger);
+                                                     RegionRegistry& registry, Logger& logger);
   ~RegionSocket();  // stops
   RegionSocket(const RegionSocket&) = delete;
   RegionSocket& operator=(const RegionSocket&) = delete;
@@ -51,6 +51,7 @@ class RegionSocket {
   struct Connection {
     UniqueFd socket;
     uint64_t client = 0;
+    uid_t user = 0;
     bool releasing = false;  // a release is to be answered before anything else is read
   };
   using Connections = std::map<int, Connection>;  // by descriptor
@@ -65,10 +66,11 @@ class RegionSocket {
     UniqueFd wake;  // readable while there are some
   };
 
-  RegionSocket(const Options& options, RegionRegistry& registry, spdlog::logger& logger);
+  RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger);
   void Run();
   void Accept();
-  Status CheckPeer(int socket) const;
+  // Whose process it is, if that may connect.
+  Result<uid_t> CheckPeer(int socket) const;
   // False if the connection is over.
   bool Serve(Connection& connection);
   void End(Connections::iterator connection);
@@ -77,11 +79,12 @@ class RegionSocket {
                                         UniqueFd& file);
   std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
   void AnswerReleases();
+  v1::RegionReply Refuse(uint64_t client, const Status& status);
   v1::RegionReply Import(uint64_t client, const v1::ImportCudaMemory& request);
 
   const Options options_;
   RegionRegistry& registry_;
-  spdlog::logger& logger_;
+  Logger& logger_;
   UnixListener listener_;
   UniqueFd wake_;  // readable once the thread shall end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();

@@ -4,10 +4,12 @@
 
 #include <google/protobuf/arena.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "server/grpc_status.h"
 #include "server/wire.h"
@@ -19,14 +21,32 @@ namespace {
 constexpr int64_t kCopiedBytesMax = 8192;
 constexpr size_t kArenaBlockBytes = 2048;
 
+// A large answer leaves in up to so many pieces, none smaller than this: each that has left shows
+// that its client reads.
+constexpr int64_t kPieces = 16;
+constexpr int64_t kPieceBytesMin = int64_t{1} << 20;
+
 // An output block shared by the slices over it.
 struct HeldBlock {
+  explicit HeldBlock(WatchedRef watched) : call(std::move(watched)) { call->Hold(); }
+  ~HeldBlock() { call->Release(); }
+  const WatchedRef call;
   HostBlock block;
-  std::atomic<int> holders{0};
+  std::atomic<int> holders{1};  // the first is the function that makes it
 
   static void Drop(void* held) {
     auto* self = static_cast<HeldBlock*>(held);
+    self->call->Moved();
     if (self->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete self;
+  }
+  // Pieces of `data`, which lies in the block, behind what is in `slices`.
+  void AddSlices(const void* data, int64_t bytes, std::vector<grpc::Slice>& slices) {
+    const int64_t step = std::max(kPieceBytesMin, (bytes + kPieces - 1) / kPieces);
+    for (int64_t at = 0; at < bytes; at += step) {
+      holders.fetch_add(1, std::memory_order_relaxed);
+      slices.emplace_back(static_cast<char*>(const_cast<void*>(data)) + at,
+                          static_cast<size_t>(std::min(step, bytes - at)), HeldBlock::Drop, this);
+    }
   }
 };
 
@@ -40,9 +60,9 @@ uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(s
 
 // The serialised small fields, then each part behind its tag: copied, or as a slice over `block`.
 grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts, int count,
-                          HostBlock block) {
-  std::array<grpc::Slice, 2 * 2 + 1> slices;
-  size_t slice_count = 0;
+                          HostBlock block, WatchedRef call) {
+  std::vector<grpc::Slice> slices;
+  slices.reserve(5);          // of most answers
   HeldBlock* held = nullptr;  // made only for what is not copied
   int64_t head_bytes = static_cast<int64_t>(fields.ByteSizeLong());
   bool first = true;
@@ -63,16 +83,10 @@ grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts
       out += parts[next].bytes;
     }
     if (next < count) wire::WriteRawPrefix(parts[next].bytes, out);
-    slices[slice_count++] = std::move(head);
+    slices.push_back(std::move(head));
     if (next < count) {
-      if (held == nullptr) {
-        held = new HeldBlock;
-        held->holders.store(1, std::memory_order_relaxed);  // this function's
-      }
-      held->holders.fetch_add(1, std::memory_order_relaxed);
-      slices[slice_count++] =
-          grpc::Slice(const_cast<void*>(parts[next].data), static_cast<size_t>(parts[next].bytes),
-                      HeldBlock::Drop, held);
+      if (held == nullptr) held = new HeldBlock(call);
+      held->AddSlices(parts[next].data, parts[next].bytes, slices);
       ++next;
     }
     head_bytes = 0;
@@ -82,7 +96,7 @@ grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts
     held->block = std::move(block);
     HeldBlock::Drop(held);
   }
-  return grpc::ByteBuffer(slices.data(), slice_count);
+  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 void SetSource(Transport transport, const RegionPlace* shared, v1::Tensor* tensor) {
@@ -104,6 +118,7 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_ok(report.ok);
   check->set_rows_checked(report.rows_checked);
   check->set_rows_total(report.rows_total);
+  check->set_rows_wide(report.rows_wide);
   check->set_max_abs_error(report.max_abs_error);
   check->set_mean_abs_error(report.mean_abs_error);
   check->set_bound(report.bound);
@@ -161,7 +176,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
   if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
 }
 
-grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns) {
+grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call) {
   alignas(8) char block[kArenaBlockBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
@@ -180,7 +195,7 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns)
   }
   HostBlock output = std::move(request->output);
   request.reset();  // the input block and shared regions go back before the answer leaves
-  return Assemble(*response, parts.data(), count, std::move(output));
+  return Assemble(*response, parts.data(), count, std::move(output), std::move(call));
 }
 
 grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,

@@ -13,6 +13,7 @@
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/status.h"
+#include "server/answer_watch.h"
 #include "server/request.h"
 
 namespace attend {
@@ -22,8 +23,9 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
 // The shape of O and of LSE.
 void FillOutputTensors(const Request& request, v1::AttendResponse* response);
 
-// Takes the request, whose status is OK. It must not be touched afterwards.
-grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns);
+// Takes the request, whose status is OK. It must not be touched afterwards. `call` hears what of a
+// large answer has left.
+grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call);
 
 // A stream's answer to a request that failed.
 grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,

@@ -20,6 +20,7 @@
 #include "kernels/problem.h"
 #include "kernels/select.h"
 #include "kernels/status.h"
+#include "kernels/stop_flag.h"
 #include "server/clock.h"
 #include "server/host_pool.h"
 #include "server/region_registry.h"
@@ -110,6 +111,10 @@ class Responder {
  public:
   virtual ~Responder() = default;
   virtual void Finish(std::unique_ptr<Request> request) = 0;
+  // Nobody waits for the answer any more. Once true, stays true.
+  virtual bool unwanted() const { return false; }
+  // Where the client is, while it has not been called with the request; empty if it has none.
+  virtual std::string Peer() const { return {}; }
 };
 
 struct Request {
@@ -129,7 +134,9 @@ struct Request {
   SpanList output_spans;                      // and writes
   UploadShare::Hold upload;                   // chunked: until the bytes are complete
   std::string kernel;                         // asked for by name; empty = the server's choice
-  bool check = false;          // by the client's wish, or (set by Engine::Submit) the server's
+  // By the client's wish, or (set by Engine::Submit) the server's; then it has a place with the
+  // checker until it ends.
+  bool check = false;
   bool check_sampled = false;  // the latter
   int32_t priority = 0;
   int tenant = 0;  // index into the engine's tenants
@@ -154,6 +161,7 @@ struct Request {
 
   // Set on the way.
   double flops = 0;
+  double kernel_cost = 0;   // by the selected kernel (kernels/cost.h)
   int64_t batch_bytes = 0;  // what it takes of a batch's bytes
   int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
   bool in_parts = false;    // its device computes it in parts (Backend::RunsInParts)
@@ -172,7 +180,45 @@ struct Request {
   int o_roundings = 1;               // of O to its dtype on its way, as CheckRows wants it
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
+
+  // Ends what runs of it, its kernel or its check, early. Set by StopRunning alone, under the lock
+  // of the scheduler or checker that runs it.
+  StopFlag stop;
+  Code stop_code = Code::kOk;  // with it: why
 };
+
+// A request that somebody is busy with, for people.
+struct BusyRequest {
+  uint64_t id = 0;
+  std::string request_id;
+  std::string peer;
+  std::string doing;
+};
+
+inline BusyRequest Busy(const Request& request, std::string doing) {
+  return {request.id, request.request_id,
+          request.responder == nullptr ? std::string() : request.responder->Peer(),
+          std::move(doing)};
+}
+
+// Unless something else has stopped it before.
+inline void StopRunning(Request& request, Code code) {
+  if (request.stop.set()) return;
+  request.stop_code = code;
+  request.stop.Set();
+}
+
+// How a request ends that was stopped.
+inline Status StoppedStatus(Code code) {
+  switch (code) {
+    case Code::kDeadlineExceeded:
+      return Status(code, "the deadline passed while the request ran");
+    case Code::kUnavailable:
+      return Unavailable("the server ends, and the request was still running");
+    default:
+      return Status(code, "cancelled by the client while the request ran");
+  }
+}
 
 // Brings what is scattered to the input block.
 inline void PlaceScattered(Request& request) {

@@ -4,7 +4,8 @@
 // has outstanding. Choosing and counting are one step, so that requests that come at once do not
 // all find the same device idle. Thread-safe.
 //
-// Cost is Batcher::Cost, the larger of the parts that a request takes of a batch's FLOPs and bytes.
+// Cost is Batcher::Cost, the larger of the parts that a request takes of a batch's kernel cost and
+// bytes.
 // Devices work it off in proportion to their units; a multiprocessor counts as 16 hardware threads
 // of a CPU, which lies between fp32 (some 5) and Tensor Cores (some 50), is rough, and matters only
 // to a server that mixes kinds. GPUs of different generations count by their multiprocessors alone.
@@ -24,7 +25,8 @@ namespace attend {
 struct Candidate {
   int device = 0;
   Selection selection;
-  int64_t cost = 0;
+  double kernel_cost = 0;  // kernels/cost.h
+  int64_t cost = 0;        // Batcher::Cost
 };
 
 class Router {

@@ -23,15 +23,25 @@ Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
   request->enqueued = now;
   // What waits for something holds a lane, for a client's work as long as the client likes: alone,
   // and never all lanes.
-  request->large = request->in_parts || batcher_.IsLarge(request->flops, request->batch_bytes) ||
+  request->large = request->in_parts ||
+                   batcher_.IsLarge(request->kernel_cost, request->batch_bytes) ||
                    AwaitsEvents(*request);
-  request->cost = batcher_.Cost(request->flops, request->batch_bytes);
+  request->cost = batcher_.Cost(request->kernel_cost, request->batch_bytes);
   return queue_.Push(request);
 }
 
 std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
   std::unique_ptr<Request> request = queue_.TakeById(id);
-  if (request == nullptr) return nullptr;
+  if (request == nullptr) {
+    for (const LaneSlot& slot : lanes_) {
+      for (Request* const running : slot.running) {
+        if (running->id != id) continue;
+        StopRunning(*running,
+                    running->deadline <= now ? Code::kDeadlineExceeded : Code::kCancelled);
+      }
+    }
+    return nullptr;
+  }
   // gRPC ends a call at its deadline as if the client had cancelled it.
   request->status = request->deadline <= now
                         ? Expired()
@@ -43,10 +53,15 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
   Step step;
   step.ended = queue_.TakeExpired(now);
   for (const auto& request : step.ended) request->status = Expired();
+  for (LaneSlot& slot : lanes_) {
+    if (slot.deadline <= now) StopExpired(slot, now);
+  }
   for (;;) {
     const BatchDecision decision = batcher_.Next(queue_, lanes(), now);
-    step.wake = decision.wake;
-    if (decision.take.empty()) return step;
+    if (decision.take.empty()) {
+      step.wake = std::min(decision.wake, running_deadline());
+      return step;
+    }
     const auto slot =
         std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
     assert(slot != lanes_.end());
@@ -56,16 +71,49 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
                   decision.closed,
                   0,
                   queue_.TakeBatch(decision.take, decision.aged)};
-    for (const auto& request : launch.requests) launch.flops += request->flops;
-    *slot = {true, decision.large, launch.flops};
+    slot->busy = true;
+    slot->large = decision.large;
+    for (const auto& request : launch.requests) {
+      launch.flops += request->flops;
+      slot->running.push_back(request.get());
+      slot->deadline = std::min(slot->deadline, request->deadline);
+    }
+    slot->flops = launch.flops;
     running_flops_ += launch.flops;
     step.launches.push_back(std::move(launch));
   }
 }
 
+void Scheduler::StopExpired(LaneSlot& slot, TimePoint now) {
+  slot.deadline = kNever;
+  for (Request* const request : slot.running) {
+    if (request->deadline <= now) StopRunning(*request, Code::kDeadlineExceeded);
+    if (!request->stop.set()) slot.deadline = std::min(slot.deadline, request->deadline);
+  }
+}
+
+void Scheduler::StopAll(Code code) {
+  for (LaneSlot& slot : lanes_) {
+    for (Request* const request : slot.running) StopRunning(*request, code);
+    slot.deadline = kNever;
+  }
+}
+
+TimePoint Scheduler::running_deadline() const {
+  TimePoint earliest = kNever;
+  for (const LaneSlot& slot : lanes_) earliest = std::min(earliest, slot.deadline);
+  return earliest;
+}
+
+void Scheduler::LaneEnded(int lane) {
+  lanes_[lane].running.clear();
+  lanes_[lane].deadline = kNever;
+}
+
 void Scheduler::LaneDone(int lane) {
   LaneSlot& slot = lanes_[lane];
   assert(slot.busy);
+  LaneEnded(lane);
   slot.busy = false;
   running_flops_ -= slot.flops;
   // Sums of doubles drift; an idle device is exactly idle.
@@ -81,6 +129,14 @@ std::vector<std::unique_ptr<Request>> Scheduler::Close(const Status& status) {
   std::vector<std::unique_ptr<Request>> ended = queue_.TakeAll();
   for (const auto& request : ended) request->status = status;
   return ended;
+}
+
+std::vector<const Request*> Scheduler::running() const {
+  std::vector<const Request*> all;
+  for (const LaneSlot& slot : lanes_) {
+    all.insert(all.end(), slot.running.begin(), slot.running.end());
+  }
+  return all;
 }
 
 LaneState Scheduler::lanes() const {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What one device does next: its queue, the state of its lanes, and the plan that moves requests
-// from the first to the second. No thread, no clock and no device of its own: the device worker's
-// thread drives it with the time and real lanes, a simulation with its own.
+// from the first to the second, and ends what runs past its deadline. No thread, no clock and no
+// device of its own: the device worker's thread drives it with the time and real lanes, a
+// simulation with its own.
 //
 // Not thread-safe: the device worker guards it. What was pushed comes out exactly once: from Plan
 // in a launch or among the ended, from Cancel, or from Close.
@@ -48,20 +49,28 @@ class Scheduler {
 
   explicit Scheduler(const SchedulerOptions& options);
 
-  // Takes `request`, whose flops, batch_bytes and in_parts are set, if and only if OK:
+  // Takes `request`, whose kernel_cost, batch_bytes and in_parts are set, if and only if OK:
   // RESOURCE_EXHAUSTED when the queue is full, or what Close was told. Plan should follow.
   Status Push(std::unique_ptr<Request>& request, TimePoint now);
-  // The request with its status, CANCELLED or DEADLINE_EXCEEDED; null if it is not queued.
+  // The request with its status, CANCELLED or DEADLINE_EXCEEDED; null if it is not queued. If it
+  // runs it is told to stop.
   std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);
-  // Ends what is due and fills the free lanes.
+  // Ends what is due, tells what runs past its deadline to stop, and fills the free lanes.
   Step Plan(TimePoint now);
-  // The launch on this lane is over. Plan should follow.
+  // The launch on this lane has ended, and its requests are about to go.
+  void LaneEnded(int lane);
+  // The lane is free. Plan should follow.
   void LaneDone(int lane);
+  // Tells all that runs to stop.
+  void StopAll(Code code);
+  // The earliest of what runs and has not been told to stop; kNever if none.
+  TimePoint running_deadline() const;
   // Refuses from now on with `status`; the queued requests, which end with it too. What runs runs
   // on. The first close counts.
   std::vector<std::unique_ptr<Request>> Close(const Status& status);
 
   LaneState lanes() const;
+  std::vector<const Request*> running() const;
   const RequestQueue& queue() const { return queue_; }
   double outstanding_flops() const { return queue_.flops() + running_flops_; }
 
@@ -70,7 +79,11 @@ class Scheduler {
     bool busy = false;
     bool large = false;
     double flops = 0;
+    std::vector<Request*> running;  // until LaneEnded
+    TimePoint deadline = kNever;    // the earliest of theirs, but for those that were stopped
   };
+
+  void StopExpired(LaneSlot& slot, TimePoint now);
 
   const Batcher batcher_;
   RequestQueue queue_;

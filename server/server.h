@@ -5,12 +5,6 @@
 
 #pragma once
 
-#include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/server.h>
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
-#include <spdlog/logger.h>
-
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -18,22 +12,25 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "server/answer_watch.h"
 #include "server/chunked_registry.h"
 #include "server/clock.h"
 #include "server/config.h"
 #include "server/copy_pool.h"
 #include "server/dump.h"
 #include "server/engine.h"
+#include "server/grpc_server.h"
 #include "server/intake.h"
+#include "server/logging.h"
 #include "server/metrics.h"
+#include "server/metrics_endpoint.h"
 #include "server/service.h"
 #include "server/shared_memory.h"
 
 namespace attend {
 
 // The devices that `config` names.
-Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
-                                                           spdlog::logger& logger);
+Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config, Logger& logger);
 
 class Server {
  public:
@@ -41,7 +38,7 @@ class Server {
   // there are any; they outlive the server. What waits or idles does so by `clock`.
   static Result<std::unique_ptr<Server>> Start(
       const Config& config, std::vector<std::unique_ptr<Backend>> backends,
-      std::shared_ptr<spdlog::logger> logger, const ReceiveBlocks& receive_blocks = {},
+      std::shared_ptr<Logger> logger, const ReceiveBlocks& receive_blocks = {},
       std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~Server();  // cancels the calls that there are
   Server(const Server&) = delete;
@@ -54,7 +51,7 @@ class Server {
   bool Drain(Duration timeout);
 
   // As given, with the port that was bound.
-  const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::vector<std::string>& addresses() const { return grpc_->addresses(); }
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
   // Writes the addresses to `path` as JSON; the file appears whole.
   Status WriteReadyFile(const std::string& path) const;
@@ -63,20 +60,23 @@ class Server {
   const SharedMemoryServer* shared_memory() const { return shared_.get(); }  // null: off
 
  private:
-  Server(const Config& config, std::shared_ptr<spdlog::logger> logger,
-         std::shared_ptr<const Clock> clock);
+  Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                     const ReceiveBlocks& receive_blocks);
   void LockReceiveMemory(const ReceiveBlocks& blocks);
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
-  // Tells grpc.health.v1 whether new work is taken: not while draining, nor without a device.
+  // Tells grpc.health.v1 whether new work is taken: not while draining, nor without a device, nor
+  // while no connection can be accepted.
   void UpdateHealth();
+  // Ends what is unfinished; false if something cannot be stopped.
+  bool StopRunning();
+  void UpdateConnections();
   bool WaitForCalls(TimePoint until) const;
 
   const Config config_;
-  const std::shared_ptr<spdlog::logger> logger_;
+  const std::shared_ptr<Logger> logger_;
   const std::shared_ptr<const Clock> shared_clock_;
   const Clock& clock_ = *shared_clock_;
   const TimePoint started_ = clock_.Now();
@@ -86,19 +86,15 @@ class Server {
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<CopyPool> copies_;
   std::unique_ptr<ChunkedRegistry> chunked_;
+  std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;  // null if off
   std::unique_ptr<Intake> intake_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
-  std::unique_ptr<grpc::Server> grpc_;
-  std::mutex health_mutex_;
-  grpc::HealthCheckServiceInterface* health_ = nullptr;  // grpc_'s, while it serves
-  std::shared_ptr<prometheus::Collectable> refresh_;
-  std::shared_ptr<prometheus::Collectable> gpu_stats_;
-  std::shared_ptr<prometheus::Collectable> shared_stats_;
-  std::shared_ptr<prometheus::Collectable> staging_stats_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  std::vector<std::string> addresses_;
+  std::unique_ptr<UnknownMethods> unknown_methods_;
+  std::mutex grpc_mutex_;
+  std::unique_ptr<GrpcServer> grpc_;                   // null while it does not serve
+  std::unique_ptr<MetricsEndpoint> metrics_endpoint_;  // null if off
   std::string metrics_address_;
 };
 

@@ -2,6 +2,7 @@
 
 #include "server/service.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -14,19 +15,25 @@
 namespace attend {
 namespace {
 
+// More than GetServerInfoRequest has, for fields of its future.
+constexpr int64_t kInfoBytesMax = 4096;
 constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
 
 // One Attend call: made by the handler, deleted when gRPC is done with it and intake has let go.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
   UnaryCall(ServiceContext& context, grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
-      : context_(context), call_(call), response_(response) {}
+      : context_(context),
+        call_(call),
+        response_(response),
+        request_(NewRequest(context_, *this, DeadlineOf(call_))),
+        id_(request_->id) {
+    request_->tenant = TenantOf(context_, call_);
+    request_->may_end_in_submit = true;
+  }
 
   void Begin(grpc::ByteBuffer message) {
-    std::unique_ptr<Request> request = NewRequest(context_, *this, DeadlineOf(call_));
-    request->tenant = TenantOf(context_, call_);
-    request->may_end_in_submit = true;
-    id_ = request->id;
+    std::unique_ptr<Request> request = std::move(request_);
     if (!message.Valid()) return EndWithoutMessage(std::move(request));
     context_.intake.Accept(*this, std::move(request), std::move(message));
   }
@@ -37,12 +44,14 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   }
 
   void Finish(std::unique_ptr<Request> request) override {
-    const Status status = request->status;
     const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-    const int64_t bytes = status.ok() ? AnswerBytes(*request) : 0;
+    const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
     RecordEnd(context_, *request, total_ns, bytes, call_);
+    const Status status = request->status;
     if (status.ok()) {
-      response_ = EncodeReply(std::move(request), total_ns);
+      watched_->Join(context_.answers, call_.c_call());
+      watched_->Hold();  // until OnDone
+      response_ = EncodeReply(std::move(request), total_ns, watched_);
       grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
       return;
     }
@@ -51,12 +60,15 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     grpc::ServerUnaryReactor::Finish(ToGrpc(status));
   }
 
+  std::string Peer() const override { return call_.peer(); }
+
   void OnCancel() override {
     SetCancelled();
     if (admitted_.load(std::memory_order_seq_cst)) context_.engine.Cancel(id_);
   }
 
   void OnDone() override {
+    watched_->Leave();
     if (unread_ != nullptr) RecordUnread();
     if (admitted_.load(std::memory_order_relaxed)) {
       context_.admitted_calls.fetch_sub(1, std::memory_order_release);
@@ -93,28 +105,53 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   ServiceContext& context_;
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
-  uint64_t id_ = 0;
+  const WatchedRef watched_ = std::make_shared<WatchedCall>();
+  std::unique_ptr<Request> request_;  // until Begin
+  const uint64_t id_;
   std::atomic<bool> admitted_{false};
   std::unique_ptr<Request> unread_;  // of a call without a message
 };
 
+// Whether a cancellation that comes now is a client's deadline that passes. Clients count from when
+// they send, the server from when it reads, so theirs pass earlier, under load by some 10 ms.
+bool CancelledLate(const Request& request, TimePoint now) {
+  if (request.deadline == kNever) return false;
+  constexpr Duration kLeast = std::chrono::milliseconds(20);
+  const Duration allowed = request.deadline - request.received;
+  return request.deadline - now <= std::max(kLeast, allowed / 4);
+}
+
 // Log lines name who asked only when something is to be logged: peer() builds a string.
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
             const grpc::CallbackServerContext& call) {
+  const LogLevel level = request.status.ok() ? LogLevel::debug : LogLevel::warn;
+  if (!context.logger.should_log(level)) return;
+  const std::string& tenant = context.engine.options().tenants.list()[request.tenant].name;
+  const std::string peer = call.peer();
   if (!request.status.ok()) {
-    context.logger.warn("request failed id={} request_id={} code={} message=\"{}\" peer={}",
-                        request.id, request.request_id, CodeName(request.status.code()),
-                        request.status.message(), call.peer());
+    const std::string_view code = CodeName(request.status.code());
+    context.logger.Log(level, "request failed",
+                       {{"id", request.id},
+                        {"request_id", request.request_id},
+                        {"code", code},
+                        {"error", request.status.message()},
+                        {"tenant", tenant},
+                        {"peer", peer}},
+                       code);
     return;
   }
-  if (!context.logger.should_log(spdlog::level::debug)) return;
-  context.logger.debug(
-      "request done id={} request_id={} problem=\"{}\" kernel={} device={} batch_requests={} "
-      "queue_us={} kernel_us={} total_us={} peer={}",
-      request.id, request.request_id, Describe(request.attention.problem),
-      KernelName(request.selection.kernel), request.device_name, request.batch_requests,
-      NanosecondsBetween(request.enqueued, request.started) / 1000, request.kernel_ns / 1000,
-      total_ns / 1000, call.peer());
+  context.logger.Log(level, "request done",
+                     {{"id", request.id},
+                      {"request_id", request.request_id},
+                      {"tenant", tenant},
+                      {"problem", Describe(request.attention.problem)},
+                      {"kernel", KernelName(request.selection.kernel)},
+                      {"device", request.device_name},
+                      {"batch_requests", request.batch_requests},
+                      {"queue_us", NanosecondsBetween(request.enqueued, request.started) / 1000},
+                      {"kernel_us", request.kernel_ns / 1000},
+                      {"total_us", total_ns / 1000},
+                      {"peer", peer}});
 }
 
 }  // namespace
@@ -148,8 +185,12 @@ int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& c
   return tenants.Find({found->second.data(), found->second.size()});
 }
 
-void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,
-               int64_t response_bytes, const grpc::CallbackServerContext& call) {
+void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
+               const grpc::CallbackServerContext& call) {
+  if (request.status.code() == Code::kCancelled && CancelledLate(request, context.clock.Now())) {
+    request.status = Status(Code::kDeadlineExceeded,
+                            "the client's deadline passed: " + request.status.message());
+  }
   context.metrics.RecordFinished(request, total_ns, response_bytes);
   LogEnd(context, request, total_ns, call);
 }
@@ -161,7 +202,7 @@ void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerCo
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) {
+                                                       grpc::ByteBuffer* response) try {
   auto* const unary = new UnaryCall(context_, *call, *response);
   // gRPC keeps its buffer until the call ends; taking it lets the slices go before the kernel runs.
   // The object itself is not const: gRPC made it for this call.
@@ -169,6 +210,10 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerConte
   message.Swap(const_cast<grpc::ByteBuffer*>(request));
   unary->Begin(std::move(message));
   return unary;
+} catch (const std::bad_alloc&) {
+  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  reactor->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"});
+  return reactor;
 }
 
 template <class Stream>
@@ -196,12 +241,39 @@ grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImp
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
-                                                              const v1::GetServerInfoRequest*,
-                                                              v1::GetServerInfoResponse* response) {
-  context_.fill_info(response);
+                                                              const grpc::ByteBuffer* request,
+                                                              grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  reactor->Finish(grpc::Status::OK);
+  // Its request has no field, so there is nothing to parse.
+  if (static_cast<int64_t>(request->Length()) > kInfoBytesMax) {
+    reactor->Finish(
+        ToGrpc(InvalidArgument("the message has " + std::to_string(request->Length()) +
+                               " bytes, must have at most " + std::to_string(kInfoBytesMax))));
+    return reactor;
+  }
+  v1::GetServerInfoResponse info;
+  context_.fill_info(&info);
+  bool own = false;
+  reactor->Finish(
+      grpc::SerializationTraits<v1::GetServerInfoResponse>::Serialize(info, response, &own));
   return reactor;
+}
+
+grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
+    grpc::GenericCallbackServerContext* call) {
+  class Refusal final : public grpc::ServerGenericBidiReactor {
+   public:
+    explicit Refusal(const Status& status) { Finish(ToGrpc(status)); }
+    void OnDone() override { delete this; }
+  };
+  Request request;
+  request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
+  request.received = context_.clock.Now();
+  request.tenant = TenantOf(context_, *call);
+  request.status = context_.intake.Reject(Rejection::kUnknownMethod,
+                                          Unimplemented("there is no method " + call->method()));
+  RecordEnd(context_, request, 0, 0, *call);
+  return new Refusal(request.status);
 }
 
 void AttentionServiceImpl::EndStreams() {

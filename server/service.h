@@ -5,8 +5,8 @@
 
 #pragma once
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
-#include <spdlog/logger.h>
 
 #include <atomic>
 #include <cstdint>
@@ -16,10 +16,12 @@
 #include <unordered_set>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "server/answer_watch.h"
 #include "server/chunked_registry.h"
 #include "server/copy_pool.h"
 #include "server/engine.h"
 #include "server/intake.h"
+#include "server/logging.h"
 #include "server/metrics.h"
 
 namespace attend {
@@ -39,14 +41,25 @@ struct ServiceContext {
   Metrics& metrics;
   CopyPool& copies;
   ChunkedRegistry& chunked;
+  AnswerWatch& answers;
   const Clock& clock;
-  spdlog::logger& logger;
+  Logger& logger;
   int64_t stream_requests_max = 64;
   std::function<void(v1::GetServerInfoResponse*)> fill_info;
 
   std::atomic<uint64_t> next_id{1};
   // Calls of which a request was admitted, until gRPC has sent their last answer.
   std::atomic<int64_t> admitted_calls{0};
+};
+
+// Calls of methods that there are not: each is refused, counted and logged.
+class UnknownMethods final : public grpc::CallbackGenericService {
+ public:
+  explicit UnknownMethods(ServiceContext& context) : context_(context) {}
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* call) override;
+
+ private:
+  ServiceContext& context_;
 };
 
 // A request for a message that has just arrived on `responder`'s call.
@@ -58,9 +71,11 @@ TimePoint DeadlineOf(const grpc::CallbackServerContext& context);
 // The tenant whose call it is, from its metadata.
 int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
 
-// Counts and logs the end of a request. `total_ns` is since its arrival.
-void RecordEnd(ServiceContext& context, const Request& request, int64_t total_ns,
-               int64_t response_bytes, const grpc::CallbackServerContext& call);
+// Counts and logs the end of a request. `total_ns` is since its arrival. gRPC tells of a client's
+// deadline by a cancellation, so one that came with it ends with DEADLINE_EXCEEDED, which is what
+// the client has: the request's status may change.
+void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
+               const grpc::CallbackServerContext& call);
 
 // Tells the client of a call that it may try again, and when, if `code` says so.
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
@@ -69,7 +84,7 @@ class AttentionServiceImpl final
     : public v1::AttentionService::WithRawCallbackMethod_Attend<
           v1::AttentionService::WithRawCallbackMethod_AttendStream<
               v1::AttentionService::WithRawCallbackMethod_AttendChunked<
-                  v1::AttentionService::WithCallbackMethod_GetServerInfo<
+                  v1::AttentionService::WithRawCallbackMethod_GetServerInfo<
                       v1::AttentionService::Service>>>> {
  public:
   explicit AttentionServiceImpl(ServiceContext& context) : context_(context) {}
@@ -82,8 +97,8 @@ class AttentionServiceImpl final
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendChunked(
       grpc::CallbackServerContext* call) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
-                                          const v1::GetServerInfoRequest* request,
-                                          v1::GetServerInfoResponse* response) override;
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* response) override;
 
   // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
   void EndStreams();

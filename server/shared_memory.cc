@@ -41,7 +41,7 @@ SharedMemoryServer::SharedMemoryServer(const Config& config, const Engine& engin
 Result<std::unique_ptr<SharedMemoryServer>> SharedMemoryServer::Start(const Config& config,
                                                                       const Engine& engine,
                                                                       HostAllocator& allocator,
-                                                                      spdlog::logger& logger) {
+                                                                      Logger& logger) {
   std::unique_ptr<SharedMemoryServer> server(new SharedMemoryServer(config, engine, allocator));
   if (server->cuda_ipc_ && !server->importer_.usable()) {
     return Status(Code::kFailedPrecondition,

@@ -7,7 +7,6 @@
 
 #include <prometheus/collectable.h>
 #include <prometheus/metric_family.h>
-#include <spdlog/logger.h>
 
 #include <memory>
 #include <string>
@@ -17,6 +16,7 @@
 #include "server/config.h"
 #include "server/device_importer.h"
 #include "server/engine.h"
+#include "server/logging.h"
 #include "server/region_memory.h"
 #include "server/region_registry.h"
 #include "server/region_socket.h"
@@ -31,7 +31,7 @@ class SharedMemoryServer {
   static Result<std::unique_ptr<SharedMemoryServer>> Start(const Config& config,
                                                            const Engine& engine,
                                                            HostAllocator& allocator,
-                                                           spdlog::logger& logger);
+                                                           Logger& logger);
 
   // Forgets every region, ends every connection and removes the socket. Requests keep their memory.
   // True if that is done: a region that is being made may take longer than `until`.

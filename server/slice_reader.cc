@@ -31,6 +31,11 @@ void SliceReader::Advance(int64_t bytes) {
 }
 
 bool SliceReader::ReadVarint(uint64_t* value) {
+  if (slice_ < slices_.size() && slices_[slice_][static_cast<size_t>(offset_)] < 0x80) {
+    *value = slices_[slice_][static_cast<size_t>(offset_)];
+    Advance(1);
+    return true;
+  }
   uint64_t result = 0;
   for (int shift = 0; shift < 70; shift += 7) {
     if (slice_ == slices_.size()) return false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,7 +58,7 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   void Drop(int64_t parts);
   void NameDevices();
   bool by_keys() const { return pieces_.front().some_keys(); }
-  void MergeParts();
+  Status Merge();
   void End();
 
   Splitter& splitter_;
@@ -81,6 +82,7 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
                              std::unique_ptr<Request>& request) {
   const auto self = shared_from_this();
   const int64_t count = std::ssize(parts_);
+  if (by_keys()) unmerged_.reserve(parts_.size());  // not in Finish, which must not fail
   int64_t pushed = 0;
   for (auto& part : parts) {
     if (failed()) break;
@@ -217,9 +219,8 @@ void Splitter::Join::NameDevices() {
   }
 }
 
-// The parts' blocks go back before the client hears of the end.
-void Splitter::Join::MergeParts() {
-  if (failure_.ok()) {
+Status Splitter::Join::Merge() {
+  try {
     // In an order that does not depend on time, as no bit of the answer does.
     std::sort(unmerged_.begin(), unmerged_.end(),
               [](const auto& a, const auto& b) { return a->id < b->id; });
@@ -227,13 +228,16 @@ void Splitter::Join::MergeParts() {
     for (const auto& part : unmerged_) parts.push_back(part->attention);
     MergeKeys(parts, whole_->attention);
     whole_->o_roundings = kMergedRoundings;
+    return Status();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("there is no memory to merge the parts of the answer");
   }
-  unmerged_.clear();
 }
 
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
-  if (by_keys()) MergeParts();
+  if (by_keys() && failure_.ok()) failure_ = Merge();
+  unmerged_.clear();  // the parts' blocks go back before the client hears of the end
   NameDevices();
   splitter_.metrics_.RecordSplit(pieces_.back().share + 1);
   whole_->status = failure_;

@@ -190,7 +190,8 @@ std::unique_ptr<StagedInput> Stager::Stage(std::span<const Candidate> candidates
     budget_.CountEnd(StagingEnd::kBudget);
     return nullptr;
   }
-  staged->held_ = std::make_shared<StagedInput::Held>(std::move(*hold), std::move(block));
+  staged->held_ =
+      std::make_shared<StagedInput::Held>(StagedInput::Held{std::move(*hold), std::move(block)});
   Result<std::unique_ptr<Staging>> copy =
       backends_[chosen.device]->MakeStaging({begin, bytes}, staged->held_);
   if (!copy.ok()) {

@@ -20,6 +20,7 @@ StreamCall::StreamCall(ServiceContext& context, AttentionServiceImpl& service,
       tenant_(TenantOf(context, call)) {}
 
 void StreamCall::Begin() {
+  watched_->Join(context_.answers, call_.c_call());
   Step step;
   {
     const std::lock_guard lock(mutex_);
@@ -101,7 +102,7 @@ void StreamCall::OnAdmitted(uint64_t id) {
 
 void StreamCall::Finish(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  const bool ok = request->status.ok();
+  const bool ok = request->status.ok();  // RecordEnd changes failures alone
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   RecordEnd(context_, *request, total_ns, bytes, call_);
   {
@@ -123,7 +124,7 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     return;
   }
   if (ok) {
-    Answer(EncodeReply(std::move(request), total_ns));
+    Answer(EncodeReply(std::move(request), total_ns, watched_));
     return;
   }
   const std::string request_id = std::move(request->request_id);
@@ -152,13 +153,19 @@ void StreamCall::Answer(grpc::ByteBuffer answer) {
   }
   // Nothing of this object after either: the stream may end, and the object with it, meanwhile.
   if (first != nullptr) {
-    StartWrite(first);
+    Write(first);
   } else if (step != Step::kNone) {
     Do(step);
   }
 }
 
+void StreamCall::Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options) {
+  watched_->Hold();  // until OnWriteDone
+  StartWrite(answer, options);
+}
+
 void StreamCall::OnWriteDone(bool ok) {
+  watched_->Release();
   const grpc::ByteBuffer* next = nullptr;
   grpc::WriteOptions options;
   grpc::ByteBuffer written;  // let go of outside the lock
@@ -180,7 +187,7 @@ void StreamCall::OnWriteDone(bool ok) {
     if (answers_.size() > 1) options.set_buffer_hint();
     step = NextLocked();
   }
-  if (next != nullptr) StartWrite(next, options);
+  if (next != nullptr) Write(next, options);
   Do(step);
 }
 
@@ -199,6 +206,7 @@ void StreamCall::OnCancel() {
 }
 
 void StreamCall::OnDone() {
+  watched_->Leave();
   service_.Remove(this);
   if (admitted_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
   Unref();

@@ -18,6 +18,7 @@
 #include <unordered_set>
 
 #include "server/intake.h"
+#include "server/reply.h"
 #include "server/service.h"
 
 namespace attend {
@@ -36,6 +37,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // Call
   void OnAdmitted(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
+  std::string Peer() const override { return call_.peer(); }
 
   // gRPC
   void OnReadDone(bool ok) override;
@@ -53,12 +55,14 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // theirs is unanswered, or for kFinish, which one thread alone is given.
   void Do(Step step);
   void Answer(grpc::ByteBuffer answer);
+  void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
   ServiceContext& context_;
   AttentionServiceImpl& service_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
   const int tenant_;
+  const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   std::mutex mutex_;
   grpc::ByteBuffer incoming_;             // gRPC's while reading_

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "server/validate_lengths.h"
+
 namespace attend {
 namespace {
 
@@ -24,11 +26,6 @@ Text ShapeText(const v1::Tensor& tensor) {
 Status WrongEnum(std::string_view field, int value, std::string_view allowed) {
   return InvalidArgument(Text(field) + " is " + std::to_string(value) + ", must be " +
                          Text(allowed));
-}
-
-Status WrongCount(std::string_view field, int64_t entries, const Text& bound) {
-  return InvalidArgument(Text(field) + " has " + std::to_string(entries) + " entries, must have " +
-                         bound);
 }
 
 // Fields 7 to 15 of Tensor are kept for places of bytes that later servers know.
@@ -123,14 +120,14 @@ void SetStrides(Layout layout, int64_t heads, int64_t length, int64_t dim, View&
 
 class Validator {
  public:
-  Validator(const v1::AttendRequest& request, Validated& out)
-      : request_(request), out_(out), problem_(out.attention.problem) {}
+  Validator(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out)
+      : request_(request), arrays_(arrays), out_(out), problem_(out.attention.problem) {}
 
   Status Run() {
     ATTEND_RETURN_IF_ERROR(SmallFields());
     ATTEND_RETURN_IF_ERROR(MaskFields());
     ATTEND_RETURN_IF_ERROR(Tensors());
-    ATTEND_RETURN_IF_ERROR(problem_.packed ? PackedLengths() : DenseLengths());
+    ATTEND_RETURN_IF_ERROR(CheckLengths(arrays_, problem_));
     if (!request_.has_scale() && problem_.dim > 0) {
       problem_.scale = 1.0f / std::sqrt(static_cast<float>(problem_.dim));
     }
@@ -144,13 +141,12 @@ class Validator {
   Status SmallFields();
   Status MaskFields();
   Status Tensors();
-  Status DenseLengths();
-  Status PackedLengths();
   Status HeadArrays();
   void Strides();
   Status Bias();
 
   const v1::AttendRequest& request_;
+  const WireArrays& arrays_;
   Validated& out_;
   Problem& problem_;
 };
@@ -265,70 +261,10 @@ Status Validator::Tensors() {
   return MustAgree("v", v, dims.l, problem_.packed ? "kv rows" : "Lk", "k", k.shape(dims.l));
 }
 
-Status Validator::DenseLengths() {
-  for (const auto& [name, size] :
-       {std::pair{"cu_q", request_.cu_q_size()}, std::pair{"cu_kv", request_.cu_kv_size()}}) {
-    if (size > 0) return WrongCount(name, size, "none unless layout is LHD");
-  }
-  const auto check = [this](const Text& name, const auto& lengths, int64_t bound,
-                            const char* bound_name) {
-    if (lengths.empty()) return Status();
-    if (lengths.size() != problem_.batch) {
-      return WrongCount(name, lengths.size(), "B = " + std::to_string(problem_.batch) + ", or 0");
-    }
-    for (int i = 0; i < lengths.size(); ++i) {
-      if (lengths[i] >= 0 && lengths[i] <= bound) continue;
-      return InvalidArgument(name + "[" + std::to_string(i) + "] is " + std::to_string(lengths[i]) +
-                             ", must be in [0, " + bound_name + " = " + std::to_string(bound) +
-                             "]");
-    }
-    return Status();
-  };
-  ATTEND_RETURN_IF_ERROR(check("q_lengths", request_.q_lengths(), problem_.len_q, "Lq"));
-  return check("kv_lengths", request_.kv_lengths(), problem_.len_k, "Lk");
-}
-
-Status Validator::PackedLengths() {
-  for (const auto& [name, size] : {std::pair{"q_lengths", request_.q_lengths_size()},
-                                   std::pair{"kv_lengths", request_.kv_lengths_size()}}) {
-    if (size > 0) return WrongCount(name, size, "none in layout LHD");
-  }
-  const auto check = [](const Text& name, const auto& offsets, int64_t rows, int64_t& longest) {
-    if (offsets.empty()) return WrongCount(name, 0, "B + 1 in layout LHD");
-    if (offsets[0] != 0) {
-      return InvalidArgument(name + "[0] is " + std::to_string(offsets[0]) + ", must be 0");
-    }
-    for (int i = 1; i < offsets.size(); ++i) {
-      if (offsets[i] < offsets[i - 1] || offsets[i] > rows) {
-        return InvalidArgument(name + "[" + std::to_string(i) + "] is " +
-                               std::to_string(offsets[i]) + ", must be in [" +
-                               std::to_string(offsets[i - 1]) + ", " + std::to_string(rows) +
-                               "]: never below the one before, nor above the rows");
-      }
-      longest = std::max(longest, offsets[i] - offsets[i - 1]);
-    }
-    const int last = offsets.size() - 1;
-    if (offsets[last] != rows) {
-      return InvalidArgument(name + "[" + std::to_string(last) + "] is " +
-                             std::to_string(offsets[last]) + ", must equal the rows " +
-                             std::to_string(rows));
-    }
-    return Status();
-  };
-  ATTEND_RETURN_IF_ERROR(check("cu_q", request_.cu_q(), problem_.total_q, problem_.len_q));
-  ATTEND_RETURN_IF_ERROR(check("cu_kv", request_.cu_kv(), problem_.total_k, problem_.len_k));
-  if (request_.cu_q_size() != request_.cu_kv_size()) {
-    return WrongCount("cu_kv", request_.cu_kv_size(),
-                      "as many as cu_q, " + std::to_string(request_.cu_q_size()));
-  }
-  problem_.batch = request_.cu_q_size() - 1;
-  return Status();
-}
-
 Status Validator::HeadArrays() {
   const int64_t heads = problem_.heads_q;
   const int64_t all_heads = heads * problem_.batch;
-  const int64_t slopes = request_.alibi_slopes_size();
+  const int64_t slopes = arrays_.size(ArrayField::kAlibiSlopes);
   if (slopes != 0 && slopes != heads && slopes != all_heads) {
     return WrongCount(
         "alibi_slopes", slopes,
@@ -336,7 +272,7 @@ Status Validator::HeadArrays() {
   }
   problem_.has_alibi = slopes > 0;
   out_.attention.alibi_stride_b = slopes > 0 && slopes != heads ? heads : 0;
-  const int64_t sinks = request_.sinks_size();
+  const int64_t sinks = arrays_.size(ArrayField::kSinks);
   if (sinks != 0 && sinks != heads) {
     return WrongCount("sinks", sinks, "Hq = " + std::to_string(heads) + ", or 0");
   }
@@ -388,8 +324,8 @@ Status Validator::Bias() {
 
 }  // namespace
 
-Status Validate(const v1::AttendRequest& request, Validated& out) {
-  return Validator(request, out).Run();
+Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out) {
+  return Validator(request, arrays, out).Run();
 }
 
 }  // namespace attend

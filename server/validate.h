@@ -12,6 +12,7 @@
 #include "kernels/problem.h"
 #include "kernels/status.h"
 #include "server/request.h"
+#include "server/wire_arrays.h"
 
 namespace attend {
 
@@ -38,6 +39,7 @@ struct Validated {
 
 // INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED a place for tensor bytes
 // that this server does not know.
-Status Validate(const v1::AttendRequest& request, Validated& out);
+// `arrays` are the request's repeated numbers, of which `request` itself has none.
+Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out);
 
 }  // namespace attend

@@ -32,9 +32,9 @@ LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometh
 
 # The only server files that may know the wire: everything behind them takes plain values.
 WIRE_FILES = re.compile(
-    r"^server/(answer_chunks|chunk_codec|chunked_\w+|codec|dump|grpc_status|info|intake|main|"
-    r"region_socket|reply|server|service|shared_tensors|slice_reader|stream_service|"
-    r"upload_places|validate|wire)\.(h|cc)$")
+    r"^server/(answer_chunks|answer_watch|chunk_codec|chunked_\w+|codec|dump|grpc_\w+|info|"
+    r"intake|main|message_slices|region_socket|reply|server|service|reflection|"
+    r"shared_tensors|slice_reader|stream_service|upload_places|validate|wire)\.(h|cc)$")
 
 BANNED = [
     (re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work belongs in an issue"),
@@ -237,6 +237,25 @@ def check_built(tree):
             yield Fault(path, 1, "built", "no CMake file names it")
 
 
+def check_attacks(tree):
+    """tests/e2e/README.md lists every test of test_hostile_*.py, and no test that is not there."""
+    page = "tests/e2e/README.md"
+    said = {}
+    if page in tree.paths:
+        for number, line in enumerate(tree.lines(page), 1):
+            said.update({name: number for name in re.findall(r"`(test_\w+)`", line)})
+    tests = set()
+    for path in tree.select({".py"}, "tests/e2e/"):
+        for number, line in enumerate(tree.lines(path), 1):
+            name = "".join(re.findall(r"^def (test_\w+)", line))
+            tests.add(name)
+            if name and name not in said and "/test_hostile_" in path:
+                yield Fault(path, number, "attacks", f"{name} is not in {page}")
+    for name, number in said.items():
+        if name not in tests:
+            yield Fault(page, number, "attacks", f"there is no {name}")
+
+
 def check_format(tree):
     """C++ and CUDA files are as clang-format leaves them."""
     paths = tree.select(CPP)
@@ -264,6 +283,7 @@ RULES = {
     "borders": check_borders,
     "words": check_words,
     "built": check_built,
+    "attacks": check_attacks,
     "format": check_format,
 }
 

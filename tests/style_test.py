@@ -28,6 +28,8 @@ PLANTED = {
     "function-length": ("kernels/a.cc", HEAD + "int F() {\n" + "  F();\n" * 70 + "}\n"),
     "words": ("tests/run", GOOD["tests/run"] + "# TO" "DO later\n"),
     "built": ("kernels/b.cc", HEAD + "int G() { return 1; }\n"),
+    "attacks": ("tests/e2e/test_hostile_a.py",
+                "# SPDX-License-Identifier: Apache-2.0\ndef test_a():\n    pass\n"),
     "format": ("kernels/a.cc", HEAD + "int F( ) { return 1; }\n"),
 }
 

@@ -7,15 +7,20 @@
 
 #include "kernels/cpu/cpu_backend.h"
 
+#include <tbb/blocked_range.h>
 #include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <future>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -50,11 +55,12 @@ Status Guarded(const Work& work) {
 }
 
 // cpu_reference, its rows spread over the arena's threads; each row is computed alone anyway.
-void ParallelReference(const Attention& a) {
+void ParallelReference(const Attention& a, const StopFlag* stop) {
   const int64_t heads = a.problem.heads_q;
-  for (int64_t b = 0; b < a.problem.batch; ++b) {
+  for (int64_t b = 0; b < a.problem.batch && !Stopped(stop); ++b) {
     const int64_t rows = SequenceOf(a, b).q_rows;
-    ParallelInOrder(heads * rows, [&](int64_t n) { StoreReferenceRow(a, b, n / rows, n % rows); });
+    ParallelInOrder(
+        heads * rows, [&](int64_t n) { StoreReferenceRow(a, b, n / rows, n % rows, stop); }, stop);
   }
 }
 
@@ -110,6 +116,7 @@ class CpuLane : public Lane {
   std::vector<WorkItem> items_;  // written while not busy, read by the lane's thread while busy
   Done done_;
   std::vector<const Attention*> flash_;  // as items_
+  std::vector<const StopFlag*> stops_;   // of flash_
   std::thread thread_;                   // last: starts when all else is ready
 };
 
@@ -148,15 +155,18 @@ BatchOutcome CpuLane::Run() {
   const auto begin = std::chrono::steady_clock::now();
   outcome.statuses.resize(items_.size());
   flash_.clear();
+  stops_.clear();
   for (const WorkItem& item : items_) {
-    if (item.poison_output) PoisonOutput(item.attention);
-    if (item.selection.kernel == KernelId::kCpuFlash) flash_.push_back(&item.attention);
+    if (item.poison_output) PoisonOutput(item.attention, item.stop);
+    if (item.selection.kernel != KernelId::kCpuFlash) continue;
+    flash_.push_back(&item.attention);
+    stops_.push_back(item.stop);
   }
   const Status flash = Guarded([this] {
     if (CpuFlashRunsInline(flash_)) {
-      CpuFlash(flash_);
+      CpuFlash(flash_, stops_);
     } else {
-      arena_.execute([this] { CpuFlash(flash_); });
+      arena_.execute([this] { CpuFlash(flash_, stops_); });
     }
   });
   for (size_t n = 0; n < items_.size(); ++n) {
@@ -167,11 +177,14 @@ BatchOutcome CpuLane::Run() {
         break;
       case KernelId::kCpuReference:
         outcome.statuses[n] =
-            Guarded([&] { arena_.execute([&] { ParallelReference(item.attention); }); });
+            Guarded([&] { arena_.execute([&] { ParallelReference(item.attention, item.stop); }); });
         break;
       default:
         outcome.statuses[n] = Internal("kernel " + std::string(KernelName(item.selection.kernel)) +
                                        " was sent to the CPU backend");
+    }
+    if (Stopped(item.stop)) {
+      outcome.statuses[n] = Status(Code::kCancelled, "the item was stopped while it ran");
     }
   }
   outcome.kernel_ns = Nanoseconds(std::chrono::steady_clock::now() - begin);
@@ -207,11 +220,49 @@ DeviceInfo MakeInfo(int threads) {
   DeviceInfo info;
   info.kind = DeviceKind::kCpu;
   info.name = "cpu";
-  info.description =
-      CpuModel() + ", " + CpuFlashTarget() + ", " + std::to_string(threads) + " threads";
+  info.description = CpuModel() + ", " + CpuFlashTarget() + ", " + std::to_string(threads) +
+                     (threads == 1 ? " thread" : " threads");
   info.units = threads;
   info.memory_bytes = PhysicalMemoryBytes();
   return info;
+}
+
+// Throws if the process may not have so many more threads.
+void TryThreads(int count) {
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::vector<std::jthread> threads;  // which wait for the end, then are joined
+  try {
+    for (int i = 0; i < count; ++i) threads.emplace_back([ended] { ended.wait(); });
+  } catch (...) {
+    end.set_value();
+    throw;
+  }
+  end.set_value();
+}
+
+// Has every thread of the pool made now. oneTBB makes one when there is first use for it, on
+// another one's thread, where nobody can catch that the system has none.
+void MakeThreads(int threads, tbb::task_arena& pool) {
+  constexpr std::chrono::seconds kPatience(2);  // for a busy machine; it goes on without
+  // Another backend of this process may have set a lower bound for all.
+  threads = std::min(threads, static_cast<int>(tbb::global_control::active_value(
+                                  tbb::global_control::max_allowed_parallelism)));
+  TryThreads(threads - 1);
+  pool.initialize(threads);
+  std::atomic<int> here{0};
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  pool.execute([&] {
+    tbb::parallel_for(
+        tbb::blocked_range<int>(0, threads),
+        [&](const tbb::blocked_range<int>&) {
+          ++here;
+          while (here < threads && std::chrono::steady_clock::now() < until) {
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+          }
+        },
+        tbb::simple_partitioner());
+  });
 }
 
 class CpuBackend : public Backend {
@@ -225,6 +276,12 @@ class CpuBackend : public Backend {
   HostAllocator& host_allocator() override { return allocator_; }
 
   Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions&) override {
+    const Status threads =
+        Guarded([&] { std::call_once(threads_made_, [this] { MakeThreads(threads_, pool_); }); });
+    if (!threads.ok()) {
+      return ResourceExhausted("the CPU backend cannot have its " + std::to_string(threads_) +
+                               " threads: " + threads.message());
+    }
     std::unique_ptr<Lane> lane;
     const Status made = Guarded([&] { lane = std::make_unique<CpuLane>(threads_); });
     if (!made.ok()) return made;
@@ -234,6 +291,8 @@ class CpuBackend : public Backend {
  private:
   const int threads_;
   const tbb::global_control limit_;  // of the pool that all lanes share
+  std::once_flag threads_made_;
+  tbb::task_arena pool_;  // keeps the threads
   const DeviceInfo info_;
   CpuAllocator allocator_;
 };

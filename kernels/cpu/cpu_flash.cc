@@ -25,6 +25,10 @@ using cpu_flash::Tile;
 // Below this, waking another thread costs more than it can save (some 40 us of one core's work).
 constexpr double kInlineWork = 3e6;
 
+// Tiles that are sorted and run together: enough for the threads to wait little for each other's
+// last ones, few enough to take less memory (half a MiB) than the threads' scratch.
+constexpr size_t kTilesListedMax = 8192;
+
 // What a tile costs beside its multiply-adds, in multiply-adds.
 constexpr double kTileOverhead = 20000;
 
@@ -67,34 +71,82 @@ int64_t TileRows(int64_t rows, int64_t most) {
   return ((rows + tiles - 1) / tiles + kVector - 1) / kVector * kVector;
 }
 
-// Calls visit(tile) for every tile of an attention, in a fixed order.
-template <class Visit>
-void ForEachTile(const Attention& a, int64_t most_rows, const Visit& visit) {
-  const Problem& p = a.problem;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = SequenceOf(a, b);
-    if (s.q_rows == 0) continue;
-    // Short sequences share a tile with other heads of the same KV head.
-    const int64_t together = std::clamp<int64_t>(most_rows / s.q_rows, 1, p.group());
-    const int64_t tile_rows = TileRows(s.q_rows, most_rows);
-    for (int64_t h_kv = 0; h_kv < p.heads_kv; ++h_kv) {
-      for (int64_t g = 0; g < p.group(); g += together) {
-        const int64_t heads = std::min(together, p.group() - g);
-        const int64_t head = h_kv * p.group() + g;
-        for (int64_t row = 0; row < s.q_rows; row += tile_rows) {
-          const int64_t rows = std::min(tile_rows, s.q_rows - row);
-          visit(Tile{&a, b, head, heads, row, rows, WorkOf(a, s, heads, row, rows)});
-        }
-      }
-    }
-  }
+const StopFlag* StopOf(std::span<const StopFlag* const> stops, size_t n) {
+  return stops.empty() ? nullptr : stops[n];
 }
 
-void RunInline(std::span<const Attention* const> batch, cpu_flash::TileFunction run) {
-  Scratch* scratch = ThreadScratch();
-  for (const Attention* attention : batch) {
-    ForEachTile(*attention, kRowTile, [&](const Tile& tile) { run(tile, scratch); });
+// Walks over the tiles of a batch in a fixed order, past attentions that were stopped. They are as
+// many as the rows may be, each larger than what made it, so that they are never all listed.
+class TileWalk {
+ public:
+  TileWalk(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
+           int64_t most_rows)
+      : batch_(batch), stops_(stops), most_rows_(most_rows) {
+    while (at_ < batch_.size() && !BeginSequence()) NextSequence();
   }
+
+  // False at the end.
+  bool Next(Tile& tile) {
+    if (at_ == batch_.size()) return false;
+    const Attention& a = *batch_[at_];
+    const int64_t group = a.problem.group();
+    const int64_t heads = std::min(together_, group - head_ % group);
+    const int64_t rows = std::min(tile_rows_, sequence_.q_rows - row_);
+    tile = Tile{&a,
+                b_,
+                head_,
+                heads,
+                row_,
+                rows,
+                WorkOf(a, sequence_, heads, row_, rows),
+                StopOf(stops_, at_)};
+    row_ += rows;
+    if (row_ < sequence_.q_rows) return true;
+    row_ = 0;
+    head_ += heads;
+    if (head_ < a.problem.heads_q) return true;
+    do {
+      NextSequence();
+    } while (at_ < batch_.size() && !BeginSequence());
+    return true;
+  }
+
+ private:
+  void NextSequence() {
+    if (++b_ < batch_[at_]->problem.batch && !Stopped(StopOf(stops_, at_))) return;
+    b_ = 0;
+    ++at_;
+  }
+  // False if the present one has no tiles.
+  bool BeginSequence() {
+    const Problem& p = batch_[at_]->problem;
+    head_ = row_ = 0;
+    if (b_ >= p.batch || Stopped(StopOf(stops_, at_))) return false;
+    sequence_ = SequenceOf(*batch_[at_], b_);
+    if (sequence_.q_rows == 0) return false;
+    // Short sequences share a tile with other heads of the same KV head.
+    together_ = std::clamp<int64_t>(most_rows_ / sequence_.q_rows, 1, p.group());
+    tile_rows_ = TileRows(sequence_.q_rows, most_rows_);
+    return true;
+  }
+
+  const std::span<const Attention* const> batch_;
+  const std::span<const StopFlag* const> stops_;
+  const int64_t most_rows_;
+  size_t at_ = 0;  // of the attention
+  int64_t b_ = 0;
+  int64_t head_ = 0;
+  int64_t row_ = 0;
+  Sequence sequence_;
+  int64_t together_ = 1;
+  int64_t tile_rows_ = 0;
+};
+
+void RunInline(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
+               cpu_flash::TileFunction run) {
+  Scratch* scratch = ThreadScratch();
+  TileWalk walk(batch, stops, kRowTile);
+  for (Tile tile; walk.Next(tile);) run(tile, scratch);
 }
 
 }  // namespace
@@ -112,21 +164,26 @@ bool CpuFlashRunsInline(std::span<const Attention* const> batch) {
   return true;
 }
 
-void CpuFlash(std::span<const Attention* const> batch) {
+void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops) {
   const cpu_flash::TileFunction run = cpu_flash::ChooseTileFunction();
   if (CpuFlashRunsInline(batch)) {
-    RunInline(batch, run);
+    RunInline(batch, stops, run);
     return;
   }
   const int64_t most_rows = MostRows(batch, tbb::this_task_arena::max_concurrency());
-  std::vector<Tile> tiles;
-  for (const Attention* attention : batch) {
-    ForEachTile(*attention, most_rows, [&](const Tile& tile) { tiles.push_back(tile); });
-  }
   const auto longer = [](const Tile& x, const Tile& y) { return x.work > y.work; };
-  std::stable_sort(tiles.begin(), tiles.end(), longer);
-  ParallelInOrder(static_cast<int64_t>(tiles.size()),
-                  [&](int64_t n) { run(tiles[static_cast<size_t>(n)], ThreadScratch()); });
+  // The others of a batch would go on, so only one that is alone can end the loop.
+  const StopFlag* const alone = batch.size() == 1 ? StopOf(stops, 0) : nullptr;
+  TileWalk walk(batch, stops, most_rows);
+  std::vector<Tile> tiles;
+  do {
+    tiles.clear();
+    for (Tile tile; tiles.size() < kTilesListedMax && walk.Next(tile);) tiles.push_back(tile);
+    std::stable_sort(tiles.begin(), tiles.end(), longer);
+    ParallelInOrder(
+        static_cast<int64_t>(tiles.size()),
+        [&](int64_t n) { run(tiles[static_cast<size_t>(n)], ThreadScratch()); }, alone);
+  } while (tiles.size() == kTilesListedMax && !Stopped(alone));
 }
 
 }  // namespace attend

@@ -10,7 +10,9 @@
 #define ATTEND_CPU_FLASH_MATH_INL_H_
 #endif
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/cpu_flash_tile.h"
@@ -56,17 +58,21 @@ HWY_INLINE V32 AtLeast(V32 low, V32 x) {
 #endif
 }
 
-// 2^x for x <= 0, to 1 ulp; 0 for -inf and wherever the result would not be a normal number (but
-// for a sliver of subnormal ones), NaN for NaN.
-HWY_INLINE V32 Exp2(V32 x) {
+// 2^(x * factor) for x * factor <= 0 and a factor that is finite and above 0, to 1 ulp beside the
+// roundings of x and factor; 0 for -inf and wherever the result would not be a normal number (but
+// for a sliver of subnormal ones), NaN for any NaN. The product is never rounded by itself, nor can
+// it overflow.
+HWY_INLINE V32 Exp2(V32 x, float factor) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
+  const V32 by = hn::Set(d, factor);
   // At -127 the exponent below reaches 0 and so does the result.
-  x = AtLeast(hn::Set(d, -127.0f), x);
-  // Adding 1.5 * 2^23 leaves round(x) in the low bits; 2^x = 2^round(x) * 2^f, |f| <= 1/2.
-  const V32 magic = hn::Set(d, 12582912.0f);
-  const V32 shifted = hn::Add(x, magic);
-  const V32 f = hn::Sub(x, hn::Sub(shifted, magic));
+  x = AtLeast(hn::Set(d, -127.0f / factor), x);
+  // Adding 1.5 * 2^23 leaves round(x) in the low bits, and 127 more the biased exponent of
+  // 2^round(x), where 2^x = 2^round(x) * 2^f, |f| <= 1/2.
+  const V32 magic = hn::Set(d, 12582912.0f + 127.0f);
+  const V32 shifted = hn::MulAdd(x, by, magic);
+  const V32 f = hn::MulSub(x, by, hn::Sub(shifted, magic));
   // Minimax in relative error for 1 + f * polynomial: 0.3 units of roundoff.
   V32 p = hn::Set(d, 0.00015353361707892005f);
   p = hn::MulAdd(p, f, hn::Set(d, 0.0013398874477472053f));
@@ -75,8 +81,13 @@ HWY_INLINE V32 Exp2(V32 x) {
   p = hn::MulAdd(p, f, hn::Set(d, 0.24022647913610015f));
   p = hn::MulAdd(p, f, hn::Set(d, 0.6931472028551923f));
   p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  // A product, as adding to the exponent's bits would make a number of a NaN.
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+}
+
+// A weight, but more than 0.
+HWY_INLINE V32 AboveZero(V32 weight) {
+  return AtLeast(hn::Set(F32(), std::numeric_limits<float>::denorm_min()), weight);
 }
 
 // Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
@@ -119,12 +130,13 @@ HWY_INLINE auto IsHiddenWeight(V32 weight) {
 
 // kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
 // p[key][lane] * v[key * kValueBlock + r]. The sum is taken first, from zero: terms that are added
-// one by one to the sum of many keys lose more with every further key. With kSkip, keys of weight
-// -0 are skipped, so that a value that a row does not see may be NaN or Inf; results are otherwise
-// the same. A weight that underflowed is +0 and not skipped: its key is seen.
+// one by one to the sum of many keys lose more with every further key. With kSkip, values that are
+// NaN or Inf are felt by those rows alone that see their key, whose weight is not -0, and by these
+// however small the weight: one that underflowed is +0, and 0 * Inf would be NaN; and weights are
+// multiplied by down[r][lane]. Results are otherwise the same.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
-                            float* o) {
+                            const float* down, float* o) {
   constexpr int kRows = kBlockRows;
   constexpr int64_t kWidth = kVectors * kLanes;
   const F32 d;
@@ -143,8 +155,14 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
       const V32 value = hn::Set(d, v[j * kValueBlock + r]);
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) {
-        const V32 next = hn::MulAdd(value, row[n], sum[r][n]);
-        sum[r][n] = kSkip ? hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next) : next;
+        if (kSkip && !std::isfinite(v[j * kValueBlock + r])) {
+          const V32 next = hn::MulAdd(value, AboveZero(row[n]), sum[r][n]);
+          sum[r][n] = hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next);
+        } else {
+          const V32 by =
+              kSkip ? hn::Mul(row[n], hn::Load(d, down + r * kWidth + n * kLanes)) : row[n];
+          sum[r][n] = hn::MulAdd(value, by, sum[r][n]);
+        }
       }
     }
   }
@@ -153,7 +171,10 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
     HWY_UNROLL(8)
     for (int n = 0; n < kVectors; ++n) {
       float* at = o + r * kWidth + n * kLanes;
-      hn::Store(hn::MulAdd(hn::Load(d, at), hn::Load(d, weight + n * kLanes), sum[r][n]), d, at);
+      const V32 before = hn::Load(d, at);
+      V32 by = hn::Load(d, weight + n * kLanes);
+      if (kSkip) by = hn::IfThenElse(hn::IsFinite(before), by, AboveZero(by));
+      hn::Store(hn::MulAdd(before, by, sum[r][n]), d, at);
     }
   }
 }

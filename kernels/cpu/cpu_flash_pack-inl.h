@@ -148,19 +148,18 @@ HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t
 constexpr int64_t kTurned = kLanes < 4 ? 1 : 4;
 
 // kTurned rows of n floats into neighbouring lanes:
-// out[i * width + r] = factor * rows[r * stride + i].
-HWY_INLINE void TurnIn(const float* HWY_RESTRICT rows, int64_t stride, int64_t n, float factor,
-                       int64_t width, float* HWY_RESTRICT out) {
+// out[i * width + r] = rows[r * stride + i].
+HWY_INLINE void TurnIn(const float* HWY_RESTRICT rows, int64_t stride, int64_t n, int64_t width,
+                       float* HWY_RESTRICT out) {
   int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const hn::FixedTag<float, 4> d;
   const hn::FixedTag<double, 2> d64;
-  const auto by = hn::Set(d, factor);
   for (; i + 4 <= n; i += 4) {
-    const auto a = hn::Mul(hn::LoadU(d, rows + i), by);
-    const auto b = hn::Mul(hn::LoadU(d, rows + stride + i), by);
-    const auto c = hn::Mul(hn::LoadU(d, rows + 2 * stride + i), by);
-    const auto e = hn::Mul(hn::LoadU(d, rows + 3 * stride + i), by);
+    const auto a = hn::LoadU(d, rows + i);
+    const auto b = hn::LoadU(d, rows + stride + i);
+    const auto c = hn::LoadU(d, rows + 2 * stride + i);
+    const auto e = hn::LoadU(d, rows + 3 * stride + i);
     const auto ab0 = hn::BitCast(d64, hn::InterleaveLower(d, a, b));
     const auto ab1 = hn::BitCast(d64, hn::InterleaveUpper(d, a, b));
     const auto ce0 = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
@@ -173,7 +172,7 @@ HWY_INLINE void TurnIn(const float* HWY_RESTRICT rows, int64_t stride, int64_t n
   }
 #endif
   for (; i < n; ++i) {
-    for (int64_t r = 0; r < kTurned; ++r) out[i * width + r] = factor * rows[r * stride + i];
+    for (int64_t r = 0; r < kTurned; ++r) out[i * width + r] = rows[r * stride + i];
   }
 }
 
@@ -182,7 +181,7 @@ HWY_INLINE void TurnOut(const float* in, int64_t width, int64_t n, int64_t strid
   int64_t i = 0;
   // A square block is turned either way by the same moves.
   for (; i + kTurned <= n; i += kTurned) {
-    TurnIn(in + i * width, width, kTurned, 1.0f, stride, rows + i);
+    TurnIn(in + i * width, width, kTurned, stride, rows + i);
   }
   for (; i < n; ++i) {
     for (int64_t r = 0; r < kTurned; ++r) rows[r * stride + i] = in[i * width + r];

@@ -11,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -26,13 +27,8 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
-constexpr float kLog2e = 1.44269504088896341f;
-constexpr double kLn2 = 0.693147180559945309;
+constexpr double kLog2e = 1.44269504088896341;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-// Scales that may go into Q beforehand without moving it near overflow or underflow.
-constexpr float kFoldableScaleMin = 0x1p-20f;
-constexpr float kFoldableScaleMax = 4.0f;
 
 // A few vectors of the tile's rows, beginning at row `lane`.
 struct Panel {
@@ -57,16 +53,28 @@ class TileRun {
         vectors_((lanes_ + kLanes - 1) / kLanes),
         panel_count_((vectors_ + kPanelVectors - 1) / kPanelVectors),
         dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
-        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kFoldableScaleMin &&
-               p_.scale <= kFoldableScaleMax) {}
+        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
+               p_.scale <= kLateScaleMax),
+        unit_(plain_ ? static_cast<double>(p_.scale) : 1.0),
+        to_log2_(static_cast<float>(unit_ * kLog2e)) {}
 
   void Run() {
+    if (Stopped(tile_.stop)) return;
     MakePanels();
     PackQuery();
     Attend<false>();
     // What a row does not see has weight 0, and 0 * Inf is NaN: only then is care needed.
-    if (!OutputFinite()) Attend<true>();
-    Store();
+    careful_ = !OutputFinite();
+    if (careful_) {
+      std::fill(s_.down, s_.down + vectors_ * kLanes * dim_v_padded_, 1.0f);
+      Attend<true>();
+      // O is not divided yet and may overflow where its mean does not.
+      if (!OutputFinite() && HasHugeValues()) {
+        ScaleDown();
+        Attend<true>();
+      }
+    }
+    if (!Stopped(tile_.stop)) Store();
   }
 
  private:
@@ -95,8 +103,11 @@ class TileRun {
   template <int kVectors, bool kSkip>
   void PanelStep(const Panel& panel, int64_t j, int64_t keys);
   bool OutputFinite() const;
+  bool HasHugeValues() const;
+  void ScaleDown();
   void Store();
-  void StoreRow(int64_t lane, const float* o);
+  void StoreRow(int64_t lane, const float* down, int64_t stride, float* o);
+  void ScaleUp(const float* down, int64_t stride, float factor, float* o) const;
 
   const Tile& tile_;
   const Attention& a_;
@@ -107,7 +118,11 @@ class TileRun {
   const int64_t vectors_;
   const int64_t panel_count_;
   const int64_t dim_v_padded_;
-  const bool plain_;  // the scale is in Q already and nothing else happens to scores
+  const bool plain_;  // scores are q.k still
+  // What a score is in units of problem.h, and in powers of two.
+  const double unit_;
+  const float to_log2_;
+  bool careful_ = false;  // O was not finite, and was computed again
   Panel panels_[kPanelsMax];
   KeyRange keys_{0, 0};  // that any row sees
   // The current key tile: its keys as fp32, and from one block of V's columns to the next.
@@ -139,7 +154,6 @@ void TileRun::MakePanels() {
 }
 
 void TileRun::PackQuery() {
-  const float factor = plain_ ? p_.scale * kLog2e : 1.0f;
   for (int64_t n = 0; n < panel_count_; ++n) {
     const Panel& panel = panels_[n];
     float* out = s_.q + panel.lane * p_.dim;
@@ -155,7 +169,7 @@ void TileRun::PackQuery() {
           std::fill(row, row + p_.dim, 0.0f);
         }
       }
-      TurnIn(s_.rows, kHeadDimMax, p_.dim, factor, panel.width(), out + first);
+      TurnIn(s_.rows, kHeadDimMax, p_.dim, panel.width(), out + first);
     }
   }
 }
@@ -166,7 +180,7 @@ void TileRun::Attend() {
   std::fill(s_.sum, s_.sum + vectors_ * kLanes, 0.0f);
   std::fill(s_.o, s_.o + vectors_ * kLanes * dim_v_padded_, 0.0f);
   int64_t begin = keys_.begin;
-  while (begin < keys_.end) {
+  while (begin < keys_.end && !Stopped(tile_.stop)) {
     const int64_t end = std::min(keys_.end, (begin / kKeyTile + 1) * kKeyTile);
     LoadKeys(begin, end - begin);
     for (int64_t n = 0; n < panel_count_; ++n) {
@@ -248,7 +262,7 @@ void TileRun::LoadBias(const Panel& panel, int64_t j, int64_t keys) {
         std::fill(row, row + keys, 0.0f);
       }
     }
-    TurnIn(s_.rows, kHeadDimMax, keys, 1.0f, panel.width(), s_.bias + first);
+    TurnIn(s_.rows, kHeadDimMax, keys, panel.width(), s_.bias + first);
   }
 }
 
@@ -263,11 +277,10 @@ void TileRun::Scores(const Panel& panel, int64_t keys) {
   }
 }
 
-// Everything of problem.h between q.k and the mask; leaves scores in units of log2(e).
+// Everything of problem.h between q.k and the mask.
 void TileRun::FinishScores(const Panel& panel, int64_t keys) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
-  const V32 log2e = hn::Set(d, kLog2e);
   const V32 cap = hn::Set(d, p_.softcap);
   const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
   for (int64_t j = 0; j < keys; ++j) {
@@ -281,7 +294,7 @@ void TileRun::FinishScores(const Panel& panel, int64_t keys) {
         const V32 distance = hn::Abs(hn::Sub(key, hn::Load(d, s_.diagonal + panel.lane + n)));
         x = hn::NegMulAdd(hn::Load(d, s_.slope + panel.lane + n), distance, x);
       }
-      hn::Store(hn::Mul(x, log2e), d, s_.s + at);
+      hn::Store(x, d, s_.s + at);
     }
   }
 }
@@ -301,12 +314,15 @@ void TileRun::MaskScores(const Panel& panel, int64_t keys) {
   }
 }
 
-// Turns scores into weights 2^(s - max) and brings the softmax state up to date; s_.weight is what
-// the output so far must be multiplied by. With kSkip, the weight of a key that is not seen is -0.
+// Turns scores into weights exp(s - max) and brings the softmax state up to date; s_.weight is what
+// the output so far must be multiplied by. Scores are subtracted before anything makes them larger:
+// as long as they are finite, so are the weights. With kSkip, the weight of a key that is not seen
+// is -0.
 template <int kVectors, bool kSkip>
 void TileRun::Softmax(const Panel& panel, int64_t keys) {
   constexpr int64_t kWidth = kVectors * kLanes;
   const F32 d;
+  const float to_log2 = to_log2_;
   float* HWY_RESTRICT s = s_.s;
   V32 max[kVectors], base[kVectors], sum[kVectors];
   HWY_UNROLL(4)
@@ -322,7 +338,7 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
     const int64_t lane = panel.lane + n * kLanes;
     // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
     base[n] = hn::IfThenZeroElse(hn::Eq(max[n], hn::Set(d, kMinusInfinity)), max[n]);
-    const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]));
+    const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]), to_log2);
     sum[n] = hn::Zero(d);
     hn::Store(weight, d, s_.weight + lane);
     hn::Store(max[n], d, s_.max + lane);
@@ -332,10 +348,8 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
     for (int n = 0; n < kVectors; ++n) {
       float* at = s + j * kWidth + n * kLanes;
       const V32 score = hn::Load(d, at);
-      V32 p = Exp2(hn::Sub(score, base[n]));
+      V32 p = Exp2(hn::Sub(score, base[n]), to_log2);
       if (kSkip) {
-        // Seen but too small for fp32: still more than nothing where the value is Inf.
-        p = AtLeast(hn::Set(d, std::numeric_limits<float>::denorm_min()), p);
         p = hn::IfThenElse(hn::Eq(score, hn::Set(d, kMinusInfinity)), hn::Set(d, -0.0f), p);
       }
       hn::Store(p, d, at);
@@ -352,10 +366,11 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
 
 template <int kVectors, bool kSkip>
 void TileRun::Output(const Panel& panel, int64_t keys) {
-  float* o = s_.o + panel.lane * dim_v_padded_;
+  const int64_t begin = panel.lane * dim_v_padded_;
   for (int64_t i = 0; i < p_.dim_v; i += kBlockRows) {
     const float* v = s_.v + i / kValueBlock * block_stride_ + i % kValueBlock;
-    OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane, o + i * kVectors * kLanes);
+    const int64_t at = begin + i * kVectors * kLanes;
+    OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane, s_.down + at, s_.o + at);
   }
 }
 
@@ -368,6 +383,39 @@ bool TileRun::OutputFinite() const {
   return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
 }
 
+// Whether sums of V may overflow, each weight being at most 1 when it is added.
+bool TileRun::HasHugeValues() const {
+  const auto keys = static_cast<uint64_t>(keys_.end - keys_.begin);
+  const float most = std::ldexp(std::numeric_limits<float>::max(), -std::bit_width(keys));
+  const int64_t head = tile_.b * a_.v.stride_b + tile_.head / p_.group() * a_.v.stride_h;
+  for (int64_t j = keys_.begin; j < keys_.end; ++j) {
+    WidenRow(a_.v.data, p_.dtype, head + (sequence_.k_row + j) * a_.v.stride_l, p_.dim_v, s_.rows);
+    for (int64_t d = 0; d < p_.dim_v; ++d) {
+      if (std::isfinite(s_.rows[d]) && std::abs(s_.rows[d]) > most) return true;
+    }
+  }
+  return false;
+}
+
+// By what weights are multiplied in another pass on their way to elements of O that are not finite:
+// so that those of all keys of the row make less than 1, and the element stays within V's range.
+// Elements that are finite keep their bits.
+void TileRun::ScaleDown() {
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
+    const int64_t begin = panel.lane * dim_v_padded_;
+    for (int64_t r = 0; r < panel.width(); ++r) {
+      const KeyRange range = KeysOf(panel.lane + r);
+      const auto keys = static_cast<uint64_t>(std::max<int64_t>(0, range.end - range.begin));
+      const float down = std::ldexp(1.0f, -std::bit_width(keys));
+      for (int64_t d = 0; d < dim_v_padded_; ++d) {
+        const int64_t at = begin + d * panel.width() + r;
+        s_.down[at] = std::isfinite(s_.o[at]) ? 1.0f : down;
+      }
+    }
+  }
+}
+
 void TileRun::Store() {
   for (int64_t n = 0; n < panel_count_; ++n) {
     const Panel& panel = panels_[n];
@@ -376,25 +424,38 @@ void TileRun::Store() {
       TurnOut(o + first, panel.width(), p_.dim_v, kHeadDimMax, s_.rows);
       for (int64_t r = 0; r < kTurned; ++r) {
         const int64_t lane = panel.lane + first + r;
-        if (lane < lanes_) StoreRow(lane, s_.rows + r * kHeadDimMax);
+        const float* down = s_.down + panel.lane * dim_v_padded_ + first + r;
+        if (lane < lanes_) StoreRow(lane, down, panel.width(), s_.rows + r * kHeadDimMax);
       }
     }
   }
 }
 
-void TileRun::StoreRow(int64_t lane, const float* o) {
+void TileRun::StoreRow(int64_t lane, const float* down, int64_t stride, float* o) {
   const int64_t h = HeadOf(lane);
   const int64_t row = sequence_.q_row + RowOf(lane);
   const double sum = static_cast<double>(s_.sum[lane]);
-  SoftmaxState<double> state{static_cast<double>(s_.max[lane]) * kLn2, sum};
+  SoftmaxState<double> state{static_cast<double>(s_.max[lane]) * unit_, sum};
   double factor = 1;
   if (p_.has_sinks && Real(lane)) factor = AddSink(state, static_cast<double>(a_.sinks[h]));
   factor = sum == 0 ? 0 : factor * InverseSum(state);
-  NarrowRow(o, static_cast<float>(factor), p_.dim_v, p_.dtype, a_.o.data,
+  if (careful_) ScaleUp(down, stride, static_cast<float>(factor), o);
+  NarrowRow(o, careful_ ? 1.0f : static_cast<float>(factor), p_.dim_v, p_.dtype, a_.o.data,
             tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
   if (p_.return_lse) {
     a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =
         static_cast<float>(LogSumExp(state));
+  }
+}
+
+// Multiplies a row by `factor` and undoes ScaleDown. No mean leaves the range of what it is taken
+// of; its roundings might.
+void TileRun::ScaleUp(const float* down, int64_t stride, float factor, float* o) const {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  for (int64_t d = 0; d < p_.dim_v; ++d) {
+    const float by = down[d * stride];
+    const bool clamped = by != 1 && std::isfinite(o[d]);
+    o[d] = clamped ? std::clamp(o[d] * (factor / by), -kMost, kMost) : o[d] * factor;
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "kernels/limits.h"
 #include "kernels/problem.h"
+#include "kernels/stop_flag.h"
 
 namespace attend::cpu_flash {
 
@@ -31,7 +32,8 @@ struct Tile {
   int64_t heads;
   int64_t row;
   int64_t rows;
-  double work;  // relative cost, to start long tiles first
+  double work;           // relative cost, to start long tiles first
+  const StopFlag* stop;  // looked at with every tile of keys; null: none
 };
 
 // Lanes of the widest panel that any instruction set uses.
@@ -45,9 +47,11 @@ inline constexpr int64_t kValueGap = 16;
 // SIMD vectors; a panel of a matrix is [the matrix's own index][lanes of the panel]. Aligned for
 // any vector. Uninitialised on purpose: every part is written before it is read.
 struct alignas(128) Scratch {
-  float q[kHeadDimMax * kRowTile];     // panels of [dim][lane], perhaps scaled
-  float o[kHeadDimMax * kRowTile];     // panels of [dim][lane], not yet divided by the sum
-  float s[kKeyTile * kPanelLanesMax];  // one panel, [key][lane]: scores in log2 units, then weights
+  float q[kHeadDimMax * kRowTile];  // panels of [dim][lane]
+  float o[kHeadDimMax * kRowTile];  // panels of [dim][lane], not yet divided by the sum
+  // As o, where it was not finite at first: what weights are multiplied by on their way to it.
+  float down[kHeadDimMax * kRowTile];
+  float s[kKeyTile * kPanelLanesMax];     // one panel, [key][lane]: scores, then weights
   float bias[kKeyTile * kPanelLanesMax];  // one panel, [key][lane]
   float k[kKeyTile * kHeadDimMax];        // [key][dim]
   // Blocks of [key][kValueBlock], a gap after each.

@@ -3,9 +3,11 @@
 #include "kernels/cpu/cpu_reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "kernels/softmax_state.h"
@@ -28,14 +30,9 @@ void StoreRounded(void* data, DType dtype, int64_t index, double value) {
   StoreElement(data, dtype, index, narrow);
 }
 
-struct Score {
-  double value;
-  double magnitude;
-};
-
 // Everything of problem.h between q.k and the mask, for query row i and key j.
-Score ScoreOf(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
-              const float* q, const float* k) {
+ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64_t j,
+                   const float* q, const float* k) {
   const Problem& p = a.problem;
   // Several sums at once: one would wait for itself with every addition.
   constexpr int64_t kSums = 8;
@@ -57,109 +54,135 @@ Score ScoreOf(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64
     dots[d - whole] += products[d];
     magnitudes[d - whole] += std::abs(products[d]);
   }
-  const double dot = std::accumulate(dots.begin(), dots.end(), 0.0);
-  const double magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);
-  const double scale = static_cast<double>(p.scale);
-  Score score{scale * dot, std::abs(scale) * magnitude};
+  ScoreTerms terms;
+  terms.dot = std::accumulate(dots.begin(), dots.end(), 0.0);
+  terms.magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);
+  terms.capped = static_cast<double>(p.scale) * terms.dot;
   if (p.softcap > 0) {
     const double cap = static_cast<double>(p.softcap);
-    score.value = cap * std::tanh(score.value / cap);
+    terms.capped = cap * std::tanh(terms.capped / cap);
   }
   if (p.has_bias) {
-    const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j;
-    const double bias = static_cast<double>(LoadElement(a.bias.data, a.bias.dtype, at));
-    score.value += bias;
-    score.magnitude += std::abs(bias);
+    const int64_t at = id.b * a.bias.stride_b + id.h * a.bias.stride_h + id.i * a.bias.stride_q + j;
+    terms.bias = static_cast<double>(LoadElement(a.bias.data, a.bias.dtype, at));
   }
   if (p.has_alibi) {
-    const double slope = static_cast<double>(a.alibi_slopes[b * a.alibi_stride_b + h]);
-    const double penalty = slope * std::abs(static_cast<double>(j - i - s.offset));
-    score.value -= penalty;
-    score.magnitude += std::abs(penalty);
+    const double slope = static_cast<double>(a.alibi_slopes[id.b * a.alibi_stride_b + id.h]);
+    terms.penalty = slope * std::abs(static_cast<double>(j - id.i - s.offset));
   }
-  return score;
+  return terms;
 }
 
-// The scores of one query row over the keys it sees, first key first.
-struct RowScores {
-  KeyRange keys{0, 0};
-  std::vector<double> values;
-  double max = -kInfinity;  // NaN if any is
-  double magnitude = 0;
+// The scores of one query row over the keys it sees, first key first, as often as asked for.
+class RowScores {
+ public:
+  RowScores(const Attention& a, const Sequence& s, const RowId& id, bool with_errors,
+            const StopFlag* stop)
+      : a_(a), s_(s), id_(id), stop_(stop) {
+    if (id.i >= s.q_len) return;
+    const Problem& p = a.problem;
+    keys_ = VisibleKeys(p.mask, s, id.i);
+    if (keys() == 0) return;
+    const int64_t q = id.b * a.q.stride_b + id.h * a.q.stride_h + (s.q_row + id.i) * a.q.stride_l;
+    LoadElements(a.q.data, p.dtype, q, p.dim, q_.data());
+    if (with_errors) rounding_.emplace(p, q_.data());
+    kept_.reserve(static_cast<size_t>(std::min(keys(), kKeptScores)));
+  }
+
+  int64_t keys() const { return std::max<int64_t>(0, keys_.end - keys_.begin); }
+  bool may_overflow() const { return rounding_ && rounding_->may_overflow(); }
+
+  // visit(key, score) for every key in turn, until `stop` is set.
+  template <class Visit>
+  void ForEach(Visit visit) {
+    for (int64_t j = keys_.begin; j < keys_.end && !Stopped(stop_); ++j) {
+      const int64_t n = j - keys_.begin;
+      if (n < static_cast<int64_t>(kept_.size())) {
+        visit(j, kept_[static_cast<size_t>(n)]);
+        continue;
+      }
+      const KeyScore score = Compute(j);
+      if (n < kKeptScores) kept_.push_back(score);
+      visit(j, score);
+    }
+  }
+
+ private:
+  KeyScore Compute(int64_t j) {
+    const Problem& p = a_.problem;
+    const int64_t k = id_.b * a_.k.stride_b + (id_.h / p.group()) * a_.k.stride_h +
+                      (s_.k_row + j) * a_.k.stride_l;
+    LoadElements(a_.k.data, p.dtype, k, p.dim, k_.data());
+    const ScoreTerms terms = TermsOf(a_, s_, id_, j, q_.data(), k_.data());
+    KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
+    if (rounding_) rounding_->Judge(terms, k_.data(), &score);
+    return score;
+  }
+
+  const Attention& a_;
+  const Sequence& s_;
+  const RowId id_;
+  const StopFlag* const stop_;
+  KeyRange keys_{0, 0};
+  std::array<float, kHeadDimMax> q_;
+  std::array<float, kHeadDimMax> k_;
+  std::optional<ScoreRounding> rounding_;
+  std::vector<KeyScore> kept_;
 };
-
-RowScores ScoresOf(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i) {
-  const Problem& p = a.problem;
-  RowScores row;
-  if (i >= s.q_len) return row;
-  row.keys = VisibleKeys(p.mask, s, i);
-  if (row.keys.begin >= row.keys.end) return row;
-  std::array<float, kHeadDimMax> q;
-  std::array<float, kHeadDimMax> k;
-  const int64_t q_base = b * a.q.stride_b + h * a.q.stride_h;
-  const int64_t k_base = b * a.k.stride_b + (h / p.group()) * a.k.stride_h;
-  LoadElements(a.q.data, p.dtype, q_base + (s.q_row + i) * a.q.stride_l, p.dim, q.data());
-  row.values.reserve(static_cast<size_t>(row.keys.end - row.keys.begin));
-  for (int64_t j = row.keys.begin; j < row.keys.end; ++j) {
-    LoadElements(a.k.data, p.dtype, k_base + (s.k_row + j) * a.k.stride_l, p.dim, k.data());
-    const Score score = ScoreOf(a, s, b, h, i, j, q.data(), k.data());
-    row.values.push_back(score.value);
-    if (score.value == -kInfinity) continue;
-    row.magnitude = std::max(row.magnitude, score.magnitude);
-    if (!(score.value <= row.max) && !std::isnan(row.max)) row.max = score.value;
-  }
-  return row;
-}
 
 }  // namespace
 
 void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o, double* lse,
-                  RowMagnitudes* magnitudes) {
+                  RowRounding* rounding, const StopFlag* stop) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, b);
-  const RowScores row = ScoresOf(a, s, b, h, i);
-  if (magnitudes != nullptr) *magnitudes = RowMagnitudes{.score = row.magnitude};
+  RowScores row(a, s, {b, h, i}, rounding != nullptr, stop);
   std::fill(o, o + p.dim_v, 0.0);
 
   SoftmaxState<double> state;
-  state.max = row.max;
+  double highest = -kInfinity;
+  row.ForEach([&](int64_t, const KeyScore& score) {
+    if (score.value == -kInfinity) return;
+    // NaN if any is.
+    if (!(score.value <= state.max) && !std::isnan(state.max)) state.max = score.value;
+    highest = std::max(highest, score.value + score.error);
+  });
+  std::optional<RoundingSums> sums;
+  if (rounding != nullptr) {
+    rounding->may_overflow = row.may_overflow();
+    sums.emplace(p, state.max, highest, row.keys(), rounding);
+  }
+
   std::array<float, kHeadDimMax> v;
   const int64_t v_base = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
-  for (size_t n = 0; n < row.values.size(); ++n) {
-    if (row.values[n] == -kInfinity) continue;
+  row.ForEach([&](int64_t j, const KeyScore& score) {
+    if (score.value == -kInfinity) return;
     // Never 0, however small: a visible key's Inf is Inf times something.
-    const double exponential = ScaledExp(row.values[n], state.max);
+    const double exponential = ScaledExp(score.value, state.max);
     const double weight = exponential == 0 ? std::numeric_limits<double>::min() : exponential;
-    const int64_t j = row.keys.begin + static_cast<int64_t>(n);
     LoadElements(a.v.data, p.dtype, v_base + (s.k_row + j) * a.v.stride_l, p.dim_v, v.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * static_cast<double>(v[d]);
-    if (magnitudes != nullptr) {
-      for (int64_t d = 0; d < p.dim_v; ++d) {
-        const double magnitude = std::abs(static_cast<double>(v[d]));
-        magnitudes->o[d] += weight * magnitude;
-        magnitudes->v[d] += magnitude;
-      }
-    }
+    if (sums) sums->Add(score, weight, v.data());
     state.sum += weight;
-  }
-  const bool empty = state.sum == 0;
-  double rescale = 1;
-  if (p.has_sinks && i < s.q_len) rescale = AddSink(state, static_cast<double>(a.sinks[h]));
+  });
+  const double sum = state.sum;
+  const bool has_sink = p.has_sinks && i < s.q_len;
+  const double sink = has_sink ? static_cast<double>(a.sinks[h]) : -kInfinity;
+  double rescale = has_sink ? AddSink(state, sink) : 1;
   *lse = LogSumExp(state);
-  if (empty) return;
-  rescale *= InverseSum(state);
-  for (int64_t d = 0; d < p.dim_v; ++d) {
-    o[d] *= rescale;
-    if (magnitudes != nullptr) magnitudes->o[d] *= rescale;
+  if (sum != 0) {
+    rescale *= InverseSum(state);
+    for (int64_t d = 0; d < p.dim_v; ++d) o[d] *= rescale;
   }
+  if (sums) sums->Finish(sum, sink, o);
 }
 
-void StoreReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i) {
+void StoreReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, const StopFlag* stop) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, b);
   std::array<double, kHeadDimMax> o;
   double lse = 0;
-  ReferenceRow(a, b, h, i, o.data(), &lse);
+  ReferenceRow(a, b, h, i, o.data(), &lse, nullptr, stop);
   const int64_t base = b * a.o.stride_b + h * a.o.stride_h + (s.q_row + i) * a.o.stride_l;
   for (int64_t d = 0; d < p.dim_v; ++d) StoreRounded(a.o.data, p.dtype, base + d, o[d]);
   if (p.return_lse) {

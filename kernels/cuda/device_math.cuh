@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few device primitives that the CUDA kernels share: asynchronous copies to shared memory, fast
-// exp2, element conversion. Device code only; every thread of a kernel may call them.
+// The few device primitives that the CUDA kernels share: asynchronous copies to shared memory,
+// element conversion. Device code only; every thread of a kernel may call them.
 
 #pragma once
 
@@ -10,27 +10,10 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/exponent_base.cuh"
 #include "kernels/dtype.h"
 
 namespace attend::cuda {
-
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
-
-// What the Tensor Core kernels subtract in the exponent follows a row's maximum only when that has
-// risen by more than this, in powers of two: weights up to 2^8 cost no accuracy in any dtype, and
-// most tiles then rescale nothing.
-inline constexpr float kBaseSlack = 8.0f;
-
-// The base of a row that has seen no key: any score raises it, and 2^(-inf - base) is 0.
-inline constexpr float kNoBase = -3.0e38f;
-
-// 2^x with about 2 ulp of error; 0 for results under 2^-126. NaN stays NaN, -inf gives +0.
-__device__ __forceinline__ float FastExp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 __device__ __forceinline__ float NegativeInfinity() { return __int_as_float(0xff800000); }
 

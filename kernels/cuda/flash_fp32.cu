@@ -5,14 +5,18 @@
 #include "kernels/cuda/flash_fp32.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/limits.h"
 
 namespace attend::cuda {
 namespace {
 
 bool IsPlain(const Problem& p) {
-  return p.dtype == DType::kFloat32 && p.softcap == 0.0f && !p.has_bias && !p.has_alibi;
+  const float scale = std::abs(p.scale);
+  return p.dtype == DType::kFloat32 && p.softcap == 0.0f && !p.has_bias && !p.has_alibi &&
+         scale >= kLateScaleMin && scale <= kLateScaleMax;
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct BlockWork {
   bool kv_aligned;  // FourAligned, both
 };
 
-// What one thread knows of its rows. Scores are in units where the weight is 2^(score * to_log2).
+// What one thread knows of its rows. A score's weight is 2^((score - max) * to_log2).
 template <class T>
 struct ThreadState {
   float scores[T::kThreadRows][T::kThreadKeys];  // later: weights
@@ -215,14 +215,6 @@ __device__ __forceinline__ void MaskWeights(ThreadState<T>& state) {
   }
 }
 
-// What is subtracted from score * to_log2. Rounded once from the maximum, so that all weights of a
-// row share it exactly; an empty row's is 0, which keeps NaN out of exp2(-inf - -inf). Not to be
-// fused with a subtraction: the difference of two equal maxima would then be the rounding error and
-// not 0, and a row's sum would drift by an ulp with every tile.
-__device__ __forceinline__ float ExponentBase(float max, float to_log2) {
-  return max == NegativeInfinity() ? 0.0f : __fmul_rn(max, to_log2);
-}
-
 // One step of the online softmax: new maxima, scores become weights, sums and O are rescaled.
 template <class T>
 __device__ __forceinline__ void UpdateSoftmax(float to_log2, ThreadState<T>& state) {
@@ -235,14 +227,12 @@ __device__ __forceinline__ void UpdateSoftmax(float to_log2, ThreadState<T>& sta
 #pragma unroll
     for (int i = 1; i < T::kThreadKeys; ++i) max = fmaxf(max, s[i]);
     max = fmaxf(state.max[r], RowMax<T>(max));
-    const float base = ExponentBase(max, to_log2);
-    rescale[r] = state.max[r] == NegativeInfinity()
-                     ? 0.0f
-                     : FastExp2(ExponentBase(state.max[r], to_log2) - base);
+    const float reference = ReferenceOf(max);
+    rescale[r] = WeightAgainst(state.max[r], reference, to_log2);
     unchanged &= rescale[r] == 1.0f;
     state.max[r] = max;
 #pragma unroll
-    for (int i = 0; i < T::kThreadKeys; ++i) s[i] = FastExp2(fmaf(s[i], to_log2, -base));
+    for (int i = 0; i < T::kThreadKeys; ++i) s[i] = WeightAgainst(s[i], reference, to_log2);
   }
   if (state.hidden != 0) MaskWeights(state);
 #pragma unroll
@@ -330,10 +320,11 @@ __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int
   }
 }
 
-// Finishes the rows: joins the lanes' sums, adds the sink, divides, writes O and LSE.
+// Finishes the rows: joins the lanes' sums, adds the sink, divides, writes O and LSE. `unit`: what
+// the kernel's scores are in those of problem.h.
 template <class T>
 __device__ __forceinline__ void StoreOutput(const Attention& a, const BlockWork& work,
-                                            const LanePlace<T>& place, float to_log2,
+                                            const LanePlace<T>& place, float unit,
                                             ThreadState<T>& state) {
   const Problem& p = a.problem;
   const Sequence sequence = SequenceOf(a, work.b);
@@ -348,10 +339,9 @@ __device__ __forceinline__ void StoreOutput(const Attention& a, const BlockWork&
     SoftmaxState<float> total;
     float factor = 0.0f;
     if (row < sequence.q_len) {
-      if (state.max[r] != NegativeInfinity()) total.max = state.max[r] * to_log2 * kLn2;
+      if (state.max[r] != NegativeInfinity()) total.max = state.max[r] * unit;
       total.sum = sum;
-      factor = p.has_sinks ? AddSink(total, a.sinks[work.h]) : 1.0f;
-      factor *= InverseSum(total);
+      factor = OutputFactor(total, 1.0f, p.has_sinks, p.has_sinks ? a.sinks[work.h] : 0.0f);
     } else {
 #pragma unroll
       for (int j = 0; j < 4 * T::kThreadCols; ++j) state.output[r][j] = 0.0f;
@@ -445,7 +435,7 @@ __device__ __forceinline__ void ComputeTile(const Attention& a, const BlockWork&
       Accumulate<T, false>(shared, place, state);
     }
   }
-  StoreOutput<T>(a, work, place, to_log2, state);
+  StoreOutput<T>(a, work, place, kGeneral ? 1.0f : fabsf(a.problem.scale), state);
 }
 
 // kGeneral = false: fp32 without softcap, bias and ALiBi (any mask); true: everything.

@@ -5,9 +5,11 @@
 #include "kernels/cuda/flash_sm80.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cuda/flash_sm80_variants.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/limits.h"
 
 namespace attend::cuda {
 namespace {
@@ -22,7 +24,11 @@ bool HasFewTiles(const Problem& p) {
   return rows * p.heads_q <= kFewTiles * 128;
 }
 
-bool IsPlain(const Problem& p) { return p.softcap == 0.0f && !p.has_bias && !p.has_alibi; }
+bool IsPlain(const Problem& p) {
+  const float scale = std::abs(p.scale);
+  return p.softcap == 0.0f && !p.has_bias && !p.has_alibi && scale >= kLateScaleMin &&
+         scale <= kLateScaleMax;
+}
 
 }  // namespace
 

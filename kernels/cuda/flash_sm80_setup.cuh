@@ -79,10 +79,9 @@ __device__ __forceinline__ void Describe(const Attention& a, const TileWork& fou
   SetKeys<T>(p.mask, s, work);
   SetOutput(a, s, work);
   // Plain kernels keep raw q.k. The online softmax wants the largest score, so Q takes the scale's
-  // sign; and all of a scale of 0, as 0 * -inf in the exponent would be NaN.
-  work.query_sign = kGeneral || p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
-  work.to_log2 = kLog2E;
-  if (!kGeneral && p.scale != 0.0f) work.to_log2 = __fmul_rn(fabsf(p.scale), kLog2E);
+  // sign.
+  work.query_sign = kGeneral || p.scale > 0.0f ? 1.0f : -1.0f;
+  work.to_log2 = kGeneral ? kLog2E : __fmul_rn(fabsf(p.scale), kLog2E);
 }
 
 // Finds out what tile number `tile` is. One thread of the block. An attention that travels in the

@@ -130,22 +130,24 @@ template <class T>
 __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work, int key,
                                            Scores<T>& s) {
   const Problem& p = a.problem;
-  const float before_cap = p.softcap > 0.0f ? p.scale / p.softcap : p.scale;
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) {
 #pragma unroll
     for (int n = 0; n < T::kKeyBlocks; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[m][n][e] *= before_cap;
+      for (int e = 0; e < 4; ++e) s[m][n][e] *= p.scale;
     }
   }
   if (p.softcap > 0.0f) {
+    const float inverse_cap = 1.0f / p.softcap;
 #pragma unroll
     for (int m = 0; m < T::kSlices; ++m) {
 #pragma unroll
       for (int n = 0; n < T::kKeyBlocks; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[m][n][e] = p.softcap * tanhf(s[m][n][e]);
+        for (int e = 0; e < 4; ++e) {
+          s[m][n][e] = p.softcap * tanhf(s[m][n][e] * inverse_cap);
+        }
       }
     }
   }
@@ -209,15 +211,11 @@ __device__ __forceinline__ void LocalMaxima(const Scores<T>& s, float (&largest)
   }
 }
 
-__device__ __forceinline__ bool Outgrows(float score, float base, float to_log2) {
-  return fmaf(score, to_log2, -base) > kBaseSlack;
-}
-
 // False only if no score of the thread outgrows its row's base. Integers, of which one instruction
 // takes three, order floats that are not negative as floats do, and negative ones below 0. The
 // largest of 0 and the scores is at least the largest score, and says "may" of one below 0 only
-// where the base is under -kBaseSlack, so too before a row's first key. NaN orders as any number;
-// its row is NaN whatever is subtracted.
+// where the base is under -kBaseSlack, so too before a row's first key and of far rows. NaN orders
+// as any number; its row is NaN whatever is subtracted.
 template <class T>
 __device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
                                            const RowState<T>& state) {
@@ -235,38 +233,63 @@ __device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
   return may;
 }
 
+// The reference of the thread's row `r` if it is far (exponent_base.cuh). In shared memory: far
+// rows are rare, and registers are not. A row's four lanes write the same, and each reads what it
+// wrote.
+template <class T>
+__device__ __forceinline__ float& Reference(int r) {
+  __shared__ float references[T::kRows];
+  const int thread = ThreadIndex();
+  return references[thread / 32 * T::kWarpRows + r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
+}
+
+// Raises the base of the thread's row `r` if `top`, its largest score, asks for it, and subtracts
+// the reference from the scores of a far row.
+template <class T>
+__device__ __forceinline__ void FollowMaximum(float to_log2, float top, int r, Scores<T>& s,
+                                              RowState<T>& state) {
+  float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
+  __syncwarp();  // no lane writes what another has yet to read
+  if (RaisesSm80(top, state.base[r], reference, to_log2)) {
+    const RaisedBase raised = RaiseBase(top, state.base[r], reference, to_log2);
+    state.base[r] = raised.base;
+    state.sum[r] *= raised.rescale;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      state.output[r / 2][j][r % 2 * 2] *= raised.rescale;
+      state.output[r / 2][j][r % 2 * 2 + 1] *= raised.rescale;
+    }
+    reference = raised.reference;
+    if (IsFar(raised.base)) Reference<T>(r) = reference;
+  }
+  if (!IsFar(state.base[r])) return;
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; ++n) {
+    float* pair = &s[r / 2][n][r % 2 * 2];
+    pair[0] = FarScore(pair[0], reference);
+    pair[1] = FarScore(pair[1], reference);
+  }
+}
+
 // Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
 template <class T>
-__device__ __forceinline__ void RaiseBases(float to_log2, const Scores<T>& s, RowState<T>& state) {
+__device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState<T>& state) {
   if (!__any_sync(0xffffffffu, MayOutgrow<T>(to_log2, s, state))) return;
   float largest[T::kThreadRows];
   LocalMaxima<T>(s, largest);
   bool outgrown = false;
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
-    outgrown |= Outgrows(largest[r], state.base[r], to_log2);
+    // Any score of a far row.
+    outgrown |= IsFar(state.base[r]) || RaisesSm80(largest[r], state.base[r], 0.0f, to_log2);
   }
   if (!__any_sync(0xffffffffu, outgrown)) return;
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
-    float most = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
-    // Rounded once, so that all weights of a row share it exactly.
-    const float base =
-        Outgrows(most, state.base[r], to_log2) ? __fmul_rn(most, to_log2) : state.base[r];
-    const float rescale = base == state.base[r] ? 1.0f : FastExp2(state.base[r] - base);
-    state.base[r] = base;
-    state.sum[r] *= rescale;
-#pragma unroll
-    for (int j = 0; j < T::kDim / 8; ++j) {
-      state.output[r / 2][j][r % 2 * 2] *= rescale;
-      state.output[r / 2][j][r % 2 * 2 + 1] *= rescale;
-    }
+    float top = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    FollowMaximum<T>(to_log2, top, r, s, state);
   }
-}
-
-__device__ __forceinline__ float Weight(float score, float to_log2, float base) {
-  return FastExp2(fmaf(score, to_log2, -base));
 }
 
 // Turns one slice's scores of eight keys into weights, which replace them as two packed pairs.

@@ -21,10 +21,10 @@ __device__ __forceinline__ float FinishRow(const BlockWork& work, int r, const R
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);
   if (RowOf<T>(work, r) >= work.q_len) return 0.0f;
-  if (state.base[r] != kNoBase) total.max = state.base[r] * kLn2;
-  total.sum = sum;
-  const float factor = work.has_sink ? AddSink(total, work.sink) : 1.0f;
-  return factor * InverseSum(total);
+  const float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
+  const FinishedRow row = FinishBase(state.base[r], reference, sum, work.to_log2);
+  total = row.state;
+  return OutputFactor(total, row.unit, work.has_sink, work.sink);
 }
 
 // Writes the warp's rows, all of which exist, in 16-byte chunks. Everything is read before anything

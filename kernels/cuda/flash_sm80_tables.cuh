@@ -36,7 +36,7 @@ template <class Element, bool kGeneral, class... T>
 std::span<const FlashVariant> Variants() {
   // The last one runs everywhere: 99 KiB is what the smallest GPUs allow, BlockWork included.
   using Last = std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>;
-  static_assert(Last::kSharedBytes + 2 * sizeof(BlockWork) <= 99 * 1024);
+  static_assert(Last::kSharedBytes + Last::kReferenceBytes + 2 * sizeof(BlockWork) <= 99 * 1024);
   static const FlashVariant variants[] = {Variant<T, Element, kGeneral>()...};
   return variants;
 }

@@ -45,6 +45,7 @@ struct Tile {
   static constexpr int kOffsetK = kRows * Row::kBytes;
   static constexpr int kOffsetV = kOffsetK + kStages * kTileBytes;
   static constexpr int kSharedBytes = kOffsetV + kStages * kTileBytes;
+  static constexpr int kReferenceBytes = 4 * kRows;  // of far rows, beside them
 
   // A pass of copies: each row's span of chunks is one thread's neighbours' business.
   static constexpr int kPassRows = kThreads / Row::kSpan;

@@ -3,11 +3,14 @@
 #include "kernels/cuda/flash_sm90.h"
 
 #include "kernels/cuda/launch.h"
+#include "kernels/limits.h"
 
 namespace attend::cuda {
 
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
-  if (p.has_bias || p.has_alibi || !(p.scale > 0.0f)) return {};
+  if (p.has_bias || p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+    return {};
+  }
   switch (p.dtype) {
     case DType::kFloat16:
       return Sm90VariantsF16(p);

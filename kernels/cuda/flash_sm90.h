@@ -13,8 +13,8 @@
 
 namespace attend::cuda {
 
-// See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, scale above 0. Empty for
-// others.
+// See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, a scale of 2^-20 to 2^20. Empty
+// for others.
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& problem);
 
 // The same for one dtype (flash_sm90_f16.cu, flash_sm90_bf16.cu).

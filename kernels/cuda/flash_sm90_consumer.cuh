@@ -139,13 +139,20 @@ struct Consumer {
     }
   }
 
+  // Of the thread's first row if it is far; the other's is 8 further. The row's four lanes write
+  // the same, and each reads what it has written.
+  __device__ __forceinline__ float* References(const Sm90Work& work) const {
+    auto& state = *reinterpret_cast<Sm90State<T>*>(shared + T::kOffsetState);
+    return state.references + row - work.row_begin;
+  }
+
   // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
   __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
                                                float (&rescale)[2]) {
     if (cap_factor != 0.0f) ApplySoftcap();
     const int key = tile * T::kKeys;
     if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
-    return rows.Follow(scores, rescale);
+    return rows.Follow(scores, rescale, [&] { return References(work); });
   }
 
   __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
@@ -321,11 +328,11 @@ struct Consumer {
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     const int mine = row + 8 * r;
-    SoftmaxState<float> softmax;
-    if (rows.base[r] != kNoBase) softmax.max = rows.base[r] * kLn2;
-    softmax.sum = total;
-    float factor = 1.0f;
-    if (work.has_sink) factor = AddSink(softmax, work.sink);
+    const float reference = IsFar(rows.base[r]) ? References(work)[8 * r] : 0.0f;
+    const FinishedRow finished = FinishBase(rows.base[r], reference, total, rows.to_log2);
+    SoftmaxState<float> softmax = finished.state;
+    float factor = finished.unit;
+    if (work.has_sink) factor *= AddSink(softmax, work.sink);
     factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
     const bool padding = mine >= work.q_len;
     if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {

@@ -126,6 +126,7 @@ struct Sm90State {
   Barrier tail;  // of a V tile that the producer completes itself
   Barrier full_k[T::kStages], empty_k[T::kStages];
   Barrier full_v[T::kStages], empty_v[T::kStages];
+  float references[T::kRows];  // of far rows
 };
 
 // Addresses in shared memory, from that of the first tile.

@@ -166,8 +166,8 @@ __device__ void SoftmaxRow(const Attention& a, float* row, int64_t k_len, int64_
   }
   state.max = max;
   state.sum = WarpSum(sum);
-  float factor = a.problem.has_sinks ? AddSink(state, a.sinks[h]) : 1.0f;
-  factor *= InverseSum(state);
+  const bool has_sink = a.problem.has_sinks;
+  const float factor = OutputFactor(state, 1.0f, has_sink, has_sink ? a.sinks[h] : 0.0f);
   for (int64_t j = lane; j < k_len; j += 32) row[j] *= factor;
   *lse = LogSumExp(state);
 }

@@ -90,6 +90,21 @@ TEST(ChunkedClient, LargeCallsAreStripedByThemselves) {
   WaitUntilEmpty(server);
 }
 
+TEST(ChunkedClient, WhatOneMessageDoesNotHoldGoesInChunksByItself) {
+  TestServer server([](Config& config) { config.max_request_bytes = 1 << 20; });
+  server.backend().SetCompute(CopyV);
+  const auto client = Connect(server.address(), 2);
+  for (const char* text : {"B1,H4,L1024,D64", "B1,H4,L1024,D64,layout=blhd,dtype=float32"}) {
+    const AttentionCall call = RandomCall(text, 7);  // 3 MiB, far below what chunks begin at
+    const Result<AttentionResult> result = client->Call(call);
+    ASSERT_TRUE(result.ok()) << result.status().ToString();
+    EXPECT_EQ(result->transport, "chunked");
+    EXPECT_TRUE(IsV(result->o, call));
+  }
+  EXPECT_EQ(client->Call(RandomCall("B1,H1,L16,D64", 7))->transport, "inline");
+  WaitUntilEmpty(server);
+}
+
 TEST(ChunkedClient, ManyAtOnceFromManyThreads) {
   TestServer server;
   server.backend().SetCompute(CopyV);
@@ -149,7 +164,7 @@ TEST(ChunkedClient, TriesAgainWhenMemoryWasFull) {
   server.backend().WaitForWaiting(1);
   std::promise<CallOutcome> second;
   client->CallAsync(call, Chunked(), [&](CallOutcome o) { second.set_value(std::move(o)); });
-  const auto refused = [&] { return server.log().find("code=RESOURCE_EXHAUSTED"); };
+  const auto refused = [&] { return server.log().find("code=\"RESOURCE_EXHAUSTED\""); };
   while (refused() == std::string::npos) std::this_thread::yield();
   server.backend().Release();
   EXPECT_TRUE(first.get_future().get().status.ok());

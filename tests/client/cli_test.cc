@@ -2,18 +2,12 @@
 //
 // The program itself: exit codes, messages, files in and out, the interrupt.
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spawn.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -21,84 +15,15 @@
 
 #include "client/file_io.h"
 #include "client/npy.h"
-#include "client/random.h"
 #include "client/safetensors.h"
 #include "tests/client/fake_server.h"
+#include "tests/client/program.h"
 #include "tests/client/test_seed.h"
-
-extern char** environ;
-
-#ifdef __SANITIZE_THREAD__
-extern "C" const char* __tsan_default_options();
-extern "C" const char* __tsan_default_suppressions();
-#endif
 
 namespace attend::client {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string Path(const std::string& name) { return ScratchPath(name); }
-
-struct Ended {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
-// The program has no defaults for ThreadSanitizer of its own; it takes this test's.
-void PassSanitizerOptions() {
-#ifdef __SANITIZE_THREAD__
-  const std::string text = __tsan_default_suppressions();
-  const std::string path = Path("tsan.supp");
-  EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());
-  const std::string options = __tsan_default_options() + (" suppressions=" + path);
-  setenv("TSAN_OPTIONS", options.c_str(), 1);
-#endif
-}
-
-// The program in the background, its output in files.
-class Program {
- public:
-  explicit Program(std::vector<std::string> args) {
-    PassSanitizerOptions();
-    args.insert(args.begin(), ATTEND_CLIENT_BINARY);
-    std::vector<char*> argv;
-    for (std::string& arg : args) argv.push_back(arg.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    const int flags = O_WRONLY | O_CREAT | O_TRUNC;
-    posix_spawn_file_actions_addopen(&actions, 1, Path("out").c_str(), flags, 0600);
-    posix_spawn_file_actions_addopen(&actions, 2, Path("err").c_str(), flags, 0600);
-    EXPECT_EQ(posix_spawn(&pid_, ATTEND_CLIENT_BINARY, &actions, nullptr, argv.data(), environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-  }
-  void Interrupt() { kill(pid_, SIGINT); }
-  Ended Wait() {
-    int status = 0;
-    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
-    Ended ended;
-    ended.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-    ended.out = *ReadWholeFile(Path("out"));
-    ended.err = *ReadWholeFile(Path("err"));
-    return ended;
-  }
-
- private:
-  pid_t pid_ = -1;
-};
-
-Ended RunProgram(std::vector<std::string> args) { return Program(std::move(args)).Wait(); }
-
-HostTensor Random4(DType dtype, std::vector<int64_t> shape, uint64_t seed) {
-  HostTensor tensor = *HostTensor::Make("t", dtype, std::move(shape));
-  Random random(seed);
-  for (int64_t i = 0; i < tensor.bytes / DTypeBytes(dtype); ++i) {
-    StoreElement(tensor.data.get(), dtype, i, random.AboutNormal());
-  }
-  return tensor;
-}
 
 TEST(Cli, HelpAndVersion) {
   for (const char* command : {"info", "run", "check", "load", "replay"}) {
@@ -383,13 +308,17 @@ TEST(Cli, ReplaySendsADumpAgain) {
   EXPECT_EQ(same.exit_code, 0) << same.err;
   EXPECT_THAT(same.out, HasSubstr("bitwise equal"));
   EXPECT_THAT(same.out, HasSubstr("dumped-1"));
+  EXPECT_THAT(same.out, HasSubstr("not reproduced: this is the dumped answer"));
   (*response.mutable_raw(0))[7] ^= 1;
   put("response.binpb", response.SerializeAsString());
-  EXPECT_THAT(RunProgram({"replay", dir, "--server", server.address()}).out,
-              HasSubstr("1 of 80 elements differ"));
+  const Ended other = RunProgram({"replay", dir, "--server", server.address()});
+  EXPECT_EQ(other.exit_code, 0);
+  EXPECT_THAT(other.out, HasSubstr("1 of 80 elements differ"));
+  EXPECT_THAT(other.out, HasSubstr("not reproduced: the new answer passes"));
   server.SetAfter([](v1::AttendResponse* r) { (*r->mutable_raw(0))[3] = '\x7f'; });
-  EXPECT_EQ(RunProgram({"replay", dir, "--server", server.address()}).exit_code, 1)
-      << "still wrong";
+  const Ended wrong = RunProgram({"replay", dir, "--server", server.address()});
+  EXPECT_EQ(wrong.exit_code, 1) << "still wrong";
+  EXPECT_THAT(wrong.out, HasSubstr("verdict  reproduced"));
   put("request.binpb", "not a message\xff\xff");
   const Ended bad = RunProgram({"replay", dir, "--server", server.address()});
   EXPECT_EQ(bad.exit_code, 2);

@@ -134,51 +134,6 @@ TEST(Client, TellsTheServersStatus) {
   EXPECT_EQ(server.calls(), 1) << "not a failure to try again";
 }
 
-TEST(Client, RetriesRefusalsWithinItsAttempts) {
-  FakeServer server;
-  server.SetBefore([](int64_t number, grpc::ServerContext* context) {
-    if (number >= 3) return grpc::Status::OK;
-    if (number == 1) context->AddTrailingMetadata("grpc-retry-pushback-ms", "1");
-    return grpc::Status(number == 0 ? grpc::UNAVAILABLE : grpc::RESOURCE_EXHAUSTED, "full");
-  });
-  const auto client = Connect(server);
-  const CallOutcome outcome = Wait(*client, RandomCall("B1,H2,L300,D64", 1));
-  EXPECT_TRUE(outcome.status.ok()) << outcome.status.ToString();
-  EXPECT_EQ(outcome.attempts, 4);
-  EXPECT_EQ(server.calls(), 4);
-}
-
-TEST(Client, GivesUpAfterItsAttempts) {
-  FakeServer server;
-  server.SetBefore([](int64_t, grpc::ServerContext*) {
-    return grpc::Status(grpc::RESOURCE_EXHAUSTED, "queue of 8 is full");
-  });
-  const auto client = Connect(server, 1, 3);
-  const CallOutcome outcome = Wait(*client, RandomCall("B1,H1,L4,D8", 1));
-  EXPECT_EQ(outcome.status.code(), Code::kResourceExhausted);
-  EXPECT_EQ(outcome.status.message(), "queue of 8 is full");
-  EXPECT_EQ(outcome.attempts, 3);
-  EXPECT_EQ(server.calls(), 3);
-}
-
-TEST(Client, HonoursPushback) {
-  FakeServer server;
-  std::string pushback = "-1";
-  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
-    context->AddTrailingMetadata("grpc-retry-pushback-ms", pushback);
-    return grpc::Status(grpc::UNAVAILABLE, "draining");
-  });
-  const auto client = Connect(server);
-  EXPECT_EQ(client->Call(RandomCall("B1,H1,L4,D8", 1)).status().code(), Code::kUnavailable);
-  EXPECT_EQ(server.calls(), 1) << "a negative pushback forbids it";
-  pushback = "3600000";
-  CallOptions options;
-  options.timeout = seconds(30);
-  EXPECT_EQ(client->Call(RandomCall("B1,H1,L4,D8", 1), options).status().code(),
-            Code::kUnavailable);
-  EXPECT_EQ(server.calls(), 2) << "an hour does not fit the deadline";
-}
-
 TEST(Client, DeadlineEndsTheCall) {
   FakeServer server;
   server.SetBefore(
@@ -210,24 +165,6 @@ TEST(Client, CancelEndsTheCallOnBothSides) {
   }
   server.Stop();
   EXPECT_EQ(server.cancelled(), 1);
-}
-
-TEST(Client, CancelEndsTheWaitForARetry) {
-  FakeServer server;
-  std::promise<void> refused;
-  server.SetBefore([&](int64_t, grpc::ServerContext* context) {
-    context->AddTrailingMetadata("grpc-retry-pushback-ms", "3600000");
-    refused.set_value();
-    return grpc::Status(grpc::UNAVAILABLE, "later");
-  });
-  const auto client = Connect(server);
-  std::promise<CallOutcome> promise;
-  CallHandle handle = client->CallAsync(RandomCall("B1,H1,L4,D8", 1), {}, [&](CallOutcome outcome) {
-    promise.set_value(std::move(outcome));
-  });
-  refused.get_future().wait();
-  handle.Cancel();
-  EXPECT_EQ(promise.get_future().get().status.code(), Code::kCancelled);
 }
 
 TEST(Client, DestructionCancelsWhatIsOut) {
@@ -339,6 +276,7 @@ TEST(Client, RefusesOptionsOutOfBounds) {
   EXPECT_TRUE(refused([](auto& o) { o.connections = 0; }));
   EXPECT_TRUE(refused([](auto& o) { o.connections = 1025; }));
   EXPECT_TRUE(refused([](auto& o) { o.completion_threads = -1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.message_bytes_max = -1; }));
   EXPECT_TRUE(refused([](auto& o) { o.retry.attempts_max = 0; }));
 }
 

@@ -212,6 +212,7 @@ v1::AttendResponse RandomResponse(Random& random, bool lse) {
   c->set_ok(true);
   c->set_rows_checked(9);
   c->set_rows_total(66);
+  c->set_rows_wide(4);
   c->set_max_abs_error(0.5);
   c->set_mean_abs_error(0.25);
   c->set_bound(1.5);
@@ -248,6 +249,7 @@ void ExpectDecoded(const v1::AttendResponse& m, const DecodedResponse& decoded) 
   EXPECT_TRUE(r.check->ok);
   EXPECT_EQ(r.check->rows_checked, 9);
   EXPECT_EQ(r.check->rows_total, 66);
+  EXPECT_EQ(r.check->rows_wide, 4);
   EXPECT_EQ(r.check->max_abs_error, 0.5);
   EXPECT_EQ(r.check->mean_abs_error, 0.25);
   EXPECT_EQ(r.check->bound, 1.5);
@@ -357,6 +359,10 @@ TEST(DecodeResponse, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused(""));
   // A length far beyond the message must not be believed.
   EXPECT_TRUE(refused(std::string("\xc2\x3e\xff\xff\xff\xff\x07", 7)));
+  // Behind a failure, which is whole: a tag that does not end, and one that ends too late.
+  EXPECT_FALSE(refused("\x12\x02\x08\x08"));
+  EXPECT_TRUE(refused("\x12\x02\x08\x08\x8b"));
+  EXPECT_TRUE(refused("\x12\x02\x08\x08\xc9\xf2\xa7\xb6\xa5\x05********"));
 }
 
 TEST(DecodeResponse, TruncatedAndRandomBytesNeverCrash) {

@@ -63,12 +63,12 @@ Status Answer(const v1::AttendRequest& request, v1::AttendResponse* response) {
   return Status();
 }
 
-FakeServer::FakeServer() {
+FakeServer::FakeServer(int receive_bytes_max) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxReceiveMessageSize(receive_bytes_max);
   builder.RegisterService(this);
   server_ = builder.BuildAndStart();
   server_->GetHealthCheckService()->SetServingStatus("attend.v1.AttentionService", true);
@@ -176,9 +176,13 @@ grpc::Status FakeServer::AttendChunked(grpc::ServerContext* context, ChunkedStre
 
 grpc::Status FakeServer::GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
                                        v1::GetServerInfoResponse* response) {
+  ++infos_;
   response->set_version("fake");
   response->mutable_limits()->set_head_dim_max(256);
-  return grpc::Status::OK;
+  response->mutable_limits()->set_request_bytes_max(request_bytes_max_);
+  const std::lock_guard lock(mutex_);
+  response->mutable_tenants()->Add(tenants_.begin(), tenants_.end());
+  return info_;
 }
 
 }  // namespace attend::client

@@ -15,6 +15,8 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "client/attention_call.h"
@@ -23,7 +25,8 @@ namespace attend::client {
 
 class FakeServer final : public v1::AttentionService::Service {
  public:
-  FakeServer();
+  // Of one message; gRPC refuses more by itself, without a word of when to try again.
+  explicit FakeServer(int receive_bytes_max = -1);
   ~FakeServer() override;
 
   const std::string& address() const { return address_; }
@@ -44,7 +47,20 @@ class FakeServer final : public v1::AttentionService::Service {
   // On streams: answer only when this many requests are waiting, last one first. Default 1.
   void SetStreamBatch(int64_t requests) { stream_batch_ = requests; }
 
+  // The limit that GetServerInfo tells; 0: none.
+  void SetRequestBytesMax(int64_t bytes) { request_bytes_max_ = bytes; }
+  void SetTenants(std::vector<std::string> names) {
+    const std::lock_guard lock(mutex_);
+    tenants_ = std::move(names);
+  }
+  // How GetServerInfo ends.
+  void SetInfo(const grpc::Status& status) {
+    const std::lock_guard lock(mutex_);
+    info_ = status;
+  }
+
   int64_t calls() const { return calls_; }
+  int64_t infos() const { return infos_; }
   int64_t cancelled() const { return cancelled_; }
   std::set<std::string> peers() const {
     const std::lock_guard lock(mutex_);
@@ -76,11 +92,15 @@ class FakeServer final : public v1::AttentionService::Service {
 
   std::atomic<int64_t> stream_batch_{1};
   std::atomic<int64_t> calls_{0};
+  std::atomic<int64_t> infos_{0};
+  std::atomic<int64_t> request_bytes_max_{0};
   std::atomic<int64_t> cancelled_{0};
   mutable std::mutex mutex_;
   Before before_;
   After after_;
   Chunked chunked_;
+  grpc::Status info_;
+  std::vector<std::string> tenants_;
   std::set<std::string> peers_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;

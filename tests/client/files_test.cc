@@ -104,6 +104,31 @@ TEST(Npy, ReadsEveryHeaderThatNumPyAllows) {
   }
 }
 
+TEST(Npy, TellsWhatItIsInstead) {
+  for (const char* descr : {"<V2", "|V2"}) {
+    const std::string header =
+        std::string("{'descr': '") + descr + "', 'fortran_order': False, 'shape': (1,), }";
+    EXPECT_THAT(NpyError(Npy(header, "xx")), HasSubstr("as NumPy writes bfloat16"));
+  }
+  const HostTensor tensor = RandomTensor(DType::kFloat32, {2}, 1);
+  ASSERT_TRUE(WriteSafetensors(Path("t.safetensors"), {{"q", tensor}}).ok());
+  EXPECT_THAT(ReadNpy(Path("t.safetensors")).status().message(), HasSubstr("--safetensors"));
+  ASSERT_TRUE(WriteNpy(Path("t.npy"), tensor).ok());
+  EXPECT_THAT(ReadSafetensors(Path("t.npy"), {"q"}).status().message(),
+              HasSubstr("an .npy file, not a .safetensors file"));
+}
+
+TEST(Files, WhetherOneCanBeWrittenIsKnownBefore) {
+  const std::string there = Path("there"), here = Path("new");
+  Put(there, "kept");
+  EXPECT_TRUE(CheckWritable(there).ok());
+  EXPECT_EQ(*ReadWholeFile(there), "kept");
+  EXPECT_TRUE(CheckWritable(here).ok());
+  EXPECT_FALSE(ReadWholeFile(here).ok()) << "none is left behind";
+  EXPECT_FALSE(CheckWritable(Path("")).ok()) << "a folder";
+  EXPECT_FALSE(CheckWritable(Path("nowhere/new")).ok());
+}
+
 TEST(Npy, RefusesOtherContents) {
   const auto header = [](const std::string& descr, const char* order, const std::string& shape) {
     return "{'descr': " + descr + ", 'fortran_order': " + order + ", 'shape': " + shape + ", }";

@@ -13,12 +13,14 @@
 #include <thread>
 
 #include "client/load_runner.h"
+#include "client/load_search.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/test_seed.h"
 
 namespace attend::client {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 LoadOptions Options(const FakeServer& server) {
@@ -87,6 +89,47 @@ TEST(Load, OpenLoopLatencyCountsFromTheIntendedSend) {
   // At 1000 a second the 2nd to 40th were due within 40 ms, so each waited at least 160 ms.
   EXPECT_GE(result.stats.from_intended.ValueAt(0.05), 150'000'000);
   EXPECT_LT(result.stats.from_sent.ValueAt(0.5), result.stats.from_intended.ValueAt(0.05));
+}
+
+TEST(Load, WhatWasDueAndNeverSentIsCounted) {
+  FakeServer server;
+  server.SetBefore([&](int64_t number, grpc::ServerContext* context) {
+    return number < 10 ? grpc::Status::OK : server.UntilCancelled(context);
+  });
+  LoadOptions options = Options(server);
+  options.arrivals = Arrivals::kConstant;
+  options.count = 0;
+  options.duration_s = 0.5;
+  options.outstanding_max = 2;
+  options.grace_s = 0;
+  const LoadResult result = RunLoad(options, {0, 20000});
+  EXPECT_NEAR(static_cast<double>(result.due), 10000, 1);
+  EXPECT_EQ(result.stats.sent, 10);
+  EXPECT_EQ(result.unanswered, 2);
+  EXPECT_EQ(result.due_unsent, result.due - 12);
+  EXPECT_TRUE(result.failed());
+  EXPECT_FALSE(MeetsP99(result, 1e6));
+  const std::string unsent = std::to_string(result.due_unsent);
+  EXPECT_THAT(LoadTable(options, {result}),
+              AllOf(HasSubstr("open 20000/s"), HasSubstr("DUE, NEVER SENT " + unsent),
+                    HasSubstr("latencies are those of 10 of the ")));
+  const auto step = nlohmann::json::parse(LoadJson(options, {result}))["steps"][0];
+  EXPECT_EQ(step["due"], result.due);
+  EXPECT_EQ(step["due_never_sent"], result.due_unsent);
+  EXPECT_NEAR(step["latency_share"].get<double>(), 10.0 / 10000, 1e-6);
+  EXPECT_THAT(LoadCsv(options, {result}), HasSubstr("," + unsent + ","));
+}
+
+TEST(Load, AnOpenLoopThatKeepsUpLeavesNothingUnsent) {
+  FakeServer server;
+  LoadOptions options = Options(server);
+  options.count = 0;
+  options.duration_s = 0.3;
+  const LoadResult result = RunLoad(options, {0, 200});
+  EXPECT_EQ(result.due_unsent, 0);
+  EXPECT_EQ(result.due, result.stats.sent);
+  EXPECT_EQ(result.latency_share(), 1);
+  EXPECT_FALSE(result.failed());
 }
 
 TEST(Load, DurationBoundsTheMeasurement) {
@@ -202,11 +245,18 @@ TEST(Load, ReportsParse) {
   std::string line;
   int count = 0;
   for (; std::getline(lines, line); ++count) {
-    const size_t here = static_cast<size_t>(std::count(line.begin(), line.end(), ','));
+    bool quoted = false;
+    size_t here = 0;
+    for (const char c : line) {
+      quoted ^= c == '"';
+      here += c == ',' && !quoted;
+    }
     if (count == 0) fields = here;
     EXPECT_EQ(here, fields) << line;
   }
   EXPECT_EQ(count, 3);
+  EXPECT_THAT(csv, HasSubstr(",\"B1,H1,L4,D8,weight=2;B1,H2,L20,D8,causal,lse\",float32,1,Attend,"
+                             "auto,poisson,,\n"));
 }
 
 TEST(Load, NoAnswerHasNoLatency) {

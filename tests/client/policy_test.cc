@@ -34,7 +34,11 @@ TEST(Retry, OnlyRefusalsAreTriedAgain) {
   for (int code = 1; code <= 16; ++code) {
     RetryState state(Policy(), 1);
     const bool retried = state.AfterFailure(static_cast<Code>(code), {}, std::nullopt).has_value();
-    EXPECT_EQ(retried, code == 8 || code == 14) << code;
+    EXPECT_EQ(retried, code == 14) << code;
+    const Pushback later{Pushback::Kind::kWait, milliseconds(3)};
+    EXPECT_EQ(state.AfterFailure(static_cast<Code>(code), later, std::nullopt).has_value(),
+              code == 8 || code == 14)
+        << code;
   }
 }
 
@@ -76,7 +80,7 @@ TEST(Retry, StopsWhereTheDeadlineWouldCutTheWait) {
   int attempts = 1;
   for (;; ++attempts) {
     now += milliseconds(5);
-    const auto wait = state.AfterFailure(Code::kResourceExhausted, {}, deadline - now);
+    const auto wait = state.AfterFailure(Code::kUnavailable, {}, deadline - now);
     if (!wait) break;
     now += *wait;
     ASSERT_LT(now, deadline);
@@ -183,23 +187,43 @@ TEST(Random, UniformAndNormalMoments) {
 TEST(RateSearch, FindsTheLimitFromBelowAndFromAbove) {
   for (const double start : {1.0, 100.0, 50000.0}) {
     const double limit = 1234;
-    RateSearch search(start, 0.02);
+    RateSearch search(start, 0.02, 0.01);
     int steps = 0;
     for (; !search.done() && steps < 100; ++steps) search.Add(search.rate() <= limit);
     EXPECT_LE(search.best(), limit);
     EXPECT_GE(search.best(), limit / 1.02);
     EXPECT_LT(steps, 40);
-    EXPECT_THAT(search.Describe(5), ::testing::HasSubstr("highest rate"));
+    EXPECT_THAT(DescribeFound(search.Found(5)), ::testing::HasSubstr("highest rate"));
   }
 }
 
 TEST(RateSearch, EndsWhenNothingMeetsTheBound) {
-  RateSearch search(100, 0.05);
+  RateSearch search(100, 0.05, 1);
   int steps = 0;
   for (; !search.done() && steps < 100; ++steps) search.Add(false);
-  EXPECT_LT(steps, 40);
+  EXPECT_EQ(steps, 7) << "100, 50, ... 1.5625, and none below 1";
   EXPECT_EQ(search.best(), 0);
-  EXPECT_THAT(search.Describe(5), ::testing::HasSubstr("no rate measured"));
+  EXPECT_THAT(DescribeFound(search.Found(5)),
+              ::testing::HasSubstr("no rate measured has p99 <= 5 ms; the lowest, 1.562/s"));
+}
+
+TEST(RateSearch, RatesAreWrittenWithoutExponents) {
+  EXPECT_EQ(RateText(20000), "20000");
+  EXPECT_EQ(RateText(1e7), "10000000");
+  EXPECT_EQ(RateText(70.710678), "70.71");
+  EXPECT_EQ(RateText(0.001), "0.001");
+}
+
+TEST(Schedule, CountsWhatIsStillToCome) {
+  Schedule counted(Arrivals::kPoisson, 1000, 3), drawn(Arrivals::kPoisson, 1000, 3);
+  int64_t expected = 0;
+  for (int64_t at = drawn.NextNs(); at < 2'000'000'000; at = drawn.NextNs()) {
+    expected += at >= 500'000'000;
+  }
+  EXPECT_EQ(counted.CountWithin(500'000'000, 2'000'000'000), expected);
+  Schedule many(Arrivals::kConstant, 1e7, 1);
+  const double an_hour = 3600e9;
+  EXPECT_NEAR(static_cast<double>(many.CountWithin(0, static_cast<int64_t>(an_hour))), 3.6e10, 1e3);
 }
 
 TEST(Workload, DrawsRepeatAndFollowWeightsAndShares) {

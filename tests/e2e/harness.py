@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -48,9 +49,10 @@ def clean_env(**more):
 
 
 class Server:
-    """One attend-server process on free loopback ports, ready when the constructor returns."""
+    """One attend-server process on free loopback ports, ready when the constructor returns.
+    `limits`: what resource.setrlimit sets for it, as {which: (soft, hard)}."""
 
-    def __init__(self, folder, *args, listen="127.0.0.1:0", env=None):
+    def __init__(self, folder, *args, listen="127.0.0.1:0", env=None, limits=None):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_path = self.folder / "server.log"
@@ -59,8 +61,14 @@ class Server:
         command = [binary("attend-server"), "--listen", listen, "--metrics-listen", "127.0.0.1:0",
                    "--device", "cpu", "--ready-file", ready, *args]
         self._log = open(self.log_path, "wb")
+
+        def set_limits():
+            for which, values in (limits or {}).items():
+                resource.setrlimit(which, values)
+
         self.process = subprocess.Popen([str(c) for c in command], stdout=self._log,
-                                        stderr=subprocess.STDOUT, env=clean_env(**(env or {})))
+                                        stderr=subprocess.STDOUT, env=clean_env(**(env or {})),
+                                        preexec_fn=set_limits if limits else None)
         try:
             wait_for("the server to be ready", lambda: ready.exists() or self.ended(),
                      START_SECONDS_MAX)

@@ -286,9 +286,12 @@ def test_empty_message(server):
 
 
 def test_too_large_a_message(start_server):
+    """It can never fit, so no client shall try again; whoever runs the server sees it."""
     small = start_server("--max-request-bytes", "1MiB")
-    code, _ = refused(small, wire.small_request(length=2048))
-    assert code == EXHAUSTED
+    code, message = refused(small, wire.small_request(length=2048))
+    assert code == INVALID and "must have at most 1048576" in message
+    assert small.metric("attend_rejected_requests_total", reason="too_large") == 1
+    assert small.metric("attend_requests_total", code="INVALID_ARGUMENT") == 1
     wire.assert_serves(small.address)
 
 

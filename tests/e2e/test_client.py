@@ -110,6 +110,22 @@ def test_no_server():
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_the_metrics_port_is_no_grpc_server(server):
+    done = run_client("info", "--server", server.metrics_address, check=False)
+    assert done.returncode == 1 and "no gRPC server" in done.stderr, done.stderr
+
+
+def test_load_says_what_was_due_and_never_sent(server, tmp_path):
+    """However few requests an overloaded open loop can send, all that were due are counted."""
+    done, figures = load(server, tmp_path, "--rate", "20000", "--duration", "0.5", "--arrivals",
+                         "constant", "--max-outstanding", "1", "--shape", "B1,H4,L512,D64",
+                         check=False)
+    step, = figures["steps"]
+    assert abs(step["due"] - 10000) <= 1
+    assert step["due"] == step["sent"] + step["unanswered"] + step["due_never_sent"]
+    assert step["due_never_sent"] > 0 and done.returncode == 1 and "NEVER SENT" in done.stdout
+
+
 def test_refused_call(server, random, tmp_path):
     """The server's message reaches the user, with its code, and the exit code is 1."""
     for name in "qkv":
@@ -327,6 +343,7 @@ def test_replay(server, random, tmp_path):
     (dump / "report.json").write_text(json.dumps({"request_id": "dumped", "detail": "planted"}))
     same = run_client("replay", dump, "--server", server.address)
     assert "planted" in same.stdout and same.stdout.count("bitwise equal") == 2
+    assert "not reproduced" in same.stdout
     wrong = bytearray(answer.raw[0])
     wrong[17] ^= 0x40
     answer.raw[0] = bytes(wrong)

@@ -29,6 +29,8 @@ FAMILIES = HISTOGRAMS | {
     "attend_device_memory_limit_bytes",
     "attend_host_memory_used_bytes", "attend_host_memory_largest_free_bytes",
     "attend_host_memory_budget_bytes", "attend_inflight_requests", "attend_draining",
+    "attend_connections", "attend_connections_limit", "attend_connections_refused_total",
+    "attend_accept_errors_total", "attend_accepting",
     "attend_reference_checks_total", "attend_reference_check_rows_total",
     "attend_shared_memory_bytes", "attend_shared_memory_limit_bytes",
     "attend_shared_memory_regions", "attend_shared_memory_clients",

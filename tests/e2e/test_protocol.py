@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire beside plain calls: streams, field order, health, reflection, server information."""
 
-import socket
-
 import grpc
 import numpy as np
 import pytest
 
 import harness
+import hostile
 import wire
+from hostile import varint
 
 RAW_TAG = b"\xc2\x3e"  # field 1000, length-delimited
-
-
-def varint(number):
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def raw_fields(request):
@@ -204,32 +196,16 @@ def test_two_ports(start_server):
 
 def test_half_a_message_then_gone(server):
     """A client that announces 1 MiB, sends 100 bytes and disconnects."""
-    host, port = server.address.rsplit(":", 1)
-    for body, ending in ((b"\0\0\x10\0\0" + b"x" * 100, "close"),
-                         (b"\0\xff\xff\xff\xff" + b"abcd", "reset")):
-        headers = b"\x83\x86" + b"".join(
-            literal(*pair) for pair in ((b":path", wire.ATTEND.encode()), (b":authority", b"x"),
-                                        (b"content-type", b"application/grpc"),
-                                        (b"te", b"trailers")))
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") +
-                               frame(1, 4, 1, headers) + frame(0, 0, 1, body))
-            assert connection.recv(9)  # the server's settings: it has read the preface
+    for body, ending in ((hostile.grpc_message(b"x" * 100, declared=1 << 20), "close"),
+                         (hostile.grpc_message(b"abcd", declared=(1 << 32) - 1), "reset")):
+        with hostile.Http2(server.address) as connection:
+            stream = connection.open(wire.ATTEND)
+            connection.data(stream, body)
+            connection.wait_for_frame(hostile.SETTINGS)  # it has read the preface
             if ending == "reset":
-                connection.sendall(frame(3, 0, 1, b"\0\0\0\x08"))
+                connection.reset(stream)
     wire.assert_serves(server.address)
     harness.wait_for("nothing in flight", lambda: server.metric("attend_inflight_requests") == 0)
-
-
-def literal(name, value):
-    """HPACK: a literal header without indexing."""
-    return b"\0" + varint(len(name)) + name + varint(len(value)) + value
-
-
-def frame(kind, flags, stream, payload):
-    """An HTTP/2 frame."""
-    return (len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") +
-            payload)
 
 
 def test_a_client_that_stops_reading(start_server):

@@ -61,6 +61,7 @@ def test_help_explains_every_flag():
     for flag in ("listen", "metrics-listen", "device", "lanes", "cpu-threads", "lane-workspace",
                  "staging-max", "staging-min",
                  "max-request-bytes", "memory-budget", "grpc-memory-max", "max-queue",
+                 "max-request-gflop",
                  "max-batch-requests",
                  "max-batch-gflop", "max-batch-bytes", "max-batch-delay-us", "max-streams",
                  "stream-requests-max", "chunked-streams-max", "chunked-idle-timeout",
@@ -68,8 +69,10 @@ def test_help_explains_every_flag():
                  "shared-memory-client-max", "shared-memory-client-regions",
                  "shared-memory-any-user", "cuda-ipc", "tenant", "priority-aging-ms",
                  "copy-threads",
-                 "reference-check", "check-seed", "check-threads", "check-dump-dir",
-                 "check-dump-max", "drain-timeout", "log-level", "log-format", "log-file",
+                 "reference-check", "check-seed", "check-threads", "max-checks",
+                 "check-dump-dir",
+                 "check-dump-max", "check-dump-interval", "drain-timeout", "log-level",
+                 "log-format", "log-file", "log-rate",
                  "allocator-tuning", "ready-file", "version", "config"):
         assert re.search(rf"--(\[no-\])?{flag}\b", done.stdout), flag
     assert "ATTEND_LISTEN" in done.stdout

@@ -111,7 +111,8 @@ TEST_P(CheckRowsTest, OneWrongTileIsCaught) {
   }
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
   // A budget of two rows per tile of 64.
-  const RowsReport sampled = CheckSample(owned, 2.0 * 2 * 4 * 4 * 160 * 128);
+  const RowsReport sampled =
+      CheckSample(owned, 2.0 * 2 * 4 * 4 * CheckWork(owned.attention.problem));
   EXPECT_FALSE(sampled.ok);
   EXPECT_NE(sampled.detail.find("sequence 1, head 2"), std::string::npos) << sampled.detail;
 }
@@ -277,8 +278,8 @@ TEST(SampleRows, StaysWithinTheBudgetAndInsideTheProblem) {
   OwnedAttention owned = MakeAttention(spec, 1);
   Flash(owned);
   for (const int64_t want : {1, 2, 10, 100, 1000}) {
-    const std::vector<RowId> rows =
-        SampleRows(owned.attention, 3, static_cast<double>(want) * 64 * 32);
+    const std::vector<RowId> rows = SampleRows(
+        owned.attention, 3, static_cast<double>(want) * CheckWork(owned.attention.problem));
     EXPECT_LE(static_cast<int64_t>(rows.size()), want);
     EXPECT_GE(static_cast<int64_t>(rows.size()), std::min<int64_t>(want, 1 + want / 2));
     EXPECT_EQ(AsSet(rows).size(), rows.size());  // no row twice
@@ -292,7 +293,7 @@ TEST(SampleRows, StaysWithinTheBudgetAndInsideTheProblem) {
 TEST(SampleRows, IsDeterminedByItsSeed) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 2, 2, 300, 64, 16, 16), 1);
   Flash(owned);
-  const double budget = 20.0 * 64 * 32;
+  const double budget = 20 * CheckWork(owned.attention.problem);
   EXPECT_EQ(AsSet(SampleRows(owned.attention, 5, budget)),
             AsSet(SampleRows(owned.attention, 5, budget)));
   EXPECT_NE(AsSet(SampleRows(owned.attention, 5, budget)),
@@ -302,7 +303,8 @@ TEST(SampleRows, IsDeterminedByItsSeed) {
 TEST(SampleRows, VisitsEveryTileAndTheEndsOfASequence) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 256, 64, 16, 16), 1);
   Flash(owned);
-  const std::vector<RowId> rows = SampleRows(owned.attention, 11, 26.0 * 64 * 32);  // 24 tiles + 2
+  const std::vector<RowId> rows =
+      SampleRows(owned.attention, 11, 26 * CheckWork(owned.attention.problem));  // 24 tiles + 2
   std::map<RowKey, int> tiles;
   bool first = false, last = false;
   for (const RowId& row : rows) {
@@ -313,6 +315,28 @@ TEST(SampleRows, VisitsEveryTileAndTheEndsOfASequence) {
   EXPECT_TRUE(first);
   EXPECT_TRUE(last);
   EXPECT_GE(tiles.size(), 22u);  // all but what the two extra rows displaced
+}
+
+// Millions of rows at next to no cost each: a sample has a bound of its own.
+TEST(SampleRows, CheapRowsAreNotAllTaken) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 3 * kSampledRowsMax, 0, 1, 1);
+  const OwnedAttention owned = MakeAttention(spec, 1);
+  CpuReference(owned.attention);
+  const std::vector<RowId> rows = SampleRows(owned.attention, 1, 1e15);
+  EXPECT_GE(static_cast<int64_t>(rows.size()), kSampledRowsMax - 2);
+  EXPECT_LE(static_cast<int64_t>(rows.size()), kSampledRowsMax);
+  EXPECT_EQ(AsSet(rows).size(), rows.size());
+  // What a row costs beside its multiply-adds is paid for too.
+  const Problem& p = owned.attention.problem;
+  const double budget = 1e6;
+  EXPECT_LE(static_cast<double>(SampleRows(owned.attention, 1, budget).size()),
+            budget / CheckWork(p));
+  EXPECT_GT(CheckWork(p), 100);
+  spec = MakeSpec(1, 1, 1, 1, 1000, 1, 1);
+  const double plain = CheckWork(spec.problem);
+  EXPECT_GT(plain, 1000 * 10);
+  spec.problem.softcap = 5;
+  EXPECT_GT(CheckWork(spec.problem), plain + 1000 * 10);
 }
 
 TEST(SampleRows, EmptyProblemsHaveNoRows) {

@@ -6,17 +6,15 @@
 #include "kernels/cpu/cpu_flash.h"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <set>
 
 #include "kernels/check_rows.h"
+#include "tests/kernels/cpu_targets.h"
 #include "tests/kernels/problems.h"
 
 namespace attend::test {
@@ -35,25 +33,6 @@ std::vector<std::byte> BitsAlone(OwnedAttention* owned) {
   owned->ResetOutput();
   Flash(*owned);
   return owned->OutputBytes();
-}
-
-// Runs `body` with each instruction set that was compiled in and runs here, by name.
-void ForEachTarget(const std::function<void()>& body) {
-  std::set<std::string> seen;
-  const int64_t supported = hwy::SupportedTargets();
-  for (int64_t bit = 1; bit > 0; bit <<= 1) {
-    if ((supported & bit) == 0) continue;
-    hwy::SetSupportedTargetsForTest(bit);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    // Targets that were not compiled in fall back to one that was.
-    if (seen.insert(CpuFlashTarget()).second) {
-      SCOPED_TRACE("target " + CpuFlashTarget());
-      body();
-    }
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  EXPECT_TRUE(seen.count(CpuFlashTarget())) << "the best target was not tested";
 }
 
 void ExpectAllRowsRight(const OwnedAttention& owned) {

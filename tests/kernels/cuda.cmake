@@ -17,7 +17,8 @@ if(ATTEND_WITH_CUDA)
   # One binary: each that holds the kernels is large.
   attend_test(cuda_kernels_test
               SOURCES cuda_kernels_test.cc cuda_small_test.cc cuda_ragged_test.cc cuda_grid_test.cc
-                      cuda_bits_test.cc cuda_far_test.cc cuda_main.cc
+                      cuda_bits_test.cc cuda_far_test.cc cuda_patterns_test.cc planted_faults.cc
+                      cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu TIMEOUT 600)
   attend_test(cuda_backend_test SOURCES cuda_backend_test.cc cuda_main.cc
               LIBRARIES attend_test_cuda LABELS gpu)

@@ -12,6 +12,7 @@
 
 #include "kernels/check_rows.h"
 #include "tests/kernels/cuda_run.h"
+#include "tests/kernels/planted_faults.h"
 
 namespace attend::test {
 namespace {
@@ -22,7 +23,7 @@ constexpr KernelId kCarefulKernels[] = {KernelId::kCudaNaive, KernelId::kCudaFla
                                         KernelId::kCudaFlashSm80};
 
 // Multiply-adds in double that one check may cost: all rows of anything small.
-constexpr double kCheckWork = 3e7;
+constexpr double kCheckWork = 1e8;
 
 void Check(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed) {
   const Status status = RunAndCheck(spec, kernel, config, seed, kCheckWork);
@@ -77,6 +78,21 @@ TEST(CudaKernels, ManyTiles) {
           ASSERT_NO_FATAL_FAILURE(Check(spec, kernel, config, seed));
         }
       }
+    }
+  }
+}
+
+TEST(CudaKernels, SmallFaultsBesideMasksAreCaught) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const KernelId kernel : kCudaKernels) {
+      SCOPED_TRACE(KernelName(kernel));
+      const auto run = [kernel](OwnedAttention* owned) {
+        if (!CanRun(owned->attention, kernel)) return false;
+        EXPECT_TRUE(RunOnDevice(owned, kernel).ok());
+        return true;
+      };
+      ExpectPlantedFaultsCaught(dtype, run);
+      ExpectWideRowsStayInRange(dtype, run);
     }
   }
 }

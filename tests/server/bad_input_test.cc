@@ -86,8 +86,9 @@ TEST(BadInputMetricsTest, AreCountedAndLogged) {
   EXPECT_EQ(server.Metric("attend_requests_total{code=\"INVALID_ARGUMENT\"}"), 1);
   EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"invalid\"}"), 1);
   const std::string log = server.log();
-  EXPECT_NE(log.find("request_id=the\nclient's code=INVALID_ARGUMENT"), std::string::npos) << log;
-  EXPECT_NE(log.find("peer=ipv4:127.0.0.1:"), std::string::npos) << log;
+  EXPECT_NE(log.find("request_id=\"the\\nclient's\" code=\"INVALID_ARGUMENT\""), std::string::npos)
+      << log;
+  EXPECT_NE(log.find("peer=\"ipv4:127.0.0.1:"), std::string::npos) << log;
 }
 
 TEST_F(BadInputTest, TruncatedAndRandomBytes) {

@@ -11,6 +11,7 @@ namespace {
 using grpc::StatusCode;
 
 constexpr auto kHuge = std::numeric_limits<int64_t>::max();
+constexpr auto kLeast = std::numeric_limits<int64_t>::min();
 
 void SetDim(v1::Tensor* tensor, int i, int64_t dim) { tensor->set_shape(i, dim); }
 
@@ -250,10 +251,10 @@ std::vector<BadRequest> BadLengths() {
       {"cu falls",
        [](auto& r) {
          MakePacked(r);
-         r.mutable_cu_q()->Add(5);
+         r.mutable_cu_q()->Add(kLeast);
          r.mutable_cu_q()->Add(8);
        },
-       {"cu_q[3] is 5, must be in [8, 8]"}},
+       {"cu_q[3] is -9223372036854775808, must be in [8, 8]"}},
       {"cu overshoots",
        [](auto& r) {
          MakePacked(r);

@@ -82,7 +82,7 @@ TEST(ChunkMessageTest, ReadsAChunkInAnyOrderOfItsFields) {
     if (round % 3 == 2) bytes += std::string("\x98\x06\x01", 3);  // an unknown field behind
     grpc::ByteBuffer buffer = InSlices(bytes, random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, "message", 1024).ok());
+    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
     const Status status = chunk.ParseChunk(kChunkBytesMax);
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_EQ(chunk.tensor(), message.tensor());
@@ -104,7 +104,7 @@ TEST(ChunkMessageTest, BrokenMessagesAreRefusedAndNeverReadBeyond) {
   for (size_t cut = 0; cut < whole.size(); ++cut) {
     grpc::ByteBuffer buffer = InSlices(whole.substr(0, cut), random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, "message", 1024).ok());
+    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
     EXPECT_EQ(chunk.ParseChunk(kChunkBytesMax).code(), Code::kInvalidArgument) << cut;
   }
   for (int round = 0; round < 2000; ++round) {
@@ -114,7 +114,7 @@ TEST(ChunkMessageTest, BrokenMessagesAreRefusedAndNeverReadBeyond) {
     }
     grpc::ByteBuffer buffer = InSlices(bytes, random);
     ChunkMessage chunk;
-    ASSERT_TRUE(chunk.Take(buffer, "message", 1024).ok());
+    ASSERT_TRUE(chunk.Take(buffer, 1024).ok());
     v1::AttendChunkedRequest generated;
     const bool valid = generated.ParseFromString(bytes);
     const Status status = chunk.ParseChunk(kChunkBytesMax);

@@ -2,12 +2,15 @@
 
 #include "server/codec.h"
 
+#include <gmock/gmock.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <optional>
 #include <random>
 
+#include "tests/kernels/counted_new.h"
 #include "tests/server/fake_backend.h"
 #include "tests/server/messages.h"
 
@@ -19,7 +22,6 @@ using test::Pieces;
 // A request decoded without a server around it, as intake does it.
 struct Decoded {
   Status status;
-  bool in_order = false;
   Request request;
   MemoryPlan plan;
   Validated validated;
@@ -29,30 +31,27 @@ class CodecTest : public ::testing::Test {
  protected:
   void Decode(const Pieces& pieces, bool as_pieces, Decoded& out) {
     google::protobuf::Arena arena;
-    ParsedMessage parsed;
-    MessageScan scan;
-    out.status = ScanMessage(pieces.spans(), scan);
+    RequestMessage message;
+    message.slices = pieces.spans();
+    out.status = ScanMessage(message.slices, message.scan);
+    if (out.status.ok()) out.status = ParseMessage(arena, message);
+    if (out.status.ok()) {
+      out.status = Validate(*message.fields, message.arrays(), out.validated);
+    }
+    if (out.status.ok()) out.status = CheckRaw(message, out.validated);
     if (!out.status.ok()) return;
-    out.in_order = scan.in_order;
-    out.status = ParseMessage(pieces.spans(), scan, arena, parsed);
-    if (!out.status.ok()) return;
-    out.status = Validate(*parsed.request, out.validated);
-    if (!out.status.ok()) return;
-    out.status = CheckRaw(parsed, out.validated);
-    if (!out.status.ok()) return;
-    Result<MemoryPlan> plan = PlanMemory(*parsed.request, out.validated);
+    Result<MemoryPlan> plan = PlanMemory(message, out.validated);
     out.status = plan.status();
     if (!plan.ok()) return;
     out.plan = *plan;
     out.request.input = Take(plan->input_bytes);
     out.request.output = Take(plan->output_bytes);
-    PlaceArrays(*parsed.request, out.validated, *plan, out.request);
+    PlaceArrays(message, out.validated, *plan, out.request);
     if (!as_pieces) {
-      CopyTensors(pieces.spans(), parsed, out.validated, *plan, out.request);
+      CopyTensors(message, out.validated, *plan, out.request);
       return;
     }
-    for (const CopyPiece& piece :
-         TensorPieces(pieces.spans(), parsed, out.validated, *plan, out.request)) {
+    for (const CopyPiece& piece : TensorPieces(message, out.validated, *plan, out.request)) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }
   }
@@ -95,8 +94,6 @@ TEST_F(CodecTest, AnyFragmentationAndOrderGivesTheSentBytes) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  int in_order = 0;
-  int out_of_order = 0;
   for (int i = 0; i < 300; ++i) {
     const test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
     const std::string bytes = problem.request.SerializeAsString();
@@ -105,8 +102,6 @@ TEST_F(CodecTest, AnyFragmentationAndOrderGivesTheSentBytes) {
       Decoded decoded;
       Decode(Pieces(sent, random), (i & 1) != 0, decoded);
       ASSERT_TRUE(decoded.status.ok()) << decoded.status.ToString() << Describe(problem.spec);
-      EXPECT_TRUE(shuffle || decoded.in_order);
-      ++(decoded.in_order ? in_order : out_of_order);
       for (int t = 0; t < decoded.validated.tensors; ++t) {
         ASSERT_EQ(TensorBytes(decoded, t), problem.request.raw(t)) << "tensor " << t;
       }
@@ -116,8 +111,6 @@ TEST_F(CodecTest, AnyFragmentationAndOrderGivesTheSentBytes) {
                 Describe(problem.owned.attention.problem));
     }
   }
-  EXPECT_GE(in_order, 300);
-  EXPECT_GT(out_of_order, 200);  // a random order is rarely the right one
 }
 
 TEST_F(CodecTest, PartsAreAlignedAndApart) {
@@ -191,7 +184,12 @@ TEST_F(CodecTest, RandomBytesAndMutationsNeverDoHarm) {
     const bool is_message = generated.ParseFromString(bytes);
     const bool malformed =
         decoded.status.message().find("not an AttendRequest") != std::string::npos;
-    ASSERT_EQ(malformed, !is_message) << "round " << i << ": " << decoded.status.ToString();
+    // Refused without a look at the rest of the message.
+    const bool unlike = decoded.status.message().find("is a group") != std::string::npos ||
+                        decoded.status.message().find("fields beside raw") != std::string::npos;
+    if (!unlike) {
+      ASSERT_EQ(malformed, !is_message) << "round " << i << ": " << decoded.status.ToString();
+    }
     if (!decoded.status.ok()) {
       const Code code = decoded.status.code();
       ASSERT_TRUE(code == Code::kInvalidArgument || code == Code::kUnimplemented);
@@ -203,6 +201,90 @@ TEST_F(CodecTest, RandomBytesAndMutationsNeverDoHarm) {
     }
   }
   EXPECT_GT(parsed, rounds / 100);  // the loop also meets requests that are still good
+}
+
+// `count` times the bytes of a field.
+std::string Times(int64_t count, std::string_view field) {
+  std::string all;
+  all.reserve(static_cast<size_t>(count) * field.size());
+  for (int64_t i = 0; i < count; ++i) all += field;
+  return all;
+}
+
+std::string Packed(int number, const std::string& entries) {
+  google::protobuf::UnknownFieldSet field;
+  field.AddLengthDelimited(number, entries);
+  std::string bytes;
+  field.SerializeToString(&bytes);
+  return bytes;
+}
+
+// Whatever its fields are and however they are ordered: parsed by the generated class, each of
+// these takes 8 to 60 times its bytes.
+TEST_F(CodecTest, AMessageTakesLittleMemoryBesideItsBytesAndItsBlock) {
+  constexpr int64_t kCount = int64_t{1} << 19;
+  constexpr int64_t kHeapBytesMax = int64_t{64} << 10;
+  google::protobuf::LogSilencer silence;
+  v1::AttendRequest packed = test::PlainWireProblem(5).request;
+  packed.clear_raw();
+  for (v1::Tensor* tensor : {packed.mutable_q(), packed.mutable_k(), packed.mutable_v()}) {
+    tensor->clear_shape();
+    for (const int64_t dim : {0, 2, 4}) tensor->add_shape(dim);
+  }
+  packed.set_layout(v1::LAYOUT_LHD);
+  const std::string fields = packed.SerializeAsString();
+  const std::string zeros(kCount, '\0');
+  const std::string raws = Times(3, std::string_view("\xc2\x3e\0", 3));
+  const std::string odd = std::string("\xf8\x7d\x01", 3);  // an unknown field
+  struct Case {
+    const char* what;
+    std::string bytes;
+    bool good;
+  };
+  const std::vector<Case> cases = {
+      {"numbers", Packed(9, zeros) + Packed(10, zeros) + fields + raws, true},
+      {"numbers behind", fields + raws + Packed(9, zeros) + Packed(10, zeros), true},
+      {"numbers one by one", fields + Times(kCount, std::string_view("\x48\0\x50\0", 4)) + raws,
+       true},
+      {"floats", fields + Packed(14, zeros), false},
+      {"raw", fields + Times(kCount, std::string_view("\xc2\x3e\0", 3)), false},
+      {"raw before an odd field", Times(kCount, std::string_view("\xc2\x3e\0", 3)) + odd, false},
+      {"a shape", Packed(2, Packed(2, std::string(kCount, '\x01'))) + raws, false},
+      {"unknown fields", fields + Times(kCount, odd) + raws, false},
+      {"unknown strings", Times(kCount, std::string_view("\xfa\x7d\0", 3)) + fields, false},
+      {"unknown in a tensor", Packed(2, Times(kCount, std::string_view("\x7a\0", 2))), false},
+      {"groups", Times(kCount, std::string_view("\x7b\x7c", 2)) + fields, false},
+      {"groups in a tensor", Packed(2, Times(500, std::string_view("\x7b\x7c", 2))), false},
+      {"a name", Packed(17, std::string(kCount, 'k')) + fields + raws, false},
+  };
+  for (const Case& each : cases) {
+    const Pieces pieces(each.bytes);
+    Decoded decoded;
+    const test::HeapWatch watch;
+    Decode(pieces, false, decoded);
+    EXPECT_LE(watch.peak_bytes(), kHeapBytesMax) << each.what;
+    ASSERT_EQ(decoded.status.ok(), each.good) << each.what << ": " << decoded.status.ToString();
+    if (each.good) {
+      EXPECT_EQ(decoded.request.attention.problem.batch, kCount - 1) << each.what;
+      EXPECT_EQ(decoded.request.attention.q_offsets[kCount - 1], 0) << each.what;
+    } else {
+      EXPECT_EQ(decoded.status.code(), Code::kInvalidArgument) << each.what;
+    }
+  }
+}
+
+TEST_F(CodecTest, FieldsBesideTheTensorsAreBounded) {
+  const std::string fields = test::PlainWireProblem(5).request.SerializeAsString();
+  const auto message_of = [&](const std::string& bytes) {
+    Decoded decoded;
+    Decode(Pieces(bytes), false, decoded);
+    return decoded.status.message();
+  };
+  EXPECT_EQ(message_of(fields + Packed(5000, std::string(500, 'u'))), "");
+  EXPECT_THAT(message_of(Packed(5000, std::string(1100, 'u')) + fields),
+              ::testing::EndsWith("have at least 1105 bytes, must have at most 1024"));
+  EXPECT_EQ(message_of(fields + Packed(9, std::string(size_t{5} << 20, '\0'))),
+            "the message has more than 4194304 bytes that are in no raw entry");
 }
 
 TEST_F(CodecTest, DeclaredLengthsAreComparedBeforeMemoryIsTaken) {

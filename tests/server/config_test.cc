@@ -8,14 +8,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "server/byte_size.h"
+#include "server/host_memory.h"
 
 namespace attend {
 namespace {
@@ -52,7 +55,24 @@ struct Setting {
   std::string bad;  // a value that is refused; empty: all are taken
 };
 
-std::vector<Setting> Settings() {
+std::vector<Setting> ConnectionSettings() {
+  using C = Config;
+  return {
+      {"max-connections", "70", [](const C& c) { return c.max_connections == 70; }, "-1"},
+      {"max-connections-per-peer", "8", [](const C& c) { return c.max_connections_per_peer == 8; },
+       "-1"},
+      {"handshake-timeout", "1.5", [](const C& c) { return c.handshake_timeout_seconds == 1.5; },
+       "0"},
+      {"connection-idle-timeout", "2.5",
+       [](const C& c) { return c.connection_idle_timeout_seconds == 2.5; }, "0"},
+      {"keepalive-time", "3", [](const C& c) { return c.keepalive_time_seconds == 3; }, "0"},
+      {"keepalive-timeout", "4", [](const C& c) { return c.keepalive_timeout_seconds == 4; }, "0"},
+      {"socket-mode", "0666", [](const C& c) { return c.socket_mode == "0666"; }, "0400"},
+      {"socket-group", "7", [](const C& c) { return c.socket_group == "7"; }, ""},
+  };
+}
+
+std::vector<Setting> OtherSettings() {
   using C = Config;
   return {
       {"listen", "127.0.0.1:9,unix:/tmp/s",
@@ -66,6 +86,7 @@ std::vector<Setting> Settings() {
       {"chunked-streams-max", "3", [](const C& c) { return c.chunked_streams_max == 3; }, "0"},
       {"chunked-idle-timeout", "2.5",
        [](const C& c) { return c.chunked_idle_timeout_seconds == 2.5; }, "0"},
+      {"write-timeout", "1.5", [](const C& c) { return c.write_timeout_seconds == 1.5; }, "-1"},
       {"ready-file", "/tmp/r", [](const C& c) { return c.ready_file == "/tmp/r"; }, ""},
       {"device", "cuda:0,1", [](const C& c) { return c.device == "cuda:0,cuda:1"; }, "gpu"},
       {"lanes", "3", [](const C& c) { return c.lanes == 3; }, "65"},
@@ -106,14 +127,26 @@ std::vector<Setting> Settings() {
       {"check-seed", "18446744073709551615", [](const C& c) { return c.check_seed == UINT64_MAX; },
        "x"},
       {"check-threads", "2", [](const C& c) { return c.check_threads == 2; }, "0"},
+      {"max-checks", "5", [](const C& c) { return c.max_checks == 5; }, "0"},
+      {"max-request-gflop", "0.5", [](const C& c) { return c.max_request_gflop == 0.5; }, "-1"},
       {"check-dump-dir", "/tmp/d", [](const C& c) { return c.check_dump_dir == "/tmp/d"; }, ""},
       {"check-dump-max", "4", [](const C& c) { return c.check_dump_max == 4; }, "-4"},
+      {"check-dump-interval", "2.5",
+       [](const C& c) { return c.check_dump_interval_seconds == 2.5; }, "-1"},
       {"copy-threads", "6", [](const C& c) { return CopyThreads(c) == 6; }, "257"},
       {"drain-timeout", "1.5", [](const C& c) { return c.drain_timeout_seconds == 1.5; }, "-1"},
       {"log-level", "debug", [](const C& c) { return c.log_level == "debug"; }, "loud"},
       {"log-format", "json", [](const C& c) { return c.log_format == "json"; }, "xml"},
       {"log-file", "/tmp/l", [](const C& c) { return c.log_file == "/tmp/l"; }, ""},
+      {"log-rate", "0.5", [](const C& c) { return c.log_rate == 0.5; }, "-1"},
   };
+}
+
+std::vector<Setting> Settings() {
+  std::vector<Setting> settings = OtherSettings();
+  const std::vector<Setting> more = ConnectionSettings();
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
 }
 
 std::string EnvName(const std::string& flag) {
@@ -133,7 +166,9 @@ TEST(ConfigTest, DefaultsHoldWhenNothingIsSet) {
   ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
   EXPECT_EQ(parsed.config.listen, std::vector<std::string>{"127.0.0.1:8001"});
   EXPECT_EQ(parsed.config.metrics_listen, "127.0.0.1:8002");
-  EXPECT_EQ(parsed.config.memory_budget_bytes, int64_t{4} << 30);
+  const int64_t budget = DefaultMemoryBudget(ProcessMemoryLimit().bytes);
+  EXPECT_EQ(parsed.config.memory_budget_bytes, budget);
+  EXPECT_EQ(parsed.config.grpc_memory_max_bytes, std::max(budget, int64_t{4} << 30));
   EXPECT_EQ(parsed.config.check_sample, 0);
   EXPECT_TRUE(parsed.config.allocator_tuning);
 }
@@ -196,6 +231,8 @@ TEST(ConfigTest, Switches) {
   EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
   const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
   EXPECT_TRUE(Parse({}).config.shared_memory);
+  EXPECT_FALSE(Parse({"--no-reflection"}).config.reflection);
+  EXPECT_TRUE(Parse({}).config.reflection);
   EXPECT_FALSE(Parse({"--no-allocator-tuning"}).config.allocator_tuning);
   EXPECT_TRUE(Parse({"--allocator-tuning"}).config.allocator_tuning);
   const ScopedEnv env("ATTEND_ALLOCATOR_TUNING", "false");
@@ -241,6 +278,40 @@ TEST(ConfigTest, GrpcMemoryHasRoomForSeveralMessages) {
   EXPECT_EQ(less.outcome, ConfigOutcome::kError);
   EXPECT_NE(less.text.find("at least four times --max-request-bytes, 1MiB"), std::string::npos)
       << less.text;
+}
+
+TEST(ConfigTest, MemoryIsWhatThereIs) {
+  EXPECT_EQ(DefaultMemoryBudget(int64_t{1} << 40), int64_t{4} << 30);
+  EXPECT_EQ(DefaultMemoryBudget((int64_t{2} << 30) + 5), int64_t{512} << 20);
+  const Parsed small = Parse({"--memory-budget", "8MiB", "--max-request-bytes", "4MiB"});
+  EXPECT_EQ(small.config.grpc_memory_max_bytes, 16 << 20);
+  const Parsed much = Parse({"--memory-budget", "1000TiB"});
+  EXPECT_EQ(much.outcome, ConfigOutcome::kError);
+  EXPECT_NE(much.text.find("--memory-budget: 1000TiB is more than "), std::string::npos)
+      << much.text;
+}
+
+TEST(HostMemoryTest, TheLowestBoundCounts) {
+  const std::filesystem::path root =
+      ::testing::TempDir() + "attend_memory_" + std::to_string(getpid());
+  const auto write = [&root](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  const int64_t machine = ProcessMemoryLimit(root).bytes;
+  EXPECT_GT(machine, 0);
+  EXPECT_EQ(ProcessMemoryLimit(root).whose, "the machine");
+  write("proc/self/cgroup", "3:cpu,memory:/a/b\n0::/c/d\n");
+  write("sys/fs/cgroup/memory.max", "max\n");
+  EXPECT_EQ(ProcessMemoryLimit(root).bytes, machine);
+  write("sys/fs/cgroup/c/memory.max", "300000\n");
+  EXPECT_EQ(ProcessMemoryLimit(root).bytes, 300000);
+  EXPECT_EQ(ProcessMemoryLimit(root).whose, "the cgroup " + root.string() + "/sys/fs/cgroup/c");
+  write("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(ProcessMemoryLimit(root).bytes, 300000);
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "200000\n");
+  EXPECT_EQ(ProcessMemoryLimit(root).bytes, 200000);
+  std::filesystem::remove_all(root);
 }
 
 TEST(ConfigTest, DeviceLists) {

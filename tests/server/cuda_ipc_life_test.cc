@@ -208,7 +208,7 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
     RegionLimits limits{1 << 20, 1 << 19, 2};
     limits.return_wait = Duration::zero();
     RegionRegistry registry(limits, memory, RandomToken, &importer);
-    spdlog::logger logger("test", std::make_shared<spdlog::sinks::null_sink_mt>());
+    Logger logger({}, std::make_shared<spdlog::sinks::null_sink_mt>());
     RegionSocket::Options options;
     options.path = folder / "shm.sock";
     const auto socket = RegionSocket::Start(options, registry, logger);

@@ -3,6 +3,8 @@
 // Requests over memory of a device that clients lend, through whole servers with devices whose
 // memory is the test's own: what is answered and what is refused.
 
+#include <spdlog/sinks/null_sink.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -303,8 +305,9 @@ TEST_F(CudaIpcTest, WithoutAGpuTheServerDoesNotStart) {
   config.shared_memory_socket = folder_ / "shm.sock";
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::make_unique<testing::FakeBackend>());
-  const auto server =
-      Server::Start(config, std::move(backends), std::make_shared<spdlog::logger>("none"));
+  const auto server = Server::Start(
+      config, std::move(backends),
+      std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>()));
   ASSERT_FALSE(server.ok());
   EXPECT_EQ(server.status().code(), Code::kFailedPrecondition);
   EXPECT_NE(server.status().message().find("cuda-ipc"), std::string::npos);

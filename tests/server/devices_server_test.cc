@@ -102,7 +102,7 @@ TEST(DevicesServerTest, ADeviceLostWithInternalIsUnavailableToClients) {
   EXPECT_EQ(server.Metric("attend_device_healthy{device=\"cpu\"}"), 0);
   EXPECT_EQ(server.Metric("attend_requests_total{code=\"INTERNAL\"}"), 0);
   EXPECT_EQ(server.Metric("attend_requests_total{code=\"UNAVAILABLE\"}"), 1);
-  EXPECT_NE(server.log().find("device cpu is lost\n"), std::string::npos);
+  EXPECT_NE(server.log().find("device is lost device=\"cpu\"\n"), std::string::npos);
   ASSERT_TRUE(attend(&response).ok());
   EXPECT_EQ(response.device(), "cpu1");
   EXPECT_EQ(test::Judge(small, response), "");

@@ -39,10 +39,11 @@ class PlantedFaultTest : public EngineTest,
 TEST_P(PlantedFaultTest, IsCaught) {
   const auto& [fault, by_server] = GetParam();
   options_.checker.sample = by_server ? 1 : 0;
-  // Far less than the whole problem costs, so that a sample has to do.
-  options_.checker.work_budget = 64.0 * 512 * 64;
-  Start();
   const test::ProblemSpec spec = test::MakeSpec(1, 2, 2, 512, 512, 32, 32);
+  // 64 of the 1024 rows, so that a sample has to do.
+  options_.checker.work_budget = 64 * CheckWork(spec.problem);
+  options_.checker.sampled_work_budget = options_.checker.work_budget;
+  Start();
   auto good = NewRequest(spec);
   good->check = !by_server;
   const Request& checked = collector_.WaitFor(MustSubmit(std::move(good)));

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <set>
@@ -119,7 +120,7 @@ class FakeBackend::FakeLane final : public Lane {
         batch.swap(batch_);
       }
       backend_.Await(batch->first);
-      backend_.PassGate();
+      backend_.PassGate(batch->first);
       BatchOutcome outcome = backend_.RunItems(batch->first);
       batch->second(std::move(outcome));
     }
@@ -189,12 +190,20 @@ Status FakeBackend::AcceptRegistration() {
   return registrations_.Next();
 }
 
-void FakeBackend::PassGate() {
+void FakeBackend::PassGate(const std::vector<WorkItem>& items) {
   std::unique_lock lock(mutex_);
   ++waiting_;
   changed_.notify_all();
-  changed_.wait(lock, [this] { return !held_ || passes_ > 0; });
-  if (held_) --passes_;
+  const auto open = [this] { return !held_ || passes_ > 0; };
+  const auto stopped = [&] {
+    return honours_stops_ && std::all_of(items.begin(), items.end(),
+                                         [](const WorkItem& item) { return Stopped(item.stop); });
+  };
+  // Nobody tells of a stop flag.
+  while (!open() && !stopped()) {
+    changed_.wait_for(lock, std::chrono::milliseconds(honours_stops_ ? 1 : 1000), open);
+  }
+  if (held_ && passes_ > 0) --passes_;
   --waiting_;
 }
 
@@ -240,6 +249,9 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
       corrupt = corrupt_;
       status = items_.Next();
       if (!whole.ok()) status = whole;
+      if (honours_stops_ && Stopped(item.stop)) {
+        status = Status(Code::kCancelled, "the item was stopped");
+      }
     }
     for (const DeviceEvent* event : item.after) {
       if (status.ok() && FakeStream::Knows(event)) status = FakeStream::WaitFor(event);

@@ -80,6 +80,10 @@ class FakeBackend final : public Backend {
   void ReturnMemory(char* data) override;
   Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override;
 
+  // Items whose stop flag is set end with CANCELLED, and do not wait at the gate for it. Before the
+  // first batch.
+  void HonourStops() { honours_stops_ = true; }
+
   // From now on accepted batches wait at the gate, before they compute.
   void Hold();
   void Release();     // opens the gate for good
@@ -133,7 +137,7 @@ class FakeBackend final : public Backend {
   Status AcceptRegistration();
   Status LostStatus() const;
   bool GateIsClosed() const;
-  void PassGate();
+  void PassGate(const std::vector<WorkItem>& items);
   // Waits for the events of these items.
   void Await(const std::vector<WorkItem>& items);
   BatchOutcome RunItems(const std::vector<WorkItem>& items);
@@ -154,6 +158,7 @@ class FakeBackend final : public Backend {
   DeviceMemoryUse memory_use_;
   bool held_ = false;
   int64_t passes_ = 0;
+  std::atomic<bool> honours_stops_{false};
   int64_t waiting_ = 0;
   int64_t items_accepted_ = 0;
   CallFaults submits_;

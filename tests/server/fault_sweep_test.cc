@@ -338,7 +338,7 @@ TEST_F(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
     grpc::ClientContext context;
     ASSERT_TRUE(server.Stub()->GetServerInfo(&context, {}, &info).ok());
     EXPECT_FALSE(info.devices(0).healthy());
-    EXPECT_EQ(CountLines(server.log(), "device cpu is lost\n"), 1);
+    EXPECT_EQ(CountLines(server.log(), "device is lost device=\"cpu\"\n"), 1);
     WaitUntilEmpty();
   }
 }
@@ -366,7 +366,7 @@ Status StartOf(std::vector<std::unique_ptr<Backend>> backends) {
   config.listen = {"127.0.0.1:0"};
   config.metrics_listen = "off";
   const auto logger =
-      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::null_sink_mt>());
+      std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>());
   return Server::Start(config, std::move(backends), logger).status();
 }
 

@@ -57,6 +57,7 @@ std::string Serialize(const Metrics& metrics) {
 const char* const kFamilies[] = {"attend_build_info",
                                  "attend_requests_total",
                                  "attend_rejected_requests_total",
+                                 "attend_unread_calls_total",
                                  "attend_phase_duration_seconds",
                                  "attend_batch_requests",
                                  "attend_batch_flops",
@@ -158,7 +159,7 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   request.status = Unavailable("gone");
   metrics.RecordFinished(request, 1, 0);
   metrics.RecordRejection(Rejection::kMemory);
-  metrics.RecordCheckSkipped(Transport::kSharedMemory);
+  metrics.RecordCheck(CheckResult::kSkipped, Transport::kSharedMemory);
   metrics.RecordBatch(0, 3, 2e6, BatchClosed::kFlops);
   metrics.SetQueue(0, 7);
   metrics.SetTenantQueue(0, 1, 6);

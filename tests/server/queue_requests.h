@@ -36,7 +36,7 @@ inline std::unique_ptr<Request> MakeRequest(const RequestSpec& spec) {
   request->priority = spec.priority;
   request->enqueued = spec.enqueued;
   request->deadline = spec.deadline;
-  request->flops = spec.flops;
+  request->flops = request->kernel_cost = spec.flops;
   request->cost = spec.cost;
   request->large = spec.large;
   return request;

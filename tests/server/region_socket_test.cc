@@ -65,7 +65,7 @@ class RegionSocketTest : public ::testing::Test {
   testing::FakeBackend backend_;
   MemfdMemory memory_{backend_.host_allocator()};
   RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, RandomToken};
-  spdlog::logger logger_{"test", std::make_shared<spdlog::sinks::null_sink_mt>()};
+  Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
   RegionSocket::Options options_;
   std::unique_ptr<RegionSocket> socket_;
 };
@@ -239,6 +239,23 @@ TEST_F(RegionSocketTest, AnotherUsersProcessIsRefused) {
   EXPECT_EQ(registry_.stats().clients, 0);
 }
 
+// No user takes all the places where any may come.
+TEST_F(RegionSocketTest, ABoundOnEachUser) {
+  options_.connections_max = 8;
+  options_.any_user = true;
+  ASSERT_TRUE(Start().ok());
+  RegionClient first(options_.path);
+  RegionClient second(options_.path);
+  first.Create(1);
+  second.Create(1);
+  RegionClient third(options_.path);
+  const auto refused = third.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_NE(refused->error().message().find("has 2 connections, the most of one user"),
+            std::string::npos)
+      << refused->error().message();
+}
+
 TEST_F(RegionSocketTest, ABoundOnConnections) {
   options_.connections_max = 2;
   ASSERT_TRUE(Start().ok());
@@ -286,7 +303,10 @@ TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
 
   {
     // As a killed server leaves it: the file without a listener.
-    Result<UnixListener> dead = ListenAt(options_.path, false);
+    UnixListenOptions options;
+    options.path = options_.path;
+    options.type = SOCK_SEQPACKET;
+    Result<UnixListener> dead = ListenAt(options);
     ASSERT_TRUE(dead.ok());
   }
   EXPECT_TRUE(fs::exists(options_.path));

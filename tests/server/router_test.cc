@@ -20,7 +20,7 @@ DeviceInfo Device(DeviceKind kind, int units, int compute_capability = 0) {
 
 std::vector<Candidate> All(int devices, int64_t cost) {
   std::vector<Candidate> candidates;
-  for (int i = 0; i < devices; ++i) candidates.push_back({i, {}, cost});
+  for (int i = 0; i < devices; ++i) candidates.push_back({i, {}, 0, cost});
   return candidates;
 }
 
@@ -56,7 +56,7 @@ TEST(Router, WhatIsExpectedCountsForOthersThatAreExpected) {
 TEST(Router, OnlyCandidatesAreChosen) {
   Router router(std::vector<DeviceInfo>(3, Device(DeviceKind::kCuda, 100, 90)));
   router.Add(1, 50);
-  const std::vector<Candidate> candidates = {{1, {}, 5}, {2, {}, 90}};
+  const std::vector<Candidate> candidates = {{1, {}, 0, 5}, {2, {}, 0, 90}};
   EXPECT_EQ(router.Reserve(candidates), 0u) << "55 before 90";
   EXPECT_EQ(router.outstanding(0), 0);
   EXPECT_EQ(router.outstanding(1), 55);
@@ -112,7 +112,7 @@ TEST(Router, AlikeIsTheFastestGroup) {
   EXPECT_EQ(alike(All(5, 1)), (std::vector<int>{2, 3}));
   router.Add(2, 1'000'000);
   EXPECT_EQ(alike(All(5, 1)), (std::vector<int>{2, 3})) << "load plays no part";
-  EXPECT_EQ(alike({{0, {}, 1}, {1, {}, 1}, {4, {}, 1}}), (std::vector<int>{1}));
+  EXPECT_EQ(alike({{0, {}, 0, 1}, {1, {}, 0, 1}, {4, {}, 0, 1}}), (std::vector<int>{1}));
   EXPECT_TRUE(alike({}).empty());
 }
 

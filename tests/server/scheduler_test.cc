@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -137,6 +138,57 @@ TEST(Scheduler, CancelTellsALateCallFromAnUnwantedOne) {
   EXPECT_EQ(scheduler.Cancel(1, kStart), nullptr);
   EXPECT_EQ(scheduler.Cancel(2, kStart + milliseconds(5))->status.code(), Code::kDeadlineExceeded);
   EXPECT_TRUE(scheduler.Plan(kStart).empty());
+}
+
+TEST(Scheduler, StopsWhatRunsPastItsDeadlineAndNothingElse) {
+  Scheduler scheduler(Options(2));
+  const TimePoint early = kStart + milliseconds(5);
+  const TimePoint late = kStart + milliseconds(9);
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = late}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 3, .deadline = early}).ok());
+  Scheduler::Step step = scheduler.Plan(kStart);
+  ASSERT_EQ(step.launches.size(), 1u);
+  EXPECT_EQ(step.wake, early);
+  const auto stopped = [&] {
+    std::vector<uint64_t> ids;
+    for (const auto& request : step.launches[0].requests) {
+      if (request->stop.set()) ids.push_back(request->id);
+    }
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  };
+  EXPECT_EQ(scheduler.Plan(early - milliseconds(1)).wake, early);
+  EXPECT_TRUE(stopped().empty());
+  EXPECT_EQ(scheduler.Plan(early).wake, late);
+  EXPECT_EQ(stopped(), (std::vector<uint64_t>{3}));
+  EXPECT_EQ(scheduler.Plan(late).wake, kNever);
+  EXPECT_EQ(stopped(), (std::vector<uint64_t>{2, 3}));
+  for (const auto& request : step.launches[0].requests) {
+    EXPECT_EQ(request->stop_code, request->stop.set() ? Code::kDeadlineExceeded : Code::kOk);
+  }
+  scheduler.LaneEnded(step.launches[0].lane);
+  step.launches[0].requests.clear();  // and it must not look at them again
+  EXPECT_EQ(scheduler.Cancel(1, late), nullptr);
+  scheduler.StopAll(Code::kUnavailable);
+  scheduler.LaneDone(step.launches[0].lane);
+  EXPECT_TRUE(scheduler.Plan(late).empty());
+}
+
+TEST(Scheduler, CancelStopsWhatRunsForTheFirstReason) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1, .deadline = kStart + milliseconds(5)}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart);
+  ASSERT_EQ(step.launches.size(), 1u);
+  ASSERT_EQ(step.launches[0].requests.size(), 2u);
+  EXPECT_EQ(scheduler.Cancel(1, kStart), nullptr) << "it ends with its batch";
+  scheduler.StopAll(Code::kUnavailable);
+  for (const auto& request : step.launches[0].requests) {
+    EXPECT_TRUE(request->stop.set());
+    EXPECT_EQ(request->stop_code, request->id == 1 ? Code::kCancelled : Code::kUnavailable);
+  }
+  EXPECT_EQ(scheduler.Plan(kStart).wake, kNever) << "what was stopped has no deadline any more";
 }
 
 TEST(Scheduler, CloseEndsTheQueueRefusesTheRestAndLeavesWhatRuns) {

@@ -133,7 +133,7 @@ void Simulation::Arrive() {
   request->tenant = known.tenant;
   request->priority = known.priority;
   request->deadline = known.deadline;
-  request->flops = known.flops;
+  request->flops = request->kernel_cost = known.flops;
   request->batch_bytes = known.bytes;
   const auto waiting = std::ssize(Waiting());
   const Status status = scheduler_->Push(request, now_);
@@ -172,6 +172,7 @@ void Simulation::Cancel(uint64_t id) {
 
 void Simulation::EndLane(int lane) {
   RunningBatch batch = std::exchange(running_[static_cast<size_t>(lane)], {});
+  scheduler_->LaneEnded(lane);
   const bool failed = Uniform(0, 1) < failure_share_;
   // As the device worker does: a lost device takes no more before anyone hears of it.
   if (failed && Pick(0, 9) == 0) Close(Unavailable("the device is lost"));

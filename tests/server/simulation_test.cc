@@ -53,7 +53,7 @@ TEST(Simulation, BacklogsShareByWeight) {
     request->id = ++id;
     request->tenant = tenant;
     const double low = tenant % 2 ? 6.1 : 8;
-    request->flops = std::pow(10, std::uniform_real_distribution(low, low + 1)(random));
+    request->kernel_cost = std::pow(10, std::uniform_real_distribution(low, low + 1)(random));
     if (tenant < 2) request->deadline = now + std::chrono::hours(1);
     ASSERT_TRUE(scheduler.Push(request, now).ok());
   };
@@ -66,7 +66,7 @@ TEST(Simulation, BacklogsShareByWeight) {
     ASSERT_EQ(step.launches.size(), 1u);
     for (const auto& request : step.launches[0].requests) {
       started[request->tenant] +=
-          std::max(std::ceil(request->flops / 1e9 * (1 << 20)) / (1 << 20), 1.0 / 1024);
+          std::max(std::ceil(request->kernel_cost / 1e9 * (1 << 20)) / (1 << 20), 1.0 / 1024);
       push(request->tenant);
     }
     scheduler.LaneDone(0);

@@ -2,11 +2,13 @@
 //
 // Clients that do not read their answers, in each of the three ways to call: they hold the blocks
 // of their own answers. When those fill the memory, others are refused with a hint when to try
-// again, what still fits is served, and when a reader goes or reads on its memory serves again.
+// again, what still fits is served, and when a reader goes, reads on, or does not read for as long
+// as --write-timeout, its memory serves again.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -165,7 +167,10 @@ class SlowReaderTest : public ::testing::TestWithParam<Way> {};
 TEST_P(SlowReaderTest, HoldsItsOwnAnswerAndNoMore) {
   const Way way = GetParam();
   // Two held answers, and room for small requests but not for a third one.
-  TestServer server([](Config& config) { config.memory_budget_bytes = kAnswerBytes / 2 * 5; });
+  TestServer server([](Config& config) {
+    config.memory_budget_bytes = kAnswerBytes / 2 * 5;
+    config.write_timeout_seconds = 0;
+  });
   server.backend().SetCompute(Compute);
   HostPool& pool = server.server().engine().host_pool();
   const auto await_held = [&](int64_t answers) {
@@ -200,6 +205,45 @@ TEST_P(SlowReaderTest, HoldsItsOwnAnswerAndNoMore) {
   }
   ExpectLargeAnswer(large, reads.Read());
   await_held(0);
+}
+
+TEST_P(SlowReaderTest, LosesAnAnswerThatItDoesNotRead) {
+  TestServer server([](Config& config) {
+    config.memory_budget_bytes = kAnswerBytes / 2 * 5;
+    config.write_timeout_seconds = 0.5;
+    config.metrics_listen = "127.0.0.1:0";
+  });
+  server.backend().SetCompute(Compute);
+  HostPool& pool = server.server().engine().host_pool();
+  const auto await_held = [&](int64_t answers) {
+    while (pool.used_bytes() != answers * kAnswerBytes) std::this_thread::yield();
+  };
+  const v1::AttendRequest large = LargeRequest();
+  const SlowReader first(server, GetParam(), large);
+  await_held(1);
+  await_held(0);
+  EXPECT_GE(server.Metric("attend_unread_calls_total"), 1);
+  EXPECT_NE(server.log().find("its answer was not read"), std::string::npos);
+  const Outcome served = Call(server, GetParam(), large);
+  EXPECT_TRUE(served.status.ok()) << served.status.error_message();
+  ExpectLargeAnswer(large, served.response);
+
+  const SlowReader second(server, GetParam(), large);
+  await_held(1);
+  EXPECT_TRUE(server.server().Drain(std::chrono::minutes(2))) << "as nobody waits for its answer";
+}
+
+TEST_P(SlowReaderTest, IsNamedWhereItHoldsUpTheDrain) {
+  TestServer server([](Config& config) { config.write_timeout_seconds = 600; });
+  server.backend().SetCompute(Compute);
+  const SlowReader reader(server, GetParam(), LargeRequest());
+  while (server.server().engine().host_pool().used_bytes() != kAnswerBytes) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(server.server().Drain(std::chrono::milliseconds(1)));
+  EXPECT_NE(server.log().find("a client held up the drain, its answer was not read peer=\"ipv4:"),
+            std::string::npos)
+      << server.log();
 }
 
 INSTANTIATE_TEST_SUITE_P(AllWays, SlowReaderTest, ::testing::ValuesIn(kWays), [](const auto& info) {

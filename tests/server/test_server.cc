@@ -28,7 +28,7 @@ struct TestServer::Log {
 
    protected:
     void sink_it_(const spdlog::details::log_msg& message) override {
-      text_ += std::string(message.payload.data(), message.payload.size()) + "\n";
+      text_.append(message.payload.data(), message.payload.size());
     }
     void flush_() override {}
 
@@ -57,7 +57,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices, 
     backends_.push_back(backend.get());
     backends.push_back(std::move(backend));
   }
-  auto logger = std::make_shared<spdlog::logger>("test", log_->sink);
+  auto logger = std::make_shared<Logger>(Logger::Options(), log_->sink);
   logger->set_level(spdlog::level::from_str(config.log_level));
   Result<std::unique_ptr<Server>> server =
       Server::Start(config, std::move(backends), logger, receive_blocks, std::move(clock));

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -29,15 +30,27 @@ class UnixListenerTest : public ::testing::Test {
   ~UnixListenerTest() override { fs::remove_all(folder_); }
 
   Status Start() {
-    Result<UnixListener> listener = ListenAt(path_, any_user_);
+    Result<UnixListener> listener = ListenAt(Options());
     if (!listener.ok()) return listener.status();
     listener_ = std::move(*listener);
     return Status();
   }
 
+  UnixListenOptions Options() const {
+    UnixListenOptions options;
+    options.path = path_;
+    options.name = "socket " + path_;
+    options.type = type_;
+    options.mode = mode_;
+    options.own_folder = own_folder_;
+    return options;
+  }
+
   fs::path folder_;
   std::string path_;
-  bool any_user_ = false;
+  int type_ = SOCK_SEQPACKET;
+  mode_t mode_ = 0600;
+  bool own_folder_ = true;
   std::optional<UnixListener> listener_;
 };
 
@@ -53,7 +66,7 @@ TEST_F(UnixListenerTest, TheFileIsTheUsersOwn) {
     EXPECT_EQ(about.st_mode & 0777, 0700u);
   }
   listener_.reset();
-  any_user_ = true;
+  mode_ = 0666;
   ASSERT_TRUE(Start().ok());
   ASSERT_EQ(lstat(path_.c_str(), &about), 0);
   EXPECT_EQ(about.st_mode & 0777, 0666u);
@@ -73,13 +86,13 @@ TEST_F(UnixListenerTest, AnotherProgramsSocketIsLeftAlone) {
 
 // A server that starts, or hangs, at the same path: nobody waits for it.
 TEST_F(UnixListenerTest, TheLockDecidesWhoOwnsThePath) {
-  Result<UnixListener> first = ListenAt(path_, false);
+  Result<UnixListener> first = ListenAt(Options());
   ASSERT_TRUE(first.ok()) << first.status().ToString();
   first->socket.Reset();
   const Status refused = Start();
   EXPECT_EQ(refused.code(), Code::kUnavailable);
   EXPECT_NE(refused.message().find("another server owns it"), std::string::npos);
-  StopListening(path_, &*first);
+  StopListening(&*first);
   EXPECT_TRUE(fs::is_empty(folder_)) << "nothing is left";
   EXPECT_TRUE(Start().ok());
 }
@@ -115,6 +128,53 @@ TEST_F(UnixListenerTest, FoldersThatOthersMayWriteToAreRefused) {
   listener_.reset();
   path_ = open / std::string(120, 'x');
   EXPECT_NE(Start().message().find("must have 1 to 107"), std::string::npos);
+}
+
+// As gRPC's sockets are: in anybody's folder, which must be there, and of a mode and a group.
+TEST_F(UnixListenerTest, OrdinaryFoldersAndModes) {
+  type_ = SOCK_STREAM;
+  own_folder_ = false;
+  mode_ = 0660;
+  path_ = folder_ / "missing" / "a.sock";
+  EXPECT_EQ(Start().message(), "socket " + path_ + ": " + (folder_ / "missing").string() +
+                                   ": No such file or directory");
+  fs::create_directory(folder_ / "open");
+  ASSERT_EQ(chmod((folder_ / "open").c_str(), 0777), 0);
+  fs::create_directory_symlink(folder_ / "open", folder_ / "link");
+  path_ = folder_ / "link" / "a.sock";
+  ASSERT_TRUE(Start().ok());
+  struct stat about {};
+  ASSERT_EQ(lstat(path_.c_str(), &about), 0);
+  EXPECT_EQ(about.st_mode & 0777, 0660u);
+  EXPECT_TRUE(fs::exists(path_ + ".lock"));
+}
+
+// Start the new one, then stop the old one: the path is the first one's, and what somebody else
+// put there is nobody's to remove.
+TEST_F(UnixListenerTest, OnlyItsOwnSocketIsRemoved) {
+  ASSERT_TRUE(Start().ok());
+  fs::remove(path_);
+  fs::remove(path_ + ".lock");
+  Result<UnixListener> other = ListenAt(Options());
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  StopListening(&*listener_);
+  EXPECT_TRUE(fs::exists(path_)) << "it is another's by now";
+  EXPECT_TRUE(fs::exists(path_ + ".lock"));
+  StopListening(&*other);
+  EXPECT_FALSE(fs::exists(path_));
+}
+
+TEST_F(UnixListenerTest, AStaleSocketIsReplacedAndAFileIsKept) {
+  ASSERT_TRUE(Start().ok());
+  listener_.reset();  // as a process that died: the files stay
+  ASSERT_TRUE(fs::exists(path_));
+  ASSERT_TRUE(Start().ok());
+  StopListening(&*listener_);
+  EXPECT_TRUE(fs::is_empty(folder_));
+  { std::ofstream(path_) << "precious"; }
+  EXPECT_NE(Start().message().find("no socket"), std::string::npos);
+  EXPECT_EQ(fs::file_size(path_), 8u);
+  EXPECT_FALSE(fs::exists(path_ + ".lock"));
 }
 
 TEST(DefaultSocketPathTest, IsTheUsersOwn) {

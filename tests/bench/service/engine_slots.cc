@@ -2,7 +2,7 @@
 
 #include "tests/bench/service/engine_slots.h"
 
-#include <spdlog/logger.h>
+#include <spdlog/sinks/null_sink.h>
 
 #include <chrono>
 #include <cstdint>
@@ -90,7 +90,7 @@ Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices,
   config.split_gflop = 0;
   config.memory_budget_bytes =
       slots * (HostPool::BlockBytes(input_bytes) + HostPool::BlockBytes(output_bytes));
-  spdlog::logger silent("bench");
+  Logger silent({}, std::make_shared<spdlog::sinks::null_sink_mt>());
   Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, silent);
   if (!backends.ok()) return backends.status();
   const bool gpu = backends->front()->info().kind == DeviceKind::kCuda;

@@ -57,7 +57,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
     receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes, kServerArenas).blocks;
   }
   SkipDeadlockSearch();
-  const Result<std::shared_ptr<spdlog::logger>> logger = MakeLogger(config);
+  const Result<std::shared_ptr<Logger>> logger = MakeLogger(config);
   if (!logger.ok()) return Cannot(logger.status().message());
   Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, **logger);
   if (!backends.ok()) return Cannot(backends.status().message());

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/score_rounding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace attend {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
+constexpr double kSmallestSubnormal = 0x1p-149;
+
+// What fp32 rounds to Inf lies beyond this.
+constexpr double kOverflow = 0x1.ffffffp127;
+
+// Roundings of a score beside those of q.k: see the header.
+constexpr double kTermRoundings = 4;
+constexpr double kTanhRoundings = 8;
+
+// A key whose weight may become exp(kOpen) times the largest makes a row's weights unknown; below
+// it no sum over keys overflows.
+constexpr double kOpen = 100;
+
+// Below this a query's elements, or their products with the scale, lose bits in products with K's
+// that may count.
+constexpr double kTinyQuery = 0x1p-100;
+
+// Kernels need not keep subnormal numbers of fp32; plain ones round weights to subnormal halves.
+double LargestLostWeight(DType dtype) { return dtype == DType::kFloat16 ? 0x1p-25 : 0x1p-126; }
+double SmallestNormal(DType dtype) { return dtype == DType::kFloat16 ? 0x1p-14 : 0x1p-126; }
+
+// What is added up without cancelling, of one sign and of the other.
+struct Parts {
+  double up;
+  double down;
+};
+Parts PartsOf(double sum, double magnitude) {
+  return {(magnitude + sum) / 2, (magnitude - sum) / 2};
+}
+
+}  // namespace
+
+ScoreRounding::ScoreRounding(const Problem& problem, const float* q) : p_(problem), q_(q) {
+  const double dim = static_cast<double>(p_.dim);
+  const double scale = std::abs(static_cast<double>(p_.scale));
+  dot_units_ = (2 + std::sqrt(dim) / 2) * kRoundoff;
+  tiny_query_ = std::any_of(q, q + p_.dim, [&](float x) {
+    const double element = std::abs(static_cast<double>(x));
+    return element != 0 && element * std::min(1.0, scale) < kTinyQuery;
+  });
+}
+
+double ScoreRounding::DotError(double magnitude, const float* k) const {
+  const double scale = std::abs(static_cast<double>(p_.scale));
+  double error =
+      dot_units_ * scale * magnitude + kSmallestSubnormal * scale * static_cast<double>(p_.dim);
+  if (tiny_query_) {
+    double keys = 0;
+    for (int64_t d = 0; d < p_.dim; ++d) keys += std::abs(static_cast<double>(k[d]));
+    error += kSmallestSubnormal * keys;
+  }
+  return error;
+}
+
+// What is left of an error behind softcap; Inf or -Inf (`high`, `low`) becomes the cap.
+double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool high,
+                                  bool low) const {
+  if (p_.softcap == 0) return error;
+  const double cap = static_cast<double>(p_.softcap);
+  const double scaled = static_cast<double>(p_.scale) * terms.dot;
+  const double top = high ? cap : cap * std::tanh((scaled + error) / cap);
+  const double bottom = low ? -cap : cap * std::tanh((scaled - error) / cap);
+  return std::max(top - terms.capped, terms.capped - bottom) +
+         kTanhRoundings * kRoundoff * std::abs(terms.capped);
+}
+
+void ScoreRounding::Judge(const ScoreTerms& terms, const float* k, KeyScore* score) {
+  const double scale = static_cast<double>(p_.scale);
+  // An Inf among the elements is as IEEE says wherever the others do not overflow.
+  double magnitude = terms.magnitude;
+  double dot = terms.dot;
+  const bool special = !std::isfinite(magnitude);
+  if (special) {
+    magnitude = dot = 0;
+    for (int64_t d = 0; d < p_.dim; ++d) {
+      const double product = static_cast<double>(q_[d]) * static_cast<double>(k[d]);
+      if (!std::isfinite(product)) continue;
+      magnitude += std::abs(product);
+      dot += product;
+    }
+  }
+  const Parts raw = PartsOf(scale < 0 ? -dot : dot, magnitude);
+  const Parts scaled = PartsOf(scale * dot, std::abs(scale) * magnitude);
+  bool high = raw.up > kOverflow || scaled.up > kOverflow;
+  bool low = raw.down > kOverflow || scaled.down > kOverflow;
+  if ((high && low) || ((high || low) && (scale == 0 || special))) may_overflow_ = true;
+  score->error = special ? 0 : CappedError(terms, DotError(magnitude, k), high, low);
+  score->error += kTermRoundings * kRoundoff *
+                  (std::abs(terms.capped) + std::abs(terms.bias) + std::abs(terms.penalty));
+
+  // An infinite term decides the score, unless the others overflow the other way.
+  const Parts product = p_.softcap > 0 || special
+                            ? Parts{std::max(terms.capped, 0.0), std::max(-terms.capped, 0.0)}
+                            : scaled;
+  const double up = product.up + std::max(terms.bias, 0.0) + std::max(-terms.penalty, 0.0);
+  const double down = product.down + std::max(-terms.bias, 0.0) + std::max(terms.penalty, 0.0);
+  if (p_.softcap > 0) high = low = false;
+  high = high || up > kOverflow;
+  low = low || down > kOverflow;
+  if (high && score->value < kInfinity) may_overflow_ = true;
+  score->may_vanish = low;
+}
+
+RoundingSums::RoundingSums(const Problem& problem, double max, double highest, int64_t keys,
+                           RowRounding* row)
+    : p_(problem),
+      max_(max),
+      highest_(highest),
+      open_(highest - max > kOpen || row->may_overflow),
+      tiny_weight_(SmallestNormal(problem.dtype) * static_cast<double>(std::max<int64_t>(keys, 1))),
+      lowest_(-kInfinity),
+      row_(row) {}
+
+// exp(value - max) * (exp(error) - 1), without overflow on the way.
+double RoundingSums::Raised(double value, double error, double max) const {
+  return std::exp(value + error - max) * -std::expm1(-error);
+}
+
+void RoundingSums::Add(const KeyScore& score, double weight, const float* v) {
+  // Few scores are off by so much that the two-term expansion is not good enough.
+  constexpr double kSmall = 0x1p-10;
+  const bool small = score.error <= kSmall;
+  const double raised = open_   ? 0
+                        : small ? weight * score.error * (1 + score.error)
+                                : Raised(score.value, score.error, max_);
+  if (!score.may_vanish) {
+    kept_ += small ? weight * (1 - score.error) : std::exp(score.value - score.error - max_);
+    lowest_ = std::max(lowest_, score.value - score.error);
+  }
+  row_->some_vanish = row_->some_vanish || score.may_vanish;
+  raised_ += raised;
+  for (int64_t d = 0; d < p_.dim_v; ++d) {
+    const double value = static_cast<double>(v[d]);
+    row_->o[d] += weight * std::abs(value);
+    first_[d] += raised * value;
+    second_[d] += raised * value * value;
+  }
+  ++row_->keys;
+  if (weight >= tiny_weight_) return;
+  const double lost = std::min(weight, LargestLostWeight(p_.dtype)) + kSmallestSubnormal;
+  for (int64_t d = 0; d < p_.dim_v; ++d)
+    row_->lost[d] += lost * std::abs(static_cast<double>(v[d]));
+}
+
+void RoundingSums::Finish(double sum, double sink, const double* o) {
+  if (!std::isfinite(sum) || std::isnan(sink) || sink == kInfinity) return;
+  const double top = std::max(max_, sink);
+  if (top == -kInfinity) return;
+  const double shrink = std::exp(max_ - top);
+  const double sink_error = sink == -kInfinity ? 0 : kTermRoundings * kRoundoff * std::abs(sink);
+  const bool has_sink = sink != -kInfinity;
+  const double sink_raised = has_sink ? Raised(sink, sink_error, top) : 0;
+  const bool open = open_ || sink_raised > std::exp(kOpen);
+  const double all = shrink * sum + (has_sink ? std::exp(sink - top) : 0);
+  const double raised = shrink * raised_ + sink_raised;
+  const double kept = shrink * kept_ + (has_sink ? std::exp(sink - sink_error - top) : 0);
+  for (int64_t d = 0; d < p_.dim_v; ++d) {
+    // A kernel's last factor, 1 / sum, may be subnormal where a sink takes nearly all.
+    row_->lost[d] += 0x1p-126 * row_->o[d];
+    row_->o[d] *= shrink / all;
+    const double spread =
+        shrink * second_[d] - 2 * o[d] * shrink * first_[d] + o[d] * o[d] * raised;
+    row_->moved[d] = std::sqrt(raised * std::max(0.0, spread)) / kept;
+    if (open || kept == 0) row_->moved[d] = kInfinity;
+  }
+  if (has_sink) lowest_ = std::max(lowest_, sink - sink_error);
+  row_->all_vanish = lowest_ == -kInfinity;
+  const double keys = static_cast<double>(row_->keys + 1);
+  const double highest = std::max(highest_, has_sink ? sink + sink_error : -kInfinity);
+  row_->lse_up = row_->may_overflow ? kInfinity
+                 : open             ? highest - top + std::log(keys)
+                                    : std::log1p(raised / all);
+  row_->lse_down = kept > 0 ? std::max(0.0, std::log(all / kept)) : top + std::log(all) - lowest_;
+}
+
+}  // namespace attend

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The recvmsg of a process that links attend_read_guard, in libc's place: gRPC reads its
+// connections with it.
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "server/read_guard.h"
+
+extern "C" __attribute__((visibility("default"))) ssize_t recvmsg(int socket, msghdr* message,
+                                                                  int flags) {
+  const ssize_t bytes = syscall(SYS_recvmsg, socket, message, flags);
+  if (bytes <= 0 || attend::ReadGuard::Passes(socket, *message, bytes)) return bytes;
+  shutdown(socket, SHUT_RDWR);
+  errno = ECONNRESET;
+  return -1;
+}

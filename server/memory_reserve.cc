@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/memory_reserve.h"
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace attend {
+namespace {
+
+// Several, as several threads may be in need at once. Each is given back by itself.
+constexpr size_t kPieces = 8;
+
+std::array<std::atomic<void*>, kPieces> pieces;
+std::atomic<size_t> piece_bytes{0};
+std::atomic<bool> used{false};
+
+void GiveBack() {
+  used.store(true, std::memory_order_relaxed);
+  for (std::atomic<void*>& piece : pieces) {
+    void* const memory = piece.exchange(nullptr);
+    if (memory == nullptr) continue;
+    std::free(memory);
+    return;  // operator new tries again
+  }
+  throw std::bad_alloc();
+}
+
+// False if there is no memory for it.
+bool FillUp() {
+  for (std::atomic<void*>& piece : pieces) {
+    if (piece.load(std::memory_order_relaxed) != nullptr) continue;
+    void* const memory = std::malloc(piece_bytes.load(std::memory_order_relaxed));
+    if (memory == nullptr) return false;
+    void* none = nullptr;
+    if (!piece.compare_exchange_strong(none, memory)) std::free(memory);
+  }
+  return true;
+}
+
+}  // namespace
+
+void KeepMemoryReserve(int64_t bytes) {
+  for (std::atomic<void*>& piece : pieces) std::free(piece.exchange(nullptr));
+  piece_bytes.store(static_cast<size_t>(bytes) / kPieces + 1);
+  used.store(!FillUp());
+  std::set_new_handler(GiveBack);
+}
+
+bool MemoryIsShort() {
+  if (!used.load(std::memory_order_relaxed)) return false;
+  // First: a piece that is used meanwhile says so again.
+  used.store(false, std::memory_order_relaxed);
+  if (!FillUp()) used.store(true, std::memory_order_relaxed);
+  return used.load(std::memory_order_relaxed);
+}
+
+}  // namespace attend

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/read_guard.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+namespace attend {
+namespace {
+
+struct Entry {
+  Http2Frames frames;
+  ino_t inode = 0;
+  const ReadGuard::OnWrong* on_wrong = nullptr;  // null: no connection of gRPC's
+};
+
+// By descriptor, in pages that are made when they are needed and never freed. Only one thread at a
+// time reads a connection, and whoever hands it over was before it: the entries need no lock.
+constexpr int kPageEntries = 1024;
+constexpr int kPages = 1024;
+using Page = std::array<Entry, kPageEntries>;
+std::array<std::atomic<Page*>, kPages> pages;
+
+Entry* Find(int socket, bool make) {
+  if (socket < 0 || socket >= kPages * kPageEntries) return nullptr;
+  std::atomic<Page*>& slot = pages[static_cast<size_t>(socket / kPageEntries)];
+  Page* page = slot.load(std::memory_order_acquire);
+  if (page == nullptr) {
+    if (!make) return nullptr;
+    auto made = std::make_unique<Page>();
+    if (slot.compare_exchange_strong(page, made.get(), std::memory_order_acq_rel)) {
+      page = made.release();
+    }
+  }
+  return &(*page)[static_cast<size_t>(socket % kPageEntries)];
+}
+
+const char* Read(Entry& entry, const msghdr& message, ssize_t bytes) {
+  const TimePoint now = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < message.msg_iovlen && bytes > 0; ++i) {
+    const size_t length = std::min(message.msg_iov[i].iov_len, static_cast<size_t>(bytes));
+    const auto* const data = static_cast<const uint8_t*>(message.msg_iov[i].iov_base);
+    if (const char* const wrong = entry.frames.Read({data, length}, now)) return wrong;
+    bytes -= static_cast<ssize_t>(length);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+                      const OnWrong* on_wrong) {
+  Entry* const entry = Find(socket, true);
+  if (entry != nullptr) *entry = {Http2Frames(limits), inode, on_wrong};
+}
+
+bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
+  Entry* const entry = Find(socket, false);
+  if (entry == nullptr || entry->on_wrong == nullptr) return true;
+  const char* const wrong = Read(*entry, message, bytes);
+  if (wrong == nullptr) return true;
+  const OnWrong* const on_wrong = std::exchange(entry->on_wrong, nullptr);
+  // Nobody says when gRPC closes a connection: the descriptor may be another socket's by now.
+  struct stat about {};
+  if (fstat(socket, &about) != 0 || about.st_ino != entry->inode) return true;
+  (*on_wrong)(socket, wrong);
+  return false;
+}
+
+}  // namespace attend

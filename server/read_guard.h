@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Looks at what gRPC reads from its connections, before gRPC does: a process that links
+// attend_read_guard has a recvmsg of its own, which asks here. Without it nothing is looked at.
+// Bytes are neither copied nor changed. Meant for connections without TLS.
+
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <functional>
+
+#include "server/http2_frames.h"
+
+namespace attend {
+
+class ReadGuard {
+ public:
+  // Told what was wrong with a connection that is being ended. From any thread.
+  using OnWrong = std::function<void(int socket, const char* what)>;
+
+  // The connection is read by gRPC from now on, from its first byte. `on_wrong` outlives it. Before
+  // another thread can read it.
+  static void Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+                    const OnWrong* on_wrong);
+  // False if what has just been read must not be gRPC's.
+  static bool Passes(int socket, const msghdr& message, ssize_t bytes);
+};
+
+}  // namespace attend

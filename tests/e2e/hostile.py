@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hostile client needs, and what shows that it took nothing for good: raw sockets and HTTP/2
+frames, a server with small limits, and readings of its process."""
+
+import contextlib
+import os
+import pathlib
+import resource
+import socket
+
+import harness
+import wire
+
+# A server that an attack of a few megabytes would show on.
+SMALL_LIMITS = ("--memory-budget", "64MiB", "--max-request-bytes", "16MiB", "--cpu-threads", "2",
+                "--stream-requests-max", "4")
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
+    0, 1, 3, 4, 6, 7, 8, 9)
+END_STREAM = ACK = 1
+END_HEADERS = 4
+INITIAL_WINDOW_SIZE = 4  # a setting
+CANCEL = 8  # an error code
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+def descriptors_max(number):
+    """For start_server(limits=...): the most descriptors it may ever have."""
+    return {resource.RLIMIT_NOFILE: (number, number)}
+
+
+# The server's process.
+
+
+def _status(server, field):
+    text = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith(field + ":")).split()[1])
+
+
+def rss_bytes(server):
+    return _status(server, "VmRSS") << 10
+
+
+def threads(server):
+    return _status(server, "Threads")
+
+
+def descriptors(server):
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+def cpu_seconds(server):
+    """User and system time so far."""
+    fields = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def grows_at_most(server, bytes_max):
+    """The resident memory, at its peak, grows by no more inside the block."""
+    pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # the peak starts anew
+    before = rss_bytes(server)
+    yield
+    grown = (_status(server, "VmHWM") << 10) - before
+    assert grown <= bytes_max, f"resident memory grew by {grown} bytes, may grow by {bytes_max}"
+
+
+@contextlib.contextmanager
+def leaves_nothing(server, seconds=30):
+    """After the block the server has the descriptors it had, nothing in flight, and serves."""
+    wire.assert_serves(server.address)  # what is made once, at the first call, is there
+    before = descriptors(server)
+    yield
+    wire.assert_serves(server.address)
+    harness.wait_for("nothing in flight",
+                     lambda: server.metric("attend_inflight_requests") == 0, seconds)
+    harness.wait_for("the descriptors to be back", lambda: descriptors(server) <= before, seconds)
+
+
+# Sockets and frames.
+
+
+def open_socket(address, seconds=10):
+    """A connected socket to HOST:PORT, [HOST]:PORT or unix:PATH."""
+    if address.startswith("unix:"):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(seconds)
+        connection.connect(address.removeprefix("unix:"))
+        return connection
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+
+
+@contextlib.contextmanager
+def idle_sockets(address, number):
+    """That many sockets that are connected, as far as the kernel goes, and never say a word."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(open_socket(address)) for _ in range(number)]
+
+
+def varint(number):
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _hpack_length(number):
+    return bytes([number]) if number < 127 else b"\x7f" + varint(number - 127)
+
+
+def literal(name, value):
+    """HPACK: a literal header without indexing, without Huffman coding."""
+    return b"\0" + _hpack_length(len(name)) + name + _hpack_length(len(value)) + value
+
+
+def frame(kind, flags, stream, payload):
+    """An HTTP/2 frame."""
+    return (len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") +
+            payload)
+
+
+def grpc_message(payload, declared=None):
+    """A gRPC message, which declares that many bytes (None: what it has)."""
+    return b"\0" + (len(payload) if declared is None else declared).to_bytes(4, "big") + payload
+
+
+def call_headers(path, *more):
+    """The header block of a gRPC call to `path`; `more`: pairs of bytes."""
+    return b"\x83\x86" + b"".join(literal(*pair) for pair in (
+        (b":path", path.encode()), (b":authority", b"x"), (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"), *more))
+
+
+class Http2:
+    """One connection, frame by frame. `window`: bytes that the server may answer on a stream
+    before it is told of more, which happens only by grant()."""
+
+    def __init__(self, address, window=65535, seconds=10):
+        self.socket = open_socket(address, seconds)
+        self._rest = b""
+        self._next_stream = 1
+        setting = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + window.to_bytes(4, "big")
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, setting))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def send(self, kind, flags, stream, payload=b""):
+        self.socket.sendall(frame(kind, flags, stream, payload))
+
+    def open(self, path, *more, flags=0):
+        """Opens a stream for a call to `path`; returns its number."""
+        stream = self._next_stream
+        self._next_stream += 2
+        self.send(HEADERS, flags | END_HEADERS, stream, call_headers(path, *more))
+        return stream
+
+    def data(self, stream, payload, flags=0):
+        """DATA frames of at most 16 KiB. Heeds no window of the server's: at most 64 KiB."""
+        pieces = [payload[at:at + (16 << 10)] for at in range(0, len(payload), 16 << 10)] or [b""]
+        for piece in pieces:
+            self.send(DATA, flags if piece is pieces[-1] else 0, stream, piece)
+
+    def reset(self, stream, code=CANCEL):
+        self.send(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
+
+    def grant(self, stream, number):
+        """Lets the server send that many bytes more; stream 0: on the connection."""
+        self.send(WINDOW_UPDATE, 0, stream, number.to_bytes(4, "big"))
+
+    def _read(self, number):
+        while len(self._rest) < number:
+            more = self.socket.recv(1 << 16)
+            if not more:
+                return None
+            self._rest += more
+        out, self._rest = self._rest[:number], self._rest[number:]
+        return out
+
+    def read_frame(self):
+        """(kind, flags, stream, payload) of the next frame; None when the server closed."""
+        try:
+            head = self._read(9)
+            payload = head and self._read(int.from_bytes(head[:3], "big"))
+        except ConnectionResetError:
+            return None
+        if payload is None or head is None:
+            return None
+        return head[3], head[4], int.from_bytes(head[5:9], "big") & 0x7FFFFFFF, payload
+
+    def wait_for_frame(self, kind, stream=None):
+        """The payload of the next frame of that kind (and stream); fails if the server closes.
+        Answers settings and pings on the way."""
+        while True:
+            got = self.read_frame()
+            assert got is not None, f"the server closed, no frame of kind {kind}"
+            if got[0] == SETTINGS and not got[1] & ACK:
+                self.send(SETTINGS, ACK, 0)
+            if got[0] == PING and not got[1] & ACK:
+                self.send(PING, ACK, 0, got[3])
+            if got[0] == kind and stream in (None, got[2]):
+                return got[3]
+
+    def wait_for_close(self):
+        """Reads until the server closes the connection."""
+        while self.read_frame() is not None:
+            pass

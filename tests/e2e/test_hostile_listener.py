@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that take connections, threads and sockets: what bounds them, and that others are served
+meanwhile and after."""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import threading
+
+import grpc
+import pytest
+
+import harness
+import hostile
+import wire
+
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+HEALTH = "/grpc.health.v1.Health/"
+HELLO = hostile.PREFACE + hostile.frame(hostile.SETTINGS, 0, 0, b"")
+
+
+def ended(connection):
+    """True once the server has closed it; what it sends before is read and dropped."""
+    connection.settimeout(30)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(4096):
+            pass
+    return True
+
+
+@contextlib.contextmanager
+def many(address, count, say=b""):
+    """So many connections; what the server closes at once is among them."""
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(count):
+            connection = stack.enter_context(hostile.open_socket(address))
+            with contextlib.suppress(OSError):
+                connection.sendall(say)
+            connections.append(connection)
+        yield connections
+
+
+def test_idle_sockets_do_not_end_accepting(start_server):
+    """Twice as many as the process has descriptors; a newcomer takes the oldest one's place."""
+    server = start_server(limits=hostile.descriptors_max(200))
+    with many(server.address, 400):
+        wire.assert_serves(server.address)
+        assert server.metric("attend_connections_limit") == 136
+        assert server.metric("attend_connections") <= 136
+        assert server.metric("attend_connections_refused_total", reason="silent") > 0
+    wire.assert_serves(server.address)
+    harness.wait_for("closed ones to go", lambda: server.metric("attend_connections") <= 2)
+    assert server.metric("attend_accept_errors_total") == 0
+    assert server.stop() == 0
+
+
+def test_connections_that_speak_are_bounded_for_each_peer(start_server, tmp_path):
+    """Beyond the bound a socket is closed at once; other peers and the metrics are served."""
+    path = tmp_path / "a.sock"
+    server = start_server("--max-connections-per-peer", "5", listen=f"127.0.0.1:0,unix:{path}")
+    with many(server.address, 5, HELLO) as held:
+        for connection in held:
+            assert connection.recv(9)  # the server's settings
+        with hostile.open_socket(server.address) as refused:
+            assert ended(refused)
+        assert server.metric("attend_connections_refused_total", reason="peer_limit") >= 1
+        wire.assert_serves(f"unix:{path}")
+    harness.wait_for("places to be free", lambda: server.metric("attend_connections") < 5)
+    wire.assert_serves(server.address)
+
+
+def test_connections_are_bounded_in_all(start_server, tmp_path):
+    path = tmp_path / "a.sock"
+    server = start_server("--max-connections", "4", "--max-connections-per-peer", "4",
+                          listen=f"127.0.0.1:0,unix:{path}")
+    with many(server.address, 4, HELLO) as held:
+        for connection in held:
+            assert connection.recv(9)
+        with socket.socket(socket.AF_UNIX) as refused:
+            refused.connect(str(path))
+            assert ended(refused)
+        assert server.metric("attend_connections_refused_total", reason="limit") == 1
+    harness.wait_for("places to be free", lambda: server.metric("attend_connections") == 0)
+    wire.assert_serves(f"unix:{path}")
+
+
+def test_half_open_and_idle_connections_end(start_server):
+    """One says nothing, one half of the preface, one stops after its settings, one goes idle."""
+    server = start_server("--handshake-timeout", "0.5", "--connection-idle-timeout", "1")
+    with many(server.address, 4) as (silent, half, mute, idle):
+        half.sendall(HELLO[:10])
+        mute.sendall(HELLO)
+        idle.sendall(HELLO)
+        for connection in (silent, half, mute, idle):
+            assert ended(connection)
+    harness.wait_for("none to be left", lambda: server.metric("attend_connections") == 0)
+    wire.assert_serves(server.address)
+
+
+def test_half_sent_requests_keep_no_scrape_out(start_server):
+    server = start_server()
+    with many(server.metrics_address, 100, b"GET /metrics HTTP/1.1\r\n"):
+        assert server.metric("attend_accepting") == 1
+
+
+def test_lack_of_descriptors_is_told_and_survived(start_server):
+    """gRPC's own listener never accepts again after it. Health says so, and that it is over."""
+    server = start_server()
+    with grpc.insecure_channel(server.address) as channel:
+        watch = channel.unary_stream(HEALTH + "Watch")(b"", timeout=60)
+        serving, not_serving = b"\x08\x01", b"\x08\x02"
+        assert next(watch) == serving
+        pid = server.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == hard  # raised at the start
+        taken = {int(fd.name) for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+        free = next(fd for fd in range(len(taken) + 1) if fd not in taken)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
+        with hostile.open_socket(server.address) as refused:
+            assert ended(refused)  # told at once, by a descriptor that is kept for it
+            assert next(watch) == not_serving
+            assert server.metric("attend_accepting") == 0  # metrics too keep one
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            assert next(watch) == serving
+        watch.cancel()
+    wire.assert_serves(server.address)
+    assert server.metric("attend_accept_errors_total") > 0
+    assert server.metric("attend_accepting") == 1
+    assert 'no connection can be accepted error="Too many open files"' in server.log()
+
+
+def flood(connection, pieces, bytes_max):
+    """Sends the pieces until the server ends the connection; fails if it takes so many bytes."""
+    connection.settimeout(30)
+    sent = 0
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        for piece in pieces:
+            connection.sendall(piece)
+            sent += len(piece)
+            assert sent < bytes_max, f"{sent} bytes were taken"
+
+
+def endless_headers(fill):
+    """A header block that never ends."""
+    yield hostile.frame(hostile.HEADERS, 0, 1, hostile.call_headers("/a"))
+    while True:
+        yield hostile.frame(hostile.CONTINUATION, 0, 1, fill)
+
+
+def endless_header():
+    """One header whose value is 2 GiB long."""
+    yield hostile.frame(hostile.HEADERS, 0, 1, b"\0\x01x\x7f" + hostile.varint((2 << 30) - 127))
+    while True:
+        yield hostile.frame(hostile.CONTINUATION, 0, 1, b"v" * (16 << 10))
+
+
+def streams_without_end(kilobytes):
+    """Calls, one after the other; the server's settings are never acknowledged."""
+    headers = hostile.call_headers("/a", *((b"x%d" % i, b"v" * 1000) for i in range(kilobytes)))
+    for stream in range(1, 1 << 30, 2):
+        yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers)
+
+
+@pytest.mark.parametrize("pieces", [
+    pytest.param(endless_headers(hostile.literal(b"a", b"b" * 100) * 100), id="continuation"),
+    pytest.param(endless_headers(b""), id="empty_continuation"),
+    pytest.param(endless_header(), id="one_header"),
+    pytest.param(streams_without_end(8), id="streams"),
+    pytest.param((hostile.frame(2, 0, 1, bytes(5)) * 100 for _ in itertools.count()),
+                 id="priorities"),
+    pytest.param((hostile.frame(hostile.SETTINGS, 0, 0, b"") * 100 for _ in itertools.count()),
+                 id="settings"),
+])
+def test_frames_that_no_client_needs_end_their_connection(start_server, pieces):
+    """gRPC 1.51 itself takes most of these for ever, and keeps what comes."""
+    server = start_server(*hostile.SMALL_LIMITS)
+    wire.assert_serves(server.address)
+    with hostile.grows_at_most(server, 64 << 20):
+        with hostile.open_socket(server.address) as connection:
+            connection.sendall(HELLO)
+            flood(connection, pieces, 64 << 20)
+        wire.assert_serves(server.address)
+    assert server.metric("attend_connections_refused_total", reason="frames") == 1
+    assert 'connection closed reason="frames" peer="127.0.0.1"' in server.log()
+
+
+def test_calls_that_are_reset_at_once_take_little_memory(start_server):
+    """HTTP/2's rapid reset. A busy server may come to all of them late."""
+    server = start_server(*hostile.SMALL_LIMITS, "--log-level", "error")
+    headers = hostile.call_headers(wire.ATTEND)
+    wire.assert_serves(server.address)
+    calls = 8_000
+    with hostile.grows_at_most(server, calls * (24 << 10)):
+        with hostile.open_socket(server.address) as connection:
+            connection.sendall(HELLO + hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b""))
+            cancel = hostile.CANCEL.to_bytes(4, "big")
+            resets = (hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers) +
+                      hostile.frame(hostile.RST_STREAM, 0, stream, cancel)
+                      for stream in range(1, 2 * calls, 2))
+            flood(connection, resets, 1 << 30)
+        wire.assert_serves(server.address)
+
+
+def test_reflection_streams_cost_no_threads(start_server):
+    server = start_server()
+    with grpc.insecure_channel(server.address) as channel:
+        method = channel.stream_stream(REFLECTION)
+        release = []
+
+        def requests():
+            yield b"\x3a\x00"  # list_services
+            harness.wait_for("the test's end", lambda: release, 120)
+
+        first = method(requests(), timeout=120)
+        assert b"attend.v1.AttentionService" in next(first)
+        before = hostile.threads(server)
+        calls = [method(requests(), timeout=120) for _ in range(60)]
+        for call in calls:
+            assert next(call)
+        assert hostile.threads(server) <= before + 4  # gRPC's own pool; not one for each
+        release.append(True)
+        for call in (first, *calls):
+            assert list(call) == []
+    wire.assert_serves(server.address)
+
+
+def test_reflection_can_be_off(start_server):
+    server = start_server("--no-reflection")
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.stream_stream(REFLECTION)(iter([b"\x3a\x00"]), timeout=wire.SECONDS)
+        assert call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@contextlib.contextmanager
+def server_of(user, threads_max):
+    """A server whose user may have so many threads in all; yields its process and, once it serves,
+    its address, or else what it said at its end."""
+    command = ["prlimit", f"--nproc={threads_max}", "setpriv", f"--reuid={user}", "--clear-groups",
+               harness.binary("attend-server"), "--listen", "127.0.0.1:0", "--metrics-listen",
+               "off", "--device", "cpu", "--cpu-threads", "4"]
+    with subprocess.Popen([str(c) for c in command], stderr=subprocess.PIPE, text=True,
+                          env=harness.clean_env()) as process:
+        watchdog = threading.Timer(60, process.kill)  # tells hanging from starting
+        watchdog.start()
+        try:
+            said, line = "", "..."
+            while line and "serving gRPC on " not in said:
+                line = process.stderr.readline()
+                said += line
+            yield process, said.partition("serving gRPC on ")[2].split(";")[0], said
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own, whose threads are limited")
+def test_what_has_no_threads_does_not_start_and_what_has_started_serves():
+    """Every thread is made at the start: no call is the first to ask for one."""
+    users = itertools.count(1_000_000 + 1000 * os.getpid())  # nobody's
+
+    def serve(process, address):
+        with wire.connect(address) as service:
+            calls = [service.Attend.future(wire.small_request(seed=i, heads=8, length=512),
+                                           timeout=wire.SECONDS) for i in range(6)]
+            for call in calls:
+                assert call.exception() is None
+        assert process.poll() is None
+        return len(os.listdir(f"/proc/{process.pid}/task"))
+
+    with server_of(next(users), 10_000) as (process, address, _):
+        most = serve(process, address)
+    started = 0
+    for threads_max in range(most - 5, most + 5):
+        with server_of(next(users), threads_max) as (process, address, said):
+            if address:
+                started += 1
+                serve(process, address)
+            else:
+                assert process.wait(60) == 1
+                assert said.splitlines()[-1].startswith("attend-server: ")
+    assert 0 < started < 10
+
+
+def failed_start(folder, *args, descriptors=1024):
+    """The exit code and what is said of a server that cannot start."""
+    command = ["prlimit", f"--nofile={descriptors}", harness.binary("attend-server"),
+               "--device", "cpu", "--log-file", folder / "log", *args]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60,
+                          env=harness.clean_env())
+    return done.returncode, done.stderr
+
+
+def test_bind_errors_are_one_line_with_the_reason(start_server, tmp_path):
+    server = start_server()
+    for setting, address, other in (("listen", server.address, ("--metrics-listen", "off")),
+                                    ("metrics-listen", server.metrics_address,
+                                     ("--listen", "127.0.0.1:0"))):
+        code, said = failed_start(tmp_path, f"--{setting}", address, *other)
+        assert code == 1
+        assert said == (f"attend-server: {setting} {address} cannot be bound: "
+                        "Address already in use\n")
+
+
+def test_more_connections_than_descriptors_are_refused(tmp_path):
+    code, said = failed_start(tmp_path, "--listen", "127.0.0.1:0", "--max-connections", "137",
+                              descriptors=200)
+    assert code == 1
+    assert said == ("attend-server: max-connections 137 must be at most 136, as the process may "
+                    "open 200 descriptors (ulimit -n)\n")
+
+
+def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
+    """Start the new one, then stop the old one: the new one says at once that it cannot."""
+    path = tmp_path / "a.sock"
+    listen = f"unix:{path}"
+    first = start_server(listen=listen)
+    code, said = failed_start(tmp_path, "--listen", listen, "--metrics-listen", "off")
+    assert code == 1
+    assert said == (f"attend-server: listen {listen} cannot be bound: another server owns it "
+                    f"(it holds {path}.lock)\n")
+    wire.assert_serves(listen)
+    assert first.stop() == 0
+    assert not path.exists() and not pathlib.Path(f"{path}.lock").exists()
+
+    second = start_server(listen=listen)
+    second.signal(signal.SIGKILL)
+    second.wait()
+    assert path.exists()
+    third = start_server(listen=listen)  # what nobody listens on is replaced
+    wire.assert_serves(listen)
+    os.unlink(path)
+    path.write_text("another's")
+    assert third.stop() == 0
+    assert path.read_text() == "another's"
+    code, said = failed_start(tmp_path, "--listen", listen, "--metrics-listen", "off")
+    assert code == 1 and "there is something that is no socket" in said
+    assert path.read_text() == "another's"
+
+
+def test_modes_of_unix_sockets(start_server, tmp_path):
+    def about(*flags):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.sock"
+        start_server(*flags, listen=f"unix:{path}")
+        found = path.stat()
+        return stat.S_IMODE(found.st_mode), found.st_gid
+
+    group = os.getgroups()[0] if os.getgroups() else os.getgid()
+    assert about() == (0o600, os.getgid())
+    assert about("--socket-mode", "0666") == (0o666, os.getgid())
+    assert about("--socket-group", str(group)) == (0o660, group)
+    code, said = failed_start(tmp_path, "--listen", f"unix:{tmp_path}/x", "--socket-group",
+                              "no such group", "--metrics-listen", "off")
+    assert code == 1 and said == "attend-server: socket-group no such group: no such group\n"

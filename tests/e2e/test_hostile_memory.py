@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that want the server's memory: none gets more than the documents say, none keeps it."""
+
+import contextlib
+import threading
+
+import grpc
+import harness
+import hostile
+import pytest
+import wire
+
+MIB = 1 << 20
+ATTEND_STREAM = "/attend.v1.AttentionService/AttendStream"
+RAW_TAG = hostile.varint(1000 << 3 | 2)
+
+
+def packed(field, payload):
+    return hostile.varint(field << 3 | 2) + hostile.varint(len(payload)) + payload
+
+
+def shape_request(batch, heads, rows, keys, dim, dim_v, dtype="float16"):
+    """A request of zeros."""
+    request = wire.pb.AttendRequest()
+    size = 4 if dtype == "float32" else 2
+    for name, shape in (("q", (batch, heads, rows, dim)), ("k", (batch, heads, keys, dim)),
+                        ("v", (batch, heads, keys, dim_v))):
+        getattr(request, name).CopyFrom(wire.tensor(dtype, shape))
+        elements = shape[0] * shape[1] * shape[2] * shape[3]
+        request.raw.append(bytes(elements * size))
+    return request
+
+
+def unread_request():
+    """24 KiB that ask for 6 MiB: one key, rows of one element in and 256 out."""
+    return shape_request(1, 1, 6144, 1, 1, 256, "float32").SerializeToString()
+
+
+def send(address, message):
+    """The status code of an Attend call with these bytes."""
+    with grpc.insecure_channel(address, options=wire.UNLIMITED) as channel:
+        call = channel.unary_unary(wire.ATTEND, request_serializer=None,
+                                   response_deserializer=None)
+        try:
+            call(message, timeout=wire.SECONDS)
+            return grpc.StatusCode.OK
+        except grpc.RpcError as error:
+            return error.code()
+
+
+class HalfSender(hostile.Http2):
+    """Sends the beginning of one large message, as fast as the server takes it, and no end."""
+
+    def __init__(self, address, declared, number):
+        super().__init__(address)
+        self._windows = {0: 65535, 1: 65535}
+        self._initial = 65535
+        stream = self.open(wire.ATTEND)
+        rest = memoryview(hostile.grpc_message(bytes(number), declared))
+        while len(rest) > 0:
+            size = min(len(rest), 16 << 10, self._windows[0], self._windows[stream])
+            if size <= 0:
+                if not self._wait():
+                    return
+                continue
+            try:
+                self.send(hostile.DATA, 0, stream, bytes(rest[:size]))
+            except OSError:
+                return  # the server has closed: it may
+            rest = rest[size:]
+            self._windows[0] -= size
+            self._windows[stream] -= size
+
+    def _wait(self):
+        """Reads a frame. False once the server takes no more."""
+        got = self.read_frame()
+        if got is None or got[0] in (hostile.RST_STREAM, hostile.GOAWAY):
+            return False
+        kind, flags, stream, payload = got
+        if kind == hostile.WINDOW_UPDATE:
+            self._windows[stream] += int.from_bytes(payload, "big")
+        if kind == hostile.SETTINGS and not flags & hostile.ACK:
+            for at in range(0, len(payload), 6):
+                if int.from_bytes(payload[at:at + 2], "big") == hostile.INITIAL_WINDOW_SIZE:
+                    initial = int.from_bytes(payload[at + 2:at + 6], "big")
+                    self._windows[1] += initial - self._initial
+                    self._initial = initial
+            self.send(hostile.SETTINGS, hostile.ACK, 0)
+        if kind == hostile.PING and not flags & hostile.ACK:
+            self.send(hostile.PING, hostile.ACK, 0, payload)
+        return True
+
+
+# 8 MiB each. What a generated parser makes of them takes 8 to 60 times as much.
+BULKY = {
+    "one-byte numbers": lambda: packed(9, bytes(8 * MIB)),
+    "empty raw entries": lambda: (RAW_TAG + b"\0") * (8 * MIB // 3) + b"\xf8\x7d\x01",
+    "a shape": lambda: packed(2, packed(2, b"\1" * (8 * MIB))),
+    "unknown strings": lambda: b"\xfa\x7d\0" * (8 * MIB // 3),
+    "unknown groups": lambda: b"\x7b\x7c" * (4 * MIB),
+    "a tensor before its fields": lambda: packed(1000, bytes(8 * MIB)) + b"\xf8\x7d\x01",
+}
+
+
+@pytest.mark.parametrize("path", [wire.ATTEND, ATTEND_STREAM])
+def test_no_order_or_kind_of_fields_costs_more_than_a_few_times_its_bytes(start_server, path):
+    server = start_server(*hostile.SMALL_LIMITS)
+    wire.assert_serves(server.address)
+    for what, message in BULKY.items():
+        with hostile.grows_at_most(server, 32 * MIB), \
+             grpc.insecure_channel(server.address, options=wire.UNLIMITED) as channel:
+            if path == ATTEND_STREAM:
+                call = channel.stream_stream(
+                    path, response_deserializer=wire.pb.AttendResponse.FromString)
+                answer, = call(iter([message()]), timeout=wire.SECONDS)
+                assert answer.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0], what
+            else:
+                assert send(server.address, message()) == grpc.StatusCode.INVALID_ARGUMENT, what
+    wire.assert_serves(server.address)
+
+
+def test_millions_of_tiny_tiles_cost_what_the_budget_grants(start_server):
+    server = start_server(*hostile.SMALL_LIMITS)
+    wire.assert_serves(server.address)
+    message = shape_request(1 << 20, 4, 1, 0, 1, 1).SerializeToString()
+    with hostile.grows_at_most(server, 8 * len(message)):  # twice in, once out, and a margin
+        assert send(server.address, message) == grpc.StatusCode.OK
+
+
+def test_readers_that_do_not_read_do_not_keep_a_draining_server(start_server):
+    server = start_server(*hostile.SMALL_LIMITS, "--write-timeout", "1", "--drain-timeout", "60")
+    with hostile.Http2(server.address, window=0) as reader:
+        for path in (wire.ATTEND, ATTEND_STREAM):
+            stream = reader.open(path)
+            reader.data(stream, hostile.grpc_message(unread_request()), hostile.END_STREAM)
+        harness.wait_for("answers that wait",
+                         lambda: server.metric("attend_host_memory_used_bytes") >= 12 * MIB)
+        harness.wait_for("their memory to be back",
+                         lambda: server.metric("attend_host_memory_used_bytes") == 0, 30)
+        assert server.metric("attend_unread_calls_total") >= 1
+        stream = reader.open(wire.ATTEND)
+        reader.data(stream, hostile.grpc_message(unread_request()), hostile.END_STREAM)
+        harness.wait_for("another one",
+                         lambda: server.metric("attend_host_memory_used_bytes") >= 6 * MIB)
+        assert server.stop() == 0, server.log()
+
+
+def test_all_at_once_take_what_the_documents_say_and_no_more(start_server):
+    """Unread answers, messages without an end, idle streams and bulky messages, together."""
+    server = start_server(*hostile.SMALL_LIMITS, "--write-timeout", "0")
+    budget = grpc_max = 64 * MIB  # the latter by default: four messages
+    calls = 4 * 200
+    program = 64 * MIB
+    wire.assert_serves(server.address)
+    with contextlib.ExitStack() as stack, \
+         hostile.grows_at_most(server, budget + grpc_max + (calls << 15) + program):
+        before = hostile.rss_bytes(server)
+        for _ in range(4):
+            idle = stack.enter_context(hostile.Http2(server.address))
+            for _ in range(200):
+                idle.open(ATTEND_STREAM)
+        for _ in range(10):
+            reader = stack.enter_context(hostile.Http2(server.address, window=0))
+            stream = reader.open(wire.ATTEND)
+            reader.data(stream, hostile.grpc_message(unread_request()), hostile.END_STREAM)
+        harness.wait_for("the budget to be full",
+                         lambda: server.metric("attend_host_memory_used_bytes") >= 56 * MIB)
+
+        def send_halves():
+            for _ in range(2):
+                stack.enter_context(HalfSender(server.address, 16 * MIB, 15 * MIB))
+
+        senders = [threading.Thread(target=send_halves) for _ in range(6)]
+        for sender in senders:
+            sender.start()
+        for message in BULKY.values():
+            send(server.address, message())
+        for sender in senders:
+            sender.join(60)
+        assert hostile.rss_bytes(server) - before >= (budget + grpc_max) // 2, "the attack is weak"
+    wire.assert_serves(server.address)

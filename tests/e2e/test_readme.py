@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The READMEs' Python, word for word: the commands that generate the stubs, and the examples."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from harness import ROOT, run_client
+
+DEFAULT_ADDRESS = "127.0.0.1:8001"
+
+
+def blocks(language, page):
+    text = (ROOT / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def block_with(language, word, page="README.md"):
+    found = [block for block in blocks(language, page) if word in block]
+    assert len(found) == 1, f"{len(found)} blocks of {page} have {word}"
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def stub_folder(tmp_path_factory):
+    """What the README's commands leave behind, but for those that install packages."""
+    folder = tmp_path_factory.mktemp("checkout")
+    (folder / "proto").symlink_to(ROOT / "proto")
+    lines = block_with("sh", "grpc_tools.protoc").splitlines()
+    commands = [line for line in lines if not re.match(r"(sudo )?(apt|pip) |python -m ", line)]
+    assert any(line.startswith("protoc ") for line in commands)
+    subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=folder, check=True)
+    return folder
+
+
+def test_both_ways_to_the_stubs_are_the_same(stub_folder):
+    """pip's protoc knows the plugin by itself and is the same command apart from that."""
+    lines = block_with("sh", "grpc_tools.protoc").splitlines()
+    pip, = [line for line in lines if line.startswith("python -m grpc_tools.protoc")]
+    debian, = [line for line in lines if line.startswith("protoc ")]
+    assert pip.removeprefix("python -m grpc_tools.").split() == \
+        [word for word in debian.split() if not word.startswith("--plugin")]
+    assert (stub_folder / "stubs/attend/v1/attention_pb2_grpc.py").exists()
+
+
+def run_python(text, folder):
+    env = {**os.environ, "PYTHONPATH": "stubs"}
+    done = subprocess.run([sys.executable, "-c", text], cwd=folder, env=env, timeout=60,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_python_example_runs(server, stub_folder):
+    example = block_with("python", "AttendRequest")
+    assert DEFAULT_ADDRESS in example
+    assert DEFAULT_ADDRESS in run_client("--help").stdout
+    run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
+scores = np.einsum("bhid,bhjd->bhij", q, k, dtype=np.float64) / 8
+scores[..., np.triu(np.ones(scores.shape[-2:], bool), 1)] = -np.inf
+weights = np.exp(scores - scores.max(-1, keepdims=True))
+right = np.einsum("bhij,bhjd->bhid", weights / weights.sum(-1, keepdims=True), v)
+assert np.abs(o - right).max() < 1e-5, np.abs(o - right).max()
+""", stub_folder)
+
+
+def test_a_refused_region_is_an_error_in_python(start_server, stub_folder, tmp_path):
+    """client/README.md's create_region says why the server gave none."""
+    path = tmp_path / "shm.sock"
+    start_server("--shared-memory", "--shared-memory-socket", path)
+    example = block_with("python", "def create_region", "client/README.md")
+    run_python(example + f"""
+control, token, memory = create_region({str(path)!r}, 1 << 20)
+assert len(token) == 16 and len(memory) == 1 << 20
+try:
+    create_region({str(path)!r}, 1 << 40)
+except RuntimeError as error:
+    assert str(1 << 40) in str(error), error
+else:
+    raise AssertionError("a region of 1 TiB")
+""", stub_folder)

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Writes the seeds of tests/fuzz/corpus anew: make_corpus FOLDER. Small good inputs of every kind,
+// the same on every machine. Inputs of other names, which were findings, stay.
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attend/v1/shared_memory.pb.h"
+#include "client/npy.h"
+#include "client/safetensors.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/server/messages.h"
+
+namespace attend::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path folder;
+
+void Write(const std::string& target, const std::string& name, const std::string& input) {
+  fs::create_directories(folder / target);
+  std::ofstream out(folder / target / ("seed-" + name), std::ios::binary);
+  out << input;
+  ATTEND_FUZZ_REQUIRE(out.good(), target + "/" + name);
+}
+
+// Random requests of at most 800 bytes, one of them with every feature there is among them.
+std::vector<v1::AttendRequest> SmallRequests(size_t count) {
+  std::vector<v1::AttendRequest> requests;
+  for (uint64_t seed = 1; requests.size() < count; ++seed) {
+    test::WireProblem problem = test::RandomWireProblem(seed, 60);
+    const auto bytes = problem.request.ByteSizeLong();
+    if (bytes >= 80 && bytes <= 800) requests.push_back(std::move(problem.request));
+  }
+  return requests;
+}
+
+void Requests() {
+  int number = 0;
+  for (const v1::AttendRequest& request : SmallRequests(12)) {
+    Write("request", std::to_string(number++), Join({request.SerializeAsString()}));
+  }
+  // In the two regions that request_fuzz.cc makes.
+  v1::AttendRequest shared = test::PlainWireProblem(1, 2, 4).request;
+  shared.clear_raw();
+  uint64_t offset = 0;
+  for (v1::Tensor* tensor : {shared.mutable_q(), shared.mutable_k(), shared.mutable_v()}) {
+    tensor->mutable_shared_memory()->set_region("region-aaaaaaaaa");
+    tensor->mutable_shared_memory()->set_offset(offset);
+    offset += 256;
+  }
+  shared.mutable_o_placement()->mutable_shared_memory()->set_region("region-bbbbbbbbb");
+  Write("request", "shared", Join({shared.SerializeAsString()}));
+}
+
+void Chunked() {
+  int number = 0;
+  for (v1::AttendRequest request : SmallRequests(6)) {
+    const std::vector<std::string> tensors(request.raw().begin(), request.raw().end());
+    request.clear_raw();
+    v1::Tensor* const metas[] = {request.mutable_q(), request.mutable_k(), request.mutable_v(),
+                                 request.has_bias() ? request.mutable_bias() : nullptr};
+    std::vector<std::string> messages(1);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      metas[i]->mutable_chunked();
+      for (size_t at = 0; at < tensors[i].size(); at += 100) {
+        v1::AttendChunkedRequest chunk;
+        chunk.set_tensor(static_cast<v1::TensorName>(v1::TENSOR_NAME_Q + i));
+        chunk.set_offset(at);
+        chunk.set_data(tensors[i].substr(at, 100));
+        messages.push_back(chunk.SerializeAsString());
+      }
+    }
+    v1::AttendChunkedRequest first;
+    *first.mutable_header() = request;
+    messages[0] = first.SerializeAsString();
+    Write("chunked", std::to_string(number++), Join(messages));
+  }
+  v1::AttendChunkedRequest token;
+  token.set_token("0123456789abcdef");
+  Write("chunked", "token", Join({token.SerializeAsString()}));
+}
+
+void Regions() {
+  v1::RegionRequest create, import, release;
+  create.mutable_create()->set_bytes(5000);
+  release.mutable_release()->set_token("token-0000000000");
+  import.mutable_import_cuda()->set_device_uuid(std::string(16, 'u'));
+  import.mutable_import_cuda()->set_memory_handle(std::string(64, 'h'));
+  import.mutable_import_cuda()->set_bytes(4096);
+  const std::string made = create.SerializeAsString();
+  const std::string gone = release.SerializeAsString();
+  Write("regions", "create-release", Join({made, gone, made, made, gone}));
+  Write("regions", "import", Join({import.SerializeAsString(), made}));
+  Write("regions", "none", Join({std::string(1, '\0'), made}));
+  Write("regions", "many", Join({made, made, made, made, made}));
+}
+
+void Settings() {
+  const std::pair<const char*, const char*> texts[] = {
+      {"values", "1.5GiB\n64 MiB\n4096\n[::1]:80\nunix:/run/a.sock\ncuda:0,1,cpu\nsample:0.25\n"},
+      {"arguments",
+       "--listen=127.0.0.1:0,unix:/tmp/a\n--memory-budget=64MiB\n--max-queue=7\n"
+       "--log-format=json\n--metrics-listen=off\n"},
+      {"tenants", "--tenant=team-a=3\n--tenant=team.b=1\n--priority-aging-ms=10\n"},
+      {"pairs", "--listen\nlocalhost:8001\n--device\ncpu\n--reference-check\nall\n"},
+      {"file", "listen = \"127.0.0.1:0\"\nmax-queue = 5\ntenant = [\"a=1\", \"b=2\"]\n"},
+      {"ini", "; words\nmemory-budget=64MiB\nshared-memory=true\ncuda-ipc=true\n"},
+      {"help", "--help\n"},
+      {"wrong", "--max-queue=0\n"},
+  };
+  for (const auto& [name, text] : texts) Write("settings", name, text);
+}
+
+std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
+  std::string frame(9 + bytes, '\1');
+  for (int i = 0; i < 3; ++i)
+    frame[static_cast<size_t>(i)] = static_cast<char>(bytes >> (16 - 8 * i));
+  frame[3] = static_cast<char>(type);
+  frame[4] = static_cast<char>(flags);
+  return frame;
+}
+
+void Connections() {
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  std::string calls = preface + Frame(4, 0, 6) + Frame(4, 1, 0);
+  for (int i = 0; i < 6; ++i) calls += Frame(1, 4, 30) + Frame(0, 1, 20) + Frame(8, 0, 4);
+  Write("connections", "calls", calls);
+  Write("connections", "continued",
+        preface + Frame(1, 0, 10) + Frame(9, 0, 10) + Frame(9, 4, 10) + Frame(6, 0, 8));
+  Write("connections", "get", "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
+  Write("connections", "head", "HEAD /other?x HTTP/1.0\n\n");
+}
+
+void Names() {
+  Write("names", "plain", "request-7");
+  Write("names", "tenant", "team-b");
+  Write("names", "forged", "x\" code=\"OK\" \\\n2024-05-06T07:08:09.123456Z error");
+  Write("names", "path", "../../etc/passwd");
+  Write("names", "turned", "a\u202eb\u009bc\u200bd\xff");
+}
+
+void FillAnswer(v1::AttendResponse* answer) {
+  answer->set_request_id("a");
+  answer->mutable_o()->set_dtype(v1::DTYPE_FLOAT16);
+  for (const int64_t dim : {1, 2, 4, 8}) answer->mutable_o()->add_shape(dim);
+  answer->mutable_o()->set_byte_length(128);
+  answer->mutable_lse()->set_dtype(v1::DTYPE_FLOAT32);
+  for (const int64_t dim : {1, 2, 4}) answer->mutable_lse()->add_shape(dim);
+  answer->mutable_timings()->set_total_ns(5);
+  answer->set_kernel("cpu_flash");
+  answer->mutable_check()->set_ok(true);
+}
+
+void Answers() {
+  v1::AttendResponse answer;
+  FillAnswer(&answer);
+  v1::AttendChunkedResponse grant, header, o, lse;
+  grant.mutable_grant()->set_token("0123456789abcdef");
+  grant.mutable_grant()->set_streams_max(4);
+  *header.mutable_response() = answer;
+  o.set_tensor(v1::TENSOR_NAME_O);
+  o.set_data(std::string(64, 'o'));
+  v1::AttendChunkedResponse o2 = o;
+  o2.set_offset(64);
+  lse.set_tensor(v1::TENSOR_NAME_LSE);
+  lse.set_data(std::string(32, 'l'));
+  Write("answer", "chunked",
+        Join({grant.SerializeAsString(), header.SerializeAsString(), o.SerializeAsString(),
+              o2.SerializeAsString(), lse.SerializeAsString()}));
+  Write("answer", "early",
+        Join({o2.SerializeAsString(), lse.SerializeAsString(), header.SerializeAsString(),
+              o.SerializeAsString()}));
+  answer.add_raw(std::string(128, 'o'));
+  answer.add_raw(std::string(32, 'l'));
+  Write("answer", "whole", Join({answer.SerializeAsString()}));
+  answer.mutable_o()->mutable_shared_memory()->set_region("0123456789abcdef");
+  Write("answer", "shared", Join({answer.SerializeAsString()}));
+  v1::AttendResponse failed;
+  failed.mutable_status()->set_code(8);
+  failed.mutable_status()->set_message("full");
+  failed.mutable_status()->set_retry_after_ms(20);
+  Write("answer", "failed", Join({failed.SerializeAsString()}));
+  Write("answer", "pushback", Join({"250", "-1", "soon"}));
+}
+
+std::string ReadAndRemove(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  fs::remove(path);
+  return bytes;
+}
+
+void Files() {
+  const fs::path scratch = folder / "scratch";
+  for (const auto& [name, dtype] :
+       {std::pair{"npy-f2", DType::kFloat16}, std::pair{"npy-f4", DType::kFloat32}}) {
+    const auto tensor = client::HostTensor::Make("t", dtype, {2, 3});
+    std::fill_n(tensor->data.get(), tensor->bytes, std::byte{1});
+    ATTEND_FUZZ_REQUIRE(client::WriteNpy(scratch, *tensor).ok(), name);
+    Write("files", name, ReadAndRemove(scratch));
+  }
+  std::map<std::string, client::HostTensor> tensors;
+  for (const char* name : {"q", "k", "other"}) {
+    const auto tensor = client::HostTensor::Make("t", DType::kBFloat16, {2, 2});
+    std::fill_n(tensor->data.get(), tensor->bytes, std::byte{2});
+    tensors.emplace(name, *tensor);
+  }
+  ATTEND_FUZZ_REQUIRE(client::WriteSafetensors(scratch, tensors).ok(), "safetensors");
+  Write("files", "safetensors", ReadAndRemove(scratch));
+  Write("files", "spec", "B2,H4,Hkv2,L8,D16,Dv4,dtype=bfloat16,layout=lhd,ragged,causal,lse");
+  Write("files", "spec-terms",
+        "Lq=3,Lk5,window=2:-1,top-left,scale=0.5,softcap=30,bias,alibi,sinks,kernel=cpu_flash");
+  Write("files", "mix", R"({"shapes": ["B1,L4", {"H": 2, "causal": true, "weight": 3}]})");
+  int number = 0;
+  for (const v1::AttendRequest& request : SmallRequests(4)) {
+    Write("files", "dump-" + std::to_string(number++), request.SerializeAsString());
+  }
+}
+
+}  // namespace
+}  // namespace attend::fuzz
+
+// libFuzzer's, which is not linked: it would bring a main() of its own. Nothing here mutates.
+extern "C" size_t LLVMFuzzerMutate(uint8_t*, size_t size, size_t) { return size; }
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "make_corpus FOLDER\n");
+    return 2;
+  }
+  attend::fuzz::folder = argv[1];
+  attend::fuzz::Requests();
+  attend::fuzz::Chunked();
+  attend::fuzz::Regions();
+  attend::fuzz::Settings();
+  attend::fuzz::Connections();
+  attend::fuzz::Names();
+  attend::fuzz::Answers();
+  attend::fuzz::Files();
+  return 0;
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AttendRequest, as Attend and AttendStream take it: from the pieces that it arrived in to its
+// place in the request's memory. What the hand-written walk makes of the bytes is what the
+// generated class makes of them; what is accepted keeps every bound, has each byte where the
+// request's pointers lead, means the same to the client and when it is written to a dump; and it
+// all costs no more memory than the message may.
+
+#include <google/protobuf/stubs/logging.h>
+
+#include <cstring>
+#include <memory>
+
+#include "client/codec.h"
+#include "server/codec.h"
+#include "server/dump.h"
+#include "server/host_pool.h"
+#include "server/region_registry.h"
+#include "server/shared_tensors.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/server/messages.h"
+
+namespace attend::fuzz {
+namespace {
+
+constexpr int64_t kPoolBytes = int64_t{16} << 20;
+constexpr int64_t kRegionBytes = int64_t{1} << 16;
+
+class HeapAllocator final : public HostAllocator {
+ public:
+  Result<void*> Allocate(int64_t bytes) override {
+    return std::aligned_alloc(4096, static_cast<size_t>((bytes + 4095) / 4096 * 4096));
+  }
+  void Free(void* data, int64_t) override { std::free(data); }
+  Status Register(void*, int64_t) override { return Status(); }
+  void Unregister(void*, int64_t) override {}
+};
+
+class HeapMemory final : public RegionMemory {
+ public:
+  explicit HeapMemory(HeapAllocator& allocator) : allocator_(allocator) {}
+  Result<RegionMapping> Map(int64_t bytes) override {
+    RegionMapping mapping;
+    mapping.bytes = bytes;
+    mapping.data = *allocator_.Allocate(bytes);
+    return mapping;
+  }
+  void Unmap(void* data, int64_t bytes) override { allocator_.Free(data, bytes); }
+  int64_t page_bytes() const override { return 4096; }
+
+ private:
+  HeapAllocator& allocator_;
+};
+
+// What every input is decoded with: a pool, and two regions that messages can name,
+// "region-aaaaaaaaa" and "region-bbbbbbbbb".
+struct Server {
+  Server() {
+    const uint64_t client = registry.AddClient();
+    for (int i = 0; i < 2; ++i) {
+      const auto created = registry.Create(client, kRegionBytes);
+      ATTEND_FUZZ_REQUIRE(created.ok(), created.status().ToString());
+    }
+  }
+  HeapAllocator allocator;
+  std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
+  HeapMemory memory{allocator};
+  char next = 'a';
+  RegionRegistry registry{RegionLimits(), memory, [this]() -> Result<std::string> {
+                            return "region-" + std::string(kTokenBytes - 7, next++);
+                          }};
+};
+
+struct Decoded {
+  google::protobuf::Arena arena;
+  RequestMessage message;
+  Validated validated;
+  MemoryPlan plan;
+  Request request;
+};
+
+// As Intake does it.
+Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, Decoded& out) {
+  RequestMessage& message = out.message;
+  message.slices = slices;
+  ATTEND_RETURN_IF_ERROR(ScanMessage(slices, message.scan));
+  ATTEND_RETURN_IF_ERROR(ParseMessage(out.arena, message));
+  ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), out.validated));
+  ATTEND_RETURN_IF_ERROR(CheckSources(message, Transport::kInline, out.validated));
+  ATTEND_RETURN_IF_ERROR(CheckRaw(message, out.validated));
+  const Result<MemoryPlan> plan = PlanMemory(message, out.validated);
+  ATTEND_RETURN_IF_ERROR(plan.status());
+  out.plan = *plan;
+  ATTEND_RETURN_IF_ERROR(
+      FindSharedTensors(*message.fields, out.validated, &server.registry, out.request));
+  Result<HostBlock> input = server.pool->Take(plan->input_bytes);
+  ATTEND_RETURN_IF_ERROR(input.status());
+  Result<HostBlock> output = server.pool->Take(plan->output_bytes);
+  ATTEND_RETURN_IF_ERROR(output.status());
+  out.request.input = std::move(*input);
+  out.request.output = std::move(*output);
+  PlaceArrays(message, out.validated, out.plan, out.request);
+  if (!as_pieces) {
+    CopyTensors(message, out.validated, out.plan, out.request);
+    return Status();
+  }
+  for (const CopyPiece& piece : TensorPieces(message, out.validated, out.plan, out.request)) {
+    std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+  }
+  return Status();
+}
+
+// The rules alone.
+Status Judge(const v1::AttendRequest& request, Validated& validated) {
+  const test::Pieces pieces(request.SerializePartialAsString());
+  google::protobuf::Arena arena;
+  RequestMessage message;
+  message.slices = pieces.spans();
+  ATTEND_RETURN_IF_ERROR(ScanMessage(message.slices, message.scan));
+  ATTEND_RETURN_IF_ERROR(ParseMessage(arena, message));
+  ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), validated));
+  return CheckSources(message, Transport::kInline, validated);
+}
+
+template <class Field, class T>
+void RequireArray(const Field& sent, const T* placed, const char* name) {
+  const size_t bytes = static_cast<size_t>(sent.size()) * sizeof(T);
+  const bool same = sent.empty()
+                        ? placed == nullptr
+                        : placed != nullptr && std::memcmp(sent.data(), placed, bytes) == 0;
+  ATTEND_FUZZ_REQUIRE(same, name);
+}
+
+// Every byte where the request's pointers lead, and in memory of its own.
+void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
+  const Attention& a = decoded.request.attention;
+  RequireArray(sent.q_lengths(), a.q_lengths, "q_lengths");
+  RequireArray(sent.kv_lengths(), a.kv_lengths, "kv_lengths");
+  RequireArray(sent.cu_q(), a.q_offsets, "cu_q");
+  RequireArray(sent.cu_kv(), a.kv_offsets, "cu_kv");
+  RequireArray(sent.alibi_slopes(), a.alibi_slopes, "alibi_slopes");
+  RequireArray(sent.sinks(), a.sinks, "sinks");
+  const void* const tensors[] = {a.q.data, a.k.data, a.v.data, a.bias.data};
+  for (int i = 0, raw = 0; i < decoded.validated.tensors; ++i) {
+    const auto bytes = static_cast<size_t>(decoded.validated.tensor_bytes[i]);
+    if (decoded.validated.shared[i]) {
+      const RegionPlace& place = decoded.request.shared->inputs[i];
+      ATTEND_FUZZ_REQUIRE(place.data() == tensors[i] && place.offset >= 0 &&
+                              place.offset + place.bytes <= place.region->bytes,
+                          "shared tensor " + std::to_string(i));
+      continue;
+    }
+    const std::string& came = sent.raw(raw++);
+    ATTEND_FUZZ_REQUIRE(
+        came.size() == bytes && (bytes == 0 || std::memcmp(came.data(), tensors[i], bytes) == 0),
+        "tensor " + std::to_string(i));
+  }
+  // Into memory that is the request's to write: AddressSanitizer has the last word.
+  if (a.o.data != nullptr) std::memset(a.o.data, 1, static_cast<size_t>(BytesO(a.problem)));
+  if (a.lse != nullptr) std::memset(a.lse, 1, static_cast<size_t>(BytesLse(a.problem)));
+}
+
+// The same request again: from what a dump would say, and as the client reads it from there.
+void RequireSameMeaning(const v1::AttendRequest& sent, const Decoded& decoded) {
+  const std::string meaning = Describe(decoded.request.attention.problem);
+  v1::AttendRequest again;
+  FillRequest(decoded.request, &again);
+  Validated validated;
+  const Status status = Judge(again, validated);
+  // Where there is no sequence, arrays of an entry for each are not there either.
+  if (decoded.request.attention.problem.batch == 0) return;
+  ATTEND_FUZZ_REQUIRE(status.ok(), status.ToString());
+  ATTEND_FUZZ_REQUIRE(Describe(validated.attention.problem) == meaning,
+                      Describe(validated.attention.problem) + "\n" + meaning);
+  if (decoded.validated.any_shared()) return;
+  const auto call = client::CallFromRequest(std::make_shared<v1::AttendRequest>(sent));
+  ATTEND_FUZZ_REQUIRE(call.ok(), call.status().ToString());
+  Result<Attention> described = client::Describe(*call, nullptr, nullptr);
+  ATTEND_FUZZ_REQUIRE(described.ok(), described.status().ToString() + "\n" + meaning);
+  described->problem.return_lse = decoded.request.attention.problem.return_lse;  // no place for it
+  ATTEND_FUZZ_REQUIRE(Describe(described->problem) == meaning,
+                      Describe(described->problem) + "\n" + meaning);
+}
+
+void RunOne(const std::string& bytes, std::mt19937_64& random) {
+  static auto* const server = new Server();
+  static const auto* const made_once = v1::Placement::GetReflection();
+  (void)made_once;
+  v1::AttendRequest generated;
+  const bool is_message = generated.ParseFromString(bytes);
+  const test::Pieces pieces(bytes, random);
+  const bool as_pieces = (random() & 1) != 0;
+  const MemoryPeak peak;
+  Decoded decoded;
+  const Status status = Decode(pieces.spans(), as_pieces, *server, decoded);
+  // With the message itself and the block that its tensors were copied to.
+  const auto size = static_cast<int64_t>(bytes.size());
+  const int64_t held = peak.bytes() + size + HostPool::BlockBytes(decoded.request.input.bytes());
+  ATTEND_FUZZ_REQUIRE(held <= 2 * size + (int64_t{64} << 10),
+                      std::to_string(held) + " bytes for a message of " + std::to_string(size));
+  if (!status.ok()) {
+    RequireRefusal(status, {Code::kInvalidArgument, Code::kUnimplemented, Code::kNotFound,
+                            Code::kResourceExhausted});
+    return;
+  }
+  ATTEND_FUZZ_REQUIRE(is_message, "accepted, and the generated class does not");
+  const Problem& problem = decoded.request.attention.problem;
+  const Status checked = Check(problem);
+  ATTEND_FUZZ_REQUIRE(checked.ok(), checked.ToString());
+  RequirePlaced(generated, decoded);
+  RequireSameMeaning(generated, decoded);
+}
+
+// Gives each inline tensor as many bytes as its shape says, if that is not much.
+void FitRaw(google::protobuf::Message& message, std::mt19937_64& random) {
+  auto& request = static_cast<v1::AttendRequest&>(message);
+  int raw = 0;
+  for (const v1::Tensor* tensor : {&request.q(), &request.k(), &request.v(), &request.bias()}) {
+    if (tensor->source_case() == v1::Tensor::kSharedMemory) continue;
+    if (tensor == &request.bias() && !request.has_bias()) continue;
+    int64_t bytes = tensor->dtype() == v1::DTYPE_FLOAT32 ? 4 : 2;
+    for (const int64_t dim : tensor->shape()) {
+      if (dim < 0 || dim > 4096 || bytes * dim > 4096) return;
+      bytes *= dim;
+    }
+    if (request.raw_size() == raw) request.add_raw();
+    request.mutable_raw(raw++)->resize(static_cast<size_t>(bytes), static_cast<char>(random()));
+  }
+  while (request.raw_size() > raw) request.mutable_raw()->RemoveLast();
+}
+
+}  // namespace
+}  // namespace attend::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const auto* const silence = new google::protobuf::LogSilencer();
+  (void)silence;
+  const std::string_view input = attend::fuzz::View(data, size);
+  std::mt19937_64 random = attend::fuzz::RandomOf(input);
+  for (const std::string& message : attend::fuzz::Records(input)) {
+    attend::fuzz::RunOne(message, random);
+    attend::fuzz::RunOne(attend::test::Shuffled(message, random), random);
+  }
+  return 0;
+}
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t size_max,
+                                          unsigned seed) {
+  return attend::fuzz::MutateRecords(
+      data, size, size_max, seed,
+      [](size_t) { return std::make_unique<attend::v1::AttendRequest>(); }, attend::fuzz::FitRaw);
+}

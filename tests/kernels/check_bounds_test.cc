@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How wide the check's bound is: faults beside masks are seen on every kernel of the host, the
+// reference passes whatever it is given, and no number is so odd that the bound is none.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/check_rows.h"
+#include "kernels/cpu/cpu_flash.h"
+#include "kernels/cpu/cpu_reference.h"
+#include "tests/kernels/allocation_meter.h"
+#include "tests/kernels/bit_patterns.h"
+#include "tests/kernels/planted_faults.h"
+
+namespace attend::test {
+namespace {
+
+constexpr float kMost = std::numeric_limits<float>::max();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+bool Flash(OwnedAttention* owned) {
+  const Attention* batch[] = {&owned->attention};
+  CpuFlash(batch);
+  return true;
+}
+bool Reference(OwnedAttention* owned) {
+  CpuReference(owned->attention);
+  return true;
+}
+
+class CheckBoundsTest : public testing::TestWithParam<DType> {};
+
+INSTANTIATE_TEST_SUITE_P(DTypes, CheckBoundsTest,
+                         testing::Values(DType::kFloat16, DType::kBFloat16, DType::kFloat32),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+TEST_P(CheckBoundsTest, SmallFaultsBesideMasksAreCaughtInTheReference) {
+  ExpectPlantedFaultsCaught(GetParam(), Reference);
+}
+
+TEST_P(CheckBoundsTest, SmallFaultsBesideMasksAreCaughtInCpuFlash) {
+  ExpectPlantedFaultsCaught(GetParam(), Flash);
+}
+
+TEST_P(CheckBoundsTest, RowsMaskedThroughoutAreWideAndStayInTheRangeOfV) {
+  ExpectWideRowsStayInRange(GetParam(), Reference);
+  ExpectWideRowsStayInRange(GetParam(), Flash);
+}
+
+TEST(CheckBounds, TheReferencePassesOnAnyBits) {
+  const uint64_t seed = FreshSeed();
+  int64_t rows = 0;
+  for (uint64_t n = 0; n < static_cast<uint64_t>(3000 * TestScale()); ++n) {
+    const ProblemSpec spec = BitPatternSpec(seed + n, 5e3);
+    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
+    OwnedAttention owned = MakeAttention(spec, seed + n);
+    SpoilBits(&owned, seed + n);
+    CpuReference(owned.attention);
+    for (const int o_roundings : {1, 2}) {
+      const RowsReport report = CheckAllRows(owned.attention, o_roundings);
+      ASSERT_TRUE(report.ok) << report.detail;
+      ASSERT_TRUE(std::isfinite(report.bound) && std::isfinite(report.lse_bound));
+      ASSERT_TRUE(std::isfinite(report.max_abs_error) && std::isfinite(report.mean_abs_error));
+      rows += report.rows_checked;
+    }
+  }
+  RecordProperty("rows", static_cast<int>(rows));
+}
+
+TEST(CheckBounds, ARowOfAMillionKeysIsCheckedInBoundedMemory) {
+  const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1 << 20, 1, 1), FreshSeed());
+  CpuReference(owned.attention);
+  RowsReport report;
+  EXPECT_LE(MostAllocated([&] { report = CheckAllRows(owned.attention); }), 4 << 20);
+  EXPECT_TRUE(report.ok) << report.detail;
+}
+
+TEST(CheckBounds, AMillionRowsAreSampledInBoundedMemory) {
+  const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1 << 20, 1, 1, 1), FreshSeed());
+  CpuReference(owned.attention);
+  for (const double budget : {1e6, 1e12}) {
+    EXPECT_LE(MostAllocated([&] { SampleRows(owned.attention, 1, budget); }), 8 << 20);
+  }
+}
+
+// The plain implementation adds up 40000 equal terms one by one, each rounded the same way.
+TEST(CheckBounds, ARowThatIsHardForThePlainImplementationDoesNotLoosenOthers) {
+  ProblemSpec spec = MakeSpec(2, 1, 1, 1, 1, 4, 1);
+  spec.problem.packed = true;
+  spec.q_lengths = {1, 1};
+  spec.kv_lengths = {40000, 4};
+  spec.magnitude_q = 0;
+  OwnedAttention owned = MakeAttention(spec, FreshSeed());
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t j = 0; j < spec.kv_lengths[static_cast<size_t>(b)]; ++j) {
+      Set(owned.attention, owned.V(b, 0, j, 0), 0.7f);
+    }
+  }
+  CpuReference(owned.attention);
+  EXPECT_TRUE(CheckAllRows(owned.attention).ok);
+  Set(owned.attention, owned.O(1, 0, 0, 0), 0.7f * (1 + 100 * 0x1p-24f));
+  EXPECT_FALSE(CheckAllRows(owned.attention).ok);
+}
+
+// tanh makes a number of an Inf, and scores are far from where fp32 ends.
+TEST(CheckBounds, SoftcapOfInfinityHasABound) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 3, 40, 8, 8);
+  spec.problem.softcap = 20;
+  OwnedAttention owned = MakeAttention(spec, FreshSeed());
+  Set(owned.attention, owned.K(0, 0, 7, 3), kInfinity);
+  CpuReference(owned.attention);
+  for (const int o_roundings : {1, 2}) {
+    const RowsReport report = CheckAllRows(owned.attention, o_roundings);
+    EXPECT_TRUE(report.ok) << report.detail;
+    EXPECT_GT(report.bound, 0);
+    EXPECT_LT(report.bound, 1e-4);
+  }
+  void* const element = owned.O(0, 0, 1, 4);
+  Set(owned.attention, element, Get(owned.attention, element) + 1e-3f);
+  EXPECT_FALSE(CheckAllRows(owned.attention).ok);
+}
+
+TEST(CheckBounds, LseBeyondFp32IsInfinity) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 2, 3, 1, 1);
+  spec.problem.scale = kMost;
+  OwnedAttention owned = MakeAttention(spec, FreshSeed());
+  for (int64_t i = 0; i < 2; ++i) Set(owned.attention, owned.Q(0, 0, i, 0), 2);
+  for (int64_t j = 0; j < 3; ++j) Set(owned.attention, owned.K(0, 0, j, 0), 2);
+  CpuReference(owned.attention);
+  EXPECT_EQ(owned.attention.lse[0], kInfinity);
+  const RowsReport report = CheckAllRows(owned.attention);
+  EXPECT_TRUE(report.ok) << report.detail;
+  EXPECT_TRUE(std::isfinite(report.lse_bound));
+  owned.attention.lse[0] = -kInfinity;
+  EXPECT_FALSE(CheckAllRows(owned.attention).ok);
+}
+
+// A mean of finite values is finite, though a sum of them may not be.
+TEST(CheckBounds, MeansOfTheLargestNumbersMustBeFinite) {
+  OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 2, 4, 2), FreshSeed());
+  for (int64_t d = 0; d < 4; ++d) Set(owned.attention, owned.Q(0, 0, 0, d), 0);
+  for (int64_t j = 0; j < 2; ++j) {
+    Set(owned.attention, owned.V(0, 0, j, 0), 3e38f);
+    Set(owned.attention, owned.V(0, 0, j, 1), kMost);  // one rounding from Inf
+  }
+  CpuReference(owned.attention);
+  EXPECT_EQ(Get(owned.attention, owned.O(0, 0, 0, 0)), 3e38f);
+  EXPECT_TRUE(CheckAllRows(owned.attention).ok);
+  Set(owned.attention, owned.O(0, 0, 0, 1), kInfinity);
+  EXPECT_TRUE(CheckAllRows(owned.attention).ok);
+  Set(owned.attention, owned.O(0, 0, 0, 1), -kInfinity);
+  EXPECT_FALSE(CheckAllRows(owned.attention).ok);
+  Set(owned.attention, owned.O(0, 0, 0, 1), kMost);
+  Set(owned.attention, owned.O(0, 0, 0, 0), kInfinity);
+  EXPECT_FALSE(CheckAllRows(owned.attention).ok);
+}
+
+// Down there every step of a kernel may cost half a step between numbers.
+TEST(CheckBounds, SubnormalAnswersMayBeAStepOffAndNoMore) {
+  OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1, 4, 1), FreshSeed());
+  Set(owned.attention, owned.V(0, 0, 0, 0), 1000 * 0x1p-149f);
+  CpuReference(owned.attention);
+  for (const int steps : {0, 1, -1, 3, -3}) {
+    Set(owned.attention, owned.O(0, 0, 0, 0), static_cast<float>(1000 + steps) * 0x1p-149f);
+    EXPECT_EQ(CheckAllRows(owned.attention).ok, std::abs(steps) < 2) << steps;
+  }
+}
+
+// A mask of the smallest finite number on every key hides none.
+TEST(CheckBounds, LseOfARowMaskedThroughoutIsNotMinusInfinity) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 1, 30, 8, 4);
+  spec.problem.has_bias = true;
+  OwnedAttention owned = MakeAttention(spec, FreshSeed());
+  std::fill_n(const_cast<float*>(static_cast<const float*>(owned.attention.bias.data)), 30, -kMost);
+  CpuReference(owned.attention);
+  EXPECT_TRUE(CheckAllRows(owned.attention).ok);
+  owned.attention.lse[0] = -kInfinity;
+  EXPECT_FALSE(CheckAllRows(owned.attention).ok);
+}
+
+}  // namespace
+}  // namespace attend::test

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// operator new of the whole test binary, counted and made to fail for one thread: what code takes
+// from the heap at most, and what becomes of it when the heap is empty. Linking counted_new.cc is
+// all it takes.
+
+#pragma once
+
+#include <cstdint>
+
+namespace attend::test {
+
+// Heap bytes that the calling thread has taken and not given back since it was made, and the most
+// at any moment. Memory that another thread frees stays counted.
+class HeapWatch {
+ public:
+  HeapWatch();
+  int64_t peak_bytes() const;
+};
+
+// While it lives, the N-th allocation (1 = the next), counted over all threads, fails: it throws
+// std::bad_alloc or, if there is a new-handler, calls that.
+class HeapFault {
+ public:
+  explicit HeapFault(int64_t nth);
+  ~HeapFault();
+  HeapFault(const HeapFault&) = delete;
+  HeapFault& operator=(const HeapFault&) = delete;
+  // Whether it has come to the N-th one.
+  bool reached() const;
+};
+
+}  // namespace attend::test

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/http2_frames.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <string>
+
+namespace attend {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr uint8_t kData = 0, kHeaders = 1, kPriority = 2, kSettings = 4, kWindowUpdate = 8,
+                  kContinuation = 9, kUnknown = 77;
+constexpr uint8_t kAck = 1, kEndStream = 1, kEndHeaders = 4;
+
+std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
+  std::string frame = {static_cast<char>(bytes >> 16),
+                       static_cast<char>(bytes >> 8),
+                       static_cast<char>(bytes),
+                       static_cast<char>(type),
+                       static_cast<char>(flags),
+                       0,
+                       0,
+                       0,
+                       1};
+  return frame + std::string(bytes, '\1');  // which would be a head that is wrong
+}
+
+class Http2FramesTest : public ::testing::Test {
+ protected:
+  Http2FramesTest() { Restart(); }
+  // Another connection, after its preface: none is read any further once it was wrong.
+  void Restart() {
+    frames_ = Http2Frames({.streams = 5});
+    Read(std::string(24, 'P'));
+  }
+  std::string Read(const std::string& bytes) {
+    const auto* const data = reinterpret_cast<const uint8_t*>(bytes.data());
+    const char* const wrong = frames_.Read({data, bytes.size()}, now_);
+    return wrong == nullptr ? "" : wrong;
+  }
+  // The first of so many such frames that is wrong; 0: none.
+  int64_t FirstWrong(const std::string& frame, int64_t count) {
+    for (int64_t i = 1; i <= count; ++i) {
+      if (!Read(frame).empty()) return i;
+    }
+    return 0;
+  }
+
+  TimePoint now_ = TimePoint() + seconds(1000);
+  Http2Frames frames_;
+};
+
+TEST_F(Http2FramesTest, OrdinaryTrafficPassesInPiecesOfAnySize) {
+  std::mt19937 random(std::random_device{}());
+  std::string traffic = Frame(kSettings, kAck, 0);
+  for (int i = 0; i < 2000; ++i) {
+    traffic += Frame(kHeaders, i % 2 == 0 ? kEndHeaders : 0, 200);
+    if (i % 2 == 1) traffic += Frame(kContinuation, kEndHeaders, 300);
+    traffic += Frame(kData, 0, random() % 16384) + Frame(kData, kEndStream, 0);
+    for (int n = 0; n < 20; ++n) traffic += Frame(kWindowUpdate, 0, 4);
+  }
+  for (size_t at = 0; at < traffic.size();) {
+    const size_t bytes = std::min<size_t>(1 + random() % 3000, traffic.size() - at);
+    ASSERT_EQ(Read(traffic.substr(at, bytes)), "") << "at " << at;
+    at += bytes;
+  }
+}
+
+TEST_F(Http2FramesTest, HeadersAreBoundedInBytesAndFrames) {
+  EXPECT_EQ(Read(Frame(kHeaders, 0, 16384)), "");
+  EXPECT_EQ(Read(Frame(kContinuation, kEndHeaders, 16384)), "");
+  EXPECT_EQ(Read(Frame(kHeaders, 0, 16384)), "") << "another block";
+  EXPECT_EQ(Read(Frame(kContinuation, 0, 16384)), "");
+  EXPECT_EQ(Read(Frame(kContinuation, 0, 1)), "headers above 32 KiB");
+  Restart();
+  Read(Frame(kHeaders, 0, 10));
+  EXPECT_EQ(FirstWrong(Frame(kContinuation, 0, 0), 100), Http2Frames::kHeaderFramesMax);
+}
+
+TEST_F(Http2FramesTest, StreamsWaitForTheSettings) {
+  EXPECT_EQ(FirstWrong(Frame(kHeaders, kEndHeaders, 10), 10), 6);
+  Restart();
+  EXPECT_EQ(FirstWrong(Frame(kHeaders, kEndHeaders, 10), 5), 0);
+  EXPECT_EQ(Read(Frame(kSettings, kAck, 0)), "");
+  EXPECT_EQ(FirstWrong(Frame(kHeaders, kEndHeaders, 10), 10'000), 0);
+}
+
+TEST_F(Http2FramesTest, FramesThatCarryNothingAreBoundedInTime) {
+  constexpr int64_t kMax = Http2Frames::kIdleFramesMax;
+  constexpr int64_t kPerSecond = Http2Frames::kIdleFramesPerSecond;
+  for (const std::string& frame : {Frame(kPriority, 0, 5), Frame(kSettings, 0, 0),
+                                   Frame(kData, 0, 0), Frame(kUnknown, 0, 9)}) {
+    Restart();
+    EXPECT_EQ(FirstWrong(frame, kMax), 0);
+    now_ += seconds(1);
+    EXPECT_EQ(FirstWrong(frame, kPerSecond), 0);
+    EXPECT_EQ(FirstWrong(frame, 1), 1);
+    Restart();
+    EXPECT_EQ(FirstWrong(frame, kMax), 0);
+    now_ += seconds(1000);
+    EXPECT_EQ(FirstWrong(frame, 2 * kMax), kMax + 1) << "no more than that is saved up";
+  }
+}
+
+}  // namespace
+}  // namespace attend
