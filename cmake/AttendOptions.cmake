@@ -15,6 +15,10 @@ find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  if(ATTEND_PCH)  # ccache takes precompiled headers only so
+    list(PREPEND CMAKE_CXX_COMPILER_LAUNCHER
+         ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros)
+  endif()
 endif()
 
 find_package(Threads REQUIRED)
@@ -23,7 +27,7 @@ add_library(attend_options INTERFACE)
 target_include_directories(attend_options INTERFACE ${CMAKE_SOURCE_DIR})
 # -Wrestrict: GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
 set(warnings -Wall -Wextra -Wno-sign-compare -Wno-restrict -Werror)
-# Another compiler's own warnings stop nobody: Clang builds the fuzz targets alone.
+# Another compiler's own warnings stop nobody: Clang builds the sanitizers' tests alone.
 target_compile_options(attend_options INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${warnings}>")
 target_link_libraries(attend_options INTERFACE Threads::Threads)
 
@@ -32,10 +36,16 @@ if(ATTEND_SANITIZE)
   set(sanitize_flags -fsanitize=${ATTEND_SANITIZE} -fno-omit-frame-pointer -g1)
   if(ATTEND_SANITIZE MATCHES undefined)
     list(APPEND sanitize_flags -fno-sanitize-recover=undefined)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")  # Highway converts NaN as the hardware does
+      list(APPEND sanitize_flags -fno-sanitize=float-cast-overflow)
+    endif()
   endif()
-  if(ATTEND_FUZZ)  # what libFuzzer sees of the code; and GCC's word for AddressSanitizer
-    list(APPEND sanitize_flags -fsanitize=fuzzer-no-link)
-    target_compile_definitions(attend_options INTERFACE __SANITIZE_ADDRESS__=1)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")  # GCC's words for what it is built with
+    if(ATTEND_SANITIZE STREQUAL "thread")
+      target_compile_definitions(attend_options INTERFACE __SANITIZE_THREAD__=1)
+    else()
+      target_compile_definitions(attend_options INTERFACE __SANITIZE_ADDRESS__=1)
+    endif()
   endif()
   target_compile_options(attend_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${sanitize_flags}>")
   target_link_options(attend_options INTERFACE ${sanitize_flags})
@@ -44,3 +54,16 @@ if(ATTEND_SANITIZE)
     add_link_options(-fuse-ld=lld)
   endif()
 endif()
+
+# Compiles gRPC's headers and the generated ones once for a target, and those given, where
+# ATTEND_PCH asks for it. Sources include what they need all the same: without it they are compiled
+# too, by the Dockerfile for one.
+function(attend_precompile target)
+  if(ATTEND_PCH)
+    target_precompile_headers(${target} PRIVATE
+      <grpcpp/grpcpp.h> <attend/v1/attention.grpc.pb.h> ${ARGN})
+    target_compile_options(${target} PRIVATE
+      $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>
+      "$<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp>")
+  endif()
+endfunction()

@@ -39,6 +39,17 @@ __device__ __forceinline__ uint32_t PackPair(float low, float high) {
   return packed;
 }
 
+// A mean of 16-bit values is no larger than the largest there is, but weights that were rounded by
+// themselves may carry it half a step beyond, and rounding it to Inf. `factor` is what turns a
+// row's sums to means; returned is one that does not, lower by no more than that half step.
+// `largest`: of the sums' magnitudes; Inf stays.
+template <bool kBfloat16>
+__device__ __forceinline__ float KeepFinite(float factor, float largest) {
+  constexpr float kMost = kBfloat16 ? 0x1.fep127f : 65504.0f;
+  const float most = largest * factor;
+  return most > kMost && !NonFinite(most) ? factor * __fdividef(kMost, most) : factor;
+}
+
 // As the instructions that take one want it.
 __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));

@@ -86,6 +86,17 @@ ATTEND_HD inline float FarScore(float score, float reference) {
   return difference < kLowest && score >= kLowest ? kLowest : difference;
 }
 
+// Kernels without a bias meet far rows only where Q and K are huge. They mark them with a base that
+// no score raises and that leaves no weight, know no more of them in their loops, and compute them
+// again in the end (far_row.cuh).
+inline constexpr float kMarkedBase = 3.0e38f;
+
+// What `top`, a tile's largest score, raises a row's base to there; NaN if it is not finite.
+ATTEND_HD inline float NearOrMarkedBase(float top, float to_log2) {
+  const float product = RoundedProduct(top, to_log2);
+  return fabsf(product) <= kNearBaseMax ? product : kMarkedBase + (top - top);
+}
+
 // What a row becomes whose largest score in a tile raises its base.
 struct RaisedBase {
   float base;
@@ -161,19 +172,21 @@ ATTEND_HD inline bool Outgrows(float score, float base, float to_log2) {
   return fmaf(score, to_log2, -base) > kBaseSlack;
 }
 // `top`: a tile's largest score.
-ATTEND_HD inline bool RaisesSm80(float top, float base, float reference, float to_log2) {
+ATTEND_HD inline bool RaisesSm80(float top, float base, float to_log2) {
   if (base == kNoBase) return top > -std::numeric_limits<float>::infinity();
-  return IsFar(base) ? top > reference : Outgrows(top, base, to_log2);
+  return Outgrows(top, base, to_log2);
+}
+ATTEND_HD inline bool RaisesSm80(float top, float base, float reference, float to_log2) {
+  return IsFar(base) ? top > reference : RaisesSm80(top, base, to_log2);
 }
 
 // Likewise cuda_flash_sm90's, whose maxima keep NaN.
 ATTEND_HD inline bool MayRaiseSm90(float score, float base, float to_log2) {
   return !(RoundedProduct(score, to_log2) <= base + kBaseSlack);
 }
-ATTEND_HD inline bool RaisesSm90(float top, float base, float reference, float to_log2) {
+ATTEND_HD inline bool RaisesSm90(float top, float base, float to_log2) {
   if (top == -std::numeric_limits<float>::infinity()) return false;
-  if (base == kNoBase) return true;
-  return IsFar(base) ? !(top <= reference) : MayRaiseSm90(top, base, to_log2);
+  return base == kNoBase || MayRaiseSm90(top, base, to_log2);
 }
 
 }  // namespace attend::cuda

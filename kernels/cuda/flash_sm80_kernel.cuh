@@ -233,7 +233,7 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
   if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
   if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
   FinishScores<T, kGeneral>(work, key, s);
-  RaiseBases<T>(work.to_log2, s, state);
+  RaiseBases<T, kGeneral>(work.to_log2, s, state);
   if (MayHide<T, kGeneral>(work, key) && SpoiledKey<T>(work, key) == key) {
     TakeOutNonFinite<T, Element>(values,
                                  [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
@@ -293,7 +293,7 @@ __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next,
   if (threadIdx.x == 0 && following.attention != nullptr) {
     claimed = ClaimTileOf(params, TileCount(params));
   }
-  StoreOutput<T, Element>(work, warp_query, state);
+  StoreOutput<T, Element, kGeneral>(work, warp_query, state);
   return claimed;
 }
 

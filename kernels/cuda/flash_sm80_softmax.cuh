@@ -243,22 +243,36 @@ __device__ __forceinline__ float& Reference(int r) {
   return references[thread / 32 * T::kWarpRows + r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
 }
 
-// Raises the base of the thread's row `r` if `top`, its largest score, asks for it, and subtracts
-// the reference from the scores of a far row.
 template <class T>
-__device__ __forceinline__ void FollowMaximum(float to_log2, float top, int r, Scores<T>& s,
-                                              RowState<T>& state) {
+__device__ __forceinline__ void RescaleRow(float rescale, int r, RowState<T>& state) {
+  state.sum[r] *= rescale;
+#pragma unroll
+  for (int j = 0; j < T::kDim / 8; ++j) {
+    state.output[r / 2][j][r % 2 * 2] *= rescale;
+    state.output[r / 2][j][r % 2 * 2 + 1] *= rescale;
+  }
+}
+
+// Plain kernels raise the base of the thread's row `r` if `top`, its largest score, asks for it.
+template <class T>
+__device__ __forceinline__ void FollowNear(float to_log2, float top, int r, RowState<T>& state) {
+  const float base =
+      RaisesSm80(top, state.base[r], to_log2) ? NearOrMarkedBase(top, to_log2) : state.base[r];
+  RescaleRow<T>(base == state.base[r] ? 1.0f : FastExp2(state.base[r] - base), r, state);
+  state.base[r] = base;
+}
+
+// General ones, whose rows may be far for no more than a mask's sake, subtract the reference from
+// the scores of a far one.
+template <class T>
+__device__ __forceinline__ void FollowFar(float to_log2, float top, int r, Scores<T>& s,
+                                          RowState<T>& state) {
   float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
   __syncwarp();  // no lane writes what another has yet to read
   if (RaisesSm80(top, state.base[r], reference, to_log2)) {
     const RaisedBase raised = RaiseBase(top, state.base[r], reference, to_log2);
     state.base[r] = raised.base;
-    state.sum[r] *= raised.rescale;
-#pragma unroll
-    for (int j = 0; j < T::kDim / 8; ++j) {
-      state.output[r / 2][j][r % 2 * 2] *= raised.rescale;
-      state.output[r / 2][j][r % 2 * 2 + 1] *= raised.rescale;
-    }
+    RescaleRow<T>(raised.rescale, r, state);
     reference = raised.reference;
     if (IsFar(raised.base)) Reference<T>(r) = reference;
   }
@@ -272,7 +286,7 @@ __device__ __forceinline__ void FollowMaximum(float to_log2, float top, int r, S
 }
 
 // Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
-template <class T>
+template <class T, bool kGeneral>
 __device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState<T>& state) {
   if (!__any_sync(0xffffffffu, MayOutgrow<T>(to_log2, s, state))) return;
   float largest[T::kThreadRows];
@@ -281,14 +295,19 @@ __device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
     // Any score of a far row.
-    outgrown |= IsFar(state.base[r]) || RaisesSm80(largest[r], state.base[r], 0.0f, to_log2);
+    outgrown |=
+        (kGeneral && IsFar(state.base[r])) || RaisesSm80(largest[r], state.base[r], to_log2);
   }
   if (!__any_sync(0xffffffffu, outgrown)) return;
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
     float top = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    FollowMaximum<T>(to_log2, top, r, s, state);
+    if constexpr (kGeneral) {
+      FollowFar<T>(to_log2, top, r, s, state);
+    } else {
+      FollowNear<T>(to_log2, top, r, state);
+    }
   }
 }
 

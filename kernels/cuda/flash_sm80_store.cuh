@@ -7,24 +7,65 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/far_row.cuh"
 #include "kernels/cuda/flash_sm80_softmax.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/softmax_state.h"
 
 namespace attend::cuda::sm80 {
 
+// The largest scores of a plain kernel's rows; those that tiles cannot hold are computed again.
+template <class T, class Element>
+__device__ __forceinline__ void FindMaxima(const BlockWork& work, RowState<T>& state,
+                                           float (&max)[T::kThreadRows]) {
+  bool marked = false;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    max[r] = state.base[r] == kNoBase ? NegativeInfinity() : state.base[r] * kLn2;
+    marked |= state.base[r] == kMarkedBase;
+  }
+  if (__builtin_expect(!__any_sync(0xffffffffu, marked), 1)) return;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    if (state.base[r] != kMarkedBase || row >= work.q_len) continue;
+    const SoftmaxState<float> softmax =
+        ComputeFarRow<!std::is_same_v<Element, __half>, T::kDim / 8>(
+            *work.attention, work.b, work.h, row,
+            [&](int n) { return &state.output[r / 2][n][r % 2 * 2]; });
+    max[r] = softmax.max;
+    state.sum[r] = threadIdx.x % 4 == 0 ? softmax.sum : 0.0f;  // the lanes' will be joined
+  }
+}
+
 // Joins the lanes' sums, adds the sink; what the thread's row `r` is multiplied by.
-template <class T>
-__device__ __forceinline__ float FinishRow(const BlockWork& work, int r, const RowState<T>& state,
-                                           SoftmaxState<float>& total) {
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ float FinishRow(const BlockWork& work, int r, float max,
+                                           const RowState<T>& state, SoftmaxState<float>& total) {
   float sum = state.sum[r];
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-  if (RowOf<T>(work, r) >= work.q_len) return 0.0f;
-  const float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
-  const FinishedRow row = FinishBase(state.base[r], reference, sum, work.to_log2);
-  total = row.state;
-  return OutputFactor(total, row.unit, work.has_sink, work.sink);
+  const int row = RowOf<T>(work, r);
+  if (row >= work.q_len) return 0.0f;
+  float unit = 1.0f;
+  if constexpr (kGeneral) {
+    const float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
+    const FinishedRow finished = FinishBase(state.base[r], reference, sum, work.to_log2);
+    total = finished.state;
+    unit = finished.unit;
+  } else {
+    total.max = max;
+    total.sum = sum;
+  }
+  float largest[2] = {};
+#pragma unroll
+  for (int j = 0; j < T::kDim / 8; ++j) {
+    const float* o = &state.output[r / 2][j][r % 2 * 2];
+    largest[0] = fmaxf(largest[0], fabsf(o[0]));
+    largest[1] = fmaxf(largest[1], fabsf(o[1]));
+  }
+  return KeepFinite<!std::is_same_v<Element, __half>>(
+      OutputFactor(total, unit, work.has_sink, work.sink), fmaxf(largest[0], largest[1]));
 }
 
 // Writes the warp's rows, all of which exist, in 16-byte chunks. Everything is read before anything
@@ -86,17 +127,19 @@ __device__ __forceinline__ void CopyOut(const BlockWork& work, const char* stage
 
 // Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
 // turn fragments into whole rows.
-template <class T, class Element>
+template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
-                                            const RowState<T>& state) {
+                                            RowState<T>& state) {
   const int lane = threadIdx.x % 32;
   float* const lse_rows = work.lse;
   __syncwarp();  // all lanes have read Q
+  float max[T::kThreadRows] = {};
+  if constexpr (!kGeneral) FindMaxima<T, Element>(work, state, max);
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
     const int row = RowOf<T>(work, r);
     SoftmaxState<float> total;
-    const float factor = FinishRow<T>(work, r, state, total);
+    const float factor = FinishRow<T, Element, kGeneral>(work, r, max[r], state, total);
     char* staged = query + lane % 4 * 4;
 #pragma unroll
     for (int j = 0; j < T::kDim / 8; ++j) {

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "kernels/cuda/far_row.cuh"
 #include "kernels/cuda/flash_sm90_softmax.cuh"
 #include "kernels/cuda/flash_sm90_tile.cuh"
 #include "kernels/cuda/mma.cuh"
@@ -139,20 +140,13 @@ struct Consumer {
     }
   }
 
-  // Of the thread's first row if it is far; the other's is 8 further. The row's four lanes write
-  // the same, and each reads what it has written.
-  __device__ __forceinline__ float* References(const Sm90Work& work) const {
-    auto& state = *reinterpret_cast<Sm90State<T>*>(shared + T::kOffsetState);
-    return state.references + row - work.row_begin;
-  }
-
   // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
   __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
                                                float (&rescale)[2]) {
     if (cap_factor != 0.0f) ApplySoftcap();
     const int key = tile * T::kKeys;
     if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
-    return rows.Follow(scores, rescale, [&] { return References(work); });
+    return rows.Follow(scores, rescale);
   }
 
   __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
@@ -321,19 +315,45 @@ struct Consumer {
 
   // ---- store ----------------------------------------------------------------------------------
 
+  // Four at a time: one after the other they would wait for each other.
+  __device__ __forceinline__ float LargestOutput(int r) const {
+    float largest[4] = {};
+#pragma unroll
+    for (int n = 0; n < kOutputs / 2; ++n) {
+      largest[n % 4] = fmaxf(largest[n % 4], fabsf(output[4 * (n / 2) + 2 * r + n % 2]));
+    }
+    return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+  }
+
+  // Rows whose scores tiles cannot hold, again. Here, so that nothing stands between what others
+  // do.
+  __device__ __forceinline__ void RedoMarkedRows(const Sm90Work& work, float (&max)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int mine = row + 8 * r;
+      if (rows.base[r] != kMarkedBase || mine >= work.q_len) continue;
+      const SoftmaxState<float> softmax =
+          ComputeFarRow<kBfloat16, kOutputs / 4>(*work.attention, work.o_batch, work.o_head, mine,
+                                                 [&](int n) { return output + 4 * n + 2 * r; });
+      max[r] = softmax.max;
+      rows.sum[r] = lane % 4 == 0 ? softmax.sum : 0.0f;  // the quad's will be joined
+    }
+  }
+
   // Joins the quad's sums, adds the sink, divides, writes LSE. Rows without keys and padding get
   // zeros.
-  __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r) {
+  __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r, float max) {
     float total = rows.sum[r];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
     const int mine = row + 8 * r;
-    const float reference = IsFar(rows.base[r]) ? References(work)[8 * r] : 0.0f;
-    const FinishedRow finished = FinishBase(rows.base[r], reference, total, rows.to_log2);
-    SoftmaxState<float> softmax = finished.state;
-    float factor = finished.unit;
-    if (work.has_sink) factor *= AddSink(softmax, work.sink);
+    SoftmaxState<float> softmax;
+    softmax.max = max;
+    softmax.sum = total;
+    float factor = 1.0f;
+    if (work.has_sink) factor = AddSink(softmax, work.sink);
     factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
+    factor = KeepFinite<kBfloat16>(factor, LargestOutput(r));
     const bool padding = mine >= work.q_len;
     if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {
       work.lse[mine] = padding ? NegativeInfinity() : LogSumExp(softmax);
@@ -443,8 +463,15 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
-    FinishRow(work, 0);
-    FinishRow(work, 1);
+    float max[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = rows.base[r] == kNoBase ? NegativeInfinity() : rows.base[r] * kLn2;
+    }
+    const bool marked = rows.base[0] == kMarkedBase || rows.base[1] == kMarkedBase;
+    if (__builtin_expect(__any_sync(0xffffffffu, marked), 0)) RedoMarkedRows(work, max);
+    FinishRow(work, 0, max[0]);
+    FinishRow(work, 1, max[1]);
     if (T::kStoreThroughQ && work.maps->writes_o) {
       StoreBoxes(work, stage);
       return;

@@ -84,6 +84,7 @@ __device__ __forceinline__ void DescribeTile(const Attention& a, const TileWork&
                                              Sm90Work& work) {
   const Problem& p = a.problem;
   work.end = false;
+  work.attention = &a;
   DescribeKeys<T>(a, tile, work);
   DescribeMemory<T>(a, tile, work);
   work.has_sink = p.has_sinks;

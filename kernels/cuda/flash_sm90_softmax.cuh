@@ -73,10 +73,9 @@ struct SoftmaxRows {
   }
 
   // The rows' maxima, and what follows from them. What sums were multiplied by, and output is still
-  // to be, goes to `rescale`. The scores of a far row (exponent_base.cuh) become differences from
-  // its reference, which is kept in shared memory, row r's at `references` + 8 * r.
-  __device__ __forceinline__ void FollowMaxima(float (&scores)[kScores], float (&rescale)[2],
-                                               float* references) {
+  // to be, goes to `rescale`.
+  __device__ __forceinline__ void FollowMaxima(const float (&scores)[kScores],
+                                               float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float top = MaxOrNan(scores[2 * r], scores[2 * r + 1]);
@@ -87,33 +86,19 @@ struct SoftmaxRows {
       top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 1));
       top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
       rescale[r] = 1.0f;
-      float reference = IsFar(base[r]) ? references[8 * r] : 0.0f;
-      __syncwarp();  // no lane writes what another has yet to read
-      if (RaisesSm90(top, base[r], reference, to_log2)) {
-        const RaisedBase raised = RaiseBase(top, base[r], reference, to_log2);
-        rescale[r] = raised.rescale;
-        sum[r] *= raised.rescale;
-        base[r] = raised.base;
-        reference = raised.reference;
-        if (IsFar(raised.base)) references[8 * r] = reference;
-      }
-      if (!IsFar(base[r])) continue;
-#pragma unroll
-      for (int j = 0; j < kScores / 4; ++j) {
-        float* pair = scores + 4 * j + 2 * r;
-        pair[0] = FarScore(pair[0], reference);
-        pair[1] = FarScore(pair[1], reference);
-      }
+      if (!RaisesSm90(top, base[r], to_log2)) continue;
+      const float risen = NearOrMarkedBase(top, to_log2);
+      rescale[r] = FastExp2(base[r] - risen);
+      sum[r] *= rescale[r];
+      base[r] = risen;
     }
   }
 
   // Lifts the bases if need be. True: it may have, see `rescale`. (Asking once more whether it did
   // lets the compiler move exponentials over the turn's barrier, which costs more than it saves.)
-  template <class References>
-  __device__ __forceinline__ bool Follow(float (&scores)[kScores], float (&rescale)[2],
-                                         const References& references) {
+  __device__ __forceinline__ bool Follow(const float (&scores)[kScores], float (&rescale)[2]) {
     if (!MayRise(scores)) return false;
-    FollowMaxima(scores, rescale, references());
+    FollowMaxima(scores, rescale);
     return true;
   }
 

@@ -107,6 +107,7 @@ struct Sm90Work {
   int64_t o_stride;
   float* lse;               // likewise; null: not wanted
   int32_t o_head, o_batch;  // in the tensor
+  const Attention* attention;
   // For the producer.
   const TensorMaps* maps;
   bool new_maps;  // not those of the block's last tile, and in memory that is written anew
@@ -126,7 +127,6 @@ struct Sm90State {
   Barrier tail;  // of a V tile that the producer completes itself
   Barrier full_k[T::kStages], empty_k[T::kStages];
   Barrier full_v[T::kStages], empty_v[T::kStages];
-  float references[T::kRows];  // of far rows
 };
 
 // Addresses in shared memory, from that of the first tile.

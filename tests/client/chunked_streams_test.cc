@@ -116,7 +116,7 @@ TEST(ChunkedStreams, WhatAnUnjoinedOneOwesIsMissedForItsReason) {
   for (const auto& [code, expected] : cases) {
     TwoStreams server;
     server.SetFirstBrings(kTensorBytes / 2);
-    server.SetSecond([code](grpc::ServerContext*, FakeServer::ChunkedStream*) {
+    server.SetSecond([code = code](grpc::ServerContext*, FakeServer::ChunkedStream*) {
       return grpc::Status(code, "gone");
     });
     const auto client = Connect(server.address(), 2, /*attempts=*/1);

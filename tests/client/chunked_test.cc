@@ -284,7 +284,7 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
       {{Grant(), v1::AttendChunkedResponse()}, "neither grant nor response nor data"},
   };
   for (const auto& [messages, told] : cases) {
-    server.SetChunked([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
+    server.SetChunked([&messages = messages](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
       v1::AttendChunkedRequest request;
       stream->Read(&request);
       for (const auto& message : messages) stream->Write(message);

@@ -59,7 +59,7 @@ TEST(CpuFlash, RandomProblemsOnEveryTarget) {
 TEST(CpuFlash, TheSweepMeetsEveryFeature) {
   int packed = 0, bias = 0, alibi = 0, sinks = 0, softcap = 0, window = 0, causal = 0, top_left = 0;
   int q_lengths = 0, strided = 0, group5 = 0, dv = 0, empty = 0, all = 0;
-  for (uint64_t n = 0; n < 800; ++n) {
+  for (uint64_t n = 0; n < 3000; ++n) {
     const ProblemSpec spec = RandomSpec(1000 + n);
     const Problem& p = spec.problem;
     packed += p.packed;

@@ -153,7 +153,7 @@ TEST(CudaFar, AHundredThousandKeys) {
     OwnedAttention owned = MakeAttention(spec, seed);
     const Status status = RunOnDevice(&owned, KernelId::kCudaFlashFp32);
     ASSERT_TRUE(status.ok()) << status.ToString();
-    const std::vector<RowId> rows = SampleRows(owned.attention, seed, 131072.0 * 256 * 24);
+    const std::vector<RowId> rows = SampleRows(owned.attention, seed, 48 * CheckWork(spec.problem));
     EXPECT_GE(rows.size(), 24u);
     const RowsReport report = CheckRows(owned.attention, rows);
     EXPECT_TRUE(report.ok) << report.detail << "\n"
@@ -179,8 +179,7 @@ TEST(CudaFar, AHundredThousandKeysOnTensorCores) {
           ASSERT_TRUE(status.ok()) << status.ToString() << "\n" << label;
           constexpr int64_t kRows = 8;
           const std::vector<RowId> rows =
-              SampleRows(owned.attention, seed,
-                         static_cast<double>(kKeys) * 2 * static_cast<double>(dim * kRows));
+              SampleRows(owned.attention, seed, 2 * kRows * CheckWork(spec.problem));
           EXPECT_GE(rows.size(), static_cast<size_t>(kRows));
           const RowsReport report = CheckRows(owned.attention, rows);
           EXPECT_TRUE(report.ok) << report.detail << "\n" << label;

@@ -98,7 +98,14 @@ Row RunFp32(const Way& way, const std::vector<float>& scores, const std::vector<
   return {o * OutputFactor(state, 1.0f, way.has_sink, way.sink), LogSumExp(state)};
 }
 
-// cuda_flash_sm80 and _sm90: keys from the last tile to the first, bases that follow lazily.
+// As far_row.cuh does.
+Way KeyByKey(Way way) {
+  way.tile = 1;
+  return way;
+}
+
+// cuda_flash_sm80 with a bias or ALiBi, and _sm90: keys from the last tile to the first, bases that
+// follow lazily.
 Row RunTensorCores(const Way& way, const std::vector<float>& scores,
                    const std::vector<float>& values) {
   const bool sm90 = way.kernel == Kernel::kSm90;
@@ -113,15 +120,22 @@ Row RunTensorCores(const Way& way, const std::vector<float>& scores,
     const float highest = HighestAsInteger(tile);
     if (sm90 ? MayRaiseSm90(highest, base, to_log2) : Outgrows(highest, base, to_log2)) {
       const float top = Largest(tile, sm90);
-      if (sm90 ? RaisesSm90(top, base, reference, to_log2)
-               : RaisesSm80(top, base, reference, to_log2)) {
+      if (sm90) {
+        if (RaisesSm90(top, base, to_log2)) {
+          const float risen = NearOrMarkedBase(top, to_log2);
+          const float rescale = FastExp2(base - risen);
+          base = risen;
+          sum *= rescale;
+          o *= rescale;
+        }
+      } else if (RaisesSm80(top, base, reference, to_log2)) {
         const RaisedBase raised = RaiseBase(top, base, reference, to_log2);
         base = raised.base;
         reference = raised.reference;
         sum *= raised.rescale;
         o *= raised.rescale;
       }
-      if (IsFar(base)) {
+      if (IsFar(base) && !sm90) {
         for (float& score : tile) score = FarScore(score, reference);
       }
     }
@@ -132,6 +146,7 @@ Row RunTensorCores(const Way& way, const std::vector<float>& scores,
       o += Rounded(way.dtype, weight) * values[n];
     }
   }
+  if (sm90 && base == kMarkedBase) return RunFp32(KeyByKey(way), scores, values);
   const FinishedRow row = FinishBase(base, reference, sum, to_log2);
   SoftmaxState<float> state = row.state;
   return {o * OutputFactor(state, row.unit, way.has_sink, way.sink), LogSumExp(state)};

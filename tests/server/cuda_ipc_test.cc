@@ -208,7 +208,7 @@ TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
         {65536, "with 1024 bytes it must end within the region's 65536"},
         {65536 - 768, "k.shared_memory.offset is 64768"},
         {UINT64_MAX - 255, "is 18446744073709551360"}}) {
-    ExpectRefused(with([&](v1::AttendRequest& request) {
+    ExpectRefused(with([offset = offset](v1::AttendRequest& request) {
                     request.mutable_k()->mutable_shared_memory()->set_offset(offset);
                   }),
                   invalid, part);
