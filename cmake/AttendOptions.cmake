@@ -13,12 +13,13 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
-  if(ATTEND_PCH)  # ccache takes precompiled headers only so
-    list(PREPEND CMAKE_CXX_COMPILER_LAUNCHER
-         ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros)
+  # Objects serve every checkout, and the image's build, whose paths differ up to the sources.
+  set(ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1)
+  if(ATTEND_PCH)  # which ccache takes only so
+    list(APPEND ccache CCACHE_SLOPPINESS=pch_defines,time_macros)
   endif()
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${ccache} ${CCACHE_PROGRAM})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${ccache} ${CCACHE_PROGRAM})
 endif()
 
 find_package(Threads REQUIRED)
@@ -56,8 +57,8 @@ if(ATTEND_SANITIZE)
 endif()
 
 # Compiles gRPC's headers and the generated ones once for a target, and those given, where
-# ATTEND_PCH asks for it. Sources include what they need all the same: without it they are compiled
-# too, by the Dockerfile for one.
+# ATTEND_PCH asks for it: for tests and what sanitizers see. The product's own objects do without,
+# so that the image's build has them from ccache, and sources include what they need.
 function(attend_precompile target)
   if(ATTEND_PCH)
     target_precompile_headers(${target} PRIVATE

@@ -119,7 +119,7 @@ RoundingSums::RoundingSums(const Problem& problem, double max, double highest, i
     : p_(problem),
       max_(max),
       highest_(highest),
-      open_(highest - max > kOpen || row->may_overflow),
+      open_(highest - max > kOpen),  // a row that overflows is NaN, and says nothing of others
       tiny_weight_(SmallestNormal(problem.dtype) * static_cast<double>(std::max<int64_t>(keys, 1))),
       lowest_(-kInfinity),
       row_(row) {}
@@ -180,9 +180,7 @@ void RoundingSums::Finish(double sum, double sink, const double* o) {
   row_->all_vanish = lowest_ == -kInfinity;
   const double keys = static_cast<double>(row_->keys + 1);
   const double highest = std::max(highest_, has_sink ? sink + sink_error : -kInfinity);
-  row_->lse_up = row_->may_overflow ? kInfinity
-                 : open             ? highest - top + std::log(keys)
-                                    : std::log1p(raised / all);
+  row_->lse_up = open ? highest - top + std::log(keys) : std::log1p(raised / all);
   row_->lse_down = kept > 0 ? std::max(0.0, std::log(all / kept)) : top + std::log(all) - lowest_;
 }
 

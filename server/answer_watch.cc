@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -93,14 +94,21 @@ void AnswerWatch::Look(Shard& shard, TimePoint now) {
       const bool moved = each->moved_.exchange(false, std::memory_order_relaxed);
       if (moved || each->held_.load(std::memory_order_relaxed) == 0) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
+      try {
+        unread.push_back(each->call_);
+      } catch (const std::bad_alloc&) {  // the next look finds it
+        break;
+      }
       each->cut_off_ = true;
       grpc_call_ref(each->call_);
-      unread.push_back(each->call_);
     }
   }
   // Without the lock: what gRPC then calls may leave the watch.
   for (grpc_call* call : unread) {
-    unread_(PeerOf(call));
+    try {
+      unread_(PeerOf(call));
+    } catch (const std::bad_alloc&) {  // it goes without a word
+    }
     grpc_call_cancel(call, nullptr);
     grpc_call_unref(call);
   }

@@ -15,11 +15,19 @@ ConnectionTable::Room ConnectionTable::RoomFor(const std::string& peer) const {
 void ConnectionTable::Add(const Connection& connection, TimePoint now) {
   Remove(connection.fd);
   const uint64_t arrival = arrivals_++;
-  connections_[connection.fd] = {connection.inode, connection.peer, now, arrival, true};
   Peer& peer = peers_[connection.peer];
   ++peer.connections;
-  peer.silent[arrival] = connection.fd;
-  silent_[arrival] = connection.fd;
+  try {
+    peer.silent[arrival] = connection.fd;
+    silent_[arrival] = connection.fd;
+    connections_[connection.fd] = {connection.inode, connection.peer, now, arrival, true};
+  } catch (...) {  // no memory: as it was
+    connections_.erase(connection.fd);
+    silent_.erase(arrival);
+    peer.silent.erase(arrival);
+    if (--peer.connections == 0) peers_.erase(connection.peer);
+    throw;
+  }
 }
 
 void ConnectionTable::Spoke(int fd) {

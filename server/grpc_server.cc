@@ -164,7 +164,7 @@ void GrpcServer::SetServing(bool serving) {
   grpc_->GetHealthCheckService()->SetServingStatus(serving);
 }
 
-void GrpcServer::LogWrong(int socket, const char* what) {
+void GrpcServer::LogWrong(int socket, const char* what) try {
   metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
   const std::string peer = PeerText(socket);
   logger_.Log(LogLevel::warn, "connection closed",
@@ -172,6 +172,8 @@ void GrpcServer::LogWrong(int socket, const char* what) {
                {"peer", peer},
                {"error", what}},
               what);
+} catch (const std::bad_alloc&) {
+  // Counted, and gRPC, which called, is no place for an exception.
 }
 
 void GrpcServer::RemoveSockets() {

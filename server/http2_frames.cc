@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 
 namespace attend {
@@ -48,7 +49,7 @@ const char* Http2Frames::Begin(TimePoint now) {
     case kWindowUpdate:
       return nullptr;  // one for each piece of an answer that was read
     case kData:
-      return length_ == 0 && (flags & kEndStream) == 0 ? CountIdle(now) : nullptr;
+      return length_ < kDataBytesMin && (flags & kEndStream) == 0 ? CountIdle(now) : nullptr;
     default:
       return CountIdle(now);
   }
@@ -75,9 +76,11 @@ const char* Http2Frames::CountIdle(TimePoint now) {
   const double back = std::min(since.count() * kIdleFramesPerSecond, 1.0 * kIdleFramesMax);
   if (back >= 1) {
     idle_frames_ = std::max<int64_t>(0, idle_frames_ - static_cast<int64_t>(back));
-    idle_since_ = now;
+    // What is left of a frame counts next time.
+    const std::chrono::duration<double> left((back - std::floor(back)) / kIdleFramesPerSecond);
+    idle_since_ = now - std::chrono::duration_cast<Duration>(left);
   }
-  return ++idle_frames_ > kIdleFramesMax ? "frames without headers or data" : nullptr;
+  return ++idle_frames_ > kIdleFramesMax ? "frames with next to nothing in them" : nullptr;
 }
 
 }  // namespace attend

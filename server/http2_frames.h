@@ -23,7 +23,9 @@ class Http2Frames {
   // Of one block of headers: gRPC itself takes 8 KiB, and says so to whoever sends a little more.
   static constexpr int64_t kHeaderBytesMax = int64_t{32} << 10;
   static constexpr int64_t kHeaderFramesMax = 16;
-  // Frames that carry neither headers nor data: so many at once, and so many a second.
+  // Of gRPC's memory a frame of DATA takes more than it brings, below this.
+  static constexpr int64_t kDataBytesMin = 32;
+  // Frames that carry neither headers nor so much data: so many at once, and so many a second.
   static constexpr int64_t kIdleFramesMax = 16384;
   static constexpr int64_t kIdleFramesPerSecond = 4096;
 

@@ -305,7 +305,11 @@ bool Listener::IsSilent(int fd) {
   }
   Watch(EPOLL_CTL_DEL, fd, false);
   table_.Spoke(fd);
-  callbacks_.take(fd);
+  try {
+    callbacks_.take(fd);
+  } catch (const std::bad_alloc&) {  // before it was gRPC's
+    Close(fd);
+  }
   return false;
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace attend {
@@ -34,6 +35,7 @@ bool FillUp() {
     if (piece.load(std::memory_order_relaxed) != nullptr) continue;
     void* const memory = std::malloc(piece_bytes.load(std::memory_order_relaxed));
     if (memory == nullptr) return false;
+    std::memset(memory, 1, piece_bytes.load(std::memory_order_relaxed));  // the system's, too
     void* none = nullptr;
     if (!piece.compare_exchange_strong(none, memory)) std::free(memory);
   }

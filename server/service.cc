@@ -216,6 +216,13 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerConte
   return reactor;
 }
 
+// A stream that there is no memory for.
+class NoMemoryStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  NoMemoryStream() { Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}); }
+  void OnDone() override { delete this; }
+};
+
 template <class Stream>
 Stream* AttentionServiceImpl::Open(Stream* stream) {
   bool ending = false;
@@ -231,13 +238,17 @@ Stream* AttentionServiceImpl::Open(Stream* stream) {
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendStream(
-    grpc::CallbackServerContext* call) {
+    grpc::CallbackServerContext* call) try {
   return Open(new StreamCall(context_, *this, *call));
+} catch (const std::bad_alloc&) {
+  return new NoMemoryStream();
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendChunked(
-    grpc::CallbackServerContext* call) {
+    grpc::CallbackServerContext* call) try {
   return Open(ChunkedStream::Make(context_, *this, *call));
+} catch (const std::bad_alloc&) {
+  return new NoMemoryStream();
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,

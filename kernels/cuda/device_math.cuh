@@ -47,7 +47,9 @@ template <bool kBfloat16>
 __device__ __forceinline__ float KeepFinite(float factor, float largest) {
   constexpr float kMost = kBfloat16 ? 0x1.fep127f : 65504.0f;
   const float most = largest * factor;
-  return most > kMost && !NonFinite(most) ? factor * __fdividef(kMost, most) : factor;
+  // The quotient of quarters: __fdividef's is 0 where it divides by more than 2^126.
+  const float less = factor * __fdividef(0.25f * kMost, 0.25f * most);
+  return most > kMost && !NonFinite(most) ? less : factor;
 }
 
 // As the instructions that take one want it.

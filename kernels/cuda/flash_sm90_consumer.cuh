@@ -315,16 +315,6 @@ struct Consumer {
 
   // ---- store ----------------------------------------------------------------------------------
 
-  // Four at a time: one after the other they would wait for each other.
-  __device__ __forceinline__ float LargestOutput(int r) const {
-    float largest[4] = {};
-#pragma unroll
-    for (int n = 0; n < kOutputs / 2; ++n) {
-      largest[n % 4] = fmaxf(largest[n % 4], fabsf(output[4 * (n / 2) + 2 * r + n % 2]));
-    }
-    return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-  }
-
   // Rows whose scores tiles cannot hold, again. Here, so that nothing stands between what others
   // do.
   __device__ __forceinline__ void RedoMarkedRows(const Sm90Work& work, float (&max)[2]) {
@@ -353,7 +343,7 @@ struct Consumer {
     float factor = 1.0f;
     if (work.has_sink) factor = AddSink(softmax, work.sink);
     factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
-    factor = KeepFinite<kBfloat16>(factor, LargestOutput(r));
+    factor = KeepFinite<kBfloat16>(factor, LargestOfRow<kOutputs>(output, r));
     const bool padding = mine >= work.q_len;
     if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {
       work.lse[mine] = padding ? NegativeInfinity() : LogSumExp(softmax);
@@ -369,25 +359,6 @@ struct Consumer {
       for (int j = 0; j < kOutputs / 4; ++j) {
         output[4 * j + 2 * r] = output[4 * j + 2 * r + 1] = 0.0f;
       }
-    }
-  }
-
-  // The four lanes of a row hold two columns each of every eight: after a transposition among them
-  // each holds eight in a row, 16 bytes.
-  static __device__ __forceinline__ void TransposeQuad(uint32_t (&x)[4], int lane) {
-    const bool odd = lane & 1;
-    const bool high = lane & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const uint32_t give = odd ? x[i] : x[i + 1];
-      const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 1);
-      (odd ? x[i] : x[i + 1]) = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t give = high ? x[i] : x[i + 2];
-      const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 2);
-      (high ? x[i] : x[i + 2]) = got;
     }
   }
 

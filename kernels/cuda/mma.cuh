@@ -162,6 +162,25 @@ __device__ __forceinline__ float2 Unpack(uint32_t pair) {
   }
 }
 
+// The four lanes of a row hold two columns each of every eight: after a transposition among them
+// each holds eight in a row, 16 bytes.
+__device__ __forceinline__ void TransposeQuad(uint32_t (&x)[4], int lane) {
+  const bool odd = lane & 1;
+  const bool high = lane & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t give = odd ? x[i] : x[i + 1];
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 1);
+    (odd ? x[i] : x[i + 1]) = got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t give = high ? x[i] : x[i + 2];
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, give, 2);
+    (high ? x[i] : x[i + 2]) = got;
+  }
+}
+
 // Bit 15 of each half of a pair that is NaN or Inf.
 template <class Element>
 __device__ __forceinline__ uint32_t NonFinitePair(uint32_t pair) {

@@ -284,12 +284,13 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
       {{Grant(), v1::AttendChunkedResponse()}, "neither grant nor response nor data"},
   };
   for (const auto& [messages, told] : cases) {
-    server.SetChunked([&messages = messages](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
-      v1::AttendChunkedRequest request;
-      stream->Read(&request);
-      for (const auto& message : messages) stream->Write(message);
-      return grpc::Status::OK;
-    });
+    server.SetChunked(
+        [&messages = messages](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
+          v1::AttendChunkedRequest request;
+          stream->Read(&request);
+          for (const auto& message : messages) stream->Write(message);
+          return grpc::Status::OK;
+        });
     const CallOutcome outcome = Wait(*client, call, Chunked());
     EXPECT_EQ(outcome.status.code(), Code::kInternal) << told;
     EXPECT_THAT(outcome.status.message(), HasSubstr(told));

@@ -159,6 +159,37 @@ TEST(CheckBounds, MeansOfTheLargestNumbersMustBeFinite) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
+// A padding key whose products overflow in fp32, in part, makes the row NaN or says nothing of it.
+TEST(CheckBounds, AHiddenKeyThatOverflowsLoosensNothing) {
+  for (const float mask : {-1e9f, -kInfinity}) {
+    ProblemSpec spec = MakeSpec(1, 1, 1, 1, 90, 2, 4);
+    spec.problem.has_bias = true;
+    OwnedAttention owned = MakeAttention(spec, FreshSeed());
+    const Attention& a = owned.attention;
+    for (int64_t d = 0; d < 2; ++d) {
+      Set(a, owned.Q(0, 0, 0, d), 2);
+      Set(a, owned.K(0, 0, 89, d), d == 0 ? 3e38f : -3e38f);
+    }
+    auto* const bias = const_cast<float*>(static_cast<const float*>(a.bias.data));
+    std::fill_n(bias, 90, 0.0f);
+    bias[89] = mask;
+    CpuReference(a);
+    EXPECT_TRUE(CheckAllRows(a).ok);
+    const float lse = a.lse[0];
+    for (const double off : {1.01, 0.99}) {
+      a.lse[0] = lse + static_cast<float>(off - 1);
+      EXPECT_FALSE(CheckAllRows(a).ok) << mask;
+    }
+    a.lse[0] = lse;
+    for (int64_t d = 0; d < 4; ++d) {
+      const float o = Get(a, owned.O(0, 0, 0, d));
+      Set(a, owned.O(0, 0, 0, d), o + 0.01f);
+      EXPECT_FALSE(CheckAllRows(a).ok) << mask;
+      Set(a, owned.O(0, 0, 0, d), o);
+    }
+  }
+}
+
 // Down there every step of a kernel may cost half a step between numbers.
 TEST(CheckBounds, SubnormalAnswersMayBeAStepOffAndNoMore) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1, 4, 1), FreshSeed());

@@ -15,7 +15,7 @@ attend_test(check_queue_test SOURCES check_queue_test.cc
 attend_test(batcher_test SOURCES batcher_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(scheduler_test SOURCES scheduler_test.cc LIBRARIES attend_engine LABELS unit)
 attend_test(simulation_test SOURCES simulation_test.cc simulation.cc simulation_checks.cc
-            LIBRARIES attend_engine attend_test_problems LABELS unit)
+            LIBRARIES attend_engine attend_test_problems LABELS unit COST 100)
 attend_test(arrived_pieces_test SOURCES arrived_pieces_test.cc
             LIBRARIES attend_engine attend_test_problems LABELS unit)
 attend_test(router_test SOURCES router_test.cc LIBRARIES attend_engine LABELS unit)

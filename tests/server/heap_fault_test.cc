@@ -98,7 +98,7 @@ void UseUpTheReserve() {
 }
 
 TEST(MemoryReserveTest, IsUsedInNeedAndMadeAgain) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a sanitizer's own memory comes from the same address space";
 #endif
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";

@@ -94,8 +94,9 @@ TEST_F(Http2FramesTest, StreamsWaitForTheSettings) {
 TEST_F(Http2FramesTest, FramesThatCarryNothingAreBoundedInTime) {
   constexpr int64_t kMax = Http2Frames::kIdleFramesMax;
   constexpr int64_t kPerSecond = Http2Frames::kIdleFramesPerSecond;
-  for (const std::string& frame : {Frame(kPriority, 0, 5), Frame(kSettings, 0, 0),
-                                   Frame(kData, 0, 0), Frame(kUnknown, 0, 9)}) {
+  for (const std::string& frame :
+       {Frame(kPriority, 0, 5), Frame(kSettings, 0, 0), Frame(kData, 0, 0), Frame(kData, 0, 31),
+        Frame(kUnknown, 0, 9)}) {
     Restart();
     EXPECT_EQ(FirstWrong(frame, kMax), 0);
     now_ += seconds(1);
@@ -106,6 +107,20 @@ TEST_F(Http2FramesTest, FramesThatCarryNothingAreBoundedInTime) {
     now_ += seconds(1000);
     EXPECT_EQ(FirstWrong(frame, 2 * kMax), kMax + 1) << "no more than that is saved up";
   }
+}
+
+TEST_F(Http2FramesTest, WhatComesTooSeldomToCountAtOnceIsSavedUp) {
+  constexpr int64_t kMax = Http2Frames::kIdleFramesMax;
+  EXPECT_EQ(FirstWrong(Frame(kPriority, 0, 5), kMax), 0);
+  // A third more often than one may come: each looks, none may lose what is left of a frame.
+  for (int n = 0; n < 3000; ++n) {
+    now_ += std::chrono::nanoseconds(1'000'000'000 / Http2Frames::kIdleFramesPerSecond * 4 / 3);
+    ASSERT_EQ(Read(Frame(kPriority, 0, 5)), "") << n;
+  }
+}
+
+TEST_F(Http2FramesTest, SmallMessagesAreNotBounded) {
+  EXPECT_EQ(FirstWrong(Frame(kData, 0, 32), 5 * Http2Frames::kIdleFramesMax), 0);
 }
 
 }  // namespace
