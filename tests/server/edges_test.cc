@@ -34,7 +34,7 @@ TEST(GrpcStatusTest, EveryCodeThereAndBack) {
 
 TEST(GrpcStatusTest, LongMessagesAreCutBetweenCharacters) {
   EXPECT_EQ(CutMessage(std::string(1024, 'x')), std::string(1024, 'x'));
-  EXPECT_EQ(CutMessage(std::string(1025, 'x')), std::string(1021, 'x') + "...");
+  EXPECT_EQ(CutMessage(std::string(1025, 'x')), std::string(1021, 'x').append("..."));
   std::string umlauts;  // two bytes each, so that 1021 falls into one
   for (int i = 0; i < 600; ++i) umlauts += "\xc3\xa4";
   const std::string cut = CutMessage(umlauts);

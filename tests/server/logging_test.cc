@@ -122,8 +122,8 @@ TEST(LogLineTest, LongValuesAreCut) {
   const std::string text = TextOf(umlauts);
   EXPECT_LE(text.size(), kLogTextBytesMax + 2);
   EXPECT_TRUE(text.ends_with("\xc3\xa4...\""));
-  EXPECT_EQ(TextOf(std::string(kLogTextBytesMax, 'x')),
-            '"' + std::string(kLogTextBytesMax, 'x') + '"');
+  const std::string longest(kLogTextBytesMax, 'x');
+  EXPECT_EQ(TextOf(longest), "\"" + longest + "\"");
 }
 
 class LoggerTest : public ::testing::Test {
