@@ -24,10 +24,9 @@ RUN deploy/install-deps build && rm -rf /var/lib/apt/lists/*
 COPY . .
 ARG ATTEND_CUDA=OFF
 ARG CMAKE_BUILD_PARALLEL_LEVEL
-ARG CCACHE_DIR=/var/cache/ccache
-RUN cmake -S . -B build/image -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTEND_CUDA=${ATTEND_CUDA} \
+RUN cmake -S . -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTEND_CUDA=${ATTEND_CUDA} \
       -DATTEND_TESTS=OFF -DATTEND_BENCH=OFF -DATTEND_DIST_DIR=/opt/attend \
-    && cmake --build build/image --target dist
+    && cmake --build /build --target dist
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/attend /opt/attend

@@ -13,7 +13,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Objects serve every checkout, and the image's build, whose paths differ up to the sources.
+  # Objects serve every checkout.
   set(ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1)
   if(ATTEND_PCH)  # which ccache takes only so
     list(APPEND ccache CCACHE_SLOPPINESS=pch_defines,time_macros)
@@ -58,7 +58,7 @@ endif()
 
 # Compiles gRPC's headers and the generated ones once for a target, and those given, where
 # ATTEND_PCH asks for it: for tests and what sanitizers see. The product's own objects do without,
-# so that the image's build has them from ccache, and sources include what they need.
+# so that sources include what they need.
 function(attend_precompile target)
   if(ATTEND_PCH)
     target_precompile_headers(${target} PRIVATE
