@@ -159,8 +159,8 @@ TEST(CheckBounds, MeansOfTheLargestNumbersMustBeFinite) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-// A padding key whose products overflow in fp32 makes the row NaN or says nothing of it, if its mask
-// is beyond what rounding may make of its score.
+// A padding key whose products overflow in fp32 makes the row NaN or says nothing of it, if its
+// mask is beyond what rounding may make of its score.
 TEST(CheckBounds, AHiddenKeyThatOverflowsLoosensNothing) {
   for (const float mask : {-kMost, -kInfinity}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 1, 90, 2, 4);
