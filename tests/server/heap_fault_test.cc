@@ -11,12 +11,14 @@
 #include <chrono>
 #include <memory>
 #include <new>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "server/memory_reserve.h"
 #include "tests/kernels/counted_new.h"
+#include "tests/server/chunked_client.h"
 #include "tests/server/messages.h"
 #include "tests/server/test_server.h"
 
@@ -114,6 +116,16 @@ TEST_F(HeapFaultTest, Unary) {
   });
 }
 
+TEST_F(HeapFaultTest, UnaryWithACheck) {
+  problem_.request.set_check(true);
+  Sweep([this] {
+    grpc::ClientContext context;
+    v1::AttendResponse response;
+    const grpc::Status status = stub_->Attend(&context, problem_.request, &response);
+    return status.ok() ? Judged(response) : status;
+  });
+}
+
 TEST_F(HeapFaultTest, Stream) {
   Sweep([this] {
     grpc::ClientContext context;
@@ -127,6 +139,35 @@ TEST_F(HeapFaultTest, Stream) {
     if (response.status().code() == 0) return Judged(response);
     return grpc::Status(static_cast<StatusCode>(response.status().code()),
                         response.status().message());
+  });
+}
+
+TEST_F(HeapFaultTest, Chunked) {
+  std::mt19937_64 random(1);
+  const v1::AttendRequest header = test::ChunkedHeader(problem_.request);
+  const std::vector<test::Chunk> chunks = test::CutToChunks(problem_.request, 1 << 20, random);
+  Sweep([&] {
+    grpc::ClientContext context;
+    const auto stream = stub_->AttendChunked(&context);
+    v1::AttendChunkedRequest message;
+    *message.mutable_header() = header;
+    bool open = stream->Write(message);
+    for (const test::Chunk& chunk : chunks) {
+      message.Clear();
+      message.set_tensor(static_cast<v1::TensorName>(chunk.tensor));
+      message.set_offset(chunk.offset);
+      message.set_data(chunk.data);
+      open = open && stream->Write(message);
+    }
+    stream->WritesDone();
+    test::AnswerBuilder answer;
+    v1::AttendChunkedResponse part;
+    while (stream->Read(&part)) answer.Add(part);
+    const grpc::Status status = stream->Finish();
+    if (!status.ok()) return status;
+    std::string fault;
+    const v1::AttendResponse response = answer.Build(&fault);
+    return fault.empty() ? Judged(response) : grpc::Status(StatusCode::DATA_LOSS, fault);
   });
 }
 
