@@ -90,7 +90,7 @@ std::string Ask(int port, std::string_view request) {
     shutdown(client, SHUT_WR);
     char bytes[4096];
     for (;;) {
-      const ssize_t got = recv(client, bytes, sizeof(bytes), 0);
+      const ssize_t got = Receive(client, bytes, sizeof(bytes));
       ATTEND_FUZZ_REQUIRE(got >= 0 || errno == ECONNRESET, "no end");
       if (got <= 0) break;
       answer.append(bytes, static_cast<size_t>(got));

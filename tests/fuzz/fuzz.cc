@@ -5,9 +5,11 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpcpp/support/slice.h>
 #include <sanitizer/allocator_interface.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -262,6 +264,14 @@ size_t MutateRecords(uint8_t* data, size_t size, size_t size_max, unsigned seed,
   if (joined.size() > size_max) return LLVMFuzzerMutate(data, size, size_max);
   joined.copy(reinterpret_cast<char*>(data), joined.size());
   return joined.size();
+}
+
+ssize_t Receive(int socket, void* bytes, size_t size) {
+  ssize_t got;
+  do {
+    got = recv(socket, bytes, size, 0);
+  } while (got < 0 && errno == EINTR);
+  return got;
 }
 
 }  // namespace attend::fuzz

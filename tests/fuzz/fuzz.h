@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <sys/types.h>
+
 #include <google/protobuf/message.h>
 #include <grpcpp/support/byte_buffer.h>
 
@@ -65,6 +67,9 @@ using MakeMessage = std::function<std::unique_ptr<google::protobuf::Message>(siz
 using FitMessage = std::function<void(google::protobuf::Message&, std::mt19937_64&)>;
 size_t MutateRecords(uint8_t* data, size_t size, size_t size_max, unsigned seed,
                      const MakeMessage& make, const FitMessage& fit = {});
+
+// recv, which libFuzzer's own alarm would else break off where a socket has a timeout.
+ssize_t Receive(int socket, void* bytes, size_t size);
 
 }  // namespace attend::fuzz
 

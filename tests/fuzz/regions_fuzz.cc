@@ -85,7 +85,7 @@ int Connect(const std::string& path) {
 bool Exchange(int client, const std::string& packet) {
   if (send(client, packet.data(), packet.size(), MSG_NOSIGNAL) < 0) return false;
   char bytes[kPacketBytesMax];
-  const ssize_t received = recv(client, bytes, sizeof(bytes), 0);
+  const ssize_t received = Receive(client, bytes, sizeof(bytes));
   if (received == 0 && packet.empty()) return false;  // looks like an end
   ATTEND_FUZZ_REQUIRE(received > 0, "no answer to a packet of " + std::to_string(packet.size()));
   v1::RegionReply reply;
@@ -96,7 +96,7 @@ bool Exchange(int client, const std::string& packet) {
   if (!valid) {
     ATTEND_FUZZ_REQUIRE(reply.error().code() == static_cast<int>(Code::kInvalidArgument),
                         reply.ShortDebugString());
-    ATTEND_FUZZ_REQUIRE(recv(client, bytes, sizeof(bytes), 0) == 0, "it goes on");
+    ATTEND_FUZZ_REQUIRE(Receive(client, bytes, sizeof(bytes)) == 0, "it goes on");
     return false;
   }
   if (reply.has_created()) {
