@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A far row (exponent_base.cuh) of a kernel whose tiles cannot hold its scores: computed again, key
-// by key on CUDA cores, from global memory. Some forty times slower than a tile's rows; only Q and
-// K whose products are beyond 2^24 have such rows. Device code.
+// by key on CUDA cores, from global memory. Some forty times the instructions of a tile's rows.
+// Scores beyond 2^24 have such rows: of huge Q and K, a huge scale or softcap. Device code.
 
 #pragma once
 
