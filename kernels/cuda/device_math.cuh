@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cfloat>
 #include <cstdint>
 
 #include "kernels/cuda/exponent_base.cuh"
@@ -27,6 +28,27 @@ __device__ __forceinline__ bool NonFinite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) == 0x7f800000u;
 }
 
+// threadIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not
+// kept in registers across the loop over keys.
+__device__ __forceinline__ int ThreadIndex() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
+// The larger; NaN if either is.
+__device__ __forceinline__ float MaxOrNan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+// A mean of values that fp32 holds is none that it does not: it only rounds there.
+__device__ __forceinline__ float Mean(float sum, float factor) {
+  const float mean = sum * factor;
+  return NonFinite(mean) && !NonFinite(sum) ? copysignf(FLT_MAX, mean) : mean;
+}
+
 // Two floats, rounded to nearest, in one register: `low` in its lower half.
 template <bool kBfloat16>
 __device__ __forceinline__ uint32_t PackPair(float low, float high) {
@@ -42,7 +64,7 @@ __device__ __forceinline__ uint32_t PackPair(float low, float high) {
 // A mean of 16-bit values is no larger than the largest there is, but weights that were rounded by
 // themselves may carry it half a step beyond, and rounding it to Inf. `factor` is what turns a
 // row's sums to means; returned is one that does not, lower by no more than that half step.
-// `largest`: of the sums' magnitudes; Inf stays.
+// `largest`: of the sums' magnitudes; NaN and Inf stay.
 template <bool kBfloat16>
 __device__ __forceinline__ float KeepFinite(float factor, float largest) {
   constexpr float kMost = kBfloat16 ? 0x1.fep127f : 65504.0f;

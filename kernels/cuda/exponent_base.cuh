@@ -88,7 +88,7 @@ ATTEND_HD inline float FarScore(float score, float reference) {
 
 // Kernels without a bias meet far rows only where Q and K are huge. They mark them with a base that
 // no score raises and that leaves no weight, know no more of them in their loops, and compute them
-// again in the end (far_row.cuh).
+// again in the end (redo_rows.cuh).
 inline constexpr float kMarkedBase = 3.0e38f;
 
 // What `top`, a tile's largest score, raises a row's base to there; NaN if it is not finite.

@@ -27,6 +27,7 @@ struct BlockWork {
   const void* k;             // row 0 of the sequence's keys and values
   const void* v;
   bool kv_aligned;  // FourAligned, both
+  float unit;       // of the weights that V is multiplied by, a power of two
 };
 
 // What one thread knows of its rows. A score's weight is 2^((score - max) * to_log2).
@@ -56,6 +57,7 @@ __device__ __forceinline__ bool SetUp(const Attention& a, const TileWork& tile, 
   const Sequence s = SequenceOf(a, work.b);
   if (row_begin >= s.q_rows) return false;
   work.row_begin = static_cast<int>(row_begin);
+  work.unit = 1.0f;
   work.q_len = static_cast<int>(s.q_len);
   work.k_len = static_cast<int>(s.k_len);
   work.offset = static_cast<int>(s.offset);
@@ -251,7 +253,7 @@ __device__ __forceinline__ void UpdateSoftmax(float to_log2, ThreadState<T>& sta
 }
 
 template <class T>
-__device__ __forceinline__ void StoreWeights(float* shared, const LanePlace<T>& place,
+__device__ __forceinline__ void StoreWeights(float* shared, const LanePlace<T>& place, float unit,
                                              const ThreadState<T>& state) {
   float* weights = shared + T::kOffsetP + place.row * T::kKeys;
 #pragma unroll
@@ -259,7 +261,7 @@ __device__ __forceinline__ void StoreWeights(float* shared, const LanePlace<T>& 
 #pragma unroll
     for (int i = 0; i < T::kThreadKeys; ++i) {
       weights[r * T::kLaneRows * T::kKeys + ((place.col + i * T::kLaneCols) ^ place.swizzle)] =
-          state.scores[r][i];
+          state.scores[r][i] * unit;
     }
   }
 }
@@ -307,8 +309,8 @@ __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int
 #pragma unroll
   for (int j = 0; j < T::kThreadCols; ++j) {
     const int col = 4 * (col_lane + j * T::kLaneCols);
-    const float4 v = make_float4(output[4 * j] * factor, output[4 * j + 1] * factor,
-                                 output[4 * j + 2] * factor, output[4 * j + 3] * factor);
+    const float4 v = make_float4(Mean(output[4 * j], factor), Mean(output[4 * j + 1], factor),
+                                 Mean(output[4 * j + 2], factor), Mean(output[4 * j + 3], factor));
     if (four_aligned && dtype == DType::kFloat32) {
       if (col < dim) *reinterpret_cast<float4*>(static_cast<float*>(row_data) + col) = v;
     } else {
@@ -321,11 +323,13 @@ __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int
 }
 
 // Finishes the rows: joins the lanes' sums, adds the sink, divides, writes O and LSE. `unit`: what
-// the kernel's scores are in those of problem.h.
+// the kernel's scores are in those of problem.h. True if an output is not finite though its row's
+// weights are: V is not, or a sum of it left fp32's range, which no mean of finite values does.
 template <class T>
-__device__ __forceinline__ void StoreOutput(const Attention& a, const BlockWork& work,
+__device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork& work,
                                             const LanePlace<T>& place, float unit,
                                             ThreadState<T>& state) {
+  float largest = 0.0f;
   const Problem& p = a.problem;
   const Sequence sequence = SequenceOf(a, work.b);
   void* o = Advance(a.o.data, p.dtype,
@@ -341,7 +345,12 @@ __device__ __forceinline__ void StoreOutput(const Attention& a, const BlockWork&
     if (row < sequence.q_len) {
       if (state.max[r] != NegativeInfinity()) total.max = state.max[r] * unit;
       total.sum = sum;
-      factor = OutputFactor(total, 1.0f, p.has_sinks, p.has_sinks ? a.sinks[work.h] : 0.0f);
+      factor =
+          OutputFactor(total, 1.0f / work.unit, p.has_sinks, p.has_sinks ? a.sinks[work.h] : 0.0f);
+#pragma unroll
+      for (int j = 0; j < 4 * T::kThreadCols && !NonFinite(sum); ++j) {
+        largest = MaxOrNan(largest, fabsf(state.output[r][j]));
+      }
     } else {
 #pragma unroll
       for (int j = 0; j < 4 * T::kThreadCols; ++j) state.output[r][j] = 0.0f;
@@ -353,6 +362,7 @@ __device__ __forceinline__ void StoreOutput(const Attention& a, const BlockWork&
           LogSumExp(total);
     }
   }
+  return NonFinite(largest);
 }
 
 // ---- the kernel ---------------------------------------------------------------------------------
@@ -377,7 +387,7 @@ __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& w
   }
   if (may_hide) MaskScores<T>(state);
   UpdateSoftmax<T>(to_log2, state);
-  StoreWeights<T>(shared, place, state);
+  StoreWeights<T>(shared, place, work.unit, state);
 }
 
 // The most shared memory that a block may have before compute capability 9.0.
@@ -392,8 +402,9 @@ __device__ __forceinline__ float ScoreToLog2(const Problem& p) {
                                      : kLog2EDouble * fabs(static_cast<double>(p.scale)));
 }
 
+// As StoreOutput.
 template <class T, bool kGeneral>
-__device__ __forceinline__ void ComputeTile(const Attention& a, const BlockWork& work,
+__device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork& work,
                                             const LanePlace<T>& place, float* shared) {
   const DType dtype = a.problem.dtype;
   const float to_log2 = ScoreToLog2<kGeneral>(a.problem);
@@ -435,7 +446,14 @@ __device__ __forceinline__ void ComputeTile(const Attention& a, const BlockWork&
       Accumulate<T, false>(shared, place, state);
     }
   }
-  StoreOutput<T>(a, work, place, kGeneral ? 1.0f : fabsf(a.problem.scale), state);
+  return StoreOutput<T>(a, work, place, kGeneral ? 1.0f : fabsf(a.problem.scale), state);
+}
+
+// Of weights, each at most 1, by which no sum of finite values overflows. fp16's never do, but for
+// a sequence that no memory holds.
+__device__ __forceinline__ float SmallUnit(const BlockWork& work) {
+  const int bits = 33 - __clz(max(work.key_end - work.key_begin, 1));
+  return __int_as_float((127 - bits) << 23);
 }
 
 // kGeneral = false: fp32 without softcap, bias and ALiBi (any mask); true: everything.
@@ -463,8 +481,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     }
     __syncthreads();
     if (attention == nullptr) break;
-    ComputeTile<T, kGeneral>(*attention, work, place, shared);
-    __syncthreads();  // everything shared has been read
+    for (bool again = false;; again = true) {
+      const bool overflown = ComputeTile<T, kGeneral>(*attention, work, place, shared);
+      // Everything shared has been read.
+      if (!__syncthreads_or(overflown && attention->problem.dtype != DType::kFloat16) || again)
+        break;
+      if (threadIdx.x == 0) work.unit = SmallUnit(work);  // read behind ComputeTile's first barrier
+    }
   }
   if (threadIdx.x == 0) LeaveQueue(params);
 }

@@ -263,13 +263,18 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
   }
 }
 
+// Where the warp's rows of Q are. Asked for anew behind the loop, not kept in registers through it.
+template <class T>
+__device__ __forceinline__ char* WarpQuery(const BlockWork& work, char* shared) {
+  return shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
+}
+
 // Computes `work`, sets `following` up, which is tile number `next`; returns the number of the one
 // behind it, to thread 0 and if there is a following one.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next, BlockWork& work,
                                            char* shared, BlockWork& following) {
-  char* warp_query = shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
-  const Place<T> place{SharedAddress(shared), SharedAddress(warp_query)};
+  const Place<T> place{SharedAddress(shared), SharedAddress(WarpQuery<T>(work, shared))};
   int key = (work.key_end - 1) / T::kKeys * T::kKeys;
   const bool sees_keys = work.key_begin < work.key_end;
   if (sees_keys) LoadFirst<T>(work, place, key);
@@ -280,7 +285,9 @@ __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next,
   if (sees_keys) {
     WaitCopyGroups<T::kStages - 1>();
     __syncthreads();
-    if (work.query_sign != 1.0f) GiveSign<T, Element>(warp_query, work.query_sign);
+    if (work.query_sign != 1.0f) {
+      GiveSign<T, Element>(WarpQuery<T>(work, shared), work.query_sign);
+    }
     QueryFragments<T> query;
     LoadQuery<T>(place, query);
 #pragma unroll 1
@@ -293,7 +300,7 @@ __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next,
   if (threadIdx.x == 0 && following.attention != nullptr) {
     claimed = ClaimTileOf(params, TileCount(params));
   }
-  StoreOutput<T, Element, kGeneral>(work, warp_query, state);
+  StoreOutput<T, Element, kGeneral>(work, WarpQuery<T>(work, shared), state);
   return claimed;
 }
 

@@ -7,65 +7,31 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/far_row.cuh"
 #include "kernels/cuda/flash_sm80_softmax.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/redo_rows.cuh"
 #include "kernels/softmax_state.h"
 
 namespace attend::cuda::sm80 {
 
-// The largest scores of a plain kernel's rows; those that tiles cannot hold are computed again.
-template <class T, class Element>
-__device__ __forceinline__ void FindMaxima(const BlockWork& work, RowState<T>& state,
-                                           float (&max)[T::kThreadRows]) {
-  bool marked = false;
-#pragma unroll
-  for (int r = 0; r < T::kThreadRows; ++r) {
-    max[r] = state.base[r] == kNoBase ? NegativeInfinity() : state.base[r] * kLn2;
-    marked |= state.base[r] == kMarkedBase;
-  }
-  if (__builtin_expect(!__any_sync(0xffffffffu, marked), 1)) return;
-#pragma unroll
-  for (int r = 0; r < T::kThreadRows; ++r) {
-    const int row = RowOf<T>(work, r);
-    if (state.base[r] != kMarkedBase || row >= work.q_len) continue;
-    const SoftmaxState<float> softmax =
-        ComputeFarRow<!std::is_same_v<Element, __half>, T::kDim / 8>(
-            *work.attention, work.b, work.h, row,
-            [&](int n) { return &state.output[r / 2][n][r % 2 * 2]; });
-    max[r] = softmax.max;
-    state.sum[r] = threadIdx.x % 4 == 0 ? softmax.sum : 0.0f;  // the lanes' will be joined
-  }
-}
-
-// Joins the lanes' sums, adds the sink; what the thread's row `r` is multiplied by.
-template <class T, class Element, bool kGeneral>
-__device__ __forceinline__ float FinishRow(const BlockWork& work, int r, float max,
-                                           const RowState<T>& state, SoftmaxState<float>& total) {
-  float sum = state.sum[r];
-  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-  const int row = RowOf<T>(work, r);
-  if (row >= work.q_len) return 0.0f;
-  float unit = 1.0f;
+// What the tiles made of the thread's row `r`.
+template <class T, bool kGeneral>
+__device__ __forceinline__ RowEnd EndRow(const BlockWork& work, const RowState<T>& state, int r) {
+  RowEnd end;
+  const float sum = QuadSum(state.sum[r]);
   if constexpr (kGeneral) {
     const float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
     const FinishedRow finished = FinishBase(state.base[r], reference, sum, work.to_log2);
-    total = finished.state;
-    unit = finished.unit;
+    end.state = finished.state;
+    end.unit = finished.unit;
   } else {
-    total.max = max;
-    total.sum = sum;
+    if (state.base[r] != kNoBase) end.state.max = state.base[r] * kLn2;
+    end.state.sum = sum;
+    end.marked = state.base[r] == kMarkedBase;
   }
-  float largest[2] = {};
-#pragma unroll
-  for (int j = 0; j < T::kDim / 8; ++j) {
-    const float* o = &state.output[r / 2][j][r % 2 * 2];
-    largest[0] = fmaxf(largest[0], fabsf(o[0]));
-    largest[1] = fmaxf(largest[1], fabsf(o[1]));
-  }
-  return KeepFinite<!std::is_same_v<Element, __half>>(
-      OutputFactor(total, unit, work.has_sink, work.sink), fmaxf(largest[0], largest[1]));
+  end.largest = LargestOfRow<T::kDim / 8>([&](int j) { return state.output[r / 2][j]; }, r % 2);
+  end.counts = RowOf<T>(work, r) < work.q_len && state.base[r] != kNoBase;
+  return end;
 }
 
 // Writes the warp's rows, all of which exist, in 16-byte chunks. Everything is read before anything
@@ -125,34 +91,48 @@ __device__ __forceinline__ void CopyOut(const BlockWork& work, const char* stage
   }
 }
 
+// Divides slice `m` and writes its LSE. Its rows of O go to `query`.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* query,
+                                           RowState<T>& state) {
+  const int lane = ThreadIndex() % 32;
+  RowEnd ends[2] = {EndRow<T, kGeneral>(work, state, 2 * m),
+                    EndRow<T, kGeneral>(work, state, 2 * m + 1)};
+  RedoRows<Element, T::kDim / 8, kGeneral>(
+      *work.attention, work.b, work.h, WarpRow<T>(work) + 16 * m,
+      [&](int j) { return state.output[m][j]; }, ends);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = RowOf<T>(work, 2 * m + half);
+    SoftmaxState<float> total;
+    float factor = 0.0f;
+    if (row < work.q_len) {
+      total = ends[half].state;
+      factor = OutputFactor(total, ends[half].unit, work.has_sink, work.sink);
+      factor = KeepFinite<!std::is_same_v<Element, __half>>(factor, ends[half].largest);
+    }
+    char* staged = query + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      const float* o = &state.output[m][j][half * 2];
+      // Padding rows are 0 even if what was computed for them is not finite.
+      const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
+      *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(m * 16 + half * 8 + lane / 4, j)) = pair;
+    }
+    if (work.lse != nullptr && lane % 4 == 0 && row < work.q_rows) {
+      work.lse[row] = LogSumExp(total);
+    }
+  }
+}
+
 // Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
 // turn fragments into whole rows.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
                                             RowState<T>& state) {
-  const int lane = threadIdx.x % 32;
-  float* const lse_rows = work.lse;
   __syncwarp();  // all lanes have read Q
-  float max[T::kThreadRows] = {};
-  if constexpr (!kGeneral) FindMaxima<T, Element>(work, state, max);
 #pragma unroll
-  for (int r = 0; r < T::kThreadRows; ++r) {
-    const int row = RowOf<T>(work, r);
-    SoftmaxState<float> total;
-    const float factor = FinishRow<T, Element, kGeneral>(work, r, max[r], state, total);
-    char* staged = query + lane % 4 * 4;
-#pragma unroll
-    for (int j = 0; j < T::kDim / 8; ++j) {
-      const float* o = &state.output[r / 2][j][r % 2 * 2];
-      // Padding rows are 0 even if what was computed for them is not finite.
-      const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
-      *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(r / 2 * 16 + r % 2 * 8 + lane / 4, j)) =
-          pair;
-    }
-    if (lse_rows != nullptr && lane % 4 == 0 && row < work.q_rows) {
-      lse_rows[row] = LogSumExp(total);
-    }
-  }
+  for (int m = 0; m < T::kSlices; ++m) StoreSlice<T, Element, kGeneral>(work, m, query, state);
   __syncwarp();
   CopyOut<T>(work, query);
 }

@@ -55,14 +55,6 @@ struct Tile {
   static_assert(kQueryColumns % 16 == 0 && kQueryColumns <= kDim);
 };
 
-// threadIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not
-// kept in registers across the loop over keys.
-__device__ __forceinline__ int ThreadIndex() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
-
 // One head's rows of Q, K or V.
 struct Source {
   const char* data;  // row 0 of the sequence
@@ -81,17 +73,6 @@ __device__ __forceinline__ Source SourceOf(const ConstTensorView& view, int64_t 
   source.fast = ((reinterpret_cast<uint64_t>(source.data) | source.stride) & 15) == 0 &&
                 dim % 8 == 0 && static_cast<int>(source.stride) == source.stride;
   return source;
-}
-
-// Up to eight elements that exist, zeros beyond; any alignment.
-__device__ __forceinline__ uint4 LoadPiecewise(const char* data, int columns) {
-  const auto* elements = reinterpret_cast<const uint16_t*>(data);
-  uint32_t words[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    if (e < columns) words[e / 2] |= static_cast<uint32_t>(elements[e]) << (16 * (e % 2));
-  }
-  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // Copies without waiting. kWhole: all rows and columns exist.

@@ -6,10 +6,10 @@
 
 #pragma once
 
-#include "kernels/cuda/far_row.cuh"
 #include "kernels/cuda/flash_sm90_softmax.cuh"
 #include "kernels/cuda/flash_sm90_tile.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/redo_rows.cuh"
 #include "kernels/softmax_state.h"
 
 namespace attend::cuda {
@@ -112,9 +112,9 @@ struct Consumer {
     if (lane == 0) Arrive(barrier);
   }
 
-  __device__ __forceinline__ void ApplySoftcap() {
+  __device__ __forceinline__ void ApplySoftcap(float factor) {
 #pragma unroll
-    for (float& s : scores) s = AccurateTanh(s * cap_factor);
+    for (float& s : scores) s = AccurateTanh(s * factor);
   }
 
   // Gives -inf to the keys of a tile that a row does not see.
@@ -143,7 +143,8 @@ struct Consumer {
   // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
   __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
                                                float (&rescale)[2]) {
-    if (cap_factor != 0.0f) ApplySoftcap();
+    const float cap = T::kCapInRegister ? cap_factor : work.cap_factor;
+    if (cap != 0.0f) ApplySoftcap(cap);
     const int key = tile * T::kKeys;
     if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
     return rows.Follow(scores, rescale);
@@ -302,7 +303,7 @@ struct Consumer {
   __device__ __forceinline__ void SetUp(const Sm90Work& work) {
     const int row_begin = work.row_begin + 64 * group;
     row = row_begin + 16 * (threadIdx.x / 32 % 4) + lane / 4;
-    cap_factor = work.cap_factor;
+    if constexpr (T::kCapInRegister) cap_factor = work.cap_factor;
     full_begin = work.window.Begin(row_begin + 63);
     full_end = work.window.End(row_begin);
     const int end = row_begin < work.q_len ? work.window.End(row_begin + 63) : 0;
@@ -315,35 +316,25 @@ struct Consumer {
 
   // ---- store ----------------------------------------------------------------------------------
 
-  // Rows whose scores tiles cannot hold, again. Here, so that nothing stands between what others
-  // do.
-  __device__ __forceinline__ void RedoMarkedRows(const Sm90Work& work, float (&max)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int mine = row + 8 * r;
-      if (rows.base[r] != kMarkedBase || mine >= work.q_len) continue;
-      const SoftmaxState<float> softmax =
-          ComputeFarRow<kBfloat16, kOutputs / 4>(*work.attention, work.o_batch, work.o_head, mine,
-                                                 [&](int n) { return output + 4 * n + 2 * r; });
-      max[r] = softmax.max;
-      rows.sum[r] = lane % 4 == 0 ? softmax.sum : 0.0f;  // the quad's will be joined
-    }
+  // What the tiles made of row `r`.
+  __device__ __forceinline__ RowEnd EndRow(const Sm90Work& work, int r) const {
+    RowEnd end;
+    if (rows.base[r] != kNoBase) end.state.max = rows.base[r] * kLn2;
+    end.state.sum = QuadSum(rows.sum[r]);
+    end.largest = LargestOfRow<kOutputs / 4>([&](int j) { return output + 4 * j; }, r);
+    end.marked = rows.base[r] == kMarkedBase;
+    end.counts = row + 8 * r < work.q_len && rows.base[r] != kNoBase;
+    return end;
   }
 
-  // Joins the quad's sums, adds the sink, divides, writes LSE. Rows without keys and padding get
-  // zeros.
-  __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r, float max) {
-    float total = rows.sum[r];
-    total += __shfl_xor_sync(0xffffffffu, total, 1);
-    total += __shfl_xor_sync(0xffffffffu, total, 2);
+  // Adds the sink, divides, writes LSE. Rows without keys and padding get zeros.
+  __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r, const RowEnd& end) {
     const int mine = row + 8 * r;
-    SoftmaxState<float> softmax;
-    softmax.max = max;
-    softmax.sum = total;
-    float factor = 1.0f;
-    if (work.has_sink) factor = AddSink(softmax, work.sink);
+    SoftmaxState<float> softmax = end.state;
+    float factor = end.unit;
+    if (work.has_sink) factor *= AddSink(softmax, work.sink);
     factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
-    factor = KeepFinite<kBfloat16>(factor, LargestOfRow<kOutputs>(output, r));
+    factor = KeepFinite<kBfloat16>(factor, end.largest);
     const bool padding = mine >= work.q_len;
     if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {
       work.lse[mine] = padding ? NegativeInfinity() : LogSumExp(softmax);
@@ -434,15 +425,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
-    float max[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[r] = rows.base[r] == kNoBase ? NegativeInfinity() : rows.base[r] * kLn2;
-    }
-    const bool marked = rows.base[0] == kMarkedBase || rows.base[1] == kMarkedBase;
-    if (__builtin_expect(__any_sync(0xffffffffu, marked), 0)) RedoMarkedRows(work, max);
-    FinishRow(work, 0, max[0]);
-    FinishRow(work, 1, max[1]);
+    RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
+    // The warp's first row is asked for anew: a register less in the loop over keys.
+    RedoRows<std::conditional_t<kBfloat16, __nv_bfloat16, __half>, kOutputs / 4, false>(
+        *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
+        [&](int j) { return output + 4 * j; }, ends);
+    FinishRow(work, 0, ends[0]);
+    FinishRow(work, 1, ends[1]);
     if (T::kStoreThroughQ && work.maps->writes_o) {
       StoreBoxes(work, stage);
       return;

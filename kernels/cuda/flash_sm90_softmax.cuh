@@ -23,25 +23,6 @@ __device__ __forceinline__ float AccurateTanh(float x) {
   return fabsf(x) < 0.55f ? near : far;
 }
 
-// The larger; NaN if either is.
-__device__ __forceinline__ float MaxOrNan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-
-// The largest magnitude of row r's outputs, laid out as scores below. Four at a time: one after the
-// other they would wait for each other.
-template <int kOutputs>
-__device__ __forceinline__ float LargestOfRow(const float (&output)[kOutputs], int r) {
-  float largest[4] = {};
-#pragma unroll
-  for (int n = 0; n < kOutputs / 2; ++n) {
-    largest[n % 4] = fmaxf(largest[n % 4], fabsf(output[4 * (n / 2) + 2 * r + n % 2]));
-  }
-  return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-}
-
 // A thread's two rows, 8 apart; four lanes, a quad, share them. kScores of the thread's scores
 // belong to a tile: [4 * j + 2 * r + i] is row r's key 8 * j + 2 * (lane % 4) + i.
 //

@@ -51,6 +51,8 @@ struct Sm90Tile {
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
+  // A register that D256 does not have for what is read once for each tile of keys.
+  static constexpr bool kCapInRegister = kDim < 256;
 
   // Boxes of the copy engine: whole 128-byte rows where the head dim allows.
   static constexpr int kCols = kDim % 64 == 0 ? 64 : 32;

@@ -92,6 +92,17 @@ __device__ __forceinline__ void StoreShared16(uint32_t shared, uint4 v) {
                : "memory");
 }
 
+// Up to eight elements that exist, zeros beyond; any alignment.
+__device__ __forceinline__ uint4 LoadPiecewise(const char* data, int columns) {
+  const auto* elements = reinterpret_cast<const uint16_t*>(data);
+  uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    if (e < columns) words[e / 2] |= static_cast<uint32_t>(elements[e]) << (16 * (e % 2));
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 // ---- fragments ----------------------------------------------------------------------------------
 
 // The four 8 x 8 matrices of a 16 x 16 block, in the order of the lanes' addresses (BlockOffsets).
@@ -109,6 +120,14 @@ __device__ __forceinline__ void LoadMatrixTransposed(uint32_t shared, uint32_t (
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared));
+}
+
+// The transpose of an 8 x 8 matrix of which lane l has of row l / 4 the columns 2 * (l % 4) and the
+// next.
+__device__ __forceinline__ uint32_t Transpose(uint32_t pair) {
+  uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
 }
 
 // c = a b, or c += a b. a: 16 x 16, as LoadMatrix gives it with Second::kRows. b: 16 x 8, b0 its

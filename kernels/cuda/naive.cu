@@ -191,7 +191,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// acc += p^T v over one slice; the value rows of hidden keys are not touched (0 * NaN is NaN).
+// acc += p^T v over one slice; the value rows of hidden keys are not touched (0 * NaN is NaN). p
+// holds halves of weights: rounded, those may add up to more than 1, and a mean of the largest
+// values would overflow on its way.
 __device__ void AccumulateSlice(const SharedTile& p, const SharedTile& v, int ty, int tx,
                                 float (&acc)[4][4]) {
 #pragma unroll
@@ -225,7 +227,7 @@ __global__ void __launch_bounds__(kThreads)
       const int row = n / kSlice, key = n % kSlice;
       const bool exists = row_begin + row < s.q_len && j + key < s.k_len;
       p_slice[key][row] =
-          exists ? ScoreRow(a, scores, place.b, place.h, row_begin + row)[j + key] : -0.0f;
+          exists ? ScoreRow(a, scores, place.b, place.h, row_begin + row)[j + key] / 2 : -0.0f;
       const int v_key = n / kTile, col = n % kTile;
       v_slice[v_key][col] =
           LoadOrZero(a.v, p.dtype, v_head, j + v_key, s.k_len, col_begin + col, p.dim_v);
@@ -243,7 +245,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = 0; c < 4; ++c) {
       const int64_t col = col_begin + tx + c * kEdge;
       if (col < p.dim_v) {
-        StoreGlobal(a.o.data, p.dtype, o_head + i * a.o.stride_l + col, acc[r][c]);
+        StoreGlobal(a.o.data, p.dtype, o_head + i * a.o.stride_l + col, Mean(acc[r][c], 2));
       }
     }
   }

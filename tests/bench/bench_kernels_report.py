@@ -112,6 +112,8 @@ def faults(report):
             refused = "cudaErrorInvalidValue" in r.get("failure", "")
             if name.startswith(("cuda_", "auto")) and not r.get("correct") and not refused:
                 found.append(f"{name} at {cell['name']}: {r.get('failure', 'not run')}")
+    found += [f"{r['kernel']}, {r['mask']}, {r['case']}: {r['failure']}"
+              for r in report.get("redo", []) if "wrong" in r.get("failure", "")]
     return found
 
 
@@ -184,6 +186,12 @@ def markdown(report):
     if report.get("memory"):
         lines += ["", "## Memory beside Q, K, V and O, B1 H16 D128 (MiB)", ""]
         lines.append(memory_table(report["memory"]))
+    if report.get("redo"):
+        lines += ["", "## Rows computed again, B1 H16 L4096 D128 bfloat16", "",
+                  "| kernel | mask | inputs | ms | of ordinary |", "|---|---|---|---|---|"]
+        lines += [f"| {r['kernel']} | {r['mask']} | {r['case']} | " + (
+            f"{r['ms']:.3f} | {r['ratio']:.2f} |" if "ms" in r else f"{r['failure']} | |")
+                  for r in report["redo"]]
     return "\n".join([*lines, "", summary(report), ""])
 
 

@@ -22,13 +22,9 @@ ProblemSpec BitPatternSpec(uint64_t seed, double work_max);
 
 // What a kernel leaves to its own order of arithmetic, beside what the reference says is its own.
 struct Leeway {
-  // Weights times values may be added up before they are divided by their sum, times up to 2^9.
-  bool o_may_overflow = false;
   // A weight may be too small for the kernel, and Inf times it NaN; and NaN or Inf in V may be felt
   // by a row whose score for the key is -Inf by arithmetic.
   bool vanishing_weights = false;
-  // NaN or Inf in V may be felt by rows that do not see the key (cuda_flash_sm90).
-  bool hidden_values = false;
 };
 
 struct Verdict {

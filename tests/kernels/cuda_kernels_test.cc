@@ -17,11 +17,6 @@
 namespace attend::test {
 namespace {
 
-// Those that keep every hidden key out, bad values and all. cuda_flash_sm90 does so for keys beyond
-// a length; a hidden key of its own sequence may spoil the rows of its tile (kernels/README.md).
-constexpr KernelId kCarefulKernels[] = {KernelId::kCudaNaive, KernelId::kCudaFlashFp32,
-                                        KernelId::kCudaFlashSm80};
-
 // Multiply-adds in double that one check may cost: all rows of anything small.
 constexpr double kCheckWork = 1e8;
 
@@ -142,7 +137,11 @@ void CheckBadKeys(const ProblemSpec& spec, KernelId kernel, int config, uint64_t
       const std::string label = " key " + std::to_string(key) + " spoil " +
                                 std::to_string(static_cast<int>(spoil)) + " " +
                                 Label(spec, kernel, config, seed);
-      EXPECT_TRUE(SameBits(Rows(clean, 0, key), Rows(dirty, 0, key))) << label;
+      // cuda_flash_sm90 computes rows beside one with NaN in V again (redo_rows.cuh): as well, but
+      // in another order.
+      if (kernel != KernelId::kCudaFlashSm90) {
+        EXPECT_TRUE(SameBits(Rows(clean, 0, key), Rows(dirty, 0, key))) << label;
+      }
       const RowsReport report = CheckAllRows(dirty.attention);
       EXPECT_TRUE(report.ok) << report.detail << label;
       for (int64_t i = key; i < length && spoil == Spoil::kNan; ++i) {
@@ -157,7 +156,7 @@ TEST(CudaKernels, CausalRowsDoNotSeeLaterBadKeys) {
   for (const int64_t dim : {32, 64, 96, 100, 128, 192, 256}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 300, 300, dim, dim);
     spec.problem.mask.right = 0;
-    for (const KernelId kernel : kCarefulKernels) {
+    for (const KernelId kernel : kCudaKernels) {
       if (kernel == KernelId::kCudaFlashSm80) spec.problem.dtype = DType::kFloat16;
       for (const int config : Configs(spec.problem, kernel)) {
         ASSERT_NO_FATAL_FAILURE(CheckBadKeys(spec, kernel, config, seed));
@@ -172,7 +171,7 @@ TEST(CudaKernels, BiasOfMinusInfinityHidesValues) {
   for (const int64_t dim : {64, 128, 200}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 128, 256, dim, dim);
     spec.problem.has_bias = true;
-    for (const KernelId kernel : kCarefulKernels) {
+    for (const KernelId kernel : kCudaKernels) {
       if (kernel == KernelId::kCudaFlashSm80) spec.problem.dtype = DType::kFloat16;
       OwnedAttention owned = MakeAttention(spec, seed);
       if (!CanRun(owned.attention, kernel)) continue;

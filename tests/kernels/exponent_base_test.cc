@@ -98,7 +98,7 @@ Row RunFp32(const Way& way, const std::vector<float>& scores, const std::vector<
   return {o * OutputFactor(state, 1.0f, way.has_sink, way.sink), LogSumExp(state)};
 }
 
-// As far_row.cuh does.
+// As redo_rows.cuh does.
 Way KeyByKey(Way way) {
   way.tile = 1;
   return way;
