@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "server/memory_reserve.h"
 #include "server/tcp_listener.h"
 
 namespace attend {
@@ -165,6 +166,7 @@ void GrpcServer::SetServing(bool serving) {
 }
 
 void GrpcServer::LogWrong(int socket, const char* what) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
   metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
   const std::string peer = PeerText(socket);
   logger_.Log(LogLevel::warn, "connection closed",
