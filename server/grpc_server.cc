@@ -25,6 +25,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+// Calls take so much, and as many connections full of them before those are looked at of which
+// nobody waits for an answer.
+constexpr int64_t kCallBytes = int64_t{32} << 10;
+constexpr int64_t kFullConnections = 16;
+
 milliseconds Milliseconds(double seconds) {
   return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
 }
@@ -98,7 +103,8 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
-  const Http2Frames::Limits frames{config.max_streams};
+  server->heap_.emplace(kCallBytes * config.max_streams * kFullConnections);
+  const Http2Frames::Limits frames{config.max_streams, &*server->heap_};
   const auto take = [acceptor, frames, on_wrong = &server->on_wrong_](int socket) {
     struct stat about {};
     if (fstat(socket, &about) == 0) ReadGuard::Begin(socket, about.st_ino, frames, on_wrong);
