@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -105,9 +106,13 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
   server->heap_.emplace(kCallBytes * config.max_streams * kFullConnections);
   const Http2Frames::Limits frames{config.max_streams, &*server->heap_};
-  const auto take = [acceptor, frames, on_wrong = &server->on_wrong_](int socket) {
+  const auto take = [acceptor, frames, &metrics, on_wrong = &server->on_wrong_](int socket) {
     struct stat about {};
-    if (fstat(socket, &about) == 0) ReadGuard::Begin(socket, about.st_ino, frames, on_wrong);
+    if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, frames, on_wrong)) {
+      metrics.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
+      close(socket);
+      return;
+    }
     Acceptor::NewConnectionParameters connection;
     connection.fd = socket;
     acceptor->HandleNewConnection(&connection);

@@ -57,13 +57,14 @@ const char* ForEachPiece(const msghdr& message, ssize_t bytes, const Look& look)
 
 }  // namespace
 
-void ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
                       const OnWrong* on_wrong) {
   Entry* const entry = Find(socket, true);
-  if (entry == nullptr) return;
+  if (entry == nullptr) return false;
   entry->frames.emplace(limits);
   entry->inode = inode;
   entry->on_wrong = on_wrong;
+  return true;
 }
 
 bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {

@@ -23,7 +23,8 @@ class ReadGuard {
 
   // The connection is read by gRPC from now on, from its first byte. `on_wrong` outlives it. Before
   // another thread can read it.
-  static void Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+  // False if there is no place for so high a descriptor: nobody would look at what is read.
+  static bool Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
                     const OnWrong* on_wrong);
   // False if what has just been read must not be gRPC's.
   static bool Passes(int socket, const msghdr& message, ssize_t bytes);

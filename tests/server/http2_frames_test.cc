@@ -10,6 +10,8 @@
 #include <random>
 #include <string>
 
+#include "server/read_guard.h"
+
 namespace attend {
 namespace {
 
@@ -174,6 +176,13 @@ TEST_F(Http2FramesTest, WindowUpdatesAreBoundedByWhatWasSent) {
 
 TEST_F(Http2FramesTest, SmallMessagesAreNotBounded) {
   EXPECT_EQ(FirstWrong(Frame(kData, 0, 32), 5 * Http2Frames::kIdleFramesMax), 0);
+}
+
+TEST(ReadGuardTest, RefusesDescriptorsThatItHasNoPlaceFor) {
+  const ReadGuard::OnWrong wrong = [](int, const char*) {};
+  EXPECT_TRUE(ReadGuard::Begin((1 << 20) - 1, 0, {}, &wrong));
+  EXPECT_FALSE(ReadGuard::Begin(1 << 20, 0, {}, &wrong));
+  EXPECT_FALSE(ReadGuard::Begin(-1, 0, {}, &wrong));
 }
 
 }  // namespace
