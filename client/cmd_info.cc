@@ -4,7 +4,9 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <cmath>
 #include <cstdio>
+#include <string>
 
 #include "client/commands.h"
 
@@ -63,6 +65,11 @@ void PrintLimits(const v1::Limits& limits) {
   std::printf("             B %lld, H %lld, L %lld, D %lld; %lld unanswered on a stream\n",
               Int(limits.batch_max()), Int(limits.heads_max()), Int(limits.length_max()),
               Int(limits.head_dim_max()), Int(limits.stream_requests_max()));
+  const std::string cost = limits.request_gflop_max() > 0
+                               ? std::to_string(Int(std::llround(limits.request_gflop_max())))
+                               : "any number of";
+  std::printf("             a request costs %s GFLOP; %lld accepted with a check\n", cost.c_str(),
+              Int(limits.checks_max()));
 }
 
 void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,

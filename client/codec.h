@@ -59,6 +59,8 @@ class EncodedCall {
 
   // Of all tensors, those in shared memory too.
   int64_t payload_bytes() const { return payload_bytes_; }
+  // Of the answer's O, if it comes in one message; 0: not known.
+  int64_t answer_bytes() const { return answer_bytes_; }
   // INVALID_ARGUMENT if this is one message and it or its answer has more than `bytes_max` bytes;
   // 0: no bound is known.
   Status CheckMessageBytes(int64_t bytes_max) const;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/thread_name.h"
+#include "server/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -95,6 +96,7 @@ void AnswerWatch::Look(Shard& shard, TimePoint now) {
       if (moved || each->held_.load(std::memory_order_relaxed) == 0) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
       try {
+        const OnNoMemory no_memory(OnNoMemory::kThrow);
         unread.push_back(each->call_);
       } catch (const std::bad_alloc&) {  // the next look finds it
         break;
@@ -106,6 +108,7 @@ void AnswerWatch::Look(Shard& shard, TimePoint now) {
   // Without the lock: what gRPC then calls may leave the watch.
   for (grpc_call* call : unread) {
     try {
+      const OnNoMemory no_memory(OnNoMemory::kThrow);
       unread_(PeerOf(call));
     } catch (const std::bad_alloc&) {  // it goes without a word
     }

@@ -10,6 +10,7 @@
 
 #include "kernels/thread_name.h"
 #include "kernels/trace_range.h"
+#include "server/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -92,6 +93,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
   if (aborted_) return End(lock, std::move(request), Code::kUnavailable);
   const TimePoint deadline = request->deadline;
   try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
     queue_.Push(request, static_cast<int64_t>(share * static_cast<double>(kBatchCost)));
   } catch (const std::bad_alloc&) {
     lock.unlock();
@@ -222,6 +224,7 @@ void Checker::Check(Request& request) {
   const TraceRange range("attend: check an answer");
   const double budget = request.check_sampled ? options_.sampled_work_budget : options_.work_budget;
   try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
     const TimePoint begin = clock_.Now();
     const std::vector<RowId> rows =
         SampleRows(request.attention, Mix(options_.seed ^ request.id), budget, &request.stop);

@@ -7,6 +7,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "server/memory_reserve.h"
 #include "server/tcp_listener.h"
 
 namespace attend {
@@ -23,6 +25,11 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+
+// Calls take so much, and as many connections full of them before those are looked at of which
+// nobody waits for an answer.
+constexpr int64_t kCallBytes = int64_t{32} << 10;
+constexpr int64_t kFullConnections = 16;
 
 milliseconds Milliseconds(double seconds) {
   return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
@@ -97,10 +104,15 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
-  const Http2Frames::Limits frames{config.max_streams};
-  const auto take = [acceptor, frames, on_wrong = &server->on_wrong_](int socket) {
+  server->heap_.emplace(kCallBytes * config.max_streams * kFullConnections);
+  const Http2Frames::Limits frames{config.max_streams, &*server->heap_};
+  const auto take = [acceptor, frames, &metrics, on_wrong = &server->on_wrong_](int socket) {
     struct stat about {};
-    if (fstat(socket, &about) == 0) ReadGuard::Begin(socket, about.st_ino, frames, on_wrong);
+    if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, frames, on_wrong)) {
+      metrics.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
+      close(socket);
+      return;
+    }
     Acceptor::NewConnectionParameters connection;
     connection.fd = socket;
     acceptor->HandleNewConnection(&connection);
@@ -165,6 +177,7 @@ void GrpcServer::SetServing(bool serving) {
 }
 
 void GrpcServer::LogWrong(int socket, const char* what) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
   metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
   const std::string peer = PeerText(socket);
   logger_.Log(LogLevel::warn, "connection closed",

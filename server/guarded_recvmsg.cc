@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The recvmsg of a process that links attend_read_guard, in libc's place: gRPC reads its
-// connections with it.
+// The recvmsg and sendmsg of a process that links attend_read_guard, in libc's place: gRPC reads
+// and writes its connections with them.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,4 +17,11 @@ extern "C" __attribute__((visibility("default"))) ssize_t recvmsg(int socket, ms
   shutdown(socket, SHUT_RDWR);
   errno = ECONNRESET;
   return -1;
+}
+
+extern "C" __attribute__((visibility("default"))) ssize_t sendmsg(int socket, const msghdr* message,
+                                                                  int flags) {
+  const ssize_t bytes = syscall(SYS_sendmsg, socket, message, flags);
+  if (bytes > 0) attend::ReadGuard::Sent(socket, *message, bytes);
+  return bytes;
 }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 
 namespace attend {
 namespace {
@@ -16,58 +15,75 @@ constexpr uint8_t kAck = 0x1, kEndStream = 0x1, kEndHeaders = 0x4;
 }  // namespace
 
 const char* Http2Frames::Read(std::span<const uint8_t> bytes, TimePoint now) {
-  while (!bytes.empty()) {
-    if (skip_ > 0) {
-      const size_t skipped = static_cast<size_t>(std::min<int64_t>(skip_, std::ssize(bytes)));
-      skip_ -= static_cast<int64_t>(skipped);
-      bytes = bytes.subspan(skipped);
-      continue;
-    }
-    const size_t taken = std::min<size_t>(kHeadBytes - head_bytes_, bytes.size());
-    std::memcpy(head_ + head_bytes_, bytes.data(), taken);
-    head_bytes_ = static_cast<int8_t>(head_bytes_ + taken);
-    bytes = bytes.subspan(taken);
-    if (head_bytes_ < kHeadBytes) break;
-    head_bytes_ = 0;
-    if (const char* const wrong = Begin(now)) return wrong;
-  }
-  return nullptr;
+  return read_.Read(bytes, [&](const uint8_t* head) { return Begin(head, now); });
 }
 
-const char* Http2Frames::Begin(TimePoint now) {
-  length_ = head_[0] << 16 | head_[1] << 8 | head_[2];
-  skip_ = length_;
-  const uint8_t type = head_[3];
-  const uint8_t flags = head_[4];
+void Http2Frames::Written(std::span<const uint8_t> bytes) {
+  written_.Read(bytes, [this](const uint8_t* head) -> const char* {
+    if (head[3] != kData) return nullptr;
+    answers_.fetch_add(1, std::memory_order_relaxed);
+    answer_bytes_.fetch_add(FrameHeads::Length(head), std::memory_order_relaxed);
+    return nullptr;
+  });
+}
+
+const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
+  const int32_t length = FrameHeads::Length(head);
+  const uint8_t type = head[3];
+  const uint8_t flags = head[4];
   switch (type) {
     case kHeaders:
+      if (const char* const wrong = CountCall(FrameHeads::Stream(head), now)) return wrong;
+      return CountHeaders(type, flags, length);
     case kContinuation:
-      return CountHeaders(type, flags);
+      return CountHeaders(type, flags, length);
     case kSettings:
       acknowledged_ |= (flags & kAck) != 0;
       return CountIdle(now);
     case kWindowUpdate:
-      return nullptr;  // one for each piece of an answer that was read
+      return CountUpdate(now);
     case kData:
-      return length_ < kDataBytesMin && (flags & kEndStream) == 0 ? CountIdle(now) : nullptr;
+      return length < kDataBytesMin && (flags & kEndStream) == 0 ? CountIdle(now) : nullptr;
     default:
       return CountIdle(now);
   }
 }
 
-const char* Http2Frames::CountHeaders(uint8_t type, uint8_t flags) {
-  if (type == kHeaders) {
-    header_bytes_ = 0;
-    header_frames_ = 0;
-    if (!acknowledged_ && ++streams_ > limits_.streams) {
-      return "streams before the settings were acknowledged";
-    }
-  }
-  header_bytes_ += length_;
+const char* Http2Frames::CountHeaders(uint8_t type, uint8_t flags, int32_t length) {
+  if (type == kHeaders) header_bytes_ = header_frames_ = 0;
+  header_bytes_ += length;
   ++header_frames_;
   if (header_bytes_ > kHeaderBytesMax) return "headers above 32 KiB";
   if (header_frames_ > kHeaderFramesMax) return "headers in more than 16 frames";
   if ((flags & kEndHeaders) != 0) header_bytes_ = header_frames_ = 0;
+  return nullptr;
+}
+
+const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
+  if (stream <= last_stream_) return CountIdle(now);  // gRPC's clients send no trailers
+  last_stream_ = stream;
+  if (!acknowledged_ && ++streams_ > limits_.streams) {
+    return "streams before the settings were acknowledged";
+  }
+  if (limits_.heap == nullptr) return nullptr;
+  const bool high = limits_.heap->High(now);
+  const int64_t answers = answers_.load(std::memory_order_relaxed);
+  if (!high || now - calls_since_ >= std::chrono::seconds(1)) {
+    calls_ = 0;
+    answers_before_ = answers;
+    calls_since_ = now;
+  }
+  if (!high) return nullptr;
+  const bool ends = ++calls_ - (answers - answers_before_) > limits_.streams;
+  return ends ? "calls without answers while memory is short" : nullptr;
+}
+
+const char* Http2Frames::CountUpdate(TimePoint now) {
+  // One or several for each piece of an answer that was read.
+  if (updates_ >= answer_bytes_.load(std::memory_order_relaxed) / kBytesPerUpdate) {
+    return CountIdle(now);
+  }
+  ++updates_;
   return nullptr;
 }
 

@@ -2,23 +2,53 @@
 //
 // What a client's HTTP/2 frames may be before gRPC reads them. gRPC 1.51 keeps a header block of
 // any length, in time that grows with its square, lets a client that never acknowledges its
-// settings open any number of streams, and works for frames that carry nothing. Looks at frames'
-// heads only, of which there is one in 16 KiB or so. Pure.
+// settings open any number of streams, works for frames that carry nothing, and keeps what a call
+// took for some time after its stream has ended. Looks at frames' heads only, of which there is one
+// in 16 KiB or so. Pure.
 
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "server/clock.h"
+#include "server/heap_pressure.h"
 
 namespace attend {
+
+// Finds the heads of frames in what comes piece by piece.
+class FrameHeads {
+ public:
+  static constexpr int kBytes = 9;
+
+  // The first frame begins after that many bytes.
+  explicit FrameHeads(int64_t skip) : skip_(skip) {}
+
+  // Calls found(head) for each head that ends in `bytes`, until one says what is wrong.
+  template <class Found>
+  const char* Read(std::span<const uint8_t> bytes, const Found& found);
+  static int32_t Length(const uint8_t* head) { return head[0] << 16 | head[1] << 8 | head[2]; }
+  static int32_t Stream(const uint8_t* head) {
+    return (head[5] & 0x7f) << 24 | head[6] << 16 | head[7] << 8 | head[8];
+  }
+
+ private:
+  int64_t skip_;  // bytes until the next frame
+  uint8_t head_[kBytes] = {};
+  int8_t head_bytes_ = 0;
+};
 
 class Http2Frames {
  public:
   struct Limits {
     int64_t streams = 1024;  // that may be opened before the settings are acknowledged
+    // While the heap is short, a connection may begin so many calls a second more than it gets
+    // answers. Null: it never is. Outlives the connection.
+    HeapPressure* heap = nullptr;
   };
   // Of one block of headers: gRPC itself takes 8 KiB, and says so to whoever sends a little more.
   static constexpr int64_t kHeaderBytesMax = int64_t{32} << 10;
@@ -28,32 +58,63 @@ class Http2Frames {
   // Frames that carry neither headers nor so much data: so many at once, and so many a second.
   static constexpr int64_t kIdleFramesMax = 16384;
   static constexpr int64_t kIdleFramesPerSecond = 4096;
+  // A WINDOW_UPDATE counts as one of these unless so many bytes of answers were sent for it.
+  static constexpr int64_t kBytesPerUpdate = 512;
 
-  Http2Frames() = default;
   explicit Http2Frames(const Limits& limits) : limits_(limits) {}
 
   // The next bytes of the connection, from its first on. Null, or what is wrong with them: the
   // connection is not to be read any further.
   const char* Read(std::span<const uint8_t> bytes, TimePoint now);
+  // The next bytes that the server sent, on any one thread at a time, at once with Read.
+  void Written(std::span<const uint8_t> bytes);
 
  private:
-  static constexpr int kHeadBytes = 9;
-
-  const char* Begin(TimePoint now);  // a frame, whose head is in head_
-  const char* CountHeaders(uint8_t type, uint8_t flags);
+  const char* Begin(const uint8_t* head, TimePoint now);
+  const char* CountHeaders(uint8_t type, uint8_t flags, int32_t length);
+  // Headers that begin a call, or come to one that is there, or that has ended.
+  const char* CountCall(int32_t stream, TimePoint now);
+  const char* CountUpdate(TimePoint now);
   const char* CountIdle(TimePoint now);
 
-  Limits limits_;
-  int64_t skip_ = 24;  // bytes until the next frame: of the preface, then of a frame
-  uint8_t head_[kHeadBytes] = {};
-  int8_t head_bytes_ = 0;
+  const Limits limits_;
+  FrameHeads read_{24};        // after the preface
   bool acknowledged_ = false;  // the settings
-  int32_t length_ = 0;
+  int32_t last_stream_ = 0;
   int64_t streams_ = 0;       // opened before that
   int64_t header_bytes_ = 0;  // of the block that is under way
   int64_t header_frames_ = 0;
   int64_t idle_frames_ = 0;
   TimePoint idle_since_{};
+  int64_t updates_ = 0;  // of windows, for what was sent
+  int64_t calls_ = 0;    // begun in this second, while the heap was short
+  int64_t answers_before_ = 0;
+  TimePoint calls_since_{};
+
+  FrameHeads written_{0};
+  std::atomic<int64_t> answers_{0};  // frames of DATA
+  std::atomic<int64_t> answer_bytes_{0};
 };
+
+template <class Found>
+const char* FrameHeads::Read(std::span<const uint8_t> bytes, const Found& found) {
+  while (!bytes.empty()) {
+    if (skip_ > 0) {
+      const size_t skipped = static_cast<size_t>(std::min<int64_t>(skip_, std::ssize(bytes)));
+      skip_ -= static_cast<int64_t>(skipped);
+      bytes = bytes.subspan(skipped);
+      continue;
+    }
+    const size_t taken = std::min<size_t>(kBytes - head_bytes_, bytes.size());
+    std::memcpy(head_ + head_bytes_, bytes.data(), taken);
+    head_bytes_ = static_cast<int8_t>(head_bytes_ + taken);
+    bytes = bytes.subspan(taken);
+    if (head_bytes_ < kBytes) break;
+    head_bytes_ = 0;
+    skip_ = Length(head_);
+    if (const char* const wrong = found(head_)) return wrong;
+  }
+  return nullptr;
+}
 
 }  // namespace attend

@@ -3,7 +3,6 @@
 #include "server/intake.h"
 
 #include <algorithm>
-#include <functional>
 #include <new>
 #include <string>
 #include <utility>
@@ -30,6 +29,12 @@ constexpr int64_t kPieceBytesLeast = 4096;
 constexpr int64_t kInlineArrayBytesMax = int64_t{64} << 10;
 // What the small fields of an ordinary request need; more comes from the heap.
 constexpr size_t kArenaBlockBytes = 4096;
+
+// Ends the request where Finish may not throw.
+void End(std::unique_ptr<Request> request, Status status) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  Finish(std::move(request), std::move(status));
+}
 
 Status OutOfMemory() { return ResourceExhausted("the server's process is out of memory"); }
 
@@ -91,9 +96,10 @@ void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuff
   const TraceRange range("attend: take a message");
   call.Ref();
   try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (Take(call, request, message)) return;
   } catch (const std::bad_alloc&) {
-    // Else it has ended, or somebody else ends it.
+    // Else it has ended.
     if (request != nullptr) Finish(std::move(request), Reject(Rejection::kMemory, OutOfMemory()));
   }
   call.Unref();
@@ -118,21 +124,29 @@ bool Intake::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffe
     }
   }
   if (!status.ok()) {
-    Finish(std::move(request), std::move(status));
+    End(std::move(request), std::move(status));
     return false;
   }
   if (work.message.scan.array_bytes <= kInlineArrayBytesMax) return TakeHere(call, request, work);
   auto large = std::make_shared<LargeWork>(std::move(work));
-  // On the pool's threads from here on: so many numbers take long.
-  const std::function<void()> decode = [this, &call, large] {
-    Status status = Decode(*large->request, *large, large->arena);
-    if (status.ok()) return CopyLarge(call, large);
-    Finish(std::move(large->request), std::move(status));
-    call.Unref();
-  };
+  const OnNoMemory wait(OnNoMemory::kWait);  // whoever holds the request must get on
   large->request = std::move(request);
-  copies_.Copy({}, decode);
+  // On the pool's threads from here on: so many numbers take long.
+  copies_.Copy({}, [this, &call, large] { DecodeLarge(call, large); });
   return true;
+}
+
+void Intake::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+  Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    status = Decode(*large->request, *large, large->arena);
+  } catch (const std::bad_alloc&) {
+    status = Reject(Rejection::kMemory, OutOfMemory());
+  }
+  if (status.ok()) return CopyLarge(call, large);
+  Finish(std::move(large->request), std::move(status));
+  call.Unref();
 }
 
 bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
@@ -140,7 +154,7 @@ bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work)
   google::protobuf::Arena arena(OnBlock(block, sizeof(block)));
   Status status = Decode(*request, work, arena);
   if (!status.ok()) {
-    Finish(std::move(request), std::move(status));
+    End(std::move(request), std::move(status));
   } else if (Scatter(work, *request)) {
     Submit(call, std::move(request));
   } else if (request->message_bytes <= kInlineBytesMax) {
@@ -151,6 +165,7 @@ bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work)
     // Its tensors are found by the scan alone, so the arena may go.
     work.message.fields = nullptr;
     auto large = std::make_shared<LargeWork>(std::move(work));
+    const OnNoMemory wait(OnNoMemory::kWait);
     large->request = std::move(request);
     CopyLarge(call, large);
     return true;
@@ -222,7 +237,9 @@ Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& are
   return TakeFields(work.message, request, work.validated, work.plan);
 }
 
-Status Intake::AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places) {
+Status Intake::AcceptHeader(const RequestMessage& header, Request& request,
+                            TensorPlaces& places) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
   if (MemoryIsShort()) return Reject(Rejection::kMemory, OutOfMemory());
   Validated validated;
   MemoryPlan plan;
@@ -238,8 +255,11 @@ Status Intake::AcceptHeader(const RequestMessage& header, Request& request, Tens
     places.data[i] = input == nullptr ? nullptr : input + plan.tensors[i];
     tensors.push_back({places.data[i], places.bytes[i]});
   }
+  const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
   if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
+} catch (const std::bad_alloc&) {
+  return Reject(Rejection::kMemory, OutOfMemory());
 }
 
 Status Intake::TakeFields(const RequestMessage& message, Request& request, Validated& validated,
@@ -330,6 +350,7 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
 }
 
 void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
+  const OnNoMemory wait(OnNoMemory::kWait);  // it is accepted
   const uint64_t id = request->id;
   request->upload.Release();
   call.OnAdmitted(id);

@@ -90,10 +90,11 @@ class Intake {
   struct LargeWork;  // the same, when threads of the copy pool go on with it
   struct HeldMessage;
 
-  // These two end the request or hand it on, unless they throw and leave it. True: the copy pool
-  // goes on, and lets go of the call.
+  // These two end the request or hand it on, unless they throw std::bad_alloc and leave it. True:
+  // the copy pool goes on, and lets go of the call.
   bool Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
+  void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Goes on with a request that was decoded, when its tensors have been copied.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Leaves the tensors where they arrived, if whoever computes the request can read them there.

@@ -42,11 +42,12 @@ bool IsOpenSocket(int fd, ino_t inode) {
 
 UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
-// Errors of one connection, which was broken off before it was accepted.
+// Errors of one connection: broken off before it was accepted, or forbidden by a firewall. As
+// accept(2) has it, the next may be well.
 bool IsOfOneConnection(int error) {
-  constexpr std::array<int, 9> kErrors = {ECONNABORTED, EPROTO,      ENETDOWN,
-                                          ENOPROTOOPT,  EHOSTDOWN,   ENONET,
-                                          EHOSTUNREACH, ENETUNREACH, EINTR};
+  constexpr std::array kErrors = {ECONNABORTED, EPROTO, ENETDOWN,     ENOPROTOOPT,
+                                  EHOSTDOWN,    ENONET, EHOSTUNREACH, ENETUNREACH,
+                                  EOPNOTSUPP,   EPERM,  EINTR};
   return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
 }
 

@@ -4,9 +4,12 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <thread>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -18,6 +21,25 @@ std::array<std::atomic<void*>, kPieces> pieces;
 std::atomic<size_t> piece_bytes{0};
 std::atomic<bool> used{false};
 
+thread_local OnNoMemory::Then then = OnNoMemory::kWait;
+
+// False if this thread has waited for so long that there will be nothing.
+bool WaitForMemory() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPause(1);
+  // An allocation that fails again is back here sooner.
+  constexpr std::chrono::milliseconds kApart(1);
+  constexpr std::chrono::seconds kWaitMost(1);
+  thread_local Clock::time_point since;
+  thread_local Clock::time_point last;
+  const Clock::time_point now = Clock::now();
+  if (now - last > kApart) since = now;
+  if (now - since > kWaitMost) return false;
+  std::this_thread::sleep_for(kPause);
+  last = Clock::now();
+  return true;
+}
+
 void GiveBack() {
   used.store(true, std::memory_order_relaxed);
   for (std::atomic<void*>& piece : pieces) {
@@ -26,7 +48,7 @@ void GiveBack() {
     std::free(memory);
     return;  // operator new tries again
   }
-  throw std::bad_alloc();
+  if (then == OnNoMemory::kThrow || !WaitForMemory()) throw std::bad_alloc();
 }
 
 // False if there is no memory for it.
@@ -58,5 +80,8 @@ bool MemoryIsShort() {
   if (!FillUp()) used.store(true, std::memory_order_relaxed);
   return used.load(std::memory_order_relaxed);
 }
+
+OnNoMemory::OnNoMemory(Then next) : before_(std::exchange(then, next)) {}
+OnNoMemory::~OnNoMemory() { then = before_; }
 
 }  // namespace attend

@@ -2,8 +2,10 @@
 //
 // What is left when the heap is empty. All that is large is counted before it is taken, so that an
 // allocation that fails is a small one, in the middle of something: it gets what it wants from a
-// reserve, and until the reserve is whole again new requests are refused. std::bad_alloc is thrown
-// only once the reserve is gone too.
+// reserve, and until the reserve is whole again new requests are refused. Once the reserve is gone
+// too, std::bad_alloc is thrown at once where somebody deals with it, which OnNoMemory says.
+// Everywhere else the thread waits for memory that others give back: gRPC does not survive an
+// exception, nor would a request that was accepted come to its end.
 //
 // Of the process, as operator new is. Any thread.
 
@@ -18,5 +20,18 @@ void KeepMemoryReserve(int64_t bytes);
 
 // Whether some of the reserve has been used; it is made whole first if that is possible.
 bool MemoryIsShort();
+
+// What operator new does on this thread while this lives, if nothing is left.
+class OnNoMemory {
+ public:
+  enum Then { kWait, kThrow };  // kWait: for a second at most, then it throws too
+  explicit OnNoMemory(Then then);
+  ~OnNoMemory();
+  OnNoMemory(const OnNoMemory&) = delete;
+  OnNoMemory& operator=(const OnNoMemory&) = delete;
+
+ private:
+  const Then before_;
+};
 
 }  // namespace attend

@@ -9,13 +9,15 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <span>
 #include <utility>
 
 namespace attend {
 namespace {
 
 struct Entry {
-  Http2Frames frames;
+  std::optional<Http2Frames> frames;
   ino_t inode = 0;
   const ReadGuard::OnWrong* on_wrong = nullptr;  // null: no connection of gRPC's
 };
@@ -41,12 +43,13 @@ Entry* Find(int socket, bool make) {
   return &(*page)[static_cast<size_t>(socket % kPageEntries)];
 }
 
-const char* Read(Entry& entry, const msghdr& message, ssize_t bytes) {
-  const TimePoint now = std::chrono::steady_clock::now();
+// Calls look(piece) for the first `bytes` of the message, until one says what is wrong.
+template <class Look>
+const char* ForEachPiece(const msghdr& message, ssize_t bytes, const Look& look) {
   for (size_t i = 0; i < message.msg_iovlen && bytes > 0; ++i) {
     const size_t length = std::min(message.msg_iov[i].iov_len, static_cast<size_t>(bytes));
     const auto* const data = static_cast<const uint8_t*>(message.msg_iov[i].iov_base);
-    if (const char* const wrong = entry.frames.Read({data, length}, now)) return wrong;
+    if (const char* const wrong = look(std::span(data, length))) return wrong;
     bytes -= static_cast<ssize_t>(length);
   }
   return nullptr;
@@ -54,16 +57,23 @@ const char* Read(Entry& entry, const msghdr& message, ssize_t bytes) {
 
 }  // namespace
 
-void ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
                       const OnWrong* on_wrong) {
   Entry* const entry = Find(socket, true);
-  if (entry != nullptr) *entry = {Http2Frames(limits), inode, on_wrong};
+  if (entry == nullptr) return false;
+  entry->frames.emplace(limits);
+  entry->inode = inode;
+  entry->on_wrong = on_wrong;
+  return true;
 }
 
 bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
   Entry* const entry = Find(socket, false);
   if (entry == nullptr || entry->on_wrong == nullptr) return true;
-  const char* const wrong = Read(*entry, message, bytes);
+  const TimePoint now = std::chrono::steady_clock::now();
+  const char* const wrong = ForEachPiece(message, bytes, [&](std::span<const uint8_t> piece) {
+    return entry->frames->Read(piece, now);
+  });
   if (wrong == nullptr) return true;
   const OnWrong* const on_wrong = std::exchange(entry->on_wrong, nullptr);
   // Nobody says when gRPC closes a connection: the descriptor may be another socket's by now.
@@ -71,6 +81,15 @@ bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
   if (fstat(socket, &about) != 0 || about.st_ino != entry->inode) return true;
   (*on_wrong)(socket, wrong);
   return false;
+}
+
+void ReadGuard::Sent(int socket, const msghdr& message, ssize_t bytes) {
+  Entry* const entry = Find(socket, false);
+  if (entry == nullptr || entry->on_wrong == nullptr) return;
+  ForEachPiece(message, bytes, [&](std::span<const uint8_t> piece) -> const char* {
+    entry->frames->Written(piece);
+    return nullptr;
+  });
 }
 
 }  // namespace attend

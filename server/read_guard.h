@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Looks at what gRPC reads from its connections, before gRPC does: a process that links
-// attend_read_guard has a recvmsg of its own, which asks here. Without it nothing is looked at.
+// attend_read_guard has a recvmsg of its own, which asks here, and a sendmsg, which tells what the
+// server answered. Without it nothing is looked at.
 // Bytes are neither copied nor changed. Meant for connections without TLS.
 
 #pragma once
@@ -22,10 +23,13 @@ class ReadGuard {
 
   // The connection is read by gRPC from now on, from its first byte. `on_wrong` outlives it. Before
   // another thread can read it.
-  static void Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+  // False if there is no place for so high a descriptor: nobody would look at what is read.
+  static bool Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
                     const OnWrong* on_wrong);
   // False if what has just been read must not be gRPC's.
   static bool Passes(int socket, const msghdr& message, ssize_t bytes);
+  // So much of the message has just been sent.
+  static void Sent(int socket, const msghdr& message, ssize_t bytes);
 };
 
 }  // namespace attend

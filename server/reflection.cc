@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "server/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -120,6 +121,7 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
  private:
   // Puts the answer in the request's place.
   grpc::Status Respond() try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (bytes_.Length() > kRequestBytesMax) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
                           "a reflection request has " + std::to_string(bytes_.Length()) +

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "server/chunked_stream.h"
 #include "server/grpc_status.h"
+#include "server/memory_reserve.h"
 #include "server/reply.h"
 #include "server/stream_service.h"
 
@@ -18,6 +22,8 @@ namespace {
 // More than GetServerInfoRequest has, for fields of its future.
 constexpr int64_t kInfoBytesMax = 4096;
 constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
+
+grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
 
 // One Attend call: made by the handler, deleted when gRPC is done with it and intake has let go.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
@@ -202,33 +208,48 @@ void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerCo
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
-                                                       grpc::ByteBuffer* response) try {
-  auto* const unary = new UnaryCall(context_, *call, *response);
+                                                       grpc::ByteBuffer* response) {
+  UnaryCall* unary = nullptr;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    unary = new UnaryCall(context_, *call, *response);
+  } catch (const std::bad_alloc&) {
+    grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+    reactor->Finish(NoMemory());
+    return reactor;
+  }
   // gRPC keeps its buffer until the call ends; taking it lets the slices go before the kernel runs.
   // The object itself is not const: gRPC made it for this call.
   grpc::ByteBuffer message;
   message.Swap(const_cast<grpc::ByteBuffer*>(request));
   unary->Begin(std::move(message));
   return unary;
-} catch (const std::bad_alloc&) {
-  grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
-  reactor->Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"});
-  return reactor;
 }
 
 // A stream that there is no memory for.
 class NoMemoryStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  NoMemoryStream() { Finish({grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}); }
+  NoMemoryStream() { Finish(NoMemory()); }
   void OnDone() override { delete this; }
 };
 
-template <class Stream>
-Stream* AttentionServiceImpl::Open(Stream* stream) {
+template <class Make>
+AttentionServiceImpl::Stream* AttentionServiceImpl::Open(const Make& make) {
+  std::set<OpenCall*> one;
+  std::invoke_result_t<Make> stream = nullptr;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    one.insert(nullptr);  // the stream's place, so that nothing can fail once it is made
+    stream = make();
+  } catch (const std::bad_alloc&) {
+    return new NoMemoryStream();
+  }
+  auto place = one.extract(one.begin());
+  place.value() = stream;
   bool ending = false;
   {
     const std::lock_guard lock(mutex_);
-    streams_.insert(stream);
+    streams_.insert(std::move(place));
     ending = ending_streams_;
   }
   // First, so that nothing of a stream that comes during a drain is taken.
@@ -237,18 +258,14 @@ Stream* AttentionServiceImpl::Open(Stream* stream) {
   return stream;
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendStream(
-    grpc::CallbackServerContext* call) try {
-  return Open(new StreamCall(context_, *this, *call));
-} catch (const std::bad_alloc&) {
-  return new NoMemoryStream();
+AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
+    grpc::CallbackServerContext* call) {
+  return Open([&] { return new StreamCall(context_, *this, *call); });
 }
 
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionServiceImpl::AttendChunked(
-    grpc::CallbackServerContext* call) try {
-  return Open(ChunkedStream::Make(context_, *this, *call));
-} catch (const std::bad_alloc&) {
-  return new NoMemoryStream();
+AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
+    grpc::CallbackServerContext* call) {
+  return Open([&] { return ChunkedStream::Make(context_, *this, *call); });
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,

@@ -13,7 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <unordered_set>
+#include <set>
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "server/answer_watch.h"
@@ -87,15 +87,15 @@ class AttentionServiceImpl final
                   v1::AttentionService::WithRawCallbackMethod_GetServerInfo<
                       v1::AttentionService::Service>>>> {
  public:
+  using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
+
   explicit AttentionServiceImpl(ServiceContext& context) : context_(context) {}
 
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* call,
                                    const grpc::ByteBuffer* request,
                                    grpc::ByteBuffer* response) override;
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
-      grpc::CallbackServerContext* call) override;
-  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendChunked(
-      grpc::CallbackServerContext* call) override;
+  Stream* AttendStream(grpc::CallbackServerContext* call) override;
+  Stream* AttendChunked(grpc::CallbackServerContext* call) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
                                           const grpc::ByteBuffer* request,
                                           grpc::ByteBuffer* response) override;
@@ -106,13 +106,13 @@ class AttentionServiceImpl final
   void Remove(OpenCall* stream);
 
  private:
-  // Begins the stream, and ends it if streams no longer are wanted.
-  template <class Stream>
-  Stream* Open(Stream* stream);
+  // Begins the stream that `make` makes, and ends it if streams no longer are wanted.
+  template <class Make>
+  Stream* Open(const Make& make);
 
   ServiceContext& context_;
   std::mutex mutex_;
-  std::unordered_set<OpenCall*> streams_;
+  std::set<OpenCall*> streams_;
   bool ending_streams_ = false;
 };
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/memory_reserve.h"
 #include "server/split_keys.h"
 #include "server/split_parts.h"
 #include "server/split_plan.h"
@@ -221,6 +222,7 @@ void Splitter::Join::NameDevices() {
 
 Status Splitter::Join::Merge() {
   try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
     // In an order that does not depend on time, as no bit of the answer does.
     std::sort(unmerged_.begin(), unmerged_.end(),
               [](const auto& a, const auto& b) { return a->id < b->id; });

@@ -134,6 +134,19 @@ TEST(Client, TellsTheServersStatus) {
   EXPECT_EQ(server.calls(), 1) << "not a failure to try again";
 }
 
+TEST(Client, AnAnswerOfAnotherSizeIsAnError) {
+  FakeServer server;
+  server.SetAfter([](v1::AttendResponse* response) {
+    response->mutable_o()->set_shape(2, 5);  // of 4 rows
+    response->mutable_raw(0)->append(8 * sizeof(float), '\0');
+  });
+  const auto client = Connect(server);
+  AttentionCall call = RandomCall("B1,H1,L4,D8", 1);
+  const Status status = client->Call(call).status();
+  EXPECT_EQ(status.code(), Code::kInternal);
+  EXPECT_EQ(status.message(), "the server's answer has an o of 160 bytes, the request's has 128");
+}
+
 TEST(Client, DeadlineEndsTheCall) {
   FakeServer server;
   server.SetBefore(

@@ -98,6 +98,15 @@ def idle_sockets(address, number):
         yield [stack.enter_context(open_socket(address)) for _ in range(number)]
 
 
+def ended(connection):
+    """True once the server has closed it; what it sends before is read and dropped."""
+    connection.settimeout(30)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
 def varint(number):
     out = bytearray()
     while number > 0x7F:
@@ -131,6 +140,10 @@ def call_headers(path, *more):
     return b"\x83\x86" + b"".join(literal(*pair) for pair in (
         (b":path", path.encode()), (b":authority", b"x"), (b"content-type", b"application/grpc"),
         (b"te", b"trailers"), *more))
+
+
+# How a connection begins.
+HELLO = PREFACE + frame(SETTINGS, 0, 0, b"")
 
 
 class Http2:

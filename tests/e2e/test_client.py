@@ -143,6 +143,9 @@ def test_info(server):
         assert word in text
     assert re.search(r"^tenants +default *$", text, re.M)
     info = json.loads(run_client("info", "--server", server.address, "--json").stdout)
+    limits = info["limits"]
+    assert (f"a request costs {limits['request_gflop_max']:.0f} GFLOP; "
+            f"{limits['checks_max']} accepted with a check\n") in text
     assert info["devices"][0]["name"] == "cpu"
     assert run_client("info", "--server", server.address, "--health").stdout.strip() == "SERVING"
 

@@ -22,16 +22,6 @@ import wire
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 HEALTH = "/grpc.health.v1.Health/"
-HELLO = hostile.PREFACE + hostile.frame(hostile.SETTINGS, 0, 0, b"")
-
-
-def ended(connection):
-    """True once the server has closed it; what it sends before is read and dropped."""
-    connection.settimeout(30)
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(4096):
-            pass
-    return True
 
 
 @contextlib.contextmanager
@@ -65,11 +55,11 @@ def test_connections_that_speak_are_bounded_for_each_peer(start_server, tmp_path
     """Beyond the bound a socket is closed at once; other peers and the metrics are served."""
     path = tmp_path / "a.sock"
     server = start_server("--max-connections-per-peer", "5", listen=f"127.0.0.1:0,unix:{path}")
-    with many(server.address, 5, HELLO) as held:
+    with many(server.address, 5, hostile.HELLO) as held:
         for connection in held:
             assert connection.recv(9)  # the server's settings
         with hostile.open_socket(server.address) as refused:
-            assert ended(refused)
+            assert hostile.ended(refused)
         assert server.metric("attend_connections_refused_total", reason="peer_limit") >= 1
         wire.assert_serves(f"unix:{path}")
     harness.wait_for("places to be free", lambda: server.metric("attend_connections") < 5)
@@ -80,12 +70,12 @@ def test_connections_are_bounded_in_all(start_server, tmp_path):
     path = tmp_path / "a.sock"
     server = start_server("--max-connections", "4", "--max-connections-per-peer", "4",
                           listen=f"127.0.0.1:0,unix:{path}")
-    with many(server.address, 4, HELLO) as held:
+    with many(server.address, 4, hostile.HELLO) as held:
         for connection in held:
             assert connection.recv(9)
         with socket.socket(socket.AF_UNIX) as refused:
             refused.connect(str(path))
-            assert ended(refused)
+            assert hostile.ended(refused)
         assert server.metric("attend_connections_refused_total", reason="limit") == 1
     harness.wait_for("places to be free", lambda: server.metric("attend_connections") == 0)
     wire.assert_serves(f"unix:{path}")
@@ -95,11 +85,11 @@ def test_half_open_and_idle_connections_end(start_server):
     """One says nothing, one half of the preface, one stops after its settings, one goes idle."""
     server = start_server("--handshake-timeout", "0.5", "--connection-idle-timeout", "1")
     with many(server.address, 4) as (silent, half, mute, idle):
-        half.sendall(HELLO[:10])
-        mute.sendall(HELLO)
-        idle.sendall(HELLO)
+        half.sendall(hostile.HELLO[:10])
+        mute.sendall(hostile.HELLO)
+        idle.sendall(hostile.HELLO)
         for connection in (silent, half, mute, idle):
-            assert ended(connection)
+            assert hostile.ended(connection)
     harness.wait_for("none to be left", lambda: server.metric("attend_connections") == 0)
     wire.assert_serves(server.address)
 
@@ -124,7 +114,7 @@ def test_lack_of_descriptors_is_told_and_survived(start_server):
         free = next(fd for fd in range(len(taken) + 1) if fd not in taken)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
         with hostile.open_socket(server.address) as refused:
-            assert ended(refused)  # told at once, by a descriptor that is kept for it
+            assert hostile.ended(refused)  # told at once, by a descriptor that is kept for it
             assert next(watch) == not_serving
             assert server.metric("attend_accepting") == 0  # metrics too keep one
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
@@ -134,78 +124,6 @@ def test_lack_of_descriptors_is_told_and_survived(start_server):
     assert server.metric("attend_accept_errors_total") > 0
     assert server.metric("attend_accepting") == 1
     assert 'no connection can be accepted error="Too many open files"' in server.log()
-
-
-def flood(connection, pieces, bytes_max):
-    """Sends the pieces until the server ends the connection; fails if it takes so many bytes."""
-    connection.settimeout(30)
-    sent = 0
-    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-        for piece in pieces:
-            connection.sendall(piece)
-            sent += len(piece)
-            assert sent < bytes_max, f"{sent} bytes were taken"
-
-
-def endless_headers(fill):
-    """A header block that never ends."""
-    yield hostile.frame(hostile.HEADERS, 0, 1, hostile.call_headers("/a"))
-    while True:
-        yield hostile.frame(hostile.CONTINUATION, 0, 1, fill)
-
-
-def endless_header():
-    """One header whose value is 2 GiB long."""
-    yield hostile.frame(hostile.HEADERS, 0, 1, b"\0\x01x\x7f" + hostile.varint((2 << 30) - 127))
-    while True:
-        yield hostile.frame(hostile.CONTINUATION, 0, 1, b"v" * (16 << 10))
-
-
-def streams_without_end(kilobytes):
-    """Calls, one after the other; the server's settings are never acknowledged."""
-    headers = hostile.call_headers("/a", *((b"x%d" % i, b"v" * 1000) for i in range(kilobytes)))
-    for stream in range(1, 1 << 30, 2):
-        yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers)
-
-
-@pytest.mark.parametrize("pieces", [
-    pytest.param(endless_headers(hostile.literal(b"a", b"b" * 100) * 100), id="continuation"),
-    pytest.param(endless_headers(b""), id="empty_continuation"),
-    pytest.param(endless_header(), id="one_header"),
-    pytest.param(streams_without_end(8), id="streams"),
-    pytest.param((hostile.frame(2, 0, 1, bytes(5)) * 100 for _ in itertools.count()),
-                 id="priorities"),
-    pytest.param((hostile.frame(hostile.SETTINGS, 0, 0, b"") * 100 for _ in itertools.count()),
-                 id="settings"),
-])
-def test_frames_that_no_client_needs_end_their_connection(start_server, pieces):
-    """gRPC 1.51 itself takes most of these for ever, and keeps what comes."""
-    server = start_server(*hostile.SMALL_LIMITS)
-    wire.assert_serves(server.address)
-    with hostile.grows_at_most(server, 64 << 20):
-        with hostile.open_socket(server.address) as connection:
-            connection.sendall(HELLO)
-            flood(connection, pieces, 64 << 20)
-        wire.assert_serves(server.address)
-    assert server.metric("attend_connections_refused_total", reason="frames") == 1
-    assert 'connection closed reason="frames" peer="127.0.0.1"' in server.log()
-
-
-def test_calls_that_are_reset_at_once_take_little_memory(start_server):
-    """HTTP/2's rapid reset. A busy server may come to all of them late."""
-    server = start_server(*hostile.SMALL_LIMITS, "--log-level", "error")
-    headers = hostile.call_headers(wire.ATTEND)
-    wire.assert_serves(server.address)
-    calls = 8_000
-    with hostile.grows_at_most(server, calls * (24 << 10)):
-        with hostile.open_socket(server.address) as connection:
-            connection.sendall(HELLO + hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b""))
-            cancel = hostile.CANCEL.to_bytes(4, "big")
-            resets = (hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers) +
-                      hostile.frame(hostile.RST_STREAM, 0, stream, cancel)
-                      for stream in range(1, 2 * calls, 2))
-            flood(connection, resets, 1 << 30)
-        wire.assert_serves(server.address)
 
 
 def test_reflection_streams_cost_no_threads(start_server):

@@ -40,6 +40,7 @@ void RequireBounds(std::string_view bytes) {
   int64_t header_bytes = 0;
   int64_t header_frames = 0;
   int64_t streams = 0;
+  uint32_t last_stream = 0;
   bool acknowledged = false;
   bytes.remove_prefix(std::min(kPrefaceBytes, bytes.size()));
   while (bytes.size() >= 9) {
@@ -48,7 +49,11 @@ void RequireBounds(std::string_view bytes) {
     const int type = byte(3);
     const int flags = byte(4);
     if (type == 1) header_bytes = header_frames = 0;
-    if (type == 1 && !acknowledged) ++streams;
+    const uint32_t stream = (byte(5) & 0x7fu) << 24 | byte(6) << 16 | byte(7) << 8 | byte(8);
+    if (type == 1 && stream > last_stream) {
+      last_stream = stream;
+      if (!acknowledged) ++streams;
+    }
     if (type == 1 || type == 9) {
       header_bytes += static_cast<int64_t>(length);
       ++header_frames;

@@ -15,15 +15,26 @@ namespace {
 
 thread_local int64_t held_bytes = 0;
 thread_local int64_t peak_bytes = 0;
+// More often than any new-handler finds something to give back.
+constexpr int kLastingFailures = 20;
+
 std::atomic<int64_t> left{0};  // allocations until the one that fails; 0: none does
+std::atomic<bool (*)()> counts{nullptr};
+thread_local bool spared = false;
 
 bool Fails() {
   if (left.load(std::memory_order_relaxed) <= 0) return false;
+  if (const auto counted = counts.load(); counted != nullptr) {
+    if (spared) return false;
+    spared = true;  // what it takes itself
+    const bool counts_here = counted();
+    spared = false;
+    if (!counts_here) return false;
+  }
   return left.fetch_sub(1, std::memory_order_relaxed) == 1;
 }
 
 void* Take(size_t bytes, size_t alignment) {
-  if (Fails()) return nullptr;
   void* const data = alignment <= alignof(std::max_align_t) ? std::malloc(bytes)
                                                             : std::aligned_alloc(alignment, bytes);
   if (data == nullptr) return nullptr;
@@ -34,14 +45,17 @@ void* Take(size_t bytes, size_t alignment) {
 
 // As the standard has it: the new-handler may make room.
 void* TakeOrThrow(size_t bytes, size_t alignment) {
-  for (;;) {
-    void* const data = Take(bytes, alignment);
+  int failures = !Fails() ? 0 : counts.load() == nullptr ? 1 : kLastingFailures;
+  for (;; --failures) {
+    void* const data = failures > 0 ? nullptr : Take(bytes, alignment);
     if (data != nullptr) return data;
     const std::new_handler handler = std::get_new_handler();
     if (handler == nullptr) throw std::bad_alloc();
     handler();
   }
 }
+
+void* TakeOrNull(size_t bytes) { return Fails() ? nullptr : Take(bytes, 1); }
 
 void Give(void* data) {
   if (data != nullptr) held_bytes -= static_cast<int64_t>(malloc_usable_size(data));
@@ -58,21 +72,29 @@ size_t Rounded(size_t bytes, std::align_val_t alignment) {
 HeapWatch::HeapWatch() { held_bytes = attend::test::peak_bytes = 0; }
 int64_t HeapWatch::peak_bytes() const { return attend::test::peak_bytes; }
 
-HeapFault::HeapFault(int64_t nth) { left.store(nth); }
-HeapFault::~HeapFault() { left.store(0); }
+HeapFault::HeapFault(int64_t nth, bool (*only)()) {
+  spared = true;
+  counts.store(only);
+  left.store(nth);
+}
+HeapFault::~HeapFault() {
+  left.store(0);
+  counts.store(nullptr);
+  spared = false;
+}
 bool HeapFault::reached() const { return left.load() <= 0; }
 
 }  // namespace attend::test
 
 using attend::test::Give;
 using attend::test::Rounded;
-using attend::test::Take;
+using attend::test::TakeOrNull;
 using attend::test::TakeOrThrow;
 
 void* operator new(size_t bytes) { return TakeOrThrow(bytes, 1); }
 void* operator new[](size_t bytes) { return TakeOrThrow(bytes, 1); }
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return Take(bytes, 1); }
-void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return Take(bytes, 1); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return TakeOrNull(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return TakeOrNull(bytes); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
   return TakeOrThrow(Rounded(bytes, alignment), static_cast<size_t>(alignment));
 }

@@ -6,6 +6,8 @@
 
 #include <future>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "server/copy_pool.h"
 #include "server/grpc_status.h"
@@ -59,6 +61,26 @@ TEST(CopyPoolTest, CopiesEveryByteOnceAndThenSaysSo) {
       EXPECT_TRUE(to == from) << bytes;
     }
   }
+}
+
+TEST(CopyPoolTest, LargeCopiesTakeTurnsWithSmallOnes) {
+  std::promise<void> gate;
+  std::vector<std::string> done;  // on the pool's one thread
+  constexpr size_t kLarge = size_t{32} << 20;
+  const std::string from(kLarge, 'x');
+  std::string to(3 * kLarge, ' ');
+  {
+    CopyPool pool(1);
+    pool.Copy({}, [opened = gate.get_future().share()] { opened.wait(); });
+    for (size_t n = 0; n < 2; ++n) {
+      pool.Copy({{from.data(), to.data() + n * kLarge, static_cast<int64_t>(kLarge)}},
+                [&done] { done.push_back("large"); });
+    }
+    pool.Copy({{from.data(), to.data() + 2 * kLarge, 1}}, [&done] { done.push_back("small"); });
+    gate.set_value();
+  }
+  EXPECT_EQ(done, (std::vector<std::string>{"small", "large", "large"}));
+  EXPECT_EQ(to.find(' '), 2 * kLarge + 1);
 }
 
 }  // namespace

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <string>
+
+#include "server/read_guard.h"
 
 namespace attend {
 namespace {
@@ -17,6 +20,14 @@ using std::chrono::seconds;
 constexpr uint8_t kData = 0, kHeaders = 1, kPriority = 2, kSettings = 4, kWindowUpdate = 8,
                   kContinuation = 9, kUnknown = 77;
 constexpr uint8_t kAck = 1, kEndStream = 1, kEndHeaders = 4;
+
+// The same frame on the next stream.
+std::string Next(std::string frame) {
+  static uint32_t stream = 1;
+  stream += 2;
+  for (int i = 0; i < 4; ++i) frame[5 + i] = static_cast<char>(stream >> (24 - 8 * i));
+  return frame;
+}
 
 std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
   std::string frame = {static_cast<char>(bytes >> 16),
@@ -28,7 +39,8 @@ std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
                        0,
                        0,
                        1};
-  return frame + std::string(bytes, '\1');  // which would be a head that is wrong
+  frame += std::string(bytes, '\1');  // which would be a head that is wrong
+  return type == kHeaders ? Next(frame) : frame;
 }
 
 class Http2FramesTest : public ::testing::Test {
@@ -36,24 +48,30 @@ class Http2FramesTest : public ::testing::Test {
   Http2FramesTest() { Restart(); }
   // Another connection, after its preface: none is read any further once it was wrong.
   void Restart() {
-    frames_ = Http2Frames({.streams = 5});
+    frames_.emplace(Http2Frames::Limits{.streams = 5, .heap = &heap_});
     Read(std::string(24, 'P'));
   }
   std::string Read(const std::string& bytes) {
     const auto* const data = reinterpret_cast<const uint8_t*>(bytes.data());
-    const char* const wrong = frames_.Read({data, bytes.size()}, now_);
+    const char* const wrong = frames_->Read({data, bytes.size()}, now_);
     return wrong == nullptr ? "" : wrong;
   }
   // The first of so many such frames that is wrong; 0: none.
   int64_t FirstWrong(const std::string& frame, int64_t count) {
     for (int64_t i = 1; i <= count; ++i) {
-      if (!Read(frame).empty()) return i;
+      if (!Read(frame[3] == kHeaders ? Next(frame) : frame).empty()) return i;
     }
     return 0;
   }
 
+  void Write(const std::string& bytes) {
+    frames_->Written({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+  }
+
   TimePoint now_ = TimePoint() + seconds(1000);
-  Http2Frames frames_;
+  int64_t heap_bytes_ = 0;
+  HeapPressure heap_{100, [this] { return heap_bytes_; }};
+  std::optional<Http2Frames> frames_;
 };
 
 TEST_F(Http2FramesTest, OrdinaryTrafficPassesInPiecesOfAnySize) {
@@ -63,6 +81,7 @@ TEST_F(Http2FramesTest, OrdinaryTrafficPassesInPiecesOfAnySize) {
     traffic += Frame(kHeaders, i % 2 == 0 ? kEndHeaders : 0, 200);
     if (i % 2 == 1) traffic += Frame(kContinuation, kEndHeaders, 300);
     traffic += Frame(kData, 0, random() % 16384) + Frame(kData, kEndStream, 0);
+    Write(Frame(kData, 0, 16384));
     for (int n = 0; n < 20; ++n) traffic += Frame(kWindowUpdate, 0, 4);
   }
   for (size_t at = 0; at < traffic.size();) {
@@ -119,8 +138,51 @@ TEST_F(Http2FramesTest, WhatComesTooSeldomToCountAtOnceIsSavedUp) {
   }
 }
 
+TEST_F(Http2FramesTest, CallsWithoutAnswersAreBoundedWhileMemoryIsShort) {
+  const std::string call = Frame(kHeaders, kEndHeaders, 10);
+  Read(Frame(kSettings, kAck, 0));
+  EXPECT_EQ(FirstWrong(call, 1000), 0);
+  heap_bytes_ = 101;
+  now_ += seconds(1);
+  EXPECT_EQ(FirstWrong(call, 1000), 6);
+
+  Restart();
+  Read(Frame(kSettings, kAck, 0));
+  for (int i = 0; i < 1000; ++i) {  // each of these is answered
+    EXPECT_EQ(Read(Next(call)), "");
+    Write(Frame(kHeaders, kEndHeaders, 5) + Frame(kData, 0, 40) + Frame(kHeaders, kEndStream, 5));
+  }
+  for (int i = 0; i < 100; ++i, now_ += seconds(1)) EXPECT_EQ(FirstWrong(call, 5), 0);
+  heap_bytes_ = 100;
+  EXPECT_EQ(FirstWrong(call, 1000), 0);
+}
+
+TEST_F(Http2FramesTest, HeadersToOldStreamsCarryNothing) {
+  const std::string headers = Frame(kHeaders, kEndHeaders | kEndStream, 10);
+  Read(Frame(kSettings, kAck, 0));
+  int64_t passed = 0;
+  while (Read(headers).empty() && passed < 100'000) ++passed;
+  EXPECT_EQ(passed, Http2Frames::kIdleFramesMax);  // one begins a call, one acknowledged
+}
+
+TEST_F(Http2FramesTest, WindowUpdatesAreBoundedByWhatWasSent) {
+  constexpr int64_t kMax = Http2Frames::kIdleFramesMax;
+  const std::string update = Frame(kWindowUpdate, 0, 4);
+  EXPECT_EQ(FirstWrong(update, 2 * kMax), kMax + 1);
+  Restart();
+  Write(Frame(kData, 0, 100 * Http2Frames::kBytesPerUpdate));
+  EXPECT_EQ(FirstWrong(update, 2 * kMax), kMax + 101);
+}
+
 TEST_F(Http2FramesTest, SmallMessagesAreNotBounded) {
   EXPECT_EQ(FirstWrong(Frame(kData, 0, 32), 5 * Http2Frames::kIdleFramesMax), 0);
+}
+
+TEST(ReadGuardTest, RefusesDescriptorsThatItHasNoPlaceFor) {
+  const ReadGuard::OnWrong wrong = [](int, const char*) {};
+  EXPECT_TRUE(ReadGuard::Begin((1 << 20) - 1, 0, {}, &wrong));
+  EXPECT_FALSE(ReadGuard::Begin(1 << 20, 0, {}, &wrong));
+  EXPECT_FALSE(ReadGuard::Begin(-1, 0, {}, &wrong));
 }
 
 }  // namespace

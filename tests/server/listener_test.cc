@@ -9,16 +9,39 @@
 #include <gtest/gtest.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
 #include <spdlog/sinks/null_sink.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 
 #include "server/tcp_listener.h"
 #include "tests/server/manual_clock.h"
+
+namespace {
+
+std::atomic<int> accept_error{0};  // of the next accept4 that finds a connection
+
+}  // namespace
+
+// The listener's, in libc's place.
+extern "C" int accept4(int listener, sockaddr* address, socklen_t* bytes, int flags) {
+  pollfd waiting = {listener, POLLIN, 0};
+  const int error = poll(&waiting, 1, 0) == 1 ? accept_error.exchange(0) : 0;
+  if (error == 0) {
+    return static_cast<int>(syscall(SYS_accept4, listener, address, bytes, flags));
+  }
+  errno = error;
+  return -1;
+}
 
 namespace attend {
 namespace {
@@ -73,6 +96,10 @@ class ListenerTest : public ::testing::Test {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, seconds(30), [&] { return taken_.size() >= n; }));
     return taken_.size() < n ? -1 : taken_[n - 1].get();
+  }
+  bool NoAcceptErrors() const {
+    const std::string text = prometheus::TextSerializer().Serialize(metrics_.registry()->Collect());
+    return text.find("\nattend_accept_errors_total 0\n") != std::string::npos;
   }
   void CloseTaken(size_t n) {
     const std::lock_guard lock(mutex_);
@@ -159,6 +186,18 @@ TEST_F(ListenerTest, SilentOnesEndInTime) {
   ExpectClosed(gone);
   ExpectClosed(silent);
   EXPECT_EQ(listener_->CountOpen(), 2);
+}
+
+TEST_F(ListenerTest, AnErrorOfOneConnectionIsNone) {
+  Start(8, 8);
+  size_t taken = 0;
+  for (const int error : {ECONNABORTED, EOPNOTSUPP, EPERM}) {
+    accept_error = error;
+    const UniqueFd client = ConnectTo(tcp_.port, "x");
+    Taken(++taken);
+    EXPECT_EQ(accept_error, 0) << "it was met";
+    EXPECT_TRUE(NoAcceptErrors()) << std::strerror(error);
+  }
 }
 
 // gRPC 1.51's own listener never accepts again after this.
