@@ -2,8 +2,8 @@
 //
 // Rows that the tiles of a Tensor Core kernel could not hold, computed again when their keys are
 // done: by one warp, sixteen rows at a time, from global memory. Slower than the tiles (README.md,
-// "Rows computed again"), but no other row's loop knows of it. Device code; a warp calls each function
-// together.
+// "Rows computed again"), but no other row's loop knows of it. Device code; a warp calls each
+// function together.
 //
 // There are two kinds. *Marked* rows have scores that their base cannot hold (exponent_base.cuh).
 // *Overflown* ones have an output that is not finite though their sum of weights is: either V is
