@@ -30,7 +30,7 @@ class HeapPressure {
  private:
   const HeapBytes heap_bytes_;
   const int64_t bytes_max_;
-  std::atomic<TimePoint> looked_{TimePoint()};
+  std::atomic<TimePoint> next_{TimePoint()};  // look
   std::atomic<bool> high_{false};
 };
 
