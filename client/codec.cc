@@ -257,6 +257,12 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
   return encoded;
 }
 
+Status EncodedCall::CheckAnswerBytes(int64_t bytes) const {
+  if (answer_bytes_ == 0 || bytes == answer_bytes_) return Status();
+  return Internal("the server's answer has an o of " + std::to_string(bytes) +
+                  " bytes, the request's has " + std::to_string(answer_bytes_));
+}
+
 Status EncodedCall::CheckMessageBytes(int64_t bytes_max) const {
   for (const auto& [what, bytes] : {std::pair{"the call's message would have ", message_bytes_},
                                     std::pair{"the call's answer would have ", answer_bytes_}}) {

@@ -59,8 +59,8 @@ class EncodedCall {
 
   // Of all tensors, those in shared memory too.
   int64_t payload_bytes() const { return payload_bytes_; }
-  // Of the answer's O, if it comes in one message; 0: not known.
-  int64_t answer_bytes() const { return answer_bytes_; }
+  // INTERNAL if an answer's O of `bytes` is not of the request's size, where that is known.
+  Status CheckAnswerBytes(int64_t bytes) const;
   // INVALID_ARGUMENT if this is one message and it or its answer has more than `bytes_max` bytes;
   // 0: no bound is known.
   Status CheckMessageBytes(int64_t bytes_max) const;

@@ -114,6 +114,9 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
       const auto found = pending_.find(decoded->result.request_id);
       if (found != pending_.end()) {
         callback = std::move(found->second.callback);
+        if (decoded->status.ok()) {
+          decoded->status = found->second.call->CheckAnswerBytes(decoded->result.o.bytes);
+        }
         pending_.erase(found);
       } else {
         failure_ = Internal("the server answered request_id \"" + decoded->result.request_id +

@@ -85,14 +85,10 @@ CallOutcome UnaryOp::TakeOutcome(Status status) {
   if (outcome.status.ok()) {
     Result<DecodedResponse> decoded = DecodeResponse(
         &response_, options_.payload, [this](const std::string&) { return call_->outputs(); });
-    const int64_t expected = call_->answer_bytes();
+    if (decoded.ok()) outcome.status = call_->CheckAnswerBytes(decoded->result.o.bytes);
     if (!decoded.ok()) {
       outcome.status = decoded.status();
-    } else if (expected > 0 && decoded->result.o.bytes != expected) {
-      outcome.status =
-          Internal("the server's answer has an o of " + std::to_string(decoded->result.o.bytes) +
-                   " bytes, the request's has " + std::to_string(expected));
-    } else {
+    } else if (outcome.status.ok()) {
       outcome.result = std::move(decoded->result);
       outcome.payload_bytes = decoded->payload_bytes;
     }

@@ -70,7 +70,12 @@ std::vector<std::string> AnswerWatch::WaitingPeers() {
     const std::lock_guard lock(shard.mutex);  // so that no call goes meanwhile
     for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
       if (each->held_.load(std::memory_order_relaxed) == 0) continue;
-      peers.push_back(PeerOf(each->call_));
+      try {  // no waiting for memory here: calls that would give it back wait for this lock
+        const OnNoMemory no_memory(OnNoMemory::kThrow);
+        peers.push_back(PeerOf(each->call_));
+      } catch (const std::bad_alloc&) {
+        return peers;
+      }
     }
   }
   return peers;

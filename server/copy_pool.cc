@@ -74,9 +74,11 @@ void CopyPool::Copy(std::vector<CopyPiece> pieces, std::function<void()> done) {
   }
   job->parts_left.store(job->ends.size(), std::memory_order_relaxed);
   const bool one = job->ends.size() == 1;
+  // Nothing is allocated under the lock, or once a job is queued.
+  std::list<std::shared_ptr<Job>> place = {std::move(job)};
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
+    jobs_.splice(jobs_.end(), place);
   }
   if (one) {
     wake_.notify_one();
@@ -88,16 +90,17 @@ void CopyPool::Copy(std::vector<CopyPiece> pieces, std::function<void()> done) {
 void CopyPool::Run() {
   NameThread("attend-copy");
   for (;;) {
+    std::list<std::shared_ptr<Job>> place;
     std::shared_ptr<Job> job;
     size_t part = 0;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+      place.splice(place.end(), jobs_, jobs_.begin());
+      job = place.front();
       part = job->begun++;
-      if (job->begun < job->ends.size()) jobs_.push_back(job);
+      if (job->begun < job->ends.size()) jobs_.splice(jobs_.end(), place);
     }
     {
       const TraceRange range("attend: copy tensors");

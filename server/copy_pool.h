@@ -8,8 +8,8 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -36,7 +36,7 @@ class CopyPool {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::shared_ptr<Job>> jobs_;  // with parts that nobody has begun; taken in turn
+  std::list<std::shared_ptr<Job>> jobs_;  // with parts that nobody has begun; taken in turn
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

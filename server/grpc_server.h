@@ -8,7 +8,6 @@
 #include <grpcpp/server.h>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,8 +63,7 @@ class GrpcServer {
     LogWrong(socket, what);
   };
   ConnectionLimits limits_;
-  std::optional<HeapPressure> heap_;  // once started
-  std::vector<UniqueFd> sockets_;     // that listen
+  std::vector<UniqueFd> sockets_;  // that listen
   std::vector<UnixListener> unix_;
   std::vector<std::string> addresses_;
   ReflectionService reflection_;

@@ -80,7 +80,9 @@ const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
 
 const char* Http2Frames::CountUpdate(TimePoint now) {
   // One or several for each piece of an answer that was read.
-  if (updates_ >= answer_bytes_.load(std::memory_order_relaxed) / kBytesPerUpdate) {
+  const int64_t granted = kUpdatesPerFrame * answers_.load(std::memory_order_relaxed) +
+                          answer_bytes_.load(std::memory_order_relaxed) / kBytesPerUpdate;
+  if (updates_ >= granted) {
     return CountIdle(now);
   }
   ++updates_;

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
 
 #include "server/clock.h"
@@ -47,8 +48,8 @@ class Http2Frames {
   struct Limits {
     int64_t streams = 1024;  // that may be opened before the settings are acknowledged
     // While the heap is short, a connection may begin so many calls a second more than it gets
-    // answers. Null: it never is. Outlives the connection.
-    HeapPressure* heap = nullptr;
+    // answers. Null: it never is.
+    std::shared_ptr<HeapPressure> heap;
   };
   // Of one block of headers: gRPC itself takes 8 KiB, and says so to whoever sends a little more.
   static constexpr int64_t kHeaderBytesMax = int64_t{32} << 10;
@@ -58,8 +59,10 @@ class Http2Frames {
   // Frames that carry neither headers nor so much data: so many at once, and so many a second.
   static constexpr int64_t kIdleFramesMax = 16384;
   static constexpr int64_t kIdleFramesPerSecond = 4096;
-  // A WINDOW_UPDATE counts as one of these unless so many bytes of answers were sent for it.
+  // A WINDOW_UPDATE counts as one of these unless so many bytes of answers were sent for it, or it
+  // is one of so many for a frame of them: of its stream and of the connection.
   static constexpr int64_t kBytesPerUpdate = 512;
+  static constexpr int64_t kUpdatesPerFrame = 2;
 
   explicit Http2Frames(const Limits& limits) : limits_(limits) {}
 
@@ -72,7 +75,7 @@ class Http2Frames {
  private:
   const char* Begin(const uint8_t* head, TimePoint now);
   const char* CountHeaders(uint8_t type, uint8_t flags, int32_t length);
-  // Headers that begin a call, or come to one that is there, or that has ended.
+  // Headers that begin a call, or that belong to one that is open or has ended.
   const char* CountCall(int32_t stream, TimePoint now);
   const char* CountUpdate(TimePoint now);
   const char* CountIdle(TimePoint now);

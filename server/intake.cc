@@ -129,10 +129,14 @@ bool Intake::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffe
   }
   if (work.message.scan.array_bytes <= kInlineArrayBytesMax) return TakeHere(call, request, work);
   auto large = std::make_shared<LargeWork>(std::move(work));
-  const OnNoMemory wait(OnNoMemory::kWait);  // whoever holds the request must get on
   large->request = std::move(request);
-  // On the pool's threads from here on: so many numbers take long.
-  copies_.Copy({}, [this, &call, large] { DecodeLarge(call, large); });
+  try {
+    // On the pool's threads from here on: so many numbers take long.
+    copies_.Copy({}, [this, &call, large] { DecodeLarge(call, large); });
+  } catch (const std::bad_alloc&) {
+    request = std::move(large->request);
+    throw;
+  }
   return true;
 }
 
@@ -141,10 +145,10 @@ void Intake::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     status = Decode(*large->request, *large, large->arena);
+    if (status.ok()) return CopyLarge(call, large);
   } catch (const std::bad_alloc&) {
     status = Reject(Rejection::kMemory, OutOfMemory());
   }
-  if (status.ok()) return CopyLarge(call, large);
   Finish(std::move(large->request), std::move(status));
   call.Unref();
 }
@@ -165,14 +169,19 @@ bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work)
     // Its tensors are found by the scan alone, so the arena may go.
     work.message.fields = nullptr;
     auto large = std::make_shared<LargeWork>(std::move(work));
-    const OnNoMemory wait(OnNoMemory::kWait);
     large->request = std::move(request);
-    CopyLarge(call, large);
+    try {
+      CopyLarge(call, large);
+    } catch (const std::bad_alloc&) {
+      request = std::move(large->request);
+      throw;
+    }
     return true;
   }
   return false;
 }
 
+// Throws only while the request is still large's.
 void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   std::vector<CopyPiece> pieces =
       TensorPieces(large->message, large->validated, large->plan, *large->request);

@@ -196,6 +196,7 @@ bool Listener::Watch(int operation, int fd, bool readable) {
 }
 
 void Listener::Accept(int listener) {
+  int refused = 0;
   for (int i = 0; i < kAcceptsInTurn; ++i) {
     UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
@@ -210,6 +211,8 @@ void Listener::Accept(int listener) {
       return;
     }
     if (!IsOfOneConnection(errno)) return AcceptFailed(listener);
+    // Connections that wait while each is refused would keep this thread turning.
+    if (++refused == kAcceptsInTurn) return AcceptFailed(listener);
   }
 }
 

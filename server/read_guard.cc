@@ -19,11 +19,12 @@ namespace {
 struct Entry {
   std::optional<Http2Frames> frames;
   ino_t inode = 0;
-  const ReadGuard::OnWrong* on_wrong = nullptr;  // null: no connection of gRPC's
+  std::atomic<const ReadGuard::OnWrong*> on_wrong = nullptr;  // null: no connection of gRPC's
 };
 
 // By descriptor, in pages that are made when they are needed and never freed. Only one thread at a
-// time reads a connection, and whoever hands it over was before it: the entries need no lock.
+// time reads a connection, and one writes it, and whoever hands it over was before them: the
+// entries need no lock.
 constexpr int kPageEntries = 1024;
 constexpr int kPages = 1024;
 using Page = std::array<Entry, kPageEntries>;
@@ -75,7 +76,7 @@ bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
     return entry->frames->Read(piece, now);
   });
   if (wrong == nullptr) return true;
-  const OnWrong* const on_wrong = std::exchange(entry->on_wrong, nullptr);
+  const OnWrong* const on_wrong = entry->on_wrong.exchange(nullptr);
   // Nobody says when gRPC closes a connection: the descriptor may be another socket's by now.
   struct stat about {};
   if (fstat(socket, &about) != 0 || about.st_ino != entry->inode) return true;

@@ -46,7 +46,7 @@ __device__ __forceinline__ float MaxOrNan(float a, float b) {
 // A mean of values that fp32 holds is none that it does not: it only rounds there.
 __device__ __forceinline__ float Mean(float sum, float factor) {
   const float mean = sum * factor;
-  return NonFinite(mean) && !NonFinite(sum) ? copysignf(FLT_MAX, mean) : mean;
+  return isinf(mean) && !NonFinite(sum) ? copysignf(FLT_MAX, mean) : mean;
 }
 
 // Two floats, rounded to nearest, in one register: `low` in its lower half.

@@ -482,9 +482,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     __syncthreads();
     if (attention == nullptr) break;
     for (bool again = false;; again = true) {
-      const bool overflown = ComputeTile<T, kGeneral>(*attention, work, place, shared);
+      const bool overflowed = ComputeTile<T, kGeneral>(*attention, work, place, shared);
       // Everything shared has been read.
-      if (!__syncthreads_or(overflown && attention->problem.dtype != DType::kFloat16) || again)
+      if (!__syncthreads_or(overflowed && attention->problem.dtype != DType::kFloat16) || again)
         break;
       if (threadIdx.x == 0) work.unit = SmallUnit(work);  // read behind ComputeTile's first barrier
     }

@@ -6,7 +6,7 @@
 // function together.
 //
 // There are two kinds. *Marked* rows have scores that their base cannot hold (exponent_base.cuh).
-// *Overflown* ones have an output that is not finite though their sum of weights is: either V is
+// *Overflowed* ones have an output that is not finite though their sum of weights is: either V is
 // not finite, which the row may not even see, or sums of it left fp32's range, though no mean of
 // finite values does. The latter are added up with smaller weights.
 
@@ -101,8 +101,8 @@ class RowRedo {
     return __int_as_float((127 - bits) << 23);
   }
 
-  // Whether each output that is not finite has its reason in a value that every row of the warp
-  // sees. False may mean that it has another one.
+  // Whether each output that is not finite must be NaN, as every row of the warp sees a value that
+  // is. Inf explains nothing: the output may be NaN by what the row does not see.
   __device__ __forceinline__ bool ValuesExplain(const Output& o) const {
     if (kGeneral && a.problem.has_bias) return false;  // which may hide any key
     uint64_t open = 0;  // bits: columns of the lane without an explanation
@@ -123,7 +123,7 @@ class RowRedo {
 #pragma unroll 1
         for (int g = 0; g < kBlocks / 4; ++g) {
           const uint4 x = LoadEight(v + mine * a.v.stride_l, 32 * g + lane % 4 * 8, columns);
-          open &= ~(static_cast<uint64_t>(FoundIn(x)) << 8 * g);
+          open &= ~(static_cast<uint64_t>(NansIn(x)) << 8 * g);
         }
       }
       for (int quad = 4; quad < 32; quad *= 2) open &= __shfl_xor_sync(kAll, open, quad);
@@ -201,11 +201,11 @@ class RowRedo {
     return LoadPiecewise(reinterpret_cast<const char*>(data + column), columns - column);
   }
 
-  // Bits: which of eight neighbours are not finite.
-  static __device__ __forceinline__ uint32_t FoundIn(const uint4& x) {
-    const auto bits = [](uint32_t pair) {
-      const uint32_t found = NonFinitePair<Element>(pair);
-      return found >> 15 & 1 | found >> 30 & 2;
+  // Bits: which of eight neighbours are NaN.
+  static __device__ __forceinline__ uint32_t NansIn(const uint4& x) {
+    constexpr uint32_t kInfinity = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
+    const auto bits = [](uint32_t pair) -> uint32_t {
+      return ((pair & 0x7fff) > kInfinity ? 1 : 0) | ((pair >> 16 & 0x7fff) > kInfinity ? 2 : 0);
     };
     return bits(x.x) | bits(x.y) << 2 | bits(x.z) << 4 | bits(x.w) << 6;
   }
@@ -373,7 +373,7 @@ class RowRedo {
   bool aligned;  // eight elements can be read at once
 };
 
-__device__ __forceinline__ bool IsOverflown(const RowEnd& end) {
+__device__ __forceinline__ bool Overflowed(const RowEnd& end) {
   return end.counts && NonFinite(end.largest) && !NonFinite(end.state.sum);
 }
 
@@ -383,8 +383,8 @@ __device__ __forceinline__ void RedoRows(const Attention& a, int b, int h, int f
                                          const At& at, RowEnd (&ends)[2]) {
   constexpr unsigned kAll = 0xffffffffu;
   const bool marked = (ends[0].counts && ends[0].marked) || (ends[1].counts && ends[1].marked);
-  const bool overflown = IsOverflown(ends[0]) || IsOverflown(ends[1]);
-  if (__builtin_expect(!__any_sync(kAll, marked || overflown), 1)) return;
+  const bool overflowed = Overflowed(ends[0]) || Overflowed(ends[1]);
+  if (__builtin_expect(!__any_sync(kAll, marked || overflowed), 1)) return;
   const RowRedo<Element, kBlocks, kGeneral> redo(a, b, h, first_row);
   typename RowRedo<Element, kBlocks, kGeneral>::Output o;
 #pragma unroll
@@ -396,7 +396,7 @@ __device__ __forceinline__ void RedoRows(const Attention& a, int b, int h, int f
 #pragma unroll 1
   for (bool again = true; again; unit = small) {
     redo.Run(unit, o, ends);
-    again = unit != small && __any_sync(kAll, IsOverflown(ends[0]) || IsOverflown(ends[1]));
+    again = unit != small && __any_sync(kAll, Overflowed(ends[0]) || Overflowed(ends[1]));
   }
   redo.Arrange(o);
 #pragma unroll

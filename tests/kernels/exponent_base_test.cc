@@ -99,8 +99,8 @@ Row RunFp32(const Way& way, const std::vector<float>& scores, const std::vector<
 }
 
 // As redo_rows.cuh does.
-Way KeyByKey(Way way) {
-  way.tile = 1;
+Way BySixteens(Way way) {
+  way.tile = 16;
   return way;
 }
 
@@ -146,7 +146,7 @@ Row RunTensorCores(const Way& way, const std::vector<float>& scores,
       o += Rounded(way.dtype, weight) * values[n];
     }
   }
-  if (sm90 && base == kMarkedBase) return RunFp32(KeyByKey(way), scores, values);
+  if (sm90 && base == kMarkedBase) return RunFp32(BySixteens(way), scores, values);
   const FinishedRow row = FinishBase(base, reference, sum, to_log2);
   SoftmaxState<float> state = row.state;
   return {o * OutputFactor(state, row.unit, way.has_sink, way.sink), LogSumExp(state)};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whose an allocation is. gRPC does not survive std::bad_alloc, so a fault that is to be survived
+// Who owns an allocation. gRPC does not survive std::bad_alloc, so a fault that is to be survived
 // must meet the server's own code. What the C++ library, Protobuf and the like take belongs to
 // whoever called them.
 
