@@ -99,7 +99,6 @@ void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuff
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (Take(call, request, message)) return;
   } catch (const std::bad_alloc&) {
-    // Else it has ended.
     if (request != nullptr) Finish(std::move(request), Reject(Rejection::kMemory, OutOfMemory()));
   }
   call.Unref();
@@ -181,7 +180,6 @@ bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work)
   return false;
 }
 
-// Throws only while the request is still large's.
 void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   std::vector<CopyPiece> pieces =
       TensorPieces(large->message, large->validated, large->plan, *large->request);

@@ -96,6 +96,7 @@ class Intake {
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
   void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Goes on with a request that was decoded, when its tensors have been copied.
+  // Throws only while the request is still large's.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Leaves the tensors where they arrived, if whoever computes the request can read them there.
   bool Scatter(Work& work, Request& request) const;
