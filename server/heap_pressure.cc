@@ -10,8 +10,8 @@ namespace attend {
 namespace {
 
 constexpr std::chrono::milliseconds kApart(10);
-// malloc counts by walking through what is free, which may take long: so little of the time.
-constexpr int kShare = 200;
+// malloc counts by walking through what is free, which may take long: a tenth of the time at most.
+constexpr int kShare = 10;
 
 }  // namespace
 

@@ -28,7 +28,7 @@ bool WaitForMemory() {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kPause(1);
   // An allocation that fails again is back here sooner.
-  constexpr std::chrono::milliseconds kApart(100);
+  constexpr std::chrono::milliseconds kApart(1);
   constexpr std::chrono::seconds kWaitMost(1);
   thread_local Clock::time_point since;
   thread_local Clock::time_point last;

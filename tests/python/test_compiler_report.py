@@ -97,6 +97,9 @@ def test_spills_and_what_is_missing():
     faults = judge(spilled)
     assert faults[0] == f"Sm90D64Few: no kernel was compiled for it ({FEW})"
     assert faults[1].endswith("8 bytes of stack frame, 4 of spill stores, 12 of spill loads")
+    for frame, wrong in ((128, False), (136, True)):
+        text = f"{frame} bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+        assert bool(judge(kernel(D64, 96, text) + kernel(FEW, 128))) == wrong
     cut = kernel(FEW, 128).rpartition("ptxas info")[0]
     assert [fault.partition(": ")[2] for fault in judge(kernel(D64, 96) + cut)] == [
         "the report lacks its registers or its stack"]
