@@ -2,6 +2,7 @@
 
 #include "server/reflection.h"
 
+#include <google/protobuf/arena.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
 #include <grpcpp/grpcpp.h>
@@ -66,10 +67,10 @@ void ListServices(proto::ListServiceResponse& response) {
   }
 }
 
-proto::ServerReflectionResponse Answer(const proto::ServerReflectionRequest& request) {
+void Answer(const proto::ServerReflectionRequest& request,
+            proto::ServerReflectionResponse& response) {
   using Request = proto::ServerReflectionRequest;
   const DescriptorPool& pool = *DescriptorPool::generated_pool();
-  proto::ServerReflectionResponse response;
   response.set_valid_host(request.host());
   *response.mutable_original_request() = request;
   switch (request.message_request_case()) {
@@ -100,7 +101,6 @@ proto::ServerReflectionResponse Answer(const proto::ServerReflectionRequest& req
       response.mutable_error_response()->set_error_message("the request asks for nothing");
       break;
   }
-  return response;
 }
 
 // Answers one stream's requests, one after the other.
@@ -133,7 +133,12 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
     if (!parsed.ok()) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no reflection request");
     }
-    const grpc::Slice answer(Answer(request).SerializeAsString());
+    // On an arena: Protobuf's messages lose what they hold where an allocation fails.
+    google::protobuf::Arena arena;
+    auto* const response =
+        google::protobuf::Arena::CreateMessage<proto::ServerReflectionResponse>(&arena);
+    Answer(request, *response);
+    const grpc::Slice answer(response->SerializeAsString());
     bytes_ = grpc::ByteBuffer(&answer, 1);
     return grpc::Status::OK;
   } catch (const std::bad_alloc&) {
