@@ -253,14 +253,11 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
   for (const grpc::Slice& slice : encoded.slices_) {
     encoded.message_bytes_ += static_cast<int64_t>(slice.size());
   }
-  if (!UsesSharedMemory(call)) encoded.answer_bytes_ = AnswerBytes(call);
+  encoded.sizes_ = SizesOf(call);
+  if (!UsesSharedMemory(call)) {
+    encoded.answer_bytes_ = AnswerBytes(call) + encoded.sizes_.lse.value_or(0);
+  }
   return encoded;
-}
-
-Status EncodedCall::CheckAnswerBytes(int64_t bytes) const {
-  if (answer_bytes_ == 0 || bytes == answer_bytes_) return Status();
-  return Internal("the server's answer has an o of " + std::to_string(bytes) +
-                  " bytes, the request's has " + std::to_string(answer_bytes_));
 }
 
 Status EncodedCall::CheckMessageBytes(int64_t bytes_max) const {

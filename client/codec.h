@@ -10,6 +10,7 @@
 #include <grpcpp/support/slice.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,13 @@ struct MessageBounds {
 };
 
 class ChunkedCall;
+
+// Bytes of an answer's tensors. Null: the call's shapes do not fit together, the server shall say
+// so.
+struct AnswerSizes {
+  bool has_lse = false;
+  std::optional<int64_t> o, lse;
+};
 
 // A request ready to be sent any number of times: the request_id apart, it is a list of
 // reference-counted slices, so that sending it again costs neither serialisation nor memory.
@@ -59,8 +67,9 @@ class EncodedCall {
 
   // Of all tensors, those in shared memory too.
   int64_t payload_bytes() const { return payload_bytes_; }
-  // INTERNAL if an answer's O of `bytes` is not of the request's size, where that is known.
-  Status CheckAnswerBytes(int64_t bytes) const;
+  // INTERNAL if an answer's tensors are not those that were asked for, by their sizes where these
+  // are known. Of one message.
+  Status CheckAnswer(const AttentionResult& result) const;
   // INVALID_ARGUMENT if this is one message and it or its answer has more than `bytes_max` bytes;
   // 0: no bound is known.
   Status CheckMessageBytes(int64_t bytes_max) const;
@@ -81,6 +90,7 @@ class EncodedCall {
   int64_t payload_bytes_ = 0;
   int64_t message_bytes_ = 0;  // without request_id
   int64_t answer_bytes_ = 0;   // of the answer's tensors, if they come in one message
+  AnswerSizes sizes_;
   bool owned_ = false;
 };
 
@@ -119,6 +129,7 @@ Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload
 // All of an answer but its tensors.
 void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result);
 
+AnswerSizes SizesOf(const AttentionCall& call);
 // The small fields of `call` (no request_id, no raw) as a message.
 v1::AttendRequest RequestHeader(const AttentionCall& call);
 void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The small fields of a call as a message.
+// The small fields of a call as a message, and whether an answer's tensors are those it asked for.
 
 #include "client/codec.h"
 
@@ -28,7 +28,35 @@ void Append(const Values& from, Field* to) {
   to->Add(from.begin(), from.end());
 }
 
+std::optional<int64_t> BytesOf(const char* name, DType dtype, const std::vector<int64_t>& shape) {
+  const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
+  return bytes.ok() ? std::optional(*bytes) : std::nullopt;
+}
+
+Status CheckBytes(const char* name, int64_t bytes, std::optional<int64_t> asked) {
+  if (!asked || bytes == *asked) return Status();
+  return Internal("the server's answer has an " + std::string(name) + " of " +
+                  std::to_string(bytes) + " bytes, the request's has " + std::to_string(*asked));
+}
+
 }  // namespace
+
+AnswerSizes SizesOf(const AttentionCall& call) {
+  AnswerSizes sizes;
+  sizes.has_lse = call.return_lse;
+  sizes.o = BytesOf("o", call.q.dtype, AnswerShape(call));
+  if (call.return_lse) sizes.lse = BytesOf("lse", DType::kFloat32, LseShape(call));
+  return sizes;
+}
+
+Status EncodedCall::CheckAnswer(const AttentionResult& result) const {
+  ATTEND_RETURN_IF_ERROR(CheckBytes("o", result.o.bytes, sizes_.o));
+  if (result.lse.has_value() != sizes_.has_lse) {
+    return Internal(sizes_.has_lse ? "the server's answer has no lse, one was asked for"
+                                   : "the server's answer has an lse, none was asked for");
+  }
+  return sizes_.has_lse ? CheckBytes("lse", result.lse->bytes, sizes_.lse) : Status();
+}
 
 void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to) {
   if (from.o) FillPlace(*from.o, to->mutable_o_placement()->mutable_shared_memory());

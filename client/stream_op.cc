@@ -115,7 +115,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
       if (found != pending_.end()) {
         callback = std::move(found->second.callback);
         if (decoded->status.ok()) {
-          decoded->status = found->second.call->CheckAnswerBytes(decoded->result.o.bytes);
+          decoded->status = found->second.call->CheckAnswer(decoded->result);
         }
         pending_.erase(found);
       } else {

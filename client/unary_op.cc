@@ -85,7 +85,7 @@ CallOutcome UnaryOp::TakeOutcome(Status status) {
   if (outcome.status.ok()) {
     Result<DecodedResponse> decoded = DecodeResponse(
         &response_, options_.payload, [this](const std::string&) { return call_->outputs(); });
-    if (decoded.ok()) outcome.status = call_->CheckAnswerBytes(decoded->result.o.bytes);
+    if (decoded.ok()) outcome.status = call_->CheckAnswer(decoded->result);
     if (!decoded.ok()) {
       outcome.status = decoded.status();
     } else if (outcome.status.ok()) {

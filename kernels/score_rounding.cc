@@ -19,6 +19,8 @@ constexpr double kOverflow = 0x1.ffffffp127;
 // Roundings of a score beside those of q.k: see the header.
 constexpr double kTermRoundings = 4;
 constexpr double kTanhRoundings = 8;
+// Of q.k where Tensor Cores add it up, for each element.
+constexpr double kTruncations = 1.0 / 8;
 
 // A key whose weight may become exp(kOpen) times the largest makes a row's weights unknown; below
 // it no sum over keys overflows.
@@ -46,7 +48,8 @@ Parts PartsOf(double sum, double magnitude) {
 ScoreRounding::ScoreRounding(const Problem& problem, const float* q) : p_(problem), q_(q) {
   const double dim = static_cast<double>(p_.dim);
   const double scale = std::abs(static_cast<double>(p_.scale));
-  dot_units_ = (2 + std::sqrt(dim) / 2) * kRoundoff;
+  const double truncations = p_.dtype == DType::kFloat32 ? 0 : dim * kTruncations;
+  dot_units_ = (2 + std::sqrt(dim) / 2 + truncations) * kRoundoff;
   tiny_query_ = std::any_of(q, q + p_.dim, [&](float x) {
     const double element = std::abs(static_cast<double>(x));
     return element != 0 && element * std::min(1.0, scale) < kTinyQuery;

@@ -5,13 +5,16 @@
 //
 // Scores. An fp32 kernel gets s_j + e_j for the score s_j of key j, with u fp32's unit roundoff and
 //
-//   |e_j| <= E_j = cap((2 + sqrt(D) / 2) u |scale| sum |q||k|)
+//   |e_j| <= E_j = cap((2 + sqrt(D) / 2 + t) u |scale| sum |q||k|)
 //                  + u (4 (|s'_j| + |bias| + |slope * distance|) + 8 |s'_j| if softcap is on)
 //
-// sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019). s'_j is
-// the capped product; cap() is what softcap leaves of an error: it goes through tanh at s_j, which
-// damps it, to nothing where tanh is flat. The 4 are the sums, the factor log2(e) and the maximum
-// that is subtracted. Products below fp32's normal numbers add 2^-149 each.
+// sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019).
+// t = D / 8 for 16-bit dtypes, else 0: Tensor Cores add 8 products (sm80) or 16 (sm90) to a sum at
+// a time and always round towards zero (Fasi et al. 2021), which costs u on average and 2 u at
+// most, and does not cancel. s'_j is the capped product; cap() is what softcap leaves of an error:
+// it goes through tanh at s_j, which damps it, to nothing where tanh is flat. The 4 are the sums,
+// the factor log2(e) and the maximum that is subtracted. Products below fp32's normal numbers add
+// 2^-149 each.
 //
 // Weights. With w_j = exp(s_j - max), S = sum w_j and o = sum w_j v_j / S, an O from the weights
 // w_j exp(e_j) differs from o by sum w_j (exp(e_j) - 1)(v_j - o) / sum w_j exp(e_j): exactly, as

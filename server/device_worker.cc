@@ -9,6 +9,7 @@
 
 #include "kernels/thread_name.h"
 #include "kernels/trace_range.h"
+#include "server/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -86,6 +87,7 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   const Request& pushed = *request;
   const bool first = scheduler_.queue().empty();
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
+  const OnNoMemory wait(OnNoMemory::kWait);  // it is accepted
   if (first && MayRunOnCallerLocked(pushed)) {
     RunOnCaller(lock);
     return Status();

@@ -51,7 +51,7 @@ class DeviceWorker {
   DeviceWorker& operator=(const DeviceWorker&) = delete;
 
   // Takes `request` if and only if OK. Any thread. If it may_end_in_submit, it may have ended by
-  // the return.
+  // the return. May throw std::bad_alloc, and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);
   // Ends the request with CANCELLED if it is still queued; if it runs, its kernel is told to stop.
   // Any thread.

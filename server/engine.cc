@@ -3,6 +3,7 @@
 #include "server/engine.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -161,18 +162,26 @@ Status Engine::CheckSubmit(const Request& request) const {
 
 Status Engine::Submit(std::unique_ptr<Request>& request) {
   // Counted first and looked at second, so that WaitIdle after Drain misses nobody.
-  const int64_t inflight = inflight_.fetch_add(1, std::memory_order_acq_rel) + 1;
-  Status status = CheckSubmit(*request);
-  metrics_.SetInflight(inflight);
-  if (status.ok()) {
-    request->flops = Flops(request->attention);
-    status = PlanCheck(*request);
-    const bool checked = status.ok() && request->check;
+  metrics_.SetInflight(inflight_.fetch_add(1, std::memory_order_acq_rel) + 1);
+  bool checked = false;  // it has a place with the checker
+  const auto refuse = [&] {
+    if (checked) checker_->Release();
+    metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
+  };
+  try {
+    Status status = CheckSubmit(*request);
+    if (status.ok()) {
+      request->flops = Flops(request->attention);
+      status = PlanCheck(*request);
+      checked = status.ok() && request->check;
+    }
     if (status.ok()) status = Route(request);
-    if (checked && !status.ok()) checker_->Release();
+    if (!status.ok()) refuse();
+    return status;
+  } catch (const std::bad_alloc&) {
+    if (request != nullptr) refuse();
+    throw;
   }
-  if (!status.ok()) metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
-  return status;
 }
 
 Status Engine::Route(std::unique_ptr<Request>& request) {
@@ -237,7 +246,12 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidat
     request->selection = candidate.selection;
     request->kernel_cost = candidate.kernel_cost;
     request->batch_bytes = tensor_bytes + candidate.selection.workspace_bytes;
-    status = workers_[candidate.device]->Push(request);
+    try {
+      status = workers_[candidate.device]->Push(request);
+    } catch (const std::bad_alloc&) {
+      if (request != nullptr) router_->Release(candidate.device, candidate.cost);
+      throw;
+    }
     if (status.ok()) return status;
     // Its queue is full, or it was lost a moment ago: the next one.
     router_->Release(candidate.device, candidate.cost);
@@ -257,7 +271,13 @@ Status Engine::PushPart(std::unique_ptr<Request>& part) {
   part->kernel_cost = Cost(part->attention, part->selection.kernel);
   const int64_t cost = batcher_.Cost(part->kernel_cost, part->batch_bytes);
   router_->Add(device, cost);
-  const Status status = workers_[device]->Push(part);
+  Status status;
+  try {
+    status = workers_[device]->Push(part);
+  } catch (const std::bad_alloc&) {
+    if (part == nullptr) throw;
+    status = ResourceExhausted("there is no memory to queue a part of the request");
+  }
   if (!status.ok()) router_->Release(device, cost);
   return status;
 }

@@ -94,7 +94,7 @@ class Engine {
   // before the return if the request may_end_in_submit. Else
   // RESOURCE_EXHAUSTED (every queue full, or the checker's), UNAVAILABLE (draining, no healthy
   // device), DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are
-  // lost.
+  // lost. May throw std::bad_alloc, and then has not taken it either.
   Status Submit(std::unique_ptr<Request>& request);
 
   // If the request is still queued, for a lane or for its check, ends it with CANCELLED now. What

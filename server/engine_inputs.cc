@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "server/engine.h"
+#include "server/memory_reserve.h"
 #include "server/split_parts.h"
 #include "server/split_plan.h"
 #include "server/upload_plan.h"
@@ -89,6 +90,7 @@ bool Engine::CompleteUpload(std::unique_ptr<Request>& request) {
     request->upload_run.reset();
     return false;
   }
+  const OnNoMemory wait(OnNoMemory::kWait);  // parts of it may run
   const bool copied = request->staged->Seal();
   const bool lost = !workers_[request->device]->healthy();
   request->staged->CountRun(copied ? StagingEnd::kUsed

@@ -3,6 +3,7 @@
 #include "server/intake.h"
 
 #include <algorithm>
+#include <exception>
 #include <new>
 #include <string>
 #include <utility>
@@ -43,13 +44,6 @@ void NameRequest(const v1::AttendRequest& fields, Request& request) {
   const size_t id_bytes = std::min<size_t>(fields.request_id().size(), kRequestIdBytesMax);
   request.request_id = fields.request_id().substr(0, id_bytes);
   if (request.request_id.empty()) request.request_id = "server-" + std::to_string(request.id);
-}
-
-google::protobuf::ArenaOptions OnBlock(char* block, size_t bytes) {
-  google::protobuf::ArenaOptions options;
-  options.initial_block = block;
-  options.initial_block_size = bytes;
-  return options;
 }
 
 }  // namespace
@@ -154,7 +148,10 @@ void Intake::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
 
 bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
   alignas(8) char block[kArenaBlockBytes];
-  google::protobuf::Arena arena(OnBlock(block, sizeof(block)));
+  google::protobuf::ArenaOptions options;
+  options.initial_block = block;
+  options.initial_block_size = sizeof(block);
+  google::protobuf::Arena arena(options);
   Status status = Decode(*request, work, arena);
   if (!status.ok()) {
     End(std::move(request), std::move(status));
@@ -357,19 +354,21 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
 }
 
 void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
-  const OnNoMemory wait(OnNoMemory::kWait);  // it is accepted
   const uint64_t id = request->id;
   request->upload.Release();
-  call.OnAdmitted(id);
-  if (call.cancelled()) {
-    Finish(std::move(request), Status(Code::kCancelled, "the call was cancelled"));
-    return;
+  Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    call.OnAdmitted(id);
+    status = call.cancelled() ? Status(Code::kCancelled, "the call was cancelled")
+                              : engine_.Submit(request);
+    if (!status.ok()) status = RejectRefusal(Rejection::kQueueFull, std::move(status));
+  } catch (const std::bad_alloc&) {
+    if (request == nullptr) std::terminate();  // it was accepted, and nobody could end it
+    status = Reject(Rejection::kMemory, OutOfMemory());
   }
-  Status status = engine_.Submit(request);
-  if (!status.ok()) {
-    Finish(std::move(request), RejectRefusal(Rejection::kQueueFull, std::move(status)));
-    return;
-  }
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if (!status.ok()) return Finish(std::move(request), std::move(status));
   // A cancellation that came before the request was queued found nothing to cancel.
   if (call.cancelled()) engine_.Cancel(id);
 }
@@ -389,9 +388,8 @@ Status Intake::RejectRefusal(Rejection exhausted, Status status) {
       return Reject(Rejection::kUnimplemented, std::move(status));
     case Code::kDeadlineExceeded:
       return Reject(Rejection::kDeadlinePassed, std::move(status));
-    case Code::kUnavailable:
-      if (engine_.draining()) return Reject(Rejection::kDraining, std::move(status));
-      return status;  // no healthy device: a failure of the server's, not a refusal of the request
+    case Code::kUnavailable:  // without a healthy device it is a failure of the server's
+      return engine_.draining() ? Reject(Rejection::kDraining, std::move(status)) : status;
     default:
       return status;
   }

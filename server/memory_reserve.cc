@@ -14,8 +14,10 @@
 namespace attend {
 namespace {
 
-// Several, as several threads may be in need at once. Each is given back by itself.
+// Several, as several threads may be in need at once. Each is given back by itself, and some only
+// to those who wait: what new requests used up is not missing where accepted ones end.
 constexpr size_t kPieces = 8;
+constexpr size_t kPiecesOfAll = 4;
 
 std::array<std::atomic<void*>, kPieces> pieces;
 std::atomic<size_t> piece_bytes{0};
@@ -42,8 +44,9 @@ bool WaitForMemory() {
 
 void GiveBack() {
   used.store(true, std::memory_order_relaxed);
-  for (std::atomic<void*>& piece : pieces) {
-    void* const memory = piece.exchange(nullptr);
+  const size_t mine = then == OnNoMemory::kThrow ? kPiecesOfAll : kPieces;
+  for (size_t i = 0; i < mine; ++i) {
+    void* const memory = pieces[i].exchange(nullptr);
     if (memory == nullptr) continue;
     std::free(memory);
     return;  // operator new tries again

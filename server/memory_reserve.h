@@ -2,10 +2,10 @@
 //
 // What is left when the heap is empty. All that is large is counted before it is taken, so that an
 // allocation that fails is a small one, in the middle of something: it gets what it wants from a
-// reserve, and until the reserve is whole again new requests are refused. Once the reserve is gone
-// too, std::bad_alloc is thrown at once where somebody deals with it, which OnNoMemory says.
-// Everywhere else the thread waits for memory that others give back: gRPC does not survive an
-// exception, nor would a request that was accepted come to its end.
+// reserve, and until the reserve is whole again new requests are refused. Where somebody deals with
+// std::bad_alloc, which OnNoMemory says, it is thrown once half of the reserve is gone: the other
+// half is for what could not deal with it, gRPC and requests that were accepted. They use that up
+// too, and then wait for memory that others give back.
 //
 // Of the process, as operator new is. Any thread.
 

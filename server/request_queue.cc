@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <new>
 #include <string>
 
 namespace attend {
@@ -21,17 +22,25 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
                              std::to_string(options_.capacity));
   }
   Request& r = *request;
-  if (TakesPlace(r)) ++places_;
   r.sequence = next_sequence_++;
   Level& level = levels_.try_emplace(r.priority, options_.tenant_weights).first->second;
   TenantLines& lines = level.tenants[r.tenant];
-  if (lines.empty()) level.share.Arrive(r.tenant);
-  level.arrivals.emplace_hint(level.arrivals.end(), r.sequence, r.enqueued);
-  by_id_.emplace(r.id, &r);
-  if (r.deadline != kNever) by_deadline_.emplace(r.deadline, r.id);
+  const bool arrives = lines.empty();
+  try {
+    level.arrivals.emplace_hint(level.arrivals.end(), r.sequence, r.enqueued);
+    by_id_.emplace(r.id, &r);
+    if (r.deadline != kNever) by_deadline_.emplace(r.deadline, r.id);
+    (r.large ? lines.large : lines.small).emplace(PlaceOf(r), std::move(request));
+  } catch (const std::bad_alloc&) {
+    by_deadline_.erase({r.deadline, r.id});
+    by_id_.erase(r.id);
+    level.arrivals.erase(r.sequence);
+    throw;
+  }
+  if (arrives) level.share.Arrive(r.tenant);
+  if (TakesPlace(r)) ++places_;
   flops_ += r.flops;
   ++tenant_sizes_[r.tenant];
-  (r.large ? lines.large : lines.small).emplace(PlaceOf(r), std::move(request));
   return Status();
 }
 

@@ -69,7 +69,8 @@ class RequestQueue {
 
   // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK;
   // RESOURCE_EXHAUSTED when full, but not of an upload's further parts, which come for what was
-  // accepted and take no place. Arrivals come in the order of their time.
+  // accepted and take no place. Arrivals come in the order of their time. May throw std::bad_alloc,
+  // and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);
 
   // Starts a batch: takes its requests, in order, and charges their tenants. `aged`: QueueOrder's.

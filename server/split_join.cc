@@ -265,6 +265,7 @@ Splitter::~Splitter() { assert(joins_.empty() && "a part outlived the splitter")
 std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
                                        std::span<const SplitDevice> devices) {
   if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
+  const OnNoMemory wait(OnNoMemory::kWait);  // parts are queued one by one
   const int shares = static_cast<int>(devices.size());
   std::vector<SplitPiece> pieces = PlanSplitOrKeys(request->attention, shares);
   if (pieces.empty()) return std::nullopt;

@@ -147,6 +147,33 @@ TEST(Client, AnAnswerOfAnotherSizeIsAnError) {
   EXPECT_EQ(status.message(), "the server's answer has an o of 160 bytes, the request's has 128");
 }
 
+TEST(Client, AnLseThatWasNotAskedForIsAnError) {
+  FakeServer server;
+  const auto client = Connect(server);
+  const AttentionCall with = RandomCall("B1,H1,L4,D8,lse", 1);
+  const AttentionCall without = RandomCall("B1,H1,L4,D8", 1);
+  const auto expect = [&](const AttentionCall& call, const char* message) {
+    const Status status = client->Call(call).status();
+    EXPECT_EQ(status.code(), Code::kInternal);
+    EXPECT_EQ(status.message(), message);
+  };
+  server.SetAfter([](v1::AttendResponse* response) {
+    response->mutable_lse()->set_shape(2, 5);  // of 4 rows
+    response->mutable_raw(1)->append(sizeof(float), '\0');
+  });
+  expect(with, "the server's answer has an lse of 20 bytes, the request's has 16");
+  server.SetAfter([](v1::AttendResponse* response) {
+    response->clear_lse();
+    response->mutable_raw()->RemoveLast();
+  });
+  expect(with, "the server's answer has no lse, one was asked for");
+  server.SetAfter([](v1::AttendResponse* response) {
+    *response->mutable_lse() = response->o();
+    response->add_raw(response->raw(0));
+  });
+  expect(without, "the server's answer has an lse, none was asked for");
+}
+
 TEST(Client, DeadlineEndsTheCall) {
   FakeServer server;
   server.SetBefore(

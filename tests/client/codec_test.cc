@@ -166,6 +166,17 @@ TEST(EncodeRequest, RefusesWhatNoMessageCanHold) {
   EXPECT_THAT(encoded.status().message(), HasSubstr("2147483647"));
 }
 
+// O has 1 MiB here, and the LSE 64 KiB.
+TEST(EncodeRequest, AnAnswersLseCountsToo) {
+  ATTEND_FRESH_SEED(seed);
+  for (const bool lse : {false, true}) {
+    const std::string text = "B1,H1,L16384,Lk1,D16" + std::string(lse ? ",lse" : "");
+    const Result<EncodedCall> encoded = EncodedCall::Make(RandomCall(text.c_str(), seed));
+    ASSERT_TRUE(encoded.ok()) << encoded.status().ToString();
+    EXPECT_EQ(encoded->CheckMessageBytes((1 << 20) + (1 << 15)).ok(), !lse);
+  }
+}
+
 TEST(CallFromRequest, IsTheReverse) {
   ATTEND_FRESH_SEED(seed);
   for (const char* text : kShapes) {

@@ -16,6 +16,7 @@
 
 #include "client/call_spec.h"
 #include "client/client.h"
+#include "client/codec.h"
 #include "client/load_runner.h"
 #include "client/shared_call.h"
 #include "client/verify.h"
@@ -128,6 +129,16 @@ TEST_F(SharedMemoryTest, PartsMayBeInline) {
   const Result<RowsReport> report = VerifyAnswer(call, *result, 1);
   ASSERT_TRUE(report.ok());
   EXPECT_TRUE(report->ok) << report->detail;
+  // Wherever it is, it must have the size that was asked for.
+  const Result<EncodedCall> encoded = EncodedCall::Make(call);
+  ASSERT_TRUE(encoded.ok());
+  EXPECT_TRUE(encoded->CheckAnswer(*result).ok());
+  AttentionResult other = *result;
+  other.o.bytes -= 4;
+  EXPECT_EQ(encoded->CheckAnswer(other).code(), Code::kInternal);
+  other = *result;
+  other.lse->bytes -= 4;
+  EXPECT_EQ(encoded->CheckAnswer(other).code(), Code::kInternal);
 }
 
 TEST_F(SharedMemoryTest, RegionsLiveAsLongAsTheyAreHeld) {

@@ -176,6 +176,41 @@ TEST(Stream, AnAnswerToNobodyEndsTheStream) {
   EXPECT_EQ(answers.at(0).status.code(), Code::kInternal);
 }
 
+// Its tensors fit what the answer itself says of them, so it is known whose answer it is.
+TEST(Stream, AnAnswerOfAnotherSizeFailsItsRequestAlone) {
+  FakeServer server;
+  server.SetAfter([](v1::AttendResponse* response) {
+    if (response->request_id() == "o") {
+      response->mutable_o()->set_shape(2, 5);  // of 4 rows
+      response->mutable_raw(0)->append(8 * sizeof(float), '\0');
+    } else if (response->request_id() == "lse") {
+      response->mutable_lse()->set_shape(2, 3);
+      response->mutable_raw(1)->resize(3 * sizeof(float));
+    }
+  });
+  const auto client = Connect(server);
+  AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8,lse"), 1);
+  Answers answers;
+  const auto stream = client->OpenStream();
+  const std::vector<std::string> names = {"before", "o", "between", "lse", "after"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    call.request_id = names[i];
+    stream->Send(call, answers.Take(static_cast<int>(i)));
+  }
+  const Status finished = stream->Finish();
+  EXPECT_TRUE(finished.ok()) << finished.ToString();
+  ASSERT_TRUE(answers.EachOnce(5));
+  for (const int i : {0, 2, 4}) {
+    EXPECT_TRUE(answers.at(i).status.ok()) << answers.at(i).status.ToString();
+  }
+  EXPECT_EQ(answers.at(1).status.code(), Code::kInternal);
+  EXPECT_EQ(answers.at(1).status.message(),
+            "the server's answer has an o of 160 bytes, the request's has 128");
+  EXPECT_EQ(answers.at(3).status.code(), Code::kInternal);
+  EXPECT_EQ(answers.at(3).status.message(),
+            "the server's answer has an lse of 12 bytes, the request's has 16");
+}
+
 TEST(Stream, TimeoutEndsIt) {
   FakeServer server;
   server.SetStreamBatch(100);

@@ -2,7 +2,11 @@
 //
 // What comes on a connection before it is a message: HTTP/2 frames, whose heads are looked at
 // before gRPC reads them, and requests to the metrics endpoint. Frames give the same verdict in
-// pieces of any size, and what passes keeps the bounds; an HTTP request is answered in one way.
+// pieces of any size, and it is the one that the bounds ask for; an HTTP request is answered in one
+// way.
+//
+// An input is what a client sent. It is also a whole conversation: frames whose stream has the
+// reserved bit set are the server's, and a frame comes as often as its first byte says.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -10,7 +14,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/http2_frames.h"
 #include "server/metrics_endpoint.h"
@@ -21,58 +31,207 @@ namespace {
 
 constexpr int64_t kStreamsMax = 4;
 constexpr size_t kPrefaceBytes = 24;
+constexpr size_t kHeadBytes = FrameHeads::kBytes;
+// Enough for more frames with nothing in them than there may be.
+constexpr size_t kConversationBytesMax = size_t{512} << 10;
 
-// Whether the frames pass, in pieces of at most `longest` bytes.
+const uint8_t* Bytes(std::string_view view) {
+  return reinterpret_cast<const uint8_t*>(view.data());
+}
+
+// What the client sent and what the server sent, and in which order their frames' heads ended:
+// nothing else may matter, as the two sides' bytes come at once.
+struct Conversation {
+  struct Head {
+    int side = 0;
+    size_t end = 0;    // of its side's bytes
+    size_t ahead = 0;  // so many may come before the side's next head ends
+  };
+  static constexpr int kClient = 0, kServer = 1;
+  std::array<std::string, 2> bytes;
+  std::vector<Head> heads;
+
+  const uint8_t* At(const Head& head) const {
+    return Bytes(bytes[static_cast<size_t>(head.side)]) + head.end - kHeadBytes;
+  }
+};
+
+void AddFrame(std::string_view frame, int side, Conversation& to) {
+  std::string& bytes = to.bytes[static_cast<size_t>(side)];
+  to.heads.push_back({side, bytes.size() + kHeadBytes, 0});
+  bytes += frame;
+}
+
+Conversation Read(std::string_view input, bool with_server) {
+  Conversation read;
+  read.bytes[Conversation::kClient] = input.substr(0, kPrefaceBytes);
+  input.remove_prefix(std::min(kPrefaceBytes, input.size()));
+  size_t left = kConversationBytesMax;
+  while (input.size() >= kHeadBytes) {
+    const uint8_t* const head = Bytes(input);
+    const size_t whole = kHeadBytes + static_cast<size_t>(FrameHeads::Length(head));
+    const std::string_view frame = input.substr(0, whole);
+    input.remove_prefix(frame.size());
+    const bool servers = with_server && (head[5] & 0x80) != 0;
+    const bool many = with_server && frame.size() == whole && whole > kHeadBytes;
+    size_t times = many ? size_t{1} << (head[kHeadBytes] >> 4) : 1;
+    times = std::max<size_t>(1, std::min(times, left / frame.size()));
+    left -= std::min(left, times * frame.size());
+    for (; times > 0; --times) {
+      AddFrame(frame, servers ? Conversation::kServer : Conversation::kClient, read);
+    }
+  }
+  read.bytes[Conversation::kClient] += input;
+  std::array<size_t, 2> ahead = {read.bytes[0].size(), read.bytes[1].size()};
+  for (auto head = read.heads.rbegin(); head != read.heads.rend(); ++head) {
+    head->ahead = ahead[static_cast<size_t>(head->side)];
+    ahead[static_cast<size_t>(head->side)] = head->end - 1;
+  }
+  return read;
+}
+
+Http2Frames::Limits Limits(bool short_of_memory) {
+  Http2Frames::Limits limits{.streams = kStreamsMax};
+  const auto nothing = [] { return int64_t{0}; };
+  if (short_of_memory) limits.heap = std::make_shared<HeapPressure>(-1, nothing);
+  return limits;
+}
+
+// The number of heads that pass. How many bytes come before the next head ends, `run_ahead` says of
+// how many there are; they come in pieces of at most `longest`.
+template <class RunAhead>
+size_t CountPassing(const Conversation& conversation, bool short_of_memory, size_t longest,
+                    const RunAhead& run_ahead) {
+  Http2Frames frames(Limits(short_of_memory));
+  std::array<size_t, 2> came{};
+  const auto come = [&](int side, size_t until) {
+    const auto i = static_cast<size_t>(side);
+    while (came[i] < until) {
+      const size_t step = std::min(longest, until - came[i]);
+      const std::span<const uint8_t> piece(Bytes(conversation.bytes[i]) + came[i], step);
+      came[i] += step;
+      if (side == Conversation::kServer) {
+        frames.Written(piece);
+      } else if (frames.Read(piece, TimePoint())) {
+        return false;
+      }
+    }
+    return true;
+  };
+  for (size_t n = 0; n < conversation.heads.size(); ++n) {
+    const Conversation::Head& head = conversation.heads[n];
+    if (!come(head.side, head.end)) return n;
+    const bool passes = come(head.side, head.end + run_ahead(head.ahead - head.end));
+    ATTEND_FUZZ_REQUIRE(passes, "between two heads");
+  }
+  return conversation.heads.size();
+}
+
+// What the bounds say, where time stands still.
+class Bounds {
+ public:
+  explicit Bounds(bool short_of_memory) : short_of_memory_(short_of_memory) {}
+
+  // Whether they hold with this head too.
+  bool Hold(const uint8_t* head, int side) {
+    const int64_t length = FrameHeads::Length(head);
+    const int type = head[3];
+    const int flags = head[4];
+    if (side == Conversation::kServer) {
+      answers_ += type == kData ? 1 : 0;
+      answer_bytes_ += type == kData ? length : 0;
+      return true;
+    }
+    if (type == kHeaders || type == kContinuation) {
+      CountHeaders(head);
+    } else if (type == kWindowUpdate) {
+      const int64_t granted =
+          Http2Frames::kUpdatesPerFrame * answers_ + answer_bytes_ / Http2Frames::kBytesPerUpdate;
+      ++(updates_ < granted ? updates_ : idle_);
+    } else if (type != kData || (length < Http2Frames::kDataBytesMin && (flags & 1) == 0)) {
+      ++idle_;
+    }
+    acknowledged_ |= type == kSettings && (flags & 1) != 0;
+    const bool hold = header_bytes_ <= Http2Frames::kHeaderBytesMax &&
+                      header_frames_ <= Http2Frames::kHeaderFramesMax &&
+                      unacknowledged_ <= kStreamsMax && idle_ <= Http2Frames::kIdleFramesMax &&
+                      (!short_of_memory_ || streams_ - answers_ <= kStreamsMax);
+    if (ends_headers_) header_bytes_ = header_frames_ = 0;
+    return hold;
+  }
+
+ private:
+  static constexpr int kData = 0, kHeaders = 1, kSettings = 4, kWindowUpdate = 8, kContinuation = 9;
+
+  void CountHeaders(const uint8_t* head) {
+    if (head[3] == kHeaders) {
+      header_bytes_ = header_frames_ = 0;
+      const int64_t stream = FrameHeads::Stream(head);
+      if (stream > last_stream_) {
+        last_stream_ = stream;
+        ++streams_;
+        unacknowledged_ += acknowledged_ ? 0 : 1;
+      } else {
+        ++idle_;
+      }
+    }
+    header_bytes_ += FrameHeads::Length(head);
+    ++header_frames_;
+    ends_headers_ = (head[4] & 4) != 0;
+  }
+
+  const bool short_of_memory_;
+  bool acknowledged_ = false;
+  bool ends_headers_ = false;
+  int64_t header_bytes_ = 0, header_frames_ = 0;
+  int64_t last_stream_ = 0, streams_ = 0, unacknowledged_ = 0;
+  int64_t idle_ = 0, updates_ = 0;
+  int64_t answers_ = 0, answer_bytes_ = 0;
+};
+
+// That the first head which did not pass is the first with which the bounds do not hold.
+void RequireBounds(const Conversation& conversation, bool short_of_memory, size_t passing) {
+  Bounds bounds(short_of_memory);
+  for (size_t n = 0; n < conversation.heads.size() && n <= passing; ++n) {
+    const Conversation::Head& head = conversation.heads[n];
+    const bool hold = bounds.Hold(conversation.At(head), head.side);
+    ATTEND_FUZZ_REQUIRE(hold == (n < passing), std::to_string(n));
+  }
+}
+
+// Whether a client's bytes pass, in pieces of at most `longest`.
 bool Passes(std::string_view bytes, size_t longest) {
-  Http2Frames frames({.streams = kStreamsMax});
+  Http2Frames frames(Limits(false));
   while (!bytes.empty()) {
     const size_t step = std::min(longest, bytes.size());
-    if (frames.Read({reinterpret_cast<const uint8_t*>(bytes.data()), step}, TimePoint())) {
-      return false;
-    }
+    if (frames.Read({Bytes(bytes), step}, TimePoint())) return false;
     bytes.remove_prefix(step);
   }
   return true;
 }
 
-// That no block of headers in frames that passed is above the bounds.
-void RequireBounds(std::string_view bytes) {
-  int64_t header_bytes = 0;
-  int64_t header_frames = 0;
-  int64_t streams = 0;
-  uint32_t last_stream = 0;
-  bool acknowledged = false;
-  bytes.remove_prefix(std::min(kPrefaceBytes, bytes.size()));
-  while (bytes.size() >= 9) {
-    const auto byte = [&](size_t i) { return static_cast<unsigned char>(bytes[i]); };
-    const size_t length = static_cast<size_t>(byte(0)) << 16 | byte(1) << 8 | byte(2);
-    const int type = byte(3);
-    const int flags = byte(4);
-    if (type == 1) header_bytes = header_frames = 0;
-    const uint32_t stream = (byte(5) & 0x7fu) << 24 | byte(6) << 16 | byte(7) << 8 | byte(8);
-    if (type == 1 && stream > last_stream) {
-      last_stream = stream;
-      if (!acknowledged) ++streams;
-    }
-    if (type == 1 || type == 9) {
-      header_bytes += static_cast<int64_t>(length);
-      ++header_frames;
-      ATTEND_FUZZ_REQUIRE(header_bytes <= Http2Frames::kHeaderBytesMax &&
-                              header_frames <= Http2Frames::kHeaderFramesMax &&
-                              streams <= kStreamsMax,
-                          std::to_string(header_bytes));
-      if ((flags & 4) != 0) header_bytes = header_frames = 0;
-    }
-    acknowledged |= type == 4 && (flags & 1) != 0;
-    bytes.remove_prefix(std::min(bytes.size(), 9 + length));
+void ReadFrames(std::string_view input) {
+  const Conversation alone = Read(input, false);
+  const auto late = [](size_t) { return size_t{0}; };
+  const size_t passing = CountPassing(alone, false, input.size(), late);
+  RequireBounds(alone, false, passing);
+  for (const size_t longest : {input.size(), size_t{1}, size_t{7}}) {
+    ATTEND_FUZZ_REQUIRE(Passes(input, longest) == (passing == alone.heads.size()),
+                        std::to_string(longest));
   }
 }
 
-void ReadFrames(std::string_view input) {
-  const bool passes = Passes(input, input.size());
-  ATTEND_FUZZ_REQUIRE(Passes(input, 1) == passes, "byte by byte");
-  ATTEND_FUZZ_REQUIRE(Passes(input, 7) == passes, "in sevens");
-  if (passes) RequireBounds(input);
+void ReadConversation(std::string_view input) {
+  const Conversation both = Read(input, true);
+  const auto late = [](size_t) { return size_t{0}; };
+  const auto early = [](size_t bytes) { return bytes; };
+  std::mt19937_64 random = RandomOf(input);
+  const auto sometimes = [&random](size_t bytes) { return random() % (bytes + 1); };
+  const size_t passing =
+      CountPassing(both, true, both.bytes[0].size() + both.bytes[1].size(), late);
+  RequireBounds(both, true, passing);
+  ATTEND_FUZZ_REQUIRE(CountPassing(both, true, 4096, early) == passing, "early");
+  ATTEND_FUZZ_REQUIRE(CountPassing(both, true, 5, sometimes) == passing, "at random");
 }
 
 // The answer to a request, "" if the endpoint waits for more.
@@ -129,6 +288,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input = attend::fuzz::View(data, size);
   if (input.empty()) return 0;
   attend::fuzz::ReadFrames(input);
+  attend::fuzz::ReadConversation(input);
   // What begins like no request costs no connection, or all of the time would go there.
   if (input.starts_with("GET ") || input.starts_with("HEAD ")) attend::fuzz::AskMetrics(input);
   return 0;

@@ -118,18 +118,54 @@ void Settings() {
   for (const auto& [name, text] : texts) Write("settings", name, text);
 }
 
-std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
+std::string Frame(uint8_t type, uint8_t flags, size_t bytes, uint32_t stream = 0x01010101) {
   std::string frame(9 + bytes, '\1');
   for (int i = 0; i < 3; ++i)
     frame[static_cast<size_t>(i)] = static_cast<char>(bytes >> (16 - 8 * i));
   frame[3] = static_cast<char>(type);
   frame[4] = static_cast<char>(flags);
+  for (int i = 0; i < 4; ++i)
+    frame[static_cast<size_t>(5 + i)] = static_cast<char>(stream >> (24 - 8 * i));
   return frame;
+}
+
+// The server's, as connections_fuzz.cc marks it.
+std::string Answer(uint32_t stream, size_t bytes) {
+  const uint32_t servers = 1u << 31 | stream;
+  return Frame(1, 4, 5, servers) + Frame(0, 0, bytes, servers) + Frame(1, 5, 5, servers);
+}
+
+// 2 ** `power` times.
+std::string Often(int power, std::string frame) {
+  frame[9] = static_cast<char>(power << 4);
+  return frame;
+}
+
+// What opens calls and what goes on within the bounds, or by one beyond them.
+void Conversations(const std::string& start) {
+  const auto call = [](uint32_t stream) { return Frame(1, 4, 30, stream) + Frame(0, 1, 40); };
+  std::string answered = start, unanswered = start;
+  for (uint32_t stream = 1; stream < 20; stream += 2) {
+    answered += call(stream) + Answer(stream, 40) + Frame(8, 0, 4) + Frame(8, 0, 4);
+    if (stream < 10) unanswered += call(stream);
+  }
+  Write("connections", "answered", answered);
+  Write("connections", "unanswered", unanswered);
+  Write("connections", "old-streams",
+        start + call(3) + Often(13, Frame(1, 4, 1, 3)) + Often(13, Frame(1, 4, 1, 1)));
+  // The settings that were acknowledged count too.
+  Write("connections", "idle", start + Often(13, Frame(2, 0, 5)) + Often(13, Frame(7, 0, 5)));
+  const std::string update = Frame(8, 0, 4);
+  const std::string granted =  // four for the answer
+      start + call(1) + Answer(1, 3 * 512 - 1) + Often(14, update) + update + update + update;
+  Write("connections", "updates", granted);
+  Write("connections", "updates-above", granted + update);
 }
 
 void Connections() {
   const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
   std::string calls = preface + Frame(4, 0, 6) + Frame(4, 1, 0);
+  Conversations(preface + Frame(4, 1, 0));
   for (int i = 0; i < 6; ++i) calls += Frame(1, 4, 30) + Frame(0, 1, 20) + Frame(8, 0, 4);
   Write("connections", "calls", calls);
   Write("connections", "continued",

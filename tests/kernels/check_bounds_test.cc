@@ -87,6 +87,31 @@ TEST(CheckBounds, AMillionRowsAreSampledInBoundedMemory) {
   }
 }
 
+// Which rounds every sum towards zero: one product, and of each 16 others together nine tenths of
+// its last place.
+TEST(CheckBounds, AScoreMayBeWhatTensorCoresMakeOfIt) {
+  for (const int64_t dim : {64, 128, 192, 256}) {
+    ProblemSpec spec = MakeSpec(1, 1, 1, 1, 1, dim, 8, DType::kFloat16);
+    spec.problem.scale = 1;
+    spec.problem.return_lse = true;
+    OwnedAttention owned = MakeAttention(spec, 1);
+    const Attention& a = owned.attention;
+    const float first = 8200;
+    for (int64_t d = 0; d < dim; ++d) {
+      const float k = d == 0 ? first : d % 16 == 0 ? 0.9f * 0x1p-10f : 0;
+      StoreElement(const_cast<void*>(a.q.data), DType::kFloat16, d, 1);
+      StoreElement(const_cast<void*>(a.k.data), DType::kFloat16, d, k);
+    }
+    CpuReference(a);
+    EXPECT_GT(a.lse[0], first);
+    a.lse[0] = first;
+    const RowsReport report = CheckAllRows(a);
+    EXPECT_TRUE(report.ok) << report.detail;
+    a.lse[0] = first - static_cast<float>(dim) / 8 * 0x1p-10f;
+    EXPECT_FALSE(CheckAllRows(a).ok) << "as much again";
+  }
+}
+
 // The plain implementation adds up 40000 equal terms one by one, each rounded the same way.
 TEST(CheckBounds, ARowThatIsHardForThePlainImplementationDoesNotLoosenOthers) {
   ProblemSpec spec = MakeSpec(2, 1, 1, 1, 1, 4, 1);

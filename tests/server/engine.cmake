@@ -28,6 +28,8 @@ foreach(name engine_test engine_check_test engine_stop_test split_plan_test
              upload_plan_test upload_run_test upload_turns_test)
   attend_test(${name} SOURCES ${name}.cc LIBRARIES attend_test_backend LABELS unit)
 endforeach()
+attend_test(engine_memory_test SOURCES engine_memory_test.cc ../kernels/counted_new.cc
+            LIBRARIES attend_test_backend LABELS unit)
 
 # On a GPU.
 if(ATTEND_WITH_CUDA)

@@ -142,6 +142,11 @@ void UseUpTheReserve() {
     while (taken.size() < taken.capacity()) taken.push_back(::operator new(32 << 10));
   } catch (const std::bad_alloc&) {
     if (!MemoryIsShort()) _exit(3);
+    // The half that is not for those who can do without.
+    const OnNoMemory wait(OnNoMemory::kWait);
+    for (int64_t bytes = 0; bytes < kReserveBytes / 4; bytes += 32 << 10) {
+      taken.push_back(::operator new(32 << 10));
+    }
     for (void* each : taken) ::operator delete(each);
     setrlimit(RLIMIT_AS, &before);
     _exit(MemoryIsShort() ? 4 : 0);
@@ -201,6 +206,15 @@ TEST_P(HeapFaultTest, UnaryWithManyLengths) {
   problem_.spec.kv_lengths = problem_.spec.q_lengths;
   problem_.owned = test::MakeAttention(problem_.spec, 1);
   problem_.request = test::ToRequest(problem_.spec, problem_.owned);
+  Sweep([this] { return CallUnary(); });
+}
+
+// Above a mebibyte, which threads of the server's own copy.
+TEST_P(HeapFaultTest, UnaryOfManyBytes) {
+  problem_.spec = test::MakeSpec(1, 1, 1, 1, 4096, 64, 64);
+  problem_.owned = test::MakeAttention(problem_.spec, 1);
+  problem_.request = test::ToRequest(problem_.spec, problem_.owned);
+  ASSERT_GT(problem_.request.ByteSizeLong(), size_t{1} << 20);
   Sweep([this] { return CallUnary(); });
 }
 

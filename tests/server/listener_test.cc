@@ -28,18 +28,26 @@
 
 namespace {
 
-std::atomic<int> accept_error{0};  // of the next accept4 that finds a connection
+// Of the next so many accept4 that find a connection.
+std::atomic<int> accept_error{0};
+std::atomic<int> accept_errors{0};
+
+// Whether this one is to fail.
+bool TakeAcceptError() {
+  if (accept_errors == 0) return false;
+  --accept_errors;  // on the listener's thread alone
+  return true;
+}
 
 }  // namespace
 
 // The listener's, in libc's place.
 extern "C" int accept4(int listener, sockaddr* address, socklen_t* bytes, int flags) {
   pollfd waiting = {listener, POLLIN, 0};
-  const int error = poll(&waiting, 1, 0) == 1 ? accept_error.exchange(0) : 0;
-  if (error == 0) {
+  if (poll(&waiting, 1, 0) != 1 || !TakeAcceptError()) {
     return static_cast<int>(syscall(SYS_accept4, listener, address, bytes, flags));
   }
-  errno = error;
+  errno = accept_error;
   return -1;
 }
 
@@ -97,9 +105,10 @@ class ListenerTest : public ::testing::Test {
     EXPECT_TRUE(changed_.wait_for(lock, seconds(30), [&] { return taken_.size() >= n; }));
     return taken_.size() < n ? -1 : taken_[n - 1].get();
   }
-  bool NoAcceptErrors() const {
+  bool CountsAcceptErrors(int errors) const {
     const std::string text = prometheus::TextSerializer().Serialize(metrics_.registry()->Collect());
-    return text.find("\nattend_accept_errors_total 0\n") != std::string::npos;
+    const std::string sample = "\nattend_accept_errors_total " + std::to_string(errors) + "\n";
+    return text.find(sample) != std::string::npos;
   }
   void CloseTaken(size_t n) {
     const std::lock_guard lock(mutex_);
@@ -193,11 +202,39 @@ TEST_F(ListenerTest, AnErrorOfOneConnectionIsNone) {
   size_t taken = 0;
   for (const int error : {ECONNABORTED, EOPNOTSUPP, EPERM}) {
     accept_error = error;
+    accept_errors = 1;
     const UniqueFd client = ConnectTo(tcp_.port, "x");
     Taken(++taken);
-    EXPECT_EQ(accept_error, 0) << "it was met";
-    EXPECT_TRUE(NoAcceptErrors()) << std::strerror(error);
+    EXPECT_EQ(accept_errors, 0) << "it was met";
+    EXPECT_TRUE(CountsAcceptErrors(0)) << std::strerror(error);
   }
+}
+
+// Where a firewall forbids all that come, the thread would do nothing else.
+TEST_F(ListenerTest, RestsAfterManyErrorsOfOneConnectionEach) {
+  Start(8, 8);
+  accept_error = EPERM;
+  accept_errors = 63;
+  const UniqueFd first = ConnectTo(tcp_.port, "x");
+  EXPECT_GE(Taken(1), 0);
+  EXPECT_TRUE(CountsAcceptErrors(0));
+  accept_errors = 64;  // in one turn
+  const UniqueFd second = ConnectTo(tcp_.port, "x");
+  const auto until = std::chrono::steady_clock::now() + seconds(30);
+  while (!CountsAcceptErrors(1)) {
+    ASSERT_LT(std::chrono::steady_clock::now(), until);
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(accept_errors, 0);
+  {
+    std::unique_lock lock(mutex_);
+    EXPECT_FALSE(changed_.wait_for(lock, milliseconds(150), [&] { return taken_.size() > 1; }))
+        << "its own clock stands still, so it rests";
+  }
+  clock_.Advance(milliseconds(100));
+  EXPECT_GE(Taken(2), 0);
+  EXPECT_TRUE(CountsAcceptErrors(1));
+  EXPECT_TRUE(listener_->accepting());
 }
 
 // gRPC 1.51's own listener never accepts again after this.
