@@ -105,8 +105,8 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
   const Http2Frames::Limits frames{
-      config.max_streams,
-      std::make_shared<HeapPressure>(kCallBytes * config.max_streams * kFullConnections)};
+      config.max_streams, std::make_shared<HeapPressure>(
+                              kCallBytes * config.max_streams * kFullConnections, kCallBytes)};
   const auto take = [acceptor, frames, &metrics, on_wrong = &server->on_wrong_](int socket) {
     struct stat about {};
     if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, frames, on_wrong)) {

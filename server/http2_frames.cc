@@ -66,7 +66,8 @@ const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
     return "streams before the settings were acknowledged";
   }
   if (limits_.heap == nullptr) return nullptr;
-  const bool high = limits_.heap->High(now);
+  const int64_t allowed = limits_.heap->CallsAllowed(now, limits_.streams);
+  const bool high = allowed != HeapPressure::kUnbounded;
   const int64_t answers = answers_.load(std::memory_order_relaxed);
   if (!high || now - calls_since_ >= std::chrono::seconds(1)) {
     calls_ = 0;
@@ -74,7 +75,7 @@ const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
     calls_since_ = now;
   }
   if (!high) return nullptr;
-  const bool ends = ++calls_ - (answers - answers_before_) > limits_.streams;
+  const bool ends = ++calls_ - (answers - answers_before_) > allowed;
   return ends ? "calls without answers while memory is short" : nullptr;
 }
 

@@ -48,7 +48,7 @@ class Http2Frames {
   struct Limits {
     int64_t streams = 1024;  // that may be opened before the settings are acknowledged
     // While the heap is short, a connection may begin so many calls a second more than it gets
-    // answers. Null: it never is.
+    // answers, or fewer if it is very short. Null: it never is.
     std::shared_ptr<HeapPressure> heap;
   };
   // Of one block of headers: gRPC itself takes 8 KiB, and says so to whoever sends a little more.

@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "server/http2_frames.h"
@@ -92,8 +93,11 @@ Conversation Read(std::string_view input, bool with_server) {
 
 Http2Frames::Limits Limits(bool short_of_memory) {
   Http2Frames::Limits limits{.streams = kStreamsMax};
-  const auto nothing = [] { return int64_t{0}; };
-  if (short_of_memory) limits.heap = std::make_shared<HeapPressure>(-1, nothing);
+  if (!short_of_memory) return limits;
+  // A little above its bound: all of a connection's calls are allowed.
+  constexpr int64_t kGrowth = int64_t{1} << 30;
+  const auto grown = [heap = int64_t{0}]() mutable { return std::exchange(heap, kGrowth + 1); };
+  limits.heap = std::make_shared<HeapPressure>(kGrowth, 0, grown);
   return limits;
 }
 

@@ -71,7 +71,7 @@ class Http2FramesTest : public ::testing::Test {
   TimePoint now_ = TimePoint() + seconds(1000);
   int64_t heap_bytes_ = 0;
   std::shared_ptr<HeapPressure> heap_ =
-      std::make_shared<HeapPressure>(100, [this] { return heap_bytes_; });
+      std::make_shared<HeapPressure>(100, 0, [this] { return heap_bytes_; });
   std::optional<Http2Frames> frames_;
 };
 
@@ -154,7 +154,21 @@ TEST_F(Http2FramesTest, CallsWithoutAnswersAreBoundedWhileMemoryIsShort) {
     Write(Frame(kHeaders, kEndHeaders, 5) + Frame(kData, 0, 40) + Frame(kHeaders, kEndStream, 5));
   }
   for (int i = 0; i < 100; ++i, now_ += seconds(1)) EXPECT_EQ(FirstWrong(call, 5), 0);
+  heap_bytes_ = 180;
+  now_ += seconds(1);
+  EXPECT_EQ(FirstWrong(call, 1000), 2) << "a fifth of what the connection may have is left";
+  heap_bytes_ = 1000;
+  for (int i = 0; i < 3; ++i) {  // who waits for each answer is served even then
+    Restart();
+    now_ += seconds(1);
+    EXPECT_EQ(Read(Frame(kSettings, kAck, 0) + Next(call)), "");
+    Write(Frame(kData, 0, 40));
+    EXPECT_EQ(FirstWrong(call, 1000), 2);
+  }
   heap_bytes_ = 100;
+  now_ += seconds(1);
+  Restart();
+  Read(Frame(kSettings, kAck, 0));
   EXPECT_EQ(FirstWrong(call, 1000), 0);
 }
 
@@ -187,6 +201,16 @@ TEST_F(Http2FramesTest, WindowUpdatesAreBoundedByWhatWasSent) {
 
 TEST_F(Http2FramesTest, SmallMessagesAreNotBounded) {
   EXPECT_EQ(FirstWrong(Frame(kData, 0, 32), 5 * Http2Frames::kIdleFramesMax), 0);
+}
+
+// A flood fills the heap faster than malloc can be asked how full it is.
+TEST(HeapPressureTest, CallsCountUntilItLooksAgain) {
+  TimePoint now = TimePoint() + seconds(1000);
+  HeapPressure heap(100, 10, [] { return int64_t{0}; });
+  for (int n = 0; n < 10; ++n) EXPECT_EQ(heap.CallsAllowed(now, 50), HeapPressure::kUnbounded);
+  EXPECT_EQ(heap.CallsAllowed(now, 50), 45);
+  now += seconds(1);
+  EXPECT_EQ(heap.CallsAllowed(now, 50), HeapPressure::kUnbounded);
 }
 
 TEST(ReadGuardTest, RefusesDescriptorsThatItHasNoPlaceFor) {
