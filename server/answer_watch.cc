@@ -34,7 +34,6 @@ void WatchedCall::Join(AnswerWatch& watch, grpc_call* call) {
   const std::lock_guard lock(shard.mutex);
   watch_ = &watch;
   call_ = call;
-  moved_.store(true, std::memory_order_relaxed);
   next_ = shard.first;
   if (next_ != nullptr) next_->previous_ = this;
   shard.first = this;
@@ -47,6 +46,14 @@ void WatchedCall::Leave() {
   (previous_ == nullptr ? shard.first : previous_->next_) = next_;
   if (next_ != nullptr) next_->previous_ = previous_;
   watch_ = nullptr;
+}
+
+bool WatchedCall::KeepsUp() {
+  const int64_t held = held_bytes_.load(std::memory_order_relaxed);
+  const int64_t taken = taken_bytes_.load(std::memory_order_relaxed);
+  if (held > 0 && taken < due_bytes_) return false;
+  due_bytes_ = taken + std::min(held, kBytesPerTimeout);
+  return true;
 }
 
 AnswerWatch::AnswerWatch(Duration timeout, const Clock& clock,
@@ -69,7 +76,7 @@ std::vector<std::string> AnswerWatch::WaitingPeers() {
   for (Shard& shard : shards_) {
     const std::lock_guard lock(shard.mutex);  // so that no call goes meanwhile
     for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
-      if (each->held_.load(std::memory_order_relaxed) == 0) continue;
+      if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
       try {  // no waiting for memory here: calls that would give it back wait for this lock
         const OnNoMemory no_memory(OnNoMemory::kThrow);
         peers.push_back(PeerOf(each->call_));
@@ -97,8 +104,7 @@ void AnswerWatch::Look(Shard& shard, TimePoint now) {
   {
     const std::lock_guard lock(shard.mutex);
     for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
-      const bool moved = each->moved_.exchange(false, std::memory_order_relaxed);
-      if (moved || each->held_.load(std::memory_order_relaxed) == 0) each->since_ = now;
+      if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
       try {
         const OnNoMemory no_memory(OnNoMemory::kThrow);

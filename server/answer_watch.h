@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ends calls whose clients do not read. gRPC keeps an answer until its client has taken it, and
-// with it the memory that it lies in; a call of which nothing was taken for a while is cancelled,
-// so that gRPC lets go.
+// with it the memory that it is in. Where a client does not take 1 MiB of what waits for it, or all
+// of it if that is less, in a while, the call is cancelled, so that gRPC lets go.
 
 #pragma once
 
@@ -37,27 +37,29 @@ class WatchedCall {
   void Join(AnswerWatch& watch, grpc_call* call);
   void Leave();
 
-  // Something begins to wait for the client, and some or all of it was taken. Any thread, also
-  // after Leave.
-  void Hold() {
-    if (held_.fetch_add(1, std::memory_order_relaxed) == 0) Moved();
-  }
-  void Moved() { moved_.store(true, std::memory_order_relaxed); }
-  void Release() {
-    Moved();
-    held_.fetch_sub(1, std::memory_order_relaxed);
+  // So many bytes begin to wait for the client, at least one, and so many of them were taken. Any
+  // thread, also after Leave.
+  void Hold(int64_t bytes) { held_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void Release(int64_t bytes) {
+    taken_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    held_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   }
 
  private:
   friend class AnswerWatch;
+  static constexpr int64_t kBytesPerTimeout = int64_t{1} << 20;
 
-  std::atomic<int64_t> held_{0};
-  std::atomic<bool> moved_{false};
+  // Whether it has taken what it had to since the last time that it had.
+  bool KeepsUp();
+
+  std::atomic<int64_t> held_bytes_{0};
+  std::atomic<int64_t> taken_bytes_{0};
   // The watch's, with its lock.
   AnswerWatch* watch_ = nullptr;  // null: not in it
   grpc_call* call_ = nullptr;
   bool cut_off_ = false;
   TimePoint since_;
+  int64_t due_bytes_ = 0;  // of taken_bytes_, a timeout after `since_`
   WatchedCall* next_ = nullptr;
   WatchedCall* previous_ = nullptr;
 };

@@ -47,7 +47,7 @@ void ChunkedStream::Poke() {
     if (step == Step::kFinish) return End(end);
     if (step == Step::kRead) StartRead(&incoming_);
     if (step == Step::kWrite) {
-      watched_->Hold();  // until OnWriteDone
+      watched_->Hold(1);  // until OnWriteDone
       StartWrite(&outgoing_);
     }
     if (step == Step::kCancel) call_.TryCancel();
@@ -285,7 +285,7 @@ void ChunkedStream::ChunkPlaced(int64_t bytes) {
 
 void ChunkedStream::OnWriteDone(bool ok) {
   const std::shared_ptr<ChunkedStream> self = shared_from_this();
-  watched_->Release();
+  watched_->Release(1);
   bool chunk;
   {
     const std::lock_guard lock(mutex_);

@@ -6,11 +6,13 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <new>
 #include <string>
 #include <utility>
 
 #include "kernels/cost.h"
 #include "server/engine.h"
+#include "server/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -78,7 +80,13 @@ Status Engine::PlanCheck(Request& request) {
 
 void Engine::FinishChecked(std::unique_ptr<Request> request) {
   if (request->report.has_value()) {
-    if (!request->report->ok && on_check_failed_) on_check_failed_(*request);
+    if (!request->report->ok && on_check_failed_) {
+      try {
+        const OnNoMemory no_memory(OnNoMemory::kThrow);
+        on_check_failed_(*request);
+      } catch (const std::bad_alloc&) {  // the answer says it all the same
+      }
+    }
   } else if (request->status.ok()) {
     metrics_.RecordCheck(CheckResult::kSkipped, request->transport);
   } else if (request->status.code() == Code::kResourceExhausted) {

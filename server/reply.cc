@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -28,24 +29,39 @@ constexpr int64_t kPieceBytesMin = int64_t{1} << 20;
 
 // An output block shared by the slices over it.
 struct HeldBlock {
-  explicit HeldBlock(WatchedRef watched) : call(std::move(watched)) { call->Hold(); }
-  ~HeldBlock() { call->Release(); }
+  struct Piece {
+    HeldBlock* held = nullptr;
+    int64_t bytes = 0;
+  };
+
+  explicit HeldBlock(WatchedRef watched) : call(std::move(watched)) {}
   const WatchedRef call;
   HostBlock block;
-  std::atomic<int> holders{1};  // the first is the function that makes it
+  std::atomic<int> holders{1};            // the first is the function that makes it
+  std::array<Piece, 2 * kPieces> pieces;  // of O and LSE
+  size_t count = 0;
 
-  static void Drop(void* held) {
-    auto* self = static_cast<HeldBlock*>(held);
-    self->call->Moved();
-    if (self->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete self;
+  void Drop() {
+    if (holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
-  // Pieces of `data`, which lies in the block, behind what is in `slices`.
+  struct Dropper {
+    void operator()(HeldBlock* held) const { held->Drop(); }
+  };
+  static void DropPiece(void* dropped) {
+    const Piece& piece = *static_cast<Piece*>(dropped);
+    piece.held->call->Release(piece.bytes);
+    piece.held->Drop();
+  }
+  // Pieces of `data`, which is in the block, after what is in `slices`.
   void AddSlices(const void* data, int64_t bytes, std::vector<grpc::Slice>& slices) {
     const int64_t step = std::max(kPieceBytesMin, (bytes + kPieces - 1) / kPieces);
     for (int64_t at = 0; at < bytes; at += step) {
-      holders.fetch_add(1, std::memory_order_relaxed);
+      Piece& piece = pieces.at(count++);
+      piece = {this, std::min(step, bytes - at)};
       slices.emplace_back(static_cast<char*>(const_cast<void*>(data)) + at,
-                          static_cast<size_t>(std::min(step, bytes - at)), HeldBlock::Drop, this);
+                          static_cast<size_t>(piece.bytes), HeldBlock::DropPiece, &piece);
+      holders.fetch_add(1, std::memory_order_relaxed);  // which nobody drops yet
+      call->Hold(piece.bytes);
     }
   }
 };
@@ -62,8 +78,8 @@ uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(s
 grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts, int count,
                           HostBlock block, WatchedRef call) {
   std::vector<grpc::Slice> slices;
-  slices.reserve(5);          // of most answers
-  HeldBlock* held = nullptr;  // made only for what is not copied
+  slices.reserve(5);                                    // of most answers
+  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only for what is not copied
   int64_t head_bytes = static_cast<int64_t>(fields.ByteSizeLong());
   bool first = true;
   for (int next = 0; first || next < count;) {
@@ -85,17 +101,14 @@ grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts
     if (next < count) wire::WriteRawPrefix(parts[next].bytes, out);
     slices.push_back(std::move(head));
     if (next < count) {
-      if (held == nullptr) held = new HeldBlock(call);
+      if (held == nullptr) held.reset(new HeldBlock(call));
       held->AddSlices(parts[next].data, parts[next].bytes, slices);
       ++next;
     }
     head_bytes = 0;
     first = false;
   }
-  if (held != nullptr) {
-    held->block = std::move(block);
-    HeldBlock::Drop(held);
-  }
+  if (held != nullptr) held->block = std::move(block);
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 

@@ -2,6 +2,8 @@
 
 #include "server/service.h"
 
+#include <google/protobuf/arena.h>
+
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -22,8 +24,6 @@ namespace {
 // More than GetServerInfoRequest has, for fields of its future.
 constexpr int64_t kInfoBytesMax = 4096;
 constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
-
-grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
 
 // One Attend call: made by the handler, deleted when gRPC is done with it and intake has let go.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
@@ -53,14 +53,18 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
     const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
     RecordEnd(context_, *request, total_ns, bytes, call_);
-    const Status status = request->status;
+    Status status = request->status;
     if (status.ok()) {
       watched_->Join(context_.answers, call_.c_call());
-      watched_->Hold();  // until OnDone
-      response_ = EncodeReply(std::move(request), total_ns, watched_);
-      grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
-      return;
+      watched_->Hold(1);  // until OnDone
+      try {
+        const OnNoMemory no_memory(OnNoMemory::kThrow);
+        response_ = EncodeReply(std::move(request), total_ns, watched_);
+      } catch (const std::bad_alloc&) {
+        status = ResourceExhausted("there is no memory for the answer");
+      }
     }
+    if (status.ok()) return grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
     request.reset();  // its memory before the client hears of it and tries again
     AddRetryPushback(context_, status.code(), call_);
     grpc::ServerUnaryReactor::Finish(ToGrpc(status));
@@ -201,6 +205,8 @@ void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int6
   LogEnd(context, request, total_ns, call);
 }
 
+grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
+
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call) {
   if (!IsRetryable(code)) return;
   call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs(code)));
@@ -279,11 +285,22 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
                                " bytes, must have at most " + std::to_string(kInfoBytesMax))));
     return reactor;
   }
-  v1::GetServerInfoResponse info;
-  context_.fill_info(&info);
-  bool own = false;
-  reactor->Finish(
-      grpc::SerializationTraits<v1::GetServerInfoResponse>::Serialize(info, response, &own));
+  if (MemoryIsShort()) {
+    reactor->Finish(NoMemory());
+    return reactor;
+  }
+  grpc::Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    google::protobuf::Arena arena;  // Protobuf's messages lose what they hold where one fails
+    auto* const info = google::protobuf::Arena::CreateMessage<v1::GetServerInfoResponse>(&arena);
+    context_.fill_info(info);
+    bool own = false;
+    status = grpc::SerializationTraits<v1::GetServerInfoResponse>::Serialize(*info, response, &own);
+  } catch (const std::bad_alloc&) {
+    status = NoMemory();
+  }
+  reactor->Finish(status);
   return reactor;
 }
 
@@ -295,12 +312,17 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     void OnDone() override { delete this; }
   };
   Request request;
-  request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
-  request.received = context_.clock.Now();
-  request.tenant = TenantOf(context_, *call);
-  request.status = context_.intake.Reject(Rejection::kUnknownMethod,
-                                          Unimplemented("there is no method " + call->method()));
-  RecordEnd(context_, request, 0, 0, *call);
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
+    request.received = context_.clock.Now();
+    request.tenant = TenantOf(context_, *call);
+    request.status = context_.intake.Reject(Rejection::kUnknownMethod,
+                                            Unimplemented("there is no method " + call->method()));
+    RecordEnd(context_, request, 0, 0, *call);
+  } catch (const std::bad_alloc&) {
+    if (request.status.ok()) request.status = ResourceExhausted("no memory");
+  }
   return new Refusal(request.status);
 }
 

@@ -79,6 +79,8 @@ void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int6
 
 // Tells the client of a call that it may try again, and when, if `code` says so.
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
+// How a call ends that nothing is known of but that there is no memory for it.
+grpc::Status NoMemory();
 
 class AttentionServiceImpl final
     : public v1::AttentionService::WithRawCallbackMethod_Attend<

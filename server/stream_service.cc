@@ -2,11 +2,13 @@
 
 #include "server/stream_service.h"
 
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/grpc_status.h"
+#include "server/memory_reserve.h"
 #include "server/reply.h"
 
 namespace attend {
@@ -41,7 +43,7 @@ void StreamCall::EndWhenIdle() {
 
 StreamCall::Step StreamCall::NextLocked() {
   if (finished_) return Step::kNone;
-  const bool over = half_closed_ || broken_ || ending_;
+  const bool over = half_closed_ || broken_ || ending_ || no_memory_;
   if (over && unanswered_ == 0 && !writing_) {
     finished_ = true;
     return Step::kFinish;
@@ -55,13 +57,17 @@ void StreamCall::Do(Step step) {
   if (step == Step::kRead) StartRead(&incoming_);
   if (step != Step::kFinish) return;
   bool cut_off = false;
+  bool no_memory = false;
   {
     const std::lock_guard lock(mutex_);
     cut_off = !half_closed_ && ending_;
+    no_memory = no_memory_;
   }
   grpc::Status status;
   if (cancelled()) {
     status = grpc::Status(grpc::StatusCode::CANCELLED, "the call was cancelled");
+  } else if (no_memory) {
+    status = NoMemory();
   } else if (cut_off) {
     status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
   }
@@ -86,10 +92,27 @@ void StreamCall::OnReadDone(bool ok) {
   Do(step);
   if (!ok) return;
   // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
-  std::unique_ptr<Request> request = NewRequest(context_, *this, deadline_);
+  std::unique_ptr<Request> request;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    request = NewRequest(context_, *this, deadline_);
+  } catch (const std::bad_alloc&) {  // nobody knows the message's request_id
+    return EndWithoutMemory();
+  }
   request->tenant = tenant_;
   request->may_end_in_submit = true;
   context_.intake.Accept(*this, std::move(request), std::move(message));
+}
+
+void StreamCall::EndWithoutMemory() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    no_memory_ = true;
+    --unanswered_;
+    step = NextLocked();
+  }
+  Do(step);
 }
 
 void StreamCall::OnAdmitted(uint64_t id) {
@@ -123,12 +146,18 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     if (step != Step::kNone) Do(step);
     return;
   }
+  const std::string request_id = request->request_id;
+  Status status = request->status;
   if (ok) {
-    Answer(EncodeReply(std::move(request), total_ns, watched_));
-    return;
+    grpc::ByteBuffer answer;
+    try {
+      const OnNoMemory no_memory(OnNoMemory::kThrow);
+      answer = EncodeReply(std::move(request), total_ns, watched_);
+    } catch (const std::bad_alloc&) {
+      status = ResourceExhausted("there is no memory for the answer");
+    }
+    if (status.ok()) return Answer(std::move(answer));
   }
-  const std::string request_id = std::move(request->request_id);
-  const Status status = std::move(request->status);
   request.reset();  // its memory before the client hears of it and tries again
   Answer(
       EncodeFailure(request_id, status,
@@ -160,12 +189,12 @@ void StreamCall::Answer(grpc::ByteBuffer answer) {
 }
 
 void StreamCall::Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options) {
-  watched_->Hold();  // until OnWriteDone
+  watched_->Hold(1);  // until OnWriteDone
   StartWrite(answer, options);
 }
 
 void StreamCall::OnWriteDone(bool ok) {
-  watched_->Release();
+  watched_->Release(1);
   const grpc::ByteBuffer* next = nullptr;
   grpc::WriteOptions options;
   grpc::ByteBuffer written;  // let go of outside the lock

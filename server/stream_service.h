@@ -55,6 +55,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // theirs is unanswered, or for kFinish, which one thread alone is given.
   void Do(Step step);
   void Answer(grpc::ByteBuffer answer);
+  // Takes no more messages, and ends when those before are answered.
+  void EndWithoutMemory();
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
   ServiceContext& context_;
@@ -74,6 +76,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   bool half_closed_ = false;  // the client sends no more
   bool broken_ = false;       // nobody reads the answers
   bool ending_ = false;       // the server wants the stream to end
+  bool no_memory_ = false;    // for a message that came
   bool finished_ = false;
   bool admitted_ = false;  // any of its requests
 };

@@ -3,6 +3,7 @@
 
 import contextlib
 import threading
+import time
 
 import grpc
 import harness
@@ -143,6 +144,32 @@ def test_readers_that_do_not_read_do_not_keep_a_draining_server(start_server):
         harness.wait_for("another one",
                          lambda: server.metric("attend_host_memory_used_bytes") >= 6 * MIB)
         assert server.stop() == 0, server.log()
+
+
+def test_readers_that_take_a_little_now_and_then_lose_their_call(start_server):
+    """Small answers, taken one by one, with a large one behind them."""
+    server = start_server("--memory-budget", "64MiB", "--cpu-threads", "2", "--write-timeout", "2")
+    small = shape_request(1, 1, 40, 1, 1, 256, "float32").SerializeToString()  # asks for 40 KiB
+    turns = 20
+    with hostile.Http2(server.address, window=0) as reader:
+        stream = reader.open(ATTEND_STREAM)
+        for message in [small] * turns + [unread_request()]:
+            reader.data(stream, hostile.grpc_message(message))
+        harness.wait_for("answers that wait",
+                         lambda: server.metric("attend_host_memory_used_bytes") >= 6 * MIB)
+        begun = time.monotonic()
+        for turn in range(turns):  # one a second
+            with contextlib.suppress(OSError):
+                reader.grant(0, 41 << 10)
+                reader.grant(stream, 41 << 10)
+            harness.wait_for("the end of the call or the next turn", lambda: (
+                server.metric("attend_unread_calls_total") or
+                time.monotonic() > begun + turn + 1))
+            if server.metric("attend_unread_calls_total"):
+                break
+        assert server.metric("attend_unread_calls_total") == 1
+        harness.wait_for("their memory to be back",
+                         lambda: server.metric("attend_host_memory_used_bytes") == 0, 30)
 
 
 def test_all_at_once_take_what_the_documents_say_and_no_more(start_server):

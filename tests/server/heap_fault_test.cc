@@ -272,17 +272,15 @@ TEST_P(HeapFaultTest, Chunked) {
 
 // What else the server answers: none of it ends the process, or goes unanswered.
 TEST_P(HeapFaultTest, OtherServices) {
-  Sweep(
-      [&] {
-        grpc::ClientContext context;
-        LimitTime(context);
-        v1::GetServerInfoResponse info;
-        const grpc::Status status = stub_->GetServerInfo(&context, {}, &info);
-        EXPECT_NE(test::CheckHealth(channel_, ""), test::Health::kFailed);
-        test::ListServices(channel_);
-        return status;
-      },
-      false);
+  Sweep([&] {
+    grpc::ClientContext context;
+    LimitTime(context);
+    v1::GetServerInfoResponse info;
+    const grpc::Status status = stub_->GetServerInfo(&context, {}, &info);
+    EXPECT_NE(test::CheckHealth(channel_, ""), test::Health::kFailed);
+    test::ListServices(channel_);
+    return status;
+  });
 }
 
 TEST_P(HeapFaultTest, Regions) {
