@@ -22,6 +22,10 @@ constexpr double kFloat32Roundoff = UnitRoundoff(DType::kFloat32);
 // product, and two for the rescaling when the maximum moves.
 constexpr double kWeightRoundings = 8;
 
+// What Tensor Cores lose of a sum P V with each key, in fp32's roundoffs of the sum: see the
+// header.
+constexpr double kKeyTruncations = 1.0 / 4;
+
 // The most that r may be for rows other than the one it was seen in. Nothing that a plain
 // implementation does costs it more than its unit, but for bad luck.
 constexpr double kPlainRatioMax = 2;
@@ -244,6 +248,8 @@ void CompareO(const Attention& a, const RowId& id, int o_roundings, const RowTru
   const double lse = std::isfinite(truth.lse) ? std::abs(truth.lse) : 0;
   const double weight_unit = kWeightRoundings * kFloat32Roundoff;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2 * kFloat32Roundoff;
+  const double truncations =
+      p.dtype == DType::kFloat32 ? 0 : kKeyTruncations * static_cast<double>(r.counting_keys);
   const int64_t base =
       id.b * a.o.stride_b + id.h * a.o.stride_h + (SequenceOf(a, id.b).q_row + id.i) * a.o.stride_l;
   for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -261,7 +267,8 @@ void CompareO(const Attention& a, const RowId& id, int o_roundings, const RowTru
     const double lost32 = p.dtype == DType::kFloat16 ? 0 : r.lost[d];
     c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + moved + subnormal;
     c.floor = dtype_unit * std::abs(c.reference) + parts * (dtype_unit + weight_unit) * w +
-              weight_unit * w + lost32 + moved + o_roundings * subnormal;
+              (weight_unit + truncations * kFloat32Roundoff) * w + lost32 + moved +
+              o_roundings * subnormal;
     if (row.wide) LimitToRange(row.low[d], row.high[d], o_roundings * dtype_unit, subnormal, &c);
   }
 }

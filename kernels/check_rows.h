@@ -16,7 +16,7 @@
 // small for the dtype):
 //
 //   f           = 8 u32 w + moved
-//   floor       = u_dtype |o| + f + lost (but for fp16)
+//   floor       = u_dtype |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes)
 //   unit        = u_dtype w + f + lost + sqrt(n) / 2 u32 w
 //   bound       = 2 r unit + floor
 //
@@ -25,15 +25,22 @@
 // other rows, and a row in which it has reason to be far off has that in its unit. For 16-bit
 // dtypes r is at least 1/2, as weights rounded to the dtype may cost one unit by themselves.
 //
+// m is n without the keys whose weight is below 2^-40 of the largest. Tensor Cores cut off what of
+// a product lies a few bits below the last of the sum so far, and never round up: a sum of like
+// values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the worst,
+// and twice that where one bit less is kept (Fasi et al. 2021).
+//
 // LSE has f with w = 1 and, for `moved`, what the scores' rounding does to it; floor adds
 // u32 |LSE|. Rows that see no key must be exactly 0 and -inf.
 //
 // Keys whose weight is nothing cannot loosen the bound, however large their scores: a fault of
-// 0.1 % of w in fp32, of 8 roundoffs of w in fp16 and bf16, and of 1e-4 in LSE is seen beside
-// padding at -1e9. It is not in a row whose keys all have such scores: at 1e9 fp32 numbers are 64
-// apart, and right kernels differ. A row where `moved` is more than 2^-10 w is `wide` and counted
-// in the report. Its O may be anywhere, but no further out than the visible keys' v, as a mean of
-// them (and of 0 for a sink), beside the roundings of the largest of them.
+// 0.1 % of w in fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of
+// weight: beyond that Tensor Cores themselves may be off by more), and of 1e-4 in LSE (1e-3 from
+// some tens of thousands of keys on, whose plain sum drifts) is seen beside padding at -1e9. It is
+// not in a row whose keys all have such scores: at 1e9 fp32 numbers are 64 apart, and right kernels
+// differ. A row where `moved` is more than 2^-10 w is `wide` and counted in the report. Its O may
+// be anywhere, but no further out than the visible keys' v, as a mean of them (and of 0 for a
+// sink), beside the roundings of the largest of them.
 //
 // An O that was merged from parts over some of the keys each was rounded to its dtype once more,
 // and its parts' weights come from their LSE, in fp32. Floor then grows by u_dtype w + f +

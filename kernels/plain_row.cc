@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/limits.h"
+#include "kernels/softmax_state.h"
 
 namespace attend {
 namespace {
@@ -129,19 +130,23 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   if (i >= s.q_len) return;
 
   PlainScores scores(a, s, {b, h, i}, stop);
-  float max = p.has_sinks ? a.sinks[h] : -kInfinity;
+  SoftmaxState<float> state;
   scores.ForEach([&](int64_t, float score) {
-    if (!(score <= max) && !std::isnan(max)) max = score;
+    if (!(score <= state.max) && !std::isnan(state.max)) state.max = score;
   });
-  if (max == -kInfinity) return;
+  const float max = state.max;
+  scores.ForEach([&](int64_t, float score) { state.sum += std::exp(score - max); });
+  const bool empty = state.sum == 0;
+  float factor = p.has_sinks ? AddSink(state, a.sinks[h]) : 1.0f;
+  *lse = LogSumExp(state);
+  if (empty) return;
+  factor *= InverseSum(state);
 
-  float sum = p.has_sinks ? std::exp(a.sinks[h] - max) : 0.0f;
-  scores.ForEach([&](int64_t, float score) { sum += std::exp(score - max); });
-  *lse = max + std::log(sum);
   const int64_t v = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
   std::array<float, kHeadDimMax> values;
   scores.ForEach([&](int64_t j, float score) {
-    const float weight = Round(p.dtype, std::exp(score - max) / sum);
+    // Divided before they are added up: sums of the largest values would overflow.
+    const float weight = Round(p.dtype, std::exp(score - max)) * factor;
     LoadElements(a.v.data, p.dtype, v + (s.k_row + j) * a.v.stride_l, p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];
   });

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace attend {
 namespace {
@@ -26,22 +27,24 @@ constexpr double kTruncations = 1.0 / 8;
 // it no sum over keys overflows.
 constexpr double kOpen = 100;
 
+// Weights come with no less than the smallest normal number, so that a smaller K knows nothing.
+constexpr double kKeptMin = 1e-290;
+
+// Of the three sums that a spread is computed from, beside one for each key.
+constexpr double kSpreadRoundings = 8;
+
 // Below this a query's elements, or their products with the scale, lose bits in products with K's
 // that may count.
 constexpr double kTinyQuery = 0x1p-100;
 
-// Kernels need not keep subnormal numbers of fp32; plain ones round weights to subnormal halves.
-double LargestLostWeight(DType dtype) { return dtype == DType::kFloat16 ? 0x1p-25 : 0x1p-126; }
-double SmallestNormal(DType dtype) { return dtype == DType::kFloat16 ? 0x1p-14 : 0x1p-126; }
+// Kernels need not keep subnormal numbers of fp32.
+constexpr double kSmallestNormal = 0x1p-126;
+// Weights in fp16 lose bits below the first, and at most the second.
+constexpr double kSmallestNormalHalf = 0x1p-14;
+constexpr double kLargestLostHalf = 0x1p-25;
 
-// What is added up without cancelling, of one sign and of the other.
-struct Parts {
-  double up;
-  double down;
-};
-Parts PartsOf(double sum, double magnitude) {
-  return {(magnitude + sum) / 2, (magnitude - sum) / 2};
-}
+// Keys with smaller weights, all together, are lost in fp32's rounding of the others.
+constexpr double kCountingWeight = 0x1p-40;
 
 }  // namespace
 
@@ -80,27 +83,33 @@ double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool hi
          kTanhRoundings * kRoundoff * std::abs(terms.capped);
 }
 
+// The sum and the magnitude cancel: where one part is below 2^-53 of the other they no longer know
+// it, and it may yet overflow. Where it cannot, that little does not count.
+ScoreRounding::Parts ScoreRounding::PartsOf(const ScoreTerms& terms, const float* k) const {
+  const double scale = std::abs(static_cast<double>(p_.scale));
+  if (terms.magnitude * std::max(scale, 1.0) <= kOverflow) {
+    return {(terms.magnitude + terms.dot) / 2, (terms.magnitude - terms.dot) / 2};
+  }
+  Parts parts;
+  for (int64_t d = 0; d < p_.dim; ++d) {
+    const double product = static_cast<double>(q_[d]) * static_cast<double>(k[d]);
+    if (!std::isfinite(product)) continue;
+    (product > 0 ? parts.up : parts.down) += std::abs(product);
+  }
+  return parts;
+}
+
 void ScoreRounding::Judge(const ScoreTerms& terms, const float* k, KeyScore* score) {
   const double scale = static_cast<double>(p_.scale);
   // An Inf among the elements is as IEEE says wherever the others do not overflow.
-  double magnitude = terms.magnitude;
-  double dot = terms.dot;
-  const bool special = !std::isfinite(magnitude);
-  if (special) {
-    magnitude = dot = 0;
-    for (int64_t d = 0; d < p_.dim; ++d) {
-      const double product = static_cast<double>(q_[d]) * static_cast<double>(k[d]);
-      if (!std::isfinite(product)) continue;
-      magnitude += std::abs(product);
-      dot += product;
-    }
-  }
-  const Parts raw = PartsOf(scale < 0 ? -dot : dot, magnitude);
-  const Parts scaled = PartsOf(scale * dot, std::abs(scale) * magnitude);
-  bool high = raw.up > kOverflow || scaled.up > kOverflow;
-  bool low = raw.down > kOverflow || scaled.down > kOverflow;
+  const bool special = !std::isfinite(terms.magnitude);
+  Parts raw = PartsOf(terms, k);
+  if (scale < 0) std::swap(raw.up, raw.down);
+  const Parts scaled{std::abs(scale) * raw.up, std::abs(scale) * raw.down};
+  bool high = std::max(raw.up, scaled.up) > kOverflow;
+  bool low = std::max(raw.down, scaled.down) > kOverflow;
   if ((high && low) || ((high || low) && (scale == 0 || special))) may_overflow_ = true;
-  score->error = special ? 0 : CappedError(terms, DotError(magnitude, k), high, low);
+  score->error = special ? 0 : CappedError(terms, DotError(terms.magnitude, k), high, low);
   score->error += kTermRoundings * kRoundoff *
                   (std::abs(terms.capped) + std::abs(terms.bias) + std::abs(terms.penalty));
 
@@ -123,7 +132,7 @@ RoundingSums::RoundingSums(const Problem& problem, double max, double highest, i
       max_(max),
       highest_(highest),
       open_(highest - max > kOpen),  // a row that overflows is NaN, and says nothing of others
-      tiny_weight_(SmallestNormal(problem.dtype) * static_cast<double>(std::max<int64_t>(keys, 1))),
+      tiny_weight_(kSmallestNormal * static_cast<double>(std::max<int64_t>(keys, 1))),
       lowest_(-kInfinity),
       row_(row) {}
 
@@ -136,9 +145,10 @@ void RoundingSums::Add(const KeyScore& score, double weight, const float* v) {
   // Few scores are off by so much that the two-term expansion is not good enough.
   constexpr double kSmall = 0x1p-10;
   const bool small = score.error <= kSmall;
-  const double raised = open_   ? 0
-                        : small ? weight * score.error * (1 + score.error)
-                                : Raised(score.value, score.error, max_);
+  double raised = open_   ? 0
+                  : small ? weight * score.error * (1 + score.error)
+                          : Raised(score.value, score.error, max_);
+  if (score.may_vanish && !open_) raised = std::max(raised, weight);
   if (!score.may_vanish) {
     kept_ += small ? weight * (1 - score.error) : std::exp(score.value - score.error - max_);
     lowest_ = std::max(lowest_, score.value - score.error);
@@ -152,10 +162,17 @@ void RoundingSums::Add(const KeyScore& score, double weight, const float* v) {
     second_[d] += raised * value * value;
   }
   ++row_->keys;
-  if (weight >= tiny_weight_) return;
-  const double lost = std::min(weight, LargestLostWeight(p_.dtype)) + kSmallestSubnormal;
-  for (int64_t d = 0; d < p_.dim_v; ++d)
-    row_->lost[d] += lost * std::abs(static_cast<double>(v[d]));
+  if (weight >= kCountingWeight) ++row_->counting_keys;
+  const double half = p_.dtype == DType::kFloat16 ? kSmallestNormalHalf : 0;
+  if (weight >= std::max(half, tiny_weight_)) return;
+  const double lost_half = weight < half ? std::min(weight, kLargestLostHalf) : 0;
+  const double lost =
+      weight < tiny_weight_ ? std::min(weight, kSmallestNormal) + kSmallestSubnormal : 0;
+  for (int64_t d = 0; d < p_.dim_v; ++d) {
+    const double value = std::abs(static_cast<double>(v[d]));
+    lost_halves_[d] += lost_half * value;
+    row_->lost[d] += lost * value;
+  }
 }
 
 void RoundingSums::Finish(double sum, double sink, const double* o) {
@@ -170,21 +187,23 @@ void RoundingSums::Finish(double sum, double sink, const double* o) {
   const double all = shrink * sum + (has_sink ? std::exp(sink - top) : 0);
   const double raised = shrink * raised_ + sink_raised;
   const double kept = shrink * kept_ + (has_sink ? std::exp(sink - sink_error - top) : 0);
+  const double sum_error = (kSpreadRoundings + static_cast<double>(row_->keys)) * 0x1p-53;
   for (int64_t d = 0; d < p_.dim_v; ++d) {
     // A kernel's last factor, 1 / sum, may be subnormal where a sink takes nearly all.
-    row_->lost[d] += 0x1p-126 * row_->o[d];
+    row_->lost[d] += kSmallestNormal * row_->o[d] + lost_halves_[d] * shrink / all;
     row_->o[d] *= shrink / all;
-    const double spread =
-        shrink * second_[d] - 2 * o[d] * shrink * first_[d] + o[d] * o[d] * raised;
-    row_->moved[d] = std::sqrt(raised * std::max(0.0, spread)) / kept;
-    if (open || kept == 0) row_->moved[d] = kInfinity;
+    const double squares = shrink * second_[d] + o[d] * o[d] * raised;
+    const double spread = std::max(0.0, squares - 2 * o[d] * shrink * first_[d]);
+    row_->moved[d] = std::sqrt(raised * (spread + sum_error * squares)) / kept;
+    if (open || kept < kKeptMin) row_->moved[d] = kInfinity;
   }
   if (has_sink) lowest_ = std::max(lowest_, sink - sink_error);
   row_->all_vanish = lowest_ == -kInfinity;
   const double keys = static_cast<double>(row_->keys + 1);
   const double highest = std::max(highest_, has_sink ? sink + sink_error : -kInfinity);
   row_->lse_up = open ? highest - top + std::log(keys) : std::log1p(raised / all);
-  row_->lse_down = kept > 0 ? std::max(0.0, std::log(all / kept)) : top + std::log(all) - lowest_;
+  row_->lse_down =
+      kept < kKeptMin ? top + std::log(all) - lowest_ : std::max(0.0, std::log(all / kept));
 }
 
 }  // namespace attend

@@ -29,9 +29,23 @@
 // as in a row whose keys are all at -1e9, fp32 does not know the weights: O is some mean of V, and
 // no more can be said (`moved` is infinite).
 //
+// The sum is computed as sum R_j v_j^2 - 2 o sum R_j v_j + o^2 R, which cancels: where one R_j is
+// far larger than all others and its v_j is o, nothing would be left of the others. So the sum
+// counts with (8 + n) 2^-53 (sum R_j v_j^2 + o^2 R) more, what n keys' roundings in double cost.
+//
+// Small weights. fp16 knows no normal number below 2^-14, and kernels round the weights w_j to it,
+// before they are divided by their sum: online softmax knows no sum yet. Its maximum so far may be
+// less than the last, and w_j larger than here, never smaller. So `lost` is
+//
+//   sum of min(w_j, 2^-25) |v_j| / S over the keys with w_j < 2^-14
+//
+// in fp16: nothing in a flat row, however long. In any dtype fp32's own end is added to it, 2^-126
+// or so for each key that is about as small; there weights may have been divided first.
+//
 // Overflow. Scores in fp32's range are finite scores. Where a sum of the terms, taken in some
 // order, may leave the range although double's does not, fp32 may have +Inf or NaN (`may_overflow`)
-// or -Inf, which hides the key (`may_vanish`); K then does without the key.
+// or -Inf, which hides the key (`may_vanish`); K then does without the key, and R_j is at least
+// w_j.
 
 #pragma once
 
@@ -71,6 +85,13 @@ class ScoreRounding {
   bool may_overflow() const { return may_overflow_; }
 
  private:
+  // What is added up without cancelling, of one sign and of the other.
+  struct Parts {
+    double up = 0;
+    double down = 0;
+  };
+
+  Parts PartsOf(const ScoreTerms& terms, const float* k) const;
   double DotError(double magnitude, const float* k) const;
   double CappedError(const ScoreTerms& terms, double error, bool high, bool low) const;
 
@@ -85,10 +106,11 @@ class ScoreRounding {
 struct RowRounding {
   std::array<double, kHeadDimMax> o{};      // sum p|v|: what an element was added up from
   std::array<double, kHeadDimMax> moved{};  // the bound on |O - o|; infinite: O is anywhere in V
-  std::array<double, kHeadDimMax> lost{};   // sum |v| of weights too small for the dtype
+  std::array<double, kHeadDimMax> lost{};   // what weights too small for the dtype cost
   double lse_up = 0;
   double lse_down = 0;
   int64_t keys = 0;           // that have a weight
+  int64_t counting_keys = 0;  // and one of 2^-40 of the largest or more
   bool may_overflow = false;  // the row may be NaN in fp32
   bool some_vanish = false;   // some of its keys may be hidden in fp32
   bool all_vanish = false;    // all of them, so that fp32 sees no key
@@ -117,6 +139,7 @@ class RoundingSums {
   double lowest_;      // the largest score - error of a key that fp32 does not lose
   std::array<double, kHeadDimMax> first_{};   // sum R_j v_j
   std::array<double, kHeadDimMax> second_{};  // sum R_j v_j^2
+  std::array<double, kHeadDimMax> lost_halves_{};
   RowRounding* row_;
 };
 

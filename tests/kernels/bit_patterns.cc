@@ -2,6 +2,7 @@
 
 #include "tests/kernels/bit_patterns.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -346,6 +347,30 @@ class RowJudge {
 }  // namespace
 
 void SpoilBits(OwnedAttention* owned, uint64_t seed) { Spoiler(seed).Spoil(owned); }
+
+void SpreadMagnitudes(OwnedAttention* owned, uint64_t seed) {
+  const Attention& a = owned->attention;
+  const Problem& p = a.problem;
+  std::mt19937_64 random(seed);
+  const bool half = p.dtype == DType::kFloat16;
+  std::uniform_real_distribution<double> exponent(half ? -24 : -149, half ? 16 : 128);
+  const auto fill = [&](int64_t rows, int64_t dim, const auto& at) {
+    for (int64_t n = 0; n < rows * dim; ++n) {
+      const double value = std::min(std::exp2(exponent(random)), half ? 65504 : kMost);
+      Set(a, at(n / dim, n % dim), static_cast<float>(random() % 2 == 0 ? value : -value));
+    }
+  };
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = SequenceOf(a, b);
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      fill(s.q_len, p.dim, [&](int64_t i, int64_t d) { return owned->Q(b, h, i, d); });
+    }
+    for (int64_t h = 0; h < p.heads_kv; ++h) {
+      fill(s.k_len, p.dim, [&](int64_t j, int64_t d) { return owned->K(b, h, j, d); });
+      fill(s.k_len, p.dim_v, [&](int64_t j, int64_t d) { return owned->V(b, h, j, d); });
+    }
+  }
+}
 
 ProblemSpec BitPatternSpec(uint64_t seed, double work_max) {
   ProblemSpec spec = RandomSpec(seed, work_max);

@@ -17,6 +17,10 @@ namespace attend::test {
 // of their elements and which kinds of pattern is drawn too, so that rows of all fates are met.
 void SpoilBits(OwnedAttention* owned, uint64_t seed);
 
+// Q, K and V become numbers of either sign and of any magnitude that the dtype has: most scores
+// overflow on their way, and sums cancel to nothing.
+void SpreadMagnitudes(OwnedAttention* owned, uint64_t seed);
+
 // A spec like RandomSpec's, sometimes with a scale near an end of fp32's range.
 ProblemSpec BitPatternSpec(uint64_t seed, double work_max);
 

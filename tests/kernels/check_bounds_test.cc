@@ -46,29 +46,83 @@ TEST_P(CheckBoundsTest, SmallFaultsBesideMasksAreCaughtInCpuFlash) {
   ExpectPlantedFaultsCaught(GetParam(), Flash);
 }
 
+TEST_P(CheckBoundsTest, SmallFaultsInLongRowsAreCaught) {
+  ExpectLongRowFaultsCaught(GetParam(), Reference);
+  ExpectLongRowFaultsCaught(GetParam(), Flash);
+}
+
 TEST_P(CheckBoundsTest, RowsMaskedThroughoutAreWideAndStayInTheRangeOfV) {
   ExpectWideRowsStayInRange(GetParam(), Reference);
   ExpectWideRowsStayInRange(GetParam(), Flash);
 }
 
-TEST(CheckBounds, TheReferencePassesOnAnyBits) {
+// Attentions of any bits, answered by `run`, pass.
+void ExpectAnyBitsPass(uint64_t count, bool (*run)(OwnedAttention*)) {
   const uint64_t seed = FreshSeed();
-  int64_t rows = 0;
-  for (uint64_t n = 0; n < static_cast<uint64_t>(3000 * TestScale()); ++n) {
-    const ProblemSpec spec = BitPatternSpec(seed + n, 5e3);
-    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
-    OwnedAttention owned = MakeAttention(spec, seed + n);
-    SpoilBits(&owned, seed + n);
-    CpuReference(owned.attention);
+  for (uint64_t n = seed; n < seed + count; ++n) {
+    ProblemSpec spec = BitPatternSpec(n, 5e3);
+    constexpr float kCaps[] = {1e-6f, 1e-3f, 1.0f, 1e6f};
+    if (n % 5 == 0) spec.problem.softcap = kCaps[n / 5 % 4];
+    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(n) + " " + Describe(spec));
+    OwnedAttention owned = MakeAttention(spec, n);
+    if (n % 3 == 0) SpreadMagnitudes(&owned, n);
+    SpoilBits(&owned, n);
+    run(&owned);
     for (const int o_roundings : {1, 2}) {
       const RowsReport report = CheckAllRows(owned.attention, o_roundings);
       ASSERT_TRUE(report.ok) << report.detail;
       ASSERT_TRUE(std::isfinite(report.bound) && std::isfinite(report.lse_bound));
       ASSERT_TRUE(std::isfinite(report.max_abs_error) && std::isfinite(report.mean_abs_error));
-      rows += report.rows_checked;
     }
   }
-  RecordProperty("rows", static_cast<int>(rows));
+}
+
+TEST(CheckBounds, TheReferencePassesOnAnyBits) {
+  ExpectAnyBitsPass(static_cast<uint64_t>(3000 * TestScale()), Reference);
+}
+
+TEST(CheckBounds, CpuFlashPassesOnAnyBits) {
+  ExpectAnyBitsPass(static_cast<uint64_t>(6000 * TestScale()), Flash);
+}
+
+// Two keys in two dimensions of fp32, answered by cpu_flash.
+RowsReport CheckTwoKeys(float scale, float softcap, const float (&q)[2], const float (&k)[2][2],
+                        const float (&v)[2]) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 1, 2, 2, 1);
+  spec.problem.scale = scale;
+  spec.problem.softcap = softcap;
+  OwnedAttention owned = MakeAttention(spec, 1);
+  for (int64_t d = 0; d < 2; ++d) {
+    Set(owned.attention, owned.Q(0, 0, 0, d), q[d]);
+    for (int64_t j = 0; j < 2; ++j) Set(owned.attention, owned.K(0, 0, j, d), k[j][d]);
+    Set(owned.attention, owned.V(0, 0, d, 0), v[d]);
+  }
+  Flash(&owned);
+  return CheckAllRows(owned.attention);
+}
+
+// -1e40 is nothing beside 1e60, yet both are beyond fp32: the sum may be Inf of either sign.
+TEST(CheckBounds, ASmallPartOfASumMayOverflowToo) {
+  for (const float softcap : {0.0f, 1.0f}) {
+    for (const float scale : {1.0f, -1.0f, 1e-30f}) {
+      for (const bool turned : {false, true}) {
+        const float sign = turned ? -1.0f : 1.0f;
+        const RowsReport report = CheckTwoKeys(scale, softcap, {1e20f, 1e30f},
+                                               {{-1e20f * sign, 1e30f * sign}, {0, 0}}, {1, 5});
+        EXPECT_TRUE(report.ok) << scale << " " << softcap << " " << report.detail;
+        EXPECT_EQ(report.rows_wide, 1);
+      }
+    }
+  }
+}
+
+// Both scores are Inf of either sign before the cap. What the second key may become, 1 beside what
+// the first may, e^60, is all that moves O.
+TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighItByFar) {
+  const RowsReport report =
+      CheckTwoKeys(1e20f, 30, {1e15f, 1e15f}, {{2e15f, -1e15f}, {1e30f, -3e30f}}, {0.5f, -0.75f});
+  EXPECT_TRUE(report.ok) << report.detail;
+  EXPECT_EQ(report.rows_wide, 1);
 }
 
 TEST(CheckBounds, ARowOfAMillionKeysIsCheckedInBoundedMemory) {

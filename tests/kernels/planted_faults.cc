@@ -112,7 +112,7 @@ void ExpectFault(const OwnedAttention& owned, const RowId& id, const std::string
   EXPECT_TRUE(std::isfinite(report.bound) && std::isfinite(report.lse_bound)) << what;
 }
 
-void PlantInRow(OwnedAttention* owned, const RowId& id, int64_t d) {
+void PlantInRow(OwnedAttention* owned, const RowId& id, int64_t d, float lse_fault) {
   const Attention& a = owned->attention;
   std::array<double, kDimV> o;
   double lse = 0;
@@ -134,7 +134,7 @@ void PlantInRow(OwnedAttention* owned, const RowId& id, int64_t d) {
   float& stored = a.lse[id.b * a.lse_stride_b + id.h * a.lse_stride_h + id.i];
   const float lse_was = stored;
   for (const float sign : {1.0f, -1.0f}) {
-    stored = lse_was + sign * 1e-4f;
+    stored = lse_was + sign * lse_fault;
     ExpectFault(*owned, id, "lse");
   }
   stored = lse_was;
@@ -161,7 +161,30 @@ void ExpectPlantedFaultsCaught(DType dtype, const std::function<bool(OwnedAttent
     }
     for (int n = 0; n < 4; ++n) {
       // Under ALiBi row 4 is the one that sees the last key best.
-      PlantInRow(&owned, {draw(2), draw(2), 1 + draw(4)}, draw(kDimV));
+      PlantInRow(&owned, {draw(2), draw(2), 1 + draw(4)}, draw(kDimV), 1e-4f);
+    }
+  }
+}
+
+void ExpectLongRowFaultsCaught(DType dtype, const std::function<bool(OwnedAttention*)>& run) {
+  const uint64_t seed = FreshSeed();
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<float> values(0.5f, 1);
+  for (const float q : {0.0f, 1.0f}) {
+    for (const bool positive : {false, true}) {
+      SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " " +
+                   std::string(DTypeName(dtype)) + " q " + std::to_string(q) +
+                   (positive ? " positive" : ""));
+      constexpr int64_t kLong = 131072;
+      OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, kLong, 1, 2, dtype), seed);
+      Set(owned.attention, owned.Q(0, 0, 0, 0), q);
+      for (int64_t n = 0; n < 2 * kLong && positive; ++n) {
+        Set(owned.attention, owned.V(0, 0, n / 2, n % 2), values(random));
+      }
+      if (!run(&owned)) continue;
+      const RowsReport report = CheckAllRows(owned.attention);
+      EXPECT_TRUE(report.ok) << report.detail;
+      PlantInRow(&owned, {0, 0, 0}, 1, 1e-3f);
     }
   }
 }

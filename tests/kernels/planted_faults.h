@@ -18,6 +18,10 @@ namespace attend::test {
 // of it (16 bits) and 1e-4 in LSE must fail.
 void ExpectPlantedFaultsCaught(DType dtype, const std::function<bool(OwnedAttention*)>& run);
 
+// As above, in rows of 131,072 keys: flat ones, and ones of weights that differ. But 1e-3 in LSE: a
+// plain sum of so many weights, one by one, is off by 1e-4 itself.
+void ExpectLongRowFaultsCaught(DType dtype, const std::function<bool(OwnedAttention*)>& run);
+
 // Rows that a finite bias masks throughout: their answer passes, the report says that they are
 // wide, and an element outside the range of V, or NaN, fails.
 void ExpectWideRowsStayInRange(DType dtype, const std::function<bool(OwnedAttention*)>& run);
