@@ -15,11 +15,18 @@ std::atomic<int64_t> most_bytes = 0;
 
 }  // namespace
 
-void* operator new(size_t bytes) {
+// std::stable_sort takes its buffer so.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   void* const block = std::malloc(bytes);
-  if (block == nullptr) throw std::bad_alloc();
+  if (block == nullptr) return nullptr;
   const int64_t live = live_bytes += static_cast<int64_t>(malloc_usable_size(block));
   if (live > most_bytes) most_bytes = live;
+  return block;
+}
+
+void* operator new(size_t bytes) {
+  void* const block = operator new(bytes, std::nothrow);
+  if (block == nullptr) throw std::bad_alloc();
   return block;
 }
 
