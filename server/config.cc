@@ -23,6 +23,8 @@ namespace {
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 // With less, gRPC would end calls that keep to --max-request-bytes.
 constexpr int64_t kGrpcMemoryMessagesMin = 4;
+// By default so many connections may have all the calls that one may have.
+constexpr int64_t kFullConnections = 16;
 
 void AddDevices(CLI::App& app, Config& c) {
   Group group(app, "Devices");
@@ -267,6 +269,14 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   }
   config.check_sample = SampleOf(config.reference_check);
   return ConfigOutcome::kRun;
+}
+
+int64_t MaxCalls(const Config& config) {
+  return config.max_calls > 0 ? config.max_calls : kFullConnections * config.max_streams;
+}
+
+int64_t MaxCallsPerPeer(const Config& config) {
+  return std::max((MaxCalls(config) + 3) / 4, config.max_streams);
 }
 
 int CopyThreads(const Config& config) {

@@ -56,6 +56,10 @@ void AddNetwork(CLI::App& app, Config& c) {
   AddConnections(group, c);
   group.Int("--max-streams", c.max_streams, 1, 1 << 20,
             "Calls at once on one connection; more wait in the client");
+  group.Int("--max-calls", c.max_calls, 0, 1 << 24,
+            "Open calls of all connections, idle streams too; one peer may have a quarter of them, "
+            "at least --max-streams. Connections that open more are closed. 0: 16 times "
+            "--max-streams");
   group.Int("--stream-requests-max", c.stream_requests_max, 1, 1 << 20,
             "Unanswered requests of one AttendStream before the server stops reading it");
   group.Int("--chunked-streams-max", c.chunked_streams_max, 1, 1024,

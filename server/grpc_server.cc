@@ -26,10 +26,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Calls take so much, and as many connections full of them before those are looked at of which
-// nobody waits for an answer.
+// A call takes so much. As many as may be open do before those are looked at of which nobody waits
+// for an answer.
 constexpr int64_t kCallBytes = int64_t{32} << 10;
-constexpr int64_t kFullConnections = 16;
 
 milliseconds Milliseconds(double seconds) {
   return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
@@ -60,6 +59,13 @@ void SetOptions(const Config& config, grpc::ServerBuilder& builder) {
     quota.Resize(static_cast<size_t>(config.grpc_memory_max_bytes));
     builder.SetResourceQuota(quota);
   }
+}
+
+// By default so that few open calls, as an operator may ask for, do not make every heap a full one.
+int64_t HeapGrowthMax(const Config& config) {
+  Config defaults = config;
+  defaults.max_calls = 0;
+  return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
 }
 
 // A group's number, by its name or its number.
@@ -104,12 +110,15 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
-  const Http2Frames::Limits frames{
-      config.max_streams, std::make_shared<HeapPressure>(
-                              kCallBytes * config.max_streams * kFullConnections, kCallBytes)};
-  const auto take = [acceptor, frames, &metrics, on_wrong = &server->on_wrong_](int socket) {
+  Http2Frames::Limits frames;
+  frames.streams = config.max_streams;
+  frames.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes);
+  const auto calls = std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config));
+  const auto take = [acceptor, frames, calls, &metrics, on_wrong = &server->on_wrong_](int socket) {
+    Http2Frames::Limits own = frames;
+    own.calls = calls->Of(PeerOf(socket));
     struct stat about {};
-    if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, frames, on_wrong)) {
+    if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, own, on_wrong)) {
       metrics.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
       close(socket);
       return;

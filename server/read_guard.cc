@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,12 +20,13 @@ namespace {
 struct Entry {
   std::optional<Http2Frames> frames;
   ino_t inode = 0;
+  size_t looked_at = 0;                                       // of what is sent next
   std::atomic<const ReadGuard::OnWrong*> on_wrong = nullptr;  // null: no connection of gRPC's
 };
 
 // By descriptor, in pages that are made when they are needed and never freed. Only one thread at a
-// time reads a connection, and one writes it, and whoever hands it over was before them: the
-// entries need no lock.
+// time reads a connection, and one writes it; whoever hands it over was before them, and whoever
+// closes it is after them: the entries need no lock.
 constexpr int kPageEntries = 1024;
 constexpr int kPages = 1024;
 using Page = std::array<Entry, kPageEntries>;
@@ -62,10 +64,20 @@ bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits
                       const OnWrong* on_wrong) {
   Entry* const entry = Find(socket, true);
   if (entry == nullptr) return false;
+  End(socket);
   entry->frames.emplace(limits);
   entry->inode = inode;
+  entry->looked_at = 0;
   entry->on_wrong = on_wrong;
   return true;
+}
+
+void ReadGuard::End(int socket) {
+  Entry* const entry = Find(socket, false);
+  // What went wrong is looked at no longer, but its calls are open until now.
+  if (entry == nullptr || (entry->on_wrong == nullptr && !entry->frames)) return;
+  entry->frames.reset();
+  entry->on_wrong = nullptr;
 }
 
 bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
@@ -84,13 +96,23 @@ bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
   return false;
 }
 
-void ReadGuard::Sent(int socket, const msghdr& message, ssize_t bytes) {
+void ReadGuard::Sending(int socket, const msghdr& message) {
   Entry* const entry = Find(socket, false);
   if (entry == nullptr || entry->on_wrong == nullptr) return;
-  ForEachPiece(message, bytes, [&](std::span<const uint8_t> piece) -> const char* {
-    entry->frames->Written(piece);
+  size_t skip = entry->looked_at;
+  ForEachPiece(message, SSIZE_MAX, [&](std::span<const uint8_t> piece) -> const char* {
+    const size_t skipped = std::min(skip, piece.size());
+    skip -= skipped;
+    entry->frames->Written(piece.subspan(skipped));
+    entry->looked_at += piece.size() - skipped;
     return nullptr;
   });
+}
+
+void ReadGuard::Sent(int socket, ssize_t bytes) {
+  Entry* const entry = Find(socket, false);
+  if (entry == nullptr || entry->on_wrong == nullptr) return;
+  entry->looked_at -= std::min(entry->looked_at, static_cast<size_t>(bytes));
 }
 
 }  // namespace attend

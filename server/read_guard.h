@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Looks at what gRPC reads from its connections, before gRPC does: a process that links
-// attend_read_guard has a recvmsg of its own, which asks here, and a sendmsg, which tells what the
-// server answered. Without it nothing is looked at.
+// attend_read_guard has a recvmsg of its own, which asks here, a sendmsg, which tells what the
+// server answers, and a close. Without it nothing is looked at.
 // Bytes are neither copied nor changed. Meant for connections without TLS.
 
 #pragma once
@@ -28,8 +28,12 @@ class ReadGuard {
                     const OnWrong* on_wrong);
   // False if what has just been read must not be gRPC's.
   static bool Passes(int socket, const msghdr& message, ssize_t bytes);
-  // So much of the message has just been sent.
-  static void Sent(int socket, const msghdr& message, ssize_t bytes);
+  // The message is about to be sent. If only a part is, the rest comes again.
+  static void Sending(int socket, const msghdr& message);
+  // So much of it has been sent.
+  static void Sent(int socket, ssize_t bytes);
+  // The descriptor is about to be closed: gRPC tells nobody when it does so.
+  static void End(int socket);
 };
 
 }  // namespace attend

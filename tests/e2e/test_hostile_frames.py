@@ -5,9 +5,11 @@ import contextlib
 import itertools
 import socket
 import threading
+import time
 
 import pytest
 
+import harness
 import hostile
 import wire
 
@@ -95,6 +97,93 @@ def test_calls_that_are_reset_at_once_take_little_memory(start_server):
         wire.assert_serves(server.address)
 
 
+TCP_ESTABLISHED, TCP_CLOSE = 1, 7  # as the kernel counts states
+
+
+def test_connections_that_are_ended_are_reset(start_server):
+    """Else a client whose bytes no longer fit the server's socket would wait for a minute."""
+    server = start_server(*hostile.SMALL_LIMITS)
+    nothing = hostile.frame(2, 0, 1, bytes(5))
+    with hostile.open_socket(server.address) as connection:
+        connection.sendall(hostile.HELLO + nothing * 16_000)
+
+        def state():
+            return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+        # Slowly: where the server has not read all, its system itself would reset the connection.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while state() == TCP_ESTABLISHED:
+                connection.sendall(nothing * 400)
+                time.sleep(0.05)
+        harness.wait_for("a reset", lambda: state() == TCP_CLOSE)
+
+
+STREAM = "/attend.v1.AttentionService/AttendStream"
+
+
+def open_streams(connection, number):
+    """So many idle streams; the first one's number, once the server knows of all."""
+    first = connection.open(STREAM)
+    for _ in range(number - 1):
+        connection.open(STREAM)
+    connection.send(hostile.PING, 0, 0, bytes(8))
+    connection.wait_for_frame(hostile.PING)
+    return first
+
+
+def hold_streams(address, number):
+    """A connection with so many idle streams. Those of one that has just ended may count until gRPC
+    has dropped them."""
+    made = []
+
+    def made_one():
+        connection = hostile.Http2(address)
+        with contextlib.suppress(AssertionError, OSError):
+            open_streams(connection, number)
+            made.append(connection)
+            return True
+        connection.socket.close()
+        return False
+
+    harness.wait_for(f"{number} calls to be free", made_one)
+    return made[0]
+
+
+def test_open_calls_are_bounded_in_all_and_for_each_peer(start_server, tmp_path):
+    path = tmp_path / "a.sock"
+    server = start_server(*hostile.SMALL_LIMITS, "--max-streams", "8", "--max-calls", "12",
+                          listen=f"127.0.0.1:0,unix:{path}")
+
+    def opens_too_many(connection, error):
+        ended = server.metric("attend_connections_refused_total", reason="frames")
+        connection.open("/a")
+        connection.wait_for_close()
+        assert server.metric("attend_connections_refused_total", reason="frames") == ended + 1
+        assert error in server.log()
+
+    # A peer may have a quarter of all, and as many as one connection at least.
+    with hostile.Http2(server.address) as held:
+        first = open_streams(held, 6)
+        with hold_streams(server.address, 2) as other:
+            opens_too_many(other, "more open calls than one peer may have")
+        with hold_streams(server.address, 2) as other:  # the other one's are open no longer
+            held.reset(first)
+            open_streams(held, 1)
+            opens_too_many(other, "more open calls than one peer may have")
+        wire.assert_serves(f"unix:{path}")
+        with hold_streams(f"unix:{path}", 5) as other:  # the last is for peers that have fewer
+            opens_too_many(other, "more open calls than --max-calls")
+    # Nor are those of connections that their clients or gRPC end, and of calls that are answered.
+    for _ in range(5):
+        hold_streams(server.address, 8).socket.close()
+        with hold_streams(server.address, 8) as ended:
+            ended.send(hostile.GOAWAY, 0, 0, bytes(7))  # one byte too few
+            ended.wait_for_close()
+    hold_streams(server.address, 7).socket.close()
+    for _ in range(20):
+        wire.assert_serves(f"unix:{path}")
+
+
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
 ONE_NANOSECOND = (b"grpc-timeout", b"1n")
 BULKY_METADATA = [(b"x%d" % i, b"v" * 1000) for i in range(9)]  # above what gRPC takes
@@ -102,16 +191,18 @@ BULKY_METADATA = [(b"x%d" % i, b"v" * 1000) for i in range(9)]  # above what gRP
 
 @pytest.mark.parametrize("path, more", [
     pytest.param(wire.ATTEND, [ONE_NANOSECOND], id="deadline"),
-    pytest.param("/attend.v1.AttentionService/AttendStream", [ONE_NANOSECOND], id="stream"),
+    pytest.param(STREAM, [ONE_NANOSECOND], id="stream"),
     pytest.param(wire.ATTEND, BULKY_METADATA, id="metadata"),
     pytest.param("/a", [], id="unknown_method"),
 ])
-def test_calls_that_end_by_themselves_take_little_memory(start_server, path, more):
+def test_calls_that_end_by_themselves_take_little_memory(start_server, tmp_path, path, more):
     """gRPC ends them, so that they are no open streams, and keeps some 20 KiB for each until the
     server has come to it; the metadata too."""
-    server = start_server(*hostile.SMALL_LIMITS, "--max-streams", "128", "--log-level", "error")
+    others = f"unix:{tmp_path}/a.sock"  # the attackers may have all calls that one peer may have
+    server = start_server(*hostile.SMALL_LIMITS, "--max-streams", "128", "--log-level", "error",
+                          listen=f"127.0.0.1:0,{others}")
     headers = hostile.call_headers(path, *more)
-    wire.assert_serves(server.address)
+    wire.assert_serves(others)
 
     def read(connection):
         with connection, contextlib.suppress(OSError):
@@ -135,7 +226,7 @@ def test_calls_that_end_by_themselves_take_little_memory(start_server, path, mor
         attackers = [threading.Thread(target=attack) for _ in range(8)]
         for attacker in attackers:
             attacker.start()
-        wire.assert_serves(server.address)
+        wire.assert_serves(others)
         for attacker in attackers:
             attacker.join()
-    wire.assert_serves(server.address)
+    wire.assert_serves(others)

@@ -17,6 +17,7 @@
 #include <array>
 #include <memory>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,6 +32,7 @@ namespace attend::fuzz {
 namespace {
 
 constexpr int64_t kStreamsMax = 4;
+constexpr int64_t kCallsMax = 6;
 constexpr size_t kPrefaceBytes = 24;
 constexpr size_t kHeadBytes = FrameHeads::kBytes;
 // Enough for more frames with nothing in them than there may be.
@@ -92,7 +94,9 @@ Conversation Read(std::string_view input, bool with_server) {
 }
 
 Http2Frames::Limits Limits(bool short_of_memory) {
-  Http2Frames::Limits limits{.streams = kStreamsMax};
+  Http2Frames::Limits limits;
+  limits.streams = kStreamsMax;
+  limits.calls = std::make_shared<OpenCalls>(kCallsMax, kCallsMax)->Of("");
   if (!short_of_memory) return limits;
   // A little above its bound: all of a connection's calls are allowed.
   constexpr int64_t kGrowth = int64_t{1} << 30;
@@ -142,30 +146,54 @@ class Bounds {
     const int type = head[3];
     const int flags = head[4];
     if (side == Conversation::kServer) {
-      answers_ += type == kData ? 1 : 0;
-      answer_bytes_ += type == kData ? length : 0;
+      CountServers(head);
       return true;
     }
+    const bool begins = type == kHeaders && FrameHeads::Stream(head) > last_stream_;
     if (type == kHeaders || type == kContinuation) {
       CountHeaders(head);
     } else if (type == kWindowUpdate) {
-      const int64_t granted =
-          Http2Frames::kUpdatesPerFrame * answers_ + answer_bytes_ / Http2Frames::kBytesPerUpdate;
+      const int64_t granted = Http2Frames::kUpdatesPerFrame * (streams_ + answers_) +
+                              answer_bytes_ / Http2Frames::kBytesPerUpdate;
       ++(updates_ < granted ? updates_ : idle_);
+    } else if (type == kReset) {
+      resets_ += open_.erase(FrameHeads::Stream(head)) == 0 ? 1 : 0;
     } else if (type != kData || (length < Http2Frames::kDataBytesMin && (flags & 1) == 0)) {
       ++idle_;
     }
     acknowledged_ |= type == kSettings && (flags & 1) != 0;
-    const bool hold = header_bytes_ <= Http2Frames::kHeaderBytesMax &&
-                      header_frames_ <= Http2Frames::kHeaderFramesMax &&
-                      unacknowledged_ <= kStreamsMax && idle_ <= Http2Frames::kIdleFramesMax &&
-                      (!short_of_memory_ || streams_ - answers_ <= kStreamsMax);
+    const bool hold =
+        header_bytes_ <= Http2Frames::kHeaderBytesMax &&
+        header_frames_ <= Http2Frames::kHeaderFramesMax && unacknowledged_ <= kStreamsMax &&
+        idle_ <= Http2Frames::kIdleFramesMax && resets_ <= Http2Frames::kResetsMax &&
+        std::ssize(open_) <= kCallsMax &&
+        (!short_of_memory_ || !begins || streams_ - answers_ - refusals_ <= kStreamsMax);
     if (ends_headers_) header_bytes_ = header_frames_ = 0;
     return hold;
   }
 
  private:
-  static constexpr int kData = 0, kHeaders = 1, kSettings = 4, kWindowUpdate = 8, kContinuation = 9;
+  static constexpr int kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kWindowUpdate = 8,
+                       kContinuation = 9;
+
+  void CountServers(const uint8_t* head) {
+    const int64_t stream = FrameHeads::Stream(head);
+    const int type = head[3];
+    if (type == kData) {
+      ++answers_;
+      answer_bytes_ += FrameHeads::Length(head);
+      answered_ = stream;
+    }
+    const bool ends = type == kReset || (type <= kHeaders && (head[4] & 1) != 0);
+    const bool was_open = ends && open_.erase(stream) > 0;
+    if (type == kReset) {
+      refusals_ -= refused_ == stream ? 1 : 0;
+      refused_ = -1;
+    } else if (was_open && stream != answered_) {
+      ++refusals_;
+      refused_ = stream;
+    }
+  }
 
   void CountHeaders(const uint8_t* head) {
     if (head[3] == kHeaders) {
@@ -174,6 +202,7 @@ class Bounds {
       if (stream > last_stream_) {
         last_stream_ = stream;
         ++streams_;
+        open_.insert(stream);
         unacknowledged_ += acknowledged_ ? 0 : 1;
       } else {
         ++idle_;
@@ -190,7 +219,10 @@ class Bounds {
   int64_t header_bytes_ = 0, header_frames_ = 0;
   int64_t last_stream_ = 0, streams_ = 0, unacknowledged_ = 0;
   int64_t idle_ = 0, updates_ = 0;
-  int64_t answers_ = 0, answer_bytes_ = 0;
+  int64_t resets_ = 0;
+  int64_t answers_ = 0, answer_bytes_ = 0, refusals_ = 0;
+  int64_t answered_ = 0, refused_ = -1;  // the last streams
+  std::set<int64_t> open_;
 };
 
 // That the first head which did not pass is the first with which the bounds do not hold.

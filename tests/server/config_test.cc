@@ -61,6 +61,7 @@ std::vector<Setting> ConnectionSettings() {
       {"max-connections", "70", [](const C& c) { return c.max_connections == 70; }, "-1"},
       {"max-connections-per-peer", "8", [](const C& c) { return c.max_connections_per_peer == 8; },
        "-1"},
+      {"max-calls", "9", [](const C& c) { return c.max_calls == 9; }, "-1"},
       {"handshake-timeout", "1.5", [](const C& c) { return c.handshake_timeout_seconds == 1.5; },
        "0"},
       {"connection-idle-timeout", "2.5",
@@ -355,6 +356,17 @@ TEST(ByteSizeTest, ReadsAndWrites) {
     EXPECT_EQ(*ParseByteSize(FormatByteSize(bytes)), bytes);
   }
   EXPECT_EQ(FormatByteSize(65536), "64KiB");
+}
+
+TEST(ConfigTest, OpenCallsFollowTheStreamsOfOneConnection) {
+  Config config;
+  EXPECT_EQ(MaxCalls(config), 16384);
+  EXPECT_EQ(MaxCallsPerPeer(config), 4096);
+  config.max_calls = 2001;
+  EXPECT_EQ(MaxCalls(config), 2001);
+  EXPECT_EQ(MaxCallsPerPeer(config), 1024);
+  config.max_streams = 10;
+  EXPECT_EQ(MaxCallsPerPeer(config), 501);
 }
 
 // Runs the binary; its exit code, and what it wrote to `stream` (1 or 2).

@@ -9,6 +9,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "server/read_guard.h"
 
@@ -17,16 +18,20 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr uint8_t kData = 0, kHeaders = 1, kPriority = 2, kSettings = 4, kWindowUpdate = 8,
-                  kContinuation = 9, kUnknown = 77;
+constexpr uint8_t kData = 0, kHeaders = 1, kPriority = 2, kReset = 3, kSettings = 4,
+                  kWindowUpdate = 8, kContinuation = 9, kUnknown = 77;
 constexpr uint8_t kAck = 1, kEndStream = 1, kEndHeaders = 4;
 
-// The same frame on the next stream.
-std::string Next(std::string frame) {
-  static uint32_t stream = 1;
-  stream += 2;
+// The same frame on that stream.
+std::string On(uint32_t stream, std::string frame) {
   for (int i = 0; i < 4; ++i) frame[5 + i] = static_cast<char>(stream >> (24 - 8 * i));
   return frame;
+}
+
+// On the next one.
+std::string Next(std::string frame) {
+  static uint32_t stream = 1;
+  return On(stream += 2, std::move(frame));
 }
 
 std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
@@ -48,7 +53,7 @@ class Http2FramesTest : public ::testing::Test {
   Http2FramesTest() { Restart(); }
   // Another connection, after its preface: none is read any further once it was wrong.
   void Restart() {
-    frames_.emplace(Http2Frames::Limits{.streams = 5, .heap = heap_});
+    frames_.emplace(Http2Frames::Limits{.streams = 5, .heap = heap_, .calls = peer_});
     Read(std::string(24, 'P'));
   }
   std::string Read(const std::string& bytes) {
@@ -72,6 +77,8 @@ class Http2FramesTest : public ::testing::Test {
   int64_t heap_bytes_ = 0;
   std::shared_ptr<HeapPressure> heap_ =
       std::make_shared<HeapPressure>(100, 0, [this] { return heap_bytes_; });
+  std::shared_ptr<OpenCalls> open_ = std::make_shared<OpenCalls>(1'000'000, 1'000'000);
+  std::shared_ptr<OpenCalls::Peer> peer_ = open_->Of("peer");
   std::optional<Http2Frames> frames_;
 };
 
@@ -172,6 +179,109 @@ TEST_F(Http2FramesTest, CallsWithoutAnswersAreBoundedWhileMemoryIsShort) {
   EXPECT_EQ(FirstWrong(call, 1000), 0);
 }
 
+TEST_F(Http2FramesTest, CallsThatAreRefusedAreAnswered) {
+  const std::string call = Frame(kHeaders, kEndHeaders, 10);
+  const std::string refusal = Frame(kHeaders, kEndHeaders | kEndStream, 5);
+  const std::string reset = Frame(kReset, 0, 4);
+  Read(Frame(kSettings, kAck, 0));
+  heap_bytes_ = 101;
+  for (uint32_t stream = 1; stream < 2000; stream += 2) {
+    ASSERT_EQ(Read(On(stream, call)), "") << stream;
+    for (const char each : On(stream, refusal)) Write(std::string(1, each));
+  }
+  // So gRPC itself ends calls, some of them twice, and keeps what they took.
+  now_ += seconds(1);
+  uint32_t stream = 2001;
+  while (Read(On(stream, call)).empty() && stream < 4000) {
+    for (int twice = 0; twice < 2; ++twice) Write(On(stream, refusal) + On(stream, reset));
+    stream += 2;
+  }
+  EXPECT_EQ(stream, 2001u + 2 * 5);
+
+  Restart();
+  Read(Frame(kSettings, kAck, 0) + On(1, call));
+  Write(On(1, Frame(kHeaders, kEndHeaders, 5)) + On(1, Frame(kData, 0, 40)) + On(1, refusal));
+  EXPECT_EQ(FirstWrong(call, 1000), 6) << "an answer and its end are one";
+}
+
+TEST_F(Http2FramesTest, CallsAreOpenUntilOneSideEndsThem) {
+  const std::string call = Frame(kHeaders, kEndHeaders, 10);
+  const std::string reset = Frame(kReset, 0, 4);
+  const std::string trailers = Frame(kHeaders, kEndHeaders | kEndStream, 5);
+  Read(Frame(kSettings, kAck, 0));
+  for (const uint32_t stream : {1, 3, 5, 7, 9, 11}) Read(On(stream, call));
+  Read(On(11, Frame(kData, kEndStream, 40)) + On(11, call));
+  EXPECT_EQ(open_->Count(), 6) << "a client that says no more waits for its answer";
+  Write(On(1, Frame(kHeaders, kEndHeaders, 5)) + On(1, Frame(kData, 0, 40)));
+  EXPECT_EQ(open_->Count(), 6);
+  Write(On(1, trailers));
+  EXPECT_EQ(open_->Count(), 5);
+  Write(On(3, Frame(kData, kEndStream, 0)) + On(5, reset));
+  Read(On(7, reset));
+  EXPECT_EQ(open_->Count(), 2);
+  for (const uint32_t stream : {1, 3, 5, 7, 99}) {
+    Write(On(stream, trailers) + On(stream, reset));
+    Read(On(stream, reset));
+  }
+  EXPECT_EQ(open_->Count(), 2) << "each ends once";
+  frames_.reset();
+  EXPECT_EQ(open_->Count(), 0);
+}
+
+TEST_F(Http2FramesTest, OpenCallsAreBoundedInAllAndForEachPeer) {
+  const std::string call = Frame(kHeaders, kEndHeaders, 10);
+  open_ = std::make_shared<OpenCalls>(7, 4);
+  peer_ = open_->Of("one");
+  Restart();
+  EXPECT_EQ(FirstWrong(call, 4), 0);
+  const auto first_wrong_of = [&](Http2Frames& connection) {
+    const std::string calls = std::string(24, 'P') + On(1, call) + On(3, call) + On(5, call);
+    const char* const wrong =
+        connection.Read({reinterpret_cast<const uint8_t*>(calls.data()), calls.size()}, now_);
+    return std::string(wrong == nullptr ? "" : wrong);
+  };
+  {
+    Http2Frames same({.streams = 5, .heap = nullptr, .calls = open_->Of("one")});
+    EXPECT_EQ(first_wrong_of(same), "more open calls than one peer may have");
+    Http2Frames another({.streams = 5, .heap = nullptr, .calls = open_->Of("two")});
+    EXPECT_EQ(first_wrong_of(another), "");
+    Http2Frames third({.streams = 5, .heap = nullptr, .calls = open_->Of("three")});
+    EXPECT_EQ(first_wrong_of(third), "more open calls than --max-calls");
+    EXPECT_EQ(open_->Count(), 7);
+  }
+  EXPECT_EQ(open_->Count(), 4) << "their connections have ended";
+  Http2Frames third({.streams = 5, .heap = nullptr, .calls = open_->Of("three")});
+  EXPECT_EQ(first_wrong_of(third), "");
+}
+
+TEST(OpenCallsTest, PeersThatHaveManyLeaveSomeToThoseThatHaveFew) {
+  const auto open = std::make_shared<OpenCalls>(640, 640);
+  const auto many = open->Of("many"), few = open->Of("few");
+  for (int n = 0; n < 560; ++n) ASSERT_EQ(many->Begin(), nullptr) << n;
+  EXPECT_NE(many->Begin(), nullptr);
+  for (int n = 0; n < 10; ++n) ASSERT_EQ(few->Begin(), nullptr) << n;
+  EXPECT_NE(few->Begin(), nullptr);
+  EXPECT_EQ(open->Count(), 570);
+}
+
+// gRPC's clients send nothing else of calls that they give up at once, however many.
+TEST_F(Http2FramesTest, ResetsAreBoundedOnlyWhereNothingIsOpen) {
+  const std::string call = Frame(kHeaders, kEndHeaders, 10);
+  const std::string reset = Frame(kReset, 0, 4);
+  constexpr int64_t kMax = Http2Frames::kResetsMax;
+  Read(Frame(kSettings, kAck, 0));
+  for (uint32_t n = 0; n < 2 * kMax; ++n) {
+    const std::string updates = Frame(kWindowUpdate, 0, 4) + Frame(kWindowUpdate, 0, 4);
+    ASSERT_EQ(Read(On(2 * n + 1, call) + updates + On(2 * n + 1, reset)), "") << n;
+  }
+  EXPECT_EQ(FirstWrong(reset, 2 * kMax), kMax + 1);
+  Restart();
+  EXPECT_EQ(FirstWrong(reset, kMax), 0);
+  now_ += seconds(1);
+  EXPECT_EQ(FirstWrong(reset, Http2Frames::kResetsPerSecond), 0);
+  EXPECT_EQ(FirstWrong(reset, 1), 1);
+}
+
 TEST_F(Http2FramesTest, HeadersToOldStreamsCarryNothing) {
   const std::string headers = Frame(kHeaders, kEndHeaders | kEndStream, 10);
   Read(Frame(kSettings, kAck, 0));
@@ -211,6 +321,38 @@ TEST(HeapPressureTest, CallsCountUntilItLooksAgain) {
   EXPECT_EQ(heap.CallsAllowed(now, 50), 45);
   now += seconds(1);
   EXPECT_EQ(heap.CallsAllowed(now, 50), HeapPressure::kUnbounded);
+}
+
+// What is sent counts before its client can have it, and once though it is sent piece by piece.
+TEST(ReadGuardTest, CallsEndAsTheirEndIsSentAndWithTheConnection) {
+  constexpr int kSocket = (1 << 20) - 2;
+  const ReadGuard::OnWrong wrong = [](int, const char*) {};
+  const auto open = std::make_shared<OpenCalls>(100, 100);
+  const Http2Frames::Limits limits{.streams = 5, .heap = nullptr, .calls = open->Of("peer")};
+  ASSERT_TRUE(ReadGuard::Begin(kSocket, 0, limits, &wrong));
+  std::string text;
+  iovec piece{};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  const auto set = [&](std::string bytes) {
+    text = std::move(bytes);
+    piece = {text.data(), text.size()};
+  };
+  const std::string call = Frame(kHeaders, kEndHeaders, 10);
+  set(std::string(24, 'P') + On(1, call) + On(3, call) + On(5, call));
+  EXPECT_TRUE(ReadGuard::Passes(kSocket, message, std::ssize(text)));
+  EXPECT_EQ(open->Count(), 3);
+  const std::string trailers = Frame(kHeaders, kEndHeaders | kEndStream, 20);
+  const std::string both = On(1, trailers) + On(3, trailers);
+  for (size_t at = 0; at < both.size(); at += 4) {
+    set(both.substr(at));
+    ReadGuard::Sending(kSocket, message);
+    EXPECT_EQ(open->Count(), 1) << "before it is sent";
+    ReadGuard::Sent(kSocket, std::min<ssize_t>(4, std::ssize(text)));
+  }
+  ReadGuard::End(kSocket);
+  EXPECT_EQ(open->Count(), 0);
 }
 
 TEST(ReadGuardTest, RefusesDescriptorsThatItHasNoPlaceFor) {
