@@ -76,8 +76,9 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   logger.info("tcp congestion control: {}; allocator tuning: {}; page-locked receive memory: {}",
               CongestionControl(), OnOff(config.allocator_tuning),
               RoundByteSize(facts.receive_memory_bytes));
-  logger.info("connections: {}, of one peer {}; descriptors: {}", facts.connections.connections,
-              facts.connections.per_peer, DescriptorsMax());
+  logger.info("connections: {}, of one peer {}; open calls: {}, of one peer {}; descriptors: {}",
+              facts.connections.connections, facts.connections.per_peer, MaxCalls(config),
+              MaxCallsPerPeer(config), DescriptorsMax());
   const bool shared = !facts.shared_memory_socket.empty();
   logger.info("shared memory: {}; CUDA IPC: {}",
               shared ? "on " + facts.shared_memory_socket : std::string("off"),

@@ -144,13 +144,27 @@ std::string Often(int power, std::string frame) {
 // What opens calls and what goes on within the bounds, or by one beyond them.
 void Conversations(const std::string& start) {
   const auto call = [](uint32_t stream) { return Frame(1, 4, 30, stream) + Frame(0, 1, 40); };
-  std::string answered = start, unanswered = start;
+  std::string answered = start, unanswered = start, refused = start, ended = start, reset = start,
+              open = start;
   for (uint32_t stream = 1; stream < 20; stream += 2) {
+    const uint32_t servers = 1u << 31 | stream;
+    const std::string refusal = Frame(1, 5, 5, servers), cancel = Frame(3, 0, 4, stream);
+    const std::string gone = refusal + Frame(3, 0, 4, servers);  // as gRPC ends a call
+    refused += call(stream) + refusal;
+    ended += Frame(1, 5, 30, stream) + gone + gone;
+    reset += Frame(1, 4, 30, stream) + cancel + cancel;
+    if (stream < 18) {
+      open += Frame(1, 4, 30, stream) + Frame(1, 4, 5, servers) + Frame(0, 0, 40, servers);
+    }
     answered += call(stream) + Answer(stream, 40) + Frame(8, 0, 4) + Frame(8, 0, 4);
     if (stream < 10) unanswered += call(stream);
   }
   Write("connections", "answered", answered);
   Write("connections", "unanswered", unanswered);
+  Write("connections", "refused", refused);
+  Write("connections", "ended-by-grpc", ended);
+  Write("connections", "resets", reset);
+  Write("connections", "open-calls", open);
   Write("connections", "old-streams",
         start + call(3) + Often(13, Frame(1, 4, 1, 3)) + Often(13, Frame(1, 4, 1, 1)));
   // The settings that were acknowledged count too.
