@@ -276,7 +276,15 @@ int64_t MaxCalls(const Config& config) {
 }
 
 int64_t MaxCallsPerPeer(const Config& config) {
-  return std::max((MaxCalls(config) + 3) / 4, config.max_streams);
+  const int64_t all = MaxCalls(config);
+  const int64_t wanted = config.max_calls_per_peer > 0
+                             ? config.max_calls_per_peer
+                             : std::max((all + 3) / 4, config.max_streams);
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, all - all / 8));
+}
+
+int64_t MaxStreams(const Config& config) {
+  return std::min(config.max_streams, MaxCallsPerPeer(config));
 }
 
 int CopyThreads(const Config& config) {

@@ -20,6 +20,7 @@ struct Config {
   std::string metrics_listen = "127.0.0.1:8002";  // "off": none
   int64_t max_streams = 1024;                     // per connection
   int64_t max_calls = 0;                          // of all; 0: 16 times as many
+  int64_t max_calls_per_peer = 0;                 // 0: a quarter of them
   int64_t max_connections = 0;                    // 0: by the descriptors that there are
   int64_t max_connections_per_peer = 0;           // 0: a quarter of them
   double handshake_timeout_seconds = 20;
@@ -100,9 +101,11 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
 // The limits that several settings set together.
 int64_t DefaultMemoryBudget(int64_t memory_bytes);
 int64_t DefaultGrpcMemoryMax(const Config& config);
-// Calls that may be open at once: of all connections, and of those of one peer.
+// Calls that may be open at once: of all connections, of those of one peer, which never gets all,
+// and of one connection.
 int64_t MaxCalls(const Config& config);
 int64_t MaxCallsPerPeer(const Config& config);
+int64_t MaxStreams(const Config& config);
 int CopyThreads(const Config& config);
 
 // "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"

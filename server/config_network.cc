@@ -55,11 +55,16 @@ void AddNetwork(CLI::App& app, Config& c) {
              "Where to serve Prometheus metrics under /metrics; off: nowhere");
   AddConnections(group, c);
   group.Int("--max-streams", c.max_streams, 1, 1 << 20,
-            "Calls at once on one connection; more wait in the client");
-  group.Int("--max-calls", c.max_calls, 0, 1 << 24,
-            "Open calls of all connections, idle streams too; one peer may have a quarter of them, "
-            "at least --max-streams. Connections that open more are closed. 0: 16 times "
-            "--max-streams");
+            "Calls at once on one connection; more wait in the client. No more than one peer may "
+            "have");
+  group.Int(
+      "--max-calls", c.max_calls, 0, 1 << 24,
+      "Open calls of all connections, idle streams too. Connections that open more are closed. "
+      "0: 16 times --max-streams");
+  group.Int(
+      "--max-calls-per-peer", c.max_calls_per_peer, 0, 1 << 24,
+      "Those of one peer's connections, at most 7/8 of all. 0: a quarter of all, and no fewer "
+      "than --max-streams");
   group.Int("--stream-requests-max", c.stream_requests_max, 1, 1 << 20,
             "Unanswered requests of one AttendStream before the server stops reading it");
   group.Int("--chunked-streams-max", c.chunked_streams_max, 1, 1024,

@@ -38,7 +38,7 @@ void SetConnectionOptions(const Config& config, grpc::ServerBuilder& builder) {
   const auto set = [&builder](const char* name, double seconds) {
     builder.AddChannelArgument(name, static_cast<int>(Milliseconds(seconds).count()));
   };
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(config.max_streams));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(MaxStreams(config)));
   set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, config.handshake_timeout_seconds);
   set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, config.connection_idle_timeout_seconds);
   // Whether clients are there is TCP's to ask: tcp_listener.h.
@@ -111,7 +111,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
   Http2Frames::Limits frames;
-  frames.streams = config.max_streams;
+  frames.streams = MaxStreams(config);
   frames.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes);
   const auto calls = std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config));
   const auto take = [acceptor, frames, calls, &metrics, on_wrong = &server->on_wrong_](int socket) {

@@ -6,6 +6,9 @@
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <new>
+
+#include "server/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -68,9 +71,15 @@ const char* Http2Frames::Open(int32_t stream) {
   if (limits_.calls != nullptr) {
     if (const char* const wrong = limits_.calls->Begin()) return wrong;
   }
-  const std::lock_guard lock(open_mutex_);
-  open_.insert(stream);
-  return nullptr;
+  const OnNoMemory then(OnNoMemory::kThrow);
+  try {
+    const std::lock_guard lock(open_mutex_);
+    open_.insert(stream);
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    if (limits_.calls != nullptr) limits_.calls->End(1);
+    return "no memory for another call";
+  }
 }
 
 bool Http2Frames::Close(int32_t stream) {
@@ -100,7 +109,7 @@ const char* Http2Frames::Begin(const uint8_t* head, TimePoint now) {
     case kWindowUpdate:
       return CountUpdate(now);
     case kData:
-      return length < kDataBytesMin && (flags & kEndStream) == 0 ? CountIdle(now) : nullptr;
+      return length < kDataBytesMin ? CountSmallData(flags, now) : nullptr;
     default:
       return CountIdle(now);
   }
@@ -117,7 +126,8 @@ const char* Http2Frames::CountHeaders(uint8_t type, uint8_t flags, int32_t lengt
 }
 
 const char* Http2Frames::CountCall(int32_t stream, TimePoint now) {
-  if (stream <= last_stream_) return CountIdle(now);  // gRPC's clients send no trailers
+  // gRPC's clients send no trailers. Streams of even numbers are the server's: gRPC ignores them.
+  if (stream <= last_stream_ || stream % 2 == 0) return CountIdle(now);
   last_stream_ = stream;
   if (!acknowledged_ && ++streams_ > limits_.streams) {
     return "streams before the settings were acknowledged";
@@ -154,6 +164,12 @@ const char* Http2Frames::CountUpdate(TimePoint now) {
     return CountIdle(now);
   }
   ++updates_;
+  return nullptr;
+}
+
+const char* Http2Frames::CountSmallData(uint8_t flags, TimePoint now) {
+  if ((flags & kEndStream) == 0 || ends_ >= begun_) return CountIdle(now);
+  ++ends_;  // of a call, which has one
   return nullptr;
 }
 

@@ -109,6 +109,7 @@ class Http2Frames {
   const char* CountUnanswered(TimePoint now);
   const char* CountReset(int32_t stream, TimePoint now);
   const char* CountUpdate(TimePoint now);
+  const char* CountSmallData(uint8_t flags, TimePoint now);
   const char* CountIdle(TimePoint now);
   void CountWritten(const uint8_t* head);
   const char* Open(int32_t stream);
@@ -120,6 +121,7 @@ class Http2Frames {
   int32_t last_stream_ = 0;
   int64_t streams_ = 0;       // opened before that
   int64_t begun_ = 0;         // calls, ever
+  int64_t ends_ = 0;          // of their clients' sides, by DATA with next to nothing
   int64_t header_bytes_ = 0;  // of the block that is under way
   int64_t header_frames_ = 0;
   FrameRate idle_{kIdleFramesMax, kIdleFramesPerSecond};

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -45,7 +46,7 @@ class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
   int64_t Count() const { return calls_.load(std::memory_order_relaxed); }
 
  private:
-  // An eighth of all calls is for peers that have less than a 64th of them.
+  // An eighth of all calls is for peers that have less than a 64th of them, or none.
   static constexpr int64_t kKept = 8, kFew = 64;
 
   void Forget(const std::string& peer);
@@ -64,7 +65,7 @@ inline const char* OpenCalls::Peer::Begin() {
     return "more open calls than one peer may have";
   }
   // Peers that have many leave some to those that have few.
-  const bool few = before < all_->most_ / kFew;
+  const bool few = before < std::max<int64_t>(1, all_->most_ / kFew);
   const int64_t most = few ? all_->most_ : all_->most_ - all_->most_ / kKept;
   if (all_->calls_.fetch_add(1, std::memory_order_relaxed) < most) return nullptr;
   End(1);

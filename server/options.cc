@@ -64,8 +64,10 @@ ChunkedOptions MakeChunkedOptions(const Config& config) {
 }
 
 int64_t MemoryMost(const Config& config) {
+  constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of one with 7 KiB of metadata
   return config.memory_budget_bytes + config.grpc_memory_max_bytes +
-         (config.shared_memory ? config.shared_memory_max_bytes : 0);
+         (config.shared_memory ? config.shared_memory_max_bytes : 0) +
+         MaxCalls(config) * kOpenCallBytes;
 }
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }

@@ -15,7 +15,7 @@ namespace attend {
 EngineOptions MakeEngineOptions(const Config& config, bool gpu);
 ChunkedOptions MakeChunkedOptions(const Config& config);
 Dumper::Options MakeDumperOptions(const Config& config);
-// Bytes that requests, messages on their way and shared regions may take together.
+// Bytes that requests, messages on their way, shared regions and open calls may take together.
 int64_t MemoryMost(const Config& config);
 Duration WriteTimeout(const Config& config);
 // Of messages that requests keep where they arrived, in so much page-locked memory (0: none).

@@ -89,7 +89,8 @@ bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
   });
   if (wrong == nullptr) return true;
   const OnWrong* const on_wrong = entry->on_wrong.exchange(nullptr);
-  // Nobody says when gRPC closes a connection: the descriptor may be another socket's by now.
+  // close() was not called, or End would have been. Should the descriptor be another's all the same
+  // (dup2), nobody else loses a connection for it.
   struct stat about {};
   if (fstat(socket, &about) != 0 || about.st_ino != entry->inode) return true;
   (*on_wrong)(socket, wrong);

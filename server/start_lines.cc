@@ -58,14 +58,15 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
       "limits: message {}, memory {}, queue {} requests, batch {} requests, stream {} requests, "
       "{} calls a connection, chunked requests {} streams and {} s idle, reference check {}",
       RoundByteSize(config.max_request_bytes), RoundByteSize(config.memory_budget_bytes),
-      config.max_queue, config.max_batch_requests, config.stream_requests_max, config.max_streams,
+      config.max_queue, config.max_batch_requests, config.stream_requests_max, MaxStreams(config),
       config.chunked_streams_max, config.chunked_idle_timeout_seconds, config.reference_check);
   const MemoryLimit memory = ProcessMemoryLimit();
   const int64_t most = MemoryMost(config);
   if (most > memory.bytes / 5 * 4) {
     logger.warn(
-        "memory-budget, grpc-memory-max and shared-memory-max may come to {}, {} has {}: under "
-        "load the system may end the server",
+        "memory-budget, grpc-memory-max, shared-memory-max and 56 KiB for each of max-calls may "
+        "come "
+        "to {}, {} has {}: under load the system may end the server",
         RoundByteSize(most), memory.whose, RoundByteSize(memory.bytes));
   }
   std::vector<std::string> tenants;

@@ -149,7 +149,7 @@ class Bounds {
       CountServers(head);
       return true;
     }
-    const bool begins = type == kHeaders && FrameHeads::Stream(head) > last_stream_;
+    const bool begins = type == kHeaders && Begins(FrameHeads::Stream(head));
     if (type == kHeaders || type == kContinuation) {
       CountHeaders(head);
     } else if (type == kWindowUpdate) {
@@ -158,8 +158,10 @@ class Bounds {
       ++(updates_ < granted ? updates_ : idle_);
     } else if (type == kReset) {
       resets_ += open_.erase(FrameHeads::Stream(head)) == 0 ? 1 : 0;
-    } else if (type != kData || (length < Http2Frames::kDataBytesMin && (flags & 1) == 0)) {
+    } else if (type != kData) {
       ++idle_;
+    } else if (length < Http2Frames::kDataBytesMin) {
+      ++((flags & 1) != 0 && ends_ < streams_ ? ends_ : idle_);
     }
     acknowledged_ |= type == kSettings && (flags & 1) != 0;
     const bool hold =
@@ -175,6 +177,8 @@ class Bounds {
  private:
   static constexpr int kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kWindowUpdate = 8,
                        kContinuation = 9;
+
+  bool Begins(int64_t stream) const { return stream > last_stream_ && stream % 2 == 1; }
 
   void CountServers(const uint8_t* head) {
     const int64_t stream = FrameHeads::Stream(head);
@@ -199,7 +203,7 @@ class Bounds {
     if (head[3] == kHeaders) {
       header_bytes_ = header_frames_ = 0;
       const int64_t stream = FrameHeads::Stream(head);
-      if (stream > last_stream_) {
+      if (Begins(stream)) {
         last_stream_ = stream;
         ++streams_;
         open_.insert(stream);
@@ -218,7 +222,7 @@ class Bounds {
   bool ends_headers_ = false;
   int64_t header_bytes_ = 0, header_frames_ = 0;
   int64_t last_stream_ = 0, streams_ = 0, unacknowledged_ = 0;
-  int64_t idle_ = 0, updates_ = 0;
+  int64_t idle_ = 0, updates_ = 0, ends_ = 0;
   int64_t resets_ = 0;
   int64_t answers_ = 0, answer_bytes_ = 0, refusals_ = 0;
   int64_t answered_ = 0, refused_ = -1;  // the last streams

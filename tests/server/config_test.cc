@@ -82,6 +82,7 @@ std::vector<Setting> OtherSettings() {
        },
        "localhost"},
       {"metrics-listen", "off", [](const C& c) { return c.metrics_listen == "off"; }, "unix:/x"},
+      {"max-calls-per-peer", "9", [](const C& c) { return c.max_calls_per_peer == 9; }, "-1"},
       {"max-streams", "7", [](const C& c) { return c.max_streams == 7; }, "0"},
       {"stream-requests-max", "9", [](const C& c) { return c.stream_requests_max == 9; }, "-1"},
       {"chunked-streams-max", "3", [](const C& c) { return c.chunked_streams_max == 3; }, "0"},
@@ -356,17 +357,6 @@ TEST(ByteSizeTest, ReadsAndWrites) {
     EXPECT_EQ(*ParseByteSize(FormatByteSize(bytes)), bytes);
   }
   EXPECT_EQ(FormatByteSize(65536), "64KiB");
-}
-
-TEST(ConfigTest, OpenCallsFollowTheStreamsOfOneConnection) {
-  Config config;
-  EXPECT_EQ(MaxCalls(config), 16384);
-  EXPECT_EQ(MaxCallsPerPeer(config), 4096);
-  config.max_calls = 2001;
-  EXPECT_EQ(MaxCalls(config), 2001);
-  EXPECT_EQ(MaxCallsPerPeer(config), 1024);
-  config.max_streams = 10;
-  EXPECT_EQ(MaxCallsPerPeer(config), 501);
 }
 
 // Runs the binary; its exit code, and what it wrote to `stream` (1 or 2).

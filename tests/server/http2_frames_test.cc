@@ -254,16 +254,6 @@ TEST_F(Http2FramesTest, OpenCallsAreBoundedInAllAndForEachPeer) {
   EXPECT_EQ(first_wrong_of(third), "");
 }
 
-TEST(OpenCallsTest, PeersThatHaveManyLeaveSomeToThoseThatHaveFew) {
-  const auto open = std::make_shared<OpenCalls>(640, 640);
-  const auto many = open->Of("many"), few = open->Of("few");
-  for (int n = 0; n < 560; ++n) ASSERT_EQ(many->Begin(), nullptr) << n;
-  EXPECT_NE(many->Begin(), nullptr);
-  for (int n = 0; n < 10; ++n) ASSERT_EQ(few->Begin(), nullptr) << n;
-  EXPECT_NE(few->Begin(), nullptr);
-  EXPECT_EQ(open->Count(), 570);
-}
-
 // gRPC's clients send nothing else of calls that they give up at once, however many.
 TEST_F(Http2FramesTest, ResetsAreBoundedOnlyWhereNothingIsOpen) {
   const std::string call = Frame(kHeaders, kEndHeaders, 10);
@@ -288,6 +278,32 @@ TEST_F(Http2FramesTest, HeadersToOldStreamsCarryNothing) {
   int64_t passed = 0;
   while (Read(headers).empty() && passed < 100'000) ++passed;
   EXPECT_EQ(passed, Http2Frames::kIdleFramesMax);  // one begins a call, one acknowledged
+}
+
+// gRPC ignores the streams of even numbers; those of odd ones after them begin calls as ever.
+TEST_F(Http2FramesTest, StreamsOfEvenNumbersAreNoCalls) {
+  Read(On(0x7ffffffe, Frame(kHeaders, kEndHeaders, 10)));
+  int64_t begun = 0;
+  for (uint32_t n = 0; n < 100 && Read(On(2 * n + 1, Frame(kHeaders, kEndHeaders, 10))).empty();) {
+    ++n, ++begun;
+  }
+  EXPECT_EQ(begun, 5);  // before the settings are acknowledged
+  Restart();
+  Read(Frame(kSettings, kAck, 0));
+  const std::string even = On(2, Frame(kHeaders, kEndHeaders, 10));
+  int64_t passed = 0;
+  while (Read(even).empty() && passed < 100'000) ++passed;
+  EXPECT_EQ(passed, Http2Frames::kIdleFramesMax - 1);
+  EXPECT_EQ(open_->Count(), 0);
+}
+
+TEST_F(Http2FramesTest, EveryCallEndsOnce) {
+  Read(Frame(kSettings, kAck, 0));
+  const std::string end = Frame(kData, kEndStream, 0);
+  for (int64_t n = 0; n < 2 * Http2Frames::kIdleFramesMax; ++n) {
+    ASSERT_EQ(Read(Frame(kHeaders, kEndHeaders, 10) + end), "") << n;
+  }
+  EXPECT_EQ(FirstWrong(end, 100'000), Http2Frames::kIdleFramesMax);
 }
 
 // gRPC's clients send up to two updates for each answer that they read, however small.
