@@ -9,11 +9,11 @@
 #include <random>
 
 #include "attend/v1/attention.grpc.pb.h"
-#include "client/chunked_op.h"
-#include "client/connections.h"
-#include "client/server_address.h"
-#include "client/stream_op.h"
-#include "client/unary_op.h"
+#include "client/call/server_address.h"
+#include "client/rpc/chunked_op.h"
+#include "client/rpc/connections.h"
+#include "client/rpc/stream_op.h"
+#include "client/rpc/unary_op.h"
 
 namespace attend::client {
 namespace {
@@ -272,5 +272,9 @@ Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nano
 }
 
 int Client::connections() const { return impl_->pool.size(); }
+
+void CallHandle::Cancel() {
+  if (const std::shared_ptr<Operation> op = op_.lock()) op->Cancel();
+}
 
 }  // namespace attend::client

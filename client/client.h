@@ -13,15 +13,15 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "client/attention_call.h"
-#include "client/codec.h"
-#include "client/retry_policy.h"
+#include "client/call/attention_call.h"
+#include "client/call/call_options.h"
+#include "client/call/retry_policy.h"
 #include "client/stream.h"
+#include "client/wire/message_codec.h"
 
 namespace attend::client {
 
@@ -43,25 +43,6 @@ struct ClientOptions {
   RetryPolicy retry;
   uint64_t seed = 0;  // of the retries' jitter and of request ids; 0: from the system
 };
-
-struct CallOptions {
-  std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
-  Payload payload = Payload::kCopy;
-  CallTransport transport = CallTransport::kAuto;  // what was encoded before stays as it is
-  // Whose share of the server the call takes; empty: the default one's. Up to 256 characters of
-  // printable ASCII.
-  std::string tenant;
-};
-
-// How an asynchronous call ended.
-struct CallOutcome {
-  Status status;
-  AttentionResult result;     // if status is OK
-  int64_t payload_bytes = 0;  // of the answer's tensors
-  int attempts = 1;
-  int connection = 0;  // that the last attempt used; in chunks: the first one
-};
-using CallCallback = std::function<void(CallOutcome)>;
 
 class Operation;
 

@@ -6,29 +6,13 @@
 
 #pragma once
 
-#include <chrono>
-#include <functional>
 #include <memory>
 #include <string_view>
 
-#include "client/codec.h"
+#include "client/call/call_options.h"
+#include "client/wire/message_codec.h"
 
 namespace attend::client {
-
-struct StreamOptions {
-  std::chrono::nanoseconds timeout{0};  // of the whole stream; 0 = none
-  Payload payload = Payload::kCopy;
-  std::string tenant;  // of all its requests; as CallOptions::tenant
-};
-
-// How one request of a stream ended.
-struct StreamAnswer {
-  Status status;
-  AttentionResult result;      // if status is OK
-  int64_t payload_bytes = 0;   // of the answer's tensors
-  int64_t retry_after_ms = 0;  // from the server, with a failure; 0 = none given
-};
-using StreamCallback = std::function<void(StreamAnswer)>;
 
 class StreamOp;
 

@@ -2,7 +2,7 @@
 //
 // What a build without CUDA says when it is asked for a GPU.
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace attend {

@@ -23,15 +23,16 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/thread_name.h"
-#include "proto/process_settings.h"
-#include "proto/receive_blocks.h"
-#include "server/config.h"
-#include "server/connection_limits.h"
-#include "server/logging.h"
-#include "server/memory_reserve.h"
-#include "server/server.h"
-#include "server/whole_file.h"
+#include "kernels/util/thread_name.h"
+#include "proto/process/process_settings.h"
+#include "proto/process/receive_blocks.h"
+#include "server/app/config.h"
+#include "server/app/options.h"
+#include "server/app/server.h"
+#include "server/log/logging.h"
+#include "server/memory/memory_reserve.h"
+#include "server/net/connection_limits.h"
+#include "server/util/whole_file.h"
 
 namespace {
 
@@ -212,7 +213,8 @@ int main(int argc, char** argv) {
   // Bad messages are the client's to hear of, not stderr's.
   google::protobuf::SetLogHandler(nullptr);
   attend::KeepMemoryReserve(kMemoryReserveBytes);
-  attend::Result<std::shared_ptr<attend::Logger>> logger = attend::MakeLogger(config);
+  attend::Result<std::shared_ptr<attend::Logger>> logger =
+      attend::MakeLogger(attend::MakeLogSettings(config));
   if (!logger.ok()) return Fail(logger.status());
   grpc_log.store((*logger).get(), std::memory_order_release);
   gpr_set_log_function(LogOfGrpc);

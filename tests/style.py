@@ -8,6 +8,7 @@
 import argparse
 import ast
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
@@ -19,6 +20,7 @@ FUNCTION_LINES_MAX = 70
 HOST_FILE_LINES_MAX = 400
 KERNEL_FILE_LINES_MAX = 500
 
+PRODUCT = ("server", "client", "kernels", "proto")
 CPP = {".cc", ".h", ".cu", ".cuh"}
 SOURCES = {".cc", ".cu"}
 # Files whose first line, or second after a #! line, names the licence.
@@ -30,11 +32,57 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 GRPC_OR_GENERATED = re.compile(r"^(grpc|grpcpp|google/protobuf)/|\.pb\.h$")
 LIBRARIES_OUTSIDE_KERNELS = re.compile(r"^(grpc|grpcpp|google|spdlog|fmt|prometheus|CLI|nlohmann)/")
 
-# The only server files that may know the wire: everything behind them takes plain values.
-WIRE_FILES = re.compile(
-    r"^server/(answer_chunks|answer_watch|chunk_codec|chunked_\w+|codec|dump|grpc_\w+|info|"
-    r"intake|main|message_slices|region_socket|reply|server|service|reflection|"
-    r"shared_tensors|slice_reader|stream_service|upload_places|validate|wire)\.(h|cc)$")
+# Which rooms a room includes, besides itself. server/ and client/ may also use the rooms of
+# KERNELS_FOR_ALL, and a room that is not named here may use what its top folder's row lists.
+ROOMS = {
+    "server": "app log memory net util proto/process",
+    "server/util": "",
+    "server/log": "util",
+    "server/memory": "util proto/process",
+    "server/regions": "log memory util",
+    "server/request": "memory regions util",
+    "server/schedule": "request util",
+    "server/metrics": "request schedule",
+    "server/net": "log memory metrics util",
+    "server/wire": "memory regions request util",
+    "server/upload": "memory request schedule util",
+    "server/device": "memory metrics request schedule util",
+    "server/split": "memory metrics request",
+    "server/engine": "device memory metrics request schedule split upload util",
+    "server/rpc": "engine log memory metrics regions request upload util wire",
+    "server/app": "engine log memory metrics net regions request rpc schedule upload util wire "
+                  "proto/process",
+    "client": "call rpc wire",
+    "client/memory": "",
+    "client/call": "memory",
+    "client/wire": "call",
+    "client/rpc": "call wire",
+    "client/tool": "call",
+    "client/load": "client call tool wire",
+    "client/cli": "client call load memory rpc tool proto/process",
+    "kernels": "contract cpu cuda",
+    "kernels/util": "",
+    "kernels/contract": "util",
+    "kernels/reference": "contract",
+    "kernels/cpu": "contract reference util",
+    "kernels/cuda/runtime": "contract util",
+    "kernels/cuda/ptx": "contract",
+    "kernels/cuda/ragged": "contract util cuda/ptx cuda/runtime",
+    "kernels/cuda/naive": "contract cuda/ptx cuda/ragged",
+    "kernels/cuda/fp32": "contract cuda/ptx cuda/ragged",
+    "kernels/cuda/sm80": "contract cuda/ptx cuda/ragged",
+    "kernels/cuda/sm90": "contract cuda/ptx cuda/ragged",
+    "kernels/cuda/launch": "contract cuda/fp32 cuda/naive cuda/ragged cuda/runtime cuda/sm80 "
+                           "cuda/sm90",
+    "kernels/cuda/lane": "contract util cuda/launch cuda/ragged cuda/runtime",
+    "kernels/cuda": "contract cuda/lane cuda/launch cuda/runtime",
+    "kernels/c": "contract util cuda/launch cuda/runtime",
+    "proto/process": "",
+}
+KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}
+# Where gRPC and generated headers may be included.
+WIRE = re.compile(r"(server/(app|rpc|wire)|client)/|server/regions/region_socket\.|"
+                  r"server/main\.cc$|proto/process/")
 
 BANNED = [
     (re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work belongs in an issue"),
@@ -178,25 +226,38 @@ def check_function_length(tree):
                         f"{name} has {last - first + 1} lines, at most {FUNCTION_LINES_MAX}")
 
 
+def room_of(path):
+    """The room that a file of the product or a header is in, None for a library's header."""
+    top, _, rest = path.partition("/")
+    return path.rpartition("/")[0] if rest and top in PRODUCT else None
+
+
+def may_include(room):
+    top = room.split("/")[0]
+    names = ROOMS.get(room, "").split()
+    rooms = {name if name.split("/")[0] in PRODUCT else f"{top}/{name}" for name in names}
+    return rooms | {room} | (KERNELS_FOR_ALL if top in ("server", "client") else set())
+
+
 def check_borders(tree):
-    """kernels/ knows no wire and no service library, client/ no server, server/ no client; only
-    the server's wire files include gRPC or generated headers."""
+    """A room includes what ROOMS allows it; gRPC and generated headers stay where the wire is;
+    kernels/ needs no library of the service, and the product none of its tests."""
     for path in tree.select(CPP):
-        top = path.split("/")[0]
+        room, top = room_of(path), path.split("/")[0]
+        if room is None:
+            continue
+        if room not in ROOMS:
+            yield Fault(path, 1, "borders", f"{room} is not in ROOMS (tests/style.py)")
         for number, name in includes(tree, path):
-            other = name.split("/")[0]
             why = None
-            if top == "kernels" and (LIBRARIES_OUTSIDE_KERNELS.match(name) or
-                                     name.endswith(".pb.h") or other in ("server", "client")):
-                why = "kernels/ stands alone"
-            elif top == "client" and other == "server":
-                why = "client/ knows the wire, not the server"
-            elif top == "server" and other == "client":
-                why = "server/ knows nothing of the client"
-            elif top == "server" and GRPC_OR_GENERATED.search(name) and not WIRE_FILES.match(path):
-                why = "only the server's wire files may"
-            elif top != "tests" and other == "tests":
+            if name.startswith("tests/"):
                 why = "the product does not need its tests"
+            elif top == "kernels" and LIBRARIES_OUTSIDE_KERNELS.match(name):
+                why = "kernels/ stands alone"
+            elif GRPC_OR_GENERATED.search(name) and not WIRE.match(path):
+                why = "gRPC and generated headers stay where the wire is"
+            elif room_of(name) not in {None, *may_include(room)} and not name.endswith(".pb.h"):
+                why = f"ROOMS has no {room_of(name)} for {room}"
             if why:
                 yield Fault(path, number, "borders", f"includes {name}: {why}")
 
@@ -214,8 +275,11 @@ def check_words(tree):
 
 
 def names_source(cmake, name):
-    """Whether CMake's text names the file, be it as ${x}_test.cc with the rest in a list."""
-    if re.search(rf"(?<![\w.-]){re.escape(name)}(?!\w)", cmake):
+    """Whether CMake's text names the file, a test by its stem, or one as ${x}.cc from a list."""
+    stem = name.rpartition(".")[0]
+    named = f"{re.escape(stem)}(?:{re.escape(name[len(stem):])})?" if stem.endswith("_test") \
+        else re.escape(name)
+    if re.search(rf"(?<![\w.-]){named}(?![\w.])", cmake):
         return True
     for ending in set(re.findall(r"\$\{\w+\}([\w.-]*\.(?:cc|cu))\b", cmake)):
         if name.endswith(ending):
@@ -233,7 +297,8 @@ def check_built(tree):
         pure = pathlib.Path(path)
         near = (text for p, text in cmake.items()
                 if pathlib.Path(p).parent in pure.parents or pure.parent in pathlib.Path(p).parents)
-        if not any(names_source(text, pure.name) for text in near):
+        if not any(names_source(text, pure.name) for text in near) and not any(
+                os.path.relpath(path, os.path.dirname(p)) in text for p, text in cmake.items()):
             yield Fault(path, 1, "built", "no CMake file names it")
 
 

@@ -15,8 +15,8 @@ GOOD = {
     "kernels/CMakeLists.txt": CMAKE,
     "kernels/a.h": HEAD + "#pragma once\n\nint F();\n",
     "kernels/a.cc": HEAD + '#include "kernels/a.h"\n\nint F() { return 1; }\n',
-    "server/codec.cc": HEAD + "#include <grpcpp/grpcpp.h>\n",
-    "server/CMakeLists.txt": "# SPDX-License-Identifier: Apache-2.0\nadd_library(y codec.cc)\n",
+    "server/wire/request_codec.cc": HEAD + "#include <grpcpp/grpcpp.h>\n",
+    "server/CMakeLists.txt": CMAKE.replace("x a.cc", "y wire/request_codec.cc"),
     "tests/run": "#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\ntrue\n",
 }
 
@@ -37,13 +37,15 @@ BORDERS = [
     ("kernels/a.h", HEAD + "#pragma once\n\n#include <grpcpp/grpcpp.h>\n"),
     ("kernels/a.h", HEAD + "#pragma once\n\n#include <spdlog/spdlog.h>\n"),
     ("kernels/a.h", HEAD + "#pragma once\n\n#include <prometheus/counter.h>\n"),
-    ("kernels/a.h", HEAD + '#pragma once\n\n#include "server/codec.h"\n'),
+    ("kernels/a.h", HEAD + '#pragma once\n\n#include "server/wire/request_codec.h"\n'),
     ("kernels/a.h", HEAD + '#pragma once\n\n#include "attend/v1/attention.pb.h"\n'),
-    ("server/batcher.h", HEAD + "#pragma once\n\n#include <grpcpp/grpcpp.h>\n"),
-    ("server/batcher.h", HEAD + '#pragma once\n\n#include "attend/v1/attention.pb.h"\n'),
-    ("server/batcher.h", HEAD + '#pragma once\n\n#include "client/client.h"\n'),
-    ("client/client.h", HEAD + '#pragma once\n\n#include "server/request.h"\n'),
+    ("server/schedule/batcher.h", HEAD + "#pragma once\n\n#include <grpcpp/grpcpp.h>\n"),
+    ("server/schedule/batcher.h", HEAD + '#pragma once\n\n#include "attend/v1/attention.pb.h"\n'),
+    ("server/schedule/batcher.h", HEAD + '#pragma once\n\n#include "client/client.h"\n'),
+    ("client/client.h", HEAD + '#pragma once\n\n#include "server/request/request.h"\n'),
     ("kernels/a.h", HEAD + '#pragma once\n\n#include "tests/check.h"\n'),
+    ("server/schedule/batcher.h", HEAD + '#pragma once\n\n#include "server/engine/engine.h"\n'),
+    ("kernels/cuda/ptx/mma.cuh", HEAD + '#pragma once\n\n#include "kernels/cpu/flash.h"\n'),
 ]
 
 

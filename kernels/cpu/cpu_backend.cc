@@ -25,12 +25,12 @@
 #include <new>
 #include <thread>
 
-#include "kernels/check_rows.h"
-#include "kernels/cpu/cpu_flash.h"
-#include "kernels/cpu/cpu_reference.h"
+#include "kernels/cpu/flash.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/host_mapping.h"
-#include "kernels/thread_name.h"
+#include "kernels/reference/check_rows.h"
+#include "kernels/reference/cpu_reference.h"
+#include "kernels/util/host_mapping.h"
+#include "kernels/util/thread_name.h"
 
 namespace attend {
 namespace {

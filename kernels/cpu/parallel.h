@@ -12,7 +12,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "kernels/stop_flag.h"
+#include "kernels/contract/stop_flag.h"
 
 namespace attend {
 

@@ -8,18 +8,18 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/cuda/completion_poller.h"
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/cuda_lane.h"
-#include "kernels/cuda/cuda_staging.h"
-#include "kernels/cuda/cuda_status.h"
-#include "kernels/cuda/cut_plan.h"
-#include "kernels/cuda/ipc_memory.h"
-#include "kernels/cuda/lane_memory.h"
-#include "kernels/cuda/lane_tuning.h"
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/pinned_allocator.h"
-#include "kernels/cuda/pinned_ranges.h"
+#include "kernels/cuda/lane/cuda_lane.h"
+#include "kernels/cuda/lane/cuda_staging.h"
+#include "kernels/cuda/lane/cut_plan.h"
+#include "kernels/cuda/lane/lane_memory.h"
+#include "kernels/cuda/lane/lane_tuning.h"
+#include "kernels/cuda/launch/launch.h"
+#include "kernels/cuda/runtime/completion_poller.h"
+#include "kernels/cuda/runtime/cuda_device.h"
+#include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/cuda/runtime/ipc_memory.h"
+#include "kernels/cuda/runtime/pinned_allocator.h"
+#include "kernels/cuda/runtime/pinned_ranges.h"
 
 namespace attend {
 namespace cuda {

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "kernels/backend.h"
+#include "kernels/contract/backend.h"
 
 namespace attend {
 

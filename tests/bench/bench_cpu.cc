@@ -16,10 +16,10 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/check_rows.h"
-#include "kernels/cpu/cpu_flash.h"
+#include "kernels/cpu/flash.h"
+#include "kernels/reference/check_rows.h"
 #include "tests/bench/fma_peak.h"
-#include "tests/kernels/problems.h"
+#include "tests/kernels/support/problems.h"
 
 namespace attend::bench {
 namespace {

@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attend_c.h"
-#include "kernels/check_rows.h"
-#include "tests/kernels/c_params.h"
-#include "tests/kernels/problems.h"
+#include "kernels/c/attend_c.h"
+#include "kernels/reference/check_rows.h"
+#include "tests/kernels/support/c_params.h"
+#include "tests/kernels/support/problems.h"
 
 namespace attend::bench {
 namespace {

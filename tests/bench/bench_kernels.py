@@ -3,8 +3,8 @@
 """Races attend's CUDA kernels against PyTorch's SDPA on one GPU, in one process.
 
 Correctness comes first: every contender's output is poisoned, computed, and compared with float64
-under the bound that kernels/check_rows.h derives; a wrong answer gets no time. Then all take turns
-on the same fresh random inputs (CUDA events, medians over interleaved rounds).
+under the bound that kernels/reference/check_rows.h derives; a wrong answer gets no time. Then all
+take turns on the same fresh random inputs (CUDA events, medians over interleaved rounds).
 
     tests/bench/bench_kernels.py --library dist/lib/libattend_kernels.so --out figures
     tests/bench/bench_kernels.py --suite d128 --configs all --kernel cuda_flash_sm90 --rival cudnn

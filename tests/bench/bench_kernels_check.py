@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges outputs on the GPU: sampled rows against float64 under the bound that
-kernels/check_rows.h derives, and every element for being finite and within the range of V."""
+kernels/reference/check_rows.h derives, and every element for being finite and within the range of
+V."""
 
 import math
 
 import torch
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
-WEIGHT_ROUNDINGS = 8  # as in kernels/check_rows.cc
+WEIGHT_ROUNDINGS = 8  # as in kernels/reference/check_rows.cc
 # What the plain implementation's ratio is taken for even where it was luckier, as in check_rows.cc:
 # weights rounded to 16 bits, as every Tensor Core kernel's are, may cost one unit (twice this
 # ratio); where few keys are visible the plain implementation can be far from that by chance.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that rows are computed again (kernels/cuda/redo_rows.cuh): the same shape with
-inputs that need it and with inputs that don't, in turns."""
+"""What it costs that rows are computed again (kernels/cuda/ragged/redo_rows.cuh): the same shape
+with inputs that need it and with inputs that don't, in turns."""
 
 import math
 import statistics

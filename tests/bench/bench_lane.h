@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/check_rows.h"
-#include "kernels/cuda/cuda_lane.h"
-#include "tests/kernels/lane_harness.h"
+#include "kernels/cuda/lane/cuda_lane.h"
+#include "kernels/reference/check_rows.h"
+#include "tests/kernels/support/lane_harness.h"
 
 namespace attend::bench {
 

@@ -9,8 +9,8 @@
 #include <limits>
 #include <stdexcept>
 
-#include "kernels/cuda/engine_copy.h"
-#include "kernels/cuda/span_copier.h"
+#include "kernels/cuda/lane/engine_copy.h"
+#include "kernels/cuda/lane/span_copier.h"
 #include "tests/bench/bench_lane.h"
 
 namespace attend::bench {

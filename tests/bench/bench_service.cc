@@ -21,11 +21,11 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/backend.h"
-#include "proto/process_settings.h"
-#include "proto/receive_blocks.h"
-#include "server/config.h"
-#include "server/config_values.h"
+#include "kernels/contract/backend.h"
+#include "proto/process/process_settings.h"
+#include "proto/process/receive_blocks.h"
+#include "server/app/config.h"
+#include "server/app/config_values.h"
 #include "tests/bench/service/rows.h"
 #include "tests/bench/service/serve.h"
 

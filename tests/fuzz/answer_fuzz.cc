@@ -12,9 +12,9 @@
 #include <memory>
 #include <vector>
 
-#include "client/codec.h"
-#include "client/codec_chunked.h"
-#include "client/retry_policy.h"
+#include "client/call/retry_policy.h"
+#include "client/wire/chunk_codec.h"
+#include "client/wire/message_codec.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {

@@ -10,9 +10,9 @@
 #include <memory>
 #include <vector>
 
-#include "server/chunk_codec.h"
-#include "server/codec.h"
-#include "server/upload_places.h"
+#include "server/rpc/upload_places.h"
+#include "server/wire/chunk_codec.h"
+#include "server/wire/request_codec.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {
@@ -90,7 +90,7 @@ bool TakeChunk(const std::string& bytes, std::mt19937_64& random, UploadPlaces& 
     upload.came[tensor][i] = true;
   }
   int64_t copied = 0;
-  for (const CopyPiece& piece : chunk.Pieces(*place)) {
+  for (const HostPiece& piece : chunk.Pieces(*place)) {
     ATTEND_FUZZ_REQUIRE(static_cast<char*>(piece.to) == *place + copied, "pieces leave a gap");
     std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     copied += piece.bytes;

@@ -24,8 +24,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/http2_frames.h"
-#include "server/metrics_endpoint.h"
+#include "server/app/metrics_endpoint.h"
+#include "server/net/http2_frames.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {

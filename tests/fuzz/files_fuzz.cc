@@ -14,11 +14,11 @@
 #include <filesystem>
 #include <memory>
 
-#include "client/call_spec.h"
-#include "client/codec.h"
-#include "client/file_io.h"
-#include "client/npy.h"
-#include "client/safetensors.h"
+#include "client/tool/call_spec.h"
+#include "client/tool/file_io.h"
+#include "client/tool/npy.h"
+#include "client/tool/safetensors.h"
+#include "client/wire/message_codec.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {

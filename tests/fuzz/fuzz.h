@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/status.h"
+#include "kernels/util/status.h"
 
 namespace attend::fuzz {
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "attend/v1/shared_memory.pb.h"
-#include "client/npy.h"
-#include "client/safetensors.h"
+#include "client/tool/npy.h"
+#include "client/tool/safetensors.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/server/messages.h"
+#include "tests/server/support/messages.h"
 
 namespace attend::fuzz {
 namespace {

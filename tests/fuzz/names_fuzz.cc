@@ -14,11 +14,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "server/dump.h"
-#include "server/log_line.h"
-#include "server/tenants.h"
+#include "server/app/dump.h"
+#include "server/log/log_line.h"
+#include "server/schedule/tenants.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/server/messages.h"
+#include "tests/server/support/messages.h"
 
 namespace attend::fuzz {
 namespace {

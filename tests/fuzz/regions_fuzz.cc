@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "attend/v1/shared_memory.pb.h"
-#include "server/region_socket.h"
+#include "server/regions/region_socket.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {

@@ -11,14 +11,14 @@
 #include <cstring>
 #include <memory>
 
-#include "client/codec.h"
-#include "server/codec.h"
-#include "server/dump.h"
-#include "server/host_pool.h"
-#include "server/region_registry.h"
-#include "server/shared_tensors.h"
+#include "client/wire/message_codec.h"
+#include "server/app/dump.h"
+#include "server/memory/host_pool.h"
+#include "server/regions/region_registry.h"
+#include "server/wire/request_codec.h"
+#include "server/wire/shared_tensors.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/server/messages.h"
+#include "tests/server/support/messages.h"
 
 namespace attend::fuzz {
 namespace {
@@ -104,7 +104,7 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
     CopyTensors(message, out.validated, out.plan, out.request);
     return Status();
   }
-  for (const CopyPiece& piece : TensorPieces(message, out.validated, out.plan, out.request)) {
+  for (const HostPiece& piece : TensorPieces(message, out.validated, out.plan, out.request)) {
     std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
   }
   return Status();

@@ -12,10 +12,10 @@
 #include <cmath>
 #include <sstream>
 
-#include "server/byte_size.h"
-#include "server/config.h"
-#include "server/config_values.h"
-#include "server/tenants.h"
+#include "server/app/config.h"
+#include "server/app/config_values.h"
+#include "server/schedule/tenants.h"
+#include "server/util/byte_size.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace attend::fuzz {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/kernels/compiler_report.py on invented reports: what it reads and what it calls a fault."""
+"""compiler_report.py on invented reports: what it reads and what it calls a fault."""
 
 import pathlib
 import re
@@ -55,7 +55,7 @@ def test_registers_of_a_launch(groups, blocks, registers):
 
 
 def test_the_arguments_are_the_templates():
-    text = (ROOT / "kernels/cuda/flash_sm90_tile.cuh").read_text()
+    text = (ROOT / "kernels/cuda/sm90/tile.cuh").read_text()
     names = re.search(r"template <([^>]*)>\s*struct Sm90Tile ", text)[1].split(",")
     assert len(names) == len(report.ARGUMENTS)
     assert re.search(r"\bkGroups\b", names[report.ARGUMENTS.index("groups")])

@@ -9,7 +9,7 @@ import attend_kernels
 import pytest
 from attend_kernels import _library
 
-HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/attend_c.h"
+HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/c/attend_c.h"
 C_TYPES = {"uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
            "float": ctypes.c_float, "attend_tensor": _library.TensorStruct}
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/status.h"
+#include "kernels/util/status.h"
 #include "tests/bench/service/rounds.h"
 #include "tests/bench/service/work.h"
 

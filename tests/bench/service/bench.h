@@ -15,7 +15,7 @@
 #include "tests/bench/service/report.h"
 #include "tests/bench/service/server_process.h"
 #include "tests/bench/service/work.h"
-#include "tests/kernels/problems.h"
+#include "tests/kernels/support/problems.h"
 
 namespace attend::bench {
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "tests/bench/service/rounds.h"
-#include "tests/kernels/problems.h"
+#include "tests/kernels/support/problems.h"
 
 namespace attend::bench {
 

@@ -9,12 +9,12 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/check_rows.h"
-#include "kernels/cuda/cuda_device.h"
-#include "kernels/cuda/cuda_status.h"
-#include "kernels/select.h"
+#include "kernels/contract/select.h"
+#include "kernels/cuda/runtime/cuda_device.h"
+#include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/reference/check_rows.h"
 #include "tests/bench/service/device_loop.h"
-#include "tests/kernels/cuda_run.h"
+#include "tests/kernels/support/cuda_run.h"
 
 namespace attend::bench {
 namespace {

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "server/config.h"
-#include "server/engine.h"
-#include "server/options.h"
-#include "server/server.h"
+#include "server/app/config.h"
+#include "server/app/options.h"
+#include "server/app/server.h"
+#include "server/engine/engine.h"
 
 namespace attend::bench {
 namespace {

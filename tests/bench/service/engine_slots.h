@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/status.h"
+#include "kernels/util/status.h"
 #include "tests/bench/service/answer_slots.h"
 #include "tests/bench/service/work.h"
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <memory>
 
-#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/runtime/cuda_status.h"
 #include "tests/bench/service/pinned_copies.h"
 
 namespace attend::bench {

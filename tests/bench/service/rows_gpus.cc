@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "client/call/shared_call.h"
 #include "client/client.h"
-#include "client/shared_call.h"
-#include "client/shared_memory.h"
-#include "kernels/backend.h"
+#include "client/memory/shared_memory.h"
+#include "kernels/contract/backend.h"
 #include "tests/bench/service/answer_slots.h"
 #include "tests/bench/service/engine_slots.h"
 #include "tests/bench/service/rows.h"

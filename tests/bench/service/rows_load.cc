@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/shared_memory.h"
+#include "client/memory/shared_memory.h"
 #include "tests/bench/service/rows.h"
 #include "tests/bench/service/scrape.h"
 #include "tests/bench/service/shared_scripts.h"

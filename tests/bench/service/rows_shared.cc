@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "client/call/shared_call.h"
 #include "client/client.h"
-#include "client/cuda_memory.h"
-#include "client/shared_call.h"
-#include "client/shared_memory.h"
+#include "client/memory/cuda_memory.h"
+#include "client/memory/shared_memory.h"
 #include "tests/bench/service/chunked_driver.h"
 #include "tests/bench/service/device_loop.h"
 #include "tests/bench/service/pinned_copies.h"

@@ -10,15 +10,16 @@
 #include <utility>
 #include <vector>
 
+#include "client/call/shared_call.h"
 #include "client/client.h"
-#include "client/shared_call.h"
-#include "client/shared_memory.h"
-#include "kernels/backend.h"
-#include "proto/process_settings.h"
-#include "proto/receive_blocks.h"
-#include "server/config.h"
-#include "server/logging.h"
-#include "server/server.h"
+#include "client/memory/shared_memory.h"
+#include "kernels/contract/backend.h"
+#include "proto/process/process_settings.h"
+#include "proto/process/receive_blocks.h"
+#include "server/app/config.h"
+#include "server/app/options.h"
+#include "server/app/server.h"
+#include "server/log/logging.h"
 #include "tests/bench/service/echo_server.h"
 #include "tests/bench/service/pass_through_backend.h"
 #include "tests/bench/service/raw_tcp.h"
@@ -57,7 +58,7 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
     receive_blocks = TuneAllocatorAndBlocks(config.receive_memory_bytes, kServerArenas).blocks;
   }
   SkipDeadlockSearch();
-  const Result<std::shared_ptr<Logger>> logger = MakeLogger(config);
+  const Result<std::shared_ptr<Logger>> logger = MakeLogger(MakeLogSettings(config));
   if (!logger.ok()) return Cannot(logger.status().message());
   Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, **logger);
   if (!backends.ok()) return Cannot(backends.status().message());

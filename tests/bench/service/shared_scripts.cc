@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/codec.h"
-#include "client/shared_call.h"
+#include "client/call/shared_call.h"
+#include "client/wire/message_codec.h"
 #include "tests/bench/service/stream_driver.h"
 
 namespace attend::bench {

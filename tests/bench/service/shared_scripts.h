@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "client/shared_memory.h"
+#include "client/memory/shared_memory.h"
 #include "tests/bench/service/call_driver.h"
 #include "tests/bench/service/work.h"
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "client/shared_call.h"
-#include "client/shared_memory.h"
+#include "client/call/shared_call.h"
+#include "client/memory/shared_memory.h"
 #include "tests/bench/service/server_process.h"
 
 namespace attend::bench {

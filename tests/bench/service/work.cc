@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "attend/v1/attention.pb.h"
-#include "kernels/check_rows.h"
-#include "server/wire.h"
+#include "kernels/reference/check_rows.h"
+#include "server/wire/protobuf_wire.h"
 #include "tests/bench/service/pass_through_backend.h"
 
 namespace attend::bench {

@@ -10,9 +10,9 @@
 #include <memory>
 #include <string>
 
-#include "client/attention_call.h"
-#include "client/codec.h"
-#include "tests/kernels/problems.h"
+#include "client/call/attention_call.h"
+#include "client/wire/message_codec.h"
+#include "tests/kernels/support/problems.h"
 
 namespace attend::bench {
 

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One attention as the caller asks for it and as it comes back. Field by field the same as the
+// messages in proto/attend/v1/attention.proto, which says what every field means, its default and
+// its bound. Plain values.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.pb.h"
+#include "client/call/tensor.h"
+#include "kernels/contract/problem.h"
+
+namespace attend::client {
+
+struct MaskOption {
+  v1::Mask::Kind kind = v1::Mask::KIND_NONE;
+  std::optional<int64_t> window_left;   // keys; -1 = no bound
+  std::optional<int64_t> window_right;  // keys; -1 = no bound
+};
+
+// Where the server writes the answer's tensors; those without a place come in the answer. What
+// stands there is an answer only once its call has ended well. A call that was cancelled, timed out
+// or lost its connection may still be written: the place is safe again only in a new region.
+struct SharedOutputs {
+  std::optional<SharedPlace> o;
+  std::optional<SharedPlace> lse;  // with return_lse
+};
+
+struct AttentionCall {
+  std::string request_id;  // empty: the client makes one
+  TensorRef q, k, v;
+  std::optional<TensorRef> bias;
+  v1::Layout layout = v1::LAYOUT_BHLD;
+  std::vector<int64_t> q_lengths, kv_lengths;  // dense layouts
+  std::vector<int64_t> cu_q, cu_kv;            // packed layout
+  std::optional<float> scale;
+  MaskOption mask;
+  float softcap = 0;
+  std::vector<float> alibi_slopes;
+  std::vector<float> sinks;
+  bool return_lse = false;
+  std::string kernel;
+  bool check = false;
+  int32_t priority = 0;
+  SharedOutputs outputs;
+};
+
+// Nanoseconds of the server's steady clock.
+struct PhaseTimings {
+  int64_t receive_ns = 0;
+  int64_t queue_ns = 0;
+  int64_t copy_in_ns = 0;
+  int64_t kernel_ns = 0;
+  int64_t copy_out_ns = 0;
+  int64_t check_ns = 0;
+  int64_t total_ns = 0;
+};
+
+// The server's own reference check.
+struct ServerCheck {
+  bool ok = false;
+  int64_t rows_checked = 0;
+  int64_t rows_total = 0;
+  int64_t rows_wide = 0;  // of those checked; CheckReport says what they are
+  double max_abs_error = 0;
+  double mean_abs_error = 0;
+  double bound = 0;
+  std::string detail;
+};
+
+struct AttentionResult {
+  std::string request_id;
+  HostTensor o;  // in the call's place for it, if it had one: overwritten by the place's next call
+  std::optional<HostTensor> lse;
+  PhaseTimings timings;
+  int64_t batch_requests = 0;
+  std::string kernel;
+  std::string kernel_reason;
+  std::string device;
+  std::string transport;
+  std::optional<ServerCheck> check;
+};
+
+// The call as the kernels' plain-value description, over `o` and `lse` (which may be null where
+// only the description matters): for the client's own verification and for counting operations.
+// Refers to the call's memory and vectors. INVALID_ARGUMENT names what does not fit together.
+Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
+
+// Tensor bytes that the call sends or names.
+int64_t PayloadBytes(const AttentionCall& call);
+// Shapes of its answer's tensors, if its own fit together; else something of no meaning.
+std::vector<int64_t> AnswerShape(const AttentionCall& call);
+std::vector<int64_t> LseShape(const AttentionCall& call);
+// Bytes of O in its answer, if the shapes fit together.
+int64_t AnswerBytes(const AttentionCall& call);
+
+}  // namespace attend::client

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client check: a grid of shapes, dtypes and features through the server, every answer
+// compared with double precision here and by the server itself.
+
+#include <cstdio>
+
+#include "client/call/random.h"
+#include "client/call/shared_call.h"
+#include "client/cli/commands.h"
+#include "client/tool/call_spec.h"
+#include "client/tool/verify.h"
+
+namespace attend::client {
+namespace {
+
+struct CheckOptions {
+  bool quick = false;
+  std::vector<std::string> dtypes;
+  std::vector<std::string> shapes;
+  std::string kernel;
+  uint64_t seed = 1;
+  double deadline_s = 300;
+  TransportOptions transport;
+  std::string tenant;
+};
+
+// Sizes that meet tile edges from both sides, every head grouping, odd and largest head dims.
+constexpr const char* kQuickShapes[] = {
+    "B1,H1,L1,D1",
+    "B1,H1,L16,D64",
+    "B2,H4,Hkv2,L65,D64,causal",
+    "B1,H8,Hkv1,Lq7,Lk129,D80,Dv96,causal,lse",
+    "B1,H2,L128,D128,window=17:5,lse",
+    "B3,H2,L50,D40,ragged,causal,layout=blhd,lse",
+    "B4,H2,L33,D64,ragged,layout=lhd,causal,lse",
+    "B1,H4,L70,D32,bias,alibi,sinks,softcap=20,lse",
+};
+constexpr const char* kFullShapes[] = {
+    "B1,H3,L2,D3",
+    "B1,H1,L127,D17",
+    "B1,H2,L63,D256",
+    "B1,H2,L64,D255,Dv1",
+    "B2,H6,Hkv3,L257,D96",
+    "B1,H4,L512,D128,causal",
+    "B1,H2,L1024,D64,causal,lse",
+    "B1,H8,Hkv2,Lq1,Lk2048,D128,lse",
+    "B1,H2,Lq200,Lk100,D64,causal,lse",
+    "B1,H2,Lq200,Lk100,D64,causal,top-left,lse",
+    "B1,H2,Lq100,Lk200,D64,causal,top-left",
+    "B1,H2,L300,D64,causal,window=64:-1,lse",
+    "B1,H2,L300,D64,window=32:32,top-left",
+    "B1,H2,L96,D64,window=0:0,lse",
+    "B2,H2,L96,D64,bias",
+    "B1,H8,L96,D64,alibi,causal",
+    "B1,H4,L96,D64,sinks,causal,lse",
+    "B1,H2,L96,D64,softcap=5",
+    "B1,H2,L96,D64,scale=0.5,lse",
+    "B2,H2,L96,D64,layout=blhd",
+    "B8,H4,Hkv2,L120,D128,ragged,layout=lhd,lse",
+    "B8,H4,Hkv2,L120,D128,ragged,lse",
+    "B2,H2,L60,D64,ragged,bias,alibi,sinks,softcap=30,causal,window=20:-1,layout=blhd,lse",
+    "B1,H1,Lq0,Lk8,D8,lse",
+    "B1,H1,Lq8,Lk0,D8,lse",
+    "B1,H1,L4096,D64,causal",
+};
+
+Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
+  std::vector<std::string> texts = options.shapes;
+  if (texts.empty()) {
+    texts.assign(std::begin(kQuickShapes), std::end(kQuickShapes));
+    if (!options.quick) texts.insert(texts.end(), std::begin(kFullShapes), std::end(kFullShapes));
+  }
+  std::vector<CallSpec> specs;
+  for (const std::string& dtype : options.dtypes) {
+    const Result<DType> parsed = ParseDType(dtype);
+    if (!parsed.ok()) return parsed.status();
+    for (const std::string& text : texts) {
+      Result<CallSpec> spec = ParseCallSpec(text);
+      if (!spec.ok()) return spec.status();
+      spec->dtype = *parsed;
+      if (!options.kernel.empty()) spec->kernel = options.kernel;
+      specs.push_back(std::move(*spec));
+    }
+  }
+  return specs;
+}
+
+// Prints one row of the table; whether it passed. `memory` is null unless the calls go over it.
+bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64_t seed,
+              const CheckOptions& options) {
+  const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
+                       const std::string& detail) {
+    std::printf("%-9s %-60s %-18s %10.3g %10.3g  %s%s%s\n",
+                std::string(DTypeName(spec.dtype)).c_str(), spec.text.c_str(), kernel, error, bound,
+                verdict, detail.empty() ? "" : ": ", detail.c_str());
+    std::fflush(stdout);
+  };
+  Result<AttentionCall> call = MakeRandomCall(spec, seed);
+  if (call.ok() && memory != nullptr) call = ShareCall(*memory, *call);
+  if (!call.ok()) {
+    row("-", 0, 0, "FAILED", call.status().ToString());
+    return false;
+  }
+  call->check = true;
+  CallOptions call_options;
+  call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
+  call_options.transport = options.transport.transport;
+  call_options.tenant = options.tenant;
+  const Result<AttentionResult> result = client.Call(*call, call_options);
+  if (!result.ok()) {
+    row("-", 0, 0, "FAILED", result.status().ToString());
+    return false;
+  }
+  const Result<RowsReport> report = VerifyAnswer(*call, *result, seed);
+  if (!report.ok()) {
+    row(result->kernel.c_str(), 0, 0, "FAILED", report.status().ToString());
+    return false;
+  }
+  std::string detail = report->detail;
+  if (!result->check) detail = "the server sent no check report";
+  if (result->check && !result->check->ok) detail = "the server's check: " + result->check->detail;
+  const bool ok = report->ok && result->check && result->check->ok;
+  row(result->kernel.c_str(), report->max_abs_error, report->bound, ok ? "ok" : "FAILED", detail);
+  return ok;
+}
+
+int Run(const CheckOptions& options, const CommonOptions& common) {
+  if (options.transport.cuda_ipc) {
+    return Fail(InvalidArgument("--transport cuda-ipc is not for check: the server cannot check "
+                                "what lies in a GPU's memory; run and load --verify can"),
+                kExitUsage);
+  }
+  const Result<std::vector<CallSpec>> specs = Grid(options);
+  if (!specs.ok()) return Fail(specs.status(), kExitUsage);
+  for (const CallSpec& spec : *specs) {
+    int64_t bytes_max = MachineMemoryBytes();
+    const Status fits = TakeInputBytes(spec, 1, &bytes_max);
+    if (!fits.ok()) {
+      return Fail(InvalidArgument("shape \"" + spec.text + "\": " + fits.message()), kExitUsage);
+    }
+  }
+  const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
+  if (!client.ok()) return Fail(client.status(), kExitUsage);
+  const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(std::chrono::seconds(5));
+  if (!info.ok()) return Fail(info.status(), kExitFailed);
+  WarnOfTenant(options.tenant, *info);
+  const Result<std::shared_ptr<SharedMemory>> memory = ConnectShared(options.transport, *info);
+  if (!memory.ok()) return Fail(memory.status(), kExitFailed);
+  std::printf("%-9s %-60s %-18s %10s %10s  %s\n", "dtype", "shape", "kernel", "max error", "bound",
+              "verdict");
+  size_t failed = 0;
+  uint64_t seed = options.seed;
+  for (const CallSpec& spec : *specs) {
+    if (!CheckOne(**client, memory->get(), spec, SplitMix64(&seed), options)) ++failed;
+  }
+  std::printf("%zu of %zu passed, seed %llu\n", specs->size() - failed, specs->size(),
+              static_cast<unsigned long long>(options.seed));
+  return failed == 0 ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+Command AddCheck(CLI::App& app, const CommonOptions& common) {
+  const auto options = std::make_shared<CheckOptions>();
+  options->dtypes = {"float32", "float16", "bfloat16"};
+  CLI::App* command =
+      app.add_subcommand("check", "A grid of shapes and features against double precision");
+  command->add_flag("--quick", options->quick, "A small grid");
+  command->add_option("--dtype", options->dtypes, "float32, float16, bfloat16; comma-separated")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--shape", options->shapes,
+                   "This shape in place of the grid, as for `load`; repeatable")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--kernel", options->kernel,
+                      "Kernel by name (see info); default: the server's choice");
+  command->add_option("--seed", options->seed, "Seed of the inputs")->capture_default_str();
+  command->add_option("--deadline-s", options->deadline_s, "Seconds for one call")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  AddTransport(command, &options->transport);
+  AddTenant(command, &options->tenant);
+  return [options, &common] { return Run(*options, common); };
+}
+
+}  // namespace attend::client

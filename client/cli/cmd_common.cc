@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the commands of attend-client share: options, errors and the wording of results.
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "client/cli/commands.h"
+#include "client/rpc/connections.h"
+
+namespace attend::client {
+
+ClientOptions ClientOptionsOf(const CommonOptions& common) {
+  ClientOptions options;
+  options.server = common.server;
+  options.connections = common.connections;
+  options.completion_threads = common.completion_threads;
+  options.retry.attempts_max = common.attempts;
+  return options;
+}
+
+void AddTransport(CLI::App* command, TransportOptions* options) {
+  command
+      ->add_option_function<std::string>(
+          "--transport",
+          [options](const std::string& name) {
+            options->transport = name == "inline"    ? CallTransport::kInline
+                                 : name == "chunked" ? CallTransport::kChunked
+                                                     : CallTransport::kAuto;
+            options->cuda_ipc = name == "cuda-ipc";
+            options->shared_memory = name == "shm" || options->cuda_ipc;
+          },
+          "inline: one message; chunked: in pieces over the connections; shm: in memory shared "
+          "with a server on this host; cuda-ipc: in memory of a GPU, lent to such a server; auto: "
+          "chunked from 16 MiB on, both ways together, and where the server takes no such message")
+      ->check(CLI::IsMember({"auto", "inline", "chunked", "shm", "cuda-ipc"}).description(""))
+      ->type_name("NAME")
+      ->default_str("auto");
+  command
+      ->add_option("--shared-memory-socket", options->socket,
+                   "With --transport shm or cuda-ipc: the server's socket; default: where the "
+                   "server says")
+      ->type_name("PATH");
+}
+
+Result<std::string> SharedMemorySocket(const TransportOptions& options,
+                                       const v1::GetServerInfoResponse& info) {
+  if (!info.has_shared_memory()) {
+    return Status(Code::kFailedPrecondition,
+                  "the server has shared memory off; its --shared-memory turns it on");
+  }
+  return options.socket.empty() ? info.shared_memory().socket() : options.socket;
+}
+
+Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
+                                                    const v1::GetServerInfoResponse& info) {
+  if (!options.shared_memory) return std::shared_ptr<SharedMemory>();
+  const Result<std::string> socket = SharedMemorySocket(options, info);
+  if (!socket.ok()) return socket.status();
+  return SharedMemory::Connect(*socket);
+}
+
+Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info) {
+  if (!info.shared_memory().cuda_ipc()) {
+    return Status(Code::kFailedPrecondition,
+                  "the server has CUDA IPC off; its --cuda-ipc turns it on");
+  }
+  std::vector<std::string> uuids;
+  for (const v1::DeviceInfo& device : info.devices()) {
+    if (device.healthy() && !device.uuid().empty()) uuids.push_back(device.uuid());
+  }
+  return uuids;
+}
+
+void AddTenant(CLI::App* command, std::string* tenant) {
+  command
+      ->add_option("--tenant", *tenant,
+                   "Whose share of the server the requests take; default: the server's default one")
+      ->check([](const std::string& name) { return CheckTenant(name).message(); });
+}
+
+void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& info) {
+  if (tenant.empty() || info.tenants_size() == 0) return;  // of a server that does not say
+  std::string known;
+  for (const std::string& name : info.tenants()) {
+    if (name == tenant) return;
+    known += (known.empty() ? "" : ", ") + name;
+  }
+  std::fprintf(stderr,
+               "attend-client: warning: the server knows no tenant \"%s\", only %s: it counts as "
+               "\"default\"\n",
+               tenant.c_str(), known.c_str());
+}
+
+void WarnOfTenant(const std::string& tenant, Client& client) {
+  if (tenant.empty()) return;
+  const auto info = client.GetServerInfo(std::chrono::seconds(1));
+  if (info.ok()) WarnOfTenant(tenant, *info);
+}
+
+int64_t MachineMemoryBytes() {
+  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
+int Fail(const Status& status, int exit_code) {
+  // A flag's or a file's fault is told plainly; a call's with its code.
+  const std::string text = exit_code == kExitUsage ? status.message() : status.ToString();
+  std::fflush(stdout);
+  std::fprintf(stderr, "attend-client: %s\n", text.c_str());
+  return exit_code;
+}
+
+std::string DescribeAnswer(const AttentionResult& r) {
+  char text[512];
+  const auto ms = [](int64_t ns) { return static_cast<double>(ns) * 1e-6; };
+  std::snprintf(text, sizeof text,
+                "kernel %s on %s, batch of %lld, server %.3f ms (receive %.3f, queue %.3f, copy in "
+                "%.3f, kernel %.3f, copy out %.3f)",
+                r.kernel.c_str(), r.device.c_str(), static_cast<long long>(r.batch_requests),
+                ms(r.timings.total_ns), ms(r.timings.receive_ns), ms(r.timings.queue_ns),
+                ms(r.timings.copy_in_ns), ms(r.timings.kernel_ns), ms(r.timings.copy_out_ns));
+  return text;
+}
+
+std::string DescribeCheck(const ServerCheck& c) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%s: max error %.3g, bound %.3g, %lld of %lld rows",
+                c.ok ? "ok" : "FAILED", c.max_abs_error, c.bound,
+                static_cast<long long>(c.rows_checked), static_cast<long long>(c.rows_total));
+  std::string line = text;
+  if (c.rows_wide > 0) {
+    line += ", " + std::to_string(c.rows_wide) + " of them with weights that fp32 leaves uncertain";
+  }
+  return c.detail.empty() ? line : line + ": " + c.detail;
+}
+
+std::string DescribeCheck(const RowsReport& report) {
+  return DescribeCheck(ServerCheck{.ok = report.ok,
+                                   .rows_checked = report.rows_checked,
+                                   .rows_total = report.rows_total,
+                                   .rows_wide = report.rows_wide,
+                                   .max_abs_error = report.max_abs_error,
+                                   .mean_abs_error = report.mean_abs_error,
+                                   .bound = report.bound,
+                                   .detail = report.detail});
+}
+
+}  // namespace attend::client

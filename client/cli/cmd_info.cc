@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client info: what the server is, has and allows.
+
+#include <google/protobuf/util/json_util.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "client/cli/commands.h"
+
+namespace attend::client {
+namespace {
+
+struct InfoOptions {
+  bool json = false;
+  bool health = false;
+  double timeout_s = 5;
+};
+
+const char* HealthName(Health health) {
+  switch (health) {
+    case Health::kServing:
+      return "SERVING";
+    case Health::kNotServing:
+      return "NOT_SERVING";
+    case Health::kServiceUnknown:
+      return "SERVICE_UNKNOWN";
+    case Health::kUnknown:
+      break;
+  }
+  return "UNKNOWN";
+}
+
+long long Int(int64_t value) { return static_cast<long long>(value); }
+
+void PrintDevices(const v1::GetServerInfoResponse& info) {
+  for (const v1::DeviceInfo& device : info.devices()) {
+    std::printf("device       %s: %s, %s, %d units, %d lanes (batches at once)%s\n",
+                device.name().c_str(), device.description().c_str(),
+                BytesText(device.memory_bytes()).c_str(), device.units(), device.lanes(),
+                device.healthy() ? "" : ", NOT HEALTHY");
+  }
+}
+
+void PrintKernels(const v1::GetServerInfoResponse& info) {
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    std::string dtypes;
+    for (const int dtype : kernel.dtypes()) {
+      if (!dtypes.empty()) dtypes += " ";
+      dtypes += DTypeName(static_cast<DType>(dtype));
+    }
+    std::printf("kernel       %-18s %s, %s, head dim to %d%s\n             %-18s %s\n",
+                kernel.name().c_str(), kernel.device_kind().c_str(), dtypes.c_str(),
+                kernel.head_dim_max(), kernel.available() ? "" : ", not available here", "",
+                kernel.summary().c_str());
+  }
+}
+
+void PrintLimits(const v1::Limits& limits) {
+  std::printf("limits       a message %s; memory for requests %s; queue %lld requests\n",
+              BytesText(limits.request_bytes_max()).c_str(),
+              BytesText(limits.memory_budget_bytes()).c_str(), Int(limits.queue_requests_max()));
+  std::printf("             B %lld, H %lld, L %lld, D %lld; %lld unanswered on a stream\n",
+              Int(limits.batch_max()), Int(limits.heads_max()), Int(limits.length_max()),
+              Int(limits.head_dim_max()), Int(limits.stream_requests_max()));
+  const std::string cost = limits.request_gflop_max() > 0
+                               ? std::to_string(Int(std::llround(limits.request_gflop_max())))
+                               : "any number of";
+  std::printf("             a request costs %s GFLOP; %lld accepted with a check\n", cost.c_str(),
+              Int(limits.checks_max()));
+}
+
+void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
+           const std::string& server) {
+  std::printf("server       %s, attend %s\n", server.c_str(), info.version().c_str());
+  std::printf("build        %s\n", info.build().c_str());
+  std::printf("health       %s\n",
+              health.ok() ? HealthName(*health) : health.status().ToString().c_str());
+  std::printf("up           %.1f s\n", info.uptime_seconds());
+  PrintDevices(info);
+  PrintKernels(info);
+  PrintLimits(info.limits());
+  std::string transports;
+  for (const std::string& transport : info.transports()) transports += transport + " ";
+  std::printf("transports   %s\n", transports.c_str());
+  if (info.has_shared_memory()) {
+    const v1::SharedMemoryInfo& shared = info.shared_memory();
+    std::printf("shm          %s, at most %s, %s and %lld regions for one client\n",
+                shared.socket().c_str(), BytesText(shared.bytes_max()).c_str(),
+                BytesText(shared.client_bytes_max()).c_str(), Int(shared.client_regions_max()));
+  }
+  if (info.tenants_size() > 0) {
+    std::string tenants;
+    for (const std::string& tenant : info.tenants()) tenants += tenant + " ";
+    std::printf("tenants      %s\n", tenants.c_str());
+  }
+  std::printf("checks       %s\n", info.reference_check().c_str());
+}
+
+int Run(const InfoOptions& options, const CommonOptions& common) {
+  const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
+  if (!client.ok()) return Fail(client.status(), kExitUsage);
+  const std::chrono::nanoseconds timeout(static_cast<int64_t>(options.timeout_s * 1e9));
+  if (options.health) {
+    const Result<Health> health = (*client)->CheckHealth("", timeout);
+    if (!health.ok()) return Fail(health.status(), kExitFailed);
+    std::printf("%s\n", HealthName(*health));
+    return *health == Health::kServing ? kExitOk : kExitFailed;
+  }
+  const Result<v1::GetServerInfoResponse> info = (*client)->GetServerInfo(timeout);
+  if (!info.ok()) return Fail(info.status(), kExitFailed);
+  if (!options.json) {
+    Print(*info, (*client)->CheckHealth("", timeout), common.server);
+    return kExitOk;
+  }
+  google::protobuf::util::JsonPrintOptions print;
+  print.add_whitespace = true;
+  print.always_print_primitive_fields = true;
+  print.preserve_proto_field_names = true;
+  std::string text;
+  const auto converted = google::protobuf::util::MessageToJsonString(*info, &text, print);
+  if (!converted.ok()) return Fail(Internal(std::string(converted.message())), kExitFailed);
+  std::printf("%s", text.c_str());
+  return kExitOk;
+}
+
+}  // namespace
+
+Command AddInfo(CLI::App& app, const CommonOptions& common) {
+  const auto options = std::make_shared<InfoOptions>();
+  CLI::App* command = app.add_subcommand("info", "What the server is, has and allows");
+  command->add_flag("--json", options->json, "As JSON");
+  command->add_flag("--health", options->health,
+                    "Only the health; exit code 0 if it is SERVING: for health checks");
+  command->add_option("--timeout-s", options->timeout_s, "Seconds to wait for the server")
+      ->check(CLI::Range(0.001, 86400.0))
+      ->capture_default_str();
+  return [options, &common] { return Run(*options, common); };
+}
+
+}  // namespace attend::client

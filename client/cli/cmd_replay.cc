@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client replay: sends a request again that the server dumped when its reference check
+// failed. The directory holds request.binpb (an AttendRequest), response.binpb (the AttendResponse
+// that failed) and report.json.
+
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "client/cli/commands.h"
+#include "client/tool/file_io.h"
+#include "client/tool/verify.h"
+
+namespace attend::client {
+namespace {
+
+struct ReplayOptions {
+  std::string dir;
+  std::string kernel;
+  double deadline_s = 300;
+  std::string tenant;
+  uint64_t seed = 1;
+};
+
+template <class Message>
+Status ReadMessage(const std::string& path, Message* message) {
+  const Result<std::string> bytes = ReadWholeFile(path);
+  if (!bytes.ok()) return bytes.status();
+  if (bytes->size() > INT32_MAX || !message->ParseFromString(*bytes)) {
+    return InvalidArgument(path + ": not a valid " + message->GetTypeName());
+  }
+  return Status();
+}
+
+// What the server noted; only for people, so a file that is missing or odd is told, not refused.
+void PrintReport(const std::string& path) {
+  const Result<std::string> text = ReadWholeFile(path);
+  if (!text.ok()) {
+    std::printf("dumped   no report: %s\n", text.status().message().c_str());
+    return;
+  }
+  const auto report = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!report.is_object()) {
+    std::printf("dumped   %s is not a JSON object\n", path.c_str());
+    return;
+  }
+  std::printf("dumped  ");
+  for (const auto& [key, value] : report.items()) {
+    std::printf(" %s %s", key.c_str(),
+                value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  }
+  std::printf("\n");
+}
+
+constexpr char kEqual[] = "bitwise equal";
+
+// kEqual, or how many elements differ.
+std::string Compare(const HostTensor& now, const std::string& then) {
+  if (now.bytes != static_cast<int64_t>(then.size())) {
+    return "sizes differ: " + std::to_string(now.bytes) + " bytes now, " +
+           std::to_string(then.size()) + " then";
+  }
+  int64_t different = 0;
+  const int64_t width = DTypeBytes(now.dtype);
+  for (int64_t at = 0; at < now.bytes; at += width) {
+    different +=
+        std::memcmp(now.data.get() + at, then.data() + at, static_cast<size_t>(width)) != 0;
+  }
+  if (different == 0) return kEqual;
+  return std::to_string(different) + " of " + std::to_string(now.bytes / width) +
+         " elements differ";
+}
+
+int Run(const ReplayOptions& options, const CommonOptions& common) {
+  auto request = std::make_shared<v1::AttendRequest>();
+  v1::AttendResponse failed;
+  Status read = ReadMessage(options.dir + "/request.binpb", request.get());
+  if (read.ok()) read = ReadMessage(options.dir + "/response.binpb", &failed);
+  if (!read.ok()) return Fail(read, kExitUsage);
+  Result<AttentionCall> call = CallFromRequest(request);
+  if (!call.ok()) return Fail(call.status(), kExitUsage);
+  call->check = true;
+  if (!options.kernel.empty()) call->kernel = options.kernel;
+  PrintReport(options.dir + "/report.json");
+
+  const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
+  if (!client.ok()) return Fail(client.status(), kExitUsage);
+  WarnOfTenant(options.tenant, **client);
+  CallOptions call_options;
+  call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
+  call_options.tenant = options.tenant;
+  const Result<AttentionResult> result = (*client)->Call(*call, call_options);
+  if (!result.ok()) return Fail(result.status(), kExitFailed);
+  std::printf("answer   request %s, %s\n", result->request_id.c_str(),
+              DescribeAnswer(*result).c_str());
+  std::printf("o        %s\n", failed.raw_size() > 0 ? Compare(result->o, failed.raw(0)).c_str()
+                                                     : "nothing to compare with in response.binpb");
+  if (result->lse && failed.raw_size() > 1) {
+    std::printf("lse      %s\n", Compare(*result->lse, failed.raw(1)).c_str());
+  }
+  bool ok = result->check && result->check->ok;
+  std::printf("server   %s\n",
+              result->check ? DescribeCheck(*result->check).c_str() : "sent no check report");
+  const Result<RowsReport> report = VerifyAnswer(*call, *result, options.seed);
+  if (!report.ok()) return Fail(report.status(), kExitFailed);
+  ok = ok && report->ok;
+  std::printf("client   %s\n", DescribeCheck(*report).c_str());
+  const bool same =
+      failed.raw_size() > 0 && Compare(result->o, failed.raw(0)) == kEqual &&
+      (!result->lse || failed.raw_size() < 2 || Compare(*result->lse, failed.raw(1)) == kEqual);
+  std::printf("verdict  %s\n", !ok    ? "reproduced: the new answer fails as well"
+                               : same ? "not reproduced: this is the dumped answer, and it passes"
+                                      : "not reproduced: the new answer passes");
+  return ok ? kExitOk : kExitFailed;
+}
+
+}  // namespace
+
+Command AddReplay(CLI::App& app, const CommonOptions& common) {
+  const auto options = std::make_shared<ReplayOptions>();
+  CLI::App* command =
+      app.add_subcommand("replay", "Send a request again that the server dumped, with checks");
+  command->add_option("dir", options->dir, "Directory with request.binpb and response.binpb")
+      ->required();
+  command->add_option("--kernel", options->kernel, "Another kernel than the request named");
+  command->add_option("--seed", options->seed, "Seed of the rows that are verified here")
+      ->capture_default_str();
+  command->add_option("--deadline-s", options->deadline_s, "Seconds for the call")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str();
+  AddTenant(command, &options->tenant);
+  return [options, &common] { return Run(*options, common); };
+}
+
+}  // namespace attend::client

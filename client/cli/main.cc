@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client: talks to an attend server from the command line.
+
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <new>
+
+#include "client/cli/commands.h"
+#include "proto/process/process_settings.h"
+#include "proto/process/receive_blocks.h"
+
+namespace attend::client {
+namespace {
+
+void AddCommonOptions(CLI::App& app, CommonOptions* common) {
+  app.add_option("--server,-s", common->server,
+                 "Server: HOST[:PORT], [IPV6]:PORT or unix:PATH; without a port, 8001")
+      ->envname("ATTEND_SERVER")
+      ->capture_default_str();
+  app.add_option("--connections", common->connections,
+                 "Connections, each its own socket; calls are striped over them")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--completion-threads", common->completion_threads,
+                 "Threads that send and take answers in; 0 = one for each connection, at most "
+                 "half the cores")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  app.add_option(
+         "--attempts", common->attempts,
+         "Attempts of a call that finds no server (UNAVAILABLE) or a full one that says when "
+         "to come again (RESOURCE_EXHAUSTED), the first included; within the deadline. "
+         "`load` always makes one")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_flag_callback(
+      "--no-allocator-tuning", [common] { common->allocator_tuning = false; },
+      "Leave malloc and its settings alone; transfers are slower then");
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Client of attend: exact attention as a service.", "attend-client");
+  app.set_version_flag("--version", std::string("attend-client ") + ATTEND_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.get_formatter()->column_width(34);
+  app.footer(
+      "Exit codes: 0 good; 1 a call or a check failed; 2 bad flag, value or file; "
+      "130 interrupted.");
+  CommonOptions common;
+  AddCommonOptions(app, &common);
+  const std::map<std::string, Command> commands = {
+      {"info", AddInfo(app, common)},     {"run", AddRun(app, common)},
+      {"check", AddCheck(app, common)},   {"load", AddLoad(app, common)},
+      {"replay", AddReplay(app, common)},
+  };
+  for (CLI::App* subcommand : app.get_subcommands({})) subcommand->fallthrough();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    if (app.get_subcommands().empty() && app.remaining_size() > 0) {
+      std::fprintf(stderr, "attend-client: unknown command or flag \"%s\", see --help\n",
+                   app.remaining().front().c_str());
+      return kExitUsage;
+    }
+    if (app.get_subcommands().empty() && error.get_name() == "RequiredError") {
+      std::string names;
+      for (const auto& [name, command] : commands) names += (names.empty() ? "" : ", ") + name;
+      std::fprintf(stderr, "attend-client: a command is missing: %s; see --help\n", names.c_str());
+      return kExitUsage;
+    }
+    std::fprintf(stderr, "attend-client: %s\n", error.what());
+    return kExitUsage;
+  }
+  if (common.allocator_tuning) TuneAllocatorAndBlocks();
+  SkipDeadlockSearch();
+  return commands.at(app.get_subcommands().front()->get_name())();
+}
+
+}  // namespace
+}  // namespace attend::client
+
+int main(int argc, char** argv) {
+  try {
+    return attend::client::Main(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "attend-client: out of memory\n");
+    return attend::client::kExitFailed;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "attend-client: %s\n", error.what());
+    return attend::client::kExitFailed;
+  }
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/load/load_runner.h"
+
+#include <sys/prctl.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "client/call/shared_call.h"
+
+namespace attend::client {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A closed loop rests this long after a refusal, so that a server that is down or full is not
+// hammered by a loop that does nothing else.
+constexpr auto kRestAfterFailure = std::chrono::milliseconds(5);
+
+// What was due before the end of an open loop is sent until then if its turn has come.
+constexpr std::chrono::nanoseconds kLatenessMax = std::chrono::seconds(1);
+
+int64_t NowNs() { return Clock::now().time_since_epoch().count(); }
+int64_t Ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+
+void SleepUntil(int64_t ns) {
+  const timespec when = {ns / 1'000'000'000, ns % 1'000'000'000};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, nullptr) == EINTR) {
+  }
+}
+
+HostTensor Copied(const HostTensor& tensor) {
+  HostTensor copy = tensor;
+  copy.data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor.bytes));
+  std::memcpy(copy.data.get(), tensor.data.get(), static_cast<size_t>(tensor.bytes));
+  return copy;
+}
+
+void CopyOut(AttentionResult* result) {
+  result->o = Copied(result->o);
+  if (result->lse) result->lse = Copied(*result->lse);
+}
+
+}  // namespace
+
+LoadRunner::LoadRunner(const LoadOptions& options, const Workload& workload, VerifyQueue* verify,
+                       const std::atomic<bool>* interrupted)
+    : options_(options), workload_(workload), verify_(verify), interrupted_(interrupted) {}
+
+Status LoadRunner::Open(const LoadStep& step) {
+  Result<std::unique_ptr<Client>> client = Client::Make(options_.client);
+  if (!client.ok()) return client.status();
+  client_ = std::move(*client);
+  open_loop_ = step.open();
+  recorders_.clear();
+  for (int i = 0; i < client_->connections(); ++i) {
+    recorders_.push_back(std::make_unique<LoadRecorder>());
+  }
+  if (options_.stream) {
+    StreamOptions stream_options;
+    stream_options.tenant = options_.tenant;
+    for (int i = 0; i < client_->connections(); ++i) {
+      streams_.push_back(client_->OpenStream(stream_options));
+    }
+  }
+  timer_ = std::make_unique<TimerThread>();
+  slots_.assign(static_cast<size_t>(open_loop_ ? options_.outstanding_max : step.concurrency), {});
+  if (workload_.memory() != nullptr) ATTEND_RETURN_IF_ERROR(PlaceOutputs());
+  free_.clear();
+  for (Slot& slot : slots_) free_.push_back(&slot);
+  requests_ = 0;
+  measured_ = 0;
+  stopping_ = false;
+  abandoning_ = false;
+  outstanding_ = 0;
+  due_unsent_ = 0;
+  shown_bytes_ = 0;
+  return Status();
+}
+
+Status LoadRunner::PlaceOutputs() {
+  const int64_t bytes = workload_.output_bytes();
+  const int64_t slots = static_cast<int64_t>(slots_.size());
+  if (bytes > INT64_MAX / slots) return InvalidArgument("the answers' bytes overflow 64 bits");
+  Result<std::shared_ptr<SharedRegion>> region = workload_.MakeRegion(bytes * slots);
+  if (!region.ok()) {
+    return Status(region.status().code(), "room for the answers of " + std::to_string(slots) +
+                                              " requests in flight: " + region.status().message());
+  }
+  for (int64_t i = 0; i < slots; ++i) slots_[static_cast<size_t>(i)].output = {*region, i * bytes};
+  return Status();
+}
+
+std::shared_ptr<const EncodedCall> LoadRunner::CallOf(const Slot& slot) const {
+  const WorkItem& item = *slot.draw.item;
+  const auto& encoded = slot.draw.check ? item.encoded_checked : item.encoded;
+  if (slot.output.region == nullptr) return encoded;
+  return encoded->WithOutputs(ShareOutputs(slot.output, item.call));
+}
+
+Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
+  ATTEND_RETURN_IF_ERROR(Open(step));
+  const int64_t start_ns = NowNs();
+  begin_ns_ = start_ns + Ns(options_.warmup_s);
+  end_ns_ = options_.count > 0 ? INT64_MAX : begin_ns_ + Ns(options_.duration_s);
+  last_answer_ns_ = begin_ns_;
+  std::thread dispatcher([this, &step] { Dispatch(step); });
+  Watch();
+  LoadResult result;
+  result.step = step;
+  result.interrupted = interrupted_->load();
+  if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
+  {
+    const std::lock_guard lock(mutex_);  // so that TakeSlot cannot miss it
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  dispatcher.join();
+  result.due_unsent = due_unsent_;
+  WaitForAnswers(&result);
+  result.interrupted = interrupted_->load();
+  // All are closed before any is destroyed, as callbacks may still be sending through them.
+  timer_->Stop();
+  for (const auto& stream : streams_) stream->Close();
+  client_->Close();
+  streams_.clear();
+  client_.reset();
+  timer_.reset();
+  slots_.clear();
+  free_.clear();
+  const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
+  result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
+  result.stats = Merged(recorders_);
+  const int64_t measured = measured_;
+  result.due = due_unsent_ + (options_.count > 0 ? std::min(measured, options_.count) : measured);
+  if (result.interrupted) verify_->Drop();
+  result.verified = verify_->Drain();
+  return result;
+}
+
+void LoadRunner::Dispatch(const LoadStep& step) {
+  if (!open_loop_) {
+    const int64_t now = NowNs();
+    for (Slot& slot : slots_) {
+      {
+        const std::lock_guard lock(mutex_);
+        ++outstanding_;
+      }
+      Send(&slot, now);
+    }
+    return;
+  }
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would add to every latency
+  Schedule schedule(options_.arrivals, step.rate_per_s, options_.seed);
+  const int64_t start_ns = begin_ns_ - Ns(options_.warmup_s);
+  for (;;) {
+    const int64_t intended = start_ns + schedule.NextNs();
+    if (intended >= end_ns_) return;
+    // In short sleeps, so that a slow schedule still stops at once.
+    for (int64_t now = NowNs(); now < intended && !stopping_; now = NowNs()) {
+      SleepUntil(std::min(intended, now + 50'000'000));
+    }
+    if (NowNs() < intended) return;  // stopped before it was due
+    bool waited = false;
+    Slot* slot = TakeSlot(&waited);
+    if (slot == nullptr) return CountUnsent(intended, start_ns, &schedule);
+    slot->held_back = waited;
+    Send(slot, intended);
+  }
+}
+
+void LoadRunner::CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* schedule) {
+  if (options_.count > 0 && measured_ >= options_.count) return;
+  due_unsent_ = schedule->CountWithin(begin_ns_ - start_ns, end_ns_ - start_ns);
+  due_unsent_ += intended_ns >= begin_ns_;
+  if (options_.count > 0) due_unsent_ = std::min(due_unsent_, options_.count - measured_);
+}
+
+LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
+  std::unique_lock lock(mutex_);
+  *waited = free_.empty();
+  changed_.wait(lock, [this] { return stopping_ || !free_.empty(); });
+  // At the end of a measurement what was due a moment ago still leaves, if nothing is in its way:
+  // a thread that woke up late is no overload.
+  const bool too_late =
+      options_.count > 0 || *interrupted_ || NowNs() - kLatenessMax.count() >= end_ns_;
+  if (free_.empty() || (stopping_ && too_late)) return nullptr;
+  Slot* slot = free_.back();
+  free_.pop_back();
+  ++outstanding_;
+  return slot;
+}
+
+bool LoadRunner::Admit(int64_t intended_ns, bool* measured) {
+  *measured = intended_ns >= begin_ns_;
+  if ((stopping_ && !open_loop_) || intended_ns >= end_ns_) return false;
+  if (!*measured) return true;
+  const int64_t before = measured_.fetch_add(1);
+  return options_.count == 0 || before < options_.count;
+}
+
+void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
+  if (!Admit(intended_ns, &slot->measured)) return Retire(slot);
+  slot->draw = workload_.DrawRequest(requests_.fetch_add(1, std::memory_order_relaxed));
+  const Workload::Draw draw = slot->draw;
+  slot->intended_ns = intended_ns;
+  const std::shared_ptr<const EncodedCall> encoded = CallOf(*slot);
+  slot->sent_ns = NowNs();
+  if (options_.stream) {
+    Stream& stream = *streams_[next_stream_.fetch_add(1) % streams_.size()];
+    const int connection = stream.connection();
+    stream.Send(encoded, {}, [this, slot, connection](StreamAnswer answer) {
+      CallOutcome outcome;
+      outcome.status = std::move(answer.status);
+      outcome.result = std::move(answer.result);
+      outcome.payload_bytes = answer.payload_bytes;
+      outcome.connection = connection;
+      OnAnswer(slot, std::move(outcome));
+    });
+    return;
+  }
+  CallOptions call_options;
+  call_options.tenant = options_.tenant;
+  if (draw.deadline)
+    call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
+  // Nobody would look at what is brought from a device.
+  const bool discard = options_.discard_output || options_.device_memory;
+  if (discard && !draw.verify) call_options.payload = Payload::kDiscard;
+  // Small enough for std::function to hold without memory of its own.
+  CallHandle handle =
+      client_->CallAsync(encoded, {}, call_options,
+                         [this, slot](CallOutcome outcome) { OnAnswer(slot, std::move(outcome)); });
+  if (draw.cancel_after_ms >= 0) {
+    timer_->At(Clock::now() + std::chrono::nanoseconds(Ns(draw.cancel_after_ms / 1e3)),
+               [handle]() mutable { handle.Cancel(); });
+  }
+}
+
+void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
+  const int64_t now = NowNs();
+  Record(*slot, outcome, now);
+  if (outcome.status.ok() && slot->draw.verify && slot->measured) {
+    // The next request's answer goes to the same place.
+    if (slot->output.region != nullptr) CopyOut(&outcome.result);
+    verify_->Add(slot->draw.item->call, std::move(outcome.result), slot->draw.seed);
+  }
+  const Code code = outcome.status.code();
+  const bool asked_for = (code == Code::kCancelled && slot->draw.cancel_after_ms >= 0) ||
+                         (code == Code::kDeadlineExceeded && slot->draw.deadline);
+  Continue(slot, code != Code::kOk && !asked_for);
+}
+
+bool LoadRunner::Expected(const Slot& slot, Code code) const {
+  return code == Code::kOk || options_.allowed.contains(code) ||
+         (code == Code::kCancelled && slot.draw.cancel_after_ms >= 0) ||
+         (code == Code::kDeadlineExceeded && slot.draw.deadline);
+}
+
+void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t now_ns) {
+  const Code code = outcome.status.code();
+  // What this program cancelled at the end is counted as unanswered, not as an answer.
+  if (abandoning_ && code == Code::kCancelled) return;
+  LoadRecorder& recorder = *recorders_[static_cast<size_t>(outcome.connection)];
+  const std::lock_guard lock(recorder.mutex);
+  LoadStats& stats = recorder.stats;
+  if (code == Code::kOk) {
+    recorder.interval.Record(now_ns - slot.sent_ns);
+    const bool counted_run = options_.count > 0;
+    if (counted_run ? slot.measured : now_ns >= begin_ns_ && now_ns < end_ns_) {
+      ++stats.window_ok;
+      stats.window_bytes_in += static_cast<double>(slot.draw.item->encoded->payload_bytes());
+      stats.window_bytes_out += static_cast<double>(outcome.payload_bytes);
+      stats.window_flops += slot.draw.item->flops;
+    }
+  }
+  if (!slot.measured) return;
+  for (int64_t last = last_answer_ns_; last < now_ns;) {
+    if (last_answer_ns_.compare_exchange_weak(last, now_ns)) break;
+  }
+  ++stats.sent;
+  ++stats.by_code[code];
+  stats.held_back += slot.held_back;
+  if (!Expected(slot, code)) ++stats.unexpected;
+  if (code != Code::kOk) {
+    stats.first_message.try_emplace(code, outcome.status.message());
+    return;
+  }
+  stats.from_intended.Record(now_ns - slot.intended_ns);
+  stats.from_sent.Record(now_ns - slot.sent_ns);
+  stats.AddPhases(outcome.result.timings);
+  stats.batch_requests += static_cast<double>(outcome.result.batch_requests);
+  if (!outcome.result.check) return;
+  (outcome.result.check->ok ? stats.checks_passed : stats.checks_failed) += 1;
+  if (!outcome.result.check->ok && stats.first_check_failure.empty()) {
+    stats.first_check_failure =
+        "request " + outcome.result.request_id + ": " + outcome.result.check->detail;
+  }
+}
+
+void LoadRunner::Continue(Slot* slot, bool failed) {
+  if (open_loop_ || stopping_) return Retire(slot);
+  if (!failed) return Send(slot, NowNs());
+  timer_->At(Clock::now() + kRestAfterFailure, [this, slot] { Send(slot, NowNs()); });
+}
+
+void LoadRunner::Retire(Slot* slot) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(slot);
+  --outstanding_;
+  changed_.notify_all();
+}
+
+void LoadRunner::Watch() {
+  int64_t shown = NowNs();
+  const auto finished = [this] {
+    if (interrupted_->load() || NowNs() >= end_ns_) return true;
+    return options_.count > 0 && measured_ >= options_.count;
+  };
+  while (!finished()) {
+    const int64_t now = NowNs();
+    if (now - shown >= 1'000'000'000) {
+      Progress(now, shown);
+      shown = now;
+    }
+    const int64_t until = std::min({end_ns_.load(), shown + 1'000'000'000, now + 50'000'000});
+    SleepUntil(until);
+  }
+}
+
+void LoadRunner::WaitForAnswers(LoadResult* result) {
+  const auto grace = std::chrono::nanoseconds(Ns(result->interrupted ? 0 : options_.grace_s));
+  const auto give_up = Clock::now() + grace;
+  std::unique_lock lock(mutex_);
+  while (outstanding_ > 0 && Clock::now() < give_up && !interrupted_->load()) {
+    changed_.wait_until(lock, std::min(give_up, Clock::now() + std::chrono::milliseconds(50)));
+  }
+  result->unanswered = outstanding_;
+  abandoning_ = true;
+}
+
+void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
+  if (options_.quiet) return;
+  const LoadInterval interval = TakeInterval(recorders_);
+  int64_t outstanding;
+  {
+    const std::lock_guard lock(mutex_);
+    outstanding = outstanding_;
+  }
+  const double seconds = static_cast<double>(now_ns - since_ns) * 1e-9;
+  const bool warming = since_ns < begin_ns_ - 1'000'000;
+  std::fprintf(stderr, "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
+               static_cast<double>(now_ns - begin_ns_) * 1e-9 + 0.0,
+               warming ? " warm-up" : "        ",
+               static_cast<double>(interval.from_sent.count()) / seconds,
+               (interval.window_bytes - shown_bytes_) / seconds * 1e-9,
+               static_cast<double>(interval.from_sent.ValueAt(0.5)) * 1e-6,
+               static_cast<double>(interval.from_sent.ValueAt(0.99)) * 1e-6,
+               static_cast<long long>(outstanding));
+  if (interval.unexpected > 0) {
+    std::fprintf(stderr, "  %lld unexpected", static_cast<long long>(interval.unexpected));
+  }
+  std::fprintf(stderr, "\n");
+  shown_bytes_ = interval.window_bytes;
+}
+
+}  // namespace attend::client

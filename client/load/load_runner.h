@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs one measurement of `attend-client load` against a server. Requests are sent by the
+// completion threads (closed loop: each answer sends the next request) or by a dispatcher thread
+// (open loop: at the schedule's times, whatever the answers do). The calling thread prints progress
+// and watches for the interrupt.
+//
+// A request is measured if it was meant to be sent inside the measurement, and its latency counts
+// from that moment (no coordinated omission) as well as from the actual send. What was meant for it
+// and could not be sent before its end is counted too. Rates count the answers that arrive inside
+// the measurement, divided by its length.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "client/load/load_stats.h"
+#include "client/load/timer_thread.h"
+#include "client/load/workload.h"
+
+namespace attend::client {
+
+class LoadRunner {
+ public:
+  // All must outlive the runner. `interrupted` is set from a signal handler.
+  LoadRunner(const LoadOptions& options, const Workload& workload, VerifyQueue* verify,
+             const std::atomic<bool>* interrupted);
+
+  Result<LoadResult> Run(const LoadStep& step);
+
+ private:
+  // One request in flight; reused for the next.
+  struct Slot {
+    Workload::Draw draw;
+    SharedPlace output;  // over shared memory: where the answer goes
+    int64_t intended_ns = 0;
+    int64_t sent_ns = 0;
+    bool measured = false;
+    bool held_back = false;
+  };
+
+  Status Open(const LoadStep& step);
+  Status PlaceOutputs();
+  void Dispatch(const LoadStep& step);
+  // What the open loop leaves behind at its end, from the one meant for `intended_ns` on.
+  void CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* schedule);
+  void Watch();
+  void WaitForAnswers(LoadResult* result);
+
+  // Whether a request meant for this moment is to be sent; takes it from the count if so.
+  bool Admit(int64_t intended_ns, bool* measured);
+  void Send(Slot* slot, int64_t intended_ns);
+  std::shared_ptr<const EncodedCall> CallOf(const Slot& slot) const;
+  void OnAnswer(Slot* slot, CallOutcome outcome);
+  void Record(const Slot& slot, const CallOutcome& outcome, int64_t now_ns);
+  bool Expected(const Slot& slot, Code code) const;
+  void Continue(Slot* slot, bool failed);
+  void Retire(Slot* slot);
+  Slot* TakeSlot(bool* waited);
+  void Progress(int64_t now_ns, int64_t since_ns);
+
+  const LoadOptions& options_;
+  const Workload& workload_;
+  VerifyQueue* const verify_;
+  const std::atomic<bool>* const interrupted_;
+
+  bool open_loop_ = false;
+  LoadRecorders recorders_;
+  std::vector<Slot> slots_;
+  std::atomic<uint64_t> requests_{0};
+  std::atomic<int64_t> measured_{0};     // meant for the measurement, and sent
+  int64_t due_unsent_ = 0;               // the dispatcher's, until it has ended
+  std::atomic<bool> stopping_{false};    // no new requests
+  std::atomic<bool> abandoning_{false};  // what is out is being cancelled by us
+  std::atomic<int64_t> last_answer_ns_{0};
+  int64_t begin_ns_ = 0;                    // of the measurement
+  std::atomic<int64_t> end_ns_{INT64_MAX};  // of the measurement
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Slot*> free_;
+  int64_t outstanding_ = 0;
+  // In this order: what sends goes before what it sends through.
+  std::unique_ptr<Client> client_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::atomic<uint64_t> next_stream_{0};
+  std::unique_ptr<TimerThread> timer_;
+  double shown_bytes_ = 0;
+};
+
+}  // namespace attend::client

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs small functions at their times, on one thread. Not for anything that blocks.
+
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend::client {
+
+class TimerThread {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  TimerThread() : thread_([this] { Run(); }) {}
+  ~TimerThread() { Stop(); }
+
+  // Drops what is not due, and all that comes later. Idempotent; not from a function it runs.
+  void Stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void At(Clock::time_point when, std::function<void()> function) {
+    const std::lock_guard lock(mutex_);
+    const bool first = due_.empty() || when < due_.begin()->first;
+    due_.emplace(when, std::move(function));
+    if (first) changed_.notify_one();
+  }
+
+ private:
+  void Run() {
+    NameThread("attend-timer");
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      if (due_.empty()) {
+        changed_.wait(lock);
+        continue;
+      }
+      const Clock::time_point next = due_.begin()->first;
+      if (Clock::now() < next) {
+        changed_.wait_until(lock, next);
+        continue;
+      }
+      const std::function<void()> function = std::move(due_.begin()->second);
+      due_.erase(due_.begin());
+      lock.unlock();
+      function();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::multimap<Clock::time_point, std::function<void()>> due_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace attend::client

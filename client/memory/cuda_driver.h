@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The few functions of the CUDA driver that lending memory takes, found at run time: nothing of
+// CUDA is needed to build, and a machine without a GPU is told so. Any thread.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/util/status.h"
+
+namespace attend::client {
+
+// The driver's ABI, by the names of cuda.h.
+struct CudaDriver {
+  using Result = int;  // 0: success
+  using Device = int;
+  using Context = void*;
+  using Event = void*;
+  using Stream = void*;
+  using Pointer = unsigned long long;
+  struct Uuid {
+    char bytes[16];
+  };
+  struct IpcHandle {
+    char bytes[64];
+  };
+  static constexpr unsigned kEventIpc = 2 | 4;  // CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS
+  static constexpr int kPointerDevice = 9;      // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+  Result (*init)(unsigned);
+  Result (*device_get_count)(int*);
+  Result (*device_get)(Device*, int);
+  Result (*device_get_uuid)(Uuid*, Device);
+  Result (*primary_retain)(Context*, Device);
+  Result (*primary_release)(Device);
+  Result (*push_current)(Context);
+  Result (*pop_current)(Context*);
+  Result (*synchronize)();
+  Result (*mem_alloc)(Pointer*, size_t);
+  Result (*mem_free)(Pointer);
+  Result (*copy_to_device)(Pointer, const void*, size_t);
+  Result (*copy_to_host)(void*, Pointer, size_t);
+  Result (*address_range)(Pointer*, size_t*, Pointer);
+  Result (*pointer_attribute)(void*, int, Pointer);
+  Result (*ipc_mem_handle)(IpcHandle*, Pointer);
+  Result (*ipc_event_handle)(IpcHandle*, Event);
+  Result (*event_create)(Event*, unsigned);
+  Result (*event_record)(Event, Stream);
+  Result (*event_destroy)(Event);
+  Result (*error_name)(Result, const char**);
+
+  // Loaded and initialised once, for the life of the process. FAILED_PRECONDITION: there is no
+  // driver, it is too old, or it finds no GPU.
+  static attend::Result<const CudaDriver*> Get();
+
+  // OK for 0; else what the driver calls it.
+  Status Check(Result result, const std::string& what) const;
+};
+
+}  // namespace attend::client

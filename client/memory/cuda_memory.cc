@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/memory/cuda_memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "attend/v1/shared_memory.pb.h"
+
+namespace attend::client {
+namespace {
+
+constexpr int64_t kAlignBytes = 256;
+
+// Makes a context the thread's, for a while.
+class Current {
+ public:
+  Current(const CudaDriver& driver, CudaDriver::Context context)
+      : driver_(driver), status_(driver.Check(driver.push_current(context), "cuCtxPushCurrent")) {}
+  ~Current() {
+    CudaDriver::Context popped;
+    if (status_.ok()) (void)driver_.pop_current(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  const CudaDriver& driver_;
+  const Status status_;
+};
+
+Result<std::string> UuidOf(const CudaDriver& driver, CudaDriver::Device device) {
+  CudaDriver::Uuid uuid;
+  ATTEND_RETURN_IF_ERROR(driver.Check(driver.device_get_uuid(&uuid, device), "cuDeviceGetUuid"));
+  return std::string(uuid.bytes, sizeof(uuid.bytes));
+}
+
+// The device with this UUID, or -1.
+CudaDriver::Device FindDevice(const CudaDriver& driver, const std::string& uuid) {
+  int count = 0;
+  if (driver.device_get_count(&count) != 0) return -1;
+  for (int i = 0; i < count; ++i) {
+    CudaDriver::Device device = 0;
+    if (driver.device_get(&device, i) != 0) continue;
+    const Result<std::string> found = UuidOf(driver, device);
+    if (found.ok() && *found == uuid) return device;
+  }
+  return -1;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CudaMemory>> CudaMemory::On(const CudaDriver& driver,
+                                                   CudaDriver::Device device) {
+  std::shared_ptr<CudaMemory> memory(new CudaMemory(driver, device));
+  ATTEND_RETURN_IF_ERROR(
+      driver.Check(driver.primary_retain(&memory->context_, device), "cuDevicePrimaryCtxRetain"));
+  return memory;
+}
+
+Result<std::shared_ptr<CudaMemory>> CudaMemory::Allocate(const std::vector<std::string>& uuids,
+                                                         int64_t bytes) {
+  const Result<const CudaDriver*> driver = CudaDriver::Get();
+  if (!driver.ok()) return driver.status();
+  if (bytes < 1) {
+    return InvalidArgument("memory of " + std::to_string(bytes) + " bytes, must have at least 1");
+  }
+  for (const std::string& uuid : uuids) {
+    const CudaDriver::Device device = FindDevice(**driver, uuid);
+    if (device < 0) continue;
+    Result<std::shared_ptr<CudaMemory>> memory = On(**driver, device);
+    if (!memory.ok()) return memory.status();
+    const Current current(**driver, (*memory)->context_);
+    ATTEND_RETURN_IF_ERROR(current.status());
+    ATTEND_RETURN_IF_ERROR(
+        (*driver)->Check((*driver)->mem_alloc(&(*memory)->data_, static_cast<size_t>(bytes)),
+                         std::to_string(bytes) + " bytes of a GPU's memory"));
+    (*memory)->owned_ = true;
+    (*memory)->bytes_ = bytes;
+    return memory;
+  }
+  return Status(Code::kNotFound, "of the " + std::to_string(uuids.size()) +
+                                     " GPUs that the server has, this process sees none");
+}
+
+Result<std::shared_ptr<CudaMemory>> CudaMemory::Wrap(void* data, int64_t bytes) {
+  const Result<const CudaDriver*> driver = CudaDriver::Get();
+  if (!driver.ok()) return driver.status();
+  const auto pointer = reinterpret_cast<CudaDriver::Pointer>(data);
+  int ordinal = 0;
+  CudaDriver::Device device = 0;
+  ATTEND_RETURN_IF_ERROR(
+      (*driver)->Check((*driver)->pointer_attribute(&ordinal, CudaDriver::kPointerDevice, pointer),
+                       "asking for the GPU of the memory"));
+  ATTEND_RETURN_IF_ERROR((*driver)->Check((*driver)->device_get(&device, ordinal), "cuDeviceGet"));
+  Result<std::shared_ptr<CudaMemory>> memory = On(**driver, device);
+  if (!memory.ok()) return memory.status();
+  (*memory)->data_ = pointer;
+  (*memory)->bytes_ = bytes;
+  v1::ImportCudaMemory loan;
+  ATTEND_RETURN_IF_ERROR((*memory)->FillLoan(&loan));  // tells now what cannot be lent
+  return memory;
+}
+
+Result<std::shared_ptr<DeviceMemory>> LendableMemory(const std::vector<std::string>& uuids,
+                                                     int64_t bytes) {
+  Result<std::shared_ptr<CudaMemory>> memory = CudaMemory::Allocate(uuids, bytes);
+  if (!memory.ok()) return memory.status();
+  return std::shared_ptr<DeviceMemory>(std::move(*memory));
+}
+
+CudaMemory::~CudaMemory() {
+  if (context_ == nullptr) return;
+  {
+    const Current current(driver_, context_);
+    if (event_ != nullptr) (void)driver_.event_destroy(event_);
+    if (owned_) (void)driver_.mem_free(data_);
+  }
+  (void)driver_.primary_release(device_);
+}
+
+Status CudaMemory::Record(void* stream) {
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  if (event_ == nullptr) {
+    ATTEND_RETURN_IF_ERROR(driver_.Check(driver_.event_create(&event_, CudaDriver::kEventIpc),
+                                         "making an event that can be shared"));
+  }
+  return driver_.Check(driver_.event_record(event_, stream), "recording an event");
+}
+
+Status CudaMemory::CheckRange(int64_t offset, int64_t bytes) const {
+  if (offset >= 0 && bytes >= 0 && offset <= bytes_ && bytes <= bytes_ - offset) return Status();
+  return InvalidArgument(std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                         ", the memory has " + std::to_string(bytes_));
+}
+
+Status CudaMemory::Write(int64_t offset, const void* from, int64_t bytes) {
+  ATTEND_RETURN_IF_ERROR(CheckRange(offset, bytes));
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  ATTEND_RETURN_IF_ERROR(
+      driver_.Check(driver_.copy_to_device(data_ + static_cast<CudaDriver::Pointer>(offset), from,
+                                           static_cast<size_t>(bytes)),
+                    "copying to a GPU"));
+  // The copy may still be under way when the driver returns.
+  return driver_.Check(driver_.synchronize(), "copying to a GPU");
+}
+
+Status CudaMemory::Read(int64_t offset, void* to, int64_t bytes) {
+  ATTEND_RETURN_IF_ERROR(CheckRange(offset, bytes));
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  return driver_.Check(driver_.copy_to_host(to, data_ + static_cast<CudaDriver::Pointer>(offset),
+                                            static_cast<size_t>(bytes)),
+                       "copying from a GPU");
+}
+
+Status CudaMemory::FillLoan(v1::ImportCudaMemory* loan) const {
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  CudaDriver::Pointer base = 0;
+  size_t size = 0;
+  ATTEND_RETURN_IF_ERROR(driver_.Check(driver_.address_range(&base, &size, data_),
+                                       "asking for the allocation of the memory"));
+  const auto offset = static_cast<int64_t>(data_ - base);
+  if (bytes_ < 1 || bytes_ > static_cast<int64_t>(size) - offset || offset % kAlignBytes != 0) {
+    return InvalidArgument("memory of " + std::to_string(bytes_) + " bytes at " +
+                           std::to_string(offset) + " of an allocation of " + std::to_string(size) +
+                           ": must lie inside, at a multiple of " + std::to_string(kAlignBytes));
+  }
+  CudaDriver::IpcHandle handle;
+  const Status shared = driver_.Check(driver_.ipc_mem_handle(&handle, base), "cuIpcGetMemHandle");
+  if (!shared.ok()) {
+    return InvalidArgument(shared.message() +
+                           ": CUDA shares memory of cudaMalloc and cuMemAlloc only, not of "
+                           "stream-ordered pools (cudaMallocAsync) or of cuMemCreate");
+  }
+  Result<std::string> uuid = UuidOf(driver_, device_);
+  if (!uuid.ok()) return uuid.status();
+  loan->set_device_uuid(std::move(*uuid));
+  loan->set_memory_handle(handle.bytes, sizeof(handle.bytes));
+  loan->set_offset(static_cast<uint64_t>(offset));
+  loan->set_bytes(static_cast<uint64_t>(bytes_));
+  if (event_ == nullptr) return Status();
+  ATTEND_RETURN_IF_ERROR(
+      driver_.Check(driver_.ipc_event_handle(&handle, event_), "cuIpcGetEventHandle"));
+  loan->set_event_handle(handle.bytes, sizeof(handle.bytes));
+  return Status();
+}
+
+}  // namespace attend::client

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/rpc/chunked_op.h"
+
+#include <algorithm>
+
+namespace attend::client {
+namespace {
+
+// How much earlier than ours gRPC may see a deadline pass: it counts milliseconds, on other clocks.
+// So little time is left then that the call could not be tried again either.
+constexpr std::chrono::milliseconds kDeadlineSlack{20};
+constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
+// A stream for less costs more than it brings.
+constexpr int64_t kStripeBytesMin = int64_t{4} << 20;
+
+const std::string& ChunkedMethod() {
+  static const std::string* method = new std::string("/attend.v1.AttentionService/AttendChunked");
+  return *method;
+}
+
+}  // namespace
+
+ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
+                     const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
+                     std::atomic<bool>* chunks_refused, CallCallback callback)
+    : pool_(pool),
+      call_(call.chunked()),
+      as_message_(call.as_message()),
+      id_(id),
+      options_(options),
+      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
+                                            : Clock::time_point::max()),
+      policy_(retry),
+      seed_(seed),
+      chunks_refused_(chunks_refused),
+      callback_(std::move(callback)),
+      retry_(retry, seed) {}
+
+void ChunkedOp::Start() {
+  const int connection = pool_->Acquire();
+  home_ = pool_->at(connection).loop;
+  if (!home_->Add(this)) {
+    pool_->Release(connection);
+    CallOutcome outcome;
+    outcome.status = Status(Code::kCancelled, "the client is being destroyed");
+    callback_(std::move(outcome));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  self_ = shared_from_this();
+  pool_->Release(connection);
+  StartAttempt();
+}
+
+void ChunkedOp::StartAttempt() {
+  stripes_.clear();
+  stripes_.reserve(static_cast<size_t>(pool_->size()));
+  grant_.reset();
+  answer_.emplace(call_, options_.payload);
+  pieces_ = call_->pieces();
+  failure_ = Status();
+  pushback_ = Pushback();
+  StartStripe(pool_->Acquire());
+}
+
+void ChunkedOp::StartStripe(int connection) {
+  Stripe& stripe = *stripes_.emplace_back(std::make_unique<Stripe>());
+  stripe.index = static_cast<int>(stripes_.size()) - 1;
+  stripe.connection = connection;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    stripe.events[static_cast<size_t>(kind)] = Event{this, stripe.index * kKinds + kind};
+  }
+  NameTenant(options_.tenant, &stripe.context);
+  if (deadline_ != Clock::time_point::max()) {
+    stripe.context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
+  }
+  Connection& to = pool_->at(connection);
+  stripe.stream = to.stub.PrepareCall(&stripe.context, ChunkedMethod(), to.loop->queue());
+  ++open_stripes_;
+  stripe.stream->StartCall(stripe.events[kStarted].Tag());
+  // Cancelled before there was anything to cancel.
+  if (cancelled_) stripe.context.TryCancel();
+}
+
+void ChunkedOp::StartMoreStripes() {
+  const int64_t bytes = call_->payload_bytes() + call_->answer_bytes();
+  const int64_t stripes =
+      std::min({(bytes + kStripeBytesMin - 1) / kStripeBytesMin,
+                static_cast<int64_t>(grant_->streams_max()), static_cast<int64_t>(pool_->size())});
+  while (static_cast<int64_t>(stripes_.size()) < stripes) StartStripe(pool_->Acquire());
+}
+
+void ChunkedOp::Perform(Stripe& stripe, const Ops& ops) {
+  if (ops.read) stripe.stream->Read(&stripe.incoming, stripe.events[kRead].Tag());
+  if (ops.message.Valid()) stripe.stream->Write(ops.message, stripe.events[kWritten].Tag());
+  if (ops.half_close) stripe.stream->WritesDone(stripe.events[kWritten].Tag());
+}
+
+void ChunkedOp::Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops) {
+  stripe.writing = true;
+  ops->message.Swap(&message);
+}
+
+void ChunkedOp::WriteNext(Stripe& stripe, Ops* ops) {
+  if (!stripe.granted || stripe.writing || stripe.half_closed || !failure_.ok()) return;
+  const auto piece =
+      pieces_.Next(std::clamp<int64_t>(grant_->chunk_bytes_max(), 1, PieceOrder::kPieceBytes));
+  if (!piece) {
+    // The first stream stays open, lest bytes seem missing before the others have joined.
+    if (stripe.index == 0) return;
+    stripe.half_closed = stripe.writing = ops->half_close = true;
+    return;
+  }
+  Write(stripe, call_->Chunk(piece->tensor, piece->offset, piece->bytes), ops);
+}
+
+void ChunkedOp::FinishIfOver(Stripe& stripe) {
+  if (!stripe.read_over || stripe.writing || stripe.finishing) return;
+  stripe.finishing = true;
+  stripe.stream->Finish(&stripe.status, stripe.events[kFinished].Tag());
+}
+
+void ChunkedOp::NoteFailure(Status status, const Pushback& pushback) {
+  // What was cancelled says less than why.
+  if (!failure_.ok() &&
+      (failure_.code() != Code::kCancelled || status.code() == Code::kCancelled)) {
+    return;
+  }
+  failure_ = std::move(status);
+  pushback_ = pushback;
+}
+
+void ChunkedOp::CancelStripes() {
+  for (const auto& stripe : stripes_) {
+    if (!stripe->ended) stripe->context.TryCancel();
+  }
+}
+
+void ChunkedOp::CancelLatecomers() {
+  if (!stripes_.front()->ended || !answer_->complete()) return;
+  for (const auto& stripe : stripes_) {
+    if (!stripe->granted && !stripe->ended) stripe->context.TryCancel();
+  }
+}
+
+void ChunkedOp::StripeEnded(Stripe& stripe) {
+  stripe.ended = true;
+  --open_stripes_;
+  pool_->Release(stripe.connection);
+  Status status = FromGrpc(stripe.status);
+  // One that never joined brought nothing; whether the request goes on the others say.
+  if (status.ok() || (stripe.index > 0 && !stripe.granted)) return;
+  NoteFailure(std::move(status), PushbackOf(stripe.context));
+  CancelStripes();
+}
+
+void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, Ops* ops) {
+  std::optional<v1::ChunkedGrant> grant;
+  lock.unlock();
+  Status status = answer_->Take(&stripe.incoming, &grant);
+  lock.lock();
+  if (!status.ok()) {
+    NoteFailure(std::move(status), {});
+    CancelStripes();
+  }
+  if (grant && !stripe.granted) {
+    stripe.granted = true;
+    const bool first = stripe.index == 0;
+    if (first) grant_ = std::move(grant);
+    WriteNext(stripe, ops);
+    if (first) StartMoreStripes();
+  }
+  ops->read = true;
+}
+
+// Why streams ended that brought nothing, not even a grant, but which the server may have counted
+// on: a lost connection first. One that was refused, as where the request was unknown, never
+// joined.
+Status ChunkedOp::UnjoinedFailure() const {
+  for (const grpc::StatusCode code :
+       {grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::DEADLINE_EXCEEDED,
+        grpc::StatusCode::CANCELLED, grpc::StatusCode::RESOURCE_EXHAUSTED,
+        grpc::StatusCode::INTERNAL}) {
+    for (const auto& stripe : stripes_) {
+      if (stripe->status.error_code() == code) return FromGrpc(stripe->status);
+    }
+  }
+  return Status();
+}
+
+Status ChunkedOp::AttemptStatus() const {
+  const bool first_ok = stripes_.front()->status.ok();
+  if (first_ok && answer_->complete()) return Status();
+  const Status failure = failure_.ok() ? UnjoinedFailure() : failure_;
+  if (failure.code() == Code::kCancelled && !cancelled_) {
+    // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
+    // server cancels the other streams, and that may arrive first.
+    if (deadline_ != Clock::time_point::max() && deadline_ - Clock::now() <= kDeadlineSlack) {
+      return Status(Code::kDeadlineExceeded, "the deadline passed");
+    }
+    return Unavailable("a stream of the call was lost: " + failure.message());
+  }
+  if (!failure.ok()) return failure;
+  return Internal("the server ended the call before all of the answer had come");
+}
+
+bool ChunkedOp::ScheduleRetry(Status& status) {
+  std::optional<std::chrono::nanoseconds> time_left;
+  if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
+  const auto wait = retry_.AfterFailure(status.code(), pushback_, time_left);
+  if (!wait) return false;
+  if (cancelled_) {
+    // As if it had come a moment later, during the wait.
+    status = Status(Code::kCancelled, kCancelledWaiting);
+    return false;
+  }
+  alarm_.emplace();
+  alarm_->Set(home_->queue(), DeadlineAfter(*wait), backoff_.Tag());
+  return true;
+}
+
+std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
+  if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr || cancelled_) {
+    return nullptr;
+  }
+  CallOptions options = options_;
+  if (deadline_ != Clock::time_point::max()) {
+    options.timeout =
+        std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(1));
+  }
+  const int attempts = retry_.attempts();
+  auto finish = [self = shared_from_this(), attempts](CallOutcome outcome) {
+    outcome.attempts += attempts;
+    // A server that has no kernel for the call says UNIMPLEMENTED both ways.
+    if (outcome.status.ok()) self->chunks_refused_->store(true, std::memory_order_relaxed);
+    self->End(std::move(outcome));
+  };
+  message_op_ = std::make_shared<UnaryOp>(pool_, std::move(as_message_), id_, options, policy_,
+                                          seed_, std::move(finish));
+  stripes_.clear();
+  answer_.reset();
+  call_.reset();
+  return message_op_;
+}
+
+CallOutcome ChunkedOp::TakeOutcome(Status status) {
+  CallOutcome outcome;
+  outcome.connection = stripes_.front()->connection;
+  outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
+  outcome.status = std::move(status);
+  if (outcome.status.ok()) {
+    DecodedResponse response = answer_->TakeResponse();
+    outcome.result = std::move(response.result);
+    outcome.payload_bytes = response.payload_bytes;
+  }
+  // Everything that holds the caller's memory goes before the callback runs.
+  stripes_.clear();
+  answer_.reset();
+  alarm_.reset();
+  call_.reset();
+  as_message_.reset();
+  return outcome;
+}
+
+void ChunkedOp::OnEvent(int slot, bool ok) {
+  std::unique_lock lock(mutex_);
+  Status status;
+  if (slot == kBackoff) {
+    if (ok && !cancelled_) return StartAttempt();
+    status = Status(Code::kCancelled, kCancelledWaiting);
+  } else {
+    Stripe& stripe = *stripes_[static_cast<size_t>(slot / kKinds)];
+    Ops ops;
+    switch (slot % kKinds) {
+      case kStarted:
+        ops.read = true;
+        Write(stripe, stripe.index == 0 ? call_->Header(id_) : TokenMessage(grant_->token()), &ops);
+        break;
+      case kWritten:
+        stripe.writing = false;
+        stripe.half_closed |= !ok;
+        WriteNext(stripe, &ops);
+        break;
+      case kRead:
+        if (ok) {
+          TakeMessage(lock, stripe, &ops);
+        } else {
+          stripe.read_over = true;
+        }
+        break;
+      default:
+        StripeEnded(stripe);
+        break;
+    }
+    FinishIfOver(stripe);
+    CancelLatecomers();
+    if (open_stripes_ > 0) {
+      lock.unlock();
+      return Perform(stripe, ops);
+    }
+    status = AttemptStatus();
+    if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
+      const std::shared_ptr<ChunkedOp> self = std::move(self_);
+      lock.unlock();
+      return message_op->Start();
+    }
+    if (!status.ok() && ScheduleRetry(status)) return;
+  }
+  CallOutcome outcome = TakeOutcome(std::move(status));
+  const std::shared_ptr<ChunkedOp> self = std::move(self_);
+  lock.unlock();
+  End(std::move(outcome));
+}
+
+void ChunkedOp::End(CallOutcome outcome) {
+  {
+    const std::lock_guard lock(mutex_);
+    message_op_.reset();  // which may hold this one
+  }
+  const CallCallback callback = std::move(callback_);
+  callback(std::move(outcome));
+  home_->Remove(this);
+}
+
+void ChunkedOp::Cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  CancelStripes();
+  if (alarm_) alarm_->Cancel();
+  if (message_op_) message_op_->Cancel();
+}
+
+}  // namespace attend::client

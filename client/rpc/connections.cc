@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/rpc/connections.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend::client {
+namespace {
+
+// Between attempts to connect; gRPC takes no less than the first.
+constexpr int kBackoffMinMs = 100;
+constexpr int kBackoffMaxMs = 2000;
+// Far and busy servers take their time. A host that drops packets holds calls up as long.
+constexpr int kConnectMaxMs = 5000;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server) {
+  grpc::ChannelArguments args;
+  // Channels with equal arguments share one socket unless each has its own pool.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // gRPC's own retries would buffer every message; retry_policy.h does them.
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kBackoffMinMs);
+  // By its name a pause, but gRPC takes it for the time that connecting may take.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMaxMs);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kBackoffMaxMs);
+  args.SetMaxReceiveMessageSize(-1);
+  args.SetMaxSendMessageSize(-1);
+  return grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), args);
+}
+
+}  // namespace
+
+CompletionLoop::CompletionLoop() : thread_([this] { Run(); }) {}
+
+CompletionLoop::~CompletionLoop() {
+  queue_.Shutdown();
+  thread_.join();
+}
+
+void CompletionLoop::Run() {
+  NameThread("attend-client");
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.Next(&tag, &ok)) {
+#ifdef __SANITIZE_THREAD__
+    __tsan_acquire(tag);
+#endif
+    const auto* event = static_cast<const Event*>(tag);
+    event->operation->OnEvent(event->slot, ok);
+  }
+}
+
+bool CompletionLoop::Add(Operation* operation) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  operation->next_ = first_;
+  if (first_ != nullptr) first_->previous_ = operation;
+  first_ = operation;
+  return true;
+}
+
+void CompletionLoop::Remove(Operation* operation) {
+  const std::lock_guard lock(mutex_);
+  if (operation->previous_ != nullptr) operation->previous_->next_ = operation->next_;
+  if (operation->next_ != nullptr) operation->next_->previous_ = operation->previous_;
+  if (first_ == operation) first_ = operation->next_;
+  operation->previous_ = operation->next_ = nullptr;
+  if (first_ == nullptr) empty_.notify_all();
+}
+
+void CompletionLoop::Close() {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  for (Operation* operation = first_; operation != nullptr; operation = operation->next_) {
+    operation->Cancel();
+  }
+  empty_.wait(lock, [this] { return first_ == nullptr; });
+}
+
+ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads) {
+  if (completion_threads == 0) {
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));
+  }
+  completion_threads = std::min(completion_threads, connections);
+  for (int i = 0; i < completion_threads; ++i) loops_.push_back(std::make_unique<CompletionLoop>());
+  for (int i = 0; i < connections; ++i) {
+    connections_.push_back(std::make_unique<Connection>(
+        MakeChannel(server), loops_[static_cast<size_t>(i % completion_threads)].get()));
+  }
+  control_ = MakeChannel(server);
+}
+
+int ConnectionPool::Acquire() {
+  const int count = size();
+  int best = 0;
+  if (count > 1) {
+    const auto start = turn_.fetch_add(1, std::memory_order_relaxed);
+    int64_t fewest = INT64_MAX;
+    for (int k = 0; k < count; ++k) {
+      const int index = static_cast<int>((start + static_cast<uint64_t>(k)) % count);
+      const int64_t outstanding = connections_[index]->outstanding.load(std::memory_order_relaxed);
+      if (outstanding < fewest) {
+        fewest = outstanding;
+        best = index;
+      }
+      if (fewest == 0) break;
+    }
+  }
+  connections_[best]->outstanding.fetch_add(1, std::memory_order_relaxed);
+  return best;
+}
+
+void ConnectionPool::Close() {
+  for (auto& loop : loops_) loop->Close();
+}
+
+RequestIds::RequestIds(uint64_t seed) {
+  std::snprintf(prefix_, sizeof prefix_, "%08x", static_cast<unsigned>(SplitMix64(&seed)));
+}
+
+RequestIds::Id RequestIds::Next() {
+  Id id;
+  const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed) % 1'000'000'000'000;
+  id.size = std::snprintf(id.text, sizeof id.text, "%s-%llu", prefix_,
+                          static_cast<unsigned long long>(number));
+  return id;
+}
+
+Status CheckTenant(const std::string& tenant) {
+  constexpr size_t kTenantCharactersMax = 256;
+  if (tenant.size() > kTenantCharactersMax) {
+    return InvalidArgument("tenant has " + std::to_string(tenant.size()) +
+                           " characters, must have at most " +
+                           std::to_string(kTenantCharactersMax));
+  }
+  for (const char c : tenant) {
+    if (c >= ' ' && c <= '~') continue;
+    return InvalidArgument("tenant has the byte " + std::to_string(static_cast<uint8_t>(c)) +
+                           ", must be printable ASCII, 32 to 126");
+  }
+  return Status();
+}
+
+void NameTenant(const std::string& tenant, grpc::ClientContext* context) {
+  if (!tenant.empty()) context->AddMetadata("x-attend-tenant", tenant);
+}
+
+Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return Status();
+  // gRPC's words for a server that speaks something else, HTTP/1 for the most part.
+  if (status.error_message().find("Failed parsing HTTP/2") != std::string::npos ||
+      status.error_message().find("http1.x server") != std::string::npos) {
+    return Unavailable("what listens there is no gRPC server; the port of its metrics, perhaps? (" +
+                       status.error_message() + ")");
+  }
+  switch (status.error_code()) {
+    case grpc::StatusCode::ABORTED:
+    case grpc::StatusCode::OUT_OF_RANGE:
+    case grpc::StatusCode::DATA_LOSS:
+    case grpc::StatusCode::UNAUTHENTICATED:  // codes that attend's Status has no name for
+      return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +
+                                        status.error_message());
+    default:
+      return Status(static_cast<Code>(status.error_code()), status.error_message());
+  }
+}
+
+Pushback PushbackOf(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("grpc-retry-pushback-ms");
+  if (found == trailers.end()) return {};
+  return ParsePushback(std::string_view(found->second.data(), found->second.size()));
+}
+
+gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout) {
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(timeout.count(), GPR_TIMESPAN));
+}
+
+}  // namespace attend::client

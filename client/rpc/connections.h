@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Internal to the client: the connections, the completion queues with their threads, and the
+// choice among them. Owned by Client; outlives every operation.
+
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/call/random.h"
+#include "client/call/retry_policy.h"
+#include "kernels/util/status.h"
+
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace attend::client {
+
+// What a completion queue hands back. `slot` tells an operation's events apart.
+class Operation;
+struct Event {
+  Operation* operation = nullptr;
+  int slot = 0;
+
+  // The tag for gRPC. What was written before is seen by whoever gets the event: gRPC orders that,
+  // but ThreadSanitizer, which does not see into gRPC's library, must be told (and Run, which takes
+  // the tag, tells the other half).
+  void* Tag() {
+#ifdef __SANITIZE_THREAD__
+    __tsan_release(this);
+#endif
+    return this;
+  }
+};
+
+// Anything in flight. Kept alive by itself while gRPC holds one of its events.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  virtual void OnEvent(int slot, bool ok) = 0;
+  virtual void Cancel() = 0;
+
+ private:
+  friend class CompletionLoop;
+  Operation* previous_ = nullptr;
+  Operation* next_ = nullptr;
+};
+
+// A completion queue and the thread that serves it.
+class CompletionLoop {
+ public:
+  CompletionLoop();
+  // Every operation must have been removed.
+  ~CompletionLoop();
+
+  grpc::CompletionQueue* queue() { return &queue_; }
+  // From here to Remove the operation is cancelled when the client ends. After Close every new
+  // one is refused (false).
+  bool Add(Operation* operation);
+  void Remove(Operation* operation);
+  // Refuses new operations, cancels those in flight and waits for them.
+  void Close();
+
+ private:
+  void Run();
+
+  grpc::CompletionQueue queue_;
+  std::mutex mutex_;
+  std::condition_variable empty_;
+  Operation* first_ = nullptr;
+  bool closed_ = false;
+  std::thread thread_;
+};
+
+struct Connection {
+  Connection(std::shared_ptr<grpc::Channel> channel, CompletionLoop* loop)
+      : channel(std::move(channel)), stub(this->channel), loop(loop) {}
+
+  std::shared_ptr<grpc::Channel> channel;
+  grpc::GenericStub stub;
+  CompletionLoop* loop;
+  std::atomic<int64_t> outstanding{0};
+};
+
+class ConnectionPool {
+ public:
+  ConnectionPool(const std::string& server, int connections, int completion_threads);
+
+  // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
+  int Acquire();
+  void Release(int index) {
+    connections_[index]->outstanding.fetch_sub(1, std::memory_order_relaxed);
+  }
+  Connection& at(int index) { return *connections_[index]; }
+  int size() const { return static_cast<int>(connections_.size()); }
+  // For small calls, which must not wait behind tensors.
+  const std::shared_ptr<grpc::Channel>& control() const { return control_; }
+  void Close();
+
+ private:
+  std::vector<std::unique_ptr<CompletionLoop>> loops_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::shared_ptr<grpc::Channel> control_;
+  std::atomic<uint64_t> turn_{0};
+};
+
+// Request ids of one client: 8 random hex digits and a counter, short enough for a slice without
+// memory of its own.
+class RequestIds {
+ public:
+  explicit RequestIds(uint64_t seed);
+  struct Id {
+    char text[24];
+    int size;
+    std::string_view view() const { return {text, static_cast<size_t>(size)}; }
+  };
+  Id Next();
+
+ private:
+  char prefix_[9];
+  std::atomic<uint64_t> next_{0};
+};
+
+// INVALID_ARGUMENT if metadata cannot carry the name.
+Status CheckTenant(const std::string& tenant);
+// Names the tenant in the call's metadata, unless it is empty.
+void NameTenant(const std::string& tenant, grpc::ClientContext* context);
+Status FromGrpc(const grpc::Status& status);
+// What the server said of trying again, once the call has ended.
+Pushback PushbackOf(const grpc::ClientContext& context);
+gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout);
+
+}  // namespace attend::client

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/rpc/stream_op.h"
+
+namespace attend::client {
+namespace {
+
+const std::string& StreamMethod() {
+  static const std::string* method = new std::string("/attend.v1.AttentionService/AttendStream");
+  return *method;
+}
+
+}  // namespace
+
+void Refuse(const StreamCallback& callback, Status status) {
+  StreamAnswer answer;
+  answer.status = std::move(status);
+  callback(std::move(answer));
+}
+
+StreamOp::StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options,
+                   RequestIds* ids, const std::atomic<int64_t>* message_bytes_max)
+    : pool_(pool),
+      connection_(connection),
+      options_(options),
+      ids_(ids),
+      message_bytes_max_(message_bytes_max) {
+  for (int slot = 0; slot < kSlots; ++slot) events_[slot] = Event{this, slot};
+}
+
+void* StreamOp::Expect(Slot slot) {
+  ++expected_;
+  return events_[slot].Tag();
+}
+
+void StreamOp::Start() {
+  Connection& connection = pool_->at(connection_);
+  Status refused = CheckTenant(options_.tenant);
+  if (refused.ok() && !connection.loop->Add(this)) {
+    refused = Status(Code::kCancelled, "the client is being destroyed");
+  }
+  if (!refused.ok()) {
+    pool_->Release(connection_);
+    const std::lock_guard lock(mutex_);
+    final_ = std::move(refused);
+    closing_ = ended_ = true;
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  self_ = shared_from_this();
+  NameTenant(options_.tenant, &context_);
+  if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
+  call_ = connection.stub.PrepareCall(&context_, StreamMethod(), connection.loop->queue());
+  call_->StartCall(Expect(kStarted));
+}
+
+void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
+                    StreamCallback callback) {
+  std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
+  // Of a message that is too large gRPC would end the whole stream.
+  Status refused =
+      call->chunked() != nullptr
+          ? InvalidArgument("the call is encoded in chunks, a stream takes one message")
+          : call->CheckMessageBytes(message_bytes_max_->load(std::memory_order_relaxed));
+  std::unique_lock lock(mutex_);
+  if (refused.ok() && (closing_ || no_more_)) {
+    refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
+  } else if (refused.ok() && !pending_.try_emplace(name, Pending{callback, call}).second) {
+    refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
+  }
+  if (!refused.ok()) {
+    lock.unlock();
+    Refuse(callback, std::move(refused));
+    return;
+  }
+  queue_.push_back({std::move(call), std::move(name)});
+  PumpWrites();
+}
+
+void StreamOp::PumpWrites() {
+  if (!started_ || writing_ || finish_sent_) return;
+  if (!queue_.empty()) {
+    const Queued next = std::move(queue_.front());
+    queue_.pop_front();
+    writing_ = true;
+    grpc::WriteOptions options;
+    if (!queue_.empty()) options.set_buffer_hint();  // one more follows at once
+    call_->Write(next.call->ToByteBuffer(next.id), options, Expect(kWritten));
+  } else if (no_more_ && !writes_done_sent_) {
+    writes_done_sent_ = true;
+    call_->WritesDone(Expect(kWritesDone));
+  }
+}
+
+void StreamOp::FinishCall() {
+  if (finish_sent_) return;
+  finish_sent_ = true;
+  call_->Finish(&grpc_status_, Expect(kFinished));
+}
+
+SharedOutputs StreamOp::OutputsOf(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pending_.find(id);
+  return found == pending_.end() ? SharedOutputs() : found->second.call->outputs();
+}
+
+void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
+  Result<DecodedResponse> decoded = DecodeResponse(
+      buffer, options_.payload, [this](const std::string& id) { return OutputsOf(id); });
+  StreamCallback callback;
+  {
+    const std::lock_guard lock(mutex_);
+    if (decoded.ok()) {
+      const auto found = pending_.find(decoded->result.request_id);
+      if (found != pending_.end()) {
+        callback = std::move(found->second.callback);
+        if (decoded->status.ok()) {
+          decoded->status = found->second.call->CheckAnswer(decoded->result);
+        }
+        pending_.erase(found);
+      } else {
+        failure_ = Internal("the server answered request_id \"" + decoded->result.request_id +
+                            "\", which is not in flight on this stream");
+      }
+    } else {
+      failure_ = decoded.status();
+    }
+    // Which request a broken answer belongs to is unknown, so the stream cannot go on.
+    if (!failure_.ok()) context_.TryCancel();
+  }
+  if (!callback) return;
+  StreamAnswer answer;
+  answer.status = std::move(decoded->status);
+  answer.result = std::move(decoded->result);
+  answer.payload_bytes = decoded->payload_bytes;
+  answer.retry_after_ms = decoded->retry_after_ms;
+  callback(std::move(answer));
+}
+
+void StreamOp::EndPending() {
+  std::unordered_map<std::string, Pending> pending;
+  Status status;
+  {
+    const std::lock_guard lock(mutex_);
+    pending = std::move(pending_);
+    pending_.clear();
+    queue_.clear();
+    status = final_;
+  }
+  if (status.ok()) status = Internal("the server ended the stream before answering this request");
+  for (const auto& [id, request] : pending) Refuse(request.callback, status);
+}
+
+void StreamOp::OnEvent(int slot, bool ok) {
+  grpc::ByteBuffer answer;
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    --expected_;
+    switch (slot) {
+      case kStarted:
+        started_ = ok;
+        if (ok) {
+          call_->Read(&read_, Expect(kRead));
+          PumpWrites();
+        } else {
+          FinishCall();
+        }
+        break;
+      case kWritten:
+        writing_ = false;
+        if (ok) PumpWrites();  // else the read fails too and ends the call
+        break;
+      case kRead:
+        if (ok) {
+          answer.Swap(&read_);
+          call_->Read(&read_, Expect(kRead));  // armed before the copy out
+        } else {
+          FinishCall();
+        }
+        break;
+      case kFinished:
+        final_ = failure_.ok() ? FromGrpc(grpc_status_) : failure_;
+        closing_ = true;
+        break;
+      default:
+        break;
+    }
+    last = closing_ && expected_ == 0;
+  }
+  if (answer.Valid()) HandleAnswer(&answer);
+  if (!last) return;
+  EndPending();
+  pool_->Release(connection_);
+  std::shared_ptr<StreamOp> self;
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    self = std::move(self_);
+    ended_changed_.notify_all();
+  }
+  pool_->at(connection_).loop->Remove(this);
+}
+
+Status StreamOp::Finish() {
+  std::unique_lock lock(mutex_);
+  no_more_ = true;
+  if (!ended_) PumpWrites();
+  ended_changed_.wait(lock, [this] { return ended_; });
+  return final_;
+}
+
+void StreamOp::Cancel() {
+  const std::lock_guard lock(mutex_);
+  no_more_ = true;
+  if (!ended_) context_.TryCancel();
+}
+
+void StreamOp::WaitForEnd() {
+  std::unique_lock lock(mutex_);
+  ended_changed_.wait(lock, [this] { return ended_; });
+}
+
+}  // namespace attend::client

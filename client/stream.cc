@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/stream.h"
+
+#include <utility>
+
+#include "client/rpc/stream_op.h"
+
+namespace attend::client {
+Stream::Stream(std::shared_ptr<StreamOp> op, int connection)
+    : op_(std::move(op)), connection_(connection) {}
+
+Stream::~Stream() { Close(); }
+
+void Stream::Close() {
+  op_->Cancel();
+  op_->WaitForEnd();
+}
+
+void Stream::Send(const AttentionCall& call, StreamCallback callback) {
+  Result<EncodedCall> encoded = EncodedCall::Make(call);
+  if (!encoded.ok()) return Refuse(callback, encoded.status());
+  Send(std::make_shared<const EncodedCall>(std::move(*encoded)), call.request_id,
+       std::move(callback));
+}
+
+void Stream::Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
+                  StreamCallback callback) {
+  if (!call->owned()) {
+    return Refuse(callback, InvalidArgument("a tensor has no owner; a stream sends from memory "
+                                            "that it can keep alive"));
+  }
+  op_->Send(call, request_id, std::move(callback));
+}
+
+Status Stream::Finish() { return op_->Finish(); }
+
+}  // namespace attend::client

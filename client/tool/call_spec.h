@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A call described in a few words, "B1,H8,L1024,D64,dtype=float16,causal,weight=3", and the random
+// inputs made from it. What `attend-client load` and `check` send. Pure.
+
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/call/attention_call.h"
+
+namespace attend::client {
+
+struct CallSpec {
+  std::string text;  // as given
+  int64_t batch = 1;
+  int64_t heads_q = 1;
+  int64_t heads_kv = 0;  // 0: heads_q
+  int64_t len_q = 128;
+  int64_t len_k = 0;  // 0: len_q
+  int64_t dim = 64;
+  int64_t dim_v = 0;  // 0: dim
+  DType dtype = DType::kFloat32;
+  v1::Layout layout = v1::LAYOUT_BHLD;
+  bool ragged = false;  // every sequence has a random true length
+  bool causal = false;
+  bool window = false;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  bool top_left = false;  // the alignment of the mask and of ALiBi
+  std::optional<float> scale;
+  float softcap = 0;
+  bool bias = false;
+  bool alibi = false;
+  bool sinks = false;
+  bool lse = false;
+  std::string kernel;
+  double weight = 1;  // share of the mix, relative to the others
+};
+
+// Words, separated by commas, in any order:
+//   B1 H8 Hkv2 L1024 Lq1 Lk4096 D64 Dv128        sizes; also as B=1
+//   dtype=float16|bfloat16|float32  layout=bhld|blhd|lhd  ragged
+//   causal  window=LEFT:RIGHT  top-left          mask; -1 = no bound
+//   scale=X softcap=X bias alibi sinks lse       terms of the scores, and the log-sum-exp
+//   kernel=NAME  weight=X
+Result<CallSpec> ParseCallSpec(const std::string& text);
+
+// A JSON file: an array, or an object with an array "shapes", of such strings or of objects with
+// the same words as keys: {"B": 1, "H": 8, "L": 1024, "causal": true, "weight": 3}.
+Result<std::vector<CallSpec>> ReadMix(const std::string& path);
+
+// INVALID_ARGUMENT if the inputs of `calls` such calls may take more than `bytes_max`; takes them
+// off it otherwise.
+Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max);
+
+// The call, its tensors filled from `seed` with values of mean 0 and variance 1.
+Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed);
+
+}  // namespace attend::client

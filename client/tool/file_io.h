@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whole-file reading and writing with errors that name the file. Internal to the client's tools.
+
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/util/status.h"
+
+namespace attend::client {
+
+struct FileCloser {
+  void operator()(FILE* file) const { std::fclose(file); }
+};
+
+// An open file of known size.
+class InputFile {
+ public:
+  static Result<InputFile> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }
+  // Exactly `bytes` more, or an error.
+  Status Read(void* to, int64_t bytes);
+  // `why`, with the file's name before it.
+  Status Error(const std::string& why) const { return InvalidArgument(path_ + ": " + why); }
+
+ private:
+  std::string path_;
+  int64_t size_ = 0;
+  std::unique_ptr<FILE, FileCloser> file_;
+};
+
+struct Piece {
+  const void* data;
+  int64_t bytes;
+};
+
+// Whether a file could be written there; leaves none behind.
+Status CheckWritable(const std::string& path);
+
+// Replaces the file as a whole: written beside it first, then renamed.
+Status WriteFile(const std::string& path, const std::vector<Piece>& pieces);
+
+Result<std::string> ReadWholeFile(const std::string& path);
+
+}  // namespace attend::client

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// .safetensors files: eight bytes of header length, a JSON header, the tensors' bytes. float16,
+// bfloat16 and float32 are read; strict as the format asks: the tensors cover the data without
+// overlap or hole. Errors name the file and the reason.
+
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "client/call/tensor.h"
+
+namespace attend::client {
+
+// Only the tensors called `wanted` are loaded; the others must be well-formed all the same.
+Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& path,
+                                                          const std::vector<std::string>& wanted);
+
+Status WriteSafetensors(const std::string& path, const std::map<std::string, HostTensor>& tensors);
+
+}  // namespace attend::client

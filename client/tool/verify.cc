@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/tool/verify.h"
+
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend::client {
+
+Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult& result,
+                                uint64_t seed, double work_budget) {
+  if (call.return_lse != result.lse.has_value()) {
+    return Internal(call.return_lse ? "the answer has no lse" : "the answer has an lse unasked");
+  }
+  const Result<Attention> attention =
+      Describe(call, &result.o, result.lse ? &*result.lse : nullptr);
+  if (!attention.ok()) return attention.status();
+  return CheckRows(*attention, SampleRows(*attention, seed, work_budget));
+}
+
+VerifyQueue::VerifyQueue(int64_t bytes_max) : bytes_max_(bytes_max), thread_([this] { Run(); }) {}
+
+VerifyQueue::~VerifyQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void VerifyQueue::Add(const AttentionCall& call, AttentionResult result, uint64_t seed) {
+  const int64_t bytes = result.o.bytes + (result.lse ? result.lse->bytes : 0) + 1024;
+  const std::lock_guard lock(mutex_);
+  // One answer is always taken, however large.
+  if (!entries_.empty() && bytes_ + bytes > bytes_max_) {
+    ++counts_.skipped;
+    return;
+  }
+  bytes_ += bytes;
+  entries_.push_back({&call, std::move(result), seed, bytes});
+  if (bytes_ > bytes_max_ / 2) changed_.notify_all();
+}
+
+void VerifyQueue::Count(const Entry& entry, const Result<RowsReport>& report) {
+  if (report.ok() && report->ok) {
+    ++counts_.passed;
+  } else {
+    ++counts_.failed;
+    if (counts_.first_failure.empty()) {
+      counts_.first_failure = "request " + entry.result.request_id + ": " +
+                              (report.ok() ? report->detail : report.status().ToString());
+    }
+  }
+  if (report.ok() && report->bound > 0) {
+    counts_.worst_ratio = std::max(counts_.worst_ratio, report->max_abs_error / report->bound);
+  }
+}
+
+void VerifyQueue::Run() {
+  NameThread("attend-verify");
+  // This thread alone: what is measured comes first.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] {
+      return stop_ || (!entries_.empty() && (draining_ || bytes_ > bytes_max_ / 2));
+    });
+    if (stop_) return;
+    VerifyFront(lock);
+  }
+}
+
+void VerifyQueue::VerifyFront(std::unique_lock<std::mutex>& lock) {
+  const Entry entry = std::move(entries_.front());
+  entries_.pop_front();
+  ++busy_;
+  lock.unlock();
+  const Result<RowsReport> report = VerifyAnswer(*entry.call, entry.result, entry.seed);
+  lock.lock();
+  --busy_;
+  bytes_ -= entry.bytes;
+  Count(entry, report);
+  if (entries_.empty()) changed_.notify_all();
+}
+
+VerifyQueue::Counts VerifyQueue::Drain() {
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  changed_.notify_all();
+  // The caller measures nothing now, so it helps: the thread may starve on a busy machine.
+  while (!entries_.empty()) VerifyFront(lock);
+  changed_.wait(lock, [this] { return entries_.empty() && busy_ == 0; });
+  draining_ = false;
+  return std::exchange(counts_, Counts());
+}
+
+void VerifyQueue::Drop() {
+  const std::lock_guard lock(mutex_);
+  counts_.skipped += static_cast<int64_t>(entries_.size());
+  for (const Entry& entry : entries_) bytes_ -= entry.bytes;
+  entries_.clear();
+}
+
+}  // namespace attend::client

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The client's own check of an answer, against double precision on this machine: a seeded sample
+// of rows, all of them where that is cheap. VerifyQueue does it aside from what is being measured.
+
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "client/call/attention_call.h"
+#include "kernels/reference/check_rows.h"
+
+namespace attend::client {
+
+// Multiply-adds that one verification may spend; about a second at the very most.
+inline constexpr double kVerifyBudget = 5e7;
+
+Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult& result,
+                                uint64_t seed, double work_budget = kVerifyBudget);
+
+// Verifies on a thread of low priority. To leave a running measurement alone it waits until it
+// holds half the memory it may hold, or until Drain.
+class VerifyQueue {
+ public:
+  struct Counts {
+    int64_t passed = 0;
+    int64_t failed = 0;
+    int64_t skipped = 0;     // no room: the memory bound was reached
+    double worst_ratio = 0;  // largest max_abs_error / bound
+    std::string first_failure;
+  };
+
+  explicit VerifyQueue(int64_t bytes_max);
+  // Drops what is not verified yet.
+  ~VerifyQueue();
+
+  // Takes the answer to `call`, which must outlive the queue. Any thread.
+  void Add(const AttentionCall& call, AttentionResult result, uint64_t seed);
+  // Verifies everything there is; then the counts since the last Drain.
+  Counts Drain();
+  // Drops what is not verified yet, as skipped.
+  void Drop();
+
+ private:
+  struct Entry {
+    const AttentionCall* call;
+    AttentionResult result;
+    uint64_t seed;
+    int64_t bytes;
+  };
+  void Run();
+  // Verifies the first entry, with the lock released meanwhile.
+  void VerifyFront(std::unique_lock<std::mutex>& lock);
+  void Count(const Entry& entry, const Result<RowsReport>& report);
+
+  const int64_t bytes_max_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Entry> entries_;
+  int64_t bytes_ = 0;
+  int busy_ = 0;  // threads that verify an entry
+  bool draining_ = false;
+  bool stop_ = false;
+  Counts counts_;
+  std::thread thread_;
+};
+
+}  // namespace attend::client

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/wire/chunk_codec.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "attend/v1/attention.grpc.pb.h"
+
+namespace attend::client {
+namespace {
+
+using google::protobuf::io::CodedInputStream;
+using google::protobuf::io::CodedOutputStream;
+
+constexpr uint32_t kTensorTag = v1::AttendChunkedRequest::kTensorFieldNumber << 3;
+constexpr uint32_t kOffsetTag = v1::AttendChunkedRequest::kOffsetFieldNumber << 3;
+constexpr uint32_t kDataTag = (v1::AttendChunkedRequest::kDataFieldNumber << 3) | 2;
+static_assert(int{v1::AttendChunkedRequest::kTensorFieldNumber} ==
+              int{v1::AttendChunkedResponse::kTensorFieldNumber});
+static_assert(int{v1::AttendChunkedRequest::kOffsetFieldNumber} ==
+              int{v1::AttendChunkedResponse::kOffsetFieldNumber});
+static_assert(int{v1::AttendChunkedRequest::kDataFieldNumber} ==
+              int{v1::AttendChunkedResponse::kDataFieldNumber});
+
+Status Malformed(const std::string& why) {
+  return Internal("the server's answer is not a valid AttendChunkedResponse: " + why);
+}
+
+grpc::ByteBuffer Serialize(const v1::AttendChunkedRequest& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// The fields in front of a chunk's data, and where that begins. False if this is no chunk in the
+// order in which every runtime writes it.
+struct ChunkHead {
+  uint64_t tensor = 0;
+  uint64_t offset = 0;
+  uint32_t bytes = 0;
+};
+bool ReadHead(CodedInputStream* in, int64_t message_bytes, ChunkHead* head) {
+  for (;;) {
+    const uint32_t tag = in->ReadTag();
+    if (tag == kTensorTag) {
+      if (!in->ReadVarint64(&head->tensor)) return false;
+    } else if (tag == kOffsetTag) {
+      if (!in->ReadVarint64(&head->offset)) return false;
+    } else {
+      return tag == kDataTag && in->ReadVarint32(&head->bytes) &&
+             head->bytes == message_bytes - in->CurrentPosition();
+    }
+  }
+}
+
+// Against what the call says: what is not its answer may be of any size.
+Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
+                   const std::vector<int64_t>& shape) {
+  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+    return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
+  }
+  const auto dtype_here = static_cast<DType>(meta.dtype());
+  const std::vector<int64_t> shape_here(meta.shape().begin(), meta.shape().end());
+  if (dtype_here == dtype && shape_here == shape) return Status();
+  return Malformed(std::string(name) + " is " + std::string(DTypeName(dtype_here)) + " " +
+                   ShapeText(shape_here) + ", must be " + std::string(DTypeName(dtype)) + " " +
+                   ShapeText(shape));
+}
+
+// Of an answer. Not initialised; without memory if nobody wants the bytes.
+Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<int64_t>& shape,
+                              Payload payload) {
+  const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
+  if (!bytes.ok()) return Malformed(bytes.status().message());
+  if (payload == Payload::kDiscard) return HostTensor{dtype, shape, nullptr, *bytes};
+  Result<HostTensor> made = HostTensor::Make(name, dtype, shape);
+  if (!made.ok()) return Malformed(made.status().message());
+  return made;
+}
+
+// What stands one behind the other in a tensor of a call: heads, or sequences whose heads are
+// interleaved. At least 1.
+int64_t UnitsIn(v1::Layout layout, const std::vector<int64_t>& shape) {
+  if (layout == v1::LAYOUT_LHD || shape.size() != 4) return 1;
+  int64_t units = shape[0];
+  if (layout != v1::LAYOUT_BLHD && __builtin_mul_overflow(units, shape[1], &units)) return 1;
+  return std::max<int64_t>(units, 1);
+}
+
+// KV heads one after another, each with its query heads and their bias. Shapes that do not fit
+// together make one unit: the server refuses them.
+PieceOrder OrderOf(const AttentionCall& call) {
+  const int64_t heads_q = UnitsIn(call.layout, call.q.shape);
+  int64_t units = UnitsIn(call.layout, call.k.shape);
+  if (UnitsIn(call.layout, call.v.shape) != units || heads_q % units != 0) units = 1;
+  std::vector<PieceOrder::Tensor> tensors = {
+      {call.q.bytes, units}, {call.k.bytes, units}, {call.v.bytes, units}};
+  if (call.bias) {
+    // What several heads share goes before them all.
+    const bool shared = UnitsIn(call.layout, call.bias->shape) != heads_q;
+    tensors.push_back({call.bias->bytes, shared ? 1 : units});
+  }
+  return PieceOrder(tensors);
+}
+
+}  // namespace
+
+Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
+                                      std::shared_ptr<const void> keep_alive) {
+  ChunkedCall chunked;
+  chunked.header_ = RequestHeader(call);
+  chunked.header_.mutable_q()->mutable_chunked();
+  chunked.header_.mutable_k()->mutable_chunked();
+  chunked.header_.mutable_v()->mutable_chunked();
+  if (call.bias) chunked.header_.mutable_bias()->mutable_chunked();
+  chunked.tensors_ = {call.q, call.k, call.v};
+  if (call.bias) chunked.tensors_.push_back(*call.bias);
+  chunked.keep_alive_ = std::move(keep_alive);
+  chunked.owned_ = true;
+  for (const TensorRef& tensor : chunked.tensors_) {
+    if (tensor.bytes < 0) {
+      return InvalidArgument("a tensor has " + std::to_string(tensor.bytes) +
+                             " bytes, must have at least 0");
+    }
+    chunked.payload_bytes_ += tensor.bytes;
+    chunked.owned_ = chunked.owned_ && (tensor.bytes == 0 || tensor.owner.use_count() > 0);
+  }
+  chunked.pieces_ = OrderOf(call);
+  chunked.answer_bytes_ = AnswerBytes(call);
+  chunked.answer_shape_ = AnswerShape(call);
+  if (call.return_lse) chunked.lse_shape_ = LseShape(call);
+  chunked.header_bytes_ = static_cast<int64_t>(chunked.header_.ByteSizeLong());
+  return chunked;
+}
+
+grpc::ByteBuffer ChunkedCall::Header(std::string_view request_id) const {
+  v1::AttendChunkedRequest message;
+  *message.mutable_header() = header_;
+  message.mutable_header()->set_request_id(std::string(request_id));
+  return Serialize(message);
+}
+
+grpc::ByteBuffer ChunkedCall::Chunk(int tensor, int64_t offset, int64_t bytes) const {
+  const TensorRef& from = tensors_[static_cast<size_t>(tensor)];
+  std::array<uint8_t, 40> head;
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(kTensorTag, head.data());
+  end = CodedOutputStream::WriteVarint32ToArray(v1::TENSOR_NAME_Q + tensor, end);
+  end = CodedOutputStream::WriteVarint32ToArray(kOffsetTag, end);
+  end = CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(offset), end);
+  end = CodedOutputStream::WriteVarint32ToArray(kDataTag, end);
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(bytes), end);
+  const TensorRef piece(from, offset, bytes);
+  const std::array<grpc::Slice, 2> slices = {
+      grpc::Slice(head.data(), static_cast<size_t>(end - head.data())),
+      BorrowedSlice(piece, keep_alive_)};
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+grpc::ByteBuffer TokenMessage(const std::string& token) {
+  v1::AttendChunkedRequest message;
+  message.set_token(token);
+  return Serialize(message);
+}
+
+bool ByteRanges::Add(int64_t begin, int64_t bytes) {
+  if (bytes == 0) return true;
+  int64_t end = begin + bytes;
+  auto next = ends_.upper_bound(begin);
+  if (next != ends_.end() && next->first < end) return false;
+  auto before = next == ends_.begin() ? ends_.end() : std::prev(next);
+  if (before != ends_.end() && before->second > begin) return false;
+  if (next != ends_.end() && next->first == end) {
+    end = next->second;
+    ends_.erase(next);
+  }
+  if (before != ends_.end() && before->second == begin) {
+    before->second = end;
+  } else {
+    ends_[begin] = end;
+  }
+  return true;
+}
+
+Status ChunkedAnswer::Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant) {
+  ChunkHead head;
+  bool chunk;
+  {
+    grpc::ProtoBufferReader reader(message);
+    if (!reader.status().ok()) return Malformed(reader.status().error_message());
+    CodedInputStream in(&reader);
+    chunk = ReadHead(&in, static_cast<int64_t>(message->Length()), &head);
+  }
+  const Status status =
+      chunk ? TakeChunk(message, static_cast<int>(head.tensor), head.offset, head.bytes)
+            : TakeFields(message, grant);
+  message->Clear();
+  return status;
+}
+
+Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
+                                 std::optional<v1::ChunkedGrant>* grant) {
+  v1::AttendChunkedResponse fields;
+  if (!grpc::SerializationTraits<v1::AttendChunkedResponse>::Deserialize(message, &fields).ok()) {
+    return Malformed("it does not parse");
+  }
+  if (fields.has_grant()) {
+    *grant = std::move(*fields.mutable_grant());
+    return Status();
+  }
+  if (!fields.has_response()) return Malformed("it has neither grant nor response nor data");
+  return TakeHeader(fields.mutable_response());
+}
+
+Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
+  ATTEND_RETURN_IF_ERROR(CheckTensor("o", response->o(), call_->dtype(), call_->answer_shape()));
+  const bool lse_wanted = !call_->lse_shape().empty();
+  if (response->has_lse() != lse_wanted) {
+    return Malformed(lse_wanted ? "it has no lse, one was asked for"
+                                : "it has an lse, none was asked for");
+  }
+  if (lse_wanted) {
+    ATTEND_RETURN_IF_ERROR(
+        CheckTensor("lse", response->lse(), DType::kFloat32, call_->lse_shape()));
+  }
+  const std::lock_guard lock(mutex_);
+  if (header_) return Malformed("a second header");
+  ATTEND_RETURN_IF_ERROR(MakeTensors());
+  header_ = true;
+  TakeSmallFields(response, &response_.result);
+  return Status();
+}
+
+Status ChunkedAnswer::MakeTensors() {
+  if (made_) return Status();
+  Result<HostTensor> o = MakeTensor("o", call_->dtype(), call_->answer_shape(), payload_);
+  if (!o.ok()) return o.status();
+  int64_t bytes = o->bytes;
+  if (!call_->lse_shape().empty()) {
+    Result<HostTensor> lse = MakeTensor("lse", DType::kFloat32, call_->lse_shape(), payload_);
+    if (!lse.ok()) return lse.status();
+    if (__builtin_add_overflow(bytes, lse->bytes, &bytes)) {
+      return Malformed("o and lse have more bytes than 64 bits count");
+    }
+    response_.result.lse = std::move(*lse);
+  }
+  response_.result.o = std::move(*o);
+  missing_bytes_ = response_.payload_bytes = bytes;
+  made_ = true;
+  return Status();
+}
+
+Result<std::byte*> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
+  ATTEND_RETURN_IF_ERROR(MakeTensors());
+  const bool lse = tensor == v1::TENSOR_NAME_LSE;
+  const HostTensor* to = nullptr;
+  if (tensor == v1::TENSOR_NAME_O) to = &response_.result.o;
+  if (lse && response_.result.lse) to = &*response_.result.lse;
+  const int64_t size = to == nullptr ? 0 : to->bytes;
+  if (to == nullptr || bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
+    return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +
+                     std::to_string(offset) + " with " + std::to_string(bytes) +
+                     " bytes is not within the tensor's " + std::to_string(size));
+  }
+  if (!came_[lse ? 1 : 0].Add(static_cast<int64_t>(offset), bytes)) {
+    return Malformed("bytes of tensor " + std::to_string(tensor) + " in [" +
+                     std::to_string(offset) + ", " +
+                     std::to_string(static_cast<int64_t>(offset) + bytes) + ") came twice");
+  }
+  return to->data == nullptr ? nullptr : to->data.get() + offset;
+}
+
+Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset,
+                                int64_t bytes) {
+  std::byte* place;
+  {
+    const std::lock_guard lock(mutex_);
+    const Result<std::byte*> reserved = Reserve(tensor, offset, bytes);
+    if (!reserved.ok()) return reserved.status();
+    place = *reserved;
+  }
+  if (place != nullptr) {
+    std::vector<grpc::Slice> slices;
+    if (!message->Dump(&slices).ok()) return Malformed("it cannot be read");
+    int64_t skip = static_cast<int64_t>(message->Length()) - bytes;  // the data is the end of it
+    for (const grpc::Slice& slice : slices) {
+      const int64_t size = static_cast<int64_t>(slice.size());
+      const int64_t from = std::min(skip, size);
+      skip -= from;
+      std::memcpy(place, slice.begin() + from, static_cast<size_t>(size - from));
+      place += size - from;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  missing_bytes_ -= bytes;
+  return Status();
+}
+
+bool ChunkedAnswer::complete() const {
+  const std::lock_guard lock(mutex_);
+  return header_ && missing_bytes_ == 0;
+}
+
+DecodedResponse ChunkedAnswer::TakeResponse() {
+  const std::lock_guard lock(mutex_);
+  return std::move(response_);
+}
+
+}  // namespace attend::client

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The messages of AttendChunked between the caller's memory and gRPC's buffers: nothing is copied
+// on the way out, and each byte of an answer once, to its final place.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/call/attention_call.h"
+#include "client/wire/message_codec.h"
+#include "client/wire/piece_order.h"
+
+namespace attend::client {
+
+// Of a header, its request_id apart, that a server surely takes: it bounds them at 4 MiB.
+inline constexpr int64_t kChunkedHeaderBytesMax = (int64_t{4} << 20) - (int64_t{4} << 10);
+
+// A call ready to be sent in chunks any number of times. Immutable.
+class ChunkedCall {
+ public:
+  // As EncodedCall::Make.
+  static Result<ChunkedCall> Make(const AttentionCall& call,
+                                  std::shared_ptr<const void> keep_alive);
+
+  grpc::ByteBuffer Header(std::string_view request_id) const;
+  // The bytes [offset, offset + bytes) of a tensor; the slice holds what EncodedCall's hold.
+  grpc::ByteBuffer Chunk(int tensor, int64_t offset, int64_t bytes) const;
+
+  // Of all its bytes, for an attempt to copy.
+  const PieceOrder& pieces() const { return pieces_; }
+  int64_t payload_bytes() const { return payload_bytes_; }
+  int64_t answer_bytes() const { return answer_bytes_; }  // of O
+  // What O and the LSE of its answer must be. The LSE's shape is empty if none was asked for.
+  DType dtype() const { return tensors_.front().dtype; }
+  const std::vector<int64_t>& answer_shape() const { return answer_shape_; }
+  const std::vector<int64_t>& lse_shape() const { return lse_shape_; }
+  int64_t header_bytes() const { return header_bytes_; }  // without request_id
+  bool owned() const { return owned_; }
+
+ private:
+  v1::AttendRequest header_;
+  std::vector<TensorRef> tensors_;  // q, k, v and perhaps bias
+  PieceOrder pieces_;
+  std::shared_ptr<const void> keep_alive_;
+  int64_t payload_bytes_ = 0;
+  int64_t answer_bytes_ = 0;
+  int64_t header_bytes_ = 0;
+  std::vector<int64_t> answer_shape_;
+  std::vector<int64_t> lse_shape_;
+  bool owned_ = false;
+};
+
+// A further stream's first message.
+grpc::ByteBuffer TokenMessage(const std::string& token);
+
+// Which bytes of a tensor have come.
+class ByteRanges {
+ public:
+  // False, and nothing changes, if one of these bytes has come before. The sum fits an int64.
+  bool Add(int64_t begin, int64_t bytes);
+
+ private:
+  std::map<int64_t, int64_t> ends_;  // by begin; disjoint, and none begins where another ends
+};
+
+// One answer, from the messages of all its streams. What it must be the call says, so chunks that
+// come before the header have their place too; there is memory for it from the first of them on, or
+// the header. Thread-safe; bytes are copied in parallel.
+class ChunkedAnswer {
+ public:
+  ChunkedAnswer(std::shared_ptr<const ChunkedCall> call, Payload payload)
+      : call_(std::move(call)), payload_(payload) {}
+
+  // Takes a message apart and clears it; a grant goes to `grant`. INTERNAL if it makes no sense.
+  Status Take(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
+  // Header and every byte have come.
+  bool complete() const;
+  // Once complete, and once.
+  DecodedResponse TakeResponse();
+
+ private:
+  Status TakeFields(grpc::ByteBuffer* message, std::optional<v1::ChunkedGrant>* grant);
+  Status TakeHeader(v1::AttendResponse* response);
+  Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
+
+  // With mutex_ held.
+  Status MakeTensors();  // if they are not there
+  // The place of these bytes, which nobody else gets; null if they are dropped.
+  Result<std::byte*> Reserve(int tensor, uint64_t offset, int64_t bytes);
+
+  const std::shared_ptr<const ChunkedCall> call_;
+  const Payload payload_;
+  mutable std::mutex mutex_;
+  bool header_ = false;
+  bool made_ = false;  // the response's tensors
+  DecodedResponse response_;
+  std::array<ByteRanges, 2> came_;  // of O and LSE
+  int64_t missing_bytes_ = 0;       // once the tensors are made
+};
+
+}  // namespace attend::client

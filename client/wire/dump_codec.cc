@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A request read from disk as a call: the reverse of the encoder in message_codec.cc, used by
+// replay.
+
+#include "client/wire/message_codec.h"
+
+namespace attend::client {
+namespace {
+
+Result<TensorRef> RefOf(const char* name, const v1::Tensor& meta, int raw_index,
+                        const std::shared_ptr<const v1::AttendRequest>& request) {
+  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+    return InvalidArgument(std::string(name) + ": dtype is " + std::to_string(meta.dtype()) +
+                           ", must be 1 (float16), 2 (bfloat16) or 3 (float32)");
+  }
+  if (raw_index >= request->raw_size()) {
+    return InvalidArgument(std::string(name) + ": raw has " + std::to_string(request->raw_size()) +
+                           " entries, none for this tensor");
+  }
+  const std::string& bytes = request->raw(raw_index);
+  TensorRef ref;
+  ref.dtype = static_cast<DType>(meta.dtype());
+  ref.shape.assign(meta.shape().begin(), meta.shape().end());
+  ref.data = bytes.data();
+  ref.bytes = static_cast<int64_t>(bytes.size());
+  ref.owner = request;
+  return ref;
+}
+
+}  // namespace
+
+Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> request) {
+  const v1::AttendRequest& m = *request;
+  AttentionCall call;
+  int raw_index = 0;
+  for (const auto& [name, meta, target] :
+       {std::tuple{"q", &m.q(), &call.q}, std::tuple{"k", &m.k(), &call.k},
+        std::tuple{"v", &m.v(), &call.v}}) {
+    Result<TensorRef> ref = RefOf(name, *meta, raw_index++, request);
+    if (!ref.ok()) return ref.status();
+    *target = std::move(*ref);
+  }
+  if (m.has_bias()) {
+    Result<TensorRef> ref = RefOf("bias", m.bias(), raw_index++, request);
+    if (!ref.ok()) return ref.status();
+    call.bias = std::move(*ref);
+  }
+  call.request_id = m.request_id();
+  call.layout = m.layout() == v1::LAYOUT_UNSPECIFIED ? v1::LAYOUT_BHLD : m.layout();
+  call.q_lengths.assign(m.q_lengths().begin(), m.q_lengths().end());
+  call.kv_lengths.assign(m.kv_lengths().begin(), m.kv_lengths().end());
+  call.cu_q.assign(m.cu_q().begin(), m.cu_q().end());
+  call.cu_kv.assign(m.cu_kv().begin(), m.cu_kv().end());
+  if (m.has_scale()) call.scale = m.scale();
+  call.mask.kind =
+      m.mask().kind() == v1::Mask::KIND_UNSPECIFIED ? v1::Mask::KIND_NONE : m.mask().kind();
+  if (m.mask().has_window_left()) call.mask.window_left = m.mask().window_left();
+  if (m.mask().has_window_right()) call.mask.window_right = m.mask().window_right();
+  call.softcap = m.softcap();
+  call.alibi_slopes.assign(m.alibi_slopes().begin(), m.alibi_slopes().end());
+  call.sinks.assign(m.sinks().begin(), m.sinks().end());
+  call.return_lse = m.return_lse();
+  call.kernel = m.kernel();
+  call.check = m.check();
+  call.priority = m.priority();
+  return call;
+}
+
+}  // namespace attend::client

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The small fields of a call as a message, and whether an answer's tensors are those it asked for.
+
+#include "client/wire/message_codec.h"
+
+namespace attend::client {
+namespace {
+
+void FillPlace(const SharedPlace& from, v1::SharedMemory* to) {
+  to->set_region(from.region->token());
+  to->set_offset(static_cast<uint64_t>(from.offset));
+}
+
+void FillTensor(const TensorRef& from, v1::Tensor* to) {
+  to->set_dtype(static_cast<v1::DType>(from.dtype));
+  to->mutable_shape()->Add(from.shape.begin(), from.shape.end());
+  to->set_byte_length(static_cast<uint64_t>(from.bytes));
+  if (from.shared.region != nullptr) {
+    FillPlace(from.shared, to->mutable_shared_memory());
+  } else {
+    to->mutable_inline_bytes();
+  }
+}
+
+template <class Values, class Field>
+void Append(const Values& from, Field* to) {
+  to->Add(from.begin(), from.end());
+}
+
+std::optional<int64_t> BytesOf(const char* name, DType dtype, const std::vector<int64_t>& shape) {
+  const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
+  return bytes.ok() ? std::optional(*bytes) : std::nullopt;
+}
+
+Status CheckBytes(const char* name, int64_t bytes, std::optional<int64_t> asked) {
+  if (!asked || bytes == *asked) return Status();
+  return Internal("the server's answer has an " + std::string(name) + " of " +
+                  std::to_string(bytes) + " bytes, the request's has " + std::to_string(*asked));
+}
+
+}  // namespace
+
+AnswerSizes SizesOf(const AttentionCall& call) {
+  AnswerSizes sizes;
+  sizes.has_lse = call.return_lse;
+  sizes.o = BytesOf("o", call.q.dtype, AnswerShape(call));
+  if (call.return_lse) sizes.lse = BytesOf("lse", DType::kFloat32, LseShape(call));
+  return sizes;
+}
+
+Status EncodedCall::CheckAnswer(const AttentionResult& result) const {
+  ATTEND_RETURN_IF_ERROR(CheckBytes("o", result.o.bytes, sizes_.o));
+  if (result.lse.has_value() != sizes_.has_lse) {
+    return Internal(sizes_.has_lse ? "the server's answer has no lse, one was asked for"
+                                   : "the server's answer has an lse, none was asked for");
+  }
+  return sizes_.has_lse ? CheckBytes("lse", result.lse->bytes, sizes_.lse) : Status();
+}
+
+void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to) {
+  if (from.o) FillPlace(*from.o, to->mutable_o_placement()->mutable_shared_memory());
+  if (from.lse) FillPlace(*from.lse, to->mutable_lse_placement()->mutable_shared_memory());
+}
+
+bool UsesSharedMemory(const AttentionCall& call) {
+  const auto shared = [](const TensorRef& tensor) { return tensor.shared.region != nullptr; };
+  return shared(call.q) || shared(call.k) || shared(call.v) || (call.bias && shared(*call.bias)) ||
+         call.outputs.o || call.outputs.lse;
+}
+
+v1::AttendRequest RequestHeader(const AttentionCall& call) {
+  v1::AttendRequest m;
+  FillTensor(call.q, m.mutable_q());
+  FillTensor(call.k, m.mutable_k());
+  FillTensor(call.v, m.mutable_v());
+  if (call.bias) FillTensor(*call.bias, m.mutable_bias());
+  m.set_layout(call.layout);
+  Append(call.q_lengths, m.mutable_q_lengths());
+  Append(call.kv_lengths, m.mutable_kv_lengths());
+  Append(call.cu_q, m.mutable_cu_q());
+  Append(call.cu_kv, m.mutable_cu_kv());
+  if (call.scale) m.set_scale(*call.scale);
+  if (call.mask.kind != v1::Mask::KIND_NONE || call.mask.window_left || call.mask.window_right) {
+    m.mutable_mask()->set_kind(call.mask.kind);
+    if (call.mask.window_left) m.mutable_mask()->set_window_left(*call.mask.window_left);
+    if (call.mask.window_right) m.mutable_mask()->set_window_right(*call.mask.window_right);
+  }
+  m.set_softcap(call.softcap);
+  Append(call.alibi_slopes, m.mutable_alibi_slopes());
+  Append(call.sinks, m.mutable_sinks());
+  m.set_return_lse(call.return_lse);
+  m.set_kernel(call.kernel);
+  m.set_check(call.check);
+  m.set_priority(call.priority);
+  FillOutputs(call.outputs, &m);
+  return m;
+}
+
+}  // namespace attend::client

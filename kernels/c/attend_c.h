@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libattend_kernels.so: attend's CUDA kernels as a plain C interface, for programs that hold their
+ * tensors on a GPU already (ctypes, DLPack, other languages). The words and the order of score
+ * terms are those of kernels/contract/problem.h.
+ *
+ * Every function returns ATTEND_OK or a code whose numbers are gRPC's; attend_last_error() then
+ * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here keeps state
+ * between calls, and nothing but the memory functions at the end allocates on the device or waits
+ * for it (CUDA itself may, to copy the list of a batch of more than some 64 attentions). In a CUDA
+ * graph only single attentions without lengths or offsets can be captured: what else is to be
+ * computed is copied from host memory, which is gone when the graph is launched.
+ *
+ * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or
+ * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 256 bytes are zero before the
+ * first use; every call leaves them zero again. One workspace serves one stream at a time.
+ */
+
+#ifndef ATTEND_KERNELS_ATTEND_C_H_
+#define ATTEND_KERNELS_ATTEND_C_H_
+
+#include <stdint.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ATTEND_API __attribute__((visibility("default")))
+#else
+#define ATTEND_API
+#endif
+
+enum {
+  ATTEND_OK = 0,
+  ATTEND_INVALID_ARGUMENT = 3,
+  ATTEND_RESOURCE_EXHAUSTED = 8,
+  ATTEND_UNIMPLEMENTED = 12,
+  ATTEND_INTERNAL = 13
+};
+
+enum { ATTEND_FLOAT16 = 1, ATTEND_BFLOAT16 = 2, ATTEND_FLOAT32 = 3 };
+enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
+enum { ATTEND_HOST_TO_DEVICE = 1, ATTEND_DEVICE_TO_HOST = 2, ATTEND_DEVICE_TO_DEVICE = 3 };
+
+/* A [B, H, L, D] tensor in device memory. Strides count elements; D is contiguous. Packed tensors
+ * have stride_b = 0 and rows counted over all sequences. */
+typedef struct attend_tensor {
+  void* data;
+  int64_t stride_b;
+  int64_t stride_h;
+  int64_t stride_l;
+} attend_tensor;
+
+/* One attention. Zero it, set struct_bytes, then what applies. All pointers are device memory. */
+typedef struct attend_params {
+  uint64_t struct_bytes; /* sizeof(attend_params), which a library of another version refuses */
+  int32_t device;        /* CUDA ordinal that all memory and the stream belong to */
+  int32_t dtype;         /* of q, k, v, o: ATTEND_FLOAT16, ATTEND_BFLOAT16, ATTEND_FLOAT32 */
+  int64_t batch;
+  int64_t heads_q;
+  int64_t heads_kv;
+  int64_t len_q; /* packed: of the longest sequence */
+  int64_t len_k;
+  int64_t dim;   /* of q and k, 1..256 */
+  int64_t dim_v; /* of v and o, 1..256 */
+  int32_t packed;
+  int32_t alignment; /* of mask and ALiBi: ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT */
+  int64_t total_q;   /* packed: rows over all sequences */
+  int64_t total_k;
+  int64_t window_left;  /* visible keys before the diagonal, -1 = all */
+  int64_t window_right; /* visible keys after the diagonal, -1 = all; causal: 0 */
+  float scale;          /* usually 1/sqrt(dim); there is no default */
+  float softcap;        /* 0 = off */
+  attend_tensor q, k, v, o;
+  float* lse; /* [B, Hq, Lq], packed [Hq, total_q]; NULL = not wanted */
+  int64_t lse_stride_b;
+  int64_t lse_stride_h;
+  const void* bias; /* [B|1, Hq|1, Lq|1, Lk], broadcast where the stride is 0; NULL = none */
+  int64_t bias_stride_b;
+  int64_t bias_stride_h;
+  int64_t bias_stride_q;
+  int32_t bias_dtype;
+  int32_t config;            /* compiled variant of the kernel, -1 = the best; attend_configs */
+  const float* alibi_slopes; /* [Hq] or [B, Hq]; NULL = none */
+  int64_t alibi_stride_b;    /* 0 = one set for all sequences */
+  const float* sinks;        /* [Hq]; NULL = none */
+  const int64_t* q_lengths;  /* [B], dense; NULL = all len_q */
+  const int64_t* kv_lengths; /* [B], dense; NULL = all len_k */
+  const int64_t* q_offsets;  /* [B + 1], packed */
+  const int64_t* kv_offsets; /* [B + 1], packed */
+  const char* kernel;        /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
+  void* workspace;           /* of attend_run, see above */
+  int64_t workspace_bytes;
+} attend_params;
+
+/* Enqueues the attention on `stream` (a cudaStream_t, NULL = the default stream). Returns before it
+ * has run. Lengths and offsets lie on the device and are trusted. A kernel of your own that is
+ * launched behind it with programmatic stream serialization must call griddepcontrol.wait
+ * (cudaGridDependencySynchronize) before it ends. */
+ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
+
+/* The same for `count` attentions of any shapes on one device, in as few launches as their kernels
+ * allow: one per kernel and compiled variant. They may run in any order and at once, so no output
+ * may overlap another's tensors. The workspace is the batch's; those in `params` are ignored.
+ * Nothing is enqueued if an argument is bad; what CUDA itself refuses (INTERNAL) may leave some of
+ * them enqueued. */
+ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
+                                    int64_t workspace_bytes, void* stream);
+
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 256.
+ * Memory is not looked at, but where q, k, v and o begin and their strides, as in attend_select. */
+ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
+ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
+                                                int64_t* bytes);
+
+/* Which kernel attend_run would take and why, as static strings; NULL where not wanted. */
+ATTEND_API int32_t attend_select(const attend_params* params, const char** kernel,
+                                 const char** why);
+
+/* How many compiled variants the kernel has for this problem, and the name of one ("" beyond). */
+ATTEND_API int32_t attend_configs(const attend_params* params, int32_t* count);
+ATTEND_API const char* attend_config_name(const attend_params* params, int32_t config);
+
+/* What the last call on this thread that did not return ATTEND_OK had to say; "" if none did. */
+ATTEND_API const char* attend_last_error(void);
+
+/* Device memory for programs without the CUDA runtime. They leave the thread's current device as it
+ * was. */
+
+/* How many GPUs CUDA shows; 0, and still ATTEND_OK, without a driver or a GPU: attend_last_error()
+ * then says which. */
+ATTEND_API int32_t attend_device_count(int32_t* count);
+
+/* 256-byte aligned, uninitialised; NULL for 0 bytes. RESOURCE_EXHAUSTED if there is no more. */
+ATTEND_API int32_t attend_malloc(int32_t device, int64_t bytes, void** data);
+
+/* May wait for the device. NULL is fine. */
+ATTEND_API int32_t attend_free(int32_t device, void* data);
+
+/* Enqueues a copy on `stream`; `kind` is ATTEND_HOST_TO_DEVICE and so on. Host memory must stay as
+ * it is until attend_synchronize. */
+ATTEND_API int32_t attend_memcpy(int32_t device, void* to, const void* from, int64_t bytes,
+                                 int32_t kind, void* stream);
+
+/* Enqueues filling with the byte `value`, 0..255. */
+ATTEND_API int32_t attend_memset(int32_t device, void* data, int32_t value, int64_t bytes,
+                                 void* stream);
+
+/* Waits until everything enqueued on `stream` has run, and returns what became of it. */
+ATTEND_API int32_t attend_synchronize(int32_t device, void* stream);
+
+#if defined(__cplusplus)
+} /* extern "C" */
+#endif
+
+#endif /* ATTEND_KERNELS_ATTEND_C_H_ */

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/contract/cost.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace attend {
+namespace {
+
+// All in multiply-adds of the fast kernel of the device's kind, but for `slower`, by which their
+// sum is multiplied.
+struct KernelModel {
+  double slower;       // than the fast kernel
+  double slower_half;  // the same where Q, K and V have 16 bits
+  double pair;         // of each pair beside D + Dv: exponential, maximum, sum
+  double softcap;      // more, each of these
+  double bias;
+  double alibi;
+  double key_dim;   // of each key that a tile reads, by D + Dv: packing
+  double key;       // and beside that
+  double lane_dim;  // of each row that a tile is rounded up to, by D + Dv
+  double row_dim;   // of each row, by D + Dv: Q in, O out
+  double row;
+  double tile;          // of each tile of rows
+  int64_t tile_rows;    // of one head, or of heads that share a KV head and are short
+  int64_t vector_rows;  // a tile's rows are rounded up to these
+  double edge_keys;     // that each row computes beside what its mask shows
+  bool shares_heads;    // short heads of one KV head share a tile
+  bool hidden_pairs;    // computes what the mask hides
+};
+
+// In the order of KernelId. kernels/README.md, "What it costs".
+constexpr std::array<KernelModel, kKernelCount> kModels = {{
+    {.slower = 19,
+     .slower_half = 23,
+     .pair = 95,
+     .softcap = 60,
+     .bias = 5,
+     .alibi = 5,
+     .key_dim = 0,
+     .key = 0,
+     .lane_dim = 0,
+     .row_dim = 1,
+     .row = 250,
+     .tile = 0,
+     .tile_rows = 1,
+     .vector_rows = 1,
+     .edge_keys = 0,
+     .shares_heads = false,
+     .hidden_pairs = false},
+    {.slower = 1,
+     .slower_half = 1,
+     .pair = 22,
+     .softcap = 60,
+     .bias = 60,
+     .alibi = 20,
+     .key_dim = 20,
+     .key = 100,
+     .lane_dim = 8,
+     .row_dim = 20,
+     .row = 1000,
+     .tile = 9000,
+     .tile_rows = 192,
+     .vector_rows = 16,
+     .edge_keys = 64,
+     .shares_heads = true,
+     .hidden_pairs = false},
+    {.slower = 63,
+     .slower_half = 63,
+     .pair = 53,
+     .softcap = 10,
+     .bias = 10,
+     .alibi = 10,
+     .key_dim = 0,
+     .key = 0,
+     .lane_dim = 0,
+     .row_dim = 0,
+     .row = 0,
+     .tile = 2e4,
+     .tile_rows = 64,
+     .vector_rows = 64,
+     .edge_keys = 0,
+     .shares_heads = false,
+     .hidden_pairs = true},
+    {.slower = 21,
+     .slower_half = 40,
+     .pair = 10,
+     .softcap = 10,
+     .bias = 10,
+     .alibi = 5,
+     .key_dim = 0,
+     .key = 0,
+     .lane_dim = 0,
+     .row_dim = 0,
+     .row = 0,
+     .tile = 5e4,
+     .tile_rows = 64,
+     .vector_rows = 64,
+     .edge_keys = 64,
+     .shares_heads = false,
+     .hidden_pairs = false},
+    {.slower = 2,
+     .slower_half = 2,
+     .pair = 37,
+     .softcap = 40,
+     .bias = 40,
+     .alibi = 20,
+     .key_dim = 0,
+     .key = 0,
+     .lane_dim = 0,
+     .row_dim = 0,
+     .row = 0,
+     .tile = 5e5,
+     .tile_rows = 64,
+     .vector_rows = 64,
+     .edge_keys = 64,
+     .shares_heads = false,
+     .hidden_pairs = false},
+    {.slower = 1,
+     .slower_half = 1,
+     .pair = 80,
+     .softcap = 80,
+     .bias = 0,
+     .alibi = 0,
+     .key_dim = 0,
+     .key = 0,
+     .lane_dim = 0,
+     .row_dim = 0,
+     .row = 0,
+     .tile = 1e6,
+     .tile_rows = 128,
+     .vector_rows = 128,
+     .edge_keys = 128,
+     .shares_heads = false,
+     .hidden_pairs = false},
+}};
+
+constexpr double kCpuPerThread = 90e9;
+constexpr double kHopperPerMultiprocessor = 6.5e12;
+constexpr double kAmperePerMultiprocessor = 4e12;
+constexpr int kHopper = 90;
+
+double RoundUp(double value, double unit) { return std::ceil(value / unit) * unit; }
+
+// Multiply-adds of all query heads of one KV head.
+double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
+  if (s.q_rows == 0) return 0;
+  const int64_t group = p.group();
+  const int64_t together =
+      m.shares_heads ? std::clamp<int64_t>(m.tile_rows / s.q_rows, 1, group) : 1;
+  const double heads = static_cast<double>(group);
+  const double rows = static_cast<double>(s.q_rows);
+  const double keys = static_cast<double>(s.k_len);
+  const double tiles_of_rows = std::ceil(rows / static_cast<double>(m.tile_rows));
+  const double tiles = std::ceil(heads / static_cast<double>(together)) * tiles_of_rows;
+  // Rows over what their tiles are rounded up to.
+  const double full = rows * heads;
+  const double lanes = tiles * RoundUp(full / tiles, static_cast<double>(m.vector_rows));
+  double pairs = static_cast<double>(s.q_len) * keys;
+  if (!m.hidden_pairs && !p.mask.unrestricted()) {
+    pairs = std::min(pairs, VisiblePairs(p.mask, s) + m.edge_keys * static_cast<double>(s.q_len));
+  }
+  const double seen = pairs / rows;  // keys of a row, and about of a tile
+  const double dims = static_cast<double>(p.dim + p.dim_v);
+  double pair = dims + m.pair;
+  if (p.softcap > 0) pair += m.softcap;
+  if (p.has_bias) pair += m.bias;
+  if (p.has_alibi) pair += m.alibi;
+  return seen * lanes * pair + tiles * (m.tile + seen * (m.key_dim * dims + m.key)) +
+         lanes * m.lane_dim * dims + full * (m.row_dim * dims + m.row);
+}
+
+}  // namespace
+
+double Cost(const Attention& attention, KernelId kernel) {
+  const Problem& p = attention.problem;
+  const KernelModel& model = kModels[static_cast<size_t>(kernel)];
+  const bool alike = !p.packed && attention.q_lengths == nullptr && attention.kv_lengths == nullptr;
+  double sum = 0;
+  if (alike && p.batch > 0) {
+    sum = static_cast<double>(p.batch) * SequenceCost(p, model, SequenceOf(attention, 0));
+  }
+  for (int64_t b = 0; !alike && b < p.batch; ++b) {
+    sum += SequenceCost(p, model, SequenceOf(attention, b));
+  }
+  const bool half = p.dtype != DType::kFloat32;
+  return 2 * static_cast<double>(p.heads_kv) * (half ? model.slower_half : model.slower) * sum;
+}
+
+double CostPerSecond(const DeviceInfo& device) {
+  const double units = std::max(1, device.units);
+  if (device.kind == DeviceKind::kCpu) return kCpuPerThread * units;
+  return units * (device.compute_capability >= kHopper ? kHopperPerMultiprocessor
+                                                       : kAmperePerMultiprocessor);
+}
+
+}  // namespace attend

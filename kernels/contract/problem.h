@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plain-value description of one attention (Problem), and the same with its memory
+// (Attention). O = softmax(scale * Q K^T, capped, biased, masked) V for every sequence and head.
+//
+// Letters: B sequences, Hq query heads, Hkv key/value heads (Hq % Hkv == 0), Lq and Lk rows,
+// D head dim of Q and K, Dv head dim of V and O. Query head h reads KV head h / (Hq / Hkv).
+//
+// Order of score terms: s = scale * q.k; s = softcap * tanh(s / softcap) if softcap > 0;
+// s += bias[b,h,i,j]; s -= slope[h] * |j - i - offset|; then the mask removes keys; a sink is one
+// extra logit per query head that joins the denominator only.
+
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+#include "kernels/contract/dtype.h"
+#include "kernels/contract/portable.h"
+#include "kernels/util/status.h"
+
+namespace attend {
+
+// Which diagonal a causal mask or window (and ALiBi's distance) is measured from: with
+// offset = kv_length - q_length (bottom-right, FlashAttention) or 0 (top-left, PyTorch SDPA).
+enum class Alignment : int32_t { kBottomRight = 0, kTopLeft = 1 };
+
+// Key j is visible to query i when -left <= j - i - offset <= right; -1 lifts a side's bound.
+// Causal is right = 0. For every query the visible keys are one contiguous range.
+struct Mask {
+  Alignment alignment = Alignment::kBottomRight;
+  int64_t left = -1;
+  int64_t right = -1;
+
+  ATTEND_HD bool unrestricted() const { return left < 0 && right < 0; }
+};
+
+struct Problem {
+  DType dtype = DType::kFloat32;  // of Q, K, V and O
+  int64_t batch = 0;              // B, 0 allowed
+  int64_t heads_q = 0;            // Hq
+  int64_t heads_kv = 0;           // Hkv
+  int64_t len_q = 0;              // Lq; packed: the longest sequence's
+  int64_t len_k = 0;              // Lk; packed: the longest sequence's
+  int64_t dim = 0;                // D
+  int64_t dim_v = 0;              // Dv
+  bool packed = false;            // sequences lie end to end; q/kv_offsets say where
+  int64_t total_q = 0;            // packed: rows of Q over all sequences
+  int64_t total_k = 0;            // packed: rows of K over all sequences
+  Mask mask;
+  float scale = 0.0f;    // finite; the caller has put in 1/sqrt(D) if none was given
+  float softcap = 0.0f;  // 0 = off, else > 0
+  bool has_bias = false;
+  bool has_alibi = false;
+  bool has_sinks = false;
+  bool return_lse = false;
+
+  ATTEND_HD int64_t group() const { return heads_q / heads_kv; }  // query heads per KV head
+};
+
+// OK, or INVALID_ARGUMENT naming field, value and bound. No kernel is given a Problem that fails.
+Status Check(const Problem& problem);
+
+// a * b * c * d as int64, or INVALID_ARGUMENT naming `what` if a factor is negative or the
+// product overflows.
+Result<int64_t> CheckedProduct(std::string_view what, int64_t a, int64_t b, int64_t c = 1,
+                               int64_t d = 1);
+
+// Read-only and writable strided views of a [B, H, L, D] tensor. Strides count elements; the last
+// dimension is contiguous. Packed tensors have stride_b = 0 and rows counted over all sequences.
+struct ConstTensorView {
+  const void* data = nullptr;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_l = 0;
+};
+struct TensorView {
+  void* data = nullptr;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_l = 0;
+};
+
+// Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous.
+struct BiasView {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;  // its own, need not be the problem's
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_q = 0;
+};
+
+// One attention with its memory: on the host, or where one device reaches all of it. Non-owning.
+struct Attention {
+  Problem problem;
+  ConstTensorView q, k, v;
+  TensorView o;
+  float* lse = nullptr;  // [B, Hq, Lq] (packed: [Hq, total_q]), last dim contiguous; if return_lse
+  int64_t lse_stride_b = 0;
+  int64_t lse_stride_h = 0;
+  BiasView bias;                        // if has_bias
+  const float* alibi_slopes = nullptr;  // [Hq] or [B, Hq]; if has_alibi
+  int64_t alibi_stride_b = 0;           // 0: one set of slopes for all sequences
+  const float* sinks = nullptr;         // [Hq]; if has_sinks
+  const int64_t* q_lengths = nullptr;   // [B] true lengths <= Lq, dense layouts; may be null
+  const int64_t* kv_lengths = nullptr;  // [B] true lengths <= Lk, dense layouts; may be null
+  const int64_t* q_offsets = nullptr;   // [B + 1] cumulative, packed
+  const int64_t* kv_offsets = nullptr;  // [B + 1] cumulative, packed
+};
+
+// One output row: sequence, query head, query row within the sequence.
+struct RowId {
+  int64_t b = 0;
+  int64_t h = 0;
+  int64_t i = 0;
+
+  friend auto operator<=>(const RowId&, const RowId&) = default;
+};
+
+// Where sequence b lies. Rows are counted from the view's data + b * stride_b.
+// Dense rows at and beyond q_len up to problem.len_q are padding: O there is 0, LSE -inf, and
+// nothing at or beyond q_len / k_len is ever read.
+struct Sequence {
+  int64_t q_row = 0;   // first row of Q, O and LSE
+  int64_t k_row = 0;   // first row of K and V
+  int64_t q_len = 0;   // true query rows
+  int64_t k_len = 0;   // true key rows
+  int64_t q_rows = 0;  // rows of O to write: q_len packed, len_q dense
+  int64_t offset = 0;  // of the diagonal, see Alignment
+};
+
+ATTEND_HD inline Sequence SequenceOf(const Attention& a, int64_t b) {
+  Sequence s;
+  if (a.problem.packed) {
+    s.q_row = a.q_offsets[b];
+    s.k_row = a.kv_offsets[b];
+    s.q_len = a.q_offsets[b + 1] - s.q_row;
+    s.k_len = a.kv_offsets[b + 1] - s.k_row;
+    s.q_rows = s.q_len;
+  } else {
+    s.q_len = a.q_lengths ? a.q_lengths[b] : a.problem.len_q;
+    s.k_len = a.kv_lengths ? a.kv_lengths[b] : a.problem.len_k;
+    s.q_rows = a.problem.len_q;
+  }
+  s.offset = a.problem.mask.alignment == Alignment::kBottomRight ? s.k_len - s.q_len : 0;
+  return s;
+}
+
+// The keys [begin, end) that query row i of a sequence sees; empty has begin >= end. Saturating,
+// so that windows near INT64_MAX mean what they say.
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+ATTEND_HD inline KeyRange VisibleKeys(const Mask& mask, const Sequence& s, int64_t i) {
+  const int64_t diagonal = i + s.offset;
+  KeyRange range{0, s.k_len};
+  if (mask.left >= 0 && mask.left < diagonal) range.begin = diagonal - mask.left;
+  if (mask.right >= 0 && mask.right < s.k_len - diagonal) range.end = diagonal + mask.right + 1;
+  if (range.end > s.k_len) range.end = s.k_len;
+  return range;
+}
+
+// (query, key) pairs that the mask lets through, over all sequences, for one head.
+// Host memory only (reads the length arrays).
+double VisiblePairs(const Attention& attention);
+// Of one sequence.
+double VisiblePairs(const Mask& mask, const Sequence& sequence);
+
+// Floating-point operations of the forward pass: 2 * (D + Dv) per visible pair and query head.
+double Flops(const Attention& attention);
+
+// Elements of Q (or O with dim_v), K, V spanned by the problem's dense or packed shape.
+int64_t ElementsQ(const Problem& problem);
+int64_t ElementsK(const Problem& problem);
+int64_t ElementsV(const Problem& problem);
+int64_t ElementsO(const Problem& problem);
+int64_t ElementsLse(const Problem& problem);
+
+// "float16 B2 Hq8 Hkv2 Lq128 Lk256 D64 Dv64 causal-br lse": for logs and test names.
+std::string Describe(const Problem& problem);
+
+}  // namespace attend

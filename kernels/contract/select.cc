@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/contract/select.h"
+
+#include <array>
+
+#include "kernels/contract/limits.h"
+
+namespace attend {
+namespace {
+
+constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
+    {KernelId::kCpuReference, "cpu_reference", DeviceKind::kCpu,
+     "plain loops in double precision; defines the answer"},
+    {KernelId::kCpuFlash, "cpu_flash", DeviceKind::kCpu,
+     "tiled online softmax, SIMD chosen at run time, all cores, fp32 accumulation"},
+    {KernelId::kCudaNaive, "cuda_naive", DeviceKind::kCuda,
+     "materialises the score matrix as standard attention does; O(Lq * Lk) memory"},
+    {KernelId::kCudaFlashFp32, "cuda_flash_fp32", DeviceKind::kCuda,
+     "tiled online softmax on CUDA cores, exact fp32, O(L) memory"},
+    {KernelId::kCudaFlashSm80, "cuda_flash_sm80", DeviceKind::kCuda,
+     "mma.sync Tensor Cores, cp.async, fp16 and bf16, every feature; Ampere and later"},
+    {KernelId::kCudaFlashSm90, "cuda_flash_sm90", DeviceKind::kCuda,
+     "wgmma Tensor Cores, TMA, specialised warps, fp16 and bf16; Hopper"},
+}};
+
+const KernelInfo* Find(std::string_view name) {
+  for (const KernelInfo& kernel : kKernels) {
+    if (kernel.name == name) return &kernel;
+  }
+  return nullptr;
+}
+
+std::string KernelNames() {
+  std::string names = "auto";
+  for (const KernelInfo& kernel : kKernels) names += ", " + std::string(kernel.name);
+  return names;
+}
+
+Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                      std::string_view why) {
+  Selection selection{kernel.id, why, 0};
+  if (kernel.id == KernelId::kCudaNaive) {
+    const Result<int64_t> bytes = NaiveWorkspaceBytes(problem);
+    if (!bytes.ok() || *bytes > device.workspace_bytes_max) {
+      return Unimplemented(
+          "kernel cuda_naive keeps the whole score matrix: " +
+          (bytes.ok() ? std::to_string(*bytes) + " bytes" : "more than 64 bits can count") +
+          ", the limit on " + device.name + " is " + std::to_string(device.workspace_bytes_max));
+    }
+    selection.workspace_bytes = *bytes;
+  }
+  return selection;
+}
+
+constexpr int kSm80 = 80;
+constexpr int kSm90 = 90;
+constexpr int kBeyondHopper = 100;
+
+bool Has16Bits(const Problem& p) { return p.dtype != DType::kFloat32; }
+
+// Why the kernel cannot compute the problem; "" if it can.
+std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
+  if (device.compute_capability < kSm80) {
+    return "cuda_flash_sm80 needs compute capability 8.0 or later";
+  }
+  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  return {};
+}
+
+std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
+                            const MemoryTraits& memory) {
+  if (device.compute_capability < kSm90 || device.compute_capability >= kBeyondHopper) {
+    return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
+  }
+  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (p.has_bias) return "cuda_flash_sm90 has no bias";
+  if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
+  if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+    return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
+  }
+  return memory.not_tma;
+}
+
+// The reason given is what kept a faster kernel away.
+Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
+                             const MemoryTraits& memory) {
+  const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
+  if (not_sm90.empty()) {
+    return Fit(*Find("cuda_flash_sm90"), problem, device,
+               "wgmma and TMA are the fastest on Hopper, and it computes all that is asked");
+  }
+  const std::string_view not_sm80 = WhyNotSm80(problem, device);
+  if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, not_sm90);
+  return Fit(*Find("cuda_flash_fp32"), problem, device, not_sm80);
+}
+
+}  // namespace
+
+std::span<const KernelInfo> Kernels() { return kKernels; }
+
+Result<int64_t> NaiveWorkspaceBytes(const Problem& p) {
+  const Result<int64_t> heads = CheckedProduct("scores", p.batch, p.heads_q, 4);
+  if (!heads.ok()) return heads;
+  return CheckedProduct("bytes of scores", *heads, p.len_q, p.len_k);
+}
+
+std::string_view KernelName(KernelId id) { return kKernels[static_cast<size_t>(id)].name; }
+
+MemoryTraits ContiguousTraits(const Problem& problem) {
+  if (problem.dim % 8 == 0 && problem.dim_v % 8 == 0) return {};
+  return {.not_tma =
+              "D or Dv is not a multiple of 8: Hopper's copy engine needs rows on 16-byte "
+              "boundaries"};
+}
+
+Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
+                         std::string_view forced) {
+  return Select(problem, device, forced, ContiguousTraits(problem));
+}
+
+Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
+                         const MemoryTraits& memory) {
+  if (forced.empty() || forced == "auto") {
+    if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
+    return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");
+  }
+  const KernelInfo* kernel = Find(forced);
+  if (kernel == nullptr) {
+    return InvalidArgument("kernel is \"" + std::string(forced.substr(0, 64)) +
+                           "\", must be one of " + KernelNames());
+  }
+  if (kernel->device != device.kind) {
+    return Unimplemented("kernel " + std::string(kernel->name) + " does not run on " + device.name);
+  }
+  std::string_view why_not;
+  if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
+  if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
+  if (!why_not.empty()) {
+    return Unimplemented("kernel " + std::string(kernel->name) + " cannot compute this on " +
+                         device.name + ": " + std::string(why_not));
+  }
+  return Fit(*kernel, problem, device, "asked for by name");
+}
+
+}  // namespace attend

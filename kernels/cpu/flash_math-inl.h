@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SIMD building blocks of cpu_flash: exp2, and the register-blocked products that its time goes to.
+// Included once per instruction set by flash_tile.cc.
+
+#if defined(ATTEND_CPU_FLASH_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_FLASH_MATH_INL_H_
+#undef ATTEND_CPU_FLASH_MATH_INL_H_
+#else
+#define ATTEND_CPU_FLASH_MATH_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/flash_tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Instructions for fp16, which round to nearest even and keep NaN and Inf. Highway's emulation on
+// other targets does neither.
+#undef ATTEND_HAVE_F16
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
+    HWY_TARGET == HWY_NEON
+#define ATTEND_HAVE_F16 1
+#else
+#define ATTEND_HAVE_F16 0
+#endif
+
+using F32 = hn::ScalableTag<float>;
+using V32 = hn::Vec<F32>;
+constexpr int64_t kLanes = hn::MaxLanes(F32());
+
+// Most vectors of query rows in a panel, and rows of the other operand in a block: as many
+// accumulators as the register file holds beside the operands.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+constexpr int kPanelVectors = 3;
+constexpr int kBlockRows = 8;
+#else
+constexpr int kPanelVectors = 2;
+constexpr int kBlockRows = 4;
+#endif
+static_assert(kValueBlock % kBlockRows == 0 && kKeyTile % kBlockRows == 0);
+static_assert(kPanelVectors * kLanes <= kPanelLanesMax);
+
+// max(low, x), but NaN if x is: Highway leaves open what Max does with NaN, x86 keeps its second
+// operand.
+HWY_INLINE V32 AtLeast(V32 low, V32 x) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Max(low, x);
+#else
+  return hn::IfThenElse(hn::Lt(x, low), low, x);
+#endif
+}
+
+// 2^(x * factor) for x * factor <= 0 and a factor that is finite and above 0, to 1 ulp beside the
+// roundings of x and factor; 0 for -inf and wherever the result would not be a normal number (but
+// for a sliver of subnormal ones), NaN for any NaN. The product is never rounded by itself, nor can
+// it overflow.
+HWY_INLINE V32 Exp2(V32 x, float factor) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  const V32 by = hn::Set(d, factor);
+  // At -127 the exponent below reaches 0 and so does the result.
+  x = AtLeast(hn::Set(d, -127.0f / factor), x);
+  // Adding 1.5 * 2^23 leaves round(x) in the low bits, and 127 more the biased exponent of
+  // 2^round(x), where 2^x = 2^round(x) * 2^f, |f| <= 1/2.
+  const V32 magic = hn::Set(d, 12582912.0f + 127.0f);
+  const V32 shifted = hn::MulAdd(x, by, magic);
+  const V32 f = hn::MulSub(x, by, hn::Sub(shifted, magic));
+  // Minimax in relative error for 1 + f * polynomial: 0.3 units of roundoff.
+  V32 p = hn::Set(d, 0.00015353361707892005f);
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0013398874477472053f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.009618437358975426f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.055503324709253676f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.24022647913610015f));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.6931472028551923f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  // A product, as adding to the exponent's bits would make a number of a NaN.
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+}
+
+// A weight, but more than 0.
+HWY_INLINE V32 AboveZero(V32 weight) {
+  return AtLeast(hn::Set(F32(), std::numeric_limits<float>::denorm_min()), weight);
+}
+
+// Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
+// k[r][d] * q[d][lane]. One fused multiply-add per product, first d first.
+template <int kVectors>
+HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, float* s) {
+  constexpr int kRows = kBlockRows;
+  constexpr int64_t kWidth = kVectors * kLanes;
+  const F32 d;
+  V32 sum[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    V32 row[kVectors];
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, q + i * kWidth + n * kLanes);
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      const V32 key = hn::Set(d, k[r][i]);
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::MulAdd(key, row[n], sum[r][n]);
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) hn::Store(sum[r][n], d, s + r * kWidth + n * kLanes);
+  }
+}
+
+// Whether a weight is -0, by its bits: comparing would take +0 for the same.
+HWY_INLINE auto IsHiddenWeight(V32 weight) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  return hn::RebindMask(d, hn::Eq(hn::BitCast(di, weight), hn::BitCast(di, hn::Set(d, -0.0f))));
+}
+
+// kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
+// p[key][lane] * v[key * kValueBlock + r]. The sum is taken first, from zero: terms that are added
+// one by one to the sum of many keys lose more with every further key. With kSkip, values that are
+// NaN or Inf are felt by those rows alone that see their key, whose weight is not -0, and by these
+// however small the weight: one that underflowed is +0, and 0 * Inf would be NaN; and weights are
+// multiplied by down[r][lane]. Results are otherwise the same.
+template <int kVectors, bool kSkip>
+HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
+                            const float* down, float* o) {
+  constexpr int kRows = kBlockRows;
+  constexpr int64_t kWidth = kVectors * kLanes;
+  const F32 d;
+  V32 sum[kRows][kVectors];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) sum[r][n] = hn::Zero(d);
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    V32 row[kVectors];
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, p + j * kWidth + n * kLanes);
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) {
+      const V32 value = hn::Set(d, v[j * kValueBlock + r]);
+      HWY_UNROLL(8)
+      for (int n = 0; n < kVectors; ++n) {
+        if (kSkip && !std::isfinite(v[j * kValueBlock + r])) {
+          const V32 next = hn::MulAdd(value, AboveZero(row[n]), sum[r][n]);
+          sum[r][n] = hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next);
+        } else {
+          const V32 by =
+              kSkip ? hn::Mul(row[n], hn::Load(d, down + r * kWidth + n * kLanes)) : row[n];
+          sum[r][n] = hn::MulAdd(value, by, sum[r][n]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int n = 0; n < kVectors; ++n) {
+      float* at = o + r * kWidth + n * kLanes;
+      const V32 before = hn::Load(d, at);
+      V32 by = hn::Load(d, weight + n * kLanes);
+      if (kSkip) by = hn::IfThenElse(hn::IsFinite(before), by, AboveZero(by));
+      hn::Store(hn::MulAdd(before, by, sum[r][n]), d, at);
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How rows of tensors get into and out of cpu_flash's scratch: converted to fp32 and back, and for
+// Q, O and bias turned so that rows lie across lanes. Included once per instruction set by
+// flash_tile.cc.
+
+#if defined(ATTEND_CPU_FLASH_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_FLASH_PACK_INL_H_
+#undef ATTEND_CPU_FLASH_PACK_INL_H_
+#else
+#define ATTEND_CPU_FLASH_PACK_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/contract/dtype.h"
+#include "kernels/cpu/flash_math-inl.h"
+#include "kernels/cpu/flash_tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+
+// Lanes(d) elements from `index` on, widened to fp32.
+template <DType kType, class D>
+HWY_INLINE hn::Vec<D> LoadWide(D d, const void* data, int64_t index) {
+  if constexpr (kType == DType::kFloat32) {
+    return hn::LoadU(d, static_cast<const float*>(data) + index);
+  } else if constexpr (kType == DType::kFloat16) {
+#if ATTEND_HAVE_F16
+    const hn::Rebind<hwy::float16_t, D> dh;
+    return hn::PromoteTo(d, hn::LoadU(dh, static_cast<const hwy::float16_t*>(data) + index));
+#else
+    alignas(64) float wide[hn::MaxLanes(D())];
+    for (int64_t n = 0; n < static_cast<int64_t>(hn::Lanes(d)); ++n) {
+      wide[n] = HalfToFloat(static_cast<const uint16_t*>(data)[index + n]);
+    }
+    return hn::Load(d, wide);
+#endif
+  } else {
+    const hn::Rebind<uint16_t, D> dh;
+    const hn::RebindToUnsigned<D> du;
+    const auto bits = hn::PromoteTo(du, hn::LoadU(dh, static_cast<const uint16_t*>(data) + index));
+    return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+  }
+}
+
+template <DType kType>
+HWY_INLINE void WidenRowOf(const void* data, int64_t index, int64_t dim, float* out) {
+  const F32 d;
+  int64_t i = 0;
+  for (; i + kLanes <= dim; i += kLanes) {
+    hn::StoreU(LoadWide<kType>(d, data, index + i), d, out + i);
+  }
+  for (; i < dim; ++i) out[i] = LoadElement(data, kType, index + i);
+}
+
+// One row of `dim` elements to fp32.
+HWY_INLINE void WidenRow(const void* data, DType dtype, int64_t index, int64_t dim, float* out) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return WidenRowOf<DType::kFloat16>(data, index, dim, out);
+    case DType::kBFloat16:
+      return WidenRowOf<DType::kBFloat16>(data, index, dim, out);
+    case DType::kFloat32:
+      return WidenRowOf<DType::kFloat32>(data, index, dim, out);
+  }
+}
+
+template <DType kType>
+HWY_INLINE void NarrowRowOf(const float* row, float factor, int64_t dim, void* data,
+                            int64_t index) {
+  const F32 d;
+  const V32 by = hn::Set(d, factor);
+  int64_t i = 0;
+  if constexpr (kType == DType::kFloat32) {
+    float* out = static_cast<float*>(data) + index;
+    for (; i + kLanes <= dim; i += kLanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, row + i), by), d, out + i);
+    }
+  }
+#if ATTEND_HAVE_F16
+  if constexpr (kType == DType::kFloat16) {
+    const hn::Rebind<hwy::float16_t, F32> dh;
+    hwy::float16_t* out = static_cast<hwy::float16_t*>(data) + index;
+    for (; i + kLanes <= dim; i += kLanes) {
+      hn::StoreU(hn::DemoteTo(dh, hn::Mul(hn::LoadU(d, row + i), by)), dh, out + i);
+    }
+  }
+#endif
+  for (; i < dim; ++i) StoreElement(data, kType, index + i, row[i] * factor);
+}
+
+// One fp32 row into memory of the dtype, each element times `factor` and then rounded once.
+HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dtype, void* data,
+                          int64_t index) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return NarrowRowOf<DType::kFloat16>(row, factor, dim, data, index);
+    case DType::kBFloat16:
+      return NarrowRowOf<DType::kBFloat16>(row, factor, dim, data, index);
+    case DType::kFloat32:
+      return NarrowRowOf<DType::kFloat32>(row, factor, dim, data, index);
+  }
+}
+
+// From one block of V's columns to the next; the gap keeps blocks out of each other's cache sets.
+constexpr int64_t ValueBlockStride(int64_t rows) { return rows * kValueBlock + kValueGap; }
+
+template <DType kType>
+void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows, int64_t dim,
+                  float* out) {
+  const hn::CappedTag<float, kValueBlock> d;
+  const int64_t block_stride = ValueBlockStride(rows);
+  const int64_t whole = dim / kValueBlock;
+  for (int64_t j = 0; j < rows; ++j) {  // row by row, as hardware prefetches best
+    const int64_t row = index + j * stride;
+    float* at = out + j * kValueBlock;
+    for (int64_t block = 0; block < whole; ++block) {
+      for (int64_t n = 0; n < kValueBlock; n += static_cast<int64_t>(hn::Lanes(d))) {
+        const int64_t i = block * kValueBlock + n;
+        hn::Store(LoadWide<kType>(d, data, row + i), d, at + block * block_stride + n);
+      }
+    }
+    for (int64_t i = whole * kValueBlock; i < (dim + kValueBlock - 1) / kValueBlock * kValueBlock;
+         ++i) {
+      at[whole * block_stride + i % kValueBlock] =
+          i < dim ? LoadElement(data, kType, row + i) : 0.0f;
+    }
+  }
+}
+
+// `rows` rows, `stride` apart, to fp32 blocks of [row][kValueBlock]; columns beyond dim become 0.
+HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t stride,
+                           int64_t rows, int64_t dim, float* out) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return PackValuesOf<DType::kFloat16>(data, index, stride, rows, dim, out);
+    case DType::kBFloat16:
+      return PackValuesOf<DType::kBFloat16>(data, index, stride, rows, dim, out);
+    case DType::kFloat32:
+      return PackValuesOf<DType::kFloat32>(data, index, stride, rows, dim, out);
+  }
+}
+
+// Rows that change direction together, between memory (along dims) and panels (across lanes).
+constexpr int64_t kTurned = kLanes < 4 ? 1 : 4;
+
+// kTurned rows of n floats into neighbouring lanes:
+// out[i * width + r] = rows[r * stride + i].
+HWY_INLINE void TurnIn(const float* HWY_RESTRICT rows, int64_t stride, int64_t n, int64_t width,
+                       float* HWY_RESTRICT out) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::FixedTag<float, 4> d;
+  const hn::FixedTag<double, 2> d64;
+  for (; i + 4 <= n; i += 4) {
+    const auto a = hn::LoadU(d, rows + i);
+    const auto b = hn::LoadU(d, rows + stride + i);
+    const auto c = hn::LoadU(d, rows + 2 * stride + i);
+    const auto e = hn::LoadU(d, rows + 3 * stride + i);
+    const auto ab0 = hn::BitCast(d64, hn::InterleaveLower(d, a, b));
+    const auto ab1 = hn::BitCast(d64, hn::InterleaveUpper(d, a, b));
+    const auto ce0 = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
+    const auto ce1 = hn::BitCast(d64, hn::InterleaveUpper(d, c, e));
+    float* at = out + i * width;
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, ab0, ce0)), d, at);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, ab0, ce0)), d, at + width);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d64, ab1, ce1)), d, at + 2 * width);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d64, ab1, ce1)), d, at + 3 * width);
+  }
+#endif
+  for (; i < n; ++i) {
+    for (int64_t r = 0; r < kTurned; ++r) out[i * width + r] = rows[r * stride + i];
+  }
+}
+
+// The reverse: rows[r * stride + i] = in[i * width + r].
+HWY_INLINE void TurnOut(const float* in, int64_t width, int64_t n, int64_t stride, float* rows) {
+  int64_t i = 0;
+  // A square block is turned either way by the same moves.
+  for (; i + kTurned <= n; i += kTurned) {
+    TurnIn(in + i * width, width, kTurned, stride, rows + i);
+  }
+  for (; i < n; ++i) {
+    for (int64_t r = 0; r < kTurned; ++r) rows[r * stride + i] = in[i * width + r];
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One tile of query rows against all keys that they see: scores, online softmax, output. Included
+// once per instruction set by flash_tile.cc; runs on any thread, on its own Scratch.
+
+#if defined(ATTEND_CPU_FLASH_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_FLASH_TILE_INL_H_
+#undef ATTEND_CPU_FLASH_TILE_INL_H_
+#else
+#define ATTEND_CPU_FLASH_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
+#include "kernels/contract/softmax_state.h"
+#include "kernels/cpu/flash_math-inl.h"
+#include "kernels/cpu/flash_pack-inl.h"
+#include "kernels/cpu/flash_tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+
+constexpr double kLog2e = 1.44269504088896341;
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// A few vectors of the tile's rows, beginning at row `lane`.
+struct Panel {
+  int64_t lane = 0;
+  int vectors = 0;
+  KeyRange any{0, 0};  // keys that some row sees
+  KeyRange all{0, 0};  // keys that every row sees
+  int64_t width() const { return vectors * kLanes; }
+};
+constexpr int64_t kPanelsMax = kRowTile / (kPanelVectors * kLanes);
+static_assert(kRowTile % (kPanelVectors * kLanes) == 0);
+
+class TileRun {
+ public:
+  TileRun(const Tile& tile, Scratch* scratch)
+      : tile_(tile),
+        a_(*tile.attention),
+        p_(tile.attention->problem),
+        s_(*scratch),
+        sequence_(SequenceOf(*tile.attention, tile.b)),
+        lanes_(tile.heads * tile.rows),
+        vectors_((lanes_ + kLanes - 1) / kLanes),
+        panel_count_((vectors_ + kPanelVectors - 1) / kPanelVectors),
+        dim_v_padded_((p_.dim_v + kValueBlock - 1) / kValueBlock * kValueBlock),
+        plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
+               p_.scale <= kLateScaleMax),
+        unit_(plain_ ? static_cast<double>(p_.scale) : 1.0),
+        to_log2_(static_cast<float>(unit_ * kLog2e)) {}
+
+  void Run() {
+    if (Stopped(tile_.stop)) return;
+    MakePanels();
+    PackQuery();
+    Attend<false>();
+    // What a row does not see has weight 0, and 0 * Inf is NaN: only then is care needed.
+    careful_ = !OutputFinite();
+    if (careful_) {
+      std::fill(s_.down, s_.down + vectors_ * kLanes * dim_v_padded_, 1.0f);
+      Attend<true>();
+      // O is not divided yet and may overflow where its mean does not.
+      if (!OutputFinite() && HasHugeValues()) {
+        ScaleDown();
+        Attend<true>();
+      }
+    }
+    if (!Stopped(tile_.stop)) Store();
+  }
+
+ private:
+  int64_t HeadOf(int64_t lane) const { return tile_.head + lane / tile_.rows; }
+  int64_t RowOf(int64_t lane) const { return tile_.row + lane % tile_.rows; }
+  bool Real(int64_t lane) const { return lane < lanes_ && RowOf(lane) < sequence_.q_len; }
+  KeyRange KeysOf(int64_t lane) const {
+    return Real(lane) ? VisibleKeys(p_.mask, sequence_, RowOf(lane)) : KeyRange{0, 0};
+  }
+
+  void MakePanels();
+  void PackQuery();
+  template <bool kSkip>
+  void Attend();
+  void LoadKeys(int64_t j, int64_t keys);
+  void LoadLanes(const Panel& panel, int64_t j, int64_t keys);
+  void LoadBias(const Panel& panel, int64_t j, int64_t keys);
+  template <int kVectors>
+  void Scores(const Panel& panel, int64_t keys);
+  void FinishScores(const Panel& panel, int64_t keys);
+  void MaskScores(const Panel& panel, int64_t keys);
+  template <int kVectors, bool kSkip>
+  void Softmax(const Panel& panel, int64_t keys);
+  template <int kVectors, bool kSkip>
+  void Output(const Panel& panel, int64_t keys);
+  template <int kVectors, bool kSkip>
+  void PanelStep(const Panel& panel, int64_t j, int64_t keys);
+  bool OutputFinite() const;
+  bool HasHugeValues() const;
+  void ScaleDown();
+  void Store();
+  void StoreRow(int64_t lane, const float* down, int64_t stride, float* o);
+  void ScaleUp(const float* down, int64_t stride, float factor, float* o) const;
+
+  const Tile& tile_;
+  const Attention& a_;
+  const Problem& p_;
+  Scratch& s_;
+  const Sequence sequence_;
+  const int64_t lanes_;
+  const int64_t vectors_;
+  const int64_t panel_count_;
+  const int64_t dim_v_padded_;
+  const bool plain_;  // scores are q.k still
+  // What a score is in units of problem.h, and in powers of two.
+  const double unit_;
+  const float to_log2_;
+  bool careful_ = false;  // O was not finite, and was computed again
+  Panel panels_[kPanelsMax];
+  KeyRange keys_{0, 0};  // that any row sees
+  // The current key tile: its keys as fp32, and from one block of V's columns to the next.
+  const float* k_ = nullptr;
+  int64_t block_stride_ = 0;
+};
+
+void TileRun::MakePanels() {
+  keys_ = {sequence_.k_len, 0};
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    // Vectors are divided evenly: 2 + 2 is faster than 3 + 1.
+    Panel& panel = panels_[n];
+    const int64_t first = n * vectors_ / panel_count_;
+    panel.lane = first * kLanes;
+    panel.vectors = static_cast<int>((n + 1) * vectors_ / panel_count_ - first);
+    panel.any = {sequence_.k_len, 0};
+    panel.all = {0, sequence_.k_len};
+    for (int64_t lane = panel.lane; lane < std::min(panel.lane + panel.width(), lanes_); ++lane) {
+      const KeyRange range = KeysOf(lane);
+      panel.all.begin = std::max(panel.all.begin, range.begin);
+      panel.all.end = std::min(panel.all.end, range.end);
+      if (range.begin >= range.end) continue;
+      panel.any.begin = std::min(panel.any.begin, range.begin);
+      panel.any.end = std::max(panel.any.end, range.end);
+    }
+    keys_.begin = std::min(keys_.begin, panel.any.begin);
+    keys_.end = std::max(keys_.end, panel.any.end);
+  }
+}
+
+void TileRun::PackQuery() {
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
+    float* out = s_.q + panel.lane * p_.dim;
+    for (int64_t first = 0; first < panel.width(); first += kTurned) {
+      for (int64_t r = 0; r < kTurned; ++r) {
+        float* row = s_.rows + r * kHeadDimMax;
+        const int64_t lane = panel.lane + first + r;
+        if (Real(lane)) {
+          const int64_t index = tile_.b * a_.q.stride_b + HeadOf(lane) * a_.q.stride_h +
+                                (sequence_.q_row + RowOf(lane)) * a_.q.stride_l;
+          WidenRow(a_.q.data, p_.dtype, index, p_.dim, row);
+        } else {
+          std::fill(row, row + p_.dim, 0.0f);
+        }
+      }
+      TurnIn(s_.rows, kHeadDimMax, p_.dim, panel.width(), out + first);
+    }
+  }
+}
+
+template <bool kSkip>
+void TileRun::Attend() {
+  std::fill(s_.max, s_.max + vectors_ * kLanes, kMinusInfinity);
+  std::fill(s_.sum, s_.sum + vectors_ * kLanes, 0.0f);
+  std::fill(s_.o, s_.o + vectors_ * kLanes * dim_v_padded_, 0.0f);
+  int64_t begin = keys_.begin;
+  while (begin < keys_.end && !Stopped(tile_.stop)) {
+    const int64_t end = std::min(keys_.end, (begin / kKeyTile + 1) * kKeyTile);
+    LoadKeys(begin, end - begin);
+    for (int64_t n = 0; n < panel_count_; ++n) {
+      const Panel& panel = panels_[n];
+      if (panel.any.begin >= end || panel.any.end <= begin) continue;
+      const int64_t keys = std::min(end, panel.any.end) - begin;
+      switch (panel.vectors) {
+        case 1:
+          PanelStep<1, kSkip>(panel, begin, keys);
+          break;
+        case 2:
+          PanelStep<2, kSkip>(panel, begin, keys);
+          break;
+        case 3:
+          if constexpr (kPanelVectors > 2) PanelStep<3, kSkip>(panel, begin, keys);
+          break;
+      }
+    }
+    begin = end;
+  }
+}
+
+template <int kVectors, bool kSkip>
+HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys) {
+  const bool masked = j < panel.all.begin || j + keys > panel.all.end;
+  if (p_.has_bias) LoadBias(panel, j, keys);
+  if (masked || p_.has_alibi) LoadLanes(panel, j, keys);
+  Scores<kVectors>(panel, keys);
+  if (!plain_) FinishScores(panel, keys);
+  if (masked) MaskScores(panel, keys);
+  Softmax<kVectors, kSkip>(panel, keys);
+  Output<kVectors, kSkip>(panel, keys);
+}
+
+// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows lie end to end; rows
+// that lie apart may share a cache set.
+void TileRun::LoadKeys(int64_t j, int64_t keys) {
+  const int64_t h_kv = tile_.head / p_.group();
+  const int64_t k =
+      tile_.b * a_.k.stride_b + h_kv * a_.k.stride_h + (sequence_.k_row + j) * a_.k.stride_l;
+  const int64_t v =
+      tile_.b * a_.v.stride_b + h_kv * a_.v.stride_h + (sequence_.k_row + j) * a_.v.stride_l;
+  if (p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
+    k_ = static_cast<const float*>(a_.k.data) + k;
+  } else {
+    for (int64_t n = 0; n < keys; ++n) {
+      WidenRow(a_.k.data, p_.dtype, k + n * a_.k.stride_l, p_.dim, s_.k + n * p_.dim);
+    }
+    k_ = s_.k;
+  }
+  block_stride_ = ValueBlockStride(keys);
+  PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, keys, p_.dim_v, s_.v);
+}
+
+// What masks and ALiBi need to know of each lane, relative to key j. What becomes of lanes without
+// a row is never stored.
+void TileRun::LoadLanes(const Panel& panel, int64_t j, int64_t keys) {
+  for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); ++lane) {
+    const KeyRange range = KeysOf(lane);
+    s_.begin[lane] = static_cast<float>(std::clamp<int64_t>(range.begin - j, 0, keys));
+    s_.end[lane] = static_cast<float>(std::clamp<int64_t>(range.end - j, 0, keys));
+    if (!p_.has_alibi) continue;
+    s_.diagonal[lane] = static_cast<float>(RowOf(lane) + sequence_.offset - j);
+    s_.slope[lane] =
+        Real(lane) ? a_.alibi_slopes[tile_.b * a_.alibi_stride_b + HeadOf(lane)] : 0.0f;
+  }
+}
+
+void TileRun::LoadBias(const Panel& panel, int64_t j, int64_t keys) {
+  for (int64_t first = 0; first < panel.width(); first += kTurned) {
+    for (int64_t r = 0; r < kTurned; ++r) {
+      float* row = s_.rows + r * kHeadDimMax;
+      const int64_t lane = panel.lane + first + r;
+      if (Real(lane)) {
+        const int64_t index = tile_.b * a_.bias.stride_b + HeadOf(lane) * a_.bias.stride_h +
+                              RowOf(lane) * a_.bias.stride_q + j;
+        WidenRow(a_.bias.data, a_.bias.dtype, index, keys, row);
+      } else {
+        std::fill(row, row + keys, 0.0f);
+      }
+    }
+    TurnIn(s_.rows, kHeadDimMax, keys, panel.width(), s_.bias + first);
+  }
+}
+
+template <int kVectors>
+void TileRun::Scores(const Panel& panel, int64_t keys) {
+  const float* q = s_.q + panel.lane * p_.dim;
+  for (int64_t j = 0; j < keys; j += kBlockRows) {
+    // Past the last key, the last one again: computed, then ignored.
+    const float* rows[kBlockRows];
+    for (int r = 0; r < kBlockRows; ++r) rows[r] = k_ + std::min(j + r, keys - 1) * p_.dim;
+    ScoreBlock<kVectors>(rows, q, p_.dim, s_.s + j * kVectors * kLanes);
+  }
+}
+
+// Everything of problem.h between q.k and the mask.
+void TileRun::FinishScores(const Panel& panel, int64_t keys) {
+  const F32 d;
+  const V32 scale = hn::Set(d, p_.scale);
+  const V32 cap = hn::Set(d, p_.softcap);
+  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  for (int64_t j = 0; j < keys; ++j) {
+    const V32 key = hn::Set(d, static_cast<float>(j));
+    for (int64_t n = 0; n < panel.width(); n += kLanes) {
+      const int64_t at = j * panel.width() + n;
+      V32 x = hn::Mul(hn::Load(d, s_.s + at), scale);
+      if (p_.softcap > 0) x = hn::Mul(cap, hn::CallTanh(d, hn::Mul(x, inverse_cap)));
+      if (p_.has_bias) x = hn::Add(x, hn::Load(d, s_.bias + at));
+      if (p_.has_alibi) {
+        const V32 distance = hn::Abs(hn::Sub(key, hn::Load(d, s_.diagonal + panel.lane + n)));
+        x = hn::NegMulAdd(hn::Load(d, s_.slope + panel.lane + n), distance, x);
+      }
+      hn::Store(x, d, s_.s + at);
+    }
+  }
+}
+
+void TileRun::MaskScores(const Panel& panel, int64_t keys) {
+  const F32 d;
+  const V32 hidden = hn::Set(d, kMinusInfinity);
+  for (int64_t n = 0; n < panel.width(); n += kLanes) {
+    const V32 begin = hn::Load(d, s_.begin + panel.lane + n);
+    const V32 end = hn::Load(d, s_.end + panel.lane + n);
+    for (int64_t j = 0; j < keys; ++j) {
+      const V32 key = hn::Set(d, static_cast<float>(j));
+      const auto visible = hn::And(hn::Ge(key, begin), hn::Lt(key, end));
+      float* at = s_.s + j * panel.width() + n;
+      hn::Store(hn::IfThenElse(visible, hn::Load(d, at), hidden), d, at);
+    }
+  }
+}
+
+// Turns scores into weights exp(s - max) and brings the softmax state up to date; s_.weight is what
+// the output so far must be multiplied by. Scores are subtracted before anything makes them larger:
+// as long as they are finite, so are the weights. With kSkip, the weight of a key that is not seen
+// is -0.
+template <int kVectors, bool kSkip>
+void TileRun::Softmax(const Panel& panel, int64_t keys) {
+  constexpr int64_t kWidth = kVectors * kLanes;
+  const F32 d;
+  const float to_log2 = to_log2_;
+  float* HWY_RESTRICT s = s_.s;
+  V32 max[kVectors], base[kVectors], sum[kVectors];
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) max[n] = hn::Load(d, s_.max + panel.lane + n * kLanes);
+  for (int64_t j = 0; j < keys; ++j) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      max[n] = hn::Max(max[n], hn::Load(d, s + j * kWidth + n * kLanes));
+    }
+  }
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) {
+    const int64_t lane = panel.lane + n * kLanes;
+    // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
+    base[n] = hn::IfThenZeroElse(hn::Eq(max[n], hn::Set(d, kMinusInfinity)), max[n]);
+    const V32 weight = Exp2(hn::Sub(hn::Load(d, s_.max + lane), base[n]), to_log2);
+    sum[n] = hn::Zero(d);
+    hn::Store(weight, d, s_.weight + lane);
+    hn::Store(max[n], d, s_.max + lane);
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      float* at = s + j * kWidth + n * kLanes;
+      const V32 score = hn::Load(d, at);
+      V32 p = Exp2(hn::Sub(score, base[n]), to_log2);
+      if (kSkip) {
+        p = hn::IfThenElse(hn::Eq(score, hn::Set(d, kMinusInfinity)), hn::Set(d, -0.0f), p);
+      }
+      hn::Store(p, d, at);
+      sum[n] = hn::Add(sum[n], p);
+    }
+  }
+  HWY_UNROLL(4)
+  for (int n = 0; n < kVectors; ++n) {
+    const int64_t lane = panel.lane + n * kLanes;
+    const V32 before = hn::Mul(hn::Load(d, s_.sum + lane), hn::Load(d, s_.weight + lane));
+    hn::Store(hn::Add(before, sum[n]), d, s_.sum + lane);
+  }
+}
+
+template <int kVectors, bool kSkip>
+void TileRun::Output(const Panel& panel, int64_t keys) {
+  const int64_t begin = panel.lane * dim_v_padded_;
+  for (int64_t i = 0; i < p_.dim_v; i += kBlockRows) {
+    const float* v = s_.v + i / kValueBlock * block_stride_ + i % kValueBlock;
+    const int64_t at = begin + i * kVectors * kLanes;
+    OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane, s_.down + at, s_.o + at);
+  }
+}
+
+bool TileRun::OutputFinite() const {
+  const F32 d;
+  V32 zero = hn::Zero(d);
+  for (int64_t i = 0; i < vectors_ * kLanes * dim_v_padded_; i += kLanes) {
+    zero = hn::MulAdd(hn::Load(d, s_.o + i), hn::Zero(d), zero);
+  }
+  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+}
+
+// Whether sums of V may overflow, each weight being at most 1 when it is added.
+bool TileRun::HasHugeValues() const {
+  const auto keys = static_cast<uint64_t>(keys_.end - keys_.begin);
+  const float most = std::ldexp(std::numeric_limits<float>::max(), -std::bit_width(keys));
+  const int64_t head = tile_.b * a_.v.stride_b + tile_.head / p_.group() * a_.v.stride_h;
+  for (int64_t j = keys_.begin; j < keys_.end; ++j) {
+    WidenRow(a_.v.data, p_.dtype, head + (sequence_.k_row + j) * a_.v.stride_l, p_.dim_v, s_.rows);
+    for (int64_t d = 0; d < p_.dim_v; ++d) {
+      if (std::isfinite(s_.rows[d]) && std::abs(s_.rows[d]) > most) return true;
+    }
+  }
+  return false;
+}
+
+// By what weights are multiplied in another pass on their way to elements of O that are not finite:
+// so that those of all keys of the row make less than 1, and the element stays within V's range.
+// Elements that are finite keep their bits.
+void TileRun::ScaleDown() {
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
+    const int64_t begin = panel.lane * dim_v_padded_;
+    for (int64_t r = 0; r < panel.width(); ++r) {
+      const KeyRange range = KeysOf(panel.lane + r);
+      const auto keys = static_cast<uint64_t>(std::max<int64_t>(0, range.end - range.begin));
+      const float down = std::ldexp(1.0f, -std::bit_width(keys));
+      for (int64_t d = 0; d < dim_v_padded_; ++d) {
+        const int64_t at = begin + d * panel.width() + r;
+        s_.down[at] = std::isfinite(s_.o[at]) ? 1.0f : down;
+      }
+    }
+  }
+}
+
+void TileRun::Store() {
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
+    const float* o = s_.o + panel.lane * dim_v_padded_;
+    for (int64_t first = 0; first < panel.width(); first += kTurned) {
+      TurnOut(o + first, panel.width(), p_.dim_v, kHeadDimMax, s_.rows);
+      for (int64_t r = 0; r < kTurned; ++r) {
+        const int64_t lane = panel.lane + first + r;
+        const float* down = s_.down + panel.lane * dim_v_padded_ + first + r;
+        if (lane < lanes_) StoreRow(lane, down, panel.width(), s_.rows + r * kHeadDimMax);
+      }
+    }
+  }
+}
+
+void TileRun::StoreRow(int64_t lane, const float* down, int64_t stride, float* o) {
+  const int64_t h = HeadOf(lane);
+  const int64_t row = sequence_.q_row + RowOf(lane);
+  const double sum = static_cast<double>(s_.sum[lane]);
+  SoftmaxState<double> state{static_cast<double>(s_.max[lane]) * unit_, sum};
+  double factor = 1;
+  if (p_.has_sinks && Real(lane)) factor = AddSink(state, static_cast<double>(a_.sinks[h]));
+  factor = sum == 0 ? 0 : factor * InverseSum(state);
+  if (careful_) ScaleUp(down, stride, static_cast<float>(factor), o);
+  NarrowRow(o, careful_ ? 1.0f : static_cast<float>(factor), p_.dim_v, p_.dtype, a_.o.data,
+            tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
+  if (p_.return_lse) {
+    a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =
+        static_cast<float>(LogSumExp(state));
+  }
+}
+
+// Multiplies a row by `factor` and undoes ScaleDown. No mean leaves the range of what it is taken
+// of; its roundings might.
+void TileRun::ScaleUp(const float* down, int64_t stride, float factor, float* o) const {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  for (int64_t d = 0; d < p_.dim_v; ++d) {
+    const float by = down[d * stride];
+    const bool clamped = by != 1 && std::isfinite(o[d]);
+    o[d] = clamped ? std::clamp(o[d] * (factor / by), -kMost, kMost) : o[d] * factor;
+  }
+}
+
+void RunTile(const Tile& tile, Scratch* scratch) { TileRun(tile, scratch).Run(); }
+
+int64_t RunningTarget() { return HWY_TARGET; }
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The geometry of cuda_flash_fp32's tiles and the phases that only move data: which thread owns
+// which part of a tile, and the loads of Q, K and V into shared memory. Device code; all threads
+// of a block call each function together.
+
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cuda/ptx/device_math.cuh"
+
+namespace attend::cuda {
+
+// A block computes kRows query rows. A warp's lanes form a grid of kLaneRows x kLaneCols; a thread
+// owns kThreadRows rows (kLaneRows apart), kThreadKeys keys of the score tile (kLaneCols apart) and
+// kThreadCols float4 columns of the output (kLaneCols float4 apart). All keys of a row belong to
+// one warp, so that the softmax needs no other.
+template <int kDimIn, int kLaneColsIn, int kThreadRowsIn, int kKeysIn, int kWarpsIn, int kBlocksIn,
+          int kUnrollIn = 2>
+struct Tile {
+  static constexpr int kDim = kDimIn;  // most that D or Dv may be
+  static constexpr int kLaneCols = kLaneColsIn;
+  static constexpr int kLaneRows = 32 / kLaneCols;
+  static constexpr int kThreadRows = kThreadRowsIn;
+  static constexpr int kKeys = kKeysIn;
+  static constexpr int kThreadKeys = kKeys / kLaneCols;
+  static constexpr int kThreadCols = kDim / (4 * kLaneCols);
+  static constexpr int kWarpRows = kLaneRows * kThreadRows;
+  static constexpr int kRows = kWarpRows * kWarpsIn;
+  static constexpr int kThreads = 32 * kWarpsIn;
+  static constexpr int kBlocks = kBlocksIn;
+  static constexpr int kUnroll = kUnrollIn;
+
+  // One bit for each score of a thread.
+  using Bits = std::conditional_t<kThreadRows * kThreadKeys <= 32, uint32_t, uint64_t>;
+
+  // Rows of Q and K are padded by four floats: the 8 rows that half a warp reads at once then lie
+  // in different banks. P has no room for padding at D = 128; it is swizzled (WeightColumn).
+  static constexpr int kStrideQK = kDim + 4;
+  static constexpr int kOffsetK = kRows * kStrideQK;
+  static constexpr int kOffsetV = kOffsetK + kKeys * kStrideQK;
+  static constexpr int kOffsetP = kOffsetV + kKeys * kDim;
+  static constexpr int kSharedBytes = 4 * (kOffsetP + kRows * kKeys);
+
+  static_assert(kThreadKeys >= 1 && kThreadCols >= 1 && kThreadRows * kThreadKeys <= 64);
+  static_assert(kKeys >= 4 * kLaneRows, "the swizzle of P stays inside a row");
+};
+
+// A lane's place in its warp's grid. Neighbouring lanes (bit 0) share their columns and pairs of
+// lanes (bit 1) share their rows: shared memory then serves half a warp's 16-byte reads in one
+// pass.
+template <class T>
+struct LanePlace {
+  int row;  // first row of this thread within the block
+  int col;  // 0 .. kLaneCols - 1
+  int swizzle;
+
+  __device__ __forceinline__ LanePlace() {
+    const int lane = threadIdx.x % 32;
+    int lane_row = lane & 1;
+    if constexpr (T::kLaneCols == 8) {
+      lane_row += (lane >> 4) * 2;
+      col = (lane >> 1) & 7;
+    } else {
+      static_assert(T::kLaneCols == 16);
+      col = lane >> 1;
+    }
+    row = (threadIdx.x / 32) * T::kWarpRows + lane_row;
+    swizzle = 4 * lane_row;
+  }
+};
+
+// Largest (or sum) over the lanes that share a row.
+template <class T>
+__device__ __forceinline__ float RowMax(float value) {
+#pragma unroll
+  for (int bit = 2; bit < 2 * T::kLaneCols; bit *= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, bit));
+  }
+  return value;
+}
+template <class T>
+__device__ __forceinline__ float RowSum(float value) {
+#pragma unroll
+  for (int bit = 2; bit < 2 * T::kLaneCols; bit *= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, bit);
+  }
+  return value;
+}
+
+// Some rows of Q, K or V in global memory.
+struct Rows {
+  const void* data;  // first row
+  int64_t stride;    // between rows, elements
+  int valid;         // rows that exist; those beyond are never read and become 0
+  int dim;           // columns that exist
+  bool four_aligned;
+};
+
+// Four neighbouring elements of 16-bit data, widened; 0 beyond the columns that exist.
+__device__ __forceinline__ float4 LoadNarrow4(const uint16_t* data, DType dtype, int columns,
+                                              bool four_aligned) {
+  ushort4 bits = make_ushort4(0, 0, 0, 0);
+  if (four_aligned) {
+    bits = *reinterpret_cast<const ushort4*>(data);
+  } else {
+    bits.x = data[0];
+    if (columns > 1) bits.y = data[1];
+    if (columns > 2) bits.z = data[2];
+    if (columns > 3) bits.w = data[3];
+  }
+  return make_float4(Widen(dtype, bits.x), Widen(dtype, bits.y), Widen(dtype, bits.z),
+                     Widen(dtype, bits.w));
+}
+
+// The four-element chunks that a thread brings to shared memory, whatever the dtype: one column,
+// every kStep-th row.
+template <class T>
+struct ChunkPlace {
+  static constexpr int kChunks = T::kDim / 4;
+  static constexpr int kStep = T::kThreads / kChunks;
+  static_assert(T::kThreads % kChunks == 0);
+  int row = threadIdx.x / kChunks;
+  int col = threadIdx.x % kChunks * 4;
+};
+
+// Brings kCount rows to shared memory as fp32, without waiting where the data are fp32.
+template <class T, int kCount, int kStride, bool kAnyDType>
+__device__ __forceinline__ void LoadTile(float* shared, const Rows& rows, DType dtype) {
+  using Place = ChunkPlace<T>;
+  const Place place;
+  if (place.col >= rows.dim) return;
+  const int columns = rows.dim - place.col;
+  float* destination = shared + place.row * kStride + place.col;
+  const void* source = Advance(rows.data, dtype, place.row * rows.stride + place.col);
+  const int64_t step = Place::kStep * rows.stride;
+#pragma unroll 1
+  for (int row = place.row; row < kCount; row += Place::kStep) {
+    const bool valid = row < rows.valid;
+    if (kAnyDType && dtype != DType::kFloat32) {
+      float4 value = make_float4(0, 0, 0, 0);
+      if (valid) {
+        value =
+            LoadNarrow4(static_cast<const uint16_t*>(source), dtype, columns, rows.four_aligned);
+      }
+      *reinterpret_cast<float4*>(destination) = value;
+    } else if (rows.four_aligned) {
+      CopyAsync16(destination, static_cast<const float*>(source), valid);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        CopyAsync4(destination + e, static_cast<const float*>(source) + e, valid && e < columns);
+      }
+    }
+    destination += Place::kStep * kStride;
+    source = Advance(source, dtype, step);
+  }
+}
+
+// Whether the part of a tile that this thread itself has loaded (and waited for) holds a NaN or
+// Inf.
+template <class T, int kCount, int kStride>
+__device__ __forceinline__ bool ScanTile(const float* shared, int dim) {
+  using Place = ChunkPlace<T>;
+  const Place place;
+  bool found = false;
+  if (place.col >= dim) return found;
+#pragma unroll 1
+  for (int row = place.row; row < kCount; row += Place::kStep) {
+    const float4 v = LoadShared4(shared + row * kStride + place.col);
+    found |= NonFinite(v.x) | NonFinite(v.y) | NonFinite(v.z) | NonFinite(v.w);
+  }
+  return found;
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chooses a variant of cuda_flash_fp32.
+
+#include "kernels/cuda/fp32/variants.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/contract/limits.h"
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda {
+namespace {
+
+bool IsPlain(const Problem& p) {
+  const float scale = std::abs(p.scale);
+  return p.dtype == DType::kFloat32 && p.softcap == 0.0f && !p.has_bias && !p.has_alibi &&
+         scale >= kLateScaleMin && scale <= kLateScaleMax;
+}
+
+}  // namespace
+
+std::span<const FlashVariant> Fp32VariantsFor(const Problem& p) {
+  const int dim_max = static_cast<int>(std::max(p.dim, p.dim_v));
+  return IsPlain(p) ? PlainFlashVariants(dim_max) : GeneralFlashVariants(dim_max);
+}
+
+cudaError_t LoadFp32() {
+  for (const int dim_max : {32, 64, 128, 256}) {
+    for (const auto& variants : {PlainFlashVariants(dim_max), GeneralFlashVariants(dim_max)}) {
+      const cudaError_t error = LoadVariants(variants);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace attend::cuda

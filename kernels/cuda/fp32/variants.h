@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The compiled variants of cuda_flash_fp32 and how one is chosen. Host code, any thread.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda {
+
+// Variants for head dims up to `dim_max` (32, 64, 128 or 256), best first; at least one runs where
+// a block may have 99 KiB of shared memory, as on all GPUs since Ampere. `plain` kernels compute
+// fp32 without softcap, bias and ALiBi; `general` ones everything.
+std::span<const FlashVariant> PlainFlashVariants(int dim_max);
+std::span<const FlashVariant> GeneralFlashVariants(int dim_max);
+
+// See VariantsFor (launch.h).
+std::span<const FlashVariant> Fp32VariantsFor(const Problem& problem);
+
+// Brings their code to the current device.
+cudaError_t LoadFp32();
+
+}  // namespace attend::cuda

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/lane/cuda_staging.h"
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/lane/batch_layout.h"
+#include "kernels/cuda/lane/engine_copy.h"
+#include "kernels/cuda/runtime/cuda_event.h"
+#include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/cuda/runtime/device_scope.h"
+#include "kernels/cuda/runtime/event_pool.h"
+
+namespace attend::cuda {
+
+class StagingStream::CudaStaging final : public Staging {
+ public:
+  CudaStaging(StagingStream& stream, CompletionPoller& poller, const HostSpan& host,
+              std::shared_ptr<void> owner)
+      : stream_(stream), poller_(poller), host_(host), owner_(std::move(owner)) {}
+  ~CudaStaging() override;
+
+  Status Open();
+  Status Copy(int64_t offset, int64_t bytes) override;
+  Result<const DeviceEvent*> Mark() override;
+  Status Finish() override;
+  char* data() const override { return memory_ + residue(); }
+  const DeviceEvent* after() const override { return event_.get(); }
+
+ private:
+  // The pool's memory is aligned to kLayoutAlignment, the host's perhaps not.
+  int64_t residue() const {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(host_.data) %
+                                static_cast<uintptr_t>(kLayoutAlignment));
+  }
+  Status Note(cudaError_t error, const char* what);
+  using Events = std::vector<std::shared_ptr<CudaEvent>>;
+  static void GiveBack(StagingStream& stream, Events events);
+
+  StagingStream& stream_;
+  CompletionPoller& poller_;
+  const HostSpan host_;
+  std::shared_ptr<void> owner_;
+  std::shared_ptr<CudaEvent> event_;
+  char* memory_ = nullptr;
+  bool recorded_ = false;  // the event stands behind the last copy
+  std::mutex marks_mutex_;
+  Events marks_;  // all before event_ in the stream
+};
+
+Status StagingStream::CudaStaging::Note(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return Status();
+  (void)cudaGetLastError();
+  if (IsSticky(error)) poller_.ReportLoss(error);
+  return ToStatus(error, std::string(what) + " on " + stream_.device_.name);
+}
+
+Status StagingStream::CudaStaging::Open() {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  ATTEND_RETURN_IF_ERROR(Note(stream_.events_.Take(&event_), "making an event"));
+  void* memory = nullptr;
+  ATTEND_RETURN_IF_ERROR(
+      Note(stream_.pool_.Allocate(host_.bytes + residue(), stream_.stream_, &memory),
+           "allocating memory for an upload"));
+  memory_ = static_cast<char*>(memory);
+  return Status();
+}
+
+Status StagingStream::CudaStaging::Copy(int64_t offset, int64_t bytes) {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  BoxCopy copy;
+  copy.to = data() + offset;
+  copy.from = static_cast<const char*>(host_.data) + offset;
+  copy.width = bytes;
+  return Note(EnqueueCopy(copy, cudaMemcpyHostToDevice, stream_.stream_), "copying an upload");
+}
+
+Status StagingStream::CudaStaging::Finish() {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  const cudaError_t error = cudaEventRecord(event_->get(), stream_.stream_);
+  recorded_ = error == cudaSuccess;
+  return Note(error, "recording the end of an upload");
+}
+
+Result<const DeviceEvent*> StagingStream::CudaStaging::Mark() {
+  const DeviceScope scope(stream_.device_.index);
+  ATTEND_RETURN_IF_ERROR(Note(scope.error(), "staging"));
+  std::shared_ptr<CudaEvent> event;
+  ATTEND_RETURN_IF_ERROR(Note(stream_.events_.Take(&event), "making an event"));
+  const cudaError_t error = cudaEventRecord(event->get(), stream_.stream_);
+  ATTEND_RETURN_IF_ERROR(Note(error, "marking a part of an upload"));
+  const std::lock_guard lock(marks_mutex_);
+  return marks_.emplace_back(std::move(event)).get();
+}
+
+// Their last recordings have been reached.
+void StagingStream::CudaStaging::GiveBack(StagingStream& stream, Events events) {
+  for (std::shared_ptr<CudaEvent>& event : events) stream.events_.Give(std::move(event));
+}
+
+StagingStream::CudaStaging::~CudaStaging() {
+  if (event_ == nullptr) return;
+  const DeviceScope scope(stream_.device_.index);
+  if (memory_ == nullptr) {  // nothing was recorded
+    stream_.events_.Give(std::move(event_));
+    return;
+  }
+  cudaError_t error = scope.error();
+  if (error == cudaSuccess && !recorded_) {
+    error = cudaEventRecord(event_->get(), stream_.stream_);
+  }
+  // Behind the copies in the stream's order; whoever read it has ended.
+  stream_.pool_.Free(memory_, stream_.stream_);
+  const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
+  (void)cudaGetLastError();
+  const cudaEvent_t last = event_->get();
+  marks_.push_back(std::move(event_));
+  if (reached) {
+    GiveBack(stream_, std::move(marks_));
+    return;
+  }
+  poller_.Add(last, error,
+              [&poller = poller_, &stream = stream_, events = std::move(marks_),
+               owner = std::move(owner_)](cudaError_t outcome) mutable {
+                if (outcome == cudaSuccess) {
+                  GiveBack(stream, std::move(events));
+                } else if (!poller.device_lost()) {
+                  // No event says when the copies end that may still be under way.
+                  (void)cudaStreamSynchronize(stream.stream_);
+                }
+                owner.reset();
+              });
+}
+
+StagingStream::~StagingStream() {
+  if (stream_ == nullptr) return;
+  const DeviceScope scope(device_.index);
+  events_.Clear();  // all are back: the poller, which may hold some, has gone before
+  (void)cudaStreamDestroy(stream_);
+  (void)cudaGetLastError();
+}
+
+Status StagingStream::Open() {
+  const std::string where = "making a stream for uploads on " + device_.name;
+  const DeviceScope scope(device_.index);
+  ATTEND_RETURN_IF_ERROR(ToStatus(scope.error(), where));
+  int least = 0, greatest = 0;
+  ATTEND_RETURN_IF_ERROR(ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), where));
+  return ToStatus(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, least), where);
+}
+
+Result<std::unique_ptr<Staging>> StagingStream::Make(const HostSpan& host,
+                                                     std::shared_ptr<void> owner,
+                                                     CompletionPoller& poller) {
+  auto staging = std::make_unique<CudaStaging>(*this, poller, host, std::move(owner));
+  ATTEND_RETURN_IF_ERROR(staging->Open());
+  return std::unique_ptr<Staging>(std::move(staging));
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Moves the spans of many small items in few calls. One direction of one batch: gather or scatter.
+// One thread.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "kernels/cuda/lane/lane_tuning.h"
+#include "kernels/cuda/runtime/copy_kernel.h"
+#include "kernels/cuda/runtime/pinned_ranges.h"
+
+namespace attend::cuda {
+
+// Whether a kernel can read or write it: page-locked, at the same address on the device. What
+// `pinned` does not know CUDA is asked for, some hundred nanoseconds each; such is memory of
+// another backend's allocator, and memory that is not page-locked at all.
+bool IsMapped(const PinnedRanges& pinned, const HostSpan& span);
+
+class SpanCopier {
+ public:
+  // `pinned` must outlive it.
+  SpanCopier(const PinnedRanges& pinned, const LaneTuning& tuning, cudaMemcpyKind kind)
+      : pinned_(pinned), tuning_(tuning), kind_(kind) {}
+
+  // Between the span and `device`; the direction is `kind`.
+  void Add(const HostSpan& span, char* device, size_t item);
+  // Of memory that is known to be mapped, to the device, by a kernel whatever its size.
+  void AddMapped(const CopyPiece& piece, size_t item);
+
+  // Enqueues what was added: one launch, and a call for each span that the copy engines take. What
+  // fails is tried again by itself, and `fail` is told of each item whose copy fails alone too.
+  using Fail = std::function<void(size_t item, cudaError_t error)>;
+  void Enqueue(cudaStream_t stream, const Fail& fail);
+
+ private:
+  bool EnqueueTogether(cudaStream_t stream);
+
+  const PinnedRanges& pinned_;
+  const LaneTuning& tuning_;
+  const cudaMemcpyKind kind_;
+  std::vector<CopyPiece> gathered_;
+  std::vector<size_t> gathered_items_;
+  std::vector<CopyPiece> engine_;
+  std::vector<size_t> engine_items_;
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/launch/launch.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/fp32/variants.h"
+#include "kernels/cuda/naive/naive.h"
+#include "kernels/cuda/ragged/ragged.h"
+#include "kernels/cuda/runtime/copy_kernel.h"
+#include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/cuda/sm80/variants.h"
+#include "kernels/cuda/sm90/variants.h"
+
+namespace attend::cuda {
+namespace {
+
+Status Failure(cudaError_t error, KernelId kernel) {
+  (void)cudaGetLastError();
+  return Internal(ErrorText(error, "launching " + std::string(KernelName(kernel))));
+}
+
+// What the current device allows a block.
+Result<int> SharedBytesMax() {
+  int device = 0;
+  int bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error == cudaSuccess) return bytes;
+  (void)cudaGetLastError();
+  return Internal(ErrorText(error, "reading the device"));
+}
+
+// The variant asked for, or the first that fits.
+Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
+  const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
+  if (item.config == kDefaultConfig) {
+    for (const FlashVariant& variant : variants) {
+      if (variant.shared_bytes <= shared_bytes_max) return &variant;
+    }
+    return Internal("no variant of " + std::string(KernelName(item.kernel)) + " fits " +
+                    std::to_string(shared_bytes_max) + " bytes of shared memory");
+  }
+  const auto count = static_cast<int>(variants.size());
+  if (item.config < 0 || item.config >= count) {
+    return InvalidArgument("config is " + std::to_string(item.config) + ", must be -1 or in [0, " +
+                           std::to_string(count) + ") for " + std::string(KernelName(item.kernel)));
+  }
+  return &variants[item.config];
+}
+
+// Items of one variant, in their order.
+struct Group {
+  const FlashVariant* variant;
+  KernelId kernel;
+  std::vector<const Attention*> attentions;
+};
+
+Status AddToGroup(const LaunchItem& item, int shared_bytes_max, std::vector<Group>* groups) {
+  const Result<const FlashVariant*> variant = Choose(item, shared_bytes_max);
+  if (!variant.ok()) return variant.status();
+  auto group = std::find_if(groups->begin(), groups->end(), [&](const Group& each) {
+    return each.variant->kernel == (*variant)->kernel;
+  });
+  if (group == groups->end()) {
+    groups->push_back({*variant, item.kernel, {}});
+    group = groups->end() - 1;
+  }
+  group->attentions.push_back(&item.attention);
+  return Status();
+}
+
+}  // namespace
+
+std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem) {
+  switch (kernel) {
+    case KernelId::kCudaFlashFp32:
+      return Fp32VariantsFor(problem);
+    case KernelId::kCudaFlashSm80:
+      return Sm80VariantsFor(problem);
+    case KernelId::kCudaFlashSm90:
+      return Sm90VariantsFor(problem);
+    default:
+      return {};
+  }
+}
+
+Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
+  if (items.empty()) return int64_t{0};
+  // Launches run one after another and may share what they need.
+  std::vector<const Problem*> ragged;
+  int64_t bytes = kTileQueueBytes;
+  for (const LaunchItem& item : items) {
+    if (item.kernel != KernelId::kCudaNaive) {
+      ragged.push_back(&item.attention.problem);
+      continue;
+    }
+    const Result<int64_t> scores = NaiveWorkspaceBytes(item.attention.problem);
+    if (!scores.ok()) return scores;
+    int64_t whole = 0;
+    if (__builtin_add_overflow(*scores, kTileQueueBytes, &whole)) {
+      return InvalidArgument("bytes of workspace overflow 64 bits: " + std::to_string(*scores) +
+                             " for scores");
+    }
+    bytes = std::max(bytes, whole);
+  }
+  const Result<int64_t> list = RaggedWorkspaceBytes(ragged);
+  if (!list.ok()) return list;
+  return std::max(bytes, *list);
+}
+
+int64_t ListBytesMax(std::span<const LaunchItem> items) {
+  int64_t bytes = 0;
+  for (const LaunchItem& item : items) {
+    const Problem* const problem = &item.attention.problem;
+    const Result<int64_t> alone = RaggedWorkspaceBytes({&problem, 1});
+    if (!alone.ok() || __builtin_add_overflow(bytes, *alone, &bytes)) return 0;
+  }
+  return bytes;
+}
+
+Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
+                   cudaStream_t stream, const LaunchOptions& options) {
+  if (items.empty()) return Status();
+  const Result<int64_t> needed = BatchWorkspaceBytes(items);
+  if (!needed.ok()) return needed.status();
+  if (workspace_bytes < *needed) {
+    return InvalidArgument("workspace_bytes is " + std::to_string(workspace_bytes) +
+                           ", must be at least " + std::to_string(*needed));
+  }
+  const Result<int> shared_bytes_max = SharedBytesMax();
+  if (!shared_bytes_max.ok()) return shared_bytes_max.status();
+  std::vector<Group> groups;
+  for (const LaunchItem& item : items) {
+    if (item.kernel == KernelId::kCudaNaive) {
+      if (item.config != kDefaultConfig && item.config != 0) {
+        return InvalidArgument("config is " + std::to_string(item.config) +
+                               ", must be -1 or 0 for cuda_naive");
+      }
+    } else {
+      ATTEND_RETURN_IF_ERROR(AddToGroup(item, *shared_bytes_max, &groups));
+    }
+  }
+  for (const Group& group : groups) {
+    const cudaError_t error =
+        LaunchRagged(*group.variant, group.attentions, workspace, options, stream);
+    if (error != cudaSuccess) return Failure(error, group.kernel);
+  }
+  float* scores = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTileQueueBytes);
+  for (const LaunchItem& item : items) {
+    if (item.kernel != KernelId::kCudaNaive) continue;
+    const cudaError_t error = LaunchNaive(item.attention, scores, stream);
+    if (error != cudaSuccess) return Failure(error, item.kernel);
+  }
+  return Status();
+}
+
+cudaError_t LoadKernels() {
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error == cudaSuccess) error = LoadCopy();
+  if (error == cudaSuccess) error = LoadRagged();
+  if (error == cudaSuccess) error = LoadNaive();
+  if (error == cudaSuccess) error = LoadFp32();
+  if (error == cudaSuccess && major >= 8) error = LoadSm80();
+  if (error == cudaSuccess && major == 9) error = LoadSm90();
+  return error;
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/ragged/tensor_maps.h"
+
+#include <algorithm>
+
+namespace attend::cuda {
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// From the driver that runs, so that nothing links against it.
+EncodeTiled FindEncodeTiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<EncodeTiled>(function)
+             : nullptr;
+}
+
+constexpr int64_t kAlignment = 16;
+constexpr int64_t kStrideMax = int64_t{1} << 40;
+constexpr int64_t kElementBytes = 2;
+constexpr int64_t kRowsMax = INT32_MAX;  // coordinates have 32 bits
+
+// A stride of a dimension that is walked; 0 (broadcast) is not: see Extent.
+bool StrideFits(int64_t extent, int64_t stride) {
+  if (extent <= 1 || stride == 0) return true;
+  return stride > 0 && stride < kStrideMax / kElementBytes &&
+         stride * kElementBytes % kAlignment == 0;
+}
+
+enum Fault { kNone, kRows, kBase, kStride };
+
+Fault FaultOf(const ConstTensorView& view, int64_t batch, int64_t heads, int64_t rows) {
+  if (rows > kRowsMax) return kRows;
+  if (reinterpret_cast<uintptr_t>(view.data) % kAlignment != 0) return kBase;
+  const bool fits = StrideFits(batch, view.stride_b) && StrideFits(heads, view.stride_h) &&
+                    (rows <= 1 || (view.stride_l > 0 && StrideFits(rows, view.stride_l)));
+  return fits ? kNone : kStride;
+}
+
+// By tensor (Q, K, V) and Fault.
+constexpr std::string_view kClauses[3][4] = {
+    {"", "Hopper's copy engine takes fewer than 2^31 rows, q has more",
+     "q does not begin on a 16-byte boundary, as Hopper's copy engine needs",
+     "a stride of q is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"},
+    {"", "Hopper's copy engine takes fewer than 2^31 rows, k has more",
+     "k does not begin on a 16-byte boundary, as Hopper's copy engine needs",
+     "a stride of k is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"},
+    {"", "Hopper's copy engine takes fewer than 2^31 rows, v has more",
+     "v does not begin on a 16-byte boundary, as Hopper's copy engine needs",
+     "a stride of v is not a multiple of 16 bytes in (0, 2^40), as Hopper's copy engine needs"}};
+
+// A broadcast dimension has one element, which every index means (BroadcastIndex).
+cuuint64_t Extent(int64_t extent, int64_t stride) {
+  return static_cast<cuuint64_t>(stride == 0 ? 1 : std::max<int64_t>(extent, 1));
+}
+cuuint64_t StrideBytes(int64_t extent, int64_t stride) {
+  return static_cast<cuuint64_t>(extent <= 1 || stride == 0 ? kAlignment : stride * kElementBytes);
+}
+
+// Nothing of O is broadcast: every element has a place of its own.
+bool Distinct(const Attention& a) {
+  return (a.problem.batch <= 1 || a.o.stride_b != 0) &&
+         (a.problem.heads_q <= 1 || a.o.stride_h != 0) && a.o.stride_l != 0;
+}
+
+struct Shape {
+  int64_t dim, rows, heads, batch;
+};
+
+bool Encode(EncodeTiled encode, const ConstTensorView& view, const Shape& shape, DType dtype,
+            const TensorBox& box, CUtensorMap* map) {
+  // An empty tensor is never loaded from, but a map must have an address.
+  static const char kNowhere alignas(kAlignment) = 0;
+  const void* data = view.data == nullptr ? &kNowhere : view.data;
+  const cuuint64_t extents[] = {
+      static_cast<cuuint64_t>(std::max<int64_t>(shape.dim, 1)), Extent(shape.rows, view.stride_l),
+      Extent(shape.heads, view.stride_h), Extent(shape.batch, view.stride_b)};
+  const cuuint64_t strides[] = {StrideBytes(shape.rows, view.stride_l),
+                                StrideBytes(shape.heads, view.stride_h),
+                                StrideBytes(shape.batch, view.stride_b)};
+  const cuuint32_t boxes[] = {static_cast<cuuint32_t>(box.cols), static_cast<cuuint32_t>(box.rows),
+                              1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUtensorMapDataType type =
+      dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUtensorMapSwizzle swizzle =
+      box.cols == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  return encode(map, type, 4, const_cast<void*>(data), extents, strides, boxes, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+std::string_view WhyNotTma(const Attention& a) {
+  const Problem& p = a.problem;
+  const int64_t batch = p.packed ? 1 : p.batch;
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
+                          FaultOf(a.k, batch, p.heads_kv, rows_k),
+                          FaultOf(a.v, batch, p.heads_kv, rows_k)};
+  for (int n = 0; n < 3; ++n) {
+    if (faults[n] != kNone) return kClauses[n][faults[n]];
+  }
+  return {};
+}
+
+cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, TensorMaps* maps) {
+  static const EncodeTiled encode = FindEncodeTiled();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const Problem& p = a.problem;
+  const int64_t batch = p.packed ? 1 : p.batch;
+  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  bool ok = Encode(encode, a.q, {p.dim, rows_q, p.heads_q, batch}, p.dtype, boxes.q, &maps->q) &&
+            Encode(encode, a.k, {p.dim, rows_k, p.heads_kv, batch}, p.dtype, boxes.k, &maps->k) &&
+            Encode(encode, a.v, {p.dim_v, rows_k, p.heads_kv, batch}, p.dtype, boxes.v, &maps->v);
+  const ConstTensorView o{a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
+  // A packed sequence may end inside a box, where the next one's rows begin.
+  maps->writes_o =
+      !p.packed && boxes.o.rows > 0 && Distinct(a) && FaultOf(o, batch, p.heads_q, rows_q) == kNone;
+  if (maps->writes_o) {
+    ok = ok && Encode(encode, o, {p.dim_v, rows_q, p.heads_q, batch}, p.dtype, boxes.o, &maps->o);
+  }
+  return ok ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace attend::cuda

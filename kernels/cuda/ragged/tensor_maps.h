@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How Hopper's copy engine (TMA) sees Q, K and V: as tensors [B, H, L, D] of any strides, of which
+// it loads boxes of rows x columns into shared memory, swizzled, with zeros beyond the tensor's
+// ends. Host code, any thread.
+
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+#include "kernels/contract/problem.h"
+
+namespace attend::cuda {
+
+struct TensorMaps {
+  CUtensorMap q, k, v;
+  CUtensorMap o;  // if writes_o
+  bool writes_o;  // dense layout, and the copy engine can address O
+};
+
+// A box of 64 columns lies in 128-byte rows under the 128-byte swizzle, one of 32 in 64-byte rows
+// under the 64-byte swizzle.
+struct TensorBox {
+  int rows = 0;  // 1..256
+  int cols = 0;  // 32 or 64
+};
+
+// Why the copy engine cannot address Q, K and V, as a clause in static storage; "" if it can: bases
+// and strides on 16-byte boundaries, strides above 0 (or 0, of a dimension that is broadcast; rows
+// are not) and below 2^40 bytes, fewer than 2^31 rows.
+std::string_view WhyNotTma(const Attention& attention);
+inline bool TmaAligned(const Attention& attention) { return WhyNotTma(attention).empty(); }
+
+struct TensorBoxes {
+  TensorBox q, k, v, o;
+};
+
+// Describes an attention for which TmaAligned holds and whose dtype has 16 bits. A dimension of
+// stride 0 is described by its only element; its index is always 0 (BroadcastIndex).
+// cudaErrorNotSupported: the driver has no tensor maps.
+cudaError_t EncodeTensorMaps(const Attention& attention, const TensorBoxes& boxes,
+                             TensorMaps* maps);
+
+ATTEND_HD inline int BroadcastIndex(int64_t stride, int64_t index) {
+  return stride == 0 ? 0 : static_cast<int>(index);
+}
+
+}  // namespace attend::cuda

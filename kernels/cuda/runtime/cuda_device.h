@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a GPU is, read once at start. Any thread.
+
+#pragma once
+
+#include "kernels/contract/backend.h"
+
+namespace attend::cuda {
+
+// The oldest GPUs that this build has machine code for: Ampere.
+inline constexpr int kComputeCapabilityMin = 80;
+
+// NOT_FOUND if there is no such GPU, UNIMPLEMENTED if it is too old, INTERNAL with CUDA's own words
+// if it cannot be used.
+Result<DeviceInfo> ReadDeviceInfo(int index, const BackendOptions& options);
+
+}  // namespace attend::cuda

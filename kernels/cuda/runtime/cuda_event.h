@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A CUDA event as what an item of a batch waits for.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/contract/backend.h"
+
+namespace attend::cuda {
+
+// Owns the event. That which was recorded last when the item is submitted is waited for, whichever
+// process recorded it; an event that never was is waited for by nobody.
+class CudaEvent final : public DeviceEvent {
+ public:
+  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
+  ~CudaEvent() override { (void)cudaEventDestroy(event_); }
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  const cudaEvent_t event_;
+};
+
+}  // namespace attend::cuda

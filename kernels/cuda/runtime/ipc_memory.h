@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory and events of one GPU that other processes lend by CUDA's interprocess handles. Handles
+// that were opened are counted here: CUDA maps an allocation once in a process, whoever asks, and
+// drivers differ in what they say to the second.
+//
+// Thread-safe. Every call makes the device the calling thread's.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "kernels/contract/backend.h"
+
+namespace attend::cuda {
+
+class IpcMemory {
+ public:
+  explicit IpcMemory(const DeviceInfo& device) : device_(device) {}  // which outlives it
+  IpcMemory(const IpcMemory&) = delete;
+  IpcMemory& operator=(const IpcMemory&) = delete;
+
+  // Backend's BorrowMemory, ReturnMemory and BorrowEvent.
+  Result<LentMemory> Open(std::string_view handle);
+  void Close(char* data);
+  Result<std::unique_ptr<DeviceEvent>> OpenEvent(std::string_view handle);
+
+ private:
+  struct Opened {
+    LentMemory memory;
+    int64_t users = 0;
+  };
+
+  Result<LentMemory> Map(std::string_view handle) const;
+
+  const DeviceInfo& device_;
+  std::mutex mutex_;
+  std::map<std::string, Opened, std::less<>> opened_;  // by handle
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The general instances of cuda_flash_sm80 for fp16.
+
+#include "kernels/cuda/sm80/instances.h"
+#include "kernels/cuda/sm80/tables.cuh"
+
+namespace attend::cuda::sm80 {
+
+std::span<const FlashVariant> GeneralFloat16(int dim) { return GeneralVariants<__half>(dim); }
+
+}  // namespace attend::cuda::sm80

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the instances of cuda_flash_sm80, one file for each dtype and class, offer variants.cc.
+
+#pragma once
+
+#include <span>
+
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda::sm80 {
+
+// Variants for D and Dv up to `dim` (32, 64, 96, 128, 192 or 256), best first. `Plain` kernels
+// compute without softcap, bias and ALiBi, under any mask; `General` ones everything. `few_tiles`:
+// the query rows fill no more tiles of 128 than an H200 has multiprocessors.
+std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles);
+std::span<const FlashVariant> PlainBFloat16(int dim, bool few_tiles);
+std::span<const FlashVariant> GeneralFloat16(int dim);
+std::span<const FlashVariant> GeneralBFloat16(int dim);
+
+}  // namespace attend::cuda::sm80

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm80: FlashAttention with the Tensor Core instructions of Ampere (mma.sync, ldmatrix,
+// cp.async), fp16 and bf16, accumulated in fp32. Runs on everything since Ampere.
+//
+// A block computes one tile of query rows of one head at a time. Tiles of K and V pass through
+// shared memory from the last key to the first (under a causal mask the tiles that need masking
+// come first), in two stages: one barrier for each tile, after which the stage of the tile before
+// is refilled. Where shared memory is short there is one stage, K and V taking turns, and a second
+// barrier. Scores become weights in the registers in which the second product reads them.
+// Device code, instantiated by flash_sm80_*.cu.
+
+#pragma once
+
+#include "kernels/cuda/ragged/tile_queue.cuh"
+#include "kernels/cuda/sm80/setup.cuh"
+#include "kernels/cuda/sm80/softmax.cuh"
+#include "kernels/cuda/sm80/store.cuh"
+
+namespace attend::cuda::sm80 {
+
+// What stays the same in a thread from tile to tile of keys.
+template <class T>
+struct Place {
+  uint32_t shared;                                    // the block's memory
+  uint32_t query;                                     // the warp's rows of Q
+  BlockOffsets<T::kDim> offsets{Second::kRows};       // in a tile of Q or V
+  BlockOffsets<T::kDim> offsets_k{Second::kColumns};  // in one of K
+};
+
+// The part of Q that stays in registers.
+template <class T>
+using QueryFragments = uint32_t[T::kSlices][T::kQuerySteps == 0 ? 1 : T::kQuerySteps][4];
+
+// ---- edges --------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ bool IsEdge(const BlockWork& work, int key) {
+  return key < work.full_begin || key + T::kKeys > work.full_end;
+}
+
+// Whether a row may not see a key of the tile, so that NaN and Inf in V want care.
+template <class T, bool kGeneral>
+__device__ __forceinline__ bool MayHide(const BlockWork& work, int key) {
+  return IsEdge<T>(work, key) || (kGeneral && work.has_bias);
+}
+
+// ---- load ---------------------------------------------------------------------------------------
+
+// Multiplies the warp's rows of Q by BlockWork's query_sign.
+template <class T, class Element>
+__device__ __forceinline__ void GiveSign(char* query, float sign) {
+  auto* pairs = reinterpret_cast<uint32_t*>(query);
+#pragma unroll 1
+  for (int n = threadIdx.x % 32; n < T::kWarpRows * T::Row::kBytes / 4; n += 32) {
+    const float2 pair = Unpack<Element>(pairs[n]);
+    pairs[n] = Pack<Element>(pair.x * sign, pair.y * sign);
+  }
+  __syncwarp();
+}
+
+// The stage of the tile that begins with `key`; neighbours differ.
+template <class T>
+__device__ __forceinline__ int StageOf(int key) {
+  return key / T::kKeys % T::kStages * T::kTileBytes;
+}
+template <class T>
+__device__ __forceinline__ uint32_t StageOfK(const Place<T>& place, int key) {
+  return place.shared + T::kOffsetK + StageOf<T>(key);
+}
+template <class T>
+__device__ __forceinline__ uint32_t StageOfV(const Place<T>& place, int key) {
+  return place.shared + T::kOffsetV + StageOf<T>(key);
+}
+
+// ---- score --------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ void LoadQuery(const Place<T>& place, QueryFragments<T>& query) {
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int k = 0; k < T::kQuerySteps; ++k) {
+      LoadMatrix(place.query + place.offsets.At(m, k), query[m][k]);
+    }
+  }
+}
+
+// Adds the part of the scores that comes from 16 columns; the first part sets them.
+template <class T, class Element>
+__device__ __forceinline__ void ScoreStep(const Place<T>& place, const QueryFragments<T>& query,
+                                          uint32_t keys, int k, Scores<T>& s) {
+  uint32_t q[T::kSlices][4];
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+    if (k < T::kQuerySteps) {  // known at compile time
+#pragma unroll
+      for (int e = 0; e < 4; ++e) q[m][e] = query[m][k][e];
+    } else {
+      LoadMatrix(place.query + place.offsets.At(m, k), q[m]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; n += 2) {
+    uint32_t b[4];
+    LoadMatrix(keys + place.offsets_k.At(n / 2, k), b);
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+      if (k == 0) {
+        Multiply<Element>(s[m][n], q[m], b[0], b[1]);
+        Multiply<Element>(s[m][n + 1], q[m], b[2], b[3]);
+      } else {
+        MultiplyAdd<Element>(s[m][n], q[m], b[0], b[1]);
+        MultiplyAdd<Element>(s[m][n + 1], q[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void Score(const Place<T>& place, const QueryFragments<T>& query,
+                                      uint32_t keys, Scores<T>& s) {
+#pragma unroll
+  for (int k = 0; k < T::kDimSteps; ++k) ScoreStep<T, Element>(place, query, keys, k, s);
+}
+
+template <class T, bool kGeneral>
+__device__ __forceinline__ void FinishScores(const BlockWork& work, int key, Scores<T>& s) {
+  if constexpr (kGeneral) ApplyTerms<T>(*work.attention, work, key, s);
+  if (IsEdge<T>(work, key) && !WarpSeesAll<T>(work, key)) HideKeys<T>(work, key, s);
+}
+
+// ---- rescale and accumulate ---------------------------------------------------------------------
+
+// The weights of a tile as the second product reads them: [slice][eight keys][half].
+template <class T>
+using Weights = uint32_t[T::kSlices][T::kKeyBlocks][2];
+
+// Weighs the blocks of eight keys numbered [first, last) over all slices.
+template <class T, class Element>
+__device__ __forceinline__ void WeighBlocks(float to_log2, int first, int last, Scores<T>& s,
+                                            Weights<T>& p, RowState<T>& state) {
+#pragma unroll
+  for (int n = first; n < last; ++n) {
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+      WeighBlock<T, Element>(to_log2, m, s[m][n], p[m][n], state);
+    }
+  }
+}
+
+// Adds 16 keys' part of P V.
+template <class T, class Element>
+__device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t values, int k,
+                                               const Weights<T>& p, RowState<T>& state) {
+  uint32_t a[T::kSlices][4];
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) a[m][e] = p[m][2 * k + e / 2][e % 2];
+  }
+#pragma unroll
+  for (int j = 0; j < T::kDimSteps; ++j) {
+    uint32_t b[4];
+    LoadMatrixTransposed(values + place.offsets.At(k, j), b);
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+      MultiplyAdd<Element>(state.output[m][2 * j], a[m], b[0], b[1]);
+      MultiplyAdd<Element>(state.output[m][2 * j + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+// Starts the copies that the first tile of keys needs: Q and K, then V as a second group.
+template <class T>
+__device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>& place, int key) {
+  LoadRows<T, T::kRows>(place.shared, work.q, work.row_begin, work.q_len);
+  LoadRows<T, T::kKeys>(StageOfK(place, key), work.k, key, work.k_len);
+  CommitCopies();
+  if constexpr (T::kStages == 2) {
+    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+    CommitCopies();
+  }
+}
+
+// Starts the copies of the tile of keys after this one.
+template <class T>
+__device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& place, int key) {
+  const int next = key - T::kKeys;
+  if (next < work.key_begin) return;
+  LoadRows<T, T::kKeys>(StageOfK(place, next), work.k, next, work.k_len);
+  if constexpr (T::kStages == 2) {
+    LoadRows<T, T::kKeys>(StageOfV(place, next), work.v, next, work.k_len);
+  }
+  CommitCopies();
+}
+
+// Waits until V has arrived, and looks for NaN and Inf in it where they matter.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void WaitForValues(const char* values, int key, BlockWork& work) {
+  WaitCopyGroups<0>();
+  if (MayHide<T, kGeneral>(work, key)) NoteNonFinite<T, Element>(values, key, work);
+  __syncthreads();
+}
+
+// One tile of keys. With one stage V arrives under the scores, then the next K in this K's place.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
+                                     const QueryFragments<T>& query, char* shared, int key,
+                                     RowState<T>& state) {
+  char* values = shared + T::kOffsetV + StageOf<T>(key);
+  if constexpr (T::kStages == 2) {
+    WaitForValues<T, Element, kGeneral>(values, key, work);  // the other stage is free
+  } else {
+    WaitCopyGroups<0>();
+    __syncthreads();  // K has arrived; V's place is free
+    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+    CommitCopies();
+  }
+  if constexpr (T::kCopyFirst) LoadNext<T>(work, place, key);
+  if (IsEdge<T>(work, key) && !WarpSees<T>(work, key)) {
+    if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
+    if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
+    if (SpoiledKey<T>(work, key) == key) {
+      TakeOutNonFinite<T, Element>(values, [] {});  // which takes all warps
+    }
+    return;
+  }
+  Scores<T> s;
+  Score<T, Element>(place, query, StageOfK(place, key), s);
+  if constexpr (T::kStages == 1) WaitForValues<T, Element, kGeneral>(values, key, work);
+  if constexpr (!T::kCopyFirst) LoadNext<T>(work, place, key);
+  FinishScores<T, kGeneral>(work, key, s);
+  RaiseBases<T, kGeneral>(work.to_log2, s, state);
+  if (MayHide<T, kGeneral>(work, key) && SpoiledKey<T>(work, key) == key) {
+    TakeOutNonFinite<T, Element>(values,
+                                 [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
+  }
+  Weights<T> p;
+  WeighBlocks<T, Element>(work.to_log2, 0, 2, s, p, state);
+#pragma unroll
+  for (int k = 0; k < T::kKeys / 16; ++k) {
+    // The exponentials of the next 16 keys run beside the products of these.
+    if (k + 1 < T::kKeys / 16) {
+      WeighBlocks<T, Element>(work.to_log2, 2 * k + 2, 2 * k + 4, s, p, state);
+    }
+    AccumulateStep<T, Element>(place, StageOfV(place, key), k, p, state);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void Start(RowState<T>& state) {
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    state.base[r] = kNoBase;
+    state.sum[r] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      state.output[r / 2][j][r % 2 * 2] = state.output[r / 2][j][r % 2 * 2 + 1] = 0.0f;
+    }
+  }
+}
+
+// Where the warp's rows of Q are. Asked for anew behind the loop, not kept in registers through it.
+template <class T>
+__device__ __forceinline__ char* WarpQuery(const BlockWork& work, char* shared) {
+  return shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
+}
+
+// Computes `work`, sets `following` up, which is tile number `next`; returns the number of the one
+// behind it, to thread 0 and if there is a following one.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next, BlockWork& work,
+                                           char* shared, BlockWork& following) {
+  const Place<T> place{SharedAddress(shared), SharedAddress(WarpQuery<T>(work, shared))};
+  int key = (work.key_end - 1) / T::kKeys * T::kKeys;
+  const bool sees_keys = work.key_begin < work.key_end;
+  if (sees_keys) LoadFirst<T>(work, place, key);
+  // What follows this tile is found in the shadow of the copies.
+  if (threadIdx.x == 0) SetUp<T, kGeneral>(params, next, following);
+  RowState<T> state;
+  Start<T>(state);
+  if (sees_keys) {
+    WaitCopyGroups<T::kStages - 1>();
+    __syncthreads();
+    if (work.query_sign != 1.0f) {
+      GiveSign<T, Element>(WarpQuery<T>(work, shared), work.query_sign);
+    }
+    QueryFragments<T> query;
+    LoadQuery<T>(place, query);
+#pragma unroll 1
+    for (; key >= work.key_begin; key -= T::kKeys) {
+      Step<T, Element, kGeneral>(work, place, query, shared, key, state);
+    }
+  }
+  // The queue answers while O is stored.
+  int claimed = 0;
+  if (threadIdx.x == 0 && following.attention != nullptr) {
+    claimed = ClaimTileOf(params, TileCount(params));
+  }
+  StoreOutput<T, Element, kGeneral>(work, WarpQuery<T>(work, shared), state);
+  return claimed;
+}
+
+template <class T, class Element, bool kGeneral>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
+    FlashSm80Kernel(const __grid_constant__ RaggedParams params) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ BlockWork work[2];  // one is computed, the other set up
+  int next = 0;                  // thread 0's
+  if (threadIdx.x == 0) {
+    next = ClaimTileOf(params, TileCount(params));
+    SetUp<T, kGeneral>(params, blockIdx.x, work[0]);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
+    next = ComputeTile<T, Element, kGeneral>(params, next, work[turn], shared, work[turn ^ 1]);
+    __syncthreads();  // shared memory is free
+  }
+}
+
+}  // namespace attend::cuda::sm80

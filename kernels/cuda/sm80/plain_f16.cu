@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plain instances of cuda_flash_sm80 for fp16.
+
+#include "kernels/cuda/sm80/instances.h"
+#include "kernels/cuda/sm80/tables.cuh"
+
+namespace attend::cuda::sm80 {
+
+std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles) {
+  return PlainVariants<__half>(dim, few_tiles);
+}
+
+}  // namespace attend::cuda::sm80

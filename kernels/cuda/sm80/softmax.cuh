@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm80 between the two matrix products: terms and masks on the scores, the online
+// softmax, and the rare case of NaN or Inf in values that a row must not see. Device code; a warp
+// calls each function together, all threads of a block those that say so.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/limits.h"
+#include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/sm80/tile.cuh"
+
+namespace attend::cuda::sm80 {
+
+// What one block computes. In shared memory, as all registers are needed for accumulators. Rows and
+// keys inside a sequence fit 32 bits (limits.h).
+struct BlockWork {
+  const Attention* attention;  // null: nothing, and nothing will follow
+  Source q, k, v;
+  char* o;           // row 0 of the sequence
+  int64_t o_stride;  // bytes between rows
+  float* lse;        // of row 0 of the sequence; null: not wanted
+  int b, h;
+  int row_begin;             // first query row
+  int q_len, q_rows, k_len;  // see Sequence
+  int offset;                // of the diagonal
+  int begin_shift;           // row i sees the keys [i + begin_shift, i + end_shift) that exist
+  int end_shift;
+  int key_begin, key_end;    // keys that some row sees, begin rounded down to a tile
+  int full_begin, full_end;  // keys that every row sees
+  int warp_flip;             // see WarpPlace
+  bool o_fast;               // O can be written in 16-byte chunks
+  bool has_bias, has_sink;
+  float sink;
+  float query_sign;  // what Q is multiplied by
+  float to_log2;     // a weight is 2^(score * to_log2 - base)
+  int spoiled[2];    // see NoteNonFinite
+};
+
+// The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].
+template <class T>
+using Scores = float[T::kSlices][T::kKeyBlocks][4];
+
+// What one thread knows of its rows; row 2 * slice + half has fragment elements 2 * half and the
+// next.
+template <class T>
+struct RowState {
+  float output[T::kSlices][T::kDim / 8][4];
+  float base[T::kThreadRows];  // subtracted from exponents: some score's, rounded once
+  float sum[T::kThreadRows];   // of the weights of this thread's own keys
+};
+
+// Which of the block's groups of kWarpRows rows is the warp's. Every other tile turns the order
+// around: under a causal mask the last rows see most, and a warp cannot leave its scheduler.
+__device__ __forceinline__ int WarpPlace(const BlockWork& work) {
+  return ThreadIndex() / 32 ^ work.warp_flip;
+}
+template <class T>
+__device__ __forceinline__ int WarpRow(const BlockWork& work) {
+  return work.row_begin + WarpPlace(work) * T::kWarpRows;
+}
+
+// The thread's row `r` (see RowState) within the sequence.
+template <class T>
+__device__ __forceinline__ int RowOf(const BlockWork& work, int r) {
+  return WarpRow<T>(work) + r / 2 * 16 + r % 2 * 8 + ThreadIndex() % 32 / 4;
+}
+
+// Whether a row of the warp sees a key of the tile.
+template <class T>
+__device__ __forceinline__ bool WarpSees(const BlockWork& work, int key) {
+  const int first = WarpRow<T>(work);
+  const int last = min(first + T::kWarpRows, work.q_len) - 1;
+  return first <= last && key < last + work.end_shift && key + T::kKeys > first + work.begin_shift;
+}
+
+// Whether all rows of the warp see all keys of the tile; of padding rows nothing is stored.
+template <class T>
+__device__ __forceinline__ bool WarpSeesAll(const BlockWork& work, int key) {
+  const int first = WarpRow<T>(work);
+  const int last = min(first + T::kWarpRows, work.q_len) - 1;
+  return key >= last + work.begin_shift &&
+         key + T::kKeys <= min(first + work.end_shift, work.k_len);
+}
+
+// The first of the thread's two neighbouring keys among eight.
+__device__ __forceinline__ int KeyOfLane() { return ThreadIndex() % 4 * 2; }
+
+// ---- terms and masks ----------------------------------------------------------------------------
+
+// Adds one row's bias, whose key 0 is at `bias`. Reads no key at or beyond k_len.
+template <class T, class Value>
+__device__ __forceinline__ void AddBiasRow(const Value* bias, int key, int k_len, int r,
+                                           Scores<T>& s) {
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (key + 8 * n + e < k_len) {
+        s[r / 2][n][r % 2 * 2 + e] += static_cast<float>(bias[key + 8 * n + e]);
+      }
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& work, int key,
+                                        Scores<T>& s) {
+  const BiasView& bias = a.bias;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    if (row >= work.q_len) continue;
+    const int64_t at = work.b * bias.stride_b + work.h * bias.stride_h + row * bias.stride_q;
+    const int first = key + KeyOfLane();
+    if (bias.dtype == DType::kFloat32) {
+      AddBiasRow<T>(static_cast<const float*>(bias.data) + at, first, work.k_len, r, s);
+    } else if (bias.dtype == DType::kFloat16) {
+      AddBiasRow<T>(static_cast<const __half*>(bias.data) + at, first, work.k_len, r, s);
+    } else {
+      AddBiasRow<T>(static_cast<const __nv_bfloat16*>(bias.data) + at, first, work.k_len, r, s);
+    }
+  }
+}
+
+// Scale, softcap, bias and ALiBi, in the order that problem.h gives.
+template <class T>
+__device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work, int key,
+                                           Scores<T>& s) {
+  const Problem& p = a.problem;
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[m][n][e] *= p.scale;
+    }
+  }
+  if (p.softcap > 0.0f) {
+    const float inverse_cap = 1.0f / p.softcap;
+#pragma unroll
+    for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+      for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          s[m][n][e] = p.softcap * tanhf(s[m][n][e] * inverse_cap);
+        }
+      }
+    }
+  }
+  if (p.has_bias) AddBias<T>(a, work, key, s);
+  if (!p.has_alibi) return;
+  const float slope = a.alibi_slopes[work.b * a.alibi_stride_b + work.h];
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int distance = key + KeyOfLane() - RowOf<T>(work, r) - work.offset;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& score = s[r / 2][n][r % 2 * 2 + e];
+        score -= slope * fabsf(static_cast<float>(distance + 8 * n + e));
+      }
+    }
+  }
+}
+
+// Bits from that of the thread's first key on which `end`, counted from the thread's first key,
+// does not follow: the thread's keys 8 * n and 8 * n + 1 have bits 2 * n and 2 * n + 1.
+__device__ __forceinline__ uint32_t KeysFrom(int end) {
+  const int position = max(end, 0);
+  return __funnelshift_lc(0u, ~0u, position / 8 * 2 + min(position % 8, 2));
+}
+
+// Gives keys that a row does not see the score -inf.
+template <class T>
+__device__ __forceinline__ void HideKeys(const BlockWork& work, int key, Scores<T>& s) {
+  static_assert(2 * T::kKeyBlocks <= 32);
+  const int first = key + KeyOfLane();
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    const int row = RowOf<T>(work, r);
+    const uint32_t hidden = ~KeysFrom(row + work.begin_shift - first) |
+                            KeysFrom(min(row + work.end_shift, work.k_len) - first);
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (hidden & 1u << (2 * n + e)) s[r / 2][n][r % 2 * 2 + e] = NegativeInfinity();
+      }
+    }
+  }
+}
+
+// ---- online softmax -----------------------------------------------------------------------------
+
+// The largest of the thread's own scores of each row.
+template <class T>
+__device__ __forceinline__ void LocalMaxima(const Scores<T>& s, float (&largest)[T::kThreadRows]) {
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    largest[r] = NegativeInfinity();
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+      const float* pair = &s[r / 2][n][r % 2 * 2];
+      largest[r] = fmaxf(largest[r], fmaxf(pair[0], pair[1]));
+    }
+  }
+}
+
+// False only if no score of the thread outgrows its row's base. Integers, of which one instruction
+// takes three, order floats that are not negative as floats do, and negative ones below 0. The
+// largest of 0 and the scores is at least the largest score, and says "may" of one below 0 only
+// where the base is under -kBaseSlack, so too before a row's first key and of far rows. NaN orders
+// as any number; its row is NaN whatever is subtracted.
+template <class T>
+__device__ __forceinline__ bool MayOutgrow(float to_log2, const Scores<T>& s,
+                                           const RowState<T>& state) {
+  bool may = false;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    int largest = 0;
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; ++n) {
+      const float* pair = &s[r / 2][n][r % 2 * 2];
+      largest = __vimax3_s32(largest, __float_as_int(pair[0]), __float_as_int(pair[1]));
+    }
+    may |= Outgrows(__int_as_float(largest), state.base[r], to_log2);
+  }
+  return may;
+}
+
+// The reference of the thread's row `r` if it is far (exponent_base.cuh). In shared memory: far
+// rows are rare, and registers are not. A row's four lanes write the same, and each reads what it
+// wrote.
+template <class T>
+__device__ __forceinline__ float& Reference(int r) {
+  __shared__ float references[T::kRows];
+  const int thread = ThreadIndex();
+  return references[thread / 32 * T::kWarpRows + r / 2 * 16 + r % 2 * 8 + thread % 32 / 4];
+}
+
+template <class T>
+__device__ __forceinline__ void RescaleRow(float rescale, int r, RowState<T>& state) {
+  state.sum[r] *= rescale;
+#pragma unroll
+  for (int j = 0; j < T::kDim / 8; ++j) {
+    state.output[r / 2][j][r % 2 * 2] *= rescale;
+    state.output[r / 2][j][r % 2 * 2 + 1] *= rescale;
+  }
+}
+
+// Plain kernels raise the base of the thread's row `r` if `top`, its largest score, asks for it.
+template <class T>
+__device__ __forceinline__ void FollowNear(float to_log2, float top, int r, RowState<T>& state) {
+  const float base =
+      RaisesSm80(top, state.base[r], to_log2) ? NearOrMarkedBase(top, to_log2) : state.base[r];
+  RescaleRow<T>(base == state.base[r] ? 1.0f : FastExp2(state.base[r] - base), r, state);
+  state.base[r] = base;
+}
+
+// General ones, whose rows may be far for no more than a mask's sake, subtract the reference from
+// the scores of a far one.
+template <class T>
+__device__ __forceinline__ void FollowFar(float to_log2, float top, int r, Scores<T>& s,
+                                          RowState<T>& state) {
+  float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
+  __syncwarp();  // no lane writes what another has yet to read
+  if (RaisesSm80(top, state.base[r], reference, to_log2)) {
+    const RaisedBase raised = RaiseBase(top, state.base[r], reference, to_log2);
+    state.base[r] = raised.base;
+    RescaleRow<T>(raised.rescale, r, state);
+    reference = raised.reference;
+    if (IsFar(raised.base)) Reference<T>(r) = reference;
+  }
+  if (!IsFar(state.base[r])) return;
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; ++n) {
+    float* pair = &s[r / 2][n][r % 2 * 2];
+    pair[0] = FarScore(pair[0], reference);
+    pair[1] = FarScore(pair[1], reference);
+  }
+}
+
+// Raises the bases of rows that have outgrown theirs; what other rows do changes no bit of a row.
+template <class T, bool kGeneral>
+__device__ __forceinline__ void RaiseBases(float to_log2, Scores<T>& s, RowState<T>& state) {
+  if (!__any_sync(0xffffffffu, MayOutgrow<T>(to_log2, s, state))) return;
+  float largest[T::kThreadRows];
+  LocalMaxima<T>(s, largest);
+  bool outgrown = false;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    // Any score of a far row.
+    outgrown |=
+        (kGeneral && IsFar(state.base[r])) || RaisesSm80(largest[r], state.base[r], to_log2);
+  }
+  if (!__any_sync(0xffffffffu, outgrown)) return;
+#pragma unroll
+  for (int r = 0; r < T::kThreadRows; ++r) {
+    float top = fmaxf(largest[r], __shfl_xor_sync(0xffffffffu, largest[r], 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    if constexpr (kGeneral) {
+      FollowFar<T>(to_log2, top, r, s, state);
+    } else {
+      FollowNear<T>(to_log2, top, r, state);
+    }
+  }
+}
+
+// Turns one slice's scores of eight keys into weights, which replace them as two packed pairs.
+template <class T, class Element>
+__device__ __forceinline__ void WeighBlock(float to_log2, int m, float (&s)[4], uint32_t (&p)[2],
+                                           RowState<T>& state) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = 2 * m + half;
+    const float low = Weight(s[2 * half], to_log2, state.base[r]);
+    const float high = Weight(s[2 * half + 1], to_log2, state.base[r]);
+    state.sum[r] += low + high;
+    p[half] = Pack<Element>(low, high);
+  }
+}
+
+// ---- values that are not finite -----------------------------------------------------------------
+
+// A key's part of a row of O, of those elements of V alone that are not finite; `output` is the
+// first of the row's elements.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFiniteKey(const char* values, int key, float weight,
+                                                float* output) {
+  const int column = ThreadIndex() % 4 * 4;
+#pragma unroll 1
+  for (int j = 0; j < T::kDim / 8; ++j, output += 4) {
+    const auto pair = *reinterpret_cast<const uint32_t*>(values + T::Row::Offset(key, j) + column);
+    const float2 v = Unpack<Element>(pair);
+    if (NonFinite(v.x)) output[0] = fmaf(weight, v.x, output[0]);
+    if (NonFinite(v.y)) output[1] = fmaf(weight, v.y, output[1]);
+  }
+}
+
+// O += P V for those elements of V alone that are not finite, and rows that see their key. Slow:
+// works in local memory, so that it takes no registers from code that is not rare.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, const Scores<T>& s,
+                                             RowState<T>& state) {
+  float scores[T::kSlices][T::kKeyBlocks][4];
+  float output[T::kSlices][T::kDim / 8][4];
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks * 4; ++n) scores[m][n / 4][n % 4] = s[m][n / 4][n % 4];
+#pragma unroll
+    for (int j = 0; j < T::kDim / 2; ++j) output[m][j / 4][j % 4] = state.output[m][j / 4][j % 4];
+  }
+#pragma unroll 1
+  for (int key = 0; key < T::kKeys; ++key) {
+    const int owner = (ThreadIndex() & 28) + key % 8 / 2;
+#pragma unroll
+    for (int r = 0; r < T::kThreadRows; ++r) {
+      const float own = scores[r / 2][key / 8][r % 2 * 2 + key % 2];
+      const float score = __shfl_sync(0xffffffffu, own, owner);
+      // A key that has the score -inf by arithmetic is as good as hidden.
+      if (score == NegativeInfinity()) continue;
+      const float weight =
+          Unpack<Element>(Pack<Element>(Weight(score, to_log2, state.base[r]), 0.0f)).x;
+      AddNonFiniteKey<T, Element>(values, key, weight, &output[r / 2][0][r % 2 * 2]);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) {
+#pragma unroll
+    for (int j = 0; j < T::kDim / 2; ++j) state.output[m][j / 4][j % 4] = output[m][j / 4][j % 4];
+  }
+}
+
+// Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
+// places, so that no warp overwrites what others, a barrier behind, have yet to read.
+template <class T>
+__device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
+  return work.spoiled[key / T::kKeys % 2];
+}
+
+// Notes whether the chunks of a tile of V that the thread itself has copied hold NaN or Inf.
+template <class T, class Element>
+__device__ __forceinline__ void NoteNonFinite(const char* values, int key, BlockWork& work) {
+  using Row = typename T::Row;
+  const int thread = ThreadIndex();
+  values += Row::Offset(thread / Row::kSpan, thread % Row::kSpan);
+  uint32_t found = 0;
+#pragma unroll
+  for (int pass = 0; pass < T::kKeys / T::kPassRows; ++pass) {
+#pragma unroll
+    for (int span = 0; span < T::kPassSpans; ++span) {
+      const uint4 v = *reinterpret_cast<const uint4*>(values + pass * T::kPassRows * Row::kBytes +
+                                                      span * Row::kSpan * 16);
+      found |= NonFinitePair<Element>(v.x) | NonFinitePair<Element>(v.y) |
+               NonFinitePair<Element>(v.z) | NonFinitePair<Element>(v.w);
+    }
+  }
+  if (found != 0) SpoiledKey<T>(work, key) = key;
+}
+
+// All threads of the block, for a tile of V that holds NaN or Inf, some row of which may not see a
+// key: as 0 * NaN is NaN, they are taken out before the product, and `add` adds them to rows that
+// see them.
+template <class T, class Element, class Add>
+__device__ __forceinline__ void TakeOutNonFinite(char* values, Add add) {
+  add();
+  __syncthreads();
+  const auto finite = [](uint32_t pair) {
+    return pair & ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
+  };
+#pragma unroll 1
+  for (int n = ThreadIndex(); n < T::kTileBytes / 16; n += T::kThreads) {
+    uint4& v = reinterpret_cast<uint4*>(values)[n];
+    v = make_uint4(finite(v.x), finite(v.y), finite(v.z), finite(v.w));
+  }
+  __syncthreads();
+}
+
+}  // namespace attend::cuda::sm80

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm80 behind the last tile of keys: divides, writes O and LSE. Device code; a warp
+// calls each function together and needs no other.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/softmax_state.h"
+#include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/ragged/redo_rows.cuh"
+#include "kernels/cuda/sm80/softmax.cuh"
+
+namespace attend::cuda::sm80 {
+
+// What the tiles made of the thread's row `r`.
+template <class T, bool kGeneral>
+__device__ __forceinline__ RowEnd EndRow(const BlockWork& work, const RowState<T>& state, int r) {
+  RowEnd end;
+  const float sum = QuadSum(state.sum[r]);
+  if constexpr (kGeneral) {
+    const float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
+    const FinishedRow finished = FinishBase(state.base[r], reference, sum, work.to_log2);
+    end.state = finished.state;
+    end.unit = finished.unit;
+  } else {
+    if (state.base[r] != kNoBase) end.state.max = state.base[r] * kLn2;
+    end.state.sum = sum;
+    end.marked = state.base[r] == kMarkedBase;
+  }
+  end.largest = LargestOfRow<T::kDim / 8>([&](int j) { return state.output[r / 2][j]; }, r % 2);
+  end.counts = RowOf<T>(work, r) < work.q_len && state.base[r] != kNoBase;
+  return end;
+}
+
+// Writes the warp's rows, all of which exist, in 16-byte chunks. Everything is read before anything
+// is written: the compiler cannot know that they are different memories.
+template <class T>
+__device__ __forceinline__ void CopyOutWhole(char* o, int64_t stride, const char* staged) {
+  using Row = typename T::Row;
+  constexpr int kPassRows = 32 / Row::kSpan;
+  constexpr int kPasses = T::kWarpRows / kPassRows;
+  const int row = threadIdx.x % 32 / Row::kSpan;
+  const int chunk = threadIdx.x % Row::kSpan;
+  o += row * stride + 16 * chunk;
+#pragma unroll
+  for (int span = 0; span < T::kPassSpans; ++span) {
+    uint4 v[kPasses];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      v[pass] = *reinterpret_cast<const uint4*>(
+          staged + Row::Offset(row + pass * kPassRows, chunk + span * Row::kSpan));
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      *reinterpret_cast<uint4*>(o + pass * kPassRows * stride + 16 * span * Row::kSpan) = v[pass];
+    }
+  }
+}
+
+// Writes the warp's rows from shared memory, which they have reached as a tile of Q lies.
+template <class T>
+__device__ __forceinline__ void CopyOut(const BlockWork& work, const char* staged) {
+  using Row = typename T::Row;
+  const int lane = threadIdx.x % 32;
+  const int warp_row = WarpRow<T>(work);
+  const int dim = work.v.dim;
+  const int64_t stride = work.o_stride;
+  char* o = work.o + warp_row * stride;
+  const bool fast = work.o_fast;
+  if (fast && dim == T::kDim && warp_row + T::kWarpRows <= work.q_rows) {
+    CopyOutWhole<T>(o, stride, staged);
+    return;
+  }
+#pragma unroll 1
+  for (int row = lane / Row::kSpan; row < T::kWarpRows; row += 32 / Row::kSpan) {
+    if (warp_row + row >= work.q_rows) return;
+#pragma unroll 1
+    for (int chunk = lane % Row::kSpan; 8 * chunk < dim; chunk += Row::kSpan) {
+      const char* from = staged + Row::Offset(row, chunk);
+      char* to = o + row * stride + 16 * chunk;
+      if (fast) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        continue;
+      }
+      for (int e = 0; e < min(8, dim - 8 * chunk); ++e) {
+        reinterpret_cast<uint16_t*>(to)[e] = reinterpret_cast<const uint16_t*>(from)[e];
+      }
+    }
+  }
+}
+
+// Divides slice `m` and writes its LSE. Its rows of O go to `query`.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* query,
+                                           RowState<T>& state) {
+  const int lane = ThreadIndex() % 32;
+  RowEnd ends[2] = {EndRow<T, kGeneral>(work, state, 2 * m),
+                    EndRow<T, kGeneral>(work, state, 2 * m + 1)};
+  RedoRows<Element, T::kDim / 8, kGeneral>(
+      *work.attention, work.b, work.h, WarpRow<T>(work) + 16 * m,
+      [&](int j) { return state.output[m][j]; }, ends);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = RowOf<T>(work, 2 * m + half);
+    SoftmaxState<float> total;
+    float factor = 0.0f;
+    if (row < work.q_len) {
+      total = ends[half].state;
+      factor = OutputFactor(total, ends[half].unit, work.has_sink, work.sink);
+      factor = KeepFinite<!std::is_same_v<Element, __half>>(factor, ends[half].largest);
+    }
+    char* staged = query + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      const float* o = &state.output[m][j][half * 2];
+      // Padding rows are 0 even if what was computed for them is not finite.
+      const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
+      *reinterpret_cast<uint32_t*>(staged + T::Row::Offset(m * 16 + half * 8 + lane / 4, j)) = pair;
+    }
+    if (work.lse != nullptr && lane % 4 == 0 && row < work.q_rows) {
+      work.lse[row] = LogSumExp(total);
+    }
+  }
+}
+
+// Divides, writes O and LSE. The warp's part of Q's memory, which no other warp reads, serves to
+// turn fragments into whole rows.
+template <class T, class Element, bool kGeneral>
+__device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
+                                            RowState<T>& state) {
+  __syncwarp();  // all lanes have read Q
+#pragma unroll
+  for (int m = 0; m < T::kSlices; ++m) StoreSlice<T, Element, kGeneral>(work, m, query, state);
+  __syncwarp();
+  CopyOut<T>(work, query);
+}
+
+}  // namespace attend::cuda::sm80

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The geometry of cuda_flash_sm80's tiles and the phases that only move data: which thread brings
+// which part of Q, K and V to shared memory. Device code; all threads of a block call each function
+// together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cuda/ptx/mma.cuh"
+
+namespace attend::cuda::sm80 {
+
+// A block computes kWarps * kSlices * 16 query rows; a warp owns kSlices slices of 16 rows and all
+// keys, so that the softmax needs no other warp. Tiles of kKeys keys pass through kStages stages of
+// shared memory. Of Q, the fragments of the first kQueryColumns columns are read from shared memory
+// once and stay in registers; the others are read for each tile of keys.
+template <int kDimIn, int kWarpsIn, int kSlicesIn, int kKeysIn, int kBlocksIn, int kStagesIn,
+          int kQueryColumnsIn>
+struct Tile {
+  static constexpr int kDim = kDimIn;  // most that D or Dv may be
+  static constexpr int kWarps = kWarpsIn;
+  static constexpr int kSlices = kSlicesIn;
+  static constexpr int kKeys = kKeysIn;
+  static constexpr int kBlocks = kBlocksIn;  // to a multiprocessor
+  static constexpr int kQueryColumns = kQueryColumnsIn;
+
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kWarpRows = 16 * kSlices;
+  static constexpr int kRows = kWarps * kWarpRows;
+  static constexpr int kThreadRows = 2 * kSlices;  // rows that a thread has a part of
+  static constexpr int kDimSteps = kDim / 16;
+  static constexpr int kKeyBlocks = kKeys / 8;
+  static constexpr int kQuerySteps = kQueryColumns / 16;  // of kDimSteps
+
+  using Row = TileRow<kDim>;
+  static constexpr int kStages = kStagesIn;
+  static_assert(kStages == 1 || kStages == 2);
+  // When the next tile's copies start: before this one's scores, or (measured: better where a tile
+  // is many products) behind them, when their addresses cost no time. One stage is not free before.
+  static constexpr bool kCopyFirst = kStages == 2 && kDim <= 96;
+  static constexpr int kTileBytes = kKeys * Row::kBytes;  // of K or V
+  static constexpr int kOffsetK = kRows * Row::kBytes;
+  static constexpr int kOffsetV = kOffsetK + kStages * kTileBytes;
+  static constexpr int kSharedBytes = kOffsetV + kStages * kTileBytes;
+  static constexpr int kReferenceBytes = 4 * kRows;  // of far rows, beside them
+
+  // A pass of copies: each row's span of chunks is one thread's neighbours' business.
+  static constexpr int kPassRows = kThreads / Row::kSpan;
+  static constexpr int kPassSpans = Row::kChunks / Row::kSpan;
+  static_assert(kPassRows % 8 == 0 && kRows % kPassRows == 0 && kKeys % kPassRows == 0);
+  static_assert(kKeys % 16 == 0 && kDim % 32 == 0);
+  static_assert(kQueryColumns % 16 == 0 && kQueryColumns <= kDim);
+};
+
+// One head's rows of Q, K or V.
+struct Source {
+  const char* data;  // row 0 of the sequence
+  int64_t stride;    // bytes between rows
+  int dim;           // columns that exist
+  bool fast;         // in 16-byte chunks, at distances of 32 bits
+};
+
+__device__ __forceinline__ Source SourceOf(const ConstTensorView& view, int64_t b, int64_t h,
+                                           int64_t row, int64_t dim) {
+  Source source;
+  source.data = static_cast<const char*>(view.data) +
+                2 * (b * view.stride_b + h * view.stride_h + row * view.stride_l);
+  source.stride = 2 * view.stride_l;
+  source.dim = static_cast<int>(dim);
+  source.fast = ((reinterpret_cast<uint64_t>(source.data) | source.stride) & 15) == 0 &&
+                dim % 8 == 0 && static_cast<int>(source.stride) == source.stride;
+  return source;
+}
+
+// Copies without waiting. kWhole: all rows and columns exist.
+template <class T, int kCount, bool kWhole>
+__device__ __forceinline__ void CopyRows(uint32_t shared, const char* data, int stride, int rows,
+                                         int columns) {
+  using Row = typename T::Row;
+#pragma unroll
+  for (int pass = 0; pass < kCount / T::kPassRows; ++pass) {
+#pragma unroll
+    for (int span = 0; span < T::kPassSpans; ++span) {
+      const int chunk = span * Row::kSpan;
+      CopyAsync16(shared + pass * T::kPassRows * Row::kBytes + 16 * chunk, data + 16 * chunk,
+                  kWhole || (pass * T::kPassRows < rows && 8 * chunk < columns));
+    }
+    data += int64_t{T::kPassRows} * stride;
+  }
+}
+
+// Brings the kCount rows from `row` on to shared memory, as zeros those at and beyond `rows`
+// and columns that do not exist. Without waiting where the data lie well.
+template <class T, int kCount>
+__device__ __forceinline__ void LoadRows(uint32_t shared, const Source& source, int row, int rows) {
+  using Row = typename T::Row;
+  const int thread = ThreadIndex();
+  const int copy_row = thread / Row::kSpan;
+  const int copy_chunk = thread % Row::kSpan;
+  shared += Row::Offset(copy_row, copy_chunk);
+  const int first = row + copy_row;
+  if (source.fast) {
+    const auto stride = static_cast<int>(source.stride);
+    const char* data = source.data + int64_t{first} * stride + 16 * copy_chunk;
+    if (row + kCount <= rows && source.dim == T::kDim) {
+      CopyRows<T, kCount, true>(shared, data, stride, 0, 0);
+    } else {
+      CopyRows<T, kCount, false>(shared, data, stride, rows - first, source.dim - 8 * copy_chunk);
+    }
+    return;
+  }
+  const char* data = source.data + first * source.stride + 16 * copy_chunk;
+#pragma unroll 1
+  for (int pass = 0; pass < kCount / T::kPassRows; ++pass) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < Row::kChunks; chunk += Row::kSpan) {
+      const bool valid = first + pass * T::kPassRows < rows;
+      const int columns = valid ? source.dim - 8 * (copy_chunk + chunk) : 0;
+      StoreShared16(shared + 16 * chunk, LoadPiecewise(data + 16 * chunk, columns));
+    }
+    shared += T::kPassRows * Row::kBytes;
+    data += T::kPassRows * source.stride;
+  }
+}
+
+}  // namespace attend::cuda::sm80

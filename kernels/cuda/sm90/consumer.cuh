@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90, consumers: a warpgroup computes 64 query rows. What runs beside a tile's softmax
+// is the Overlap's choice: the product of the last tile's weights and values and what the other
+// warpgroups issue, or only the latter.
+
+#pragma once
+
+#include "kernels/contract/softmax_state.h"
+#include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/ragged/redo_rows.cuh"
+#include "kernels/cuda/sm90/softmax.cuh"
+#include "kernels/cuda/sm90/tile.cuh"
+
+namespace attend::cuda {
+
+template <class T, bool kBfloat16>
+struct Consumer {
+  static constexpr int kScores = T::kKeys / 2;  // of a thread: two rows, 8 apart
+  static constexpr int kWeights = T::kKeys / 4;
+  static constexpr int kOutputs = T::kDv / 2;
+  static constexpr int kTurnBarrier = 1;   // named barrier of warpgroup 0, then the others'
+  static constexpr int kGroupBarrier = 5;  // of the warpgroup's own
+
+  char* shared;
+  const Sm90Places<T> places;
+  const int group;  // warpgroup, from 0
+  const int lane;
+  StageCursor<T::kStages> k = {}, v = {};
+  StageCursor<T::kStagesQ> q = {};
+
+  // Of the tile at hand.
+  int row;                   // this thread's first; the second is 8 further
+  float cap_factor;          // softcap: score = tanh(q.k * cap_factor); 0 without
+  int full_begin, full_end;  // keys that all rows of this warpgroup see
+  int tile_begin, tile_end;  // tiles of keys that some row of it sees; at least one
+
+  float scores[kScores];  // q.k, later weights
+  uint32_t weights[kWeights];
+  float output[kOutputs];
+  SoftmaxRows<kScores> rows;
+  uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // its fragments
+
+  // ---- score ----------------------------------------------------------------------------------
+
+  // Q's fragments, once for each tile of rows.
+  __device__ __forceinline__ void LoadQuery() {
+    if constexpr (T::kQueryInRegisters) {
+      constexpr int kChunks = T::kCols / 8;  // of 16 bytes, to a row
+      const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
+      const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
+      const uint32_t at = places.Q(q.stage) + (group * 64 + mine) * 2 * T::kCols;
+#pragma unroll
+      for (int n = 0; n < T::kD / 16; ++n) {
+        const int chunk = 2 * n % kChunks + lane / 16 ^ swizzle;
+        LoadMatrix(at + 2 * n / kChunks * T::kBoxBytesQ + 16 * chunk, query[n]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void IssueScores() {
+    const uint32_t keys = places.K(k.stage);
+    const auto a = SmemTile<T::kCols>::AlongRows(places.Q(q.stage) + group * 64 * 2 * T::kCols);
+    const auto b = SmemTile<T::kCols>::AlongRows(keys);
+    using Product = Wgmma<T::kKeys, kBfloat16>;
+    WgmmaFence();
+#pragma unroll
+    for (int box = 0; box < T::kBoxesQK; ++box) {
+#pragma unroll
+      for (int n = 0; n < T::kCols / 16; ++n) {
+        const uint64_t key = b.At(box * T::kBoxBytesK + 32 * n);
+        const bool more = box > 0 || n > 0;
+        if constexpr (T::kQueryInRegisters) {
+          Product::template Registers<false>(scores, query[box * T::kCols / 16 + n], key, more);
+        } else {
+          Product::template Shared<false>(scores, a.At(box * T::kBoxBytesQ + 32 * n), key, more);
+        }
+      }
+    }
+    WgmmaCommit();
+  }
+
+  // ---- rescale and accumulate -----------------------------------------------------------------
+
+  __device__ __forceinline__ void IssueOutput(bool accumulate) {
+    const uint32_t values = places.V(v.stage);
+    const auto b = SmemTile<T::kColsV>::DownRows(values, T::kBoxBytesV);
+    WgmmaFence();
+#pragma unroll
+    for (int n = 0; n < T::kKeys / 16; ++n) {
+      Wgmma<T::kDv, kBfloat16>::template Registers<true>(
+          output, weights + 4 * n, b.At(16 * 2 * T::kColsV * n), accumulate || n > 0);
+    }
+    WgmmaCommit();
+  }
+
+  // The warp has read its part of Q for the last time; its place is free unless O needs it.
+  __device__ __forceinline__ void LeaveQuery() {
+    if constexpr (!T::kStoreThroughQ) Release(places.EmptyQ(q.stage));
+  }
+
+  // Where O leaves through Q's place: the stores have read it. The thread that began them waits, on
+  // behalf of a warpgroup whose warps have met since.
+  __device__ __forceinline__ void LeaveStored(int stage) {
+    if (threadIdx.x % 128 != 0) return;
+    WaitStoresRead();
+    Arrive(places.EmptyQ(stage));
+  }
+
+  // One arrival for each warp: it has seen the wait, so its part of the products is done.
+  __device__ __forceinline__ void Release(uint32_t barrier) {
+    if (lane == 0) Arrive(barrier);
+  }
+
+  __device__ __forceinline__ void ApplySoftcap(float factor) {
+#pragma unroll
+    for (float& s : scores) s = AccurateTanh(s * factor);
+  }
+
+  // Gives -inf to the keys of a tile that a row does not see.
+  __device__ __forceinline__ void MaskScores(const Window& window, int key_begin) {
+    const int first = key_begin + 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int end = window.End(row + 8 * r) - first;
+      HideScores(r, [end](int key) { return key >= end; });
+      if (key_begin >= full_begin) continue;
+      const int begin = window.Begin(row + 8 * r) - first;
+      HideScores(r, [begin](int key) { return key < begin; });
+    }
+  }
+  template <class Hidden>
+  __device__ __forceinline__ void HideScores(int r, const Hidden& hidden) {
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (hidden(8 * j + i)) scores[4 * j + 2 * r + i] = NegativeInfinity();
+      }
+    }
+  }
+
+  // Softcap and mask, and what they do to the bases of the rows. True: see SoftmaxRows::Follow.
+  __device__ __forceinline__ bool FinishScores(const Sm90Work& work, int tile,
+                                               float (&rescale)[2]) {
+    const float cap = T::kCapInRegister ? cap_factor : work.cap_factor;
+    if (cap != 0.0f) ApplySoftcap(cap);
+    const int key = tile * T::kKeys;
+    if (key < full_begin || key + T::kKeys > full_end) MaskScores(work.window, key);
+    return rows.Follow(scores, rescale);
+  }
+
+  __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
+                                                  float (&rescale)[2]) {
+    const bool risen = FinishScores(work, tile, rescale);
+    rows.Exponentiate(scores);
+    return risen;
+  }
+
+  __device__ __forceinline__ void PackWeights() {
+#pragma unroll
+    for (int n = 0; n < kWeights; ++n) {
+      weights[n] = PackPair<kBfloat16>(scores[2 * n], scores[2 * n + 1]);
+    }
+  }
+
+  __device__ __forceinline__ void Rescale(const float (&rescale)[2]) {
+#pragma unroll
+    for (int j = 0; j < kOutputs / 4; ++j) {
+      output[4 * j] *= rescale[0];
+      output[4 * j + 1] *= rescale[0];
+      output[4 * j + 2] *= rescale[1];
+      output[4 * j + 3] *= rescale[1];
+    }
+  }
+
+  // A warpgroup's turn: to issue products (kOutputTurns), one for each tile of keys but the first,
+  // or to exponentiate (kSoftmaxTurns), one for each. Tiles that are skipped count, so that all
+  // warpgroups have as many.
+  __device__ __forceinline__ void AwaitTurn() {
+    if constexpr (T::kTurns) SyncNamed(kTurnBarrier + group, 256);
+  }
+  __device__ __forceinline__ void PassTurn() {
+    if constexpr (T::kTurns) {
+      ArriveNamed(kTurnBarrier + (group + 1) % T::kConsumers, 256);
+    }
+  }
+
+  // The scores of tile n are there.
+  __device__ __forceinline__ void LeaveKeys(int n) {
+    Release(places.EmptyK(k.stage));
+    k.Step();
+    if (n == tile_begin) LeaveQuery();
+  }
+
+  // The last tile's output.
+  __device__ __forceinline__ void FinishOutput(bool accumulate) {
+    IssueOutput(accumulate);
+    WgmmaWait<0>();
+    HoldRegisters(output);
+    Release(places.EmptyV(v.stage));
+    v.Step();
+  }
+
+  // Lets tiles of keys go by that only other warpgroups see.
+  __device__ __forceinline__ void Skip(int count) {
+    for (; count > 0; --count) {
+      Wait(places.FullK(k.stage), k.parity);
+      Release(places.EmptyK(k.stage));
+      k.Step();
+      AwaitTurn();
+      PassTurn();
+      Wait(places.FullV(v.stage), v.parity);
+      Release(places.EmptyV(v.stage));
+      v.Step();
+    }
+  }
+
+  // The warpgroup's tiles of keys. Step n issues the scores of tile n and the output of tile n + 1,
+  // whose weights are ready; the softmax of tile n then runs under the latter, and under what the
+  // other warpgroups have issued.
+  __device__ __forceinline__ void AccumulateUnderOutput(const Sm90Work& work) {
+    float rescale[2];
+    int n = tile_end - 1;
+    LeaveKeys(n);
+    ScoresToWeights(work, n, rescale);
+    PackWeights();
+    Wait(places.FullV(v.stage), v.parity);
+    bool accumulate = false;
+    for (--n; n >= tile_begin; --n) {
+      Wait(places.FullK(k.stage), k.parity);
+      AwaitTurn();
+      IssueScores();
+      IssueOutput(accumulate);
+      accumulate = true;
+      PassTurn();
+      WgmmaWait<1>();
+      HoldRegisters(scores);
+      LeaveKeys(n);
+      const bool risen = ScoresToWeights(work, n, rescale);
+      HoldRegisters(scores);
+      const uint32_t used = places.EmptyV(v.stage);
+      v.Step();
+      // Also what keeps the softmax above the next wait: left alone, the compiler moves that up to
+      // the last branch.
+      Wait(places.FullV(v.stage), v.parity);
+      WgmmaWait<0>();
+      HoldRegisters(output);
+      HoldRegisters(weights);
+      Release(used);
+      PackWeights();
+      if (risen) Rescale(rescale);
+    }
+    FinishOutput(accumulate);
+  }
+
+  // Products and softmax of a warpgroup alternate; one warpgroup at a time is in its exponentials.
+  __device__ __forceinline__ void AccumulateInTurns(const Sm90Work& work) {
+    float rescale[2];
+    int n = tile_end - 1;
+    LeaveKeys(n);
+    FinishScores(work, n, rescale);
+    AwaitTurn();
+    rows.Exponentiate(scores);
+    PackWeights();
+    PassTurn();
+    Wait(places.FullV(v.stage), v.parity);
+    bool accumulate = false;
+    for (--n; n >= tile_begin; --n) {
+      IssueOutput(accumulate);
+      accumulate = true;
+      Wait(places.FullK(k.stage), k.parity);
+      IssueScores();
+      const uint32_t used = places.EmptyV(v.stage);
+      v.Step();
+      WgmmaWait<0>();
+      HoldRegisters(scores);
+      HoldRegisters(output);
+      HoldRegisters(weights);
+      Release(used);
+      LeaveKeys(n);
+      const bool risen = FinishScores(work, n, rescale);
+      if (risen) Rescale(rescale);
+      AwaitTurn();
+      rows.Exponentiate(scores);
+      PackWeights();
+      PassTurn();
+      Wait(places.FullV(v.stage), v.parity);
+    }
+    FinishOutput(accumulate);
+  }
+
+  __device__ __forceinline__ void Accumulate(const Sm90Work& work) {
+    if constexpr (T::kOverlap == Overlap::kSoftmaxTurns) {
+      AccumulateInTurns(work);
+    } else {
+      AccumulateUnderOutput(work);
+    }
+  }
+
+  // ---- setup ----------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void SetUp(const Sm90Work& work) {
+    const int row_begin = work.row_begin + 64 * group;
+    row = row_begin + 16 * (threadIdx.x / 32 % 4) + lane / 4;
+    if constexpr (T::kCapInRegister) cap_factor = work.cap_factor;
+    full_begin = work.window.Begin(row_begin + 63);
+    full_end = work.window.End(row_begin);
+    const int end = row_begin < work.q_len ? work.window.End(row_begin + 63) : 0;
+    tile_end = min((end + T::kKeys - 1) / T::kKeys, work.tile_end);
+    tile_end = ::max(tile_end, work.tile_begin + 1);
+    tile_begin = ::max(work.window.Begin(row_begin) / T::kKeys, work.tile_begin);
+    tile_begin = min(tile_begin, tile_end - 1);
+    rows.Reset(work.to_log2);
+  }
+
+  // ---- store ----------------------------------------------------------------------------------
+
+  // What the tiles made of row `r`.
+  __device__ __forceinline__ RowEnd EndRow(const Sm90Work& work, int r) const {
+    RowEnd end;
+    if (rows.base[r] != kNoBase) end.state.max = rows.base[r] * kLn2;
+    end.state.sum = QuadSum(rows.sum[r]);
+    end.largest = LargestOfRow<kOutputs / 4>([&](int j) { return output + 4 * j; }, r);
+    end.marked = rows.base[r] == kMarkedBase;
+    end.counts = row + 8 * r < work.q_len && rows.base[r] != kNoBase;
+    return end;
+  }
+
+  // Adds the sink, divides, writes LSE. Rows without keys and padding get zeros.
+  __device__ __forceinline__ void FinishRow(const Sm90Work& work, int r, const RowEnd& end) {
+    const int mine = row + 8 * r;
+    SoftmaxState<float> softmax = end.state;
+    float factor = end.unit;
+    if (work.has_sink) factor *= AddSink(softmax, work.sink);
+    factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
+    factor = KeepFinite<kBfloat16>(factor, end.largest);
+    const bool padding = mine >= work.q_len;
+    if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {
+      work.lse[mine] = padding ? NegativeInfinity() : LogSumExp(softmax);
+    }
+#pragma unroll
+    for (int j = 0; j < kOutputs / 4; ++j) {
+      output[4 * j + 2 * r] *= factor;
+      output[4 * j + 2 * r + 1] *= factor;
+    }
+    // Hidden values times weights of 0 may be NaN, and without keys what stands there is anything.
+    if (padding || rows.base[r] == kNoBase) {
+#pragma unroll
+      for (int j = 0; j < kOutputs / 4; ++j) {
+        output[4 * j + 2 * r] = output[4 * j + 2 * r + 1] = 0.0f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ uint32_t OutputPair(int block, int r) const {
+    return PackPair<kBfloat16>(output[4 * block + 2 * r], output[4 * block + 2 * r + 1]);
+  }
+
+  // 16 bytes from each lane; `o` is the head's first row.
+  __device__ __forceinline__ void StoreVectors(const Sm90Work& work) {
+    const int col = 8 * (lane % 4);
+    uint16_t* o = work.o + row * work.o_stride + col;
+    const int64_t eight_rows = 8 * work.o_stride;
+    const int upper = row < work.q_rows ? work.dim_v - col : 0;  // columns from here on
+    const int lower = row + 8 < work.q_rows ? work.dim_v - col : 0;
+#pragma unroll
+    for (int block = 0; block < kOutputs / 4; block += 4) {
+      uint32_t x[2][4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[r][i] = OutputPair(block + i, r);
+        TransposeQuad(x[r], lane);
+      }
+      if (8 * block < upper) {
+        *reinterpret_cast<uint4*>(o + 8 * block) = make_uint4(x[0][0], x[0][1], x[0][2], x[0][3]);
+      }
+      if (8 * block < lower) {
+        *reinterpret_cast<uint4*>(o + eight_rows + 8 * block) =
+            make_uint4(x[1][0], x[1][1], x[1][2], x[1][3]);
+      }
+    }
+  }
+
+  // Element by element, for rows that do not begin on 16-byte boundaries.
+  __device__ __forceinline__ void StoreElements(const Sm90Work& work) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int mine = row + 8 * r;
+      const int dim = mine < work.q_rows ? work.dim_v : 0;
+      uint16_t* o = work.o + mine * work.o_stride;
+#pragma unroll
+      for (int block = 0; block < kOutputs / 4; ++block) {
+        const uint32_t pair = OutputPair(block, r);
+        const int col = 8 * block + 2 * (lane % 4);
+        if (col < dim) o[col] = static_cast<uint16_t>(pair);
+        if (col + 1 < dim) o[col + 1] = static_cast<uint16_t>(pair >> 16);
+      }
+    }
+  }
+
+  // By the copy engine, from where the warpgroup's rows of Q were: nobody waits.
+  __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
+    constexpr int kChunks = T::kColsV / 8;  // of 16 bytes, to a row
+    const uint32_t rows = places.Q(stage) + group * 64 * 2 * T::kColsV;
+    const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
+    const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
+#pragma unroll
+    for (int block = 0; block < kOutputs / 4; block += 2) {
+      const uint32_t x[4] = {OutputPair(block, 0), OutputPair(block, 1), OutputPair(block + 1, 0),
+                             OutputPair(block + 1, 1)};
+      const int chunk = (block + lane / 16) % kChunks ^ swizzle;
+      StoreMatrices(rows + block / kChunks * T::kBoxBytesQ + mine * 2 * T::kColsV + 16 * chunk, x);
+    }
+    FenceAsyncProxy();
+    SyncNamed(kGroupBarrier + group, 128);
+    if (threadIdx.x % 128 != 0) return;
+#pragma unroll
+    for (int n = 0; n < T::kBoxesV; ++n) {
+      StoreBox(&work.maps->o, rows + n * T::kBoxBytesQ, n * T::kColsV, work.row_begin + 64 * group,
+               work.o_head, work.o_batch);
+    }
+    CommitStores();
+  }
+
+  __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
+    RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
+    // The warp's first row is asked for anew: a register less in the loop over keys.
+    RedoRows<std::conditional_t<kBfloat16, __nv_bfloat16, __half>, kOutputs / 4, false>(
+        *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
+        [&](int j) { return output + 4 * j; }, ends);
+    FinishRow(work, 0, ends[0]);
+    FinishRow(work, 1, ends[1]);
+    if (T::kStoreThroughQ && work.maps->writes_o) {
+      StoreBoxes(work, stage);
+      return;
+    }
+    // LeaveStored speaks for all warps.
+    if constexpr (T::kStoreThroughQ) SyncNamed(kGroupBarrier + group, 128);
+    if (work.vectors) {
+      StoreVectors(work);
+    } else {
+      StoreElements(work);
+    }
+  }
+
+  // Where there are no keys the first product runs on whatever lies in shared memory, and is thrown
+  // away: in a branch, it would cost all others their asynchrony.
+  __device__ __forceinline__ void Run() {
+    if (T::kTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
+    const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
+    int last_stage = -1;
+    for (int slot = 0;; slot = (slot + 1) % Sm90State<T>::kSlots) {
+      const Sm90Work& work = state.work[slot];
+      Wait(places.FullQ(q.stage), q.parity);
+      if (work.end) break;
+      const bool any = work.tile_begin < work.tile_end;
+      SetUp(work);
+      Skip(work.tile_end - tile_end);
+      LoadQuery();
+      if (any) Wait(places.FullK(k.stage), k.parity);
+      IssueScores();
+      WgmmaWait<0>();
+      HoldRegisters(scores);
+      if (T::kStoreThroughQ && last_stage >= 0) LeaveStored(last_stage);
+      if (!any) LeaveQuery();
+      if (any) {
+        Accumulate(work);
+        Skip(tile_begin - work.tile_begin);
+      }
+      Store(work, q.stage);
+      __syncwarp();
+      Release(places.EmptyWork(slot));
+      last_stage = q.stage;
+      q.Step();
+    }
+    // Shared memory must not go before it has been read, nor the kernel end before all is written.
+    if constexpr (T::kStoreThroughQ) {
+      if (threadIdx.x % 128 == 0) WaitStores();
+    }
+  }
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90, scheduler: one thread claims tiles of query rows and works out what producer and
+// consumers must know of them, while they are busy with the tile before.
+
+#pragma once
+
+#include "kernels/cuda/sm90/tile.cuh"
+
+namespace attend::cuda {
+
+// A bound of a window; what does not fit 32 bits hides no key.
+__device__ __forceinline__ int Bound(int64_t distance) {
+  return distance > INT32_MAX ? -1 : static_cast<int>(distance);
+}
+
+// Lengths, window and the tiles of keys that rows [row_begin, row_begin + kRows) see.
+template <class T>
+__device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork& tile,
+                                             Sm90Work& work) {
+  const Problem& p = a.problem;
+  int q_len = static_cast<int>(p.len_q);
+  int k_len = static_cast<int>(p.len_k);
+  work.q_rows = q_len;
+  work.q_row = work.k_row = 0;
+  if (p.packed) {
+    work.q_row = static_cast<int>(a.q_offsets[tile.b]);
+    work.k_row = static_cast<int>(a.kv_offsets[tile.b]);
+    q_len = static_cast<int>(a.q_offsets[tile.b + 1]) - work.q_row;
+    k_len = static_cast<int>(a.kv_offsets[tile.b + 1]) - work.k_row;
+    work.q_rows = q_len;
+  } else {
+    if (a.q_lengths != nullptr) q_len = static_cast<int>(a.q_lengths[tile.b]);
+    if (a.kv_lengths != nullptr) k_len = static_cast<int>(a.kv_lengths[tile.b]);
+  }
+  work.row_begin = tile.row_begin;
+  work.q_len = q_len;
+  Window window;
+  window.left = Bound(p.mask.left);
+  window.right = Bound(p.mask.right);
+  window.k_len = k_len;
+  window.offset = p.mask.alignment == Alignment::kBottomRight ? k_len - q_len : 0;
+  work.window = window;
+  work.tile_begin = work.tile_end = 0;
+  work.patch = false;
+  const int row_last = min(tile.row_begin + T::kRows, q_len) - 1;
+  if (row_last < tile.row_begin) return;
+  // Both ends of the visible range never fall as the row grows.
+  const int begin = window.Begin(tile.row_begin);
+  const int end = window.End(row_last);
+  if (begin >= end) return;
+  work.tile_begin = begin / T::kKeys;
+  work.tile_end = (end + T::kKeys - 1) / T::kKeys;
+  work.patch = work.tile_end * T::kKeys > k_len && (p.packed || a.kv_lengths != nullptr);
+}
+
+// Where Q, K and V lie in their tensors, and O and LSE in memory.
+template <class T>
+__device__ __forceinline__ void DescribeMemory(const Attention& a, const TileWork& tile,
+                                               Sm90Work& work) {
+  const Problem& p = a.problem;
+  const int batch = p.packed ? 0 : tile.b;
+  const int kv_head = tile.h / static_cast<int>(p.group());
+  work.q_head = BroadcastIndex(a.q.stride_h, tile.h);
+  work.q_batch = BroadcastIndex(a.q.stride_b, batch);
+  work.k_head = BroadcastIndex(a.k.stride_h, kv_head);
+  work.k_batch = BroadcastIndex(a.k.stride_b, batch);
+  work.v_head = BroadcastIndex(a.v.stride_h, kv_head);
+  work.v_batch = BroadcastIndex(a.v.stride_b, batch);
+  work.dim_v = static_cast<int>(p.dim_v);
+  work.o = static_cast<uint16_t*>(a.o.data) + batch * a.o.stride_b + tile.h * a.o.stride_h +
+           work.q_row * a.o.stride_l;
+  work.o_stride = a.o.stride_l;
+  work.vectors =
+      reinterpret_cast<uint64_t>(work.o) % 16 == 0 && work.o_stride % 8 == 0 && work.dim_v % 8 == 0;
+  work.o_head = tile.h;
+  work.o_batch = tile.b;
+  work.lse = p.return_lse ? a.lse + batch * a.lse_stride_b + tile.h * a.lse_stride_h + work.q_row
+                          : nullptr;
+}
+
+template <class T>
+__device__ __forceinline__ void DescribeTile(const Attention& a, const TileWork& tile,
+                                             Sm90Work& work) {
+  const Problem& p = a.problem;
+  work.end = false;
+  work.attention = &a;
+  DescribeKeys<T>(a, tile, work);
+  DescribeMemory<T>(a, tile, work);
+  work.has_sink = p.has_sinks;
+  work.sink = p.has_sinks ? a.sinks[tile.h] : 0.0f;
+  work.to_log2 = (p.softcap > 0.0f ? p.softcap : p.scale) * kLog2E;
+  work.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+}
+
+template <class T>
+struct Scheduler {
+  const RaggedParams& params;
+  Sm90State<T>& state;
+  const Sm90Places<T> places;
+  StageCursor<Sm90State<T>::kSlots> slot = {};
+  int32_t last_problem = -1;
+
+  // kSingle: the attention is read from the kernel's parameter, without a detour over pointers.
+  template <bool kSingle>
+  __device__ __forceinline__ bool Describe(int number) {
+    TileWork tile;
+    Sm90Work& work = state.work[slot.stage];
+    const bool found = FindTile<kSingle>(params, number, T::kRows, tile);
+    Wait(places.EmptyWork(slot.stage), slot.parity ^ 1);
+    if (!found) {
+      work.end = true;
+      work.tile_begin = work.tile_end = 0;
+    } else if constexpr (kSingle) {
+      work.maps = &params.single_maps;
+      work.new_maps = false;
+      DescribeTile<T>(params.single, tile, work);
+    } else {
+      work.maps = params.maps + tile.problem;
+      work.new_maps = tile.problem != last_problem;
+      last_problem = tile.problem;
+      DescribeTile<T>(params.attentions[tile.problem], tile, work);
+    }
+    Arrive(places.FullWork(slot.stage));
+    slot.Step();
+    return found;
+  }
+
+  // The launch may begin before the one before it has ended. A first tile that follows from the
+  // parameter alone is described meanwhile (the producer waits as well before it loads anything);
+  // memory that others may still write, the queue too, is not touched before the wait.
+  template <bool kSingle>
+  __device__ __forceinline__ void DescribeAll() {
+    const bool known = kSingle && !params.single.problem.has_sinks;
+    if (!known) AwaitEarlierLaunches();
+    bool more = Describe<kSingle>(static_cast<int>(blockIdx.x));
+    if (known) AwaitEarlierLaunches();
+    while (more) more = Describe<kSingle>(ClaimTile(params));
+  }
+
+  __device__ __forceinline__ void Run() {
+    if (params.attentions == nullptr) {
+      DescribeAll<true>();
+    } else {
+      DescribeAll<false>();
+    }
+    LeaveQueue(params);
+  }
+};
+
+}  // namespace attend::cuda

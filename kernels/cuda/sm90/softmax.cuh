@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90, softmax: what a thread of a consumer knows of its two rows between tiles, and
+// how scores become weights. Device code; the lanes of a warp call each function together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/device_math.cuh"
+
+namespace attend::cuda {
+
+// tanh to a few ulp, where the hardware's has 11 bits: minimax near 0 (relative error 4.2e-8), by
+// exp2 beyond.
+__device__ __forceinline__ float AccurateTanh(float x) {
+  const float square = x * x;
+  float y = fmaf(square, 0.0162961658f, -0.0526003247f);
+  y = fmaf(square, y, 0.133196663f);
+  y = fmaf(square, y, -0.33332904f);
+  const float near = fmaf(x * square, y, x);
+  const float far = 1.0f - __fdividef(2.0f, 1.0f + FastExp2(2.0f * kLog2E * x));
+  return fabsf(x) < 0.55f ? near : far;
+}
+
+// A thread's two rows, 8 apart; four lanes, a quad, share them. kScores of the thread's scores
+// belong to a tile: [4 * j + 2 * r + i] is row r's key 8 * j + 2 * (lane % 4) + i.
+//
+// A weight is 2^(score * to_log2 - base). The base follows a row's maximum only when that has risen
+// by more than kBaseSlack: weights then reach 2^kBaseSlack, which costs no precision, and sums and
+// output seldom need to be rescaled. So for most tiles nobody need know the maximum, only that no
+// score has risen so far: no shuffles, but one vote. And that is cheap to see: floats that are not
+// negative order as their bits do as integers, of which the hardware takes the largest of three in
+// one instruction; that of a row's scores and 0 is enough unless its base lies far below 0.
+template <int kScores>
+struct SoftmaxRows {
+  float to_log2;
+  float base[2];  // rounded once, so that all weights of a row and the next rescale share it
+  float sum[2];   // of this thread's columns
+
+  __device__ __forceinline__ void Reset(float new_to_log2) {
+    to_log2 = new_to_log2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      base[r] = kNoBase;
+      sum[r] = 0.0f;
+    }
+  }
+
+  // Whether one of the warp's rows may have a score that lifts its base. Infinity does, and NaN but
+  // for one with a sign: that makes its weight and the row's sum NaN all the same.
+  __device__ __forceinline__ bool MayRise(const float (&scores)[kScores]) const {
+    bool rises = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int top[2] = {0, 0};
+#pragma unroll
+      for (int j = 0; j < kScores / 4; ++j) {
+        const float* pair = scores + 4 * j + 2 * r;
+        top[j % 2] = __vimax3_s32(top[j % 2], __float_as_int(pair[0]), __float_as_int(pair[1]));
+      }
+      const float highest = __int_as_float(::max(top[0], top[1]));
+      rises |= MayRaiseSm90(highest, base[r], to_log2);
+    }
+    return __any_sync(0xffffffffu, rises);
+  }
+
+  // The rows' maxima, and what follows from them. What sums were multiplied by, and output is still
+  // to be, goes to `rescale`.
+  __device__ __forceinline__ void FollowMaxima(const float (&scores)[kScores],
+                                               float (&rescale)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = MaxOrNan(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int j = 1; j < kScores / 4; ++j) {
+        top = MaxOrNan(top, MaxOrNan(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
+      }
+      top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 1));
+      top = MaxOrNan(top, __shfl_xor_sync(0xffffffffu, top, 2));
+      rescale[r] = 1.0f;
+      if (!RaisesSm90(top, base[r], to_log2)) continue;
+      const float risen = NearOrMarkedBase(top, to_log2);
+      rescale[r] = FastExp2(base[r] - risen);
+      sum[r] *= rescale[r];
+      base[r] = risen;
+    }
+  }
+
+  // Lifts the bases if need be. True: it may have, see `rescale`. (Asking once more whether it did
+  // lets the compiler move exponentials over the turn's barrier, which costs more than it saves.)
+  __device__ __forceinline__ bool Follow(const float (&scores)[kScores], float (&rescale)[2]) {
+    if (!MayRise(scores)) return false;
+    FollowMaxima(scores, rescale);
+    return true;
+  }
+
+  // Scores become weights.
+  __device__ __forceinline__ void Exponentiate(float (&scores)[kScores]) {
+    float total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < kScores / 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& s = scores[4 * j + i];
+        s = FastExp2(fmaf(s, to_log2, -base[i / 2]));
+        total[i / 2] += s;
+      }
+    }
+    sum[0] += total[0];
+    sum[1] += total[1];
+  }
+};
+
+}  // namespace attend::cuda

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90: which tiles are compiled, and which a problem gets. Included by the file of each
+// dtype.
+
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/cuda/ragged/ragged.h"
+#include "kernels/cuda/sm90/kernel.cuh"
+
+namespace attend::cuda {
+
+// Chosen by racing them on an H200 (README.md): D, Dv, warpgroups, keys, stages of K and V, of Q,
+// what the softmax runs under, Q in registers, blocks to a multiprocessor.
+using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, Overlap::kOutput, false, 2>;
+using Sm90D64 = Sm90Tile<64, 64, 4, 64, 8, 2, Overlap::kOutputTurns, false, 1>;
+using Sm90D96 = Sm90Tile<96, 96, 3, 96, 3, 2, Overlap::kSoftmaxTurns, false, 1>;
+using Sm90D128Brief = Sm90Tile<128, 128, 2, 64, 4, 2, Overlap::kOutput, true, 1>;
+using Sm90D128 = Sm90Tile<128, 128, 2, 128, 2, 2, Overlap::kOutputTurns, true, 1>;
+using Sm90D128Long = Sm90Tile<128, 128, 3, 80, 3, 2, Overlap::kOutput, false, 1>;
+using Sm90D192V128 = Sm90Tile<192, 128, 2, 128, 2, 1, Overlap::kSoftmaxTurns, false, 1>;
+using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, Overlap::kOutputTurns, false, 1>;
+using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, Overlap::kOutput, false, 1>;
+
+// Keys from which on `Long` tiles pay.
+inline constexpr int64_t kSm90LongKeysD128 = 8192;
+// Keys up to which, under a mask, short tiles of keys pay: less of them is hidden.
+inline constexpr int64_t kSm90BriefKeysD128 = 1024;
+// Tiles of 256 rows below which multiprocessors would stand idle: three quarters of an H200's 132.
+inline constexpr int64_t kSm90FewTiles = 99;
+
+// "d64_rows256_keys64_turns"
+template <class T>
+std::string Sm90Name() {
+  std::string name = "d";
+  name += std::to_string(T::kD);
+  if (T::kDv != T::kD) name += "_v" + std::to_string(T::kDv);
+  name += "_rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys);
+  if (T::kOverlap == Overlap::kOutputTurns) name += "_turns";
+  if (T::kOverlap == Overlap::kSoftmaxTurns) name += "_softmax_turns";
+  if (T::kQueryInRegisters) name += "_q_registers";
+  if (T::kBlocks > 1) name += "_blocks" + std::to_string(T::kBlocks);
+  return name;
+}
+
+template <class T, bool kBfloat16>
+FlashVariant Sm90Variant() {
+  static_assert(kSm90SharedBytes<T> <= kSm90SharedBytesMax);
+  static const std::string name = Sm90Name<T>();
+  FlashVariant variant = MakeVariant<T>(
+      name, reinterpret_cast<const void*>(&FlashSm90Kernel<T, kBfloat16>), kSm90SharedBytes<T>);
+  variant.tensor_maps = true;
+  variant.begins_early = true;
+  variant.boxes.q = {T::kRows, T::kCols};
+  variant.boxes.k = {T::kKeys, T::kCols};
+  variant.boxes.v = {T::kKeys, T::kColsV};
+  if (T::kStoreThroughQ) variant.boxes.o = {64, T::kColsV};
+  return variant;
+}
+
+// The tiles of one pair of head dims, the one to take first.
+template <bool kBfloat16, class... T>
+std::span<const FlashVariant> Sm90List() {
+  static const FlashVariant list[] = {Sm90Variant<T, kBfloat16>()...};
+  return list;
+}
+
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90ListD64(const Problem& p) {
+  const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
+  return rows * p.heads_q < kSm90FewTiles * 256 ? Sm90List<kBfloat16, Sm90D64Few, Sm90D64>()
+                                                : Sm90List<kBfloat16, Sm90D64, Sm90D64Few>();
+}
+
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90ListD128(const Problem& p) {
+  if (p.len_k >= kSm90LongKeysD128) {
+    return Sm90List<kBfloat16, Sm90D128Long, Sm90D128, Sm90D128Brief>();
+  }
+  if (p.len_k <= kSm90BriefKeysD128 && !p.mask.unrestricted()) {
+    return Sm90List<kBfloat16, Sm90D128Brief, Sm90D128, Sm90D128Long>();
+  }
+  return Sm90List<kBfloat16, Sm90D128, Sm90D128Long, Sm90D128Brief>();
+}
+
+template <bool kBfloat16>
+std::span<const FlashVariant> Sm90Variants(const Problem& p) {
+  const int64_t dim = std::max(p.dim, p.dim_v);
+  if (dim <= 64) return Sm90ListD64<kBfloat16>(p);
+  if (dim <= 96) return Sm90List<kBfloat16, Sm90D96>();
+  if (dim <= 128) return Sm90ListD128<kBfloat16>(p);
+  if (dim > 192) return Sm90List<kBfloat16, Sm90D256>();
+  return p.dim_v <= 128 ? Sm90List<kBfloat16, Sm90D192V128>() : Sm90List<kBfloat16, Sm90D192>();
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_flash_sm90: tuning values, shared memory and what the producer tells the consumers of a
+// tile. Device code for sm_90a.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/hopper.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+#include "kernels/cuda/ragged/tile_queue.cuh"
+
+namespace attend::cuda {
+
+// What a warpgroup's softmax runs under.
+enum class Overlap {
+  kOutput,        // under the output of the tile before
+  kOutputTurns,   // likewise, and warpgroups issue their products one after another
+  kSoftmaxTurns,  // under other warpgroups' products: exponentials one warpgroup after another
+};
+
+// kDim, kDimV: compiled head dims. kGroups consumer warpgroups of 64 query rows each; tiles of
+// kTileKeys keys.
+template <int kDim, int kDimV, int kGroups, int kTileKeys, int kStages_, int kStagesQ_,
+          Overlap kOverlap_, bool kQueryInRegisters_, int kBlocks_>
+struct Sm90Tile {
+  static constexpr int kD = kDim;
+  static constexpr int kDv = kDimV;
+  static constexpr int kConsumers = kGroups;
+  static constexpr int kRows = 64 * kGroups;
+  static constexpr int kKeys = kTileKeys;
+  static constexpr int kStages = kStages_;  // of K, and of V
+  static constexpr int kStagesQ =
+      kStagesQ_;  // 2: the next tile's Q arrives from this one's beginning on
+  static constexpr Overlap kOverlap = kOverlap_;
+  static constexpr bool kTurns = kOverlap_ != Overlap::kOutput;
+  static constexpr bool kQueryInRegisters = kQueryInRegisters_;  // its fragments; else in place
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kBlocks = kBlocks_;  // to a multiprocessor
+
+  // Whether O leaves through the place of its Q: while it does, the next Q needs another.
+  static constexpr bool kStoreThroughQ = kStagesQ_ > 1 && kDimV <= kDim;
+
+  // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
+  // the launch took: the same for every thread, a multiple of 8.
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks_) / 8 * 8;
+  static constexpr int kProducerRegisters = kGroups == 4 ? 32 : 40;
+  static constexpr int kConsumerRegisters =
+      (kLaunchRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
+  static_assert(kConsumerRegisters <= 256);
+  // A register that D256 does not have for what is read once for each tile of keys.
+  static constexpr bool kCapInRegister = kDim < 256;
+
+  // Boxes of the copy engine: whole 128-byte rows where the head dim allows.
+  static constexpr int kCols = kDim % 64 == 0 ? 64 : 32;
+  static constexpr int kColsV = kDimV % 64 == 0 ? 64 : 32;
+  static constexpr int kBoxesQK = kDim / kCols;
+  static constexpr int kBoxesV = kDimV / kColsV;
+  static constexpr int kBoxBytesQ = kRows * kCols * 2;
+  static constexpr int kBoxBytesK = kTileKeys * kCols * 2;
+  static constexpr int kBoxBytesV = kTileKeys * kColsV * 2;
+  static constexpr int kBytesQ = kBoxesQK * kBoxBytesQ;
+  static constexpr int kBytesK = kBoxesQK * kBoxBytesK;
+  static constexpr int kBytesV = kBoxesV * kBoxBytesV;
+  static constexpr int kOffsetK = kStagesQ_ * kBytesQ;
+  static constexpr int kOffsetV = kOffsetK + kStages_ * kBytesK;
+  static constexpr int kOffsetState = kOffsetV + kStages_ * kBytesV;
+
+  static_assert(kDim % 32 == 0 && kDimV % 32 == 0 && kTileKeys % 16 == 0);
+  static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
+  // Nobody frees a place whose Q went to registers before O has left through it.
+  static_assert(!kQueryInRegisters || kStoreThroughQ);
+};
+
+// The keys that a row sees, in 32 bits: lengths are at most 2^30 (limits.h). As VisibleKeys.
+struct Window {
+  int32_t left, right;  // -1: not bounded
+  int32_t k_len;
+  int32_t offset;  // of the diagonal
+
+  __device__ __forceinline__ int Begin(int row) const {
+    const int diagonal = row + offset;
+    return left >= 0 && left < diagonal ? diagonal - left : 0;
+  }
+  __device__ __forceinline__ int End(int row) const {
+    const int diagonal = row + offset;
+    return right >= 0 && right < k_len - diagonal ? diagonal + right + 1 : k_len;
+  }
+};
+
+// What is known of a tile of query rows before its data: written by the scheduler.
+struct Sm90Work {
+  // For the consumers.
+  bool end;      // there are no more tiles
+  bool vectors;  // rows of O can be written 16 bytes at a time
+  bool has_sink;
+  int32_t row_begin;
+  int32_t q_len, q_rows;
+  int32_t tile_begin, tile_end;  // tiles of keys that some row sees
+  int32_t dim_v;
+  float to_log2;     // weight = 2^(score * to_log2 - base)
+  float cap_factor;  // softcap: score = tanh(q.k * cap_factor); 0 without
+  float sink;
+  Window window;
+  uint16_t* o;  // of the head's first row
+  int64_t o_stride;
+  float* lse;               // likewise; null: not wanted
+  int32_t o_head, o_batch;  // in the tensor
+  const Attention* attention;
+  // For the producer.
+  const TensorMaps* maps;
+  bool new_maps;  // not those of the block's last tile, and in memory that is written anew
+  int32_t q_row, q_head, q_batch;  // in the tensors
+  int32_t k_row, k_head, k_batch;
+  int32_t v_head, v_batch;
+  bool patch;  // the last tile holds rows that are beyond the length, but not beyond the tensor
+};
+
+// Behind the tiles in shared memory.
+template <class T>
+struct Sm90State {
+  static constexpr int kSlots = 2;  // one tile is described while another is computed
+  Sm90Work work[kSlots];
+  Barrier full_work[kSlots], empty_work[kSlots];
+  Barrier full_q[T::kStagesQ], empty_q[T::kStagesQ];
+  Barrier tail;  // of a V tile that the producer completes itself
+  Barrier full_k[T::kStages], empty_k[T::kStages];
+  Barrier full_v[T::kStages], empty_v[T::kStages];
+};
+
+// Addresses in shared memory, from that of the first tile.
+template <class T>
+struct Sm90Places {
+  using State = Sm90State<T>;
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t In(uint32_t member) const {
+    return base + T::kOffsetState + member;
+  }
+  __device__ __forceinline__ uint32_t FullWork(int n) const {
+    return In(offsetof(State, full_work)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t EmptyWork(int n) const {
+    return In(offsetof(State, empty_work)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t FullQ(int n) const {
+    return In(offsetof(State, full_q)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t EmptyQ(int n) const {
+    return In(offsetof(State, empty_q)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t Tail() const { return In(offsetof(State, tail)); }
+  __device__ __forceinline__ uint32_t FullK(int n) const {
+    return In(offsetof(State, full_k)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t EmptyK(int n) const {
+    return In(offsetof(State, empty_k)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t FullV(int n) const {
+    return In(offsetof(State, full_v)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t EmptyV(int n) const {
+    return In(offsetof(State, empty_v)) + 8 * n;
+  }
+  __device__ __forceinline__ uint32_t Q(int stage) const { return base + stage * T::kBytesQ; }
+  __device__ __forceinline__ uint32_t K(int stage) const {
+    return base + T::kOffsetK + stage * T::kBytesK;
+  }
+  __device__ __forceinline__ uint32_t V(int stage) const {
+    return base + T::kOffsetV + stage * T::kBytesV;
+  }
+};
+
+template <class T>
+inline constexpr int kSm90SharedBytes = 1024 + T::kOffsetState +
+                                        static_cast<int>(sizeof(Sm90State<T>));
+inline constexpr int kSm90SharedBytesMax = 227 * 1024;  // of a block
+
+// The stage that is used next, and the parity of its barriers.
+template <int kStages>
+struct StageCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Step() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+}  // namespace attend::cuda

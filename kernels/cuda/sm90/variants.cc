@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/sm90/variants.h"
+
+#include "kernels/contract/limits.h"
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda {
+
+std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
+  if (p.has_bias || p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+    return {};
+  }
+  switch (p.dtype) {
+    case DType::kFloat16:
+      return Sm90VariantsF16(p);
+    case DType::kBFloat16:
+      return Sm90VariantsBf16(p);
+    default:
+      return {};
+  }
+}
+
+cudaError_t LoadSm90() {
+  Problem p;
+  p.scale = 1.0f;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const int64_t dim : {64, 96, 128, 192, 256}) {
+      for (const int64_t dim_v : {dim, int64_t{128}}) {
+        p.dtype = dtype;
+        p.dim = dim;
+        p.dim_v = dim_v;
+        const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
+        if (error != cudaSuccess) return error;
+      }
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The compiled variants of cuda_flash_sm90. Host code, any thread.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda {
+
+// See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, a scale of 2^-20 to 2^20. Empty
+// for others.
+std::span<const FlashVariant> Sm90VariantsFor(const Problem& problem);
+
+// The same for one dtype (f16.cu, bf16.cu).
+std::span<const FlashVariant> Sm90VariantsF16(const Problem& problem);
+std::span<const FlashVariant> Sm90VariantsBf16(const Problem& problem);
+
+// Brings their code to the current device, which is a Hopper GPU.
+cudaError_t LoadSm90();
+
+}  // namespace attend::cuda

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Judges output rows against double precision, with a bound that is derived, not chosen:
+//
+//   bound = 2 * (error of a plain same-precision implementation on the same rows) + floor
+//
+// The plain implementation is standard attention in the problem's dtype (plain_row.h). The factor 2
+// and the floor follow FlashAttention's tests (Dao-AILab, hopper/test_flash_attn.py). The floor is
+// what rounding alone may cost: one rounding of O to its dtype, a few of every weight, and fp32's
+// rounding of each score carried through exp.
+//
+// Rows and columns may differ by orders of magnitude, so every element has its own bound. With
+// w = sum p|v|, the weighted mean of |v| that the element was added up from, n keys, u the unit
+// roundoffs of fp32 and of the dtype, and `moved` and `lost` of score_rounding.h (what the scores'
+// rounding does to the element, each key weighed by its weight; what weights cost that are too
+// small for the dtype):
+//
+//   f           = 8 u32 w + moved
+//   floor       = u_dtype |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes)
+//   unit        = u_dtype w + f + lost + sqrt(n) / 2 u32 w
+//   bound       = 2 r unit + floor
+//
+// r is how many units the plain implementation is off by at most: in the element's own row, or, up
+// to 2, in any row checked. So bad luck of the plain implementation in one row does not excuse
+// other rows, and a row in which it has reason to be far off has that in its unit. For 16-bit
+// dtypes r is at least 1/2, as weights rounded to the dtype may cost one unit by themselves.
+//
+// m is n without the keys whose weight is below 2^-40 of the largest. Tensor Cores cut off what of
+// a product lies a few bits below the last of the sum so far, and never round up: a sum of like
+// values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the worst,
+// and twice that where one bit less is kept (Fasi et al. 2021).
+//
+// LSE has f with w = 1 and, for `moved`, what the scores' rounding does to it; floor adds
+// u32 |LSE|. Rows that see no key must be exactly 0 and -inf.
+//
+// Keys whose weight is nothing cannot loosen the bound, however large their scores: a fault of
+// 0.1 % of w in fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of
+// weight: beyond that Tensor Cores themselves may be off by more), and of 1e-4 in LSE (1e-3 from
+// some tens of thousands of keys on, whose plain sum drifts) is seen beside padding at -1e9. It is
+// not in a row whose keys all have such scores: at 1e9 fp32 numbers are 64 apart, and right kernels
+// differ. A row where `moved` is more than 2^-10 w is `wide` and counted in the report. Its O may
+// be anywhere, but no further out than the visible keys' v, as a mean of them (and of 0 for a
+// sink), beside the roundings of the largest of them.
+//
+// An O that was merged from parts over some of the keys each was rounded to its dtype once more,
+// and its parts' weights come from their LSE, in fp32. Floor then grows by u_dtype w + f +
+// u32 (1 + |LSE|) w, and LSE's own doubles.
+//
+// NaN and Inf in the inputs follow IEEE: what the reference makes of them must stand in O and LSE.
+// Finite inputs whose scores are in fp32's range give finite weights, and O, a mean of finite
+// values, is finite: V = 3e38 on two equal keys is 3e38, though the sum before the division is not
+// in range. So a NaN or Inf where the reference has none passes in three cases only: the plain
+// implementation has the same (Inf times a weight too small for fp32; a score beyond its range);
+// the value rounds to Inf, or would within its bound; or a sum of a score's terms, taken in some
+// order, overflows (score_rounding.h), which may make the row NaN. There a finite O need only stay
+// in V's range joined with 0, as in wide rows. The bound itself is always a number.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/contract/problem.h"
+#include "kernels/contract/stop_flag.h"
+
+namespace attend {
+
+struct RowsReport {
+  bool ok = true;
+  int64_t rows_checked = 0;
+  int64_t rows_total = 0;
+  int64_t rows_wide = 0;      // of those checked: see above
+  double max_abs_error = 0;   // Inf if a NaN or Inf stands where none belongs
+  double mean_abs_error = 0;  // over the elements with a finite error
+  double bound = 0;           // of the element that has max_abs_error
+  double max_lse_error = 0;   // if the problem returns LSE
+  double lse_bound = 0;
+  std::string detail;  // the worst fault, with its place; empty if ok
+};
+
+// All rows that `attention` writes, over sequences and heads.
+int64_t CountRows(const Attention& attention);
+
+// Compares the given rows of attention.o (and lse). Host memory; calling thread. `o_roundings` says
+// how often O was rounded to its dtype on its way: 2 if it was merged from parts. Left within
+// milliseconds once `stop` is set; the report then means nothing.
+RowsReport CheckRows(const Attention& attention, std::span<const RowId> rows, int o_roundings = 1,
+                     const StopFlag* stop = nullptr);
+
+// Compares every row: for tests and small problems.
+RowsReport CheckAllRows(const Attention& attention, int o_roundings = 1);
+
+// What checking one row costs, in multiply-adds of double precision (1 to 2 ns each): D + Dv and
+// what goes with them for each of Lk keys, and what is done once.
+double CheckWork(const Problem& problem);
+
+// However cheap rows are, a sample is no larger.
+inline constexpr int64_t kSampledRowsMax = 1 << 16;
+
+// Which rows to check: everything when rows * CheckWork fits `work_budget`, else a sample from
+// `seed` spread evenly over the rows of all sequences and heads, always with the first and last row
+// of some sequence, and never fewer than one row. Rows that a pass over V and the whole output
+// finds suspicious come first: a NaN or Inf, or (without NaN or Inf in V) a value outside the range
+// of its column of V joined with 0, which no weighted mean can leave. The output is expected to
+// have been poisoned with NaN before the kernel ran, so that an unwritten row is always among
+// these. Once `stop` is set, some rows.
+std::vector<RowId> SampleRows(const Attention& attention, uint64_t seed, double work_budget,
+                              const StopFlag* stop = nullptr);
+
+// Fills the output (and LSE) with quiet NaNs, until `stop` is set.
+void PoisonOutput(const Attention& attention, const StopFlag* stop = nullptr);
+
+}  // namespace attend

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/collectors.h"
+
+#include <cstdint>
+#include <string>
+
+namespace attend {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+ClientMetric& Add(MetricFamily& family, const char* label, const std::string& value) {
+  ClientMetric& metric = family.metric.emplace_back();
+  metric.label.push_back({label, value});
+  return metric;
+}
+
+MetricFamily Family(MetricType type, const char* name, const char* help) {
+  return {name, help, type, {}};
+}
+
+MetricFamily GaugeFamily(const char* name, const char* help, int64_t value) {
+  MetricFamily family = Family(MetricType::Gauge, name, help);
+  family.metric.emplace_back().gauge.value = static_cast<double>(value);
+  return family;
+}
+
+MetricFamily CounterFamily(const char* name, const char* help, int64_t value) {
+  MetricFamily family = Family(MetricType::Counter, name, help);
+  family.metric.emplace_back().counter.value = static_cast<double>(value);
+  return family;
+}
+
+}  // namespace
+
+std::vector<MetricFamily> GaugeRefresh::Collect() const {
+  connections_();
+  HostPool& pool = engine_.host_pool();
+  metrics_.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
+  // Set on every change too, but the last of two changes at once may not be the last to be set.
+  metrics_.SetInflight(engine_.inflight());
+  const std::vector<Engine::DeviceState> devices = engine_.Devices();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    metrics_.SetOutstanding(static_cast<int>(i), devices[i].outstanding_batches);
+    metrics_.SetDeviceMemory(static_cast<int>(i), devices[i].memory);
+  }
+  metrics_.RecordLogLinesSuppressed(logger_.TakeLeftOutCount());
+  return {};
+}
+
+std::vector<MetricFamily> SharedMemoryStats::Collect() const {
+  RegionRegistry::Stats stats;
+  if (registry_ != nullptr) stats = registry_->stats();
+  MetricFamily bytes = Family(
+      MetricType::Gauge, "attend_shared_memory_bytes",
+      "Shared memory of regions that are open, and of those being made or no longer named but in "
+      "use");
+  for (const auto& [state, value] :
+       {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes}}) {
+    Add(bytes, "state", state).gauge.value = static_cast<double>(value);
+  }
+  return {std::move(bytes),
+          GaugeFamily("attend_shared_memory_limit_bytes", "Bound of shared memory; 0: off",
+                      registry_ == nullptr ? 0 : registry_->limits().bytes_max),
+          GaugeFamily("attend_shared_memory_regions", "Shared regions that requests can name",
+                      stats.regions),
+          GaugeFamily("attend_shared_memory_clients", "Connections to the shared memory's socket",
+                      stats.clients),
+          CounterFamily("attend_shared_memory_regions_created_total", "Shared regions created",
+                        stats.created),
+          CounterFamily("attend_shared_memory_regions_refused_total",
+                        "Shared regions asked for and not created", stats.refused),
+          GaugeFamily("attend_cuda_ipc_regions", "Regions of GPUs' memory that clients lend",
+                      stats.lent_regions),
+          GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPUs' memory that clients lend",
+                      stats.lent_bytes)};
+}
+
+std::vector<MetricFamily> StagingStats::Collect() const {
+  MetricFamily ends = Family(MetricType::Counter, "attend_staged_uploads_total",
+                             "Uploads large enough to go to a device while they arrived, by what "
+                             "became of that");
+  for (int i = 0; i < kStagingEndCount; ++i) {
+    const auto end = static_cast<StagingEnd>(i);
+    Add(ends, "end", StagingEndName(end)).counter.value = static_cast<double>(budget_.ends(end));
+  }
+  MetricFamily held =
+      Family(MetricType::Gauge, "attend_staging_memory_bytes", "Device memory that holds uploads");
+  MetricFamily limit = Family(MetricType::Gauge, "attend_staging_memory_limit_bytes",
+                              "Bound of device memory for uploads");
+  for (int i = 0; i < budget_.devices(); ++i) {
+    const auto& [device, bytes_max] = budget_.limit(i);
+    Add(held, "device", device).gauge.value = static_cast<double>(budget_.held_bytes(i));
+    Add(limit, "device", device).gauge.value = static_cast<double>(bytes_max);
+  }
+  return {std::move(ends),
+          CounterFamily("attend_staged_bytes_total",
+                        "Bytes that went to a device while their upload arrived",
+                        budget_.copied_bytes()),
+          CounterFamily("attend_staged_parts_total",
+                        "Parts of requests that were queued while the rest of their upload arrived",
+                        budget_.parts()),
+          std::move(held), std::move(limit)};
+}
+
+}  // namespace attend

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is read at each scrape instead of being counted as it happens. Thread-safe; what they are
+// made with must outlive them.
+
+#pragma once
+
+#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "server/engine/engine.h"
+#include "server/log/logging.h"
+#include "server/metrics/metrics.h"
+#include "server/regions/region_registry.h"
+#include "server/upload/staging.h"
+
+namespace attend {
+
+// Sets the gauges that nobody sets when their values change. Gives no families of its own.
+class GaugeRefresh final : public prometheus::Collectable {
+ public:
+  // `connections` sets the gauges of connections.
+  GaugeRefresh(Engine& engine, Metrics& metrics, Logger& logger, std::function<void()> connections)
+      : engine_(engine), metrics_(metrics), logger_(logger), connections_(std::move(connections)) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  Engine& engine_;
+  Metrics& metrics_;
+  Logger& logger_;
+  const std::function<void()> connections_;
+};
+
+// attend_shared_memory_bytes{state}, _limit_bytes, _regions, _clients, _regions_created_total and
+// _regions_refused_total, attend_cuda_ipc_bytes and _regions; zeros without a registry.
+class SharedMemoryStats final : public prometheus::Collectable {
+ public:
+  // Null: shared memory is off.
+  explicit SharedMemoryStats(const RegionRegistry* registry) : registry_(registry) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const RegionRegistry* const registry_;
+};
+
+// attend_staged_uploads_total{end}, attend_staged_bytes_total, attend_staged_parts_total,
+// attend_staging_memory_bytes{device} and attend_staging_memory_limit_bytes{device}.
+class StagingStats final : public prometheus::Collectable {
+ public:
+  explicit StagingStats(const StagingBudget& budget) : budget_(budget) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const StagingBudget& budget_;
+};
+
+}  // namespace attend

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every setting of attend-server, with its default. From flags, then a config file, then the
+// environment; what comes first wins.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/process/receive_blocks.h"
+#include "server/schedule/tenants.h"
+
+namespace attend {
+
+struct Config {
+  // Network
+  std::vector<std::string> listen = {"127.0.0.1:8001"};
+  std::string metrics_listen = "127.0.0.1:8002";  // "off": none
+  int64_t max_streams = 1024;                     // per connection
+  int64_t max_calls = 0;                          // of all; 0: 16 times as many
+  int64_t max_calls_per_peer = 0;                 // 0: a quarter of them
+  int64_t max_connections = 0;                    // 0: by the descriptors that there are
+  int64_t max_connections_per_peer = 0;           // 0: a quarter of them
+  double handshake_timeout_seconds = 20;
+  double connection_idle_timeout_seconds = 600;
+  int64_t keepalive_time_seconds = 60;
+  int64_t keepalive_timeout_seconds = 20;
+  std::string socket_mode;   // octal; empty: 0600, or 0660 with a group
+  std::string socket_group;  // empty: the process's
+  bool reflection = true;
+  int64_t stream_requests_max = 64;
+  int64_t chunked_streams_max = 16;
+  double chunked_idle_timeout_seconds = 30;
+  double write_timeout_seconds = 20;  // 0: none
+  std::string ready_file;
+
+  // Devices
+  std::string device = "auto";
+  int64_t lanes = 0;
+  int64_t cpu_threads = 0;
+  int64_t lane_workspace_bytes = int64_t{256} << 20;
+  double split_gflop = 2000;
+  int64_t staging_max_bytes = int64_t{4} << 30;
+  int64_t staging_min_bytes = int64_t{4} << 20;
+
+  // Limits
+  int64_t receive_memory_bytes = kReceiveBlocksBytes;
+  int64_t max_request_bytes = int64_t{1} << 30;
+  int64_t memory_budget_bytes = int64_t{4} << 30;
+  int64_t grpc_memory_max_bytes = 0;  // 0: no bound
+  int64_t max_queue = 1024;
+  double max_request_gflop = -1;  // what the device computes in ten minutes; 0: no bound
+
+  // Shared memory
+  bool shared_memory = false;
+  std::string shared_memory_socket;  // empty: DefaultSocketPath()
+  int64_t shared_memory_max_bytes = int64_t{4} << 30;
+  int64_t shared_memory_client_max_bytes = int64_t{1} << 30;
+  int64_t shared_memory_client_regions = 64;
+  bool shared_memory_any_user = false;
+  bool cuda_ipc = false;
+
+  // Batches
+  int64_t max_batch_requests = 64;
+  double max_batch_gflop = 0;
+  int64_t max_batch_bytes = int64_t{64} << 20;
+  int64_t max_batch_delay_us = 0;
+
+  // Fairness
+  Tenants tenants;
+  int64_t priority_aging_ms = 1000;
+
+  // Checks
+  std::string reference_check = "off";
+  double check_sample = 0;  // what reference_check says: 0 off, 1 all
+  uint64_t check_seed = 1;
+  int64_t check_threads = 1;
+  int64_t max_checks = 256;
+  std::string check_dump_dir;
+  int64_t check_dump_max = 100;
+  double check_dump_interval_seconds = 60;
+
+  // Process
+  int64_t copy_threads = 0;  // 0: the default
+  double drain_timeout_seconds = 30;
+  std::string log_level = "info";
+  std::string log_format = "text";
+  std::string log_file;  // empty: stderr
+  double log_rate = 1;   // lines a second of one kind of warning; 0: any number
+  bool allocator_tuning = true;
+};
+
+enum class ConfigOutcome { kRun, kPrinted, kError };
+
+// kPrinted: --help or --version, `text` is for stdout. kError: `text` is one line for stderr, and
+// the exit code is 2. Reads the environment.
+ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text);
+
+// The limits that several settings set together.
+int64_t DefaultMemoryBudget(int64_t memory_bytes);
+int64_t DefaultGrpcMemoryMax(const Config& config);
+// Calls that may be open at once: of all connections, of those of one peer, which never gets all,
+// and of one connection.
+int64_t MaxCalls(const Config& config);
+int64_t MaxCallsPerPeer(const Config& config);
+int64_t MaxStreams(const Config& config);
+int CopyThreads(const Config& config);
+
+// "attend-server 0.1.0 (gcc 12.2.0, Release, CUDA none)"
+std::string VersionText();
+// "gcc 12.2.0, Release, CUDA none"
+std::string BuildText();
+const char* Version();
+
+}  // namespace attend

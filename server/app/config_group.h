@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the groups of settings are made: options with their environment variables, and what their
+// values are compared with.
+
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <cctype>
+#include <charconv>
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/app/config.h"
+#include "server/util/byte_size.h"
+
+namespace attend {
+
+inline constexpr int64_t kBytesMax = int64_t{1} << 50;
+
+inline std::string EnvName(const std::string& flag) {
+  std::string name = "ATTEND_";
+  for (const char c : flag.substr(2)) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+// Turns "64MiB" into bytes.
+inline CLI::Validator ByteSize(int64_t low, int64_t high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        const Result<int64_t> bytes = ParseByteSize(text);
+        if (!bytes.ok()) return bytes.status().message();
+        if (*bytes < low || *bytes > high) {
+          return text + " must be in [" + FormatByteSize(low) + ", " + FormatByteSize(high) + "]";
+        }
+        text = std::to_string(*bytes);
+        return {};
+      },
+      "");
+}
+
+// Like CLI::Range, but silent in --help and with the bound in plain words.
+template <class T>
+CLI::Validator InRange(T low, T high) {
+  return CLI::Validator(
+      [low, high](std::string& text) -> std::string {
+        T value{};
+        const char* const last = text.data() + text.size();
+        const auto [end, error] = std::from_chars(text.data(), last, value);
+        if (error == std::errc() && end == last && value >= low && value <= high) return {};
+        std::ostringstream message;
+        message << '"' << text << "\" must be a number in [" << low << ", " << high << ']';
+        return message.str();
+      },
+      "");
+}
+
+inline CLI::Validator OneOf(std::vector<std::string> allowed) {
+  return CLI::Validator(
+      [allowed](std::string& text) -> std::string {
+        std::string list;
+        for (const std::string& each : allowed) {
+          if (text == each) return {};
+          list += (list.empty() ? "" : ", ") + each;
+        }
+        return '"' + text + "\" must be one of " + list;
+      },
+      "");
+}
+
+// Adds options of one group, each with its environment variable.
+class Group {
+ public:
+  Group(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
+
+  template <class T>
+  CLI::Option* Add(const std::string& flag, T& value, const std::string& help) {
+    return Named(flag, app_.add_option(flag, value, help)->capture_default_str());
+  }
+  CLI::Option* Int(const std::string& flag, int64_t& value, int64_t low, int64_t high,
+                   const std::string& help) {
+    return Add(flag, value, help)->check(InRange(low, high))->type_name("N");
+  }
+  CLI::Option* Bytes(const std::string& flag, int64_t& value, int64_t low, int64_t high,
+                     const std::string& help) {
+    return Named(flag, app_.add_option(flag, value, help))
+        ->transform(ByteSize(low, high))
+        ->default_str(FormatByteSize(value))
+        ->type_name("BYTES");
+  }
+  CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
+    return Named(flag, app_.add_flag(flag, value, help))->default_str("false");
+  }
+  CLI::Option* Text(const std::string& flag, std::string& value, const std::string& type,
+                    std::string (*check)(std::string&), const std::string& help) {
+    CLI::Option* const option = Add(flag, value, help)->type_name(type);
+    if (check != nullptr) option->transform(CLI::Validator(check, "", ""));
+    return option;
+  }
+
+ private:
+  CLI::Option* Named(const std::string& flag, CLI::Option* option) {
+    return option->group(name_)->envname(EnvName(flag));
+  }
+
+  CLI::App& app_;
+  const std::string name_;
+};
+
+// In config_network.cc.
+void AddNetwork(CLI::App& app, Config& c);
+
+}  // namespace attend

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/config_values.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "server/schedule/tenants.h"
+
+namespace attend {
+namespace {
+
+bool ValidAddress(const std::string& address) {
+  if (address.starts_with("unix:")) return address.size() > 5;
+  const size_t colon = address.rfind(':');
+  if (colon == 0 || colon == std::string::npos) return false;
+  int port = -1;
+  const char* const last = address.data() + address.size();
+  const auto [end, error] = std::from_chars(address.data() + colon + 1, last, port);
+  return error == std::errc() && end == last && port >= 0 && port <= 65535;
+}
+
+bool ValidDevice(const std::string& name) {
+  if (name == "auto" || name == "cpu" || name == "cuda:all") return true;
+  if (!name.starts_with("cuda:") || name.size() > 9) return false;
+  return name.size() > 5 &&
+         std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
+}
+
+// Between commas.
+std::vector<std::string> Split(const std::string& list) {
+  std::vector<std::string> parts;
+  std::istringstream stream(list);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  if (parts.empty()) parts.emplace_back();
+  return parts;
+}
+
+}  // namespace
+
+std::string CheckAddress(std::string& address) {
+  if (ValidAddress(address)) return {};
+  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
+}
+
+std::string CheckSocketMode(std::string& mode) {
+  int bits = -1;
+  const char* const last = mode.data() + mode.size();
+  const auto [end, error] = std::from_chars(mode.data(), last, bits, 8);
+  // Without its owner's bits the server itself could not tell a stale socket.
+  if (error == std::errc() && end == last && bits >= 0600 && bits <= 0777) return {};
+  return "\"" + mode + "\" must be an octal mode in [0600, 0777], such as 0660";
+}
+
+std::string CheckMetricsAddress(std::string& address) {
+  if (address == "off" || (ValidAddress(address) && !address.starts_with("unix:"))) return {};
+  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or off";
+}
+
+std::string CheckDevice(std::string& list) {
+  std::string full;
+  bool cuda = false;
+  bool alone = false;
+  std::vector<std::string> names;
+  if (list.ends_with(',')) return "\"" + list + "\" must not end with a comma";
+  for (const std::string& part : Split(list)) {
+    const bool digits = !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
+      return std::isdigit(c);
+    });
+    const std::string name = digits && cuda ? "cuda:" + part : part;
+    if (!ValidDevice(name)) {
+      return "\"" + list + "\" must be auto, cpu, cuda:all or a list such as cuda:0,cuda:1";
+    }
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
+      return "\"" + list + "\" names " + name + " twice";
+    }
+    cuda = name.starts_with("cuda:");
+    alone |= name == "auto" || name == "cuda:all";
+    names.push_back(name);
+    full += (full.empty() ? "" : ",") + name;
+  }
+  if (alone && names.size() > 1) return "\"" + list + "\": auto and cuda:all stand alone";
+  list = full;
+  return {};
+}
+
+std::string CheckReferenceCheck(std::string& mode) {
+  if (mode == "off" || mode == "all") return {};
+  constexpr std::string_view kSample = "sample:";
+  if (mode.starts_with(kSample)) {
+    double share = -1;
+    const char* const last = mode.data() + mode.size();
+    const auto [end, error] = std::from_chars(mode.data() + kSample.size(), last, share);
+    if (error == std::errc() && end == last && share >= 0 && share <= 1) return {};
+  }
+  return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
+}
+
+std::string CheckTenant(std::string& text) {
+  const Result<Tenant> tenant = ParseTenant(text);
+  return tenant.ok() ? std::string() : tenant.status().message();
+}
+
+double SampleOf(const std::string& mode) {
+  if (mode == "off") return 0;
+  return mode == "all" ? 1 : std::stod(mode.substr(mode.find(':') + 1));
+}
+
+}  // namespace attend

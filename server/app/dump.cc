@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/dump.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <system_error>
+#include <vector>
+
+#include "server/wire/protobuf_wire.h"
+#include "server/wire/reply_codec.h"
+
+namespace attend {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Tried for one directory that others were before at.
+constexpr int kNamesMax = 100;
+
+struct Bytes {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
+  tensor->set_dtype(static_cast<v1::DType>(dtype));
+  int64_t bytes = DTypeBytes(dtype);
+  for (const int64_t dim : shape) {
+    tensor->add_shape(dim);
+    bytes *= dim;
+  }
+  tensor->set_byte_length(static_cast<uint64_t>(bytes));
+  tensor->mutable_inline_bytes();
+}
+
+void FillShapes(Layout layout, const Problem& p, v1::AttendRequest* message) {
+  const auto fill = [&](int64_t heads, int64_t length, int64_t total, int64_t dim,
+                        v1::Tensor* tensor) {
+    switch (layout) {
+      case Layout::kBhld:
+        return FillTensor(p.dtype, {p.batch, heads, length, dim}, tensor);
+      case Layout::kBlhd:
+        return FillTensor(p.dtype, {p.batch, length, heads, dim}, tensor);
+      case Layout::kLhd:
+        return FillTensor(p.dtype, {total, heads, dim}, tensor);
+    }
+  };
+  fill(p.heads_q, p.len_q, p.total_q, p.dim, message->mutable_q());
+  fill(p.heads_kv, p.len_k, p.total_k, p.dim, message->mutable_k());
+  fill(p.heads_kv, p.len_k, p.total_k, p.dim_v, message->mutable_v());
+}
+
+// The bias' own shape, which its strides tell: stride 0 is a dimension of 1 (or B, Hq or Lq of 1,
+// which is the same).
+void FillBias(const Attention& a, v1::Tensor* bias) {
+  const Problem& p = a.problem;
+  FillTensor(a.bias.dtype,
+             {a.bias.stride_b != 0 ? p.batch : 1, a.bias.stride_h != 0 ? p.heads_q : 1,
+              a.bias.stride_q != 0 ? p.len_q : 1, p.len_k},
+             bias);
+}
+
+void FillMask(const Mask& mask, v1::Mask* message) {
+  const bool top_left = mask.alignment == Alignment::kTopLeft;
+  if (mask.unrestricted() && !top_left) return;
+  if (mask.right == 0) {
+    message->set_kind(top_left ? v1::Mask::KIND_CAUSAL_TOP_LEFT
+                               : v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT);
+  } else {
+    message->set_kind(top_left ? v1::Mask::KIND_WINDOW_TOP_LEFT
+                               : v1::Mask::KIND_WINDOW_BOTTOM_RIGHT);
+    if (mask.right > 0) message->set_window_right(mask.right);
+  }
+  if (mask.left >= 0) message->set_window_left(mask.left);
+}
+
+template <class T>
+void FillArray(const T* values, int64_t count, google::protobuf::RepeatedField<T>* field) {
+  if (values != nullptr) field->Add(values, values + count);
+}
+
+Status Failed(const std::string& what, const std::string& path, const std::string& why) {
+  return Internal("cannot " + what + " " + path + ": " + why);
+}
+
+// A message whose raw entries are appended without a copy of their bytes.
+Status WriteMessage(const std::string& path, const google::protobuf::Message& fields,
+                    std::span<const Bytes> raw) {
+  errno = 0;
+  std::ofstream out(path, std::ios::binary);
+  fields.SerializeToOstream(&out);
+  for (const Bytes& entry : raw) {
+    std::array<uint8_t, wire::kRawPrefixBytesMax> prefix;
+    const uint8_t* const end = wire::WriteRawPrefix(entry.bytes, prefix.data());
+    out.write(reinterpret_cast<const char*>(prefix.data()), end - prefix.data());
+    out.write(static_cast<const char*>(entry.data), entry.bytes);
+  }
+  out.close();
+  return out ? Status() : Failed("write", path, std::strerror(errno));
+}
+
+// What is not finite has no place in JSON.
+nlohmann::json Number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+std::string ReportJson(const Request& request, uint64_t seed) {
+  const RowsReport& report = *request.report;
+  nlohmann::ordered_json json;
+  json["id"] = request.id;
+  json["request_id"] = request.request_id;
+  json["problem"] = Describe(request.attention.problem);
+  json["kernel"] = std::string(KernelName(request.selection.kernel));
+  json["kernel_reason"] = std::string(request.selection.why);
+  json["device"] = request.device_name;
+  json["seed"] = seed;
+  json["rows_checked"] = report.rows_checked;
+  json["rows_total"] = report.rows_total;
+  json["rows_wide"] = report.rows_wide;
+  json["max_abs_error"] = Number(report.max_abs_error);
+  json["mean_abs_error"] = Number(report.mean_abs_error);
+  json["bound"] = Number(report.bound);
+  json["max_lse_error"] = Number(report.max_lse_error);
+  json["lse_bound"] = Number(report.lse_bound);
+  json["detail"] = report.detail;
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::string SafeName(const std::string& request_id) {
+  constexpr size_t kCharactersMax = 64;
+  std::string name;
+  for (const char c : request_id.substr(0, kCharactersMax)) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_';
+    name += plain ? c : '_';
+  }
+  return name;
+}
+
+std::vector<Bytes> InputTensors(const Attention& a) {
+  const Problem& p = a.problem;
+  const int64_t size = DTypeBytes(p.dtype);
+  return {{a.q.data, ElementsQ(p) * size},
+          {a.k.data, ElementsK(p) * size},
+          {a.v.data, ElementsV(p) * size}};
+}
+
+}  // namespace
+
+void FillRequest(const Request& request, v1::AttendRequest* message) {
+  const Attention& a = request.attention;
+  const Problem& p = a.problem;
+  message->set_request_id(request.request_id);
+  message->set_layout(static_cast<v1::Layout>(request.layout));
+  FillShapes(request.layout, p, message);
+  if (p.has_bias) FillBias(a, message->mutable_bias());
+  FillArray(a.q_lengths, p.batch, message->mutable_q_lengths());
+  FillArray(a.kv_lengths, p.batch, message->mutable_kv_lengths());
+  FillArray(a.q_offsets, p.batch + 1, message->mutable_cu_q());
+  FillArray(a.kv_offsets, p.batch + 1, message->mutable_cu_kv());
+  message->set_scale(p.scale);
+  FillMask(p.mask, message->mutable_mask());
+  message->set_softcap(p.softcap);
+  FillArray(a.alibi_slopes, (a.alibi_stride_b != 0 ? p.batch : 1) * p.heads_q,
+            message->mutable_alibi_slopes());
+  FillArray(a.sinks, p.heads_q, message->mutable_sinks());
+  message->set_return_lse(p.return_lse);
+  message->set_kernel(request.kernel);
+  message->set_check(request.check);
+  message->set_priority(request.priority);
+}
+
+Dumper::Dumper(Options options, const Clock& clock, Logger& logger)
+    : options_(std::move(options)), clock_(clock), logger_(logger) {}
+
+Status Dumper::WriteFiles(const Request& request, const std::string& temporary) const {
+  const Attention& a = request.attention;
+  v1::AttendRequest message;
+  FillRequest(request, &message);
+  std::vector<Bytes> tensors = InputTensors(a);
+  if (a.problem.has_bias) {
+    tensors.push_back({a.bias.data, static_cast<int64_t>(message.bias().byte_length())});
+  }
+  ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/request.binpb", message, tensors));
+
+  v1::AttendResponse response;
+  FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
+  // The file holds all of it, whatever way it went.
+  response.mutable_o()->mutable_inline_bytes();
+  std::vector<Bytes> outputs = {{a.o.data, BytesO(a.problem)}};
+  if (a.problem.return_lse) {
+    response.mutable_lse()->mutable_inline_bytes();
+    outputs.push_back({a.lse, BytesLse(a.problem)});
+  }
+  ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/response.binpb", response, outputs));
+
+  errno = 0;
+  const std::string path = temporary + "/report.json";
+  std::ofstream report(path);
+  report << ReportJson(request, options_.check_seed);
+  report.close();
+  return report ? Status() : Failed("write", path, std::strerror(errno));
+}
+
+std::string Dumper::TakePlace(const Request& request) {
+  const std::lock_guard lock(mutex_);
+  const TimePoint now = clock_.Now();
+  const bool shared = request.transport == Transport::kSharedMemory;
+  const int64_t shared_max = (options_.dumps_max + 1) / 2;
+  if (dumps_ >= options_.dumps_max) {
+    return fmt::format("{} were written, the most allowed", dumps_);
+  }
+  if (shared && shared_dumps_ >= shared_max) {
+    return fmt::format("{} of requests in shared memory were written, the most allowed",
+                       shared_dumps_);
+  }
+  const auto [last, first] =
+      last_.try_emplace(std::pair(request.transport, request.selection.kernel), now);
+  if (!first && now - last->second < options_.interval) {
+    return "the last one of this transport and kernel was written less than "
+           "--check-dump-interval ago";
+  }
+  last->second = now;
+  ++dumps_;
+  if (shared) ++shared_dumps_;
+  return {};
+}
+
+Result<std::string> Dumper::WriteDirectory(const Request& request) const {
+  const auto now = std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
+  const auto millis = now.time_since_epoch().count() % 1000;
+  const std::string name = fmt::format("{:%Y%m%dT%H%M%S}.{:03}Z-{}",
+                                       fmt::gmtime(std::chrono::system_clock::to_time_t(now)),
+                                       millis, SafeName(request.request_id));
+  const fs::path directory = options_.directory;
+  const fs::path temporary = directory / fmt::format(".{}-{}.partial", name, request.id);
+  std::error_code error;
+  fs::create_directories(temporary, error);
+  if (error) return Failed("make", temporary.string(), error.message());
+  Status status = WriteFiles(request, temporary.string());
+  // The client chose the id: two in one millisecond may be the same. A directory is not renamed to
+  // one that holds something, so who comes second takes another name.
+  fs::path final = directory / name;
+  for (int again = 0; status.ok(); ++again) {
+    fs::rename(temporary, final, error);
+    if (!error) return final.string();
+    const bool taken = error == std::errc::directory_not_empty || error == std::errc::file_exists;
+    if (!taken || again == kNamesMax) {
+      status = Failed("rename to", final.string(), error.message());
+    }
+    final = directory / fmt::format("{}-{}", name, request.id + again);
+  }
+  fs::remove_all(temporary, error);
+  return status;
+}
+
+void Dumper::Write(const Request& request) {
+  const auto log = [&](LogLevel level, std::string_view event, std::string_view name,
+                       const std::string& value) {
+    logger_.Log(level, event,
+                {{"id", request.id}, {"request_id", request.request_id}, {name, value}});
+  };
+  if (const std::string why = TakePlace(request); !why.empty()) {
+    return log(LogLevel::warn, "check dump left out", "reason", why);
+  }
+  const Result<std::string> written = WriteDirectory(request);
+  if (written.ok()) return log(LogLevel::warn, "check dump written", "path", *written);
+  log(LogLevel::err, "check dump failed", "error", written.status().message());
+}
+
+}  // namespace attend

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Writes requests whose reference check failed to disk, so that attend-client replay can run them
+// again. Each becomes a directory of its own, <UTC time>-<request id>, with
+//   request.binpb   the AttendRequest, made again from what was run
+//   response.binpb  the AttendResponse with the wrong O
+//   report.json     the check's report, the device and the kernel
+// A directory appears whole or not at all. What cannot be written is logged and forgotten. Whoever
+// can make checks fail must not use up all dumps: they are bounded in number and in time, and half
+// of them are kept for requests whose tensors no client could change before the check.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/util/status.h"
+#include "server/log/logging.h"
+#include "server/request/request.h"
+
+namespace attend {
+
+// The small fields that give this request; `raw` stays empty. Equal in meaning, not in every byte,
+// to what the client sent.
+void FillRequest(const Request& request, v1::AttendRequest* message);
+
+class Dumper {
+ public:
+  struct Options {
+    std::string directory;
+    int64_t dumps_max = 100;
+    Duration interval{};  // between two of the same transport and kernel
+    uint64_t check_seed = 1;
+  };
+  // `clock` and `logger` must outlive the object.
+  Dumper(Options options, const Clock& clock, Logger& logger);
+
+  // Any thread. Writes files, so not one of gRPC's.
+  void Write(const Request& request);
+
+ private:
+  // Why this one is left out; empty if it has its place.
+  std::string TakePlace(const Request& request);
+  Result<std::string> WriteDirectory(const Request& request) const;
+  Status WriteFiles(const Request& request, const std::string& temporary) const;
+
+  const Options options_;
+  const Clock& clock_;
+  Logger& logger_;
+  std::mutex mutex_;
+  int64_t dumps_ = 0;         // under mutex_, as are the next two
+  int64_t shared_dumps_ = 0;  // of requests over shared memory
+  std::map<std::pair<Transport, KernelId>, TimePoint> last_;
+};
+
+}  // namespace attend

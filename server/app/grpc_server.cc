@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/grpc_server.h"
+
+#include <grp.h>
+#include <grpc/grpc.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "server/memory/memory_reserve.h"
+#include "server/net/tcp_listener.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A call takes so much. As many as may be open do before those are looked at of which nobody waits
+// for an answer.
+constexpr int64_t kCallBytes = int64_t{32} << 10;
+
+milliseconds Milliseconds(double seconds) {
+  return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
+}
+
+void SetConnectionOptions(const Config& config, grpc::ServerBuilder& builder) {
+  const auto set = [&builder](const char* name, double seconds) {
+    builder.AddChannelArgument(name, static_cast<int>(Milliseconds(seconds).count()));
+  };
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(MaxStreams(config)));
+  set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, config.handshake_timeout_seconds);
+  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, config.connection_idle_timeout_seconds);
+  // Whether clients are there is TCP's to ask: tcp_listener.h.
+}
+
+void SetOptions(const Config& config, grpc::ServerBuilder& builder) {
+  // Services bound their messages themselves, count those that they refuse and say why. gRPC would
+  // look at a message's size no earlier, once all of it is there, and tell nobody but the client.
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(-1);
+  SetConnectionOptions(config, builder);
+  // An inflated message's size is bounded only after inflating. Nor does compressing tensors pay.
+  builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  if (config.grpc_memory_max_bytes > 0) {
+    grpc::ResourceQuota quota("attend");
+    quota.Resize(static_cast<size_t>(config.grpc_memory_max_bytes));
+    builder.SetResourceQuota(quota);
+  }
+}
+
+// By default so that few open calls, as an operator may ask for, do not make every heap a full one.
+int64_t HeapGrowthMax(const Config& config) {
+  Config defaults = config;
+  defaults.max_calls = 0;
+  return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
+}
+
+// A group's number, by its name or its number.
+std::optional<gid_t> FindGroup(const std::string& group) {
+  if (const struct group* const found = getgrnam(group.c_str())) return found->gr_gid;
+  gid_t number = 0;
+  const char* const last = group.data() + group.size();
+  const auto [end, error] = std::from_chars(group.data(), last, number);
+  if (error == std::errc() && end == last) return number;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc::Service& service,
+                                                      grpc::CallbackGenericService& unknown,
+                                                      Metrics& metrics, Logger& logger,
+                                                      const Clock& clock,
+                                                      std::function<void()> changed) {
+  // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
+  [[maybe_unused]] static const bool held = (grpc_init(), true);
+  std::unique_ptr<GrpcServer> server(new GrpcServer(metrics, logger));
+  const Result<ConnectionLimits> limits =
+      LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax());
+  if (!limits.ok()) return limits.status();
+  server->limits_ = *limits;
+  ATTEND_RETURN_IF_ERROR(server->Listen(config));
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  SetOptions(config, builder);
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+  std::shared_ptr<Acceptor> acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  builder.RegisterService(&service);
+  if (config.reflection) builder.RegisterService(&server->reflection_);
+  builder.RegisterCallbackGenericService(&unknown);
+  server->grpc_ = builder.BuildAndStart();
+  if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
+  grpc::HealthCheckServiceInterface* const health = server->grpc_->GetHealthCheckService();
+  health->SetServingStatus(false);
+  health->SetServingStatus(v1::AttentionService::service_full_name(), false);
+
+  std::vector<int> sockets;
+  for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
+  Http2Frames::Limits frames;
+  frames.streams = MaxStreams(config);
+  frames.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes);
+  const auto calls = std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config));
+  const auto take = [acceptor, frames, calls, &metrics, on_wrong = &server->on_wrong_](int socket) {
+    Http2Frames::Limits own = frames;
+    own.calls = calls->Of(PeerOf(socket));
+    struct stat about {};
+    if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, own, on_wrong)) {
+      metrics.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
+      close(socket);
+      return;
+    }
+    Acceptor::NewConnectionParameters connection;
+    connection.fd = socket;
+    acceptor->HandleNewConnection(&connection);
+  };
+  const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds)};
+  Result<std::unique_ptr<Listener>> listener = Listener::Start(
+      options, std::move(sockets), {take, [changed = std::move(changed)](bool) { changed(); }},
+      metrics, logger, clock);
+  if (!listener.ok()) return listener.status();
+  server->listener_ = std::move(*listener);
+  return server;
+}
+
+Status GrpcServer::Listen(const Config& config) {
+  for (const std::string& address : config.listen) {
+    if (address.starts_with("unix:")) {
+      ATTEND_RETURN_IF_ERROR(ListenUnix(config, address));
+      continue;
+    }
+    Result<TcpListeners> tcp = ListenTcp(address, {seconds(config.keepalive_time_seconds),
+                                                   seconds(config.keepalive_timeout_seconds)});
+    if (!tcp.ok()) {
+      return Unavailable("listen " + address + " cannot be bound: " + tcp.status().message());
+    }
+    addresses_.push_back(WithPort(address, tcp->port));
+    for (UniqueFd& socket : tcp->sockets) sockets_.push_back(std::move(socket));
+  }
+  return Status();
+}
+
+Status GrpcServer::ListenUnix(const Config& config, const std::string& address) {
+  UnixListenOptions options;
+  options.path = address.substr(5);
+  options.name = "listen " + address + " cannot be bound";
+  if (!config.socket_group.empty()) {
+    const std::optional<gid_t> group = FindGroup(config.socket_group);
+    if (!group) return InvalidArgument("socket-group " + config.socket_group + ": no such group");
+    options.group = *group;
+    options.mode = 0660;
+  }
+  if (!config.socket_mode.empty()) {
+    options.mode = static_cast<mode_t>(std::stoi(config.socket_mode, nullptr, 8));
+  }
+  Result<UnixListener> listener = ListenAt(options);
+  if (!listener.ok()) return listener.status();
+  unix_.push_back(std::move(*listener));
+  sockets_.push_back(std::move(unix_.back().socket));
+  addresses_.push_back(address);
+  return Status();
+}
+
+GrpcServer::~GrpcServer() {
+  listener_.reset();
+  RemoveSockets();
+  if (grpc_ == nullptr) return;
+  grpc_->Shutdown(std::chrono::system_clock::now());
+  grpc_->Wait();
+}
+
+void GrpcServer::SetServing(bool serving) {
+  grpc_->GetHealthCheckService()->SetServingStatus(serving);
+}
+
+void GrpcServer::LogWrong(int socket, const char* what) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
+  metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
+  const std::string peer = PeerText(socket);
+  logger_.Log(LogLevel::warn, "connection closed",
+              {{"reason", ConnectionRefusalName(ConnectionRefusal::kFrames)},
+               {"peer", peer},
+               {"error", what}},
+              what);
+} catch (const std::bad_alloc&) {
+  // Counted, and gRPC, which called, is no place for an exception.
+}
+
+void GrpcServer::RemoveSockets() {
+  for (UnixListener& listener : unix_) StopListening(&listener);
+}
+
+}  // namespace attend

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What GetServerInfo says. Pure but for the engine's present state.
+
+#pragma once
+
+#include "attend/v1/attention.pb.h"
+#include "server/app/config.h"
+#include "server/engine/engine.h"
+#include "server/regions/shared_memory_server.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+// `shared` is null if shared memory is off.
+void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
+                    Duration uptime, v1::GetServerInfoResponse* response);
+
+}  // namespace attend

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/options.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "server/regions/unix_listener.h"
+#include "server/wire/chunk_codec.h"
+
+namespace attend {
+namespace {
+
+Duration Seconds(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+Dumper::Options MakeDumperOptions(const Config& config) {
+  Dumper::Options options;
+  options.directory = config.check_dump_dir;
+  options.dumps_max = config.check_dump_max;
+  options.interval = std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(config.check_dump_interval_seconds));
+  options.check_seed = config.check_seed;
+  return options;
+}
+
+LogSettings MakeLogSettings(const Config& config) {
+  LogSettings settings;
+  settings.level = spdlog::level::from_str(config.log_level);
+  settings.file = config.log_file;
+  if (config.log_format == "json") settings.options.format = LogFormat::kJson;
+  settings.options.rate = config.log_rate;
+  return settings;
+}
+
+SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
+  SharedMemoryOptions options;
+  options.socket.path =
+      config.shared_memory_socket.empty() ? DefaultSocketPath() : config.shared_memory_socket;
+  options.socket.any_user = config.shared_memory_any_user;
+  options.limits = {config.shared_memory_max_bytes, config.shared_memory_client_max_bytes,
+                    config.shared_memory_client_regions};
+  options.cuda_ipc = config.cuda_ipc;
+  return options;
+}
+
+EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
+  EngineOptions options;
+  options.worker.lanes = config.lanes > 0 ? static_cast<int>(config.lanes) : gpu ? 4 : 2;
+  options.worker.lane.workspace_bytes = config.lane_workspace_bytes;
+  options.worker.queue_requests_max = config.max_queue;
+  BatcherOptions& batcher = options.worker.batcher;
+  batcher.batch_requests_max = config.max_batch_requests;
+  const double gflop = config.max_batch_gflop > 0 ? config.max_batch_gflop : gpu ? 2000 : 2;
+  batcher.batch_flops_max = gflop * 1e9;
+  batcher.batch_bytes_max = config.max_batch_bytes;
+  batcher.batch_delay = std::chrono::microseconds(config.max_batch_delay_us);
+  options.worker.aging = std::chrono::milliseconds(config.priority_aging_ms);
+  options.tenants = config.tenants;
+  options.memory_budget_bytes = config.memory_budget_bytes;
+  if (config.max_request_gflop >= 0) options.request_cost_max = config.max_request_gflop * 1e9;
+  options.split_flops_min = config.split_gflop * 1e9;
+  options.staging.bytes_max = config.staging_max_bytes;
+  options.staging.bytes_min = config.staging_min_bytes;
+  // gRPC's own threads take most of the cores.
+  options.completion_threads =
+      std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
+  options.checker.sample = config.check_sample;
+  options.checker.seed = config.check_seed;
+  // A sample must not hold its clients up for long, so one that finds no thread free is left out;
+  // where all are asked for, all are meant.
+  if (config.check_sample < 1) options.checker.backlog_max = config.check_threads;
+  options.checker.places_max = config.max_checks;
+  options.checker.threads = static_cast<int>(config.check_threads);
+  return options;
+}
+
+ChunkedOptions MakeChunkedOptions(const Config& config) {
+  return {config.chunked_streams_max, ChunkBytesMax(config.max_request_bytes),
+          Seconds(config.chunked_idle_timeout_seconds)};
+}
+
+int64_t MemoryMost(const Config& config) {
+  constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of one with 7 KiB of metadata
+  return config.memory_budget_bytes + config.grpc_memory_max_bytes +
+         (config.shared_memory ? config.shared_memory_max_bytes : 0) +
+         MaxCalls(config) * kOpenCallBytes;
+}
+
+Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
+
+// Half, so that a backlog leaves room where the next messages arrive; and little of what gRPC may
+// hold in all.
+int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes) {
+  constexpr int64_t kShareOfQuota = 8;
+  const int64_t half = receive_memory_bytes / 2;
+  const int64_t quota = config.grpc_memory_max_bytes;
+  return quota == 0 ? half : std::min(half, quota / kShareOfQuota);
+}
+
+}  // namespace attend

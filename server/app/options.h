@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the settings mean to the server's parts. Pure, but for the number of hardware threads.
+
+#pragma once
+
+#include "server/app/config.h"
+#include "server/app/dump.h"
+#include "server/engine/engine.h"
+#include "server/log/logging.h"
+#include "server/regions/shared_memory_server.h"
+#include "server/rpc/chunked_registry.h"
+
+namespace attend {
+
+// `gpu`: one of the devices is one, for defaults that depend on it.
+EngineOptions MakeEngineOptions(const Config& config, bool gpu);
+ChunkedOptions MakeChunkedOptions(const Config& config);
+Dumper::Options MakeDumperOptions(const Config& config);
+LogSettings MakeLogSettings(const Config& config);
+SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
+// Bytes that requests, messages on their way, shared regions and open calls may take together.
+int64_t MemoryMost(const Config& config);
+Duration WriteTimeout(const Config& config);
+// Of messages that requests keep where they arrived, in so much page-locked memory (0: none).
+int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes);
+
+}  // namespace attend

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/server.h"
+
+#include <prometheus/registry.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "server/app/collectors.h"
+#include "server/app/gpu_stats.h"
+#include "server/app/info.h"
+#include "server/app/options.h"
+#include "server/app/start_lines.h"
+#include "server/net/tcp_listener.h"
+#include "server/util/whole_file.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Duration kMemoryReturnTimeout = seconds(5);
+constexpr Duration kLastBytesReadTime = milliseconds(250);
+// After --drain-timeout: for what is told to stop, and for the answers that say so.
+constexpr Duration kStopTime = seconds(2);
+constexpr Duration kLastAnswersTime = seconds(1);
+
+}  // namespace
+
+Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config, Logger& logger) {
+  std::string why;
+  std::vector<std::string> names;
+  if (config.device == "auto" || config.device == "cuda:all") {
+    const int gpus = CudaDeviceCount(&why);
+    for (int i = 0; i < gpus; ++i) names.push_back("cuda:" + std::to_string(i));
+    if (gpus == 0 && config.device == "cuda:all") {
+      return Status(Code::kNotFound, "device cuda:all: " + why);
+    }
+    if (gpus == 0) {
+      logger.info("no GPU: {}; serving on the CPU", why);
+      names.push_back("cpu");
+    }
+  } else {
+    for (size_t at = 0; at <= config.device.size();) {
+      const size_t end = std::min(config.device.find(',', at), config.device.size());
+      names.push_back(config.device.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  BackendOptions options;
+  options.cpu_threads = static_cast<int>(config.cpu_threads);
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (const std::string& name : names) {
+    Result<std::unique_ptr<Backend>> backend = MakeBackend(name, options);
+    if (!backend.ok()) return backend.status();
+    backends.push_back(std::move(*backend));
+  }
+  return backends;
+}
+
+Server::Server(const Config& config, std::shared_ptr<Logger> logger,
+               std::shared_ptr<const Clock> clock)
+    : config_(config),
+      logger_(std::move(logger)),
+      shared_clock_(std::move(clock)),
+      metrics_(Version()) {}
+
+Result<std::unique_ptr<Server>> Server::Start(const Config& config,
+                                              std::vector<std::unique_ptr<Backend>> backends,
+                                              std::shared_ptr<Logger> logger,
+                                              const ReceiveBlocks& receive_blocks,
+                                              std::shared_ptr<const Clock> clock) {
+  std::unique_ptr<Server> server(new Server(config, std::move(logger), std::move(clock)));
+  ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
+  ATTEND_RETURN_IF_ERROR(server->StartMetrics());
+  ATTEND_RETURN_IF_ERROR(server->StartGrpc());
+  server->LogStart();
+  return server;
+}
+
+Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
+                          const ReceiveBlocks& receive_blocks) {
+  bool gpu = false;
+  for (const auto& backend : backends) gpu |= backend->info().kind == DeviceKind::kCuda;
+  Result<std::unique_ptr<Engine>> engine =
+      Engine::Make(std::move(backends), MakeEngineOptions(config_, gpu), metrics_, clock_);
+  if (!engine.ok()) return engine.status();
+  engine_ = std::move(*engine);
+  if (!config_.check_dump_dir.empty()) {
+    dumper_ = std::make_unique<Dumper>(MakeDumperOptions(config_), clock_, *logger_);
+  }
+  engine_->OnCheckFailed([this](const Request& request) {
+    logger_->Log(LogLevel::err, "reference check failed",
+                 {{"id", request.id},
+                  {"request_id", request.request_id},
+                  {"tenant", config_.tenants.list()[request.tenant].name},
+                  {"transport", TransportName(request.transport)},
+                  {"kernel", KernelName(request.selection.kernel)},
+                  {"device", request.device_name},
+                  {"detail", request.report->detail}});
+    if (dumper_ != nullptr) dumper_->Write(request);
+  });
+  engine_->OnDeviceLost([this](const DeviceInfo& device) {
+    logger_->Log(LogLevel::err, "device is lost", {{"device", device.name}}, device.name);
+    UpdateHealth();
+  });
+  if (config_.shared_memory) {
+    Result<std::unique_ptr<SharedMemoryServer>> shared = SharedMemoryServer::Start(
+        MakeSharedMemoryOptions(config_), engine_->backends(), engine_->host_allocator(), *logger_);
+    if (!shared.ok()) return shared.status();
+    shared_ = std::move(*shared);
+  }
+  LockReceiveMemory(receive_blocks);
+  copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
+  intake_ = std::make_unique<Intake>(
+      *engine_, *copies_, metrics_, clock_,
+      Intake::Limits{
+          config_.max_request_bytes, config_.max_request_bytes,
+          HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
+      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get());
+  chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
+  answers_ =
+      std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {
+        metrics_.RecordUnread();
+        logger_->Log(LogLevel::warn, "call ended, its answer was not read",
+                     {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
+      });
+  context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
+      *engine_, *intake_, metrics_, *copies_, *chunked_, *answers_, clock_, *logger_,
+      config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
+        FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
+      }});
+  service_ = std::make_unique<AttentionServiceImpl>(*context_);
+  unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
+  return Status();
+}
+
+void Server::LockReceiveMemory(const ReceiveBlocks& blocks) {
+  if (config_.receive_memory_bytes == 0) return;
+  const std::vector<Backend*> backends = engine_->backends();
+  const bool wanted = std::any_of(backends.begin(), backends.end(),
+                                  [](const Backend* backend) { return backend->Gathers(); });
+  if (!wanted) return;
+  Result<std::unique_ptr<ReceiveMemory>> locked =
+      ReceiveMemory::Lock(engine_->host_allocator(), blocks);
+  if (!locked.ok()) {
+    logger_->Log(LogLevel::warn, "messages are copied, as their memory is not page-locked",
+                 {{"error", locked.status().message()}});
+    return;
+  }
+  receive_memory_ = std::move(*locked);
+}
+
+Status Server::StartMetrics() {
+  if (config_.metrics_listen == "off") return Status();
+  std::vector<std::string> devices;
+  for (const Engine::DeviceState& state : engine_->Devices()) devices.push_back(state.info.name);
+  Result<std::unique_ptr<MetricsEndpoint>> endpoint = MetricsEndpoint::Start(
+      config_.metrics_listen,
+      {std::make_shared<GaugeRefresh>(*engine_, metrics_, *logger_,
+                                      [this] { UpdateConnections(); }),
+       metrics_.registry(), std::make_shared<GpuStats>(devices),
+       std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
+       std::make_shared<StagingStats>(engine_->staging())});
+  if (!endpoint.ok()) return endpoint.status();
+  metrics_endpoint_ = std::move(*endpoint);
+  metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());
+  return Status();
+}
+
+void Server::UpdateConnections() {
+  const std::lock_guard lock(grpc_mutex_);
+  if (grpc_ == nullptr) return;
+  metrics_.SetConnections(grpc_->CountConnections(), grpc_->limits().connections);
+}
+
+Status Server::StartGrpc() {
+  Result<std::unique_ptr<GrpcServer>> grpc =
+      GrpcServer::Start(config_, *service_, *unknown_methods_, metrics_, *logger_, clock_,
+                        [this] { UpdateHealth(); });
+  if (!grpc.ok()) return grpc.status();
+  {
+    const std::lock_guard lock(grpc_mutex_);
+    grpc_ = std::move(*grpc);
+  }
+  UpdateHealth();  // a call may have lost the device by now
+  return Status();
+}
+
+void Server::UpdateHealth() {
+  const std::lock_guard lock(grpc_mutex_);
+  if (grpc_ == nullptr) return;
+  grpc_->SetServing(!engine_->draining() && engine_->healthy() && grpc_->accepting());
+}
+
+void Server::LogStart() const {
+  StartFacts facts;
+  facts.devices = engine_->Devices();
+  facts.receive_memory_bytes = receive_memory_ == nullptr ? 0 : receive_memory_->bytes();
+  if (shared_ != nullptr) {
+    facts.shared_memory_socket = shared_->socket_path();
+    facts.cuda_ipc = shared_->cuda_ipc();
+  }
+  facts.connections = grpc_->limits();
+  facts.addresses = addresses();
+  facts.metrics_address = metrics_address_;
+  attend::LogStart(config_, facts, *logger_);
+}
+
+Status Server::WriteReadyFile(const std::string& path) const {
+  const nlohmann::ordered_json json = {
+      {"pid", getpid()}, {"listen", addresses()}, {"metrics", metrics_address_}};
+  return WriteWholeFile("ready-file", path, json.dump() + "\n");
+}
+
+bool Server::WaitForCalls(TimePoint until) const {
+  while (context_->admitted_calls.load(std::memory_order_acquire) > 0) {
+    if (clock_.Now() >= until) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+bool Server::StopRunning() {
+  logger_->warn("drain time is over: {} requests and {} parts of uploads are stopped",
+                engine_->inflight(), engine_->upload_parts());
+  engine_->Abort();
+  if (engine_->WaitIdle(clock_.Now() + kStopTime)) return true;
+  for (const BusyRequest& each : engine_->Running()) {
+    logger_->Log(LogLevel::err, "a request held up the drain",
+                 {{"id", each.id},
+                  {"request_id", each.request_id},
+                  {"peer", each.peer},
+                  {"doing", each.doing}});
+  }
+  logger_->error("drain timed out with {} requests and {} parts of uploads unfinished",
+                 engine_->inflight(), engine_->upload_parts());
+  return false;
+}
+
+bool Server::Drain(Duration timeout) {
+  const TimePoint until = clock_.Now() + timeout;
+  // In this order: whoever has seen NOT_SERVING is refused.
+  engine_->Drain();
+  UpdateHealth();
+  logger_->info("draining: {} requests to finish", engine_->inflight());
+  service_->EndStreams();
+  if (shared_ != nullptr && !shared_->Stop(until)) {
+    logger_->error("drain timed out while a shared region was being made");
+    return false;
+  }
+  if (!engine_->WaitIdle(until) && !StopRunning()) return false;
+  // Every answer exists; give gRPC the time to send them.
+  const TimePoint end = std::max(until, clock_.Now() + kLastAnswersTime);
+  const bool sent = WaitForCalls(end);
+  if (!sent) {
+    for (const std::string& peer : answers_->WaitingPeers()) {
+      logger_->Log(LogLevel::err, "a client held up the drain, its answer was not read",
+                   {{"peer", peer}});
+    }
+    logger_->error("drain timed out with answers that no client has read");
+  }
+  // The last bytes lie in the kernel's buffers. A process that ends while a client still sends
+  // resets the connection and takes them along, so clients get a moment to read; late calls are
+  // refused.
+  const Duration left = std::max(Duration::zero(), end - clock_.Now());
+  std::this_thread::sleep_for(std::min<Duration>(kLastBytesReadTime, left));
+  grpc_->RemoveSockets();
+  if (sent) logger_->info("drained");
+  return sent;
+}
+
+Server::~Server() {
+  metrics_endpoint_.reset();
+  if (engine_ == nullptr) return;
+  engine_->Drain();
+  std::unique_ptr<GrpcServer> grpc;
+  {
+    const std::lock_guard lock(grpc_mutex_);
+    grpc = std::move(grpc_);
+  }
+  grpc.reset();
+  copies_.reset();
+  engine_->Stop();
+  chunked_.reset();  // its thread too may be the last to hold a request
+  shared_.reset();   // no request is left; before the engine, whose backend locked the pages
+  // gRPC may hold answers a little longer than their calls; their memory is the pool's.
+  const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
+  while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  if (engine_->host_pool().used_bytes() > 0) {
+    logger_->error("gRPC still holds {} bytes of answers; their memory stays taken",
+                   engine_->host_pool().used_bytes());
+    (void)engine_.release();
+  }
+}
+
+}  // namespace attend

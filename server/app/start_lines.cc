@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/start_lines.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "server/app/options.h"
+#include "server/memory/host_memory.h"
+#include "server/util/byte_size.h"
+
+namespace attend {
+namespace {
+
+std::string CongestionControl() {
+  std::ifstream file("/proc/sys/net/ipv4/tcp_congestion_control");
+  std::string name;
+  file >> name;
+  return name.empty() ? "unknown" : name;
+}
+
+std::string Join(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
+
+// Those that run on one of the devices.
+std::string KernelNames(const std::vector<Engine::DeviceState>& devices) {
+  std::vector<std::string> names;
+  for (const KernelInfo& kernel : Kernels()) {
+    const bool runs = std::any_of(devices.begin(), devices.end(), [&](const auto& device) {
+      return device.info.kind == kernel.device;
+    });
+    if (runs) names.emplace_back(kernel.name);
+  }
+  return Join(names);
+}
+
+// "1 lane", "2 lanes"
+std::string Count(int64_t number, const std::string& thing) {
+  return std::to_string(number) + " " + thing + (number == 1 ? "" : "s");
+}
+
+const char* OnOff(bool on) { return on ? "on" : "off"; }
+
+}  // namespace
+
+void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
+  logger.info("{}", VersionText());
+  for (const Engine::DeviceState& state : facts.devices) {
+    logger.info("device {}: {}, {}, {}, {} of memory", state.info.name, state.info.description,
+                Count(state.info.units, "unit"), Count(state.lanes, "lane"),
+                RoundByteSize(state.info.memory_bytes));
+  }
+  logger.info("kernels: {}", KernelNames(facts.devices));
+  logger.info(
+      "limits: message {}, memory {}, queue {} requests, batch {} requests, stream {} requests, "
+      "{} calls a connection, chunked requests {} streams and {} s idle, reference check {}",
+      RoundByteSize(config.max_request_bytes), RoundByteSize(config.memory_budget_bytes),
+      config.max_queue, config.max_batch_requests, config.stream_requests_max, MaxStreams(config),
+      config.chunked_streams_max, config.chunked_idle_timeout_seconds, config.reference_check);
+  const MemoryLimit memory = ProcessMemoryLimit();
+  const int64_t most = MemoryMost(config);
+  if (most > memory.bytes / 5 * 4) {
+    logger.warn(
+        "memory-budget, grpc-memory-max, shared-memory-max and 56 KiB for each of max-calls may "
+        "come "
+        "to {}, {} has {}: under load the system may end the server",
+        RoundByteSize(most), memory.whose, RoundByteSize(memory.bytes));
+  }
+  std::vector<std::string> tenants;
+  for (const Tenant& tenant : config.tenants.list()) {
+    tenants.push_back(tenant.name + "=" + std::to_string(tenant.weight));
+  }
+  logger.info("tenants: {}; priorities age after {} ms", Join(tenants), config.priority_aging_ms);
+  logger.info("tcp congestion control: {}; allocator tuning: {}; page-locked receive memory: {}",
+              CongestionControl(), OnOff(config.allocator_tuning),
+              RoundByteSize(facts.receive_memory_bytes));
+  logger.info("connections: {}, of one peer {}; open calls: {}, of one peer {}; descriptors: {}",
+              facts.connections.connections, facts.connections.per_peer, MaxCalls(config),
+              MaxCallsPerPeer(config), DescriptorsMax());
+  const bool shared = !facts.shared_memory_socket.empty();
+  logger.info("shared memory: {}; CUDA IPC: {}",
+              shared ? "on " + facts.shared_memory_socket : std::string("off"),
+              OnOff(facts.cuda_ipc));
+  const bool metrics = !facts.metrics_address.empty();
+  logger.info("serving gRPC on {}; metrics {}", Join(facts.addresses),
+              metrics ? "on http://" + facts.metrics_address + "/metrics" : std::string("off"));
+}
+
+}  // namespace attend

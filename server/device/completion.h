@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The completion threads: take finished batches from the lanes and end their requests, so that
+// lanes go on computing while answers are encoded and sent. gRPC writes small answers to the socket
+// on the thread that ends the call, so one thread alone bounds the rate of answers.
+
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "server/request/request.h"
+
+namespace attend {
+
+struct CompletedBatch {
+  int device = 0;
+  std::vector<std::unique_ptr<Request>> requests;
+  BatchOutcome outcome;
+};
+
+class CompletionThreads {
+ public:
+  // `handler` is called on any of the `threads`, on several at once, with a share of a batch: its
+  // requests are dealt out, so that the last answer need not wait for all the others.
+  CompletionThreads(int threads, std::function<void(CompletedBatch)> handler);
+  ~CompletionThreads();  // handles what was posted, then joins
+  CompletionThreads(const CompletionThreads&) = delete;
+  CompletionThreads& operator=(const CompletionThreads&) = delete;
+
+  // Any thread. Not after the destructor has begun.
+  void Post(CompletedBatch batch);
+  // The same on the caller's thread.
+  void Handle(CompletedBatch batch) { handler_(std::move(batch)); }
+
+ private:
+  void Run();
+
+  const std::function<void(CompletedBatch)> handler_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<CompletedBatch> posted_;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace attend

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/device/device_worker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "kernels/util/thread_name.h"
+#include "kernels/util/trace_range.h"
+#include "server/memory/memory_reserve.h"
+
+namespace attend {
+namespace {
+
+// A small attention on an idle GPU ends within this; what takes longer can afford to be told of.
+constexpr std::chrono::microseconds kWatch{150};
+
+SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
+  SchedulerOptions scheduler;
+  scheduler.lanes = options.lanes;
+  scheduler.queue = {options.queue_requests_max, options.tenant_weights, options.aging};
+  scheduler.batcher = options.batcher;
+  return scheduler;
+}
+
+WorkItem ToWorkItem(Request& request) {
+  WorkItem item;
+  item.attention = request.attention;
+  item.selection = request.selection;
+  item.inputs = request.input_spans;
+  item.outputs = request.output_spans;
+  item.poison_output = request.check;
+  item.stop = &request.stop;
+  if (request.shared != nullptr) {
+    item.in_place = request.shared->in_place;
+    item.after = request.shared->after;
+  }
+  if (request.scattered != nullptr) item.scattered = request.scattered->pieces();
+  if (request.staged != nullptr) request.staged->Apply(&item);
+  if (request.upload_part != nullptr) {
+    const UploadPart& part = *request.upload_part;
+    item.parts = part.parts;
+    if (part.staged != nullptr) part.staged->Apply(&item, part.after);
+  }
+  return item;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
+    int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
+    const Clock& clock, CompletionThreads& completion,
+    std::function<void(std::unique_ptr<Request>)> finish) {
+  std::unique_ptr<DeviceWorker> worker(
+      new DeviceWorker(index, backend, options, metrics, clock, completion, std::move(finish)));
+  for (LaneSlot& slot : worker->lanes_) {
+    Result<std::unique_ptr<Lane>> lane = backend.MakeLane(options.lane);
+    if (!lane.ok()) return lane.status();
+    slot.lane = std::move(*lane);
+  }
+  worker->thread_ = std::thread([raw = worker.get()] { raw->Run(); });
+  return worker;
+}
+
+DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options,
+                           Metrics& metrics, const Clock& clock, CompletionThreads& completion,
+                           std::function<void(std::unique_ptr<Request>)> finish)
+    : index_(index),
+      backend_(backend),
+      metrics_(metrics),
+      clock_(clock),
+      completion_(completion),
+      finish_(std::move(finish)),
+      scheduler_(MakeSchedulerOptions(options)),
+      lanes_(std::max(1, options.lanes)) {}
+
+DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
+
+Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
+  request->in_parts = request->upload_part != nullptr ||
+                      backend_.RunsInParts(request->attention, request->selection);
+  if (request->in_parts || request->check || !backend_.Gathers()) PlaceScattered(*request);
+  std::unique_lock<std::mutex> lock(mutex_);
+  request->device_name = info().name;
+  const Request& pushed = *request;
+  const bool first = scheduler_.queue().empty();
+  ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
+  const OnNoMemory wait(OnNoMemory::kWait);  // it is accepted
+  if (first && MayRunOnCallerLocked(pushed)) {
+    RunOnCaller(lock);
+    return Status();
+  }
+  ReportQueueLocked(pushed.tenant);
+  // One wake-up is enough until the scheduler has looked; who drives looks before it leaves.
+  const bool notify = !std::exchange(poked_, true) && !driven_;
+  lock.unlock();
+  if (notify) wake_.notify_one();
+  return Status();
+}
+
+bool DeviceWorker::MayRunOnCallerLocked(const Request& request) const {
+  return request.may_end_in_submit && !request.large && !driven_ && !stop_ &&
+         scheduler_.lanes().free > 0;
+}
+
+void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
+  const LaneState lanes = scheduler_.lanes();
+  auto run = std::make_shared<CallersRun>();
+  run->caller = std::this_thread::get_id();
+  run->watched = lanes.free == lanes.total;
+  driven_ = true;
+  ++callers_;
+  Scheduler::Step step = scheduler_.Plan(clock_.Now());
+  ReportLocked();
+  lock.unlock();
+  Execute(step, run);
+  lock.lock();
+  driven_ = false;
+  // What came meanwhile, or waits for company, or for its deadline.
+  poked_ = WatchDeadlinesLocked() || poked_ || !scheduler_.queue().empty();
+  const bool notify = poked_;
+  lock.unlock();
+  if (notify) wake_.notify_one();
+  if (run->watched && run->lane >= 0) lanes_[run->lane].lane->Watch(kWatch);
+  if (run->ended) completion_.Handle(*std::move(run->ended));
+  lock.lock();
+  --callers_;
+  if (stop_) idle_.notify_all();  // under the lock: this object may go right after
+}
+
+bool DeviceWorker::WatchDeadlinesLocked() {
+  const TimePoint due = scheduler_.running_deadline();
+  if (due >= watch_) return false;
+  watch_ = due;
+  return true;
+}
+
+void DeviceWorker::Cancel(uint64_t id) {
+  std::unique_ptr<Request> request;
+  {
+    std::lock_guard lock(mutex_);
+    request = scheduler_.Cancel(id, clock_.Now());
+    if (request != nullptr) ReportQueueLocked(request->tenant);
+  }
+  if (request != nullptr) finish_(std::move(request));
+}
+
+void DeviceWorker::Abort(const Status& status) {
+  std::vector<std::unique_ptr<Request>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = scheduler_.Close(status);
+    scheduler_.StopAll(Code::kUnavailable);
+    ReportLocked();
+  }
+  End(std::move(ended));
+}
+
+void DeviceWorker::Stop(const Status& status) {
+  std::vector<std::unique_ptr<Request>> ended;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    stop_ = true;
+    ended = scheduler_.Close(status);
+    ReportLocked();
+  }
+  wake_.notify_one();
+  End(std::move(ended));
+  // The thread first: it may be about to start a batch that it took before the stop.
+  if (thread_.joinable()) thread_.join();
+  std::unique_lock<std::mutex> lock(mutex_);
+  idle_.wait(lock, [this] { return scheduler_.lanes().free == lanes() && callers_ == 0; });
+}
+
+void DeviceWorker::AddBusy(std::vector<BusyRequest>& busy) const {
+  const std::lock_guard lock(mutex_);
+  for (const Request* const request : scheduler_.running()) {
+    busy.push_back(
+        Busy(*request, std::string(KernelName(request->selection.kernel)) + " on " + info().name));
+  }
+}
+
+int64_t DeviceWorker::queued() const {
+  std::lock_guard lock(mutex_);
+  return scheduler_.queue().size();
+}
+
+bool DeviceWorker::queue_full() const {
+  std::lock_guard lock(mutex_);
+  return scheduler_.queue().full();
+}
+
+void DeviceWorker::ReportLocked() {
+  const RequestQueue& queue = scheduler_.queue();
+  const LaneState lanes = scheduler_.lanes();
+  metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
+  metrics_.SetQueue(index_, queue.size());
+  for (int tenant = 0; tenant < queue.tenants(); ++tenant) {
+    metrics_.SetTenantQueue(index_, tenant, queue.tenant_size(tenant));
+  }
+}
+
+void DeviceWorker::ReportQueueLocked(int tenant) {
+  metrics_.SetQueue(index_, scheduler_.queue().size());
+  metrics_.SetTenantQueue(index_, tenant, scheduler_.queue().tenant_size(tenant));
+}
+
+void DeviceWorker::End(std::vector<std::unique_ptr<Request>> requests) {
+  for (auto& request : requests) finish_(std::move(request));
+}
+
+void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run) {
+  End(std::move(step.ended));
+  for (Scheduler::Launch& launch : step.launches) Start(launch, run);
+}
+
+void DeviceWorker::Run() {
+  NameThread("attend-schedule");
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto changed = [this] { return stop_ || (poked_ && !driven_); };
+  while (!stop_) {
+    if (driven_) {  // by a caller, which looks at poked_ when it is through
+      poked_ = true;
+      wake_.wait(lock, changed);
+      continue;
+    }
+    poked_ = false;
+    const TimePoint now = clock_.Now();
+    Scheduler::Step step = scheduler_.Plan(now);
+    if (!step.empty()) {
+      ReportLocked();
+      driven_ = true;
+      lock.unlock();
+      Execute(step, nullptr);
+      lock.lock();
+      driven_ = false;
+      continue;
+    }
+    // What callers started is looked at when the first of it was due, though it may have ended:
+    // so there is one wake-up for all of it, not one for each.
+    if (watch_ <= now) watch_ = kNever;
+    watch_ = std::min(watch_, step.wake);
+    if (watch_ == kNever) {
+      wake_.wait(lock, changed);
+    } else {
+      wake_.wait_until(lock, watch_, changed);
+    }
+  }
+}
+
+void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run) {
+  const TraceRange range("attend: start a batch");
+  const TimePoint now = clock_.Now();
+  const int64_t requests = static_cast<int64_t>(launch.requests.size());
+  LaneSlot& slot = lanes_[launch.lane];
+  slot.items.clear();
+  for (const auto& request : launch.requests) {
+    request->started = now;
+    request->batch_requests = requests;
+    slot.items.push_back(ToWorkItem(*request));
+  }
+  metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
+  // std::function wants a copyable callable; the batch is owned once all the same.
+  auto owned = std::make_shared<std::vector<std::unique_ptr<Request>>>(std::move(launch.requests));
+  Done done = [this, lane = launch.lane, owned, run](BatchOutcome outcome) {
+    LaneDone(lane, std::move(*owned), std::move(outcome), run.get());
+  };
+  if (run != nullptr) run->lane = launch.lane;
+  const Status status = run != nullptr && run->watched
+                            ? slot.lane->SubmitWatched(slot.items, std::move(done))
+                            : slot.lane->Submit(slot.items, std::move(done));
+  if (status.ok()) return;
+  if (run != nullptr) run->watched = false;
+  BatchOutcome outcome;
+  outcome.statuses.assign(owned->size(), status);
+  outcome.device_lost = status.code() == Code::kUnavailable;
+  LaneDone(launch.lane, std::move(*owned), std::move(outcome), run.get());
+}
+
+void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch,
+                            BatchOutcome outcome, CallersRun* run) {
+  const TimePoint now = clock_.Now();
+  for (const auto& request : batch) request->completed = now;
+  metrics_.RecordOutcome(index_, outcome);  // here, as completion deals the batch out
+  {
+    const std::lock_guard lock(mutex_);
+    scheduler_.LaneEnded(lane);
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    // What was stopped, and what ended all the same before it was looked at.
+    if (outcome.statuses[i].code() != Code::kCancelled || !batch[i]->stop.set()) continue;
+    outcome.statuses[i] = StoppedStatus(batch[i]->stop_code);
+  }
+  std::vector<std::unique_ptr<Request>> orphaned;
+  if (outcome.device_lost) {
+    // Whatever CUDA said of each: the request may well succeed elsewhere, or later.
+    for (Status& status : outcome.statuses) {
+      if (status.ok()) continue;
+      status = Unavailable("device " + info().name + " is lost: " + std::string(status.message()));
+    }
+  }
+  // Before anyone hears of it: who was told that the device is lost finds it lost.
+  if (outcome.device_lost) {
+    std::lock_guard lock(mutex_);
+    if (healthy()) {
+      metrics_.SetDeviceHealthy(index_, false);  // first: healthy() is read without the lock
+      healthy_.store(false, std::memory_order_release);
+      orphaned = scheduler_.Close(Unavailable("device " + info().name + " is lost"));
+      ReportLocked();
+    }
+  }
+  CompletedBatch completed{index_, std::move(batch), std::move(outcome)};
+  if (run != nullptr && run->caller == std::this_thread::get_id()) {
+    run->ended = std::move(completed);
+  } else {
+    // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
+    completion_.Post(std::move(completed));
+  }
+  End(std::move(orphaned));
+  std::lock_guard lock(mutex_);
+  scheduler_.LaneDone(lane);
+  const LaneState lanes = scheduler_.lanes();
+  metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
+  // Under the lock: once Stop() has seen the lane free, this object may go.
+  if (!scheduler_.queue().empty() || stop_) {
+    poked_ = true;
+    if (!driven_) wake_.notify_one();
+  }
+  if (stop_) idle_.notify_all();
+}
+
+}  // namespace attend

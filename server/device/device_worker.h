@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One device at work: its lanes, its scheduler (queue and plan) and the thread that drives it. The
+// thread waits for work, a deadline or a free lane and for nothing else, so a deadline fires within
+// the time of a wake-up even while every lane is busy.
+//
+// A small request that finds nothing queued and a lane free is started by the thread that brought
+// it, if nobody else plans at that moment: waking another would take longer than that. If the
+// device was idle, that thread also looks for the request's end for a while, and answers it.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "server/device/completion.h"
+#include "server/metrics/metrics.h"
+#include "server/request/request.h"
+#include "server/schedule/scheduler.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+struct DeviceWorkerOptions {
+  int lanes = 4;
+  LaneOptions lane;
+  int64_t queue_requests_max = 1024;
+  Duration aging = std::chrono::seconds(1);   // QueueOptions::aging
+  std::vector<int32_t> tenant_weights = {1};  // the engine sets them
+  BatcherOptions batcher;
+};
+
+class DeviceWorker {
+ public:
+  // `backend`, `metrics`, `clock` and `completion` must outlive the worker. `finish` ends requests
+  // that never reached a lane (expired, cancelled, stopped); it is called without locks held.
+  static Result<std::unique_ptr<DeviceWorker>> Make(
+      int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
+      const Clock& clock, CompletionThreads& completion,
+      std::function<void(std::unique_ptr<Request>)> finish);
+  ~DeviceWorker();
+  DeviceWorker(const DeviceWorker&) = delete;
+  DeviceWorker& operator=(const DeviceWorker&) = delete;
+
+  // Takes `request` if and only if OK. Any thread. If it may_end_in_submit, it may have ended by
+  // the return. May throw std::bad_alloc, and then has not taken it.
+  Status Push(std::unique_ptr<Request>& request);
+  // Ends the request with CANCELLED if it is still queued; if it runs, its kernel is told to stop.
+  // Any thread.
+  void Cancel(uint64_t id);
+  // Ends queued requests with `status` and refuses others with it from now on; what runs is told to
+  // stop, and then ends with UNAVAILABLE. Any thread.
+  void Abort(const Status& status);
+  // Ends queued requests with `status`, waits for running batches and the thread.
+  void Stop(const Status& status);
+
+  // Adds what runs.
+  void AddBusy(std::vector<BusyRequest>& busy) const;
+
+  const DeviceInfo& info() const { return backend_.info(); }
+  int lanes() const { return static_cast<int>(lanes_.size()); }
+  bool healthy() const { return healthy_.load(std::memory_order_acquire); }
+  int64_t queued() const;
+  bool queue_full() const;
+
+ private:
+  struct LaneSlot {
+    std::unique_ptr<Lane> lane;
+    std::vector<WorkItem> items;  // reused
+  };
+
+  // A batch on the thread that brought its request.
+  struct CallersRun {
+    std::thread::id caller;
+    bool watched = false;
+    int lane = -1;
+    std::optional<CompletedBatch> ended;  // if it ended on that thread
+  };
+
+  DeviceWorker(int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
+               const Clock& clock, CompletionThreads& completion,
+               std::function<void(std::unique_ptr<Request>)> finish);
+  void Run();
+  // Sees to it that the scheduler's thread looks again by the deadlines of what was started.
+  bool WatchDeadlinesLocked();
+  bool MayRunOnCallerLocked(const Request& request) const;
+  // With the lock, which it gives up.
+  void RunOnCaller(std::unique_lock<std::mutex>& lock);
+  // `run` is null on the scheduler's thread.
+  void Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run);
+  void Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run);
+  void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome,
+                CallersRun* run);
+  void ReportLocked();
+  void ReportQueueLocked(int tenant);
+  void End(std::vector<std::unique_ptr<Request>> requests);
+
+  const int index_;
+  Backend& backend_;
+  Metrics& metrics_;
+  const Clock& clock_;
+  CompletionThreads& completion_;
+  const std::function<void(std::unique_ptr<Request>)> finish_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;  // the scheduler thread
+  std::condition_variable idle_;  // Stop
+  Scheduler scheduler_;
+  std::vector<LaneSlot> lanes_;
+  std::atomic<bool> healthy_ = true;  // written under the lock
+  bool stop_ = false;
+  bool poked_ = false;        // something changed since the scheduler last planned
+  bool driven_ = false;       // somebody plans or starts what was planned
+  int callers_ = 0;           // threads in RunOnCaller
+  TimePoint watch_ = kNever;  // the scheduler's thread sleeps no longer than until then
+  std::thread thread_;
+};
+
+}  // namespace attend

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/engine/engine.h"
+
+#include <algorithm>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "kernels/contract/cost.h"
+#include "kernels/util/trace_range.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kRetryAfterMsMin = 5;
+constexpr int64_t kRetryAfterMsMax = 1000;
+constexpr int64_t kRetryAfterMsMemoryMin = 100;
+constexpr int64_t kRetryAfterMsDraining = 1000;
+
+// The ids of uploads' parts: below those of split requests' (server/split/splitter.cc), and never
+// those of requests, which count from 1.
+constexpr uint64_t kFirstUploadPartId = uint64_t{1} << 62;
+
+EngineOptions WithWeights(EngineOptions options) {
+  options.worker.tenant_weights = options.tenants.weights();
+  options.checker.tenant_weights = options.tenants.weights();
+  return options;
+}
+
+Status DrainingStatus() { return Unavailable("the server is draining and takes no new requests"); }
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock)
+    : options_(WithWeights(options)),
+      batcher_(options.worker.batcher),
+      metrics_(metrics),
+      clock_(clock),
+      next_upload_part_(kFirstUploadPartId) {}
+
+Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend>> backends,
+                                             const EngineOptions& options, Metrics& metrics,
+                                             const Clock& clock) {
+  std::unique_ptr<Engine> engine(new Engine(options, metrics, clock));
+  engine->backends_ = std::move(backends);
+  // Page-locked memory of any GPU serves all of them, and the CPU reads it as well as any other.
+  HostAllocator* allocator = &engine->backends_.front()->host_allocator();
+  for (const auto& backend : engine->backends_) {
+    if (backend->info().kind == DeviceKind::kCuda) allocator = &backend->host_allocator();
+  }
+  engine->host_allocator_ = allocator;
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(*allocator, options.memory_budget_bytes);
+  if (!pool.ok()) {
+    return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
+  }
+  engine->host_pool_ = std::move(*pool);
+  engine->checker_ = std::make_unique<Checker>(
+      engine->options_.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
+        raw->FinishChecked(std::move(request));
+      });
+  engine->completion_ = std::make_unique<CompletionThreads>(
+      options.completion_threads,
+      [raw = engine.get()](CompletedBatch batch) { raw->FinishBatch(std::move(batch)); });
+  std::vector<Metrics::Device> devices;
+  std::vector<DeviceInfo> infos;
+  for (const auto& backend : engine->backends_) {
+    devices.push_back({backend->info().name, std::max(1, options.worker.lanes)});
+    infos.push_back(backend->info());
+  }
+  engine->router_ = std::make_unique<Router>(infos);
+  engine->stager_ = std::make_unique<Stager>(options.staging, engine->backends_, *engine->router_);
+  engine->MakeSplitter();
+  metrics.AddDevices(devices, options.tenants.list());
+  for (size_t i = 0; i < engine->backends_.size(); ++i) {
+    Result<std::unique_ptr<DeviceWorker>> worker = DeviceWorker::Make(
+        static_cast<int>(i), *engine->backends_[i], engine->options_.worker, metrics, clock,
+        *engine->completion_, [raw = engine.get()](std::unique_ptr<Request> request) {
+          raw->router_->Release(request->device, request->cost);
+          raw->FinishOne(std::move(request));
+        });
+    if (!worker.ok()) return worker.status();
+    engine->workers_.push_back(std::move(*worker));
+  }
+  return engine;
+}
+
+void Engine::MakeSplitter() {
+  Splitter::Hooks hooks;
+  hooks.push = [this](std::unique_ptr<Request>& part) { return PushPart(part); };
+  hooks.cancel = [this](int device, uint64_t id) { workers_[device]->Cancel(id); };
+  hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
+  splitter_ =
+      std::make_unique<Splitter>(options_.split_flops_min, *host_pool_, metrics_, std::move(hooks));
+}
+
+Engine::~Engine() { Stop(); }
+
+std::vector<Backend*> Engine::backends() const {
+  std::vector<Backend*> backends;
+  for (const auto& backend : backends_) backends.push_back(backend.get());
+  return backends;
+}
+
+void Engine::OnCheckFailed(std::function<void(const Request&)> hook) {
+  on_check_failed_ = std::move(hook);
+}
+
+void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
+  on_device_lost_ = std::move(hook);
+}
+
+Result<std::vector<Candidate>> Engine::Candidates(const Problem& problem, std::string_view kernel,
+                                                  int pinned) const {
+  std::vector<Candidate> candidates;
+  Status refusal = Unavailable("no device is healthy");
+  Status lost;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const DeviceWorker& worker = *workers_[i];
+    if (pinned != SharedRegion::kHost && static_cast<int>(i) != pinned) continue;
+    const Result<Selection> selected = Select(problem, worker.info(), kernel);
+    if (!selected.ok()) {
+      if (worker.healthy()) refusal = selected.status();
+    } else if (worker.healthy()) {
+      candidates.push_back({static_cast<int>(i), *selected, 0});
+    } else {
+      lost = Unavailable("device " + worker.info().name +
+                         (pinned == SharedRegion::kHost ? ", which could run this, is lost"
+                                                        : ", where the tensors lie, is lost"));
+    }
+  }
+  if (!candidates.empty()) return candidates;
+  if (pinned != SharedRegion::kHost && !lost.ok()) return lost;
+  // Elsewhere, or after a restart, the client may have more luck than its problem's refusal says.
+  const bool some_healthy = refusal.code() != Code::kUnavailable;
+  return some_healthy && !lost.ok() ? lost : refusal;
+}
+
+Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
+                                int64_t input_bytes, int64_t output_bytes, int pinned) {
+  if (draining()) return DrainingStatus();
+  const Result<std::vector<Candidate>> candidates = Candidates(problem, kernel, pinned);
+  if (!candidates.ok()) return candidates.status();
+  Admission admission;
+  Result<HostBlock> input = host_pool_->Take(input_bytes);
+  if (!input.ok()) return input.status();
+  Result<HostBlock> output = host_pool_->Take(output_bytes);
+  if (!output.ok()) return output.status();
+  admission.input = std::move(*input);
+  admission.output = std::move(*output);
+  return admission;
+}
+
+Status Engine::CheckSubmit(const Request& request) const {
+  if (draining()) return DrainingStatus();
+  if (request.deadline != kNever && request.deadline <= clock_.Now()) {
+    return Status(Code::kDeadlineExceeded, "the deadline had passed when the request arrived");
+  }
+  return Status();
+}
+
+Status Engine::Submit(std::unique_ptr<Request>& request) {
+  // Counted first and looked at second, so that WaitIdle after Drain misses nobody.
+  metrics_.SetInflight(inflight_.fetch_add(1, std::memory_order_acq_rel) + 1);
+  bool checked = false;  // it has a place with the checker
+  const auto refuse = [&] {
+    if (checked) checker_->Release();
+    metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
+  };
+  try {
+    Status status = CheckSubmit(*request);
+    if (status.ok()) {
+      request->flops = Flops(request->attention);
+      status = PlanCheck(*request);
+      checked = status.ok() && request->check;
+    }
+    if (status.ok()) status = Route(request);
+    if (!status.ok()) refuse();
+    return status;
+  } catch (const std::bad_alloc&) {
+    if (request != nullptr) refuse();
+    throw;
+  }
+}
+
+Status Engine::Route(std::unique_ptr<Request>& request) {
+  if (CompleteUpload(request)) return Status();
+  const int pinned = PinnedDevice(*request);
+  for (;;) {
+    Result<std::vector<Candidate>> candidates =
+        Candidates(request->attention.problem, request->kernel, pinned);
+    if (!candidates.ok()) return candidates.status();
+    ATTEND_RETURN_IF_ERROR(LimitCost(request->attention, *candidates));
+    FinishStaging(*request, *candidates);
+    const Status status = PushToAny(request, *candidates);
+    if (status.code() != Code::kUnavailable) return status;
+    const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
+      return !workers_[each.device]->healthy();
+    });
+    if (!lost) return status;
+    // Lost since it was looked at. The others may take the request; each turn has one device less.
+  }
+}
+
+Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+  if (WillSplit(request->flops, candidates)) {
+    PlaceScattered(*request);  // a part is another request's
+    const std::vector<SplitDevice> devices = SplitDevices(candidates);
+    const std::optional<Status> split = splitter_->Submit(request, devices);
+    if (split.has_value()) {
+      if (split->code() != Code::kResourceExhausted) return *split;
+      // None of those that are alike has room for any part. Devices of other kinds may have.
+      std::erase_if(candidates, [&devices](const Candidate& each) {
+        return std::any_of(devices.begin(), devices.end(), [&each](const SplitDevice& device) {
+          return device.index == each.device;
+        });
+      });
+      if (candidates.empty()) return *split;
+    }
+  }
+  return PushToOne(request, std::move(candidates));
+}
+
+bool Engine::WillSplit(double flops, std::span<const Candidate> candidates) const {
+  return options_.split_flops_min > 0 && flops > options_.split_flops_min &&
+         router_->Alike(candidates).size() > 1;
+}
+
+std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candidates) const {
+  std::vector<SplitDevice> devices;
+  for (const Candidate& each : router_->Alike(candidates)) {
+    devices.push_back({each.device, workers_[each.device]->info()});
+  }
+  return devices;
+}
+
+Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+  const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
+  SetCosts(*request, candidates);
+  Status status;
+  while (!candidates.empty()) {
+    const size_t chosen = Reserve(*request, candidates);
+    const Candidate candidate = candidates[chosen];
+    request->device = candidate.device;
+    request->selection = candidate.selection;
+    request->kernel_cost = candidate.kernel_cost;
+    request->batch_bytes = tensor_bytes + candidate.selection.workspace_bytes;
+    try {
+      status = workers_[candidate.device]->Push(request);
+    } catch (const std::bad_alloc&) {
+      if (request != nullptr) router_->Release(candidate.device, candidate.cost);
+      throw;
+    }
+    if (status.ok()) return status;
+    // Its queue is full, or it was lost a moment ago: the next one.
+    router_->Release(candidate.device, candidate.cost);
+    if (request->staged != nullptr) {
+      request->staged->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
+                                                                : StagingEnd::kQueueFull);
+    }
+    candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
+  }
+  return status;
+}
+
+Status Engine::PushPart(std::unique_ptr<Request>& part) {
+  part->batch_bytes =
+      part->input_spans.bytes() + part->output_spans.bytes() + part->selection.workspace_bytes;
+  const int device = part->device;
+  part->kernel_cost = Cost(part->attention, part->selection.kernel);
+  const int64_t cost = batcher_.Cost(part->kernel_cost, part->batch_bytes);
+  router_->Add(device, cost);
+  Status status;
+  try {
+    status = workers_[device]->Push(part);
+  } catch (const std::bad_alloc&) {
+    if (part == nullptr) throw;
+    status = ResourceExhausted("there is no memory to queue a part of the request");
+  }
+  if (!status.ok()) router_->Release(device, cost);
+  return status;
+}
+
+void Engine::Cancel(uint64_t id) {
+  if (splitter_->Cancel(id)) return;
+  for (const auto& worker : workers_) worker->Cancel(id);
+  checker_->Cancel(id);
+}
+
+void Engine::FinishBatch(CompletedBatch batch) {
+  const TraceRange range("attend: answer a batch");
+  if (batch.outcome.device_lost) {
+    // While the hook runs, nobody else's batch of this device ends either.
+    const std::lock_guard lock(lost_mutex_);
+    if (lost_.insert(batch.device).second && on_device_lost_) {
+      on_device_lost_(backends_[batch.device]->info());
+    }
+  }
+  for (size_t i = 0; i < batch.requests.size(); ++i) {
+    std::unique_ptr<Request>& request = batch.requests[i];
+    router_->Release(batch.device, request->cost);
+    request->status = std::move(batch.outcome.statuses[i]);
+    request->copy_in_ns = batch.outcome.copy_in_ns;
+    request->kernel_ns = batch.outcome.kernel_ns;
+    request->copy_out_ns = batch.outcome.copy_out_ns;
+    FinishRun(std::move(request));
+  }
+}
+
+void Engine::FinishRun(std::unique_ptr<Request> request) {
+  if (request->status.ok() && request->check && !request->part) {
+    checker_->Post(std::move(request));
+  } else {
+    FinishOne(std::move(request));
+  }
+}
+
+void Engine::FinishOne(std::unique_ptr<Request> request) {
+  Responder* const responder = request->responder;
+  const bool part = request->part;
+  const bool of_upload = request->upload_part != nullptr;
+  if (request->check && !part) checker_->Release();
+  responder->Finish(std::move(request));
+  if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);
+  if (part) return;  // its whole counts
+  metrics_.SetInflight(inflight_.fetch_sub(1, std::memory_order_acq_rel) - 1);
+}
+
+void Engine::Drain() {
+  draining_.store(true, std::memory_order_release);
+  metrics_.SetDraining(true);
+}
+
+bool Engine::WaitIdle(TimePoint until) const {
+  // Drain happens once in a process's life; looking every millisecond keeps the request path free
+  // of a lock and a notification that it would otherwise pay for each call.
+  while (inflight() > 0 || upload_parts() > 0) {
+    if (clock_.Now() >= until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+void Engine::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  Drain();
+  for (const auto& worker : workers_) worker->Stop(Unavailable("the server is stopping"));
+  completion_.reset();  // ends what the lanes delivered
+  checker_.reset();     // ends what the completion threads sent on
+  workers_.clear();     // lanes before their backends
+}
+
+int64_t Engine::RetryAfterMs(Code code) const {
+  if (draining() || !healthy()) return kRetryAfterMsDraining;
+  int64_t queued = 0;
+  bool full = false;
+  for (const auto& worker : workers_) {
+    queued += worker->queued();
+    full |= worker->queue_full();
+  }
+  if (code == Code::kResourceExhausted && !full) {
+    // What lacked was memory, which uploads and slow readers may hold while nothing is queued.
+    const double used = static_cast<double>(host_pool_->used_bytes()) /
+                        static_cast<double>(std::max<int64_t>(1, host_pool_->budget_bytes()));
+    const auto growth = static_cast<double>(kRetryAfterMsMax - kRetryAfterMsMemoryMin);
+    return kRetryAfterMsMemoryMin + static_cast<int64_t>(used * growth);
+  }
+  return std::clamp(queued / 8, kRetryAfterMsMin, kRetryAfterMsMax);
+}
+
+std::vector<Engine::DeviceState> Engine::Devices() const {
+  std::vector<DeviceState> states;
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    const DeviceWorker& worker = *workers_[i];
+    states.push_back({worker.info(), worker.lanes(), worker.healthy(), worker.queued(),
+                      static_cast<double>(router_->outstanding(static_cast<int>(i))) /
+                          static_cast<double>(kBatchCost),
+                      backends_[i]->memory_use()});
+  }
+  return states;
+}
+
+bool Engine::healthy() const {
+  return std::any_of(workers_.begin(), workers_.end(),
+                     [](const auto& worker) { return worker->healthy(); });
+}
+
+}  // namespace attend

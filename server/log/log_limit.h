@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many log lines of each kind are written: so many a second, after a burst. What is left out is
+// counted, and said with the next line or once the kind is quiet again. Pure, with time as an
+// argument; one thread at a time.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "server/util/clock.h"
+
+namespace attend {
+
+class LogLimit {
+ public:
+  // Lines that one kind may write at once, in seconds of its rate.
+  static constexpr double kBurstSeconds = 20;
+  // More kinds than this share one.
+  static constexpr size_t kKindsMax = 256;
+
+  // Lines of one kind that were left out since the last one that was written.
+  struct LeftOut {
+    std::string event;
+    std::string kind;
+    int64_t lines = 0;
+    Duration over{};  // from the first of them until now
+  };
+  struct Verdict {
+    bool write = true;
+    LeftOut before;  // to be said first, if `lines` is not 0
+  };
+
+  // `rate`: lines a second of each kind; 0: any number.
+  explicit LogLimit(double rate) : rate_(rate) {}
+
+  // Whether a line is written. Lines of one event and kind are of one kind.
+  Verdict Take(std::string_view event, std::string_view kind, TimePoint now);
+
+  // What was left out of kinds that may write again and have not, or (`all`) of every kind; it is
+  // then forgotten.
+  std::vector<LeftOut> TakeLeftOut(TimePoint now, bool all);
+
+ private:
+  struct Bucket {
+    double lines = 0;  // that may be written now
+    TimePoint filled{};
+    int64_t left_out = 0;
+    TimePoint first_left_out{};
+  };
+  using Name = std::pair<std::string, std::string>;
+  struct Before {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const {
+      using View = std::pair<std::string_view, std::string_view>;
+      return View(a.first, a.second) < View(b.first, b.second);
+    }
+  };
+  using Buckets = std::map<Name, Bucket, Before>;
+
+  Buckets::iterator Find(std::string_view event, std::string_view kind, TimePoint now);
+  void Fill(Bucket& bucket, TimePoint now) const;
+  static LeftOut Forget(Buckets::value_type& entry, TimePoint now);
+
+  const double rate_;
+  Buckets buckets_;
+};
+
+}  // namespace attend

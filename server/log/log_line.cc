@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/log/log_line.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <ctime>
+#include <iterator>
+#include <type_traits>
+
+namespace attend {
+namespace {
+
+constexpr std::string_view kCutMark = "...";
+
+// 2024-05-06T07:08:09.123456Z
+void AppendTime(std::chrono::system_clock::time_point time, std::string& out) {
+  const auto since = time.time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(since - seconds);
+  const std::time_t whole = static_cast<std::time_t>(seconds.count());
+  std::tm utc{};
+  gmtime_r(&whole, &utc);
+  fmt::format_to(std::back_inserter(out), "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z",
+                 utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min,
+                 utc.tm_sec, micros.count());
+}
+
+struct Character {
+  uint32_t code = 0;
+  size_t bytes = 0;  // 0: no UTF-8
+};
+
+// The character that `text`, which is not empty, begins with. Neither overlong forms nor surrogates
+// are UTF-8.
+Character FirstOf(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const uint32_t lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < bytes) return {};
+  uint32_t code = lead & (0x7fu >> bytes);
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {};
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code <= 0xdfff;
+  if (code < kLeast[bytes] || code > 0x10ffff || surrogate) return {};
+  return {code, bytes};
+}
+
+// What a reader would not see, or what would change how the rest of the line is seen.
+bool IsHidden(uint32_t code) {
+  struct Range {
+    uint32_t first, last;
+  };
+  constexpr Range kHidden[] = {
+      {0x0, 0x1f},      {0x7f, 0x9f},        // control characters
+      {0xad, 0xad},     {0x61c, 0x61c},      // soft hyphen; Arabic letter mark
+      {0x200b, 0x200f}, {0x2028, 0x202e},    // no width, direction; line separators, direction
+      {0x2060, 0x206f}, {0xfe00, 0xfe0f},    // invisible operators, direction; variants
+      {0xfeff, 0xfeff}, {0xfff0, 0xfffb},    // byte order mark; annotations
+      {0xfffe, 0xffff}, {0xe0000, 0xe0fff},  // noncharacters; tags, variants
+  };
+  for (const Range& range : kHidden) {
+    if (code >= range.first && code <= range.last) return true;
+  }
+  return false;
+}
+
+void AppendEscape(LogFormat format, uint32_t code, std::string& out) {
+  const auto unit = [&out](const char* form, uint32_t value) {
+    fmt::format_to(std::back_inserter(out), fmt::runtime(form), value);
+  };
+  if (code < 0x10000) return unit("\\u{:04x}", code);
+  if (format == LogFormat::kText) return unit("\\U{:08x}", code);
+  unit("\\u{:04x}", 0xd800 + ((code - 0x10000) >> 10));
+  unit("\\u{:04x}", 0xdc00 + ((code - 0x10000) & 0x3ff));
+}
+
+std::string_view Cut(std::string_view text) {
+  if (text.size() <= kLogTextBytesMax) return text;
+  size_t end = kLogTextBytesMax - kCutMark.size();
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
+// `quoted`: what stands between quotes, where a quote or backslash is escaped.
+void AppendText(LogFormat format, bool quoted, std::string_view text, std::string& out) {
+  const std::string_view kept = Cut(text);
+  for (size_t at = 0; at < kept.size();) {
+    const Character character = FirstOf(kept.substr(at));
+    if (character.bytes == 0) {
+      const auto byte = static_cast<unsigned char>(kept[at++]);
+      out += format == LogFormat::kJson ? "\\ufffd" : fmt::format("\\x{:02x}", byte);
+      continue;
+    }
+    if (character.code == '\n') {
+      out += "\\n";
+    } else if (IsHidden(character.code)) {
+      AppendEscape(format, character.code, out);
+    } else {
+      if (quoted && (character.code == '"' || character.code == '\\')) out += '\\';
+      out += kept.substr(at, character.bytes);
+    }
+    at += character.bytes;
+  }
+  if (kept.size() < text.size()) out += kCutMark;
+}
+
+void AppendQuoted(LogFormat format, std::string_view text, std::string& out) {
+  out += '"';
+  AppendText(format, true, text, out);
+  out += '"';
+}
+
+void AppendValue(LogFormat format, const LogField& field, std::string& out) {
+  std::visit(
+      [&](const auto& value) {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, std::string_view>) {
+          AppendQuoted(format, value, out);
+        } else if constexpr (std::is_same_v<Value, double>) {
+          // JSON knows finite numbers alone.
+          const std::string number = fmt::format("{}", value);
+          if (std::isfinite(value)) {
+            out += number;
+          } else {
+            AppendQuoted(format, number, out);
+          }
+        } else {
+          fmt::format_to(std::back_inserter(out), "{}", value);
+        }
+      },
+      field.value);
+}
+
+}  // namespace
+
+std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_view message,
+                          LogFields fields) {
+  std::string line;
+  if (format == LogFormat::kText) {
+    AppendTime(head.time, line);
+    line += ' ';
+    line += head.level;
+    line += ' ';
+    AppendText(format, false, message, line);
+    for (const LogField& field : fields) {
+      line += ' ';
+      line += field.name;
+      line += '=';
+      AppendValue(format, field, line);
+    }
+  } else {
+    line += "{\"time\":\"";
+    AppendTime(head.time, line);
+    fmt::format_to(std::back_inserter(line), R"(","level":"{}","thread":{},"message":)", head.level,
+                   head.thread);
+    AppendQuoted(format, message, line);
+    for (const LogField& field : fields) {
+      line += ",\"";
+      line += field.name;
+      line += "\":";
+      AppendValue(format, field, line);
+    }
+    line += '}';
+  }
+  line += '\n';
+  return line;
+}
+
+}  // namespace attend

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/log/logging.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace attend {
+namespace {
+
+std::string_view View(spdlog::string_view_t text) { return {text.data(), text.size()}; }
+
+// As --log-level names them.
+std::string_view LevelName(LogLevel level) {
+  return level == LogLevel::warn ? "warn" : View(spdlog::level::to_string_view(level));
+}
+
+}  // namespace
+
+class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit LogFile(std::string path) : path_(std::move(path)) {}
+
+  const std::string& path() const { return path_; }
+
+  // The file that now has this name, which is made if there is none.
+  Status Open() {
+    File file(std::fopen(path_.c_str(), "ae"));  // e: not for child processes
+    if (file == nullptr) {
+      return Status(Code::kNotFound,
+                    "log-file " + path_ + " cannot be opened: " + std::strerror(errno));
+    }
+    const std::lock_guard lock(mutex_);
+    file_ = std::move(file);
+    return Status();
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size()) {
+      spdlog::throw_spdlog_ex("cannot write to " + path_, errno);
+    }
+  }
+  void flush_() override { std::fflush(file_.get()); }
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  using File = std::unique_ptr<std::FILE, Close>;
+
+  const std::string path_;
+  File file_;
+};
+
+Logger::Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogFile> file,
+               std::shared_ptr<const Clock> clock)
+    : spdlog::logger("attend-server", std::move(sink)),
+      options_(options),
+      file_(std::move(file)),
+      clock_(std::move(clock)),
+      limit_(options.rate) {
+  // Lines reach the sinks as they are written.
+  set_formatter(std::make_unique<spdlog::pattern_formatter>("%v", spdlog::pattern_time_type::utc,
+                                                            std::string()));
+  flush_on(LogLevel::info);
+}
+
+void Logger::Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind) {
+  if (!should_log(level)) return;
+  try {
+    const spdlog::details::log_msg message({}, name(), level, {event.data(), event.size()});
+    Write(message, fields, event, kind);
+  } catch (const std::exception&) {
+    // For want of memory: what is logged has its own way to say so.
+  }
+}
+
+void Logger::sink_it_(const spdlog::details::log_msg& message) {
+  Write(message, {}, "other lines", LevelName(message.level));
+}
+
+void Logger::Write(const spdlog::details::log_msg& message, LogFields fields,
+                   std::string_view event, std::string_view kind) {
+  if (message.level >= LogLevel::warn) {
+    LogLimit::Verdict verdict;
+    {
+      const std::lock_guard lock(mutex_);
+      verdict = limit_.Take(event, kind, clock_->Now());
+    }
+    if (!verdict.write) {
+      left_out_.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    if (verdict.before.lines > 0) WriteLeftOut(message.level, verdict.before);
+  }
+  WriteLine(message, fields);
+}
+
+void Logger::WriteLine(const spdlog::details::log_msg& message, LogFields fields) {
+  const LogHead head{message.time, LevelName(message.level), message.thread_id};
+  const std::string line = FormatLogLine(options_.format, head, View(message.payload), fields);
+  spdlog::details::log_msg whole(message);
+  whole.payload = line;
+  spdlog::logger::sink_it_(whole);
+}
+
+void Logger::WriteLeftOut(LogLevel level, const LogLimit::LeftOut& left_out) {
+  const spdlog::details::log_msg message({}, name(), level, "more lines like this were left out");
+  const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(left_out.over);
+  WriteLine(message, {{"event", left_out.event},
+                      {"kind", left_out.kind},
+                      {"lines", left_out.lines},
+                      {"seconds", static_cast<double>(millis.count()) / 1000}});
+}
+
+void Logger::SayLeftOut(bool all) {
+  try {
+    std::vector<LogLimit::LeftOut> said;
+    {
+      const std::lock_guard lock(mutex_);
+      said = limit_.TakeLeftOut(clock_->Now(), all);
+    }
+    for (const LogLimit::LeftOut& left_out : said) WriteLeftOut(LogLevel::warn, left_out);
+  } catch (const std::exception&) {
+  }
+}
+
+void Logger::Reopen() {
+  if (file_ == nullptr) {
+    if (!std::exchange(said_no_file_, true)) {
+      Log(LogLevel::info, "SIGHUP does nothing: there is no --log-file to open anew", {});
+    }
+    return;
+  }
+  flush();
+  if (const Status opened = file_->Open(); !opened.ok()) {
+    Log(LogLevel::err, "the log file stays the old one", {{"error", opened.message()}});
+    return;
+  }
+  Log(LogLevel::info, "log file opened anew", {{"path", file_->path()}});
+}
+
+Result<std::shared_ptr<Logger>> MakeLogger(const LogSettings& settings) {
+  std::shared_ptr<LogFile> file;
+  spdlog::sink_ptr sink;
+  if (settings.file.empty()) {
+    sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  } else {
+    file = std::make_shared<LogFile>(settings.file);
+    ATTEND_RETURN_IF_ERROR(file->Open());
+    sink = file;
+  }
+  auto logger = std::make_shared<Logger>(settings.options, std::move(sink), std::move(file));
+  logger->set_level(settings.level);
+  return logger;
+}
+
+}  // namespace attend

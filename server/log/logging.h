@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The server's log: one line a message, as text or JSON, to stderr or a file (log_line.h), and of
+// each kind of warning only so many (log_limit.h): whatever clients do, the log grows slowly.
+
+#pragma once
+
+#include <spdlog/logger.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "kernels/util/status.h"
+#include "server/log/log_limit.h"
+#include "server/log/log_line.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+using LogLevel = spdlog::level::level_enum;
+
+class LogFile;  // a sink that can be opened anew
+
+// An spdlog logger that can log fields. Its info(), warn() and so on write lines without any, for
+// what the server says of itself; warnings and errors among them count as one kind a level.
+// Thread-safe, but for the constructor. Nothing throws: a line that cannot be written is lost.
+class Logger final : public spdlog::logger {
+ public:
+  struct Options {
+    LogFormat format = LogFormat::kText;
+    double rate = 0;  // lines a second of each kind of warning and error; 0: any number
+  };
+
+  // `file` is also `sink`, or null.
+  Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogFile> file = nullptr,
+         std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
+
+  // What happened, in words that are the same each time, and its particulars. Warnings and errors
+  // of one event and `kind` are limited together.
+  void Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind = {});
+
+  // Says how many lines were left out of kinds that are quiet again, or (`all`) of every kind. To
+  // be called from time to time, and at the end.
+  void SayLeftOut(bool all = false);
+  // Lines left out since the last call.
+  int64_t TakeLeftOutCount() { return left_out_.exchange(0, std::memory_order_relaxed); }
+
+  // Opens --log-file anew, as it was moved away, and goes on with the old one if that fails. Says
+  // what it did. From one thread at a time.
+  void Reopen();
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override;
+  void Write(const spdlog::details::log_msg& message, LogFields fields, std::string_view event,
+             std::string_view kind);
+  void WriteLine(const spdlog::details::log_msg& message, LogFields fields);
+  void WriteLeftOut(LogLevel level, const LogLimit::LeftOut& left_out);
+
+  const Options options_;
+  const std::shared_ptr<LogFile> file_;
+  const std::shared_ptr<const Clock> clock_;
+  std::mutex mutex_;
+  LogLimit limit_;  // under mutex_
+  std::atomic<int64_t> left_out_{0};
+  bool said_no_file_ = false;
+};
+
+struct LogSettings {
+  LogLevel level = LogLevel::info;
+  std::string file;  // empty: stderr
+  Logger::Options options;
+};
+
+// An error if the log file cannot be opened. Its folder must exist.
+Result<std::shared_ptr<Logger>> MakeLogger(const LogSettings& settings);
+
+}  // namespace attend

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads that copy the bytes of large messages to their places, so that gRPC's few threads never
+// stand in a long memcpy. One copy is split by bytes over the threads; copies take turns, so that a
+// short one waits for a part of a long one at most.
+
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+
+namespace attend {
+
+class CopyPool {
+ public:
+  explicit CopyPool(int threads);
+  ~CopyPool();  // finishes what was posted, then joins
+  CopyPool(const CopyPool&) = delete;
+  CopyPool& operator=(const CopyPool&) = delete;
+
+  // Copies all pieces, then calls `done` once on a thread of the pool. Any thread; never waits.
+  void Copy(std::vector<HostPiece> pieces, std::function<void()> done);
+
+ private:
+  struct Job;
+
+  void Run();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::list<std::shared_ptr<Job>> jobs_;  // with parts that nobody has begun; taken in turn
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace attend

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/memory/host_pool.h"
+
+#include <algorithm>
+#include <cassert>
+#include <string>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace attend {
+namespace {
+
+// AddressSanitizer takes the pool's memory for one object; these tell it what of it is nobody's.
+void Forbid([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_poison_memory_region(data, static_cast<size_t>(bytes));
+#endif
+}
+
+void Allow([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(data, static_cast<size_t>(bytes));
+#endif
+}
+
+}  // namespace
+
+HostBlock& HostBlock::operator=(HostBlock&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  pool_ = std::exchange(other.pool_, nullptr);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+void HostBlock::Release() {
+  if (pool_ != nullptr) pool_->Return(data_, bytes_);
+  pool_ = nullptr;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64_t budget_bytes) {
+  if (budget_bytes < 0) {
+    return InvalidArgument("memory budget is " + std::to_string(budget_bytes) +
+                           " bytes, must be at least 0");
+  }
+  const Result<void*> memory = allocator.Allocate(budget_bytes);
+  if (!memory.ok()) return memory.status();
+  return std::unique_ptr<HostPool>(
+      new HostPool(allocator, static_cast<char*>(*memory), budget_bytes));
+}
+
+HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes)
+    : allocator_(allocator),
+      memory_(memory),
+      budget_bytes_(budget_bytes),
+      ranges_(budget_bytes),
+      untouched_end_(ranges_.capacity()) {}
+
+HostPool::~HostPool() {
+  assert(ranges_.used_bytes() == 0 && "a block outlived its pool");
+  Allow(memory_, touched_end_);
+  Allow(memory_ + untouched_end_, ranges_.capacity() - untouched_end_);
+  allocator_.Free(memory_, budget_bytes_);
+}
+
+Status HostPool::Refusal(int64_t bytes, int64_t rounded, int64_t used_bytes,
+                         int64_t largest_bytes) const {
+  std::string message = "tensor memory: request needs " + std::to_string(bytes) + " bytes, " +
+                        std::to_string(used_bytes) + " of the budget of " +
+                        std::to_string(budget_bytes_) + " are in use";
+  if (rounded <= ranges_.capacity() - used_bytes) {
+    message += " and the largest free piece has " + std::to_string(largest_bytes);
+  }
+  return ResourceExhausted(std::move(message));
+}
+
+Result<HostBlock> HostPool::Take(int64_t bytes) {
+  HostBlock block;
+  if (bytes == 0) return block;
+  const int64_t rounded = RangeAllocator::RoundedBytes(bytes);
+  int64_t begin = 0;
+  int64_t used = 0;
+  int64_t largest = 0;
+  {
+    std::lock_guard lock(mutex_);
+    begin = ranges_.Take(bytes);
+    if (begin < 0) {
+      used = ranges_.used_bytes();
+      largest = ranges_.largest_free_bytes();
+    } else if (begin >= untouched_end_ - rounded) {
+      // From which end of the memory it came does not matter: both bounds stay true.
+      untouched_end_ = std::min(untouched_end_, begin);
+    } else {
+      touched_end_ = std::max(touched_end_, begin + rounded);
+    }
+  }
+  if (begin < 0) return Refusal(bytes, rounded, used, largest);
+  block.pool_ = this;
+  block.data_ = memory_ + begin;
+  block.bytes_ = bytes;
+  Allow(block.data_, bytes);
+  Forbid(block.data_ + bytes, rounded - bytes);
+  return block;
+}
+
+void HostPool::Return(char* data, int64_t bytes) {
+  Forbid(data, RangeAllocator::RoundedBytes(bytes));
+  std::lock_guard lock(mutex_);
+  ranges_.Return(data - memory_, bytes);
+}
+
+int64_t HostPool::used_bytes() const {
+  std::lock_guard lock(mutex_);
+  return ranges_.used_bytes();
+}
+
+int64_t HostPool::largest_free_bytes() const {
+  std::lock_guard lock(mutex_);
+  return ranges_.largest_free_bytes();
+}
+
+}  // namespace attend

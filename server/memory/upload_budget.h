@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The part of the memory budget that requests may hold whose bytes are still to come. Their pace is
+// the clients', so they must not keep memory from requests that are complete. Thread-safe; outlives
+// its holds.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/util/status.h"
+
+namespace attend {
+
+class UploadShare {
+ public:
+  // Given back by Release or the destructor. Movable; empty when default-made or moved from.
+  class Hold {
+   public:
+    Hold() = default;
+    Hold(UploadShare& share, int64_t bytes) : share_(&share), bytes_(bytes) {}
+    Hold(Hold&& other) noexcept { *this = std::move(other); }
+    Hold& operator=(Hold&& other) noexcept;
+    ~Hold() { Release(); }
+    void Release();
+
+   private:
+    UploadShare* share_ = nullptr;
+    int64_t bytes_ = 0;
+  };
+
+  explicit UploadShare(int64_t budget_bytes) : bytes_max_(budget_bytes / 4 * 3) {}
+  UploadShare(const UploadShare&) = delete;
+  UploadShare& operator=(const UploadShare&) = delete;
+
+  // RESOURCE_EXHAUSTED names bytes, use and bound.
+  Result<Hold> Take(int64_t bytes);
+  // Three quarters of the budget.
+  int64_t bytes_max() const { return bytes_max_; }
+
+ private:
+  const int64_t bytes_max_;
+  std::atomic<int64_t> held_bytes_{0};  // never above the bound
+};
+
+}  // namespace attend

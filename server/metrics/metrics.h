@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every Prometheus family and label of the engine; those by device are made in device_metrics.h,
+// those of NVML and shared memory where they are read (gpu_stats.h, shared_memory_server.h). All
+// families exist from the start; all label sets that are known at start stand at zero. Recording is
+// thread-safe and takes well under a microsecond: families are looked up once, at construction.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/schedule/batcher.h"
+#include "server/schedule/tenants.h"
+
+namespace prometheus {
+class Registry;
+}
+
+namespace attend {
+
+// Why a request was refused before it was accepted.
+enum class Rejection {
+  kInvalid = 0,    // bad input
+  kUnimplemented,  // valid, no kernel for it
+  kMemory,         // no host memory within the budget
+  kQueueFull,
+  kDraining,
+  kDeadlinePassed,  // already past on arrival
+  kTooLarge,        // message above the limit
+  kUnknownMethod,
+};
+inline constexpr int kRejectionCount = 8;
+
+// What became of a reference check.
+enum class CheckResult {
+  kOk = 0,
+  kFailed,
+  kSkipped,  // the server's own, for which there was no time, room or memory
+  kRefused,  // a client's, the same: its request failed with RESOURCE_EXHAUSTED
+};
+inline constexpr int kCheckResultCount = 4;
+
+// Why a connection was closed.
+enum class ConnectionRefusal {
+  kLimit = 0,
+  kPeerLimit,
+  kSilent,       // it sent nothing in time, or while others needed its place
+  kDescriptors,  // the process has none left
+  kFrames,       // it sent HTTP/2 frames that no client has a use for
+};
+inline constexpr int kConnectionRefusalCount = 5;
+const char* ConnectionRefusalName(ConnectionRefusal reason);
+
+class Metrics {
+ public:
+  struct Device {
+    std::string name;
+    int lanes = 0;
+  };
+
+  explicit Metrics(std::string version);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // Makes the label sets by device, kernel and tenant. Once, before anything is recorded.
+  void AddDevices(const std::vector<Device>& devices,
+                  const std::vector<Tenant>& tenants = Tenants().list());
+
+  // For the metrics endpoint.
+  std::shared_ptr<prometheus::Registry> registry() const;
+
+  // One finished request, refused ones included (then only its status counts):
+  // attend_requests_total{code}, attend_tenant_requests_total{tenant,code},
+  // attend_tenant_flops_total{tenant}, attend_phase_duration_seconds{phase}, attend_flops_total and
+  // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
+  // direction}, attend_reference_checks_total{result,transport}.
+  void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);
+  void RecordRejection(Rejection reason);  // attend_rejected_requests_total{reason}
+  // attend_batch_requests, attend_batch_flops, attend_batches_total{closed}
+  void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
+  // attend_device_phase_seconds_total{phase}, attend_device_span_seconds_total,
+  // attend_cut_parts_total; once for each batch that ran.
+  void RecordOutcome(int device, const BatchOutcome& outcome);
+  void RecordSplit(int devices);  // attend_split_requests_total{parts}
+  // attend_reference_checks_total{result,transport} of checks that were not made
+  void RecordCheck(CheckResult result, Transport transport);
+  void RecordUnread();  // attend_unread_calls_total
+
+  void SetQueue(int device, int64_t requests);  // attend_queue_requests{device}
+  // attend_tenant_queue_requests{device,tenant}
+  void SetTenantQueue(int device, int tenant, int64_t requests);
+  void SetLanesBusy(int device, int64_t lanes);     // attend_lanes_busy{device}
+  void SetOutstanding(int device, double batches);  // attend_outstanding_cost{device}
+  void SetDeviceHealthy(int device, bool healthy);
+  // attend_device_memory_used_bytes{device}, attend_device_memory_limit_bytes{device}
+  void SetDeviceMemory(int device, const DeviceMemoryUse& memory);
+  void SetHostMemory(int64_t used_bytes, int64_t largest_free_bytes, int64_t budget_bytes);
+  // attend_connections_refused_total{reason}
+  void RecordConnectionRefused(ConnectionRefusal reason);
+  void RecordAcceptError();  // attend_accept_errors_total
+  // attend_connections, attend_connections_limit
+  void SetConnections(int64_t connections, int64_t limit);
+  void SetAccepting(bool accepting);   // attend_accepting
+  void SetInflight(int64_t requests);  // attend_inflight_requests
+  void SetDraining(bool draining);
+  void RecordLogLinesSuppressed(int64_t lines);  // attend_log_lines_suppressed_total
+
+ private:
+  struct Families;
+  std::unique_ptr<Families> families_;
+};
+
+}  // namespace attend

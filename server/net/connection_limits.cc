@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/net/connection_limits.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <string>
+
+namespace attend {
+namespace {
+
+// Infinite ones too.
+int64_t Count(rlim_t limit) {
+  return static_cast<int64_t>(std::min<rlim_t>(limit, rlim_t{1} << 30));
+}
+
+}  // namespace
+
+Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors) {
+  const int64_t most = std::max<int64_t>(1, descriptors - kOtherDescriptors);
+  if (limits.connections > most) {
+    return InvalidArgument("max-connections " + std::to_string(limits.connections) +
+                           " must be at most " + std::to_string(most) +
+                           ", as the process may open " + std::to_string(descriptors) +
+                           " descriptors (ulimit -n)");
+  }
+  if (limits.connections == 0) {
+    limits.connections =
+        std::clamp<int64_t>(descriptors / 4 * 3, 1, std::min(most, kDefaultConnectionsMax));
+  }
+  if (limits.per_peer == 0) limits.per_peer = (limits.connections + 3) / 4;
+  limits.per_peer = std::min(limits.per_peer, limits.connections);
+  return limits;
+}
+
+DescriptorLimit RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+  const int64_t before = Count(limit.rlim_cur);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  return {before, DescriptorsMax()};
+}
+
+int64_t DescriptorsMax() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? Count(limit.rlim_cur) : 0;
+}
+
+}  // namespace attend

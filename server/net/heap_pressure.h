@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many calls a connection may have unanswered while the process's heap holds more than it
+// should. What gRPC keeps for calls that have ended is there, and nothing says how many these are.
+// Looks now and then, and between two looks takes every call for one of them. Any thread.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "server/util/clock.h"
+
+namespace attend {
+
+class HeapPressure {
+ public:
+  using HeapBytes = std::function<int64_t()>;
+
+  static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
+
+  // The heap should hold no more than `growth_max` bytes more than now, where a call takes
+  // `call_bytes`.
+  HeapPressure(int64_t growth_max, int64_t call_bytes, HeapBytes heap_bytes = MallocBytes)
+      : heap_bytes_(std::move(heap_bytes)),
+        call_bytes_(call_bytes),
+        growth_max_(std::max<int64_t>(1, growth_max)),
+        bytes_max_(heap_bytes_() + growth_max_) {}
+
+  // A call begins. kUnbounded while the heap is below its bound; from there on less and less than
+  // `most`, and one where it has grown by twice as much.
+  int64_t CallsAllowed(TimePoint now, int64_t most);
+
+  // What malloc has given out and not taken back.
+  static int64_t MallocBytes();
+
+ private:
+  const HeapBytes heap_bytes_;
+  const int64_t call_bytes_;
+  const int64_t growth_max_;
+  const int64_t bytes_max_;
+  std::atomic<TimePoint> next_{TimePoint()};  // look
+  std::atomic<int64_t> seen_bytes_{0};        // by the last one
+  std::atomic<int64_t> calls_{0};             // begun since
+};
+
+}  // namespace attend

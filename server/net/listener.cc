@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/net/listener.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// How long to leave new connections alone when there are no descriptors or no memory for them.
+constexpr Duration kRest = milliseconds(100);
+// Accepting counts as failing once it has failed for so long.
+constexpr Duration kFailing = seconds(1);
+// At the bound, connections that come do not look through all others more often than this.
+constexpr Duration kSweepInterval = milliseconds(20);
+constexpr int kAcceptsInTurn = 64;
+constexpr int kEventsInTurn = 64;
+
+bool IsOpenSocket(int fd, ino_t inode) {
+  struct stat about {};
+  return fstat(fd, &about) == 0 && S_ISSOCK(about.st_mode) && about.st_ino == inode;
+}
+
+UniqueFd OpenSpare() { return UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+// Errors of one connection: broken off before it was accepted, or forbidden by a firewall. As
+// accept(2) has it, the next may be well.
+bool IsOfOneConnection(int error) {
+  constexpr std::array kErrors = {ECONNABORTED, EPROTO, ENETDOWN,     ENOPROTOOPT,
+                                  EHOSTDOWN,    ENONET, EHOSTUNREACH, ENETUNREACH,
+                                  EOPNOTSUPP,   EPERM,  EINTR};
+  return std::find(kErrors.begin(), kErrors.end(), error) != kErrors.end();
+}
+
+std::string Bytes(const void* data, size_t size) {
+  return std::string(static_cast<const char*>(data), size);
+}
+
+}  // namespace
+
+std::string PeerOf(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  if (address.ss_family == AF_UNIX) {
+    ucred peer{};
+    size = sizeof(peer);
+    getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+    return "u" + std::to_string(peer.uid);
+  }
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    return "4" + Bytes(&v4.sin_addr, 4);
+  }
+  const uint8_t* const v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr.s6_addr;
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<sockaddr_in6&>(address).sin6_addr);
+  return mapped ? "4" + Bytes(v6 + 12, 4) : "6" + Bytes(v6, 8);
+}
+
+std::string PeerText(int socket) {
+  const std::string peer = PeerOf(socket);
+  if (peer.empty()) return "a client that has gone";
+  if (peer[0] == 'u') return "user " + peer.substr(1);
+  std::array<uint8_t, 16> bytes{};  // the rest of an IPv6 address counts as nothing
+  std::copy(peer.begin() + 1, peer.end(), bytes.begin());
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  inet_ntop(peer[0] == '4' ? AF_INET : AF_INET6, bytes.data(), text.data(), text.size());
+  return peer[0] == '4' ? text.data() : std::string(text.data()) + "/64";
+}
+
+Listener::Listener(const Options& options, std::vector<int> sockets, Callbacks callbacks,
+                   Metrics& metrics, Logger& logger, const Clock& clock)
+    : options_(options),
+      sockets_(std::move(sockets)),
+      callbacks_(std::move(callbacks)),
+      metrics_(metrics),
+      logger_(logger),
+      clock_(clock),
+      events_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spare_(OpenSpare()),
+      table_(options.limits.connections, options.limits.per_peer) {}
+
+Result<std::unique_ptr<Listener>> Listener::Start(const Options& options, std::vector<int> sockets,
+                                                  Callbacks callbacks, Metrics& metrics,
+                                                  Logger& logger, const Clock& clock) {
+  std::unique_ptr<Listener> listener(
+      new Listener(options, std::move(sockets), std::move(callbacks), metrics, logger, clock));
+  if (!listener->events_.valid() || !listener->wake_.valid() || !listener->spare_.valid()) {
+    return Internal(std::string("no descriptors to accept connections with: ") +
+                    std::strerror(errno));
+  }
+  bool watched = listener->Watch(EPOLL_CTL_ADD, listener->wake_.get(), true);
+  for (const int fd : listener->sockets_) watched &= listener->Watch(EPOLL_CTL_ADD, fd, true);
+  if (!watched) return Internal(std::string("listening sockets: ") + std::strerror(errno));
+  listener->thread_ = std::thread([raw = listener.get()] { raw->Run(); });
+  return listener;
+}
+
+Listener::~Listener() {
+  if (thread_.joinable()) {
+    eventfd_write(wake_.get(), 1);
+    thread_.join();
+  }
+  while (const std::optional<int> fd = table_.OldestSilent()) Close(*fd);
+}
+
+int64_t Listener::CountOpen() {
+  const std::lock_guard lock(mutex_);
+  table_.Sweep(IsOpenSocket);
+  return table_.size();
+}
+
+void Listener::Run() {
+  NameThread("attend-listener");
+  std::array<epoll_event, kEventsInTurn> events;
+  std::vector<int> readable;
+  int wait_ms = -1;
+  for (bool told = true;;) {
+    const int ready = epoll_wait(events_.get(), events.data(), kEventsInTurn, wait_ms);
+    readable.clear();
+    for (int i = 0; i < ready; ++i) {
+      if (events[i].data.fd == wake_.get()) return;
+      readable.push_back(events[i].data.fd);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      try {
+        Serve(readable);
+      } catch (const std::bad_alloc&) {
+        metrics_.RecordAcceptError();
+        Rest(true);
+      }
+      wait_ms = WaitMs();
+    }
+    if (told == accepting()) continue;
+    told = accepting();
+    callbacks_.changed(told);
+  }
+}
+
+void Listener::Serve(const std::vector<int>& readable) {
+  if (resting_ && clock_.Now() >= rest_until_) {
+    Rest(false);
+    // Nobody may come by now, so it is tried, not waited for.
+    for (const int fd : sockets_) Accept(fd);
+  }
+  for (const int fd : readable) {
+    if (!IsListener(fd)) {
+      IsSilent(fd);
+    } else if (!resting_) {
+      Accept(fd);
+    }
+  }
+  EndSilent();
+  if (!spare_.valid() && !resting_) spare_ = OpenSpare();
+}
+
+int Listener::WaitMs() const {
+  TimePoint until = resting_ ? rest_until_ : kNever;
+  const TimePoint since = table_.OldestSilentSince();
+  if (since != kNever) until = std::min(until, since + options_.first_byte_timeout);
+  if (until == kNever) return -1;
+  const auto left = std::chrono::ceil<milliseconds>(until - clock_.Now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
+bool Listener::IsListener(int fd) const {
+  return std::find(sockets_.begin(), sockets_.end(), fd) != sockets_.end();
+}
+
+bool Listener::Watch(int operation, int fd, bool readable) {
+  epoll_event event{};
+  event.events = readable ? uint32_t{EPOLLIN} : 0;
+  event.data.fd = fd;
+  return epoll_ctl(events_.get(), operation, fd, &event) == 0;
+}
+
+void Listener::Accept(int listener) {
+  int refused = 0;
+  for (int i = 0; i < kAcceptsInTurn; ++i) {
+    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.valid()) {
+      failing_since_.reset();
+      SetAccepting(true);
+      Admit(std::move(socket));
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      failing_since_.reset();
+      SetAccepting(true);
+      return;
+    }
+    if (!IsOfOneConnection(errno)) return AcceptFailed(listener);
+    // Connections that wait while each is refused would keep this thread turning.
+    if (++refused == kAcceptsInTurn) return AcceptFailed(listener);
+  }
+}
+
+void Listener::AcceptFailed(int listener) {
+  const int error = errno;
+  const TimePoint now = clock_.Now();
+  metrics_.RecordAcceptError();
+  if (!failing_since_) failing_since_ = now;
+  logger_.Log(LogLevel::err, "no connection can be accepted", {{"error", std::strerror(error)}});
+  if (error == EMFILE || error == ENFILE) Shed(listener);
+  if (now - *failing_since_ >= kFailing) SetAccepting(false);
+  Rest(true);
+}
+
+void Listener::Shed(int listener) {
+  if (!spare_.valid()) spare_ = OpenSpare();
+  for (int i = 0; i < kAcceptsInTurn && spare_.valid(); ++i) {
+    spare_.Reset();
+    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    const bool shed = socket.valid();
+    if (shed) CountRefused(socket.get(), ConnectionRefusal::kDescriptors);
+    socket.Reset();
+    spare_ = OpenSpare();
+    if (!shed) break;
+  }
+}
+
+void Listener::Rest(bool rest) {
+  if (rest) rest_until_ = clock_.Now() + kRest;
+  if (rest == resting_) return;
+  resting_ = rest;
+  for (const int fd : sockets_) Watch(EPOLL_CTL_MOD, fd, !rest);
+}
+
+void Listener::SetAccepting(bool accepting) {
+  if (accepting_.load(std::memory_order_relaxed) == accepting) return;
+  accepting_.store(accepting, std::memory_order_release);
+  metrics_.SetAccepting(accepting);
+  if (accepting) logger_.info("connections are accepted again");
+}
+
+void Listener::Admit(UniqueFd socket) {
+  const std::string peer = PeerOf(socket.get());
+  struct stat about {};
+  if (peer.empty() || fstat(socket.get(), &about) != 0) return;  // it has gone
+  if (!MakeRoom(socket.get(), peer)) return;
+  const int fd = socket.get();
+  table_.Add({fd, about.st_ino, peer}, clock_.Now());
+  (void)socket.Release();
+  // Most have something to say at once.
+  if (!IsSilent(fd) || Watch(EPOLL_CTL_ADD, fd, true)) return;
+  CountRefused(fd, ConnectionRefusal::kDescriptors);
+  Close(fd);
+}
+
+bool Listener::MakeRoom(int socket, const std::string& peer) {
+  using Room = ConnectionTable::Room;
+  if (table_.RoomFor(peer) == Room::kFree) return true;
+  SweepOften();
+  for (;;) {
+    const Room room = table_.RoomFor(peer);
+    if (room == Room::kFree) return true;
+    const std::optional<int> oldest =
+        room == Room::kPeerFull ? table_.OldestSilent(peer) : table_.OldestSilent();
+    if (!oldest) {
+      CountRefused(socket, room == Room::kPeerFull ? ConnectionRefusal::kPeerLimit
+                                                   : ConnectionRefusal::kLimit);
+      return false;
+    }
+    if (!IsSilent(*oldest)) continue;
+    CountRefused(*oldest, ConnectionRefusal::kSilent);
+    Close(*oldest);
+  }
+}
+
+void Listener::SweepOften() {
+  const TimePoint now = clock_.Now();
+  if (now - swept_ < kSweepInterval) return;
+  swept_ = now;
+  table_.Sweep(IsOpenSocket);
+}
+
+bool Listener::IsSilent(int fd) {
+  if (!table_.IsSilent(fd)) return false;  // an event from before it was closed or handed over
+  char byte;
+  ssize_t got;
+  do {
+    got = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
+  if (got <= 0) {
+    Close(fd);
+    return false;
+  }
+  Watch(EPOLL_CTL_DEL, fd, false);
+  table_.Spoke(fd);
+  try {
+    callbacks_.take(fd);
+  } catch (const std::bad_alloc&) {  // before it was gRPC's
+    Close(fd);
+  }
+  return false;
+}
+
+void Listener::Close(int fd) {
+  table_.Remove(fd);
+  close(fd);  // which takes it out of the epoll set
+}
+
+void Listener::EndSilent() {
+  const TimePoint now = clock_.Now();
+  while (table_.OldestSilentSince() != kNever &&
+         now - table_.OldestSilentSince() >= options_.first_byte_timeout) {
+    const int fd = *table_.OldestSilent();
+    if (!IsSilent(fd)) continue;
+    CountRefused(fd, ConnectionRefusal::kSilent);
+    Close(fd);
+  }
+}
+
+void Listener::CountRefused(int socket, ConnectionRefusal reason) {
+  metrics_.RecordConnectionRefused(reason);
+  const std::string peer = PeerText(socket);
+  const char* const why = ConnectionRefusalName(reason);
+  logger_.Log(LogLevel::warn, "connection closed", {{"reason", why}, {"peer", peer}}, why);
+}
+
+}  // namespace attend

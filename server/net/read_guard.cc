@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/net/read_guard.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+namespace attend {
+namespace {
+
+struct Entry {
+  std::optional<Http2Frames> frames;
+  ino_t inode = 0;
+  size_t looked_at = 0;                                       // of what is sent next
+  std::atomic<const ReadGuard::OnWrong*> on_wrong = nullptr;  // null: no connection of gRPC's
+};
+
+// By descriptor, in pages that are made when they are needed and never freed. Only one thread at a
+// time reads a connection, and one writes it; whoever hands it over was before them, and whoever
+// closes it is after them: the entries need no lock.
+constexpr int kPageEntries = 1024;
+constexpr int kPages = 1024;
+using Page = std::array<Entry, kPageEntries>;
+std::array<std::atomic<Page*>, kPages> pages;
+
+Entry* Find(int socket, bool make) {
+  if (socket < 0 || socket >= kPages * kPageEntries) return nullptr;
+  std::atomic<Page*>& slot = pages[static_cast<size_t>(socket / kPageEntries)];
+  Page* page = slot.load(std::memory_order_acquire);
+  if (page == nullptr) {
+    if (!make) return nullptr;
+    auto made = std::make_unique<Page>();
+    if (slot.compare_exchange_strong(page, made.get(), std::memory_order_acq_rel)) {
+      page = made.release();
+    }
+  }
+  return &(*page)[static_cast<size_t>(socket % kPageEntries)];
+}
+
+// Calls look(piece) for the first `bytes` of the message, until one says what is wrong.
+template <class Look>
+const char* ForEachPiece(const msghdr& message, ssize_t bytes, const Look& look) {
+  for (size_t i = 0; i < message.msg_iovlen && bytes > 0; ++i) {
+    const size_t length = std::min(message.msg_iov[i].iov_len, static_cast<size_t>(bytes));
+    const auto* const data = static_cast<const uint8_t*>(message.msg_iov[i].iov_base);
+    if (const char* const wrong = look(std::span(data, length))) return wrong;
+    bytes -= static_cast<ssize_t>(length);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+                      const OnWrong* on_wrong) {
+  Entry* const entry = Find(socket, true);
+  if (entry == nullptr) return false;
+  End(socket);
+  entry->frames.emplace(limits);
+  entry->inode = inode;
+  entry->looked_at = 0;
+  entry->on_wrong = on_wrong;
+  return true;
+}
+
+void ReadGuard::End(int socket) {
+  Entry* const entry = Find(socket, false);
+  // What went wrong is looked at no longer, but its calls are open until now.
+  if (entry == nullptr || (entry->on_wrong == nullptr && !entry->frames)) return;
+  entry->frames.reset();
+  entry->on_wrong = nullptr;
+}
+
+bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
+  Entry* const entry = Find(socket, false);
+  if (entry == nullptr || entry->on_wrong == nullptr) return true;
+  const TimePoint now = std::chrono::steady_clock::now();
+  const char* const wrong = ForEachPiece(message, bytes, [&](std::span<const uint8_t> piece) {
+    return entry->frames->Read(piece, now);
+  });
+  if (wrong == nullptr) return true;
+  const OnWrong* const on_wrong = entry->on_wrong.exchange(nullptr);
+  // close() was not called, or End would have been. Should the descriptor be another's all the same
+  // (dup2), nobody else loses a connection for it.
+  struct stat about {};
+  if (fstat(socket, &about) != 0 || about.st_ino != entry->inode) return true;
+  (*on_wrong)(socket, wrong);
+  return false;
+}
+
+void ReadGuard::Sending(int socket, const msghdr& message) {
+  Entry* const entry = Find(socket, false);
+  if (entry == nullptr || entry->on_wrong == nullptr) return;
+  size_t skip = entry->looked_at;
+  ForEachPiece(message, SSIZE_MAX, [&](std::span<const uint8_t> piece) -> const char* {
+    const size_t skipped = std::min(skip, piece.size());
+    skip -= skipped;
+    entry->frames->Written(piece.subspan(skipped));
+    entry->looked_at += piece.size() - skipped;
+    return nullptr;
+  });
+}
+
+void ReadGuard::Sent(int socket, ssize_t bytes) {
+  Entry* const entry = Find(socket, false);
+  if (entry == nullptr || entry->on_wrong == nullptr) return;
+  entry->looked_at -= std::min(entry->looked_at, static_cast<size_t>(bytes));
+}
+
+}  // namespace attend

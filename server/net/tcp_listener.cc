@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/net/tcp_listener.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace attend {
+namespace {
+
+// Asked so often before a peer counts as gone.
+constexpr int kProbes = 4;
+
+struct Address {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+  bool both_families = false;
+
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&bytes); }
+  void SetPort(int port) {
+    // The port has the same place in both.
+    reinterpret_cast<sockaddr_in*>(&bytes)->sin_port = htons(static_cast<uint16_t>(port));
+  }
+};
+
+Address AnyAddress(int family) {
+  Address any;
+  any.bytes.ss_family = static_cast<sa_family_t>(family);
+  any.size = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  any.both_families = family == AF_INET6;
+  return any;
+}
+
+Result<std::vector<Address>> Resolve(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* list = nullptr;
+  const int failed = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (failed != 0) {
+    return Unavailable(failed == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(failed));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(list, freeaddrinfo);
+  std::vector<Address> addresses;
+  for (const addrinfo* each = list; each != nullptr; each = each->ai_next) {
+    Address address;
+    std::memcpy(&address.bytes, each->ai_addr, each->ai_addrlen);
+    address.size = each->ai_addrlen;
+    // A hosts file may name one address twice.
+    const bool known = std::any_of(addresses.begin(), addresses.end(), [&](const Address& other) {
+      return other.size == address.size &&
+             std::memcmp(&other.bytes, &address.bytes, address.size) == 0;
+    });
+    if (!known) addresses.push_back(address);
+  }
+  return addresses;
+}
+
+void SetOption(const UniqueFd& socket, int level, int option, int value) {
+  setsockopt(socket.get(), level, option, &value, sizeof(value));
+}
+
+// 0, or the error's number.
+int Listen(Address& address, const TcpKeepalive& keepalive, UniqueFd& socket) {
+  socket =
+      UniqueFd(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return errno;
+  // Connections that a server before this one has ended may still linger; another server that
+  // listens is an error all the same.
+  SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
+  // What is accepted inherits these.
+  SetOption(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  const int timeout_s = static_cast<int>(keepalive.timeout.count());
+  SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, static_cast<int>(keepalive.time.count()));
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, (timeout_s + kProbes - 1) / kProbes);
+  SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, timeout_s * 1000);
+  if (address.bytes.ss_family == AF_INET6) {
+    SetOption(socket, IPPROTO_IPV6, IPV6_V6ONLY, address.both_families ? 0 : 1);
+  }
+  if (bind(socket.get(), address.get(), address.size) != 0) return errno;
+  return listen(socket.get(), SOMAXCONN) == 0 ? 0 : errno;
+}
+
+int PortOf(const UniqueFd& socket) {
+  sockaddr_storage bytes{};
+  socklen_t size = sizeof(bytes);
+  if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bytes), &size) != 0) return 0;
+  return ntohs(reinterpret_cast<const sockaddr_in*>(&bytes)->sin_port);
+}
+
+// This machine may have one family only.
+bool HasNoSuchAddress(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
+
+}  // namespace
+
+std::string WithPort(const std::string& address, int port) {
+  return address.substr(0, address.rfind(':') + 1) + std::to_string(port);
+}
+
+Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive) {
+  const size_t colon = address.rfind(':');
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  TcpListeners listeners;
+  listeners.port = std::stoi(address.substr(colon + 1));
+  const bool any = host == "0.0.0.0" || host == "::";
+  Result<std::vector<Address>> addresses =
+      any ? std::vector<Address>{AnyAddress(AF_INET6), AnyAddress(AF_INET)} : Resolve(host);
+  if (!addresses.ok()) return addresses.status();
+  int error = EADDRNOTAVAIL;
+  for (Address& each : *addresses) {
+    if (any && !listeners.sockets.empty()) break;
+    each.SetPort(listeners.port);
+    UniqueFd socket;
+    error = Listen(each, keepalive, socket);
+    if (HasNoSuchAddress(error)) continue;
+    if (error != 0) return Unavailable(std::strerror(error));
+    listeners.port = PortOf(socket);
+    listeners.sockets.push_back(std::move(socket));
+  }
+  if (listeners.sockets.empty()) return Unavailable(std::strerror(error));
+  return listeners;
+}
+
+}  // namespace attend

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the memory of shared regions comes from: a sealed memfd, all of its pages there and
+// page-locked by the backend, so that neither a client's truncation nor lack of memory can make the
+// server's own reads fail.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/backend.h"
+#include "kernels/util/status.h"
+#include "server/util/unique_fd.h"
+
+namespace attend {
+
+// A region's memory in this process, and what another process maps it from.
+struct RegionMapping {
+  UniqueFd file;
+  void* data = nullptr;  // page-aligned
+  int64_t bytes = 0;
+};
+
+// Thread-safe. Both calls may take long: page-locking, or a device's synchronisation.
+class RegionMemory {
+ public:
+  virtual ~RegionMemory() = default;
+  // `bytes` is a multiple of page_bytes(). RESOURCE_EXHAUSTED if there is no such memory.
+  virtual Result<RegionMapping> Map(int64_t bytes) = 0;
+  // Nothing may use the memory any more; other processes' mappings of it stay.
+  virtual void Unmap(void* data, int64_t bytes) = 0;
+  virtual int64_t page_bytes() const = 0;
+};
+
+class MemfdMemory final : public RegionMemory {
+ public:
+  // `allocator` page-locks and must outlive this object.
+  explicit MemfdMemory(HostAllocator& allocator);
+
+  Result<RegionMapping> Map(int64_t bytes) override;
+  void Unmap(void* data, int64_t bytes) override;
+  int64_t page_bytes() const override { return page_bytes_; }
+
+ private:
+  HostAllocator& allocator_;
+  const int64_t page_bytes_;
+};
+
+}  // namespace attend

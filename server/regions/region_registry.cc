@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/regions/region_registry.h"
+
+#include <cassert>
+#include <utility>
+#include <vector>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend {
+namespace {
+
+// Larger sizes could not even be rounded up to pages.
+constexpr uint64_t kRegionBytesMost = uint64_t{1} << 60;
+
+Status TooLarge(uint64_t bytes, const char* bound_name, int64_t bound) {
+  return InvalidArgument("a region of " + std::to_string(bytes) + " bytes is above " + bound_name +
+                         ", " + std::to_string(bound));
+}
+
+Status Full(int64_t bytes, int64_t used, const char* bound_name, int64_t bound) {
+  return ResourceExhausted("a region of " + std::to_string(bytes) +
+                           " bytes: " + std::to_string(used) + " of " + bound_name + ", " +
+                           std::to_string(bound) + ", are in use");
+}
+
+}  // namespace
+
+RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens,
+                               const DeviceImporter* importer)
+    : limits_(limits),
+      memory_(memory),
+      tokens_(std::move(tokens)),
+      importer_(importer),
+      thread_([this] { Run(); }) {}
+
+RegionRegistry::~RegionRegistry() {
+  std::unordered_map<std::string, RegionRef> forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    forgotten.swap(regions_);
+  }
+  forgotten.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  assert(taken_bytes_ == 0 && "a region outlived its registry");
+}
+
+uint64_t RegionRegistry::AddClient() {
+  const std::lock_guard lock(mutex_);
+  clients_.emplace(++last_client_, Client());
+  return last_client_;
+}
+
+void RegionRegistry::RemoveClient(uint64_t client) {
+  std::vector<RegionRef> forgotten;  // let go of outside the lock
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) return;
+  for (const std::string& token : found->second.tokens) {
+    const auto region = regions_.find(token);
+    CountOpenLocked(*region->second, -1);
+    forgotten.push_back(std::move(region->second));
+    regions_.erase(region);
+  }
+  clients_.erase(found);
+}
+
+Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
+  if (client.regions >= limits_.client_regions_max) {
+    return ResourceExhausted("the connection has " + std::to_string(client.regions) +
+                             " regions, may have at most " +
+                             std::to_string(limits_.client_regions_max));
+  }
+  if (bytes > limits_.client_bytes_max - client.bytes) {
+    return Full(bytes, client.bytes, "the connection's bound (shared-memory-client-max)",
+                limits_.client_bytes_max);
+  }
+  if (bytes > limits_.bytes_max - taken_bytes_) {
+    return Full(bytes, taken_bytes_, "the bound of all regions (shared-memory-max)",
+                limits_.bytes_max);
+  }
+  return Status();
+}
+
+Status RegionRegistry::WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client,
+                                         int64_t bytes) {
+  for (;;) {
+    const auto found = clients_.find(client);
+    if (found == clients_.end()) return Internal("the client has gone");
+    Status status = CheckLocked(found->second, bytes);
+    // What a client has just let go of is its own to take again. Counted from the burial's begin: a
+    // device that hangs costs the caller's thread this time once, not once for every region.
+    if (status.ok() || !burying_ ||
+        std::chrono::steady_clock::now() - burial_ >= limits_.return_wait) {
+      return status;
+    }
+    changed_.wait_until(lock, burial_ + limits_.return_wait);
+  }
+}
+
+Status RegionRegistry::Reserve(uint64_t client, int64_t bytes) {
+  std::unique_lock lock(mutex_);
+  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(lock, client, bytes));
+  const auto found = clients_.find(client);
+  found->second.bytes += bytes;
+  ++found->second.regions;
+  taken_bytes_ += bytes;
+  return Status();
+}
+
+Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t bytes) {
+  Status status;
+  const int64_t page_bytes = memory_.page_bytes();
+  int64_t rounded = 0;
+  if (bytes == 0) {
+    status = InvalidArgument("a region of 0 bytes, must have at least 1");
+  } else if (bytes > kRegionBytesMost) {
+    status = TooLarge(bytes, "shared-memory-max", limits_.bytes_max);
+  } else {
+    rounded = (static_cast<int64_t>(bytes) + page_bytes - 1) / page_bytes * page_bytes;
+    if (rounded > limits_.bytes_max) {
+      status = TooLarge(bytes, "shared-memory-max", limits_.bytes_max);
+    } else if (rounded > limits_.client_bytes_max) {
+      status = TooLarge(bytes, "shared-memory-client-max", limits_.client_bytes_max);
+    }
+  }
+  if (status.ok()) status = Reserve(client, rounded);
+  if (!status.ok()) return Refuse(std::move(status));
+  // Without the lock: pages are taken and locked.
+  Result<RegionMapping> mapping = memory_.Map(rounded);
+  if (!mapping.ok()) {
+    const std::lock_guard lock(mutex_);
+    ReturnLocked(client, rounded);
+    ++refused_;
+    return mapping.status();
+  }
+  auto made = std::make_unique<SharedRegion>();
+  made->data = static_cast<char*>(mapping->data);
+  made->bytes = mapping->bytes;
+  made->client = client;
+  Result<std::string> token = Add(std::move(made));
+  if (!token.ok()) return token.status();
+  return Created{std::move(*token), mapping->bytes, std::move(mapping->file)};
+}
+
+Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& loan) {
+  if (importer_ == nullptr) {
+    return Refuse(Unimplemented("the server takes no memory of GPUs; --cuda-ipc turns it on"));
+  }
+  if (Status status = Reserve(client, 0); !status.ok()) return Refuse(std::move(status));
+  Result<ImportedMemory> memory = importer_->Import(loan);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!memory.ok()) {
+      ReturnLocked(client, 0);
+      ++refused_;
+      return memory.status();
+    }
+    ++lent_regions_;
+    lent_bytes_ += memory->bytes;
+  }
+  auto made = std::make_unique<SharedRegion>();
+  made->data = memory->data;
+  made->bytes = memory->bytes;
+  made->client = client;
+  made->device = memory->device;
+  made->imported = std::move(*memory);
+  return Add(std::move(made));
+}
+
+Status RegionRegistry::Refuse(Status status) {
+  const std::lock_guard lock(mutex_);
+  ++refused_;
+  return status;
+}
+
+Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
+  const std::shared_ptr<SharedRegion> region(made.release(),
+                                             [this](SharedRegion* last) { Bury(last); });
+  Result<std::string> token = tokens_();
+  if (token.ok()) region->token = *token;
+  const std::lock_guard lock(mutex_);
+  const auto owner = clients_.find(region->client);
+  if (token.ok() && owner == clients_.end()) token = Internal("the client has gone");
+  if (token.ok() && !regions_.emplace(*token, region).second) {
+    token = Internal("a token came twice");
+  }
+  if (!token.ok()) {
+    ++refused_;
+    return token.status();
+  }
+  owner->second.tokens.insert(*token);
+  CountOpenLocked(*region, 1);
+  ++created_;
+  return token;
+}
+
+void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
+  if (region.device != SharedRegion::kHost) return;
+  open_regions_ += sign;
+  open_bytes_ += sign * region.bytes;
+}
+
+Status RegionRegistry::Release(uint64_t client, const std::string& token,
+                               std::function<void()> closed) {
+  {
+    RegionRef forgotten;  // let go of outside the lock
+    const std::lock_guard lock(mutex_);
+    const auto owner = clients_.find(client);
+    if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
+      return Status(Code::kNotFound, "the token is of no region of this connection");
+    }
+    const auto found = regions_.find(token);
+    forgotten = std::move(found->second);
+    regions_.erase(found);
+    CountOpenLocked(*forgotten, -1);
+    // The client may free what it lent as soon as it hears; what the server made is the server's.
+    if (forgotten->device != SharedRegion::kHost) {
+      if (closed) closed_.emplace(token, std::exchange(closed, {}));
+    }
+  }
+  if (closed) closed();
+  return Status();
+}
+
+RegionRef RegionRegistry::Find(const std::string& token) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = regions_.find(token);
+  return found == regions_.end() ? nullptr : found->second;
+}
+
+RegionRegistry::Stats RegionRegistry::stats() const {
+  const std::lock_guard lock(mutex_);
+  Stats stats;
+  stats.clients = static_cast<int64_t>(clients_.size());
+  stats.regions = open_regions_;
+  stats.bytes = open_bytes_;
+  stats.changing_bytes = taken_bytes_ - open_bytes_;
+  stats.created = created_;
+  stats.refused = refused_;
+  stats.lent_regions = lent_regions_;
+  stats.lent_bytes = lent_bytes_;
+  return stats;
+}
+
+void RegionRegistry::Bury(SharedRegion* region) {
+  {
+    const std::lock_guard lock(mutex_);
+    region->next = dead_;
+    dead_ = region;
+    if (!std::exchange(burying_, true)) burial_ = std::chrono::steady_clock::now();
+  }
+  changed_.notify_all();
+}
+
+void RegionRegistry::ReturnLocked(uint64_t client, int64_t bytes) {
+  taken_bytes_ -= bytes;
+  const auto owner = clients_.find(client);
+  if (owner == clients_.end()) return;
+  owner->second.bytes -= bytes;
+  --owner->second.regions;
+}
+
+std::function<void()> RegionRegistry::TakeClosedLocked(const SharedRegion& region) {
+  const auto found = closed_.find(region.token);
+  if (found == closed_.end()) return {};
+  std::function<void()> closed = std::move(found->second);
+  closed_.erase(found);
+  return closed;
+}
+
+void RegionRegistry::Run() {
+  NameThread("attend-regions");
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || dead_ != nullptr; });
+    if (dead_ == nullptr) return;
+    SharedRegion* const region = std::exchange(dead_, dead_->next);
+    const bool lent = region->device != SharedRegion::kHost;
+    burial_ = std::chrono::steady_clock::now();
+    lock.unlock();
+    if (lent) {
+      importer_->Release(std::move(region->imported));
+    } else {
+      memory_.Unmap(region->data, region->bytes);
+    }
+    lock.lock();
+    ReturnLocked(region->client, lent ? 0 : region->bytes);
+    if (lent) {
+      --lent_regions_;
+      lent_bytes_ -= region->bytes;
+    }
+    const std::function<void()> closed = TakeClosedLocked(*region);
+    delete region;
+    burying_ = dead_ != nullptr;
+    changed_.notify_all();
+    if (!closed) continue;
+    lock.unlock();
+    closed();
+    lock.lock();
+  }
+}
+
+}  // namespace attend

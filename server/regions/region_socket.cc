@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/regions/region_socket.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "kernels/util/thread_name.h"
+
+namespace attend {
+namespace {
+
+constexpr size_t kPacketBytesMax = 4096;
+// How long to leave new connections alone when the process is out of descriptors.
+constexpr int kAcceptRestMs = 100;
+
+v1::RegionReply ErrorReply(const Status& status) {
+  v1::RegionReply reply;
+  reply.mutable_error()->set_code(static_cast<int32_t>(status.code()));
+  reply.mutable_error()->set_message(status.message());
+  return reply;
+}
+
+// One packet, with `file` if it is valid. False if the client takes none: it does not read, or has
+// gone.
+bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
+  std::string bytes = reply.SerializeAsString();
+  iovec data{bytes.data(), bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  if (file.valid()) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = file.get();
+    std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
+}
+
+}  // namespace
+
+RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger)
+    : options_(options), registry_(registry), logger_(logger) {}
+
+Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options,
+                                                          RegionRegistry& registry,
+                                                          Logger& logger) {
+  std::unique_ptr<RegionSocket> socket(new RegionSocket(options, registry, logger));
+  UnixListenOptions listen;
+  listen.path = options.path;
+  listen.name = "shared-memory-socket " + options.path;
+  listen.type = SOCK_SEQPACKET;
+  listen.mode = options.any_user ? 0666 : 0600;
+  listen.own_folder = true;
+  Result<UnixListener> listener = ListenAt(listen);
+  if (!listener.ok()) return listener.status();
+  socket->listener_ = std::move(*listener);
+  socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  socket->done_->wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!socket->wake_.valid() || !socket->done_->wake.valid()) {
+    return Internal("no eventfd for the shared memory's socket");
+  }
+  socket->thread_ = std::thread([raw = socket.get()] { raw->Run(); });
+  return socket;
+}
+
+RegionSocket::~RegionSocket() { Stop(); }
+
+bool RegionSocket::Stop(TimePoint until) {
+  if (!thread_.joinable()) {
+    if (listener_.socket.valid()) StopListening(&listener_);  // it never began
+    return true;
+  }
+  eventfd_write(wake_.get(), 1);
+  if (until != kNever && end_.wait_until(until) != std::future_status::ready) return false;
+  thread_.join();
+  return true;
+}
+
+void RegionSocket::Run() {
+  NameThread("attend-socket");
+  std::vector<pollfd> polled;
+  for (;;) {
+    polled.clear();
+    polled.push_back({wake_.get(), POLLIN, 0});
+    polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
+    polled.push_back({done_->wake.get(), POLLIN, 0});
+    for (const auto& [fd, connection] : connections_) {
+      // One that waits for an answer is only looked at for its end.
+      polled.push_back({fd, static_cast<short>(connection.releasing ? 0 : POLLIN), 0});
+    }
+    const int ready = poll(polled.data(), polled.size(), accepting_ ? -1 : kAcceptRestMs);
+    accepting_ = true;
+    if (ready < 0) continue;  // EINTR
+    if (polled[0].revents != 0) break;
+    for (size_t i = 3; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      const auto found = connections_.find(polled[i].fd);
+      if (found->second.releasing || !Serve(found->second)) End(found);
+    }
+    if (polled[2].revents != 0) AnswerReleases();
+    if (polled[1].revents != 0) Accept();
+  }
+  StopListening(&listener_);
+  for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
+  connections_.clear();
+  ended_.set_value();
+}
+
+void RegionSocket::End(Connections::iterator connection) {
+  logger_.Log(LogLevel::debug, "shared memory client has left",
+              {{"client", connection->second.client}});
+  registry_.RemoveClient(connection->second.client);
+  connections_.erase(connection);
+}
+
+Result<uid_t> RegionSocket::CheckPeer(int socket) const {
+  ucred peer{};
+  socklen_t bytes = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
+    return Status(Code::kPermissionDenied, "the peer cannot be told");
+  }
+  if (!options_.any_user && peer.uid != geteuid()) {
+    return Status(Code::kPermissionDenied, "the process runs as user " + std::to_string(peer.uid) +
+                                               ", must run as the server's, " +
+                                               std::to_string(geteuid()));
+  }
+  if (static_cast<int>(connections_.size()) >= options_.connections_max) {
+    return ResourceExhausted("the socket has " + std::to_string(connections_.size()) +
+                             " connections, the most it takes");
+  }
+  const auto count =
+      std::count_if(connections_.begin(), connections_.end(),
+                    [&peer](const auto& each) { return each.second.user == peer.uid; });
+  if (options_.any_user && count >= std::max(1, options_.connections_max / 4)) {
+    return ResourceExhausted("user " + std::to_string(peer.uid) + " has " + std::to_string(count) +
+                             " connections, the most of one user");
+  }
+  return peer.uid;
+}
+
+void RegionSocket::Accept() {
+  for (;;) {
+    UniqueFd socket(
+        accept4(listener_.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.valid()) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // Else the listener would stay readable and this thread would spin.
+      accepting_ = errno == EAGAIN || errno == EWOULDBLOCK;
+      return;
+    }
+    const Result<uid_t> user = CheckPeer(socket.get());
+    if (!user.ok()) {
+      logger_.Log(LogLevel::warn, "shared memory client refused",
+                  {{"error", user.status().message()}});
+      Send(socket.get(), ErrorReply(user.status()), UniqueFd());
+      continue;
+    }
+    const int fd = socket.get();
+    const uint64_t client = registry_.AddClient();
+    connections_.emplace(fd, Connection{std::move(socket), client, *user, false});
+    logger_.Log(LogLevel::debug, "shared memory client has come", {{"client", client}});
+  }
+}
+
+bool RegionSocket::Serve(Connection& connection) {
+  std::array<char, kPacketBytesMax> packet;
+  const int socket = connection.socket.get();
+  iovec data{packet.data(), packet.size()};
+  msghdr message{};  // without room for descriptors: the system drops those that come
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  const ssize_t bytes = recvmsg(socket, &message, MSG_TRUNC);
+  if (bytes < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  if (bytes == 0) return false;  // its end
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    Send(socket,
+         ErrorReply(InvalidArgument("descriptors came with the packet; a RegionRequest has "
+                                    "none")),
+         UniqueFd());
+    return false;
+  }
+  v1::RegionRequest request;
+  if (bytes > static_cast<ssize_t>(packet.size()) ||
+      !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
+    const Status malformed =
+        InvalidArgument("the packet of " + std::to_string(bytes) +
+                        " bytes is no RegionRequest of at most " + std::to_string(kPacketBytesMax));
+    Send(socket, ErrorReply(malformed), UniqueFd());
+    return false;
+  }
+  UniqueFd file;
+  const std::optional<v1::RegionReply> reply = Answer(connection, request, file);
+  return !reply || Send(socket, *reply, file);
+}
+
+std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
+                                                    const v1::RegionRequest& request,
+                                                    UniqueFd& file) {
+  const uint64_t client = connection.client;
+  v1::RegionReply reply;
+  switch (request.request_case()) {
+    case v1::RegionRequest::kCreate: {
+      Result<RegionRegistry::Created> created = registry_.Create(client, request.create().bytes());
+      if (!created.ok()) {
+        return Refuse(client, created.status());
+      }
+      logger_.Log(LogLevel::debug, "shared region made",
+                  {{"client", client}, {"bytes", created->bytes}});
+      reply.mutable_created()->set_token(created->token);
+      reply.mutable_created()->set_bytes(static_cast<uint64_t>(created->bytes));
+      file = std::move(created->file);
+      return reply;
+    }
+    case v1::RegionRequest::kImportCuda:
+      return Import(client, request.import_cuda());
+    case v1::RegionRequest::kRelease:
+      return Release(connection, request.release().token());
+    case v1::RegionRequest::REQUEST_NOT_SET:
+      break;
+  }
+  return ErrorReply(
+      Status(Code::kUnimplemented, "the request is neither create nor release nor import_cuda"));
+}
+
+std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,
+                                                     const std::string& token) {
+  const Done::Release release{connection.socket.get(), connection.client};
+  const Status status = registry_.Release(connection.client, token, [done = done_, release] {
+    const std::lock_guard lock(done->mutex);
+    done->releases.push_back(release);
+    eventfd_write(done->wake.get(), 1);
+  });
+  if (!status.ok()) return ErrorReply(status);
+  connection.releasing = true;
+  return std::nullopt;
+}
+
+void RegionSocket::AnswerReleases() {
+  std::vector<Done::Release> releases;
+  {
+    const std::lock_guard lock(done_->mutex);
+    eventfd_t count;
+    eventfd_read(done_->wake.get(), &count);
+    releases.swap(done_->releases);
+  }
+  v1::RegionReply reply;
+  reply.mutable_released();
+  for (const Done::Release& release : releases) {
+    const auto found = connections_.find(release.fd);
+    if (found == connections_.end() || found->second.client != release.client) continue;
+    found->second.releasing = false;
+    if (!Send(release.fd, reply, UniqueFd())) End(found);
+  }
+}
+
+v1::RegionReply RegionSocket::Refuse(uint64_t client, const Status& status) {
+  const std::string_view code = CodeName(status.code());
+  logger_.Log(LogLevel::warn, "shared region refused",
+              {{"client", client}, {"code", code}, {"error", status.message()}}, code);
+  return ErrorReply(status);
+}
+
+v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request) {
+  DeviceLoan loan;
+  loan.device_uuid = request.device_uuid();
+  loan.memory_handle = request.memory_handle();
+  loan.offset = request.offset();
+  loan.bytes = request.bytes();
+  loan.event_handle = request.event_handle();
+  const Result<std::string> token = registry_.Import(client, loan);
+  if (!token.ok()) return Refuse(client, token.status());
+  logger_.Log(LogLevel::debug, "device memory lent", {{"client", client}, {"bytes", loan.bytes}});
+  v1::RegionReply reply;
+  reply.mutable_imported()->set_token(*token);
+  return reply;
+}
+
+}  // namespace attend

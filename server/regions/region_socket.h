@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The socket that clients get shared regions from: shared_memory.proto on one thread. A connection
+// is a client of the registry; whatever ends it, its regions go with it. Whoever releases lent
+// memory is answered once it is closed, which may take as long as a device does: only that
+// connection waits, its later packets with it.
+
+#pragma once
+
+#include <sys/types.h>
+
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attend/v1/shared_memory.pb.h"
+#include "kernels/util/status.h"
+#include "server/log/logging.h"
+#include "server/regions/region_registry.h"
+#include "server/regions/unix_listener.h"
+#include "server/util/clock.h"
+#include "server/util/unique_fd.h"
+
+namespace attend {
+
+class RegionSocket {
+ public:
+  struct Options {
+    std::string path;
+    bool any_user = false;      // else only processes of this process's user
+    int connections_max = 256;  // if any user may connect, one of them has a quarter
+  };
+
+  // Listening when it returns. `registry` and `logger` must outlive the socket.
+  static Result<std::unique_ptr<RegionSocket>> Start(const Options& options,
+                                                     RegionRegistry& registry, Logger& logger);
+  ~RegionSocket();  // stops
+  RegionSocket(const RegionSocket&) = delete;
+  RegionSocket& operator=(const RegionSocket&) = delete;
+
+  // Ends every connection and removes the socket. True if that is done: until `until` it waits for
+  // a region that is just being made, and then leaves the end to the thread, or to another Stop.
+  bool Stop(TimePoint until = kNever);
+
+ private:
+  struct Connection {
+    UniqueFd socket;
+    uint64_t client = 0;
+    uid_t user = 0;
+    bool releasing = false;  // a release is to be answered before anything else is read
+  };
+  using Connections = std::map<int, Connection>;  // by descriptor
+  // Releases that are done: told by any thread, also when the socket has gone.
+  struct Done {
+    struct Release {
+      int fd = -1;
+      uint64_t client = 0;  // the descriptor may be another's by then
+    };
+    std::mutex mutex;
+    std::vector<Release> releases;
+    UniqueFd wake;  // readable while there are some
+  };
+
+  RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger);
+  void Run();
+  void Accept();
+  // Whose process it is, if that may connect.
+  Result<uid_t> CheckPeer(int socket) const;
+  // False if the connection is over.
+  bool Serve(Connection& connection);
+  void End(Connections::iterator connection);
+  // Nothing: AnswerReleases will.
+  std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
+                                        UniqueFd& file);
+  std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
+  void AnswerReleases();
+  v1::RegionReply Refuse(uint64_t client, const Status& status);
+  v1::RegionReply Import(uint64_t client, const v1::ImportCudaMemory& request);
+
+  const Options options_;
+  RegionRegistry& registry_;
+  Logger& logger_;
+  UnixListener listener_;
+  UniqueFd wake_;  // readable once the thread shall end
+  const std::shared_ptr<Done> done_ = std::make_shared<Done>();
+  Connections connections_;   // the thread's
+  bool accepting_ = true;     // the thread's; false while there are no descriptors
+  std::promise<void> ended_;  // by the thread, as the last thing it does
+  std::future<void> end_ = ended_.get_future();
+  std::thread thread_;
+};
+
+}  // namespace attend

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/regions/shared_memory_server.h"
+
+#include <utility>
+
+#include "server/util/random_token.h"
+
+namespace attend {
+SharedMemoryServer::SharedMemoryServer(const SharedMemoryOptions& options,
+                                       std::vector<Backend*> backends, HostAllocator& allocator)
+    : path_(options.socket.path),
+      cuda_ipc_(options.cuda_ipc),
+      memory_(allocator),
+      importer_(std::move(backends)),
+      registry_(options.limits, memory_, RandomToken, options.cuda_ipc ? &importer_ : nullptr) {}
+
+Result<std::unique_ptr<SharedMemoryServer>> SharedMemoryServer::Start(
+    const SharedMemoryOptions& options, std::vector<Backend*> backends, HostAllocator& allocator,
+    Logger& logger) {
+  std::unique_ptr<SharedMemoryServer> server(
+      new SharedMemoryServer(options, std::move(backends), allocator));
+  if (server->cuda_ipc_ && !server->importer_.usable()) {
+    return Status(Code::kFailedPrecondition,
+                  "cuda-ipc is on, but no device of this server is a GPU");
+  }
+  Result<std::unique_ptr<RegionSocket>> socket =
+      RegionSocket::Start(options.socket, server->registry_, logger);
+  if (!socket.ok()) return socket.status();
+  server->socket_ = std::move(*socket);
+  return server;
+}
+
+}  // namespace attend

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared memory as one part of the server: the regions' memory, their registry, and the socket that
+// clients get them from.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "server/log/logging.h"
+#include "server/regions/device_importer.h"
+#include "server/regions/region_memory.h"
+#include "server/regions/region_registry.h"
+#include "server/regions/region_socket.h"
+
+namespace attend {
+
+struct SharedMemoryOptions {
+  RegionSocket::Options socket;
+  RegionLimits limits;
+  bool cuda_ipc = false;
+};
+
+class SharedMemoryServer {
+ public:
+  // Serving when it returns. `backends` are those of the engine, in its order; they, `allocator`
+  // and `logger` must outlive the object, which must outlive every request. FAILED_PRECONDITION:
+  // CUDA IPC is asked for, and no device has it.
+  static Result<std::unique_ptr<SharedMemoryServer>> Start(const SharedMemoryOptions& options,
+                                                           std::vector<Backend*> backends,
+                                                           HostAllocator& allocator,
+                                                           Logger& logger);
+
+  // Forgets every region, ends every connection and removes the socket. Requests keep their memory.
+  // True if that is done: a region that is being made may take longer than `until`.
+  bool Stop(TimePoint until) { return socket_->Stop(until); }
+
+  const RegionRegistry& registry() const { return registry_; }
+  const std::string& socket_path() const { return path_; }
+  bool cuda_ipc() const { return cuda_ipc_; }
+
+ private:
+  SharedMemoryServer(const SharedMemoryOptions& options, std::vector<Backend*> backends,
+                     HostAllocator& allocator);
+
+  const std::string path_;
+  const bool cuda_ipc_;
+  MemfdMemory memory_;
+  DeviceImporter importer_;
+  RegionRegistry registry_;
+  std::unique_ptr<RegionSocket> socket_;
+};
+
+}  // namespace attend

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/regions/unix_listener.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+namespace attend {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Options = UnixListenOptions;
+
+Status Failed(const Options& options, const std::string& why) {
+  return Unavailable(options.name + ": " + why);
+}
+
+Status FailedBySystem(const Options& options, const std::string& what = "") {
+  const std::string why = std::strerror(errno);
+  return Failed(options, what.empty() ? why : what + ": " + why);
+}
+
+Result<sockaddr_un> AddressOf(const Options& options) {
+  const std::string& path = options.path;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return Failed(options, "the path has " + std::to_string(path.size()) +
+                               " characters, must have 1 to " +
+                               std::to_string(sizeof(address.sun_path) - 1));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+// Makes what is missing of `folder`, from the top.
+Status MakeFolders(const Options& options, const fs::path& folder) {
+  std::error_code error;
+  if (fs::exists(folder, error)) return Status();
+  if (folder.has_parent_path() && folder.parent_path() != folder) {
+    ATTEND_RETURN_IF_ERROR(MakeFolders(options, folder.parent_path()));
+  }
+  const mode_t mode = (options.mode & S_IWOTH) != 0 ? 0755 : 0700;
+  if (mkdir(folder.c_str(), mode) == 0 || errno == EEXIST) return Status();
+  return FailedBySystem(options, "cannot make " + folder.string());
+}
+
+// Nobody but this user and root may put or replace a socket of ours in the folder.
+Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
+  struct stat about {};
+  if (fstat(opened, &about) != 0) return FailedBySystem(options, folder.string());
+  if (about.st_uid != geteuid() && about.st_uid != 0) {
+    return Failed(options, folder.string() + " belongs to user " + std::to_string(about.st_uid));
+  }
+  const bool others_write = (about.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  if (others_write && (about.st_mode & S_ISVTX) == 0) {
+    return Failed(options, "others may write to " + folder.string());
+  }
+  return Status();
+}
+
+// The folder, opened. From here on what is in it is reached through the descriptor.
+Result<UniqueFd> OpenFolder(const Options& options) {
+  fs::path folder = fs::path(options.path).parent_path();
+  if (folder.empty()) folder = ".";
+  if (options.own_folder) ATTEND_RETURN_IF_ERROR(MakeFolders(options, folder));
+  const int follow = options.own_folder ? O_NOFOLLOW : 0;
+  UniqueFd opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | follow));
+  struct stat about {};
+  if (!opened.valid() && options.own_folder && lstat(folder.c_str(), &about) == 0 &&
+      S_ISLNK(about.st_mode)) {
+    return Failed(options, folder.string() + " is a symbolic link; name the folder itself");
+  }
+  if (!opened.valid()) return FailedBySystem(options, folder.string());
+  if (options.own_folder) {
+    ATTEND_RETURN_IF_ERROR(CheckFolder(options, folder, opened.get()));
+  }
+  return opened;
+}
+
+std::string LockFile(const UnixListener& listener) { return listener.file + ".lock"; }
+
+// Two servers must not both find a socket stale, so who listens at a path holds this lock. The file
+// is removed with the socket, by who holds it: a file that is locked but no longer the one at the
+// path is nobody's lock.
+Status TakeLock(const Options& options, UnixListener& listener) {
+  const std::string name = LockFile(listener);
+  const std::string path = options.path + ".lock";
+  for (;;) {
+    UniqueFd lock(openat(listener.folder.get(), name.c_str(),
+                         O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!lock.valid()) return FailedBySystem(options, path);
+    if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) return FailedBySystem(options, path);
+      return Failed(options, "another server owns it (it holds " + path + ")");
+    }
+    struct stat mine {
+    }, there{};
+    if (fstat(lock.get(), &mine) != 0) return FailedBySystem(options);
+    if (fstatat(listener.folder.get(), name.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+        mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) {
+      listener.lock = std::move(lock);
+      return Status();
+    }
+  }
+}
+
+// Removes a socket that nobody listens on. OK if nothing is left at the path.
+Status RemoveStale(const Options& options, const sockaddr_un& address,
+                   const UnixListener& listener) {
+  struct stat about {};
+  const int folder = listener.folder.get();
+  if (fstatat(folder, listener.file.c_str(), &about, AT_SYMLINK_NOFOLLOW) != 0) {
+    return errno == ENOENT ? Status() : FailedBySystem(options);
+  }
+  if (!S_ISSOCK(about.st_mode)) return Failed(options, "there is something that is no socket");
+  const UniqueFd probe(socket(AF_UNIX, options.type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const int connected =
+      connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  if (connected == 0 || errno != ECONNREFUSED) {
+    return Failed(options, "another process listens there");
+  }
+  return unlinkat(folder, listener.file.c_str(), 0) == 0 ? Status() : FailedBySystem(options);
+}
+
+// Binds, and gives the file its group and mode before anybody can connect.
+Status Listen(const Options& options, const sockaddr_un& address, UnixListener& listener) {
+  listener.socket = UniqueFd(socket(AF_UNIX, options.type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const int socket = listener.socket.get();
+  // A socket takes its own mode as its file's, less the umask; set before there is a file, no
+  // moment is left in which it is wider.
+  if (socket < 0 || fchmod(socket, 0600) != 0 ||
+      bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return FailedBySystem(options);
+  }
+  const int folder = listener.folder.get();
+  const char* const file = listener.file.c_str();
+  struct stat about {};
+  if (fstatat(folder, file, &about, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISSOCK(about.st_mode)) {
+    return Failed(options, "its folder was replaced meanwhile");
+  }
+  listener.inode = about.st_ino;
+  if (options.group != static_cast<gid_t>(-1) &&
+      fchownat(folder, file, static_cast<uid_t>(-1), options.group, AT_SYMLINK_NOFOLLOW) != 0) {
+    return FailedBySystem(options, "group " + std::to_string(options.group));
+  }
+  if ((options.mode != 0600 && fchmodat(folder, file, options.mode, 0) != 0) ||
+      listen(socket, SOMAXCONN) != 0) {
+    return FailedBySystem(options);
+  }
+  return Status();
+}
+
+}  // namespace
+
+std::string DefaultSocketPath() {
+  const char* const runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string folder = runtime != nullptr && runtime[0] == '/'
+                                 ? std::string(runtime) + "/attend"
+                                 : "/tmp/attend-" + std::to_string(geteuid());
+  return folder + "/shared-memory.sock";
+}
+
+Result<UnixListener> ListenAt(const UnixListenOptions& options) {
+  const Result<sockaddr_un> address = AddressOf(options);
+  if (!address.ok()) return address.status();
+  UnixListener listener;
+  listener.file = fs::path(options.path).filename().string();
+  if (listener.file.empty()) return Failed(options, "it names a folder");
+  Result<UniqueFd> folder = OpenFolder(options);
+  if (!folder.ok()) return folder.status();
+  listener.folder = std::move(*folder);
+  ATTEND_RETURN_IF_ERROR(TakeLock(options, listener));
+  Status listening = RemoveStale(options, *address, listener);
+  if (listening.ok()) listening = Listen(options, *address, listener);
+  if (!listening.ok()) {
+    StopListening(&listener);
+    return listening;
+  }
+  return listener;
+}
+
+namespace {
+
+// Removes the file of that name, unless it is another one by now.
+void RemoveOwn(int folder, const std::string& name, ino_t inode) {
+  struct stat about {};
+  if (fstatat(folder, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0 && about.st_ino == inode) {
+    unlinkat(folder, name.c_str(), 0);
+  }
+}
+
+}  // namespace
+
+void StopListening(UnixListener* listener) {
+  const int folder = listener->folder.get();
+  struct stat lock {};
+  // The file first: who finds it gone does not connect to a socket that nobody serves.
+  if (listener->inode != 0) RemoveOwn(folder, listener->file, listener->inode);
+  listener->socket.Reset();
+  if (listener->lock.valid() && fstat(listener->lock.get(), &lock) == 0) {
+    RemoveOwn(folder, LockFile(*listener), lock.st_ino);
+  }
+  listener->lock.Reset();
+  listener->inode = 0;
+}
+
+}  // namespace attend

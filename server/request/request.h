@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call on its way through the server. There is one std::unique_ptr<Request>; whoever holds it
+// owns the request: codec, queue, batch, completion, then the responder. It ends by exactly one
+// call of Finish().
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/contract/attention_slice.h"
+#include "kernels/contract/backend.h"
+#include "kernels/contract/problem.h"
+#include "kernels/contract/select.h"
+#include "kernels/contract/stop_flag.h"
+#include "kernels/reference/check_rows.h"
+#include "kernels/util/status.h"
+#include "server/memory/gathered_input.h"
+#include "server/memory/host_pool.h"
+#include "server/memory/upload_budget.h"
+#include "server/regions/region_registry.h"
+#include "server/request/device_copy.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+// Values equal attend.v1.Layout.
+enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
+
+inline constexpr int kTensorsMax = 4;  // q, k, v, bias
+
+// How tensors went; a metrics label and a field of the answer.
+enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
+inline constexpr int kTransportCount = 4;
+constexpr const char* TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kChunked:
+      return "chunked";
+    case Transport::kSharedMemory:
+      return "shm";
+    case Transport::kCudaIpc:
+      return "cuda-ipc";
+    default:
+      return "inline";
+  }
+}
+
+// Of a problem that Check() has passed: these products fit.
+inline int64_t BytesO(const Problem& problem) {
+  return ElementsO(problem) * DTypeBytes(problem.dtype);
+}
+// 0 if it was not asked for.
+inline int64_t BytesLse(const Problem& problem) {
+  return problem.return_lse ? ElementsLse(problem) * static_cast<int64_t>(sizeof(float)) : 0;
+}
+
+// Where one tensor lies in a shared region.
+struct RegionPlace {
+  RegionRef region;  // null: it does not
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  // Null if the tensor is empty.
+  char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
+};
+
+// A request's tensors that lie in regions, which are theirs until it has ended.
+struct SharedTensors {
+  std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
+  RegionPlace o;
+  RegionPlace lse;
+  int64_t input_bytes = 0;
+  int64_t output_bytes = 0;
+  // Of those that lie in memory of a GPU, which computes the request: none if it is kHost.
+  int device = SharedRegion::kHost;
+  std::string device_name;
+  int64_t device_input_bytes = 0;  // of input_bytes
+  int64_t device_output_bytes = 0;
+  SpanList in_place;                                       // WorkItem's
+  std::array<const DeviceEvent*, SpanList::kMax> after{};  // the same
+
+  // Of one of the two ways.
+  int64_t BytesIn(Transport way) const {
+    return way == Transport::kCudaIpc ? device_input_bytes : input_bytes - device_input_bytes;
+  }
+  int64_t BytesOut(Transport way) const {
+    return way == Transport::kCudaIpc ? device_output_bytes : output_bytes - device_output_bytes;
+  }
+};
+
+// Of a request that is a part of a chunked one, begun while the rest may still be on its way
+// (upload_run.h).
+struct UploadPart {
+  DeviceCopy* staged = nullptr;        // the whole's, where it reads its tensors; null: on the host
+  const DeviceEvent* after = nullptr;  // with it: what has brought them there
+  std::vector<AttentionSlice> parts;   // WorkItem::parts
+  bool further = false;                // others of its upload have been queued
+};
+
+struct Request;
+class UploadRun;
+
+// Where an answer goes. Finish is called exactly once, from any thread, and takes the request.
+class Responder {
+ public:
+  virtual ~Responder() = default;
+  virtual void Finish(std::unique_ptr<Request> request) = 0;
+  // Nobody waits for the answer any more. Once true, stays true.
+  virtual bool unwanted() const { return false; }
+  // Where the client is, while it has not been called with the request; empty if it has none.
+  virtual std::string Peer() const { return {}; }
+};
+
+struct Request {
+  // Set by the codec and the service.
+  uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
+  std::string request_id;  // the client's, or made from id
+  Layout layout = Layout::kBhld;
+  Attention attention;                        // pointers lead into the spans
+  HostBlock input;                            // every tensor and array that the kernel reads, or
+  std::unique_ptr<DeviceCopy> staged;         // the same block, which a device has a copy of
+  std::shared_ptr<UploadRun> upload_run;      // what computes it while it arrives; null: nothing
+  std::unique_ptr<UploadPart> upload_part;    // null: it is not one
+  std::unique_ptr<ScatteredInput> scattered;  // what is not in that block yet; null: all is
+  HostBlock output;                           // O, then LSE if asked for, each 256-byte aligned
+  std::unique_ptr<SharedTensors> shared;      // the tensors that are not in the two; null: all are
+  SpanList input_spans;                       // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;                      // and writes
+  UploadShare::Hold upload;                   // chunked: until the bytes are complete
+  std::string kernel;                         // asked for by name; empty = the server's choice
+  // By the client's wish, or (set by Engine::Submit) the server's; then it has a place with the
+  // checker until it ends.
+  bool check = false;
+  bool check_sampled = false;  // the latter
+  int32_t priority = 0;
+  int tenant = 0;  // index into the engine's tenants
+  TimePoint deadline = kNever;
+  Transport transport = Transport::kInline;
+  int64_t message_bytes = 0;  // of the request's messages on the wire
+  // Whether Engine::Submit may run the request on the caller's thread and end it before it returns:
+  // only if the responder can be called then.
+  bool may_end_in_submit = false;
+  Responder* responder = nullptr;
+
+  // Set by Engine::Submit.
+  int device = 0;  // index into the engine's devices; of a split request, the first of its devices
+  Selection selection;
+  bool part = false;  // of a request split or uploaded: ends with it, which is counted and checked
+  // Of a split request: what each device computes of it.
+  struct DeviceFlops {
+    int device = 0;
+    double flops = 0;
+  };
+  std::vector<DeviceFlops> device_flops;
+
+  // Set on the way.
+  double flops = 0;
+  double kernel_cost = 0;   // by the selected kernel (kernels/contract/cost.h)
+  int64_t batch_bytes = 0;  // what it takes of a batch's bytes
+  int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
+  bool in_parts = false;    // its device computes it in parts (Backend::RunsInParts)
+  bool large = false;       // in parts, waiting, above a budget: runs alone
+  uint64_t sequence = 0;    // of its arrival in the queue
+  TimePoint received;       // message complete; chunked: header complete
+  TimePoint enqueued;       // accepted by the queue
+  TimePoint started;        // handed to a lane
+  TimePoint completed;      // lane done
+  int64_t batch_requests = 0;
+  int64_t copy_in_ns = 0;
+  int64_t kernel_ns = 0;
+  int64_t copy_out_ns = 0;
+  int64_t check_ns = 0;
+  std::string device_name;           // of a split request "cuda:0+cuda:1"
+  int o_roundings = 1;               // of O to its dtype on its way, as CheckRows wants it
+  std::optional<RowsReport> report;  // if checked
+  Status status;                     // the outcome
+
+  // Ends what runs of it, its kernel or its check, early. Set by StopRunning alone, under the lock
+  // of the scheduler or checker that runs it.
+  StopFlag stop;
+  Code stop_code = Code::kOk;  // with it: why
+};
+
+// A request that somebody is busy with, for people.
+struct BusyRequest {
+  uint64_t id = 0;
+  std::string request_id;
+  std::string peer;
+  std::string doing;
+};
+
+inline BusyRequest Busy(const Request& request, std::string doing) {
+  return {request.id, request.request_id,
+          request.responder == nullptr ? std::string() : request.responder->Peer(),
+          std::move(doing)};
+}
+
+// Unless something else has stopped it before.
+inline void StopRunning(Request& request, Code code) {
+  if (request.stop.set()) return;
+  request.stop_code = code;
+  request.stop.Set();
+}
+
+// How a request ends that was stopped.
+inline Status StoppedStatus(Code code) {
+  switch (code) {
+    case Code::kDeadlineExceeded:
+      return Status(code, "the deadline passed while the request ran");
+    case Code::kUnavailable:
+      return Unavailable("the server ends, and the request was still running");
+    default:
+      return Status(code, "cancelled by the client while the request ran");
+  }
+}
+
+// Brings what is scattered to the input block.
+inline void PlaceScattered(Request& request) {
+  if (request.scattered != nullptr) request.scattered->CopyToPlaces();
+  request.scattered.reset();
+}
+
+// The only device that can compute it, or kHost.
+inline int PinnedDevice(const Request& request) {
+  return request.shared == nullptr ? SharedRegion::kHost : request.shared->device;
+}
+
+// Whether it begins with waiting for something on the device: a client's own work, or the last
+// copies of what it reads of an upload.
+inline bool AwaitsEvents(const Request& request) {
+  const bool part = request.upload_part != nullptr && request.upload_part->after != nullptr;
+  const bool staged = request.staged != nullptr && request.staged->device() >= 0;
+  return part || staged || (request.shared != nullptr && request.shared->after[0] != nullptr);
+}
+
+// Tensor bytes of a good answer's messages.
+inline int64_t AnswerBytes(const Request& request) {
+  const Problem& problem = request.attention.problem;
+  const int64_t shared = request.shared == nullptr ? 0 : request.shared->output_bytes;
+  return BytesO(problem) + BytesLse(problem) - shared;
+}
+
+// Ends the request with `status` (OK: its results stand in `output`).
+inline void Finish(std::unique_ptr<Request> request, Status status) {
+  request->status = std::move(status);
+  Responder* const responder = request->responder;
+  responder->Finish(std::move(request));
+}
+
+}  // namespace attend

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/chunked_stream.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+namespace {
+
+// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
+constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// One is copied while the next one comes in.
+constexpr int64_t kUnplacedMax = 2;
+
+constexpr char kNoFirstMessage[] = "the stream ended before its first message";
+
+Status Draining() { return Unavailable("the server is draining"); }
+
+}  // namespace
+
+ChunkedStream* ChunkedStream::Make(ServiceContext& context, AttentionServiceImpl& service,
+                                   grpc::CallbackServerContext& call) {
+  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, service, call));
+  stream->self_ = stream;
+  stream->watched_->Join(context.answers, call.c_call());
+  return stream.get();
+}
+
+void ChunkedStream::Poke() {
+  for (;;) {
+    Step step;
+    Status end;
+    {
+      const std::lock_guard lock(mutex_);
+      step = NextLocked();
+      if (step == Step::kNone) return;
+      if (step == Step::kFinish) {
+        end = end_;
+      } else {
+        ++starting_;
+      }
+    }
+    if (step == Step::kFinish) return End(end);
+    if (step == Step::kRead) StartRead(&incoming_);
+    if (step == Step::kWrite) {
+      watched_->Hold(1);  // until OnWriteDone
+      StartWrite(&outgoing_);
+    }
+    if (step == Step::kCancel) call_.TryCancel();
+    const std::lock_guard lock(mutex_);
+    --starting_;
+  }
+}
+
+ChunkedStream::Step ChunkedStream::NextLocked() {
+  if (finished_) return Step::kNone;
+  if (!transfer_) {
+    if (!refusal_.ok()) {
+      if (starting_ > 0) return Step::kNone;
+      finished_ = true;
+      end_ = refusal_;
+      return Step::kFinish;
+    }
+    if (asked_) return Step::kNone;
+    asked_ = reading_ = true;
+    return Step::kRead;
+  }
+  const Step write = NextWriteLocked();
+  if (write != Step::kNone) return write;
+  if (finished_ || reading_ || half_closed_ || unplaced_ >= kUnplacedMax) return Step::kNone;
+  if (!transfer_->WantsBytes()) return Step::kNone;
+  reading_ = true;
+  return Step::kRead;
+}
+
+ChunkedStream::Step ChunkedStream::NextWriteLocked() {
+  if (writing_) {
+    // A chunk that nobody reads would keep a failed request's answer.
+    if (!writing_chunk_ || aborted_ || !transfer_->CutsOff()) return Step::kNone;
+    aborted_ = true;
+    return Step::kCancel;
+  }
+  // What is given out must be written, so nothing is asked for that could not be.
+  StreamStep step = transfer_->Next(first_, greeted_, watched_);
+  switch (step.kind) {
+    case StreamStep::Kind::kNone:
+      return Step::kNone;
+    case StreamStep::Kind::kWrite:
+      greeted_ = true;
+      writing_ = true;
+      writing_chunk_ = step.chunk;
+      outgoing_.Swap(&step.message);
+      return Step::kWrite;
+    case StreamStep::Kind::kFinish:
+      if (starting_ > 0) return Step::kNone;  // who starts something looks again afterwards
+      finished_ = true;
+      end_ = std::move(step.status);
+      return Step::kFinish;
+  }
+  return Step::kNone;
+}
+
+void ChunkedStream::End(const Status& status) {
+  AddRetryPushback(context_, status.code(), call_);
+  Finish(ToGrpc(status));
+}
+
+void ChunkedStream::Refuse(Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    RefuseLocked(std::move(status));
+  }
+  Poke();
+}
+
+void ChunkedStream::RefuseLocked(Status status) {
+  if (!transfer_ && refusal_.ok()) refusal_ = std::move(status);
+}
+
+void ChunkedStream::EndWhenIdle() {
+  TransferRef transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (TakesFirstLocked()) return;  // a header is refused as any other, a token joins what runs
+    transfer = transfer_;
+    RefuseLocked(Draining());
+  }
+  if (transfer) return transfer->FailUpload(Rejection::kDraining, Draining());
+  Poke();
+}
+
+void ChunkedStream::OnReadDone(bool ok) {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  grpc::ByteBuffer message;
+  TransferRef transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
+    // find them missing.
+    reading_ = ok && transfer_ && !finished_;
+    if (finished_ || !refusal_.ok()) return;  // it crossed the end of the call
+    half_closed_ |= !ok;
+    transfer = transfer_;
+    if (ok) message.Swap(&incoming_);
+  }
+  if (!transfer) return TakeFirst(ok, std::move(message));
+  if (ok) return TakeChunk(std::move(message));
+  // Reads end so too if the call was cancelled, which is then what ended it.
+  if (call_.IsCancelled()) {
+    transfer->FailCancelled();
+  } else {
+    transfer->HalfClosed();
+  }
+  Poke();
+}
+
+void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
+  if (!ok) return EndUnread();
+  if (static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
+    return ParseFirst(message);
+  }
+  const auto held = std::make_shared<grpc::ByteBuffer>();
+  held->Swap(&message);
+  context_.copies.Copy({}, [self = shared_from_this(), held] { self->ParseFirst(*held); });
+}
+
+void ChunkedStream::EndUnread() {
+  {
+    const std::lock_guard lock(mutex_);
+    unread_ = true;
+    RefuseLocked(InvalidArgument(kNoFirstMessage));
+  }
+  Poke();
+}
+
+// Reads end without a message also if the call was cancelled, as by clients whose answer came over
+// other streams. Then there was no request; which it was, nobody knows before OnDone.
+void ChunkedStream::RecordUnread() {
+  if (call_.IsCancelled()) return;
+  Request request;
+  request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
+  request.received = context_.clock.Now();
+  request.transport = Transport::kChunked;
+  request.status = context_.intake.Reject(Rejection::kInvalid, InvalidArgument(kNoFirstMessage));
+  RecordEnd(context_, request, 0, 0, call_);
+}
+
+void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
+  auto first = std::make_shared<FirstMessage>();
+  Status status = first->Parse(message, context_.chunked.options().chunk_bytes_max);
+  if (status.ok() && first->has_token()) return JoinTransfer(first->token());
+  BeginTransfer(std::move(first), std::move(status));
+}
+
+void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
+  const TransferRef transfer = TransferRef::Adopt(
+      new ChunkedTransfer(context_, call_, DeadlineOf(call_), shared_from_this()));
+  SetTransfer(transfer, true);
+  context_.copies.Copy({}, [transfer, first, parsed] { transfer->Begin(*first, parsed); });
+}
+
+void ChunkedStream::JoinTransfer(const std::string& token) {
+  const TransferRef transfer = context_.chunked.Find(token);
+  Status status = transfer ? transfer->Join(shared_from_this())
+                           : Status(Code::kNotFound, "no request has this token");
+  if (status.ok()) return SetTransfer(transfer, false);
+  const std::string_view code = CodeName(status.code());
+  context_.logger.Log(LogLevel::warn, "stream refused",
+                      {{"code", code}, {"error", status.message()}, {"peer", call_.peer()}}, code);
+  Refuse(std::move(status));
+}
+
+void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
+  bool cancelled = false;
+  {
+    const std::lock_guard lock(mutex_);
+    transfer_ = transfer;
+    first_ = first;
+    cancelled = cancelled_;
+  }
+  if (cancelled) transfer->FailCancelled();
+  Poke();
+}
+
+void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
+  const int64_t bytes_max = context_.chunked.options().chunk_bytes_max;
+  auto chunk = std::make_shared<ChunkMessage>();
+  Status status = chunk->Take(message, bytes_max + kChunkMarginBytes);
+  if (status.ok()) status = chunk->ParseChunk(bytes_max);
+  PlaceChunk(std::move(chunk), std::move(status));
+}
+
+void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status) {
+  ChunkPlace place;
+  if (status.ok()) status = transfer_->Reserve(*chunk, &place);
+  if (!status.ok()) transfer_->FailUpload(Rejection::kInvalid, std::move(status));
+  {
+    const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (place.data == nullptr) return;  // nor does any further one
+    ++unplaced_;
+  }
+  Poke();  // the next read is under way before this chunk is copied
+  std::vector<HostPiece> pieces = chunk->Pieces(place.data);
+  const int64_t bytes = chunk->bytes();
+  if (bytes <= kInlineBytesMax) {
+    for (const HostPiece& piece : pieces) {
+      std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+    }
+    chunk.reset();  // the transport gets its memory back
+    return ChunkCopied(place, bytes, false);
+  }
+  context_.copies.Copy(std::move(pieces),
+                       [self = shared_from_this(), chunk, place, bytes]() mutable {
+                         chunk.reset();
+                         self->ChunkCopied(place, bytes, true);
+                       });
+}
+
+void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait) {
+  std::vector<ByteRange> pieces;
+  // Without bytes the request need not wait for this chunk.
+  if (place.staged != nullptr && bytes > 0) pieces = place.staged->Arrived(place.data, bytes);
+  if (pieces.empty()) return ChunkPlaced(bytes);
+  const auto stage = [self = shared_from_this(), place, bytes, pieces = std::move(pieces)] {
+    if (place.staged->Copy(pieces) && place.run != nullptr) place.run->Copied(pieces);
+    self->ChunkPlaced(bytes);
+  };
+  if (may_wait) return stage();
+  context_.copies.Copy({}, stage);
+}
+
+void ChunkedStream::ChunkPlaced(int64_t bytes) {
+  transfer_->Placed(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    --unplaced_;
+  }
+  Poke();
+}
+
+void ChunkedStream::OnWriteDone(bool ok) {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  watched_->Release(1);
+  bool chunk;
+  {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    chunk = std::exchange(writing_chunk_, false);
+    outgoing_.Clear();
+  }
+  if (chunk) {
+    transfer_->Written(ok);
+  } else if (!ok) {
+    transfer_->FailCancelled();
+  }
+  Poke();
+}
+
+void ChunkedStream::OnCancel() {
+  const std::shared_ptr<ChunkedStream> self = shared_from_this();
+  TransferRef transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    if (finished_) return;
+    cancelled_ = true;
+    if (TakesFirstLocked()) return;  // who does looks at cancelled_ afterwards
+    transfer = transfer_;
+    RefuseLocked(Status(Code::kCancelled, "the call was cancelled"));
+  }
+  if (transfer) return transfer->FailCancelled();
+  Poke();
+}
+
+void ChunkedStream::OnDone() {
+  watched_->Leave();
+  if (unread_) RecordUnread();
+  service_.Remove(this);
+  if (transfer_) transfer_->Leave(this);
+  self_.reset();
+}
+
+}  // namespace attend

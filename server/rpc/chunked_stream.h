@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One stream of AttendChunked: reads chunks and hands their bytes to the transfer that it began or
+// joined, writes what that has for it. At most two chunks read and not yet placed, and one write
+// under way: backpressure on both sides.
+//
+// gRPC's threads enter by the On... methods, all others by Poke. A mutex guards the state and is
+// not held while gRPC is called; `starting_` keeps the call from finishing meanwhile. Lives until
+// gRPC is done with it and nobody holds it.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "server/rpc/chunked_transfer.h"
+#include "server/rpc/service.h"
+#include "server/wire/chunk_codec.h"
+
+namespace attend {
+
+class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                            public OpenCall,
+                            public std::enable_shared_from_this<ChunkedStream> {
+ public:
+  // gRPC's until its OnDone.
+  static ChunkedStream* Make(ServiceContext& context, AttentionServiceImpl& service,
+                             grpc::CallbackServerContext& call);
+
+  void Begin() { Poke(); }
+  // Does what there is to do, as something has changed. Any thread that holds the stream.
+  void Poke();
+
+  // OpenCall. A request whose bytes are incomplete was not accepted.
+  void EndWhenIdle() override;
+
+  // gRPC
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
+
+  ChunkedStream(ServiceContext& context, AttentionServiceImpl& service,
+                grpc::CallbackServerContext& call)
+      : context_(context), service_(service), call_(call) {}
+
+  // The first message has come, and what it is has not been seen to.
+  bool TakesFirstLocked() const { return !transfer_ && asked_ && !reading_ && refusal_.ok(); }
+  Step NextLocked();
+  Step NextWriteLocked();
+  void End(const Status& status);
+  // Ends a stream that belongs to no transfer, with Poke() behind it. The first of them in the lock
+  // in which it was seen that there is no transfer and no first message in hand: that may come at
+  // any moment, and the request that it begins relies on the stream's call.
+  void RefuseLocked(Status status);
+  void Refuse(Status status);
+  // The first message, or that there is none.
+  void TakeFirst(bool ok, grpc::ByteBuffer message);
+  void EndUnread();
+  void RecordUnread();
+  void ParseFirst(grpc::ByteBuffer& message);
+  void BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed);
+  void JoinTransfer(const std::string& token);
+  void SetTransfer(TransferRef transfer, bool first);
+  void TakeChunk(grpc::ByteBuffer message);
+  // `status` says whether it is a chunk.
+  void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status);
+  // The bytes lie at their place. `may_wait`: on a thread of the copy pool.
+  void ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait);
+  void ChunkPlaced(int64_t bytes);
+
+  ServiceContext& context_;
+  AttentionServiceImpl& service_;
+  grpc::CallbackServerContext& call_;
+  std::shared_ptr<ChunkedStream> self_;  // until OnDone
+  const WatchedRef watched_ = std::make_shared<WatchedCall>();
+
+  std::mutex mutex_;
+  TransferRef transfer_;       // set once
+  grpc::ByteBuffer incoming_;  // gRPC's while reading_
+  grpc::ByteBuffer outgoing_;  // gRPC's while writing_
+  Status refusal_;             // why the stream ends by itself
+  Status end_;                 // with kFinish
+  bool first_ = false;         // of its transfer
+  bool greeted_ = false;       // has had its grant
+  int64_t starting_ = 0;       // threads that call gRPC now
+  int64_t unplaced_ = 0;       // chunks read and not placed
+  bool asked_ = false;         // for the first message
+  bool reading_ = false;       // or a chunk is read and its bytes are not reserved
+  bool writing_ = false;
+  bool writing_chunk_ = false;
+  bool half_closed_ = false;
+  bool cancelled_ = false;
+  bool unread_ = false;   // reads ended before the first message
+  bool aborted_ = false;  // by this server, to get rid of a write that nobody reads
+  bool finished_ = false;
+};
+
+}  // namespace attend

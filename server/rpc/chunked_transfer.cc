@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/chunked_transfer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "server/rpc/chunked_stream.h"
+#include "server/wire/reply_codec.h"
+
+namespace attend {
+namespace {
+
+// A client shows that it goes on by this many bytes per idle timeout, not by single ones; and by
+// this part of all its bytes, so that it holds memory for at most so many timeouts.
+constexpr int64_t kProgressBytesMin = int64_t{64} << 10;
+constexpr int64_t kProgressParts = 16;
+
+int64_t Milliseconds(Duration duration) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+}
+
+}  // namespace
+
+ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
+                                 TimePoint deadline, std::shared_ptr<ChunkedStream> first)
+    : context_(context), call_(call), deadline_(deadline), first_(first.get()) {
+  streams_.push_back(std::move(first));
+  request_ = NewRequest(context_, *this, deadline);
+  request_->transport = Transport::kChunked;
+  request_->tenant = TenantOf(context_, call_);
+  id_ = request_->id;
+}
+
+ChunkedTransfer::~ChunkedTransfer() {
+  if (queued_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
+}
+
+void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
+  const TransferRef self(this);
+  request_->message_bytes =
+      first.message_bytes();  // nobody else looks at it while the header is in hand
+  if (!parsed.ok()) {
+    FailUpload(Rejection::kInvalid, std::move(parsed));
+  } else if (Status status = Admit(first.header()); !status.ok()) {
+    Fail(std::move(status));
+  }
+  Placed(0);
+  PokeAll();
+}
+
+Status ChunkedTransfer::Admit(const RequestMessage& header) {
+  {
+    // Memory for a request that was cancelled while it waited for this thread would be for nothing.
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
+  }
+  if (deadline_ != kNever && deadline_ <= context_.clock.Now()) {
+    return context_.intake.Reject(
+        Rejection::kDeadlinePassed,
+        Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
+  }
+  TensorPlaces places;
+  ATTEND_RETURN_IF_ERROR(context_.intake.AcceptHeader(header, *request_, places));
+  Result<std::string> token = context_.chunked.Add(*this);
+  if (!token.ok()) return token.status();
+  const std::lock_guard lock(mutex_);
+  token_ = std::move(*token);
+  places_ = UploadPlaces(places);
+  progress_step_bytes_ = std::max(kProgressBytesMin, places_.total_bytes() / kProgressParts);
+  progress_ = context_.clock.Now();
+  answer_ = AnswerChunks(request_->attention, std::move(request_->output));
+  run_ = request_->upload_run;
+  // This transfer does not go before the parts have ended, see WhenQuiet.
+  if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
+  phase_ = Phase::kUploading;
+  return Status();
+}
+
+Status ChunkedTransfer::Join(std::shared_ptr<ChunkedStream> stream) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ == Phase::kEnded) return Status(Code::kNotFound, "the token's request has ended");
+  const int64_t streams_max = context_.chunked.options().streams_max;
+  if (joined_ >= streams_max) {
+    return InvalidArgument("the request has had " + std::to_string(joined_) +
+                           " streams, may have at most " + std::to_string(streams_max) +
+                           " (chunked-streams-max)");
+  }
+  ++joined_;
+  ++open_;
+  streams_.push_back(std::move(stream));
+  return Status();
+}
+
+void ChunkedTransfer::Leave(const ChunkedStream* stream) {
+  std::string token;
+  std::shared_ptr<ChunkedStream> gone;  // let go of outside the lock
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(streams_.begin(), streams_.end(),
+                                    [&](const auto& each) { return each.get() == stream; });
+    if (found != streams_.end()) {
+      gone = std::move(*found);
+      streams_.erase(found);
+    }
+    if (streams_.empty()) token = token_;
+  }
+  if (!token.empty()) context_.chunked.Remove(token);
+}
+
+Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::kUploading || !failure_.ok()) return Status();
+  Result<char*> data = places_.Reserve(chunk);
+  if (!data.ok()) return data.status();
+  request_->message_bytes += chunk.message_bytes();
+  ++in_hand_;
+  *place = {*data, request_->staged.get(), run_.get()};
+  return Status();
+}
+
+void ChunkedTransfer::Placed(int64_t bytes) {
+  Lock lock(mutex_);
+  --in_hand_;
+  placed_bytes_ += bytes;
+  if (placed_bytes_ - progress_bytes_ >= progress_step_bytes_) {
+    progress_bytes_ = placed_bytes_;
+    progress_ = context_.clock.Now();
+  }
+  const bool failed = !failure_.ok();
+  if (phase_ == Phase::kUploading && !failed && placed_bytes_ == places_.total_bytes()) {
+    Run(lock);
+  } else if (in_hand_ == 0 && phase_ <= Phase::kUploading && failed) {
+    EndUpload(lock);
+  } else if (in_hand_ == 0 && phase_ == Phase::kUploading && open_ == 0) {
+    FailUploadLocked(lock, Rejection::kInvalid, MissingLocked());
+  }
+}
+
+void ChunkedTransfer::Run(Lock& lock) {
+  phase_ = Phase::kRunning;
+  std::unique_ptr<Request> request = std::move(request_);
+  lock.unlock();
+  const TransferRef self(this);
+  Ref();  // until Finish
+  context_.intake.Submit(*this, std::move(request));
+}
+
+void ChunkedTransfer::HalfClosed() {
+  Lock lock(mutex_);
+  --open_;
+  if (open_ == 0 && in_hand_ == 0 && phase_ == Phase::kUploading && failure_.ok()) {
+    FailUploadLocked(lock, Rejection::kInvalid, MissingLocked());
+  }
+}
+
+Status ChunkedTransfer::MissingLocked() const {
+  return InvalidArgument("all streams are half-closed and missing are " + places_.MissingText());
+}
+
+void ChunkedTransfer::Fail(Status status) {
+  Lock lock(mutex_);
+  FailLocked(lock, std::move(status));
+}
+
+void ChunkedTransfer::FailCancelled() {
+  {
+    const std::lock_guard lock(mutex_);
+    unread_ = true;
+  }
+  const bool late = deadline_ != kNever && deadline_ <= context_.clock.Now();
+  Fail(late ? Status(Code::kDeadlineExceeded, "the deadline passed")
+            : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
+  PokeAll();
+}
+
+void ChunkedTransfer::FailUpload(Rejection reason, Status status) {
+  Lock lock(mutex_);
+  FailUploadLocked(lock, reason, std::move(status));
+}
+
+void ChunkedTransfer::FailUploadLocked(Lock& lock, Rejection reason, Status status) {
+  if (phase_ > Phase::kUploading || !failure_.ok()) {
+    lock.unlock();
+    return;
+  }
+  FailLocked(lock, context_.intake.Reject(reason, std::move(status)));
+}
+
+void ChunkedTransfer::EndIfIdle(TimePoint now) {
+  Lock lock(mutex_);
+  const Duration timeout = context_.chunked.options().idle_timeout;
+  if (phase_ == Phase::kEnded && !unread_ && now - progress_ >= timeout) {
+    unread_ = true;
+    lock.unlock();
+    return PokeAll();
+  }
+  if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
+  FailLocked(lock,
+             Status(Code::kDeadlineExceeded,
+                    "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
+                        std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
+                        std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
+                        std::to_string(places_.total_bytes()) + " are missing"));
+}
+
+void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
+  if (phase_ >= Phase::kEnding || !failure_.ok()) {
+    lock.unlock();
+    return;
+  }
+  failure_ = std::move(status);
+  const bool queued = queued_;
+  switch (phase_) {
+    case Phase::kAdmitting:
+    case Phase::kUploading:
+      if (in_hand_ == 0) return EndUpload(lock);
+      lock.unlock();  // the last Placed() does
+      return;
+    case Phase::kRunning:
+      SetCancelled();  // before Submit can look for the last time
+      status = failure_;
+      lock.unlock();
+      if (queued) context_.engine.Cancel(id_);  // else Submit sees it
+      if (run_ != nullptr) run_->Cancel(std::move(status));
+      return;
+    default: {
+      phase_ = Phase::kEnded;
+      const AnswerChunks answer = std::exchange(answer_, AnswerChunks());
+      lock.unlock();
+      PokeAll();
+    }
+  }
+}
+
+void ChunkedTransfer::EndUpload(Lock& lock) {
+  phase_ = Phase::kEnding;
+  std::unique_ptr<Request> request = std::move(request_);
+  request->status = failure_;
+  lock.unlock();
+  WhenQuiet(std::move(request), &ChunkedTransfer::UploadEnded);
+}
+
+void ChunkedTransfer::WhenQuiet(std::unique_ptr<Request> request, Then then) {
+  if (run_ == nullptr) return (this->*then)(std::move(request));
+  // A function that can be copied; the request is owned once all the same.
+  const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
+  run_->Stop([this, held, then] { (this->*then)(std::move(*held)); });
+}
+
+void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
+  const TransferRef self(this);
+  // Before any stream may finish: the record names the first one's peer.
+  RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
+            call_);
+  request.reset();  // its memory before the client hears of it and tries again
+  DropAnswer();
+  {
+    const std::lock_guard lock(mutex_);
+    phase_ = Phase::kEnded;
+    progress_ = context_.clock.Now();
+  }
+  PokeAll();
+}
+
+void ChunkedTransfer::DropAnswer() {
+  AnswerChunks dropped;  // outside the lock
+  const std::lock_guard lock(mutex_);
+  std::swap(dropped, answer_);
+}
+
+StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& call) {
+  const std::lock_guard lock(mutex_);
+  StreamStep step;
+  if (phase_ == Phase::kEnded) {
+    step.kind = StreamStep::Kind::kFinish;
+    step.status = failure_;
+    return step;
+  }
+  if (phase_ == Phase::kAdmitting || phase_ == Phase::kEnding) return step;
+  if (!greeted) {
+    step.kind = StreamStep::Kind::kWrite;
+    const ChunkedOptions& options = context_.chunked.options();
+    step.message = EncodeGrant(first ? token_ : "", options.streams_max, options.chunk_bytes_max,
+                               Milliseconds(options.idle_timeout));
+    return step;
+  }
+  const bool answering = phase_ == Phase::kAnswering;
+  if (first && !answering) return step;
+  if (first && std::exchange(header_due_, false)) {
+    step.kind = StreamStep::Kind::kWrite;
+    step.message.Swap(&header_);
+    return step;
+  }
+  if (failure_.ok()) step = NextChunkLocked(call);
+  if (step.kind != StreamStep::Kind::kNone || !answering) return step;
+  // The first stream's status speaks for all, so it comes last.
+  if (first && writing_ > 0) return step;
+  if (first) phase_ = Phase::kEnded;
+  step.kind = StreamStep::Kind::kFinish;
+  return step;
+}
+
+StreamStep ChunkedTransfer::NextChunkLocked(const WatchedRef& call) {
+  StreamStep step;
+  if (answer_.empty()) {
+    // gRPC holds what it has not sent.
+    if (phase_ == Phase::kAnswering) answer_ = AnswerChunks();
+    return step;
+  }
+  step.kind = StreamStep::Kind::kWrite;
+  step.chunk = true;
+  step.message = answer_.Next(kAnswerChunkBytes, call);
+  ++writing_;
+  return step;
+}
+
+void ChunkedTransfer::Written(bool ok) {
+  bool last = false;
+  {
+    const std::lock_guard lock(mutex_);
+    last = --writing_ == 0 && phase_ == Phase::kAnswering;
+  }
+  if (!ok) return FailCancelled();
+  if (last) PokeAll();
+}
+
+void ChunkedTransfer::OnAdmitted(uint64_t) {
+  context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  queued_ = true;
+}
+
+void ChunkedTransfer::TakePart(const Request& part) {
+  if (!part.status.ok()) return Fail(part.status);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    answer_.Add(part.attention);
+  }
+  PokeAll();
+}
+
+void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
+  {
+    // First: parts that are dropped must not say why it ended.
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = request->status;
+  }
+  WhenQuiet(std::move(request), &ChunkedTransfer::Ended);
+}
+
+void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
+  const TransferRef self = TransferRef::Adopt(this);  // Run's
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) request->status = failure_;
+  }
+  const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
+  RecordEnd(context_, *request, total_ns, request->status.ok() ? AnswerBytes(*request) : 0, call_);
+  const Status status = request->status;
+  grpc::ByteBuffer header;
+  if (status.ok()) {
+    v1::AttendResponse response;
+    FillResponse(*request, total_ns, &response);
+    header = EncodeChunkedHeader(&response);
+  }
+  const Attention whole = request->attention;
+  const bool by_parts = request->upload_run != nullptr;  // whose answers are there
+  request.reset();                 // the input block goes back before the answer leaves
+  if (!status.ok()) DropAnswer();  // before anyone hears of the end
+  {
+    AnswerChunks unwanted;
+    const std::lock_guard lock(mutex_);
+    phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
+    progress_ = context_.clock.Now();
+    if (failure_.ok()) {
+      header_.Swap(&header);
+      header_due_ = true;
+      if (!by_parts) answer_.Add(whole);
+    } else {
+      std::swap(unwanted, answer_);
+    }
+  }
+  PokeAll();
+}
+
+void ChunkedTransfer::PokeAll() {
+  std::vector<std::shared_ptr<ChunkedStream>> streams;
+  {
+    const std::lock_guard lock(mutex_);
+    streams = streams_;
+  }
+  for (const std::shared_ptr<ChunkedStream>& stream : streams) stream->Poke();
+}
+
+}  // namespace attend

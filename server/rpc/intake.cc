@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/intake.h"
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "kernels/util/trace_range.h"
+#include "server/memory/memory_reserve.h"
+#include "server/wire/message_slices.h"
+#include "server/wire/shared_tensors.h"
+
+namespace attend {
+namespace {
+
+// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
+constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// Fewer bytes are copied rather than kept as they came: both cost about the same.
+constexpr int64_t kScatteredBytesMin = int64_t{16} << 10;
+// More are moved better by a device's copy engines, from the request's block.
+constexpr int64_t kScatteredBytesMax = int64_t{64} << 20;
+// Messages in more pieces than their sizes ask for are copied: each piece costs a device's lane
+// more than its bytes do. gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin.
+constexpr int64_t kPiecesFree = 16;
+constexpr int64_t kPieceBytesLeast = 4096;
+// Lengths, slopes and sinks are read on gRPC's own thread up to here.
+constexpr int64_t kInlineArrayBytesMax = int64_t{64} << 10;
+// What the small fields of an ordinary request need; more comes from the heap.
+constexpr size_t kArenaBlockBytes = 4096;
+
+// Ends the request where Finish may not throw.
+void End(std::unique_ptr<Request> request, Status status) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  Finish(std::move(request), std::move(status));
+}
+
+Status OutOfMemory() { return ResourceExhausted("the server's process is out of memory"); }
+
+// So that whatever it ends with names the client's request.
+void NameRequest(const v1::AttendRequest& fields, Request& request) {
+  const size_t id_bytes = std::min<size_t>(fields.request_id().size(), kRequestIdBytesMax);
+  request.request_id = fields.request_id().substr(0, id_bytes);
+  if (request.request_id.empty()) request.request_id = "server-" + std::to_string(request.id);
+}
+
+}  // namespace
+
+struct Intake::Work {
+  MessageSlices slices;
+  RequestMessage message;
+  Validated validated;
+  MemoryPlan plan;
+
+  // False if gRPC cannot give the message's slices.
+  bool Take(grpc::ByteBuffer& bytes) {
+    if (!slices.Take(bytes)) return false;
+    message.slices = slices.spans();
+    return true;
+  }
+  // The transport gets its memory back before the request runs.
+  void ReleaseSlices() {
+    message.slices = {};
+    slices.Release();
+  }
+};
+
+struct Intake::LargeWork : Work {
+  explicit LargeWork(Work&& work) : Work(std::move(work)) {}
+  google::protobuf::Arena arena;
+  std::unique_ptr<Request> request;
+};
+
+Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
+               const Limits& limits, const RegionRegistry* regions,
+               const ReceiveMemory* receive_memory)
+    : engine_(engine),
+      copies_(copies),
+      metrics_(metrics),
+      clock_(clock),
+      limits_(limits),
+      regions_(regions),
+      receive_memory_(receive_memory),
+      held_messages_(std::make_shared<std::atomic<int64_t>>(0)),
+      uploads_(engine.host_pool().budget_bytes()) {}
+
+void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
+  const TraceRange range("attend: take a message");
+  call.Ref();
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    if (Take(call, request, message)) return;
+  } catch (const std::bad_alloc&) {
+    if (request != nullptr) Finish(std::move(request), Reject(Rejection::kMemory, OutOfMemory()));
+  }
+  call.Unref();
+}
+
+bool Intake::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message) {
+  Work work;
+  Status status = CheckEarly(call, *request, message);
+  if (status.ok()) {
+    request->message_bytes = static_cast<int64_t>(message.Length());
+    if (!work.Take(message)) {
+      status = Reject(Rejection::kInvalid, InvalidArgument("the message cannot be read"));
+    }
+  }
+  if (status.ok()) {
+    status = ScanMessage(work.message.slices, work.message.scan);
+    if (!status.ok()) {
+      // What came before the fault may say whose request it is.
+      google::protobuf::Arena arena;
+      if (ParseMessage(arena, work.message).ok()) NameRequest(*work.message.fields, *request);
+      status = Reject(Rejection::kInvalid, std::move(status));
+    }
+  }
+  if (!status.ok()) {
+    End(std::move(request), std::move(status));
+    return false;
+  }
+  if (work.message.scan.array_bytes <= kInlineArrayBytesMax) return TakeHere(call, request, work);
+  auto large = std::make_shared<LargeWork>(std::move(work));
+  large->request = std::move(request);
+  try {
+    // On the pool's threads from here on: so many numbers take long.
+    copies_.Copy({}, [this, &call, large] { DecodeLarge(call, large); });
+  } catch (const std::bad_alloc&) {
+    request = std::move(large->request);
+    throw;
+  }
+  return true;
+}
+
+void Intake::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+  Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    status = Decode(*large->request, *large, large->arena);
+    if (status.ok()) return CopyLarge(call, large);
+  } catch (const std::bad_alloc&) {
+    status = Reject(Rejection::kMemory, OutOfMemory());
+  }
+  Finish(std::move(large->request), std::move(status));
+  call.Unref();
+}
+
+bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
+  alignas(8) char block[kArenaBlockBytes];
+  google::protobuf::ArenaOptions options;
+  options.initial_block = block;
+  options.initial_block_size = sizeof(block);
+  google::protobuf::Arena arena(options);
+  Status status = Decode(*request, work, arena);
+  if (!status.ok()) {
+    End(std::move(request), std::move(status));
+  } else if (Scatter(work, *request)) {
+    Submit(call, std::move(request));
+  } else if (request->message_bytes <= kInlineBytesMax) {
+    CopyTensors(work.message, work.validated, work.plan, *request);
+    work.ReleaseSlices();
+    Submit(call, std::move(request));
+  } else {
+    // Its tensors are found by the scan alone, so the arena may go.
+    work.message.fields = nullptr;
+    auto large = std::make_shared<LargeWork>(std::move(work));
+    large->request = std::move(request);
+    try {
+      CopyLarge(call, large);
+    } catch (const std::bad_alloc&) {
+      request = std::move(large->request);
+      throw;
+    }
+    return true;
+  }
+  return false;
+}
+
+void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+  std::vector<HostPiece> pieces =
+      TensorPieces(large->message, large->validated, large->plan, *large->request);
+  copies_.Copy(std::move(pieces), [this, &call, large] {
+    large->ReleaseSlices();
+    Submit(call, std::move(large->request));
+    call.Unref();
+  });
+}
+
+// Messages that were kept, and their part of limits_.held_bytes_max.
+struct Intake::HeldMessage {
+  HeldMessage(std::vector<grpc::Slice> message, std::shared_ptr<std::atomic<int64_t>> sum,
+              int64_t bytes)
+      : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
+  ~HeldMessage() { held->fetch_sub(message_bytes, std::memory_order_relaxed); }
+  const std::vector<grpc::Slice> slices;
+  const std::shared_ptr<std::atomic<int64_t>> held;
+  const int64_t message_bytes;
+};
+
+bool Intake::Scatter(Work& work, Request& request) const {
+  if (receive_memory_ == nullptr) return false;
+  const int64_t bytes = request.message_bytes;
+  if (bytes < kScatteredBytesMin || bytes > kScatteredBytesMax) return false;
+  if (request.input.data() == nullptr || !engine_.Gathers(request)) return false;
+  std::vector<HostPiece> pieces = TensorPieces(work.message, work.validated, work.plan, request);
+  const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
+    return receive_memory_->Contains(piece.from, piece.bytes);
+  });
+  const auto count = static_cast<int64_t>(pieces.size());
+  if (!readable || count > kPiecesFree + bytes / kPieceBytesLeast) return false;
+  if (held_messages_->fetch_add(bytes, std::memory_order_relaxed) + bytes >
+      limits_.held_bytes_max) {
+    held_messages_->fetch_sub(bytes, std::memory_order_relaxed);
+    return false;
+  }
+  auto owner = std::make_shared<HeldMessage>(work.slices.TakeSlices(), held_messages_, bytes);
+  request.scattered = std::make_unique<ScatteredInput>(std::move(pieces), std::move(owner));
+  return true;
+}
+
+Status Intake::CheckEarly(const Call& call, const Request& request,
+                          const grpc::ByteBuffer& message) {
+  if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
+  const int64_t bytes = static_cast<int64_t>(message.Length());
+  if (bytes > limits_.message_bytes_max) {
+    return Reject(Rejection::kTooLarge, InvalidArgument("the message has " + std::to_string(bytes) +
+                                                        " bytes, must have at most " +
+                                                        std::to_string(limits_.message_bytes_max)));
+  }
+  if (request.deadline != kNever && request.deadline <= clock_.Now()) {
+    return Reject(Rejection::kDeadlinePassed,
+                  Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
+  }
+  return MemoryIsShort() ? Reject(Rejection::kMemory, OutOfMemory()) : Status();
+}
+
+Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
+  Status status = ParseMessage(arena, work.message);
+  if (!status.ok()) return Reject(Rejection::kInvalid, std::move(status));
+  return TakeFields(work.message, request, work.validated, work.plan);
+}
+
+Status Intake::AcceptHeader(const RequestMessage& header, Request& request,
+                            TensorPlaces& places) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
+  if (MemoryIsShort()) return Reject(Rejection::kMemory, OutOfMemory());
+  Validated validated;
+  MemoryPlan plan;
+  ATTEND_RETURN_IF_ERROR(TakeFields(header, request, validated, plan));
+  // Before its client has sent all of it.
+  Status cost = engine_.CheckCost(request);
+  if (!cost.ok()) return RejectRefusal(Rejection::kMemory, std::move(cost));
+  char* const input = static_cast<char*>(request.input.data());
+  std::vector<HostSpan> tensors;
+  places.tensors = validated.tensors;
+  places.bytes = validated.tensor_bytes;
+  for (int i = 0; i < validated.tensors; ++i) {
+    places.data[i] = input == nullptr ? nullptr : input + plan.tensors[i];
+    tensors.push_back({places.data[i], places.bytes[i]});
+  }
+  const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
+  if (input != nullptr) engine_.Stage(request, tensors);
+  return Status();
+} catch (const std::bad_alloc&) {
+  return Reject(Rejection::kMemory, OutOfMemory());
+}
+
+Status Intake::TakeFields(const RequestMessage& message, Request& request, Validated& validated,
+                          MemoryPlan& plan) {
+  const v1::AttendRequest& fields = *message.fields;
+  NameRequest(fields, request);  // before anything can fail
+  request.kernel = fields.kernel();
+  request.check = fields.check();
+  request.priority = fields.priority();
+
+  const bool chunked = request.transport == Transport::kChunked;
+  Status status = Validate(fields, message.arrays(), validated);
+  if (status.ok()) status = CheckSources(message, request.transport, validated);
+  if (status.ok() && !chunked) status = CheckRaw(message, validated);
+  if (status.ok()) {
+    Result<MemoryPlan> planned = PlanMemory(message, validated);
+    status = planned.status();
+    if (planned.ok()) plan = *planned;
+  }
+  if (!status.ok()) {
+    const bool unknown_source = status.code() == Code::kUnimplemented;
+    return Reject(unknown_source ? Rejection::kUnimplemented : Rejection::kInvalid,
+                  std::move(status));
+  }
+  ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
+  ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
+  PlaceArrays(message, validated, plan, request);
+  return Status();
+}
+
+Status Intake::FindShared(const v1::AttendRequest& message, const Validated& validated,
+                          Request& request) {
+  Status status = FindSharedTensors(message, validated, regions_, request);
+  if (status.ok()) {
+    if (request.shared != nullptr) {
+      request.transport = PinnedDevice(request) == SharedRegion::kHost ? Transport::kSharedMemory
+                                                                       : Transport::kCudaIpc;
+    }
+    return status;
+  }
+  // Draining forgets every region, and a client must learn that it may try elsewhere.
+  if (status.code() == Code::kNotFound && engine_.draining()) {
+    return Reject(Rejection::kDraining, Unavailable("the server is draining"));
+  }
+  const bool off = status.code() == Code::kUnimplemented;
+  return Reject(off ? Rejection::kUnimplemented : Rejection::kInvalid, std::move(status));
+}
+
+Status Intake::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
+  // Of one message; chunks are bounded by the budget alone.
+  if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
+    return Reject(Rejection::kTooLarge,
+                  InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +
+                                  " tensor bytes, must have at most " +
+                                  std::to_string(limits_.answer_bytes_max)));
+  }
+  const bool chunked = request.transport == Transport::kChunked;
+  const int64_t budget = engine_.host_pool().budget_bytes();
+  const int64_t bound = chunked ? uploads_.bytes_max() : budget;
+  const int64_t input = HostPool::BlockBytes(plan.input_bytes);
+  const int64_t output = HostPool::BlockBytes(plan.output_bytes);
+  // The sizes are whatever a chunked request's header claims: their sum may overflow.
+  if (input > bound || output > bound - input) {
+    // Never, not later: a client must not try again.
+    return Reject(
+        Rejection::kTooLarge,
+        InvalidArgument("the request's tensors take " + std::to_string(plan.input_bytes) +
+                        " bytes and its answer " + std::to_string(plan.output_bytes) +
+                        ", together more than " +
+                        (chunked ? "the " + std::to_string(bound) + " for incomplete uploads of "
+                                 : std::string()) +
+                        "the memory budget of " + std::to_string(budget)));
+  }
+  UploadShare::Hold upload;
+  if (chunked) {
+    Result<UploadShare::Hold> taken = uploads_.Take(input + output);
+    if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
+    upload = std::move(*taken);
+  }
+  Result<Admission> admission =
+      engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
+                    plan.output_bytes, PinnedDevice(request));
+  if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
+  request.input = std::move(admission->input);
+  request.output = std::move(admission->output);
+  request.upload = std::move(upload);
+  return Status();
+}
+
+void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
+  const uint64_t id = request->id;
+  request->upload.Release();
+  Status status;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    call.OnAdmitted(id);
+    status = call.cancelled() ? Status(Code::kCancelled, "the call was cancelled")
+                              : engine_.Submit(request);
+    if (!status.ok()) status = RejectRefusal(Rejection::kQueueFull, std::move(status));
+  } catch (const std::bad_alloc&) {
+    if (request == nullptr) std::terminate();  // it was accepted, and nobody could end it
+    status = Reject(Rejection::kMemory, OutOfMemory());
+  }
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if (!status.ok()) return Finish(std::move(request), std::move(status));
+  // A cancellation that came before the request was queued found nothing to cancel.
+  if (call.cancelled()) engine_.Cancel(id);
+}
+
+Status Intake::Reject(Rejection reason, Status status) {
+  metrics_.RecordRejection(reason);
+  return status;
+}
+
+Status Intake::RejectRefusal(Rejection exhausted, Status status) {
+  switch (status.code()) {
+    case Code::kResourceExhausted:
+      return Reject(exhausted, std::move(status));
+    case Code::kInvalidArgument:
+      return Reject(Rejection::kInvalid, std::move(status));
+    case Code::kUnimplemented:
+      return Reject(Rejection::kUnimplemented, std::move(status));
+    case Code::kDeadlineExceeded:
+      return Reject(Rejection::kDeadlinePassed, std::move(status));
+    case Code::kUnavailable:  // without a healthy device it is a failure of the server's
+      return engine_.draining() ? Reject(Rejection::kDraining, std::move(status)) : status;
+    default:
+      return status;
+  }
+}
+
+}  // namespace attend

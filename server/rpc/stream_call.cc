@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/stream_call.h"
+
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/memory/memory_reserve.h"
+#include "server/wire/grpc_status.h"
+#include "server/wire/reply_codec.h"
+
+namespace attend {
+
+StreamCall::StreamCall(ServiceContext& context, AttentionServiceImpl& service,
+                       grpc::CallbackServerContext& call)
+    : context_(context),
+      service_(service),
+      call_(call),
+      deadline_(DeadlineOf(call)),
+      tenant_(TenantOf(context, call)) {}
+
+void StreamCall::Begin() {
+  watched_->Join(context_.answers, call_.c_call());
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    step = NextLocked();
+  }
+  Do(step);
+}
+
+void StreamCall::EndWhenIdle() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    step = NextLocked();
+  }
+  Do(step);
+}
+
+StreamCall::Step StreamCall::NextLocked() {
+  if (finished_) return Step::kNone;
+  const bool over = half_closed_ || broken_ || ending_ || no_memory_;
+  if (over && unanswered_ == 0 && !writing_) {
+    finished_ = true;
+    return Step::kFinish;
+  }
+  if (over || reading_ || unanswered_ >= context_.stream_requests_max) return Step::kNone;
+  reading_ = true;
+  return Step::kRead;
+}
+
+void StreamCall::Do(Step step) {
+  if (step == Step::kRead) StartRead(&incoming_);
+  if (step != Step::kFinish) return;
+  bool cut_off = false;
+  bool no_memory = false;
+  {
+    const std::lock_guard lock(mutex_);
+    cut_off = !half_closed_ && ending_;
+    no_memory = no_memory_;
+  }
+  grpc::Status status;
+  if (cancelled()) {
+    status = grpc::Status(grpc::StatusCode::CANCELLED, "the call was cancelled");
+  } else if (no_memory) {
+    status = NoMemory();
+  } else if (cut_off) {
+    status = grpc::Status(grpc::StatusCode::UNAVAILABLE, "the server is draining");
+  }
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>::Finish(std::move(status));
+}
+
+void StreamCall::OnReadDone(bool ok) {
+  grpc::ByteBuffer message;
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    reading_ = false;
+    if (finished_) return;  // it crossed the end of the call
+    if (ok) {
+      ++unanswered_;
+      message.Swap(&incoming_);
+    } else {
+      half_closed_ = true;
+    }
+    step = NextLocked();  // the next read is under way before this message is copied
+  }
+  Do(step);
+  if (!ok) return;
+  // The unanswered message keeps the call from finishing, so `this` stays until it is answered.
+  std::unique_ptr<Request> request;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    request = NewRequest(context_, *this, deadline_);
+  } catch (const std::bad_alloc&) {  // nobody knows the message's request_id
+    return EndWithoutMemory();
+  }
+  request->tenant = tenant_;
+  request->may_end_in_submit = true;
+  context_.intake.Accept(*this, std::move(request), std::move(message));
+}
+
+void StreamCall::EndWithoutMemory() {
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    no_memory_ = true;
+    --unanswered_;
+    step = NextLocked();
+  }
+  Do(step);
+}
+
+void StreamCall::OnAdmitted(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(admitted_, true)) {
+    context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
+  }
+  queued_.insert(id);
+}
+
+void StreamCall::Finish(std::unique_ptr<Request> request) {
+  const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
+  const bool ok = request->status.ok();  // RecordEnd changes failures alone
+  const int64_t bytes = ok ? AnswerBytes(*request) : 0;
+  RecordEnd(context_, *request, total_ns, bytes, call_);
+  {
+    const std::lock_guard lock(mutex_);
+    queued_.erase(request->id);
+  }
+  if (cancelled()) {
+    request.reset();
+    Step step;
+    {
+      const std::lock_guard lock(mutex_);
+      // OnCancel may be on its way to say so. Until it has, a read begun here could meet the call's
+      // end: this thread is not gRPC's, so nothing would keep the call alive.
+      broken_ = true;
+      --unanswered_;
+      step = NextLocked();
+    }
+    if (step != Step::kNone) Do(step);
+    return;
+  }
+  const std::string request_id = request->request_id;
+  Status status = request->status;
+  if (ok) {
+    grpc::ByteBuffer answer;
+    try {
+      const OnNoMemory no_memory(OnNoMemory::kThrow);
+      answer = EncodeReply(std::move(request), total_ns, watched_);
+    } catch (const std::bad_alloc&) {
+      status = ResourceExhausted("there is no memory for the answer");
+    }
+    if (status.ok()) return Answer(std::move(answer));
+  }
+  request.reset();  // its memory before the client hears of it and tries again
+  Answer(
+      EncodeFailure(request_id, status,
+                    IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
+}
+
+void StreamCall::Answer(grpc::ByteBuffer answer) {
+  const grpc::ByteBuffer* first = nullptr;
+  Step step = Step::kNone;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_) {
+      --unanswered_;
+      step = NextLocked();
+    } else {
+      answers_.push_back(std::move(answer));
+      if (!writing_) {
+        writing_ = true;
+        first = &answers_.front();
+      }
+    }
+  }
+  // Nothing of this object after either: the stream may end, and the object with it, meanwhile.
+  if (first != nullptr) {
+    Write(first);
+  } else if (step != Step::kNone) {
+    Do(step);
+  }
+}
+
+void StreamCall::Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options) {
+  watched_->Hold(1);  // until OnWriteDone
+  StartWrite(answer, options);
+}
+
+void StreamCall::OnWriteDone(bool ok) {
+  watched_->Release(1);
+  const grpc::ByteBuffer* next = nullptr;
+  grpc::WriteOptions options;
+  grpc::ByteBuffer written;  // let go of outside the lock
+  std::deque<grpc::ByteBuffer> dropped;
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    written.Swap(&answers_.front());
+    answers_.pop_front();
+    --unanswered_;
+    if (!ok) {
+      broken_ = true;
+      unanswered_ -= static_cast<int64_t>(answers_.size());
+      dropped.swap(answers_);
+    }
+    writing_ = !answers_.empty();
+    if (writing_) next = &answers_.front();
+    // One more follows at once: both in one system call.
+    if (answers_.size() > 1) options.set_buffer_hint();
+    step = NextLocked();
+  }
+  if (next != nullptr) Write(next, options);
+  Do(step);
+}
+
+void StreamCall::OnCancel() {
+  SetCancelled();
+  std::vector<uint64_t> queued;
+  Step step;
+  {
+    const std::lock_guard lock(mutex_);
+    broken_ = true;
+    queued.assign(queued_.begin(), queued_.end());
+    step = NextLocked();
+  }
+  for (const uint64_t id : queued) context_.engine.Cancel(id);
+  Do(step);
+}
+
+void StreamCall::OnDone() {
+  watched_->Leave();
+  service_.Remove(this);
+  if (admitted_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
+  Unref();
+}
+
+}  // namespace attend

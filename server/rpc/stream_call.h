@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One AttendStream call. It reads while fewer than stream_requests_max of its requests are
+// unanswered and not beyond: what the client sends then waits in the client. Answers are written
+// one at a time, in the order in which they came out.
+//
+// gRPC's threads enter by the On... methods, the server's by Finish; a mutex guards the state and
+// is never held across a call of gRPC or the engine that may call back.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+
+#include "server/rpc/intake.h"
+#include "server/rpc/service.h"
+#include "server/wire/reply_codec.h"
+
+namespace attend {
+
+class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                         public Call,
+                         public OpenCall {
+ public:
+  StreamCall(ServiceContext& context, AttentionServiceImpl& service,
+             grpc::CallbackServerContext& call);
+
+  void Begin();
+  // OpenCall. Reads no more.
+  void EndWhenIdle() override;
+
+  // Call
+  void OnAdmitted(uint64_t id) override;
+  void Finish(std::unique_ptr<Request> request) override;
+  std::string Peer() const override { return call_.peer(); }
+
+  // gRPC
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  enum class Step { kNone, kRead, kFinish };
+
+  ~StreamCall() override = default;
+  // What to do now that something changed; at most one of its results is acted upon at a time.
+  Step NextLocked();
+  // In gRPC's On... methods this object lives. On other threads it does only while a request of
+  // theirs is unanswered, or for kFinish, which one thread alone is given.
+  void Do(Step step);
+  void Answer(grpc::ByteBuffer answer);
+  // Takes no more messages, and ends when those before are answered.
+  void EndWithoutMemory();
+  void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
+
+  ServiceContext& context_;
+  AttentionServiceImpl& service_;
+  grpc::CallbackServerContext& call_;
+  const TimePoint deadline_;
+  const int tenant_;
+  const WatchedRef watched_ = std::make_shared<WatchedCall>();
+
+  std::mutex mutex_;
+  grpc::ByteBuffer incoming_;             // gRPC's while reading_
+  std::deque<grpc::ByteBuffer> answers_;  // the first is gRPC's while writing_
+  std::unordered_set<uint64_t> queued_;   // requests that may be
+  int64_t unanswered_ = 0;                // read, and their answer not yet written
+  bool reading_ = false;
+  bool writing_ = false;
+  bool half_closed_ = false;  // the client sends no more
+  bool broken_ = false;       // nobody reads the answers
+  bool ending_ = false;       // the server wants the stream to end
+  bool no_memory_ = false;    // for a message that came
+  bool finished_ = false;
+  bool admitted_ = false;  // any of its requests
+};
+
+}  // namespace attend

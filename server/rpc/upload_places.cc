@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/upload_places.h"
+
+#include <algorithm>
+#include <string>
+
+namespace attend {
+namespace {
+
+// One piece for each of so many bytes, within bounds.
+constexpr int64_t kRangeBytes = 1024;
+constexpr int64_t kRangesLeast = 64;
+constexpr int64_t kRangesMost = 16384;
+
+constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
+
+std::string ChunkText(int tensor, const ChunkMessage& chunk) {
+  return "chunk of " + std::string(kTensorNames[tensor]) + ", offset " +
+         std::to_string(chunk.offset()) + ", " + std::to_string(chunk.bytes()) + " bytes, ";
+}
+
+}  // namespace
+
+UploadPlaces::UploadPlaces(const TensorPlaces& places) : places_(places) {
+  for (int i = 0; i < places_.tensors; ++i) total_bytes_ += places_.bytes[i];
+}
+
+Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
+  // Any 32 bits may come: compared before they are computed with.
+  if (chunk.tensor() < v1::TENSOR_NAME_Q || chunk.tensor() >= v1::TENSOR_NAME_Q + places_.tensors) {
+    return InvalidArgument("a chunk's tensor is " + std::to_string(chunk.tensor()) +
+                           ", must be Q (1), K (2)" +
+                           (places_.tensors == 4 ? ", V (3) or BIAS (4)" : " or V (3)"));
+  }
+  const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
+  const int64_t size = places_.bytes[tensor];
+  if (chunk.bytes() > size || chunk.offset() > static_cast<uint64_t>(size - chunk.bytes())) {
+    return InvalidArgument(ChunkText(tensor, chunk) + "ends behind the tensor's " +
+                           std::to_string(size) + " bytes");
+  }
+  const int64_t begin = static_cast<int64_t>(chunk.offset());
+  if (const auto overlap = ranges_[tensor].Add({begin, begin + chunk.bytes()})) {
+    return InvalidArgument(ChunkText(tensor, chunk) + "overlaps bytes that came before: [" +
+                           std::to_string(overlap->begin) + ", " + std::to_string(overlap->end) +
+                           ")");
+  }
+  int64_t ranges = 0;
+  for (const ByteRanges& each : ranges_) ranges += each.count();
+  const int64_t ranges_max = std::clamp(total_bytes_ / kRangeBytes, kRangesLeast, kRangesMost);
+  if (ranges > ranges_max) {
+    return InvalidArgument(ChunkText(tensor, chunk) + "makes more than " +
+                           std::to_string(ranges_max) + " separate pieces of the tensors");
+  }
+  return places_.data[tensor] + begin;
+}
+
+std::string UploadPlaces::MissingText() const {
+  std::string text;
+  for (int i = 0; i < places_.tensors; ++i) {
+    const int64_t missing = places_.bytes[i] - ranges_[i].bytes();
+    if (missing == 0) continue;
+    text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kTensorNames[i] +
+            "'s " + std::to_string(places_.bytes[i]) + " bytes";
+  }
+  return text;
+}
+
+}  // namespace attend

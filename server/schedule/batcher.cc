@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/batcher.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace attend {
+
+int64_t Batcher::Cost(double kernel_cost, int64_t bytes) const {
+  const double share =
+      std::max(kernel_cost / options_.batch_flops_max,
+               static_cast<double>(bytes) / static_cast<double>(options_.batch_bytes_max));
+  const double cost = std::ceil(share * static_cast<double>(kBatchCost));
+  if (!(cost < static_cast<double>(kCostMax))) return kCostMax;  // also 0 / 0
+  return std::max(kCostMin, static_cast<int64_t>(cost));
+}
+
+void Batcher::Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const {
+  double kernel_cost = 0;
+  int64_t bytes = 0;
+  while (const Request* request = order.Peek()) {
+    if (request->large) {
+      decision.closed = BatchClosed::kLarge;
+      if (decision.take.empty()) {
+        decision.large = true;
+        decision.take.push_back(order.Take());
+      }
+      return;
+    }
+    if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) {
+      decision.closed = BatchClosed::kRequests;
+      return;
+    }
+    kernel_cost += request->kernel_cost;
+    bytes += request->batch_bytes;
+    const bool full = kernel_cost > options_.batch_flops_max;
+    if (full || bytes > options_.batch_bytes_max) {
+      decision.closed = full ? BatchClosed::kFlops : BatchClosed::kBytes;
+      return;
+    }
+    oldest = std::min(oldest, request->enqueued);
+    decision.take.push_back(order.Take());
+  }
+  if (static_cast<int64_t>(decision.take.size()) >= options_.batch_requests_max) {
+    decision.closed = BatchClosed::kRequests;
+  }
+}
+
+BatchDecision Batcher::Next(const RequestQueue& queue, const LaneState& lanes,
+                            TimePoint now) const {
+  BatchDecision decision;
+  decision.wake = queue.earliest_deadline();
+  if (lanes.free == 0 || queue.empty()) return decision;
+
+  // With one lane only there is nothing to keep free.
+  const bool large_may_run = lanes.total == 1 || lanes.large + 1 < lanes.total;
+  QueueOrder order(queue, large_may_run, now);
+  TimePoint oldest = kNever;
+  Fill(order, decision, oldest);
+  decision.aged = order.aged() && !decision.take.empty();
+  const bool waits_for_company = decision.closed == BatchClosed::kEmpty && !decision.take.empty() &&
+                                 options_.batch_delay > Duration::zero();
+  if (!waits_for_company) return decision;
+  if (now >= oldest + options_.batch_delay) {
+    decision.closed = BatchClosed::kDelay;
+  } else {
+    decision.wake = std::min(decision.wake, oldest + options_.batch_delay);
+    decision.take.clear();
+    decision.aged = false;
+  }
+  return decision;
+}
+
+}  // namespace attend

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decides what runs next. Pure: it sees the queue, the time and the lanes' state, and returns what
+// to take or when to look again; it owns no thread and changes nothing.
+//
+// Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, cost
+// and bytes. No artificial delay unless one is asked for. A request above the budget of cost or
+// bytes is large, and so is one that its device computes in parts or that begins with waiting, as
+// whatever shared its batch would wait too. A large request runs alone, and never on the last free
+// lane of several: that is left to small ones, which so wait for no more than one bounded batch.
+// Problems of a batch may differ in everything: the device groups them into launches.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/schedule/queue_order.h"
+#include "server/schedule/request_queue.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+struct BatcherOptions {
+  int64_t batch_requests_max = 64;
+  double batch_flops_max = 2e9;  // of kernel cost (kernels/contract/cost.h)
+  int64_t batch_bytes_max = int64_t{64} << 20;
+  Duration batch_delay{0};  // wait this long for company when lanes are free
+};
+
+struct LaneState {
+  int total = 1;
+  int free = 1;
+  int large = 0;  // lanes that run a large request now
+};
+
+// Why a batch took no more.
+enum class BatchClosed {
+  kEmpty = 0,  // it took all that waited for the free lane
+  kDelay,      // the same, once batch_delay had passed
+  kRequests,   // a budget was full
+  kFlops,
+  kBytes,
+  kLarge,  // a large request came next, or it is one
+};
+inline constexpr int kBatchClosedCount = 6;
+
+struct BatchDecision {
+  std::vector<QueuePick> take;  // empty: nothing now
+  bool large = false;           // the batch is one large request
+  bool aged = false;            // QueueOrder's rule 5 chose the first
+  BatchClosed closed = BatchClosed::kEmpty;
+  TimePoint wake = kNever;  // when to ask again if nothing happens before
+};
+
+class Batcher {
+ public:
+  explicit Batcher(const BatcherOptions& options) : options_(options) {}
+
+  BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, TimePoint now) const;
+
+  // By its size; one that runs in parts is large whatever its size.
+  bool IsLarge(double kernel_cost, int64_t bytes) const {
+    return kernel_cost > options_.batch_flops_max || bytes > options_.batch_bytes_max;
+  }
+  // What tenants are charged: the larger of the shares that the request takes of a batch's kernel
+  // cost and bytes, in units of kBatchCost, within [kCostMin, kCostMax].
+  int64_t Cost(double kernel_cost, int64_t bytes) const;
+
+ private:
+  void Fill(QueueOrder& order, BatchDecision& decision, TimePoint& oldest) const;
+
+  BatcherOptions options_;
+};
+
+}  // namespace attend

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fair shares of a device between tenants, by cost and weight: start-time fair queueing. Each
+// tenant has a tag, the virtual time at which its next request should start; starting a request
+// moves the tag by cost / weight, and who is furthest behind is next. The virtual time is the
+// smallest tag of those who could start, at the last start.
+//
+// A tenant that had nothing waiting begins at the virtual time: idling saves nothing up. What never
+// starts (cancelled, expired) is never charged. A tenant whose requests could not start for another
+// reason is owed at most one batch.
+//
+// Cost is what a request takes of a batch's budgets (see Batcher::Cost), in whole units, and so are
+// tags: sums are exact however long the server runs, and are brought back towards zero before they
+// overflow. Rounding up costs a request at most one unit of virtual time, 1e-6 of the smallest cost
+// at weight 1.
+//
+// A plain value: whoever plans a batch charges a copy, and the queue then charges the original the
+// same. Not thread-safe.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "server/schedule/tenants.h"
+
+namespace attend {
+
+inline constexpr int64_t kBatchCost = int64_t{1} << 20;  // a batch's whole budget
+inline constexpr int64_t kCostMin = kBatchCost >> 10;    // no request is for nothing
+inline constexpr int64_t kCostMax = kBatchCost << 20;
+
+class FairShare {
+ public:
+  // One weight for each tenant, in [1, kTenantWeightMax].
+  explicit FairShare(const std::vector<int32_t>& weights);
+
+  // A request of the tenant waits, where none did.
+  void Arrive(int tenant) { tags_[tenant] = std::max(tags_[tenant], virtual_time_); }
+  // Nobody waits and nothing runs: nobody is owed anything.
+  void Reset();
+
+  int64_t Tag(int tenant) const { return std::max(tags_[tenant], virtual_time_ - batch_[tenant]); }
+  // Virtual time that a whole batch costs the tenant.
+  int64_t Batch(int tenant) const { return batch_[tenant]; }
+  // A request of the tenant starts. `floor`: the smallest Tag() of the tenants that could start.
+  void Charge(int tenant, int64_t cost, int64_t floor);
+
+ private:
+  void Rebase();
+
+  int64_t virtual_time_ = 0;
+  std::vector<int64_t> tags_;
+  std::vector<int32_t> weights_;
+  std::vector<int64_t> batch_;
+};
+
+}  // namespace attend

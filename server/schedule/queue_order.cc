@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/queue_order.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+namespace attend {
+
+QueueOrder::QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint now) {
+  for (const auto& [priority, level] : queue.levels()) {
+    if (level.arrivals.empty()) continue;
+    std::vector<Candidate> candidates;
+    for (size_t tenant = 0; tenant < level.tenants.size(); ++tenant) {
+      const RequestQueue::TenantLines& lines = level.tenants[tenant];
+      const Candidate candidate{static_cast<int>(tenant), lines.small.begin(), lines.small.end(),
+                                large_allowed ? lines.large.begin() : lines.large.end(),
+                                lines.large.end()};
+      if (!candidate.empty()) candidates.push_back(candidate);
+    }
+    if (!candidates.empty()) views_.push_back({&level, level.share, std::move(candidates)});
+  }
+  if (queue.batches_since_aged() + 1 >= kAgedEvery) ChooseAged(queue, now);
+}
+
+void QueueOrder::ChooseAged(const RequestQueue& queue, TimePoint now) {
+  for (size_t i = 1; i < views_.size(); ++i) {
+    const RequestQueue::Level& level = *views_[i].level;
+    if (now - level.arrivals.begin()->second < queue.aging()) continue;
+    if (!aged_ || level.served_batch < views_[*aged_].level->served_batch) aged_ = i;
+  }
+}
+
+const Request* QueueOrder::Peek() {
+  if (!chosen_) Choose();
+  return view_ == nullptr ? nullptr : &view_->candidates[candidate_].head();
+}
+
+void QueueOrder::Choose() {
+  chosen_ = true;
+  view_ = nullptr;
+  if (aged_ && !started_) {
+    view_ = &views_[*aged_];
+  } else {
+    const auto at = std::find_if(views_.begin(), views_.end(),
+                                 [](const View& view) { return !view.candidates.empty(); });
+    if (at == views_.end()) return;
+    view_ = &*at;
+  }
+  const FairShare& share = view_->share;
+  floor_ = std::numeric_limits<int64_t>::max();
+  for (const Candidate& each : view_->candidates) {
+    floor_ = std::min(floor_, share.Tag(each.tenant));
+  }
+  const auto rank = [&](const Candidate& each) {
+    const Request& head = each.head();
+    return std::tuple(head.deadline, share.Tag(each.tenant), head.sequence);
+  };
+  candidate_ = view_->candidates.size();
+  for (size_t i = 0; i < view_->candidates.size(); ++i) {
+    const Candidate& each = view_->candidates[i];
+    if (share.Tag(each.tenant) > floor_ + share.Batch(each.tenant)) continue;
+    if (candidate_ == view_->candidates.size() ||
+        rank(each) < rank(view_->candidates[candidate_])) {
+      candidate_ = i;
+    }
+  }
+}
+
+QueuePick QueueOrder::Take() {
+  const Request& request = *Peek();
+  const QueuePick pick{request.id, floor_};
+  view_->share.Charge(request.tenant, request.cost, floor_);
+  Candidate& candidate = view_->candidates[candidate_];
+  ++(candidate.HeadIsLarge() ? candidate.large : candidate.small);
+  if (candidate.empty()) {
+    view_->candidates.erase(view_->candidates.begin() + static_cast<ptrdiff_t>(candidate_));
+  }
+  started_ = true;
+  chosen_ = false;
+  return pick;
+}
+
+}  // namespace attend

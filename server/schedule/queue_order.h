@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The order in which waiting requests should start. Pure: it walks a queue without changing it, for
+// as long as that does not change either. Large requests are left out unless they are allowed.
+//
+// 1. Higher priority first.
+// 2. Between tenants of one priority, the earlier deadline first, but a deadline moves a tenant
+//    ahead of its fair place by at most one batch's worth: deadlines buy order, not share.
+// 3. Else the tenant furthest behind its fair share (FairShare).
+// 4. Within a tenant, who is due first: at the deadline, but at most `aging` after arrival.
+// 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch begins
+//    with the next request of such a priority, of the one not served for longest among them.
+//
+// Nobody starves, but where large requests of higher priorities take every turn that large ones
+// get (QueueOrder's `large_allowed`, with several lanes). With costs in batches, B_t the largest
+// cost of a request of tenant t (at most 1, but for large ones) and w_t its weight, as long as a
+// request r of tenant i may run:
+// - no request of i and of r's priority starts before r if it arrived after r was due, which is at
+//   most `aging` after r arrived;
+// - every other tenant j of r's priority starts, while r waits, requests that cost at most
+//   w_j / w_i * (W + B_i + 1) + B_j + 2, where W is the cost of what i starts meanwhile;
+// - while a higher priority waits too, once r has waited for `aging`: of any kAgedEvery * n batches
+//   that start, one takes a request of r's priority, n being the number of priorities that wait so.
+// A request ends at its deadline at the latest. So without deadlines r's wait is bounded by what
+// can wait (the queue's capacity, an upload with all its parts) and the lanes' speed, whatever
+// comes after it.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/schedule/fair_share.h"
+#include "server/schedule/request_queue.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+inline constexpr int64_t kAgedEvery = 4;
+
+class QueueOrder {
+ public:
+  QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint now);
+
+  // The request that should start next, or null if there is none.
+  const Request* Peek();
+  // It is taken: goes on to the next.
+  QueuePick Take();
+  // The first request comes before its turn by rule 5.
+  bool aged() const { return aged_.has_value(); }
+
+ private:
+  // A tenant's requests of one priority that were not passed yet.
+  struct Candidate {
+    int tenant = 0;
+    RequestQueue::Line::const_iterator small, small_end, large, large_end;
+
+    bool empty() const { return small == small_end && large == large_end; }
+    bool HeadIsLarge() const {
+      return small == small_end || (large != large_end && large->first < small->first);
+    }
+    const Request& head() const { return *(HeadIsLarge() ? large : small)->second; }
+  };
+  // One priority.
+  struct View {
+    const RequestQueue::Level* level;
+    FairShare share;  // charged for what is taken here
+    std::vector<Candidate> candidates;
+  };
+
+  void ChooseAged(const RequestQueue& queue, TimePoint now);
+  void Choose();
+
+  std::vector<View> views_;     // with candidates only, highest priority first
+  std::optional<size_t> aged_;  // the view that goes first
+  bool started_ = false;        // one was taken
+  // What Peek found.
+  bool chosen_ = false;
+  View* view_ = nullptr;
+  size_t candidate_ = 0;
+  int64_t floor_ = 0;
+};
+
+}  // namespace attend

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/request_queue.h"
+
+#include <algorithm>
+#include <cassert>
+#include <new>
+#include <string>
+
+namespace attend {
+
+RequestQueue::RequestQueue(const QueueOptions& options)
+    : options_(options), tenant_sizes_(options.tenant_weights.size()) {}
+
+bool RequestQueue::TakesPlace(const Request& request) {
+  return request.upload_part == nullptr || !request.upload_part->further;
+}
+
+Status RequestQueue::Push(std::unique_ptr<Request>& request) {
+  if (TakesPlace(*request) && full()) {
+    return ResourceExhausted("queue: " + std::to_string(places_) + " requests wait, the limit is " +
+                             std::to_string(options_.capacity));
+  }
+  Request& r = *request;
+  r.sequence = next_sequence_++;
+  Level& level = levels_.try_emplace(r.priority, options_.tenant_weights).first->second;
+  TenantLines& lines = level.tenants[r.tenant];
+  const bool arrives = lines.empty();
+  try {
+    level.arrivals.emplace_hint(level.arrivals.end(), r.sequence, r.enqueued);
+    by_id_.emplace(r.id, &r);
+    if (r.deadline != kNever) by_deadline_.emplace(r.deadline, r.id);
+    (r.large ? lines.large : lines.small).emplace(PlaceOf(r), std::move(request));
+  } catch (const std::bad_alloc&) {
+    by_deadline_.erase({r.deadline, r.id});
+    by_id_.erase(r.id);
+    level.arrivals.erase(r.sequence);
+    throw;
+  }
+  if (arrives) level.share.Arrive(r.tenant);
+  if (TakesPlace(r)) ++places_;
+  flops_ += r.flops;
+  ++tenant_sizes_[r.tenant];
+  return Status();
+}
+
+RequestQueue::Place RequestQueue::PlaceOf(const Request& request) const {
+  return {std::min(request.deadline, request.enqueued + options_.aging), request.sequence};
+}
+
+std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
+  Level& level = LevelOf(request);
+  TenantLines& lines = level.tenants[request.tenant];
+  auto node = (request.large ? lines.large : lines.small).extract(PlaceOf(request));
+  assert(!node.empty());
+  std::unique_ptr<Request> taken = std::move(node.mapped());
+  by_id_.erase(taken->id);
+  if (taken->deadline != kNever) by_deadline_.erase({taken->deadline, taken->id});
+  level.arrivals.erase(taken->sequence);
+  --tenant_sizes_[taken->tenant];
+  if (TakesPlace(*taken)) --places_;
+  // Sums of doubles drift; an empty queue is exactly empty.
+  flops_ = empty() ? 0 : std::max(0.0, flops_ - taken->flops);
+  return taken;
+}
+
+std::vector<std::unique_ptr<Request>> RequestQueue::TakeBatch(const std::vector<QueuePick>& picks,
+                                                              bool aged) {
+  std::vector<std::unique_ptr<Request>> batch;
+  batch.reserve(picks.size());
+  ++batches_;
+  batches_since_aged_ = aged ? 0 : batches_since_aged_ + 1;
+  for (const QueuePick& pick : picks) {
+    const Request& request = *by_id_.at(pick.id);
+    Level& level = LevelOf(request);
+    level.served_batch = batches_;
+    level.share.Charge(request.tenant, request.cost, pick.floor);
+    batch.push_back(Remove(request));
+  }
+  return batch;
+}
+
+std::unique_ptr<Request> RequestQueue::TakeById(uint64_t id) {
+  const auto found = by_id_.find(id);
+  return found == by_id_.end() ? nullptr : Remove(*found->second);
+}
+
+std::vector<std::unique_ptr<Request>> RequestQueue::TakeExpired(TimePoint now) {
+  std::vector<std::unique_ptr<Request>> expired;
+  while (!by_deadline_.empty() && by_deadline_.begin()->first <= now) {
+    expired.push_back(TakeById(by_deadline_.begin()->second));
+  }
+  return expired;
+}
+
+std::vector<std::unique_ptr<Request>> RequestQueue::TakeAll() {
+  std::vector<std::unique_ptr<Request>> all;
+  all.reserve(by_id_.size());
+  while (!by_id_.empty()) all.push_back(Remove(*by_id_.begin()->second));
+  // In the order of arrival: who waited longest hears first.
+  std::sort(all.begin(), all.end(),
+            [](const auto& a, const auto& b) { return a->sequence < b->sequence; });
+  return all;
+}
+
+void RequestQueue::ForgetShares() {
+  for (auto& [priority, level] : levels_) level.share.Reset();
+}
+
+TimePoint RequestQueue::earliest_deadline() const {
+  return by_deadline_.empty() ? kNever : by_deadline_.begin()->first;
+}
+
+}  // namespace attend

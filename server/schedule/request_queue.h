@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests that were accepted and wait for a lane, by priority, tenant and due time. QueueOrder
+// says in which order they should start, and what can be relied upon.
+//
+// Not thread-safe: the device worker guards it. Always: no more places are taken than the capacity
+// has, size() is at least as many, and a refused Push changes nothing.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/schedule/fair_share.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+struct QueueOptions {
+  int64_t capacity = 1024;
+  std::vector<int32_t> tenant_weights = {1};  // of every tenant that a request may name
+  Duration aging = std::chrono::seconds(1);   // see QueueOrder
+};
+
+// A request that a batch takes, and FairShare's floor when it was chosen.
+struct QueuePick {
+  uint64_t id = 0;
+  int64_t floor = 0;
+};
+
+class RequestQueue {
+ public:
+  // A place in a tenant's line. Due is the deadline, but at most `aging` after the arrival, so that
+  // only who comes within that time can overtake.
+  struct Place {
+    TimePoint due;
+    uint64_t sequence = 0;
+
+    auto operator<=>(const Place&) const = default;
+  };
+  using Line = std::map<Place, std::unique_ptr<Request>>;
+  // A tenant's requests of one priority. Large ones stand in a line of their own: small ones pass
+  // them while no lane may take a large one.
+  struct TenantLines {
+    Line small;
+    Line large;
+    bool empty() const { return small.empty() && large.empty(); }
+  };
+  // All requests of one priority.
+  struct Level {
+    explicit Level(const std::vector<int32_t>& weights) : share(weights), tenants(weights.size()) {}
+
+    FairShare share;
+    std::vector<TenantLines> tenants;
+    std::map<uint64_t, TimePoint> arrivals;  // by sequence
+    int64_t served_batch = 0;                // the last one that took a request from here
+  };
+  using Levels = std::map<int32_t, Level, std::greater<>>;  // highest priority first
+
+  explicit RequestQueue(const QueueOptions& options);
+
+  // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK;
+  // RESOURCE_EXHAUSTED when full, but not of an upload's further parts, which come for what was
+  // accepted and take no place. Arrivals come in the order of their time. May throw std::bad_alloc,
+  // and then has not taken it.
+  Status Push(std::unique_ptr<Request>& request);
+
+  // Starts a batch: takes its requests, in order, and charges their tenants. `aged`: QueueOrder's.
+  std::vector<std::unique_ptr<Request>> TakeBatch(const std::vector<QueuePick>& picks, bool aged);
+  // The request with this id, or null if it is not here (any more). Nobody is charged.
+  std::unique_ptr<Request> TakeById(uint64_t id);
+  // All whose deadline is at or before `now`, earliest first. Nobody is charged.
+  std::vector<std::unique_ptr<Request>> TakeExpired(TimePoint now);
+  std::vector<std::unique_ptr<Request>> TakeAll();
+  // Nobody waits and nothing runs: nobody is owed anything, nobody owes.
+  void ForgetShares();
+
+  const Levels& levels() const { return levels_; }  // empty ones among them
+  Duration aging() const { return options_.aging; }
+  int64_t batches_since_aged() const { return batches_since_aged_; }
+  TimePoint earliest_deadline() const;  // kNever if none
+  int64_t size() const { return static_cast<int64_t>(by_id_.size()); }
+  bool empty() const { return by_id_.empty(); }
+  double flops() const { return flops_; }  // waiting, for routing and retry hints
+  int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
+  int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
+  // Whether what takes a place would be refused.
+  bool full() const { return places_ >= options_.capacity; }
+
+ private:
+  static bool TakesPlace(const Request& request);
+  Place PlaceOf(const Request& request) const;
+  Level& LevelOf(const Request& request) { return levels_.at(request.priority); }
+  std::unique_ptr<Request> Remove(const Request& request);
+
+  const QueueOptions options_;
+  uint64_t next_sequence_ = 0;
+  int64_t batches_ = 0;
+  int64_t batches_since_aged_ = 0;
+  int64_t places_ = 0;  // taken, of the capacity
+  double flops_ = 0;
+  Levels levels_;  // of every priority that was ever seen
+  std::vector<int64_t> tenant_sizes_;
+  std::unordered_map<uint64_t, const Request*> by_id_;
+  std::set<std::pair<TimePoint, uint64_t>> by_deadline_;  // finite deadlines only; and ids
+};
+
+}  // namespace attend

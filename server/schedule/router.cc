@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/router.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+
+#include "server/schedule/fair_share.h"
+
+namespace attend {
+namespace {
+
+constexpr double kThreadsPerMultiprocessor = 16;
+
+double SpeedOf(const DeviceInfo& info) {
+  const double units = std::max(1, info.units);
+  return info.kind == DeviceKind::kCuda ? kThreadsPerMultiprocessor * units : units;
+}
+
+bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
+  return a.kind == b.kind && a.compute_capability == b.compute_capability && a.units == b.units;
+}
+
+}  // namespace
+
+int64_t Router::BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
+
+Router::Router(const std::vector<DeviceInfo>& devices) {
+  for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info)});
+}
+
+template <class LoadOf>
+size_t Router::BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const {
+  assert(!candidates.empty());
+  size_t best = 0;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (size_t n = 0; n < candidates.size(); ++n) {
+    const Device& device = devices_[candidates[n].device];
+    const double time =
+        static_cast<double>(load_of(device) + BoundedCost(candidates[n].cost)) / device.speed;
+    if (time < best_time) {
+      best = n;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+size_t Router::Reserve(std::span<const Candidate> candidates) {
+  const std::lock_guard lock(mutex_);
+  const size_t best =
+      BestLocked(candidates, [](const Device& device) { return device.outstanding; });
+  devices_[candidates[best].device].outstanding += BoundedCost(candidates[best].cost);
+  return best;
+}
+
+size_t Router::Expect(std::span<const Candidate> candidates) {
+  const std::lock_guard lock(mutex_);
+  const size_t best = BestLocked(
+      candidates, [](const Device& device) { return device.outstanding + device.expected; });
+  devices_[candidates[best].device].expected += BoundedCost(candidates[best].cost);
+  return best;
+}
+
+void Router::Forget(int device, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  devices_[device].expected -= BoundedCost(cost);
+  assert(devices_[device].expected >= 0);
+}
+
+void Router::Add(int device, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  devices_[device].outstanding += BoundedCost(cost);
+}
+
+void Router::Release(int device, int64_t cost) {
+  const std::lock_guard lock(mutex_);
+  devices_[device].outstanding -= BoundedCost(cost);
+  assert(devices_[device].outstanding >= 0);
+}
+
+int64_t Router::outstanding(int device) const {
+  const std::lock_guard lock(mutex_);
+  return devices_[device].outstanding;
+}
+
+std::vector<Candidate> Router::Alike(std::span<const Candidate> candidates) const {
+  std::vector<Candidate> best;
+  double best_speed = 0;
+  for (const Candidate& first : candidates) {
+    const DeviceInfo& kind = devices_[first.device].info;
+    std::vector<Candidate> group;
+    double speed = 0;
+    for (const Candidate& each : candidates) {
+      if (!SameKind(kind, devices_[each.device].info)) continue;
+      group.push_back(each);
+      speed += devices_[each.device].speed;
+    }
+    if (speed > best_speed) {
+      best = std::move(group);
+      best_speed = speed;
+    }
+  }
+  return best;
+}
+
+}  // namespace attend

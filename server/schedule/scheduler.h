@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one device does next: its queue, the state of its lanes, and the plan that moves requests
+// from the first to the second, and ends what runs past its deadline. No thread, no clock and no
+// device of its own: the device worker's thread drives it with the time and real lanes, a
+// simulation with its own.
+//
+// Not thread-safe: the device worker guards it. What was pushed comes out exactly once: from Plan
+// in a launch or among the ended, from Cancel, or from Close.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/schedule/batcher.h"
+#include "server/schedule/request_queue.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+struct SchedulerOptions {
+  int lanes = 1;
+  QueueOptions queue;
+  BatcherOptions batcher;
+};
+
+class Scheduler {
+ public:
+  // A batch for a lane that was free and is busy now.
+  struct Launch {
+    int lane = 0;
+    bool large = false;
+    bool aged = false;
+    BatchClosed closed = BatchClosed::kEmpty;
+    double flops = 0;
+    std::vector<std::unique_ptr<Request>> requests;
+  };
+  struct Step {
+    std::vector<std::unique_ptr<Request>> ended;  // with their status, DEADLINE_EXCEEDED
+    std::vector<Launch> launches;
+    TimePoint wake = kNever;  // plan again then, if nothing happens before
+
+    bool empty() const { return ended.empty() && launches.empty(); }
+  };
+
+  explicit Scheduler(const SchedulerOptions& options);
+
+  // Takes `request`, whose kernel_cost, batch_bytes and in_parts are set, if and only if OK:
+  // RESOURCE_EXHAUSTED when the queue is full, or what Close was told. Plan should follow.
+  Status Push(std::unique_ptr<Request>& request, TimePoint now);
+  // The request with its status, CANCELLED or DEADLINE_EXCEEDED; null if it is not queued. If it
+  // runs it is told to stop.
+  std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);
+  // Ends what is due, tells what runs past its deadline to stop, and fills the free lanes.
+  Step Plan(TimePoint now);
+  // The launch on this lane has ended, and its requests are about to go.
+  void LaneEnded(int lane);
+  // The lane is free. Plan should follow.
+  void LaneDone(int lane);
+  // Tells all that runs to stop.
+  void StopAll(Code code);
+  // The earliest of what runs and has not been told to stop; kNever if none.
+  TimePoint running_deadline() const;
+  // Refuses from now on with `status`; the queued requests, which end with it too. What runs runs
+  // on. The first close counts.
+  std::vector<std::unique_ptr<Request>> Close(const Status& status);
+
+  LaneState lanes() const;
+  std::vector<const Request*> running() const;
+  const RequestQueue& queue() const { return queue_; }
+  double outstanding_flops() const { return queue_.flops() + running_flops_; }
+
+ private:
+  struct LaneSlot {
+    bool busy = false;
+    bool large = false;
+    double flops = 0;
+    std::vector<Request*> running;  // until LaneEnded
+    TimePoint deadline = kNever;    // the earliest of theirs, but for those that were stopped
+  };
+
+  void StopExpired(LaneSlot& slot, TimePoint now);
+
+  const Batcher batcher_;
+  RequestQueue queue_;
+  std::vector<LaneSlot> lanes_;
+  double running_flops_ = 0;
+  Status closed_;  // OK: open
+};
+
+}  // namespace attend

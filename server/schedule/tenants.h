@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who shares the server, and in what proportion. Callers name their tenant in the call's metadata;
+// only names from the settings count, so what a stranger sends adds no tenant, no metric and no
+// memory. Immutable once made; any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/util/status.h"
+
+namespace attend {
+
+inline constexpr char kTenantMetadataKey[] = "x-attend-tenant";
+inline constexpr char kDefaultTenant[] = "default";
+inline constexpr int kTenantsMax = 64;
+inline constexpr int kTenantNameBytesMax = 64;
+inline constexpr int32_t kTenantWeightMax = 1000;
+
+struct Tenant {
+  std::string name;
+  int32_t weight = 1;  // in [1, kTenantWeightMax]
+};
+
+// "NAME=WEIGHT". INVALID_ARGUMENT says what is wrong with which part.
+Result<Tenant> ParseTenant(std::string_view text);
+
+class Tenants {
+ public:
+  Tenants();  // "default" alone, with weight 1
+
+  // Each "NAME=WEIGHT", no name twice. "default" is there with weight 1 unless it is given.
+  static Result<Tenants> Parse(const std::vector<std::string>& settings);
+
+  // The index of the tenant with this name; 0, which is "default", if there is none.
+  int Find(std::string_view name) const;
+  // True if all callers are one tenant, whatever they say.
+  bool single() const { return list_.size() == 1; }
+  const std::vector<Tenant>& list() const { return list_; }
+  std::vector<int32_t> weights() const;
+
+ private:
+  std::vector<Tenant> list_;  // "default" first
+  std::map<std::string, int, std::less<>> by_name_;
+};
+
+}  // namespace attend

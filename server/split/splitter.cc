@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/split/splitter.h"
+
+#include <algorithm>
+#include <cassert>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/memory/memory_reserve.h"
+#include "server/split/split_kv.h"
+#include "server/split/split_parts.h"
+#include "server/split/split_plan.h"
+
+namespace attend {
+namespace {
+
+// The ids of parts: never those of requests, which count from 1.
+constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
+
+// Whether another device may take what this one refused.
+bool MayPassOn(Code code) { return code == Code::kResourceExhausted || code == Code::kUnavailable; }
+
+}  // namespace
+
+// One split request. The splitter keeps it until the last part has ended; whoever calls in keeps it
+// for the length of the call, as that may be the one that ends it. The mutex is never held while
+// anything else is called.
+class Splitter::Join final : public Responder, public std::enable_shared_from_this<Join> {
+ public:
+  struct Part {
+    size_t device = 0;  // of `devices`: who has it, or is asked next
+    uint64_t id = 0;    // consecutive
+    double flops = 0;
+  };
+
+  Join(Splitter& splitter, std::unique_ptr<Request> whole, std::vector<SplitPiece> pieces,
+       std::vector<SplitDevice> devices, std::vector<Part> parts)
+      : splitter_(splitter),
+        whole_(std::move(whole)),
+        pieces_(std::move(pieces)),
+        devices_(std::move(devices)),
+        parts_(std::move(parts)),
+        open_(std::ssize(parts_) + 1) {}
+
+  // Pushes all parts. Not OK: no device took the first, and the whole is in `request` again.
+  Status Start(std::vector<std::unique_ptr<Request>> parts, std::unique_ptr<Request>& request);
+  void Cancel();
+  void Finish(std::unique_ptr<Request> part) override;
+
+ private:
+  Status Push(size_t n, std::unique_ptr<Request>& part);
+  void Cancel(size_t n);
+  bool Fail(Status status);
+  bool failed();
+  void CancelParts();
+  void Drop(int64_t parts);
+  void NameDevices();
+  bool by_keys() const { return pieces_.front().some_keys(); }
+  Status Merge();
+  void End();
+
+  Splitter& splitter_;
+  std::unique_ptr<Request> whole_;
+  const std::vector<SplitPiece> pieces_;
+  const std::vector<SplitDevice> devices_;
+
+  std::mutex mutex_;
+  std::vector<Part> parts_;  // as the pieces; only their devices change, and only in Start
+  bool starting_ = true;
+  int64_t open_;    // parts that have not ended; while starting, one more
+  Status failure_;  // the first; OK while all is well
+  struct {
+    TimePoint enqueued, started, completed;
+    int64_t batch_requests = 0, copy_in_ns = 0, kernel_ns = 0, copy_out_ns = 0;
+  } last_;                                          // the part that ended last, by its device
+  std::vector<std::unique_ptr<Request>> unmerged_;  // ended well, over some of the keys each
+};
+
+Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
+                             std::unique_ptr<Request>& request) {
+  const auto self = shared_from_this();
+  const int64_t count = std::ssize(parts_);
+  if (by_keys()) unmerged_.reserve(parts_.size());  // not in Finish, which must not fail
+  int64_t pushed = 0;
+  for (auto& part : parts) {
+    if (failed()) break;
+    part->responder = this;
+    Status status = Push(static_cast<size_t>(pushed), part);
+    if (!status.ok()) {
+      if (pushed == 0) {
+        request = std::move(whole_);
+        return status;
+      }
+      if (Fail(std::move(status))) CancelParts();
+      break;
+    }
+    ++pushed;
+    // A cancellation that came before the part was queued found nothing to cancel.
+    if (failed()) Cancel(static_cast<size_t>(pushed - 1));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    starting_ = false;
+  }
+  parts.clear();  // the blocks of those that nobody took, before the client hears of the end
+  Drop(count - pushed + 1);
+  return Status();
+}
+
+// To its device or, if that has no room or was lost a moment ago, to the next one of the others,
+// which are alike: the cuts stay what they are, and so does every bit of the answer.
+Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
+  Status refused;
+  const size_t first = static_cast<size_t>(pieces_[n].share);
+  for (size_t tried = 0; tried < devices_.size(); ++tried) {
+    const size_t device = (first + tried) % devices_.size();
+    const Result<Selection> selection =
+        Select(part->attention.problem, devices_[device].info, part->kernel);
+    if (!selection.ok()) continue;  // never of the first, for which there is a plan
+    {
+      const std::lock_guard lock(mutex_);
+      parts_[n].device = device;
+    }
+    part->device = devices_[device].index;
+    part->selection = *selection;
+    Status status = splitter_.hooks_.push(part);
+    if (status.ok() || !MayPassOn(status.code())) return status;
+    if (refused.ok()) refused = std::move(status);
+  }
+  return refused;
+}
+
+// Drops the part if it is still queued.
+void Splitter::Join::Cancel(size_t n) {
+  size_t device;
+  {
+    const std::lock_guard lock(mutex_);
+    device = parts_[n].device;
+  }
+  splitter_.hooks_.cancel(devices_[device].index, parts_[n].id);
+}
+
+void Splitter::Join::Cancel() {
+  const auto self = shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    if (starting_ && failure_.ok()) {
+      failure_ = Status(Code::kCancelled, "cancelled by the client while queued");
+    }
+  }
+  CancelParts();
+}
+
+void Splitter::Join::Finish(std::unique_ptr<Request> part) {
+  const auto self = shared_from_this();
+  const size_t n = part->id - parts_.front().id;
+  assert(n < parts_.size());
+  bool first_failure = false;
+  if (part->status.ok()) {
+    if (!by_keys()) GatherLse(*part, pieces_[n], whole_->attention);
+    const std::lock_guard lock(mutex_);
+    if (part->completed >= last_.completed) {
+      last_ = {part->enqueued,   part->started,   part->completed,  part->batch_requests,
+               part->copy_in_ns, part->kernel_ns, part->copy_out_ns};
+    }
+    if (by_keys() && failure_.ok()) unmerged_.push_back(std::move(part));
+  } else {
+    first_failure = Fail(part->status);
+  }
+  part.reset();  // its block, if it is not kept, before the client hears of the end
+  if (first_failure) CancelParts();
+  Drop(1);
+}
+
+// Whether this was the first.
+bool Splitter::Join::Fail(Status status) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return false;
+  failure_ = std::move(status);
+  return true;
+}
+
+bool Splitter::Join::failed() {
+  const std::lock_guard lock(mutex_);
+  return !failure_.ok();
+}
+
+void Splitter::Join::CancelParts() {
+  for (size_t n = 0; n < parts_.size(); ++n) Cancel(n);
+}
+
+void Splitter::Join::Drop(int64_t parts) {
+  {
+    const std::lock_guard lock(mutex_);
+    open_ -= parts;
+    assert(open_ >= 0);
+    if (open_ > 0) return;
+  }
+  End();
+}
+
+// Who computed the whole, and how much of it. Its first part's device stands for it where only one
+// can.
+void Splitter::Join::NameDevices() {
+  whole_->device = devices_[parts_.front().device].index;
+  whole_->device_name.clear();
+  for (const Part& part : parts_) {
+    const SplitDevice& device = devices_[part.device];
+    auto& all = whole_->device_flops;
+    auto found = std::find_if(all.begin(), all.end(),
+                              [&](const auto& each) { return each.device == device.index; });
+    if (found == all.end()) {
+      whole_->device_name += (all.empty() ? "" : "+") + device.info.name;
+      found = all.insert(all.end(), {device.index, 0});
+    }
+    found->flops += part.flops;
+  }
+}
+
+Status Splitter::Join::Merge() {
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    // In an order that does not depend on time, as no bit of the answer does.
+    std::sort(unmerged_.begin(), unmerged_.end(),
+              [](const auto& a, const auto& b) { return a->id < b->id; });
+    std::vector<Attention> parts;
+    for (const auto& part : unmerged_) parts.push_back(part->attention);
+    MergeKeys(parts, whole_->attention);
+    whole_->o_roundings = kMergedRoundings;
+    return Status();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("there is no memory to merge the parts of the answer");
+  }
+}
+
+void Splitter::Join::End() {
+  splitter_.Remove(whole_->id);
+  if (by_keys() && failure_.ok()) failure_ = Merge();
+  unmerged_.clear();  // the parts' blocks go back before the client hears of the end
+  NameDevices();
+  splitter_.metrics_.RecordSplit(pieces_.back().share + 1);
+  whole_->status = failure_;
+  whole_->enqueued = last_.enqueued;
+  whole_->started = last_.started;
+  whole_->completed = last_.completed;
+  whole_->batch_requests = last_.batch_requests;
+  whole_->copy_in_ns = last_.copy_in_ns;
+  whole_->kernel_ns = last_.kernel_ns;
+  whole_->copy_out_ns = last_.copy_out_ns;
+  splitter_.hooks_.finish(std::move(whole_));
+}
+
+Splitter::Splitter(double flops_min, HostPool& pool, Metrics& metrics, Hooks hooks)
+    : flops_min_(flops_min),
+      pool_(pool),
+      metrics_(metrics),
+      hooks_(std::move(hooks)),
+      next_id_(kFirstPartId) {}
+
+Splitter::~Splitter() { assert(joins_.empty() && "a part outlived the splitter"); }
+
+std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
+                                       std::span<const SplitDevice> devices) {
+  if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
+  const OnNoMemory wait(OnNoMemory::kWait);  // parts are queued one by one
+  const int shares = static_cast<int>(devices.size());
+  std::vector<SplitPiece> pieces = PlanSplitOrKeys(request->attention, shares);
+  if (pieces.empty()) return std::nullopt;
+  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
+  if (!parts.ok()) return std::nullopt;
+  for (size_t n = 0; n < pieces.size(); ++n) {
+    const Request& part = *(*parts)[n];
+    const Result<Selection> selection =
+        Select(part.attention.problem, devices[pieces[n].share].info, part.kernel);
+    if (!selection.ok()) return std::nullopt;
+    if (n == 0) request->selection = *selection;
+  }
+  const uint64_t id = request->id;
+  std::shared_ptr<Join> join;
+  {
+    const std::lock_guard lock(mutex_);
+    std::vector<Join::Part> places;
+    for (size_t n = 0; n < pieces.size(); ++n) {
+      Request& part = *(*parts)[n];
+      part.id = next_id_++;
+      places.push_back({static_cast<size_t>(pieces[n].share), part.id, part.flops});
+    }
+    join = std::make_shared<Join>(*this, std::move(request), std::move(pieces),
+                                  std::vector<SplitDevice>(devices.begin(), devices.end()),
+                                  std::move(places));
+    joins_.emplace(id, join);
+  }
+  Status status = join->Start(std::move(*parts), request);
+  if (!status.ok()) Remove(id);
+  return status;
+}
+
+bool Splitter::Cancel(uint64_t id) {
+  std::shared_ptr<Join> join;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = joins_.find(id);
+    if (found == joins_.end()) return false;
+    join = found->second;
+  }
+  join->Cancel();
+  return true;
+}
+
+void Splitter::Remove(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  joins_.erase(id);
+}
+
+}  // namespace attend

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chunked uploads that go on to a device while they arrive, so that after the last chunk little is
+// left to copy. An optimisation that may be left out at any point, and no second truth: the block
+// on the host gets every byte. Whoever cannot have the copy, or loses it, takes the ordinary way.
+//
+// Whose the memory is. The block on the host, and the request's part of the device's staging
+// memory, belong to one holder (StagedInput::Held) that two share: the StagedInput, for as long as
+// its request lives, and the device's Staging, for as long as a copy that was enqueued may read
+// the block or write to the device. So always: no byte of the block goes back to its pool, and
+// none of the device's share is counted as free, while a copy still uses it; and nobody waits for
+// that: whoever is last lets go, which for an upload that was broken off is a thread of the
+// backend, a moment later. Kernels read the device's memory only after StagedInput::Finish, or
+// Mark for what was marked, and have ended by the request's end.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "server/memory/host_pool.h"
+#include "server/request/device_copy.h"
+#include "server/schedule/router.h"
+#include "server/upload/arrived_pieces.h"
+
+namespace attend {
+
+struct StagingOptions {
+  // Of each device's memory, and no more than a quarter of it; 0: none.
+  int64_t bytes_max = int64_t{4} << 30;
+  // Tensors of fewer bytes, at least 1, are copied when they are complete; and heads are computed
+  // before the rest in groups of about so many (upload_plan.h).
+  int64_t bytes_min = int64_t{4} << 20;
+  // What is copied at once, at least.
+  int64_t piece_bytes = int64_t{1} << 20;
+};
+
+const char* StagingEndName(StagingEnd end);
+
+// The staging memory of all devices, as a budget, and what it was good for. Thread-safe.
+class StagingBudget {
+ public:
+  // Given back by the destructor.
+  class Hold {
+   public:
+    Hold(StagingBudget& budget, int device, int64_t bytes)
+        : budget_(&budget), device_(device), bytes_(bytes) {}
+    Hold(Hold&& other) noexcept
+        : budget_(std::exchange(other.budget_, nullptr)),
+          device_(other.device_),
+          bytes_(other.bytes_) {}
+    Hold& operator=(Hold&&) = delete;
+    ~Hold() {
+      if (budget_ != nullptr) budget_->Return(device_, bytes_);
+    }
+
+   private:
+    StagingBudget* budget_;
+    int device_;
+    int64_t bytes_;
+  };
+
+  struct Limit {
+    std::string device;
+    int64_t bytes_max = 0;
+  };
+  explicit StagingBudget(const std::vector<Limit>& limits);  // of each device
+  ~StagingBudget();  // waits until every hold is given back: copies may still be under way
+  StagingBudget(const StagingBudget&) = delete;
+  StagingBudget& operator=(const StagingBudget&) = delete;
+
+  // Nothing if there is not so much.
+  std::optional<Hold> Take(int device, int64_t bytes);
+  void CountBytes(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void CountPart() { parts_.fetch_add(1, std::memory_order_relaxed); }  // queued early
+  void CountEnd(StagingEnd end) {
+    ends_[static_cast<size_t>(end)].fetch_add(1, std::memory_order_relaxed);
+  }
+
+  int devices() const { return static_cast<int>(devices_.size()); }
+  const Limit& limit(int device) const { return devices_[device].limit; }
+  int64_t held_bytes(int device) const;
+  int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
+  int64_t parts() const { return parts_.load(std::memory_order_relaxed); }
+  int64_t ends(StagingEnd end) const {
+    return ends_[static_cast<size_t>(end)].load(std::memory_order_relaxed);
+  }
+
+ private:
+  struct Device {
+    Limit limit;
+    int64_t held_bytes = 0;
+  };
+
+  void Return(int device, int64_t bytes);
+
+  mutable std::mutex mutex_;  // of what is held
+  std::condition_variable returned_;
+  int64_t holds_ = 0;
+  std::vector<Device> devices_;
+  std::atomic<int64_t> copied_bytes_{0};
+  std::atomic<int64_t> parts_{0};
+  std::array<std::atomic<int64_t>, kStagingEndCount> ends_{};
+};
+
+// One request's input block, and the copy of its tensors on a device while there is one. The
+// request owns it. One thread at a time, but for what says otherwise and, of parts, Apply.
+class StagedInput final : public DeviceCopy {
+ public:
+  ~StagedInput() override;  // the memory goes once no copy uses it, see above
+  StagedInput(const StagedInput&) = delete;
+  StagedInput& operator=(const StagedInput&) = delete;
+
+  std::vector<ByteRange> Arrived(const char* data, int64_t bytes) override;
+  bool Copy(std::span<const ByteRange> pieces) override;
+  Result<const DeviceEvent*> Mark() override;
+  void ForgetShare(int64_t parts) override;
+  bool Seal() override;
+  bool Finish() override;
+  void CountRun(StagingEnd end) override { Count(end); }
+  int device() const override { return copy_ == nullptr ? -1 : device_; }
+  void Drop(StagingEnd why) override;
+  void Apply(WorkItem* item, const DeviceEvent* after = nullptr) override;
+  const DeviceEvent* after() const override { return copy_->after(); }
+  const char* block() const override { return static_cast<const char*>(held_->block.data()); }
+
+ private:
+  friend class Stager;
+  struct Held {
+    StagingBudget::Hold hold;
+    HostBlock block;  // goes first: who finds the hold given back finds the block given back too
+  };
+
+  // Until the upload is complete, `chosen.cost` is expected of the device. `tensors`: where they
+  // begin in the block.
+  StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen, int64_t bytes,
+              int64_t piece_bytes, const std::vector<int64_t>& tensors);
+  void ForgetCost();
+  void Count(StagingEnd end);  // the first of them
+
+  StagingBudget& budget_;
+  Router& router_;
+  const int device_;
+  const int64_t whole_cost_;
+  std::atomic<int64_t> expected_cost_;
+  const int64_t bytes_;  // of the block's beginning, where the tensors are
+  ArrivedPieces pieces_;
+  std::atomic<bool> failed_{false};  // a copy was refused
+  bool counted_ = false, sealed_ = false, good_ = false;
+  std::shared_ptr<Held> held_;
+  std::unique_ptr<Staging> copy_;  // null: none any more
+};
+
+// Gives uploads their staging. Thread-safe.
+class Stager {
+ public:
+  // `backends` and `router` must outlive it.
+  Stager(const StagingOptions& options, std::span<const std::unique_ptr<Backend>> backends,
+         Router& router);
+
+  void CountSplit() { budget_.CountEnd(StagingEnd::kSplit); }
+  void CountPart() { budget_.CountPart(); }
+  // Whether they are enough bytes, and some device has memory for uploads at all.
+  bool Wants(std::span<const HostSpan> tensors) const;
+  // Takes `block` and returns what holds it from now on; or null, and the block stays where it is:
+  // the device that the router expects to run the request needs no copy, or has no memory for one.
+  // `tensors` lie in the block in ascending order, from its beginning, apart by less than
+  // kTensorAlignBytes, and what the kernel reads beside them lies behind. May wait for a driver.
+  std::unique_ptr<StagedInput> Stage(std::span<const Candidate> candidates, HostBlock& block,
+                                     std::span<const HostSpan> tensors);
+
+  const StagingBudget& budget() const { return budget_; }
+
+ private:
+  const StagingOptions options_;
+  const std::span<const std::unique_ptr<Backend>> backends_;
+  Router& router_;
+  StagingBudget budget_;
+  bool possible_ = false;  // on some device
+};
+
+}  // namespace attend

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/upload/upload_run.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "server/request/tensor_extents.h"
+
+namespace attend {
+namespace {
+
+// Where the attention's tensors lie in the block, apart from each other.
+std::vector<ByteRange> TensorsIn(const char* block, const Attention& attention) {
+  std::vector<ByteRange> tensors;
+  for (const Extent& tensor : InputExtents(attention)) {
+    const int64_t begin = static_cast<const char*>(tensor.data) - block;
+    if (tensor.bytes > 0) tensors.push_back({begin, begin + tensor.bytes});
+  }
+  return tensors;
+}
+
+int64_t Overlap(const ByteRange& a, const ByteRange& b) {
+  return std::max<int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+}
+
+}  // namespace
+
+UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
+                     std::vector<std::unique_ptr<Request>> parts, int64_t open_max, Hooks hooks)
+    : first_id_(parts.front()->id),
+      device_(whole.device),
+      staged_(*whole.staged),
+      open_max_(open_max),
+      hooks_(std::move(hooks)),
+      parts_(parts.size()) {
+  for (size_t n = 0; n < parts.size(); ++n) {
+    Part& part = parts_[n];
+    part.request = std::move(parts[n]);
+    part.request->responder = this;
+    part.request->device = whole.device;
+    part.request->upload_part = std::make_unique<UploadPart>();
+    part.request->upload_part->parts = std::move(groups[n].parts);
+    part.tensors = TensorsIn(staged_.block(), part.request->attention);
+    int64_t bytes = 0;
+    for (const ByteRange& each : part.tensors) bytes += each.end - each.begin;
+    part.missing_bytes.store(bytes, std::memory_order_relaxed);
+  }
+}
+
+void UploadRun::Copied(std::span<const ByteRange> ranges) {
+  std::vector<Part*> ready;
+  for (const ByteRange& range : ranges) {
+    for (Part& part : parts_) {
+      int64_t came = 0;
+      for (const ByteRange& each : part.tensors) came += Overlap(each, range);
+      // Released by whoever has enqueued copies, acquired by whoever enqueued the last ones.
+      const bool last =
+          came > 0 && part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel) == came;
+      if (last) ready.push_back(&part);
+    }
+  }
+  for (Part* const part : ready) {
+    // Now, as later the device's copy may have ended: the part may have to wait for its turn.
+    const Result<const DeviceEvent*> mark = staged_.Mark();
+    if (!mark.ok()) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      part->mark = *mark;
+    }
+    if (Take(*part)) Begin(*part);
+  }
+}
+
+bool UploadRun::TakeLocked(Part& part) {
+  const bool ready = part.mark != nullptr || complete_;
+  const bool its_turn = complete_ || open_ < (begun_ ? open_max_ : 1);
+  if (part.begun || !ready || !failure_.ok() || !its_turn) return false;
+  part.begun = true;
+  part.early = !complete_ && SomeMissing();
+  ++open_;
+  PlaceLocked(part);
+  return true;
+}
+
+bool UploadRun::Take(Part& part) {
+  const std::lock_guard lock(mutex_);
+  return TakeLocked(part);
+}
+
+void UploadRun::PlaceLocked(Part& part) const {
+  UploadPart& upload = *part.request->upload_part;
+  upload.further = begun_;
+  const bool on_device = part.mark != nullptr || copied_;
+  upload.staged = on_device ? &staged_ : nullptr;
+  upload.after = part.mark;
+  if (on_device && upload.after == nullptr) upload.after = staged_.after();
+}
+
+bool UploadRun::SomeMissing() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& each) {
+    return each.missing_bytes.load(std::memory_order_relaxed) > 0;
+  });
+}
+
+UploadRun::Part* UploadRun::TakeNextLocked() {
+  const auto found =
+      std::find_if(parts_.begin(), parts_.end(), [this](Part& each) { return TakeLocked(each); });
+  return found == parts_.end() ? nullptr : &*found;
+}
+
+void UploadRun::Begin(Part& part) {
+  const auto self = shared_from_this();
+  for (Part* next = &part; next != nullptr;) next = Push(*next);
+}
+
+// The next one whose turn it is with this, taken.
+UploadRun::Part* UploadRun::Push(Part& part) {
+  // What is expected of the device is the part's cost now.
+  if (!std::exchange(part.forgotten, true)) staged_.ForgetShare(parts());
+  std::unique_ptr<Request> request = std::move(part.request);
+  Status status = hooks_.push(request);
+  if (!status.ok()) {
+    part.request = std::move(request);
+    Refused(part, std::move(status));
+    return nullptr;
+  }
+  bool cancelled = false;
+  Part* next = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    begun_ = true;
+    cancelled = !failure_.ok();
+    next = TakeNextLocked();
+  }
+  if (part.early) hooks_.count_early();
+  // A cancellation that came before the part was queued found nothing to cancel.
+  if (cancelled) CancelParts();
+  return next;
+}
+
+// There may be room when another part has ended, or with the last byte.
+void UploadRun::Refused(Part& part, Status status) {
+  {
+    const std::lock_guard lock(mutex_);
+    part.begun = false;
+    const bool later = !complete_ || status.code() == Code::kResourceExhausted;
+    if (!later && failure_.ok()) failure_ = status;
+    refusal_ = std::move(status);
+  }
+  Dropped(/*part=*/false);
+}
+
+bool UploadRun::begun() {
+  const std::lock_guard lock(mutex_);
+  return begun_;
+}
+
+void UploadRun::Complete(std::unique_ptr<Request> whole, bool copied) {
+  const auto self = shared_from_this();
+  {
+    const std::lock_guard lock(mutex_);
+    whole_ = std::move(whole);
+    copied_ = copied;
+    complete_ = completing_ = true;
+  }
+  for (Part& part : parts_) {
+    if (Take(part)) Begin(part);
+  }
+  Ended ended;
+  {
+    const std::lock_guard lock(mutex_);
+    completing_ = false;
+    ended = TakeEndedLocked();
+  }
+  End(std::move(ended));
+}
+
+void UploadRun::Cancel(Status why) {
+  const auto self = shared_from_this();
+  if (Fail(std::move(why))) CancelParts();
+}
+
+void UploadRun::Stop(std::function<void()> quiet) {
+  const auto self = shared_from_this();
+  const bool first = Fail(Status(Code::kCancelled, "the upload has ended"));
+  bool running = false;
+  {
+    const std::lock_guard lock(mutex_);
+    running = open_ > 0 || completing_;
+    if (running) quiet_ = std::move(quiet);
+  }
+  if (!running) return quiet();
+  if (first) CancelParts();
+}
+
+void UploadRun::Finish(std::unique_ptr<Request> part) {
+  const auto self = shared_from_this();
+  if (part_ended_) part_ended_(*part);
+  bool first_failure = false;
+  if (part->status.ok()) {
+    const std::lock_guard lock(mutex_);
+    copy_in_ns_ += part->copy_in_ns;
+    kernel_ns_ += part->kernel_ns;
+    copy_out_ns_ += part->copy_out_ns;
+    const TimePoint completed = std::max(last_.completed, part->completed);
+    if (part->enqueued >= last_.enqueued) {
+      last_ = {part->enqueued, part->started, completed, part->batch_requests};
+    }
+    last_.completed = completed;
+  } else {
+    first_failure = Fail(part->status);
+  }
+  part.reset();  // before the client hears of the end
+  if (first_failure) CancelParts();
+  Dropped(/*part=*/true);
+}
+
+// Whether this was the first.
+bool UploadRun::Fail(Status status) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.ok()) return false;
+  failure_ = std::move(status);
+  return true;
+}
+
+// Those that are still queued; others are not found.
+void UploadRun::CancelParts() {
+  for (size_t n = 0; n < parts_.size(); ++n) hooks_.cancel(device_, first_id_ + n);
+}
+
+// One fewer is open. If that was a part, there may be room for the next one.
+void UploadRun::Dropped(bool part) {
+  Part* next = nullptr;
+  Ended ended;
+  {
+    const std::lock_guard lock(mutex_);
+    assert(open_ > 0);
+    --open_;
+    if (part) {
+      begun_ = true;  // it was queued, whether who did that has come so far or not
+      next = TakeNextLocked();
+    }
+    ended = TakeEndedLocked();
+  }
+  if (next != nullptr) Begin(*next);
+  End(std::move(ended));
+}
+
+UploadRun::Ended UploadRun::TakeEndedLocked() {
+  if (open_ > 0 || completing_) return {};
+  const bool all =
+      std::all_of(parts_.begin(), parts_.end(), [](const Part& each) { return each.begun; });
+  if (complete_ && !all && failure_.ok()) {
+    // Nobody is left to make room.
+    failure_ = refusal_.ok() ? Internal("a part of the request was not begun") : refusal_;
+  }
+  return {std::move(whole_), std::exchange(quiet_, nullptr)};
+}
+
+void UploadRun::End(Ended ended) {
+  if (ended.whole != nullptr) {
+    Request& whole = *ended.whole;
+    {
+      const std::lock_guard lock(mutex_);
+      whole.status = failure_;
+    }
+    whole.enqueued = last_.enqueued;
+    whole.started = last_.started;
+    whole.completed = last_.completed;
+    whole.batch_requests = last_.batch_requests;
+    whole.copy_in_ns = copy_in_ns_;
+    whole.kernel_ns = kernel_ns_;
+    whole.copy_out_ns = copy_out_ns_;
+    hooks_.finish(std::move(ended.whole));
+  }
+  if (ended.quiet != nullptr) ended.quiet();
+}
+
+}  // namespace attend

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/util/whole_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "server/util/random_token.h"
+#include "server/util/unique_fd.h"
+
+namespace attend {
+namespace {
+
+bool WriteAll(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return true;
+}
+
+std::string Hex(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    const auto byte = static_cast<unsigned char>(c);
+    text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return text;
+}
+
+}  // namespace
+
+Status WriteWholeFile(std::string_view what, const std::string& path, std::string_view bytes) {
+  const auto failed = [&](int error) {
+    return Internal(std::string(what) + " " + path + " cannot be written: " + std::strerror(error));
+  };
+  const Result<std::string> token = RandomToken();
+  if (!token.ok()) return token.status();
+  const std::string partial = path + "." + Hex(*token) + ".partial";
+  // Not mkstemp, whose file only this user could read.
+  UniqueFd file(open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (!file.valid()) return failed(errno);
+  if (WriteAll(file.get(), bytes) && rename(partial.c_str(), path.c_str()) == 0) return Status();
+  const int error = errno;
+  unlink(partial.c_str());
+  return failed(error);
+}
+
+Status CheckFolderOf(std::string_view what, const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  if (folder.empty() || std::filesystem::is_directory(folder, error)) return Status();
+  return Status(Code::kNotFound,
+                std::string(what) + " " + path + ": there is no folder " + folder.string());
+}
+
+}  // namespace attend

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/answer_watch.h"
+
+#include <grpc/support/alloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "kernels/util/thread_name.h"
+#include "server/memory/memory_reserve.h"
+
+namespace attend {
+namespace {
+
+// How often in a timeout the thread looks: a call ends at most an eighth too late.
+constexpr int kLooksPerTimeout = 8;
+
+std::string PeerOf(grpc_call* call) {
+  char* const peer = grpc_call_get_peer(call);
+  std::string text = peer == nullptr ? "unknown" : peer;
+  gpr_free(peer);
+  return text;
+}
+
+}  // namespace
+
+void WatchedCall::Join(AnswerWatch& watch, grpc_call* call) {
+  if (watch.timeout_ == Duration::zero()) return;
+  AnswerWatch::Shard& shard = watch.ShardOf(this);
+  const std::lock_guard lock(shard.mutex);
+  watch_ = &watch;
+  call_ = call;
+  next_ = shard.first;
+  if (next_ != nullptr) next_->previous_ = this;
+  shard.first = this;
+}
+
+void WatchedCall::Leave() {
+  if (watch_ == nullptr) return;
+  AnswerWatch::Shard& shard = watch_->ShardOf(this);
+  const std::lock_guard lock(shard.mutex);
+  (previous_ == nullptr ? shard.first : previous_->next_) = next_;
+  if (next_ != nullptr) next_->previous_ = previous_;
+  watch_ = nullptr;
+}
+
+bool WatchedCall::KeepsUp() {
+  const int64_t held = held_bytes_.load(std::memory_order_relaxed);
+  const int64_t taken = taken_bytes_.load(std::memory_order_relaxed);
+  if (held > 0 && taken < due_bytes_) return false;
+  due_bytes_ = taken + std::min(held, kBytesPerTimeout);
+  return true;
+}
+
+AnswerWatch::AnswerWatch(Duration timeout, const Clock& clock,
+                         std::function<void(const std::string& peer)> unread)
+    : timeout_(timeout), clock_(clock), unread_(std::move(unread)) {
+  if (timeout_ > Duration::zero()) thread_ = std::thread([this] { Run(); });
+}
+
+AnswerWatch::~AnswerWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::vector<std::string> AnswerWatch::WaitingPeers() {
+  std::vector<std::string> peers;
+  for (Shard& shard : shards_) {
+    const std::lock_guard lock(shard.mutex);  // so that no call goes meanwhile
+    for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
+      if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
+      try {  // no waiting for memory here: calls that would give it back wait for this lock
+        const OnNoMemory no_memory(OnNoMemory::kThrow);
+        peers.push_back(PeerOf(each->call_));
+      } catch (const std::bad_alloc&) {
+        return peers;
+      }
+    }
+  }
+  return peers;
+}
+
+void AnswerWatch::Run() {
+  NameThread("attend-unread");
+  const Duration pause =
+      std::max<Duration>(timeout_ / kLooksPerTimeout, std::chrono::milliseconds(1));
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, pause, [this] { return stop_; })) {
+    const TimePoint now = clock_.Now();
+    for (Shard& shard : shards_) Look(shard, now);
+  }
+}
+
+void AnswerWatch::Look(Shard& shard, TimePoint now) {
+  std::vector<grpc_call*> unread;
+  {
+    const std::lock_guard lock(shard.mutex);
+    for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
+      if (each->KeepsUp()) each->since_ = now;
+      if (each->cut_off_ || now - each->since_ < timeout_) continue;
+      try {
+        const OnNoMemory no_memory(OnNoMemory::kThrow);
+        unread.push_back(each->call_);
+      } catch (const std::bad_alloc&) {  // the next look finds it
+        break;
+      }
+      each->cut_off_ = true;
+      grpc_call_ref(each->call_);
+    }
+  }
+  // Without the lock: what gRPC then calls may leave the watch.
+  for (grpc_call* call : unread) {
+    try {
+      const OnNoMemory no_memory(OnNoMemory::kThrow);
+      unread_(PeerOf(call));
+    } catch (const std::bad_alloc&) {  // it goes without a word
+    }
+    grpc_call_cancel(call, nullptr);
+    grpc_call_unref(call);
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Ends calls whose clients do not read. gRPC keeps an answer until its client has taken it, and
+// with it the memory that it is in. Where a client does not take 1 MiB of what waits for it, or all
+// of it if that is less, in a while, the call is cancelled, so that gRPC lets go.
+
+#pragma once
+
+#include <grpc/grpc.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/util/clock.h"
+
+namespace attend {
+
+class AnswerWatch;
+
+// A call as the watch sees it. It is in the watch from Join to Leave, which comes before gRPC's
+// object goes (in OnDone).
+class WatchedCall {
+ public:
+  WatchedCall() = default;
+  WatchedCall(const WatchedCall&) = delete;
+  WatchedCall& operator=(const WatchedCall&) = delete;
+
+  // `call` may have answers that wait. Not twice.
+  void Join(AnswerWatch& watch, grpc_call* call);
+  void Leave();
+
+  // So many bytes begin to wait for the client, at least one, and so many of them were taken. Any
+  // thread, also after Leave.
+  void Hold(int64_t bytes) { held_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void Release(int64_t bytes) {
+    taken_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    held_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+  }
+
+ private:
+  friend class AnswerWatch;
+  static constexpr int64_t kBytesPerTimeout = int64_t{1} << 20;
+
+  // Whether it has taken what it had to since the last time that it had.
+  bool KeepsUp();
+
+  std::atomic<int64_t> held_bytes_{0};
+  std::atomic<int64_t> taken_bytes_{0};
+  // The watch's, with its lock.
+  AnswerWatch* watch_ = nullptr;  // null: not in it
+  grpc_call* call_ = nullptr;
+  bool cut_off_ = false;
+  TimePoint since_;
+  int64_t due_bytes_ = 0;  // of taken_bytes_, a timeout after `since_`
+  WatchedCall* next_ = nullptr;
+  WatchedCall* previous_ = nullptr;
+};
+
+// Kept by the call and by each answer of it that gRPC holds.
+using WatchedRef = std::shared_ptr<WatchedCall>;
+
+class AnswerWatch {
+ public:
+  // `unread` is told the peer of each call that was cancelled, on the watch's thread. A timeout of
+  // 0: no call is.
+  AnswerWatch(Duration timeout, const Clock& clock,
+              std::function<void(const std::string& peer)> unread);
+  ~AnswerWatch();  // no call is in it
+  AnswerWatch(const AnswerWatch&) = delete;
+  AnswerWatch& operator=(const AnswerWatch&) = delete;
+
+  // The peers of calls whose answers wait for their clients now; none without a timeout.
+  std::vector<std::string> WaitingPeers();
+
+ private:
+  friend class WatchedCall;
+  // Calls come and go on many threads.
+  static constexpr size_t kShards = 16;
+  struct Shard {
+    std::mutex mutex;
+    WatchedCall* first = nullptr;
+  };
+
+  Shard& ShardOf(const WatchedCall* call) {
+    return shards_[reinterpret_cast<uintptr_t>(call) / 64 % kShards];
+  }
+  void Run();
+  void Look(Shard& shard, TimePoint now);
+
+  const Duration timeout_;
+  const Clock& clock_;
+  const std::function<void(const std::string&)> unread_;
+  std::array<Shard, kShards> shards_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;  // last
+};
+
+}  // namespace attend

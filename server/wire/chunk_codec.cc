@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/chunk_codec.h"
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "server/wire/protobuf_wire.h"
+#include "server/wire/wire_fields.h"
+
+namespace attend {
+namespace {
+
+using Message = v1::AttendChunkedRequest;
+
+constexpr uint64_t kTensorTag = (Message::kTensorFieldNumber << 3) | wire::kVarint;
+constexpr uint64_t kOffsetTag = (Message::kOffsetFieldNumber << 3) | wire::kVarint;
+static_assert(wire::kRawField == Message::kDataFieldNumber);
+static_assert(wire::kRawField == v1::AttendChunkedResponse::kDataFieldNumber);
+static_assert(int{Message::kTensorFieldNumber} ==
+              int{v1::AttendChunkedResponse::kTensorFieldNumber});
+static_assert(int{Message::kOffsetFieldNumber} ==
+              int{v1::AttendChunkedResponse::kOffsetFieldNumber});
+
+// Bytes of a token that are kept. No token has so many.
+constexpr int64_t kTokenBytesKept = 64;
+
+Status Malformed(const std::string& what) {
+  return InvalidArgument("the message is not an AttendChunkedRequest: " + what);
+}
+
+Status CheckSize(const char* what, int64_t bytes, int64_t bytes_max) {
+  if (bytes <= bytes_max) return Status();
+  return InvalidArgument(std::string("the ") + what + " has " + std::to_string(bytes) +
+                         " bytes, must have at most " + std::to_string(bytes_max));
+}
+
+Status Unreadable() { return InvalidArgument("the message cannot be read"); }
+
+// Calls take(field, reader) for each field of a message; reads on behind the field's value.
+template <class Take>
+Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
+  SliceReader reader(slices);
+  while (reader.remaining() > 0) {
+    wire::Field field;
+    const Status read = wire::ReadField(reader, field);
+    if (!read.ok()) return Malformed(read.message());
+    ATTEND_RETURN_IF_ERROR(take(field, SliceReader(reader)));
+    reader.Skip(field.bytes);
+  }
+  return Status();
+}
+
+bool Is(const wire::Field& field, int number, wire::WireType type) {
+  return field.number == static_cast<uint64_t>(number) && field.type == type;
+}
+
+grpc::ByteBuffer Serialize(const v1::AttendChunkedResponse& response) {
+  const grpc::Slice slice(response.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace
+
+Status FirstMessage::Parse(grpc::ByteBuffer& message, int64_t bytes_max) {
+  ATTEND_RETURN_IF_ERROR(CheckSize("header", static_cast<int64_t>(message.Length()), bytes_max));
+  if (!slices_.Take(message)) return Unreadable();
+  ATTEND_RETURN_IF_ERROR(ParseFields());
+  return has_token_ ? Status() : ParseHeader();
+}
+
+Status FirstMessage::ParseFields() {
+  int firsts = 0;
+  bool chunk = false;
+  const auto take = [&](const wire::Field& field, SliceReader value) {
+    if (Is(field, Message::kTokenFieldNumber, wire::kBytes)) {
+      ++firsts;
+      has_token_ = true;
+      token_.resize(static_cast<size_t>(std::min(field.bytes, kTokenBytesKept)));
+      value.Read(token_.data(), static_cast<int64_t>(token_.size()));
+    } else if (Is(field, Message::kHeaderFieldNumber, wire::kBytes)) {
+      ++firsts;
+      header_slices_.clear();
+      for (int64_t left = field.bytes; left > 0;) {
+        const ByteSpan here = value.Contiguous();
+        const auto step = std::min<int64_t>(left, static_cast<int64_t>(here.size()));
+        header_slices_.push_back(here.first(static_cast<size_t>(step)));
+        value.Skip(step);
+        left -= step;
+      }
+    } else if (Is(field, Message::kTensorFieldNumber, wire::kVarint) ||
+               Is(field, Message::kOffsetFieldNumber, wire::kVarint)) {
+      uint64_t number = 0;
+      (void)value.ReadVarint(&number);
+      chunk |= number != 0;
+    } else if (Is(field, Message::kDataFieldNumber, wire::kBytes)) {
+      chunk |= field.bytes > 0;
+    }
+    return firsts > 1
+               ? InvalidArgument("the stream's first message must have one header or one token")
+               : Status();
+  };
+  ATTEND_RETURN_IF_ERROR(ForEachField(slices_.spans(), take));
+  if (firsts == 0) {
+    return InvalidArgument("the stream's first message has neither header nor token");
+  }
+  if (!chunk) return Status();
+  return InvalidArgument("the stream's first message must have no chunk beside its header");
+}
+
+Status FirstMessage::ParseHeader() {
+  header_.slices = header_slices_;
+  ATTEND_RETURN_IF_ERROR(ScanMessage(header_.slices, header_.scan));
+  return ParseMessage(arena_, header_);
+}
+
+Status ChunkMessage::Take(grpc::ByteBuffer& message, int64_t bytes_max) {
+  ATTEND_RETURN_IF_ERROR(
+      CheckSize("chunk's message", static_cast<int64_t>(message.Length()), bytes_max));
+  return slices_.Take(message) ? Status() : Unreadable();
+}
+
+Status ChunkMessage::ParseChunk(int64_t bytes_max) {
+  const auto take = [this](const wire::Field& field, SliceReader value) {
+    if (Is(field, Message::kHeaderFieldNumber, wire::kBytes) ||
+        Is(field, Message::kTokenFieldNumber, wire::kBytes)) {
+      return InvalidArgument("header and token belong into the stream's first message only");
+    }
+    if (Is(field, Message::kTensorFieldNumber, wire::kVarint)) {
+      uint64_t tensor = 0;
+      (void)value.ReadVarint(&tensor);
+      tensor_ = static_cast<int>(tensor);
+    } else if (Is(field, Message::kOffsetFieldNumber, wire::kVarint)) {
+      (void)value.ReadVarint(&offset_);
+    } else if (Is(field, Message::kDataFieldNumber, wire::kBytes)) {
+      data_at_ = value.position();
+      bytes_ = field.bytes;
+    }
+    return Status();
+  };
+  ATTEND_RETURN_IF_ERROR(ForEachField(slices_.spans(), take));
+  if (bytes_ >= 1 && bytes_ <= bytes_max) return Status();
+  return InvalidArgument("data has " + std::to_string(bytes_) + " bytes, must have 1 to " +
+                         std::to_string(bytes_max));
+}
+
+std::vector<HostPiece> ChunkMessage::Pieces(void* to) const {
+  std::vector<HostPiece> pieces;
+  pieces.reserve(slices_.spans().size());
+  SliceReader reader(slices_.spans());
+  reader.Skip(data_at_);
+  reader.ReadPieces(to, bytes_, pieces);
+  return pieces;
+}
+
+grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
+                             int64_t idle_timeout_ms) {
+  v1::AttendChunkedResponse response;
+  v1::ChunkedGrant* grant = response.mutable_grant();
+  grant->set_token(token);
+  grant->set_streams_max(static_cast<int32_t>(streams_max));
+  grant->set_chunk_bytes_max(chunk_bytes_max);
+  grant->set_idle_timeout_ms(idle_timeout_ms);
+  return Serialize(response);
+}
+
+grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response) {
+  v1::AttendChunkedResponse message;
+  message.mutable_response()->Swap(response);
+  return Serialize(message);
+}
+
+grpc::ByteBuffer EncodeChunk(v1::TensorName tensor, int64_t offset, const void* data, int64_t bytes,
+                             std::shared_ptr<const HostBlock> block) {
+  std::array<uint8_t, 2 + 11 + wire::kRawPrefixBytesMax> head;
+  uint8_t* end = wire::WriteVarint(kTensorTag, head.data());
+  end = wire::WriteVarint(static_cast<uint64_t>(tensor), end);
+  end = wire::WriteVarint(kOffsetTag, end);
+  end = wire::WriteVarint(static_cast<uint64_t>(offset), end);
+  end = wire::WriteRawPrefix(bytes, end);
+  using Hold = std::shared_ptr<const HostBlock>;
+  const std::array<grpc::Slice, 2> slices = {
+      grpc::Slice(head.data(), static_cast<size_t>(end - head.data())),
+      grpc::Slice(
+          const_cast<void*>(data), static_cast<size_t>(bytes),
+          [](void* hold) { delete static_cast<Hold*>(hold); }, new Hold(std::move(block)))};
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+}  // namespace attend

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The messages of AttendChunked. Their few fields are read by hand, in any order; a chunk's bytes
+// are left where they lie. Pure; any thread.
+
+#pragma once
+
+#include <google/protobuf/arena.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/util/status.h"
+#include "server/memory/host_pool.h"
+#include "server/wire/message_slices.h"
+#include "server/wire/request_codec.h"
+
+namespace attend {
+
+// Of the data in one message from a client, and of a header. Peers receive messages of 4 MiB by
+// default; a chunk of that size and its fields is a little more.
+inline constexpr int64_t kChunkBytesMax = int64_t{4} << 20;
+// The same where messages are bounded.
+constexpr int64_t ChunkBytesMax(int64_t message_bytes_max) {
+  return std::min(kChunkBytesMax, message_bytes_max);
+}
+// Of the data in one message to a client: with its fields below the 4 MiB that every client takes
+// by default, small enough to be spread over streams, large enough for the fields not to count.
+inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
+// Of the message around the data.
+inline constexpr int64_t kChunkMarginBytes = 1024;
+
+// A stream's first message: a token, or a header taken apart.
+class FirstMessage {
+ public:
+  // INVALID_ARGUMENT if gRPC cannot give the slices, there are more than `bytes_max` bytes, or the
+  // message is no such one.
+  Status Parse(grpc::ByteBuffer& message, int64_t bytes_max);
+
+  int64_t message_bytes() const { return slices_.bytes(); }
+  bool has_token() const { return has_token_; }
+  // No longer than it takes to tell that it is none.
+  const std::string& token() const { return token_; }
+  const RequestMessage& header() const { return header_; }
+
+ private:
+  Status ParseFields();
+  Status ParseHeader();
+
+  MessageSlices slices_;
+  std::vector<ByteSpan> header_slices_;
+  google::protobuf::Arena arena_;
+  RequestMessage header_;
+  bool has_token_ = false;
+  std::string token_;
+};
+
+// Any later message, a chunk: its few fields, in any order, and its bytes where they lie.
+class ChunkMessage {
+ public:
+  // INVALID_ARGUMENT if gRPC cannot give the slices or there are more than `bytes_max` bytes.
+  Status Take(grpc::ByteBuffer& message, int64_t bytes_max);
+  // INVALID_ARGUMENT if it is no chunk or has more than `bytes_max` of data.
+  Status ParseChunk(int64_t bytes_max);
+
+  int64_t message_bytes() const { return slices_.bytes(); }
+  // Of the chunk.
+  int tensor() const { return tensor_; }
+  uint64_t offset() const { return offset_; }
+  int64_t bytes() const { return bytes_; }
+  // The chunk's data as pieces of a copy to `to`, to be done while this object lives.
+  std::vector<HostPiece> Pieces(void* to) const;
+
+ private:
+  MessageSlices slices_;
+  int tensor_ = 0;
+  uint64_t offset_ = 0;
+  int64_t data_at_ = 0;  // in the message
+  int64_t bytes_ = 0;
+};
+
+grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
+                             int64_t idle_timeout_ms);
+// Takes the small fields of the answer.
+grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response);
+// gRPC sends `data` from where it lies in `block`, which it holds as long as it must.
+grpc::ByteBuffer EncodeChunk(v1::TensorName tensor, int64_t offset, const void* data, int64_t bytes,
+                             std::shared_ptr<const HostBlock> block);
+
+}  // namespace attend

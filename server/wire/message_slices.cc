@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/message_slices.h"
+
+#include <cstring>
+
+namespace attend {
+namespace {
+
+// gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin. Clients choose those.
+constexpr int64_t kPiecesFree = 64;
+constexpr int64_t kPieceBytesLeast = 256;
+
+}  // namespace
+
+bool MessageSlices::Take(grpc::ByteBuffer& message) {
+  bytes_ = static_cast<int64_t>(message.Length());
+  if (!message.Dump(&slices_).ok()) return false;
+  message.Clear();
+  if (static_cast<int64_t>(slices_.size()) > kPiecesFree + bytes_ / kPieceBytesLeast) Join();
+  spans_.reserve(slices_.size());
+  for (const grpc::Slice& slice : slices_) spans_.emplace_back(slice.begin(), slice.size());
+  return true;
+}
+
+void MessageSlices::Join() {
+  grpc::Slice whole(static_cast<size_t>(bytes_));
+  auto* out = const_cast<uint8_t*>(whole.begin());
+  for (const grpc::Slice& slice : slices_) {
+    std::memcpy(out, slice.begin(), slice.size());
+    out += slice.size();
+  }
+  slices_ = std::vector<grpc::Slice>();  // their memory too
+  slices_.push_back(std::move(whole));
+}
+
+void MessageSlices::Release() {
+  spans_.clear();
+  slices_.clear();
+}
+
+}  // namespace attend

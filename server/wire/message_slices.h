@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One message as gRPC's slices, and a view of their bytes. One owner at a time; moving it leaves
+// the view whole.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "server/wire/slice_reader.h"
+
+namespace attend {
+
+class MessageSlices {
+ public:
+  // Takes the slices out of `message`. Those of a message in many small pieces, each of which costs
+  // more to keep than its bytes, become one. False if gRPC cannot give them.
+  bool Take(grpc::ByteBuffer& message);
+
+  std::span<const ByteSpan> spans() const { return spans_; }
+  int64_t bytes() const { return bytes_; }
+  // The transport gets its memory back.
+  void Release();
+  std::vector<grpc::Slice> TakeSlices() {
+    spans_.clear();
+    return std::move(slices_);
+  }
+
+ private:
+  void Join();
+
+  int64_t bytes_ = 0;
+  std::vector<grpc::Slice> slices_;
+  std::vector<ByteSpan> spans_;
+};
+
+}  // namespace attend

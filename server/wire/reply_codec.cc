@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/reply_codec.h"
+
+#include <google/protobuf/arena.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "server/wire/grpc_status.h"
+#include "server/wire/protobuf_wire.h"
+
+namespace attend {
+namespace {
+
+// Up to here a copy into the slice in front costs less than a slice of its own.
+constexpr int64_t kCopiedBytesMax = 8192;
+constexpr size_t kArenaBlockBytes = 2048;
+
+// A large answer leaves in up to so many pieces, none smaller than this: each that has left shows
+// that its client reads.
+constexpr int64_t kPieces = 16;
+constexpr int64_t kPieceBytesMin = int64_t{1} << 20;
+
+// An output block shared by the slices over it.
+struct HeldBlock {
+  struct Piece {
+    HeldBlock* held = nullptr;
+    int64_t bytes = 0;
+  };
+
+  explicit HeldBlock(WatchedRef watched) : call(std::move(watched)) {}
+  const WatchedRef call;
+  HostBlock block;
+  std::atomic<int> holders{1};            // the first is the function that makes it
+  std::array<Piece, 2 * kPieces> pieces;  // of O and LSE
+  size_t count = 0;
+
+  void Drop() {
+    if (holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+  struct Dropper {
+    void operator()(HeldBlock* held) const { held->Drop(); }
+  };
+  static void DropPiece(void* dropped) {
+    const Piece& piece = *static_cast<Piece*>(dropped);
+    piece.held->call->Release(piece.bytes);
+    piece.held->Drop();
+  }
+  // Pieces of `data`, which is in the block, after what is in `slices`.
+  void AddSlices(const void* data, int64_t bytes, std::vector<grpc::Slice>& slices) {
+    const int64_t step = std::max(kPieceBytesMin, (bytes + kPieces - 1) / kPieces);
+    for (int64_t at = 0; at < bytes; at += step) {
+      Piece& piece = pieces.at(count++);
+      piece = {this, std::min(step, bytes - at)};
+      slices.emplace_back(static_cast<char*>(const_cast<void*>(data)) + at,
+                          static_cast<size_t>(piece.bytes), HeldBlock::DropPiece, &piece);
+      holders.fetch_add(1, std::memory_order_relaxed);  // which nobody drops yet
+      call->Hold(piece.bytes);
+    }
+  }
+};
+
+struct RawPart {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+  bool copied() const { return bytes <= kCopiedBytesMax; }
+};
+
+uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
+
+// The serialised small fields, then each part behind its tag: copied, or as a slice over `block`.
+grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts, int count,
+                          HostBlock block, WatchedRef call) {
+  std::vector<grpc::Slice> slices;
+  slices.reserve(5);                                    // of most answers
+  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only for what is not copied
+  int64_t head_bytes = static_cast<int64_t>(fields.ByteSizeLong());
+  bool first = true;
+  for (int next = 0; first || next < count;) {
+    // One slice: the fields (once), then prefixes and small parts up to the next large one.
+    int end = next;
+    while (end < count) {
+      head_bytes += wire::RawPrefixBytes(parts[end].bytes);
+      if (!parts[end].copied()) break;
+      head_bytes += parts[end++].bytes;
+    }
+    grpc::Slice head(static_cast<size_t>(head_bytes));
+    uint8_t* out = WritableBytes(head);
+    if (first) out = fields.SerializeWithCachedSizesToArray(out);
+    for (; next < end; ++next) {
+      out = wire::WriteRawPrefix(parts[next].bytes, out);
+      if (parts[next].bytes > 0) std::memcpy(out, parts[next].data, parts[next].bytes);
+      out += parts[next].bytes;
+    }
+    if (next < count) wire::WriteRawPrefix(parts[next].bytes, out);
+    slices.push_back(std::move(head));
+    if (next < count) {
+      if (held == nullptr) held.reset(new HeldBlock(call));
+      held->AddSlices(parts[next].data, parts[next].bytes, slices);
+      ++next;
+    }
+    head_bytes = 0;
+    first = false;
+  }
+  if (held != nullptr) held->block = std::move(block);
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+void SetSource(Transport transport, const RegionPlace* shared, v1::Tensor* tensor) {
+  if (shared != nullptr && shared->region != nullptr) {
+    tensor->mutable_shared_memory()->set_region(shared->region->token);
+    tensor->mutable_shared_memory()->set_offset(static_cast<uint64_t>(shared->offset));
+  } else if (transport == Transport::kChunked) {
+    tensor->mutable_chunked();
+  } else {
+    tensor->mutable_inline_bytes();
+  }
+}
+
+void SetShape(std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
+  for (const int64_t dim : shape) tensor->add_shape(dim);
+}
+
+void FillCheck(const RowsReport& report, v1::CheckReport* check) {
+  check->set_ok(report.ok);
+  check->set_rows_checked(report.rows_checked);
+  check->set_rows_total(report.rows_total);
+  check->set_rows_wide(report.rows_wide);
+  check->set_max_abs_error(report.max_abs_error);
+  check->set_mean_abs_error(report.mean_abs_error);
+  check->set_bound(report.bound);
+  check->set_detail(report.detail);
+}
+
+}  // namespace
+
+void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
+  const Problem& p = request.attention.problem;
+  v1::Tensor* o = response->mutable_o();
+  o->set_dtype(static_cast<v1::DType>(p.dtype));
+  o->set_byte_length(static_cast<uint64_t>(BytesO(p)));
+  SetSource(request.transport, request.shared ? &request.shared->o : nullptr, o);
+  switch (request.layout) {
+    case Layout::kBhld:
+      SetShape({p.batch, p.heads_q, p.len_q, p.dim_v}, o);
+      break;
+    case Layout::kBlhd:
+      SetShape({p.batch, p.len_q, p.heads_q, p.dim_v}, o);
+      break;
+    case Layout::kLhd:
+      SetShape({p.total_q, p.heads_q, p.dim_v}, o);
+      break;
+  }
+  if (!p.return_lse) return;
+  v1::Tensor* lse = response->mutable_lse();
+  lse->set_dtype(v1::DTYPE_FLOAT32);
+  lse->set_byte_length(static_cast<uint64_t>(BytesLse(p)));
+  SetSource(request.transport, request.shared ? &request.shared->lse : nullptr, lse);
+  if (p.packed) {
+    SetShape({p.heads_q, p.total_q}, lse);
+  } else {
+    SetShape({p.batch, p.heads_q, p.len_q}, lse);
+  }
+}
+
+void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response) {
+  response->set_request_id(request.request_id);
+  FillOutputTensors(request, response);
+  v1::Timings* timings = response->mutable_timings();
+  timings->set_receive_ns(NanosecondsBetween(request.received, request.enqueued));
+  timings->set_queue_ns(NanosecondsBetween(request.enqueued, request.started));
+  timings->set_copy_in_ns(request.copy_in_ns);
+  timings->set_kernel_ns(request.kernel_ns);
+  timings->set_copy_out_ns(request.copy_out_ns);
+  timings->set_check_ns(request.check_ns);
+  timings->set_total_ns(total_ns);
+  response->set_batch_requests(request.batch_requests);
+  const std::string_view kernel = KernelName(request.selection.kernel);
+  response->set_kernel(kernel.data(), kernel.size());
+  response->set_kernel_reason(request.selection.why.data(), request.selection.why.size());
+  response->set_device(request.device_name);
+  response->set_transport(TransportName(request.transport));
+  if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
+}
+
+grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call) {
+  alignas(8) char block[kArenaBlockBytes];
+  google::protobuf::ArenaOptions options;
+  options.initial_block = block;
+  options.initial_block_size = sizeof(block);
+  google::protobuf::Arena arena(options);
+  auto* response = google::protobuf::Arena::CreateMessage<v1::AttendResponse>(&arena);
+  FillResponse(*request, total_ns, response);
+  const Attention& attention = request->attention;
+  std::array<RawPart, 2> parts;
+  int count = 0;
+  if (!response->o().has_shared_memory()) {
+    parts[count++] = {attention.o.data, BytesO(attention.problem)};
+  }
+  if (attention.problem.return_lse && !response->lse().has_shared_memory()) {
+    parts[count++] = {attention.lse, BytesLse(attention.problem)};
+  }
+  HostBlock output = std::move(request->output);
+  request.reset();  // the input block and shared regions go back before the answer leaves
+  return Assemble(*response, parts.data(), count, std::move(output), std::move(call));
+}
+
+grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
+                               int64_t retry_after_ms) {
+  v1::AttendResponse response;
+  response.set_request_id(request_id);
+  response.mutable_status()->set_code(static_cast<int32_t>(status.code()));
+  response.mutable_status()->set_message(CutMessage(status.message()));
+  response.mutable_status()->set_retry_after_ms(retry_after_ms);
+  grpc::Slice slice(response.ByteSizeLong());
+  response.SerializeWithCachedSizesToArray(WritableBytes(slice));
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace attend

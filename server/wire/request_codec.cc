@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/request_codec.h"
+
+#include <algorithm>
+#include <string>
+
+#include "server/memory/range_allocator.h"
+#include "server/wire/protobuf_wire.h"
+#include "server/wire/shared_tensors.h"
+#include "server/wire/wire_fields.h"
+
+namespace attend {
+namespace {
+
+constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
+
+Status Malformed(const std::string& what) {
+  return InvalidArgument("the message is not an AttendRequest: " + what);
+}
+
+// Which of the repeated numbers a field is; kArrayFields: none.
+int ArrayOf(const wire::Field& field) {
+  for (int i = 0; i < kArrayFields; ++i) {
+    if (field.number != kArrayNumbers[i]) continue;
+    const uint32_t one = IsFloatArray(i) ? wire::kFixed32 : wire::kVarint;
+    return field.type == one || field.type == wire::kBytes ? i : kArrayFields;
+  }
+  return kArrayFields;
+}
+
+// Reads over `bytes` of int64 entries and counts them. False if they are none.
+bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
+  constexpr int kVarintBytesMax = 10;
+  int begun = 0;  // bytes of an entry that has not ended
+  while (bytes > 0) {
+    const ByteSpan here = reader.Contiguous();
+    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
+    for (const uint8_t byte : here.first(static_cast<size_t>(step))) {
+      ++begun;
+      if (byte >= 0x80) {
+        if (begun == kVarintBytesMax) return false;
+        continue;
+      }
+      ++entries;
+      begun = 0;
+    }
+    reader.Skip(step);
+    bytes -= step;
+  }
+  return begun == 0;
+}
+
+// Walks over one message.
+class Scanner {
+ public:
+  Scanner(std::span<const ByteSpan> slices, MessageScan& scan) : reader_(slices), scan_(scan) {}
+
+  Status Run() {
+    scan_.message_bytes = reader_.remaining();
+    while (reader_.remaining() > 0) {
+      const SliceReader begin = reader_;
+      wire::Field field;
+      Status status = wire::ReadField(reader_, field);
+      if (!status.ok()) return Malformed(status.message());
+      if (const int array = ArrayOf(field); array < kArrayFields) {
+        status = TakeArray(begin, field, array);
+      } else if (field.number == wire::kRawField && field.type == wire::kBytes) {
+        TakeRaw(begin, field.bytes);
+      } else {
+        status = TakeSmall(begin, field.bytes);
+      }
+      if (!status.ok()) return status;
+      if (field_bytes_ > kFieldBytesMax) {
+        return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
+                               " bytes that are in no raw entry");
+      }
+    }
+    return Status();
+  }
+
+ private:
+  Status TakeArray(const SliceReader& begin, const wire::Field& field, int array) {
+    ArrayRun& run = scan_.arrays[array];
+    if (run.entries == 0) run.begin = begin.position();
+    bool whole = true;
+    if (field.type != wire::kBytes) {
+      reader_.Skip(field.bytes);
+      ++run.entries;
+    } else if (IsFloatArray(array)) {
+      whole = field.bytes % int64_t{sizeof(float)} == 0;
+      reader_.Skip(field.bytes);
+      run.entries += field.bytes / int64_t{sizeof(float)};
+    } else {
+      whole = CountInts(reader_, field.bytes, run.entries);
+    }
+    if (!whole) {
+      return Malformed("field " + std::to_string(field.number) + " at byte " +
+                       std::to_string(begin.position()) + " has no whole numbers");
+    }
+    run.end = reader_.position();
+    scan_.array_bytes += run.end - begin.position();
+    field_bytes_ += run.end - begin.position();
+    return Status();
+  }
+
+  void TakeRaw(const SliceReader& begin, int64_t bytes) {
+    field_bytes_ += reader_.position() - begin.position();
+    if (scan_.raw_count < kTensorsMax) scan_.raw[scan_.raw_count] = {reader_.position(), bytes};
+    ++scan_.raw_count;
+    reader_.Skip(bytes);
+  }
+
+  Status TakeSmall(SliceReader begin, int64_t bytes) {
+    reader_.Skip(bytes);
+    const int64_t all = reader_.position() - begin.position();
+    if (all > kHeaderBytesMax - scan_.header_bytes) {
+      return InvalidArgument("the fields beside raw, lengths, slopes and sinks have at least " +
+                             std::to_string(scan_.header_bytes + all) +
+                             " bytes, must have at most " + std::to_string(kHeaderBytesMax));
+    }
+    begin.Read(scan_.header.data() + scan_.header_bytes, all);
+    scan_.header_bytes += all;
+    field_bytes_ += all;
+    return Status();
+  }
+
+  SliceReader reader_;
+  MessageScan& scan_;
+  int64_t field_bytes_ = 0;
+};
+
+// Where one part of a block lies: the next aligned offset. False on overflow.
+bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
+  int64_t begin;
+  if (__builtin_add_overflow(total, kTensorAlignBytes - 1, &begin)) return false;
+  begin -= begin % kTensorAlignBytes;
+  offset = begin;
+  return !__builtin_add_overflow(begin, bytes, &total);
+}
+
+// Fields 2 to 15 of Placement are kept for places that later servers know.
+Status CheckPlacement(const std::string& name, const v1::Placement& placement, bool chunked,
+                      bool& shared) {
+  const auto& unknown = v1::Placement::GetReflection()->GetUnknownFields(placement);
+  for (int i = 0; i < unknown.field_count(); ++i) {
+    const int number = unknown.field(i).number();
+    if (number < 2 || number > 15) continue;
+    return Unimplemented(name + " is field " + std::to_string(number) +
+                         ", this server knows shared_memory");
+  }
+  shared = placement.place_case() == v1::Placement::kSharedMemory;
+  if (!shared || !chunked) return Status();
+  return InvalidArgument(name + " is set, must be unset in AttendChunked");
+}
+
+// Writes the entries to their place in the block, and returns it; null if there are none.
+template <class T>
+const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block, int64_t offset) {
+  if (arrays.size(field) == 0) return nullptr;
+  T* const out = reinterpret_cast<T*>(block + offset);
+  arrays.ForEach<T>(field, [out](int64_t i, T value) {
+    out[i] = value;
+    return true;
+  });
+  return out;
+}
+
+}  // namespace
+
+Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan) {
+  return Scanner(slices, scan).Run();
+}
+
+Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {
+  auto* fields = google::protobuf::Arena::CreateMessage<v1::AttendRequest>(&arena);
+  message.fields = fields;
+  const MessageScan& scan = message.scan;
+  if (fields->ParseFromArray(scan.header.data(), static_cast<int>(scan.header_bytes))) {
+    return Status();
+  }
+  return Malformed("its fields cannot be parsed");
+}
+
+Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated) {
+  const v1::AttendRequest& request = *message.fields;
+  const bool chunked = transport == Transport::kChunked;
+  const auto check = [&](int index, const v1::Tensor& tensor) {
+    const bool is_chunked = tensor.source_case() == v1::Tensor::kChunked;
+    validated.shared[index] = tensor.source_case() == v1::Tensor::kSharedMemory;
+    if (is_chunked == chunked) return Status();
+    return InvalidArgument(std::string(kTensorNames[index]) + ".source is " +
+                           (is_chunked ? "chunked, which AttendChunked alone takes"
+                                       : "not chunked, which AttendChunked demands"));
+  };
+  ATTEND_RETURN_IF_ERROR(check(0, request.q()));
+  ATTEND_RETURN_IF_ERROR(check(1, request.k()));
+  ATTEND_RETURN_IF_ERROR(check(2, request.v()));
+  if (request.has_bias()) ATTEND_RETURN_IF_ERROR(check(3, request.bias()));
+  if (chunked && message.scan.raw_count > 0) {
+    return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
+                           " entries, must have none in AttendChunked");
+  }
+  ATTEND_RETURN_IF_ERROR(
+      CheckPlacement("o_placement", request.o_placement(), chunked, validated.o_shared));
+  ATTEND_RETURN_IF_ERROR(
+      CheckPlacement("lse_placement", request.lse_placement(), chunked, validated.lse_shared));
+  if (validated.lse_shared && !request.return_lse()) {
+    return InvalidArgument("lse_placement is set, return_lse is not");
+  }
+  return Status();
+}
+
+Status CheckRaw(const RequestMessage& message, const Validated& validated) {
+  std::string names;
+  int64_t expected = 0;
+  for (int i = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
+    ++expected;
+    names += std::string(names.empty() ? ", one for each of " : ", ") + kTensorNames[i];
+  }
+  if (message.scan.raw_count != expected) {
+    return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
+                           " entries, must have " + std::to_string(expected) + names);
+  }
+  for (int i = 0, raw = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
+    const int64_t bytes = message.scan.raw[raw].bytes;
+    if (bytes != validated.tensor_bytes[i]) {
+      return InvalidArgument("raw[" + std::to_string(raw) + "] has " + std::to_string(bytes) +
+                             " bytes, must have " + std::to_string(validated.tensor_bytes[i]) +
+                             ", the bytes of " + kTensorNames[i]);
+    }
+    ++raw;
+  }
+  return Status();
+}
+
+Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated) {
+  const Problem& problem = validated.attention.problem;
+  MemoryPlan plan;
+  bool fits = true;
+  for (int i = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
+    fits &= Append(validated.tensor_bytes[i], plan.input_bytes, plan.tensors[i]);
+  }
+  const auto array = [&](ArrayField field, int64_t entry_bytes, int64_t& offset) {
+    const int64_t entries = message.arrays().size(field);
+    if (entries > 0) fits &= Append(entries * entry_bytes, plan.input_bytes, offset);
+  };
+  array(ArrayField::kQLengths, sizeof(int64_t), plan.q_lengths);
+  array(ArrayField::kKvLengths, sizeof(int64_t), plan.kv_lengths);
+  array(ArrayField::kCuQ, sizeof(int64_t), plan.cu_q);
+  array(ArrayField::kCuKv, sizeof(int64_t), plan.cu_kv);
+  array(ArrayField::kAlibiSlopes, sizeof(float), plan.alibi);
+  array(ArrayField::kSinks, sizeof(float), plan.sinks);
+  if (!validated.o_shared) fits &= Append(BytesO(problem), plan.output_bytes, plan.o);
+  if (problem.return_lse && !validated.lse_shared) {
+    fits &= Append(BytesLse(problem), plan.output_bytes, plan.lse);
+  }
+  if (!fits) return InvalidArgument("the tensors' bytes together overflow 64 bits");
+  return plan;
+}
+
+void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request) {
+  request.layout = validated.layout;
+  request.attention = validated.attention;
+  Attention& a = request.attention;
+  char* const input = static_cast<char*>(request.input.data());
+  char* const output = static_cast<char*>(request.output.data());
+  request.input_spans = {{input, request.input.bytes()}};
+  request.output_spans = {{output, request.output.bytes()}};
+  if (request.shared != nullptr) AddSharedSpans(*request.shared, request);
+  const auto place = [](char* block, int64_t offset, const RegionPlace* shared) -> char* {
+    if (shared != nullptr && shared->region != nullptr) return shared->data();
+    return block == nullptr ? nullptr : block + offset;
+  };
+  const SharedTensors* const shared = request.shared.get();
+  const auto tensor = [&](int i) -> const void* {
+    return place(input, plan.tensors[i], shared == nullptr ? nullptr : &shared->inputs[i]);
+  };
+  a.q.data = tensor(0);
+  a.k.data = tensor(1);
+  a.v.data = tensor(2);
+  if (a.problem.has_bias) a.bias.data = tensor(3);
+  if (input != nullptr) {
+    const WireArrays arrays = message.arrays();
+    a.q_lengths = PlaceArray<int64_t>(arrays, ArrayField::kQLengths, input, plan.q_lengths);
+    a.kv_lengths = PlaceArray<int64_t>(arrays, ArrayField::kKvLengths, input, plan.kv_lengths);
+    a.q_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuQ, input, plan.cu_q);
+    a.kv_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuKv, input, plan.cu_kv);
+    a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan.alibi);
+    a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan.sinks);
+  }
+  a.o.data = place(output, plan.o, shared == nullptr ? nullptr : &shared->o);
+  if (a.problem.return_lse) {
+    a.lse = reinterpret_cast<float*>(
+        place(output, plan.lse, shared == nullptr ? nullptr : &shared->lse));
+  }
+}
+
+// Calls take(reader, place, bytes) for each inline tensor, the reader at its first byte. The
+// entries of raw stand in the message in the tensors' order.
+template <class Take>
+void ForEachRaw(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                Request& request, const Take& take) {
+  char* const input = static_cast<char*>(request.input.data());
+  if (input == nullptr) return;  // every inline tensor is empty
+  SliceReader reader(message.slices);
+  for (int i = 0, raw = 0; i < validated.tensors; ++i) {
+    if (validated.shared[i]) continue;
+    reader.Skip(message.scan.raw[raw++].offset - reader.position());
+    take(reader, input + plan.tensors[i], validated.tensor_bytes[i]);
+  }
+}
+
+void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request) {
+  ForEachRaw(message, validated, plan, request,
+             [](SliceReader& reader, char* place, int64_t bytes) { reader.Read(place, bytes); });
+}
+
+std::vector<HostPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
+                                    const MemoryPlan& plan, Request& request) {
+  std::vector<HostPiece> pieces;
+  pieces.reserve(message.slices.size() + kTensorsMax);
+  ForEachRaw(message, validated, plan, request,
+             [&pieces](SliceReader& reader, char* place, int64_t bytes) {
+               reader.ReadPieces(place, bytes, pieces);
+             });
+  return pieces;
+}
+
+}  // namespace attend

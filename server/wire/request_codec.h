@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An AttendRequest from the pieces it arrived in to its final place, tensor bytes copied once.
+//
+// One walk over the top-level tags, whatever their order, finds three kinds of fields. The `raw`
+// entries and the repeated numbers (wire_arrays.h) stay where they lie and are brought to the
+// request's block, whose bytes the memory budget counts, once it has one. The others are small:
+// they are gathered and parsed by the generated class. So a message costs its own bytes, a few KiB,
+// and what the budget has granted. No memory is taken for a declared length before it was compared
+// with the bytes that are there and with the tensor's shape.
+//
+// Knows no gRPC. Pure functions; any thread.
+
+#pragma once
+
+#include <google/protobuf/arena.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/wire/slice_reader.h"
+#include "server/wire/validate.h"
+#include "server/wire/wire_arrays.h"
+
+namespace attend {
+
+// Of the fields that are neither raw nor repeated numbers, tags included. Requests have some 600 at
+// most; parsed, the worst ones take 64 times as much.
+inline constexpr int64_t kHeaderBytesMax = 1024;
+// Of all that is not inside raw entries. It is walked through on the thread that brought it.
+inline constexpr int64_t kFieldBytesMax = int64_t{4} << 20;
+
+// What a walk over the top-level tags finds, without parsing anything.
+struct MessageScan {
+  int64_t message_bytes = 0;
+  int64_t header_bytes = 0;
+  std::array<char, kHeaderBytesMax> header;  // the first of it is set
+  int64_t array_bytes = 0;
+  ArrayRuns arrays{};
+  int64_t raw_count = 0;
+  struct Raw {
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
+  std::array<Raw, kTensorsMax> raw{};  // the first entries
+};
+
+// INVALID_ARGUMENT if it is no AttendRequest or its small fields are too large. `scan` is new.
+Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan);
+
+// A message taken apart. What `slices` look at lives elsewhere.
+struct RequestMessage {
+  std::span<const ByteSpan> slices;
+  MessageScan scan;
+  const v1::AttendRequest* fields = nullptr;  // on the arena; without raw and repeated numbers
+
+  WireArrays arrays() const { return WireArrays(slices, scan.arrays); }
+};
+
+// Parses the small fields that the scan of `message` has found. INVALID_ARGUMENT if they are none.
+Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message);
+
+// That each tensor's bytes are where the call takes them from: in the message (inline) or in shared
+// memory, or all in chunks that follow it; and that O and LSE go where the call can put them. Notes
+// which lie in shared memory. UNIMPLEMENTED for places that this server does not know.
+Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated);
+
+// That there is one raw entry of the right length for each inline tensor.
+Status CheckRaw(const RequestMessage& message, const Validated& validated);
+
+// Where everything lies in the request's two blocks of host memory, each part 256-byte aligned.
+// What lies in shared memory has no place there.
+struct MemoryPlan {
+  std::array<int64_t, kTensorsMax> tensors{};  // offsets in the input block
+  int64_t q_lengths = 0, kv_lengths = 0, cu_q = 0, cu_kv = 0, alibi = 0, sinks = 0;
+  int64_t input_bytes = 0;
+  int64_t o = 0;  // offsets in the output block
+  int64_t lse = 0;
+  int64_t output_bytes = 0;
+};
+
+// INVALID_ARGUMENT if the sum overflows.
+Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated);
+
+// Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
+// whose blocks have the plan's sizes and whose shared tensors have been found.
+void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request);
+
+// Copies the inline tensors' bytes to their places.
+void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
+                 Request& request);
+// The same as pieces of a copy that somebody else does while the message lives.
+std::vector<HostPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
+                                    const MemoryPlan& plan, Request& request);
+
+}  // namespace attend

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/shared_tensors.h"
+#include "server/memory/range_allocator.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace attend {
+namespace {
+
+std::string RangeText(const RegionPlace& place) {
+  return "[" + std::to_string(place.offset) + ", " + std::to_string(place.offset + place.bytes) +
+         ")";
+}
+
+bool Overlap(const RegionPlace& a, const RegionPlace& b) {
+  if (a.region == nullptr || b.region == nullptr || a.bytes == 0 || b.bytes == 0) return false;
+  if (a.region->device != b.region->device) return false;
+  // By address: what a client lends twice is two regions.
+  const auto begin_a = reinterpret_cast<uintptr_t>(a.data());
+  const auto begin_b = reinterpret_cast<uintptr_t>(b.data());
+  return begin_a < begin_b + static_cast<uintptr_t>(b.bytes) &&
+         begin_b < begin_a + static_cast<uintptr_t>(a.bytes);
+}
+
+// `field` is where the message says it.
+Status Find(const RegionRegistry& registry, const std::string& field, const v1::SharedMemory& where,
+            int64_t bytes, RegionPlace& place) {
+  if (where.region().size() != kTokenBytes) {
+    return InvalidArgument(field + ".region has " + std::to_string(where.region().size()) +
+                           " bytes, must have " + std::to_string(kTokenBytes));
+  }
+  const uint64_t offset = where.offset();
+  if (offset % kTensorAlignBytes != 0) {
+    return InvalidArgument(field + ".offset is " + std::to_string(offset) +
+                           ", must be a multiple of " + std::to_string(kTensorAlignBytes));
+  }
+  RegionRef region = registry.Find(where.region());
+  if (region == nullptr) {
+    return Status(Code::kNotFound,
+                  field + ".region is of no region: released, or its connection has gone");
+  }
+  if (bytes > region->bytes || offset > static_cast<uint64_t>(region->bytes - bytes)) {
+    return InvalidArgument(field + ".offset is " + std::to_string(offset) + ", with " +
+                           std::to_string(bytes) + " bytes it must end within the region's " +
+                           std::to_string(region->bytes));
+  }
+  place.region = std::move(region);
+  place.offset = static_cast<int64_t>(offset);
+  place.bytes = bytes;
+  return Status();
+}
+
+// Notes what of a tensor lies in a GPU's memory, `bytes` of it in a sum. Not on two GPUs.
+Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
+                     SharedTensors& shared) {
+  const SharedRegion& region = *place.region;
+  if (region.device == SharedRegion::kHost) return Status();
+  if (shared.device != SharedRegion::kHost && shared.device != region.device) {
+    return InvalidArgument(std::string(name) + " lies in memory of " + region.imported.device_name +
+                           ", other tensors in that of " + shared.device_name +
+                           ": all must lie on one GPU");
+  }
+  shared.device = region.device;
+  shared.device_name = region.imported.device_name;
+  bytes += place.bytes;
+  if (place.bytes > 0) shared.in_place.Add({place.data(), place.bytes});
+  const DeviceEvent* const event = region.imported.event.get();
+  if (event == nullptr) return Status();
+  for (const DeviceEvent*& after : shared.after) {
+    if (after == event) break;
+    if (after != nullptr) continue;
+    after = event;
+    break;
+  }
+  return Status();
+}
+
+Status CheckOutput(const char* name, const RegionPlace& output, const SharedTensors& shared) {
+  constexpr std::array<const char*, kTensorsMax> kNames = {"q", "k", "v", "bias"};
+  for (int i = 0; i < kTensorsMax; ++i) {
+    const RegionPlace& input = shared.inputs[i];
+    if (!Overlap(output, input)) continue;
+    return InvalidArgument(std::string(name) + " is " + RangeText(output) +
+                           " of its region, must not overlap " + kNames[i] + "'s " +
+                           RangeText(input));
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status FindSharedTensors(const v1::AttendRequest& message, const Validated& validated,
+                         const RegionRegistry* registry, Request& request) {
+  if (!validated.any_shared()) return Status();
+  if (registry == nullptr) {
+    return Unimplemented("the server has shared memory off; --shared-memory turns it on");
+  }
+  auto shared = std::make_unique<SharedTensors>();
+  const std::array<std::pair<const char*, const v1::Tensor*>, kTensorsMax> tensors = {
+      {{"q", &message.q()}, {"k", &message.k()}, {"v", &message.v()}, {"bias", &message.bias()}}};
+  for (int i = 0; i < validated.tensors; ++i) {
+    if (!validated.shared[i]) continue;
+    const auto& [name, tensor] = tensors[i];
+    const int64_t bytes = validated.tensor_bytes[i];
+    ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
+                                tensor->shared_memory(), bytes, shared->inputs[i]));
+    ATTEND_RETURN_IF_ERROR(
+        PlaceOnDevice(name, shared->inputs[i], shared->device_input_bytes, *shared));
+    shared->input_bytes += bytes;  // each within a region: no overflow
+  }
+  const Problem& problem = validated.attention.problem;
+  const auto output = [&](bool wanted, const char* name, const v1::Placement& placement,
+                          int64_t bytes, RegionPlace& place) {
+    if (!wanted) return Status();
+    ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
+                                placement.shared_memory(), bytes, place));
+    shared->output_bytes += bytes;
+    ATTEND_RETURN_IF_ERROR(PlaceOnDevice(name, place, shared->device_output_bytes, *shared));
+    return CheckOutput(name, place, *shared);
+  };
+  ATTEND_RETURN_IF_ERROR(
+      output(validated.o_shared, "o_placement", message.o_placement(), BytesO(problem), shared->o));
+  ATTEND_RETURN_IF_ERROR(output(validated.lse_shared, "lse_placement", message.lse_placement(),
+                                BytesLse(problem), shared->lse));
+  if (Overlap(shared->o, shared->lse)) {
+    return InvalidArgument("lse_placement is " + RangeText(shared->lse) +
+                           " of its region, must not overlap O's " + RangeText(shared->o));
+  }
+  if (shared->device != SharedRegion::kHost && message.check()) {
+    return Unimplemented("check is set, and tensors lie in memory of " + shared->device_name +
+                         ", where this server cannot check them; send them another way to have "
+                         "them checked");
+  }
+  request.shared = std::move(shared);
+  return Status();
+}
+
+void AddSharedSpans(const SharedTensors& shared, Request& request) {
+  std::vector<const RegionPlace*> inputs;
+  for (const RegionPlace& input : shared.inputs) {
+    if (input.bytes > 0 && input.region->device == SharedRegion::kHost) inputs.push_back(&input);
+  }
+  std::sort(inputs.begin(), inputs.end(),
+            [](const auto* a, const auto* b) { return a->data() < b->data(); });
+  for (size_t i = 0; i < inputs.size();) {
+    const RegionPlace& first = *inputs[i];
+    int64_t end = first.offset + first.bytes;
+    for (++i; i < inputs.size() && inputs[i]->region == first.region; ++i) {
+      if (inputs[i]->offset >= end + kTensorAlignBytes) break;
+      end = std::max(end, inputs[i]->offset + inputs[i]->bytes);
+    }
+    request.input_spans.Add({first.data(), end - first.offset});
+  }
+  for (const RegionPlace* output : {&shared.o, &shared.lse}) {
+    if (output->bytes == 0 || output->region->device != SharedRegion::kHost) continue;
+    request.output_spans.Add({output->data(), output->bytes});
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/slice_reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace attend {
+
+SliceReader::SliceReader(std::span<const ByteSpan> slices) : slices_(slices) {
+  for (const ByteSpan& slice : slices_) total_ += static_cast<int64_t>(slice.size());
+  SkipEmpty();
+}
+
+void SliceReader::SkipEmpty() {
+  while (slice_ < slices_.size() && offset_ == static_cast<int64_t>(slices_[slice_].size())) {
+    ++slice_;
+    offset_ = 0;
+  }
+}
+
+ByteSpan SliceReader::Contiguous() const {
+  if (slice_ == slices_.size()) return {};
+  return slices_[slice_].subspan(static_cast<size_t>(offset_));
+}
+
+void SliceReader::Advance(int64_t bytes) {
+  offset_ += bytes;
+  position_ += bytes;
+  SkipEmpty();
+}
+
+bool SliceReader::ReadVarint(uint64_t* value) {
+  if (slice_ < slices_.size() && slices_[slice_][static_cast<size_t>(offset_)] < 0x80) {
+    *value = slices_[slice_][static_cast<size_t>(offset_)];
+    Advance(1);
+    return true;
+  }
+  uint64_t result = 0;
+  for (int shift = 0; shift < 70; shift += 7) {
+    if (slice_ == slices_.size()) return false;
+    const uint8_t byte = slices_[slice_][static_cast<size_t>(offset_)];
+    Advance(1);
+    result |= static_cast<uint64_t>(byte & 0x7f) << shift;  // of byte 10 only bit 0 counts
+    if (byte < 0x80) {
+      *value = result;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool SliceReader::Skip(int64_t bytes) {
+  if (bytes < 0 || bytes > remaining()) return false;
+  while (bytes > 0) {
+    const int64_t step = std::min(bytes, static_cast<int64_t>(Contiguous().size()));
+    Advance(step);
+    bytes -= step;
+  }
+  return true;
+}
+
+void SliceReader::Read(void* to, int64_t bytes) {
+  char* out = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ByteSpan here = Contiguous();
+    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
+    std::memcpy(out, here.data(), static_cast<size_t>(step));
+    Advance(step);
+    out += step;
+    bytes -= step;
+  }
+}
+
+void SliceReader::ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces) {
+  char* out = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ByteSpan here = Contiguous();
+    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
+    pieces.push_back({here.data(), out, step});
+    Advance(step);
+    out += step;
+    bytes -= step;
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cursor over bytes that lie in pieces, as messages come out of a transport. Knows nothing of
+// the transport; owns nothing; one thread.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+
+namespace attend {
+
+using ByteSpan = std::span<const uint8_t>;
+
+class SliceReader {
+ public:
+  // `slices` must outlive the reader.
+  explicit SliceReader(std::span<const ByteSpan> slices);
+
+  int64_t position() const { return position_; }
+  int64_t remaining() const { return total_ - position_; }
+
+  // A base-128 varint of at most 10 bytes. False, and the reader's place is lost, if there is none.
+  bool ReadVarint(uint64_t* value);
+  // False, without moving, if fewer bytes remain.
+  bool Skip(int64_t bytes);
+  // Copies the next `bytes`, which must remain.
+  void Read(void* to, int64_t bytes);
+  // The next `bytes`, which must remain, as pieces of a copy to `to`. Moves past them.
+  void ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces);
+  // The next bytes that lie together; empty at the end only.
+  ByteSpan Contiguous() const;
+
+ private:
+  void Advance(int64_t bytes);  // within the present slice
+  void SkipEmpty();
+
+  std::span<const ByteSpan> slices_;
+  size_t slice_ = 0;
+  int64_t offset_ = 0;  // in the present slice
+  int64_t position_ = 0;
+  int64_t total_ = 0;
+};
+
+}  // namespace attend

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every rule of attention.proto that a request can break, except those about its raw bytes. Pure;
+// any thread. What passes here, Check(Problem) and the codec's length comparison is safe to run.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "attend/v1/attention.pb.h"
+#include "kernels/contract/problem.h"
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/wire/wire_arrays.h"
+
+namespace attend {
+
+inline constexpr int64_t kRequestIdBytesMax = 128;
+inline constexpr int32_t kPriorityMax = 100;  // and its negative
+
+// What the small fields say, in the server's terms.
+struct Validated {
+  Layout layout = Layout::kBhld;
+  // Everything but the pointers: problem and strides.
+  Attention attention;
+  // Of q, k, v and bias; what the raw entries of inline ones must hold, in this order.
+  std::array<int64_t, kTensorsMax> tensor_bytes{};
+  int tensors = 3;  // 4 with a bias
+  // Which lie in shared memory and have no raw entry; set by CheckSources.
+  std::array<bool, kTensorsMax> shared{};
+  bool o_shared = false;
+  bool lse_shared = false;
+
+  bool any_shared() const {
+    return shared[0] || shared[1] || shared[2] || shared[3] || o_shared || lse_shared;
+  }
+};
+
+// INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED a place for tensor bytes
+// that this server does not know.
+// `arrays` are the request's repeated numbers, of which `request` itself has none.
+Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out);
+
+}  // namespace attend

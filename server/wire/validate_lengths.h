@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rules for a request's sequence lengths: validate.h's part that reads the repeated numbers.
+
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "kernels/contract/problem.h"
+#include "kernels/util/status.h"
+#include "server/wire/wire_arrays.h"
+
+namespace attend {
+
+// Checks the lengths against a problem whose shapes are known. Sets the batch and the longest
+// sequences of a packed one.
+Status CheckLengths(const WireArrays& arrays, Problem& problem);
+
+// INVALID_ARGUMENT: `field` has the wrong number of entries; `bound` says which it must have.
+Status WrongCount(std::string_view field, int64_t entries, const std::string& bound);
+
+}  // namespace attend

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The client's end of the regions' socket against a server that the test plays: answers that come
+// late, without a descriptor, or with too many.
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attend/v1/shared_memory.pb.h"
+#include "client/memory/shared_memory.h"
+
+namespace attend::client {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kBytes = 8192;
+
+class SharedSocketTest : public ::testing::Test {
+ protected:
+  SharedSocketTest() {
+    std::string pattern = fs::temp_directory_path() / "attend-peer-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    const std::string path = folder_ / "peer.sock";
+    const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    EXPECT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    memory_ = *SharedMemory::Connect(path);
+    peer_ = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    close(listener);
+  }
+  ~SharedSocketTest() override {
+    ClosePeer();
+    fs::remove_all(folder_);
+  }
+  void ClosePeer() {
+    if (peer_ >= 0) close(peer_);
+    peer_ = -1;
+  }
+
+  v1::RegionRequest Receive() {
+    char packet[4096];
+    const ssize_t bytes = recv(peer_, packet, sizeof(packet), 0);
+    EXPECT_GT(bytes, 0);
+    v1::RegionRequest request;
+    EXPECT_TRUE(request.ParseFromArray(packet, static_cast<int>(std::max<ssize_t>(0, bytes))));
+    return request;
+  }
+  void Send(const v1::RegionReply& reply, int files) {
+    std::string bytes = reply.SerializeAsString();
+    const int memory = memfd_create("peer", MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(memory, kBytes), 0);
+    const std::vector<int> fds(static_cast<size_t>(files), memory);
+    std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
+    iovec data{bytes.data(), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    if (files > 0) {
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+      rights->cmsg_level = SOL_SOCKET;
+      rights->cmsg_type = SCM_RIGHTS;
+      rights->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+      std::memcpy(CMSG_DATA(rights), fds.data(), fds.size() * sizeof(int));
+    }
+    EXPECT_GT(sendmsg(peer_, &message, 0), 0);
+    close(memory);
+  }
+  static v1::RegionReply Created(const std::string& token) {
+    v1::RegionReply reply;
+    reply.mutable_created()->set_token(token);
+    reply.mutable_created()->set_bytes(kBytes);
+    return reply;
+  }
+  static v1::RegionReply Released() {
+    v1::RegionReply reply;
+    reply.mutable_released();
+    return reply;
+  }
+  using Region = Result<std::shared_ptr<SharedRegion>>;
+  std::future<Region> Create() {
+    return std::async(std::launch::async, [this] { return memory_->Create(kBytes); });
+  }
+  Region CreateWith(const v1::RegionReply& reply, int files) {
+    std::future<Region> created = Create();
+    EXPECT_TRUE(Receive().has_create());
+    Send(reply, files);
+    return created.get();
+  }
+  static int OpenFiles() {
+    int count = 0;
+    for ([[maybe_unused]] const auto& each : fs::directory_iterator("/proc/self/fd")) ++count;
+    return count;
+  }
+
+  fs::path folder_;
+  std::shared_ptr<SharedMemory> memory_;
+  int peer_ = -1;
+};
+
+// Whoever drops the last reference may be a thread that must go on, with locks of its own.
+TEST_F(SharedSocketTest, DroppingARegionDoesNotWaitForTheServer) {
+  std::vector<Region> regions;
+  for (const std::string token : {"first", "second"}) {
+    regions.push_back(CreateWith(Created(token), 1));
+    ASSERT_TRUE(regions.back().ok()) << regions.back().status().ToString();
+  }
+  std::future<void> dropped = std::async(std::launch::async, [&regions] {
+    for (Region& region : regions) region = Internal("gone");
+  });
+  const bool waited = dropped.wait_for(std::chrono::minutes(1)) != std::future_status::ready;
+  EXPECT_FALSE(waited);
+  if (waited) ClosePeer();  // or the test would wait too
+  dropped.wait();
+  ASSERT_FALSE(waited);
+  // The answers come when they come, before the next one's.
+  std::future<Region> created = Create();
+  for (const std::string token : {"first", "second"}) {
+    EXPECT_EQ(Receive().release().token(), token);
+    Send(Released(), 0);
+  }
+  EXPECT_TRUE(Receive().has_create());
+  Send(Created("third"), 1);
+  const Region third = created.get();
+  ASSERT_TRUE(third.ok()) << third.status().ToString();
+  EXPECT_EQ((*third)->token(), "third");
+}
+
+// A server ends a connection whose answers nobody reads, so they do not pile up.
+TEST_F(SharedSocketTest, ManyAnswersAreReadOnTheWay) {
+  constexpr int kRegions = 500;
+  std::vector<std::shared_ptr<SharedRegion>> regions;
+  for (int i = 0; i < kRegions; ++i) {
+    Region region = CreateWith(Created("token " + std::to_string(i)), 1);
+    ASSERT_TRUE(region.ok());
+    regions.push_back(std::move(*region));
+  }
+  std::future<int> answered = std::async(std::launch::async, [this] {
+    int refused = 0;
+    for (int i = 0; i < kRegions; ++i) {
+      Receive();
+      const std::string reply = Released().SerializeAsString();
+      if (send(peer_, reply.data(), reply.size(), MSG_DONTWAIT) < 0) ++refused;
+    }
+    return refused;
+  });
+  regions.clear();
+  EXPECT_EQ(answered.get(), 0) << "as the server would have ended it";
+  EXPECT_TRUE(CreateWith(Created("last"), 1).ok());
+}
+
+TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsSaid) {
+  Region region = CreateWith(Created("none"), 0);
+  ASSERT_FALSE(region.ok());
+  EXPECT_NE(region.status().message().find("without the region's descriptor"), std::string::npos)
+      << region.status().message();
+  EXPECT_EQ(Receive().release().token(), "none") << "it is given back";
+  Send(Released(), 0);
+  const int before = OpenFiles();
+  for (const int files : {2, 3, 100}) {
+    region = CreateWith(Created("many"), files);
+    ASSERT_FALSE(region.ok());
+    EXPECT_NE(region.status().message().find("more descriptors than one"), std::string::npos)
+        << region.status().message();
+    EXPECT_EQ(OpenFiles(), before) << "none is kept";
+  }
+}
+
+}  // namespace
+}  // namespace attend::client

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// For ThreadSanitizer builds only. Debian's gRPC and its libraries are not instrumented, and their
+// locks (abseil's, on futexes) are invisible, so what they do to memory is left out. Code of this
+// project is watched in full: where it relies on gRPC to order two of its threads, it says so
+// (client/rpc/connections.h).
+
+#ifdef __SANITIZE_THREAD__
+
+extern "C" const char* __tsan_default_options();
+extern "C" const char* __tsan_default_suppressions();
+
+extern "C" const char* __tsan_default_options() { return "ignore_noninstrumented_modules=1"; }
+
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:libgrpc.so\n"
+         "race:libgrpc++.so\n"
+         "race:libgpr.so\n"
+         "race:libabsl_\n"
+         "race:grpc::internal::\n";
+}
+
+#endif

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/tool/call_spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "client/tool/file_io.h"
+#include "tests/client/support/test_seed.h"
+
+namespace attend::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(CallSpec, ReadsEveryWord) {
+  const Result<CallSpec> spec = ParseCallSpec(
+      "B2,H=8,Hkv2,Lq16,Lk32,D64,Dv=48,dtype=bfloat16,layout=blhd,ragged,causal,window=5:-1,"
+      "top-left,scale=0.25,softcap=30,bias,alibi,sinks,lse,kernel=cpu_flash,weight=2.5");
+  ASSERT_TRUE(spec.ok()) << spec.status().ToString();
+  EXPECT_EQ(spec->batch, 2);
+  EXPECT_EQ(spec->heads_q, 8);
+  EXPECT_EQ(spec->heads_kv, 2);
+  EXPECT_EQ(spec->len_q, 16);
+  EXPECT_EQ(spec->len_k, 32);
+  EXPECT_EQ(spec->dim, 64);
+  EXPECT_EQ(spec->dim_v, 48);
+  EXPECT_EQ(spec->dtype, DType::kBFloat16);
+  EXPECT_EQ(spec->layout, v1::LAYOUT_BLHD);
+  EXPECT_TRUE(spec->ragged && spec->causal && spec->window && spec->top_left && spec->bias &&
+              spec->alibi && spec->sinks && spec->lse);
+  EXPECT_EQ(spec->window_left, 5);
+  EXPECT_EQ(spec->window_right, -1);
+  EXPECT_EQ(spec->scale, 0.25f);
+  EXPECT_EQ(spec->softcap, 30);
+  EXPECT_EQ(spec->kernel, "cpu_flash");
+  EXPECT_EQ(spec->weight, 2.5);
+}
+
+TEST(CallSpec, Defaults) {
+  const Result<CallSpec> spec = ParseCallSpec("H6,L10");
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(spec->batch, 1);
+  EXPECT_EQ(spec->heads_kv, 6);
+  EXPECT_EQ(spec->len_k, 10);
+  EXPECT_EQ(spec->dim_v, 64);
+  EXPECT_EQ(ParseCallSpec("L10,Lk0")->len_k, 0) << "an empty KV can be asked for";
+}
+
+TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
+  for (const char* text : {"",
+                           ",",
+                           "B1,",
+                           "B1,,H2",
+                           "Q3",
+                           "B",
+                           "B-1",
+                           "Bx",
+                           "B1x",
+                           "B99999999999999999999",
+                           "dtype=int8",
+                           "dtype",
+                           "layout=hbld",
+                           "window=3",
+                           "window=3:x",
+                           "window=-2:0",
+                           "softcap=-1",
+                           "softcap=nan",
+                           "scale=inf",
+                           "weight=0",
+                           "weight=nan",
+                           "causal=1",
+                           "causal,window=1:1",
+                           "colour=red"}) {
+    const Result<CallSpec> spec = ParseCallSpec(text);
+    EXPECT_FALSE(spec.ok()) << text;
+    EXPECT_EQ(spec.status().code(), Code::kInvalidArgument) << text;
+  }
+  EXPECT_THAT(ParseCallSpec("B1,colour=red").status().message(), HasSubstr("colour=red"));
+}
+
+TEST(CallSpec, MixFiles) {
+  const std::string path = ScratchPath("mix.json");
+  const auto read = [&](const std::string& text) {
+    EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());
+    return ReadMix(path);
+  };
+  const auto mix = read(R"({"shapes": ["B1,L5,causal",
+      {"B": 2, "H": 4, "L": 7, "dtype": "float16", "causal": true, "lse": false,
+       "weight": 2.5}]})");
+  ASSERT_TRUE(mix.ok()) << mix.status().ToString();
+  ASSERT_EQ(mix->size(), 2u);
+  EXPECT_TRUE((*mix)[0].causal);
+  EXPECT_EQ((*mix)[1].batch, 2);
+  EXPECT_EQ((*mix)[1].dtype, DType::kFloat16);
+  EXPECT_TRUE((*mix)[1].causal);
+  EXPECT_FALSE((*mix)[1].lse);
+  EXPECT_EQ((*mix)[1].weight, 2.5);
+  EXPECT_TRUE(read(R"([{"L": 3}])").ok());
+  for (const char* bad : {"", "{", "[]", "{}", "3", "[3]", "[{\"L\": []}]", "[{\"L\": null}]",
+                          "[{\"Z\": 1}]", "[\"L\"]", "{\"shapes\": {}}"}) {
+    const auto result = read(bad);
+    EXPECT_FALSE(result.ok()) << bad;
+    EXPECT_THAT(result.status().message(), HasSubstr(path)) << bad;
+  }
+  EXPECT_EQ(ReadMix(path + ".none").status().code(), Code::kNotFound);
+}
+
+TEST(CallSpec, RandomCallsAreCompleteAndRepeat) {
+  ATTEND_FRESH_SEED(seed);
+  for (const char* text :
+       {"B2,H4,Hkv2,Lq5,Lk9,D16,Dv8,bias,alibi,sinks,softcap=9,lse,causal,window=3:-1",
+        "B3,H2,L6,D8,layout=blhd,ragged,window=1:2,top-left",
+        "B3,H2,Lq6,Lk8,D8,layout=lhd,ragged,bias,dtype=float16", "B1,H1,Lq0,Lk4,D3",
+        "B0,H1,L4,D8"}) {
+    const Result<CallSpec> spec = ParseCallSpec(text);
+    ASSERT_TRUE(spec.ok()) << text;
+    const Result<AttentionCall> call = MakeRandomCall(*spec, seed);
+    const Result<AttentionCall> same = MakeRandomCall(*spec, seed);
+    ASSERT_TRUE(call.ok()) << text << ": " << call.status().ToString();
+    const Result<Attention> attention = Describe(*call, nullptr, nullptr);
+    ASSERT_TRUE(attention.ok()) << text << ": " << attention.status().ToString();
+    EXPECT_EQ(attention->problem.has_bias, spec->bias);
+    EXPECT_EQ(attention->problem.has_alibi, spec->alibi);
+    EXPECT_EQ(attention->problem.has_sinks, spec->sinks);
+    EXPECT_EQ(call->q.bytes, same->q.bytes);
+    EXPECT_EQ(std::memcmp(call->v.data, same->v.data, static_cast<size_t>(call->v.bytes)), 0);
+  }
+}
+
+TEST(CallSpec, DifferentSeedsGiveDifferentInputs) {
+  const Result<CallSpec> spec = ParseCallSpec("B1,H1,L16,D16");
+  const Result<AttentionCall> a = MakeRandomCall(*spec, 1), b = MakeRandomCall(*spec, 2);
+  EXPECT_NE(std::memcmp(a->q.data, b->q.data, static_cast<size_t>(a->q.bytes)), 0);
+}
+
+TEST(Describe, NamesWhatDoesNotFit) {
+  const AttentionCall good = *MakeRandomCall(*ParseCallSpec("B2,H4,Hkv2,Lq5,Lk9,D16"), 1);
+  ASSERT_TRUE(Describe(good, nullptr, nullptr).ok());
+  const auto message = [&](const std::function<void(AttentionCall&)>& spoil) {
+    AttentionCall call = good;
+    spoil(call);
+    const Result<Attention> attention = Describe(call, nullptr, nullptr);
+    EXPECT_FALSE(attention.ok());
+    return attention.ok() ? "" : attention.status().message();
+  };
+  EXPECT_THAT(message([](auto& c) { c.q.shape.pop_back(); }), HasSubstr("q: shape"));
+  EXPECT_THAT(message([](auto& c) { c.k.bytes -= 1; }), HasSubstr("k: "));
+  EXPECT_THAT(message([](auto& c) { c.v.shape[0] = -1; }), HasSubstr("below 0"));
+  EXPECT_THAT(message([](auto& c) { c.k = c.q; }), HasSubstr("do not fit together"));
+  EXPECT_THAT(message([](auto& c) { c.q_lengths = {1}; }), HasSubstr("q_lengths"));
+  EXPECT_THAT(message([](auto& c) { c.kv_lengths = {1, 10}; }), HasSubstr("kv_lengths"));
+  EXPECT_THAT(message([](auto& c) { c.alibi_slopes = {1}; }), HasSubstr("alibi_slopes"));
+  EXPECT_THAT(message([](auto& c) { c.sinks = {1}; }), HasSubstr("sinks"));
+  EXPECT_THAT(message([](auto& c) { c.bias = c.q; }), HasSubstr("bias"));
+  EXPECT_THAT(message([](auto& c) { c.scale = INFINITY; }), HasSubstr("scale"));
+}
+
+}  // namespace
+}  // namespace attend::client

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the C ABI refuses before it asks a device anything; runs without a GPU.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "kernels/c/attend_c.h"
+
+namespace attend::test {
+namespace {
+
+float memory[16];  // never read: every call here is refused
+
+attend_params Good() {
+  attend_params params = {};
+  params.struct_bytes = sizeof(params);
+  params.dtype = ATTEND_FLOAT16;
+  params.batch = params.heads_q = params.heads_kv = 1;
+  params.len_q = params.len_k = 1;
+  params.dim = params.dim_v = 8;
+  params.window_left = params.window_right = -1;
+  params.scale = 1;
+  params.q = params.k = params.v = params.o = {memory, 8, 8, 8};
+  params.config = -1;
+  return params;
+}
+
+void ExpectSays(const std::string& words) {
+  EXPECT_NE(std::string(attend_last_error()).find(words), std::string::npos) << attend_last_error();
+}
+
+TEST(AttendCArguments, AreNamedWithValueAndBound) {
+  const auto expect = [](attend_params params, const char* words) {
+    EXPECT_EQ(attend_run(&params, nullptr), ATTEND_INVALID_ARGUMENT);
+    ExpectSays(words);
+  };
+  EXPECT_EQ(attend_run(nullptr, nullptr), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("params is NULL");
+  attend_params bad = Good();
+  bad.struct_bytes = 8;
+  expect(bad, "struct_bytes is 8, this library's attend_params has");
+  bad = Good();
+  bad.dtype = 9;
+  expect(bad, "dtype is 9, must be in [1, 3]");
+  bad = Good();
+  bad.alignment = 2;
+  expect(bad, "alignment is 2, must be in [0, 1]");
+  bad = Good();
+  bad.bias = memory;
+  bad.bias_dtype = 0;
+  expect(bad, "bias_dtype is 0");
+  bad = Good();
+  bad.dim = 257;
+  expect(bad, "257");
+  bad = Good();
+  bad.v.data = nullptr;
+  expect(bad, "v is NULL, but has 8 elements");
+  bad = Good();
+  bad.packed = 1;
+  bad.total_q = bad.total_k = 1;
+  expect(bad, "q_offsets");
+}
+
+TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
+  std::array<attend_params, 3> params = {Good(), Good(), Good()};
+  const auto run = [&](int32_t count) {
+    return attend_run_batch(params.data(), count, nullptr, 0, nullptr);
+  };
+  EXPECT_EQ(run(0), ATTEND_OK);
+  EXPECT_EQ(attend_run_batch(nullptr, 0, nullptr, 0, nullptr), ATTEND_OK);
+  EXPECT_EQ(attend_run_batch(nullptr, 1, nullptr, 0, nullptr), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("params is NULL");
+  EXPECT_EQ(run(-1), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("count is -1, must be in [0, ");
+  params[2].device = 1;
+  EXPECT_EQ(run(3), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("params[2].device is 1, must be params[0].device, 0");
+  params[1].dtype = 4;
+  EXPECT_EQ(run(3), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("params[1]: dtype is 4");
+  params[1] = Good();
+  params[1].q.data = nullptr;
+  EXPECT_EQ(run(2), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("params[1]: q is NULL");
+}
+
+TEST(AttendCArguments, QuestionsNeedAPlaceForTheAnswer) {
+  attend_params params = Good();
+  EXPECT_EQ(attend_workspace_bytes(&params, nullptr), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("bytes is NULL");
+  EXPECT_EQ(attend_batch_workspace_bytes(&params, 1, nullptr), ATTEND_INVALID_ARGUMENT);
+  int64_t bytes = 0;
+  EXPECT_EQ(attend_workspace_bytes(nullptr, &bytes), ATTEND_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_batch_workspace_bytes(nullptr, 0, &bytes), ATTEND_OK);
+  const char* kernel = nullptr;
+  EXPECT_EQ(attend_select(nullptr, &kernel, nullptr), ATTEND_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_device_count(nullptr), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("count is NULL");
+  int32_t count = -1;
+  EXPECT_EQ(attend_device_count(&count), ATTEND_OK) << attend_last_error();
+  EXPECT_GE(count, 0);
+}
+
+TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
+  void* data = memory;
+  EXPECT_EQ(attend_malloc(0, -1, &data), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("bytes is -1, must be at least 0");
+  EXPECT_EQ(attend_malloc(0, 1, nullptr), ATTEND_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_malloc(0, 0, &data), ATTEND_OK);
+  EXPECT_EQ(data, nullptr);
+  EXPECT_EQ(attend_free(0, nullptr), ATTEND_OK);
+  EXPECT_EQ(attend_memcpy(0, memory, memory, 1, 0, nullptr), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("kind is 0, must be in [1, 3]");
+  EXPECT_EQ(attend_memcpy(0, nullptr, memory, 1, ATTEND_HOST_TO_DEVICE, nullptr),
+            ATTEND_INVALID_ARGUMENT);
+  ExpectSays("to is NULL");
+  EXPECT_EQ(attend_memcpy(0, nullptr, nullptr, 0, ATTEND_HOST_TO_DEVICE, nullptr), ATTEND_OK);
+  EXPECT_EQ(attend_memset(0, memory, 256, 1, nullptr), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("value is 256, must be in [0, 255]");
+  EXPECT_EQ(attend_memset(0, memory, 0, -8, nullptr), ATTEND_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_malloc(1 << 20, 1, &data), ATTEND_INTERNAL);
+  ExpectSays("cuda:1048576");
+}
+
+}  // namespace
+}  // namespace attend::test

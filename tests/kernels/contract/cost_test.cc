@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the model of costs promises to those who bound and share by it; that its numbers are those
+// of machines is measured (kernels/README.md), not tested.
+
+#include "kernels/contract/cost.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/contract/limits.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend {
+namespace {
+
+using test::MakeSpec;
+
+double CostOf(const test::ProblemSpec& spec, KernelId kernel = KernelId::kCpuFlash) {
+  const test::OwnedAttention owned = test::MakeAttention(spec, 1);
+  return Cost(owned.attention, kernel);
+}
+
+// Without memory: for problems that no test could hold.
+double CostOf(const Problem& problem, KernelId kernel = KernelId::kCpuFlash) {
+  Attention attention;
+  attention.problem = problem;
+  return Cost(attention, kernel);
+}
+
+TEST(Cost, IsNeverBelowTheFlops) {
+  const uint64_t seed = test::FreshSeed();
+  for (uint64_t n = 0; n < 200; ++n) {
+    const test::OwnedAttention owned = test::MakeAttention(test::RandomSpec(seed + n), seed + n);
+    for (const KernelInfo& kernel : Kernels()) {
+      const double cost = Cost(owned.attention, kernel.id);
+      EXPECT_GE(cost, Flops(owned.attention)) << kernel.name << " seed " << seed + n;
+      EXPECT_TRUE(std::isfinite(cost));
+    }
+  }
+}
+
+TEST(Cost, CountsWhatAPairTakesBesideItsProducts) {
+  const auto per_flop = [](int64_t dim) {
+    const test::ProblemSpec spec = MakeSpec(1, 1, 1, 512, 512, dim, dim);
+    const test::OwnedAttention owned = test::MakeAttention(spec, 1);
+    return Cost(owned.attention, KernelId::kCpuFlash) / Flops(owned.attention);
+  };
+  EXPECT_GT(per_flop(1), 6);
+  EXPECT_LT(per_flop(128), 1.5);
+  const test::ProblemSpec plain = MakeSpec(1, 1, 1, 512, 512, 64, 64);
+  for (auto set : {+[](Problem& p) { p.softcap = 30; }, +[](Problem& p) { p.has_bias = true; },
+                   +[](Problem& p) { p.has_alibi = true; }}) {
+    test::ProblemSpec more = plain;
+    set(more.problem);
+    EXPECT_GT(CostOf(more), 1.05 * CostOf(plain));
+  }
+}
+
+TEST(Cost, SlowKernelsCostWhatTheyTake) {
+  const test::ProblemSpec spec = MakeSpec(1, 2, 2, 256, 256, 64, 64);
+  EXPECT_GT(CostOf(spec, KernelId::kCpuReference), 10 * CostOf(spec, KernelId::kCpuFlash));
+  EXPECT_GT(CostOf(spec, KernelId::kCudaFlashSm80), CostOf(spec, KernelId::kCudaFlashSm90));
+  EXPECT_GT(CostOf(spec, KernelId::kCudaFlashFp32), 5 * CostOf(spec, KernelId::kCudaFlashSm80));
+  EXPECT_GT(CostOf(spec, KernelId::kCudaNaive), 2 * CostOf(spec, KernelId::kCudaFlashFp32));
+  test::ProblemSpec causal = spec;
+  causal.problem.mask.right = 0;
+  EXPECT_EQ(CostOf(causal, KernelId::kCudaNaive), CostOf(spec, KernelId::kCudaNaive))
+      << "it computes what the mask hides";
+  EXPECT_LT(CostOf(causal), 0.8 * CostOf(spec));
+}
+
+TEST(Cost, WorkWithoutAFlopIsNotForNothing) {
+  // A tile for each sequence and head, though there is no key.
+  EXPECT_GT(CostOf(MakeSpec(1024, 4, 4, 1, 0, 1, 1)), 4096 * 10e3);
+  // One row takes a vector of them, and all keys are read for it.
+  EXPECT_GT(CostOf(MakeSpec(1, 1, 1, 1, 4096, 64, 64)),
+            0.05 * CostOf(MakeSpec(1, 1, 1, 192, 4096, 64, 64)));
+  // Each row of a narrow window computes the tile of keys around it.
+  test::ProblemSpec narrow = MakeSpec(1, 1, 1, 2048, 2048, 64, 64);
+  narrow.problem.mask.left = narrow.problem.mask.right = 0;
+  EXPECT_GT(CostOf(narrow), 2048 * 32 * 2 * 128.0);
+}
+
+TEST(Cost, FollowsTheTrueLengths) {
+  test::ProblemSpec spec = MakeSpec(3, 2, 1, 64, 500, 16, 16);
+  const double dense = CostOf(spec);
+  spec.kv_lengths = {500, 500, 500};
+  EXPECT_EQ(CostOf(spec), dense);
+  spec.kv_lengths = {500, 0, 1};
+  EXPECT_LT(CostOf(spec), 0.6 * dense);
+  test::ProblemSpec packed = MakeSpec(0, 2, 1, 0, 0, 16, 16);
+  packed.problem.packed = true;
+  packed.q_lengths = {64, 64, 64};
+  packed.kv_lengths = {500, 500, 500};
+  EXPECT_EQ(CostOf(packed), dense);
+}
+
+TEST(Cost, IsFiniteAtTheLimits) {
+  Problem largest;
+  largest.batch = kBatchMax;
+  largest.heads_q = largest.heads_kv = kHeadsMax;
+  largest.len_q = largest.len_k = kLengthMax;
+  largest.dim = largest.dim_v = kHeadDimMax;
+  largest.mask.left = largest.mask.right = INT64_MAX;
+  Problem empty = largest;
+  empty.batch = 0;
+  for (const KernelInfo& kernel : Kernels()) {
+    EXPECT_TRUE(std::isfinite(CostOf(largest, kernel.id))) << kernel.name;
+    EXPECT_EQ(CostOf(empty, kernel.id), 0) << kernel.name;
+  }
+}
+
+TEST(Cost, RatesFollowTheDevicesSize) {
+  const auto rate = [](DeviceKind kind, int compute_capability, int units) {
+    DeviceInfo device;
+    device.kind = kind;
+    device.compute_capability = compute_capability;
+    device.units = units;
+    return CostPerSecond(device);
+  };
+  EXPECT_GT(rate(DeviceKind::kCuda, 90, 132), rate(DeviceKind::kCuda, 80, 108));
+  EXPECT_GT(rate(DeviceKind::kCuda, 80, 108), 100 * rate(DeviceKind::kCpu, 0, 2));
+  EXPECT_EQ(rate(DeviceKind::kCpu, 0, 4), 2 * rate(DeviceKind::kCpu, 0, 2));
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fp16 and bf16 conversions against the arithmetic definition of the formats, exhaustively.
+
+#include "kernels/contract/dtype.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/kernels/support/problems.h"
+
+namespace attend {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Format {
+  DType dtype;
+  int exponent_bits;
+  int mantissa_bits;
+};
+constexpr Format kFormats[] = {{DType::kFloat16, 5, 10}, {DType::kBFloat16, 8, 7}};
+
+// What a bit pattern means: (-1)^s * 1.m * 2^(e - bias), subnormals 0.m * 2^(1 - bias).
+double Meaning(const Format& format, uint32_t bits) {
+  const int bias = (1 << (format.exponent_bits - 1)) - 1;
+  const uint32_t mantissa = bits & ((1u << format.mantissa_bits) - 1);
+  const int exponent =
+      static_cast<int>(bits >> format.mantissa_bits) & ((1 << format.exponent_bits) - 1);
+  const double sign = (bits & 0x8000u) != 0 ? -1 : 1;
+  if (exponent == (1 << format.exponent_bits) - 1) {
+    if (mantissa != 0) return std::numeric_limits<double>::quiet_NaN();
+    return sign * static_cast<double>(kInfinity);
+  }
+  const double fraction = std::ldexp(static_cast<double>(mantissa), -format.mantissa_bits);
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
+  return sign * std::ldexp(1 + fraction, exponent - bias);
+}
+
+// Room for a float, as the compiler cannot know that the dtype is never fp32 here.
+uint16_t Stored(DType dtype, float value) {
+  alignas(float) uint16_t bits[2] = {0xdead, 0xbeef};
+  StoreElement(bits, dtype, 0, value);
+  EXPECT_EQ(bits[1], 0xbeef);
+  return bits[0];
+}
+
+float Loaded(DType dtype, uint16_t bits) {
+  alignas(float) const uint16_t array[2] = {bits, 0};
+  return LoadElement(array, dtype, 0);
+}
+
+TEST(DType, EveryPatternWidensToWhatItMeans) {
+  for (const Format& format : kFormats) {
+    for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+      const uint16_t pattern = static_cast<uint16_t>(bits);
+      const double meaning = Meaning(format, bits);
+      const float value = Loaded(format.dtype, pattern);
+      if (std::isnan(meaning)) {
+        ASSERT_TRUE(std::isnan(value)) << DTypeName(format.dtype) << " " << bits;
+      } else {
+        ASSERT_EQ(static_cast<double>(value), meaning) << DTypeName(format.dtype) << " " << bits;
+        ASSERT_EQ(std::signbit(value), (bits & 0x8000u) != 0);
+      }
+    }
+  }
+}
+
+TEST(DType, EveryPatternSurvivesTheRoundTrip) {
+  for (const Format& format : kFormats) {
+    for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+      const uint16_t pattern = static_cast<uint16_t>(bits);
+      const float value = Loaded(format.dtype, pattern);
+      const uint16_t back = Stored(format.dtype, value);
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(Loaded(format.dtype, back))) << bits;
+      } else {
+        ASSERT_EQ(back, pattern) << DTypeName(format.dtype);
+      }
+    }
+  }
+}
+
+// Between two neighbours: nearest wins, the middle goes to the even pattern, also where the upper
+// neighbour is Inf and between subnormals.
+TEST(DType, RoundsToNearestTiesToEven) {
+  for (const Format& format : kFormats) {
+    const uint32_t infinity = ((1u << format.exponent_bits) - 1) << format.mantissa_bits;
+    for (uint32_t bits = 0; bits < infinity; ++bits) {
+      const double low = Meaning(format, bits);
+      // What the next pattern would mean if the format had no Inf.
+      const double high =
+          bits + 1 == infinity ? 2 * low - Meaning(format, bits - 1) : Meaning(format, bits + 1);
+      const float middle = static_cast<float>((low + high) / 2);  // exact: one more bit than either
+      if (static_cast<double>(middle) != (low + high) / 2) continue;  // below float's subnormals
+      const uint16_t even = static_cast<uint16_t>((bits & 1u) == 0 ? bits : bits + 1);
+      ASSERT_EQ(Stored(format.dtype, middle), even) << DTypeName(format.dtype) << " " << bits;
+      ASSERT_EQ(Stored(format.dtype, -middle), even | 0x8000u);
+      ASSERT_EQ(Stored(format.dtype, std::nextafter(middle, 0.0f)), bits);
+      ASSERT_EQ(Stored(format.dtype, std::nextafter(middle, kInfinity)), bits + 1);
+    }
+  }
+}
+
+TEST(DType, RandomFloatsGoToTheNearest) {
+  const uint64_t seed = test::FreshSeed();
+  uint64_t state = seed;
+  for (int n = 0; n < 1000000; ++n) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(state >> 32));
+    if (std::isnan(value)) continue;
+    for (const Format& format : kFormats) {
+      const uint16_t got = Stored(format.dtype, value);
+      const double error = std::abs(Meaning(format, got) - static_cast<double>(value));
+      const uint32_t magnitude = got & 0x7fffu;
+      const uint32_t sign = got & 0x8000u;
+      if (!std::isfinite(error)) continue;  // overflow: the test of ties covers the border
+      for (const uint32_t other : {magnitude - 1, magnitude + 1}) {
+        if (other > 0x7fffu || std::isinf(Meaning(format, other))) continue;
+        ASSERT_LE(error, std::abs(Meaning(format, other | sign) - static_cast<double>(value)))
+            << "ATTEND_TEST_SEED=" << seed << " value " << value;
+      }
+    }
+  }
+}
+
+TEST(DType, NanStaysNanAndOverflowGoesToInf) {
+  for (const Format& format : kFormats) {
+    // Payload bits only below what the narrow mantissa keeps: must not become Inf.
+    for (const uint32_t bits : {0x7f800001u, 0xff800001u, 0x7fc00000u, 0xffffffffu}) {
+      const uint16_t got = Stored(format.dtype, std::bit_cast<float>(bits));
+      EXPECT_TRUE(std::isnan(Loaded(format.dtype, got))) << bits;
+    }
+    const uint16_t big = Stored(format.dtype, std::numeric_limits<float>::max());
+    EXPECT_EQ(Loaded(format.dtype, big), kInfinity);
+    const uint16_t low = Stored(format.dtype, -kInfinity);
+    EXPECT_EQ(Loaded(format.dtype, low), -kInfinity);
+  }
+}
+
+TEST(DType, UnitRoundoffIsHalfAnUlpOfOne) {
+  for (const Format& format : kFormats) {
+    EXPECT_EQ(UnitRoundoff(format.dtype), std::ldexp(0.5, -format.mantissa_bits));
+    EXPECT_EQ(DTypeBytes(format.dtype), 2);
+  }
+  EXPECT_EQ(UnitRoundoff(DType::kFloat32),
+            static_cast<double>(std::numeric_limits<float>::epsilon()) / 2);
+  EXPECT_EQ(DTypeBytes(DType::kFloat32), 4);
+}
+
+TEST(DType, Float32IsStoredAsItIs) {
+  float array[3] = {1, 2, 3};
+  StoreElement(array, DType::kFloat32, 1, 0x1.234567p-140f);
+  EXPECT_EQ(LoadElement(array, DType::kFloat32, 1), 0x1.234567p-140f);
+  EXPECT_EQ(array[0], 1);
+  EXPECT_EQ(array[2], 3);
+}
+
+}  // namespace
+}  // namespace attend

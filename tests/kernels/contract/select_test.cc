@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every outcome of Select, with its reason.
+
+#include "kernels/contract/select.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "kernels/contract/limits.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend {
+namespace {
+
+using ::testing::HasSubstr;
+
+DeviceInfo Cpu() {
+  DeviceInfo device;
+  device.name = "cpu";
+  return device;
+}
+
+DeviceInfo Gpu(int64_t workspace_bytes_max) {
+  DeviceInfo device;
+  device.kind = DeviceKind::kCuda;
+  device.name = "cuda:3";
+  device.compute_capability = 90;
+  device.workspace_bytes_max = workspace_bytes_max;
+  return device;
+}
+
+Problem Small() { return test::MakeSpec(2, 4, 2, 16, 32, 64, 64).problem; }
+
+TEST(Kernels, TableIsInLadderOrderWithUniqueNames) {
+  std::set<std::string_view> names;
+  ASSERT_EQ(Kernels().size(), static_cast<size_t>(kKernelCount));
+  for (int n = 0; n < kKernelCount; ++n) {
+    const KernelInfo& kernel = Kernels()[static_cast<size_t>(n)];
+    EXPECT_EQ(static_cast<int>(kernel.id), n);
+    EXPECT_EQ(KernelName(kernel.id), kernel.name);
+    EXPECT_FALSE(kernel.summary.empty());
+    names.insert(kernel.name);
+  }
+  EXPECT_EQ(names.size(), static_cast<size_t>(kKernelCount));
+}
+
+TEST(Select, AutoTakesTheBestKernelOfTheDevice) {
+  for (const std::string_view forced : {"", "auto"}) {
+    const Result<Selection> cpu = Select(Small(), Cpu(), forced);
+    ASSERT_TRUE(cpu.ok());
+    EXPECT_EQ(cpu->kernel, KernelId::kCpuFlash);
+    EXPECT_FALSE(cpu->why.empty());
+    EXPECT_EQ(cpu->workspace_bytes, 0);
+    const Result<Selection> gpu = Select(Small(), Gpu(0), forced);
+    ASSERT_TRUE(gpu.ok());
+    EXPECT_EQ(KernelName(gpu->kernel).substr(0, 5), "cuda_");
+  }
+}
+
+TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
+  for (const KernelInfo& kernel : Kernels()) {
+    const DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
+    const DeviceInfo other = kernel.device == DeviceKind::kCpu ? Gpu(1 << 30) : Cpu();
+    Problem problem = Small();
+    const bool tensor_cores =
+        kernel.id == KernelId::kCudaFlashSm80 || kernel.id == KernelId::kCudaFlashSm90;
+    if (tensor_cores) problem.dtype = DType::kFloat16;
+    const Result<Selection> good = Select(problem, own, kernel.name);
+    ASSERT_TRUE(good.ok()) << kernel.name << ": " << good.status().message();
+    EXPECT_EQ(good->kernel, kernel.id);
+    EXPECT_EQ(good->why, "asked for by name");
+    const Result<Selection> bad = Select(Small(), other, kernel.name);
+    ASSERT_FALSE(bad.ok());
+    EXPECT_EQ(bad.status().code(), Code::kUnimplemented);
+    EXPECT_THAT(bad.status().message(), HasSubstr(std::string(kernel.name)));
+    EXPECT_THAT(bad.status().message(), HasSubstr(other.name));
+  }
+}
+
+TEST(Select, UnknownNameIsAnInvalidArgumentThatListsTheKernels) {
+  const std::string long_name(1000, 'x');
+  for (const std::string& name : {std::string("cpu_flashy"), std::string(" "), long_name}) {
+    const Result<Selection> result = Select(Small(), Cpu(), name);
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
+    for (const KernelInfo& kernel : Kernels()) {
+      EXPECT_THAT(result.status().message(), HasSubstr(std::string(kernel.name)));
+    }
+    EXPECT_LT(result.status().message().size(), 500u);
+  }
+}
+
+TEST(Select, NaiveNeedsItsScoreMatrixToFit) {
+  const Problem p = Small();
+  const int64_t bytes = 4 * p.batch * p.heads_q * p.len_q * p.len_k;
+  const Result<Selection> fits = Select(p, Gpu(bytes), "cuda_naive");
+  ASSERT_TRUE(fits.ok());
+  EXPECT_EQ(fits->workspace_bytes, bytes);
+  const Result<Selection> not_quite = Select(p, Gpu(bytes - 1), "cuda_naive");
+  ASSERT_FALSE(not_quite.ok());
+  EXPECT_EQ(not_quite.status().code(), Code::kUnimplemented);
+  EXPECT_THAT(not_quite.status().message(), HasSubstr(std::to_string(bytes)));
+  EXPECT_THAT(not_quite.status().message(), HasSubstr(std::to_string(bytes - 1)));
+
+  Problem huge = p;
+  huge.batch = kBatchMax;
+  huge.heads_q = huge.heads_kv = kHeadsMax;
+  huge.len_q = huge.len_k = kLengthMax;
+  const Result<Selection> overflow = Select(huge, Gpu(INT64_MAX), "cuda_naive");
+  ASSERT_FALSE(overflow.ok());
+  EXPECT_EQ(overflow.status().code(), Code::kUnimplemented);
+}
+
+Problem Half() {
+  Problem p = Small();
+  p.dtype = DType::kFloat16;
+  return p;
+}
+
+DeviceInfo GpuOf(int compute_capability) {
+  DeviceInfo device = Gpu(0);
+  device.compute_capability = compute_capability;
+  return device;
+}
+
+KernelId Auto(const Problem& problem, const DeviceInfo& device) {
+  const Result<Selection> selection = Select(problem, device);
+  EXPECT_TRUE(selection.ok()) << selection.status().ToString();
+  EXPECT_FALSE(selection->why.empty());
+  return selection->kernel;
+}
+
+TEST(Select, SixteenBitsGoToTheTensorCoresOfTheDevice) {
+  EXPECT_EQ(Auto(Half(), GpuOf(75)), KernelId::kCudaFlashFp32);
+  EXPECT_EQ(Auto(Half(), GpuOf(80)), KernelId::kCudaFlashSm80);
+  EXPECT_EQ(Auto(Half(), GpuOf(89)), KernelId::kCudaFlashSm80);
+  EXPECT_EQ(Auto(Half(), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Half(), GpuOf(100)), KernelId::kCudaFlashSm80);
+  EXPECT_EQ(Auto(Small(), GpuOf(90)), KernelId::kCudaFlashFp32) << "float32 stays float32";
+}
+
+// What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
+TEST(Select, HoppersKernelSaysWhatItCannotDo) {
+  struct Case {
+    const char* word;
+    void (*change)(Problem*);
+  };
+  const Case cases[] = {
+      {"bias", [](Problem* p) { p->has_bias = true; }},
+      {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
+      {"scale", [](Problem* p) { p->scale = -1.0f; }},
+      {"scale", [](Problem* p) { p->scale = 0.0f; }},
+      {"16-byte", [](Problem* p) { p->dim = 60; }},
+      {"16-byte", [](Problem* p) { p->dim_v = 3; }},
+  };
+  for (const Case& each : cases) {
+    Problem problem = Half();
+    each.change(&problem);
+    const Result<Selection> chosen = Select(problem, GpuOf(90));
+    ASSERT_TRUE(chosen.ok());
+    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80) << each.word;
+    EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
+    const Result<Selection> forced = Select(problem, GpuOf(90), "cuda_flash_sm90");
+    ASSERT_FALSE(forced.ok());
+    EXPECT_EQ(forced.status().code(), Code::kUnimplemented);
+    EXPECT_THAT(forced.status().message(), HasSubstr(each.word));
+  }
+  const Result<Selection> elsewhere =
+      Select(Half(), GpuOf(90), "auto", MemoryTraits{.not_tma = "it lies elsewhere"});
+  ASSERT_TRUE(elsewhere.ok());
+  EXPECT_EQ(elsewhere->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_EQ(elsewhere->why, "it lies elsewhere");
+}
+
+TEST(Select, TensorCoreKernelsRefuseOtherDevicesAndDTypes) {
+  EXPECT_EQ(Select(Half(), GpuOf(80), "cuda_flash_sm90").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Half(), GpuOf(75), "cuda_flash_sm80").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Small(), GpuOf(90), "cuda_flash_sm80").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Small(), GpuOf(90), "cuda_flash_sm90").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Half(), GpuOf(90), "cuda_flash_sm80")->kernel, KernelId::kCudaFlashSm80);
+}
+
+}  // namespace
+}  // namespace attend

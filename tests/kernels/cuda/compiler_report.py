@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the compiler says of the Hopper kernels: registers of each; a failure for spills, stack
+frames beyond that of redo_rows.cuh, registers that are not those of the launch, wgmma that it does
+not leave asynchronous, and setmaxnreg that it ignores. Compiles one file as the build does, and
+throws the code away. Needs no GPU.
+
+    compiler_report.py --nvcc NVCC --commands build/compile_commands.json
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda" / "sm90"
+SOURCE = CUDA / "f16.cu"
+TILES = CUDA / "table.cuh"
+
+# "Potential Performance Loss: wgmma.mma_async instructions are serialized", for whatever reason,
+# and what comes to the same: a wait that nobody wrote. Other codes say it in words.
+SERIALISED = range(7510, 7521)
+WORDS = re.compile(r"seriali[sz]ed|setmaxnreg", re.IGNORECASE)
+CODE = re.compile(r"\(C(\d+)\)")
+
+# Sm90Tile's arguments, in order.
+ARGUMENTS = ("dim", "dim_v", "groups", "keys", "stages", "stages_q", "overlap",
+             "query_in_registers", "blocks")
+# enum Overlap, in order.
+OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
+
+ENTRY = re.compile(r"Compiling entry function '(\S+)'")
+STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+def build_command(commands, nvcc, source):
+    """The build's own command for the source, changed to report and to leave nothing behind."""
+    found = [entry for entry in json.loads(pathlib.Path(commands).read_text())
+             if pathlib.Path(entry["directory"], entry["file"]).resolve() == source]
+    if len(found) != 1:
+        sys.exit(f"{commands} has {len(found)} commands for {source}, not one")
+    words = shlex.split(found[0]["command"])[1:]
+    output = words.index("-o")
+    del words[output:output + 2]
+    words.remove("-c")
+    return [nvcc, *words, "-Xptxas", "-v", "-cubin", "-o", "/dev/null"], found[0]["directory"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    mangled: str  # its template arguments, as they stand in the names of its kernels
+    registers: int  # that a launch hands out to each thread: kLaunchRegisters
+
+
+# How the compiler writes template arguments that are not numbers.
+MANGLED = {"false": "Lb0E", "true": "Lb1E",
+           **{f"Overlap::{name}": f"LNS0_7OverlapE{n}E" for n, name in enumerate(OVERLAPS)}}
+
+
+def launch_registers(groups, blocks):
+    """As sm90/tile.cuh works it out: setmaxnreg moves registers between warpgroups, and what
+    it moves must add up to what the launch took, so ptxas must use exactly these."""
+    threads = 128 * (groups + 1)
+    return 65536 // (threads * blocks) // 8 * 8
+
+
+def tiles(text):
+    """{name: Tile} of the table. Error: Sm90Tile has other arguments than ARGUMENTS."""
+    found = {}
+    for name, listed in re.findall(r"using\s+(\w+)\s*=\s*Sm90Tile<([^>]*)>", text):
+        values = [value.strip() for value in listed.split(",")]
+        if len(values) != len(ARGUMENTS):
+            sys.exit(f"{name} has {len(values)} template arguments, not {', '.join(ARGUMENTS)}")
+        mangled = [MANGLED.get(value, f"Li{value}E") for value in values]
+        named = dict(zip(ARGUMENTS, values))
+        found[name] = Tile("Sm90TileI" + "".join(mangled),
+                           launch_registers(int(named["groups"]), int(named["blocks"])))
+    return found
+
+
+def kernels(report):
+    """Of every kernel: registers, and bytes of stack frame, spill stores and spill loads."""
+    found, name = {}, None
+    for line in report.splitlines():
+        if match := ENTRY.search(line):
+            name = match.group(1)
+            found[name] = {}
+        elif name and (match := STACK.search(line)):
+            found[name]["stack"] = tuple(map(int, match.groups()))
+        elif name and (match := REGISTERS.search(line)):
+            found[name]["registers"] = int(match.group(1))
+    return found
+
+
+def redo_bytes(kernel):
+    """What RowRedo::Output takes of a thread's stack: a quarter of a row's floats, of two rows."""
+    match = re.search(r"Sm90TileILi\d+ELi(\d+)E", kernel)
+    return 2 * int(match.group(1)) if match else 0
+
+
+def remarks(report):
+    """Lines about what must run asynchronously and does not, or about setmaxnreg."""
+    for line in report.splitlines():
+        code = CODE.search(line)
+        if WORDS.search(line) or code and int(code.group(1)) in SERIALISED:
+            yield line.strip()
+
+
+def judge(listed, report):
+    """Prints a line per tile of `listed`, {name: Tile}; returns what is wrong."""
+    faults = list(remarks(report))
+    found = kernels(report)
+    if not listed:
+        faults.append("the table has no tiles")
+    for name, tile in listed.items():
+        of_tile = [kernel for kernel in found if tile.mangled in kernel]
+        if not of_tile:
+            faults.append(f"{name}: no kernel was compiled for it ({tile.mangled})")
+        for kernel in of_tile:
+            used = found[kernel].get("registers")
+            print(f"{name:<16} {used or '?':>4} registers")
+            if used is not None and used != tile.registers:
+                faults.append(f"{name}: {used} registers, must be the launch's {tile.registers}")
+    for kernel, values in found.items():
+        if len(values) != 2:
+            faults.append(f"{kernel}: the report lacks its registers or its stack")
+            continue
+        frame, stores, loads = values["stack"]
+        if frame > redo_bytes(kernel) or stores or loads:
+            faults.append(f"{kernel}: {frame} bytes of stack frame, {stores} of spill stores, "
+                          f"{loads} of spill loads")
+    return faults
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--nvcc", required=True, help="the CUDA compiler")
+    parser.add_argument("--commands", required=True, help="the build's compile_commands.json")
+    args = parser.parse_args()
+    command, folder = build_command(args.commands, args.nvcc, SOURCE)
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    report = run.stdout + run.stderr
+    faults = judge(tiles(TILES.read_text()), report)
+    if run.returncode != 0:
+        faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{report}")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attentions whose inputs are bit patterns nobody would choose (NaN of any payload and sign, Inf,
+// subnormal numbers, the largest there are, masks of finite minima), and a judge who knows which
+// NaN and Inf IEEE arithmetic makes of them, whatever the order in which a kernel adds.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+
+// Turns some of the values of `owned` to such patterns, drawn from `seed`. Which inputs, how many
+// of their elements and which kinds of pattern is drawn too, so that rows of all fates are met.
+void SpoilBits(OwnedAttention* owned, uint64_t seed);
+
+// Q, K and V become numbers of either sign and of any magnitude that the dtype has: most scores
+// overflow on their way, and sums cancel to nothing.
+void SpreadMagnitudes(OwnedAttention* owned, uint64_t seed);
+
+// A spec like RandomSpec's, sometimes with a scale near an end of fp32's range.
+ProblemSpec BitPatternSpec(uint64_t seed, double work_max);
+
+// What a kernel leaves to its own order of arithmetic, beside what the reference says is its own.
+struct Leeway {
+  // A weight may be too small for the kernel, and Inf times it NaN; and NaN or Inf in V may be felt
+  // by a row whose score for the key is -Inf by arithmetic.
+  bool vanishing_weights = false;
+};
+
+struct Verdict {
+  std::string fault;     // the first one, with its place; empty if there is none
+  int64_t values = 0;    // rows that were compared number for number
+  int64_t specials = 0;  // rows with NaN or Inf that IEEE determines
+  int64_t open = 0;      // rows that may be anything: some intermediate sum may overflow
+};
+
+// Compares every row with the reference.
+Verdict JudgeBits(const OwnedAttention& owned, const Leeway& leeway);
+
+}  // namespace attend::test

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the C++ description of an attention to the C one. Any thread.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/c/attend_c.h"
+#include "kernels/contract/problem.h"
+
+namespace attend::test {
+
+// The C struct of an attention, with its pointers as they are, on device 0, no kernel named and no
+// workspace.
+attend_params ToParams(const Attention& attention);
+
+// `data` as far into `block_to` as it lies in `block_from`; NULL stays NULL.
+template <class T>
+T* Moved(T* data, const void* block_from, const void* block_to) {
+  if (data == nullptr) return nullptr;
+  const auto from = reinterpret_cast<uintptr_t>(block_from);
+  const auto to = reinterpret_cast<uintptr_t>(block_to);
+  return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(data) - from + to);
+}
+
+}  // namespace attend::test

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Small requests on the thread that brings them: when they run there, when not, and that every
+// request ends once all the same.
+
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "tests/server/support/engine_fixture.h"
+
+namespace attend {
+namespace {
+
+class CallersRunTest : public EngineTest {
+ protected:
+  // Notes on which thread a request ends.
+  class ThreadNote final : public Responder {
+   public:
+    explicit ThreadNote(Collector& collector) : collector_(collector) {}
+    void Finish(std::unique_ptr<Request> request) override {
+      thread = std::this_thread::get_id();
+      collector_.Finish(std::move(request));
+    }
+    std::thread::id thread;  // read once the request is known to have ended
+
+   private:
+    Collector& collector_;
+  };
+
+  std::unique_ptr<Request> NewSmall(ThreadNote& note) {
+    auto request = NewRequest();
+    request->may_end_in_submit = true;
+    request->responder = &note;
+    return request;
+  }
+  std::unique_ptr<Request> NewSmall() { return NewSmall(note_); }
+  bool EndedHere(uint64_t id) {
+    (void)collector_.WaitFor(id);
+    return note_.thread == std::this_thread::get_id();
+  }
+
+  ThreadNote note_{collector_};
+  ThreadNote other_note_{collector_};  // of whatever may end meanwhile
+};
+
+TEST_F(CallersRunTest, OnAnIdleDeviceItEndsBeforeSubmitReturns) {
+  Start();
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t id = MustSubmit(NewSmall());
+    ASSERT_TRUE(collector_.Ended(id));
+    EXPECT_EQ(note_.thread, std::this_thread::get_id());
+    const Request& request = collector_.WaitFor(id);
+    ASSERT_TRUE(request.status.ok()) << request.status.ToString();
+    const RowsReport report = CheckAllRows(request.attention);
+    EXPECT_TRUE(report.ok) << report.detail << " seed " << seed_;
+    EXPECT_EQ(request.batch_requests, 1);
+  }
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+}
+
+TEST_F(CallersRunTest, NotWithoutLeave) {
+  Start();
+  auto request = NewSmall();
+  request->may_end_in_submit = false;
+  EXPECT_FALSE(EndedHere(MustSubmit(std::move(request))));
+}
+
+TEST_F(CallersRunTest, NotALargeOne) {
+  options_.worker.batcher.batch_flops_max = 1;
+  Start();
+  EXPECT_FALSE(EndedHere(MustSubmit(NewSmall())));
+}
+
+TEST_F(CallersRunTest, WhatOutlastsTheWatchEndsElsewhere) {
+  Start();
+  devices_[0]->Hold();
+  const uint64_t id = MustSubmit(NewSmall());
+  devices_[0]->WaitForWaiting(1);
+  EXPECT_FALSE(collector_.Ended(id));
+  devices_[0]->Release();
+  EXPECT_FALSE(EndedHere(id));
+  EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+}
+
+TEST_F(CallersRunTest, BesideABusyLaneItIsStartedButNotWaitedFor) {
+  options_.worker.lanes = 2;
+  Start();
+  devices_[0]->Hold();
+  // By this thread, so that nobody else plans when the next one comes.
+  MustSubmit(NewSmall(other_note_));
+  devices_[0]->WaitForWaiting(1);
+  const uint64_t beside = MustSubmit(NewSmall());
+  EXPECT_EQ(devices_[0]->submitted_batches(), 2) << "by Submit, not by another thread";
+  const uint64_t queued = MustSubmit(NewSmall(other_note_));
+  EXPECT_EQ(devices_[0]->submitted_batches(), 2) << "no lane is free";
+  devices_[0]->Release();
+  EXPECT_FALSE(EndedHere(beside));
+  EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
+}
+
+TEST_F(CallersRunTest, WhatWaitsForCompanyIsLeftToTheScheduler) {
+  options_.worker.batcher.batch_requests_max = 2;
+  options_.worker.batcher.batch_delay = std::chrono::hours(1);
+  Start();
+  const uint64_t first = MustSubmit(NewSmall());
+  EXPECT_FALSE(collector_.Ended(first));
+  const uint64_t second = MustSubmit(NewSmall(other_note_));
+  EXPECT_EQ(collector_.WaitFor(first).batch_requests, 2);
+  EXPECT_EQ(collector_.WaitFor(second).batch_requests, 2);
+}
+
+TEST_F(CallersRunTest, FaultsEndItHere) {
+  Start(2);
+  devices_[0]->FailSubmit(1, Internal("planted fault"));
+  const uint64_t refused = MustSubmit(NewSmall());
+  EXPECT_TRUE(EndedHere(refused));
+  EXPECT_EQ(collector_.WaitFor(refused).status.code(), Code::kInternal);
+  devices_[0]->FailItem(1, Internal("planted fault"));
+  const uint64_t failed = MustSubmit(NewSmall());
+  EXPECT_TRUE(EndedHere(failed));
+  EXPECT_EQ(collector_.WaitFor(failed).status.message(), "planted fault");
+  devices_[0]->LoseDevice();
+  const uint64_t lost = MustSubmit(NewSmall());
+  EXPECT_EQ(collector_.WaitFor(lost).status.code(), Code::kUnavailable);
+  const uint64_t after = MustSubmit(NewSmall());
+  EXPECT_EQ(collector_.WaitFor(after).device_name, "cpu1");
+}
+
+// Callers, the scheduler's thread and lanes' threads start batches of one device all at once; some
+// requests are cancelled, and the engine stops in the middle.
+TEST_F(CallersRunTest, ManyCallersAndAStop) {
+  constexpr int kThreads = 3;
+  constexpr int kEach = 200;
+  for (int round = 0; round < 10; ++round) {
+    options_.worker.lanes = 2;
+    options_.worker.queue_requests_max = kThreads * kEach;
+    options_.worker.batcher.batch_requests_max = 4;
+    std::vector<std::unique_ptr<testing::FakeBackend>> backends;
+    backends.push_back(std::make_unique<testing::FakeBackend>());
+    backends.back()->SetCompute([](const Attention&) {});
+    StartOn(std::move(backends));
+    std::vector<std::vector<std::unique_ptr<Request>>> requests(kThreads);
+    const uint64_t first_id = last_id_ + 1;
+    for (int n = 0; n < kThreads * kEach; ++n) {
+      requests[n % kThreads].push_back(NewRequest(test::MakeSpec(1, 1, 1, 4, 4, 16, 16)));
+      requests[n % kThreads].back()->may_end_in_submit = n % 5 != 0;
+    }
+    std::atomic<int> accepted{0};
+    std::atomic<int> refused{0};
+    std::vector<std::thread> callers;
+    for (int t = 0; t < kThreads; ++t) {
+      callers.emplace_back([&, t] {
+        std::mt19937_64 random(seed_ + static_cast<uint64_t>(t));
+        for (std::unique_ptr<Request>& request : requests[t]) {
+          const Status status = engine_->Submit(request);
+          (status.ok() ? accepted : refused).fetch_add(1);
+          if (random() % 8 == 0) engine_->Cancel(first_id + random() % (kThreads * kEach));
+        }
+      });
+    }
+    if (round % 2 == 1) {
+      while (accepted + refused < kEach / 2) std::this_thread::yield();
+      engine_->Drain();
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_TRUE(engine_->WaitIdle(kNever));
+    EXPECT_EQ(accepted + refused, kThreads * kEach);
+    engine_.reset();
+    devices_.clear();  // they went with it
+    for (uint64_t id = first_id; id < first_id + kThreads * kEach; ++id) {
+      if (collector_.Ended(id)) --accepted;
+    }
+    EXPECT_EQ(accepted, 0) << "every accepted request ends, and no other";
+    memory_.clear();
+  }
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every request ends exactly once, refusals change nothing, faults reach the right requests.
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "tests/server/support/engine_fixture.h"
+
+namespace attend {
+namespace {
+
+using testing::FakeBackend;
+
+TEST_F(EngineTest, AnswersAreRightAndEndOnce) {
+  options_.worker.lanes = 3;
+  options_.worker.queue_requests_max = 1000;
+  options_.worker.batcher.batch_requests_max = 8;
+  Start();
+  for (int i = 0; i < 100; ++i) MustSubmit(NewRequest(test::RandomSpec(seed_ + i, 2e4)));
+  for (uint64_t id = 1; id <= 100; ++id) {
+    const Request& request = collector_.WaitFor(id);
+    ASSERT_TRUE(request.status.ok()) << request.status.ToString();
+    const RowsReport report = CheckAllRows(request.attention);
+    EXPECT_TRUE(report.ok) << report.detail << " seed " << seed_;
+    EXPECT_EQ(request.device_name, "cpu");
+    EXPECT_GE(request.batch_requests, 1);
+    EXPECT_LE(request.batch_requests, 8);
+  }
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  EXPECT_EQ(engine_->host_pool().used_bytes(), 0);
+}
+
+TEST_F(EngineTest, ADeadlineFiresWhileTheLaneIsBusy) {
+  Start();
+  const uint64_t running = HoldLane();
+  auto request = NewRequest();
+  request->deadline = clock_.Now() + std::chrono::milliseconds(5);
+  const uint64_t queued = MustSubmit(std::move(request));
+  const Request& expired = collector_.WaitFor(queued);
+  EXPECT_EQ(expired.status.code(), Code::kDeadlineExceeded);
+  EXPECT_FALSE(collector_.Ended(running));
+  devices_[0]->Release();
+  EXPECT_TRUE(collector_.WaitFor(running).status.ok());
+}
+
+TEST_F(EngineTest, ADeadlineInThePastIsRefused) {
+  Start();
+  auto request = NewRequest();
+  request->deadline = clock_.Now() - std::chrono::milliseconds(1);
+  EXPECT_EQ(Submit(std::move(request)).code(), Code::kDeadlineExceeded);
+  EXPECT_TRUE(collector_.WaitFor(MustSubmit(NewRequest())).status.ok());
+}
+
+TEST_F(EngineTest, CancelDropsWhatIsQueuedAndLeavesWhatRuns) {
+  Start();
+  const uint64_t running = HoldLane();
+  const uint64_t queued = MustSubmit(NewRequest());
+  engine_->Cancel(queued);
+  EXPECT_EQ(collector_.WaitFor(queued).status.code(), Code::kCancelled);
+  engine_->Cancel(running);
+  engine_->Cancel(12345);
+  EXPECT_FALSE(collector_.Ended(running));
+  devices_[0]->Release();
+  EXPECT_TRUE(collector_.WaitFor(running).status.ok());
+  EXPECT_EQ(devices_[0]->submitted_items(), 1);
+}
+
+TEST_F(EngineTest, AFullQueueRefusesAndLosesNothing) {
+  Start();
+  HoldLane();
+  for (int i = 0; i < 4; ++i) MustSubmit(NewRequest());
+  const Status refused = Submit(NewRequest());
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  const int64_t for_queue_ms = engine_->RetryAfterMs(Code::kResourceExhausted);
+  EXPECT_GT(for_queue_ms, 0);
+  EXPECT_LT(for_queue_ms, 100) << "a queue of 4 is soon empty";
+  devices_[0]->Release();
+  for (uint64_t id = 1; id <= 5; ++id) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+  EXPECT_TRUE(collector_.WaitFor(MustSubmit(NewRequest())).status.ok());
+}
+
+TEST_F(EngineTest, MemoryAboveTheBudgetIsRefused) {
+  Start();
+  const auto request = NewRequest();
+  const Result<Admission> refused =
+      engine_->Admit(request->attention.problem, "", options_.memory_budget_bytes + 1, 16);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(engine_->host_pool().used_bytes(), 0);
+  // Memory that others hold comes back in their time, however short the queue is.
+  const int64_t least_ms = engine_->RetryAfterMs(Code::kResourceExhausted);
+  EXPECT_GE(least_ms, 100);
+  const Result<HostBlock> held = engine_->host_pool().Take(options_.memory_budget_bytes / 2);
+  ASSERT_TRUE(held.ok());
+  EXPECT_GT(engine_->RetryAfterMs(Code::kResourceExhausted), least_ms);
+  EXPECT_LT(engine_->RetryAfterMs(Code::kUnavailable), 100);
+}
+
+TEST_F(EngineTest, HigherPriorityRunsFirst) {
+  Start();
+  HoldLane();
+  auto low = NewRequest();
+  low->priority = -1;
+  auto high = NewRequest();
+  high->priority = 1;
+  const uint64_t low_id = MustSubmit(std::move(low));
+  const uint64_t high_id = MustSubmit(std::move(high));
+  devices_[0]->Release();
+  EXPECT_LE(collector_.WaitFor(high_id).started, collector_.WaitFor(low_id).started);
+}
+
+TEST_F(EngineTest, ABatchMayMixKernelsAndShapes) {
+  options_.worker.batcher.batch_requests_max = 8;
+  Start();
+  HoldLane();
+  const char* const kernels[] = {"cpu_reference", "cpu_flash", ""};
+  for (int i = 0; i < 3; ++i) {
+    auto request = NewRequest(test::MakeSpec(1 + i, 2, 1, 5 + 30 * i, 9, 8 << i, 16));
+    request->kernel = kernels[i];
+    MustSubmit(std::move(request));
+  }
+  devices_[0]->Release();
+  for (uint64_t id = 2; id <= 4; ++id) {
+    const Request& request = collector_.WaitFor(id);
+    ASSERT_TRUE(request.status.ok()) << request.status.ToString();
+    EXPECT_TRUE(CheckAllRows(request.attention).ok) << "seed " << seed_;
+  }
+  EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 3}));
+}
+
+// Answers of small requests must not wait for the parts of a large one, whatever the budgets say.
+TEST_F(EngineTest, WhatADeviceCutsIntoPartsHasABatchOfItsOwn) {
+  options_.worker.batcher = {
+      .batch_requests_max = 8, .batch_flops_max = 1e15, .batch_bytes_max = int64_t{1} << 40};
+  Start();
+  devices_[0]->CutItems([](const Problem& p) { return p.len_q == 71; }, 3);
+  HoldLane();
+  const auto submit = [this](int64_t length) {
+    MustSubmit(NewRequest(test::MakeSpec(1, 2, 1, length, 70, 16, 16)));
+  };
+  for (const int64_t length : {70, 71, 70, 72}) submit(length);
+  devices_[0]->Release();
+  for (uint64_t id = 1; id <= last_id_; ++id) {
+    EXPECT_TRUE(collector_.WaitFor(id).status.ok());
+    EXPECT_EQ(collector_.WaitFor(id).large, id == 3);
+  }
+  EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 1, 1, 2}));
+}
+
+TEST_F(EngineTest, TenantsShareALaneByWeight) {
+  options_.tenants = *Tenants::Parse({"heavy=2"});
+  options_.worker.queue_requests_max = 100;
+  Start();
+  HoldLane();
+  // All of one tenant's work comes before the other's.
+  for (const int tenant : {0, 1}) {
+    for (int i = 0; i < 12; ++i) {
+      auto request = NewRequest();
+      request->tenant = tenant;
+      MustSubmit(std::move(request));
+    }
+  }
+  devices_[0]->Release();
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  std::vector<std::pair<TimePoint, int>> order;
+  for (uint64_t id = 2; id <= 25; ++id) {
+    const Request& request = collector_.WaitFor(id);
+    order.emplace_back(request.started, request.tenant);
+  }
+  std::sort(order.begin(), order.end());
+  int heavy = 0;
+  for (int i = 0; i < 9; ++i) heavy += order[i].second;
+  EXPECT_EQ(heavy, 6) << "two of each three";
+}
+
+TEST_F(EngineTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
+  Start();
+  const uint64_t running = HoldLane();
+  const uint64_t queued = MustSubmit(NewRequest());
+  engine_->Drain();
+  EXPECT_EQ(Submit(NewRequest()).code(), Code::kUnavailable);
+  auto late = NewRequest();
+  EXPECT_EQ(engine_->Submit(late).code(), Code::kUnavailable) << "admitted before, sent after";
+  EXPECT_FALSE(engine_->WaitIdle(clock_.Now() + std::chrono::milliseconds(3)));
+  devices_[0]->Release();
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  EXPECT_TRUE(collector_.WaitFor(running).status.ok());
+  EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
+}
+
+TEST_F(EngineTest, StopEndsWhatIsQueued) {
+  Start();
+  const uint64_t running = HoldLane();
+  const uint64_t queued = MustSubmit(NewRequest());
+  std::thread release([&] {
+    collector_.WaitFor(queued);
+    devices_[0]->Release();
+  });
+  engine_->Stop();
+  release.join();
+  EXPECT_EQ(collector_.WaitFor(queued).status.code(), Code::kUnavailable);
+  EXPECT_TRUE(collector_.WaitFor(running).status.ok());
+}
+
+TEST_F(EngineTest, AnyFailedSubmissionFailsItsOwnRequestsOnly) {
+  Start();
+  for (int n = 1; n <= 4; ++n) {
+    devices_[0]->FailSubmit(n, Internal("planted fault"));
+    for (int i = 1; i <= 4; ++i) {
+      const Request& ended = collector_.WaitFor(MustSubmit(NewRequest()));
+      EXPECT_EQ(ended.status.code(), i == n ? Code::kInternal : Code::kOk) << n << " " << i;
+    }
+  }
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+}
+
+TEST_F(EngineTest, AFailedItemLeavesItsBatchWell) {
+  options_.worker.batcher.batch_requests_max = 4;
+  Start();
+  HoldLane();
+  for (int i = 0; i < 4; ++i) MustSubmit(NewRequest());
+  devices_[0]->FailItem(3, Internal("planted fault"));
+  devices_[0]->Release();
+  int failed = 0;
+  for (uint64_t id = 1; id <= 5; ++id) failed += !collector_.WaitFor(id).status.ok();
+  EXPECT_EQ(failed, 1);
+  EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 4}));
+}
+
+TEST_F(EngineTest, ALostDeviceFailsItsOwnAndTheOtherServesOn) {
+  Start(/*devices=*/2);
+  devices_[0]->Hold();
+  devices_[1]->Hold();
+  devices_[0]->LoseDevice();
+  // One runs and one waits on each, the first device's first.
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(MustSubmit(NewRequest()));
+  devices_[0]->WaitForWaiting(1);
+  devices_[1]->WaitForWaiting(1);
+  devices_[0]->Release();
+  for (const uint64_t id : {ids[0], ids[2]}) {
+    EXPECT_EQ(collector_.WaitFor(id).status.code(), Code::kUnavailable);
+  }
+  EXPECT_FALSE(engine_->Devices()[0].healthy);
+  EXPECT_TRUE(engine_->Devices()[1].healthy);
+  // The other has more outstanding, and is the only one.
+  const uint64_t later = MustSubmit(NewRequest());
+  devices_[1]->Release();
+  for (const uint64_t id : {ids[1], ids[3], later}) {
+    const Request& ended = collector_.WaitFor(id);
+    EXPECT_TRUE(ended.status.ok());
+    EXPECT_EQ(ended.device_name, "cpu1");
+  }
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
+}
+
+// A GPU says INTERNAL, with CUDA's words, of the batch that finds it lost.
+TEST_F(EngineTest, WhateverALostDeviceSaysIsUnavailable) {
+  Start(/*devices=*/2);
+  devices_[0]->LoseDevice(1, Internal("a batch on cpu: cudaErrorIllegalAddress"));
+  const Request& lost = collector_.WaitFor(MustSubmit(NewRequest()));
+  EXPECT_EQ(lost.status.code(), Code::kUnavailable) << "it may well succeed elsewhere";
+  EXPECT_NE(lost.status.message().find("device cpu is lost"), std::string::npos);
+  EXPECT_NE(lost.status.message().find("cudaErrorIllegalAddress"), std::string::npos);
+  EXPECT_FALSE(engine_->Devices()[0].healthy);
+  EXPECT_EQ(collector_.WaitFor(MustSubmit(NewRequest())).device_name, "cpu1");
+}
+
+TEST_F(EngineTest, WithNoHealthyDeviceTheServerSaysUnavailable) {
+  Start();
+  devices_[0]->LoseDevice();
+  EXPECT_EQ(collector_.WaitFor(MustSubmit(NewRequest())).status.code(), Code::kUnavailable);
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  EXPECT_EQ(Submit(NewRequest()).code(), Code::kUnavailable);
+}
+
+TEST_F(EngineTest, WorkGoesToTheDeviceWithTheLeastOutstanding) {
+  Start(/*devices=*/2);
+  devices_[0]->Hold();
+  devices_[1]->Hold();
+  for (int i = 0; i < 6; ++i) MustSubmit(NewRequest());
+  devices_[0]->Release();
+  devices_[1]->Release();
+  EXPECT_TRUE(engine_->WaitIdle(kNever));
+  EXPECT_EQ(devices_[0]->submitted_items(), 3);
+  EXPECT_EQ(devices_[1]->submitted_items(), 3);
+}
+
+TEST_F(EngineTest, AnUnknownKernelIsNamed) {
+  Start();
+  auto request = NewRequest();
+  request->kernel = "cuda_flash_fp32";
+  EXPECT_EQ(Submit(std::move(request)).code(), Code::kUnimplemented);
+  request = NewRequest();
+  request->kernel = "no_such";
+  EXPECT_EQ(Submit(std::move(request)).code(), Code::kInvalidArgument);
+}
+
+TEST_F(EngineTest, ADeviceWithoutLanesIsAnErrorAtStart) {
+  auto device = std::make_unique<FakeBackend>();
+  device->FailMakeLane(1, ResourceExhausted("planted fault"));
+  std::vector<std::unique_ptr<Backend>> backends;
+  backends.push_back(std::move(device));
+  EXPECT_FALSE(Engine::Make(std::move(backends), options_, metrics_, clock_).ok());
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/memory/host_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/kernels/support/problems.h"
+
+namespace attend {
+namespace {
+
+// Counts what it gives and takes back, and fails when told.
+class CountingAllocator final : public HostAllocator {
+ public:
+  Result<void*> Allocate(int64_t bytes) override {
+    std::lock_guard lock(mutex_);
+    if (fail_) return ResourceExhausted("the allocator was told to fail");
+    void* data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    live_.insert({data, bytes});
+    live_bytes_ += bytes;
+    ++allocations_;
+    return data;
+  }
+  void Free(void* data, int64_t bytes) override {
+    std::lock_guard lock(mutex_);
+    EXPECT_EQ(live_.erase({data, bytes}), 1u) << "freed twice or with another size";
+    live_bytes_ -= bytes;
+    std::free(data);
+  }
+  Status Register(void*, int64_t) override { return Status(); }
+  void Unregister(void*, int64_t) override {}
+
+  void set_fail(bool fail) { fail_ = fail; }
+  int64_t live_bytes() const { return live_bytes_; }
+  int64_t allocations() const { return allocations_; }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::pair<void*, int64_t>> live_;
+  int64_t live_bytes_ = 0;
+  int64_t allocations_ = 0;
+  bool fail_ = false;
+};
+
+constexpr int64_t kMiB = 1 << 20;
+
+std::unique_ptr<HostPool> MakePool(CountingAllocator& allocator, int64_t budget_bytes) {
+  Result<std::unique_ptr<HostPool>> pool = HostPool::Make(allocator, budget_bytes);
+  EXPECT_TRUE(pool.ok()) << pool.status().ToString();
+  return std::move(*pool);
+}
+
+TEST(HostPool, TakesItsMemoryOnceAndGivesItBack) {
+  CountingAllocator allocator;
+  {
+    const auto pool = MakePool(allocator, 4 * kMiB);
+    EXPECT_EQ(allocator.live_bytes(), 4 * kMiB);
+    for (int n = 0; n < 100; ++n) {
+      Result<HostBlock> block = pool->Take(1 + n * 7919);
+      ASSERT_TRUE(block.ok());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block->data()) % 256, 0u);
+      EXPECT_EQ(block->bytes(), 1 + n * 7919);
+      std::memset(block->data(), n, static_cast<size_t>(block->bytes()));
+    }
+    EXPECT_EQ(allocator.allocations(), 1);
+    EXPECT_EQ(pool->used_bytes(), 0);
+    EXPECT_EQ(pool->largest_free_bytes(), 4 * kMiB);
+  }
+  EXPECT_EQ(allocator.live_bytes(), 0);
+}
+
+TEST(HostPool, NoMemoryIsTheMakersError) {
+  CountingAllocator allocator;
+  allocator.set_fail(true);
+  EXPECT_EQ(HostPool::Make(allocator, kMiB).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(HostPool::Make(allocator, -1).status().code(), Code::kInvalidArgument);
+}
+
+TEST(HostPool, RefusesAboveTheBudgetAndChangesNothing) {
+  CountingAllocator allocator;
+  const auto pool = MakePool(allocator, 4 * kMiB);
+  Result<HostBlock> kept = pool->Take(3 * kMiB);
+  ASSERT_TRUE(kept.ok());
+  for (const int64_t bytes : {kMiB + 1, 2 * kMiB, 5 * kMiB, INT64_MAX - 100, INT64_MAX}) {
+    const Result<HostBlock> refused = pool->Take(bytes);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
+    for (const int64_t named : {bytes, 3 * kMiB, 4 * kMiB}) {
+      EXPECT_NE(refused.status().message().find(std::to_string(named)), std::string::npos);
+    }
+  }
+  EXPECT_EQ(pool->used_bytes(), 3 * kMiB);
+  EXPECT_TRUE(pool->Take(kMiB).ok());
+}
+
+TEST(HostPool, SaysWhenWhatIsFreeLiesInPieces) {
+  CountingAllocator allocator;
+  const auto pool = MakePool(allocator, 8 * kMiB);
+  std::vector<HostBlock> blocks;
+  for (int n = 0; n < 4; ++n) blocks.push_back(std::move(*pool->Take(2 * kMiB)));
+  blocks[0].Release();
+  blocks[2].Release();
+  const Result<HostBlock> refused = pool->Take(3 * kMiB);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("largest free piece has " + std::to_string(2 * kMiB)),
+            std::string::npos)
+      << refused.status().message();
+  blocks[1].Release();
+  EXPECT_TRUE(pool->Take(6 * kMiB).ok());
+}
+
+TEST(HostPool, EmptyBlocksCostNothing) {
+  CountingAllocator allocator;
+  const auto pool = MakePool(allocator, kMiB);
+  Result<HostBlock> block = pool->Take(0);
+  ASSERT_TRUE(block.ok());
+  EXPECT_EQ(block->bytes(), 0);
+  EXPECT_EQ(pool->used_bytes(), 0);
+}
+
+// Each block keeps what its holder wrote, whoever else takes and returns meanwhile.
+TEST(HostPool, ManyThreadsNeverShareABlock) {
+  CountingAllocator allocator;
+  const auto pool = MakePool(allocator, 16 * kMiB);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&pool, t] {
+      std::mt19937 random(t);
+      const auto ends_hold = [t](const HostBlock& block) {
+        const char* const data = static_cast<const char*>(block.data());
+        return block.bytes() == 0 || (data[0] == t && data[block.bytes() - 1] == t);
+      };
+      std::vector<HostBlock> held;
+      for (int i = 0; i < 2000; ++i) {
+        Result<HostBlock> block = pool->Take(random() % (2 * kMiB));
+        if (block.ok() && block->bytes() > 0) {
+          static_cast<char*>(block->data())[0] = static_cast<char>(t);
+          static_cast<char*>(block->data())[block->bytes() - 1] = static_cast<char>(t);
+        }
+        const bool full = !block.ok() || held.size() >= 8;
+        if (block.ok()) held.push_back(std::move(*block));
+        if (!full) continue;
+        for (const HostBlock& each : held) EXPECT_TRUE(ends_hold(each));
+        held.clear();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(pool->used_bytes(), 0);
+  EXPECT_EQ(pool->largest_free_bytes(), 16 * kMiB);
+}
+
+// Against a map of every unit: ranges never overlap, and a request fails only if no hole holds it.
+TEST(RangeAllocator, AgreesWithAMapOfEveryUnit) {
+  constexpr int64_t kUnit = RangeAllocator::kUnitBytes;
+  constexpr int64_t kUnits = 3 * RangeAllocator::kSmallBytesMax / kUnit;
+  const uint64_t seed = test::FreshSeed();
+  std::mt19937_64 random(seed);
+  RangeAllocator ranges(kUnits * kUnit + 77);
+  EXPECT_EQ(ranges.capacity(), kUnits * kUnit);
+  std::vector<char> taken(kUnits, 0);
+  std::vector<std::pair<int64_t, int64_t>> held;
+  const auto longest_hole = [&taken] {
+    int64_t longest = 0, length = 0;
+    for (const char each : taken) longest = std::max(longest, length = each ? 0 : length + 1);
+    return longest * kUnit;
+  };
+  for (int n = 0; n < 1500; ++n) {
+    if (random() % 2 == 0 || held.empty()) {
+      const int64_t bytes_max = random() % 8 == 0 ? kUnits * kUnit : kUnits * kUnit / 40;
+      const int64_t bytes = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(bytes_max));
+      const int64_t longest = longest_hole();
+      ASSERT_EQ(ranges.largest_free_bytes(), longest) << "seed " << seed;
+      const int64_t begin = ranges.Take(bytes);
+      ASSERT_EQ(begin >= 0, RangeAllocator::RoundedBytes(bytes) <= longest) << "seed " << seed;
+      if (begin < 0) continue;
+      ASSERT_EQ(begin % kUnit, 0);
+      for (int64_t at = begin; at < begin + bytes; at += kUnit) {
+        ASSERT_EQ(taken[at / kUnit], 0) << "seed " << seed;
+        taken[at / kUnit] = 1;
+      }
+      held.emplace_back(begin, bytes);
+    } else {
+      std::swap(held[random() % held.size()], held.back());
+      const auto [begin, bytes] = held.back();
+      held.pop_back();
+      ranges.Return(begin, bytes);
+      for (int64_t at = begin; at < begin + bytes; at += kUnit) taken[at / kUnit] = 0;
+    }
+    ASSERT_EQ(ranges.used_bytes(), std::count(taken.begin(), taken.end(), 1) * kUnit);
+  }
+  for (const auto& [begin, bytes] : held) ranges.Return(begin, bytes);
+  EXPECT_EQ(ranges.largest_free_bytes(), ranges.capacity());
+}
+
+}  // namespace
+}  // namespace attend

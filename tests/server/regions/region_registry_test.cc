@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/regions/region_registry.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/kernels/support/problems.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+// Memory that the test counts, can refuse and can hold back from being given back.
+class FakeMemory final : public RegionMemory {
+ public:
+  ~FakeMemory() override { EXPECT_TRUE(mapped_.empty()) << "regions were left mapped"; }
+
+  Result<RegionMapping> Map(int64_t bytes) override {
+    EXPECT_EQ(bytes % kPage, 0);
+    const std::lock_guard lock(mutex_);
+    if (!refusal_.ok()) return std::exchange(refusal_, Status());
+    RegionMapping mapping;
+    mapping.file = UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    mapping.bytes = bytes;
+    auto memory = std::make_unique<char[]>(static_cast<size_t>(bytes));
+    mapping.data = memory.get();
+    mapped_.emplace(mapping.data, std::move(memory));
+    return mapping;
+  }
+  void Unmap(void* data, int64_t bytes) override {
+    EXPECT_GT(bytes, 0);
+    std::unique_lock lock(mutex_);
+    unmapper_ = std::this_thread::get_id();
+    ++unmapping_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return !held_; });
+    EXPECT_EQ(mapped_.erase(data), 1u) << "unmapped what was not mapped";
+  }
+  int64_t page_bytes() const override { return kPage; }
+
+  void Refuse(Status status) {
+    const std::lock_guard lock(mutex_);
+    refusal_ = std::move(status);
+  }
+  // From now on giving back waits for Release.
+  void Hold() {
+    const std::lock_guard lock(mutex_);
+    held_ = true;
+  }
+  void Release() {
+    const std::lock_guard lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+  }
+  void WaitForUnmapping(int count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return unmapping_ >= count; });
+  }
+  size_t mapped() {
+    const std::lock_guard lock(mutex_);
+    return mapped_.size();
+  }
+  std::thread::id unmapper() {
+    const std::lock_guard lock(mutex_);
+    return unmapper_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<void*, std::unique_ptr<char[]>> mapped_;
+  Status refusal_;
+  bool held_ = false;
+  int unmapping_ = 0;
+  std::thread::id unmapper_;
+};
+
+class RegionRegistryTest : public ::testing::Test {
+ protected:
+  RegionRegistryTest() { Restart({16 * kPage, 8 * kPage, 3}); }
+
+  void Restart(RegionLimits limits) {
+    limits.return_wait = std::chrono::minutes(1);  // however loaded the machine is
+    registry_.reset();
+    registry_ = std::make_unique<RegionRegistry>(limits, memory_, [this]() -> Result<std::string> {
+      if (!token_fault_.ok()) return token_fault_;
+      return repeat_tokens_ ? std::string(16, 'r')
+                            : "token-" + std::to_string(1000000000 + ++made_);
+    });
+  }
+  std::string MustCreate(uint64_t client, int64_t bytes) {
+    Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
+    EXPECT_TRUE(created.ok()) << created.status().ToString();
+    return created.ok() ? created->token : "";
+  }
+  // What is being given back is: only a thread does it.
+  void WaitUntilTaken(int64_t bytes) {
+    while (taken() != bytes) std::this_thread::yield();
+  }
+  int64_t taken() const {
+    const RegionRegistry::Stats stats = registry_->stats();
+    return stats.bytes + stats.changing_bytes;
+  }
+  void ExpectRefused(uint64_t client, uint64_t bytes, Code code, const std::string& part) {
+    const RegionRegistry::Stats before = registry_->stats();
+    const Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
+    ASSERT_FALSE(created.ok());
+    EXPECT_EQ(created.status().code(), code) << created.status().ToString();
+    EXPECT_NE(created.status().message().find(part), std::string::npos)
+        << created.status().message();
+    const RegionRegistry::Stats after = registry_->stats();
+    EXPECT_EQ(after.refused, before.refused + 1);
+    EXPECT_EQ(after.created, before.created);
+    EXPECT_EQ(after.bytes, before.bytes);
+  }
+
+  FakeMemory memory_;
+  int made_ = 0;
+  bool repeat_tokens_ = false;
+  Status token_fault_;
+  std::unique_ptr<RegionRegistry> registry_;
+};
+
+TEST_F(RegionRegistryTest, ARegionIsFoundByItsTokenUntilItIsReleased) {
+  const uint64_t client = registry_->AddClient();
+  Result<RegionRegistry::Created> created = registry_->Create(client, 1);
+  ASSERT_TRUE(created.ok());
+  EXPECT_EQ(created->bytes, kPage) << "whole pages";
+  EXPECT_TRUE(created->file.valid());
+  {
+    const RegionRef found = registry_->Find(created->token);
+    ASSERT_NE(found, nullptr);
+    EXPECT_EQ(found->bytes, kPage);
+    EXPECT_NE(found->data, nullptr);
+    EXPECT_EQ(found->token, created->token);
+  }
+  const RegionRegistry::Stats stats = registry_->stats();
+  EXPECT_EQ(stats.clients, 1);
+  EXPECT_EQ(stats.regions, 1);
+  EXPECT_EQ(stats.bytes, kPage);
+  EXPECT_EQ(stats.changing_bytes, 0);
+  EXPECT_TRUE(registry_->Release(client, created->token).ok());
+  EXPECT_EQ(registry_->Find(created->token), nullptr);
+  EXPECT_EQ(registry_->Release(client, created->token).code(), Code::kNotFound);
+  WaitUntilTaken(0);
+  EXPECT_EQ(memory_.mapped(), 0u);
+  EXPECT_EQ(registry_->stats().created, 1);
+}
+
+TEST_F(RegionRegistryTest, TokensVanishWithTheirClientAndOthersStay) {
+  const uint64_t leaving = registry_->AddClient();
+  const uint64_t staying = registry_->AddClient();
+  const std::string first = MustCreate(leaving, kPage);
+  const std::string second = MustCreate(leaving, 2 * kPage);
+  const std::string other = MustCreate(staying, 3 * kPage);
+  registry_->RemoveClient(leaving);
+  EXPECT_EQ(registry_->Find(first), nullptr);
+  EXPECT_EQ(registry_->Find(second), nullptr);
+  EXPECT_NE(registry_->Find(other), nullptr);
+  WaitUntilTaken(3 * kPage);
+  EXPECT_EQ(registry_->stats().clients, 1);
+  registry_->RemoveClient(leaving);  // twice is once
+  EXPECT_EQ(registry_->stats().clients, 1);
+  EXPECT_FALSE(registry_->Create(leaving, kPage).ok()) << "the dead make no regions";
+}
+
+TEST_F(RegionRegistryTest, NobodyReleasesAnothersRegion) {
+  const uint64_t owner = registry_->AddClient();
+  const uint64_t thief = registry_->AddClient();
+  const std::string token = MustCreate(owner, kPage);
+  EXPECT_EQ(registry_->Release(thief, token).code(), Code::kNotFound);
+  EXPECT_NE(registry_->Find(token), nullptr);
+  EXPECT_EQ(registry_->Release(owner, "").code(), Code::kNotFound);
+}
+
+TEST_F(RegionRegistryTest, WhoUsesARegionKeepsItsMemoryAndItsQuota) {
+  const uint64_t client = registry_->AddClient();
+  const std::string token = MustCreate(client, 8 * kPage);
+  RegionRef used = registry_->Find(token);
+  std::memset(used->data, 7, static_cast<size_t>(used->bytes));
+  ASSERT_TRUE(registry_->Release(client, token).ok());
+  EXPECT_EQ(registry_->Find(token), nullptr);
+  EXPECT_EQ(registry_->stats().changing_bytes, 8 * kPage);
+  EXPECT_EQ(registry_->stats().regions, 0);
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  EXPECT_EQ(used->data[used->bytes - 1], 7);
+  EXPECT_EQ(memory_.mapped(), 1u);
+  used.reset();
+  WaitUntilTaken(0);
+  EXPECT_EQ(memory_.mapped(), 0u);
+  MustCreate(client, kPage);
+}
+
+TEST_F(RegionRegistryTest, AUserOutlivesTheClient) {
+  const uint64_t client = registry_->AddClient();
+  const std::string token = MustCreate(client, 4 * kPage);
+  RegionRef used = registry_->Find(token);
+  registry_->RemoveClient(client);
+  EXPECT_EQ(registry_->Find(token), nullptr);
+  EXPECT_EQ(taken(), 4 * kPage);
+  used->data[0] = 1;
+  used.reset();
+  WaitUntilTaken(0);
+}
+
+TEST_F(RegionRegistryTest, TheLastUserDoesNotWaitForTheMemoryToBeGivenBack) {
+  const uint64_t client = registry_->AddClient();
+  const std::string token = MustCreate(client, kPage);
+  RegionRef used = registry_->Find(token);
+  ASSERT_TRUE(registry_->Release(client, token).ok());
+  memory_.Hold();
+  used.reset();  // would hang here if it did
+  memory_.WaitForUnmapping(1);
+  EXPECT_NE(memory_.unmapper(), std::this_thread::get_id());
+  EXPECT_EQ(taken(), kPage) << "still locked, still counted";
+  EXPECT_NE(registry_->AddClient(), 0u);
+  memory_.Release();
+  WaitUntilTaken(0);
+}
+
+TEST_F(RegionRegistryTest, WhatWasReleasedJustNowCanBeTakenAtOnce) {
+  const uint64_t client = registry_->AddClient();
+  for (int i = 0; i < 100; ++i) {
+    const std::string token = MustCreate(client, 8 * kPage);
+    ASSERT_TRUE(registry_->Release(client, token).ok());
+  }
+}
+
+TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
+  const uint64_t first = registry_->AddClient();
+  const uint64_t second = registry_->AddClient();
+  const uint64_t third = registry_->AddClient();
+  ExpectRefused(first, 0, Code::kInvalidArgument, "must have at least 1");
+  ExpectRefused(first, 8 * kPage + 1, Code::kInvalidArgument, "shared-memory-client-max, 32768");
+  ExpectRefused(first, 16 * kPage + 1, Code::kInvalidArgument, "shared-memory-max, 65536");
+  ExpectRefused(first, UINT64_MAX, Code::kInvalidArgument, "18446744073709551615 bytes");
+  ExpectRefused(first, uint64_t{1} << 63, Code::kInvalidArgument, "shared-memory-max");
+  MustCreate(first, 5 * kPage);
+  ExpectRefused(first, 4 * kPage, Code::kResourceExhausted, "20480 of the connection's bound");
+  MustCreate(first, 3 * kPage);
+  MustCreate(second, 6 * kPage);
+  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted, "57344 of the bound of all regions");
+  const std::string last = MustCreate(third, 2 * kPage);
+  ExpectRefused(second, 1, Code::kResourceExhausted, "65536 of the bound of all regions");
+  ASSERT_TRUE(registry_->Release(third, last).ok());
+  MustCreate(second, 1);
+}
+
+TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
+  const uint64_t client = registry_->AddClient();
+  MustCreate(client, 1);
+  MustCreate(client, 1);
+  const std::string third = MustCreate(client, 1);
+  ExpectRefused(client, 1, Code::kResourceExhausted, "has 3 regions, may have at most 3");
+  ASSERT_TRUE(registry_->Release(client, third).ok());
+  MustCreate(client, 1);
+}
+
+TEST_F(RegionRegistryTest, WhatFailsOnTheWayLeavesNothing) {
+  const uint64_t client = registry_->AddClient();
+  memory_.Refuse(ResourceExhausted("no pages"));
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "no pages");
+  EXPECT_EQ(taken(), 0);
+  token_fault_ = Internal("no randomness");
+  ExpectRefused(client, 8 * kPage, Code::kInternal, "no randomness");
+  token_fault_ = Status();
+  WaitUntilTaken(0);
+  repeat_tokens_ = true;
+  const std::string token = MustCreate(client, kPage);
+  ExpectRefused(client, kPage, Code::kInternal, "a token came twice");
+  repeat_tokens_ = false;
+  EXPECT_NE(registry_->Find(token), nullptr);
+  WaitUntilTaken(kPage);
+  MustCreate(client, 7 * kPage);
+}
+
+TEST_F(RegionRegistryTest, TheEndForgetsEverything) {
+  const uint64_t client = registry_->AddClient();
+  MustCreate(client, kPage);
+  MustCreate(client, kPage);
+  registry_.reset();
+  EXPECT_EQ(memory_.mapped(), 0u);
+}
+
+// Clients come, go and use each other's regions from many threads; every count must return to zero.
+TEST_F(RegionRegistryTest, ManyThreads) {
+  Restart({64 * kPage, 16 * kPage, 8});
+  std::mutex mutex;
+  std::vector<std::string> tokens;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> users;
+  for (int u = 0; u < 2; ++u) {
+    users.emplace_back([&, u] {
+      std::mt19937_64 random(test::FreshSeed() + static_cast<uint64_t>(u));
+      std::vector<RegionRef> held;
+      while (!stop) {
+        std::string token;
+        {
+          const std::lock_guard lock(mutex);
+          if (!tokens.empty()) token = tokens[random() % tokens.size()];
+        }
+        if (RegionRef found = registry_->Find(token)) {
+          found->data[u] = 1;  // a byte of its own: regions are shared by what uses them
+          held.push_back(std::move(found));
+        }
+        if (held.size() > 4) held.erase(held.begin() + static_cast<long>(random() % held.size()));
+        std::this_thread::yield();
+      }
+    });
+  }
+  std::mt19937_64 random(test::FreshSeed());
+  for (int round = 0; round < 200; ++round) {
+    const uint64_t client = registry_->AddClient();
+    for (int i = 0; i < 4; ++i) {
+      Result<RegionRegistry::Created> created =
+          registry_->Create(client, 1 + random() % (4 * kPage));
+      if (!created.ok()) continue;
+      const std::lock_guard lock(mutex);
+      tokens.push_back(created->token);
+      if (tokens.size() > 8) tokens.erase(tokens.begin());
+    }
+    registry_->RemoveClient(client);
+  }
+  stop = true;
+  for (std::thread& user : users) user.join();
+  WaitUntilTaken(0);
+  EXPECT_EQ(registry_->stats().regions, 0);
+  EXPECT_EQ(memory_.mapped(), 0u);
+}
+
+TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
+  class NoLock final : public HostAllocator {
+   public:
+    Result<void*> Allocate(int64_t) override { return ResourceExhausted("not for this"); }
+    void Free(void*, int64_t) override {}
+    Status Register(void*, int64_t bytes) override {
+      locked += bytes;
+      return refusal;
+    }
+    void Unregister(void*, int64_t bytes) override { locked -= bytes; }
+    int64_t locked = 0;
+    Status refusal;
+  };
+  NoLock allocator;
+  MemfdMemory memory(allocator);
+  const int64_t bytes = 4 * memory.page_bytes();
+  Result<RegionMapping> mapping = memory.Map(bytes);
+  ASSERT_TRUE(mapping.ok()) << mapping.status().ToString();
+  EXPECT_EQ(allocator.locked, bytes);
+  const int file = mapping->file.get();
+  EXPECT_NE(ftruncate(file, 0), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(ftruncate(file, 2 * bytes), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(fcntl(file, F_ADD_SEALS, F_SEAL_WRITE), 0) << "nobody seals what the server writes";
+  char* const server = static_cast<char*>(mapping->data);
+  EXPECT_EQ(server[bytes - 1], 0);
+  char* const client = static_cast<char*>(
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  ASSERT_NE(client, MAP_FAILED);
+  client[5] = 'a';
+  EXPECT_EQ(server[5], 'a');
+  server[bytes - 1] = 'b';
+  EXPECT_EQ(client[bytes - 1], 'b');
+  // A hole is zeros, not a fault.
+  EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes), 0);
+  EXPECT_EQ(server[5], 0);
+  munmap(client, static_cast<size_t>(bytes));
+  server[0] = 'c';
+  memory.Unmap(mapping->data, bytes);
+  EXPECT_EQ(allocator.locked, 0);
+
+  allocator.refusal = ResourceExhausted("no page may be locked");
+  const Result<RegionMapping> refused = memory.Map(bytes);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().message(), "no page may be locked");
+  const Result<RegionMapping> huge = memory.Map(int64_t{1} << 60);
+  ASSERT_FALSE(huge.ok());
+  EXPECT_EQ(huge.status().code(), Code::kResourceExhausted) << huge.status().ToString();
+  EXPECT_NE(huge.status().message().find("the machine has"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace attend

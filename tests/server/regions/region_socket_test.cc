@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The shared memory's socket: packets, connections that come and go, and the file that it is.
+
+#include "server/regions/region_socket.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spdlog/sinks/null_sink.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <thread>
+
+#include "server/regions/unix_listener.h"
+#include "tests/server/support/fake_backend.h"
+#include "tests/server/support/region_client.h"
+
+namespace attend {
+namespace {
+
+namespace fs = std::filesystem;
+using test::MappedRegion;
+using test::RegionClient;
+
+class RegionSocketTest : public ::testing::Test {
+ protected:
+  RegionSocketTest() {
+    std::string pattern = fs::temp_directory_path() / "attend-socket-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    options_.path = folder_ / "shm.sock";
+  }
+  ~RegionSocketTest() override {
+    socket_.reset();
+    fs::remove_all(folder_);
+  }
+
+  Status Start() {
+    Result<std::unique_ptr<RegionSocket>> socket =
+        RegionSocket::Start(options_, registry_, logger_);
+    if (!socket.ok()) return socket.status();
+    socket_ = std::move(*socket);
+    return Status();
+  }
+  void WaitForClients(int64_t clients) {
+    while (registry_.stats().clients != clients) std::this_thread::yield();
+  }
+  void WaitUntilEmpty() {
+    WaitForClients(0);
+    for (;;) {
+      const RegionRegistry::Stats stats = registry_.stats();
+      if (stats.bytes + stats.changing_bytes == 0) return;
+      std::this_thread::yield();
+    }
+  }
+
+  fs::path folder_;
+  testing::FakeBackend backend_;
+  MemfdMemory memory_{backend_.host_allocator()};
+  RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, RandomToken};
+  Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
+  RegionSocket::Options options_;
+  std::unique_ptr<RegionSocket> socket_;
+};
+
+TEST_F(RegionSocketTest, ARegionIsMemoryOfBothSides) {
+  ASSERT_TRUE(Start().ok());
+  RegionClient client(options_.path);
+  const auto region = client.Create(10000);
+  EXPECT_EQ(region->bytes() % 4096, 0);
+  EXPECT_EQ(region->token().size(), 16u);
+  const auto other = client.Create(1);
+  EXPECT_NE(region->token(), other->token());
+  {
+    const RegionRef found = registry_.Find(region->token());
+    ASSERT_NE(found, nullptr);
+    region->data()[9999] = 'x';
+    EXPECT_EQ(found->data[9999], 'x');
+    found->data[0] = 'y';
+    EXPECT_EQ(region->data()[0], 'y');
+  }
+  EXPECT_TRUE(client.Release(region->token()).has_released());
+  EXPECT_EQ(registry_.Find(region->token()), nullptr);
+  EXPECT_EQ(client.Release(region->token()).error().code(), static_cast<int>(Code::kNotFound));
+  EXPECT_EQ(region->data()[9999], 'x') << "the client's own mapping stays";
+  client.Close();
+  WaitUntilEmpty();
+}
+
+TEST_F(RegionSocketTest, RefusalsLeaveTheConnectionAsItWas) {
+  ASSERT_TRUE(Start().ok());
+  RegionClient client(options_.path), other(options_.path);
+  const v1::RegionReply large = client.TryCreate((1 << 19) + 1);
+  EXPECT_EQ(large.error().code(), static_cast<int>(Code::kInvalidArgument));
+  EXPECT_NE(large.error().message().find("shared-memory-client-max"), std::string::npos);
+  EXPECT_EQ(client.TryCreate(0).error().code(), static_cast<int>(Code::kInvalidArgument));
+  EXPECT_EQ(client.TryCreate(UINT64_MAX).error().code(), static_cast<int>(Code::kInvalidArgument));
+  const auto region = client.Create(1 << 19);
+  EXPECT_EQ(client.TryCreate(1).error().code(), static_cast<int>(Code::kResourceExhausted));
+  EXPECT_EQ(other.Release(region->token()).error().code(), static_cast<int>(Code::kNotFound));
+  ASSERT_TRUE(client.Send(std::string("\x1a\x00", 2)));  // a request of later versions
+  const auto unknown = client.Receive();
+  ASSERT_TRUE(unknown.has_value());
+  EXPECT_EQ(unknown->error().code(), static_cast<int>(Code::kUnimplemented));
+  EXPECT_NE(registry_.Find(region->token()), nullptr);
+}
+
+TEST_F(RegionSocketTest, NoPacketHarmsAnybodyElse) {
+  ASSERT_TRUE(Start().ok());
+  RegionClient good(options_.path);
+  const auto region = good.Create(4096);
+  for (const std::string& packet : {std::string("\xff\xff\xff"), std::string(5000, 'x'),
+                                    std::string("\x0a\x7f"), std::string(4096, '\0')}) {
+    RegionClient bad(options_.path);
+    ASSERT_TRUE(bad.Send(packet));
+    const auto reply = bad.Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->error().code(), static_cast<int>(Code::kInvalidArgument));
+    EXPECT_FALSE(bad.Receive().has_value()) << "what cannot be read ends the connection";
+  }
+  {
+    // Nobody reads the answers: once they fill the socket, the connection is over.
+    RegionClient deaf(options_.path);
+    v1::RegionRequest request;
+    request.mutable_release()->set_token("none");
+    const std::string packet = request.SerializeAsString();
+    while (deaf.Send(packet)) {
+    }
+  }
+  WaitForClients(1);
+  EXPECT_NE(registry_.Find(region->token()), nullptr);
+  good.Create(4096);
+}
+
+int OpenFiles() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& each : fs::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+// A client sends none; what comes all the same must not fill the server's table.
+TEST_F(RegionSocketTest, DescriptorsFromClientsAreRefusedAndDropped) {
+  ASSERT_TRUE(Start().ok());
+  v1::RegionRequest request;
+  request.mutable_create()->set_bytes(4096);
+  for (const int files : {1, 2, 200}) {
+    RegionClient client(options_.path);
+    const auto region = client.Create(4096);
+    const int before = OpenFiles();
+    ASSERT_TRUE(client.SendWithFiles(request.SerializeAsString(), files));
+    const auto reply = client.Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->error().code(), static_cast<int>(Code::kInvalidArgument));
+    EXPECT_NE(reply->error().message().find("descriptors"), std::string::npos);
+    EXPECT_FALSE(client.Receive().has_value()) << "the connection is over";
+    WaitForClients(0);
+    EXPECT_LE(OpenFiles(), before);
+  }
+}
+
+TEST_F(RegionSocketTest, TokensGoWithTheConnection) {
+  ASSERT_TRUE(Start().ok());
+  RegionClient staying(options_.path), leaving(options_.path);
+  const auto kept = staying.Create(4096);
+  const auto lost = leaving.Create(4096);
+  EXPECT_NE(registry_.Find(lost->token()), nullptr);
+  leaving.Close();
+  WaitForClients(1);
+  EXPECT_EQ(registry_.Find(lost->token()), nullptr);
+  EXPECT_NE(registry_.Find(kept->token()), nullptr);
+}
+
+TEST_F(RegionSocketTest, AKilledProcessLeavesNothing) {
+  ASSERT_TRUE(Start().ok());
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    // Nothing but system calls here: other threads of the parent may have held any lock.
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, options_.path.data(), options_.path.size());
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    const char create[] = {0x0a, 0x03, 0x08, '\x80', 0x20};  // create {bytes: 4096}
+    send(socket, create, sizeof(create), 0);
+    char reply[256];
+    if (recv(socket, reply, sizeof(reply), 0) > 0) (void)!write(ready[1], "!", 1);
+    for (;;) pause();
+  }
+  char byte;
+  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(registry_.stats().regions, 1);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  WaitUntilEmpty();
+  close(ready[0]);
+  close(ready[1]);
+}
+
+TEST_F(RegionSocketTest, AnotherUsersProcessIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  ASSERT_TRUE(Start().ok());
+  // As if the modes did not keep others out already.
+  ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
+  ASSERT_EQ(chmod(options_.path.c_str(), 0666), 0);
+  int heard[2];
+  ASSERT_EQ(pipe2(heard, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, options_.path.data(), options_.path.size());
+    if (setuid(65534) != 0) _exit(1);
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    connect(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    char reply[256];
+    const ssize_t bytes = recv(socket, reply, sizeof(reply), 0);
+    if (bytes > 0) (void)!write(heard[1], reply, static_cast<size_t>(bytes));
+    _exit(0);
+  }
+  close(heard[1]);
+  char bytes[256];
+  const ssize_t count = read(heard[0], bytes, sizeof(bytes));
+  waitpid(child, nullptr, 0);
+  close(heard[0]);
+  v1::RegionReply reply;
+  ASSERT_GT(count, 0);
+  ASSERT_TRUE(reply.ParseFromArray(bytes, static_cast<int>(count)));
+  EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kPermissionDenied));
+  EXPECT_NE(reply.error().message().find("65534"), std::string::npos);
+  EXPECT_EQ(registry_.stats().clients, 0);
+}
+
+// No user takes all the places where any may come.
+TEST_F(RegionSocketTest, ABoundOnEachUser) {
+  options_.connections_max = 8;
+  options_.any_user = true;
+  ASSERT_TRUE(Start().ok());
+  RegionClient first(options_.path);
+  RegionClient second(options_.path);
+  first.Create(1);
+  second.Create(1);
+  RegionClient third(options_.path);
+  const auto refused = third.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_NE(refused->error().message().find("has 2 connections, the most of one user"),
+            std::string::npos)
+      << refused->error().message();
+}
+
+TEST_F(RegionSocketTest, ABoundOnConnections) {
+  options_.connections_max = 2;
+  ASSERT_TRUE(Start().ok());
+  auto first = std::make_unique<RegionClient>(options_.path);
+  RegionClient second(options_.path);
+  first->Create(1);
+  second.Create(1);
+  RegionClient third(options_.path);
+  const auto refused = third.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->error().code(), static_cast<int>(Code::kResourceExhausted));
+  EXPECT_FALSE(third.Receive().has_value());
+  first.reset();
+  WaitForClients(1);
+  RegionClient fourth(options_.path);
+  fourth.Create(1);
+}
+
+TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
+  ASSERT_TRUE(Start().ok());
+  RegionClient client(options_.path);
+  const auto region = client.Create(4096);
+  RegionRef used = registry_.Find(region->token());
+  socket_->Stop();
+  EXPECT_FALSE(client.Receive().has_value());
+  EXPECT_FALSE(fs::exists(options_.path));
+  EXPECT_FALSE(RegionClient(options_.path).connected());
+  EXPECT_EQ(registry_.Find(region->token()), nullptr);
+  used->data[0] = 'z';
+  EXPECT_EQ(region->data()[0], 'z') << "what is in use stays";
+  used.reset();
+  WaitUntilEmpty();
+  socket_->Stop();  // once more does nothing
+}
+
+TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
+  ASSERT_TRUE(Start().ok());
+  RegionClient client(options_.path);
+  Result<std::unique_ptr<RegionSocket>> second = RegionSocket::Start(options_, registry_, logger_);
+  ASSERT_FALSE(second.ok());
+  EXPECT_NE(second.status().message().find("another server owns it"), std::string::npos)
+      << second.status().message();
+  client.Create(1);
+  socket_.reset();
+
+  {
+    // As a killed server leaves it: the file without a listener.
+    UnixListenOptions options;
+    options.path = options_.path;
+    options.type = SOCK_SEQPACKET;
+    Result<UnixListener> dead = ListenAt(options);
+    ASSERT_TRUE(dead.ok());
+  }
+  EXPECT_TRUE(fs::exists(options_.path));
+  EXPECT_TRUE(Start().ok());
+  RegionClient(options_.path).Create(1);
+  socket_.reset();
+
+  std::ofstream(options_.path) << "precious";
+  const Status refused = Start();
+  EXPECT_NE(refused.message().find("no socket"), std::string::npos) << refused.message();
+  EXPECT_TRUE(fs::exists(options_.path));
+}
+
+// Memory that comes only when the test lets it.
+class SlowMemory final : public RegionMemory {
+ public:
+  explicit SlowMemory(RegionMemory& memory) : memory_(memory) {}
+  Result<RegionMapping> Map(int64_t bytes) override {
+    asked_.set_value();
+    released_.wait();
+    return memory_.Map(bytes);
+  }
+  void Unmap(void* data, int64_t bytes) override { memory_.Unmap(data, bytes); }
+  int64_t page_bytes() const override { return memory_.page_bytes(); }
+  void WaitUntilAsked() { asked_.get_future().wait(); }
+  void Release() { release_.set_value(); }
+
+ private:
+  RegionMemory& memory_;
+  std::promise<void> asked_, release_;
+  std::future<void> released_ = release_.get_future();
+};
+
+TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
+  SlowMemory slow(memory_);
+  RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, RandomToken);
+  Result<std::unique_ptr<RegionSocket>> socket = RegionSocket::Start(options_, registry, logger_);
+  ASSERT_TRUE(socket.ok());
+  RegionClient client(options_.path);
+  v1::RegionRequest request;
+  request.mutable_create()->set_bytes(4096);
+  ASSERT_TRUE(client.Send(request.SerializeAsString()));
+  slow.WaitUntilAsked();
+  EXPECT_FALSE((*socket)->Stop(std::chrono::steady_clock::now())) << "it is still being made";
+  slow.Release();
+  EXPECT_TRUE((*socket)->Stop());
+  EXPECT_FALSE(fs::exists(options_.path));
+  EXPECT_EQ(registry.stats().regions, 0);
+  EXPECT_TRUE((*socket)->Stop()) << "once more does nothing";
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cancellations that meet the first message of AttendChunked: the call must not end while the
+// request that its header begins still speaks of it. Freed memory of some size is overwritten here,
+// so that whoever looks at a call that is gone does not go on unharmed.
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>  // says which C library it is
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/server/support/chunked_client.h"
+#include "tests/server/support/messages.h"
+#include "tests/server/support/test_server.h"
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
+namespace attend {
+namespace {
+
+using test::ChunkedHeader;
+using test::TestServer;
+
+constexpr int kThreads = 4;
+constexpr int kCallsEach = 3000;
+constexpr int kPauseUsMost = 300;  // around what a header's way takes
+
+void SpoilFreedMemory() {
+#if defined(__GLIBC__)
+  mallopt(M_PERTURB, 0xa5);
+#endif
+}
+
+TEST(ChunkedCancelTest, AtTheHeader) {
+  SpoilFreedMemory();
+  TestServer server;
+  const v1::AttendRequest header = ChunkedHeader(test::PlainWireProblem(1).request);
+  const uint64_t seed = test::FreshSeed();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(seed + static_cast<uint64_t>(t));
+      const auto stub = server.Stub();
+      v1::AttendChunkedRequest first;
+      *first.mutable_header() = header;
+      for (int i = 0; i < kCallsEach; ++i) {
+        grpc::ClientContext context;
+        const auto stream = stub->AttendChunked(&context);
+        stream->Write(first);
+        const auto until =
+            std::chrono::steady_clock::now() + std::chrono::microseconds(random() % kPauseUsMost);
+        while (std::chrono::steady_clock::now() < until) {
+        }
+        context.TryCancel();
+        v1::AttendChunkedResponse granted;
+        while (stream->Read(&granted)) {
+        }
+        EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED) << "seed " << seed;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Engine& engine = server.server().engine();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while ((engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) &&
+         std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(engine.inflight(), 0) << "seed " << seed;
+  EXPECT_EQ(engine.host_pool().used_bytes(), 0) << "seed " << seed;
+  const test::WireProblem problem = test::PlainWireProblem(2);
+  EXPECT_TRUE(test::AttendOverStreams(server, problem.request, 2, 1000, seed).ok())
+      << "seed " << seed;
+}
+
+// A client's other streams may have brought its answer: nobody made a bad request.
+TEST(ChunkedCancelTest, BeforeTheFirstMessageIsNoRequest) {
+  TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
+  const auto stub = server.Stub();
+  std::mt19937_64 random(test::FreshSeed());
+  for (int i = 0; i < 300; ++i) {
+    grpc::ClientContext context;
+    const auto stream = stub->AttendChunked(&context);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % kPauseUsMost));
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  test::ChunkedStreamClient silent(server);
+  silent.HalfClose();
+  EXPECT_EQ(silent.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const std::string invalid = "attend_requests_total{code=\"INVALID_ARGUMENT\"}";
+  while (server.Metric(invalid) < 1 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(server.Metric(invalid), 1);
+  EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"invalid\"}"), 1);
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/queue_order.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/server/support/queue_requests.h"
+
+namespace attend::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Ordered = std::vector<uint64_t>;
+
+constexpr Duration kAging = milliseconds(100);
+
+// Takes `count` requests one by one and pushes for each the next of its kind, so that all keep
+// waiting. How many of each tenant were taken.
+std::vector<int> ServeBacklog(RequestQueue& queue, std::vector<RequestSpec> kinds, int count) {
+  std::vector<int> taken(kinds.size());
+  std::vector<size_t> kind_of;
+  uint64_t id = 1000;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    kinds[i].id = id + kind_of.size();
+    kind_of.push_back(i);
+    EXPECT_TRUE(Push(queue, kinds[i]).ok());
+  }
+  for (int i = 0; i < count; ++i) {
+    const size_t kind = kind_of.at(TakeNext(queue) - id);
+    ++taken[kind];
+    kinds[kind].id = id + kind_of.size();
+    kind_of.push_back(kind);
+    EXPECT_TRUE(Push(queue, kinds[kind]).ok());
+  }
+  return taken;
+}
+
+TEST(QueueOrder, PriorityThenDueThenArrival) {
+  RequestQueue queue({.aging = kAging});
+  for (const RequestSpec& spec : {
+           RequestSpec{.id = 1},
+           RequestSpec{.id = 2, .deadline = kStart + milliseconds(9)},
+           RequestSpec{.id = 3, .priority = 5},
+           RequestSpec{.id = 4, .deadline = kStart + milliseconds(3)},
+           RequestSpec{.id = 5, .priority = -5, .deadline = kStart + milliseconds(1)},
+           RequestSpec{.id = 6},
+           RequestSpec{.id = 7, .deadline = kStart + seconds(60)},
+       }) {
+    EXPECT_TRUE(Push(queue, spec).ok());
+  }
+  EXPECT_EQ(Ids(queue), (Ordered{3, 4, 2, 1, 6, 7, 5})) << "far deadlines rank as none";
+}
+
+TEST(QueueOrder, ARequestIsOvertakenUntilItIsDueAndNoLonger) {
+  RequestQueue queue({.aging = kAging});
+  EXPECT_TRUE(Push(queue, {.id = 1}).ok());
+  const TimePoint before = kStart + milliseconds(98);
+  EXPECT_TRUE(
+      Push(queue, {.id = 2, .enqueued = before, .deadline = before + milliseconds(1)}).ok());
+  const TimePoint after = kStart + milliseconds(101);
+  EXPECT_TRUE(Push(queue, {.id = 3, .enqueued = after, .deadline = after + milliseconds(1)}).ok());
+  EXPECT_EQ(Ids(queue), (Ordered{2, 1, 3}));
+}
+
+TEST(QueueOrder, TenantsShareByCostAndWeight) {
+  RequestQueue queue({.tenant_weights = {1, 3, 3}});
+  const std::vector<int> taken = ServeBacklog(
+      queue, {{.tenant = 0}, {.tenant = 1}, {.tenant = 2, .cost = kBatchCost / 4}}, 1600);
+  EXPECT_NEAR(taken[0], 100, 2);
+  EXPECT_NEAR(taken[1], 300, 2);
+  EXPECT_NEAR(taken[2], 1200, 2) << "a quarter of the cost, four times as many";
+}
+
+TEST(QueueOrder, ADeadlineGoesFirstButBuysNoShare) {
+  RequestQueue queue({.tenant_weights = {1, 1}});
+  // Tenant 1 has had more: it is behind in the fair order, by less than a batch.
+  EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 1, .cost = kBatchCost / 2}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 2, .tenant = 0}).ok());
+  EXPECT_EQ(Ids(queue), (Ordered{1, 2}));
+  EXPECT_EQ(TakeNext(queue), 1u);
+  EXPECT_TRUE(
+      Push(queue, {.id = 3, .tenant = 1, .deadline = kStart + seconds(1), .cost = kBatchCost})
+          .ok());
+  EXPECT_TRUE(Push(queue, {.id = 4, .tenant = 1, .deadline = kStart + seconds(1)}).ok());
+  EXPECT_EQ(Ids(queue), (Ordered{3, 2, 4})) << "ahead by a batch at most";
+  queue.TakeAll();
+  const std::vector<int> taken =
+      ServeBacklog(queue, {{.tenant = 0}, {.tenant = 1, .deadline = kStart + seconds(1)}}, 100);
+  EXPECT_NEAR(taken[0], 50, 1);
+}
+
+TEST(QueueOrder, TheEarlierDeadlineOfTwoTenantsGoesFirst) {
+  RequestQueue queue({.tenant_weights = {1, 1}});
+  EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 0, .deadline = kStart + milliseconds(9)}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 2, .tenant = 1, .deadline = kStart + milliseconds(8)}).ok());
+  EXPECT_EQ(Ids(queue), (Ordered{2, 1}));
+}
+
+TEST(QueueOrder, ATenantThatComesBackHasSavedNothingUp) {
+  constexpr int64_t kCost = kBatchCost / 16;  // not even a part of a batch
+  RequestQueue queue({.tenant_weights = {1, 1}});
+  for (uint64_t id = 1; id <= 60; ++id) EXPECT_TRUE(Push(queue, {.id = id, .cost = kCost}).ok());
+  for (int i = 0; i < 40; ++i) EXPECT_LE(TakeNext(queue), 60u);
+  for (uint64_t id = 101; id <= 120; ++id) {
+    EXPECT_TRUE(Push(queue, {.id = id, .tenant = 1, .cost = kCost}).ok());
+  }
+  int returned = 0;
+  for (int i = 0; i < 10; ++i) returned += TakeNext(queue) > 100;
+  EXPECT_GE(returned, 5);
+  EXPECT_LE(returned, 6);
+}
+
+TEST(QueueOrder, WhatNeverStartedIsNotCharged) {
+  RequestQueue queue({.tenant_weights = {1, 1}});
+  EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 1}).ok());  // keeps the priority from being empty
+  for (uint64_t id = 10; id < 20; ++id) EXPECT_TRUE(Push(queue, {.id = id, .tenant = 0}).ok());
+  for (uint64_t id = 10; id < 15; ++id) EXPECT_NE(queue.TakeById(id), nullptr);
+  for (uint64_t id = 20; id < 30; ++id) {
+    EXPECT_TRUE(Push(queue, {.id = id, .tenant = 0, .deadline = kStart + milliseconds(1)}).ok());
+  }
+  EXPECT_EQ(queue.TakeExpired(kStart + milliseconds(1)).size(), 10u);
+  for (uint64_t id = 2; id < 6; ++id) EXPECT_TRUE(Push(queue, {.id = id, .tenant = 1}).ok());
+  EXPECT_EQ(Ids(queue), (Ordered{1, 15, 16, 2, 17, 3, 18, 4, 19, 5}));
+}
+
+TEST(QueueOrder, PrioritiesKeepTheirOwnAccounts) {
+  RequestQueue queue({.tenant_weights = {1, 1}});
+  for (uint64_t id = 1; id <= 20; ++id) {
+    EXPECT_TRUE(Push(queue, {.id = id, .tenant = 0, .priority = 1}).ok());
+  }
+  EXPECT_TRUE(Push(queue, {.id = 31, .tenant = 0}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 32, .tenant = 1}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 33, .tenant = 0}).ok());
+  for (uint64_t id = 1; id <= 20; ++id) EXPECT_EQ(TakeNext(queue), id);
+  EXPECT_EQ(Ids(queue), (Ordered{31, 32, 33}));
+}
+
+TEST(QueueOrder, LargeOnesArePassedWhileNoLaneMayTakeThem) {
+  RequestQueue queue({.tenant_weights = {1, 1}});
+  EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 0, .large = true}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 2, .tenant = 1, .priority = 1, .large = true}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 3, .tenant = 0}).ok());
+  EXPECT_EQ(Ids(queue), (Ordered{2, 1, 3}));
+  EXPECT_EQ(TakeNext(queue, kStart, /*large_allowed=*/false), 3u);
+  EXPECT_EQ(TakeNext(queue, kStart, /*large_allowed=*/false), 0u);
+  EXPECT_EQ(TakeNext(queue), 2u);
+}
+
+TEST(QueueOrder, EveryFourthBatchServesPrioritiesThatWaitTooLong) {
+  RequestQueue queue({.aging = kAging});
+  for (uint64_t id = 1; id <= 40; ++id) EXPECT_TRUE(Push(queue, {.id = id, .priority = 9}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 101, .priority = 1}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 102, .priority = 1}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 201, .priority = 0}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 202, .priority = 0}).ok());
+  const auto take = [&](TimePoint now, int count) {
+    Ordered ids;
+    for (int i = 0; i < count; ++i) ids.push_back(TakeNext(queue, now));
+    return ids;
+  };
+  EXPECT_EQ(take(kStart + kAging - milliseconds(1), 5), (Ordered{1, 2, 3, 4, 5}));
+  // Among the starved, who was not served for longest.
+  EXPECT_EQ(take(kStart + kAging, 14),
+            (Ordered{101, 6, 7, 8, 201, 9, 10, 11, 102, 12, 13, 14, 202, 15}));
+}
+
+TEST(QueueOrder, AnAgedRequestLeadsItsBatchAndTheRestFollowsInOrder) {
+  RequestQueue queue({.tenant_weights = {1, 1}, .aging = kAging});
+  for (uint64_t id = 1; id <= 3; ++id) EXPECT_TRUE(Push(queue, {.id = id, .priority = 9}).ok());
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(Push(queue, {.id = 50, .priority = 9}).ok());
+    EXPECT_EQ(queue.TakeBatch({{50, 0}}, false).size(), 1u);
+  }
+  EXPECT_TRUE(Push(queue, {.id = 11, .tenant = 0}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 12, .tenant = 0}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 13, .tenant = 1}).ok());
+  EXPECT_EQ(Ids(queue, kStart + kAging), (Ordered{11, 1, 2, 3, 13, 12}));
+}
+
+}  // namespace
+}  // namespace attend::test

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/request_queue.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "tests/kernels/support/problems.h"
+#include "tests/server/support/queue_requests.h"
+
+namespace attend::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(RequestQueue, RefusesWhenFullAndNamesTheBound) {
+  RequestQueue queue({.capacity = 2});
+  EXPECT_TRUE(Push(queue, {.id = 1}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 2}).ok());
+  const Status refused = Push(queue, {.id = 3});
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("2"), std::string::npos);
+  EXPECT_EQ(Ids(queue), (std::vector<uint64_t>{1, 2}));
+  EXPECT_DOUBLE_EQ(queue.flops(), 20.0);
+  queue.TakeById(1);
+  EXPECT_TRUE(Push(queue, {.id = 3}).ok());
+}
+
+TEST(RequestQueue, FurtherPartsOfAnUploadTakeNoPlace) {
+  RequestQueue queue({.capacity = 1, .tenant_weights = {1}, .aging = std::chrono::seconds(1)});
+  const auto part = [](uint64_t id, bool further) {
+    auto request = MakeRequest({.id = id});
+    request->upload_part = std::make_unique<UploadPart>();
+    request->upload_part->further = further;
+    return request;
+  };
+  std::unique_ptr<Request> request = part(1, true);
+  EXPECT_TRUE(queue.Push(request).ok());
+  request = part(2, false);
+  EXPECT_TRUE(queue.Push(request).ok()) << "its place is still there";
+  request = part(3, false);
+  EXPECT_EQ(queue.Push(request).code(), Code::kResourceExhausted);
+  request = part(4, true);
+  EXPECT_TRUE(queue.Push(request).ok());
+  EXPECT_NE(queue.TakeById(2), nullptr);
+  request = part(5, false);
+  EXPECT_TRUE(queue.Push(request).ok()) << "what took it has left";
+  EXPECT_EQ(queue.size(), 3);
+}
+
+TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
+  RequestQueue queue({});
+  EXPECT_TRUE(Push(queue, {.id = 1, .priority = 9, .deadline = kStart + milliseconds(5)}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 2, .deadline = kStart + milliseconds(2)}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 3, .deadline = kStart + milliseconds(2), .large = true}).ok());
+  EXPECT_TRUE(Push(queue, {.id = 4}).ok());
+  EXPECT_EQ(queue.earliest_deadline(), kStart + milliseconds(2));
+  EXPECT_TRUE(queue.TakeExpired(kStart + milliseconds(2) - std::chrono::nanoseconds(1)).empty());
+  const auto expired = queue.TakeExpired(kStart + milliseconds(5));
+  ASSERT_EQ(expired.size(), 3u);
+  EXPECT_EQ(expired[0]->id, 2u);
+  EXPECT_EQ(expired[1]->id, 3u);
+  EXPECT_EQ(expired[2]->id, 1u);
+  EXPECT_EQ(queue.earliest_deadline(), kNever);
+  EXPECT_EQ(Ids(queue), (std::vector<uint64_t>{4}));
+}
+
+TEST(RequestQueue, TakeByIdFindsOnlyWhatWaits) {
+  RequestQueue queue({});
+  EXPECT_TRUE(Push(queue, {.id = 1}).ok());
+  EXPECT_EQ(queue.TakeById(2), nullptr);
+  EXPECT_NE(queue.TakeById(1), nullptr);
+  EXPECT_EQ(queue.TakeById(1), nullptr);
+  EXPECT_TRUE(queue.empty());
+  EXPECT_DOUBLE_EQ(queue.flops(), 0.0);
+}
+
+TEST(RequestQueue, CountsByTenantAndTakesAllInOrderOfArrival) {
+  RequestQueue queue({.tenant_weights = {1, 2}});
+  for (uint64_t id = 1; id <= 5; ++id) {
+    EXPECT_TRUE(Push(queue, {.id = id,
+                             .tenant = static_cast<int>(id % 2),
+                             .priority = static_cast<int32_t>(id),
+                             .large = id == 3})
+                    .ok());
+  }
+  EXPECT_EQ(queue.tenant_size(0), 2);
+  EXPECT_EQ(queue.tenant_size(1), 3);
+  const auto all = queue.TakeAll();
+  ASSERT_EQ(all.size(), 5u);
+  for (uint64_t id = 1; id <= 5; ++id) EXPECT_EQ(all[id - 1]->id, id);
+  EXPECT_EQ(queue.tenant_size(0) + queue.tenant_size(1), 0);
+}
+
+// Random operations of one tenant against a plain vector that is sorted when looked at.
+TEST(RequestQueue, AgreesWithAPlainModel) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  constexpr Duration kAging = milliseconds(30);
+  RequestQueue queue({.capacity = 40, .aging = kAging});
+  struct Item {
+    int32_t negated_priority;
+    TimePoint due;
+    uint64_t id;
+    TimePoint deadline;
+  };
+  std::vector<Item> model;
+  const auto order = [](const Item& a, const Item& b) {
+    return std::tie(a.negated_priority, a.due, a.id) < std::tie(b.negated_priority, b.due, b.id);
+  };
+  TimePoint now = kStart;
+  for (uint64_t id = 1; id < 5000; ++id) {
+    now += milliseconds(random() % 3);
+    switch (random() % 4) {
+      case 0:
+      case 1: {
+        const int32_t priority = static_cast<int32_t>(random() % 3);
+        const TimePoint deadline = random() % 2 ? kNever : now + milliseconds(random() % 60);
+        const bool large = random() % 4 == 0;
+        const bool taken = Push(queue, {.id = id,
+                                        .priority = priority,
+                                        .enqueued = now,
+                                        .deadline = deadline,
+                                        .large = large})
+                               .ok();
+        EXPECT_EQ(taken, model.size() < 40);
+        if (taken) model.push_back({-priority, std::min(deadline, now + kAging), id, deadline});
+        break;
+      }
+      case 2: {
+        const size_t expired =
+            std::erase_if(model, [&](const Item& i) { return i.deadline <= now; });
+        EXPECT_EQ(queue.TakeExpired(now).size(), expired);
+        break;
+      }
+      default:
+        if (!model.empty()) {
+          const uint64_t victim = model[random() % model.size()].id;
+          EXPECT_NE(queue.TakeById(victim), nullptr);
+          std::erase_if(model, [&](const Item& i) { return i.id == victim; });
+        }
+    }
+    std::sort(model.begin(), model.end(), order);
+    std::vector<uint64_t> expected;
+    for (const Item& item : model) expected.push_back(item.id);
+    ASSERT_EQ(Ids(queue, kStart), expected);
+  }
+}
+
+}  // namespace
+}  // namespace attend::test

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/schedule/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/server/support/queue_requests.h"
+
+namespace attend::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+SchedulerOptions Options(int lanes) {
+  SchedulerOptions options;
+  options.lanes = lanes;
+  options.batcher = {.batch_requests_max = 4, .batch_flops_max = 100, .batch_bytes_max = 1000};
+  return options;
+}
+
+Status Push(Scheduler& scheduler, const RequestSpec& spec, TimePoint now = kStart) {
+  auto request = MakeRequest(spec);
+  const Status status = scheduler.Push(request, now);
+  EXPECT_EQ(status.ok(), request == nullptr) << "taken if and only if OK";
+  return status;
+}
+
+TEST(Scheduler, FillsFreeLanesAndCountsWhatIsOutstanding) {
+  Scheduler scheduler(Options(2));
+  for (uint64_t id = 1; id <= 9; ++id) EXPECT_TRUE(Push(scheduler, {.id = id}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart);
+  ASSERT_EQ(step.launches.size(), 2u);
+  EXPECT_NE(step.launches[0].lane, step.launches[1].lane);
+  EXPECT_EQ(step.launches[0].requests.size(), 4u);
+  EXPECT_EQ(step.launches[1].requests.front()->id, 5u);
+  EXPECT_EQ(scheduler.lanes().free, 0);
+  EXPECT_DOUBLE_EQ(scheduler.outstanding_flops(), 90);
+  EXPECT_TRUE(scheduler.Plan(kStart).empty());
+  scheduler.LaneDone(step.launches[1].lane);
+  EXPECT_DOUBLE_EQ(scheduler.outstanding_flops(), 50);
+  const Scheduler::Step last = scheduler.Plan(kStart);
+  ASSERT_EQ(last.launches.size(), 1u);
+  EXPECT_EQ(last.launches[0].lane, step.launches[1].lane);
+  EXPECT_EQ(last.launches[0].requests.front()->id, 9u);
+}
+
+TEST(Scheduler, WhatRunsInPartsRunsAloneHoweverSmall) {
+  Scheduler scheduler(Options(1));
+  for (uint64_t id = 1; id <= 4; ++id) {
+    auto request = MakeRequest({.id = id});
+    request->in_parts = id == 2;
+    ASSERT_TRUE(scheduler.Push(request, kStart).ok());
+  }
+  std::vector<std::vector<uint64_t>> batches;
+  for (;;) {
+    const Scheduler::Step step = scheduler.Plan(kStart);
+    if (step.empty()) break;
+    batches.emplace_back();
+    for (const auto& request : step.launches.front().requests) {
+      batches.back().push_back(request->id);
+      EXPECT_EQ(request->large, request->id == 2);
+    }
+    EXPECT_EQ(step.launches.front().large, batches.size() == 2);
+    scheduler.LaneDone(0);
+  }
+  EXPECT_EQ(batches, (std::vector<std::vector<uint64_t>>{{1}, {2}, {3, 4}}));
+}
+
+TEST(Scheduler, KnowsLargeRequestsAndTheirCost) {
+  Scheduler scheduler(Options(2));
+  EXPECT_TRUE(Push(scheduler, {.id = 1, .flops = 50}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .flops = 250}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 3, .flops = 300}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart + milliseconds(3));
+  ASSERT_EQ(step.launches.size(), 2u);
+  const Request& small = *step.launches[0].requests.front();
+  const Request& large = *step.launches[1].requests.front();
+  EXPECT_EQ(step.launches[0].closed, BatchClosed::kLarge);
+  EXPECT_FALSE(step.launches[0].large);
+  EXPECT_FALSE(small.large);
+  EXPECT_EQ(small.cost, kBatchCost / 2);
+  EXPECT_EQ(small.enqueued, kStart);
+  EXPECT_TRUE(step.launches[1].large && large.large);
+  EXPECT_EQ(large.cost, kBatchCost * 5 / 2);
+  scheduler.LaneDone(step.launches[0].lane);
+  EXPECT_TRUE(scheduler.Plan(kStart).launches.empty()) << "the last lane is for small ones";
+  scheduler.LaneDone(step.launches[1].lane);
+  EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
+}
+
+// A queue that empties forgets nothing as long as something runs: with few requests in flight it is
+// empty most of the time.
+TEST(Scheduler, WhatRunsCountsAlthoughNobodyWaited) {
+  for (const bool idle_between : {false, true}) {
+    SchedulerOptions options = Options(1);
+    options.queue.tenant_weights = {1, 1};
+    options.batcher.batch_requests_max = 1;
+    Scheduler scheduler(options);
+    EXPECT_TRUE(Push(scheduler, {.id = 1, .tenant = 0, .flops = 90}).ok());
+    const Scheduler::Step first = scheduler.Plan(kStart);
+    ASSERT_EQ(first.launches.size(), 1u);
+    if (idle_between) scheduler.LaneDone(first.launches[0].lane);
+    EXPECT_TRUE(Push(scheduler, {.id = 2, .tenant = 0, .flops = 90}).ok());
+    EXPECT_TRUE(Push(scheduler, {.id = 3, .tenant = 1, .flops = 90}).ok());
+    if (!idle_between) scheduler.LaneDone(first.launches[0].lane);
+    const Scheduler::Step next = scheduler.Plan(kStart);
+    ASSERT_EQ(next.launches.size(), 1u);
+    EXPECT_EQ(next.launches[0].requests.front()->id, idle_between ? 2u : 3u);
+  }
+}
+
+TEST(Scheduler, EndsWhatIsDueWhileEveryLaneIsBusy) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
+  const TimePoint deadline = kStart + milliseconds(5);
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = deadline}).ok());
+  const Scheduler::Step waits = scheduler.Plan(kStart);
+  EXPECT_TRUE(waits.empty());
+  EXPECT_EQ(waits.wake, deadline);
+  const Scheduler::Step step = scheduler.Plan(deadline);
+  ASSERT_EQ(step.ended.size(), 1u);
+  EXPECT_EQ(step.ended[0]->status.code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(step.wake, kNever);
+}
+
+TEST(Scheduler, CancelTellsALateCallFromAnUnwantedOne) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = kStart + milliseconds(5)}).ok());
+  EXPECT_EQ(scheduler.Cancel(3, kStart), nullptr);
+  EXPECT_EQ(scheduler.Cancel(1, kStart)->status.code(), Code::kCancelled);
+  EXPECT_EQ(scheduler.Cancel(1, kStart), nullptr);
+  EXPECT_EQ(scheduler.Cancel(2, kStart + milliseconds(5))->status.code(), Code::kDeadlineExceeded);
+  EXPECT_TRUE(scheduler.Plan(kStart).empty());
+}
+
+TEST(Scheduler, StopsWhatRunsPastItsDeadlineAndNothingElse) {
+  Scheduler scheduler(Options(2));
+  const TimePoint early = kStart + milliseconds(5);
+  const TimePoint late = kStart + milliseconds(9);
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = late}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 3, .deadline = early}).ok());
+  Scheduler::Step step = scheduler.Plan(kStart);
+  ASSERT_EQ(step.launches.size(), 1u);
+  EXPECT_EQ(step.wake, early);
+  const auto stopped = [&] {
+    std::vector<uint64_t> ids;
+    for (const auto& request : step.launches[0].requests) {
+      if (request->stop.set()) ids.push_back(request->id);
+    }
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  };
+  EXPECT_EQ(scheduler.Plan(early - milliseconds(1)).wake, early);
+  EXPECT_TRUE(stopped().empty());
+  EXPECT_EQ(scheduler.Plan(early).wake, late);
+  EXPECT_EQ(stopped(), (std::vector<uint64_t>{3}));
+  EXPECT_EQ(scheduler.Plan(late).wake, kNever);
+  EXPECT_EQ(stopped(), (std::vector<uint64_t>{2, 3}));
+  for (const auto& request : step.launches[0].requests) {
+    EXPECT_EQ(request->stop_code, request->stop.set() ? Code::kDeadlineExceeded : Code::kOk);
+  }
+  scheduler.LaneEnded(step.launches[0].lane);
+  step.launches[0].requests.clear();  // and it must not look at them again
+  EXPECT_EQ(scheduler.Cancel(1, late), nullptr);
+  scheduler.StopAll(Code::kUnavailable);
+  scheduler.LaneDone(step.launches[0].lane);
+  EXPECT_TRUE(scheduler.Plan(late).empty());
+}
+
+TEST(Scheduler, CancelStopsWhatRunsForTheFirstReason) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1, .deadline = kStart + milliseconds(5)}).ok());
+  EXPECT_TRUE(Push(scheduler, {.id = 2}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart);
+  ASSERT_EQ(step.launches.size(), 1u);
+  ASSERT_EQ(step.launches[0].requests.size(), 2u);
+  EXPECT_EQ(scheduler.Cancel(1, kStart), nullptr) << "it ends with its batch";
+  scheduler.StopAll(Code::kUnavailable);
+  for (const auto& request : step.launches[0].requests) {
+    EXPECT_TRUE(request->stop.set());
+    EXPECT_EQ(request->stop_code, request->id == 1 ? Code::kCancelled : Code::kUnavailable);
+  }
+  EXPECT_EQ(scheduler.Plan(kStart).wake, kNever) << "what was stopped has no deadline any more";
+}
+
+TEST(Scheduler, CloseEndsTheQueueRefusesTheRestAndLeavesWhatRuns) {
+  Scheduler scheduler(Options(1));
+  EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
+  const Scheduler::Step step = scheduler.Plan(kStart);
+  EXPECT_TRUE(Push(scheduler, {.id = 2}).ok());
+  const auto ended = scheduler.Close(Unavailable("the device is lost"));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0]->status.message(), "the device is lost");
+  EXPECT_TRUE(scheduler.Close(Unavailable("stopping")).empty());
+  EXPECT_EQ(Push(scheduler, {.id = 3}).message(), "the device is lost");
+  EXPECT_EQ(scheduler.lanes().free, 0);
+  scheduler.LaneDone(step.launches[0].lane);
+  EXPECT_EQ(scheduler.lanes().free, 1);
+  EXPECT_EQ(scheduler.outstanding_flops(), 0);
+}
+
+}  // namespace
+}  // namespace attend::test

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A device for tests: it computes with the double-precision reference, when the test lets it. A
+// test can hold batches at a gate, let the N-th call of every entry point fail, lose the device and
+// plant faults in O. Every lane has one thread, which computes what its submitter does not watch;
+// all controls may be called from any thread. Host memory that was not given back when the device
+// goes is a failure of the test.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "tests/server/support/call_faults.h"
+#include "tests/server/support/fake_staging.h"
+
+namespace attend::testing {
+
+class FakeBackend final : public Backend {
+ public:
+  // Computes one item into its output.
+  using Compute = std::function<void(const Attention&)>;
+
+  explicit FakeBackend(std::string name = "cpu", DeviceKind kind = DeviceKind::kCpu);
+  ~FakeBackend() override;
+
+  const DeviceInfo& info() const override { return info_; }
+  HostAllocator& host_allocator() override;
+  Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) override;
+  std::vector<AttentionSlice> Parts(const Attention& attention,
+                                    const Selection& selection) const override;
+  bool RunsInParts(const Attention& attention, const Selection& selection) const override;
+  DeviceMemoryUse memory_use() const override;
+  bool Gathers() const override { return gathers_; }
+  bool CanStage() const override { return stream_ != nullptr; }
+  Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
+                                               std::shared_ptr<void> owner) override;
+
+  // Replaces the reference, for instance by something that takes no time. Before the first batch.
+  void SetCompute(Compute compute);
+  // From now on items are computed in copies of their spans, as a GPU does. Before the first batch.
+  void MoveSpans();
+  // The same, and items' inputs may be scattered. Before the server starts.
+  void GatherSpans();
+  void StopGathering() { gathers_ = false; }
+  int64_t gathered_items() const;  // computed so
+  // From now on items for which `cut` is true count as computed in `parts` parts. Before the first
+  // batch.
+  void CutItems(std::function<bool(const Problem&)> cut, int64_t parts);
+  // From now on items are computed in these parts, where there are any. Before the first batch.
+  using Plan = std::function<std::vector<AttentionSlice>(const Attention&)>;
+  void SetParts(Plan plan);
+  void SetMemoryUse(const DeviceMemoryUse& use);
+  // The device has stagings. Before anything else.
+  void AddStaging() { stream_ = std::make_unique<FakeStream>(); }
+  FakeStream& staging() { return *stream_; }
+  // Changes an item's output after it was computed.
+  void Corrupt(Compute corrupt);
+
+  // Makes the device one that takes other processes' memory; before the server starts. Its memory
+  // is the test's own, which it lends by handles of any bytes: nothing may be borrowed when the
+  // device goes.
+  void SetUuid(std::string uuid) { info_.uuid = std::move(uuid); }
+  void Lend(const std::string& handle, const LentMemory& memory);
+  // An event that is reached when the test says so.
+  void LendEvent(const std::string& handle);
+  void Reach(const std::string& handle);
+  int64_t borrowed() const;  // memory and events now
+  // What is borrowed from now on is refused so, until a good status.
+  void RefuseLoans(Status status);
+  Result<LentMemory> BorrowMemory(std::string_view handle) override;
+  void ReturnMemory(char* data) override;
+  Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override;
+
+  // Items whose stop flag is set end with CANCELLED, and do not wait at the gate for it. Before the
+  // first batch.
+  void HonourStops() { honours_stops_ = true; }
+
+  // From now on accepted batches wait at the gate, before they compute.
+  void Hold();
+  void Release();     // opens the gate for good
+  void ReleaseOne();  // lets one batch pass a closed gate
+
+  // The N-th call from now (1 = the next) of these fails with `status`.
+  void FailSubmit(int n, Status status);    // nothing starts
+  void FailItem(int n, Status status);      // its batch otherwise well
+  void FailBatch(int n, Status status);     // started, and all its items end so
+  void FailAllocate(int n, Status status);  // of host memory
+  void FailRegister(int n, Status status);  // of the caller's pages
+  void FailMakeLane(int n, Status status);
+  void FailBorrowMemory(int n, Status status);  // nothing is borrowed
+  void FailBorrowEvent(int n, Status status);
+  // The N-th batch from now, and whatever comes later, ends with device_lost, and with UNAVAILABLE
+  // or what the test says: a GPU says INTERNAL of the batch that finds it lost.
+  void LoseDevice(int n = 1);
+  void LoseDevice(int n, Status found);
+  // Faults that were not met are met no more.
+  void ForgetFaults();
+
+  // Calls since the start, failed ones too.
+  struct Calls {
+    int64_t submit = 0;
+    int64_t item = 0;
+    int64_t batch = 0;
+    int64_t registration = 0;
+    int64_t memory_loan = 0;
+    int64_t event_loan = 0;
+  };
+  Calls calls() const;
+  int64_t submitted_batches() const;
+  int64_t submitted_items() const;
+  int64_t waiting_batches() const;  // at the gate now
+  // Sizes of the accepted batches, in order.
+  std::vector<int64_t> batch_sizes() const;
+  // Waits until that many batches were accepted since the start.
+  void WaitForBatches(int64_t count) const;
+  // Waits until that many batches stand at the gate.
+  void WaitForWaiting(int64_t count) const;
+
+ private:
+  class FakeLane;
+  class FakeAllocator;
+  class FakeEvent;
+  friend class FakeLane;
+  friend class FakeAllocator;
+
+  Status Accept(int64_t items);  // counts a submission, or refuses it
+  Status AcceptAllocation();     // the same of host memory
+  Status AcceptRegistration();
+  Status LostStatus() const;
+  bool GateIsClosed() const;
+  void PassGate(const std::vector<WorkItem>& items);
+  // Waits for the events of these items.
+  void Await(const std::vector<WorkItem>& items);
+  BatchOutcome RunItems(const std::vector<WorkItem>& items);
+
+  DeviceInfo info_;
+  std::unique_ptr<FakeStream> stream_;
+  std::unique_ptr<FakeAllocator> allocator_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  Compute compute_;
+  Compute corrupt_;
+  bool moves_spans_ = false;
+  std::atomic<bool> gathers_{false};
+  int64_t gathered_items_ = 0;
+  std::function<bool(const Problem&)> cut_;
+  int64_t cut_parts_ = 0;
+  Plan plan_;
+  DeviceMemoryUse memory_use_;
+  bool held_ = false;
+  int64_t passes_ = 0;
+  std::atomic<bool> honours_stops_{false};
+  int64_t waiting_ = 0;
+  int64_t items_accepted_ = 0;
+  CallFaults submits_;
+  CallFaults items_;
+  CallFaults batches_;
+  CallFaults allocations_;
+  CallFaults registrations_;
+  CallFaults lanes_;
+  CallFaults memory_loans_;
+  CallFaults event_loans_;
+  CallFaults losses_;  // counts batches, as batches_ does
+  bool lost_ = false;
+  std::map<std::string, LentMemory, std::less<>> lent_;
+  std::map<std::string, bool, std::less<>> events_;  // whether they have been reached
+  std::map<char*, int64_t> borrowed_memory_;
+  int64_t borrowed_events_ = 0;
+  Status loan_refusal_;
+  std::vector<int64_t> batch_sizes_;
+};
+
+}  // namespace attend::testing

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A whole server in this process: fake devices, real sockets on free ports, its log in memory.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "server/app/config.h"
+#include "server/app/server.h"
+#include "tests/server/support/fake_backend.h"
+
+namespace attend::test {
+
+class TestServer {
+ public:
+  enum class Devices { kPlain, kStaging, kGathering };
+  // As if messages arrived in blocks wherever they are.
+  static constexpr ReceiveBlocks kAnywhere{nullptr, INT64_MAX};
+  // `change` edits the settings before the server starts.
+  explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
+                      Devices kind = Devices::kPlain,
+                      const ReceiveBlocks& receive_blocks = kAnywhere,
+                      std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
+  ~TestServer();  // opens the devices' gates first
+
+  // Of the i-th device, if CUDA IPC is on.
+  static std::string DeviceUuid(int i);
+
+  Server& server() { return *server_; }
+  testing::FakeBackend& backend(int i = 0) { return *backends_[i]; }
+  const std::string& address() const { return server_->addresses().front(); }
+  std::string log() const;  // so far
+  // One scrape over HTTP, of a server whose metrics_listen was set.
+  std::string Metrics() const;
+  // The sample with this name and labels as they stand in the exposition; -1 if there is none.
+  double Metric(const std::string& sample) const;
+  // Waits until exactly so many requests are in the devices' queues. An accepted request counts as
+  // in flight before it is there.
+  void WaitForQueued(int64_t requests) const;
+
+  // A connection of its own, so that tests do not share one.
+  std::shared_ptr<grpc::Channel> Connect() const;
+  std::unique_ptr<v1::AttentionService::Stub> Stub() const;
+
+ private:
+  struct Log;
+  std::unique_ptr<Log> log_;
+  std::vector<testing::FakeBackend*> backends_;
+  std::unique_ptr<Server> server_;
+};
+
+// One Attend call with these bytes as its message, whatever they are.
+grpc::Status SendBytes(const std::shared_ptr<grpc::Channel>& channel, const std::string& bytes,
+                       v1::AttendResponse* response);
+
+// What an HTTP GET of http://`address``path` answers; empty if it fails.
+std::string HttpGet(const std::string& address, const std::string& path);
+
+}  // namespace attend::test

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Lent memory whose client goes while it is used, events that are not reached yet, devices that do
+// not give memory back, and servers that end meanwhile. Nothing may stay borrowed.
+
+#include <spdlog/sinks/null_sink.h>
+
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "server/regions/device_importer.h"
+#include "server/regions/region_memory.h"
+#include "server/regions/region_socket.h"
+#include "server/util/random_token.h"
+#include "tests/server/support/cuda_ipc_fixture.h"
+#include "tests/server/support/fake_backend.h"
+
+namespace attend {
+namespace {
+
+using grpc::StatusCode;
+using test::RegionClient;
+using test::WireProblem;
+
+TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
+  for (const bool release : {false, true}) {
+    SCOPED_TRACE(release);
+    StartIpc();
+    server_->backend().Hold();
+    server_->backend().LendEvent("event");
+    server_->backend().Reach("event");
+    auto client = std::make_unique<RegionClient>(path());
+    const auto region = Lend(*client, Allocate(65536), 0, "event");
+    WireProblem problem = Shared(*region, 11);
+    v1::AttendResponse response;
+    auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
+    server_->backend().WaitForWaiting(1);
+    if (release) {
+      v1::RegionRequest request;
+      request.mutable_release()->set_token(region->token());
+      ASSERT_TRUE(client->Send(request.SerializeAsString()));
+      while (server_->server().shared_memory()->registry().Find(region->token()) != nullptr)
+        std::this_thread::yield();
+    } else {
+      client.reset();
+      while (stats().clients > 0) std::this_thread::yield();
+    }
+    EXPECT_EQ(borrowed(), 2) << "memory and event are held by the request";
+    ExpectRefused(problem.request, StatusCode::NOT_FOUND, "of no region");
+    server_->backend().Release();
+    if (release) {
+      const auto reply = client->Receive();
+      EXPECT_TRUE(reply && reply->has_released());
+      EXPECT_EQ(borrowed(), 0) << "the reply says that it is closed";
+    }
+    ASSERT_TRUE(call.get().ok());
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+    client.reset();
+    WaitUntilEmpty();
+    EXPECT_EQ(borrowed(), 0);
+    ExpectServes();
+    server_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(CudaIpcTest, WaitsForTheClientsEventAndOthersDoNot) {
+  StartIpc([](Config& config) { config.lanes = 2; });
+  RegionClient client(path());
+  std::vector<std::future<grpc::Status>> calls;
+  std::vector<std::unique_ptr<test::MappedRegion>> regions;
+  std::vector<WireProblem> problems;
+  std::vector<v1::AttendResponse> responses(3);
+  for (const uint64_t n : {0, 1, 2}) {
+    const std::string event = "event-" + std::to_string(n);
+    server_->backend().LendEvent(event);
+    regions.push_back(Lend(client, Allocate(65536), 0, event));
+    problems.push_back(Shared(*regions.back(), n));
+  }
+  // What stands there before the event must not be computed.
+  std::vector<std::string> inputs;
+  for (const auto& region : regions) {
+    inputs.emplace_back(region->data(), 3072);
+    std::memset(region->data(), 0xff, 3072);  // NaN
+  }
+  for (size_t n = 0; n < 3; ++n) {
+    calls.push_back(std::async(std::launch::async,
+                               [&, n] { return Attend(problems[n].request, &responses[n]); }));
+  }
+  server_->backend().WaitForBatches(1);
+  for (int i = 0; i < 5; ++i) ExpectServes();  // one lane is left to others
+  for (size_t n = 0; n < 3; ++n) {
+    EXPECT_NE(calls[n].wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  }
+  for (size_t n = 0; n < 3; ++n) {
+    inputs[n].copy(regions[n]->data(), inputs[n].size());
+    server_->backend().Reach("event-" + std::to_string(n));
+  }
+  for (size_t n = 0; n < 3; ++n) {
+    const grpc::Status status = calls[n].get();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(test::Judge(problems[n], test::WithBytes(*regions[n], responses[n])), "");
+  }
+}
+
+// Q, K and V of their own events, and one region twice.
+TEST_F(CudaIpcTest, ARequestWaitsForTheEventsOfAllItsRegions) {
+  StartIpc();
+  RegionClient client(path());
+  server_->backend().LendEvent("a");
+  server_->backend().LendEvent("b");
+  const auto first = Lend(client, Allocate(65536), 0, "a");
+  const auto second = Lend(client, Allocate(65536), 0, "b");
+  WireProblem problem = Shared(*first, 12);
+  WireProblem other = Shared(*second, 12);
+  *problem.request.mutable_k() = other.request.k();
+  v1::AttendResponse response;
+  auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
+  server_->backend().WaitForBatches(1);
+  server_->backend().Reach("a");
+  EXPECT_NE(call.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  server_->backend().Reach("b");
+  const grpc::Status status = call.get();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(test::Judge(problem, test::WithBytes(*first, response)), "");
+}
+
+TEST_F(CudaIpcTest, DrainingForgetsLoansAndFinishesWhatUsesThem) {
+  StartIpc();
+  server_->backend().Hold();
+  RegionClient client(path());
+  const auto region = Lend(client, Allocate(65536));
+  WireProblem problem = Shared(*region, 13);
+  v1::AttendResponse response;
+  auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  auto drained = std::async(std::launch::async,
+                            [&] { return server_->server().Drain(std::chrono::seconds(60)); });
+  EXPECT_FALSE(client.Receive().has_value()) << "the connection ends";
+  server_->backend().Release();
+  ASSERT_TRUE(call.get().ok());
+  EXPECT_TRUE(drained.get());
+  EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+  WaitUntilEmpty();
+  EXPECT_EQ(borrowed(), 0);
+}
+
+// A device that gives memory back only when the test lets it; it computes nothing.
+class HeldDevice final : public Backend {
+ public:
+  HeldDevice() { info_.uuid = test::TestServer::DeviceUuid(0); }
+  ~HeldDevice() override { EXPECT_EQ(borrowed_, 0); }
+  const DeviceInfo& info() const override { return info_; }
+  HostAllocator& host_allocator() override { return host_.host_allocator(); }
+  Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions&) override {
+    return Unimplemented("it computes nothing");
+  }
+  Result<LentMemory> BorrowMemory(std::string_view) override {
+    const std::lock_guard lock(mutex_);
+    ++borrowed_;
+    return LentMemory{block_.data(), static_cast<int64_t>(block_.size())};
+  }
+  void ReturnMemory(char*) override {
+    std::unique_lock lock(mutex_);
+    returning_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return !held_; });
+    --borrowed_;
+  }
+  void WaitUntilReturning() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return returning_; });
+  }
+  void Release() {
+    const std::lock_guard lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+  }
+  v1::ImportCudaMemory Loan() const {
+    v1::ImportCudaMemory loan;
+    loan.set_device_uuid(info_.uuid);
+    loan.set_bytes(block_.size());
+    return loan;
+  }
+
+ private:
+  testing::FakeBackend host_;
+  DeviceInfo info_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<char> block_ = std::vector<char>(4096);
+  bool held_ = true;
+  bool returning_ = false;
+  int borrowed_ = 0;
+};
+
+// Who releases waits alone, however long the device takes.
+TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
+  std::string pattern = std::filesystem::temp_directory_path() / "attend-held-XXXXXX";
+  const std::filesystem::path folder = mkdtemp(pattern.data());
+  {
+    HeldDevice device;
+    const DeviceImporter importer(std::vector<Backend*>{&device});
+    MemfdMemory memory(device.host_allocator());
+    RegionLimits limits{1 << 20, 1 << 19, 2};
+    limits.return_wait = Duration::zero();
+    RegionRegistry registry(limits, memory, RandomToken, &importer);
+    Logger logger({}, std::make_shared<spdlog::sinks::null_sink_mt>());
+    RegionSocket::Options options;
+    options.path = folder / "shm.sock";
+    const auto socket = RegionSocket::Start(options, registry, logger);
+    ASSERT_TRUE(socket.ok()) << socket.status().ToString();
+    RegionClient stuck(options.path), gone(options.path), other(options.path);
+    const auto release = [](RegionClient& client, const std::string& token) {
+      v1::RegionRequest request;
+      request.mutable_release()->set_token(token);
+      return client.Send(request.SerializeAsString());
+    };
+    ASSERT_TRUE(release(stuck, stuck.Import(device.Loan()).imported().token()));
+    device.WaitUntilReturning();
+    ASSERT_TRUE(release(gone, gone.Import(device.Loan()).imported().token()));
+    gone.Close();
+    for (int i = 0; i < 3; ++i) {
+      // What is released now lies behind the stuck one; with two the client's bound is reached, and
+      // Create says so rather than wait for them.
+      const v1::RegionReply made = other.TryCreate(4096);
+      EXPECT_EQ(made.has_created(), i < 2) << made.ShortDebugString();
+      if (i < 2) {
+        EXPECT_TRUE(other.Release(made.created().token()).has_released());
+      }
+    }
+    while (registry.stats().clients != 2) std::this_thread::yield();  // one that waits may go
+    device.Release();
+    const auto reply = stuck.Receive();
+    EXPECT_TRUE(reply && reply->has_released());
+    EXPECT_TRUE(stuck.TryCreate(4096).has_created()) << "it is served as before";
+    while (registry.stats().lent_regions > 0) std::this_thread::yield();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(CudaIpcTest, AnEndWithLoansOpen) {
+  StartIpc();
+  RegionClient client(path());
+  const auto region = Lend(client, Allocate(65536));
+  stub_.reset();
+  server_.reset();  // the device asserts at its end that nothing is borrowed
+  EXPECT_FALSE(client.Receive().has_value());
+}
+
+}  // namespace
+}  // namespace attend

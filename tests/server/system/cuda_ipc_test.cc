@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests over memory of a device that clients lend, through whole servers with devices whose
+// memory is the test's own: what is answered and what is refused.
+
+#include <spdlog/sinks/null_sink.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "tests/server/support/cuda_ipc_fixture.h"
+
+namespace attend {
+namespace {
+
+using grpc::StatusCode;
+using test::MappedRegion;
+using test::RegionClient;
+using test::TestServer;
+using test::WireProblem;
+
+TEST_F(CudaIpcTest, AnswersAnyRequestInPlace) {
+  const uint64_t seed = test::FreshSeed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  StartIpc();
+  server_->backend().MoveSpans();  // what is not in place is computed in copies
+  RegionClient client(path());
+  for (int i = 0; i < std::max(20, static_cast<int>(60 * test::TestScale())); ++i) {
+    WireProblem problem = test::RandomWireProblem(seed + i);
+    problem.request.set_check(false);
+    const Problem& p = problem.owned.attention.problem;
+    int64_t bytes = BytesO(p) + BytesLse(p) + 16 * kTensorAlignBytes;
+    for (const std::string& raw : problem.request.raw()) bytes += static_cast<int64_t>(raw.size());
+    const auto region = Lend(client, Allocate(bytes), kTensorAlignBytes * (i % 3));
+    const int64_t behind = test::PutTensors(*region, kTensorAlignBytes * (i % 4), &problem.request);
+    const bool placed = i % 3 != 0;  // else O and LSE come in the answer
+    if (placed) test::PlaceOutputs(*region, behind, BytesO(p), &problem.request);
+    v1::AttendResponse response;
+    const grpc::Status status = Attend(problem.request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message() << Describe(problem.spec);
+    EXPECT_EQ(response.transport(), "cuda-ipc");
+    EXPECT_EQ(response.raw_size(), placed ? 0 : problem.request.return_lse() ? 2 : 1);
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "")
+        << Describe(problem.spec);
+    EXPECT_TRUE(client.Release(region->token()).has_released());
+  }
+  client.Close();
+  WaitUntilEmpty();
+  EXPECT_EQ(borrowed(), 0);
+}
+
+TEST_F(CudaIpcTest, TensorsOfAllKindsMixAndAreCountedByTheirs) {
+  StartIpc([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
+  server_->backend().MoveSpans();
+  RegionClient client(path());
+  const auto lent = Lend(client, Allocate(1 << 16));
+  const auto shared = client.Create(1 << 16);
+  WireProblem problem = test::PlainWireProblem(1);  // q, k and v of 1 KiB, LSE of 64 bytes
+  WireProblem on_device = test::PlainWireProblem(1);
+  test::PutTensors(*lent, 0, &on_device.request);
+  WireProblem on_host = test::PlainWireProblem(1);
+  test::PutTensors(*shared, 0, &on_host.request);
+  *problem.request.mutable_q() = on_device.request.q();
+  *problem.request.mutable_k() = on_host.request.k();
+  problem.request.mutable_raw()->DeleteSubrange(0, 2);
+  test::PlaceOutputs(*lent, 8192, 1024, &problem.request);
+  problem.request.clear_o_placement();  // O comes in the answer
+  v1::AttendResponse response;
+  const grpc::Status status = Attend(problem.request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.transport(), "cuda-ipc");
+  EXPECT_EQ(test::Judge(problem, test::WithBytes(*lent, response)), "");
+  const auto bytes = [&](const char* direction, const char* transport) {
+    return server_->Metric(std::string("attend_transport_bytes_total{direction=\"") + direction +
+                           "\",transport=\"" + transport + "\"}");
+  };
+  EXPECT_EQ(bytes("in", "cuda-ipc"), 1024);
+  EXPECT_EQ(bytes("in", "shm"), 1024);
+  EXPECT_GT(bytes("in", "inline"), 1024);
+  EXPECT_EQ(bytes("out", "cuda-ipc"), 64);
+  EXPECT_EQ(bytes("out", "shm"), 0);
+  EXPECT_EQ(server_->Metric("attend_cuda_ipc_regions"), 1);
+  EXPECT_EQ(server_->Metric("attend_cuda_ipc_bytes"), 1 << 16);
+  EXPECT_EQ(server_->Metric("attend_shared_memory_regions"), 1);
+  client.Close();
+  WaitUntilEmpty();
+  EXPECT_EQ(server_->Metric("attend_cuda_ipc_regions"), 0);
+  EXPECT_EQ(server_->Metric("attend_cuda_ipc_bytes"), 0);
+}
+
+TEST_F(CudaIpcTest, BytesAroundTheAnswerStay) {
+  StartIpc();
+  RegionClient client(path());
+  const auto region = Lend(client, Allocate(1 << 16));
+  WireProblem problem = test::PlainWireProblem(2);
+  const int64_t behind = test::PutTensors(*region, 0, &problem.request);
+  test::PlaceOutputs(*region, behind + 4096, 8192, &problem.request);
+  v1::AttendResponse response;
+  ASSERT_TRUE(Attend(problem.request, &response).ok());
+  const int64_t o = behind + 4096, lse = o + 8192;
+  const auto untouched = [&](int64_t from, int64_t to) {
+    return std::all_of(region->data() + from, region->data() + to,
+                       [](char c) { return c == 0x5a; });
+  };
+  EXPECT_TRUE(untouched(behind, o));
+  EXPECT_TRUE(untouched(o + 1024, lse));
+  EXPECT_TRUE(untouched(lse + 64, 1 << 16));
+}
+
+// However busy that device is, and however large the request.
+TEST_F(CudaIpcTest, TheDeviceWithTheTensorsComputes) {
+  StartIpc([](Config& config) { config.split_gflop = 1e-9; }, 2);
+  RegionClient client(path());
+  for (const int device : {1, 0, 1, 1}) {
+    const auto region = Lend(client, Allocate(1 << 16, device));
+    const WireProblem problem = Shared(*region, 3);
+    v1::AttendResponse response;
+    const grpc::Status status = Attend(problem.request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.device(), device == 0 ? "cpu" : "cpu1");
+  }
+  EXPECT_EQ(server_->backend(0).submitted_items(), 1);
+  EXPECT_EQ(server_->backend(1).submitted_items(), 3);
+}
+
+TEST_F(CudaIpcTest, TensorsOnTwoDevicesAreRefused) {
+  StartIpc({}, 2);
+  RegionClient client(path());
+  const auto first = Lend(client, Allocate(1 << 16, 0));
+  const auto second = Lend(client, Allocate(1 << 16, 1));
+  WireProblem problem = Shared(*first, 4);
+  problem.request.mutable_k()->mutable_shared_memory()->set_region(second->token());
+  ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
+                "k lies in memory of cpu1, other tensors in that of cpu");
+  problem = Shared(*first, 4);
+  problem.request.mutable_o_placement()->mutable_shared_memory()->set_region(second->token());
+  ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "o_placement lies in memory of");
+}
+
+TEST_F(CudaIpcTest, ALostDevicesTensorsAreUnavailable) {
+  StartIpc({}, 2);
+  RegionClient client(path());
+  const auto region = Lend(client, Allocate(1 << 16, 1));
+  const WireProblem problem = Shared(*region, 5);
+  server_->backend(1).LoseDevice();
+  v1::AttendResponse response;
+  EXPECT_EQ(Attend(problem.request, &response).error_code(), StatusCode::UNAVAILABLE);
+  ExpectRefused(problem.request, StatusCode::UNAVAILABLE,
+                "device cpu1, where the tensors lie, is lost");
+  ExpectServes();
+}
+
+TEST_F(CudaIpcTest, LoansThatDoNotFitAreRefused) {
+  StartIpc();
+  RegionClient client(path());
+  const Allocation memory = Allocate(1 << 16);
+  const auto refuse = [&](const v1::ImportCudaMemory& loan, Code code, const std::string& part) {
+    const v1::RegionReply reply = client.Import(loan);
+    ASSERT_TRUE(reply.has_error());
+    EXPECT_EQ(reply.error().code(), static_cast<int>(code)) << reply.error().message();
+    EXPECT_NE(reply.error().message().find(part), std::string::npos) << reply.error().message();
+    EXPECT_EQ(borrowed(), 0);
+    EXPECT_EQ(stats().lent_regions, 0);
+  };
+  v1::ImportCudaMemory loan = Loan(memory, 0, 65536);
+  loan.set_device_uuid("short");
+  refuse(loan, Code::kInvalidArgument, "device_uuid has 5 bytes, must have 16");
+  loan.set_device_uuid(std::string(16, '\xab'));
+  refuse(loan, Code::kNotFound,
+         "GPU-abababab-abab-abab-abab-abababababab, this server computes on cpu");
+  loan = Loan(memory, 0, 65536);
+  loan.set_memory_handle("nobody's");
+  refuse(loan, Code::kInvalidArgument, "the memory's handle is nobody's");
+  loan = Loan(memory, 0, 65536);
+  loan.set_event_handle("nobody's");
+  refuse(loan, Code::kInvalidArgument, "the event's handle is nobody's");
+  refuse(Loan(memory, 0, 0), Code::kInvalidArgument, "bytes is 0");
+  refuse(Loan(memory, 16, 256), Code::kInvalidArgument, "offset is 16, must be a multiple of 256");
+  refuse(Loan(memory, 0, 65537), Code::kInvalidArgument, "the allocation has 65536");
+  refuse(Loan(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes 65536");
+  refuse(Loan(memory, 65536, 1), Code::kInvalidArgument, "offset is 65536");
+  refuse(Loan(memory, UINT64_MAX - 255, 512), Code::kInvalidArgument, "the allocation has 65536");
+  refuse(Loan(memory, 256, UINT64_MAX), Code::kInvalidArgument, "the allocation has 65536");
+  server_->backend().RefuseLoans(Status(Code::kAlreadyExists, "mapped before"));
+  refuse(Loan(memory, 0, 65536), Code::kAlreadyExists, "mapped before");
+  server_->backend().RefuseLoans(Status());
+  EXPECT_EQ(stats().refused, 12);
+  Lend(client, memory, 65536 - 256);
+  EXPECT_EQ(borrowed(), 1);
+}
+
+TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
+  StartIpc();
+  RegionClient client(path());
+  const Allocation memory = Allocate(65536);
+  const auto region = Lend(client, memory);
+  const auto again = Lend(client, memory, 256);  // the same bytes, 256 further
+  const WireProblem good = Shared(*region, 6);
+  const auto with = [&](const std::function<void(v1::AttendRequest&)>& change) {
+    v1::AttendRequest request = good.request;
+    change(request);
+    return request;
+  };
+  const StatusCode invalid = StatusCode::INVALID_ARGUMENT;
+  for (const auto& [offset, part] :
+       {std::pair<uint64_t, const char*>{100, "must be a multiple of 256"},
+        {65536, "with 1024 bytes it must end within the region's 65536"},
+        {65536 - 768, "k.shared_memory.offset is 64768"},
+        {UINT64_MAX - 255, "is 18446744073709551360"}}) {
+    ExpectRefused(with([offset = offset](v1::AttendRequest& request) {
+                    request.mutable_k()->mutable_shared_memory()->set_offset(offset);
+                  }),
+                  invalid, part);
+  }
+  ExpectRefused(with([&](v1::AttendRequest& request) {
+                  v1::SharedMemory* o = request.mutable_o_placement()->mutable_shared_memory();
+                  o->set_region(again->token());
+                  o->set_offset(0);
+                }),
+                invalid, "must not overlap q's [0, 1024)");
+  ExpectRefused(with([](v1::AttendRequest& request) { request.set_check(true); }),
+                StatusCode::UNIMPLEMENTED, "check is set, and tensors lie in memory of cpu");
+  ExpectRefused(with([](v1::AttendRequest& request) {
+                  request.mutable_v()->mutable_shared_memory()->set_region(std::string(16, 'x'));
+                }),
+                StatusCode::NOT_FOUND, "v.shared_memory.region is of no region");
+  ASSERT_TRUE(client.Release(again->token()).has_released());
+  ExpectRefused(with([&](v1::AttendRequest& request) {
+                  request.mutable_q()->mutable_shared_memory()->set_region(again->token());
+                }),
+                StatusCode::NOT_FOUND, "q.shared_memory.region is of no region");
+  v1::AttendResponse response;
+  ASSERT_TRUE(Attend(good.request, &response).ok());
+  EXPECT_EQ(test::Judge(const_cast<WireProblem&>(good), test::WithBytes(*region, response)), "");
+}
+
+TEST_F(CudaIpcTest, ClientsHaveTheirOwnLoansAndABoundOnThem) {
+  StartIpc([](Config& config) { config.shared_memory_client_regions = 3; });
+  RegionClient client(path()), thief(path());
+  const Allocation memory = Allocate(65536);
+  const auto region = Lend(client, memory);
+  client.Create(4096);
+  Lend(client, memory);
+  const v1::RegionReply full = client.Import(Loan(memory, 0, 65536));
+  EXPECT_EQ(full.error().code(), static_cast<int>(Code::kResourceExhausted));
+  EXPECT_NE(full.error().message().find("may have at most 3"), std::string::npos);
+  EXPECT_EQ(thief.Release(region->token()).error().code(), static_cast<int>(Code::kNotFound));
+  Lend(thief, memory);
+  EXPECT_EQ(borrowed(), 3);
+  EXPECT_TRUE(client.Release(region->token()).has_released());
+  Lend(client, memory);
+}
+
+TEST_F(CudaIpcTest, TheServersOwnChecksLeaveThemOut) {
+  StartIpc([](Config& config) {
+    config.reference_check = "all";
+    config.check_sample = 1;
+  });
+  RegionClient client(path());
+  const auto region = Lend(client, Allocate(65536));
+  WireProblem problem = Shared(*region, 7);
+  v1::AttendResponse response;
+  ASSERT_TRUE(Attend(problem.request, &response).ok());
+  EXPECT_FALSE(response.has_check());
+  EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+  const WireProblem plain = test::PlainWireProblem(8);
+  ASSERT_TRUE(Attend(plain.request, &response).ok());
+  EXPECT_TRUE(response.has_check());
+}
+
+TEST_F(CudaIpcTest, TheServerSaysWhatItAllows) {
+  StartIpc();
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_TRUE(info.shared_memory().cuda_ipc());
+  EXPECT_EQ(info.transports(3), "cuda-ipc");
+  EXPECT_EQ(info.devices(0).uuid(), TestServer::DeviceUuid(0));
+}
+
+TEST_F(CudaIpcTest, OffItIsUnimplementedAndSaysHowToTurnItOn) {
+  Start();
+  RegionClient client(path());
+  v1::ImportCudaMemory loan;
+  loan.set_bytes(1);
+  const v1::RegionReply reply = client.Import(loan);
+  EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kUnimplemented));
+  EXPECT_NE(reply.error().message().find("--cuda-ipc"), std::string::npos);
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_FALSE(info.shared_memory().cuda_ipc());
+  EXPECT_EQ(info.transports_size(), 3);
+  client.Create(4096);
+}
+
+TEST_F(CudaIpcTest, WithoutAGpuTheServerDoesNotStart) {
+  Config config;
+  config.listen = {"127.0.0.1:0"};
+  config.metrics_listen = "off";
+  config.shared_memory = config.cuda_ipc = true;
+  std::string pattern = std::filesystem::temp_directory_path() / "attend-ipc-XXXXXX";
+  folder_ = mkdtemp(pattern.data());
+  config.shared_memory_socket = folder_ / "shm.sock";
+  std::vector<std::unique_ptr<Backend>> backends;
+  backends.push_back(std::make_unique<testing::FakeBackend>());
+  const auto server = Server::Start(
+      config, std::move(backends),
+      std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>()));
+  ASSERT_FALSE(server.ok());
+  EXPECT_EQ(server.status().code(), Code::kFailedPrecondition);
+  EXPECT_NE(server.status().message().find("cuda-ipc"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fault sweep's part for regions: the N-th registration of a region's pages fails, the N-th
+// loan of a device's memory, and the N-th of an event, for every N.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/server/support/cuda_ipc_fixture.h"
+
+namespace attend {
+namespace {
+
+using test::RegionClient;
+
+// The system does not let a region's pages be locked: its client is told, nobody else notices.
+TEST_F(SharedMemoryTest, TheNthRegistrationFails) {
+  constexpr int kRegions = 4;
+  const std::string text = "page-locking 123 bytes: cudaErrorPretend";
+  Start();
+  for (int n = 1; n <= kRegions; ++n) {
+    SCOPED_TRACE("region " + std::to_string(n));
+    server_->backend().FailRegister(n, ResourceExhausted(text));
+    RegionClient client(path());
+    std::unique_ptr<test::MappedRegion> region;
+    for (int i = 1; i <= kRegions; ++i) {
+      if (i != n) {
+        region = client.Create(1 << 16);
+        continue;
+      }
+      const v1::RegionReply reply = client.TryCreate(1 << 16);
+      EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kResourceExhausted));
+      EXPECT_EQ(reply.error().message(), text);
+    }
+    EXPECT_EQ(stats().regions, kRegions - 1);
+    EXPECT_EQ(stats().bytes, (kRegions - 1) << 16);
+    test::WireProblem problem = Shared(*region, static_cast<uint64_t>(n));
+    v1::AttendResponse response;
+    ASSERT_TRUE(Attend(problem.request, &response).ok());
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+    client.Close();
+    WaitUntilEmpty();
+  }
+  EXPECT_EQ(stats().refused, kRegions);
+}
+
+class FaultSweepLoansTest : public CudaIpcTest {
+ protected:
+  static constexpr int kLoans = 4;
+  static constexpr int64_t kLoanBytes = 1 << 16;
+
+  // A client lends each allocation with an event; the n-th is refused. Gives the others.
+  std::vector<std::unique_ptr<test::MappedRegion>> LendAllBut(int n, const Status& fault,
+                                                              RegionClient& client) {
+    const RegionRegistry::Stats before = stats();
+    const int64_t borrowed_before = borrowed();
+    std::vector<std::unique_ptr<test::MappedRegion>> regions;
+    for (int i = 1; i <= kLoans; ++i) {
+      const Allocation& memory = allocations_[static_cast<size_t>(i - 1)];
+      if (i == n) {
+        v1::ImportCudaMemory loan = Loan(memory, 0, kLoanBytes);
+        loan.set_event_handle("event");
+        const v1::RegionReply reply = client.Import(loan);
+        EXPECT_EQ(reply.error().code(), static_cast<int>(fault.code()));
+        EXPECT_EQ(reply.error().message(), fault.message());
+        const auto open = static_cast<int64_t>(regions.size());
+        EXPECT_EQ(borrowed() - borrowed_before, 2 * open) << "memory or event of what was refused";
+        EXPECT_EQ(stats().lent_regions - before.lent_regions, open);
+        EXPECT_EQ(stats().lent_bytes - before.lent_bytes, open * kLoanBytes);
+        EXPECT_EQ(stats().refused - before.refused, 1);
+        continue;
+      }
+      regions.push_back(Lend(client, memory, 0, "event"));
+    }
+    return regions;
+  }
+  void ExpectServed(const test::MappedRegion& region, uint64_t seed) {
+    test::WireProblem problem = Shared(region, seed);
+    v1::AttendResponse response;
+    const grpc::Status status = Attend(problem.request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(region, response)), "");
+  }
+
+  std::vector<Allocation> allocations_;
+};
+
+// The device does not take a client's memory, or its event: the client is told, may lend the same
+// again, and nobody else notices.
+TEST_F(FaultSweepLoansTest, TheNthLoanFails) {
+  struct Fault {
+    const char* name;
+    void (testing::FakeBackend::*fail)(int, Status);
+    int64_t testing::FakeBackend::Calls::*calls;
+    Status status;
+  };
+  const Fault faults[] = {
+      {"memory", &testing::FakeBackend::FailBorrowMemory, &testing::FakeBackend::Calls::memory_loan,
+       ResourceExhausted("opening memory of another process on cpu: cudaErrorPretend")},
+      {"event", &testing::FakeBackend::FailBorrowEvent, &testing::FakeBackend::Calls::event_loan,
+       Internal("opening an event of another process on cpu: cudaErrorPretend")}};
+  StartIpc();
+  testing::FakeBackend& backend = server_->backend();
+  backend.LendEvent("event");
+  backend.Reach("event");
+  for (int i = 0; i < kLoans; ++i) allocations_.push_back(Allocate(kLoanBytes));
+  RegionClient other(path());
+  const auto others_loan = Lend(other, Allocate(kLoanBytes), 0, "event");
+  const auto others_region = other.Create(kLoanBytes);
+  for (const Fault& fault : faults) {
+    for (int n = 1; n <= kLoans; ++n) {
+      SCOPED_TRACE(std::string(fault.name) + ", loan " + std::to_string(n));
+      const int64_t before = backend.calls().*fault.calls;
+      (backend.*fault.fail)(n, fault.status);
+      RegionClient client(path());
+      auto regions = LendAllBut(n, fault.status, client);
+      EXPECT_EQ(backend.calls().*fault.calls - before, kLoans);
+      regions.push_back(Lend(client, allocations_[static_cast<size_t>(n - 1)], 0, "event"));
+      for (const auto& region : regions) ExpectServed(*region, static_cast<uint64_t>(n));
+      ExpectServed(*others_loan, static_cast<uint64_t>(n));
+      ExpectServed(*others_region, static_cast<uint64_t>(n));
+      client.Close();
+      while (stats().lent_regions > 1) std::this_thread::yield();
+      EXPECT_EQ(borrowed(), 2) << "the other client's";
+    }
+  }
+  other.Close();
+  WaitUntilEmpty();
+  EXPECT_EQ(borrowed(), 0);
+  EXPECT_EQ(stats().lent_bytes, 0);
+}
+
+}  // namespace
+}  // namespace attend

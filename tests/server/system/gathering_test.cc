@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests whose tensors a device reads where their messages arrived: what is read so and what is
+// copied, with the same answers, and that everything comes back.
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/server/support/messages.h"
+#include "tests/server/support/test_server.h"
+
+namespace attend {
+namespace {
+
+using grpc::StatusCode;
+using test::TestServer;
+using test::WireProblem;
+
+class GatheringTest : public ::testing::Test {
+ protected:
+  void Start(const std::function<void(Config&)>& change = {}, int devices = 1,
+             const ReceiveBlocks& receive_blocks = TestServer::kAnywhere) {
+    server_.emplace(change, devices, TestServer::Devices::kGathering, receive_blocks);
+    stub_ = server_->Stub();
+  }
+  // Judged; whether its tensors were read where they arrived.
+  bool IsGathered(WireProblem problem) {
+    const int64_t before = server_->backend().gathered_items();
+    grpc::ClientContext context;
+    v1::AttendResponse response;
+    const grpc::Status status = stub_->Attend(&context, problem.request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(test::Judge(problem, response), "");
+    return server_->backend().gathered_items() > before;
+  }
+  // Soon: gRPC lets go of an answer when it has sent it.
+  void ExpectNothingHeld() {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    Engine& engine = server_->server().engine();
+    while ((engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) &&
+           std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(engine.inflight(), 0);
+    EXPECT_EQ(engine.host_pool().used_bytes(), 0);
+  }
+
+  std::optional<TestServer> server_;
+  std::unique_ptr<v1::AttentionService::Stub> stub_;
+};
+
+// 2 heads x 80 rows x 64 fp32, three tensors: 120 KiB.
+WireProblem Medium(uint64_t seed) { return test::PlainWireProblem(seed, 80, 64); }
+// Above what is copied on gRPC's own threads: 1.5 MiB.
+WireProblem Large(uint64_t seed) { return test::PlainWireProblem(seed, 256, 256); }
+
+TEST_F(GatheringTest, TensorsAreReadWhereTheyArrived) {
+  Start([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
+  EXPECT_TRUE(IsGathered(Medium(1)));
+  EXPECT_TRUE(IsGathered(Large(2)));
+  EXPECT_EQ(server_->Metric("attend_read_in_place_bytes_total"), 3 * 2 * 4 * (80 * 64 + 256 * 256));
+  ExpectNothingHeld();
+}
+
+TEST_F(GatheringTest, AnyFeaturesInAnyLayout) {
+  Start();
+  const uint64_t seed = test::FreshSeed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  int gathered = 0;
+  for (int i = 0; i < 60; ++i) gathered += IsGathered(test::RandomWireProblem(seed + i, 4e5));
+  EXPECT_GT(gathered, 5);
+  ExpectNothingHeld();
+}
+
+TEST_F(GatheringTest, SmallOnesAndCheckedOnesAreCopied) {
+  Start();
+  EXPECT_FALSE(IsGathered(test::PlainWireProblem(3)));
+  for (const auto& make : {Medium, Large}) {
+    WireProblem checked = make(4);
+    checked.request.set_check(true);
+    EXPECT_FALSE(IsGathered(std::move(checked)));
+  }
+}
+
+TEST_F(GatheringTest, SampledOnesAreCopied) {
+  Start([](Config& config) {
+    config.reference_check = "all";
+    config.check_sample = 1;
+  });
+  EXPECT_FALSE(IsGathered(Medium(5)));
+}
+
+TEST_F(GatheringTest, WhatRunsInPartsIsCopied) {
+  Start();
+  server_->backend().CutItems([](const Problem& problem) { return problem.len_q == 256; }, 2);
+  EXPECT_FALSE(IsGathered(Large(6)));
+  EXPECT_TRUE(IsGathered(Medium(7)));
+}
+
+TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
+  Start({}, 1, ReceiveBlocks{nullptr, 4096});
+  EXPECT_FALSE(IsGathered(Medium(50)));
+  EXPECT_FALSE(IsGathered(Large(51)));
+}
+
+TEST_F(GatheringTest, WhereOneDeviceCannotAllIsCopied) {
+  Start({}, 2);
+  server_->backend(1).StopGathering();
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(IsGathered(Medium(60 + i)));
+  EXPECT_EQ(server_->backend(1).gathered_items(), 0);
+}
+
+TEST_F(GatheringTest, WhatIsSplitIsCopied) {
+  Start([](Config& config) { config.split_gflop = 1e-6; }, 2);
+  EXPECT_FALSE(IsGathered(Medium(70)));
+  EXPECT_EQ(server_->backend(1).gathered_items(), 0);
+  ExpectNothingHeld();
+}
+
+TEST_F(GatheringTest, MessagesInAnyOrderAreReadInPlace) {
+  Start();
+  WireProblem problem = Medium(8);
+  std::mt19937_64 random(test::FreshSeed());
+  const std::string in_order = problem.request.SerializeAsString();
+  const std::string shuffled = test::Shuffled(in_order, random);
+  grpc::GenericStub stub(server_->Connect());
+  grpc::ClientContext context;
+  grpc::Slice slice(shuffled);
+  const grpc::ByteBuffer message(&slice, 1);
+  grpc::ByteBuffer answer;
+  std::promise<grpc::Status> ended;
+  stub.UnaryCall(&context, "/attend.v1.AttentionService/Attend", {}, &message, &answer,
+                 [&](grpc::Status status) { ended.set_value(std::move(status)); });
+  const grpc::Status status = ended.get_future().get();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  v1::AttendResponse response;
+  ASSERT_TRUE(grpc::SerializationTraits<v1::AttendResponse>::Deserialize(&answer, &response).ok());
+  EXPECT_EQ(test::Judge(problem, response), "");
+  EXPECT_EQ(server_->backend().gathered_items(), 1);
+}
+
+// What waits must not keep all of the memory where the next messages arrive.
+TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
+  Start([](Config& config) {
+    config.lanes = 1;
+    config.grpc_memory_max_bytes = 8 << 20;  // an eighth may be kept
+  });
+  server_->backend().Hold();
+  constexpr int kCalls = 14;
+  const WireProblem problem = Medium(30);
+  const int64_t kept_max = (1 << 20) / static_cast<int64_t>(problem.request.ByteSizeLong());
+  std::vector<v1::AttendResponse> responses(kCalls);
+  std::vector<std::thread> calls;
+  for (int i = 0; i < kCalls; ++i) {
+    calls.emplace_back([&, i] {
+      grpc::ClientContext context;
+      const grpc::Status status = stub_->Attend(&context, problem.request, &responses[i]);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+    });
+  }
+  server_->backend().WaitForWaiting(1);
+  server_->WaitForQueued(kCalls - 1);
+  server_->backend().Release();
+  for (std::thread& call : calls) call.join();
+  for (const v1::AttendResponse& response : responses) {
+    WireProblem judged = Medium(30);
+    EXPECT_EQ(test::Judge(judged, response), "");
+  }
+  EXPECT_EQ(server_->backend().gathered_items(), kept_max);
+  ExpectNothingHeld();
+  EXPECT_TRUE(IsGathered(Medium(31))) << "their share is free again";
+}
+
+TEST_F(GatheringTest, StreamsToo) {
+  Start();
+  grpc::ClientContext context;
+  const auto stream = stub_->AttendStream(&context);
+  std::vector<WireProblem> problems;
+  for (int i = 0; i < 8; ++i) {
+    problems.push_back(Medium(20 + i));
+    ASSERT_TRUE(stream->Write(problems.back().request));
+  }
+  stream->WritesDone();
+  v1::AttendResponse response;
+  int answers = 0;
+  for (; stream->Read(&response); ++answers) {
+    for (WireProblem& problem : problems) {
+      if (problem.request.request_id() != response.request_id()) continue;
+      EXPECT_EQ(test::Judge(problem, response), "");
+    }
+  }
+  EXPECT_EQ(answers, 8);
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(server_->backend().gathered_items(), 8);
+  ExpectNothingHeld();
+}
+
+TEST_F(GatheringTest, FailuresAndCancellationsGiveEverythingBack) {
+  Start([](Config& config) { config.lanes = 1; });
+  server_->backend().FailItem(1, Internal("planted fault"));
+  const WireProblem problem = Medium(40);
+  grpc::ClientContext failed;
+  v1::AttendResponse response;
+  EXPECT_EQ(stub_->Attend(&failed, problem.request, &response).error_code(), StatusCode::INTERNAL);
+  ExpectNothingHeld();
+
+  server_->backend().Hold();
+  grpc::ClientContext running, queued;
+  v1::AttendResponse response2;
+  std::thread first([&] { (void)stub_->Attend(&running, problem.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  std::thread second([&] {
+    EXPECT_EQ(stub_->Attend(&queued, problem.request, &response2).error_code(),
+              StatusCode::CANCELLED);
+  });
+  server_->WaitForQueued(1);
+  queued.TryCancel();
+  second.join();
+  running.TryCancel();
+  server_->backend().Release();
+  first.join();
+  ExpectNothingHeld();
+}
+
+TEST_F(GatheringTest, DeadlinesAndALostDeviceGiveEverythingBack) {
+  Start([](Config& config) { config.lanes = 1; });
+  server_->backend().Hold();
+  const WireProblem problem = Medium(80);
+  v1::AttendResponse response, late_response, lost_response;
+  grpc::ClientContext running, late, lost;
+  std::thread first([&] { (void)stub_->Attend(&running, problem.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  late.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  EXPECT_EQ(stub_->Attend(&late, problem.request, &late_response).error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  server_->WaitForQueued(0);
+  std::thread second([&] {
+    EXPECT_EQ(stub_->Attend(&lost, problem.request, &lost_response).error_code(),
+              StatusCode::UNAVAILABLE);
+  });
+  server_->WaitForQueued(1);
+  server_->backend().LoseDevice();
+  server_->backend().Release();
+  first.join();
+  second.join();
+  ExpectNothingHeld();
+}
+
+}  // namespace
+}  // namespace attend

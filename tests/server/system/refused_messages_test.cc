@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is refused before it is a request: messages above the limit, methods that there are not.
+// Each is counted and logged, and tells its client not to try again.
+
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "tests/server/support/messages.h"
+#include "tests/server/support/test_server.h"
+
+namespace attend {
+namespace {
+
+using grpc::StatusCode;
+using test::TestServer;
+using test::WireProblem;
+
+class RefusedMessagesTest : public ::testing::Test {
+ protected:
+  double Metric(const std::string& sample) const { return server_.Metric(sample); }
+
+  // A call of this method with so many bytes as its message.
+  grpc::Status Call(const std::string& method, size_t bytes) const {
+    grpc::GenericStub stub(server_.Connect());
+    grpc::ClientContext context;
+    const grpc::Slice slice(std::string(bytes, '\0'));
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer answer;
+    std::promise<grpc::Status> done;
+    stub.UnaryCall(&context, method, grpc::StubOptions(), &request, &answer,
+                   [&done](grpc::Status status) { done.set_value(std::move(status)); });
+    return done.get_future().get();
+  }
+
+  TestServer server_{[](Config& config) {
+    config.max_request_bytes = 4096;
+    config.metrics_listen = "127.0.0.1:0";
+  }};
+  const WireProblem small_ = test::PlainWireProblem(1, 4, 4);
+  const WireProblem large_ = test::PlainWireProblem(2, 512, 128);  // 768 KiB
+  const std::string large_bytes_ = std::to_string(large_.request.ByteSizeLong());
+};
+
+TEST_F(RefusedMessagesTest, OneFarAboveTheLimitIsCountedAndNotTriedAgain) {
+  v1::AttendResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = server_.Stub()->Attend(&context, large_.request, &response);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  const std::string words = "the message has " + large_bytes_ + " bytes, must have at most 4096";
+  EXPECT_EQ(status.error_message(), words);
+  EXPECT_EQ(context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 0u);
+  EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"too_large\"}"), 1);
+  EXPECT_EQ(Metric("attend_requests_total{code=\"INVALID_ARGUMENT\"}"), 1);
+  EXPECT_NE(server_.log().find(
+                "request failed id=1 request_id=\"\" code=\"INVALID_ARGUMENT\" error=\"" + words),
+            std::string::npos)
+      << server_.log();
+}
+
+TEST_F(RefusedMessagesTest, OnAStreamItFailsAlone) {
+  grpc::ClientContext context;
+  const auto stub = server_.Stub();
+  const auto stream = stub->AttendStream(&context);
+  v1::AttendResponse response;
+  for (const auto* problem : {&large_, &small_}) {
+    ASSERT_TRUE(stream->Write(problem->request));
+    ASSERT_TRUE(stream->Read(&response));
+    const bool fits = problem == &small_;
+    EXPECT_EQ(response.status().code(), fits ? 0 : static_cast<int>(Code::kInvalidArgument));
+  }
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"too_large\"}"), 1);
+}
+
+TEST_F(RefusedMessagesTest, ServerInfoTakesNoLargeMessage) {
+  const std::string info = "/attend.v1.AttentionService/GetServerInfo";
+  EXPECT_TRUE(Call(info, 0).ok());
+  EXPECT_TRUE(Call(info, 4096).ok());
+  const grpc::Status status = Call(info, 1 << 20);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(), "the message has 1048576 bytes, must have at most 4096");
+}
+
+TEST_F(RefusedMessagesTest, UnknownMethodsAreCountedAndLogged) {
+  const grpc::Status status = Call("/attend.v1.AttentionService/Nothing", 10);
+  EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(status.error_message(), "there is no method /attend.v1.AttentionService/Nothing");
+  EXPECT_EQ(Call("/other", 0).error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"unknown_method\"}"), 2);
+  EXPECT_EQ(Metric("attend_requests_total{code=\"UNIMPLEMENTED\"}"), 2);
+  EXPECT_NE(server_.log().find("error=\"there is no method /other\""), std::string::npos)
+      << server_.log();
+}
+
+}  // namespace
+}  // namespace attend

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What becomes of requests over shared memory whose client goes, harms itself or gives up, of
+// regions that others name, and of regions when the server drains or ends. Nothing may be left.
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <future>
+
+#include "tests/server/support/shared_memory_fixture.h"
+
+namespace attend {
+namespace {
+
+namespace fs = std::filesystem;
+using grpc::StatusCode;
+using test::RegionClient;
+using test::WireProblem;
+
+// The client's connection to the socket goes while its request is on a lane: the request ends well,
+// the memory stays until then, and the client finds its answer where it still maps it.
+TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
+  for (const bool release : {false, true}) {
+    SCOPED_TRACE(release);
+    Start();
+    server_->backend().Hold();
+    auto client = std::make_unique<RegionClient>(path());
+    const auto region = client->Create(65536);
+    WireProblem problem = Shared(*region, 11);
+    v1::AttendResponse response;
+    auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
+    server_->backend().WaitForWaiting(1);
+    if (release) {
+      EXPECT_TRUE(client->Release(region->token()).has_released());
+    } else {
+      client.reset();
+      while (stats().clients > 0) std::this_thread::yield();
+    }
+    EXPECT_EQ(stats().regions, 0);
+    EXPECT_EQ(stats().changing_bytes, 65536) << "held by the request";
+    ExpectRefused(problem.request, StatusCode::NOT_FOUND, "of no region");
+    server_->backend().Release();
+    ASSERT_TRUE(call.get().ok());
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+    client.reset();
+    WaitUntilEmpty();
+    ExpectServes();
+    server_.reset();
+    fs::remove_all(folder_);
+  }
+}
+
+// Who knows a token can name it in a request, over whatever connection; only the connection that
+// made the region lets go of it. Tokens of no region: RefusesPlacesThatAreNotTheRequests.
+TEST_F(SharedMemoryTest, AnothersTokenServesRequestsAndReleasesNothing) {
+  Start();
+  auto owner = std::make_unique<RegionClient>(path());
+  RegionClient second(path());
+  const auto region = owner->Create(65536);
+  const auto seconds = second.Create(65536);
+  const auto second_stub = server_->Stub();
+  const auto attend = [&](WireProblem& problem, v1::AttendResponse* response) {
+    grpc::ClientContext context;
+    return second_stub->Attend(&context, problem.request, response);
+  };
+  const auto expect_served = [&](const test::MappedRegion& in, uint64_t seed) {
+    WireProblem problem = Shared(in, seed);
+    v1::AttendResponse response;
+    const grpc::Status status = attend(problem, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(test::Judge(problem, test::WithBytes(in, response)), "");
+  };
+  expect_served(*region, 17);
+  const v1::RegionReply reply = second.Release(region->token());
+  EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kNotFound));
+  EXPECT_EQ(stats().regions, 2);
+  expect_served(*region, 18);  // another seed: the answer before is none
+  WireProblem orphaned = Shared(*region, 19);
+  owner.reset();
+  while (stats().clients > 1) std::this_thread::yield();
+  v1::AttendResponse response;
+  const grpc::Status status = attend(orphaned, &response);
+  EXPECT_EQ(status.error_code(), StatusCode::NOT_FOUND) << status.error_message();
+  expect_served(*seconds, 20);  // its own region stays
+  second.Close();
+  WaitUntilEmpty();
+}
+
+// All that a client can do to its side: unmap, try to truncate, punch holes, scribble meanwhile.
+TEST_F(SharedMemoryTest, WhatAClientDoesToItsRegionIsItsOwnHarm) {
+  Start([](Config& config) { config.reference_check = "all"; });
+  RegionClient client(path());
+  const auto region = client.Create(kRegionBytes);
+  WireProblem problem = test::PlainWireProblem(12, 512, 64);
+  const int64_t behind = test::PutTensors(*region, 0, &problem.request);
+  test::PlaceOutputs(*region, behind, 1 << 20, &problem.request);
+  EXPECT_NE(ftruncate(region->file(), 0), 0);
+  EXPECT_EQ(errno, EPERM);
+  server_->backend().Hold();
+  v1::AttendResponse response;
+  auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  EXPECT_EQ(fallocate(region->file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, behind / 2),
+            0);
+  std::memset(region->data(), 0xff, static_cast<size_t>(behind));  // NaN
+  region->Unmap();
+  server_->backend().Release();
+  const grpc::Status status = call.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  client.Close();
+  WaitUntilEmpty();
+  ExpectServes();
+}
+
+TEST_F(SharedMemoryTest, CancelledAndExpiredRequestsLetGo) {
+  Start([](Config& config) { config.lanes = 1; });
+  server_->backend().Hold();
+  RegionClient client(path());
+  const auto region = client.Create(65536), other = client.Create(65536);
+  const WireProblem running = Shared(*region, 13), queued = Shared(*other, 13);
+  grpc::ClientContext cancelled;
+  v1::AttendResponse response, response2, response3;
+  auto first = std::async(std::launch::async, [&] { return Attend(running.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  auto second = std::async(std::launch::async,
+                           [&] { return stub_->Attend(&cancelled, queued.request, &response2); });
+  server_->WaitForQueued(1);
+  cancelled.TryCancel();
+  EXPECT_EQ(second.get().error_code(), StatusCode::CANCELLED);
+  grpc::ClientContext late;
+  late.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+  EXPECT_EQ(stub_->Attend(&late, queued.request, &response3).error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  ASSERT_TRUE(client.Release(other->token()).has_released());
+  while (stats().changing_bytes > 0) std::this_thread::yield();
+  server_->backend().Release();
+  EXPECT_TRUE(first.get().ok());
+  client.Close();
+  WaitUntilEmpty();
+}
+
+TEST_F(SharedMemoryTest, DrainingForgetsRegionsAndFinishesWhatUsesThem) {
+  Start();
+  server_->backend().Hold();
+  RegionClient client(path());
+  const std::string socket = path();
+  const auto region = client.Create(65536);
+  WireProblem problem = Shared(*region, 14);
+  v1::AttendResponse response;
+  auto call = std::async(std::launch::async, [&] { return Attend(problem.request, &response); });
+  server_->backend().WaitForWaiting(1);
+  auto drained = std::async(std::launch::async,
+                            [&] { return server_->server().Drain(std::chrono::seconds(60)); });
+  EXPECT_FALSE(client.Receive().has_value()) << "the connection ends";
+  while (fs::exists(socket)) std::this_thread::yield();
+  ExpectRefused(problem.request, StatusCode::UNAVAILABLE, "draining");
+  server_->backend().Release();
+  ASSERT_TRUE(call.get().ok());
+  EXPECT_TRUE(drained.get());
+  EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+  WaitUntilEmpty();
+}
+
+TEST_F(SharedMemoryTest, AFailedChecksDumpHoldsTheBytes) {
+  Start([this](Config& config) { config.check_dump_dir = folder_ / "dumps"; });
+  server_->backend().Corrupt([](const Attention& a) { static_cast<float*>(a.o.data)[3] += 10; });
+  RegionClient client(path());
+  const auto region = client.Create(65536);
+  WireProblem problem = test::PlainWireProblem(15);
+  const v1::AttendRequest whole = problem.request;
+  const int64_t behind = test::PutTensors(*region, 0, &problem.request);
+  test::PlaceOutputs(*region, behind, 4096, &problem.request);
+  problem.request.set_check(true);
+  v1::AttendResponse response;
+  ASSERT_TRUE(Attend(problem.request, &response).ok());
+  EXPECT_FALSE(response.check().ok());
+  ASSERT_FALSE(fs::is_empty(folder_ / "dumps"));
+  const fs::path dump = fs::directory_iterator(folder_ / "dumps")->path();
+  v1::AttendRequest request;
+  v1::AttendResponse wrong;
+  std::ifstream request_file(dump / "request.binpb", std::ios::binary);
+  std::ifstream response_file(dump / "response.binpb", std::ios::binary);
+  ASSERT_TRUE(request.ParseFromIstream(&request_file));
+  ASSERT_TRUE(wrong.ParseFromIstream(&response_file));
+  EXPECT_TRUE(request.q().has_inline_bytes());
+  EXPECT_FALSE(request.has_o_placement());
+  ASSERT_EQ(request.raw_size(), 3);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(request.raw(i) == whole.raw(i));
+  EXPECT_TRUE(wrong.o().has_inline_bytes());
+  EXPECT_TRUE(wrong.lse().has_inline_bytes());
+  ASSERT_EQ(wrong.raw_size(), 2);
+  const v1::AttendResponse answer = test::WithBytes(*region, response);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(wrong.raw(i) == answer.raw(i));
+  server_->backend().Corrupt({});
+  v1::AttendResponse again;
+  ASSERT_TRUE(Attend(request, &again).ok());
+  EXPECT_TRUE(again.check().ok()) << "it can be sent as it is";
+}
+
+TEST_F(SharedMemoryTest, AnEndWithClientsConnectedAndRegionsOpen) {
+  Start();
+  RegionClient client(path());
+  const auto region = client.Create(65536);
+  WireProblem problem = Shared(*region, 16);
+  v1::AttendResponse response;
+  ASSERT_TRUE(Attend(problem.request, &response).ok());
+  stub_.reset();
+  server_.reset();  // the backend's memory is asserted to be empty by its owner's end
+  EXPECT_FALSE(client.Receive().has_value());
+  EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
+}
+
+}  // namespace
+}  // namespace attend
