@@ -18,6 +18,7 @@
 #include "server/app/options.h"
 #include "server/app/start_lines.h"
 #include "server/net/tcp_listener.h"
+#include "server/rpc/chunked_transfer.h"
 #include "server/util/whole_file.h"
 
 namespace attend {
@@ -251,7 +252,7 @@ bool Server::Drain(Duration timeout) {
   engine_->Drain();
   UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
-  service_->EndStreams();
+  context_->streams.EndAll();
   if (shared_ != nullptr && !shared_->Stop(until)) {
     logger_->error("drain timed out while a shared region was being made");
     return false;

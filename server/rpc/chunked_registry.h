@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -12,15 +13,16 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "kernels/util/status.h"
+#include "kernels/util/thread_name.h"
+#include "server/rpc/call.h"
 #include "server/util/clock.h"
 #include "server/util/random_token.h"
 
 namespace attend {
-
-class ChunkedTransfer;
-class TransferRef;
 
 struct ChunkedOptions {
   int64_t streams_max = 16;                    // of one request
@@ -28,23 +30,29 @@ struct ChunkedOptions {
   Duration idle_timeout = std::chrono::seconds(30);
 };
 
-class ChunkedRegistry {
+// Of ChunkedTransfers, which use it: a Transfer is a Call with EndIfIdle(now).
+template <class Transfer>
+class TransferRegistry {
  public:
   // `clock` must outlive the registry.
-  ChunkedRegistry(const ChunkedOptions& options, const Clock& clock, TokenSource tokens);
-  ~ChunkedRegistry();  // every transfer must have been removed
-  ChunkedRegistry(const ChunkedRegistry&) = delete;
-  ChunkedRegistry& operator=(const ChunkedRegistry&) = delete;
+  TransferRegistry(const ChunkedOptions& options, const Clock& clock, TokenSource tokens)
+      : options_(options), clock_(clock), tokens_(std::move(tokens)), thread_([this] { Run(); }) {}
+  ~TransferRegistry();  // every transfer must have been removed
+  TransferRegistry(const TransferRegistry&) = delete;
+  TransferRegistry& operator=(const TransferRegistry&) = delete;
 
   // From here to Remove the transfer lives and is found by the token that comes back.
-  Result<std::string> Add(ChunkedTransfer& transfer);
+  Result<std::string> Add(Transfer& transfer);
   void Remove(const std::string& token);
   // Empty if there is none.
-  TransferRef Find(const std::string& token);
+  CallRef<Transfer> Find(const std::string& token);
 
   const ChunkedOptions& options() const { return options_; }
 
  private:
+  // How often in an idle timeout the thread looks: a request ends at most a quarter too late.
+  static constexpr int kLooksPerTimeout = 4;
+
   void Run();
   void EndIdle();
 
@@ -53,9 +61,74 @@ class ChunkedRegistry {
   const TokenSource tokens_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::unordered_map<std::string, ChunkedTransfer*> transfers_;
+  std::unordered_map<std::string, Transfer*> transfers_;
   bool stop_ = false;
   std::thread thread_;
 };
+
+class ChunkedTransfer;
+using ChunkedRegistry = TransferRegistry<ChunkedTransfer>;
+
+template <class Transfer>
+TransferRegistry<Transfer>::~TransferRegistry() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+template <class Transfer>
+Result<std::string> TransferRegistry<Transfer>::Add(Transfer& transfer) {
+  Result<std::string> token = tokens_();
+  if (!token.ok()) return token.status();
+  const std::lock_guard lock(mutex_);
+  if (!transfers_.emplace(*token, &transfer).second) return Internal("a token came twice");
+  if (transfers_.size() == 1) wake_.notify_one();
+  return token;
+}
+
+template <class Transfer>
+void TransferRegistry<Transfer>::Remove(const std::string& token) {
+  const std::lock_guard lock(mutex_);
+  transfers_.erase(token);
+}
+
+template <class Transfer>
+CallRef<Transfer> TransferRegistry<Transfer>::Find(const std::string& token) {
+  const std::lock_guard lock(mutex_);
+  const auto found = transfers_.find(token);
+  return found == transfers_.end() ? CallRef<Transfer>() : CallRef<Transfer>(found->second);
+}
+
+template <class Transfer>
+void TransferRegistry<Transfer>::Run() {
+  NameThread("attend-uploads");
+  const Duration pause =
+      std::max<Duration>(options_.idle_timeout / kLooksPerTimeout, std::chrono::milliseconds(1));
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (transfers_.empty()) {
+      wake_.wait(lock);
+      continue;
+    }
+    wake_.wait_for(lock, pause, [this] { return stop_; });
+    lock.unlock();
+    EndIdle();
+    lock.lock();
+  }
+}
+
+template <class Transfer>
+void TransferRegistry<Transfer>::EndIdle() {
+  std::vector<CallRef<Transfer>> transfers;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [token, transfer] : transfers_) transfers.emplace_back(transfer);
+  }
+  const TimePoint now = clock_.Now();
+  for (const CallRef<Transfer>& transfer : transfers) transfer->EndIfIdle(now);
+}
 
 }  // namespace attend

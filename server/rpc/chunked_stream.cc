@@ -2,6 +2,8 @@
 
 #include "server/rpc/chunked_stream.h"
 
+#include "server/rpc/chunked_registry.h"
+
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -22,9 +24,8 @@ Status Draining() { return Unavailable("the server is draining"); }
 
 }  // namespace
 
-ChunkedStream* ChunkedStream::Make(ServiceContext& context, AttentionServiceImpl& service,
-                                   grpc::CallbackServerContext& call) {
-  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, service, call));
+ChunkedStream* ChunkedStream::Make(ServiceContext& context, grpc::CallbackServerContext& call) {
+  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, call));
   stream->self_ = stream;
   stream->watched_->Join(context.answers, call.c_call());
   return stream.get();
@@ -319,7 +320,7 @@ void ChunkedStream::OnCancel() {
 void ChunkedStream::OnDone() {
   watched_->Leave();
   if (unread_) RecordUnread();
-  service_.Remove(this);
+  context_.streams.Remove(this);
   if (transfer_) transfer_->Leave(this);
   self_.reset();
 }

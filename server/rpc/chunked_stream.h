@@ -16,23 +16,23 @@
 #include <memory>
 #include <mutex>
 
+#include "server/rpc/call_context.h"
 #include "server/rpc/chunked_transfer.h"
-#include "server/rpc/service.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
 
 class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                            public TransferStream,
                             public OpenCall,
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
   // gRPC's until its OnDone.
-  static ChunkedStream* Make(ServiceContext& context, AttentionServiceImpl& service,
-                             grpc::CallbackServerContext& call);
+  static ChunkedStream* Make(ServiceContext& context, grpc::CallbackServerContext& call);
 
   void Begin() { Poke(); }
-  // Does what there is to do, as something has changed. Any thread that holds the stream.
-  void Poke();
+  // TransferStream
+  void Poke() override;
 
   // OpenCall. A request whose bytes are incomplete was not accepted.
   void EndWhenIdle() override;
@@ -46,9 +46,8 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
  private:
   enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
 
-  ChunkedStream(ServiceContext& context, AttentionServiceImpl& service,
-                grpc::CallbackServerContext& call)
-      : context_(context), service_(service), call_(call) {}
+  ChunkedStream(ServiceContext& context, grpc::CallbackServerContext& call)
+      : context_(context), call_(call) {}
 
   // The first message has come, and what it is has not been seen to.
   bool TakesFirstLocked() const { return !transfer_ && asked_ && !reading_ && refusal_.ok(); }
@@ -76,7 +75,6 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;
-  AttentionServiceImpl& service_;
   grpc::CallbackServerContext& call_;
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();

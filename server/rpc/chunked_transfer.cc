@@ -6,7 +6,7 @@
 #include <chrono>
 #include <utility>
 
-#include "server/rpc/chunked_stream.h"
+#include "server/rpc/chunked_registry.h"
 #include "server/wire/reply_codec.h"
 
 namespace attend {
@@ -24,7 +24,7 @@ int64_t Milliseconds(Duration duration) {
 }  // namespace
 
 ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
-                                 TimePoint deadline, std::shared_ptr<ChunkedStream> first)
+                                 TimePoint deadline, std::shared_ptr<TransferStream> first)
     : context_(context), call_(call), deadline_(deadline), first_(first.get()) {
   streams_.push_back(std::move(first));
   request_ = NewRequest(context_, *this, deadline);
@@ -78,7 +78,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
   return Status();
 }
 
-Status ChunkedTransfer::Join(std::shared_ptr<ChunkedStream> stream) {
+Status ChunkedTransfer::Join(std::shared_ptr<TransferStream> stream) {
   const std::lock_guard lock(mutex_);
   if (phase_ == Phase::kEnded) return Status(Code::kNotFound, "the token's request has ended");
   const int64_t streams_max = context_.chunked.options().streams_max;
@@ -93,9 +93,9 @@ Status ChunkedTransfer::Join(std::shared_ptr<ChunkedStream> stream) {
   return Status();
 }
 
-void ChunkedTransfer::Leave(const ChunkedStream* stream) {
+void ChunkedTransfer::Leave(const TransferStream* stream) {
   std::string token;
-  std::shared_ptr<ChunkedStream> gone;  // let go of outside the lock
+  std::shared_ptr<TransferStream> gone;  // let go of outside the lock
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(streams_.begin(), streams_.end(),
@@ -387,12 +387,12 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
 }
 
 void ChunkedTransfer::PokeAll() {
-  std::vector<std::shared_ptr<ChunkedStream>> streams;
+  std::vector<std::shared_ptr<TransferStream>> streams;
   {
     const std::lock_guard lock(mutex_);
     streams = streams_;
   }
-  for (const std::shared_ptr<ChunkedStream>& stream : streams) stream->Poke();
+  for (const std::shared_ptr<TransferStream>& stream : streams) stream->Poke();
 }
 
 }  // namespace attend

@@ -17,11 +17,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "server/rpc/call.h"
+#include "server/rpc/call_context.h"
 #include "server/rpc/intake.h"
-#include "server/rpc/service.h"
 #include "server/rpc/upload_places.h"
 #include "server/upload/upload_run.h"
 #include "server/wire/answer_chunks.h"
@@ -29,7 +29,13 @@
 
 namespace attend {
 
-class ChunkedStream;
+// A stream that carries one.
+class TransferStream {
+ public:
+  virtual ~TransferStream() = default;
+  // Does what there is to do, as something has changed. Any thread that holds the stream.
+  virtual void Poke() = 0;
+};
 
 // What a stream should do next.
 struct StreamStep {
@@ -51,16 +57,16 @@ class ChunkedTransfer final : public Call {
  public:
   // `first` is the stream that brought the header; `call` lives as long as that is not finished.
   ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
-                  TimePoint deadline, std::shared_ptr<ChunkedStream> first);
+                  TimePoint deadline, std::shared_ptr<TransferStream> first);
 
   // Once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
   // there is one.
   void Begin(const FirstMessage& first, Status parsed);
 
   // One more stream, if it may join. INVALID_ARGUMENT names the bound.
-  Status Join(std::shared_ptr<ChunkedStream> stream);
+  Status Join(std::shared_ptr<TransferStream> stream);
   // A stream is about to be gone.
-  void Leave(const ChunkedStream* stream);
+  void Leave(const TransferStream* stream);
 
   // Whether streams should read on.
   bool WantsBytes() {
@@ -133,8 +139,8 @@ class ChunkedTransfer final : public Call {
   std::mutex mutex_;
   Phase phase_ = Phase::kAdmitting;
   Status failure_;  // why it ends; OK while all is well
-  std::vector<std::shared_ptr<ChunkedStream>> streams_;
-  const ChunkedStream* const first_;
+  std::vector<std::shared_ptr<TransferStream>> streams_;
+  const TransferStream* const first_;
   int64_t joined_ = 1;  // streams, gone ones too
   int64_t open_ = 1;    // streams that may still send
   std::string token_;   // empty until admitted
@@ -158,35 +164,6 @@ class ChunkedTransfer final : public Call {
   int64_t writing_ = 0;  // chunks
 };
 
-// Keeps a transfer.
-class TransferRef {
- public:
-  TransferRef() = default;
-  explicit TransferRef(ChunkedTransfer* transfer) : transfer_(transfer) {
-    if (transfer_ != nullptr) transfer_->Ref();
-  }
-  TransferRef(const TransferRef& other) : TransferRef(other.transfer_) {}
-  TransferRef(TransferRef&& other) noexcept : transfer_(std::exchange(other.transfer_, nullptr)) {}
-  TransferRef& operator=(TransferRef other) noexcept {
-    std::swap(transfer_, other.transfer_);
-    return *this;
-  }
-  ~TransferRef() {
-    if (transfer_ != nullptr) transfer_->Unref();
-  }
-  // Takes over the reference that a new transfer is born with.
-  static TransferRef Adopt(ChunkedTransfer* transfer) {
-    TransferRef ref;
-    ref.transfer_ = transfer;
-    return ref;
-  }
-
-  ChunkedTransfer* get() const { return transfer_; }
-  ChunkedTransfer* operator->() const { return transfer_; }
-  explicit operator bool() const { return transfer_ != nullptr; }
-
- private:
-  ChunkedTransfer* transfer_ = nullptr;
-};
+using TransferRef = CallRef<ChunkedTransfer>;
 
 }  // namespace attend

@@ -10,7 +10,6 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,32 +22,10 @@
 #include "server/metrics/metrics.h"
 #include "server/regions/region_registry.h"
 #include "server/request/request.h"
+#include "server/rpc/call.h"
 #include "server/wire/request_codec.h"
 
 namespace attend {
-
-// A call as intake sees it. Reference-counted: gRPC may end a call while intake still looks at it.
-class Call : public Responder {
- public:
-  void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-
-  // Nobody waits for this call's answers any more. Once true, stays true.
-  bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
-  bool unwanted() const override { return cancelled(); }
-  // The request is about to enter a queue.
-  virtual void OnAdmitted(uint64_t id) = 0;
-
- protected:
-  ~Call() override = default;
-  void SetCancelled() { cancelled_.store(true, std::memory_order_seq_cst); }
-
- private:
-  std::atomic<int> references_{1};
-  std::atomic<bool> cancelled_{false};
-};
 
 // Where a chunked request's tensors go, in the order q, k, v, bias.
 struct TensorPlaces {

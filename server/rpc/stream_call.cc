@@ -13,10 +13,8 @@
 
 namespace attend {
 
-StreamCall::StreamCall(ServiceContext& context, AttentionServiceImpl& service,
-                       grpc::CallbackServerContext& call)
+StreamCall::StreamCall(ServiceContext& context, grpc::CallbackServerContext& call)
     : context_(context),
-      service_(service),
       call_(call),
       deadline_(DeadlineOf(call)),
       tenant_(TenantOf(context, call)) {}
@@ -236,7 +234,7 @@ void StreamCall::OnCancel() {
 
 void StreamCall::OnDone() {
   watched_->Leave();
-  service_.Remove(this);
+  context_.streams.Remove(this);
   if (admitted_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
   Unref();
 }

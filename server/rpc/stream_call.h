@@ -17,8 +17,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "server/rpc/call_context.h"
 #include "server/rpc/intake.h"
-#include "server/rpc/service.h"
 #include "server/wire/reply_codec.h"
 
 namespace attend {
@@ -27,8 +27,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                          public Call,
                          public OpenCall {
  public:
-  StreamCall(ServiceContext& context, AttentionServiceImpl& service,
-             grpc::CallbackServerContext& call);
+  StreamCall(ServiceContext& context, grpc::CallbackServerContext& call);
 
   void Begin();
   // OpenCall. Reads no more.
@@ -60,7 +59,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
   ServiceContext& context_;
-  AttentionServiceImpl& service_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
   const int tenant_;

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/call_context.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+namespace {
+
+constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
+
+// Whether a cancellation that comes now is a client's deadline that passes. Clients count from when
+// they send, the server from when it reads, so theirs pass earlier, under load by some 10 ms.
+bool CancelledLate(const Request& request, TimePoint now) {
+  if (request.deadline == kNever) return false;
+  constexpr Duration kLeast = std::chrono::milliseconds(20);
+  const Duration allowed = request.deadline - request.received;
+  return request.deadline - now <= std::max(kLeast, allowed / 4);
+}
+
+// Log lines name who asked only when something is to be logged: peer() builds a string.
+void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
+            const grpc::CallbackServerContext& call) {
+  const LogLevel level = request.status.ok() ? LogLevel::debug : LogLevel::warn;
+  if (!context.logger.should_log(level)) return;
+  const std::string& tenant = context.engine.options().tenants.list()[request.tenant].name;
+  const std::string peer = call.peer();
+  if (!request.status.ok()) {
+    const std::string_view code = CodeName(request.status.code());
+    context.logger.Log(level, "request failed",
+                       {{"id", request.id},
+                        {"request_id", request.request_id},
+                        {"code", code},
+                        {"error", request.status.message()},
+                        {"tenant", tenant},
+                        {"peer", peer}},
+                       code);
+    return;
+  }
+  context.logger.Log(level, "request done",
+                     {{"id", request.id},
+                      {"request_id", request.request_id},
+                      {"tenant", tenant},
+                      {"problem", Describe(request.attention.problem)},
+                      {"kernel", KernelName(request.selection.kernel)},
+                      {"device", request.device_name},
+                      {"batch_requests", request.batch_requests},
+                      {"queue_us", NanosecondsBetween(request.enqueued, request.started) / 1000},
+                      {"kernel_us", request.kernel_ns / 1000},
+                      {"total_us", total_ns / 1000},
+                      {"peer", peer}});
+}
+
+}  // namespace
+
+OpenStreams::Place OpenStreams::MakePlace() {
+  std::set<OpenCall*> one = {nullptr};
+  return one.extract(one.begin());
+}
+
+bool OpenStreams::Add(Place place, OpenCall* stream) {
+  place.value() = stream;
+  const std::lock_guard lock(mutex_);
+  streams_.insert(std::move(place));
+  return ending_;
+}
+
+void OpenStreams::Remove(OpenCall* stream) {
+  const std::lock_guard lock(mutex_);
+  streams_.erase(stream);
+}
+
+void OpenStreams::EndAll() {
+  const std::lock_guard lock(mutex_);
+  ending_ = true;
+  // Under the lock, so that no stream is deleted meanwhile: Remove() waits.
+  for (OpenCall* stream : streams_) stream->EndWhenIdle();
+}
+
+std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
+                                    TimePoint deadline) {
+  auto request = std::make_unique<Request>();
+  request->id = context.next_id.fetch_add(1, std::memory_order_relaxed);
+  request->received = context.clock.Now();
+  request->deadline = deadline;
+  request->responder = &responder;
+  return request;
+}
+
+TimePoint DeadlineOf(const grpc::CallbackServerContext& context) {
+  const auto deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return kNever;
+  const auto left = deadline - std::chrono::system_clock::now();
+  const TimePoint now = std::chrono::steady_clock::now();
+  // Far deadlines would overflow the sum.
+  if (left > std::chrono::hours(24 * 365)) return kNever;
+  return now + std::chrono::duration_cast<Duration>(left);
+}
+
+int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
+  const Tenants& tenants = context.engine.options().tenants;
+  if (tenants.single()) return 0;  // reading metadata makes a map of it
+  const auto& metadata = call.client_metadata();
+  const auto found = metadata.find(kTenantMetadataKey);
+  if (found == metadata.end()) return 0;
+  return tenants.Find({found->second.data(), found->second.size()});
+}
+
+void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
+               const grpc::CallbackServerContext& call) {
+  if (request.status.code() == Code::kCancelled && CancelledLate(request, context.clock.Now())) {
+    request.status = Status(Code::kDeadlineExceeded,
+                            "the client's deadline passed: " + request.status.message());
+  }
+  context.metrics.RecordFinished(request, total_ns, response_bytes);
+  LogEnd(context, request, total_ns, call);
+}
+
+grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
+
+void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call) {
+  if (!IsRetryable(code)) return;
+  call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs(code)));
+}
+
+}  // namespace attend

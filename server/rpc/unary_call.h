@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One Attend call.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include "server/rpc/call_context.h"
+
+namespace attend {
+
+// Takes the call to the engine. What comes back is gRPC's until its OnDone.
+grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, grpc::CallbackServerContext& call,
+                                     const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
+
+}  // namespace attend
