@@ -239,13 +239,11 @@ struct RowTruth {
   float plain_lse = 0;
 };
 
-void CompareO(const Attention& a, const RowId& id, int o_roundings, const RowTruth& truth,
-              const RowFacts& row, std::span<Comparison> out) {
+void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const RowFacts& row,
+              std::span<Comparison> out) {
   const Problem& p = a.problem;
   const RowRounding& r = row.rounding;
   const double dtype_unit = UnitRoundoff(p.dtype);
-  const double parts = o_roundings - 1;
-  const double lse = std::isfinite(truth.lse) ? std::abs(truth.lse) : 0;
   const double weight_unit = kWeightRoundings * kFloat32Roundoff;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2 * kFloat32Roundoff;
   const double truncations =
@@ -262,18 +260,16 @@ void CompareO(const Attention& a, const RowId& id, int o_roundings, const RowTru
       continue;
     }
     const double w = r.o[d];
-    const double moved = o_roundings * r.moved[d] + parts * kFloat32Roundoff * (1 + lse) * w;
     const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p.dtype, r.keys) : 0;
     const double lost32 = p.dtype == DType::kFloat16 ? 0 : r.lost[d];
-    c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + moved + subnormal;
-    c.floor = dtype_unit * std::abs(c.reference) + parts * (dtype_unit + weight_unit) * w +
-              (weight_unit + truncations * kFloat32Roundoff) * w + lost32 + moved +
-              o_roundings * subnormal;
-    if (row.wide) LimitToRange(row.low[d], row.high[d], o_roundings * dtype_unit, subnormal, &c);
+    c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + r.moved[d] + subnormal;
+    c.floor = dtype_unit * std::abs(c.reference) +
+              (weight_unit + truncations * kFloat32Roundoff) * w + lost32 + r.moved[d] + subnormal;
+    if (row.wide) LimitToRange(row.low[d], row.high[d], dtype_unit, subnormal, &c);
   }
 }
 
-Comparison CompareLse(const Attention& a, const RowId& id, int o_roundings, const RowTruth& truth,
+Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth,
                       const RowFacts& row) {
   const RowRounding& r = row.rounding;
   const int64_t q_row = SequenceOf(a, id.b).q_row + id.i;
@@ -285,7 +281,7 @@ Comparison CompareLse(const Attention& a, const RowId& id, int o_roundings, cons
   const double moved = c.got > c.reference ? r.lse_up : r.lse_down;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2;
   const double roundings = r.keys > 0 ? kWeightRoundings : 0;
-  c.floor = o_roundings * (kFloat32Roundoff * (roundings + std::abs(c.reference)) + moved);
+  c.floor = kFloat32Roundoff * (roundings + std::abs(c.reference)) + moved;
   c.unit = c.floor + kFloat32Roundoff * sum_unit;
   // Where scores may overflow nothing is known but that a finite LSE is one of fp32's numbers.
   c.side =
@@ -294,8 +290,7 @@ Comparison CompareLse(const Attention& a, const RowId& id, int o_roundings, cons
 }
 
 // True if the row's O may be far from the reference for its scores' rounding alone.
-bool CheckRow(const Attention& a, const RowId& id, int o_roundings, const StopFlag* stop, Judge* o,
-              Judge* lse) {
+bool CheckRow(const Attention& a, const RowId& id, const StopFlag* stop, Judge* o, Judge* lse) {
   const Problem& p = a.problem;
   RowTruth truth;
   RowFacts row;
@@ -310,10 +305,10 @@ bool CheckRow(const Attention& a, const RowId& id, int o_roundings, const StopFl
   if (row.wide) FindRange(a, id, stop, &row);
   std::array<Comparison, kHeadDimMax> comparisons;
   const std::span<Comparison> outputs(comparisons.data(), static_cast<size_t>(p.dim_v));
-  CompareO(a, id, o_roundings, truth, row, outputs);
+  CompareO(a, id, truth, row, outputs);
   o->Add(outputs, row, id);
   if (p.return_lse) {
-    const Comparison c = CompareLse(a, id, o_roundings, truth, row);
+    const Comparison c = CompareLse(a, id, truth, row);
     lse->Add({&c, 1}, row, id);
   }
   return row.wide;
@@ -324,15 +319,14 @@ class RowsCheck {
  public:
   // Weights rounded to 16 bits, as every Tensor Core kernel's are, may cost one unit (twice the
   // least r); where few keys are visible the plain implementation can be far from that by chance.
-  RowsCheck(const Attention& a, int o_roundings)
+  explicit RowsCheck(const Attention& a)
       : a_(a),
-        o_roundings_(o_roundings),
         o_(a.problem.dtype, false, a.problem.dtype == DType::kFloat32 ? 0.0 : 0.5),
         lse_(a.problem.dtype, true, 0.0) {}
 
   void Add(const RowId& id, const StopFlag* stop = nullptr) {
     ++rows_;
-    if (CheckRow(a_, id, o_roundings_, stop, &o_, &lse_)) ++wide_;
+    if (CheckRow(a_, id, stop, &o_, &lse_)) ++wide_;
   }
 
   RowsReport Report() const {
@@ -352,7 +346,6 @@ class RowsCheck {
 
  private:
   const Attention& a_;
-  const int o_roundings_;
   int64_t rows_ = 0;
   int64_t wide_ = 0;
   Judge o_;
@@ -367,9 +360,8 @@ int64_t CountRows(const Attention& a) {
   return rows * a.problem.heads_q;
 }
 
-RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, int o_roundings,
-                     const StopFlag* stop) {
-  RowsCheck check(a, o_roundings);
+RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, const StopFlag* stop) {
+  RowsCheck check(a);
   for (const RowId& id : rows) {
     if (Stopped(stop)) break;
     check.Add(id, stop);
@@ -377,8 +369,8 @@ RowsReport CheckRows(const Attention& a, std::span<const RowId> rows, int o_roun
   return check.Report();
 }
 
-RowsReport CheckAllRows(const Attention& a, int o_roundings) {
-  RowsCheck check(a, o_roundings);
+RowsReport CheckAllRows(const Attention& a) {
+  RowsCheck check(a);
   for (int64_t b = 0; b < a.problem.batch; ++b) {
     const int64_t q_rows = SequenceOf(a, b).q_rows;
     for (int64_t h = 0; h < a.problem.heads_q; ++h) {

@@ -83,14 +83,13 @@ struct RowsReport {
 // All rows that `attention` writes, over sequences and heads.
 int64_t CountRows(const Attention& attention);
 
-// Compares the given rows of attention.o (and lse). Host memory; calling thread. `o_roundings` says
-// how often O was rounded to its dtype on its way: 2 if it was merged from parts. Left within
+// Compares the given rows of attention.o (and lse). Host memory; calling thread. Left within
 // milliseconds once `stop` is set; the report then means nothing.
-RowsReport CheckRows(const Attention& attention, std::span<const RowId> rows, int o_roundings = 1,
+RowsReport CheckRows(const Attention& attention, std::span<const RowId> rows,
                      const StopFlag* stop = nullptr);
 
 // Compares every row: for tests and small problems.
-RowsReport CheckAllRows(const Attention& attention, int o_roundings = 1);
+RowsReport CheckAllRows(const Attention& attention);
 
 // What checking one row costs, in multiply-adds of double precision (1 to 2 ns each): D + Dv and
 // what goes with them for each of Lk keys, and what is done once.

@@ -228,7 +228,7 @@ void Checker::Check(Request& request) {
     const TimePoint begin = clock_.Now();
     const std::vector<RowId> rows =
         SampleRows(request.attention, Mix(options_.seed ^ request.id), budget, &request.stop);
-    request.report = CheckRows(request.attention, rows, request.o_roundings, &request.stop);
+    request.report = CheckRows(request.attention, rows, &request.stop);
     request.report->rows_total = CountRows(request.attention);
     request.check_ns = NanosecondsBetween(begin, clock_.Now());
   } catch (const std::bad_alloc&) {

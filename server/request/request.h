@@ -176,7 +176,6 @@ struct Request {
   int64_t copy_out_ns = 0;
   int64_t check_ns = 0;
   std::string device_name;           // of a split request "cuda:0+cuda:1"
-  int o_roundings = 1;               // of O to its dtype on its way, as CheckRows wants it
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
 

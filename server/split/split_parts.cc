@@ -130,26 +130,7 @@ bool LseIsScattered(const Problem& part, const Problem& whole) {
   return part.return_lse && part.heads_q > 1 && some_rows;
 }
 
-// O and LSE of a part over some of the keys: dense, in a block of its own.
-Status PlaceOwnOutput(HostPool& pool, Request* part) {
-  Attention& a = part->attention;
-  const Problem& p = a.problem;
-  const int64_t o_bytes = ElementsO(p) * DTypeBytes(p.dtype);
-  const int64_t lse_bytes = LseBytesOf(p);
-  Result<HostBlock> block = pool.Take(Aligned(o_bytes) + lse_bytes);
-  if (!block.ok()) return block.status();
-  part->output = std::move(*block);
-  char* const data = static_cast<char*>(part->output.data());
-  a.o = {data, p.heads_q * p.len_q * p.dim_v, p.len_q * p.dim_v, p.dim_v};
-  a.lse = reinterpret_cast<float*>(data + Aligned(o_bytes));
-  a.lse_stride_b = p.heads_q * p.len_q;
-  a.lse_stride_h = p.len_q;
-  part->output_spans.Add({data, o_bytes});
-  part->output_spans.Add({a.lse, lse_bytes});
-  return Status();
-}
-
-Status Place(const Request& whole, const SplitPiece& piece, HostPool& pool, Request* part) {
+Status Place(const Request& whole, HostPool& pool, Request* part) {
   Attention& a = part->attention;
   const Problem& p = a.problem;
   const int64_t offsets_bytes =
@@ -166,7 +147,6 @@ Status Place(const Request& whole, const SplitPiece& piece, HostPool& pool, Requ
   part->input_spans = inputs.Spans(p.packed ? SpanList::kMax - 1 : SpanList::kMax);
   if (p.packed) part->input_spans.Add({part->input.data(), part->input.bytes()});
 
-  if (piece.some_keys()) return PlaceOwnOutput(pool, part);
   part->output_spans.Add({a.o.data, ElementsO(p) * DTypeBytes(p.dtype)});
   const int64_t lse_bytes = LseBytesOf(p);
   if (LseIsScattered(p, whole.attention.problem)) {
@@ -204,7 +184,7 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
     part->transport = whole.transport;
     part->received = whole.received;
     part->flops = Flops(part->attention);
-    ATTEND_RETURN_IF_ERROR(Place(whole, piece, pool, part.get()));
+    ATTEND_RETURN_IF_ERROR(Place(whole, pool, part.get()));
     parts.push_back(std::move(part));
   }
   return parts;

@@ -2,8 +2,7 @@
 //
 // The parts of a split request as requests of their own, each with just the bytes that it reads and
 // writes. Tensors stay where they are; what a part cannot use in its place (LSE where the rows of a
-// part are not one run, the offsets of packed sequences) gets a small block of its own, as do O and
-// LSE of a part over some of the keys.
+// part are not one run, the offsets of packed sequences) gets a small block of its own.
 
 #pragma once
 
@@ -24,8 +23,7 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
                                                         std::span<const SplitPiece> pieces,
                                                         HostPool& pool);
 
-// Brings the part's LSE to its place in the whole's, if it is elsewhere. Not of parts over some of
-// the keys, whose outputs MergeKeys (split_kv.h) brings together.
+// Brings the part's LSE to its place in the whole's, if it is elsewhere.
 void GatherLse(const Request& part, const SplitPiece& piece, const Attention& whole);
 
 }  // namespace attend

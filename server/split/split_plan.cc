@@ -9,7 +9,6 @@
 #include <limits>
 
 #include "kernels/contract/attention_slice.h"
-#include "server/split/split_kv.h"
 
 namespace attend {
 namespace {
@@ -233,7 +232,6 @@ std::vector<SplitPiece> PlanSplit(const Attention& whole, int shares, int64_t ro
 }
 
 Result<Attention> TakePiece(const Attention& whole, const SplitPiece& piece) {
-  if (piece.some_keys()) return TakeKeys(whole, piece.keys_begin, piece.keys_end);
   const int64_t group = whole.problem.group();
   if (piece.heads_begin % group == 0 && piece.heads_end % group == 0) {
     return TakeSlice(whole, {piece.batch_begin, piece.batch_end, piece.heads_begin / group,

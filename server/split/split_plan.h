@@ -37,16 +37,12 @@ struct SplitPiece {
   int64_t heads_end = 0;
   int64_t rows_begin = 0;
   int64_t rows_end = 0;
-  int64_t keys_begin = 0;
-  int64_t keys_end = 0;  // 0: all keys that the rows see; else one of split_kv.h's
 
-  bool some_keys() const { return keys_end > 0; }
   bool operator==(const SplitPiece&) const = default;
 };
 
 // Pieces that together are exactly the whole, by share and in the order of memory. Empty if it
 // cannot be split; else there are at least two shares, at most `shares`, and none is for nothing.
-// Keys are never cut here.
 std::vector<SplitPiece> PlanSplit(const Attention& whole, int shares,
                                   int64_t rows_multiple = kSplitRows);
 

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <cassert>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/memory/memory_reserve.h"
-#include "server/split/split_kv.h"
 #include "server/split/split_parts.h"
 #include "server/split/split_plan.h"
 
@@ -58,8 +56,6 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   void CancelParts();
   void Drop(int64_t parts);
   void NameDevices();
-  bool by_keys() const { return pieces_.front().some_keys(); }
-  Status Merge();
   void End();
 
   Splitter& splitter_;
@@ -75,15 +71,13 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   struct {
     TimePoint enqueued, started, completed;
     int64_t batch_requests = 0, copy_in_ns = 0, kernel_ns = 0, copy_out_ns = 0;
-  } last_;                                          // the part that ended last, by its device
-  std::vector<std::unique_ptr<Request>> unmerged_;  // ended well, over some of the keys each
+  } last_;  // the part that ended last, by its device
 };
 
 Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
                              std::unique_ptr<Request>& request) {
   const auto self = shared_from_this();
   const int64_t count = std::ssize(parts_);
-  if (by_keys()) unmerged_.reserve(parts_.size());  // not in Finish, which must not fail
   int64_t pushed = 0;
   for (auto& part : parts) {
     if (failed()) break;
@@ -160,17 +154,16 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
   assert(n < parts_.size());
   bool first_failure = false;
   if (part->status.ok()) {
-    if (!by_keys()) GatherLse(*part, pieces_[n], whole_->attention);
+    GatherLse(*part, pieces_[n], whole_->attention);
     const std::lock_guard lock(mutex_);
     if (part->completed >= last_.completed) {
       last_ = {part->enqueued,   part->started,   part->completed,  part->batch_requests,
                part->copy_in_ns, part->kernel_ns, part->copy_out_ns};
     }
-    if (by_keys() && failure_.ok()) unmerged_.push_back(std::move(part));
   } else {
     first_failure = Fail(part->status);
   }
-  part.reset();  // its block, if it is not kept, before the client hears of the end
+  part.reset();  // its block, before the client hears of the end
   if (first_failure) CancelParts();
   Drop(1);
 }
@@ -220,26 +213,8 @@ void Splitter::Join::NameDevices() {
   }
 }
 
-Status Splitter::Join::Merge() {
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    // In an order that does not depend on time, as no bit of the answer does.
-    std::sort(unmerged_.begin(), unmerged_.end(),
-              [](const auto& a, const auto& b) { return a->id < b->id; });
-    std::vector<Attention> parts;
-    for (const auto& part : unmerged_) parts.push_back(part->attention);
-    MergeKeys(parts, whole_->attention);
-    whole_->o_roundings = kMergedRoundings;
-    return Status();
-  } catch (const std::bad_alloc&) {
-    return ResourceExhausted("there is no memory to merge the parts of the answer");
-  }
-}
-
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
-  if (by_keys() && failure_.ok()) failure_ = Merge();
-  unmerged_.clear();  // the parts' blocks go back before the client hears of the end
   NameDevices();
   splitter_.metrics_.RecordSplit(pieces_.back().share + 1);
   whole_->status = failure_;
@@ -267,7 +242,7 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
   if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
   const OnNoMemory wait(OnNoMemory::kWait);  // parts are queued one by one
   const int shares = static_cast<int>(devices.size());
-  std::vector<SplitPiece> pieces = PlanSplitOrKeys(request->attention, shares);
+  std::vector<SplitPiece> pieces = PlanSplit(request->attention, shares);
   if (pieces.empty()) return std::nullopt;
   Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
   if (!parts.ok()) return std::nullopt;

@@ -3,8 +3,7 @@
 // Large requests over several devices: each is replaced by its parts (split_plan.h), which are
 // queued, batched and run like any others, each on its own device, and ends when the last of them
 // has ended: with the first failure, which cancels the parts still queued, or with the answer that
-// they wrote into its memory, or that was merged from theirs where they divide the keys. Times are
-// those of the part that ended last.
+// they wrote into its memory. Times are those of the part that ended last.
 
 #pragma once
 

@@ -71,22 +71,20 @@ struct SharedServer {
 };
 
 Result<std::shared_ptr<SharedServer>> StartShared(const Bench& bench, const std::string& socket,
-                                                  const std::string& devices,
-                                                  const std::vector<std::string>& more_flags) {
+                                                  const std::string& devices) {
   auto shared = std::make_shared<SharedServer>();
   // Tensors lie in regions: a large budget would only be page-locked in vain.
-  std::vector<std::string> flags = {"--device",
-                                    devices,
-                                    "--memory-budget",
-                                    "64MiB",
-                                    "--shared-memory",
-                                    "--shared-memory-socket",
-                                    socket,
-                                    "--shared-memory-max",
-                                    "4GiB",
-                                    "--shared-memory-client-max",
-                                    "4GiB"};
-  flags.insert(flags.end(), more_flags.begin(), more_flags.end());
+  const std::vector<std::string> flags = {"--device",
+                                          devices,
+                                          "--memory-budget",
+                                          "64MiB",
+                                          "--shared-memory",
+                                          "--shared-memory-socket",
+                                          socket,
+                                          "--shared-memory-max",
+                                          "4GiB",
+                                          "--shared-memory-client-max",
+                                          "4GiB"};
   Result<std::unique_ptr<ServerProcess>> process = bench.StartAttend(Serves::kComputing, flags);
   if (!process.ok()) return process.status();
   shared->process = std::move(*process);
@@ -105,14 +103,14 @@ Result<std::shared_ptr<SharedServer>> StartShared(const Bench& bench, const std:
 // Servers of as many GPUs as lines ask for, each started when it is first needed.
 class SharedServers {
  public:
-  explicit SharedServers(const Bench& bench, std::vector<std::string> flags = {})
-      : bench_(bench), names_(Names(bench.options().device)), flags_(std::move(flags)) {}
+  explicit SharedServers(const Bench& bench)
+      : bench_(bench), names_(Names(bench.options().device)) {}
 
   Result<std::unique_ptr<AnswerSlots>> Make(int gpus, const Work& work, Sharing sharing) {
     std::shared_ptr<SharedServer>& server = servers_[gpus];
     if (server == nullptr) {
-      Result<std::shared_ptr<SharedServer>> started = StartShared(
-          bench_, folder_.Path(std::to_string(gpus) + ".sock"), FirstOf(names_, gpus), flags_);
+      Result<std::shared_ptr<SharedServer>> started =
+          StartShared(bench_, folder_.Path(std::to_string(gpus) + ".sock"), FirstOf(names_, gpus));
       if (!started.ok()) return started.status();
       server = std::move(*started);
     }
@@ -137,7 +135,6 @@ class SharedServers {
  private:
   const Bench& bench_;
   const std::vector<std::string> names_;
-  const std::vector<std::string> flags_;
   const TempFolder folder_;
   std::map<int, std::shared_ptr<SharedServer>> servers_;
 };
@@ -206,7 +203,6 @@ void RunGpus(Bench& bench) {
   const std::vector<std::string> names = Names(bench.options().device);
   const DType dtype = DType::kFloat16;
   SharedServers servers(bench);
-  SharedServers splitting_servers(bench, {"--split-gflop", "1"});
   const auto shared = [](SharedServers& of, Sharing sharing) {
     return [&of, sharing](int gpus, const Work& work) { return of.Make(gpus, work, sharing); };
   };
@@ -217,7 +213,6 @@ void RunGpus(Bench& bench) {
   const auto bus_bound = test::MakeSpec(1, 16, 16, 8192, 8192, 128, 128, dtype);
   const auto kernel_bound = test::MakeSpec(1, 8, 1, 16384, 16384, 128, 128, dtype);
   const auto large = test::MakeSpec(1, 16, 16, 32768, 32768, 128, 128, dtype);
-  const auto many_keys = test::MakeSpec(1, 8, 1, 1, 1 << 20, 128, 128, dtype);
   const std::string kernel_text = "B1 Hq8 Hkv1 L16384 D128 fp16, bound by the kernel";
   const Line lines[] = {
       {"shared memory, B1 H16 L8192 D128 fp16, bound by the bus" + in_flight, bus_bound,
@@ -226,9 +221,6 @@ void RunGpus(Bench& bench) {
        shared(servers, Sharing::kRouted)},
       {"shared memory, B1 H16 L32768 D128 fp16, one request split, one at a time", large,
        Sharing::kSplit, shared(servers, Sharing::kSplit)},
-      {"shared memory, B1 Hq8 Hkv1 L1 Lk1048576 D128 fp16, one request split by keys, one at a "
-       "time",
-       many_keys, Sharing::kSplit, shared(splitting_servers, Sharing::kSplit)},
       {"in process, " + kernel_text + in_flight, kernel_bound, Sharing::kRouted, in_process},
   };
   // "cpu" is no GPU, and what this machine does not have is no failure.

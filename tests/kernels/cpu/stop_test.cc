@@ -91,7 +91,7 @@ TEST(StoppedCheck, EndsInTheMiddleOfARow) {
   StopFlag stop;
   std::thread checker([&] {
     const RowId row;
-    static_cast<void>(CheckRows(endless.attention, {&row, 1}, 1, &stop));
+    static_cast<void>(CheckRows(endless.attention, {&row, 1}, &stop));
   });
   WaitUntilComputing();
   stop.Set();

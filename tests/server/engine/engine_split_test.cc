@@ -108,39 +108,6 @@ TEST_F(SplitTest, RowsOverDevices) {
   ExpectIdle();
 }
 
-// Few rows of one head, whose keys are divided; every O is merged from the parts'.
-TEST_F(SplitTest, KeysOverDevices) {
-  StartGpus(3);
-  test::ProblemSpec plain = test::MakeSpec(1, 1, 1, 4, 6000, 16, 16);
-  test::ProblemSpec all = test::MakeSpec(1, 4, 2, 3, 5000, 8, 24, DType::kBFloat16);
-  all.layout = test::Layout::kBLHD;
-  all.problem.mask.right = 0;
-  all.problem.has_sinks = true;
-  all.problem.has_bias = true;
-  all.problem.return_lse = true;
-  for (const test::ProblemSpec& spec : {plain, all}) {
-    auto request = NewRequest(spec);
-    request->check = true;
-    const Request& ended = collector_.WaitFor(MustSubmit(std::move(request)));
-    ASSERT_TRUE(ended.status.ok()) << ended.status.ToString();
-    EXPECT_EQ(ended.device_name, "cuda:0+cuda:1+cuda:2");
-    EXPECT_TRUE(CheckAllRows(ended.attention, ended.o_roundings).ok) << "seed " << seed_;
-    ASSERT_TRUE(ended.report.has_value());
-    EXPECT_TRUE(ended.report->ok) << ended.report->detail;
-    EXPECT_TRUE(memory_.back()->GuardsIntact());
-  }
-  ExpectIdle();
-}
-
-TEST_F(SplitTest, AFailedRangeOfKeysFailsTheWhole) {
-  StartGpus(2);
-  devices_[1]->FailItem(1, Internal("planted"));
-  const Request& ended =
-      collector_.WaitFor(MustSubmit(NewRequest(test::MakeSpec(1, 1, 1, 4, 6000, 16, 16))));
-  EXPECT_EQ(ended.status.code(), Code::kInternal) << ended.status.ToString();
-  ExpectIdle();
-}
-
 // A part reads its own piece of each of the whole's spans.
 TEST_F(SplitTest, TensorsInMemoryOfTheirOwn) {
   StartGpus(2);
