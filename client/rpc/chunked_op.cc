@@ -10,7 +10,6 @@ namespace {
 // How much earlier than ours gRPC may see a deadline pass: it counts milliseconds, on other clocks.
 // So little time is left then that the call could not be tried again either.
 constexpr std::chrono::milliseconds kDeadlineSlack{20};
-constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
 // A stream for less costs more than it brings.
 constexpr int64_t kStripeBytesMin = int64_t{4} << 20;
 
@@ -24,29 +23,16 @@ const std::string& ChunkedMethod() {
 ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
                      const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
                      std::atomic<bool>* chunks_refused, CallCallback callback)
-    : pool_(pool),
+    : RetryingOp(pool, id, options, retry, seed, std::move(callback)),
       call_(call.chunked()),
       as_message_(call.as_message()),
-      id_(id),
-      options_(options),
-      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
-                                            : Clock::time_point::max()),
       policy_(retry),
       seed_(seed),
-      chunks_refused_(chunks_refused),
-      callback_(std::move(callback)),
-      retry_(retry, seed) {}
+      chunks_refused_(chunks_refused) {}
 
 void ChunkedOp::Start() {
   const int connection = pool_->Acquire();
-  home_ = pool_->at(connection).loop;
-  if (!home_->Add(this)) {
-    pool_->Release(connection);
-    CallOutcome outcome;
-    outcome.status = Status(Code::kCancelled, "the client is being destroyed");
-    callback_(std::move(outcome));
-    return;
-  }
+  if (!Register(connection)) return;
   const std::lock_guard lock(mutex_);
   self_ = shared_from_this();
   pool_->Release(connection);
@@ -71,10 +57,7 @@ void ChunkedOp::StartStripe(int connection) {
   for (int kind = 0; kind < kKinds; ++kind) {
     stripe.events[static_cast<size_t>(kind)] = Event{this, stripe.index * kKinds + kind};
   }
-  NameTenant(options_.tenant, &stripe.context);
-  if (deadline_ != Clock::time_point::max()) {
-    stripe.context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
-  }
+  Prepare(stripe.context);
   Connection& to = pool_->at(connection);
   stripe.stream = to.stub.PrepareCall(&stripe.context, ChunkedMethod(), to.loop->queue());
   ++open_stripes_;
@@ -196,7 +179,7 @@ Status ChunkedOp::AttemptStatus() const {
   if (failure.code() == Code::kCancelled && !cancelled_) {
     // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
     // server cancels the other streams, and that may arrive first.
-    if (deadline_ != Clock::time_point::max() && deadline_ - Clock::now() <= kDeadlineSlack) {
+    if (has_deadline() && deadline_ - Clock::now() <= kDeadlineSlack) {
       return Status(Code::kDeadlineExceeded, "the deadline passed");
     }
     return Unavailable("a stream of the call was lost: " + failure.message());
@@ -205,27 +188,12 @@ Status ChunkedOp::AttemptStatus() const {
   return Internal("the server ended the call before all of the answer had come");
 }
 
-bool ChunkedOp::ScheduleRetry(Status& status) {
-  std::optional<std::chrono::nanoseconds> time_left;
-  if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
-  const auto wait = retry_.AfterFailure(status.code(), pushback_, time_left);
-  if (!wait) return false;
-  if (cancelled_) {
-    // As if it had come a moment later, during the wait.
-    status = Status(Code::kCancelled, kCancelledWaiting);
-    return false;
-  }
-  alarm_.emplace();
-  alarm_->Set(home_->queue(), DeadlineAfter(*wait), backoff_.Tag());
-  return true;
-}
-
 std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
   if (status.code() != Code::kUnimplemented || grant_ || as_message_ == nullptr || cancelled_) {
     return nullptr;
   }
   CallOptions options = options_;
-  if (deadline_ != Clock::time_point::max()) {
+  if (has_deadline()) {
     options.timeout =
         std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(1));
   }
@@ -234,7 +202,7 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
     outcome.attempts += attempts;
     // A server that has no kernel for the call says UNIMPLEMENTED both ways.
     if (outcome.status.ok()) self->chunks_refused_->store(true, std::memory_order_relaxed);
-    self->End(std::move(outcome));
+    self->EndCall(std::move(outcome));
   };
   message_op_ = std::make_shared<UnaryOp>(pool_, std::move(as_message_), id_, options, policy_,
                                           seed_, std::move(finish));
@@ -245,10 +213,7 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
 }
 
 CallOutcome ChunkedOp::TakeOutcome(Status status) {
-  CallOutcome outcome;
-  outcome.connection = stripes_.front()->connection;
-  outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
-  outcome.status = std::move(status);
+  CallOutcome outcome = OutcomeOf(std::move(status), stripes_.front()->connection);
   if (outcome.status.ok()) {
     DecodedResponse response = answer_->TakeResponse();
     outcome.result = std::move(response.result);
@@ -268,7 +233,7 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
   Status status;
   if (slot == kBackoff) {
     if (ok && !cancelled_) return StartAttempt();
-    status = Status(Code::kCancelled, kCancelledWaiting);
+    status = CancelledWaiting();
   } else {
     Stripe& stripe = *stripes_[static_cast<size_t>(slot / kKinds)];
     Ops ops;
@@ -301,26 +266,24 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
     }
     status = AttemptStatus();
     if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
-      const std::shared_ptr<ChunkedOp> self = std::move(self_);
+      const std::shared_ptr<Operation> self = std::move(self_);
       lock.unlock();
       return message_op->Start();
     }
-    if (!status.ok() && ScheduleRetry(status)) return;
+    if (!status.ok() && ScheduleRetry(status, pushback_)) return;
   }
   CallOutcome outcome = TakeOutcome(std::move(status));
-  const std::shared_ptr<ChunkedOp> self = std::move(self_);
+  const std::shared_ptr<Operation> self = std::move(self_);
   lock.unlock();
-  End(std::move(outcome));
+  EndCall(std::move(outcome));
 }
 
-void ChunkedOp::End(CallOutcome outcome) {
+void ChunkedOp::EndCall(CallOutcome outcome) {
   {
     const std::lock_guard lock(mutex_);
     message_op_.reset();  // which may hold this one
   }
-  const CallCallback callback = std::move(callback_);
-  callback(std::move(outcome));
-  home_->Remove(this);
+  End(std::move(outcome));
 }
 
 void ChunkedOp::Cancel() {

@@ -4,12 +4,9 @@
 // the header; once that is admitted, more streams join on other connections, and each stream takes
 // the next piece of the tensors when it has sent one. A stream takes pieces only once the server
 // has granted it, so one that never joins (it met another server, or the request's end) brings
-// nothing and takes nothing with it. Keeps itself alive from Start to the return of its callback;
-// events come on completion threads, Cancel from anywhere.
+// nothing and takes nothing with it.
 
 #pragma once
-
-#include <grpcpp/alarm.h>
 
 #include <array>
 #include <atomic>
@@ -19,16 +16,14 @@
 #include <string>
 #include <vector>
 
-#include "client/call/call_options.h"
-#include "client/call/retry_policy.h"
-#include "client/rpc/connections.h"
+#include "client/rpc/retrying_op.h"
 #include "client/rpc/unary_op.h"
 #include "client/wire/chunk_codec.h"
 #include "client/wire/piece_order.h"
 
 namespace attend::client {
 
-class ChunkedOp final : public Operation, public std::enable_shared_from_this<ChunkedOp> {
+class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<ChunkedOp> {
  public:
   // `call` is chunked. If it is UNIMPLEMENTED and has as_message(), that is sent; if that is
   // answered, `*chunks_refused`, which outlives the operation, becomes true.
@@ -42,8 +37,7 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
 
  private:
   enum Kind { kStarted, kWritten, kRead, kFinished, kKinds };
-  static constexpr int kBackoff = -1;  // a slot of its own; the others are stripe * kKinds + Kind
-  using Clock = std::chrono::steady_clock;
+  // Slots are stripe * kKinds + Kind.
 
   // One stream of an attempt.
   struct Stripe {
@@ -84,7 +78,6 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
   void NoteFailure(Status status, const Pushback& pushback);
   void CancelStripes();
   void CancelLatecomers();
-  bool ScheduleRetry(Status& status);  // false: the call ends with `status`
   CallOutcome TakeOutcome(Status status);
   Status UnjoinedFailure() const;
   Status AttemptStatus() const;
@@ -93,26 +86,13 @@ class ChunkedOp final : public Operation, public std::enable_shared_from_this<Ch
 
   // Enters with the lock and takes it again: bytes are copied without it.
   void TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, Ops* ops);
-  void End(CallOutcome outcome);
+  void EndCall(CallOutcome outcome);
 
-  ConnectionPool* const pool_;
   std::shared_ptr<const ChunkedCall> call_;
   std::shared_ptr<const EncodedCall> as_message_;
-  const std::string id_;
-  const CallOptions options_;
-  const Clock::time_point deadline_;
   const RetryPolicy policy_;
   const uint64_t seed_;
   std::atomic<bool>* const chunks_refused_;
-  CallCallback callback_;
-  CompletionLoop* home_ = nullptr;   // where the operation is registered
-  std::shared_ptr<ChunkedOp> self_;  // while gRPC holds an event
-
-  std::mutex mutex_;
-  RetryState retry_;
-  bool cancelled_ = false;
-  Event backoff_{this, kBackoff};
-  std::optional<grpc::Alarm> alarm_;
   std::shared_ptr<UnaryOp> message_op_;  // once the call goes on as one message
 
   // Of the present attempt.

@@ -5,8 +5,6 @@
 namespace attend::client {
 namespace {
 
-constexpr char kCancelledWaiting[] = "cancelled while waiting to try again";
-
 const std::string& AttendMethod() {
   static const std::string* method = new std::string("/attend.v1.AttentionService/Attend");
   return *method;
@@ -17,25 +15,11 @@ const std::string& AttendMethod() {
 UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
                  const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
                  CallCallback callback)
-    : pool_(pool),
-      call_(std::move(call)),
-      id_(id),
-      options_(options),
-      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
-                                            : Clock::time_point::max()),
-      callback_(std::move(callback)),
-      retry_(retry, seed) {}
+    : RetryingOp(pool, id, options, retry, seed, std::move(callback)), call_(std::move(call)) {}
 
 void UnaryOp::Start() {
   connection_ = pool_->Acquire();
-  home_ = pool_->at(connection_).loop;
-  if (!home_->Add(this)) {
-    pool_->Release(connection_);
-    CallOutcome outcome;
-    outcome.status = Status(Code::kCancelled, "the client is being destroyed");
-    callback_(std::move(outcome));
-    return;
-  }
+  if (!Register(connection_)) return;
   const std::lock_guard lock(mutex_);
   self_ = shared_from_this();
   StartAttempt();
@@ -45,10 +29,7 @@ void UnaryOp::StartAttempt() {
   Connection& connection = pool_->at(connection_);
   reader_.reset();
   context_.emplace();
-  NameTenant(options_.tenant, &*context_);
-  if (deadline_ != Clock::time_point::max()) {
-    context_->set_deadline(DeadlineAfter(deadline_ - Clock::now()));
-  }
+  Prepare(*context_);
   reader_ = connection.stub.PrepareUnaryCall(&*context_, AttendMethod(), call_->ToByteBuffer(id_),
                                              connection.loop->queue());
   reader_->StartCall();
@@ -57,31 +38,17 @@ void UnaryOp::StartAttempt() {
   if (cancelled_) context_->TryCancel();
 }
 
-bool UnaryOp::ScheduleRetry(Status& status) {
-  std::optional<std::chrono::nanoseconds> time_left;
-  if (deadline_ != Clock::time_point::max()) time_left = deadline_ - Clock::now();
+bool UnaryOp::TriesAgain(Status& status) {
   const Pushback pushback = PushbackOf(*context_);
   // The server says when to try again. Where it has not, the connection was lost, and the request
   // may still run: one that was tried again would share its place with it.
   const bool placed = call_->outputs().o.has_value() || call_->outputs().lse.has_value();
   if (placed && pushback.kind == Pushback::Kind::kNone) return false;
-  const auto wait = retry_.AfterFailure(status.code(), pushback, time_left);
-  if (!wait) return false;
-  if (cancelled_) {
-    // As if it had come a moment later, during the wait.
-    status = Status(Code::kCancelled, kCancelledWaiting);
-    return false;
-  }
-  alarm_.emplace();
-  alarm_->Set(pool_->at(connection_).loop->queue(), DeadlineAfter(*wait), backoff_.Tag());
-  return true;
+  return ScheduleRetry(status, pushback);
 }
 
 CallOutcome UnaryOp::TakeOutcome(Status status) {
-  CallOutcome outcome;
-  outcome.connection = connection_;
-  outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
-  outcome.status = std::move(status);
+  CallOutcome outcome = OutcomeOf(std::move(status), connection_);
   if (outcome.status.ok()) {
     Result<DecodedResponse> decoded = DecodeResponse(
         &response_, options_.payload, [this](const std::string&) { return call_->outputs(); });
@@ -110,22 +77,16 @@ void UnaryOp::OnEvent(int slot, bool ok) {
       StartAttempt();
       return;
     }
-    status = Status(Code::kCancelled, kCancelledWaiting);
+    status = CancelledWaiting();
   } else {
     pool_->Release(connection_);
     status = FromGrpc(grpc_status_);
-    if (!status.ok() && ScheduleRetry(status)) return;
+    if (!status.ok() && TriesAgain(status)) return;
   }
   CallOutcome outcome = TakeOutcome(std::move(status));
-  const std::shared_ptr<UnaryOp> self = std::move(self_);
+  const std::shared_ptr<Operation> self = std::move(self_);
   lock.unlock();
   End(std::move(outcome));
-}
-
-void UnaryOp::End(CallOutcome outcome) {
-  const CallCallback callback = std::move(callback_);
-  callback(std::move(outcome));
-  home_->Remove(this);
 }
 
 void UnaryOp::Cancel() {

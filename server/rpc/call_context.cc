@@ -92,14 +92,13 @@ std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responde
   return request;
 }
 
-TimePoint DeadlineOf(const grpc::CallbackServerContext& context) {
-  const auto deadline = context.deadline();
+TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
+  const auto deadline = call.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return kNever;
   const auto left = deadline - std::chrono::system_clock::now();
-  const TimePoint now = std::chrono::steady_clock::now();
   // Far deadlines would overflow the sum.
   if (left > std::chrono::hours(24 * 365)) return kNever;
-  return now + std::chrono::duration_cast<Duration>(left);
+  return context.clock.Now() + std::chrono::duration_cast<Duration>(left);
 }
 
 int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {

@@ -78,8 +78,8 @@ struct ServiceContext {
 // A request for a message that has just arrived on `responder`'s call.
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
                                     TimePoint deadline);
-// The call's deadline on the steady clock; kNever if it has none.
-TimePoint DeadlineOf(const grpc::CallbackServerContext& context);
+// The call's deadline on the server's clock; kNever if it has none.
+TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
 
 // The tenant whose call it is, from its metadata.
 int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call);

@@ -199,7 +199,7 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
 
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   const TransferRef transfer = TransferRef::Adopt(
-      new ChunkedTransfer(context_, call_, DeadlineOf(call_), shared_from_this()));
+      new ChunkedTransfer(context_, call_, DeadlineOf(context_, call_), shared_from_this()));
   SetTransfer(transfer, true);
   context_.copies.Copy({}, [transfer, first, parsed] { transfer->Begin(*first, parsed); });
 }

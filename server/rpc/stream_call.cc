@@ -16,7 +16,7 @@ namespace attend {
 StreamCall::StreamCall(ServiceContext& context, grpc::CallbackServerContext& call)
     : context_(context),
       call_(call),
-      deadline_(DeadlineOf(call)),
+      deadline_(DeadlineOf(context, call)),
       tenant_(TenantOf(context, call)) {}
 
 void StreamCall::Begin() {

@@ -22,7 +22,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
       : context_(context),
         call_(call),
         response_(response),
-        request_(NewRequest(context_, *this, DeadlineOf(call_))),
+        request_(NewRequest(context_, *this, DeadlineOf(context_, call_))),
         id_(request_->id) {
     request_->tenant = TenantOf(context_, call_);
     request_->may_end_in_submit = true;

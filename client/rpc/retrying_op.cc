@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/rpc/retrying_op.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace attend::client {
+
+RetryingOp::RetryingOp(ConnectionPool* pool, std::string_view id, const CallOptions& options,
+                       const RetryPolicy& retry, uint64_t seed, CallCallback callback)
+    : pool_(pool),
+      id_(id),
+      options_(options),
+      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
+                                            : Clock::time_point::max()),
+      callback_(std::move(callback)),
+      retry_(retry, seed) {}
+
+bool RetryingOp::Register(int connection) {
+  home_ = pool_->at(connection).loop;
+  if (home_->Add(this)) return true;
+  pool_->Release(connection);
+  CallOutcome outcome;
+  outcome.status = Status(Code::kCancelled, "the client is being destroyed");
+  callback_(std::move(outcome));
+  return false;
+}
+
+void RetryingOp::Prepare(grpc::ClientContext& context) const {
+  NameTenant(options_.tenant, &context);
+  if (has_deadline()) context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
+}
+
+bool RetryingOp::ScheduleRetry(Status& status, const Pushback& pushback) {
+  std::optional<std::chrono::nanoseconds> time_left;
+  if (has_deadline()) time_left = deadline_ - Clock::now();
+  const auto wait = retry_.AfterFailure(status.code(), pushback, time_left);
+  if (!wait) return false;
+  if (cancelled_) {
+    // As if it had come a moment later, during the wait.
+    status = CancelledWaiting();
+    return false;
+  }
+  alarm_.emplace();
+  alarm_->Set(home_->queue(), DeadlineAfter(*wait), backoff_.Tag());
+  return true;
+}
+
+Status RetryingOp::CancelledWaiting() {
+  return Status(Code::kCancelled, "cancelled while waiting to try again");
+}
+
+CallOutcome RetryingOp::OutcomeOf(Status status, int connection) const {
+  CallOutcome outcome;
+  outcome.connection = connection;
+  outcome.attempts = status.ok() ? retry_.attempts() : std::max(1, retry_.attempts() - 1);
+  outcome.status = std::move(status);
+  return outcome;
+}
+
+void RetryingOp::End(CallOutcome outcome) {
+  const CallCallback callback = std::move(callback_);
+  callback(std::move(outcome));
+  home_->Remove(this);
+}
+
+}  // namespace attend::client

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Internal to the client: what calls that may be tried again have in common. Such a call keeps
+// itself alive from Start to the return of its callback; events come on completion threads, Cancel
+// from anywhere.
+
+#pragma once
+
+#include <grpcpp/alarm.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "client/call/call_options.h"
+#include "client/call/retry_policy.h"
+#include "client/rpc/connections.h"
+
+namespace attend::client {
+
+class RetryingOp : public Operation {
+ protected:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr int kBackoff = -1;  // the slot of the wait's end
+
+  RetryingOp(ConnectionPool* pool, std::string_view id, const CallOptions& options,
+             const RetryPolicy& retry, uint64_t seed, CallCallback callback);
+  ~RetryingOp() override = default;
+
+  // Makes the connection's loop the operation's. False: the client is being destroyed, and the
+  // call has ended.
+  bool Register(int connection);
+
+  bool has_deadline() const { return deadline_ != Clock::time_point::max(); }
+  // For an attempt that begins now.
+  void Prepare(grpc::ClientContext& context) const;
+
+  // These with mutex_ held.
+  // Waits before another attempt, if the failure allows one. False: the call ends with `status`.
+  bool ScheduleRetry(Status& status, const Pushback& pushback);
+  // How a call ends whose wait was cut short.
+  static Status CancelledWaiting();
+  // Without the answer.
+  CallOutcome OutcomeOf(Status status, int connection) const;
+
+  // Without it, once, last.
+  void End(CallOutcome outcome);
+
+  ConnectionPool* const pool_;
+  const std::string id_;
+  const CallOptions options_;
+  const Clock::time_point deadline_;
+  CallCallback callback_;
+  CompletionLoop* home_ = nullptr;   // where the operation is registered
+  std::shared_ptr<Operation> self_;  // while gRPC holds an event
+
+  std::mutex mutex_;
+  RetryState retry_;
+  bool cancelled_ = false;
+  Event backoff_{this, kBackoff};
+  std::optional<grpc::Alarm> alarm_;
+};
+
+}  // namespace attend::client
