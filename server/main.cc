@@ -210,7 +210,7 @@ int main(int argc, char** argv) {
   // whatever else was dealt the same one: as many as there can be (8 is CUDA's default), one for
   // each stream of up to seven lanes.
   if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  // Bad messages are the client's to hear of, not stderr's.
+  // Malformed messages are reported to the client; keep Protobuf's own log off stderr.
   google::protobuf::SetLogHandler(nullptr);
   attend::KeepMemoryReserve(kMemoryReserveBytes);
   attend::Result<std::shared_ptr<attend::Logger>> logger =

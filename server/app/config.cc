@@ -19,11 +19,11 @@
 namespace attend {
 namespace {
 
-// gRPC counts a message's bytes in 32 signed bits.
+// gRPC counts a message's bytes in a signed 32-bit integer.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
-// With less, gRPC would end calls that keep to --max-request-bytes.
+// With less, gRPC would end calls that respect --max-request-bytes.
 constexpr int64_t kGrpcMemoryMessagesMin = 4;
-// By default so many connections may have all the calls that one may have.
+// By default, --max-calls allows this many connections with --max-streams calls each.
 constexpr int64_t kFullConnections = 16;
 
 void AddDevices(CLI::App& app, Config& c) {
@@ -31,20 +31,20 @@ void AddDevices(CLI::App& app, Config& c) {
   group.Text("--device", c.device, "LIST", CheckDevice,
              "auto (every GPU found, else the CPU), cpu, cuda:all, or a list: cuda:0,cuda:1");
   group.Int("--lanes", c.lanes, 0, 64,
-            "Batches that run at once on each device; 0: 4 on a GPU, 2 on the CPU");
+            "Batches that run concurrently on each device. 0: 4 on a GPU, 2 on the CPU");
   group.Int("--cpu-threads", c.cpu_threads, 0, 4096,
-            "Threads that compute on the CPU; 0: one for each hardware thread");
+            "Threads that compute on the CPU. 0: one per hardware thread");
   group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
-              "Device memory that each lane takes at start");
-  group.Bytes(
-      "--staging-max", c.staging_max_bytes, 0, kBytesMax,
-      "Memory of each GPU, at most a quarter of it, where uploads of AttendChunked go while "
-      "they arrive; 0: copied when they are complete");
+              "Device memory that each lane allocates at start");
+  group.Bytes("--staging-max", c.staging_max_bytes, 0, kBytesMax,
+              "Memory on each GPU, at most a quarter of it, that receives AttendChunked uploads "
+              "while they arrive. 0: uploads are copied once they are complete");
   group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
-              "Smaller uploads are copied when they are complete; of larger ones heads of about so "
-              "many bytes are computed together while others arrive");
+              "Uploads below this size are copied once they are complete; larger ones are computed "
+              "while they arrive, about this many bytes of heads at a time");
   group
-      .Add("--split-gflop", c.split_gflop, "10^9 FLOPs; above, GPUs alike share a request; 0: none")
+      .Add("--split-gflop", c.split_gflop,
+           "Split requests above this many GFLOP (10^9 FLOPs) across identical GPUs. 0 disables it")
       ->check(InRange(0.0, 1e12))
       ->type_name("GFLOP");
 }
@@ -52,30 +52,30 @@ void AddDevices(CLI::App& app, Config& c) {
 void AddLimits(CLI::App& app, Config& c) {
   Group group(app, "Limits");
   group.Bytes("--max-request-bytes", c.max_request_bytes, 1024, kMessageBytesMax,
-              "Bytes of one request message, and of its answer. Requests of AttendChunked are "
-              "bounded by three quarters of --memory-budget instead, tensors in shared memory by "
+              "Largest request message, and largest answer to one. AttendChunked requests are "
+              "limited by three quarters of --memory-budget instead, tensors in shared memory by "
               "--shared-memory-client-max");
   group
       .Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
-             "Host memory for the tensors of all requests at once; more are refused")
-      ->default_str("4GiB, at most a quarter of the memory that there is");
-  group.Bytes(
-      "--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
-      "Memory where messages arrive: with GPUs page-locked at start, so that they read "
-      "tensors there, else as much as is used; in whole 2 MiB, with --allocator-tuning. What "
-      "arrives elsewhere is copied. 0: none");
+             "Host memory for the tensors of all requests together; requests that do not fit are "
+             "refused")
+      ->default_str("4GiB, at most a quarter of the machine's or container's memory");
+  group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
+              "Memory that receives messages, in whole 2 MiB; needs --allocator-tuning. With GPUs "
+              "it is page-locked at start, so that they read tensors in place; without, it takes "
+              "only as much as is used. What arrives elsewhere is copied. 0 disables it");
   group
       .Bytes("--grpc-memory-max", c.grpc_memory_max_bytes, 0, kBytesMax,
-             "Bytes that gRPC may hold outside the memory budget, of messages that the server has "
-             "not taken or that a GPU is to read where they are; above them it ends calls and "
-             "connections. 0: no bound")
+             "Bytes that gRPC may hold outside the memory budget, for messages that the server has "
+             "not taken yet or that a GPU reads in place. Above it gRPC ends calls and "
+             "connections. 0: no limit")
       ->default_str("--memory-budget, at least 4 x --max-request-bytes");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
-            "Requests that wait for one device; more are refused");
+            "Requests that may wait for one device; further ones are refused");
   group
       .Add("--max-request-gflop", c.max_request_gflop,
-           "10^9 FLOPs that a request may cost its device, by its kernel (server/README.md, What "
-           "one request may cost); 0: no bound")
+           "GFLOP (10^9 FLOPs) that a request may cost its device with its kernel "
+           "(server/README.md, What one request may cost). 0: no limit")
       ->check(InRange(0.0, 1e15))
       ->type_name("GFLOP")
       ->default_str("what the device computes in ten minutes");
@@ -84,23 +84,23 @@ void AddLimits(CLI::App& app, Config& c) {
 void AddSharedMemory(CLI::App& app, Config& c) {
   Group group(app, "Shared memory");
   group.Flag("--shared-memory", c.shared_memory,
-             "Let clients on this host put tensors into memory that they share with the server");
+             "Let clients on this host put tensors into memory shared with the server");
   group
       .Text("--shared-memory-socket", c.shared_memory_socket, "PATH", nullptr,
-            "Unix socket where they get it; its folder is made if it is missing")
+            "Unix socket where clients request shared memory; its folder is created if missing")
       ->default_str(DefaultSocketPath());
   group.Bytes("--shared-memory-max", c.shared_memory_max_bytes, 4096, kBytesMax,
-              "Bytes of all shared regions at once");
+              "Total bytes of all shared regions");
   group.Bytes("--shared-memory-client-max", c.shared_memory_client_max_bytes, 4096, kBytesMax,
-              "Bytes of one connection's regions at once");
+              "Total bytes of one connection's shared regions");
   group.Int("--shared-memory-client-regions", c.shared_memory_client_regions, 1, 1 << 16,
-            "Regions of one connection at once");
+            "Shared regions that one connection may have");
   group.Flag("--shared-memory-any-user", c.shared_memory_any_user,
-             "Serve processes of every user, not only of the server's own");
+             "Give shared memory to processes of every user, not only the server's own");
   group.Flag("--cuda-ipc", c.cuda_ipc,
-             "Let these clients lend memory of GPUs (CUDA IPC), where kernels then read and write "
-             "in place; needs --shared-memory and a GPU. A client that frees what it lends while "
-             "it is used can take the device down with it");
+             "Let these clients lend GPU memory (CUDA IPC), which kernels then read and write in "
+             "place. Needs --shared-memory and a GPU. A client that frees lent memory while it is "
+             "in use can take the device down");
 }
 
 void AddBatches(CLI::App& app, Config& c) {
@@ -108,49 +108,52 @@ void AddBatches(CLI::App& app, Config& c) {
   group.Int("--max-batch-requests", c.max_batch_requests, 1, 1 << 16, "Requests in one batch");
   group
       .Add("--max-batch-gflop", c.max_batch_gflop,
-           "10^9 FLOPs of cost (server/README.md) in one batch, a larger request runs alone; 0: 2 "
-           "on the CPU, 2000 on a GPU")
+           "GFLOP (10^9 FLOPs) of cost (server/README.md) in one batch; a larger request runs "
+           "alone. 0: 2 on the CPU, 2000 on a GPU")
       ->check(InRange(0.0, 1e12))
       ->type_name("GFLOP");
   group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax, "Tensor bytes in one batch");
-  group.Int("--max-batch-delay-us", c.max_batch_delay_us, 0, 10'000'000,
-            "Microseconds that a request may wait for company though a lane is free");
+  group.Int(
+      "--max-batch-delay-us", c.max_batch_delay_us, 0, 10'000'000,
+      "Microseconds that a request may wait for others to join its batch although a lane is free");
 }
 
 void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
   Group group(app, "Fairness");
   group
       .Add("--tenant", tenants,
-           "Who shares the server, and in what proportion: NAME=WEIGHT, a whole weight from 1 to "
-           "1000. Several, separated by commas or given one by one. Calls name theirs in the "
-           "metadata x-attend-tenant; those that name none of these are \"default\"'s")
+           "A tenant and its share of the server: NAME=WEIGHT, with a whole weight from 1 to 1000. "
+           "Separate several by commas or repeat the flag. A call names its tenant in the metadata "
+           "x-attend-tenant; calls that name none of these belong to \"default\"")
       ->type_name("TENANT")
       ->delimiter(',')
       ->expected(1, kTenantsMax)
       ->default_str("default=1")
       ->check(CLI::Validator(CheckTenant, "", ""));
   group.Int("--priority-aging-ms", c.priority_aging_ms, 1, 3'600'000,
-            "Milliseconds that a request may be passed over by higher priorities; every fourth "
-            "batch then begins with such a request");
+            "Milliseconds that a request may be passed over by higher priorities; after that, "
+            "every fourth batch begins with such a request");
 }
 
 void AddChecks(CLI::App& app, Config& c) {
   Group group(app, "Reference check");
   group.Text("--reference-check", c.reference_check, "MODE", CheckReferenceCheck,
-             "Compare answers with double precision: off (only where a request asks), sample:P (a "
-             "share P of all, 0 to 1) or all");
-  group.Add("--check-seed", c.check_seed, "Seed of which requests and which rows are checked")
+             "Compare answers with a double-precision reference: off (only if a request asks for "
+             "it), sample:P (a share P of all requests, 0 to 1) or all");
+  group.Add("--check-seed", c.check_seed, "Seed that selects the requests and rows to check")
       ->type_name("N");
-  group.Int("--check-threads", c.check_threads, 1, 256, "Threads that check");
-  group.Int("--max-checks", c.max_checks, 1, 1 << 20,
-            "Accepted requests that are to be checked; more that ask for it are refused");
-  group.Text("--check-dump-dir", c.check_dump_dir, "PATH", nullptr,
-             "Write requests whose check failed here, for attend-client replay; empty: don't");
+  group.Int("--check-threads", c.check_threads, 1, 256, "Threads that run reference checks");
+  group.Int(
+      "--max-checks", c.max_checks, 1, 1 << 20,
+      "Most accepted requests with a check pending; further ones that ask for a check are refused");
+  group.Text(
+      "--check-dump-dir", c.check_dump_dir, "PATH", nullptr,
+      "Folder for requests whose check failed, for attend-client replay. Empty: none are written");
   group.Int("--check-dump-max", c.check_dump_max, 0, 1 << 20,
-            "Requests written at most; half of them, if their tensors are in shared memory");
+            "Most requests written; at most half of them with tensors in shared memory");
   group
       .Add("--check-dump-interval", c.check_dump_interval_seconds,
-           "Seconds between two requests written of one transport and kernel")
+           "Least seconds between two written requests of the same transport and kernel")
       ->check(InRange(0.0, 1e6))
       ->type_name("SECONDS");
 }
@@ -158,7 +161,7 @@ void AddChecks(CLI::App& app, Config& c) {
 void AddProcess(CLI::App& app, Config& c) {
   Group group(app, "Process");
   group.Int("--copy-threads", c.copy_threads, 0, 256,
-            "Threads that copy messages above 1 MiB; 0: half the hardware threads, 4 to 8");
+            "Threads that copy messages above 1 MiB. 0: half the hardware threads, 4 to 8");
   group
       .Add("--drain-timeout", c.drain_timeout_seconds,
            "Seconds that accepted requests have to finish after SIGTERM or SIGINT")
@@ -166,30 +169,29 @@ void AddProcess(CLI::App& app, Config& c) {
       ->type_name("SECONDS");
   group
       .Add("--log-level", c.log_level,
-           "Log lines of this level and above: trace, debug, info, warn, error or off")
+           "Lowest level to log: trace, debug, info, warn, error or off")
       ->check(OneOf({"trace", "debug", "info", "warn", "error", "off"}))
       ->type_name("LEVEL");
-  group.Add("--log-format", c.log_format, "Log lines as text, or json: one object each")
+  group.Add("--log-format", c.log_format, "Log format: text, or json with one object per line")
       ->check(OneOf({"text", "json"}))
       ->type_name("FORMAT");
   group.Text("--log-file", c.log_file, "PATH", nullptr,
-             "Append log lines here, and open it anew on SIGHUP; empty: stderr");
+             "Append log lines to this file, and reopen it on SIGHUP. Empty: stderr");
   group
       .Add("--log-rate", c.log_rate,
-           "Lines a second of each kind of warning and error, after the first 20 seconds' worth; "
-           "what is left out is counted. 0: any number")
+           "Lines per second of each kind of warning and error, after a burst of 20 seconds' "
+           "worth; suppressed lines are counted. 0: no limit")
       ->check(InRange(0.0, 1e6))
       ->type_name("N");
-  app.add_flag(
-         "--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
-         "Keep freed memory in the process (glibc), and give gRPC's receive buffers a place of "
-         "their own: about twice the rate of transfers, for a larger resident size")
+  app.add_flag("--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
+               "Keep freed memory in the process (glibc) and give gRPC's receive buffers a memory "
+               "range of their own: about twice the transfer rate, for a larger resident size")
       ->group("Process")
       ->envname("ATTEND_ALLOCATOR_TUNING")
       ->default_str("true");
 }
 
-// What memory the settings leave open, and that the rest can be had.
+// Fills in the memory limits that were not given, and refuses those that cannot be met.
 void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   const auto given = [&app](const char* name) { return app.get_option(name)->count() > 0; };
   if (!given("--memory-budget")) c.memory_budget_bytes = DefaultMemoryBudget(limit.bytes);
@@ -223,20 +225,19 @@ int64_t DefaultGrpcMemoryMax(const Config& config) {
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text) {
   CLI::App app("Serves exact attention over gRPC.", "attend-server");
   app.set_version_flag("--version", VersionText());
-  // CLI11 reads no environment variable for this one option.
+  // CLI11 does not read the environment variable of this one option.
   const char* const file = std::getenv("ATTEND_CONFIG");
   app.set_config("--config", file != nullptr ? file : "",
-                 "Settings from a file (TOML or INI): listen = \"...\"", file != nullptr)
+                 "Read settings from a TOML or INI file: listen = \"...\"", file != nullptr)
       ->envname("ATTEND_CONFIG")
       ->type_name("FILE");
   app.allow_config_extras(CLI::config_extras_mode::error);
   app.footer(
       "In [brackets]: the default and the environment variable. BYTES take a unit: B, KiB, MiB, "
-      "GiB,\n"
-      "TiB, or K, KB and so on for the same powers of 1024. A flag wins over --config, which wins\n"
-      "over the environment. SIGTERM or SIGINT drains the server, which then exits with 0; a "
-      "second\n"
-      "one, at least a second later, ends it at once. SIGHUP opens --log-file anew.");
+      "GiB,\nTiB, or K, KB and so on for the same powers of 1024. A flag overrides --config, "
+      "which\noverrides the environment. SIGTERM or SIGINT drains the server, which then exits "
+      "with 0; a\nsecond one, at least a second later, ends it at once. SIGHUP reopens "
+      "--log-file.");
   app.formatter(std::make_shared<HelpFormatter>());
   app.get_formatter()->column_width(36);
   AddNetwork(app, config);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every setting of attend-server, with its default. From flags, then a config file, then the
-// environment; what comes first wins.
+// Every setting of attend-server, with its default. A flag overrides the config file, which
+// overrides the environment.
 
 #pragma once
 
@@ -94,15 +94,15 @@ struct Config {
 
 enum class ConfigOutcome { kRun, kPrinted, kError };
 
-// kPrinted: --help or --version, `text` is for stdout. kError: `text` is one line for stderr, and
+// kPrinted: --help or --version; `text` is for stdout. kError: `text` is one line for stderr, and
 // the exit code is 2. Reads the environment.
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text);
 
-// The limits that several settings set together.
+// Limits that depend on several settings.
 int64_t DefaultMemoryBudget(int64_t memory_bytes);
 int64_t DefaultGrpcMemoryMax(const Config& config);
-// Calls that may be open at once: of all connections, of those of one peer, which never gets all,
-// and of one connection.
+// Calls that may be open at once: on all connections, on those of one peer (never all of them), and
+// on one connection.
 int64_t MaxCalls(const Config& config);
 int64_t MaxCallsPerPeer(const Config& config);
 int64_t MaxStreams(const Config& config);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the groups of settings are made: options with their environment variables, and what their
-// values are compared with.
+// Helpers to define groups of settings: options with environment variables, and validators for
+// their values.
 
 #pragma once
 
@@ -74,7 +74,7 @@ inline CLI::Validator OneOf(std::vector<std::string> allowed) {
       "");
 }
 
-// Adds options of one group, each with its environment variable.
+// Adds the options of one group, each with its environment variable.
 class Group {
  public:
   Group(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
@@ -113,7 +113,7 @@ class Group {
   const std::string name_;
 };
 
-// In config_network.cc.
+// Defined in config_network.cc.
 void AddNetwork(CLI::App& app, Config& c);
 
 }  // namespace attend

@@ -8,17 +8,18 @@
 namespace attend {
 namespace {
 
-// CLI11's words for a key that it does not know, and for a line of the file that is none.
+// What CLI11 says of an unknown key, and of a line of the file that is not a setting.
 constexpr std::string_view kNotParsed = "INI was not able to parse ";
-// The name that it gives to the opening of a section.
+// The name that CLI11 gives to the start of a section.
 constexpr std::string_view kSectionMark = ".++";
 
-// What CLI11 says of the file's contents, in plain words; empty if this is not about them.
+// CLI11's complaint about the file's contents, in plain words; empty if `text` is about something
+// else.
 std::string ConfigFileFault(const CLI::App& app, std::string_view text) {
   if (!text.starts_with(kNotParsed)) return {};
   text.remove_prefix(kNotParsed.size());
   const CLI::Option* const file = app.get_config_ptr();
-  // From the flag, else from the environment, which is the default.
+  // The path is the flag's, or else the environment's, which is the option's default.
   const std::string path = file == nullptr           ? ""
                            : file->results().empty() ? file->get_default_str()
                                                      : file->results().front();
@@ -33,7 +34,7 @@ std::string ConfigFileFault(const CLI::App& app, std::string_view text) {
 }  // namespace
 
 std::string HelpFormatter::make_option_name(const CLI::Option* option, bool positional) const {
-  // CLI11 adds what the flag's negation sets, which its name says.
+  // CLI11 appends what the flag's negation sets, but its name already says so.
   constexpr std::string_view kNegated = "{false}";
   std::string name = CLI::Formatter::make_option_name(option, positional);
   const size_t at = name.find(kNegated);

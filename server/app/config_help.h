@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How attend-server talks about its settings: the layout of --help, and one line for what is wrong.
+// The layout of attend-server's --help, and its one-line error messages about settings.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// Each option's default and environment variable stand behind its description, which is wrapped.
+// Wraps each option's description, followed by its default and its environment variable.
 class HelpFormatter final : public CLI::Formatter {
  public:
   std::string make_option_name(const CLI::Option* option, bool positional) const override;
@@ -18,7 +18,7 @@ class HelpFormatter final : public CLI::Formatter {
   std::string make_option_desc(const CLI::Option* option) const override;
 };
 
-// One line for stderr, whatever `app` threw.
+// One line for stderr about `error`, which `app` threw.
 std::string ErrorLine(const CLI::App& app, const CLI::Error& error);
 
 }  // namespace attend

@@ -31,7 +31,7 @@ bool ValidDevice(const std::string& name) {
          std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
 }
 
-// Between commas.
+// Splits at commas.
 std::vector<std::string> Split(const std::string& list) {
   std::vector<std::string> parts;
   std::istringstream stream(list);

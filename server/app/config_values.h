@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the values of settings may be. Each function takes a value as it was given and returns what
-// is wrong with it, or nothing; it may put the value into a plainer form. Pure.
+// Validates the values of settings. Each function takes a value as given and returns what is wrong
+// with it, or nothing; it may rewrite the value into a plainer form. Pure.
 
 #pragma once
 
@@ -19,7 +19,7 @@ std::string CheckMetricsAddress(std::string& address);
 std::string CheckDevice(std::string& list);
 // off | all | sample:P.
 std::string CheckReferenceCheck(std::string& mode);
-// The share of requests that a valid mode means.
+// The share of requests that a valid mode selects.
 double SampleOf(const std::string& mode);
 // NAME=WEIGHT.
 std::string CheckTenant(std::string& text);
