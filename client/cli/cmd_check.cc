@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client check: a grid of shapes, dtypes and features through the server, every answer
-// compared with double precision here and by the server itself.
+// attend-client check: sends a grid of shapes, dtypes and features through the server. Every answer
+// is compared with double precision here and by the server itself.
 
 #include <cstdio>
 
@@ -25,7 +25,7 @@ struct CheckOptions {
   std::string tenant;
 };
 
-// Sizes that meet tile edges from both sides, every head grouping, odd and largest head dims.
+// Sizes on both sides of tile edges, every head grouping, odd and largest head dims.
 constexpr const char* kQuickShapes[] = {
     "B1,H1,L1,D1",
     "B1,H1,L16,D64",
@@ -86,7 +86,7 @@ Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
   return specs;
 }
 
-// Prints one row of the table; whether it passed. `memory` is null unless the calls go over it.
+// Prints one row of the table; returns whether it passed. `memory` is null unless calls use it.
 bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64_t seed,
               const CheckOptions& options) {
   const auto row = [&](const char* kernel, double error, double bound, const char* verdict,
@@ -165,20 +165,20 @@ Command AddCheck(CLI::App& app, const CommonOptions& common) {
   const auto options = std::make_shared<CheckOptions>();
   options->dtypes = {"float32", "float16", "bfloat16"};
   CLI::App* command =
-      app.add_subcommand("check", "A grid of shapes and features against double precision");
-  command->add_flag("--quick", options->quick, "A small grid");
+      app.add_subcommand("check", "Check a grid of shapes and features against double precision");
+  command->add_flag("--quick", options->quick, "Check a small grid only");
   command->add_option("--dtype", options->dtypes, "float32, float16, bfloat16; comma-separated")
       ->delimiter(',')
       ->capture_default_str();
   command
       ->add_option("--shape", options->shapes,
-                   "This shape in place of the grid, as for `load`; repeatable")
+                   "Check this shape instead of the grid; written as for `load`, repeatable")
       ->take_all()
       ->allow_extra_args(false);
   command->add_option("--kernel", options->kernel,
                       "Kernel by name (see info); default: the server's choice");
   command->add_option("--seed", options->seed, "Seed of the inputs")->capture_default_str();
-  command->add_option("--deadline-s", options->deadline_s, "Seconds for one call")
+  command->add_option("--deadline-s", options->deadline_s, "Deadline of each call, in seconds")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   AddTransport(command, &options->transport);

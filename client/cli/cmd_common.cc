@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the commands of attend-client share: options, errors and the wording of results.
+// Shared by the commands of attend-client: options, errors and the wording of results.
 
 #include <unistd.h>
 
@@ -31,16 +31,17 @@ void AddTransport(CLI::App* command, TransportOptions* options) {
             options->cuda_ipc = name == "cuda-ipc";
             options->shared_memory = name == "shm" || options->cuda_ipc;
           },
-          "inline: one message; chunked: in pieces over the connections; shm: in memory shared "
-          "with a server on this host; cuda-ipc: in memory of a GPU, lent to such a server; auto: "
-          "chunked from 16 MiB on, both ways together, and where the server takes no such message")
+          "inline: in one message; chunked: in chunks over the connections; shm: in memory shared "
+          "with a server on this host; cuda-ipc: in GPU memory lent to such a server; auto: "
+          "chunked from 16 MiB on, request and answer together, or if the server accepts no "
+          "message of that size; else inline")
       ->check(CLI::IsMember({"auto", "inline", "chunked", "shm", "cuda-ipc"}).description(""))
       ->type_name("NAME")
       ->default_str("auto");
   command
       ->add_option("--shared-memory-socket", options->socket,
-                   "With --transport shm or cuda-ipc: the server's socket; default: where the "
-                   "server says")
+                   "With --transport shm or cuda-ipc: the server's socket; default: the one that "
+                   "the server names")
       ->type_name("PATH");
 }
 
@@ -76,7 +77,7 @@ Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& in
 void AddTenant(CLI::App* command, std::string* tenant) {
   command
       ->add_option("--tenant", *tenant,
-                   "Whose share of the server the requests take; default: the server's default one")
+                   "Tenant to which the requests are charged; default: the server's default tenant")
       ->check([](const std::string& name) { return CheckTenant(name).message(); });
 }
 
@@ -104,7 +105,7 @@ int64_t MachineMemoryBytes() {
 }
 
 int Fail(const Status& status, int exit_code) {
-  // A flag's or a file's fault is told plainly; a call's with its code.
+  // Errors in flags and files are printed plainly; a call's errors with their code.
   const std::string text = exit_code == kExitUsage ? status.message() : status.ToString();
   std::fflush(stdout);
   std::fprintf(stderr, "attend-client: %s\n", text.c_str());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client info: what the server is, has and allows.
+// attend-client info: prints the server's version, devices, kernels and limits.
 
 #include <google/protobuf/util/json_util.h>
 
@@ -130,10 +130,11 @@ int Run(const InfoOptions& options, const CommonOptions& common) {
 
 Command AddInfo(CLI::App& app, const CommonOptions& common) {
   const auto options = std::make_shared<InfoOptions>();
-  CLI::App* command = app.add_subcommand("info", "What the server is, has and allows");
-  command->add_flag("--json", options->json, "As JSON");
+  CLI::App* command =
+      app.add_subcommand("info", "Print the server's version, devices, kernels and limits");
+  command->add_flag("--json", options->json, "Print JSON");
   command->add_flag("--health", options->health,
-                    "Only the health; exit code 0 if it is SERVING: for health checks");
+                    "Print only the health; exit code 0 if it is SERVING, for health checks");
   command->add_option("--timeout-s", options->timeout_s, "Seconds to wait for the server")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client load: puts load on a server and reports honestly what came of it.
+// attend-client load: puts load on a server and reports what it measured.
 
 #include <csignal>
 #include <cstdio>
@@ -30,14 +30,14 @@ struct LoadFlags {
   std::string json, csv;
 };
 
-// The one piece of state that a signal handler may touch.
+// The only state that a signal handler may touch.
 std::atomic<bool> g_interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 void InstallInterrupt() {
   struct sigaction action = {};
   action.sa_handler = [](int) { g_interrupted = true; };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);  // the second one kills
+  action.sa_flags = static_cast<int>(SA_RESETHAND);  // the second signal kills
   sigaction(SIGINT, &action, nullptr);
 }
 
@@ -101,7 +101,7 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
     return InvalidArgument("--search-p99 takes one --rate, where it starts");
   }
   load.input_bytes_max = MachineMemoryBytes();
-  // Before the load, so that nothing is measured for nothing.
+  // Checked before the load, so that no measurement is made in vain.
   for (const std::string& path : {flags->json, flags->csv}) {
     if (!path.empty()) ATTEND_RETURN_IF_ERROR(CheckWritable(path));
   }
@@ -127,7 +127,7 @@ Status WriteReports(const LoadFlags& flags, const std::vector<LoadResult>& resul
   return Status();
 }
 
-// Whether there is a server, at once, and what of it the load must know.
+// Fails early if there is no server, and asks it for what the load must know.
 Status AskServer(LoadFlags* flags) {
   const Result<std::unique_ptr<Client>> client = Client::Make(flags->load.client);
   if (!client.ok()) return client.status();
@@ -152,11 +152,11 @@ Status AskServer(LoadFlags* flags) {
   return Status();
 }
 
-// Of the search, if that is what was asked for.
+// Runs the search of --search-p99.
 std::optional<FoundRate> Search(const LoadFlags& flags,
                                 const std::function<Status(const LoadStep&)>& measure,
                                 const std::vector<LoadResult>& results, Status* failed) {
-  // With fewer requests a p99 says little, and with none nothing.
+  // With fewer requests, a p99 says little.
   constexpr double kRequestsMin = 10;
   RateSearch search(flags.rates.empty() ? 0 : flags.rates.front(), flags.search_precision,
                     kRequestsMin / flags.load.duration_s);
@@ -221,22 +221,22 @@ void AddShape(CLI::App* command, LoadFlags* f) {
   const char* group = "What is sent";
   command
       ->add_option("--shape", f->shapes,
-                   "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,"
-                   "window=L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,kernel=NAME,"
-                   "weight=1; only what differs; repeatable. Default B1,H8,L128,D64")
+                   "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,window="
+                   "L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,kernel=NAME,weight=1; give "
+                   "only what differs; repeatable. Default B1,H8,L128,D64")
       ->take_all()
       ->allow_extra_args(false)
       ->group(group);
   command->add_option("--mix", f->mix, "JSON file with an array of shapes, see client/README.md")
       ->group(group);
-  command->add_option("--pool", f->load.pool, "Different inputs for every shape")
+  command->add_option("--pool", f->load.pool, "Number of different inputs for each shape")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str()
       ->group(group);
-  command->add_option("--seed", f->load.seed, "Seed of inputs, arrivals and choices")
+  command->add_option("--seed", f->load.seed, "Seed for inputs, arrivals and choices")
       ->capture_default_str()
       ->group(group);
-  command->add_flag("--stream", f->load.stream, "AttendStream, one stream a connection")
+  command->add_flag("--stream", f->load.stream, "Use AttendStream, with one stream per connection")
       ->group(group);
 }
 
@@ -244,22 +244,25 @@ void AddRate(CLI::App* command, LoadFlags* f) {
   const char* group = "How much";
   command
       ->add_option("--concurrency", f->concurrency,
-                   "Closed loop: callers, each with one request out; comma-separated list. "
-                   "Default 1, if no --rate")
+                   "Closed loop: number of callers, each with one request in flight; "
+                   "comma-separated list. Default 1 without --rate")
       ->delimiter(',')
       ->check(CLI::Range(1, 100000))
       ->group(group);
   command
-      ->add_option("--rate", f->rates,
-                   "Open loop: requests per second whatever the answers do; comma-separated list")
+      ->add_option(
+          "--rate", f->rates,
+          "Open loop: requests per second, independent of the answers; comma-separated list")
       ->delimiter(',')
       ->check(CLI::Range(1e-3, 1e7))
       ->group(group);
-  command->add_option("--arrivals", f->arrivals, "Open loop: poisson or constant")
+  command
+      ->add_option("--arrivals", f->arrivals,
+                   "Open loop: distribution of arrivals, poisson or constant")
       ->check(CLI::IsMember({"poisson", "constant"}))
       ->capture_default_str()
       ->group(group);
-  command->add_option("--warmup", f->load.warmup_s, "Seconds before each measurement")
+  command->add_option("--warmup", f->load.warmup_s, "Seconds of warm-up before each measurement")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->group(group);
@@ -267,31 +270,32 @@ void AddRate(CLI::App* command, LoadFlags* f) {
       ->check(CLI::Range(1e-3, 1e7))
       ->capture_default_str()
       ->group(group);
-  command->add_option("--count", f->load.count, "Requests to measure, in place of --duration")
+  command->add_option("--count", f->load.count, "Requests to measure, instead of --duration")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
       ->group(group);
   command
       ->add_option("--max-outstanding", f->load.outstanding_max,
-                   "Open loop: requests in flight at most; later ones wait, and their wait counts; "
-                   "those that still wait at the end were due and never sent: exit code 1")
+                   "Open loop: most requests in flight; later ones wait, and their wait counts. If "
+                   "some still wait at the end, they were due but never sent: exit code 1")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str()
       ->group(group);
   CLI::Option* const search =
       command
-          ->add_option(
-              "--search-p99", f->search_p99_ms,
-              "Find the highest open-loop rate whose p99 from the intended send is at most "
-              "this, milliseconds; starts at --rate, and ends where ten requests fill no "
-              "measurement")
+          ->add_option("--search-p99", f->search_p99_ms,
+                       "Find the highest open-loop rate whose p99, from the intended send time, is "
+                       "at most this many milliseconds. Starts at --rate and never tries rates of "
+                       "fewer than ten requests per measurement")
           ->check(CLI::Range(1e-3, 1e6))
           ->group(group);
-  command->add_option("--search-precision", f->search_precision, "Relative width to stop at")
+  command
+      ->add_option("--search-precision", f->search_precision,
+                   "Relative width at which the search stops")
       ->needs(search)
       ->check(CLI::Range(0.001, 0.5))
       ->capture_default_str()
       ->group(group);
-  command->add_option("--grace", f->load.grace_s, "Seconds to wait for late answers")
+  command->add_option("--grace", f->load.grace_s, "Seconds to wait for late answers at the end")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->group(group);
@@ -302,49 +306,56 @@ void AddFaults(CLI::App* command, LoadFlags* f) {
   const CLI::Range share(0.0, 1.0);
   command
       ->add_option("--verify", f->load.verify_share,
-                   "Share of answers verified here against double precision, on sampled rows, "
-                   "after each measurement")
+                   "Share of answers verified here in double precision, on sampled rows, after "
+                   "each measurement")
       ->check(share)
       ->group(group);
   command->add_option("--check", f->load.check_share, "Share of requests that the server checks")
       ->check(share)
       ->group(group);
   CLI::Option* const deadline =
-      command->add_option("--deadline-ms", f->load.deadline_ms, "Deadline, milliseconds; 0 = none")
+      command
+          ->add_option("--deadline-ms", f->load.deadline_ms, "Deadline in milliseconds; 0 = none")
           ->check(CLI::Range(0.0, 1e9))
           ->group(group);
-  command->add_option("--deadline-share", f->load.deadline_share, "Share of requests that have it")
+  command
+      ->add_option("--deadline-share", f->load.deadline_share,
+                   "Share of requests with that deadline")
       ->needs(deadline)
       ->check(share)
       ->capture_default_str()
       ->group(group);
-  CLI::Option* const cancel =
-      command->add_option("--cancel-share", f->load.cancel_share, "Share of requests cancelled")
-          ->check(share)
-          ->group(group);
+  CLI::Option* const cancel = command
+                                  ->add_option("--cancel-share", f->load.cancel_share,
+                                               "Share of requests that are cancelled")
+                                  ->check(share)
+                                  ->group(group);
   command
       ->add_option("--cancel-after-ms", f->load.cancel_after_ms,
-                   "Cancelled at a random time up to this, milliseconds")
+                   "Cancel at a random time up to this many milliseconds")
       ->needs(cancel)
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->group(group);
   command
-      ->add_option("--allow", f->allow,
-                   "Status that is no failure, such as RESOURCE_EXHAUSTED; comma-separated")
+      ->add_option(
+          "--allow", f->allow,
+          "Status codes that do not count as failures, such as RESOURCE_EXHAUSTED; comma-separated")
       ->delimiter(',')
       ->group(group);
 }
 
 void AddOutput(CLI::App* command, LoadFlags* f) {
   const char* group = "Output";
-  command->add_option("--json", f->json, "Write the figures here as JSON")->group(group);
-  command->add_option("--csv", f->csv, "Write the figures here as CSV, a line a measurement")
+  command->add_option("--json", f->json, "Write the results to this file as JSON")->group(group);
+  command
+      ->add_option("--csv", f->csv,
+                   "Write the results to this file as CSV, one line per measurement")
       ->group(group);
-  command->add_flag("--quiet", f->load.quiet, "No progress lines")->group(group);
+  command->add_flag("--quiet", f->load.quiet, "Print no progress lines")->group(group);
   command
       ->add_flag("--discard-output", f->load.discard_output,
-                 "Drop answers that are not verified without copying them out of gRPC's buffers")
+                 "Drop answers that are not verified, without copying them out of gRPC's buffers")
       ->group(group);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client replay: sends a request again that the server dumped when its reference check
+// attend-client replay: resends a request that the server dumped because its reference check
 // failed. The directory holds request.binpb (an AttendRequest), response.binpb (the AttendResponse
 // that failed) and report.json.
 
@@ -33,7 +33,8 @@ Status ReadMessage(const std::string& path, Message* message) {
   return Status();
 }
 
-// What the server noted; only for people, so a file that is missing or odd is told, not refused.
+// Prints the server's report. It is only for people, so a missing or odd file is reported, not
+// refused.
 void PrintReport(const std::string& path) {
   const Result<std::string> text = ReadWholeFile(path);
   if (!text.ok()) {
@@ -55,7 +56,7 @@ void PrintReport(const std::string& path) {
 
 constexpr char kEqual[] = "bitwise equal";
 
-// kEqual, or how many elements differ.
+// Returns kEqual or how many elements differ.
 std::string Compare(const HostTensor& now, const std::string& then) {
   if (now.bytes != static_cast<int64_t>(then.size())) {
     return "sizes differ: " + std::to_string(now.bytes) + " bytes now, " +
@@ -120,13 +121,14 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
 Command AddReplay(CLI::App& app, const CommonOptions& common) {
   const auto options = std::make_shared<ReplayOptions>();
   CLI::App* command =
-      app.add_subcommand("replay", "Send a request again that the server dumped, with checks");
+      app.add_subcommand("replay", "Resend a request that the server dumped, with checks");
   command->add_option("dir", options->dir, "Directory with request.binpb and response.binpb")
       ->required();
-  command->add_option("--kernel", options->kernel, "Another kernel than the request named");
-  command->add_option("--seed", options->seed, "Seed of the rows that are verified here")
+  command->add_option("--kernel", options->kernel,
+                      "Kernel to use instead of the one that the request named");
+  command->add_option("--seed", options->seed, "Seed that selects the rows verified here")
       ->capture_default_str();
-  command->add_option("--deadline-s", options->deadline_s, "Seconds for the call")
+  command->add_option("--deadline-s", options->deadline_s, "Deadline of the call, in seconds")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   AddTenant(command, &options->tenant);

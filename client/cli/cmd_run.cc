@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client run: one attention on tensors from files, its answer to a file.
+// attend-client run: computes one attention on tensors from files and writes its answer to files.
 
 #include <cstdio>
 
@@ -119,7 +119,7 @@ Result<AttentionCall> MakeCall(const RunOptions& options) {
   return call;
 }
 
-// Before the call, so that nothing is computed that cannot be written.
+// Checked before the call, so that nothing is computed that cannot be written.
 Status CheckOutputs(const RunOptions& options, const AttentionCall& call) {
   for (const auto& [flag, path] :
        {std::pair{"--out ", options.out}, std::pair{"--lse-out ", options.lse_out}}) {
@@ -150,7 +150,7 @@ Status WriteOutputs(const RunOptions& options, const AttentionResult& result) {
   return WriteNpy(options.lse_out, *result.lse);
 }
 
-// What became of the answer's tensors.
+// Says where the answer's tensors were written.
 std::string DescribeOutputs(const RunOptions& options, const AttentionResult& result) {
   std::string text = "o " + std::string(DTypeName(result.o.dtype)) + " " +
                      ShapeText(result.o.shape) +
@@ -163,7 +163,7 @@ std::string DescribeOutputs(const RunOptions& options, const AttentionResult& re
                           : " in " + lse_out);
 }
 
-// Puts the call into shared memory if it is to go there.
+// Puts the call into shared memory if the transport asks for it.
 Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
   if (!options.transport.shared_memory) return Status();
   const auto info = client.GetServerInfo(std::chrono::seconds(5));
@@ -221,22 +221,26 @@ int Run(const RunOptions& options, const CommonOptions& common) {
 }
 
 void AddFiles(CLI::App* command, RunOptions* o) {
-  command->add_option("--q", o->q, "Queries, .npy, float16 or float32, shape as --layout says")
+  command
+      ->add_option("--q", o->q,
+                   "Queries: .npy, float16 or float32, in the shape that --layout says")
       ->group("Files");
-  command->add_option("--k", o->k, "Keys, .npy")->group("Files");
-  command->add_option("--v", o->v, "Values, .npy")->group("Files");
+  command->add_option("--k", o->k, "Keys: .npy")->group("Files");
+  command->add_option("--v", o->v, "Values: .npy")->group("Files");
   command
       ->add_option("--safetensors", o->safetensors,
-                   "One .safetensors file with q, k, v and perhaps bias, in place of the above; "
-                   "bfloat16 too")
+                   "One .safetensors file with q, k, v and optionally bias, instead of --q, --k "
+                   "and --v; bfloat16 too")
       ->group("Files");
-  command->add_option("--bias", o->bias, "Additive bias [B|1, Hq|1, Lq|1, Lk], .npy")
+  command->add_option("--bias", o->bias, "Additive bias [B|1, Hq|1, Lq|1, Lk]: .npy")
       ->group("Files");
   command
       ->add_option("--out,-o", o->out,
-                   "Write O here: .npy, or with the LSE if the name ends in .safetensors")
+                   "Write O to this file: .npy, or .safetensors, which holds the LSE too")
       ->group("Files");
-  command->add_option("--lse-out", o->lse_out, "Write the log-sum-exp here; asks for it")
+  command
+      ->add_option("--lse-out", o->lse_out,
+                   "Write the log-sum-exp to this file; implies --return-lse")
       ->group("Files");
 }
 
@@ -250,14 +254,14 @@ void AddMeaning(CLI::App* command, RunOptions* o) {
       ->group("Attention");
   command
       ->add_option("--window-left", o->window_left,
-                   "Keys visible to the left of the diagonal; -1 = no bound")
+                   "Keys visible to the left of the diagonal; -1 = no limit")
       ->group("Attention");
   command
       ->add_option("--window-right", o->window_right,
-                   "Keys visible to the right of the diagonal; -1 = no bound")
+                   "Keys visible to the right of the diagonal; -1 = no limit")
       ->group("Attention");
-  command->add_option("--scale", o->scale, "Multiplies q.k; default 1/sqrt(D)")->group("Attention");
-  command->add_option("--softcap", o->softcap, "Soft cap of the scores; 0 = off")
+  command->add_option("--scale", o->scale, "Factor of q.k; default 1/sqrt(D)")->group("Attention");
+  command->add_option("--softcap", o->softcap, "Soft cap on the scores; 0 disables it")
       ->capture_default_str()
       ->group("Attention");
   command->add_option("--alibi", o->alibi, "ALiBi slopes, Hq or B*Hq numbers, comma-separated")
@@ -276,7 +280,7 @@ void AddMeaning(CLI::App* command, RunOptions* o) {
   command
       ->add_flag(
           "--return-lse", o->return_lse,
-          "Also return the log-sum-exp: to --lse-out, or with O to an --out FILE.safetensors")
+          "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors")
       ->group("Attention");
 }
 
@@ -284,7 +288,7 @@ void AddMeaning(CLI::App* command, RunOptions* o) {
 
 Command AddRun(CLI::App& app, const CommonOptions& common) {
   const auto options = std::make_shared<RunOptions>();
-  CLI::App* command = app.add_subcommand("run", "One attention on tensors from files");
+  CLI::App* command = app.add_subcommand("run", "Compute one attention on tensors from files");
   AddFiles(command, options.get());
   AddMeaning(command, options.get());
   command->add_option("--kernel", options->kernel,
@@ -292,15 +296,16 @@ Command AddRun(CLI::App& app, const CommonOptions& common) {
   command->add_flag("--check", options->check, "Let the server check a sample of rows");
   command->add_flag("--verify", options->verify,
                     "Check a sample of rows here, in double precision");
-  command->add_option("--priority", options->priority, "Higher runs first; in [-100, 100]")
+  command->add_option("--priority", options->priority, "Priority in [-100, 100]; higher runs first")
       ->check(CLI::Range(-100, 100))
       ->capture_default_str();
-  command->add_option("--deadline-ms", options->deadline_ms, "Milliseconds; 0 = none")
+  command->add_option("--deadline-ms", options->deadline_ms, "Deadline in milliseconds; 0 = none")
       ->check(CLI::Range(0.0, 1e9))
       ->capture_default_str();
   AddTransport(command, &options->transport);
   AddTenant(command, &options->tenant);
-  command->add_option("--request-id", options->request_id, "Id in answers and logs; default: made");
+  command->add_option("--request-id", options->request_id,
+                      "Id of the request in answers and logs; default: generated");
   return [options, &common] { return Run(*options, common); };
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commands of attend-client. Each Add... puts a subcommand with its flags on the parser and
-// returns what runs it after parsing; that returns the process's exit code: 0 good, 1 a call or a
-// check failed, 2 a bad flag, value or file, 130 interrupted.
+// The commands of attend-client. Each Add... adds a subcommand with its flags to the parser and
+// returns the function that runs it after parsing. That function returns the process's exit code: 0
+// success, 1 a call or a check failed, 2 a bad flag, value or file, 130 interrupted.
 
 #pragma once
 
@@ -21,7 +21,7 @@ inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitInterrupted = 130;
 
-// What all commands share.
+// Options common to all commands.
 struct CommonOptions {
   std::string server = "127.0.0.1:8001";
   int connections = 1;
@@ -40,14 +40,14 @@ Command AddReplay(CLI::App& app, const CommonOptions& common);
 
 ClientOptions ClientOptionsOf(const CommonOptions& common);
 
-// What --transport and --shared-memory-socket say.
+// The values of --transport and --shared-memory-socket.
 struct TransportOptions {
   CallTransport transport = CallTransport::kAuto;
   bool shared_memory = false;  // cuda_ipc too
   bool cuda_ipc = false;
   std::string socket;  // empty: as the server says
 };
-// --transport and --shared-memory-socket for a command.
+// Adds --transport and --shared-memory-socket to a command.
 void AddTransport(CLI::App* command, TransportOptions* options);
 // The socket to get shared memory from.
 Result<std::string> SharedMemorySocket(const TransportOptions& options,
@@ -55,17 +55,18 @@ Result<std::string> SharedMemorySocket(const TransportOptions& options,
 // A connection to it; null unless --transport is shm.
 Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& options,
                                                     const v1::GetServerInfoResponse& info);
-// With cuda_ipc: the server's GPUs, by UUID.
+// The UUIDs of the server's healthy GPUs, for cuda_ipc.
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);
 
-// --tenant for a command, whose value goes to `tenant`.
+// Adds --tenant to a command; its value goes to `tenant`.
 void AddTenant(CLI::App* command, std::string* tenant);
-// Says on stderr if the server counts it as another.
+// Warns on stderr if the server does not know the tenant and counts it as "default".
 void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& info);
-// The same for a command that needs to know nothing else of the server; silent if it cannot ask.
+// The same for a command that needs no other server information; silent if the server cannot be
+// asked.
 void WarnOfTenant(const std::string& tenant, Client& client);
 
-// Memory of this machine.
+// Physical memory of this machine.
 int64_t MachineMemoryBytes();
 
 // "attend-client: <status>" on stderr; returns `exit_code`.

@@ -20,24 +20,23 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
       ->envname("ATTEND_SERVER")
       ->capture_default_str();
   app.add_option("--connections", common->connections,
-                 "Connections, each its own socket; calls are striped over them")
+                 "Connections, each with its own socket; calls are spread over them")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_option("--completion-threads", common->completion_threads,
-                 "Threads that send and take answers in; 0 = one for each connection, at most "
+                 "Threads that send requests and receive answers; 0 = one per connection, at most "
                  "half the cores")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app.add_option(
-         "--attempts", common->attempts,
-         "Attempts of a call that finds no server (UNAVAILABLE) or a full one that says when "
-         "to come again (RESOURCE_EXHAUSTED), the first included; within the deadline. "
-         "`load` always makes one")
+  app.add_option("--attempts", common->attempts,
+                 "Attempts per call, the first included and within the deadline. A call is retried "
+                 "if there is no server (UNAVAILABLE) or if a full one says when to retry "
+                 "(RESOURCE_EXHAUSTED). `load` never retries")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_flag_callback(
       "--no-allocator-tuning", [common] { common->allocator_tuning = false; },
-      "Leave malloc and its settings alone; transfers are slower then");
+      "Leave malloc and its settings alone, which makes transfers slower");
 }
 
 int Main(int argc, char** argv) {
@@ -47,8 +46,8 @@ int Main(int argc, char** argv) {
   app.fallthrough();
   app.get_formatter()->column_width(34);
   app.footer(
-      "Exit codes: 0 good; 1 a call or a check failed; 2 bad flag, value or file; "
-      "130 interrupted.");
+      "Exit codes: 0 success; 1 a call or a check failed; 2 bad flag, value or file; 130 "
+      "interrupted.");
   CommonOptions common;
   AddCommonOptions(app, &common);
   const std::map<std::string, Command> commands = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `attend-client load` is asked to do. Plain values; cmd_load.cc fills them from the flags.
+// The options of `attend-client load`. Plain values; cmd_load.cc fills them from the flags.
 
 #pragma once
 
@@ -22,28 +22,28 @@ struct LoadOptions {
   std::vector<CallSpec> mix;
   Arrivals arrivals = Arrivals::kPoisson;
   double warmup_s = 1;
-  double duration_s = 10;  // of the measurement; if count == 0
+  double duration_s = 10;  // of the measurement, if count == 0
   int64_t count = 0;       // requests to measure
   uint64_t seed = 1;
-  int64_t pool = 4;           // different inputs for every shape
+  int64_t pool = 4;           // number of different inputs per shape
   double verify_share = 0;    // answers verified on the client
   double check_share = 0;     // requests with the server's check
   double deadline_ms = 0;     // 0 = none
-  double deadline_share = 1;  // of the requests, if deadline_ms > 0
+  double deadline_share = 1;  // share of the requests, if deadline_ms > 0
   double cancel_share = 0;
-  double cancel_after_ms = 1;  // cancelled at a random time up to this
+  double cancel_after_ms = 1;  // cancel at a random time up to this
   bool stream = false;
   CallTransport transport = CallTransport::kAuto;  // without stream
-  // Not empty: the server's socket for shared memory, where then all tensors lie.
+  // If not empty: the server's shared-memory socket; all tensors are then in shared memory.
   std::string shared_memory_socket;
-  // Set: the tensors lie in memory of a device from here, lent over that socket.
+  // If set: makes the device memory that holds the tensors, which is lent over that socket.
   std::function<Result<std::shared_ptr<DeviceMemory>>(int64_t bytes)> device_memory;
-  std::string tenant;  // empty: the server's default one
+  std::string tenant;  // empty: the server's default tenant
   bool discard_output = false;
   int64_t outstanding_max = 4096;       // open loop: requests in flight before sends are held back
   int64_t input_bytes_max = INT64_MAX;  // of all inputs, pool and mix
   int64_t verify_bytes_max = int64_t{512} << 20;
-  double grace_s = 30;  // for answers still out at the end
+  double grace_s = 30;  // to wait for late answers at the end
   std::set<Code> allowed;
   bool quiet = false;  // no progress lines
 };

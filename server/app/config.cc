@@ -112,7 +112,8 @@ void AddBatches(CLI::App& app, Config& c) {
            "alone. 0: 2 on the CPU, 2000 on a GPU")
       ->check(InRange(0.0, 1e12))
       ->type_name("GFLOP");
-  group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax, "Tensor bytes in one batch");
+  group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax,
+              "Bytes of tensors and kernel workspace in one batch");
   group.Int(
       "--max-batch-delay-us", c.max_batch_delay_us, 0, 10'000'000,
       "Microseconds that a request may wait for others to join its batch although a lane is free");
