@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One AttendStream: many requests in flight on one call, answers matched by request_id. Made by
-// Client::OpenStream. Thread-safe; callbacks run on the client's completion threads and must not
+// One AttendStream: many requests in flight on one call, with answers matched by request_id. Made
+// by Client::OpenStream. Thread-safe; callbacks run on the client's completion threads and must not
 // block.
 
 #pragma once
@@ -19,22 +19,22 @@ class StreamOp;
 class Stream {
  public:
   explicit Stream(std::shared_ptr<StreamOp> op, int connection);
-  // Closes.
+  // Calls Close().
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  // Queues a request; `callback` runs exactly once. The server stops reading while too many are
-  // unanswered, and what is queued here has no bound of its own: the caller keeps the number in
-  // flight within reason. Ids of unanswered requests must differ; an empty id is made here.
+  // Queues a request; `callback` runs exactly once. The server stops reading while too many
+  // requests are unanswered. The queue here is unbounded, so the caller must limit the number in
+  // flight. Ids of unanswered requests must differ; an empty id is replaced by a generated one.
   void Send(const AttentionCall& call, StreamCallback callback);
   void Send(const std::shared_ptr<const EncodedCall>& call, std::string_view request_id,
             StreamCallback callback);
 
-  // No more requests; waits until all are answered and the server has ended the stream.
+  // Ends the requests, and waits until all are answered and the server has ended the stream.
   Status Finish();
 
-  // Cancels the stream; unanswered requests have ended with CANCELLED when this returns, and new
+  // Cancels the stream. When this returns, unanswered requests have ended with CANCELLED and new
   // ones are refused. Not from a callback.
   void Close();
 

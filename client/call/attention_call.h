@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One attention as the caller asks for it and as it comes back. Field by field the same as the
-// messages in proto/attend/v1/attention.proto, which says what every field means, its default and
-// its bound. Plain values.
+// One attention call and its answer. The fields are those of the messages in
+// proto/attend/v1/attention.proto, which documents each field's meaning, default and bound. Plain
+// values.
 
 #pragma once
 
@@ -23,9 +23,9 @@ struct MaskOption {
   std::optional<int64_t> window_right;  // keys; -1 = no bound
 };
 
-// Where the server writes the answer's tensors; those without a place come in the answer. What
-// stands there is an answer only once its call has ended well. A call that was cancelled, timed out
-// or lost its connection may still be written: the place is safe again only in a new region.
+// Where the server writes the answer's tensors; those without a place come in the answer. The
+// contents are an answer only once the call has succeeded. The server may still write there after a
+// call was cancelled, timed out or lost its connection: only a new region is safe then.
 struct SharedOutputs {
   std::optional<SharedPlace> o;
   std::optional<SharedPlace> lse;  // with return_lse
@@ -66,7 +66,7 @@ struct ServerCheck {
   bool ok = false;
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
-  int64_t rows_wide = 0;  // of those checked; CheckReport says what they are
+  int64_t rows_wide = 0;  // of rows_checked; see CheckReport
   double max_abs_error = 0;
   double mean_abs_error = 0;
   double bound = 0;
@@ -75,7 +75,7 @@ struct ServerCheck {
 
 struct AttentionResult {
   std::string request_id;
-  HostTensor o;  // in the call's place for it, if it had one: overwritten by the place's next call
+  HostTensor o;  // in the call's place for O, if it named one; the next call there overwrites it
   std::optional<HostTensor> lse;
   PhaseTimings timings;
   int64_t batch_requests = 0;
@@ -86,17 +86,17 @@ struct AttentionResult {
   std::optional<ServerCheck> check;
 };
 
-// The call as the kernels' plain-value description, over `o` and `lse` (which may be null where
-// only the description matters): for the client's own verification and for counting operations.
-// Refers to the call's memory and vectors. INVALID_ARGUMENT names what does not fit together.
+// Describes the call to the kernels, with outputs `o` and `lse`, which may be null if only the
+// description matters. For the client's own verification and for counting operations. Refers to the
+// call's memory and vectors. INVALID_ARGUMENT names what does not fit together.
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
 
 // Tensor bytes that the call sends or names.
 int64_t PayloadBytes(const AttentionCall& call);
-// Shapes of its answer's tensors, if its own fit together; else something of no meaning.
+// Shapes of the answer's tensors; meaningless unless the call's own tensors fit together.
 std::vector<int64_t> AnswerShape(const AttentionCall& call);
 std::vector<int64_t> LseShape(const AttentionCall& call);
-// Bytes of O in its answer, if the shapes fit together.
+// Bytes of O in the answer, if the shapes fit together.
 int64_t AnswerBytes(const AttentionCall& call);
 
 }  // namespace attend::client

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a call or a stream is made, and how it ends.
+// Options of a call or a stream, and how it ended.
 
 #pragma once
 
@@ -16,20 +16,20 @@ namespace attend::client {
 
 // How a call's tensors travel.
 enum class CallTransport {
-  kAuto,    // by their bytes
+  kAuto,    // chosen by their bytes
   kInline,  // in one message
   kChunked  // in chunks, over several connections
 };
 inline constexpr int64_t kChunkedBytesMin = int64_t{16} << 20;
 
-// What of an answer is copied out.
+// Whether an answer's tensors are copied out.
 enum class Payload { kCopy, kDiscard };
 
 struct CallOptions {
   std::chrono::nanoseconds timeout{0};  // of all attempts together; 0 = none
   Payload payload = Payload::kCopy;
-  CallTransport transport = CallTransport::kAuto;  // what was encoded before stays as it is
-  // Whose share of the server the call takes; empty: the default one's. Up to 256 characters of
+  CallTransport transport = CallTransport::kAuto;  // an EncodedCall stays as it is
+  // The tenant to which the call is charged; empty: the default tenant. Up to 256 characters of
   // printable ASCII.
   std::string tenant;
 };
@@ -40,7 +40,7 @@ struct CallOutcome {
   AttentionResult result;     // if status is OK
   int64_t payload_bytes = 0;  // of the answer's tensors
   int attempts = 1;
-  int connection = 0;  // that the last attempt used; in chunks: the first one
+  int connection = 0;  // used by the last attempt; in chunks: the first of several
 };
 using CallCallback = std::function<void(CallOutcome)>;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small seeded generator (xoshiro256++, Blackman and Vigna 2018; seeded through splitmix64): the
-// same numbers from the same seed on every machine, which std:: distributions do not promise. One
-// owner each; not thread-safe.
+// A small seeded generator (xoshiro256++, Blackman and Vigna 2018; seeded through splitmix64). It
+// gives the same numbers from the same seed on every machine, which std:: distributions do not
+// promise. Not thread-safe.
 
 #pragma once
 

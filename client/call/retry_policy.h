@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When a failed call is tried again. Pure: time comes in as numbers and randomness as a generator,
-// so tests drive it with a manual clock. Each call owns its RetryState.
+// Decides when a failed call is retried. Pure: it is given time as numbers and randomness as a
+// seed, so tests drive it with a manual clock. Each call owns its RetryState.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct RetryPolicy {
   double jitter = 0.2;  // each wait is multiplied by a uniform draw from [1 - jitter, 1 + jitter]
 };
 
-// What the server said with the failure in the trailing metadata "grpc-retry-pushback-ms".
+// What the server said in the failure's trailing metadata "grpc-retry-pushback-ms".
 struct Pushback {
   enum class Kind { kNone, kWait, kNever } kind = Kind::kNone;
   std::chrono::nanoseconds wait{0};
@@ -35,12 +35,12 @@ class RetryState {
  public:
   RetryState(const RetryPolicy& policy, uint64_t seed) : policy_(policy), random_(seed) {}
 
-  // Called once for every failed attempt. How long to wait before the next one, or nothing if the
-  // failure is final: a code other than UNAVAILABLE and RESOURCE_EXHAUSTED, the latter without a
-  // time from the server (gRPC says it of what is too large, which never changes), no attempts
-  // left, the server said never, or the wait would not end before `time_left` (nullopt = no
-  // deadline).
-  // A wait that the server asked for is never shortened and starts the backoff anew.
+  // Call once for every failed attempt. Returns how long to wait before the next one, or nothing if
+  // the failure is final: the code is neither UNAVAILABLE nor RESOURCE_EXHAUSTED; it is the latter
+  // without a time from the server (gRPC uses it for messages that are too large, which never
+  // changes); no attempts are left; the server said never; or the wait would not end before
+  // `time_left` (nullopt = no deadline). A wait that the server asked for is never shortened, and
+  // restarts the backoff.
   std::optional<std::chrono::nanoseconds> AfterFailure(
       Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left);
 

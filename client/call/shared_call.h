@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls over shared memory: where in a region their tensors go. Pure but for the copies.
+// Places the tensors of calls in regions of shared memory. Pure except for the copies.
 
 #pragma once
 
@@ -13,21 +13,22 @@
 
 namespace attend::client {
 
-// Room in a region for the call's tensors, and for its answer's; each tensor's offset is aligned.
+// Bytes of a region that the call's tensors take, and its answer's; each tensor's offset is
+// aligned.
 int64_t SharedInputBytes(const AttentionCall& call);
 int64_t SharedOutputBytes(const AttentionCall& call);
 
-// Copies the call's tensors to `place` and behind, and lets the call name them there. What was
-// there before must not be in use by another call. Of a device's region the call's `data` stays the
-// host's.
+// Copies the call's tensors into the region from `place` on, and makes the call refer to them
+// there. No other call may be using that part of the region. If it is a device's, the call's `data`
+// still points to the host's tensors.
 Status ShareInputs(const SharedPlace& place, AttentionCall* call);
-// Lets the answer be written to `place` and behind: O, then LSE if asked for.
+// The answer's places from `place` on: O, then LSE if the call asks for it.
 SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call);
 
-// A new region for `bytes` bytes.
+// Makes a new region of `bytes` bytes.
 using MakeRegion = std::function<Result<std::shared_ptr<SharedRegion>>(int64_t bytes)>;
 
-// The call over a region of its own, answer and all.
+// The call with its tensors and its answer in a region of its own.
 Result<AttentionCall> ShareCall(const MakeRegion& make_region, const AttentionCall& call);
 Result<AttentionCall> ShareCall(SharedMemory& memory, const AttentionCall& call);
 

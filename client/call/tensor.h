@@ -37,32 +37,33 @@ struct HostTensor {
   std::shared_ptr<std::byte[]> data;
   int64_t bytes = 0;
 
-  // Memory for the shape, not initialised. RESOURCE_EXHAUSTED if there is not so much.
+  // Allocates memory for the shape, uninitialised. RESOURCE_EXHAUSTED if there is not enough.
   static Result<HostTensor> Make(std::string_view what, DType dtype, std::vector<int64_t> shape);
 };
 
-// What a call sends, or names if it lies in shared memory. `owner` keeps the memory alive until
-// gRPC has let go of it; without an owner only the blocking Client::Call takes it (client.h says
-// why).
+// A tensor that a call sends, or only names if it is in shared memory. `owner` keeps the memory
+// alive until gRPC has released it. Without an owner, only the blocking Client::Call accepts it
+// (client.h says why).
 struct TensorRef {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
   int64_t bytes = 0;
   std::shared_ptr<const void> owner;
-  SharedPlace shared;  // without a region: it is sent; in a device's `data` may be a copy here
+  SharedPlace shared;  // no region: sent; a device's region: `data` may be a copy on the host
 
   TensorRef() = default;
   // Borrows; the caller keeps the memory.
   TensorRef(DType dtype, std::vector<int64_t> shape, const void* data, int64_t bytes)
       : dtype(dtype), shape(std::move(shape)), data(data), bytes(bytes) {}
-  // `bytes` of `whole` from `offset` on, without a shape; shares.
+  // `bytes` of `whole` from `offset` on, without a shape; shares ownership.
   TensorRef(const TensorRef& whole, int64_t offset, int64_t bytes)
       : dtype(whole.dtype),
         data(static_cast<const std::byte*>(whole.data) + offset),
         bytes(bytes),
         owner(whole.owner) {}
-  // In shared memory, which it keeps. The bytes must not change until the call has ended.
+  // A tensor in shared memory, which it keeps alive. The bytes must not change until the call has
+  // ended.
   TensorRef(DType dtype, std::vector<int64_t> shape, const SharedPlace& place, int64_t bytes)
       : dtype(dtype),
         shape(std::move(shape)),
@@ -70,7 +71,7 @@ struct TensorRef {
         bytes(bytes),
         owner(place.region),
         shared(place) {}
-  // Shares.
+  // Shares ownership.
   TensorRef(const HostTensor& tensor)  // NOLINT: implicit
       : dtype(tensor.dtype),
         shape(tensor.shape),

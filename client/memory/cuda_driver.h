@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few functions of the CUDA driver that lending memory takes, found at run time: nothing of
-// CUDA is needed to build, and a machine without a GPU is told so. Any thread.
+// The few CUDA driver functions needed to lend memory, loaded at run time: building needs nothing
+// of CUDA, and on a machine without a GPU Get() says so. Any thread.
 
 #pragma once
 
@@ -57,7 +57,7 @@ struct CudaDriver {
   // driver, it is too old, or it finds no GPU.
   static attend::Result<const CudaDriver*> Get();
 
-  // OK for 0; else what the driver calls it.
+  // OK for 0; otherwise an error with the driver's name for `result`.
   Status Check(Result result, const std::string& what) const;
 };
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of an NVIDIA GPU that a server on the same host may compute in (CUDA IPC). Built without
-// CUDA; CudaDriver::Get says whether there is any.
+// Memory of an NVIDIA GPU that a server on the same host may compute in (CUDA IPC). Builds without
+// CUDA; CudaDriver::Get says whether a GPU is available.
 //
-// CUDA does not define what becomes of the server if memory is freed, or an event destroyed, while
-// it has it open. Who lends a CudaMemory shares it with the SharedMemory, which keeps it until the
-// server has closed it; for how to know, see SharedMemory::Release.
+// CUDA does not define what happens to the server if memory is freed, or an event destroyed, while
+// the server has it open. A lent CudaMemory is therefore shared with the SharedMemory, which keeps
+// it until the server has closed it; SharedMemory::Release tells when that is.
 
 #pragma once
 
@@ -20,22 +20,22 @@ namespace attend::client {
 
 class CudaMemory final : public DeviceMemory {
  public:
-  // New memory on the first of these GPUs (DeviceInfo.uuid) that this process sees. NOT_FOUND: it
-  // sees none of them.
+  // Allocates memory on the first of these GPUs (DeviceInfo.uuid) that this process sees. NOT_FOUND
+  // if it sees none of them.
   static Result<std::shared_ptr<CudaMemory>> Allocate(const std::vector<std::string>& uuids,
                                                       int64_t bytes);
-  // Memory that the caller has from cudaMalloc or cuMemAlloc, or a part of it at a multiple of 256
-  // bytes, and keeps until SharedMemory::Release has returned OK for every region that lends it.
-  // INVALID_ARGUMENT: CUDA cannot share it, as it cannot what comes from stream-ordered pools
+  // Wraps memory from cudaMalloc or cuMemAlloc, or a part of it at a multiple of 256 bytes. The
+  // caller keeps it until SharedMemory::Release has returned OK for every region that lends it.
+  // INVALID_ARGUMENT: CUDA cannot share it, such as memory from stream-ordered pools
   // (cudaMallocAsync) or from cuMemCreate.
   static Result<std::shared_ptr<CudaMemory>> Wrap(void* data, int64_t bytes);
   ~CudaMemory() override;
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
 
-  // From now on requests over this memory wait, on the GPU, for all that `stream` (a CUstream or
-  // cudaStream_t; null: the default one) has been given so far. The first call must come before the
-  // memory is lent.
+  // From now on, requests over this memory wait on the GPU for all work enqueued so far on `stream`
+  // (a CUstream or cudaStream_t; null: the default one). The first call must come before the memory
+  // is lent.
   Status Record(void* stream);
 
   std::byte* data() const override { return reinterpret_cast<std::byte*>(data_); }
@@ -60,7 +60,7 @@ class CudaMemory final : public DeviceMemory {
   CudaDriver::Event event_ = nullptr;  // once Record was called
 };
 
-// CudaMemory::Allocate, for whoever wants any device's memory.
+// CudaMemory::Allocate, for callers that need only a DeviceMemory.
 Result<std::shared_ptr<DeviceMemory>> LendableMemory(const std::vector<std::string>& uuids,
                                                      int64_t bytes);
 

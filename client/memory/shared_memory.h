@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that the client shares with a server on its host: tensors lie in it and answers are
-// written to it, so that no tensor byte is copied or sent. Of the host, then made by the server; or
-// of a GPU, then the client's own and lent (CUDA IPC). Linux.
+// Memory that the client shares with a server on its host: tensors are read from it and answers
+// written to it, so that no tensor byte is copied or sent. It is either host memory, made by the
+// server, or GPU memory, which is the client's and is lent (CUDA IPC). Linux.
 //
-// A SharedMemory is a connection to the server's socket (GetServerInfo names it); the regions made
-// with it live as long as somebody holds them, and keep it. Thread-safe.
+// A SharedMemory is a connection to the server's socket (GetServerInfo names it). The regions made
+// with it live as long as they are referenced, and keep it alive. Thread-safe.
 
 #pragma once
 
@@ -29,29 +29,32 @@ namespace attend::client {
 
 class SharedMemory;
 
-// Every offset in a region is a multiple of it.
+// Every offset in a region is a multiple of this.
 inline constexpr int64_t kSharedAlignBytes = 256;
-// `bytes` rounded up so that something can follow.
+// `bytes` rounded up so that another tensor can follow.
 constexpr int64_t SharedSpace(int64_t bytes) {
   return (bytes + kSharedAlignBytes - 1) / kSharedAlignBytes * kSharedAlignBytes;
 }
 
 class SharedRegion {
  public:
-  // Releases it, unless SharedMemory::Release has: calls that name it from then on fail; what the
-  // server still runs goes on. Does not wait for the server, as whoever holds the last reference
-  // may hold locks too: the SharedMemory keeps a device's memory until the server has closed it.
-  // (Where the region is the last to hold that as well, see its end.)
+  // Releases the region, unless SharedMemory::Release already has. Calls that name it from then on
+  // fail; what the server still runs goes on. Does not wait for the server, because the thread that
+  // drops the last reference may hold locks: the SharedMemory keeps a device's memory until the
+  // server has closed it. (If the region holds the last reference to the SharedMemory, see
+  // ~SharedMemory.)
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  // Of the host: page-aligned, zeros at first. Of a device: its address, not to be read here.
+  // Host memory: page-aligned, initially zero. Device memory: its address, which the host cannot
+  // read.
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // What names it in messages. Whoever has it can have requests read and write the region.
+  // Names the region in messages. Anyone who has the token can make requests read and write the
+  // region.
   const std::string& token() const { return token_; }
-  // Null: memory of the host.
+  // Null if it is host memory.
   DeviceMemory* device() const { return device_.get(); }
 
  private:
@@ -67,7 +70,7 @@ class SharedRegion {
   std::atomic<bool> released_ = false;
 };
 
-// A place in a region, which it keeps.
+// A place in a region, which it keeps alive.
 struct SharedPlace {
   std::shared_ptr<SharedRegion> region;
   int64_t offset = 0;
@@ -76,52 +79,55 @@ struct SharedPlace {
 
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
  public:
-  // UNAVAILABLE if nobody serves there.
+  // UNAVAILABLE if no server listens there.
   static Result<std::shared_ptr<SharedMemory>> Connect(const std::string& path);
-  // Waits, some seconds at most, until the server has closed what was lent. What it has not closed
-  // by then is never freed.
+  // Waits, for some seconds at most, until the server has closed all lent memory. Memory that it
+  // has not closed by then is never freed.
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // At least `bytes`. The server's refusal says which of its bounds it would exceed. Waits until
-  // the server has the memory, some 50 ms for 1 GiB with a GPU, for other threads' Create, and for
-  // requests over what was lent and released before.
+  // Makes a region of at least `bytes`. The server's refusal says which of its bounds that would
+  // exceed. Waits until the server has the memory (some 50 ms for 1 GiB with a GPU), for other
+  // threads' Create, and for requests over memory that was lent and then released.
   Result<std::shared_ptr<SharedRegion>> Create(int64_t bytes);
-  // A region of memory that the client has and that the region keeps, and then this object: until
-  // the server has closed it, which is found out by the next call of Create, Lend or Release, by
-  // the next region that goes, and in the end. The server's refusal says why it does not take it.
+  // Makes a region of the client's own memory. The region keeps that memory, and after it this
+  // object does, until the server has closed it. This is noticed by the next Create, Lend or
+  // Release, when the next region is destroyed, and in the destructor. The server's refusal gives
+  // its reason.
   Result<std::shared_ptr<SharedRegion>> Lend(std::shared_ptr<DeviceMemory> device);
-  // Releases a region of this object now, whoever holds it: calls that name it from then on fail.
-  // OK: what was lent is closed, and every request over it has ended, the cancelled ones too, so
-  // that the memory may be freed. Waits for that, as does all else that asks this server meanwhile.
-  // UNAVAILABLE: the connection is lost. The server, if it lives, then closes the memory too, but
-  // nobody can tell when. FAILED_PRECONDITION: it was released before.
+  // Releases a region of this object now, even if it is still referenced: calls that name it from
+  // then on fail. OK: lent memory is closed, and every request over it has ended, including
+  // cancelled ones, so the memory may be freed. Waits for that, and so does every other exchange
+  // with this server meanwhile. UNAVAILABLE: the connection is lost. The server, if it lives, then
+  // closes the memory too, but there is no telling when. FAILED_PRECONDITION: the region was
+  // already released.
   Status Release(SharedRegion& region);
 
  private:
   friend class SharedRegion;
-  // What releases have let go of, in the order of their packets; null for the host's memory.
+  // Memory of released regions, in the order of their packets; null for host memory.
   using LetGo = std::deque<std::shared_ptr<DeviceMemory>>;
 
   explicit SharedMemory(int socket) : socket_(socket) {}
-  // Releases without waiting; `device` is kept until the answer has come.
+  // Releases without waiting; `device` is kept until the answer has arrived.
   void Forget(const std::string& token, std::shared_ptr<DeviceMemory> device);
-  // One packet, with send_mutex_ held; 0 or errno.
+  // Sends one packet; send_mutex_ is held. Returns 0 or errno.
   int Send(const v1::RegionRequest& request, int flags);
-  // One packet there and back; `file` receives the descriptor that came along, or -1.
+  // Sends one packet and receives the answer; `file` receives the descriptor that came with it, or
+  // -1.
   Status Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file);
-  // Reads the answers to releases that are there already, and waits only where many are not.
+  // Reads the answers to releases that have already arrived; waits only if many are outstanding.
   void DropAnswers();
-  // The next answer to a release: what it tells of. All of them if the connection is lost. False:
-  // none is there.
+  // Reads the next answer to a release and moves the memory it is about to `closed`; all of it if
+  // the connection is lost. False: no answer is there.
   bool DropAnswer(int flags, LetGo* closed);
 
   const int socket_;
-  std::mutex exchange_mutex_;  // held for one exchange, and by whoever reads
-  std::mutex send_mutex_;      // held for one packet; behind the other one
-  // Of the releases sent whose answers nobody has read: they come before those to later packets,
-  // and the server answers only when it has closed what was lent.
+  std::mutex exchange_mutex_;  // held for one exchange, and while reading
+  std::mutex send_mutex_;      // held for one packet; taken after exchange_mutex_
+  // Releases that were sent and whose answers have not been read. These come before the answers to
+  // later packets, and the server answers only when it has closed the lent memory.
   LetGo unread_;
 };
 
