@@ -31,7 +31,7 @@ struct KernelModel {
   bool hidden_pairs;    // computes what the mask hides
 };
 
-// In the order of KernelId. kernels/README.md, "What it costs".
+// In the order of KernelId. README.md beside this file says where the numbers come from.
 constexpr std::array<KernelModel, kKernelCount> kModels = {{
     {.slower = 19,
      .slower_half = 23,

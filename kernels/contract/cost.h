@@ -8,7 +8,7 @@
 // The model: per pair D + Dv and a constant for what the softmax, the mask and the score terms do
 // beside the products; for cpu_flash also whole vectors of rows, tiles and the packing of K and V,
 // and the keys beside a mask's edge that a tile computes all the same; and for each kernel how much
-// slower than the fast one it is. kernels/README.md says where the constants come from.
+// slower than the fast one it is. README.md beside this file says where the constants come from.
 
 #pragma once
 

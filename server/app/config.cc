@@ -75,7 +75,7 @@ void AddLimits(CLI::App& app, Config& c) {
   group
       .Add("--max-request-gflop", c.max_request_gflop,
            "GFLOP (10^9 FLOPs) that a request may cost its device with its kernel "
-           "(server/README.md, What one request may cost). 0: no limit")
+           "(server/schedule/README.md, What one request may cost). 0: no limit")
       ->check(InRange(0.0, 1e15))
       ->type_name("GFLOP")
       ->default_str("what the device computes in ten minutes");
@@ -108,8 +108,8 @@ void AddBatches(CLI::App& app, Config& c) {
   group.Int("--max-batch-requests", c.max_batch_requests, 1, 1 << 16, "Requests in one batch");
   group
       .Add("--max-batch-gflop", c.max_batch_gflop,
-           "GFLOP (10^9 FLOPs) of cost (server/README.md) in one batch; a larger request runs "
-           "alone. 0: 2 on the CPU, 2000 on a GPU")
+           "GFLOP (10^9 FLOPs) of cost (server/schedule/README.md) in one batch; a larger request "
+           "runs alone. 0: 2 on the CPU, 2000 on a GPU")
       ->check(InRange(0.0, 1e12))
       ->type_name("GFLOP");
   group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax,

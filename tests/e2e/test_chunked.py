@@ -39,7 +39,7 @@ def test_one_stream_without_waiting_for_anything(server):
 
 def test_the_readme_example(server):
     """Its lines as they stand."""
-    text = (harness.ROOT / "client/README.md").read_text()
+    text = (harness.ROOT / "proto/README.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     example = {}
     exec(next(block for block in blocks if "def attend_chunked" in block), example)  # noqa: S102

@@ -196,8 +196,8 @@ def test_dashboard_and_rules_name_what_exists(server):
 
 
 def test_the_readme_names_exactly_what_exists(server):
-    text = (harness.ROOT / "server/README.md").read_text()
-    table = text[text.index("## Metrics"):text.index("## On a GPU")]
+    text = (harness.ROOT / "server/app/README.md").read_text()
+    table = text[text.index("## Metrics"):]
     named = set(re.findall(r"`((?:attend|process)_\w+)`", table))
     exposed = families(server.metrics_text())
     own = {name for name in exposed if name.startswith("attend_")}

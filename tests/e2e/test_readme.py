@@ -67,10 +67,10 @@ assert np.abs(o - right).max() < 1e-5, np.abs(o - right).max()
 
 
 def test_a_refused_region_is_an_error_in_python(start_server, stub_folder, tmp_path):
-    """client/README.md's create_region says why the server gave none."""
+    """proto/README.md's create_region says why the server gave none."""
     path = tmp_path / "shm.sock"
     start_server("--shared-memory", "--shared-memory-socket", path)
-    example = block_with("python", "def create_region", "client/README.md")
+    example = block_with("python", "def create_region", "proto/README.md")
     run_python(example + f"""
 control, token, memory = create_region({str(path)!r}, 1 << 20)
 assert len(token) == 16 and len(memory) == 1 << 20

@@ -17,7 +17,7 @@ constexpr int64_t kUnits = 132;  // of an H200
 // none is asked to be shorter, however long its tiles take.
 constexpr double kWavesLeast = 3;
 
-// What the kernels reach on an H200 (README.md), long sequences.
+// What the kernels reach on an H200 (tests/bench/KERNELS.md), long sequences.
 double FlopsPerSecond(KernelId kernel) {
   switch (kernel) {
     case KernelId::kCudaFlashSm90:

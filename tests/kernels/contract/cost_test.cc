@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the model of costs promises to those who bound and share by it; that its numbers are those
-// of machines is measured (kernels/README.md), not tested.
+// of machines is measured (kernels/contract/README.md), not tested.
 
 #include "kernels/contract/cost.h"
 
