@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Parts of one attention that are attentions themselves: some of its sequences, some of its KV
-// heads with the query heads that read them, some of its query rows. Large requests are cut so for
-// several devices, or so that copies run beside kernels. Pure arithmetic on addresses; nothing is
-// copied, and the memory stays the whole's.
+// heads with the query heads that read them, some of its query rows. Large requests are cut this
+// way for several devices, or to overlap copies with kernels. Pure arithmetic on addresses; nothing
+// is copied, and the parts use the whole's memory.
 
 #pragma once
 
@@ -24,17 +24,17 @@ struct AttentionSlice {
   int64_t rows_end = 0;
 };
 
-// All of it.
+// The slice that is the whole problem.
 AttentionSlice WholeSlice(const Problem& problem);
 
 // Whether any range of query rows is an attention of the same kind: the sequences are dense and of
-// full length, and every row keeps its distance to the diagonal when the keys behind the last row's
+// full length, and every row keeps its distance to the diagonal when the keys after the last row's
 // are left out (no mask, or one that ends at the diagonal).
 bool RowsCanBeSliced(const Attention& attention);
 
-// The slice as an attention: O and LSE of all slices are the whole's, each element in its place.
-// Some of its keys may be left out, if none of its rows sees them. INVALID_ARGUMENT names a range
-// that is empty, leaves the problem or cuts rows that cannot be.
+// The slice as an attention. All slices together write the whole's O and LSE, each element in its
+// place. Keys that none of the slice's rows sees may be left out. INVALID_ARGUMENT names a range
+// that is empty, exceeds the problem or cuts rows that cannot be cut.
 Result<Attention> TakeSlice(const Attention& attention, const AttentionSlice& slice);
 
 }  // namespace attend

@@ -21,8 +21,8 @@ namespace attend {
 // computes them no faster than the fast one.
 double Cost(const Attention& attention, KernelId kernel);
 
-// Cost that the device works off in a second, of requests that keep all of it busy: a model, within
-// a factor of two on the machines that it was compared with.
+// Cost that the device computes per second with requests that keep all of it busy. A model, within
+// a factor of two on the machines it was compared with.
 double CostPerSecond(const DeviceInfo& device);
 
 }  // namespace attend

@@ -53,7 +53,7 @@ inline uint16_t FloatToBFloat16(float value) {
   return static_cast<uint16_t>((bits + rounding) >> 16);
 }
 
-// Without branches, so that loops over it vectorise.
+// Branch-free, so that loops over it vectorise.
 inline float HalfToFloat(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   // The product moves the exponent's bias from 15 to 127; it is exact, for subnormals too.

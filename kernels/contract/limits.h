@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The one table of compile-time bounds. Every size that enters the library is checked against it
-// (problem.cc), so code behind that check may rely on these numbers.
+// (problem.cc), so code after that check may rely on these numbers.
 
 #pragma once
 
@@ -20,9 +20,9 @@ inline constexpr int64_t kHeadDimMax = 256;                   // D and Dv
 inline constexpr float kSoftcapMin = 1e-6f;  // if not 0; 1 / softcap must not overflow
 inline constexpr float kSoftcapMax = 1e6f;
 
-// Scales that kernels may leave to the exponent, beside log2(e), where nothing else is done to
-// scores: a difference of scores that overflows has the weight 0 then, and the factor itself is an
-// ordinary number. With any other scale scores are multiplied at once.
+// Range of scales that kernels may fold into the exponent's factor, with log2(e), if nothing else
+// is done to scores: a difference of scores that overflows then has the weight 0, and the factor
+// itself is an ordinary number. With any other scale, scores are multiplied at once.
 inline constexpr float kLateScaleMin = 0x1p-20f;
 inline constexpr float kLateScaleMax = 0x1p20f;
 

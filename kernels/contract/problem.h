@@ -118,9 +118,9 @@ struct RowId {
   friend auto operator<=>(const RowId&, const RowId&) = default;
 };
 
-// Where sequence b lies. Rows are counted from the view's data + b * stride_b.
-// Dense rows at and beyond q_len up to problem.len_q are padding: O there is 0, LSE -inf, and
-// nothing at or beyond q_len / k_len is ever read.
+// Where sequence b is. Rows are counted from the view's data + b * stride_b. Dense rows from q_len
+// up to problem.len_q are padding: O there is 0, LSE is -inf, and nothing at or beyond q_len /
+// k_len is ever read.
 struct Sequence {
   int64_t q_row = 0;   // first row of Q, O and LSE
   int64_t k_row = 0;   // first row of K and V
@@ -147,8 +147,8 @@ ATTEND_HD inline Sequence SequenceOf(const Attention& a, int64_t b) {
   return s;
 }
 
-// The keys [begin, end) that query row i of a sequence sees; empty has begin >= end. Saturating,
-// so that windows near INT64_MAX mean what they say.
+// The keys [begin, end) that query row i of a sequence sees; begin >= end if there are none.
+// Saturating, so that windows near INT64_MAX work.
 struct KeyRange {
   int64_t begin;
   int64_t end;
@@ -163,10 +163,10 @@ ATTEND_HD inline KeyRange VisibleKeys(const Mask& mask, const Sequence& s, int64
   return range;
 }
 
-// (query, key) pairs that the mask lets through, over all sequences, for one head.
-// Host memory only (reads the length arrays).
+// Number of (query, key) pairs that the mask lets through, over all sequences, for one head. Host
+// memory only (reads the length arrays).
 double VisiblePairs(const Attention& attention);
-// Of one sequence.
+// The same for one sequence.
 double VisiblePairs(const Mask& mask, const Sequence& sequence);
 
 // Floating-point operations of the forward pass: 2 * (D + Dv) per visible pair and query head.

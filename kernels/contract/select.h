@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The only place that decides which kernel runs. Pure: values in, values out. Validation,
-// dispatch, metrics labels, server info and tests all ask here, so "can it" and "what runs"
-// cannot disagree.
+// The only place that decides which kernel runs. Pure: values in, values out. Validation, dispatch,
+// metrics labels, server info and tests all use it, so "can it run" and "what runs" cannot
+// disagree.
 
 #pragma once
 
@@ -26,8 +26,8 @@ struct DeviceInfo {
   int compute_capability = 0;       // 90 = 9.0; 0 for the CPU
   int units = 0;                    // multiprocessors or hardware threads
   int64_t memory_bytes = 0;         // total
-  int64_t workspace_bytes_max = 0;  // the most that one launch may use beside its tensors
-  std::string uuid;                 // a GPU's, 16 bytes as CUDA has them; empty: it has none
+  int64_t workspace_bytes_max = 0;  // the most that one launch may use besides its tensors
+  std::string uuid;                 // a GPU's 16 bytes as CUDA reports them; empty: none
 };
 
 enum class KernelId : int32_t {
@@ -40,7 +40,7 @@ enum class KernelId : int32_t {
 };
 inline constexpr int kKernelCount = 6;
 
-// What a kernel is, for people: GetServerInfo, --help, READMEs.
+// A kernel's description for people: GetServerInfo, READMEs.
 struct KernelInfo {
   KernelId id;
   std::string_view name;  // "cpu_flash"
@@ -55,23 +55,24 @@ std::string_view KernelName(KernelId id);
 struct Selection {
   KernelId kernel = KernelId::kCpuReference;
   std::string_view why;         // static storage; one clause
-  int64_t workspace_bytes = 0;  // device memory beside the tensors
+  int64_t workspace_bytes = 0;  // device memory besides the tensors
 };
 
-// Of cuda_naive: all scores, in fp32. Overflow is INVALID_ARGUMENT.
+// Workspace of cuda_naive: all scores, in fp32. Overflow is INVALID_ARGUMENT.
 Result<int64_t> NaiveWorkspaceBytes(const Problem& problem);
 
-// What a kernel may need to know of the memory beside the problem.
+// What a kernel may need to know about the memory besides the problem.
 struct MemoryTraits {
   // Why Hopper's copy engine cannot address Q, K and V; "" if it can. One clause, static storage.
   std::string_view not_tma;
 };
 
-// Those of contiguous 16-bit tensors that begin on 16-byte boundaries, as the server lays them out.
+// The traits of contiguous 16-bit tensors that begin on 16-byte boundaries, as the server lays them
+// out.
 MemoryTraits ContiguousTraits(const Problem& problem);
 
 // `forced` is a kernel's name, or empty (or "auto") for the best one. `problem` has passed Check.
-// INVALID_ARGUMENT: no such kernel. UNIMPLEMENTED: this device cannot, with the reason.
+// INVALID_ARGUMENT: no such kernel. UNIMPLEMENTED: this device cannot run it, with the reason.
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
                          const MemoryTraits& memory);
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,

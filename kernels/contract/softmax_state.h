@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The algebra of partial attention: what is known of one output row after some of its keys. Every
+// The algebra of partial attention: the state of one output row after some of its keys. Every
 // kernel's inner loop, every split and every merge across devices is this and nothing else.
 //
 //   max  the largest score so far, -inf if none
@@ -25,7 +25,7 @@ struct SoftmaxState {
   Real sum = 0;
 };
 
-// What each side's unnormalised output is multiplied by when two states become one.
+// The factors of each side's unnormalised output when two states are merged.
 template <class Real>
 struct MergeWeights {
   Real left;
@@ -45,7 +45,7 @@ ATTEND_HD inline Real ScaledExp(Real value, Real max) {
 template <class Real>
 ATTEND_HD inline MergeWeights<Real> Merge(SoftmaxState<Real>& left,
                                           const SoftmaxState<Real>& right) {
-  // NaN-keeping maximum: a NaN score must reach the output, as IEEE says.
+  // The maximum keeps NaN: a NaN score must reach the output, as IEEE requires.
   const Real max = (left.max > right.max || left.max != left.max) ? left.max : right.max;
   const MergeWeights<Real> weights{ScaledExp(left.max, max), ScaledExp(right.max, max)};
   left.sum = weights.left * left.sum + weights.right * right.sum;
@@ -72,7 +72,7 @@ ATTEND_HD inline Real LogSumExp(const SoftmaxState<Real>& state) {
   return state.max + std::log(state.sum);
 }
 
-// What the unnormalised output is multiplied by in the end; 0 for the empty state.
+// The final factor of the unnormalised output; 0 for the empty state.
 template <class Real>
 ATTEND_HD inline Real InverseSum(const SoftmaxState<Real>& state) {
   return state.sum == Real(0) ? Real(0) : Real(1) / state.sum;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a computation that runs is told to end early. It looks often enough to end within some
-// milliseconds, and what it has written by then means nothing.
+// Tells a running computation to end early. The computation checks it often enough to end within
+// some milliseconds; what it has written by then is meaningless.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace attend {
 
-// Set once, by any thread. A look costs a load that other threads' looks do not disturb.
+// Set once, by any thread. A check costs one load, which other threads' checks do not slow down.
 class StopFlag {
  public:
   void Set() { set_.store(true, std::memory_order_relaxed); }
@@ -19,7 +19,7 @@ class StopFlag {
   std::atomic<bool> set_{false};
 };
 
-// Null is never set.
+// False if `stop` is null.
 inline bool Stopped(const StopFlag* stop) { return stop != nullptr && stop->set(); }
 
 }  // namespace attend
