@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every kind of call is to the rest of this room.
+// The interface of every kind of call within server/rpc.
 
 #pragma once
 
@@ -12,7 +12,8 @@
 
 namespace attend {
 
-// A call as intake sees it. Reference-counted: gRPC may end a call while intake still looks at it.
+// A call as Intake sees it. Reference-counted, because gRPC may end a call while Intake still uses
+// it.
 class Call : public Responder {
  public:
   void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
@@ -20,7 +21,7 @@ class Call : public Responder {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
-  // Nobody waits for this call's answers any more. Once true, stays true.
+  // The call's answers are no longer wanted. Once true, stays true.
   bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
   bool unwanted() const override { return cancelled(); }
   // The request is about to enter a queue.
@@ -35,7 +36,7 @@ class Call : public Responder {
   std::atomic<bool> cancelled_{false};
 };
 
-// Keeps a call.
+// A reference to a call, which keeps it alive.
 template <class T>
 class CallRef {
  public:
@@ -52,7 +53,7 @@ class CallRef {
   ~CallRef() {
     if (call_ != nullptr) call_->Unref();
   }
-  // Takes over the reference that a new call is born with.
+  // Takes over a reference, such as the one with which a new call is made.
   static CallRef Adopt(T* call) {
     CallRef ref;
     ref.call_ = call;

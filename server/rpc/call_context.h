@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all calls share, and what is done at the beginning and at the end of each.
+// What all calls share, and what is done at the start and at the end of each.
 
 #pragma once
 
@@ -31,20 +31,20 @@ class GetServerInfoResponse;
 class OpenCall {
  public:
   virtual ~OpenCall() = default;
-  // Ends the call with UNAVAILABLE once nothing that was accepted on it is unanswered.
+  // Ends the call with UNAVAILABLE once everything accepted on it is answered.
   virtual void EndWhenIdle() = 0;
 };
 
 // The calls that stay open between requests. Thread-safe.
 class OpenStreams {
  public:
-  // For one of them, so that nothing can fail once it is made.
+  // A preallocated entry, so that nothing can fail once the stream is made.
   using Place = std::set<OpenCall*>::node_type;
   static Place MakePlace();
 
-  // Whether streams are to end: so is this one, before it takes anything.
+  // Returns whether streams must end: then this one must too, before it accepts anything.
   bool Add(Place place, OpenCall* stream);
-  // A stream that is about to go.
+  // The stream is about to be destroyed.
   void Remove(OpenCall* stream);
   // Every stream, present or new, ends with UNAVAILABLE once its last answer has left.
   void EndAll();
@@ -71,28 +71,28 @@ struct ServiceContext {
   OpenStreams streams{};
 
   std::atomic<uint64_t> next_id{1};
-  // Calls of which a request was admitted, until gRPC has sent their last answer.
+  // Calls with an admitted request, until gRPC has sent their last answer.
   std::atomic<int64_t> admitted_calls{0};
 };
 
-// A request for a message that has just arrived on `responder`'s call.
+// Makes a request for a message that has just arrived on `responder`'s call.
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
                                     TimePoint deadline);
 // The call's deadline on the server's clock; kNever if it has none.
 TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
 
-// The tenant whose call it is, from its metadata.
+// The call's tenant, from its metadata.
 int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
 
-// Counts and logs the end of a request. `total_ns` is since its arrival. gRPC tells of a client's
-// deadline by a cancellation, so one that came with it ends with DEADLINE_EXCEEDED, which is what
-// the client has: the request's status may change.
+// Counts and logs the end of a request. `total_ns` is the time since its arrival. gRPC reports a
+// client's deadline as a cancellation, so a cancellation at the deadline ends with
+// DEADLINE_EXCEEDED, as in the client: this may change the request's status.
 void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
                const grpc::CallbackServerContext& call);
 
-// Tells the client of a call that it may try again, and when, if `code` says so.
+// Tells the call's client when to retry, if `code` is one that may be retried.
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
-// How a call ends that nothing is known of but that there is no memory for it.
+// The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();
 
 }  // namespace attend

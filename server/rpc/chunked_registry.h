@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The AttendChunked requests that further streams may join, by their tokens, and the thread that
-// ends those whose client stopped sending. Thread-safe.
+// The AttendChunked requests that further streams may join, by token, and the thread that ends
+// those whose client stopped sending. Thread-safe.
 
 #pragma once
 
@@ -30,7 +30,8 @@ struct ChunkedOptions {
   Duration idle_timeout = std::chrono::seconds(30);
 };
 
-// Of ChunkedTransfers, which use it: a Transfer is a Call with EndIfIdle(now).
+// A registry of ChunkedTransfers, a template because they use it. A Transfer is a Call with
+// EndIfIdle(now).
 template <class Transfer>
 class TransferRegistry {
  public:
@@ -41,16 +42,16 @@ class TransferRegistry {
   TransferRegistry(const TransferRegistry&) = delete;
   TransferRegistry& operator=(const TransferRegistry&) = delete;
 
-  // From here to Remove the transfer lives and is found by the token that comes back.
+  // Returns the token by which Find finds the transfer, which must live until Remove.
   Result<std::string> Add(Transfer& transfer);
   void Remove(const std::string& token);
-  // Empty if there is none.
+  // Empty if no transfer has that token.
   CallRef<Transfer> Find(const std::string& token);
 
   const ChunkedOptions& options() const { return options_; }
 
  private:
-  // How often in an idle timeout the thread looks: a request ends at most a quarter too late.
+  // How often the thread checks per idle timeout: a request ends at most a quarter of it too late.
   static constexpr int kLooksPerTimeout = 4;
 
   void Run();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One stream of AttendChunked: reads chunks and hands their bytes to the transfer that it began or
-// joined, writes what that has for it. At most two chunks read and not yet placed, and one write
-// under way: backpressure on both sides.
+// One stream of AttendChunked. It reads chunks, hands their bytes to the transfer that it began or
+// joined, and writes what the transfer has for it. At most two chunks are read and not yet placed,
+// and one write is under way: backpressure on both sides.
 //
-// gRPC's threads enter by the On... methods, all others by Poke. A mutex guards the state and is
-// not held while gRPC is called; `starting_` keeps the call from finishing meanwhile. Lives until
-// gRPC is done with it and nobody holds it.
+// gRPC's threads enter through the On... methods, all others through Poke. A mutex guards the state
+// and is not held while gRPC is called; `starting_` keeps the call from finishing meanwhile. Lives
+// until gRPC is done with it and no reference is left.
 
 #pragma once
 
@@ -27,14 +27,14 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
                             public OpenCall,
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
-  // gRPC's until its OnDone.
+  // Owned by gRPC until its OnDone.
   static ChunkedStream* Make(ServiceContext& context, grpc::CallbackServerContext& call);
 
   void Begin() { Poke(); }
   // TransferStream
   void Poke() override;
 
-  // OpenCall. A request whose bytes are incomplete was not accepted.
+  // OpenCall. A request with missing bytes does not count as accepted.
   void EndWhenIdle() override;
 
   // gRPC
@@ -49,17 +49,18 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   ChunkedStream(ServiceContext& context, grpc::CallbackServerContext& call)
       : context_(context), call_(call) {}
 
-  // The first message has come, and what it is has not been seen to.
+  // The first message has arrived and has not been handled yet.
   bool TakesFirstLocked() const { return !transfer_ && asked_ && !reading_ && refusal_.ok(); }
   Step NextLocked();
   Step NextWriteLocked();
   void End(const Status& status);
-  // Ends a stream that belongs to no transfer, with Poke() behind it. The first of them in the lock
-  // in which it was seen that there is no transfer and no first message in hand: that may come at
-  // any moment, and the request that it begins relies on the stream's call.
+  // These end a stream that belongs to no transfer; RefuseLocked needs a Poke() after it. It must
+  // run under the same lock in which it was seen that there is no transfer and no first message in
+  // hand: that message may come at any moment, and the request that it begins relies on the
+  // stream's call.
   void RefuseLocked(Status status);
   void Refuse(Status status);
-  // The first message, or that there is none.
+  // Takes the first message, or (not `ok`) that there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer message);
   void EndUnread();
   void RecordUnread();
@@ -70,7 +71,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void TakeChunk(grpc::ByteBuffer message);
   // `status` says whether it is a chunk.
   void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status);
-  // The bytes lie at their place. `may_wait`: on a thread of the copy pool.
+  // The bytes are in their place. `may_wait`: this is a thread of the copy pool.
   void ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait);
   void ChunkPlaced(int64_t bytes);
 
@@ -83,12 +84,12 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   TransferRef transfer_;       // set once
   grpc::ByteBuffer incoming_;  // gRPC's while reading_
   grpc::ByteBuffer outgoing_;  // gRPC's while writing_
-  Status refusal_;             // why the stream ends by itself
+  Status refusal_;             // why the stream ends without a transfer
   Status end_;                 // with kFinish
-  bool first_ = false;         // of its transfer
-  bool greeted_ = false;       // has had its grant
-  int64_t starting_ = 0;       // threads that call gRPC now
-  int64_t unplaced_ = 0;       // chunks read and not placed
+  bool first_ = false;         // it is its transfer's first stream
+  bool greeted_ = false;       // has been sent its grant
+  int64_t starting_ = 0;       // threads that are calling gRPC
+  int64_t unplaced_ = 0;       // chunks read and not yet placed
   bool asked_ = false;         // for the first message
   bool reading_ = false;       // or a chunk is read and its bytes are not reserved
   bool writing_ = false;
@@ -96,7 +97,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   bool half_closed_ = false;
   bool cancelled_ = false;
   bool unread_ = false;   // reads ended before the first message
-  bool aborted_ = false;  // by this server, to get rid of a write that nobody reads
+  bool aborted_ = false;  // by this server, to end a write that is not read
   bool finished_ = false;
 };
 

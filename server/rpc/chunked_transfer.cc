@@ -12,8 +12,8 @@
 namespace attend {
 namespace {
 
-// A client shows that it goes on by this many bytes per idle timeout, not by single ones; and by
-// this part of all its bytes, so that it holds memory for at most so many timeouts.
+// An upload must progress by this many bytes per idle timeout, so that single bytes do not keep it
+// alive; and by this fraction of all its bytes, so that it holds memory for at most 16 timeouts.
 constexpr int64_t kProgressBytesMin = int64_t{64} << 10;
 constexpr int64_t kProgressParts = 16;
 
@@ -52,7 +52,7 @@ void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
 
 Status ChunkedTransfer::Admit(const RequestMessage& header) {
   {
-    // Memory for a request that was cancelled while it waited for this thread would be for nothing.
+    // Do not take memory for a request that was cancelled while it waited for this thread.
     const std::lock_guard lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
@@ -72,7 +72,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
   progress_ = context_.clock.Now();
   answer_ = AnswerChunks(request_->attention, std::move(request_->output));
   run_ = request_->upload_run;
-  // This transfer does not go before the parts have ended, see WhenQuiet.
+  // This transfer outlives the parts, see WhenQuiet.
   if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
   phase_ = Phase::kUploading;
   return Status();
@@ -95,7 +95,7 @@ Status ChunkedTransfer::Join(std::shared_ptr<TransferStream> stream) {
 
 void ChunkedTransfer::Leave(const TransferStream* stream) {
   std::string token;
-  std::shared_ptr<TransferStream> gone;  // let go of outside the lock
+  std::shared_ptr<TransferStream> gone;  // released outside the lock
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(streams_.begin(), streams_.end(),
@@ -104,7 +104,7 @@ void ChunkedTransfer::Leave(const TransferStream* stream) {
       gone = std::move(*found);
       streams_.erase(found);
     }
-    if (streams_.empty()) token = token_;
+    if (streams_.empty()) token = token_;  // nobody is left to hear the answer
   }
   if (!token.empty()) context_.chunked.Remove(token);
 }
@@ -143,7 +143,7 @@ void ChunkedTransfer::Run(Lock& lock) {
   std::unique_ptr<Request> request = std::move(request_);
   lock.unlock();
   const TransferRef self(this);
-  Ref();  // until Finish
+  Ref();  // adopted by Ended
   context_.intake.Submit(*this, std::move(request));
 }
 
@@ -213,21 +213,21 @@ void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
   failure_ = std::move(status);
   const bool queued = queued_;
   switch (phase_) {
-    case Phase::kAdmitting:
+    case Phase::kAdmitting:  // Begin's Placed() ends it
     case Phase::kUploading:
       if (in_hand_ == 0) return EndUpload(lock);
-      lock.unlock();  // the last Placed() does
+      lock.unlock();  // a copy may still write there: the last Placed() ends it
       return;
     case Phase::kRunning:
-      SetCancelled();  // before Submit can look for the last time
+      SetCancelled();  // before Submit checks for the last time
       status = failure_;
       lock.unlock();
-      if (queued) context_.engine.Cancel(id_);  // else Submit sees it
+      if (queued) context_.engine.Cancel(id_);  // if not yet queued, Submit sees it
       if (run_ != nullptr) run_->Cancel(std::move(status));
       return;
-    default: {
+    default: {  // kAnswering
       phase_ = Phase::kEnded;
-      const AnswerChunks answer = std::exchange(answer_, AnswerChunks());
+      const AnswerChunks answer = std::exchange(answer_, AnswerChunks());  // freed unlocked
       lock.unlock();
       PokeAll();
     }
@@ -244,17 +244,17 @@ void ChunkedTransfer::EndUpload(Lock& lock) {
 
 void ChunkedTransfer::WhenQuiet(std::unique_ptr<Request> request, Then then) {
   if (run_ == nullptr) return (this->*then)(std::move(request));
-  // A function that can be copied; the request is owned once all the same.
+  // A std::function must be copyable, hence the shared_ptr; the request still has a single owner.
   const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
   run_->Stop([this, held, then] { (this->*then)(std::move(*held)); });
 }
 
 void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
   const TransferRef self(this);
-  // Before any stream may finish: the record names the first one's peer.
+  // Before any stream may finish: call_, whose peer the record names, is the first one's.
   RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
             call_);
-  request.reset();  // its memory before the client hears of it and tries again
+  request.reset();  // frees its memory before the client is told and retries
   DropAnswer();
   {
     const std::lock_guard lock(mutex_);
@@ -265,7 +265,7 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
 }
 
 void ChunkedTransfer::DropAnswer() {
-  AnswerChunks dropped;  // outside the lock
+  AnswerChunks dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   std::swap(dropped, answer_);
 }
@@ -287,7 +287,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& cal
     return step;
   }
   const bool answering = phase_ == Phase::kAnswering;
-  if (first && !answering) return step;
+  if (first && !answering) return step;  // parts' answers may not precede the header here
   if (first && std::exchange(header_due_, false)) {
     step.kind = StreamStep::Kind::kWrite;
     step.message.Swap(&header_);
@@ -295,7 +295,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& cal
   }
   if (failure_.ok()) step = NextChunkLocked(call);
   if (step.kind != StreamStep::Kind::kNone || !answering) return step;
-  // The first stream's status speaks for all, so it comes last.
+  // The first stream's status is the request's, so it finishes last.
   if (first && writing_ > 0) return step;
   if (first) phase_ = Phase::kEnded;
   step.kind = StreamStep::Kind::kFinish;
@@ -305,7 +305,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& cal
 StreamStep ChunkedTransfer::NextChunkLocked(const WatchedRef& call) {
   StreamStep step;
   if (answer_.empty()) {
-    // gRPC holds what it has not sent.
+    // gRPC keeps what it has not sent.
     if (phase_ == Phase::kAnswering) answer_ = AnswerChunks();
     return step;
   }
@@ -344,7 +344,7 @@ void ChunkedTransfer::TakePart(const Request& part) {
 
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   {
-    // First: parts that are dropped must not say why it ended.
+    // Set before WhenQuiet, so that parts that it drops do not become the reason.
     const std::lock_guard lock(mutex_);
     if (failure_.ok()) failure_ = request->status;
   }
@@ -352,7 +352,7 @@ void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
 }
 
 void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
-  const TransferRef self = TransferRef::Adopt(this);  // Run's
+  const TransferRef self = TransferRef::Adopt(this);  // from Run
   {
     const std::lock_guard lock(mutex_);
     if (!failure_.ok()) request->status = failure_;
@@ -367,9 +367,9 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     header = EncodeChunkedHeader(&response);
   }
   const Attention whole = request->attention;
-  const bool by_parts = request->upload_run != nullptr;  // whose answers are there
-  request.reset();                 // the input block goes back before the answer leaves
-  if (!status.ok()) DropAnswer();  // before anyone hears of the end
+  const bool by_parts = request->upload_run != nullptr;  // the parts' answers are in answer_
+  request.reset();                 // frees the input block before the answer is sent
+  if (!status.ok()) DropAnswer();  // before any stream can finish
   {
     AnswerChunks unwanted;
     const std::lock_guard lock(mutex_);

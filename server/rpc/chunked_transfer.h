@@ -1,13 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One request of AttendChunked and the streams that carry it: admitted by its header, filled by
-// chunks, run, and answered in chunks that whichever stream is ready takes. Where parts of it are
-// computed while the rest arrives (upload_run.h), their answers leave by all streams but the first,
-// on which the answer's header comes before them.
+// One request of AttendChunked and the streams that carry it. It is admitted by its header, filled
+// by chunks, run, and answered in chunks, each of which goes to whichever stream is ready. If parts
+// of it are computed while the rest arrives (upload_run.h), their answers leave by all streams but
+// the first, on which the answer's header must come before them.
+//
+//   kAdmitting --1--> kUploading --2--> kRunning --3--> kAnswering
+//        |                |                 |                |
+//        4                4                 5                6
+//        +--> kEnding <---+                 +---> kEnded <---+
+//                |                                  ^
+//                +----------------7-----------------+
+//
+//   1  Admit: the header is admitted.
+//   2  Placed: all bytes are placed, and nothing has failed.
+//   3  Ended: the engine has finished the request, no part of it runs, and nothing has failed.
+//   4  EndUpload: the request has failed, and neither the header nor a chunk is in hand.
+//   5  Ended: as 3, but it has failed.
+//   6  Next: the header and all chunks are written, so the first stream may finish. FailLocked: or
+//      the request has failed.
+//   7  UploadEnded: no part runs, the end is recorded and the memory is free again.
+//
+// The first failure sets failure_ at once; the phase follows by an arrow above. In kEnded every
+// stream finishes with failure_.
 //
 // The streams live on gRPC's threads and call in; the copy pool, the engine and the registry call
 // in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
-// registry is called; streams do call in with their own mutex held, so that one comes first.
+// registry is called. Streams call in with their own mutex held, so theirs is locked first.
 
 #pragma once
 
@@ -29,11 +48,12 @@
 
 namespace attend {
 
-// A stream that carries one.
+// A stream that carries a transfer.
 class TransferStream {
  public:
   virtual ~TransferStream() = default;
-  // Does what there is to do, as something has changed. Any thread that holds the stream.
+  // Something has changed: does what there is to do now. Any thread that holds a reference to the
+  // stream.
   virtual void Poke() = 0;
 };
 
@@ -46,62 +66,63 @@ struct StreamStep {
   Status status;             // kFinish
 };
 
-// Where a chunk's bytes go, until Placed(): a chunk without bytes may find the rest gone.
+// Where a chunk's bytes go. Valid until Placed(), except that a chunk without bytes may outlive
+// what this points to.
 struct ChunkPlace {
-  char* data = nullptr;          // null: nobody wants them
-  DeviceCopy* staged = nullptr;  // null: they go nowhere else
-  UploadRun* run = nullptr;      // with it: what they may let begin; null: nothing
+  char* data = nullptr;          // null: the bytes are not wanted
+  DeviceCopy* staged = nullptr;  // null: there is no device copy
+  UploadRun* run = nullptr;      // the parts that they may make ready; null: none
 };
 
 class ChunkedTransfer final : public Call {
  public:
-  // `first` is the stream that brought the header; `call` lives as long as that is not finished.
+  // `first` is the stream that brought the header; `call` lives until that stream is finished.
   ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
                   TimePoint deadline, std::shared_ptr<TransferStream> first);
 
-  // Once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
-  // there is one.
+  // Call once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
+  // there is a header.
   void Begin(const FirstMessage& first, Status parsed);
 
-  // One more stream, if it may join. INVALID_ARGUMENT names the bound.
+  // Adds a stream, if it may join. INVALID_ARGUMENT names the bound.
   Status Join(std::shared_ptr<TransferStream> stream);
-  // A stream is about to be gone.
+  // A stream is about to be destroyed.
   void Leave(const TransferStream* stream);
 
-  // Whether streams should read on.
+  // Whether streams should go on reading.
   bool WantsBytes() {
     const std::lock_guard lock(mutex_);
     return phase_ == Phase::kUploading && failure_.ok();
   }
-  // Where the chunk's bytes go; if they are wanted, Placed() must follow.
-  // INVALID_ARGUMENT if no byte may go there: the caller fails the upload.
+  // Reserves the chunk's place. If its bytes are wanted, Placed() must follow. INVALID_ARGUMENT if
+  // no byte may go there: the caller then fails the upload.
   Status Reserve(const ChunkMessage& chunk, ChunkPlace* place);
   void Placed(int64_t bytes);
-  // A stream sends no more.
+  // The client sends nothing more on one of the streams.
   void HalfClosed();
 
-  // Ends the request with `status`, unless it has ended; nothing of it is left once the copies and
-  // the batch that hold its memory are done.
+  // Ends the request with `status`, unless it has ended. Its memory is freed once the copies and
+  // the batch that use it are done.
   void Fail(Status status);
   // A stream was cancelled, or its connection lost.
   void FailCancelled();
-  // The same if its bytes are not complete, which counts as a rejection: of bad chunks, which are
-  // not looked at later, and by draining, which ends nothing else.
+  // The same, but only if bytes are missing; counts as a rejection. For bad chunks, which are
+  // ignored after that, and for draining, which ends no other requests.
   void FailUpload(Rejection reason, Status status);
-  // Ends an upload that stands still, and what is left of a request that has ended.
+  // Ends a stalled upload, and cuts off writes that are left of a request that has ended.
   void EndIfIdle(TimePoint now);
-  // Whether a chunk that is being written is to be cut off: nobody reads it, and it would keep the
-  // answer of a request that has ended. So it is taken to be once a stream was cancelled or lost,
-  // and an idle timeout after the end.
+  // Whether to cut off a chunk that is being written, because it is not read and keeps the answer
+  // of an ended request in memory. This is assumed once a stream was cancelled or lost, and an idle
+  // timeout after the end.
   bool CutsOff() {
     const std::lock_guard lock(mutex_);
     return phase_ == Phase::kEnded && unread_;
   }
 
-  // What the stream should write, `greeted` if it has had its grant; or that it should finish.
-  // `call` is the stream's.
+  // What the stream should write next, or that it should finish. `greeted`: it has been sent its
+  // grant. `call` is the stream's.
   StreamStep Next(bool first, bool greeted, const WatchedRef& call);
-  // A result chunk left, or did not.
+  // A result chunk was written, or failed to be.
   void Written(bool ok);
 
   // Call
@@ -115,16 +136,17 @@ class ChunkedTransfer final : public Call {
 
   ~ChunkedTransfer() override;
   Status Admit(const RequestMessage& header);
-  // These four are entered with the lock and leave without.
+  // These four are entered with the lock held, and release it.
   void FailLocked(Lock& lock, Status status);
   void FailUploadLocked(Lock& lock, Rejection reason, Status status);
   void EndUpload(Lock& lock);
   void Run(Lock& lock);
   Status MissingLocked() const;
   StreamStep NextChunkLocked(const WatchedRef& call);
-  // A part of the request has ended before the whole.
+  // A part of the request has ended, before the whole.
   void TakePart(const Request& part);
-  // Goes on once no part of the request runs, maybe before it returns: its memory may go then.
+  // Calls `then` once no part of the request runs, possibly before it returns: its memory may be
+  // freed from then on.
   using Then = void (ChunkedTransfer::*)(std::unique_ptr<Request> request);
   void WhenQuiet(std::unique_ptr<Request> request, Then then);
   void UploadEnded(std::unique_ptr<Request> request);
@@ -138,30 +160,30 @@ class ChunkedTransfer final : public Call {
 
   std::mutex mutex_;
   Phase phase_ = Phase::kAdmitting;
-  Status failure_;  // why it ends; OK while all is well
+  Status failure_;  // why the request ends; OK while nothing has failed
   std::vector<std::shared_ptr<TransferStream>> streams_;
   const TransferStream* const first_;
-  int64_t joined_ = 1;  // streams, gone ones too
-  int64_t open_ = 1;    // streams that may still send
+  int64_t joined_ = 1;  // streams that ever joined
+  int64_t open_ = 1;    // streams on which the client may still send
   std::string token_;   // empty until admitted
 
   std::unique_ptr<Request> request_;  // until it is submitted
   std::shared_ptr<UploadRun> run_;    // the request's; set once, before its first byte
   UploadPlaces places_;
   int64_t placed_bytes_ = 0;
-  int64_t in_hand_ = 1;  // chunks that are being copied; at first, the header
+  int64_t in_hand_ = 1;  // chunks being copied; at first, the header
   TimePoint progress_;   // when the last progress_step_bytes_ were complete, or the request ended
   int64_t progress_bytes_ = 0;
-  int64_t progress_step_bytes_ = 0;  // what must come in one idle timeout
+  int64_t progress_step_bytes_ = 0;  // bytes that must arrive in one idle timeout
 
   uint64_t id_ = 0;
-  bool queued_ = false;  // may be, or has been
+  bool queued_ = false;  // the engine may have, or has had, the request
   bool unread_ = false;  // see CutsOff
 
   grpc::ByteBuffer header_;  // of the answer, until written
   bool header_due_ = false;
-  AnswerChunks answer_;  // until all is given to streams
-  int64_t writing_ = 0;  // chunks
+  AnswerChunks answer_;  // until all of it is handed to streams
+  int64_t writing_ = 0;  // chunks being written
 };
 
 using TransferRef = CallRef<ChunkedTransfer>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Server reflection (grpc.reflection.v1alpha), as a callback service: gRPC's own takes a thread for
-// each stream that is open.
+// Server reflection (grpc.reflection.v1alpha) as a callback service, because gRPC's own takes a
+// thread for each open stream.
 
 #pragma once
 

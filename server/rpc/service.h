@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttentionService on gRPC's callback API. The data methods take and give raw buffers; one reactor
-// stands for one call and deletes itself. gRPC's threads enter here and never wait.
+// AttentionService on gRPC's callback API. The data methods take and return raw buffers. Each call
+// has one reactor, which deletes itself. gRPC's threads enter here and never block.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend {
 
-// Calls of methods that there are not: each is refused, counted and logged.
+// Calls of methods that do not exist: each is refused, counted and logged.
 class UnknownMethods final : public grpc::CallbackGenericService {
  public:
   explicit UnknownMethods(ServiceContext& context) : context_(context) {}
@@ -44,7 +44,7 @@ class AttentionServiceImpl final
                                           grpc::ByteBuffer* response) override;
 
  private:
-  // Begins the stream that `make` makes, and ends it if streams no longer are wanted.
+  // Begins the stream that `make` makes, and ends it if streams are no longer accepted.
   template <class Make>
   Stream* Open(const Make& make);
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One AttendStream call. It reads while fewer than stream_requests_max of its requests are
-// unanswered and not beyond: what the client sends then waits in the client. Answers are written
-// one at a time, in the order in which they came out.
+// One AttendStream call. It reads only while fewer than stream_requests_max of its requests are
+// unanswered; beyond that, what the client sends waits in the client. Answers are written one at a
+// time, in the order in which they were ready.
 //
-// gRPC's threads enter by the On... methods, the server's by Finish; a mutex guards the state and
-// is never held across a call of gRPC or the engine that may call back.
+// gRPC's threads enter through the On... methods, the server's through Finish. A mutex guards the
+// state and is never held across a call to gRPC or the engine that may call back.
 
 #pragma once
 
@@ -30,7 +30,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   StreamCall(ServiceContext& context, grpc::CallbackServerContext& call);
 
   void Begin();
-  // OpenCall. Reads no more.
+  // OpenCall. Stops reading.
   void EndWhenIdle() override;
 
   // Call
@@ -48,13 +48,13 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   enum class Step { kNone, kRead, kFinish };
 
   ~StreamCall() override = default;
-  // What to do now that something changed; at most one of its results is acted upon at a time.
+  // What to do now that something has changed; at most one of its results is acted upon at a time.
   Step NextLocked();
-  // In gRPC's On... methods this object lives. On other threads it does only while a request of
-  // theirs is unanswered, or for kFinish, which one thread alone is given.
+  // In gRPC's On... methods this object is alive. On other threads it is only while a request of
+  // theirs is unanswered, or for kFinish, which only one thread is given.
   void Do(Step step);
   void Answer(grpc::ByteBuffer answer);
-  // Takes no more messages, and ends when those before are answered.
+  // Takes no more messages, and ends when the earlier ones are answered.
   void EndWithoutMemory();
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
@@ -67,14 +67,14 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   std::mutex mutex_;
   grpc::ByteBuffer incoming_;             // gRPC's while reading_
   std::deque<grpc::ByteBuffer> answers_;  // the first is gRPC's while writing_
-  std::unordered_set<uint64_t> queued_;   // requests that may be
+  std::unordered_set<uint64_t> queued_;   // requests that may be queued in the engine
   int64_t unanswered_ = 0;                // read, and their answer not yet written
   bool reading_ = false;
   bool writing_ = false;
   bool half_closed_ = false;  // the client sends no more
-  bool broken_ = false;       // nobody reads the answers
-  bool ending_ = false;       // the server wants the stream to end
-  bool no_memory_ = false;    // for a message that came
+  bool broken_ = false;       // the answers are not read any more
+  bool ending_ = false;       // the server is ending the stream
+  bool no_memory_ = false;    // for a message that arrived
   bool finished_ = false;
   bool admitted_ = false;  // any of its requests
 };

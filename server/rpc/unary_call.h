@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// Takes the call to the engine. What comes back is gRPC's until its OnDone.
+// Takes the call to the engine. gRPC owns the returned reactor until its OnDone.
 grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the bytes of a chunked request's tensors belong, and which have come. Not thread-safe.
+// Where the bytes of a chunked request's tensors belong, and which have arrived. Not thread-safe.
 
 #pragma once
 
@@ -21,10 +21,10 @@ class UploadPlaces {
 
   int64_t total_bytes() const { return total_bytes_; }
 
-  // The chunk's place, from now on taken. INVALID_ARGUMENT: it is none, or taken; or the bytes that
-  // came lie in too many pieces, which are memory outside the budget.
+  // Reserves the chunk's place. INVALID_ARGUMENT: there is no such place, or it is taken; or the
+  // arrived bytes are in too many separate pieces, whose list is memory outside the budget.
   Result<char*> Reserve(const ChunkMessage& chunk);
-  // What has not come, in words: "3 of q's 64 bytes, ...".
+  // The missing bytes, in words: "3 of q's 64 bytes, ...".
   std::string MissingText() const;
 
  private:
