@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many connections a server takes, by its settings and by what the system lets it open.
+// How many connections a server accepts, by its settings and by what the system lets it open.
 
 #pragma once
 
@@ -15,13 +15,13 @@ struct ConnectionLimits {
   int64_t per_peer = 0;
 };
 
-// Descriptors that a process must have left for anything but connections.
+// Descriptors that must remain for everything other than connections.
 inline constexpr int64_t kOtherDescriptors = 64;
-// By default no server takes more connections than this, however many descriptors it may have.
+// By default no server accepts more connections than this, however many descriptors it may open.
 inline constexpr int64_t kDefaultConnectionsMax = 16384;
 
-// Fills in what is 0: three quarters of the descriptors, of which one peer gets a quarter, as
-// shared memory, metrics, logs and devices need some too. An error if `limits` asks for more
+// Fills in limits that are 0: three quarters of the descriptors (shared memory, metrics, logs and
+// devices need some too), and a quarter of that for one peer. An error if `limits` asks for more
 // connections than `descriptors` allow. Pure.
 Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descriptors);
 
@@ -29,9 +29,9 @@ struct DescriptorLimit {
   int64_t before = 0;
   int64_t now = 0;
 };
-// Raises what this process may open to what the system lets it raise it to.
+// Raises this process's descriptor limit as far as the system allows.
 DescriptorLimit RaiseDescriptorLimit();
-// What it may open now.
+// How many descriptors it may open now.
 int64_t DescriptorsMax();
 
 }  // namespace attend

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which connections there are, of whom, and whether there is room for another. Pure: it opens and
-// closes nothing. Whoever takes a connection over does not say when it closes it, so a descriptor
-// is remembered with its socket's inode, and Sweep forgets what is no longer open. Not thread-safe.
+// The open connections and their peers, and whether there is room for another. Pure: it opens and
+// closes nothing. Once handed over, a connection is closed without notice, so a descriptor is
+// stored with its socket's inode, and Sweep forgets what is no longer open. Not thread-safe.
 
 #pragma once
 
@@ -25,27 +25,27 @@ class ConnectionTable {
   struct Connection {
     int fd = -1;
     ino_t inode = 0;
-    std::string peer;  // who counts as one
+    std::string peer;  // see PeerOf in listener.h
   };
-  // True if the descriptor is still that socket.
+  // True if the descriptor still refers to that socket.
   using IsOpen = std::function<bool(int fd, ino_t inode)>;
 
   ConnectionTable(int64_t connections_max, int64_t per_peer_max)
       : connections_max_(connections_max), per_peer_max_(per_peer_max) {}
 
   Room RoomFor(const std::string& peer) const;
-  // A connection that has said nothing so far. Whatever had its descriptor before is gone.
+  // Adds a connection that has sent nothing so far. Any earlier one with its descriptor is gone.
   void Add(const Connection& connection, TimePoint now);
-  void Spoke(int fd);  // it has said something, and is another's from now on
+  void Spoke(int fd);  // it has sent something, and is handed over
   void Remove(int fd);
-  bool IsSilent(int fd) const;  // it is here and has said nothing
-  // Forgets those that are another's and closed.
+  bool IsSilent(int fd) const;  // it is here and has sent nothing
+  // Forgets connections that were handed over and are closed.
   void Sweep(const IsOpen& is_open);
 
-  // The one that has been silent for longest: of all, or of `peer`.
+  // The connection that has been silent for longest: of all, or of `peer`.
   std::optional<int> OldestSilent() const;
   std::optional<int> OldestSilent(const std::string& peer) const;
-  // Since when that one of all has been here; kNever if none is silent.
+  // Since when the oldest silent one of all has been here; kNever if none is silent.
   TimePoint OldestSilentSince() const;
 
   int64_t size() const { return static_cast<int64_t>(connections_.size()); }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many calls a connection may have unanswered while the process's heap holds more than it
-// should. What gRPC keeps for calls that have ended is there, and nothing says how many these are.
-// Looks now and then, and between two looks takes every call for one of them. Any thread.
+// How many calls a connection may have unanswered while the process's heap is larger than it should
+// be. The heap includes what gRPC keeps for calls that have ended, whose number is unknown.
+// Measures the heap now and then, and between two measurements counts every call as one of them.
+// Thread-safe.
 
 #pragma once
 
@@ -23,19 +24,18 @@ class HeapPressure {
 
   static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
-  // The heap should hold no more than `growth_max` bytes more than now, where a call takes
-  // `call_bytes`.
+  // The heap should grow by no more than `growth_max` bytes from now on; a call takes `call_bytes`.
   HeapPressure(int64_t growth_max, int64_t call_bytes, HeapBytes heap_bytes = MallocBytes)
       : heap_bytes_(std::move(heap_bytes)),
         call_bytes_(call_bytes),
         growth_max_(std::max<int64_t>(1, growth_max)),
         bytes_max_(heap_bytes_() + growth_max_) {}
 
-  // A call begins. kUnbounded while the heap is below its bound; from there on less and less than
-  // `most`, and one where it has grown by twice as much.
+  // A call begins. Returns kUnbounded while the heap is below its bound; above it, less and less
+  // than `most`, down to one when the heap has grown by twice as much.
   int64_t CallsAllowed(TimePoint now, int64_t most);
 
-  // What malloc has given out and not taken back.
+  // Bytes allocated by malloc and not freed.
   static int64_t MallocBytes();
 
  private:
@@ -43,9 +43,9 @@ class HeapPressure {
   const int64_t call_bytes_;
   const int64_t growth_max_;
   const int64_t bytes_max_;
-  std::atomic<TimePoint> next_{TimePoint()};  // look
-  std::atomic<int64_t> seen_bytes_{0};        // by the last one
-  std::atomic<int64_t> calls_{0};             // begun since
+  std::atomic<TimePoint> next_{TimePoint()};  // measurement
+  std::atomic<int64_t> seen_bytes_{0};        // by the last measurement
+  std::atomic<int64_t> calls_{0};             // begun since then
 };
 
 }  // namespace attend

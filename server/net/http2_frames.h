@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a client's HTTP/2 frames may be before gRPC reads them. gRPC 1.51 keeps a header block of
-// any length, in time that grows with its square, lets a client that never acknowledges its
-// settings open any number of streams, works for frames that carry nothing, has no bound on the
-// calls of all connections, and keeps what a call took for some time after its stream has ended.
-// Looks at frames' heads only, of which there is one in 16 KiB or so. Pure.
+// Checks a client's HTTP/2 frames before gRPC reads them. gRPC 1.51 keeps a header block of any
+// length, in time that grows with its square; lets a client that never acknowledges its settings
+// open any number of streams; does work for frames that carry nothing; has no bound on the calls of
+// all connections; and keeps a call's memory for some time after its stream has ended. Reads only
+// the heads of frames, about one in 16 KiB. Pure.
 
 #pragma once
 
@@ -25,12 +25,12 @@
 
 namespace attend {
 
-// Finds the heads of frames in what comes piece by piece.
+// Finds the heads of frames in bytes that arrive piece by piece.
 class FrameHeads {
  public:
   static constexpr int kBytes = 9;
 
-  // The first frame begins after that many bytes.
+  // The first frame begins after `skip` bytes.
   explicit FrameHeads(int64_t skip) : skip_(skip) {}
 
   // Calls found(head) for each head that ends in `bytes`, until one says what is wrong.
@@ -47,11 +47,11 @@ class FrameHeads {
   int8_t head_bytes_ = 0;
 };
 
-// Of what comes now and then: so many at once, and so many a second.
+// A rate limit: a burst of some number, and so many a second.
 class FrameRate {
  public:
   FrameRate(int64_t most, int64_t per_second) : most_(most), per_second_(per_second) {}
-  // Another one. False: one too many.
+  // Counts one more. False: one too many.
   bool Count(TimePoint now);
 
  private:
@@ -65,18 +65,19 @@ class Http2Frames {
  public:
   struct Limits {
     int64_t streams = 1024;  // that may be opened before the settings are acknowledged
-    // While the heap is short, a connection may begin so many calls a second more than it gets
-    // answers, or fewer if it is very short. Null: it never is.
+    // While the heap is short, limits by how many calls per second a connection may begin more than
+    // it gets answers. Null: no limit.
     std::shared_ptr<HeapPressure> heap;
-    // Where the connection's open calls count. Null: nowhere.
+    // Where the connection's open calls are counted. Null: nowhere.
     std::shared_ptr<OpenCalls::Peer> calls;
   };
-  // Of one block of headers: gRPC itself takes 8 KiB, and says so to whoever sends a little more.
+  // Bytes of one block of headers. gRPC itself accepts 8 KiB, and answers clients that send a
+  // little more.
   static constexpr int64_t kHeaderBytesMax = int64_t{32} << 10;
   static constexpr int64_t kHeaderFramesMax = 16;
-  // Of gRPC's memory a frame of DATA takes more than it brings, below this.
+  // A DATA frame with fewer bytes takes more of gRPC's memory than it brings.
   static constexpr int64_t kDataBytesMin = 32;
-  // Frames that carry neither headers nor so much data: so many at once, and so many a second.
+  // Frames that carry neither headers nor that much data: so many at once, and so many a second.
   static constexpr int64_t kIdleFramesMax = 16384;
   static constexpr int64_t kIdleFramesPerSecond = 4096;
   // RST_STREAM of streams that are not open. A call that its client gives up as it begins is only
@@ -84,27 +85,27 @@ class Http2Frames {
   static constexpr int64_t kResetsMax = 262144;
   static constexpr int64_t kResetsPerSecond = 262144;
   // A WINDOW_UPDATE counts as one of these unless so many bytes of answers were sent for it, or it
-  // is one of so many for a frame of them, or for a call that begins: of its stream and of the
-  // connection.
+  // is one of so many for each frame of them, or for each call that begins: of its stream and of
+  // the connection.
   static constexpr int64_t kBytesPerUpdate = 512;
   static constexpr int64_t kUpdatesPerFrame = 2;
 
   explicit Http2Frames(const Limits& limits) : limits_(limits) {}
-  ~Http2Frames();  // its calls are open no longer
+  ~Http2Frames();  // its calls no longer count as open
   Http2Frames(const Http2Frames&) = delete;
   Http2Frames& operator=(const Http2Frames&) = delete;
 
-  // The next bytes of the connection, from its first on. Null, or what is wrong with them: the
-  // connection is not to be read any further.
+  // Takes the next bytes of the connection, from its first on. Returns null, or what is wrong with
+  // them: the connection must then not be read any further.
   const char* Read(std::span<const uint8_t> bytes, TimePoint now);
-  // The next bytes that the server sends, on any one thread at a time, at once with Read. Before
-  // the client can have them: what it does then may rest on them.
+  // Takes the next bytes that the server sends. One thread at a time, but concurrent with Read.
+  // Call it before the client can have the bytes, because what it does next may depend on them.
   void Written(std::span<const uint8_t> bytes);
 
  private:
   const char* Begin(const uint8_t* head, TimePoint now);
   const char* CountHeaders(uint8_t type, uint8_t flags, int32_t length);
-  // Headers that begin a call, or that belong to one that is open or has ended.
+  // Counts headers that begin a call, or that belong to one that is open or has ended.
   const char* CountCall(int32_t stream, TimePoint now);
   const char* CountUnanswered(TimePoint now);
   const char* CountReset(int32_t stream, TimePoint now);

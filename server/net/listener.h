@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Accepts connections for gRPC, whose own listener forgets its sockets for good at the first error.
-// One thread for all addresses. A connection is kept here until its first byte has come; there is a
-// bound on connections in all and for each peer, and where it is reached the one that has said
-// nothing for longest makes room. Errors of the system are survived: it rests and tries again.
+// Accepts connections for gRPC, whose own listener stops using its sockets for good at the first
+// error. One thread serves all addresses. A connection is kept here until its first byte arrives.
+// Connections are limited in total and per peer; at a limit, the one that has been silent for
+// longest is closed to make room. After a system error the listener pauses and tries again.
 
 #pragma once
 
@@ -34,21 +34,21 @@ class Listener {
     Duration first_byte_timeout;
   };
   struct Callbacks {
-    // Takes over a connected, non-blocking socket that has something to read. On the thread.
+    // Takes over a connected, non-blocking socket that has something to read. Called on the thread.
     std::function<void(int socket)> take;
-    // Accepting has failed for a while, or works again. On the thread, which holds no lock.
+    // Accepting has failed for a while, or works again. Called on the thread, which holds no lock.
     std::function<void(bool accepting)> changed;
   };
 
-  // Accepts from `sockets`, which listen already and outlive the listener, from now on.
+  // Starts to accept from `sockets`, which already listen and must outlive the listener.
   static Result<std::unique_ptr<Listener>> Start(const Options& options, std::vector<int> sockets,
                                                  Callbacks callbacks, Metrics& metrics,
                                                  Logger& logger, const Clock& clock);
-  ~Listener();  // ends what is still silent
+  ~Listener();  // closes connections that are still silent
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Connections that are open now. From any thread.
+  // Connections that are open now. Any thread.
   int64_t CountOpen();
   bool accepting() const { return accepting_.load(std::memory_order_acquire); }
 
@@ -62,7 +62,7 @@ class Listener {
   bool Watch(int operation, int fd, bool readable);
   void Accept(int listener);
   void AcceptFailed(int listener);
-  // Accepts and closes with the spare descriptor, so that clients learn of it.
+  // Accepts and closes a connection with the spare descriptor, so that its client is told.
   void Shed(int listener);
   void Rest(bool rest);
   void SetAccepting(bool accepting);
@@ -70,7 +70,8 @@ class Listener {
   void Admit(UniqueFd socket);
   bool MakeRoom(int socket, const std::string& peer);
   void SweepOften();
-  // Hands over what speaks and closes what has ended. True if it is still there and silent.
+  // Hands the connection over if it has sent something, closes it if it has ended. True if it is
+  // still open and silent.
   bool IsSilent(int fd);
   void Close(int fd);
   void EndSilent();
@@ -83,7 +84,7 @@ class Listener {
   Logger& logger_;
   const Clock& clock_;
   UniqueFd events_;  // epoll
-  UniqueFd wake_;    // readable once the thread shall end
+  UniqueFd wake_;    // readable when the thread must end
   UniqueFd spare_;
   std::mutex mutex_;
   ConnectionTable table_;  // the thread's, but for CountOpen
@@ -95,10 +96,10 @@ class Listener {
   std::thread thread_;
 };
 
-// Who counts as one peer: an IPv4 address, the /64 network of an IPv6 address, or a user on this
+// The peer of a connection: an IPv4 address, the /64 network of an IPv6 address, or a user on this
 // host.
 std::string PeerOf(int socket);
-// The same in words: of an IPv6 address the network.
+// The same as text; for an IPv6 address, the network.
 std::string PeerText(int socket);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many calls are open, over all connections and over those of each peer. One holds some memory
-// for as long as its client wants, even if nothing is ever sent on it. Any thread.
+// Counts open calls, over all connections and over those of each peer. A call holds some memory for
+// as long as its client wants, even if nothing is ever sent on it. Thread-safe.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace attend {
 
 class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
  public:
-  // What the connections of one peer have in common, while there is one.
+  // Shared by the connections of one peer, while there are any.
   class Peer {
    public:
     Peer(std::shared_ptr<OpenCalls> all, std::string name)
@@ -27,7 +27,8 @@ class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
 
-    // Counts another call. Or says which bound it would break, and does not count it.
+    // Counts another call, and returns null. Or returns which bound it would break, and does not
+    // count it.
     const char* Begin();
     void End(int64_t calls) {
       calls_.fetch_sub(calls, std::memory_order_relaxed);
@@ -46,7 +47,7 @@ class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
   int64_t Count() const { return calls_.load(std::memory_order_relaxed); }
 
  private:
-  // An eighth of all calls is for peers that have less than a 64th of them, or none.
+  // An eighth of all calls is reserved for peers that have less than a 64th of them, or none.
   static constexpr int64_t kKept = 8, kFew = 64;
 
   void Forget(const std::string& peer);
@@ -64,7 +65,7 @@ inline const char* OpenCalls::Peer::Begin() {
     calls_.fetch_sub(1, std::memory_order_relaxed);
     return "more open calls than one peer may have";
   }
-  // Peers that have many leave some to those that have few.
+  // Peers with many calls must leave some to those with few.
   const bool few = before < std::max<int64_t>(1, all_->most_ / kFew);
   const int64_t most = few ? all_->most_ : all_->most_ - all_->most_ / kKept;
   if (all_->calls_.fetch_add(1, std::memory_order_relaxed) < most) return nullptr;
@@ -85,7 +86,7 @@ inline std::shared_ptr<OpenCalls::Peer> OpenCalls::Of(const std::string& peer) {
 
 inline void OpenCalls::Forget(const std::string& peer) {
   const std::lock_guard lock(mutex_);
-  const auto found = peers_.find(peer);  // by now it may have connections again
+  const auto found = peers_.find(peer);  // the peer may have connections again by now
   if (found != peers_.end() && found->second.expired()) peers_.erase(found);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sockets that listen on TCP addresses.
+// Opens sockets that listen on TCP addresses.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace attend {
 
 struct TcpKeepalive {
-  std::chrono::seconds time{60};     // of silence before the peer is asked
-  std::chrono::seconds timeout{20};  // for its answer, and for taking what was sent
+  std::chrono::seconds time{60};     // of silence before the peer is probed
+  std::chrono::seconds timeout{20};  // for its answer, and for acknowledging what was sent
 };
 
 struct TcpListeners {
@@ -23,11 +23,11 @@ struct TcpListeners {
   int port = 0;
 };
 
-// Non-blocking sockets listening at `address`, HOST:PORT; port 0 becomes any that is free. A name
+// Non-blocking sockets listening at `address`, HOST:PORT; port 0 is replaced by a free one. A name
 // stands for all its addresses that this machine has, 0.0.0.0 and [::] for every address of both
-// families. What is accepted sends without delay, as gRPC's own listeners have it, and ends with
-// its peer's machine (keep-alive). gRPC's own pings cost a timer for each read. An error is one
-// line: why.
+// families. Accepted connections send without delay, as with gRPC's own listeners, and end when
+// their peer's machine is gone (keep-alive). gRPC's own pings would cost a timer for each read. An
+// error is one line that says why.
 Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive = {});
 
 // "host:0" with the port that was bound.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which pieces of a block are complete: bytes arrive in any order and any ranges, and go on in
-// pieces that are worth a copy each. The block has sections, and all pieces of one have the same
-// size but its last; so what comes late in one section holds back nothing of the next. No lock; any
-// threads at once.
+// Tracks which pieces of a block are complete: bytes arrive in any order and in any ranges, and are
+// passed on in pieces that are worth a copy each. The block has sections. All pieces of a section
+// have the same size, except its last, so late bytes in one section hold back nothing of the next.
+// Lock-free; thread-safe.
 
 #pragma once
 
@@ -17,13 +17,13 @@ namespace attend {
 
 class ArrivedPieces {
  public:
-  // `piece_bytes` is at least 1. `sections`: where they begin, ascending, the first at 0; each ends
-  // where the next begins, the last at `bytes`.
+  // `piece_bytes` is at least 1. `sections`: where sections begin, ascending, the first at 0; each
+  // ends where the next begins, the last at `bytes`.
   ArrivedPieces(int64_t bytes, int64_t piece_bytes, const std::vector<int64_t>& sections = {0});
 
-  // The bytes of `range`, which lies in the block, are there; each byte comes once. Returns the
-  // pieces that this call has completed, neighbours as one range, in order: over all calls each
-  // piece once, and to its receiver all of its bytes are visible.
+  // The bytes of `range`, which is within the block, have arrived; each byte arrives once. Returns
+  // the pieces that this call has completed, in order, with neighbours merged. Over all calls each
+  // piece is returned once, and all of its bytes are visible to the caller that gets it.
   std::vector<ByteRange> Add(const ByteRange& range);
 
  private:

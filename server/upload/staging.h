@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chunked uploads that go on to a device while they arrive, so that after the last chunk little is
-// left to copy. An optimisation that may be left out at any point, and no second truth: the block
-// on the host gets every byte. Whoever cannot have the copy, or loses it, takes the ordinary way.
+// Copies chunked uploads to a device while they arrive, so that little is left to copy after the
+// last chunk. Purely an optimisation: the host block always receives every byte, and a request that
+// cannot get a device copy, or loses it, falls back to the normal path.
 //
-// Whose the memory is. The block on the host, and the request's part of the device's staging
-// memory, belong to one holder (StagedInput::Held) that two share: the StagedInput, for as long as
-// its request lives, and the device's Staging, for as long as a copy that was enqueued may read
-// the block or write to the device. So always: no byte of the block goes back to its pool, and
-// none of the device's share is counted as free, while a copy still uses it; and nobody waits for
-// that: whoever is last lets go, which for an upload that was broken off is a thread of the
-// backend, a moment later. Kernels read the device's memory only after StagedInput::Finish, or
-// Mark for what was marked, and have ended by the request's end.
+// Ownership. The block on the host, and the request's share of the device's staging memory, belong
+// to one holder (StagedInput::Held) with two owners: the StagedInput, for as long as its request
+// lives, and the device's Staging, for as long as an enqueued copy may read the block or write to
+// the device. So no byte of the block returns to its pool, and none of the device's share counts as
+// free, while a copy still uses it. No thread waits for that: the last owner releases the holder,
+// which for an aborted upload is a thread of the backend, a moment later. Kernels read the device's
+// memory only after StagedInput::Finish (or Mark, for the ranges it covers), and have ended by the
+// request's end.
 
 #pragma once
 
@@ -36,21 +36,21 @@
 namespace attend {
 
 struct StagingOptions {
-  // Of each device's memory, and no more than a quarter of it; 0: none.
+  // Staging memory on each device, at most a quarter of the device's memory; 0: no staging.
   int64_t bytes_max = int64_t{4} << 30;
-  // Tensors of fewer bytes, at least 1, are copied when they are complete; and heads are computed
-  // before the rest in groups of about so many (upload_plan.h).
+  // At least 1. Tensors with fewer bytes are copied once they are complete; heads are computed
+  // before the rest in groups of about this many bytes (upload_plan.h).
   int64_t bytes_min = int64_t{4} << 20;
-  // What is copied at once, at least.
+  // Least bytes of one copy.
   int64_t piece_bytes = int64_t{1} << 20;
 };
 
 const char* StagingEndName(StagingEnd end);
 
-// The staging memory of all devices, as a budget, and what it was good for. Thread-safe.
+// The budget of staging memory on all devices, and statistics of its use. Thread-safe.
 class StagingBudget {
  public:
-  // Given back by the destructor.
+  // Returned by the destructor.
   class Hold {
    public:
     Hold(StagingBudget& budget, int device, int64_t bytes)
@@ -75,11 +75,11 @@ class StagingBudget {
     int64_t bytes_max = 0;
   };
   explicit StagingBudget(const std::vector<Limit>& limits);  // of each device
-  ~StagingBudget();  // waits until every hold is given back: copies may still be under way
+  ~StagingBudget();  // waits until every hold is returned: copies may still be under way
   StagingBudget(const StagingBudget&) = delete;
   StagingBudget& operator=(const StagingBudget&) = delete;
 
-  // Nothing if there is not so much.
+  // Returns nothing if there is not enough.
   std::optional<Hold> Take(int device, int64_t bytes);
   void CountBytes(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void CountPart() { parts_.fetch_add(1, std::memory_order_relaxed); }  // queued early
@@ -114,10 +114,11 @@ class StagingBudget {
 };
 
 // One request's input block, and the copy of its tensors on a device while there is one. The
-// request owns it. One thread at a time, but for what says otherwise and, of parts, Apply.
+// request owns it. One thread at a time, except for methods that say otherwise and for Apply by
+// parts.
 class StagedInput final : public DeviceCopy {
  public:
-  ~StagedInput() override;  // the memory goes once no copy uses it, see above
+  ~StagedInput() override;  // the memory is freed once no copy uses it, see above
   StagedInput(const StagedInput&) = delete;
   StagedInput& operator=(const StagedInput&) = delete;
 
@@ -138,11 +139,11 @@ class StagedInput final : public DeviceCopy {
   friend class Stager;
   struct Held {
     StagingBudget::Hold hold;
-    HostBlock block;  // goes first: who finds the hold given back finds the block given back too
+    HostBlock block;  // freed first: once the hold is returned, so is the block
   };
 
-  // Until the upload is complete, `chosen.cost` is expected of the device. `tensors`: where they
-  // begin in the block.
+  // Until the upload is complete, the router expects `chosen.cost` on the device. `tensors`: where
+  // they begin in the block.
   StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen, int64_t bytes,
               int64_t piece_bytes, const std::vector<int64_t>& tensors);
   void ForgetCost();
@@ -153,15 +154,15 @@ class StagedInput final : public DeviceCopy {
   const int device_;
   const int64_t whole_cost_;
   std::atomic<int64_t> expected_cost_;
-  const int64_t bytes_;  // of the block's beginning, where the tensors are
+  const int64_t bytes_;  // at the block's beginning, where the tensors are
   ArrivedPieces pieces_;
   std::atomic<bool> failed_{false};  // a copy was refused
   bool counted_ = false, sealed_ = false, good_ = false;
   std::shared_ptr<Held> held_;
-  std::unique_ptr<Staging> copy_;  // null: none any more
+  std::unique_ptr<Staging> copy_;  // null: dropped
 };
 
-// Gives uploads their staging. Thread-safe.
+// Makes the staging of uploads. Thread-safe.
 class Stager {
  public:
   // `backends` and `router` must outlive it.
@@ -170,12 +171,12 @@ class Stager {
 
   void CountSplit() { budget_.CountEnd(StagingEnd::kSplit); }
   void CountPart() { budget_.CountPart(); }
-  // Whether they are enough bytes, and some device has memory for uploads at all.
+  // Whether the tensors have enough bytes, and any device has memory for uploads at all.
   bool Wants(std::span<const HostSpan> tensors) const;
-  // Takes `block` and returns what holds it from now on; or null, and the block stays where it is:
-  // the device that the router expects to run the request needs no copy, or has no memory for one.
-  // `tensors` lie in the block in ascending order, from its beginning, apart by less than
-  // kTensorAlignBytes, and what the kernel reads beside them lies behind. May wait for a driver.
+  // Takes `block` and returns its new owner. Or returns null and leaves the block: the device that
+  // the router expects to run the request needs no copy, or has no memory for one. `tensors` are in
+  // the block in ascending order, from its beginning, less than kTensorAlignBytes apart, followed
+  // by whatever else the kernel reads. May wait for a driver.
   std::unique_ptr<StagedInput> Stage(std::span<const Candidate> candidates, HostBlock& block,
                                      std::span<const HostSpan> tensors);
 

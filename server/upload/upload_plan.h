@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a chunked request is divided so that some of it can be computed while the rest is on its way.
-// Pure: it follows from the problem and from the parts that its device would compute it in anyway
-// (Backend::Parts), which stay what they are; so no bit of the answer depends on it.
+// Divides a chunked request so that some of it can be computed while the rest is still arriving.
+// Pure: the result depends on the problem and on the parts in which its device would compute it
+// anyway (Backend::Parts). These parts do not change, so no bit of the answer depends on the
+// division.
 
 #pragma once
 
@@ -21,11 +22,11 @@ struct UploadGroup {
   std::vector<AttentionSlice> parts;  // the device's, counted from the slice's beginning
 };
 
-// Groups in the order of memory that together are the whole, each of neighbours among `parts`: as
-// many as have `bytes_min` bytes of Q, K, V, bias and O, and whose O and LSE are a run of memory
-// each, but fewer where they would not be one range of sequences or of a sequence's heads. None if
-// there would be fewer than two, or no such runs: in the layout BLHD, where the parts are not whole
-// sequences, and packed.
+// Returns groups in the order of memory that together are the whole. Each consists of neighbours
+// among `parts`: enough to have `bytes_min` bytes of Q, K, V, bias and O, and with O and LSE
+// contiguous in memory; but fewer where they would not be one range of sequences or of a sequence's
+// heads. Empty if there would be fewer than two groups, or if O and LSE would not be contiguous: in
+// the layout BLHD, if the parts are not whole sequences, and if packed.
 std::vector<UploadGroup> PlanUpload(const Attention& whole, std::span<const AttentionSlice> parts,
                                     int64_t bytes_min);
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A chunked request that is computed while it arrives: as soon as a device has all that a group of
-// its heads (upload_plan.h) reads, the group is ready, and is queued as a request of its own, a
-// part, that reads the device's copy of the upload (staging.h) and writes its run of the answer.
-// While bytes are missing at most so many parts are open at once, queued or running, and whenever
-// one ends the next is begun. With the last byte all others are ready, those that the copy has
-// failed on the host's memory. An upload has one place in its queue, which its first part takes:
-// until one was queued they are tried one at a time, and those that find no place wait for another
-// to be queued or to end, or for the last byte.
+// Computes a chunked request while it arrives. As soon as a device has everything that a group of
+// its heads (upload_plan.h) reads, the group is ready. It is then queued as a request of its own, a
+// part, which reads the device's copy of the upload (staging.h) and writes its range of the answer.
+// While bytes are missing, the number of open parts, queued or running, is limited; whenever one
+// ends the next is begun. With the last byte all other parts are ready; those whose copy failed use
+// the host's memory. An upload has one place in its queue, which its first part takes. Until one
+// has been queued, parts are tried one at a time; a refused part is retried when another is queued
+// or ends, or when the last byte arrives.
 //
-// An optimisation: if no part was queued before the last byte, the request goes its ordinary way.
-// From the first part on it is its device's: if that is lost, the request fails.
+// An optimisation: if no part was queued before the last byte, the request takes the normal path.
+// From the first part on, the request is bound to its device: if that is lost, the request fails.
 //
-// The parts use the whole's memory, so whoever has the whole must not let go of it while one runs:
-// after the last byte Complete keeps it until the parts have ended; before, and if nobody completes
-// it, Stop says when they have. Thread-safe; the mutex is not held while anything else is called.
+// The parts use the whole's memory, so the whole must not be freed while one runs. After the last
+// byte, Complete keeps it until the parts have ended; before that, or if it is never completed,
+// Stop tells when they have. Thread-safe; the mutex is not held while anything else is called.
 
 #pragma once
 
@@ -34,52 +34,54 @@ namespace attend {
 
 class UploadRun final : public Responder, public std::enable_shared_from_this<UploadRun> {
  public:
-  // How the engine runs parts. All may be called from any thread, also from inside of each other.
+  // How the engine runs parts. All may be called from any thread, also from within each other.
   struct Hooks {
-    // Sends a part to part->device; takes it if and only if OK. It then ends by its responder.
+    // Sends a part to part->device; takes it if and only if OK. It then ends through its responder.
     std::function<Status(std::unique_ptr<Request>& part)> push;
     // Ends a part that is still queued with CANCELLED (or DEADLINE_EXCEEDED).
     std::function<void(int device, uint64_t id)> cancel;
-    // Takes the whole, ended.
+    // Takes the whole, which has ended.
     std::function<void(std::unique_ptr<Request> whole)> finish;
     // A part was queued while bytes of others were missing.
     std::function<void()> count_early;
   };
-  // Told of every part that has ended, with its status, before Complete or Stop hear of it.
+  // Called for every part that has ended, with its status, before Complete or Stop take notice of
+  // it.
   using PartEnded = std::function<void(const Request& part)>;
 
-  // One part for each group, which MakeParts has made of `whole`; their ids count up from the
-  // first's, and their selections are set. The whole is staged, and its device is set. At least one
-  // part may be open.
+  // One part for each group, made from `whole` by MakeParts; their ids count up from the first's,
+  // and their selections are set. The whole is staged, and its device is set. At least one part may
+  // be open.
   UploadRun(const Request& whole, std::vector<UploadGroup> groups,
             std::vector<std::unique_ptr<Request>> parts, int64_t open_max, Hooks hooks);
 
-  // Once, before the first byte.
+  // Call once, before the first byte.
   void OnPartEnded(PartEnded part_ended) { part_ended_ = std::move(part_ended); }
 
-  // Copies of these ranges of the input block were enqueued: the parts that have all their bytes
-  // with them are ready. Any threads at once, each byte once; all have returned before Complete or
-  // the end of the whole.
+  // Copies of these ranges of the input block were enqueued: parts that now have all their bytes
+  // are ready. Thread-safe, each byte once; all calls must have returned before Complete or the end
+  // of the whole.
   void Copied(std::span<const ByteRange> ranges);
 
   // Whether a part was ever queued.
   bool begun();
   int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
 
-  // All bytes have come; `copied`: the device's copy is whole, or will be before what is started
-  // now. Begins what was not, and gives the whole to Hooks::finish, maybe before this returns, when
-  // all parts have ended: with the answer that they wrote, or with the first failure. Times of
-  // copies and kernels are sums, those of the queue the part's that was queued last.
+  // All bytes have arrived; `copied`: the device's copy is complete, or will be before anything
+  // started now. Begins the remaining parts. When all parts have ended, possibly before this
+  // returns, gives the whole to Hooks::finish: with the answer that they wrote, or with the first
+  // failure. Times of copies and kernels are sums; the queue's times are those of the part that was
+  // queued last.
   void Complete(std::unique_ptr<Request> whole, bool copied);
 
-  // The whole is wanted no more: no part is begun from now on, those queued are dropped, and the
+  // The whole is no longer wanted: no part is begun from now on, queued ones are dropped, and the
   // whole, if completed, ends with `why` unless it has failed before.
   void Cancel(Status why);
-  // The same for a whole that was not or will not be completed, and that ends by other means: calls
-  // `quiet`, maybe before this returns, when no part runs. Once.
+  // The same for a whole that is not completed, and ends in another way: calls `quiet` when no part
+  // runs, possibly before this returns. Call once.
   void Stop(std::function<void()> quiet);
 
-  // Of a part.
+  // Responder of a part.
   void Finish(std::unique_ptr<Request> part) override;
 
  private:
@@ -87,27 +89,27 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
     std::vector<ByteRange> tensors;         // in the block
     std::atomic<int64_t> missing_bytes{0};  // of them
     std::unique_ptr<Request> request;       // until it is queued
-    // What has brought all its bytes to the device. Null: nothing says so before Complete.
+    // The event after which all its bytes are on the device. Null: unknown before Complete.
     const DeviceEvent* mark = nullptr;
-    bool begun = false;      // or somebody tries
+    bool begun = false;      // or a thread is trying to
     bool early = false;      // while bytes of others were missing
-    bool forgotten = false;  // its share of DeviceCopy's expected cost
+    bool forgotten = false;  // ForgetShare was called for it
   };
 
-  // Takes the part to begin it; false if somebody else has, or nobody should now.
+  // Claims the part to begin it; false if another thread has, or if it should not begin now.
   bool TakeLocked(Part& part);
   bool Take(Part& part);
   Part* TakeNextLocked();
   void Begin(Part& part);
   Part* Push(Part& part);
-  // Where it reads its tensors, and what it waits for.
+  // Sets where the part reads its tensors, and what it waits for.
   void PlaceLocked(Part& part) const;
   bool SomeMissing() const;
   void Refused(Part& part, Status status);
   bool Fail(Status status);
   void CancelParts();
   void Dropped(bool part);
-  // What is to be ended now that nothing runs, outside the lock.
+  // What to end, outside the lock, now that nothing runs.
   struct Ended {
     std::unique_ptr<Request> whole;
     std::function<void()> quiet;
@@ -130,14 +132,14 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   bool copied_ = false;      // with it
   bool begun_ = false;
   Status refusal_;                  // the last
-  Status failure_;                  // the first; OK while all is well
+  Status failure_;                  // the first; OK if there is none
   std::unique_ptr<Request> whole_;  // from Complete on
   std::function<void()> quiet_;
   int64_t copy_in_ns_ = 0, kernel_ns_ = 0, copy_out_ns_ = 0;
   struct {
     TimePoint enqueued, started, completed;
     int64_t batch_requests = 0;
-  } last_;  // the part that was queued last, but `completed` of that which ended last
+  } last_;  // of the part that was queued last; `completed` of the one that ended last
 };
 
 }  // namespace attend
