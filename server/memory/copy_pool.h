@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Threads that copy the bytes of large messages to their places, so that gRPC's few threads never
-// stand in a long memcpy. One copy is split by bytes over the threads; copies take turns, so that a
-// short one waits for a part of a long one at most.
+// spend long in a memcpy. One copy is split by bytes over the threads. Copies take turns, so that a
+// short one waits at most for a part of a long one.
 
 #pragma once
 
@@ -26,7 +26,7 @@ class CopyPool {
   CopyPool(const CopyPool&) = delete;
   CopyPool& operator=(const CopyPool&) = delete;
 
-  // Copies all pieces, then calls `done` once on a thread of the pool. Any thread; never waits.
+  // Copies all pieces, then calls `done` once on a thread of the pool. Thread-safe; never waits.
   void Copy(std::vector<HostPiece> pieces, std::function<void()> done);
 
  private:
@@ -36,7 +36,7 @@ class CopyPool {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::list<std::shared_ptr<Job>> jobs_;  // with parts that nobody has begun; taken in turn
+  std::list<std::shared_ptr<Job>> jobs_;  // with parts that no thread has begun; taken in turn
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };

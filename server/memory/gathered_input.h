@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A request's tensors as its message brought them: pieces in the transport's own memory, which is
-// page-locked, and their places in the request's input block, which nobody has copied them to. A
-// device that gathers reads the pieces; for everybody else they are copied first.
+// A request's tensors as they arrived in its message: pieces in the transport's own memory, which
+// is page-locked, and their places in the request's input block, to which they have not been
+// copied. A device that gathers reads the pieces; for any other use they are copied first.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace attend {
 
 class ScatteredInput {
  public:
-  // `owner` keeps the pieces' memory. The pieces rise by their places.
+  // `owner` keeps the pieces' memory alive. The pieces are in ascending order of their places.
   ScatteredInput(std::vector<HostPiece> pieces, std::shared_ptr<const void> owner)
       : pieces_(std::move(pieces)), owner_(std::move(owner)) {}
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory this process may have: the machine's, or less if a cgroup (a container's, a
-// service's) bounds it.
+// How much memory this process may have: the machine's, or less if a cgroup (of a container or
+// service) limits it.
 
 #pragma once
 
@@ -15,7 +15,7 @@ struct MemoryLimit {
   std::string whose;  // "the machine", "the cgroup /sys/fs/cgroup/system.slice"
 };
 
-// `root` stands before /proc and /sys: "" but in tests.
+// `root` is put before /proc and /sys: "" except in tests.
 MemoryLimit ProcessMemoryLimit(const std::string& root = "");
 
 }  // namespace attend

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where tensor bytes live on the host while a request is in the server, and by its byte budget the
-// server's memory admission: no block, no admission. The whole budget is one piece of memory, taken
-// (and with a GPU page-locked) at the start, so that no request waits for the system to lock
-// memory, and none can fail for it. Without a GPU its pages come when they are first used.
+// The host memory of tensors while their request is in the server. Its byte budget is also the
+// server's memory admission: no block, no admission. The whole budget is one piece of memory,
+// allocated (and with a GPU page-locked) at the start, so that no request waits for the system to
+// lock memory, or fails because it cannot. Without a GPU, pages are committed when they are first
+// used.
 //
-// Thread-safe. The pool must outlive its blocks, also those that gRPC still sends from.
+// Thread-safe. The pool must outlive its blocks, including those that gRPC still sends from.
 
 #pragma once
 
@@ -22,8 +23,8 @@ namespace attend {
 
 class HostPool;
 
-// A block of the pool, given back by the destructor. Movable; empty when default-made or moved
-// from. Data is 256-byte aligned and not initialised.
+// A block of the pool, returned by the destructor. Movable; empty when default-constructed or moved
+// from. Data is 256-byte aligned and uninitialised.
 class HostBlock {
  public:
   HostBlock() = default;
@@ -32,7 +33,7 @@ class HostBlock {
   ~HostBlock() { Release(); }
 
   void* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }  // as asked for
+  int64_t bytes() const { return bytes_; }  // as requested
   void Release();
 
  private:
@@ -44,22 +45,22 @@ class HostBlock {
 
 class HostPool {
  public:
-  // Takes `budget_bytes` from `allocator`, which must outlive the pool; the error, if it has not so
-  // much, is the allocator's.
+  // Allocates `budget_bytes` from `allocator`, which must outlive the pool. If that fails, the
+  // error is the allocator's.
   static Result<std::unique_ptr<HostPool>> Make(HostAllocator& allocator, int64_t budget_bytes);
-  ~HostPool();  // every block must have come back
+  ~HostPool();  // every block must have been returned
   HostPool(const HostPool&) = delete;
   HostPool& operator=(const HostPool&) = delete;
 
   // A block of at least `bytes` (0 gives an empty block). RESOURCE_EXHAUSTED names bytes, use and
-  // budget; where enough is free but not in one piece, that too.
+  // budget, and says so if enough is free but not in one piece.
   Result<HostBlock> Take(int64_t bytes);
 
-  int64_t used_bytes() const;          // in blocks that are out
+  int64_t used_bytes() const;          // in blocks not yet returned
   int64_t largest_free_bytes() const;  // of one block
   int64_t budget_bytes() const { return budget_bytes_; }
 
-  // What a block of `bytes` takes of the budget.
+  // How much of the budget a block of `bytes` takes.
   static int64_t BlockBytes(int64_t bytes) {
     return bytes == 0 ? 0 : RangeAllocator::RoundedBytes(bytes);
   }
@@ -68,7 +69,7 @@ class HostPool {
   friend class HostBlock;
   HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes);
   void Return(char* data, int64_t bytes);
-  // Why there is no block, with what was in use and the largest free piece then.
+  // Why there is no block, with the bytes in use and the largest free piece at that time.
   Status Refusal(int64_t bytes, int64_t rounded, int64_t used_bytes, int64_t largest_bytes) const;
 
   HostAllocator& allocator_;
@@ -76,7 +77,7 @@ class HostPool {
   const int64_t budget_bytes_;
   mutable std::mutex mutex_;
   RangeAllocator ranges_;
-  // Everything that was ever taken lies outside of [touched_end_, untouched_end_).
+  // Everything that was ever taken is outside [touched_end_, untouched_end_).
   int64_t touched_end_ = 0;
   int64_t untouched_end_;
 };

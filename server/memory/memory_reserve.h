@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is left when the heap is empty. All that is large is counted before it is taken, so that an
-// allocation that fails is a small one, in the middle of something: it gets what it wants from a
-// reserve, and until the reserve is whole again new requests are refused. Where somebody deals with
-// std::bad_alloc, which OnNoMemory says, it is thrown once half of the reserve is gone: the other
-// half is for what could not deal with it, gRPC and requests that were accepted. They use that up
-// too, and then wait for memory that others give back.
+// A reserve for when the heap is exhausted. Everything large is counted before it is allocated, so
+// an allocation that fails is a small one, in the middle of something. It is served from the
+// reserve, and new requests are refused until the reserve is whole again. Code that handles
+// std::bad_alloc says so with OnNoMemory; there it is thrown once half of the reserve is gone. The
+// other half is for code that cannot handle it: gRPC and accepted requests. Once that is used up
+// too, they wait for memory that others free.
 //
-// Of the process, as operator new is. Any thread.
+// One reserve for the process, as for operator new. Thread-safe.
 
 #pragma once
 
@@ -15,16 +15,17 @@
 
 namespace attend {
 
-// Sets `bytes` aside and has operator new take them in need. Again: other bytes.
+// Sets `bytes` aside for operator new to use when the heap is exhausted. May be called again, to
+// change `bytes`.
 void KeepMemoryReserve(int64_t bytes);
 
-// Whether some of the reserve has been used; it is made whole first if that is possible.
+// Whether some of the reserve is used; it is first refilled if possible.
 bool MemoryIsShort();
 
-// What operator new does on this thread while this lives, if nothing is left.
+// While this lives, decides what operator new does on this thread if nothing is left.
 class OnNoMemory {
  public:
-  enum Then { kWait, kThrow };  // kWait: for a second at most, then it throws too
+  enum Then { kWait, kThrow };  // kWait: waits for at most a second, then throws too
   explicit OnNoMemory(Then then);
   ~OnNoMemory();
   OnNoMemory(const OnNoMemory&) = delete;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Hands out ranges of [0, capacity): best fit, and what comes back joins its free neighbours at
-// once, so an idle allocator is whole again whatever was taken from it. Small ranges are cut from
-// the end of a free range and large ones from its beginning, so that the short-lived small do not
-// lie between the large. Pure arithmetic; not thread-safe. Take and Return are O(log of the holes).
+// Hands out ranges of [0, capacity): best fit. A returned range is merged with its free neighbours
+// at once, so an idle allocator is always whole again. Small ranges are cut from the end of a free
+// range and large ones from its beginning, so that short-lived small ones do not separate the large
+// ones. Pure arithmetic; not thread-safe. Take and Return are O(log n) in the number of holes.
 
 #pragma once
 
@@ -15,22 +15,23 @@
 
 namespace attend {
 
-// Tensors begin at a multiple, wherever they are.
+// Tensors begin at a multiple of this, wherever they are.
 inline constexpr int64_t kTensorAlignBytes = 256;
 
 class RangeAllocator {
  public:
-  static constexpr int64_t kUnitBytes = kTensorAlignBytes;  // every range begins at a multiple
+  static constexpr int64_t kUnitBytes =
+      kTensorAlignBytes;  // every range begins at a multiple of it
   static constexpr int64_t kSmallBytesMax = int64_t{1} << 20;
 
-  explicit RangeAllocator(int64_t capacity);  // what is above a multiple of the unit is not used
+  explicit RangeAllocator(int64_t capacity);  // rounded down to whole units
 
-  // What a range of `bytes` > 0 takes; INT64_MAX is not rounded.
+  // The size of a range for `bytes` > 0; INT64_MAX is not rounded.
   static int64_t RoundedBytes(int64_t bytes);
 
   // The beginning of a free range of RoundedBytes(bytes), now taken; -1 if there is none.
   int64_t Take(int64_t bytes);
-  // Gives back what Take(bytes) gave.
+  // Returns the range that Take(bytes) returned.
   void Return(int64_t begin, int64_t bytes);
 
   int64_t capacity() const { return capacity_; }
@@ -43,8 +44,8 @@ class RangeAllocator {
 
   const int64_t capacity_;
   int64_t used_bytes_ = 0;
-  // The nodes of both, used again: malloc would wait for other threads' mallocs while the caller
-  // holds a lock. It grows where there are more holes than ever before, and never shrinks.
+  // Recycles the nodes of both containers: malloc could wait for other threads' mallocs while the
+  // caller holds a lock. It grows when there are more holes than ever before, and never shrinks.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::map<int64_t, int64_t> by_begin_{&nodes_};  // free: begin to bytes; no two touch
   std::pmr::set<std::pair<int64_t, int64_t>> by_bytes_{&nodes_};  // the same as (bytes, begin)

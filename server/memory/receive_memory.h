@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // gRPC's receive buffers, page-locked, so that a GPU reads a message's tensors where they arrived
-// and the server copies none of their bytes. The buffers are blocks of one range whose pages never
-// go back to the system (proto/process/receive_blocks.h); what arrived elsewhere, once all of them
-// are in use, is copied as ever.
+// and the server copies none of their bytes. The buffers are blocks of one range whose pages are
+// never returned to the system (proto/process/receive_blocks.h). When all of them are in use,
+// messages arrive elsewhere and are copied as usual.
 
 #pragma once
 
@@ -17,8 +17,9 @@ namespace attend {
 
 class ReceiveMemory {
  public:
-  // Page-locks `blocks` by `allocator`, until the end of this; both outlive it. INVALID_ARGUMENT if
-  // there are no blocks, RESOURCE_EXHAUSTED if the system does not let so much be locked.
+  // Page-locks `blocks` with `allocator` for this object's lifetime; both must outlive it.
+  // INVALID_ARGUMENT if there are no blocks, RESOURCE_EXHAUSTED if the system does not allow that
+  // much to be locked.
   static Result<std::unique_ptr<ReceiveMemory>> Lock(HostAllocator& allocator,
                                                      const ReceiveBlocks& blocks);
   ~ReceiveMemory() { allocator_.Unregister(blocks_.begin, blocks_.bytes); }

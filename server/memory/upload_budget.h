@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of the memory budget that requests may hold whose bytes are still to come. Their pace is
-// the clients', so they must not keep memory from requests that are complete. Thread-safe; outlives
-// its holds.
+// The part of the memory budget that requests may hold while their bytes are still arriving.
+// Clients set their pace, so they must not keep memory from complete requests. Thread-safe; must
+// outlive its holds.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace attend {
 
 class UploadShare {
  public:
-  // Given back by Release or the destructor. Movable; empty when default-made or moved from.
+  // Returned by Release or the destructor. Movable; empty when default-constructed or moved from.
   class Hold {
    public:
     Hold() = default;

@@ -65,8 +65,8 @@ class Http2Frames {
  public:
   struct Limits {
     int64_t streams = 1024;  // that may be opened before the settings are acknowledged
-    // While the heap is short, limits by how many calls per second a connection may begin more than
-    // it gets answers. Null: no limit.
+    // While the heap is short, a connection may begin at most `streams` calls a second more than it
+    // gets answers, and fewer if the heap is very short. Null: no limit.
     std::shared_ptr<HeapPressure> heap;
     // Where the connection's open calls are counted. Null: nowhere.
     std::shared_ptr<OpenCalls::Peer> calls;

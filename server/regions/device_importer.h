@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Takes memory of GPUs that clients lend (CUDA IPC): finds the device, has its backend open the
-// handle, and looks that what the client says fits what there is. Thread-safe; calls may wait for a
+// Imports GPU memory that clients lend (CUDA IPC): finds the device, has its backend open the
+// handle, and checks the client's claims against the allocation. Thread-safe; calls may wait for a
 // device.
 
 #pragma once
@@ -18,11 +18,11 @@ namespace attend {
 
 inline constexpr int kDeviceUuidBytes = 16;
 
-// What a client says of memory that it lends; nothing of it has been looked at.
+// A client's description of memory that it lends; nothing in it has been checked.
 struct DeviceLoan {
   std::string device_uuid;
   std::string memory_handle;
-  uint64_t offset = 0;  // of the lent bytes in the allocation
+  uint64_t offset = 0;  // of the lent bytes within the allocation
   uint64_t bytes = 0;
   std::string event_handle;  // empty: requests wait for nothing
 };
@@ -30,7 +30,7 @@ struct DeviceLoan {
 struct ImportedMemory {
   int device = 0;  // index into the backends
   std::string device_name;
-  char* allocation = nullptr;  // goes back to the backend
+  char* allocation = nullptr;  // to be returned to the backend
   char* data = nullptr;
   int64_t bytes = 0;
   std::unique_ptr<DeviceEvent> event;  // null: none
@@ -38,16 +38,16 @@ struct ImportedMemory {
 
 class DeviceImporter {
  public:
-  // In the engine's order; they must outlive the importer.
+  // `backends` are in the engine's order and must outlive the importer.
   explicit DeviceImporter(std::vector<Backend*> backends) : backends_(std::move(backends)) {}
 
-  // Whether any device takes other processes' memory.
+  // Whether any device can import other processes' memory.
   bool usable() const;
 
-  // NOT_FOUND: this server does not have that GPU. INVALID_ARGUMENT names what is wrong. What the
-  // backend says of the handles.
+  // NOT_FOUND: this server does not have that GPU. INVALID_ARGUMENT names what is wrong. Otherwise
+  // the backend's error about the handles.
   Result<ImportedMemory> Import(const DeviceLoan& loan) const;
-  // Nothing may use it any more.
+  // The memory must no longer be in use.
   void Release(ImportedMemory memory) const;
 
  private:

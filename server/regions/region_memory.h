@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the memory of shared regions comes from: a sealed memfd, all of its pages there and
+// Allocates the memory of shared regions: a sealed memfd, with all of its pages present and
 // page-locked by the backend, so that neither a client's truncation nor lack of memory can make the
 // server's own reads fail.
 
@@ -14,27 +14,27 @@
 
 namespace attend {
 
-// A region's memory in this process, and what another process maps it from.
+// A region's memory in this process, and the file from which another process maps it.
 struct RegionMapping {
   UniqueFd file;
   void* data = nullptr;  // page-aligned
   int64_t bytes = 0;
 };
 
-// Thread-safe. Both calls may take long: page-locking, or a device's synchronisation.
+// Thread-safe. Both calls may take long, for page-locking or for a device's synchronisation.
 class RegionMemory {
  public:
   virtual ~RegionMemory() = default;
-  // `bytes` is a multiple of page_bytes(). RESOURCE_EXHAUSTED if there is no such memory.
+  // `bytes` must be a multiple of page_bytes(). RESOURCE_EXHAUSTED if there is not enough memory.
   virtual Result<RegionMapping> Map(int64_t bytes) = 0;
-  // Nothing may use the memory any more; other processes' mappings of it stay.
+  // The memory must no longer be in use here; other processes' mappings of it stay.
   virtual void Unmap(void* data, int64_t bytes) = 0;
   virtual int64_t page_bytes() const = 0;
 };
 
 class MemfdMemory final : public RegionMemory {
  public:
-  // `allocator` page-locks and must outlive this object.
+  // `allocator` page-locks the memory and must outlive this object.
   explicit MemfdMemory(HostAllocator& allocator);
 
   Result<RegionMapping> Map(int64_t bytes) override;

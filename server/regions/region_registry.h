@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The shared regions that there are, by their tokens: memory of the host that the server made, and
-// memory of GPUs that clients lend. A region belongs to the client (the connection) that made or
-// lent it: its token is known from Create or Import to Release or RemoveClient, its memory lives
-// until the last RegionRef has gone too, and only then are its bytes free for others. Memory is
-// given back on a thread of the registry's own, as that may wait for a device.
+// All shared regions, by token: host memory that the server made, and GPU memory that clients lend.
+// A region belongs to the client (the connection) that made or lent it. Its token is valid from
+// Create or Import to Release or RemoveClient. Its memory lives until the last RegionRef is gone
+// too, and only then are its bytes free for others. Memory is returned on a thread of the
+// registry's own, because that may wait for a device.
 //
 // Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
-// gRPC's, and a RegionRef may be dropped on any. Only Create and Import wait: for the memory, and a
-// bounded time for what was let go of just now. The registry must outlive every RegionRef.
+// gRPC's, and a RegionRef may be dropped on any. Only Create and Import wait: for the memory and,
+// for a bounded time, for recently released regions. The registry must outlive every RegionRef.
 
 #pragma once
 
@@ -31,7 +31,7 @@
 
 namespace attend {
 
-// Never changes but for its bytes, which the client writes whenever it likes.
+// Immutable except for its bytes, which the client may write at any time.
 struct SharedRegion {
   static constexpr int kHost = -1;
 
@@ -41,16 +41,16 @@ struct SharedRegion {
   uint64_t client = 0;
   int device = kHost;            // whose memory it is: kHost, or a GPU's index, then lent
   ImportedMemory imported;       // if lent
-  SharedRegion* next = nullptr;  // the registry's, once nobody uses it
+  SharedRegion* next = nullptr;  // for the registry, once the region is unused
 };
-// Keeps the memory.
+// Keeps the memory alive.
 using RegionRef = std::shared_ptr<const SharedRegion>;
 
 struct RegionLimits {
   int64_t bytes_max = int64_t{4} << 30;
   int64_t client_bytes_max = int64_t{4} << 30;
-  int64_t client_regions_max = 64;  // lent ones too, of which bytes are not counted
-  // How long a region may take to be given back before Create and Import no longer wait for it.
+  int64_t client_regions_max = 64;  // lent ones too, whose bytes are not counted
+  // How long returning a region may take before Create and Import no longer wait for it.
   Duration return_wait = std::chrono::seconds(3);
 };
 
@@ -65,32 +65,33 @@ class RegionRegistry {
     int64_t clients = 0;
     int64_t regions = 0;         // of the host, whose tokens are known
     int64_t bytes = 0;           // of them
-    int64_t changing_bytes = 0;  // being made, or no longer known and not given back
+    int64_t changing_bytes = 0;  // being made, or released and not yet returned
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
-    int64_t lent_regions = 0;    // of GPUs, from Import until they are given back
+    int64_t lent_regions = 0;    // of GPUs, from Import until they are returned
     int64_t lent_bytes = 0;
   };
 
-  // `memory` and `importer`, which is null if clients may lend nothing, must outlive the registry.
+  // `memory` and `importer` must outlive the registry; `importer` is null if clients may not lend
+  // memory.
   RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens,
                  const DeviceImporter* importer = nullptr);
-  ~RegionRegistry();  // forgets every region and waits until their memory is given back
+  ~RegionRegistry();  // releases every region and waits until their memory is returned
   RegionRegistry(const RegionRegistry&) = delete;
   RegionRegistry& operator=(const RegionRegistry&) = delete;
 
   uint64_t AddClient();
-  // Forgets all of its regions.
+  // Releases all of the client's regions.
   void RemoveClient(uint64_t client);
-  // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for those that do not
+  // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for sizes that do not
   // fit now; both name bytes, use and bound.
   Result<Created> Create(uint64_t client, uint64_t bytes);
-  // The region's token. UNIMPLEMENTED: clients may lend nothing; RESOURCE_EXHAUSTED: the client has
-  // as many regions as it may; else what the importer says.
+  // Returns the region's token. UNIMPLEMENTED: clients may not lend memory. RESOURCE_EXHAUSTED: the
+  // client has as many regions as it may. Otherwise the importer's error.
   Result<std::string> Import(uint64_t client, const DeviceLoan& loan);
-  // NOT_FOUND unless it is this client's. Does not wait. If it is OK, `closed` is called once: for
-  // memory of the host before it returns; for lent memory by the registry's thread, when no request
-  // uses it any more and it was given back. It must not wait, nor call the registry.
+  // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is called once:
+  // for host memory, before Release returns; for lent memory, on the registry's thread, when no
+  // request uses it any more and it was returned. `closed` must not wait, nor call the registry.
   Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
 
   // Null if no region has this token.
@@ -102,21 +103,21 @@ class RegionRegistry {
  private:
   struct Client {
     std::set<std::string> tokens;
-    int64_t bytes = 0;    // until they are given back
+    int64_t bytes = 0;    // until they are returned
     int64_t regions = 0;  // the same
   };
 
   Status Reserve(uint64_t client, int64_t bytes);
   Status CheckLocked(const Client& client, int64_t bytes) const;
-  // From here on its memory goes back as every region's does. Its token.
+  // Adds the region, whose memory is from now on returned as every region's is. Returns its token.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
-  // Any thread: the last reference has gone.
+  // The last reference is gone. Any thread.
   void Bury(SharedRegion* region);
-  // Waits while what is being given back may be what the client lacks.
+  // Waits while regions being returned may make the room that the client lacks.
   Status WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client, int64_t bytes);
   void ReturnLocked(uint64_t client, int64_t bytes);
-  // Whom to tell that the region is closed; may be empty.
+  // The function to call when the region is closed; may be empty.
   std::function<void()> TakeClosedLocked(const SharedRegion& region);
   void CountOpenLocked(const SharedRegion& region, int sign);
   void Run();
@@ -131,16 +132,16 @@ class RegionRegistry {
   std::unordered_map<std::string, RegionRef> regions_;
   std::unordered_map<uint64_t, Client> clients_;
   uint64_t last_client_ = 0;
-  int64_t open_regions_ = 0;  // of the host, as all the following but for the lent ones
+  int64_t open_regions_ = 0;  // host memory, as are all below except lent_...
   int64_t open_bytes_ = 0;
-  int64_t taken_bytes_ = 0;  // the open ones, those being made and those not given back
+  int64_t taken_bytes_ = 0;  // open ones, those being made and those not yet returned
   int64_t created_ = 0;
   int64_t refused_ = 0;
   int64_t lent_regions_ = 0;
   int64_t lent_bytes_ = 0;
   SharedRegion* dead_ = nullptr;
-  bool burying_ = false;  // from the first dead one until the last one's bytes are free
-  TimePoint burial_;      // while burying_: since when this one is being given back
+  bool burying_ = false;  // from the first dead region until the last one's bytes are free
+  TimePoint burial_;      // while burying_: when returning the current one began
   std::unordered_map<std::string, std::function<void()>> closed_;  // of lent ones, by token
   bool stop_ = false;
   std::thread thread_;

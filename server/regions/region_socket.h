@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The socket that clients get shared regions from: shared_memory.proto on one thread. A connection
-// is a client of the registry; whatever ends it, its regions go with it. Whoever releases lent
-// memory is answered once it is closed, which may take as long as a device does: only that
-// connection waits, its later packets with it.
+// The socket from which clients get shared regions: shared_memory.proto on one thread. A connection
+// is a client of the registry; whatever ends it, its regions are released with it. A release of
+// lent memory is answered once that is closed, which may take as long as a device does: only that
+// connection waits, including its later packets.
 
 #pragma once
 
@@ -32,19 +32,20 @@ class RegionSocket {
  public:
   struct Options {
     std::string path;
-    bool any_user = false;      // else only processes of this process's user
+    bool any_user = false;      // otherwise only processes of this process's user
     int connections_max = 256;  // if any user may connect, one of them has a quarter
   };
 
-  // Listening when it returns. `registry` and `logger` must outlive the socket.
+  // The socket is listening when this returns. `registry` and `logger` must outlive it.
   static Result<std::unique_ptr<RegionSocket>> Start(const Options& options,
                                                      RegionRegistry& registry, Logger& logger);
   ~RegionSocket();  // stops
   RegionSocket(const RegionSocket&) = delete;
   RegionSocket& operator=(const RegionSocket&) = delete;
 
-  // Ends every connection and removes the socket. True if that is done: until `until` it waits for
-  // a region that is just being made, and then leaves the end to the thread, or to another Stop.
+  // Ends every connection and removes the socket. Returns whether that is done: it waits until
+  // `until` for a region that is being made, and then leaves the rest to the thread, or to another
+  // Stop.
   bool Stop(TimePoint until = kNever);
 
  private:
@@ -52,29 +53,29 @@ class RegionSocket {
     UniqueFd socket;
     uint64_t client = 0;
     uid_t user = 0;
-    bool releasing = false;  // a release is to be answered before anything else is read
+    bool releasing = false;  // a release must be answered before anything else is read
   };
   using Connections = std::map<int, Connection>;  // by descriptor
-  // Releases that are done: told by any thread, also when the socket has gone.
+  // Completed releases: added by any thread, even when the socket is gone.
   struct Done {
     struct Release {
       int fd = -1;
-      uint64_t client = 0;  // the descriptor may be another's by then
+      uint64_t client = 0;  // the descriptor may belong to another by then
     };
     std::mutex mutex;
     std::vector<Release> releases;
-    UniqueFd wake;  // readable while there are some
+    UniqueFd wake;  // readable while there are any
   };
 
   RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger);
   void Run();
   void Accept();
-  // Whose process it is, if that may connect.
+  // The user of the peer's process, if it may connect.
   Result<uid_t> CheckPeer(int socket) const;
   // False if the connection is over.
   bool Serve(Connection& connection);
   void End(Connections::iterator connection);
-  // Nothing: AnswerReleases will.
+  // Nothing: AnswerReleases will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);
   std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
@@ -86,7 +87,7 @@ class RegionSocket {
   RegionRegistry& registry_;
   Logger& logger_;
   UnixListener listener_;
-  UniqueFd wake_;  // readable once the thread shall end
+  UniqueFd wake_;  // readable when the thread must end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
   Connections connections_;   // the thread's
   bool accepting_ = true;     // the thread's; false while there are no descriptors

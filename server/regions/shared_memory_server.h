@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory as one part of the server: the regions' memory, their registry, and the socket that
-// clients get them from.
+// All of the server's shared memory: the regions' memory, their registry, and the socket from which
+// clients get them.
 
 #pragma once
 
@@ -26,16 +26,16 @@ struct SharedMemoryOptions {
 
 class SharedMemoryServer {
  public:
-  // Serving when it returns. `backends` are those of the engine, in its order; they, `allocator`
-  // and `logger` must outlive the object, which must outlive every request. FAILED_PRECONDITION:
-  // CUDA IPC is asked for, and no device has it.
+  // The socket is serving when this returns. `backends` are the engine's, in its order; they,
+  // `allocator` and `logger` must outlive the object, which must outlive every request.
+  // FAILED_PRECONDITION: CUDA IPC is asked for, and no device supports it.
   static Result<std::unique_ptr<SharedMemoryServer>> Start(const SharedMemoryOptions& options,
                                                            std::vector<Backend*> backends,
                                                            HostAllocator& allocator,
                                                            Logger& logger);
 
-  // Forgets every region, ends every connection and removes the socket. Requests keep their memory.
-  // True if that is done: a region that is being made may take longer than `until`.
+  // Releases every region, ends every connection and removes the socket. Requests keep their
+  // memory. Returns whether that is done: a region that is being made may take longer than `until`.
   bool Stop(TimePoint until) { return socket_->Stop(until); }
 
   const RegionRegistry& registry() const { return registry_; }
