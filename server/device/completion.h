@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The completion threads: take finished batches from the lanes and end their requests, so that
-// lanes go on computing while answers are encoded and sent. gRPC writes small answers to the socket
-// on the thread that ends the call, so one thread alone bounds the rate of answers.
+// The completion threads take finished batches from the lanes and end their requests, so that lanes
+// go on computing while answers are encoded and sent. gRPC writes small answers to the socket on
+// the thread that ends the call, so a single thread would limit the rate of answers.
 
 #pragma once
 
@@ -28,14 +28,14 @@ struct CompletedBatch {
 
 class CompletionThreads {
  public:
-  // `handler` is called on any of the `threads`, on several at once, with a share of a batch: its
-  // requests are dealt out, so that the last answer need not wait for all the others.
+  // `handler` is called on any of the `threads`, concurrently, each time with a share of a batch:
+  // the batch's requests are spread, so that the last answer need not wait for all the others.
   CompletionThreads(int threads, std::function<void(CompletedBatch)> handler);
   ~CompletionThreads();  // handles what was posted, then joins
   CompletionThreads(const CompletionThreads&) = delete;
   CompletionThreads& operator=(const CompletionThreads&) = delete;
 
-  // Any thread. Not after the destructor has begun.
+  // Thread-safe. Not after the destructor has begun.
   void Post(CompletedBatch batch);
   // The same on the caller's thread.
   void Handle(CompletedBatch batch) { handler_(std::move(batch)); }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One device at work: its lanes, its scheduler (queue and plan) and the thread that drives it. The
-// thread waits for work, a deadline or a free lane and for nothing else, so a deadline fires within
-// the time of a wake-up even while every lane is busy.
+// Runs one device: its lanes, its scheduler (queue and plan) and the thread that drives it. The
+// thread waits only for work, a deadline or a free lane, so a deadline fires within the time of a
+// wake-up even while every lane is busy.
 //
-// A small request that finds nothing queued and a lane free is started by the thread that brought
-// it, if nobody else plans at that moment: waking another would take longer than that. If the
-// device was idle, that thread also looks for the request's end for a while, and answers it.
+// A small request that finds the queue empty and a lane free is started by the thread that brought
+// it, if no other thread is planning at that moment: waking one would take longer. If the device
+// was idle, that thread also polls for the request's end for a while, and answers it.
 
 #pragma once
 
@@ -41,7 +41,7 @@ struct DeviceWorkerOptions {
 class DeviceWorker {
  public:
   // `backend`, `metrics`, `clock` and `completion` must outlive the worker. `finish` ends requests
-  // that never reached a lane (expired, cancelled, stopped); it is called without locks held.
+  // that never reached a lane (expired, cancelled, stopped); it is called with no lock held.
   static Result<std::unique_ptr<DeviceWorker>> Make(
       int index, Backend& backend, const DeviceWorkerOptions& options, Metrics& metrics,
       const Clock& clock, CompletionThreads& completion,
@@ -50,19 +50,19 @@ class DeviceWorker {
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
 
-  // Takes `request` if and only if OK. Any thread. If it may_end_in_submit, it may have ended by
-  // the return. May throw std::bad_alloc, and then has not taken it.
+  // Takes `request` if and only if OK. Thread-safe. If may_end_in_submit is set, the request may
+  // have ended when this returns. May throw std::bad_alloc, and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);
-  // Ends the request with CANCELLED if it is still queued; if it runs, its kernel is told to stop.
-  // Any thread.
+  // Ends the request with CANCELLED if it is still queued; if it is running, tells its kernel to
+  // stop. Thread-safe.
   void Cancel(uint64_t id);
-  // Ends queued requests with `status` and refuses others with it from now on; what runs is told to
-  // stop, and then ends with UNAVAILABLE. Any thread.
+  // Ends queued requests with `status` and refuses new ones with it from now on. Running ones are
+  // told to stop, and then end with UNAVAILABLE. Thread-safe.
   void Abort(const Status& status);
   // Ends queued requests with `status`, waits for running batches and the thread.
   void Stop(const Status& status);
 
-  // Adds what runs.
+  // Appends the running requests.
   void AddBusy(std::vector<BusyRequest>& busy) const;
 
   const DeviceInfo& info() const { return backend_.info(); }
@@ -77,7 +77,7 @@ class DeviceWorker {
     std::vector<WorkItem> items;  // reused
   };
 
-  // A batch on the thread that brought its request.
+  // A batch that runs on the thread that brought its request.
   struct CallersRun {
     std::thread::id caller;
     bool watched = false;
@@ -89,10 +89,10 @@ class DeviceWorker {
                const Clock& clock, CompletionThreads& completion,
                std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
-  // Sees to it that the scheduler's thread looks again by the deadlines of what was started.
+  // Ensures that the scheduler's thread wakes by the deadlines of what was started.
   bool WatchDeadlinesLocked();
   bool MayRunOnCallerLocked(const Request& request) const;
-  // With the lock, which it gives up.
+  // Entered with the lock held, which it releases.
   void RunOnCaller(std::unique_lock<std::mutex>& lock);
   // `run` is null on the scheduler's thread.
   void Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run);
@@ -118,9 +118,9 @@ class DeviceWorker {
   std::atomic<bool> healthy_ = true;  // written under the lock
   bool stop_ = false;
   bool poked_ = false;        // something changed since the scheduler last planned
-  bool driven_ = false;       // somebody plans or starts what was planned
+  bool driven_ = false;       // a thread is planning or starting what was planned
   int callers_ = 0;           // threads in RunOnCaller
-  TimePoint watch_ = kNever;  // the scheduler's thread sleeps no longer than until then
+  TimePoint watch_ = kNever;  // the scheduler's thread sleeps at most until then
   std::thread thread_;
 };
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides what runs next. Pure: it sees the queue, the time and the lanes' state, and returns what
-// to take or when to look again; it owns no thread and changes nothing.
+// Decides what runs next. Pure: from the queue, the time and the lanes' state it returns what to
+// take or when to ask again; it owns no thread and changes nothing.
 //
 // Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, cost
-// and bytes. No artificial delay unless one is asked for. A request above the budget of cost or
-// bytes is large, and so is one that its device computes in parts or that begins with waiting, as
-// whatever shared its batch would wait too. A large request runs alone, and never on the last free
-// lane of several: that is left to small ones, which so wait for no more than one bounded batch.
-// Problems of a batch may differ in everything: the device groups them into launches.
+// and bytes. There is no artificial delay unless one is configured. A request above the budget of
+// cost or bytes is large. So is one that its device computes in parts or that begins by waiting,
+// because the rest of its batch would wait too. A large request runs alone, and never on the last
+// free lane of several: that is left to small ones, which thus wait for at most one bounded batch.
+// The problems of a batch may differ in everything: the device groups them into launches.
 
 #pragma once
 
@@ -25,13 +25,13 @@ struct BatcherOptions {
   int64_t batch_requests_max = 64;
   double batch_flops_max = 2e9;  // of kernel cost (kernels/contract/cost.h)
   int64_t batch_bytes_max = int64_t{64} << 20;
-  Duration batch_delay{0};  // wait this long for company when lanes are free
+  Duration batch_delay{0};  // how long to wait for more requests although a lane is free
 };
 
 struct LaneState {
   int total = 1;
   int free = 1;
-  int large = 0;  // lanes that run a large request now
+  int large = 0;  // lanes that are running a large request
 };
 
 // Why a batch took no more.
@@ -41,12 +41,12 @@ enum class BatchClosed {
   kRequests,   // a budget was full
   kFlops,
   kBytes,
-  kLarge,  // a large request came next, or it is one
+  kLarge,  // a large request came next, or the batch is one
 };
 inline constexpr int kBatchClosedCount = 6;
 
 struct BatchDecision {
-  std::vector<QueuePick> take;  // empty: nothing now
+  std::vector<QueuePick> take;  // empty: take nothing now
   bool large = false;           // the batch is one large request
   bool aged = false;            // QueueOrder's rule 5 chose the first
   BatchClosed closed = BatchClosed::kEmpty;
@@ -59,12 +59,12 @@ class Batcher {
 
   BatchDecision Next(const RequestQueue& queue, const LaneState& lanes, TimePoint now) const;
 
-  // By its size; one that runs in parts is large whatever its size.
+  // Whether it is large by its size; one that runs in parts is large whatever its size.
   bool IsLarge(double kernel_cost, int64_t bytes) const {
     return kernel_cost > options_.batch_flops_max || bytes > options_.batch_bytes_max;
   }
-  // What tenants are charged: the larger of the shares that the request takes of a batch's kernel
-  // cost and bytes, in units of kBatchCost, within [kCostMin, kCostMax].
+  // What a tenant is charged: the larger of the request's shares of a batch's kernel cost and
+  // bytes, in units of kBatchCost, within [kCostMin, kCostMax].
   int64_t Cost(double kernel_cost, int64_t bytes) const;
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Answers that wait for their reference check: fair between tenants by what their checks cost
-// (fair_share.h), and first come, first served within one. Bounded by whoever fills it; as that is
-// to some hundreds, what is wanted by id or deadline is looked for one by one.
+// Answers waiting for their reference check: fair between tenants by the cost of their checks
+// (fair_share.h), and first come, first served within one. The caller bounds its size, to some
+// hundreds, so searches by id or deadline are linear.
 //
 // Not thread-safe: the checker guards it.
 
@@ -24,19 +24,19 @@ class CheckQueue {
   // One weight for each tenant.
   explicit CheckQueue(const std::vector<int32_t>& weights);
 
-  // `cost` of the check: kBatchCost for one that takes its whole budget of work. May throw
+  // `cost` is the check's: kBatchCost for one that takes its whole budget of work. May throw
   // std::bad_alloc, and then has not taken the request.
   void Push(std::unique_ptr<Request>& request, int64_t cost);
 
-  // The one to be checked next, whose tenant is charged; null if none waits.
+  // Takes the answer to be checked next, and charges its tenant; null if none waits.
   std::unique_ptr<Request> TakeNext();
-  // Those below are not charged. Null if the request is not here.
+  // The methods below charge no tenant. Null if the request is not here.
   std::unique_ptr<Request> TakeById(uint64_t id);
-  // One whose deadline is at or before `now`; null if there is none.
+  // Takes an answer whose deadline is at or before `now`; null if there is none.
   std::unique_ptr<Request> TakeExpired(TimePoint now);
-  // The one that came first of some tenant's; null if none waits.
+  // Takes the oldest answer of any one tenant; null if none waits.
   std::unique_ptr<Request> TakeAny();
-  // Nobody waits and nothing is being checked: nobody is owed anything.
+  // Call when nothing waits and nothing is being checked: no tenant is owed anything then.
   void ForgetShares() { share_.Reset(); }
 
   TimePoint earliest_deadline() const;  // kNever if none

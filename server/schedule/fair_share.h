@@ -2,20 +2,20 @@
 //
 // Fair shares of a device between tenants, by cost and weight: start-time fair queueing. Each
 // tenant has a tag, the virtual time at which its next request should start; starting a request
-// moves the tag by cost / weight, and who is furthest behind is next. The virtual time is the
-// smallest tag of those who could start, at the last start.
+// moves the tag by cost / weight, and the tenant furthest behind is next. The virtual time is the
+// smallest tag of the tenants that could start, at the last start.
 //
-// A tenant that had nothing waiting begins at the virtual time: idling saves nothing up. What never
-// starts (cancelled, expired) is never charged. A tenant whose requests could not start for another
-// reason is owed at most one batch.
+// A tenant that had nothing waiting begins at the virtual time, so idling earns no credit. Requests
+// that never start (cancelled, expired) are never charged. A tenant whose requests could not start
+// for another reason is owed at most one batch.
 //
-// Cost is what a request takes of a batch's budgets (see Batcher::Cost), in whole units, and so are
-// tags: sums are exact however long the server runs, and are brought back towards zero before they
-// overflow. Rounding up costs a request at most one unit of virtual time, 1e-6 of the smallest cost
-// at weight 1.
+// Cost is a request's share of a batch's budgets (see Batcher::Cost). Costs and tags are whole
+// units, so sums are exact however long the server runs; they are brought back towards zero before
+// they overflow. Rounding up costs a request at most one unit of virtual time, 1e-6 of the smallest
+// cost at weight 1.
 //
-// A plain value: whoever plans a batch charges a copy, and the queue then charges the original the
-// same. Not thread-safe.
+// A plain value: planning a batch charges a copy, and the queue then charges the original the same.
+// Not thread-safe.
 
 #pragma once
 
@@ -28,7 +28,7 @@
 namespace attend {
 
 inline constexpr int64_t kBatchCost = int64_t{1} << 20;  // a batch's whole budget
-inline constexpr int64_t kCostMin = kBatchCost >> 10;    // no request is for nothing
+inline constexpr int64_t kCostMin = kBatchCost >> 10;    // no request is free
 inline constexpr int64_t kCostMax = kBatchCost << 20;
 
 class FairShare {
@@ -36,9 +36,9 @@ class FairShare {
   // One weight for each tenant, in [1, kTenantWeightMax].
   explicit FairShare(const std::vector<int32_t>& weights);
 
-  // A request of the tenant waits, where none did.
+  // A request of the tenant waits, and none did before.
   void Arrive(int tenant) { tags_[tenant] = std::max(tags_[tenant], virtual_time_); }
-  // Nobody waits and nothing runs: nobody is owed anything.
+  // Call when nothing waits and nothing runs: no tenant is owed anything then.
   void Reset();
 
   int64_t Tag(int tenant) const { return std::max(tags_[tenant], virtual_time_ - batch_[tenant]); }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which waiting requests should start. Pure: it walks a queue without changing it, for
-// as long as that does not change either. Large requests are left out unless they are allowed.
+// The order in which waiting requests should start. Pure: it walks a queue without changing it, and
+// is valid as long as the queue does not change. Large requests are left out unless they are
+// allowed.
 //
 // 1. Higher priority first.
 // 2. Between tenants of one priority, the earlier deadline first, but a deadline moves a tenant
@@ -11,10 +12,10 @@
 // 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch begins
 //    with the next request of such a priority, of the one not served for longest among them.
 //
-// Nobody starves, but where large requests of higher priorities take every turn that large ones
-// get (QueueOrder's `large_allowed`, with several lanes). With costs in batches, B_t the largest
-// cost of a request of tenant t (at most 1, but for large ones) and w_t its weight, as long as a
-// request r of tenant i may run:
+// No request starves, except where large requests of higher priorities take every turn that large
+// ones get (QueueOrder's `large_allowed`, with several lanes). With costs in batches, B_t the
+// largest cost of a request of tenant t (at most 1, but for large ones) and w_t its weight, as long
+// as a request r of tenant i may run:
 // - no request of i and of r's priority starts before r if it arrived after r was due, which is at
 //   most `aging` after r arrived;
 // - every other tenant j of r's priority starts, while r waits, requests that cost at most
@@ -45,13 +46,13 @@ class QueueOrder {
 
   // The request that should start next, or null if there is none.
   const Request* Peek();
-  // It is taken: goes on to the next.
+  // Takes that request, and goes on to the next.
   QueuePick Take();
   // The first request comes before its turn by rule 5.
   bool aged() const { return aged_.has_value(); }
 
  private:
-  // A tenant's requests of one priority that were not passed yet.
+  // A tenant's requests of one priority that were not taken yet.
   struct Candidate {
     int tenant = 0;
     RequestQueue::Line::const_iterator small, small_end, large, large_end;

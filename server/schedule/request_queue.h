@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests that were accepted and wait for a lane, by priority, tenant and due time. QueueOrder
-// says in which order they should start, and what can be relied upon.
+// Accepted requests that wait for a lane, by priority, tenant and due time. QueueOrder says in
+// which order they should start, and what that guarantees.
 //
 // Not thread-safe: the device worker guards it. Always: no more places are taken than the capacity
 // has, size() is at least as many, and a refused Push changes nothing.
@@ -39,7 +39,7 @@ struct QueuePick {
 class RequestQueue {
  public:
   // A place in a tenant's line. Due is the deadline, but at most `aging` after the arrival, so that
-  // only who comes within that time can overtake.
+  // only requests that arrive within that time can overtake.
   struct Place {
     TimePoint due;
     uint64_t sequence = 0;
@@ -47,8 +47,8 @@ class RequestQueue {
     auto operator<=>(const Place&) const = default;
   };
   using Line = std::map<Place, std::unique_ptr<Request>>;
-  // A tenant's requests of one priority. Large ones stand in a line of their own: small ones pass
-  // them while no lane may take a large one.
+  // A tenant's requests of one priority. Large ones have their own line: small ones pass them while
+  // no lane may take a large one.
   struct TenantLines {
     Line small;
     Line large;
@@ -67,23 +67,23 @@ class RequestQueue {
 
   explicit RequestQueue(const QueueOptions& options);
 
-  // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK;
-  // RESOURCE_EXHAUSTED when full, but not of an upload's further parts, which come for what was
-  // accepted and take no place. Arrivals come in the order of their time. May throw std::bad_alloc,
-  // and then has not taken it.
+  // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK.
+  // RESOURCE_EXHAUSTED when full, except for further parts of an upload, which was already
+  // accepted: they take no place. Requests must be pushed in the order of their arrival. May throw
+  // std::bad_alloc, and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);
 
   // Starts a batch: takes its requests, in order, and charges their tenants. `aged`: QueueOrder's.
   std::vector<std::unique_ptr<Request>> TakeBatch(const std::vector<QueuePick>& picks, bool aged);
-  // The request with this id, or null if it is not here (any more). Nobody is charged.
+  // Takes the request with this id; null if it is not here (any more). No tenant is charged.
   std::unique_ptr<Request> TakeById(uint64_t id);
-  // All whose deadline is at or before `now`, earliest first. Nobody is charged.
+  // Takes all requests whose deadline is at or before `now`, earliest first. No tenant is charged.
   std::vector<std::unique_ptr<Request>> TakeExpired(TimePoint now);
   std::vector<std::unique_ptr<Request>> TakeAll();
-  // Nobody waits and nothing runs: nobody is owed anything, nobody owes.
+  // Call when nothing waits and nothing runs: no tenant is owed anything or owes anything then.
   void ForgetShares();
 
-  const Levels& levels() const { return levels_; }  // empty ones among them
+  const Levels& levels() const { return levels_; }  // including empty ones
   Duration aging() const { return options_.aging; }
   int64_t batches_since_aged() const { return batches_since_aged_; }
   TimePoint earliest_deadline() const;  // kNever if none
@@ -92,7 +92,7 @@ class RequestQueue {
   double flops() const { return flops_; }  // waiting, for routing and retry hints
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
-  // Whether what takes a place would be refused.
+  // Whether a request that takes a place would be refused.
   bool full() const { return places_ >= options_.capacity; }
 
  private:

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which device a request goes to: the one that would be done with it first, by the cost that each
-// has outstanding. Choosing and counting are one step, so that requests that come at once do not
-// all find the same device idle. Thread-safe.
+// Chooses the device for a request: the one that would finish it first, by the cost that each has
+// outstanding. Choosing and counting are one step, so that simultaneous requests do not all find
+// the same device idle. Thread-safe.
 //
-// Cost is Batcher::Cost, the larger of the parts that a request takes of a batch's kernel cost and
-// bytes.
-// Devices work it off in proportion to their units; a multiprocessor counts as 16 hardware threads
-// of a CPU, which lies between fp32 (some 5) and Tensor Cores (some 50), is rough, and matters only
-// to a server that mixes kinds. GPUs of different generations count by their multiprocessors alone.
+// Cost is Batcher::Cost, the larger of a request's shares of a batch's kernel cost and bytes.
+// Devices are assumed to compute it in proportion to their units. A multiprocessor counts as 16
+// hardware threads of a CPU. That is between fp32 (some 5) and Tensor Cores (some 50), is rough,
+// and matters only to a server that mixes kinds. GPUs of different generations count by their
+// multiprocessors alone.
 
 #pragma once
 
@@ -31,30 +31,31 @@ struct Candidate {
 
 class Router {
  public:
-  // One for each device, in the engine's order.
+  // `devices` are in the engine's order.
   explicit Router(const std::vector<DeviceInfo>& devices);
 
-  // The candidate with the smallest (outstanding + cost) / speed, the first of several; its cost is
-  // outstanding from now on. `candidates` is not empty.
+  // Chooses the candidate with the smallest (outstanding + cost) / speed, the first of several; its
+  // cost is outstanding from now on. `candidates` must not be empty.
   size_t Reserve(std::span<const Candidate> candidates);
-  // The same where the device is given.
+  // The same for a given device.
   void Add(int device, int64_t cost);
-  // What was added has left the device, or never reached it.
+  // The cost that was added has left the device, or never reached it.
   void Release(int device, int64_t cost);
 
-  // What a cost counts for: sums of as many as any queue can hold fit 64 bits.
+  // The cost as it is counted: bounded, so that the sum of as many as any queue can hold fits 64
+  // bits.
   static int64_t BoundedCost(int64_t cost);
 
-  // Reserve's choice for a request whose bytes are still to come, which may take its client long:
-  // its cost is expected of the device until Forget, and counts for other such requests only.
+  // Reserve's choice for a request whose bytes are still to arrive, which may take its client long.
+  // Its cost is expected on the device until Forget, and counts only for other such requests.
   size_t Expect(std::span<const Candidate> candidates);
-  // Of that cost, as it counts, or a part of it.
+  // Takes back that cost, as it was counted, or a part of it.
   void Forget(int device, int64_t cost);
 
   int64_t outstanding(int device) const;
 
-  // Of the candidates, those on devices that are alike in kind, compute capability and units: the
-  // fastest such group, the first of several. Load plays no part.
+  // The candidates on devices that are identical in kind, compute capability and units: the fastest
+  // such group, the first of several. Independent of load.
   std::vector<Candidate> Alike(std::span<const Candidate> candidates) const;
 
  private:
@@ -65,7 +66,7 @@ class Router {
     int64_t expected = 0;
   };
 
-  // The first of those with the smallest time, where `load_of` is what a device has before it.
+  // The first of those with the smallest time, where `load_of` gives a device's load.
   template <class LoadOf>
   size_t BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const;
 

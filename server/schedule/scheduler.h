@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What one device does next: its queue, the state of its lanes, and the plan that moves requests
-// from the first to the second, and ends what runs past its deadline. No thread, no clock and no
-// device of its own: the device worker's thread drives it with the time and real lanes, a
-// simulation with its own.
+// from the queue to the lanes and ends what runs past its deadline. It has no thread, clock or
+// device of its own: the device worker drives it with the time and real lanes, a simulation with
+// its own.
 //
-// Not thread-safe: the device worker guards it. What was pushed comes out exactly once: from Plan
-// in a launch or among the ended, from Cancel, or from Close.
+// Not thread-safe: the device worker guards it. Every pushed request comes out exactly once: from
+// Plan, in a launch or among the ended; from Cancel; or from Close.
 
 #pragma once
 
@@ -30,7 +30,7 @@ struct SchedulerOptions {
 
 class Scheduler {
  public:
-  // A batch for a lane that was free and is busy now.
+  // A batch for a lane that was free and is now busy.
   struct Launch {
     int lane = 0;
     bool large = false;
@@ -42,31 +42,32 @@ class Scheduler {
   struct Step {
     std::vector<std::unique_ptr<Request>> ended;  // with their status, DEADLINE_EXCEEDED
     std::vector<Launch> launches;
-    TimePoint wake = kNever;  // plan again then, if nothing happens before
+    TimePoint wake = kNever;  // when to plan again, if nothing happens before
 
     bool empty() const { return ended.empty() && launches.empty(); }
   };
 
   explicit Scheduler(const SchedulerOptions& options);
 
-  // Takes `request`, whose kernel_cost, batch_bytes and in_parts are set, if and only if OK:
-  // RESOURCE_EXHAUSTED when the queue is full, or what Close was told. Plan should follow.
+  // Takes `request`, whose kernel_cost, batch_bytes and in_parts are set, if and only if OK.
+  // RESOURCE_EXHAUSTED when the queue is full, or Close's status. Plan should follow.
   Status Push(std::unique_ptr<Request>& request, TimePoint now);
-  // The request with its status, CANCELLED or DEADLINE_EXCEEDED; null if it is not queued. If it
-  // runs it is told to stop.
+  // Takes the request out of the queue, with its status CANCELLED or DEADLINE_EXCEEDED; null if it
+  // is not queued. If it is running, it is told to stop.
   std::unique_ptr<Request> Cancel(uint64_t id, TimePoint now);
-  // Ends what is due, tells what runs past its deadline to stop, and fills the free lanes.
+  // Ends queued requests past their deadline, tells running ones past theirs to stop, and fills the
+  // free lanes.
   Step Plan(TimePoint now);
-  // The launch on this lane has ended, and its requests are about to go.
+  // The launch on this lane has ended, and its requests are about to be destroyed.
   void LaneEnded(int lane);
   // The lane is free. Plan should follow.
   void LaneDone(int lane);
-  // Tells all that runs to stop.
+  // Tells all running requests to stop.
   void StopAll(Code code);
-  // The earliest of what runs and has not been told to stop; kNever if none.
+  // The earliest deadline of running requests that were not told to stop; kNever if none.
   TimePoint running_deadline() const;
-  // Refuses from now on with `status`; the queued requests, which end with it too. What runs runs
-  // on. The first close counts.
+  // Refuses requests with `status` from now on, and returns the queued ones, which end with it too.
+  // Running ones continue. Only the first call's status counts.
   std::vector<std::unique_ptr<Request>> Close(const Status& status);
 
   LaneState lanes() const;
@@ -80,7 +81,7 @@ class Scheduler {
     bool large = false;
     double flops = 0;
     std::vector<Request*> running;  // until LaneEnded
-    TimePoint deadline = kNever;    // the earliest of theirs, but for those that were stopped
+    TimePoint deadline = kNever;    // the earliest of theirs, except stopped ones
   };
 
   void StopExpired(LaneSlot& slot, TimePoint now);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who shares the server, and in what proportion. Callers name their tenant in the call's metadata;
-// only names from the settings count, so what a stranger sends adds no tenant, no metric and no
-// memory. Immutable once made; any thread.
+// The tenants that share the server, and their weights. Callers name their tenant in the call's
+// metadata. Only names from the settings count, so an unknown name adds no tenant, no metric and no
+// memory. Immutable once made; thread-safe.
 
 #pragma once
 
@@ -27,19 +27,20 @@ struct Tenant {
   int32_t weight = 1;  // in [1, kTenantWeightMax]
 };
 
-// "NAME=WEIGHT". INVALID_ARGUMENT says what is wrong with which part.
+// Parses "NAME=WEIGHT". INVALID_ARGUMENT says what is wrong with which part.
 Result<Tenant> ParseTenant(std::string_view text);
 
 class Tenants {
  public:
   Tenants();  // "default" alone, with weight 1
 
-  // Each "NAME=WEIGHT", no name twice. "default" is there with weight 1 unless it is given.
+  // Each setting is "NAME=WEIGHT", no name twice. "default" is added with weight 1 unless it is
+  // given.
   static Result<Tenants> Parse(const std::vector<std::string>& settings);
 
   // The index of the tenant with this name; 0, which is "default", if there is none.
   int Find(std::string_view name) const;
-  // True if all callers are one tenant, whatever they say.
+  // True if all callers are one tenant, whatever name they send.
   bool single() const { return list_.size() == 1; }
   const std::vector<Tenant>& list() const { return list_; }
   std::vector<int32_t> weights() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of an answer is computed and not yet given to a stream, in chunks. Not thread-safe.
+// Output that has been computed but not yet handed to a stream, in chunks. Not thread-safe.
 
 #pragma once
 
@@ -21,13 +21,13 @@ namespace attend {
 class AnswerChunks {
  public:
   AnswerChunks() = default;
-  // Of the tensors that `whole` will write into `block`, nothing yet.
+  // For the tensors that `whole` will write into `block`; empty at first.
   AnswerChunks(const Attention& whole, HostBlock block)
       : o_(static_cast<const char*>(whole.o.data)),
         lse_(reinterpret_cast<const char*>(whole.lse)),
         block_(std::make_shared<const HostBlock>(std::move(block))) {}
 
-  // O and LSE of this part of the whole, a run of memory each, are there.
+  // O and LSE of this part of the whole, each contiguous in memory, are computed.
   void Add(const Attention& part) {
     const auto* const o = static_cast<const char*>(part.o.data);
     Add(v1::TENSOR_NAME_O, o, o - o_, BytesO(part.problem));
@@ -36,7 +36,7 @@ class AnswerChunks {
     Add(v1::TENSOR_NAME_LSE, lse, lse - lse_, BytesLse(part.problem));
   }
   bool empty() const { return runs_.empty(); }
-  // The next chunk, of at most `bytes_max`, unless empty; it shares the block. `call` writes it.
+  // The next chunk, of at most `bytes_max`; not if empty(). It shares the block. `call` writes it.
   grpc::ByteBuffer Next(int64_t bytes_max, const WatchedRef& call);
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ends calls whose clients do not read. gRPC keeps an answer until its client has taken it, and
-// with it the memory that it is in. Where a client does not take 1 MiB of what waits for it, or all
-// of it if that is less, in a while, the call is cancelled, so that gRPC lets go.
+// Ends calls whose clients do not read. gRPC keeps an answer, and with it the answer's memory,
+// until the client has taken it. If a client does not take 1 MiB of what waits for it, or all of it
+// if that is less, within the timeout, the call is cancelled, so that gRPC releases the memory.
 
 #pragma once
 
@@ -25,20 +25,20 @@ namespace attend {
 
 class AnswerWatch;
 
-// A call as the watch sees it. It is in the watch from Join to Leave, which comes before gRPC's
-// object goes (in OnDone).
+// A call as the watch sees it. It is watched from Join to Leave, which must come before gRPC's
+// object is destroyed (in OnDone).
 class WatchedCall {
  public:
   WatchedCall() = default;
   WatchedCall(const WatchedCall&) = delete;
   WatchedCall& operator=(const WatchedCall&) = delete;
 
-  // `call` may have answers that wait. Not twice.
+  // `call` may have waiting answers. Call once.
   void Join(AnswerWatch& watch, grpc_call* call);
   void Leave();
 
-  // So many bytes begin to wait for the client, at least one, and so many of them were taken. Any
-  // thread, also after Leave.
+  // Hold: `bytes`, at least one, begin to wait for the client. The other: so many of them were
+  // taken. Any thread, even after Leave.
   void Hold(int64_t bytes) { held_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void Release(int64_t bytes) {
     taken_bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -49,13 +49,13 @@ class WatchedCall {
   friend class AnswerWatch;
   static constexpr int64_t kBytesPerTimeout = int64_t{1} << 20;
 
-  // Whether it has taken what it had to since the last time that it had.
+  // Whether the client has taken enough since the last time that it had.
   bool KeepsUp();
 
   std::atomic<int64_t> held_bytes_{0};
   std::atomic<int64_t> taken_bytes_{0};
-  // The watch's, with its lock.
-  AnswerWatch* watch_ = nullptr;  // null: not in it
+  // Used by the watch, under its lock.
+  AnswerWatch* watch_ = nullptr;  // null: not watched
   grpc_call* call_ = nullptr;
   bool cut_off_ = false;
   TimePoint since_;
@@ -64,20 +64,20 @@ class WatchedCall {
   WatchedCall* previous_ = nullptr;
 };
 
-// Kept by the call and by each answer of it that gRPC holds.
+// Held by the call and by each of its answers that gRPC holds.
 using WatchedRef = std::shared_ptr<WatchedCall>;
 
 class AnswerWatch {
  public:
-  // `unread` is told the peer of each call that was cancelled, on the watch's thread. A timeout of
-  // 0: no call is.
+  // `unread` is told the peer of each cancelled call, on the watch's thread. With a timeout of 0,
+  // no call is cancelled.
   AnswerWatch(Duration timeout, const Clock& clock,
               std::function<void(const std::string& peer)> unread);
-  ~AnswerWatch();  // no call is in it
+  ~AnswerWatch();  // no call may be watched any more
   AnswerWatch(const AnswerWatch&) = delete;
   AnswerWatch& operator=(const AnswerWatch&) = delete;
 
-  // The peers of calls whose answers wait for their clients now; none without a timeout.
+  // The peers of calls whose answers are waiting for their clients; none without a timeout.
   std::vector<std::string> WaitingPeers();
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The messages of AttendChunked. Their few fields are read by hand, in any order; a chunk's bytes
-// are left where they lie. Pure; any thread.
+// The messages of AttendChunked. Their few fields are parsed by hand, in any order; a chunk's bytes
+// are left where they are. Pure; thread-safe.
 
 #pragma once
 
@@ -22,29 +22,30 @@
 
 namespace attend {
 
-// Of the data in one message from a client, and of a header. Peers receive messages of 4 MiB by
-// default; a chunk of that size and its fields is a little more.
+// Most bytes of data in one message from a client, and of a header. Peers receive messages of 4 MiB
+// by default; a chunk of that size with its fields is a little more.
 inline constexpr int64_t kChunkBytesMax = int64_t{4} << 20;
-// The same where messages are bounded.
+// The same if the size of messages is bounded.
 constexpr int64_t ChunkBytesMax(int64_t message_bytes_max) {
   return std::min(kChunkBytesMax, message_bytes_max);
 }
-// Of the data in one message to a client: with its fields below the 4 MiB that every client takes
-// by default, small enough to be spread over streams, large enough for the fields not to count.
+// Bytes of data in one message to a client. With its fields this is below the 4 MiB that every
+// client accepts by default; small enough to be spread over streams, and large enough for the
+// fields not to matter.
 inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
-// Of the message around the data.
+// Most bytes of a message around its data.
 inline constexpr int64_t kChunkMarginBytes = 1024;
 
-// A stream's first message: a token, or a header taken apart.
+// A stream's first message: a token, or a decoded header.
 class FirstMessage {
  public:
-  // INVALID_ARGUMENT if gRPC cannot give the slices, there are more than `bytes_max` bytes, or the
-  // message is no such one.
+  // INVALID_ARGUMENT if gRPC cannot give the slices, there are more than `bytes_max` bytes, or this
+  // is not a valid first message.
   Status Parse(grpc::ByteBuffer& message, int64_t bytes_max);
 
   int64_t message_bytes() const { return slices_.bytes(); }
   bool has_token() const { return has_token_; }
-  // No longer than it takes to tell that it is none.
+  // Cut to the length at which it is known to be invalid.
   const std::string& token() const { return token_; }
   const RequestMessage& header() const { return header_; }
 
@@ -60,20 +61,20 @@ class FirstMessage {
   std::string token_;
 };
 
-// Any later message, a chunk: its few fields, in any order, and its bytes where they lie.
+// Any later message, a chunk: its few fields, in any order, and its bytes where they are.
 class ChunkMessage {
  public:
   // INVALID_ARGUMENT if gRPC cannot give the slices or there are more than `bytes_max` bytes.
   Status Take(grpc::ByteBuffer& message, int64_t bytes_max);
-  // INVALID_ARGUMENT if it is no chunk or has more than `bytes_max` of data.
+  // INVALID_ARGUMENT if it is not a chunk or has more than `bytes_max` of data.
   Status ParseChunk(int64_t bytes_max);
 
   int64_t message_bytes() const { return slices_.bytes(); }
-  // Of the chunk.
+  // The chunk's fields.
   int tensor() const { return tensor_; }
   uint64_t offset() const { return offset_; }
   int64_t bytes() const { return bytes_; }
-  // The chunk's data as pieces of a copy to `to`, to be done while this object lives.
+  // The chunk's data as pieces of a copy to `to`; valid while this object lives.
   std::vector<HostPiece> Pieces(void* to) const;
 
  private:
@@ -86,9 +87,9 @@ class ChunkMessage {
 
 grpc::ByteBuffer EncodeGrant(const std::string& token, int64_t streams_max, int64_t chunk_bytes_max,
                              int64_t idle_timeout_ms);
-// Takes the small fields of the answer.
+// Encodes the answer's small fields, which it takes.
 grpc::ByteBuffer EncodeChunkedHeader(v1::AttendResponse* response);
-// gRPC sends `data` from where it lies in `block`, which it holds as long as it must.
+// gRPC sends `data` from `block`, without a copy, and holds the block until it is sent.
 grpc::ByteBuffer EncodeChunk(v1::TensorName tensor, int64_t offset, const void* data, int64_t bytes,
                              std::shared_ptr<const HostBlock> block);
 

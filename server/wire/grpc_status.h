@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend::Status to gRPC's and back. Pure.
+// Converts attend::Status to gRPC's and back. Pure.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend {
 
-// gRPC sends a status message in a header, whose size peers bound (8 KiB by default).
+// gRPC sends a status message in a header, whose size peers limit (8 KiB by default).
 inline constexpr size_t kStatusMessageBytesMax = 1024;
 
 // At most kStatusMessageBytesMax bytes of `message`, cut between characters and marked if cut.
@@ -22,7 +22,7 @@ std::string CutMessage(std::string_view message);
 grpc::Status ToGrpc(const Status& status);
 Status FromGrpc(const grpc::Status& status);
 
-// Whether a client may try again: RESOURCE_EXHAUSTED and UNAVAILABLE.
+// Whether a client may retry: RESOURCE_EXHAUSTED and UNAVAILABLE.
 bool IsRetryable(Code code);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One message as gRPC's slices, and a view of their bytes. One owner at a time; moving it leaves
-// the view whole.
+// One message as gRPC's slices, and a view of their bytes. One owner at a time; the view stays
+// valid when it is moved.
 
 #pragma once
 
@@ -18,13 +18,13 @@ namespace attend {
 
 class MessageSlices {
  public:
-  // Takes the slices out of `message`. Those of a message in many small pieces, each of which costs
-  // more to keep than its bytes, become one. False if gRPC cannot give them.
+  // Takes the slices out of `message`. If they are many and small, so that each costs more to keep
+  // than its bytes, they are merged into one. False if gRPC cannot give them.
   bool Take(grpc::ByteBuffer& message);
 
   std::span<const ByteSpan> spans() const { return spans_; }
   int64_t bytes() const { return bytes_; }
-  // The transport gets its memory back.
+  // Returns the memory to the transport.
   void Release();
   std::vector<grpc::Slice> TakeSlices() {
     spans_.clear();

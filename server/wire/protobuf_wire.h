@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The few facts of Protobuf's encoding that the hand-written paths rest on: tags, varints and the
+// The few facts of Protobuf's encoding on which the hand-written paths rely: tags, varints and the
 // field `raw`, which has the same number in AttendRequest and AttendResponse, as has `data` in the
 // messages of AttendChunked. Pure.
 
@@ -25,21 +25,21 @@ inline constexpr uint64_t kRawField = v1::AttendRequest::kRawFieldNumber;
 static_assert(kRawField == v1::AttendResponse::kRawFieldNumber);
 inline constexpr uint64_t kRawTag = (kRawField << 3) | kBytes;
 
-// Bytes of `value` as a varint.
+// Size of `value` as a varint.
 constexpr int64_t VarintBytes(uint64_t value) {
   int64_t bytes = 1;
   for (; value >= 0x80; value >>= 7) ++bytes;
   return bytes;
 }
 
-// Writes `value` as a varint and returns the place behind it.
+// Writes `value` as a varint and returns the position after it.
 inline uint8_t* WriteVarint(uint64_t value, uint8_t* out) {
   for (; value >= 0x80; value >>= 7) *out++ = static_cast<uint8_t>(value | 0x80);
   *out++ = static_cast<uint8_t>(value);
   return out;
 }
 
-// What stands in front of a raw entry's bytes.
+// Size of what precedes a raw entry's bytes.
 constexpr int64_t RawPrefixBytes(int64_t bytes) {
   return VarintBytes(kRawTag) + VarintBytes(static_cast<uint64_t>(bytes));
 }

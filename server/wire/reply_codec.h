@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An AttendResponse as gRPC's buffers. Large tensors are not copied: gRPC sends from the request's
-// output block, which goes back to its pool when gRPC lets go of the last byte, on any thread.
+// Encodes an AttendResponse into gRPC's buffers. Large tensors are not copied: gRPC sends from the
+// request's output block, which returns to its pool when gRPC releases the last byte, on any
+// thread.
 
 #pragma once
 
@@ -18,16 +19,15 @@
 
 namespace attend {
 
-// The small fields of an answer that came out well; `raw` stays empty.
+// Fills in the small fields of a successful answer; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
-// The shape of O and of LSE.
+// Fills in the shapes of O and LSE.
 void FillOutputTensors(const Request& request, v1::AttendResponse* response);
 
-// Takes the request, whose status is OK. It must not be touched afterwards. `call` hears what of a
-// large answer has left.
+// Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
 grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call);
 
-// A stream's answer to a request that failed.
+// A stream's answer to a failed request.
 grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
                                int64_t retry_after_ms);
 
