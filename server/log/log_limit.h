@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many log lines of each kind are written: so many a second, after a burst. What is left out is
-// counted, and said with the next line or once the kind is quiet again. Pure, with time as an
-// argument; one thread at a time.
+// Limits the log lines of each kind: so many a second, after a burst. Suppressed lines are counted,
+// and reported with the next line or once the kind is quiet again. Pure, with time as an argument;
+// one thread at a time.
 
 #pragma once
 
@@ -19,12 +19,12 @@ namespace attend {
 
 class LogLimit {
  public:
-  // Lines that one kind may write at once, in seconds of its rate.
+  // Lines that one kind may write in a burst, in seconds of its rate.
   static constexpr double kBurstSeconds = 20;
-  // More kinds than this share one.
+  // Kinds beyond this number share one.
   static constexpr size_t kKindsMax = 256;
 
-  // Lines of one kind that were left out since the last one that was written.
+  // Lines of one kind that were suppressed since the last one that was written.
   struct LeftOut {
     std::string event;
     std::string kind;
@@ -33,17 +33,17 @@ class LogLimit {
   };
   struct Verdict {
     bool write = true;
-    LeftOut before;  // to be said first, if `lines` is not 0
+    LeftOut before;  // to be reported first, if `lines` is not 0
   };
 
-  // `rate`: lines a second of each kind; 0: any number.
+  // `rate`: lines per second of each kind; 0: no limit.
   explicit LogLimit(double rate) : rate_(rate) {}
 
-  // Whether a line is written. Lines of one event and kind are of one kind.
+  // Whether to write a line. Lines with the same event and `kind` count as one kind.
   Verdict Take(std::string_view event, std::string_view kind, TimePoint now);
 
-  // What was left out of kinds that may write again and have not, or (`all`) of every kind; it is
-  // then forgotten.
+  // The suppressed lines of kinds that may write again and have not, or (`all`) of every kind.
+  // Resets their counts.
   std::vector<LeftOut> TakeLeftOut(TimePoint now, bool all);
 
  private:

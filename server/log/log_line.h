@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A log line as text or JSON. Pure. Lines are safe to feed with a client's bytes: each is one line,
-// what a value says cannot be taken for another field, and nothing in it moves a terminal's cursor
-// or turns its text around.
+// Formats a log line as text or JSON. Pure. A client's bytes are safe in it: it is always one line,
+// no value can be mistaken for another field, and nothing in it moves a terminal's cursor or
+// reverses its text.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace attend {
 
 enum class LogFormat { kText, kJson };
 
-// {"id", request.id}: a name of [a-z_] and what it is. Text is only looked at while the line is
+// {"id", request.id}: a name of [a-z_] and a value. Text is only referred to while the line is
 // made.
 struct LogField {
   std::string_view name;
@@ -26,7 +26,7 @@ struct LogField {
 };
 using LogFields = std::initializer_list<LogField>;
 
-// Longer values and messages are cut between characters and marked: no line is without bound.
+// Longer values and messages are cut between characters and marked, so that every line is bounded.
 inline constexpr size_t kLogTextBytesMax = 2048;
 
 struct LogHead {
@@ -35,14 +35,13 @@ struct LogHead {
   size_t thread = 0;
 };
 
-// With its newline.
+// The line, with its newline.
 //   2024-05-06T07:08:09.123456Z warn request failed id=7 code="UNAVAILABLE"
 //   {"time":"2024-05-06T07:08:09.123456Z","level":"warn","thread":3,"message":"request failed",
-//    "id":7,"code":"UNAVAILABLE"}
-// Fields must not be called as the first four keys are. In text, strings stand in quotes, numbers
-// and true and false do not. Control characters, line separators, invisible marks and those that
-// turn the direction of text are escaped in both forms, as \u009b; a byte that is no UTF-8 is \xff
-// in text and U+FFFD in JSON.
+// "id":7,"code":"UNAVAILABLE"} Fields must not have the names of the first four keys. In text,
+// strings are in quotes; numbers, true and false are not. Control characters, line separators,
+// invisible marks and those that change the direction of text are escaped in both forms, as \u009b;
+// a byte that is not UTF-8 becomes \xff in text and U+FFFD in JSON.
 std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_view message,
                           LogFields fields);
 

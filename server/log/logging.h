@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's log: one line a message, as text or JSON, to stderr or a file (log_line.h), and of
-// each kind of warning only so many (log_limit.h): whatever clients do, the log grows slowly.
+// The server's log: one line per message, as text or JSON, to stderr or a file (log_line.h).
+// Warnings and errors are limited per kind (log_limit.h), so the log grows slowly whatever clients
+// do.
 
 #pragma once
 
@@ -23,34 +24,34 @@ namespace attend {
 
 using LogLevel = spdlog::level::level_enum;
 
-class LogFile;  // a sink that can be opened anew
+class LogFile;  // a sink that can be reopened
 
-// An spdlog logger that can log fields. Its info(), warn() and so on write lines without any, for
-// what the server says of itself; warnings and errors among them count as one kind a level.
-// Thread-safe, but for the constructor. Nothing throws: a line that cannot be written is lost.
+// An spdlog logger that can log fields. Its info(), warn() and so on write lines without fields,
+// for messages about the server itself; warnings and errors among them count as one kind per level.
+// Thread-safe, except for the constructor. Nothing throws: a line that cannot be written is lost.
 class Logger final : public spdlog::logger {
  public:
   struct Options {
     LogFormat format = LogFormat::kText;
-    double rate = 0;  // lines a second of each kind of warning and error; 0: any number
+    double rate = 0;  // lines per second of each kind of warning and error; 0: no limit
   };
 
-  // `file` is also `sink`, or null.
+  // `file` is the same object as `sink`, or null.
   Logger(const Options& options, spdlog::sink_ptr sink, std::shared_ptr<LogFile> file = nullptr,
          std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
 
-  // What happened, in words that are the same each time, and its particulars. Warnings and errors
-  // of one event and `kind` are limited together.
+  // `event` says what happened, in words that are always the same; `fields` has the details.
+  // Warnings and errors with the same event and `kind` are limited together.
   void Log(LogLevel level, std::string_view event, LogFields fields, std::string_view kind = {});
 
-  // Says how many lines were left out of kinds that are quiet again, or (`all`) of every kind. To
-  // be called from time to time, and at the end.
+  // Logs how many lines were suppressed of kinds that are quiet again, or (`all`) of every kind.
+  // Call it from time to time, and at the end.
   void SayLeftOut(bool all = false);
-  // Lines left out since the last call.
+  // Lines suppressed since the last call.
   int64_t TakeLeftOutCount() { return left_out_.exchange(0, std::memory_order_relaxed); }
 
-  // Opens --log-file anew, as it was moved away, and goes on with the old one if that fails. Says
-  // what it did. From one thread at a time.
+  // Reopens --log-file after it was moved away; if that fails, goes on with the old one. Logs what
+  // it did. One thread at a time.
   void Reopen();
 
  private:

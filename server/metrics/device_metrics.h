@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The families with a label `device`, a part of Metrics. Recording is thread-safe; Add is not.
+// The part of Metrics with the families that have a label `device`. Recording is thread-safe; Add
+// is not.
 
 #pragma once
 
@@ -28,11 +29,11 @@ class DeviceMetrics {
   // `registry` must outlive it.
   explicit DeviceMetrics(prometheus::Registry& registry);
 
-  // The next device's label sets. Before anything is recorded.
+  // Adds the next device's label sets. Call before anything is recorded.
   void Add(const std::string& name, int lanes, const std::vector<Tenant>& tenants);
 
-  // An answered request: attend_kernel_requests_total, and attend_flops_total where it was
-  // computed.
+  // Records an answered request: attend_kernel_requests_total, and attend_flops_total of the
+  // devices that computed it.
   void RecordAnswer(const Request& request);
   void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
   void RecordOutcome(int device, const BatchOutcome& outcome);

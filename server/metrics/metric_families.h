@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the families of Metrics and its parts are made.
+// Helpers to make the families of Metrics and its parts.
 
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every Prometheus family and label of the engine; those by device are made in device_metrics.h,
+// Every Prometheus family and label of the engine. Those by device are made in device_metrics.h,
 // those of NVML and shared memory where they are read (gpu_stats.h, shared_memory_server.h). All
-// families exist from the start; all label sets that are known at start stand at zero. Recording is
+// families exist from the start; all label sets known at the start begin at zero. Recording is
 // thread-safe and takes well under a microsecond: families are looked up once, at construction.
 
 #pragma once
@@ -38,12 +38,12 @@ enum class Rejection {
 };
 inline constexpr int kRejectionCount = 8;
 
-// What became of a reference check.
+// The outcome of a reference check.
 enum class CheckResult {
   kOk = 0,
   kFailed,
-  kSkipped,  // the server's own, for which there was no time, room or memory
-  kRefused,  // a client's, the same: its request failed with RESOURCE_EXHAUSTED
+  kSkipped,  // sampled by the server; there was no time, room or memory for it
+  kRefused,  // asked for by a client, likewise: its request got RESOURCE_EXHAUSTED
 };
 inline constexpr int kCheckResultCount = 4;
 
@@ -51,9 +51,9 @@ inline constexpr int kCheckResultCount = 4;
 enum class ConnectionRefusal {
   kLimit = 0,
   kPeerLimit,
-  kSilent,       // it sent nothing in time, or while others needed its place
+  kSilent,       // it sent nothing in time, or before others needed its place
   kDescriptors,  // the process has none left
-  kFrames,       // it sent HTTP/2 frames that no client has a use for
+  kFrames,       // it sent HTTP/2 frames that no proper client sends
 };
 inline constexpr int kConnectionRefusalCount = 5;
 const char* ConnectionRefusalName(ConnectionRefusal reason);
@@ -70,14 +70,14 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // Makes the label sets by device, kernel and tenant. Once, before anything is recorded.
+  // Makes the label sets by device, kernel and tenant. Call once, before anything is recorded.
   void AddDevices(const std::vector<Device>& devices,
                   const std::vector<Tenant>& tenants = Tenants().list());
 
   // For the metrics endpoint.
   std::shared_ptr<prometheus::Registry> registry() const;
 
-  // One finished request, refused ones included (then only its status counts):
+  // Records a finished request, refused ones included (then only the status counts):
   // attend_requests_total{code}, attend_tenant_requests_total{tenant,code},
   // attend_tenant_flops_total{tenant}, attend_phase_duration_seconds{phase}, attend_flops_total and
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,

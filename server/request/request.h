@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call on its way through the server. There is one std::unique_ptr<Request>; whoever holds it
-// owns the request: codec, queue, batch, completion, then the responder. It ends by exactly one
-// call of Finish().
+// One request on its way through the server. A single std::unique_ptr<Request> passes its ownership
+// on: codec, queue, batch, completion, then the responder. It ends with exactly one call of
+// Finish().
 
 #pragma once
 
@@ -35,7 +35,7 @@ enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
 
 inline constexpr int kTensorsMax = 4;  // q, k, v, bias
 
-// How tensors went; a metrics label and a field of the answer.
+// How tensors were transferred; a metrics label and a field of the answer.
 enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
 inline constexpr int kTransportCount = 4;
 constexpr const char* TransportName(Transport transport) {
@@ -51,32 +51,32 @@ constexpr const char* TransportName(Transport transport) {
   }
 }
 
-// Of a problem that Check() has passed: these products fit.
+// For a problem that has passed Check(), so these products fit.
 inline int64_t BytesO(const Problem& problem) {
   return ElementsO(problem) * DTypeBytes(problem.dtype);
 }
-// 0 if it was not asked for.
+// 0 if the LSE was not asked for.
 inline int64_t BytesLse(const Problem& problem) {
   return problem.return_lse ? ElementsLse(problem) * static_cast<int64_t>(sizeof(float)) : 0;
 }
 
-// Where one tensor lies in a shared region.
+// Where one tensor is in a shared region.
 struct RegionPlace {
-  RegionRef region;  // null: it does not
+  RegionRef region;  // null: it is not in one
   int64_t offset = 0;
   int64_t bytes = 0;
   // Null if the tensor is empty.
   char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
 };
 
-// A request's tensors that lie in regions, which are theirs until it has ended.
+// A request's tensors that are in regions, which this keeps alive until the request has ended.
 struct SharedTensors {
   std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
   RegionPlace o;
   RegionPlace lse;
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
-  // Of those that lie in memory of a GPU, which computes the request: none if it is kHost.
+  // The GPU that has some of them in its memory, and computes the request; kHost: none.
   int device = SharedRegion::kHost;
   std::string device_name;
   int64_t device_input_bytes = 0;  // of input_bytes
@@ -84,7 +84,7 @@ struct SharedTensors {
   SpanList in_place;                                       // WorkItem's
   std::array<const DeviceEvent*, SpanList::kMax> after{};  // the same
 
-  // Of one of the two ways.
+  // Bytes by one of the two transports.
   int64_t BytesIn(Transport way) const {
     return way == Transport::kCudaIpc ? device_input_bytes : input_bytes - device_input_bytes;
   }
@@ -93,11 +93,11 @@ struct SharedTensors {
   }
 };
 
-// Of a request that is a part of a chunked one, begun while the rest may still be on its way
+// For a request that is a part of a chunked one, begun while the rest may still be arriving
 // (upload_run.h).
 struct UploadPart {
   DeviceCopy* staged = nullptr;        // the whole's, where it reads its tensors; null: on the host
-  const DeviceEvent* after = nullptr;  // with it: what has brought them there
+  const DeviceEvent* after = nullptr;  // with it: the event after which they are there
   std::vector<AttentionSlice> parts;   // WorkItem::parts
   bool further = false;                // others of its upload have been queued
 };
@@ -110,9 +110,9 @@ class Responder {
  public:
   virtual ~Responder() = default;
   virtual void Finish(std::unique_ptr<Request> request) = 0;
-  // Nobody waits for the answer any more. Once true, stays true.
+  // The answer is no longer wanted. Once true, stays true.
   virtual bool unwanted() const { return false; }
-  // Where the client is, while it has not been called with the request; empty if it has none.
+  // The client's address; only until Finish has been called. Empty if there is none.
   virtual std::string Peer() const { return {}; }
 };
 
@@ -133,8 +133,8 @@ struct Request {
   SpanList output_spans;                      // and writes
   UploadShare::Hold upload;                   // chunked: until the bytes are complete
   std::string kernel;                         // asked for by name; empty = the server's choice
-  // By the client's wish, or (set by Engine::Submit) the server's; then it has a place with the
-  // checker until it ends.
+  // Asked for by the client, or (set by Engine::Submit) by the server; the request then has a place
+  // with the checker until it ends.
   bool check = false;
   bool check_sampled = false;  // the latter
   int32_t priority = 0;
@@ -142,7 +142,7 @@ struct Request {
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
   int64_t message_bytes = 0;  // of the request's messages on the wire
-  // Whether Engine::Submit may run the request on the caller's thread and end it before it returns:
+  // Whether Engine::Submit may run the request on the caller's thread and end it before it returns;
   // only if the responder can be called then.
   bool may_end_in_submit = false;
   Responder* responder = nullptr;
@@ -151,7 +151,7 @@ struct Request {
   int device = 0;  // index into the engine's devices; of a split request, the first of its devices
   Selection selection;
   bool part = false;  // of a request split or uploaded: ends with it, which is counted and checked
-  // Of a split request: what each device computes of it.
+  // For a split request: what each device computes of it.
   struct DeviceFlops {
     int device = 0;
     double flops = 0;
@@ -161,7 +161,7 @@ struct Request {
   // Set on the way.
   double flops = 0;
   double kernel_cost = 0;   // by the selected kernel (kernels/contract/cost.h)
-  int64_t batch_bytes = 0;  // what it takes of a batch's bytes
+  int64_t batch_bytes = 0;  // counts towards the batch's byte limit
   int64_t cost = 0;         // what its tenant is charged, see Batcher::Cost
   bool in_parts = false;    // its device computes it in parts (Backend::RunsInParts)
   bool large = false;       // in parts, waiting, above a budget: runs alone
@@ -179,13 +179,13 @@ struct Request {
   std::optional<RowsReport> report;  // if checked
   Status status;                     // the outcome
 
-  // Ends what runs of it, its kernel or its check, early. Set by StopRunning alone, under the lock
-  // of the scheduler or checker that runs it.
+  // Ends its running kernel or check early. Set only by StopRunning, under the lock of the
+  // scheduler or checker that runs it.
   StopFlag stop;
   Code stop_code = Code::kOk;  // with it: why
 };
 
-// A request that somebody is busy with, for people.
+// A running request, described for people.
 struct BusyRequest {
   uint64_t id = 0;
   std::string request_id;
@@ -199,14 +199,14 @@ inline BusyRequest Busy(const Request& request, std::string doing) {
           std::move(doing)};
 }
 
-// Unless something else has stopped it before.
+// Stops the request, unless it was already stopped.
 inline void StopRunning(Request& request, Code code) {
   if (request.stop.set()) return;
   request.stop_code = code;
   request.stop.Set();
 }
 
-// How a request ends that was stopped.
+// The status of a stopped request.
 inline Status StoppedStatus(Code code) {
   switch (code) {
     case Code::kDeadlineExceeded:
@@ -218,33 +218,33 @@ inline Status StoppedStatus(Code code) {
   }
 }
 
-// Brings what is scattered to the input block.
+// Copies scattered tensors to the input block.
 inline void PlaceScattered(Request& request) {
   if (request.scattered != nullptr) request.scattered->CopyToPlaces();
   request.scattered.reset();
 }
 
-// The only device that can compute it, or kHost.
+// The only device that can compute the request, or kHost.
 inline int PinnedDevice(const Request& request) {
   return request.shared == nullptr ? SharedRegion::kHost : request.shared->device;
 }
 
-// Whether it begins with waiting for something on the device: a client's own work, or the last
-// copies of what it reads of an upload.
+// Whether it begins by waiting for something on the device: a client's own work, or the last copies
+// of the upload that it reads.
 inline bool AwaitsEvents(const Request& request) {
   const bool part = request.upload_part != nullptr && request.upload_part->after != nullptr;
   const bool staged = request.staged != nullptr && request.staged->device() >= 0;
   return part || staged || (request.shared != nullptr && request.shared->after[0] != nullptr);
 }
 
-// Tensor bytes of a good answer's messages.
+// Tensor bytes in the messages of a successful answer.
 inline int64_t AnswerBytes(const Request& request) {
   const Problem& problem = request.attention.problem;
   const int64_t shared = request.shared == nullptr ? 0 : request.shared->output_bytes;
   return BytesO(problem) + BytesLse(problem) - shared;
 }
 
-// Ends the request with `status` (OK: its results stand in `output`).
+// Ends the request with `status` (OK: its results are in `output`).
 inline void Finish(std::unique_ptr<Request> request, Status status) {
   request->status = std::move(status);
   Responder* const responder = request->responder;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the tensors of an attention lie in memory, from the first element of each to its last.
+// Where the tensors of an attention are in memory, from the first element of each to its last.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which bytes of a tensor have been promised to chunks: disjoint ranges, merged where they touch.
-// Not thread-safe.
+// The bytes of a tensor that are reserved for chunks: disjoint ranges, merged where they touch. Not
+// thread-safe.
 
 #pragma once
 
@@ -20,7 +20,7 @@ struct ByteRange {
 
 class ByteRanges {
  public:
-  // Takes `range` if no byte of it was taken before; else the first range that it overlaps.
+  // Adds `range` if no byte of it is taken; otherwise returns the first range that it overlaps.
   std::optional<ByteRange> Add(const ByteRange& range);
 
   int64_t bytes() const { return bytes_; }

@@ -17,7 +17,7 @@ Result<int64_t> ParseByteSize(std::string_view text);
 
 // The shortest exact form: 65536 gives "64KiB".
 std::string FormatByteSize(int64_t bytes);
-// For people: three digits, 25276502016 gives "23.5GiB".
+// Rounded to three digits, for people: 25276502016 gives "23.5GiB".
 std::string RoundByteSize(int64_t bytes);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time as an argument. Product code is given SteadyClock; tests of schedulers move a clock of
-// their own by hand.
+// Time as a dependency. Product code is given SteadyClock; tests of schedulers advance their own
+// clock by hand.
 
 #pragma once
 

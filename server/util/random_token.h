@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names that whoever does not know them cannot guess. Thread-safe.
+// Unguessable names. Thread-safe.
 
 #pragma once
 
@@ -15,7 +15,7 @@ inline constexpr int kTokenBytes = 16;
 
 // Makes tokens.
 using TokenSource = std::function<Result<std::string>()>;
-// 128 bits of the kernel's randomness.
+// 128 random bits from the operating system.
 Result<std::string> RandomToken();
 
 }  // namespace attend

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file descriptor that is closed with its owner. Movable; -1 when default-made or moved from.
+// A file descriptor that is closed with its owner. Movable; -1 when default-constructed or moved
+// from.
 
 #pragma once
 

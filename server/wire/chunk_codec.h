@@ -45,7 +45,7 @@ class FirstMessage {
 
   int64_t message_bytes() const { return slices_.bytes(); }
   bool has_token() const { return has_token_; }
-  // Cut to the length at which it is known to be invalid.
+  // One that is too long is cut, to a length that still shows it to be invalid.
   const std::string& token() const { return token_; }
   const RequestMessage& header() const { return header_; }
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An AttendRequest from the pieces it arrived in to its final place, tensor bytes copied once.
+// Takes an AttendRequest from the pieces in which it arrived to its final place, copying tensor
+// bytes once.
 //
-// One walk over the top-level tags, whatever their order, finds three kinds of fields. The `raw`
-// entries and the repeated numbers (wire_arrays.h) stay where they lie and are brought to the
-// request's block, whose bytes the memory budget counts, once it has one. The others are small:
-// they are gathered and parsed by the generated class. So a message costs its own bytes, a few KiB,
-// and what the budget has granted. No memory is taken for a declared length before it was compared
-// with the bytes that are there and with the tensor's shape.
+// One walk over the top-level tags, in any order, finds three kinds of fields. The `raw` entries
+// and the repeated numbers (wire_arrays.h) stay where they are and are copied to the request's
+// block, whose bytes the memory budget counts, once it has one. The others are small: they are
+// gathered and parsed by the generated class. So a message costs its own bytes, a few KiB, and what
+// the budget has granted. No memory is allocated for a declared length before it was compared with
+// the bytes present and with the tensor's shape.
 //
-// Knows no gRPC. Pure functions; any thread.
+// Independent of gRPC. Pure functions; any thread.
 
 #pragma once
 
@@ -29,10 +30,10 @@
 
 namespace attend {
 
-// Of the fields that are neither raw nor repeated numbers, tags included. Requests have some 600 at
-// most; parsed, the worst ones take 64 times as much.
+// Most bytes of the fields that are neither raw nor repeated numbers, tags included. Requests have
+// some 600 at most; parsed, the worst ones take 64 times as much.
 inline constexpr int64_t kHeaderBytesMax = 1024;
-// Of all that is not inside raw entries. It is walked through on the thread that brought it.
+// Most bytes outside raw entries. They are walked through on the thread that brought the message.
 inline constexpr int64_t kFieldBytesMax = int64_t{4} << 20;
 
 // What a walk over the top-level tags finds, without parsing anything.
@@ -50,10 +51,11 @@ struct MessageScan {
   std::array<Raw, kTensorsMax> raw{};  // the first entries
 };
 
-// INVALID_ARGUMENT if it is no AttendRequest or its small fields are too large. `scan` is new.
+// INVALID_ARGUMENT if this is not an AttendRequest or its small fields are too large. `scan` must
+// be new.
 Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan);
 
-// A message taken apart. What `slices` look at lives elsewhere.
+// A decoded message. The bytes that `slices` point to are owned elsewhere.
 struct RequestMessage {
   std::span<const ByteSpan> slices;
   MessageScan scan;
@@ -62,19 +64,20 @@ struct RequestMessage {
   WireArrays arrays() const { return WireArrays(slices, scan.arrays); }
 };
 
-// Parses the small fields that the scan of `message` has found. INVALID_ARGUMENT if they are none.
+// Parses the small fields that the scan of `message` has found. INVALID_ARGUMENT if they are
+// malformed.
 Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message);
 
-// That each tensor's bytes are where the call takes them from: in the message (inline) or in shared
-// memory, or all in chunks that follow it; and that O and LSE go where the call can put them. Notes
-// which lie in shared memory. UNIMPLEMENTED for places that this server does not know.
+// Checks that each tensor's bytes are where the call takes them from: in the message (inline) or in
+// shared memory, or all in chunks that follow it; and that O and LSE go where the call can put
+// them. Notes which are in shared memory. UNIMPLEMENTED for places that this server does not know.
 Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated);
 
-// That there is one raw entry of the right length for each inline tensor.
+// Checks that there is one raw entry of the right length for each inline tensor.
 Status CheckRaw(const RequestMessage& message, const Validated& validated);
 
-// Where everything lies in the request's two blocks of host memory, each part 256-byte aligned.
-// What lies in shared memory has no place there.
+// Where everything is in the request's two blocks of host memory, each part 256-byte aligned.
+// Tensors in shared memory have no place there.
 struct MemoryPlan {
   std::array<int64_t, kTensorsMax> tensors{};  // offsets in the input block
   int64_t q_lengths = 0, kv_lengths = 0, cu_q = 0, cu_kv = 0, alibi = 0, sinks = 0;
@@ -95,7 +98,7 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
 // Copies the inline tensors' bytes to their places.
 void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
-// The same as pieces of a copy that somebody else does while the message lives.
+// The same as pieces of a copy that the caller makes while the message lives.
 std::vector<HostPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
                                     const MemoryPlan& plan, Request& request);
 

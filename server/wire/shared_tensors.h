@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds the tensors of a request that lie in regions: of shared memory, or of a GPU's memory that a
-// client lends. Everything that decides about memory is
-// in the message, which the server holds; nothing is read from the region, where the client may
-// change what it likes at any time. Thread-safe as the registry is.
+// Finds the tensors of a request that are in regions: of shared memory, or of GPU memory that a
+// client lends. Every decision about memory is based on the message, which the server holds;
+// nothing is read from the region, which the client may change at any time. Thread-safe, as the
+// registry is.
 
 #pragma once
 
@@ -15,17 +15,16 @@
 
 namespace attend {
 
-// Sets `request.shared`, which keeps the regions, if any of its tensors is shared; `registry` is
-// null if the server has shared memory off. UNIMPLEMENTED if so, or if what lies in a GPU's memory
-// is to be checked; NOT_FOUND for a token of no region; INVALID_ARGUMENT for a place that is not
-// aligned, not within its region, or written to and overlapping another, and for places on two
-// GPUs.
+// Sets `request.shared`, which keeps the regions alive, if any of its tensors is shared. `registry`
+// is null if the server has shared memory off: then UNIMPLEMENTED, as for a check of tensors in GPU
+// memory. NOT_FOUND for an unknown token. INVALID_ARGUMENT for a place that is not aligned, not
+// within its region, or written to and overlapping another, and for places on two GPUs.
 Status FindSharedTensors(const v1::AttendRequest& message, const Validated& validated,
                          const RegionRegistry* registry, Request& request);
 
-// Adds their bytes, but for those in a GPU's memory, to what `request` reads and writes. Inputs
-// that overlap or nearly touch become one span, which a device takes with one copy; bytes that are
-// not a request's own are never written.
+// Adds their bytes, except those in GPU memory, to the spans that `request` reads and writes.
+// Inputs that overlap or nearly touch become one span, which a device takes with one copy; bytes
+// that are not the request's own are never written.
 void AddSharedSpans(const SharedTensors& shared, Request& request);
 
 }  // namespace attend

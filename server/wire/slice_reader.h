@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cursor over bytes that lie in pieces, as messages come out of a transport. Knows nothing of
-// the transport; owns nothing; one thread.
+// A cursor over bytes in pieces, as messages come out of a transport. Independent of the transport;
+// owns nothing; one thread.
 
 #pragma once
 
@@ -23,15 +23,16 @@ class SliceReader {
   int64_t position() const { return position_; }
   int64_t remaining() const { return total_ - position_; }
 
-  // A base-128 varint of at most 10 bytes. False, and the reader's place is lost, if there is none.
+  // Reads a base-128 varint of at most 10 bytes. If there is none, returns false, and the reader's
+  // position is lost.
   bool ReadVarint(uint64_t* value);
   // False, without moving, if fewer bytes remain.
   bool Skip(int64_t bytes);
   // Copies the next `bytes`, which must remain.
   void Read(void* to, int64_t bytes);
-  // The next `bytes`, which must remain, as pieces of a copy to `to`. Moves past them.
+  // Appends the next `bytes`, which must remain, as pieces of a copy to `to`. Moves past them.
   void ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces);
-  // The next bytes that lie together; empty at the end only.
+  // The next contiguous bytes; empty only at the end.
   ByteSpan Contiguous() const;
 
  private:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every rule of attention.proto that a request can break, except those about its raw bytes. Pure;
-// any thread. What passes here, Check(Problem) and the codec's length comparison is safe to run.
+// any thread. A request that passes this, Check(Problem) and the codec's length comparison is safe
+// to run.
 
 #pragma once
 
@@ -19,15 +20,16 @@ namespace attend {
 inline constexpr int64_t kRequestIdBytesMax = 128;
 inline constexpr int32_t kPriorityMax = 100;  // and its negative
 
-// What the small fields say, in the server's terms.
+// The small fields in the server's terms.
 struct Validated {
   Layout layout = Layout::kBhld;
   // Everything but the pointers: problem and strides.
   Attention attention;
-  // Of q, k, v and bias; what the raw entries of inline ones must hold, in this order.
+  // Bytes of q, k, v and bias; the raw entries of inline ones must have these lengths, in this
+  // order.
   std::array<int64_t, kTensorsMax> tensor_bytes{};
   int tensors = 3;  // 4 with a bias
-  // Which lie in shared memory and have no raw entry; set by CheckSources.
+  // Which tensors are in shared memory and have no raw entry; set by CheckSources.
   std::array<bool, kTensorsMax> shared{};
   bool o_shared = false;
   bool lse_shared = false;
@@ -37,9 +39,9 @@ struct Validated {
   }
 };
 
-// INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED a place for tensor bytes
-// that this server does not know.
-// `arrays` are the request's repeated numbers, of which `request` itself has none.
+// INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED names a place for tensor
+// bytes that this server does not know. `arrays` are the request's repeated numbers, which
+// `request` itself does not contain.
 Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out);
 
 }  // namespace attend

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rules for a request's sequence lengths: validate.h's part that reads the repeated numbers.
+// The rules for a request's sequence lengths: the part of validate.h that reads the repeated
+// numbers.
 
 #pragma once
 
@@ -17,7 +18,7 @@ namespace attend {
 // sequences of a packed one.
 Status CheckLengths(const WireArrays& arrays, Problem& problem);
 
-// INVALID_ARGUMENT: `field` has the wrong number of entries; `bound` says which it must have.
+// INVALID_ARGUMENT: `field` has the wrong number of entries; `bound` says how many it must have.
 Status WrongCount(std::string_view field, int64_t entries, const std::string& bound);
 
 }  // namespace attend

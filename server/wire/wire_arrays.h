@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The repeated numbers of a request (lengths, cumulative lengths, slopes, sinks), read where they
-// lie in the message. Parsed, a number of one byte takes eight and more in memory that nobody
-// counts; read here they take none until they are written to the request's block, which the memory
-// budget counts.
+// The repeated numbers of a request (lengths, cumulative lengths, slopes, sinks), read in place in
+// the message. Parsed, a number of one byte takes eight or more in memory that is not counted. Read
+// here, they take none until they are written to the request's block, which the memory budget
+// counts.
 //
 // A pure view; any thread.
 
@@ -31,10 +31,10 @@ constexpr bool IsFloatArray(int field) {
   return field >= static_cast<int>(ArrayField::kAlibiSlopes);
 }
 
-// Where the entries of one field lie, packed or one by one, other fields perhaps between them.
+// Where the entries of one field are, packed or one by one, possibly with other fields in between.
 struct ArrayRun {
   int64_t begin = 0;  // in the message, of the first one's tag
-  int64_t end = 0;    // behind the last one's bytes
+  int64_t end = 0;    // after the last one's bytes
   int64_t entries = 0;
 };
 using ArrayRuns = std::array<ArrayRun, kArrayFields>;
