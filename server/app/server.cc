@@ -120,9 +120,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   }
   LockReceiveMemory(receive_blocks);
   copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
-  intake_ = std::make_unique<Intake>(
+  reader_ = std::make_unique<RequestReader>(
       *engine_, *copies_, metrics_, clock_,
-      Intake::Limits{
+      RequestReader::Limits{
           config_.max_request_bytes, config_.max_request_bytes,
           HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
       shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get());
@@ -134,7 +134,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                      {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
       });
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
-      *engine_, *intake_, metrics_, *copies_, *chunked_, *answers_, clock_, *logger_,
+      *engine_, *reader_, metrics_, *copies_, *chunked_, *answers_, clock_, *logger_,
       config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
         FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
       }});

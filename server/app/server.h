@@ -22,7 +22,7 @@
 #include "server/metrics/metrics.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/chunked_registry.h"
-#include "server/rpc/intake.h"
+#include "server/rpc/request_reader.h"
 #include "server/rpc/service.h"
 #include "server/util/clock.h"
 #include "server/wire/answer_watch.h"
@@ -88,7 +88,7 @@ class Server {
   std::unique_ptr<ChunkedRegistry> chunked_;
   std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;  // null if off
-  std::unique_ptr<Intake> intake_;
+  std::unique_ptr<RequestReader> reader_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;

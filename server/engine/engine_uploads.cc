@@ -47,7 +47,7 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
       PlanUpload(request.attention, parts, options_.staging.bytes_min);
   if (groups.empty()) return nullptr;
   const int64_t group = request.attention.problem.group();
-  std::vector<SplitPiece> pieces;
+  std::vector<QuerySlice> pieces;
   for (const auto& [slice, unused] : groups) {
     pieces.push_back({0, slice.batch_begin, slice.batch_end, slice.heads_begin * group,
                       slice.heads_end * group, slice.rows_begin, slice.rows_end});

@@ -16,10 +16,10 @@
 
 namespace attend {
 
-class ScatteredInput {
+class GatheredInput {
  public:
   // `owner` keeps the pieces' memory alive. The pieces are in ascending order of their places.
-  ScatteredInput(std::vector<HostPiece> pieces, std::shared_ptr<const void> owner)
+  GatheredInput(std::vector<HostPiece> pieces, std::shared_ptr<const void> owner)
       : pieces_(std::move(pieces)), owner_(std::move(owner)) {}
 
   const std::vector<HostPiece>& pieces() const { return pieces_; }

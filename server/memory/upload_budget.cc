@@ -6,7 +6,7 @@
 
 namespace attend {
 
-UploadShare::Hold& UploadShare::Hold::operator=(Hold&& other) noexcept {
+UploadBudget::Hold& UploadBudget::Hold::operator=(Hold&& other) noexcept {
   if (this == &other) return *this;
   Release();
   share_ = std::exchange(other.share_, nullptr);
@@ -14,13 +14,13 @@ UploadShare::Hold& UploadShare::Hold::operator=(Hold&& other) noexcept {
   return *this;
 }
 
-void UploadShare::Hold::Release() {
+void UploadBudget::Hold::Release() {
   if (share_ != nullptr) share_->held_bytes_.fetch_sub(bytes_, std::memory_order_relaxed);
   share_ = nullptr;
   bytes_ = 0;
 }
 
-Result<UploadShare::Hold> UploadShare::Take(int64_t bytes) {
+Result<UploadBudget::Hold> UploadBudget::Take(int64_t bytes) {
   int64_t held = held_bytes_.load(std::memory_order_relaxed);
   do {
     if (bytes > bytes_max_ - held) {

@@ -14,26 +14,26 @@
 
 namespace attend {
 
-class UploadShare {
+class UploadBudget {
  public:
   // Returned by Release or the destructor. Movable; empty when default-constructed or moved from.
   class Hold {
    public:
     Hold() = default;
-    Hold(UploadShare& share, int64_t bytes) : share_(&share), bytes_(bytes) {}
+    Hold(UploadBudget& share, int64_t bytes) : share_(&share), bytes_(bytes) {}
     Hold(Hold&& other) noexcept { *this = std::move(other); }
     Hold& operator=(Hold&& other) noexcept;
     ~Hold() { Release(); }
     void Release();
 
    private:
-    UploadShare* share_ = nullptr;
+    UploadBudget* share_ = nullptr;
     int64_t bytes_ = 0;
   };
 
-  explicit UploadShare(int64_t budget_bytes) : bytes_max_(budget_bytes / 4 * 3) {}
-  UploadShare(const UploadShare&) = delete;
-  UploadShare& operator=(const UploadShare&) = delete;
+  explicit UploadBudget(int64_t budget_bytes) : bytes_max_(budget_bytes / 4 * 3) {}
+  UploadBudget(const UploadBudget&) = delete;
+  UploadBudget& operator=(const UploadBudget&) = delete;
 
   // RESOURCE_EXHAUSTED names bytes, use and bound.
   Result<Hold> Take(int64_t bytes);

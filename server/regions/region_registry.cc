@@ -94,13 +94,14 @@ Status RegionRegistry::WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uin
     const auto found = clients_.find(client);
     if (found == clients_.end()) return Internal("the client has gone");
     Status status = CheckLocked(found->second, bytes);
-    // What a client has just let go of is its own to take again. Counted from the burial's begin: a
-    // device that hangs costs the caller's thread this time once, not once for every region.
-    if (status.ok() || !burying_ ||
-        std::chrono::steady_clock::now() - burial_ >= limits_.return_wait) {
+    // What a client has just let go of is its own to take again. Counted from the start of the
+    // reaping: a device that hangs costs the caller's thread this time once, not once for every
+    // region.
+    if (status.ok() || !reaping_ ||
+        std::chrono::steady_clock::now() - reaping_since_ >= limits_.return_wait) {
       return status;
     }
-    changed_.wait_until(lock, burial_ + limits_.return_wait);
+    changed_.wait_until(lock, reaping_since_ + limits_.return_wait);
   }
 }
 
@@ -182,7 +183,7 @@ Status RegionRegistry::Refuse(Status status) {
 
 Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
   const std::shared_ptr<SharedRegion> region(made.release(),
-                                             [this](SharedRegion* last) { Bury(last); });
+                                             [this](SharedRegion* last) { Reap(last); });
   Result<std::string> token = tokens_();
   if (token.ok()) region->token = *token;
   const std::lock_guard lock(mutex_);
@@ -249,12 +250,12 @@ RegionRegistry::Stats RegionRegistry::stats() const {
   return stats;
 }
 
-void RegionRegistry::Bury(SharedRegion* region) {
+void RegionRegistry::Reap(SharedRegion* region) {
   {
     const std::lock_guard lock(mutex_);
-    region->next = dead_;
-    dead_ = region;
-    if (!std::exchange(burying_, true)) burial_ = std::chrono::steady_clock::now();
+    region->next = unreaped_;
+    unreaped_ = region;
+    if (!std::exchange(reaping_, true)) reaping_since_ = std::chrono::steady_clock::now();
   }
   changed_.notify_all();
 }
@@ -279,11 +280,11 @@ void RegionRegistry::Run() {
   NameThread("attend-regions");
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || dead_ != nullptr; });
-    if (dead_ == nullptr) return;
-    SharedRegion* const region = std::exchange(dead_, dead_->next);
+    changed_.wait(lock, [this] { return stop_ || unreaped_ != nullptr; });
+    if (unreaped_ == nullptr) return;
+    SharedRegion* const region = std::exchange(unreaped_, unreaped_->next);
     const bool lent = region->device != SharedRegion::kHost;
-    burial_ = std::chrono::steady_clock::now();
+    reaping_since_ = std::chrono::steady_clock::now();
     lock.unlock();
     if (lent) {
       importer_->Release(std::move(region->imported));
@@ -298,7 +299,7 @@ void RegionRegistry::Run() {
     }
     const std::function<void()> closed = TakeClosedLocked(*region);
     delete region;
-    burying_ = dead_ != nullptr;
+    reaping_ = unreaped_ != nullptr;
     changed_.notify_all();
     if (!closed) continue;
     lock.unlock();

@@ -113,7 +113,7 @@ class RegionRegistry {
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
   // The last reference is gone. Any thread.
-  void Bury(SharedRegion* region);
+  void Reap(SharedRegion* region);
   // Waits while regions being returned may make the room that the client lacks.
   Status WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client, int64_t bytes);
   void ReturnLocked(uint64_t client, int64_t bytes);
@@ -139,9 +139,9 @@ class RegionRegistry {
   int64_t refused_ = 0;
   int64_t lent_regions_ = 0;
   int64_t lent_bytes_ = 0;
-  SharedRegion* dead_ = nullptr;
-  bool burying_ = false;  // from the first dead region until the last one's bytes are free
-  TimePoint burial_;      // while burying_: when returning the current one began
+  SharedRegion* unreaped_ = nullptr;
+  bool reaping_ = false;     // from the first unreaped region until the last one's bytes are free
+  TimePoint reaping_since_;  // while reaping_: when returning the current one began
   std::unordered_map<std::string, std::function<void()>> closed_;  // of lent ones, by token
   bool stop_ = false;
   std::thread thread_;

@@ -99,7 +99,7 @@ struct UploadPart {
   DeviceCopy* staged = nullptr;        // the whole's, where it reads its tensors; null: on the host
   const DeviceEvent* after = nullptr;  // with it: the event after which they are there
   std::vector<AttentionSlice> parts;   // WorkItem::parts
-  bool further = false;                // others of its upload have been queued
+  bool has_slot = false;               // its upload has a queue slot already, which its parts share
 };
 
 struct Request;
@@ -121,18 +121,18 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;                        // pointers lead into the spans
-  HostBlock input;                            // every tensor and array that the kernel reads, or
-  std::unique_ptr<DeviceCopy> staged;         // the same block, which a device has a copy of
-  std::shared_ptr<UploadRun> upload_run;      // what computes it while it arrives; null: nothing
-  std::unique_ptr<UploadPart> upload_part;    // null: it is not one
-  std::unique_ptr<ScatteredInput> scattered;  // what is not in that block yet; null: all is
-  HostBlock output;                           // O, then LSE if asked for, each 256-byte aligned
-  std::unique_ptr<SharedTensors> shared;      // the tensors that are not in the two; null: all are
-  SpanList input_spans;                       // the bytes that `attention` reads, wherever they lie
-  SpanList output_spans;                      // and writes
-  UploadShare::Hold upload;                   // chunked: until the bytes are complete
-  std::string kernel;                         // asked for by name; empty = the server's choice
+  Attention attention;                       // pointers lead into the spans
+  HostBlock input;                           // every tensor and array that the kernel reads, or
+  std::unique_ptr<DeviceCopy> staged;        // the same block, which a device has a copy of
+  std::shared_ptr<UploadRun> upload_run;     // what computes it while it arrives; null: nothing
+  std::unique_ptr<UploadPart> upload_part;   // null: it is not one
+  std::unique_ptr<GatheredInput> scattered;  // what is not in that block yet; null: all is
+  HostBlock output;                          // O, then LSE if asked for, each 256-byte aligned
+  std::unique_ptr<SharedTensors> shared;     // the tensors that are not in the two; null: all are
+  SpanList input_spans;                      // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;                     // and writes
+  UploadBudget::Hold upload;                 // chunked: until the bytes are complete
+  std::string kernel;                        // asked for by name; empty = the server's choice
   // Asked for by the client, or (set by Engine::Submit) by the server; the request then has a place
   // with the checker until it ends.
   bool check = false;

@@ -12,8 +12,8 @@
 
 namespace attend {
 
-// A call as Intake sees it. Reference-counted, because gRPC may end a call while Intake still uses
-// it.
+// A call as RequestReader sees it. Reference-counted, because gRPC may end a call while
+// RequestReader still uses it.
 class Call : public Responder {
  public:
   void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
@@ -25,7 +25,7 @@ class Call : public Responder {
   bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
   bool unwanted() const override { return cancelled(); }
   // The request is about to enter a queue.
-  virtual void OnAdmitted(uint64_t id) = 0;
+  virtual void OnQueueing(uint64_t id) = 0;
 
  protected:
   ~Call() override = default;

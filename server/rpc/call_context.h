@@ -18,7 +18,7 @@
 #include "server/memory/copy_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/chunked_registry.h"
-#include "server/rpc/intake.h"
+#include "server/rpc/request_reader.h"
 #include "server/wire/answer_watch.h"
 
 namespace attend {
@@ -58,7 +58,7 @@ class OpenStreams {
 // What every call uses. All of it outlives every call.
 struct ServiceContext {
   Engine& engine;
-  Intake& intake;
+  RequestReader& reader;
   Metrics& metrics;
   CopyPool& copies;
   ChunkedRegistry& chunked;

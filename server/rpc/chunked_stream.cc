@@ -31,7 +31,7 @@ ChunkedStream* ChunkedStream::Make(ServiceContext& context, grpc::CallbackServer
   return stream.get();
 }
 
-void ChunkedStream::Poke() {
+void ChunkedStream::Advance() {
   for (;;) {
     Step step;
     Status end;
@@ -86,12 +86,12 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
     return Step::kCancel;
   }
   // What is given out must be written, so nothing is asked for that could not be.
-  StreamStep step = transfer_->Next(first_, greeted_, watched_);
+  StreamStep step = transfer_->Next(first_, granted_, watched_);
   switch (step.kind) {
     case StreamStep::Kind::kNone:
       return Step::kNone;
     case StreamStep::Kind::kWrite:
-      greeted_ = true;
+      granted_ = true;
       writing_ = true;
       writing_chunk_ = step.chunk;
       outgoing_.Swap(&step.message);
@@ -115,7 +115,7 @@ void ChunkedStream::Refuse(Status status) {
     const std::lock_guard lock(mutex_);
     RefuseLocked(std::move(status));
   }
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::RefuseLocked(Status status) {
@@ -131,7 +131,7 @@ void ChunkedStream::EndWhenIdle() {
     RefuseLocked(Draining());
   }
   if (transfer) return transfer->FailUpload(Rejection::kDraining, Draining());
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::OnReadDone(bool ok) {
@@ -156,7 +156,7 @@ void ChunkedStream::OnReadDone(bool ok) {
   } else {
     transfer->HalfClosed();
   }
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
@@ -175,7 +175,7 @@ void ChunkedStream::EndUnread() {
     unread_ = true;
     RefuseLocked(InvalidArgument(kNoFirstMessage));
   }
-  Poke();
+  Advance();
 }
 
 // Reads end without a message also if the call was cancelled, as by clients whose answer came over
@@ -186,7 +186,7 @@ void ChunkedStream::RecordUnread() {
   request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
   request.received = context_.clock.Now();
   request.transport = Transport::kChunked;
-  request.status = context_.intake.Reject(Rejection::kInvalid, InvalidArgument(kNoFirstMessage));
+  request.status = context_.reader.Reject(Rejection::kInvalid, InvalidArgument(kNoFirstMessage));
   RecordEnd(context_, request, 0, 0, call_);
 }
 
@@ -224,7 +224,7 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
     cancelled = cancelled_;
   }
   if (cancelled) transfer->FailCancelled();
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
@@ -245,7 +245,7 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status statu
     if (place.data == nullptr) return;  // nor does any further one
     ++unplaced_;
   }
-  Poke();  // the next read is under way before this chunk is copied
+  Advance();  // the next read is under way before this chunk is copied
   std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
   if (bytes <= kInlineBytesMax) {
@@ -281,7 +281,7 @@ void ChunkedStream::ChunkPlaced(int64_t bytes) {
     const std::lock_guard lock(mutex_);
     --unplaced_;
   }
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::OnWriteDone(bool ok) {
@@ -299,7 +299,7 @@ void ChunkedStream::OnWriteDone(bool ok) {
   } else if (!ok) {
     transfer_->FailCancelled();
   }
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::OnCancel() {
@@ -314,7 +314,7 @@ void ChunkedStream::OnCancel() {
     RefuseLocked(Status(Code::kCancelled, "the call was cancelled"));
   }
   if (transfer) return transfer->FailCancelled();
-  Poke();
+  Advance();
 }
 
 void ChunkedStream::OnDone() {

@@ -4,9 +4,9 @@
 // joined, and writes what the transfer has for it. At most two chunks are read and not yet placed,
 // and one write is under way: backpressure on both sides.
 //
-// gRPC's threads enter through the On... methods, all others through Poke. A mutex guards the state
-// and is not held while gRPC is called; `starting_` keeps the call from finishing meanwhile. Lives
-// until gRPC is done with it and no reference is left.
+// gRPC's threads enter through the On... methods, all others through Advance. A mutex guards the
+// state and is not held while gRPC is called; `starting_` keeps the call from finishing meanwhile.
+// Lives until gRPC is done with it and no reference is left.
 
 #pragma once
 
@@ -30,9 +30,9 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   // Owned by gRPC until its OnDone.
   static ChunkedStream* Make(ServiceContext& context, grpc::CallbackServerContext& call);
 
-  void Begin() { Poke(); }
+  void Begin() { Advance(); }
   // TransferStream
-  void Poke() override;
+  void Advance() override;
 
   // OpenCall. A request with missing bytes does not count as accepted.
   void EndWhenIdle() override;
@@ -54,10 +54,10 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Step NextLocked();
   Step NextWriteLocked();
   void End(const Status& status);
-  // These end a stream that belongs to no transfer; RefuseLocked needs a Poke() after it. It must
-  // run under the same lock in which it was seen that there is no transfer and no first message in
-  // hand: that message may come at any moment, and the request that it begins relies on the
-  // stream's call.
+  // These end a stream that belongs to no transfer; RefuseLocked needs a Advance() after it. It
+  // must run under the same lock in which it was seen that there is no transfer and no first
+  // message in hand: that message may come at any moment, and the request that it begins relies on
+  // the stream's call.
   void RefuseLocked(Status status);
   void Refuse(Status status);
   // Takes the first message, or (not `ok`) that there is none.
@@ -87,7 +87,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Status refusal_;             // why the stream ends without a transfer
   Status end_;                 // with kFinish
   bool first_ = false;         // it is its transfer's first stream
-  bool greeted_ = false;       // has been sent its grant
+  bool granted_ = false;       // has been sent its grant
   int64_t starting_ = 0;       // threads that are calling gRPC
   int64_t unplaced_ = 0;       // chunks read and not yet placed
   bool asked_ = false;         // for the first message

@@ -47,7 +47,7 @@ void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
     Fail(std::move(status));
   }
   Placed(0);
-  PokeAll();
+  AdvanceAll();
 }
 
 Status ChunkedTransfer::Admit(const RequestMessage& header) {
@@ -57,12 +57,12 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
     if (!failure_.ok()) return failure_;
   }
   if (deadline_ != kNever && deadline_ <= context_.clock.Now()) {
-    return context_.intake.Reject(
+    return context_.reader.Reject(
         Rejection::kDeadlinePassed,
         Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
   }
   TensorPlaces places;
-  ATTEND_RETURN_IF_ERROR(context_.intake.AcceptHeader(header, *request_, places));
+  ATTEND_RETURN_IF_ERROR(context_.reader.AcceptHeader(header, *request_, places));
   Result<std::string> token = context_.chunked.Add(*this);
   if (!token.ok()) return token.status();
   const std::lock_guard lock(mutex_);
@@ -72,7 +72,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
   progress_ = context_.clock.Now();
   answer_ = AnswerChunks(request_->attention, std::move(request_->output));
   run_ = request_->upload_run;
-  // This transfer outlives the parts, see WhenQuiet.
+  // This transfer outlives the parts, see WhenIdle.
   if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
   phase_ = Phase::kUploading;
   return Status();
@@ -144,7 +144,7 @@ void ChunkedTransfer::Run(Lock& lock) {
   lock.unlock();
   const TransferRef self(this);
   Ref();  // adopted by Ended
-  context_.intake.Submit(*this, std::move(request));
+  context_.reader.Submit(*this, std::move(request));
 }
 
 void ChunkedTransfer::HalfClosed() {
@@ -172,7 +172,7 @@ void ChunkedTransfer::FailCancelled() {
   const bool late = deadline_ != kNever && deadline_ <= context_.clock.Now();
   Fail(late ? Status(Code::kDeadlineExceeded, "the deadline passed")
             : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
-  PokeAll();
+  AdvanceAll();
 }
 
 void ChunkedTransfer::FailUpload(Rejection reason, Status status) {
@@ -185,7 +185,7 @@ void ChunkedTransfer::FailUploadLocked(Lock& lock, Rejection reason, Status stat
     lock.unlock();
     return;
   }
-  FailLocked(lock, context_.intake.Reject(reason, std::move(status)));
+  FailLocked(lock, context_.reader.Reject(reason, std::move(status)));
 }
 
 void ChunkedTransfer::EndIfIdle(TimePoint now) {
@@ -194,7 +194,7 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
   if (phase_ == Phase::kEnded && !unread_ && now - progress_ >= timeout) {
     unread_ = true;
     lock.unlock();
-    return PokeAll();
+    return AdvanceAll();
   }
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
   FailLocked(lock,
@@ -229,7 +229,7 @@ void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
       phase_ = Phase::kEnded;
       const AnswerChunks answer = std::exchange(answer_, AnswerChunks());  // freed unlocked
       lock.unlock();
-      PokeAll();
+      AdvanceAll();
     }
   }
 }
@@ -239,10 +239,10 @@ void ChunkedTransfer::EndUpload(Lock& lock) {
   std::unique_ptr<Request> request = std::move(request_);
   request->status = failure_;
   lock.unlock();
-  WhenQuiet(std::move(request), &ChunkedTransfer::UploadEnded);
+  WhenIdle(std::move(request), &ChunkedTransfer::UploadEnded);
 }
 
-void ChunkedTransfer::WhenQuiet(std::unique_ptr<Request> request, Then then) {
+void ChunkedTransfer::WhenIdle(std::unique_ptr<Request> request, Then then) {
   if (run_ == nullptr) return (this->*then)(std::move(request));
   // A std::function must be copyable, hence the shared_ptr; the request still has a single owner.
   const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
@@ -261,7 +261,7 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
     phase_ = Phase::kEnded;
     progress_ = context_.clock.Now();
   }
-  PokeAll();
+  AdvanceAll();
 }
 
 void ChunkedTransfer::DropAnswer() {
@@ -270,7 +270,7 @@ void ChunkedTransfer::DropAnswer() {
   std::swap(dropped, answer_);
 }
 
-StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& call) {
+StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& call) {
   const std::lock_guard lock(mutex_);
   StreamStep step;
   if (phase_ == Phase::kEnded) {
@@ -279,7 +279,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool greeted, const WatchedRef& cal
     return step;
   }
   if (phase_ == Phase::kAdmitting || phase_ == Phase::kEnding) return step;
-  if (!greeted) {
+  if (!granted) {
     step.kind = StreamStep::Kind::kWrite;
     const ChunkedOptions& options = context_.chunked.options();
     step.message = EncodeGrant(first ? token_ : "", options.streams_max, options.chunk_bytes_max,
@@ -323,10 +323,10 @@ void ChunkedTransfer::Written(bool ok) {
     last = --writing_ == 0 && phase_ == Phase::kAnswering;
   }
   if (!ok) return FailCancelled();
-  if (last) PokeAll();
+  if (last) AdvanceAll();
 }
 
-void ChunkedTransfer::OnAdmitted(uint64_t) {
+void ChunkedTransfer::OnQueueing(uint64_t) {
   context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
   const std::lock_guard lock(mutex_);
   queued_ = true;
@@ -339,16 +339,16 @@ void ChunkedTransfer::TakePart(const Request& part) {
     if (!failure_.ok()) return;
     answer_.Add(part.attention);
   }
-  PokeAll();
+  AdvanceAll();
 }
 
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
   {
-    // Set before WhenQuiet, so that parts that it drops do not become the reason.
+    // Set before WhenIdle, so that parts that it drops do not become the reason.
     const std::lock_guard lock(mutex_);
     if (failure_.ok()) failure_ = request->status;
   }
-  WhenQuiet(std::move(request), &ChunkedTransfer::Ended);
+  WhenIdle(std::move(request), &ChunkedTransfer::Ended);
 }
 
 void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
@@ -383,16 +383,16 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
       std::swap(unwanted, answer_);
     }
   }
-  PokeAll();
+  AdvanceAll();
 }
 
-void ChunkedTransfer::PokeAll() {
+void ChunkedTransfer::AdvanceAll() {
   std::vector<std::shared_ptr<TransferStream>> streams;
   {
     const std::lock_guard lock(mutex_);
     streams = streams_;
   }
-  for (const std::shared_ptr<TransferStream>& stream : streams) stream->Poke();
+  for (const std::shared_ptr<TransferStream>& stream : streams) stream->Advance();
 }
 
 }  // namespace attend

@@ -40,7 +40,7 @@
 
 #include "server/rpc/call.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/intake.h"
+#include "server/rpc/request_reader.h"
 #include "server/rpc/upload_places.h"
 #include "server/upload/upload_run.h"
 #include "server/wire/answer_chunks.h"
@@ -54,7 +54,7 @@ class TransferStream {
   virtual ~TransferStream() = default;
   // Something has changed: does what there is to do now. Any thread that holds a reference to the
   // stream.
-  virtual void Poke() = 0;
+  virtual void Advance() = 0;
 };
 
 // What a stream should do next.
@@ -119,14 +119,14 @@ class ChunkedTransfer final : public Call {
     return phase_ == Phase::kEnded && unread_;
   }
 
-  // What the stream should write next, or that it should finish. `greeted`: it has been sent its
+  // What the stream should write next, or that it should finish. `granted`: it has been sent its
   // grant. `call` is the stream's.
-  StreamStep Next(bool first, bool greeted, const WatchedRef& call);
+  StreamStep Next(bool first, bool granted, const WatchedRef& call);
   // A result chunk was written, or failed to be.
   void Written(bool ok);
 
   // Call
-  void OnAdmitted(uint64_t id) override;
+  void OnQueueing(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
   std::string Peer() const override { return call_.peer(); }
 
@@ -148,11 +148,11 @@ class ChunkedTransfer final : public Call {
   // Calls `then` once no part of the request runs, possibly before it returns: its memory may be
   // freed from then on.
   using Then = void (ChunkedTransfer::*)(std::unique_ptr<Request> request);
-  void WhenQuiet(std::unique_ptr<Request> request, Then then);
+  void WhenIdle(std::unique_ptr<Request> request, Then then);
   void UploadEnded(std::unique_ptr<Request> request);
   void DropAnswer();
   void Ended(std::unique_ptr<Request> request);
-  void PokeAll();
+  void AdvanceAll();
 
   ServiceContext& context_;
   const grpc::CallbackServerContext& call_;

@@ -105,7 +105,7 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
     request.received = context_.clock.Now();
     request.tenant = TenantOf(context_, *call);
-    request.status = context_.intake.Reject(Rejection::kUnknownMethod,
+    request.status = context_.reader.Reject(Rejection::kUnknownMethod,
                                             Unimplemented("there is no method " + call->method()));
     RecordEnd(context_, request, 0, 0, *call);
   } catch (const std::bad_alloc&) {

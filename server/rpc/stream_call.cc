@@ -99,7 +99,7 @@ void StreamCall::OnReadDone(bool ok) {
   }
   request->tenant = tenant_;
   request->may_end_in_submit = true;
-  context_.intake.Accept(*this, std::move(request), std::move(message));
+  context_.reader.Accept(*this, std::move(request), std::move(message));
 }
 
 void StreamCall::EndWithoutMemory() {
@@ -113,7 +113,7 @@ void StreamCall::EndWithoutMemory() {
   Do(step);
 }
 
-void StreamCall::OnAdmitted(uint64_t id) {
+void StreamCall::OnQueueing(uint64_t id) {
   const std::lock_guard lock(mutex_);
   if (!std::exchange(admitted_, true)) {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);

@@ -18,7 +18,7 @@
 #include <unordered_set>
 
 #include "server/rpc/call_context.h"
-#include "server/rpc/intake.h"
+#include "server/rpc/request_reader.h"
 #include "server/wire/reply_codec.h"
 
 namespace attend {
@@ -34,7 +34,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void EndWhenIdle() override;
 
   // Call
-  void OnAdmitted(uint64_t id) override;
+  void OnQueueing(uint64_t id) override;
   void Finish(std::unique_ptr<Request> request) override;
   std::string Peer() const override { return call_.peer(); }
 

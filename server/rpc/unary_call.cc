@@ -15,7 +15,7 @@
 namespace attend {
 namespace {
 
-// Made by BeginUnary, deleted when gRPC is done with it and intake has let go.
+// Made by BeginUnary, deleted when gRPC and the request reader are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
   UnaryCall(ServiceContext& context, grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
@@ -31,10 +31,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Begin(grpc::ByteBuffer message) {
     std::unique_ptr<Request> request = std::move(request_);
     if (!message.Valid()) return EndWithoutMessage(std::move(request));
-    context_.intake.Accept(*this, std::move(request), std::move(message));
+    context_.reader.Accept(*this, std::move(request), std::move(message));
   }
 
-  void OnAdmitted(uint64_t) override {
+  void OnQueueing(uint64_t) override {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
     admitted_.store(true, std::memory_order_seq_cst);
   }
@@ -96,7 +96,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     if (call_.IsCancelled()) {
       unread_->status = Status(Code::kCancelled, "the call ended before its message was whole");
     } else {
-      unread_->status = context_.intake.Reject(Rejection::kInvalid, std::move(unread_->status));
+      unread_->status = context_.reader.Reject(Rejection::kInvalid, std::move(unread_->status));
     }
     RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
               call_);

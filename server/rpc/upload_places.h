@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kernels/util/status.h"
-#include "server/rpc/intake.h"
+#include "server/rpc/request_reader.h"
 #include "server/util/byte_ranges.h"
 #include "server/wire/chunk_codec.h"
 

@@ -68,7 +68,7 @@ class RequestQueue {
   explicit RequestQueue(const QueueOptions& options);
 
   // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK.
-  // RESOURCE_EXHAUSTED when full, except for further parts of an upload, which was already
+  // RESOURCE_EXHAUSTED when full, except for parts of an upload that has a slot, which was already
   // accepted: they take no place. Requests must be pushed in the order of their arrival. May throw
   // std::bad_alloc, and then has not taken it.
   Status Push(std::unique_ptr<Request>& request);

@@ -165,11 +165,11 @@ Status Place(const Request& whole, HostPool& pool, Request* part) {
 }  // namespace
 
 Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
-                                                        std::span<const SplitPiece> pieces,
+                                                        std::span<const QuerySlice> pieces,
                                                         HostPool& pool) {
   std::vector<std::unique_ptr<Request>> parts;
-  for (const SplitPiece& piece : pieces) {
-    Result<Attention> attention = TakePiece(whole.attention, piece);
+  for (const QuerySlice& piece : pieces) {
+    Result<Attention> attention = TakeSlice(whole.attention, piece);
     if (!attention.ok()) return attention.status();
     auto part = std::make_unique<Request>();
     part->part = true;
@@ -190,7 +190,7 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
   return parts;
 }
 
-void GatherLse(const Request& part, const SplitPiece& piece, const Attention& whole) {
+void GatherLse(const Request& part, const QuerySlice& piece, const Attention& whole) {
   const Problem& p = part.attention.problem;
   if (part.output.data() == nullptr) return;
   const int64_t rows = p.packed ? p.total_q : p.len_q;

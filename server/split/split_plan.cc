@@ -70,13 +70,13 @@ class Line {
   double CostBefore(const Position& at) const;
   Position Cut(double target, double tolerance) const;
   // Appends the pieces of [begin, end).
-  void Cover(Position begin, const Position& end, int share, std::vector<SplitPiece>* pieces) const;
+  void Cover(Position begin, const Position& end, int share, std::vector<QuerySlice>* pieces) const;
 
  private:
   Position Normal(Position at) const;
   double RowsCost(int64_t rows) const;  // of the first rows of any head
   int64_t RowsBelow(double cost) const;
-  SplitPiece NextPiece(const Position& begin, const Position& end) const;
+  QuerySlice NextPiece(const Position& begin, const Position& end) const;
 
   const Attention& whole_;
   const int64_t len_q_;
@@ -161,9 +161,9 @@ Position Line::Cut(double target, double tolerance) const {
 }
 
 // As much as one attention can be.
-SplitPiece Line::NextPiece(const Position& begin, const Position& end) const {
+QuerySlice Line::NextPiece(const Position& begin, const Position& end) const {
   const Problem& p = whole_.problem;
-  SplitPiece piece{0, begin.b, begin.b + 1, 0, p.heads_q, 0, len_q_};
+  QuerySlice piece{0, begin.b, begin.b + 1, 0, p.heads_q, 0, len_q_};
   const bool same_sequence = end.b == begin.b;
   if (begin.r > 0 || (same_sequence && end.h == begin.h)) {
     piece.rows_begin = begin.r;
@@ -188,9 +188,9 @@ SplitPiece Line::NextPiece(const Position& begin, const Position& end) const {
 }
 
 void Line::Cover(Position begin, const Position& end, int share,
-                 std::vector<SplitPiece>* pieces) const {
+                 std::vector<QuerySlice>* pieces) const {
   while (begin < end) {
-    SplitPiece piece = NextPiece(begin, end);
+    QuerySlice piece = NextPiece(begin, end);
     piece.share = share;
     pieces->push_back(piece);
     if (piece.batch_end > begin.b + 1) {
@@ -207,8 +207,8 @@ void Line::Cover(Position begin, const Position& end, int share,
 
 }  // namespace
 
-std::vector<SplitPiece> PlanSplit(const Attention& whole, int shares, int64_t rows_multiple) {
-  std::vector<SplitPiece> pieces;
+std::vector<QuerySlice> PlanSplit(const Attention& whole, int shares, int64_t rows_multiple) {
+  std::vector<QuerySlice> pieces;
   if (shares < 2 || OrderOf(whole) == Order::kNone) return pieces;
   const Line line(whole, rows_multiple);
   if (!(line.total() > 0)) return pieces;
@@ -231,7 +231,7 @@ std::vector<SplitPiece> PlanSplit(const Attention& whole, int shares, int64_t ro
   return pieces;
 }
 
-Result<Attention> TakePiece(const Attention& whole, const SplitPiece& piece) {
+Result<Attention> TakeSlice(const Attention& whole, const QuerySlice& piece) {
   const int64_t group = whole.problem.group();
   if (piece.heads_begin % group == 0 && piece.heads_end % group == 0) {
     return TakeSlice(whole, {piece.batch_begin, piece.batch_end, piece.heads_begin / group,

@@ -29,7 +29,7 @@ inline constexpr int64_t kSplitRows = 512;
 inline constexpr double kLargestShareMax = 0.75;
 
 // Half-open ranges; query heads, which are whole KV heads or lie within one.
-struct SplitPiece {
+struct QuerySlice {
   int share = 0;  // whose it is, from 0; a share may have several pieces
   int64_t batch_begin = 0;
   int64_t batch_end = 0;
@@ -38,16 +38,16 @@ struct SplitPiece {
   int64_t rows_begin = 0;
   int64_t rows_end = 0;
 
-  bool operator==(const SplitPiece&) const = default;
+  bool operator==(const QuerySlice&) const = default;
 };
 
 // Pieces that together are exactly the whole, by share and in the order of memory. Empty if it
 // cannot be split; else there are at least two shares, at most `shares`, and none is for nothing.
-std::vector<SplitPiece> PlanSplit(const Attention& whole, int shares,
+std::vector<QuerySlice> PlanSplit(const Attention& whole, int shares,
                                   int64_t rows_multiple = kSplitRows);
 
 // The piece as an attention over the whole's memory. A packed piece keeps the whole's rows: its
 // offsets count from the whole's first.
-Result<Attention> TakePiece(const Attention& whole, const SplitPiece& piece);
+Result<Attention> TakeSlice(const Attention& whole, const QuerySlice& piece);
 
 }  // namespace attend

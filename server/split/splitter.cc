@@ -34,7 +34,7 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
     double flops = 0;
   };
 
-  Join(Splitter& splitter, std::unique_ptr<Request> whole, std::vector<SplitPiece> pieces,
+  Join(Splitter& splitter, std::unique_ptr<Request> whole, std::vector<QuerySlice> pieces,
        std::vector<SplitDevice> devices, std::vector<Part> parts)
       : splitter_(splitter),
         whole_(std::move(whole)),
@@ -60,7 +60,7 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
 
   Splitter& splitter_;
   std::unique_ptr<Request> whole_;
-  const std::vector<SplitPiece> pieces_;
+  const std::vector<QuerySlice> pieces_;
   const std::vector<SplitDevice> devices_;
 
   std::mutex mutex_;
@@ -242,7 +242,7 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
   if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
   const OnNoMemory wait(OnNoMemory::kWait);  // parts are queued one by one
   const int shares = static_cast<int>(devices.size());
-  std::vector<SplitPiece> pieces = PlanSplit(request->attention, shares);
+  std::vector<QuerySlice> pieces = PlanSplit(request->attention, shares);
   if (pieces.empty()) return std::nullopt;
   Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
   if (!parts.ok()) return std::nullopt;

@@ -91,7 +91,7 @@ bool UploadRun::Take(Part& part) {
 
 void UploadRun::PlaceLocked(Part& part) const {
   UploadPart& upload = *part.request->upload_part;
-  upload.further = begun_;
+  upload.has_slot = begun_;
   const bool on_device = part.mark != nullptr || copied_;
   upload.staged = on_device ? &staged_ : nullptr;
   upload.after = part.mark;
@@ -118,7 +118,7 @@ void UploadRun::Begin(Part& part) {
 // The next one whose turn it is with this, taken.
 UploadRun::Part* UploadRun::Push(Part& part) {
   // What is expected of the device is the part's cost now.
-  if (!std::exchange(part.forgotten, true)) staged_.ForgetShare(parts());
+  if (!std::exchange(part.cost_released, true)) staged_.ForgetShare(parts());
   std::unique_ptr<Request> request = std::move(part.request);
   Status status = hooks_.push(request);
   if (!status.ok()) {
@@ -182,16 +182,16 @@ void UploadRun::Cancel(Status why) {
   if (Fail(std::move(why))) CancelParts();
 }
 
-void UploadRun::Stop(std::function<void()> quiet) {
+void UploadRun::Stop(std::function<void()> idle) {
   const auto self = shared_from_this();
   const bool first = Fail(Status(Code::kCancelled, "the upload has ended"));
   bool running = false;
   {
     const std::lock_guard lock(mutex_);
     running = open_ > 0 || completing_;
-    if (running) quiet_ = std::move(quiet);
+    if (running) idle_ = std::move(idle);
   }
-  if (!running) return quiet();
+  if (!running) return idle();
   if (first) CancelParts();
 }
 
@@ -256,7 +256,7 @@ UploadRun::Ended UploadRun::TakeEndedLocked() {
     // Nobody is left to make room.
     failure_ = refusal_.ok() ? Internal("a part of the request was not begun") : refusal_;
   }
-  return {std::move(whole_), std::exchange(quiet_, nullptr)};
+  return {std::move(whole_), std::exchange(idle_, nullptr)};
 }
 
 void UploadRun::End(Ended ended) {
@@ -275,7 +275,7 @@ void UploadRun::End(Ended ended) {
     whole.copy_out_ns = copy_out_ns_;
     hooks_.finish(std::move(ended.whole));
   }
-  if (ended.quiet != nullptr) ended.quiet();
+  if (ended.idle != nullptr) ended.idle();
 }
 
 }  // namespace attend

@@ -77,9 +77,9 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   // The whole is no longer wanted: no part is begun from now on, queued ones are dropped, and the
   // whole, if completed, ends with `why` unless it has failed before.
   void Cancel(Status why);
-  // The same for a whole that is not completed, and ends in another way: calls `quiet` when no part
+  // The same for a whole that is not completed, and ends in another way: calls `idle` when no part
   // runs, possibly before this returns. Call once.
-  void Stop(std::function<void()> quiet);
+  void Stop(std::function<void()> idle);
 
   // Responder of a part.
   void Finish(std::unique_ptr<Request> part) override;
@@ -91,9 +91,9 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
     std::unique_ptr<Request> request;       // until it is queued
     // The event after which all its bytes are on the device. Null: unknown before Complete.
     const DeviceEvent* mark = nullptr;
-    bool begun = false;      // or a thread is trying to
-    bool early = false;      // while bytes of others were missing
-    bool forgotten = false;  // ForgetShare was called for it
+    bool begun = false;          // or a thread is trying to
+    bool early = false;          // while bytes of others were missing
+    bool cost_released = false;  // ForgetShare was called for it
   };
 
   // Claims the part to begin it; false if another thread has, or if it should not begin now.
@@ -112,7 +112,7 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   // What to end, outside the lock, now that nothing runs.
   struct Ended {
     std::unique_ptr<Request> whole;
-    std::function<void()> quiet;
+    std::function<void()> idle;
   };
   Ended TakeEndedLocked();
   void End(Ended ended);
@@ -134,7 +134,7 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   Status refusal_;                  // the last
   Status failure_;                  // the first; OK if there is none
   std::unique_ptr<Request> whole_;  // from Complete on
-  std::function<void()> quiet_;
+  std::function<void()> idle_;
   int64_t copy_in_ns_ = 0, kernel_ns_ = 0, copy_out_ns_ = 0;
   struct {
     TimePoint enqueued, started, completed;

@@ -79,7 +79,7 @@ struct Decoded {
   Request request;
 };
 
-// As Intake does it.
+// As RequestReader does it.
 Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, Decoded& out) {
   RequestMessage& message = out.message;
   message.slices = slices;

@@ -30,7 +30,7 @@ using test::ProblemSpec;
 constexpr int64_t kPoolBytes = int64_t{1} << 20;
 
 // The whole by its parts, over what `owned` holds.
-Status ComputeByParts(const OwnedAttention& owned, const std::vector<SplitPiece>& pieces) {
+Status ComputeByParts(const OwnedAttention& owned, const std::vector<QuerySlice>& pieces) {
   testing::FakeBackend device;
   const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes);
   const auto parts = test::ComputeParts(owned, pieces, *pool);
@@ -39,10 +39,10 @@ Status ComputeByParts(const OwnedAttention& owned, const std::vector<SplitPiece>
   return Status();
 }
 
-double LargestShare(const Attention& whole, const std::vector<SplitPiece>& pieces) {
+double LargestShare(const Attention& whole, const std::vector<QuerySlice>& pieces) {
   std::map<int, double> shares;
-  for (const SplitPiece& piece : pieces) {
-    const Result<Attention> part = TakePiece(whole, piece);
+  for (const QuerySlice& piece : pieces) {
+    const Result<Attention> part = TakeSlice(whole, piece);
     shares[piece.share] += Flops(*part);
   }
   double largest = 0;
@@ -60,7 +60,7 @@ TEST(SplitPlan, PartsAreTheWholeBitForBit) {
     OwnedAttention owned = MakeAttention(spec, random());
     const int shares = 2 + static_cast<int>(random() % 5);
     const int64_t multiple = 1 + static_cast<int64_t>(random() % 8);
-    const std::vector<SplitPiece> pieces = PlanSplit(owned.attention, shares, multiple);
+    const std::vector<QuerySlice> pieces = PlanSplit(owned.attention, shares, multiple);
     if (pieces.empty()) continue;
     const std::string what = Describe(spec) + " seed " + std::to_string(seed + n);
     const Problem& p = owned.attention.problem;
@@ -69,7 +69,7 @@ TEST(SplitPlan, PartsAreTheWholeBitForBit) {
     EXPECT_GT(pieces.back().share, 0) << what;
     EXPECT_LT(pieces.back().share, shares) << what;
     EXPECT_LE(LargestShare(owned.attention, pieces), 0.75 + 1e-9) << what;
-    for (const SplitPiece& piece : pieces) {
+    for (const QuerySlice& piece : pieces) {
       EXPECT_EQ(piece.rows_begin % multiple, 0) << what;
       rows_cut += piece.rows_begin > 0;
       heads_cut += piece.heads_begin > 0;
@@ -95,18 +95,18 @@ class Planned {
   Planned(const ProblemSpec& spec, int shares)
       : owned_(MakeAttention(spec, 1)), pieces_(PlanSplit(owned_.attention, shares)) {}
 
-  const std::vector<SplitPiece>& pieces() const { return pieces_; }
+  const std::vector<QuerySlice>& pieces() const { return pieces_; }
   int shares() const { return pieces_.empty() ? 1 : pieces_.back().share + 1; }
   double largest() const { return LargestShare(owned_.attention, pieces_); }
 
  private:
   OwnedAttention owned_;
-  std::vector<SplitPiece> pieces_;
+  std::vector<QuerySlice> pieces_;
 };
 
 TEST(SplitPlan, SequencesFirst) {
   const Planned plan(MakeSpec(8, 4, 2, 64, 64, 8, 8), 4);
-  const std::vector<SplitPiece> expected = {{0, 0, 2, 0, 4, 0, 64},
+  const std::vector<QuerySlice> expected = {{0, 0, 2, 0, 4, 0, 64},
                                             {1, 2, 4, 0, 4, 0, 64},
                                             {2, 4, 6, 0, 4, 0, 64},
                                             {3, 6, 8, 0, 4, 0, 64}};
@@ -114,7 +114,7 @@ TEST(SplitPlan, SequencesFirst) {
 }
 
 TEST(SplitPlan, ThenKvHeadsThenQueryHeads) {
-  const std::vector<SplitPiece> by_kv = {{0, 0, 1, 0, 8, 0, 64}, {1, 0, 1, 8, 16, 0, 64}};
+  const std::vector<QuerySlice> by_kv = {{0, 0, 1, 0, 8, 0, 64}, {1, 0, 1, 8, 16, 0, 64}};
   EXPECT_EQ(Planned(MakeSpec(1, 16, 4, 64, 64, 8, 8), 2).pieces(), by_kv);
   EXPECT_EQ(Planned(MakeSpec(1, 16, 1, 64, 64, 8, 8), 2).pieces(), by_kv) << "of one KV head";
   // Two KV heads over three devices: a group is cut rather than a device left with two thirds.
@@ -123,7 +123,7 @@ TEST(SplitPlan, ThenKvHeadsThenQueryHeads) {
   EXPECT_DOUBLE_EQ(three.largest(), 1.0 / 3);
   // Three sequences over two.
   const Planned two(MakeSpec(3, 4, 2, 64, 64, 8, 8), 2);
-  const std::vector<SplitPiece> expected = {{0, 0, 1, 0, 4, 0, 64},
+  const std::vector<QuerySlice> expected = {{0, 0, 1, 0, 4, 0, 64},
                                             {0, 1, 2, 0, 2, 0, 64},
                                             {1, 1, 2, 2, 4, 0, 64},
                                             {1, 2, 3, 0, 4, 0, 64}};
@@ -141,7 +141,7 @@ TEST(SplitPlan, RowsWhenHeadsDoNotSuffice) {
   ASSERT_EQ(causal.pieces().size(), 4u);
   EXPECT_LT(causal.largest(), 0.25 + 0.13) << "half of 512 of 4096 rows at either end";
   EXPECT_GT(causal.pieces()[0].rows_end, 1024);
-  for (const SplitPiece& piece : causal.pieces()) EXPECT_EQ(piece.rows_begin % kSplitRows, 0);
+  for (const QuerySlice& piece : causal.pieces()) EXPECT_EQ(piece.rows_begin % kSplitRows, 0);
   // Three heads over two devices: the middle one is cut.
   spec.problem.mask.right = -1;
   spec.problem.heads_q = spec.problem.heads_kv = 3;
@@ -151,7 +151,7 @@ TEST(SplitPlan, RowsWhenHeadsDoNotSuffice) {
 TEST(SplitPlan, InBlhdRowsOfAllHeads) {
   ProblemSpec spec = MakeSpec(1, 6, 2, 2048, 300, 1, 1);
   spec.layout = test::Layout::kBLHD;
-  const std::vector<SplitPiece> expected = {{0, 0, 1, 0, 6, 0, 1024}, {1, 0, 1, 0, 6, 1024, 2048}};
+  const std::vector<QuerySlice> expected = {{0, 0, 1, 0, 6, 0, 1024}, {1, 0, 1, 0, 6, 1024, 2048}};
   EXPECT_EQ(Planned(spec, 2).pieces(), expected);
   spec.problem.mask = {Alignment::kBottomRight, 5, 5};  // rows cannot be cut
   EXPECT_TRUE(Planned(spec, 2).pieces().empty());

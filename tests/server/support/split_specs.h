@@ -78,7 +78,7 @@ inline ScatteredInputs Scatter(const OwnedAttention& owned) {
 // The parts of `owned`'s attention, each computed in copies of its spans. They hold blocks of
 // `pool`.
 inline Result<std::vector<std::unique_ptr<Request>>> ComputeParts(
-    const OwnedAttention& owned, const std::vector<SplitPiece>& pieces, HostPool& pool) {
+    const OwnedAttention& owned, const std::vector<QuerySlice>& pieces, HostPool& pool) {
   Request whole;
   whole.attention = owned.attention;
   whole.input_spans = {owned.input};

@@ -30,7 +30,7 @@ class UploadTurnsTest : public StagingTest {
     upload_ = Begin(test::MakeSpec(1, kHeads, kHeads, 21, 33, 16, 8));
     Request& whole = *upload_.request;
     std::vector<AttentionSlice> heads;
-    std::vector<SplitPiece> pieces;
+    std::vector<QuerySlice> pieces;
     for (int64_t h = 0; h < kHeads; ++h) {
       heads.push_back({0, 1, h, h + 1, 0, 21});
       pieces.push_back({0, 0, 1, h, h + 1, 0, 21});

@@ -19,7 +19,7 @@ namespace {
 
 using test::Pieces;
 
-// A request decoded without a server around it, as intake does it.
+// A request decoded without a server around it, as the request reader does it.
 struct Decoded {
   Status status;
   Request request;

@@ -34,7 +34,7 @@ struct TensorPlaces {
   std::array<int64_t, kTensorsMax> bytes{};
 };
 
-class Intake {
+class RequestReader {
  public:
   struct Limits {
     int64_t message_bytes_max = 0;
@@ -43,10 +43,11 @@ class Intake {
     int64_t held_bytes_max = 0;
   };
 
-  // All arguments must outlive the intake and every call in it. `regions` is null if shared memory
+  // All arguments must outlive the reader and every call in it. `regions` is null if shared memory
   // is off, `receive_memory` if messages arrive in memory that no device reads.
-  Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-         const Limits& limits, const RegionRegistry* regions, const ReceiveMemory* receive_memory);
+  RequestReader(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
+                const Limits& limits, const RegionRegistry* regions,
+                const ReceiveMemory* receive_memory);
 
   // Takes the message to the engine, or ends the request with the reason why not. Either way the
   // request ends by one call of its responder, which is `call`. The request's id, responder,
@@ -95,7 +96,7 @@ class Intake {
   const RegionRegistry* const regions_;
   const ReceiveMemory* const receive_memory_;
   const std::shared_ptr<std::atomic<int64_t>> held_messages_;  // bytes
-  UploadShare uploads_;
+  UploadBudget uploads_;
 };
 
 }  // namespace attend

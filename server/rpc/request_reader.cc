@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/rpc/intake.h"
+#include "server/rpc/request_reader.h"
 
 #include <algorithm>
 #include <exception>
@@ -48,7 +48,7 @@ void NameRequest(const v1::AttendRequest& fields, Request& request) {
 
 }  // namespace
 
-struct Intake::Work {
+struct RequestReader::Work {
   MessageSlices slices;
   RequestMessage message;
   Validated validated;
@@ -67,15 +67,15 @@ struct Intake::Work {
   }
 };
 
-struct Intake::LargeWork : Work {
+struct RequestReader::LargeWork : Work {
   explicit LargeWork(Work&& work) : Work(std::move(work)) {}
   google::protobuf::Arena arena;
   std::unique_ptr<Request> request;
 };
 
-Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-               const Limits& limits, const RegionRegistry* regions,
-               const ReceiveMemory* receive_memory)
+RequestReader::RequestReader(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
+                             const Limits& limits, const RegionRegistry* regions,
+                             const ReceiveMemory* receive_memory)
     : engine_(engine),
       copies_(copies),
       metrics_(metrics),
@@ -86,7 +86,7 @@ Intake::Intake(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& 
       held_messages_(std::make_shared<std::atomic<int64_t>>(0)),
       uploads_(engine.host_pool().budget_bytes()) {}
 
-void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
+void RequestReader::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
   const TraceRange range("attend: take a message");
   call.Ref();
   try {
@@ -98,7 +98,7 @@ void Intake::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuff
   call.Unref();
 }
 
-bool Intake::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message) {
+bool RequestReader::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message) {
   Work work;
   Status status = CheckEarly(call, *request, message);
   if (status.ok()) {
@@ -133,7 +133,7 @@ bool Intake::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffe
   return true;
 }
 
-void Intake::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+void RequestReader::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   Status status;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
@@ -146,7 +146,7 @@ void Intake::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   call.Unref();
 }
 
-bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
+bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
   alignas(8) char block[kArenaBlockBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
@@ -177,7 +177,7 @@ bool Intake::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work)
   return false;
 }
 
-void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   std::vector<HostPiece> pieces =
       TensorPieces(large->message, large->validated, large->plan, *large->request);
   copies_.Copy(std::move(pieces), [this, &call, large] {
@@ -188,7 +188,7 @@ void Intake::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
 }
 
 // Messages that were kept, and their part of limits_.held_bytes_max.
-struct Intake::HeldMessage {
+struct RequestReader::HeldMessage {
   HeldMessage(std::vector<grpc::Slice> message, std::shared_ptr<std::atomic<int64_t>> sum,
               int64_t bytes)
       : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
@@ -198,7 +198,7 @@ struct Intake::HeldMessage {
   const int64_t message_bytes;
 };
 
-bool Intake::Scatter(Work& work, Request& request) const {
+bool RequestReader::Scatter(Work& work, Request& request) const {
   if (receive_memory_ == nullptr) return false;
   const int64_t bytes = request.message_bytes;
   if (bytes < kScatteredBytesMin || bytes > kScatteredBytesMax) return false;
@@ -215,12 +215,12 @@ bool Intake::Scatter(Work& work, Request& request) const {
     return false;
   }
   auto owner = std::make_shared<HeldMessage>(work.slices.TakeSlices(), held_messages_, bytes);
-  request.scattered = std::make_unique<ScatteredInput>(std::move(pieces), std::move(owner));
+  request.scattered = std::make_unique<GatheredInput>(std::move(pieces), std::move(owner));
   return true;
 }
 
-Status Intake::CheckEarly(const Call& call, const Request& request,
-                          const grpc::ByteBuffer& message) {
+Status RequestReader::CheckEarly(const Call& call, const Request& request,
+                                 const grpc::ByteBuffer& message) {
   if (call.cancelled()) return Status(Code::kCancelled, "the call was cancelled");
   const int64_t bytes = static_cast<int64_t>(message.Length());
   if (bytes > limits_.message_bytes_max) {
@@ -235,14 +235,14 @@ Status Intake::CheckEarly(const Call& call, const Request& request,
   return MemoryIsShort() ? Reject(Rejection::kMemory, OutOfMemory()) : Status();
 }
 
-Status Intake::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
+Status RequestReader::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
   Status status = ParseMessage(arena, work.message);
   if (!status.ok()) return Reject(Rejection::kInvalid, std::move(status));
   return TakeFields(work.message, request, work.validated, work.plan);
 }
 
-Status Intake::AcceptHeader(const RequestMessage& header, Request& request,
-                            TensorPlaces& places) try {
+Status RequestReader::AcceptHeader(const RequestMessage& header, Request& request,
+                                   TensorPlaces& places) try {
   const OnNoMemory no_memory(OnNoMemory::kThrow);
   if (MemoryIsShort()) return Reject(Rejection::kMemory, OutOfMemory());
   Validated validated;
@@ -266,8 +266,8 @@ Status Intake::AcceptHeader(const RequestMessage& header, Request& request,
   return Reject(Rejection::kMemory, OutOfMemory());
 }
 
-Status Intake::TakeFields(const RequestMessage& message, Request& request, Validated& validated,
-                          MemoryPlan& plan) {
+Status RequestReader::TakeFields(const RequestMessage& message, Request& request,
+                                 Validated& validated, MemoryPlan& plan) {
   const v1::AttendRequest& fields = *message.fields;
   NameRequest(fields, request);  // before anything can fail
   request.kernel = fields.kernel();
@@ -294,8 +294,8 @@ Status Intake::TakeFields(const RequestMessage& message, Request& request, Valid
   return Status();
 }
 
-Status Intake::FindShared(const v1::AttendRequest& message, const Validated& validated,
-                          Request& request) {
+Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,
+                                 Request& request) {
   Status status = FindSharedTensors(message, validated, regions_, request);
   if (status.ok()) {
     if (request.shared != nullptr) {
@@ -312,7 +312,7 @@ Status Intake::FindShared(const v1::AttendRequest& message, const Validated& val
   return Reject(off ? Rejection::kUnimplemented : Rejection::kInvalid, std::move(status));
 }
 
-Status Intake::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
+Status RequestReader::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
   // Of one message; chunks are bounded by the budget alone.
   if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
     return Reject(Rejection::kTooLarge,
@@ -337,9 +337,9 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
                                  : std::string()) +
                         "the memory budget of " + std::to_string(budget)));
   }
-  UploadShare::Hold upload;
+  UploadBudget::Hold upload;
   if (chunked) {
-    Result<UploadShare::Hold> taken = uploads_.Take(input + output);
+    Result<UploadBudget::Hold> taken = uploads_.Take(input + output);
     if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
     upload = std::move(*taken);
   }
@@ -353,13 +353,13 @@ Status Intake::Admit(Request& request, const Validated& validated, const MemoryP
   return Status();
 }
 
-void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
+void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
   const uint64_t id = request->id;
   request->upload.Release();
   Status status;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    call.OnAdmitted(id);
+    call.OnQueueing(id);
     status = call.cancelled() ? Status(Code::kCancelled, "the call was cancelled")
                               : engine_.Submit(request);
     if (!status.ok()) status = RejectRefusal(Rejection::kQueueFull, std::move(status));
@@ -373,12 +373,12 @@ void Intake::Submit(Call& call, std::unique_ptr<Request> request) {
   if (call.cancelled()) engine_.Cancel(id);
 }
 
-Status Intake::Reject(Rejection reason, Status status) {
+Status RequestReader::Reject(Rejection reason, Status status) {
   metrics_.RecordRejection(reason);
   return status;
 }
 
-Status Intake::RejectRefusal(Rejection exhausted, Status status) {
+Status RequestReader::RejectRefusal(Rejection exhausted, Status status) {
   switch (status.code()) {
     case Code::kResourceExhausted:
       return Reject(exhausted, std::move(status));
