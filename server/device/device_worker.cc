@@ -3,6 +3,7 @@
 #include "server/device/device_worker.h"
 
 #include <algorithm>
+#include <cassert>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -33,17 +34,7 @@ WorkItem ToWorkItem(Request& request) {
   item.outputs = request.output_spans;
   item.poison_output = request.check;
   item.stop = &request.stop;
-  if (request.shared != nullptr) {
-    item.in_place = request.shared->in_place;
-    item.after = request.shared->after;
-  }
-  if (request.scattered != nullptr) item.scattered = request.scattered->pieces();
-  if (request.staged != nullptr) request.staged->Apply(&item);
-  if (request.upload_part != nullptr) {
-    const UploadPart& part = *request.upload_part;
-    item.parts = part.parts;
-    if (part.staged != nullptr) part.staged->Apply(&item, part.after);
-  }
+  request.source.ApplyTo(item);
   return item;
 }
 
@@ -79,9 +70,8 @@ DeviceWorker::DeviceWorker(int index, Backend& backend, const DeviceWorkerOption
 DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
-  request->in_parts = request->upload_part != nullptr ||
-                      backend_.RunsInParts(request->attention, request->selection);
-  if (request->in_parts || request->check || !backend_.Gathers()) PlaceScattered(*request);
+  assert(request->source.gathered() == nullptr ||
+         (backend_.Gathers() && !request->in_parts && !request->check));
   std::unique_lock<std::mutex> lock(mutex_);
   request->device_name = info().name;
   const Request& pushed = *request;

@@ -3,6 +3,7 @@
 #include "server/engine/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <optional>
 #include <thread>
@@ -14,19 +15,26 @@
 namespace attend {
 namespace {
 
+constexpr double kRequestSecondsMax = 600;
 constexpr int64_t kRetryAfterMsMin = 5;
 constexpr int64_t kRetryAfterMsMax = 1000;
 constexpr int64_t kRetryAfterMsMemoryMin = 100;
 constexpr int64_t kRetryAfterMsDraining = 1000;
 
-// The ids of uploads' parts: below those of split requests' (server/split/splitter.cc), and never
-// those of requests, which count from 1.
-constexpr uint64_t kFirstUploadPartId = uint64_t{1} << 62;
+// The ids of parts: never those of requests, which count from 1.
+constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
 
 EngineOptions WithWeights(EngineOptions options) {
   options.worker.tenant_weights = options.tenants.weights();
   options.checker.tenant_weights = options.tenants.weights();
   return options;
+}
+
+// Kernel cost of one request on the device.
+double CostMax(const EngineOptions& options, const DeviceInfo& info) {
+  if (!options.request_cost_max.has_value()) return kRequestSecondsMax * CostPerSecond(info);
+  const double max = *options.request_cost_max;
+  return max > 0 ? max : std::numeric_limits<double>::infinity();
 }
 
 Status DrainingStatus() { return Unavailable("the server is draining and takes no new requests"); }
@@ -38,7 +46,7 @@ Engine::Engine(const EngineOptions& options, Metrics& metrics, const Clock& cloc
       batcher_(options.worker.batcher),
       metrics_(metrics),
       clock_(clock),
-      next_upload_part_(kFirstUploadPartId) {}
+      next_part_id_(kFirstPartId) {}
 
 Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend>> backends,
                                              const EngineOptions& options, Metrics& metrics,
@@ -82,6 +90,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
         });
     if (!worker.ok()) return worker.status();
     engine->workers_.push_back(std::move(*worker));
+    engine->cost_max_.push_back(CostMax(options, engine->backends_[i]->info()));
   }
   return engine;
 }
@@ -91,8 +100,8 @@ void Engine::MakeSplitter() {
   hooks.push = [this](std::unique_ptr<Request>& part) { return PushPart(part); };
   hooks.cancel = [this](int device, uint64_t id) { workers_[device]->Cancel(id); };
   hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
-  splitter_ =
-      std::make_unique<Splitter>(options_.split_flops_min, *host_pool_, metrics_, std::move(hooks));
+  hooks.take_ids = [this](size_t count) { return TakePartIds(count); };
+  splitter_ = std::make_unique<Splitter>(*host_pool_, metrics_, std::move(hooks));
 }
 
 Engine::~Engine() { Stop(); }
@@ -111,38 +120,29 @@ void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
   on_device_lost_ = std::move(hook);
 }
 
-Result<std::vector<Candidate>> Engine::Candidates(const Problem& problem, std::string_view kernel,
-                                                  int pinned) const {
-  std::vector<Candidate> candidates;
-  Status refusal = Unavailable("no device is healthy");
-  Status lost;
+std::vector<PlaceableDevice> Engine::PlaceableDevices() const {
+  std::vector<PlaceableDevice> devices;
   for (size_t i = 0; i < workers_.size(); ++i) {
-    const DeviceWorker& worker = *workers_[i];
-    if (pinned != SharedRegion::kHost && static_cast<int>(i) != pinned) continue;
-    const Result<Selection> selected = Select(problem, worker.info(), kernel);
-    if (!selected.ok()) {
-      if (worker.healthy()) refusal = selected.status();
-    } else if (worker.healthy()) {
-      candidates.push_back({static_cast<int>(i), *selected, 0});
-    } else {
-      lost = Unavailable("device " + worker.info().name +
-                         (pinned == SharedRegion::kHost ? ", which could run this, is lost"
-                                                        : ", where the tensors lie, is lost"));
-    }
+    devices.push_back({backends_[i].get(), workers_[i]->healthy(), cost_max_[i]});
   }
-  if (!candidates.empty()) return candidates;
-  if (pinned != SharedRegion::kHost && !lost.ok()) return lost;
-  // Elsewhere, or after a restart, the client may have more luck than its problem's refusal says.
-  const bool some_healthy = refusal.code() != Code::kUnavailable;
-  return some_healthy && !lost.ok() ? lost : refusal;
+  return devices;
+}
+
+int64_t Engine::lost_devices() const {
+  return std::count_if(workers_.begin(), workers_.end(),
+                       [](const auto& worker) { return !worker->healthy(); });
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes, int pinned) {
   if (draining()) return DrainingStatus();
-  const Result<std::vector<Candidate>> candidates = Candidates(problem, kernel, pinned);
-  if (!candidates.ok()) return candidates.status();
   Admission admission;
+  // Counted first: a device lost meanwhile makes the candidates stale.
+  admission.placement.candidates_lost = lost_devices();
+  Result<std::vector<Candidate>> candidates =
+      FindCandidates(problem, kernel, pinned, PlaceableDevices());
+  if (!candidates.ok()) return candidates.status();
+  admission.placement.candidates = std::move(*candidates);
   Result<HostBlock> input = host_pool_->Take(input_bytes);
   if (!input.ok()) return input.status();
   Result<HostBlock> output = host_pool_->Take(output_bytes);
@@ -150,6 +150,23 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
   admission.input = std::move(*input);
   admission.output = std::move(*output);
   return admission;
+}
+
+Status Engine::Place(Request& request) const {
+  Placement& placement = request.placement;
+  const int64_t lost = lost_devices();
+  const std::vector<PlaceableDevice> devices = PlaceableDevices();
+  if (placement.candidates_lost != lost) {
+    Result<std::vector<Candidate>> candidates = FindCandidates(
+        request.attention.problem, request.kernel, request.source.pinned_device(), devices);
+    if (!candidates.ok()) return candidates.status();
+    placement.candidates = std::move(*candidates);
+    placement.candidates_lost = lost;
+  }
+  ATTEND_RETURN_IF_ERROR(Decide({options_.split_flops_min, batcher_, *router_}, devices,
+                                checker_->Sampled(request.id), request));
+  placement.decided_lost = lost;
+  return Status();
 }
 
 Status Engine::CheckSubmit(const Request& request) const {
@@ -170,8 +187,8 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   };
   try {
     Status status = CheckSubmit(*request);
+    if (status.ok() && request->placement.decided_lost < 0) status = Place(*request);
     if (status.ok()) {
-      request->flops = Flops(request->attention);
       status = PlanCheck(*request);
       checked = status.ok() && request->check;
     }
@@ -186,58 +203,40 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
 
 Status Engine::Route(std::unique_ptr<Request>& request) {
   if (CompleteUpload(request)) return Status();
-  const int pinned = PinnedDevice(*request);
   for (;;) {
-    Result<std::vector<Candidate>> candidates =
-        Candidates(request->attention.problem, request->kernel, pinned);
-    if (!candidates.ok()) return candidates.status();
-    ATTEND_RETURN_IF_ERROR(LimitCost(request->attention, *candidates));
-    FinishStaging(*request, *candidates);
-    const Status status = PushToAny(request, *candidates);
-    if (status.code() != Code::kUnavailable) return status;
-    const bool lost = std::any_of(candidates->begin(), candidates->end(), [this](const auto& each) {
-      return !workers_[each.device]->healthy();
-    });
-    if (!lost) return status;
-    // Lost since it was looked at. The others may take the request; each turn has one device less.
-  }
-}
-
-Status Engine::PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
-  if (WillSplit(request->flops, candidates)) {
-    PlaceScattered(*request);  // a part is another request's
-    const std::vector<SplitDevice> devices = SplitDevices(candidates);
-    const std::optional<Status> split = splitter_->Submit(request, devices);
-    if (split.has_value()) {
-      if (split->code() != Code::kResourceExhausted) return *split;
-      // None of those that are alike has room for any part. Devices of other kinds may have.
-      std::erase_if(candidates, [&devices](const Candidate& each) {
-        return std::any_of(devices.begin(), devices.end(), [&each](const SplitDevice& device) {
-          return device.index == each.device;
-        });
-      });
-      if (candidates.empty()) return *split;
+    if (request->placement.decided_lost != lost_devices()) {
+      ATTEND_RETURN_IF_ERROR(Place(*request));
     }
+    FinishStaging(*request);
+    const int64_t decided_lost = request->placement.decided_lost;
+    const Status status = PushToAny(request);
+    if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
+    // A device was lost since the decision. The others may take the request; each turn has one
+    // device less.
   }
-  return PushToOne(request, std::move(candidates));
 }
 
-bool Engine::WillSplit(double flops, std::span<const Candidate> candidates) const {
-  return options_.split_flops_min > 0 && flops > options_.split_flops_min &&
-         router_->Alike(candidates).size() > 1;
+Status Engine::PushToAny(std::unique_ptr<Request>& request) {
+  if (!request->placement.shards.empty()) {
+    const std::optional<Status> split = splitter_->Submit(request, SplitDevices(*request));
+    // If none of those that are alike has room for any shard, one of another kind may have room for
+    // the whole.
+    if (split.has_value() && split->code() != Code::kResourceExhausted) return *split;
+  }
+  return PushToOne(request);
 }
 
-std::vector<SplitDevice> Engine::SplitDevices(std::span<const Candidate> candidates) const {
+std::vector<SplitDevice> Engine::SplitDevices(const Request& request) const {
   std::vector<SplitDevice> devices;
-  for (const Candidate& each : router_->Alike(candidates)) {
-    devices.push_back({each.device, workers_[each.device]->info()});
+  for (const int device : request.placement.shard_devices) {
+    devices.push_back({device, workers_[device]->info()});
   }
   return devices;
 }
 
-Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates) {
+Status Engine::PushToOne(std::unique_ptr<Request>& request) {
   const int64_t tensor_bytes = request->input_spans.bytes() + request->output_spans.bytes();
-  SetCosts(*request, candidates);
+  std::vector<Candidate> candidates = request->placement.candidates;
   Status status;
   while (!candidates.empty()) {
     const size_t chosen = Reserve(*request, candidates);
@@ -245,6 +244,7 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidat
     request->device = candidate.device;
     request->selection = candidate.selection;
     request->kernel_cost = candidate.kernel_cost;
+    request->in_parts = candidate.in_parts;
     request->batch_bytes = tensor_bytes + candidate.selection.workspace_bytes;
     try {
       status = workers_[candidate.device]->Push(request);
@@ -255,9 +255,9 @@ Status Engine::PushToOne(std::unique_ptr<Request>& request, std::vector<Candidat
     if (status.ok()) return status;
     // Its queue is full, or it was lost a moment ago: the next one.
     router_->Release(candidate.device, candidate.cost);
-    if (request->staged != nullptr) {
-      request->staged->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
-                                                                : StagingEnd::kQueueFull);
+    if (DeviceCopy* const copy = request->source.copy()) {
+      copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
+                                                     : StagingEnd::kQueueFull);
     }
     candidates.erase(candidates.begin() + static_cast<std::ptrdiff_t>(chosen));
   }
@@ -269,6 +269,8 @@ Status Engine::PushPart(std::unique_ptr<Request>& part) {
       part->input_spans.bytes() + part->output_spans.bytes() + part->selection.workspace_bytes;
   const int device = part->device;
   part->kernel_cost = Cost(part->attention, part->selection.kernel);
+  part->in_parts = part->source.part() != nullptr ||
+                   backends_[device]->RunsInParts(part->attention, part->selection);
   const int64_t cost = batcher_.Cost(part->kernel_cost, part->batch_bytes);
   router_->Add(device, cost);
   Status status;
@@ -319,7 +321,7 @@ void Engine::FinishRun(std::unique_ptr<Request> request) {
 void Engine::FinishOne(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
   const bool part = request->part;
-  const bool of_upload = request->upload_part != nullptr;
+  const bool of_upload = request->source.part() != nullptr;
   if (request->check && !part) checker_->Release();
   responder->Finish(std::move(request));
   if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);

@@ -22,6 +22,7 @@
 #include "server/device/completion.h"
 #include "server/device/device_worker.h"
 #include "server/engine/checker.h"
+#include "server/engine/placement.h"
 #include "server/memory/host_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/request/request.h"
@@ -52,6 +53,7 @@ struct EngineOptions {
 struct Admission {
   HostBlock input;
   HostBlock output;
+  Placement placement;  // its candidates only
 };
 
 class Engine {
@@ -71,25 +73,23 @@ class Engine {
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int pinned = SharedRegion::kHost);
 
-  // Whether a device that can compute it may (request_cost_max); else INVALID_ARGUMENT, which
-  // Submit says too. The attention's arrays have their values.
-  Status CheckCost(const Request& request) const;
+  // Decides where and how an admitted request runs (placement.h), before its tensors' bytes are
+  // placed: its attention's arrays have their values, and its spans are set. Refuses as Admit does,
+  // and with INVALID_ARGUMENT if it costs too much (request_cost_max). Submit does this for a
+  // request that lacks it, and again if a device was lost since.
+  Status Place(Request& request) const;
 
-  // Gives an admitted request whose bytes are still to come a staging (staging.h) on the device
-  // that would run it now, if it is large enough, will not be split, and there is one to be had.
-  // If that device computes it in parts of which some can be begun before others' bytes have come,
-  // the request also gets an upload_run (upload_run.h).
-  // The attention's pointers lead into the input block, the small arrays have their values, and
+  // Gives a placed request whose bytes are still to come a staging (staging.h) on the device that
+  // would run it now, if it is large enough, will not be split, and there is one to be had. If that
+  // device computes it in parts of which some can be begun before others' bytes have come, the
+  // staging also gets a run (upload_run.h). The attention's pointers lead into the input block, and
   // `tensors` are as Stager::Stage wants them. Not on gRPC's threads.
   void Stage(Request& request, std::span<const HostSpan> tensors);
 
-  // Whether every device that may compute the request takes its tensors as they are scattered over
-  // its message (Request::scattered). Its attention's arrays have their values.
-  bool Gathers(const Request& request) const;
-
-  // Chooses the device with the least outstanding cost (router.h), or several (splitter.h), and
-  // their kernel: now, as between Admit and here a client may have taken seconds to send. Where
-  // there is a staging whose copy is good, its device comes first.
+  // Of the devices of its placement, chooses the one with the least outstanding cost (router.h):
+  // now, as between Admit and here a client may have taken seconds to send. A request with shards
+  // goes to several (splitter.h). Where there is a staging whose copy is good, its device comes
+  // first.
   // Takes `request` if and only if OK; it then ends by one call of its responder, which may come
   // before the return if the request may_end_in_submit. Else
   // RESOURCE_EXHAUSTED (every queue full, or the checker's), UNAVAILABLE (draining, no healthy
@@ -142,7 +142,7 @@ class Engine {
   HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
   // Kernel cost of one request on that device; infinite: no bound.
-  double RequestCostMax(int device) const;
+  double RequestCostMax(int device) const { return cost_max_[device]; }
 
   // Called on a checker thread for each request whose check failed, before its answer leaves.
   // Set before the first Submit.
@@ -155,32 +155,29 @@ class Engine {
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
   void MakeSplitter();
-  // The healthy devices that can run the problem, of which `pinned` names one; never none.
-  Result<std::vector<Candidate>> Candidates(const Problem& problem, std::string_view kernel,
-                                            int pinned) const;
+  // As many consecutive ids for parts, the first of them.
+  uint64_t TakePartIds(size_t count) {
+    return next_part_id_.fetch_add(count, std::memory_order_relaxed);
+  }
+  std::vector<PlaceableDevice> PlaceableDevices() const;
+  // A device that is lost stays lost, so this says whether any was lost since it was last asked.
+  int64_t lost_devices() const;
   Status CheckSubmit(const Request& request) const;
-  // Unless the splitter then finds no plan for it.
-  bool WillSplit(double flops, std::span<const Candidate> candidates) const;
-  // Sets the candidates' kernel costs and drops those that the attention costs too much;
-  // INVALID_ARGUMENT if none is left.
-  Status LimitCost(const Attention& attention, std::vector<Candidate>& candidates) const;
-  // From their kernel costs.
-  void SetCosts(const Request& request, std::vector<Candidate>& candidates) const;
   // Whether the request's answer will be checked, and has its place with the checker.
   Status PlanCheck(Request& request);
   // Null: there are no parts, or no memory for their small blocks.
-  std::shared_ptr<UploadRun> MakeUploadRun(Request& request, std::span<const Candidate> candidates);
-  void FinishStaging(Request& request, std::span<const Candidate> candidates);
+  std::shared_ptr<UploadRun> MakeUploadRun(Request& request);
+  void FinishStaging(Request& request);
   // Whether the request has parts that were begun: then it is theirs, and ends with them.
   bool CompleteUpload(std::unique_ptr<Request>& request);
   // The device of the request's staging, if it has one, else the router's choice.
-  size_t Reserve(const Request& request, std::span<const Candidate> candidates);
+  size_t Reserve(Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);
   // Split, if it is large, or whole.
-  Status PushToAny(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
-  Status PushToOne(std::unique_ptr<Request>& request, std::vector<Candidate> candidates);
+  Status PushToAny(std::unique_ptr<Request>& request);
+  Status PushToOne(std::unique_ptr<Request>& request);
   Status PushPart(std::unique_ptr<Request>& part);
-  std::vector<SplitDevice> SplitDevices(std::span<const Candidate> candidates) const;
+  std::vector<SplitDevice> SplitDevices(const Request& request) const;
   void FinishBatch(CompletedBatch batch);
   // Checks the answer first, if it is to be.
   void FinishRun(std::unique_ptr<Request> request);
@@ -194,7 +191,7 @@ class Engine {
   std::atomic<bool> draining_{false};
   bool stopped_ = false;
   std::atomic<int64_t> inflight_{0};
-  std::atomic<uint64_t> next_upload_part_;  // an id
+  std::atomic<uint64_t> next_part_id_;
   std::atomic<int64_t> upload_parts_{0};
   std::vector<std::unique_ptr<Backend>> backends_;
   HostAllocator* host_allocator_ = nullptr;  // of one of the backends
@@ -205,6 +202,7 @@ class Engine {
   std::unique_ptr<Checker> checker_;
   std::unique_ptr<CompletionThreads> completion_;
   std::vector<std::unique_ptr<DeviceWorker>> workers_;
+  std::vector<double> cost_max_;  // kernel cost of one request, by device
   std::function<void(const Request&)> on_check_failed_;
   std::function<void(const DeviceInfo&)> on_device_lost_;
   std::mutex lost_mutex_;

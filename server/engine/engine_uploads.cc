@@ -1,44 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine's part in how inputs get to a device: copied while they arrive, or read where they
-// arrived.
+// The engine's part in uploads: inputs that are copied to a device, and computed, while they
+// arrive.
 
 #include <algorithm>
 
 #include "server/engine/engine.h"
 #include "server/memory/memory_reserve.h"
 #include "server/split/split_parts.h"
-#include "server/split/split_plan.h"
 #include "server/upload/upload_plan.h"
 
 namespace attend {
 
-bool Engine::Gathers(const Request& request) const {
-  // The checker reads tensors in their places.
-  if (request.check || checker_->Sampled(request.id)) return false;
-  const auto candidates =
-      Candidates(request.attention.problem, request.kernel, SharedRegion::kHost);
-  if (!candidates.ok() || WillSplit(Flops(request.attention), *candidates)) return false;
-  return std::all_of(candidates->begin(), candidates->end(), [&](const Candidate& each) {
-    const Backend& backend = *backends_[each.device];
-    return backend.Gathers() && !backend.RunsInParts(request.attention, each.selection);
-  });
-}
-
 void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
   if (!stager_->Wants(tensors)) return;
-  auto candidates = Candidates(request.attention.problem, request.kernel, SharedRegion::kHost);
-  if (!candidates.ok()) return;  // Submit says why
-  if (WillSplit(Flops(request.attention), *candidates)) return stager_->CountSplit();
-  if (!LimitCost(request.attention, *candidates).ok()) return;
-  SetCosts(request, *candidates);
-  request.staged = stager_->Stage(*candidates, request.input, tensors);
-  if (request.staged != nullptr) request.upload_run = MakeUploadRun(request, *candidates);
+  const Placement& placement = request.placement;
+  if (!placement.shards.empty()) return stager_->CountSplit();
+  std::unique_ptr<StagedInput> copy = stager_->Stage(placement.candidates, request.input, tensors);
+  if (copy == nullptr) return;
+  request.source.Stage(std::move(copy));
+  request.source.staged()->run = MakeUploadRun(request);
 }
 
-std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
-                                                 std::span<const Candidate> candidates) {
-  const int device = request.staged->device();
+std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {
+  const std::vector<Candidate>& candidates = request.placement.candidates;
+  const int device = request.source.copy()->device();
   const auto chosen = std::find_if(candidates.begin(), candidates.end(),
                                    [&](const Candidate& each) { return each.device == device; });
   const std::vector<AttentionSlice> parts =
@@ -57,8 +43,8 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
   request.device = device;
   request.device_name = workers_[device]->info().name;
   request.selection = chosen->selection;
-  uint64_t id = next_upload_part_.fetch_add(made->size(), std::memory_order_relaxed);
-  const bool may_be_checked = request.check || checker_->Sampled(request.id);
+  uint64_t id = TakePartIds(made->size());
+  const bool may_be_checked = request.check || request.placement.sampled;
   for (const auto& part : *made) {
     // The whole's kernel, whatever one would choose for the part; what it needs is less.
     const Result<Selection> selection = Select(part->attention.problem, workers_[device]->info(),
@@ -84,34 +70,37 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request,
 }
 
 bool Engine::CompleteUpload(std::unique_ptr<Request>& request) {
-  if (request->upload_run == nullptr) return false;
-  const std::shared_ptr<UploadRun> run = request->upload_run;
+  StagedUpload* const staged = request->source.staged();
+  if (staged == nullptr || staged->run == nullptr) return false;
+  const std::shared_ptr<UploadRun> run = staged->run;
   if (!run->begun()) {
-    request->upload_run.reset();
+    staged->run.reset();
     return false;
   }
   const OnNoMemory wait(OnNoMemory::kWait);  // parts of it may run
-  const bool copied = request->staged->Seal();
+  const bool copied = staged->copy->Seal();
   const bool lost = !workers_[request->device]->healthy();
-  request->staged->CountRun(copied ? StagingEnd::kUsed
-                            : lost ? StagingEnd::kDeviceLost
-                                   : StagingEnd::kCopyFailed);
+  staged->copy->CountRun(copied ? StagingEnd::kUsed
+                         : lost ? StagingEnd::kDeviceLost
+                                : StagingEnd::kCopyFailed);
   run->Complete(std::move(request), copied);
   return true;
 }
 
-void Engine::FinishStaging(Request& request, std::span<const Candidate> candidates) {
-  if (request.staged == nullptr) return;
-  const bool there = std::any_of(candidates.begin(), candidates.end(), [&](const auto& each) {
-    return each.device == request.staged->device();
-  });
-  if (!there) request.staged->Drop(StagingEnd::kDeviceLost);
-  request.staged->Finish();
+void Engine::FinishStaging(Request& request) {
+  DeviceCopy* const copy = request.source.copy();
+  if (copy == nullptr) return;
+  const std::vector<Candidate>& candidates = request.placement.candidates;
+  const bool there = std::any_of(candidates.begin(), candidates.end(),
+                                 [&](const auto& each) { return each.device == copy->device(); });
+  if (!there) copy->Drop(StagingEnd::kDeviceLost);
+  copy->Finish();
 }
 
-size_t Engine::Reserve(const Request& request, std::span<const Candidate> candidates) {
-  for (size_t n = 0; request.staged != nullptr && n < candidates.size(); ++n) {
-    if (candidates[n].device != request.staged->device()) continue;
+size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) {
+  const DeviceCopy* const copy = request.source.copy();
+  for (size_t n = 0; copy != nullptr && n < candidates.size(); ++n) {
+    if (candidates[n].device != copy->device()) continue;
     router_->Add(candidates[n].device, candidates[n].cost);
     return n;
   }

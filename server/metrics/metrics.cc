@@ -286,14 +286,14 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   const size_t transport = static_cast<size_t>(messages);
   f.bytes_in[transport]->Increment(static_cast<double>(request.message_bytes));
   f.bytes_out[transport]->Increment(static_cast<double>(response_bytes));
-  if (request.scattered != nullptr) {
-    f.bytes_in_place->Increment(static_cast<double>(request.scattered->bytes()));
+  if (const GatheredInput* const input = request.source.gathered()) {
+    f.bytes_in_place->Increment(static_cast<double>(input->bytes()));
   }
-  if (request.shared != nullptr) {
+  if (const SharedTensors* const shared = request.source.shared()) {
     for (const Transport way : {Transport::kSharedMemory, Transport::kCudaIpc}) {
       const size_t n = static_cast<size_t>(way);
-      f.bytes_in[n]->Increment(static_cast<double>(request.shared->BytesIn(way)));
-      f.bytes_out[n]->Increment(static_cast<double>(request.shared->BytesOut(way)));
+      f.bytes_in[n]->Increment(static_cast<double>(shared->BytesIn(way)));
+      f.bytes_out[n]->Increment(static_cast<double>(shared->BytesOut(way)));
     }
   }
   f.devices.RecordAnswer(request);

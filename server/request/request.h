@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -21,35 +20,16 @@
 #include "kernels/contract/stop_flag.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/util/status.h"
-#include "server/memory/gathered_input.h"
 #include "server/memory/host_pool.h"
 #include "server/memory/upload_budget.h"
-#include "server/regions/region_registry.h"
-#include "server/request/device_copy.h"
+#include "server/request/input_source.h"
+#include "server/request/placement.h"
 #include "server/util/clock.h"
 
 namespace attend {
 
 // Values equal attend.v1.Layout.
 enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
-
-inline constexpr int kTensorsMax = 4;  // q, k, v, bias
-
-// How tensors were transferred; a metrics label and a field of the answer.
-enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
-inline constexpr int kTransportCount = 4;
-constexpr const char* TransportName(Transport transport) {
-  switch (transport) {
-    case Transport::kChunked:
-      return "chunked";
-    case Transport::kSharedMemory:
-      return "shm";
-    case Transport::kCudaIpc:
-      return "cuda-ipc";
-    default:
-      return "inline";
-  }
-}
 
 // For a problem that has passed Check(), so these products fit.
 inline int64_t BytesO(const Problem& problem) {
@@ -60,50 +40,7 @@ inline int64_t BytesLse(const Problem& problem) {
   return problem.return_lse ? ElementsLse(problem) * static_cast<int64_t>(sizeof(float)) : 0;
 }
 
-// Where one tensor is in a shared region.
-struct RegionPlace {
-  RegionRef region;  // null: it is not in one
-  int64_t offset = 0;
-  int64_t bytes = 0;
-  // Null if the tensor is empty.
-  char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
-};
-
-// A request's tensors that are in regions, which this keeps alive until the request has ended.
-struct SharedTensors {
-  std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
-  RegionPlace o;
-  RegionPlace lse;
-  int64_t input_bytes = 0;
-  int64_t output_bytes = 0;
-  // The GPU that has some of them in its memory, and computes the request; kHost: none.
-  int device = SharedRegion::kHost;
-  std::string device_name;
-  int64_t device_input_bytes = 0;  // of input_bytes
-  int64_t device_output_bytes = 0;
-  SpanList in_place;                                       // WorkItem's
-  std::array<const DeviceEvent*, SpanList::kMax> after{};  // the same
-
-  // Bytes by one of the two transports.
-  int64_t BytesIn(Transport way) const {
-    return way == Transport::kCudaIpc ? device_input_bytes : input_bytes - device_input_bytes;
-  }
-  int64_t BytesOut(Transport way) const {
-    return way == Transport::kCudaIpc ? device_output_bytes : output_bytes - device_output_bytes;
-  }
-};
-
-// For a request that is a part of a chunked one, begun while the rest may still be arriving
-// (upload_run.h).
-struct UploadPart {
-  DeviceCopy* staged = nullptr;        // the whole's, where it reads its tensors; null: on the host
-  const DeviceEvent* after = nullptr;  // with it: the event after which they are there
-  std::vector<AttentionSlice> parts;   // WorkItem::parts
-  bool has_slot = false;               // its upload has a queue slot already, which its parts share
-};
-
 struct Request;
-class UploadRun;
 
 // Where an answer goes. Finish is called exactly once, from any thread, and takes the request.
 class Responder {
@@ -121,18 +58,14 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;                       // pointers lead into the spans
-  HostBlock input;                           // every tensor and array that the kernel reads, or
-  std::unique_ptr<DeviceCopy> staged;        // the same block, which a device has a copy of
-  std::shared_ptr<UploadRun> upload_run;     // what computes it while it arrives; null: nothing
-  std::unique_ptr<UploadPart> upload_part;   // null: it is not one
-  std::unique_ptr<GatheredInput> scattered;  // what is not in that block yet; null: all is
-  HostBlock output;                          // O, then LSE if asked for, each 256-byte aligned
-  std::unique_ptr<SharedTensors> shared;     // the tensors that are not in the two; null: all are
-  SpanList input_spans;                      // the bytes that `attention` reads, wherever they lie
-  SpanList output_spans;                     // and writes
-  UploadBudget::Hold upload;                 // chunked: until the bytes are complete
-  std::string kernel;                        // asked for by name; empty = the server's choice
+  Attention attention;    // pointers lead into the spans
+  HostBlock input;        // every tensor and array that the kernel reads, unless they are elsewhere
+  InputSource source;     // where they are
+  HostBlock output;       // O, then LSE if asked for, each 256-byte aligned
+  SpanList input_spans;   // the bytes that `attention` reads, wherever they lie
+  SpanList output_spans;  // and writes
+  UploadBudget::Hold upload;  // chunked: until the bytes are complete
+  std::string kernel;         // asked for by name; empty = the server's choice
   // Asked for by the client, or (set by Engine::Submit) by the server; the request then has a place
   // with the checker until it ends.
   bool check = false;
@@ -146,6 +79,8 @@ struct Request {
   // only if the responder can be called then.
   bool may_end_in_submit = false;
   Responder* responder = nullptr;
+
+  Placement placement;  // set by Engine::Place
 
   // Set by Engine::Submit.
   int device = 0;  // index into the engine's devices; of a split request, the first of its devices
@@ -218,29 +153,11 @@ inline Status StoppedStatus(Code code) {
   }
 }
 
-// Copies scattered tensors to the input block.
-inline void PlaceScattered(Request& request) {
-  if (request.scattered != nullptr) request.scattered->CopyToPlaces();
-  request.scattered.reset();
-}
-
-// The only device that can compute the request, or kHost.
-inline int PinnedDevice(const Request& request) {
-  return request.shared == nullptr ? SharedRegion::kHost : request.shared->device;
-}
-
-// Whether it begins by waiting for something on the device: a client's own work, or the last copies
-// of the upload that it reads.
-inline bool AwaitsEvents(const Request& request) {
-  const bool part = request.upload_part != nullptr && request.upload_part->after != nullptr;
-  const bool staged = request.staged != nullptr && request.staged->device() >= 0;
-  return part || staged || (request.shared != nullptr && request.shared->after[0] != nullptr);
-}
-
 // Tensor bytes in the messages of a successful answer.
 inline int64_t AnswerBytes(const Request& request) {
   const Problem& problem = request.attention.problem;
-  const int64_t shared = request.shared == nullptr ? 0 : request.shared->output_bytes;
+  const int64_t shared =
+      request.source.shared() == nullptr ? 0 : request.source.shared()->output_bytes;
   return BytesO(problem) + BytesLse(problem) - shared;
 }
 

@@ -263,12 +263,10 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status statu
 }
 
 void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait) {
-  std::vector<ByteRange> pieces;
-  // Without bytes the request need not wait for this chunk.
-  if (place.staged != nullptr && bytes > 0) pieces = place.staged->Arrived(place.data, bytes);
+  std::vector<ByteRange> pieces = place.sink.Arrived(place.data, bytes);
   if (pieces.empty()) return ChunkPlaced(bytes);
   const auto stage = [self = shared_from_this(), place, bytes, pieces = std::move(pieces)] {
-    if (place.staged->Copy(pieces) && place.run != nullptr) place.run->Copied(pieces);
+    place.sink.Copy(pieces);
     self->ChunkPlaced(bytes);
   };
   if (may_wait) return stage();

@@ -71,7 +71,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
   progress_step_bytes_ = std::max(kProgressBytesMin, places_.total_bytes() / kProgressParts);
   progress_ = context_.clock.Now();
   answer_ = AnswerChunks(request_->attention, std::move(request_->output));
-  run_ = request_->upload_run;
+  if (StagedUpload* const staged = request_->source.staged()) run_ = staged->run;
   // This transfer outlives the parts, see WhenIdle.
   if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
   phase_ = Phase::kUploading;
@@ -116,7 +116,7 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
   if (!data.ok()) return data.status();
   request_->message_bytes += chunk.message_bytes();
   ++in_hand_;
-  *place = {*data, request_->staged.get(), run_.get()};
+  *place = {*data, UploadSink(request_->source)};
   return Status();
 }
 
@@ -367,7 +367,8 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
     header = EncodeChunkedHeader(&response);
   }
   const Attention whole = request->attention;
-  const bool by_parts = request->upload_run != nullptr;  // the parts' answers are in answer_
+  // Then the parts' answers are in answer_.
+  const bool by_parts = request->source.run() != nullptr;
   request.reset();                 // frees the input block before the answer is sent
   if (!status.ok()) DropAnswer();  // before any stream can finish
   {

@@ -43,6 +43,7 @@
 #include "server/rpc/request_reader.h"
 #include "server/rpc/upload_places.h"
 #include "server/upload/upload_run.h"
+#include "server/upload/upload_sink.h"
 #include "server/wire/answer_chunks.h"
 #include "server/wire/chunk_codec.h"
 
@@ -69,9 +70,8 @@ struct StreamStep {
 // Where a chunk's bytes go. Valid until Placed(), except that a chunk without bytes may outlive
 // what this points to.
 struct ChunkPlace {
-  char* data = nullptr;          // null: the bytes are not wanted
-  DeviceCopy* staged = nullptr;  // null: there is no device copy
-  UploadRun* run = nullptr;      // the parts that they may make ready; null: none
+  char* data = nullptr;  // null: the bytes are not wanted
+  UploadSink sink;       // what to tell of them once they are there
 };
 
 class ChunkedTransfer final : public Call {

@@ -19,9 +19,9 @@ namespace {
 // Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
 constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
 // Fewer bytes are copied rather than kept as they came: both cost about the same.
-constexpr int64_t kScatteredBytesMin = int64_t{16} << 10;
+constexpr int64_t kGatheredBytesMin = int64_t{16} << 10;
 // More are moved better by a device's copy engines, from the request's block.
-constexpr int64_t kScatteredBytesMax = int64_t{64} << 20;
+constexpr int64_t kGatheredBytesMax = int64_t{64} << 20;
 // Messages in more pieces than their sizes ask for are copied: each piece costs a device's lane
 // more than its bytes do. gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin.
 constexpr int64_t kPiecesFree = 16;
@@ -155,7 +155,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   Status status = Decode(*request, work, arena);
   if (!status.ok()) {
     End(std::move(request), std::move(status));
-  } else if (Scatter(work, *request)) {
+  } else if (Gather(work, *request)) {
     Submit(call, std::move(request));
   } else if (request->message_bytes <= kInlineBytesMax) {
     CopyTensors(work.message, work.validated, work.plan, *request);
@@ -198,11 +198,11 @@ struct RequestReader::HeldMessage {
   const int64_t message_bytes;
 };
 
-bool RequestReader::Scatter(Work& work, Request& request) const {
+bool RequestReader::Gather(Work& work, Request& request) const {
   if (receive_memory_ == nullptr) return false;
   const int64_t bytes = request.message_bytes;
-  if (bytes < kScatteredBytesMin || bytes > kScatteredBytesMax) return false;
-  if (request.input.data() == nullptr || !engine_.Gathers(request)) return false;
+  if (bytes < kGatheredBytesMin || bytes > kGatheredBytesMax) return false;
+  if (request.input.data() == nullptr || !request.placement.gather) return false;
   std::vector<HostPiece> pieces = TensorPieces(work.message, work.validated, work.plan, request);
   const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
     return receive_memory_->Contains(piece.from, piece.bytes);
@@ -215,7 +215,7 @@ bool RequestReader::Scatter(Work& work, Request& request) const {
     return false;
   }
   auto owner = std::make_shared<HeldMessage>(work.slices.TakeSlices(), held_messages_, bytes);
-  request.scattered = std::make_unique<GatheredInput>(std::move(pieces), std::move(owner));
+  request.source.Gather({std::move(pieces), std::move(owner)});
   return true;
 }
 
@@ -248,9 +248,6 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   Validated validated;
   MemoryPlan plan;
   ATTEND_RETURN_IF_ERROR(TakeFields(header, request, validated, plan));
-  // Before its client has sent all of it.
-  Status cost = engine_.CheckCost(request);
-  if (!cost.ok()) return RejectRefusal(Rejection::kMemory, std::move(cost));
   char* const input = static_cast<char*>(request.input.data());
   std::vector<HostSpan> tensors;
   places.tensors = validated.tensors;
@@ -291,16 +288,18 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
-  return Status();
+  status = engine_.Place(request);
+  return status.ok() ? status : RejectRefusal(Rejection::kMemory, std::move(status));
 }
 
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,
                                  Request& request) {
   Status status = FindSharedTensors(message, validated, regions_, request);
   if (status.ok()) {
-    if (request.shared != nullptr) {
-      request.transport = PinnedDevice(request) == SharedRegion::kHost ? Transport::kSharedMemory
-                                                                       : Transport::kCudaIpc;
+    if (request.source.shared() != nullptr) {
+      request.transport = request.source.pinned_device() == SharedRegion::kHost
+                              ? Transport::kSharedMemory
+                              : Transport::kCudaIpc;
     }
     return status;
   }
@@ -345,10 +344,11 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
   }
   Result<Admission> admission =
       engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
-                    plan.output_bytes, PinnedDevice(request));
+                    plan.output_bytes, request.source.pinned_device());
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);
+  request.placement = std::move(admission->placement);
   request.upload = std::move(upload);
   return Status();
 }

@@ -78,7 +78,7 @@ class RequestReader {
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Leaves the tensors where they arrived, if the device that computes the request can read them
   // there.
-  bool Scatter(Work& work, Request& request) const;
+  bool Gather(Work& work, Request& request) const;
   Status CheckEarly(const Call& call, const Request& request, const grpc::ByteBuffer& message);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
   // Takes the small fields, however the tensor bytes come.

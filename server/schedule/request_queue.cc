@@ -13,7 +13,7 @@ RequestQueue::RequestQueue(const QueueOptions& options)
     : options_(options), tenant_sizes_(options.tenant_weights.size()) {}
 
 bool RequestQueue::TakesPlace(const Request& request) {
-  return request.upload_part == nullptr || !request.upload_part->has_slot;
+  return request.source.part() == nullptr || !request.source.part()->has_slot;
 }
 
 Status RequestQueue::Push(std::unique_ptr<Request>& request) {

@@ -18,16 +18,9 @@
 #include <vector>
 
 #include "kernels/contract/select.h"
+#include "server/request/placement.h"
 
 namespace attend {
-
-// A device that can run a request, and what the request costs it.
-struct Candidate {
-  int device = 0;
-  Selection selection;
-  double kernel_cost = 0;  // kernels/contract/cost.h
-  int64_t cost = 0;        // Batcher::Cost
-};
 
 class Router {
  public:

@@ -25,7 +25,7 @@ Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
   // and never all lanes.
   request->large = request->in_parts ||
                    batcher_.IsLarge(request->kernel_cost, request->batch_bytes) ||
-                   AwaitsEvents(*request);
+                   request->source.Awaits();
   request->cost = batcher_.Cost(request->kernel_cost, request->batch_bytes);
   return queue_.Push(request);
 }

@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// How far from its place a cut may be for the sake of a coarser boundary, in shares.
+// How far from its place a cut may be for the sake of a coarser boundary, in shards.
 constexpr double kTolerance = 1.0 / 16;
 
 struct Dim {
@@ -70,7 +70,7 @@ class Line {
   double CostBefore(const Position& at) const;
   Position Cut(double target, double tolerance) const;
   // Appends the pieces of [begin, end).
-  void Cover(Position begin, const Position& end, int share, std::vector<QuerySlice>* pieces) const;
+  void Cover(Position begin, const Position& end, int shard, std::vector<QuerySlice>* pieces) const;
 
  private:
   Position Normal(Position at) const;
@@ -187,11 +187,11 @@ QuerySlice Line::NextPiece(const Position& begin, const Position& end) const {
   return piece;
 }
 
-void Line::Cover(Position begin, const Position& end, int share,
+void Line::Cover(Position begin, const Position& end, int shard,
                  std::vector<QuerySlice>* pieces) const {
   while (begin < end) {
     QuerySlice piece = NextPiece(begin, end);
-    piece.share = share;
+    piece.shard = shard;
     pieces->push_back(piece);
     if (piece.batch_end > begin.b + 1) {
       begin = {piece.batch_end, 0, 0};
@@ -207,16 +207,16 @@ void Line::Cover(Position begin, const Position& end, int share,
 
 }  // namespace
 
-std::vector<QuerySlice> PlanSplit(const Attention& whole, int shares, int64_t rows_multiple) {
+std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards, int64_t rows_multiple) {
   std::vector<QuerySlice> pieces;
-  if (shares < 2 || OrderOf(whole) == Order::kNone) return pieces;
+  if (shards < 2 || OrderOf(whole) == Order::kNone) return pieces;
   const Line line(whole, rows_multiple);
   if (!(line.total() > 0)) return pieces;
-  const double share_cost = line.total() / shares;
+  const double shard_cost = line.total() / shards;
   std::vector<Position> cuts = {Position()};
   std::vector<double> costs = {0.0};
-  for (int n = 1; n < shares; ++n) {
-    const Position cut = line.Cut(n * share_cost, kTolerance * share_cost);
+  for (int n = 1; n < shards; ++n) {
+    const Position cut = line.Cut(n * shard_cost, kTolerance * shard_cost);
     const double cost = line.CostBefore(cut);
     if (cut <= cuts.back() || cost <= costs.back() || cost >= line.total()) continue;
     cuts.push_back(cut);

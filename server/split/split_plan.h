@@ -11,8 +11,8 @@
 // so an answer's bits do too; they may differ from those of the problem run whole.
 //
 // Shares are about equal in FLOPs: each cut is at the coarsest boundary (sequence, KV head, query
-// head, rows) within a sixteenth of a share of where it should be, else at the nearest of any.
-// Where the largest share would still be more than three quarters of the whole, there is no plan.
+// head, rows) within a sixteenth of a shard of where it should be, else at the nearest of any.
+// Where the largest shard would still be more than three quarters of the whole, there is no plan.
 
 #pragma once
 
@@ -21,29 +21,17 @@
 
 #include "kernels/contract/problem.h"
 #include "kernels/util/status.h"
+#include "server/request/query_slice.h"
 
 namespace attend {
 
 inline constexpr int64_t kSplitRows = 512;
-// Of the whole; where the largest share would be more, a split is not worth its parts.
+// Of the whole; where the largest shard would be more, a split is not worth its parts.
 inline constexpr double kLargestShareMax = 0.75;
 
-// Half-open ranges; query heads, which are whole KV heads or lie within one.
-struct QuerySlice {
-  int share = 0;  // whose it is, from 0; a share may have several pieces
-  int64_t batch_begin = 0;
-  int64_t batch_end = 0;
-  int64_t heads_begin = 0;
-  int64_t heads_end = 0;
-  int64_t rows_begin = 0;
-  int64_t rows_end = 0;
-
-  bool operator==(const QuerySlice&) const = default;
-};
-
-// Pieces that together are exactly the whole, by share and in the order of memory. Empty if it
-// cannot be split; else there are at least two shares, at most `shares`, and none is for nothing.
-std::vector<QuerySlice> PlanSplit(const Attention& whole, int shares,
+// Pieces that together are exactly the whole, by shard and in the order of memory. Empty if it
+// cannot be split; else there are at least two shards, at most `shards`, and none is for nothing.
+std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards,
                                   int64_t rows_multiple = kSplitRows);
 
 // The piece as an attention over the whole's memory. A packed piece keeps the whole's rows: its

@@ -9,14 +9,11 @@
 #include <vector>
 
 #include "server/memory/memory_reserve.h"
+#include "server/request/part_set.h"
 #include "server/split/split_parts.h"
-#include "server/split/split_plan.h"
 
 namespace attend {
 namespace {
-
-// The ids of parts: never those of requests, which count from 1.
-constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
 
 // Whether another device may take what this one refused.
 bool MayPassOn(Code code) { return code == Code::kResourceExhausted || code == Code::kUnavailable; }
@@ -34,14 +31,14 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
     double flops = 0;
   };
 
-  Join(Splitter& splitter, std::unique_ptr<Request> whole, std::vector<QuerySlice> pieces,
-       std::vector<SplitDevice> devices, std::vector<Part> parts)
+  Join(Splitter& splitter, std::unique_ptr<Request> whole, std::vector<SplitDevice> devices,
+       std::vector<Part> parts)
       : splitter_(splitter),
         whole_(std::move(whole)),
-        pieces_(std::move(pieces)),
+        slices_(whole_->placement.shards),
         devices_(std::move(devices)),
         parts_(std::move(parts)),
-        open_(std::ssize(parts_) + 1) {}
+        set_(PartSet::Times::kOfTheLast, std::ssize(parts_) + 1) {}
 
   // Pushes all parts. Not OK: no device took the first, and the whole is in `request` again.
   Status Start(std::vector<std::unique_ptr<Request>> parts, std::unique_ptr<Request>& request);
@@ -60,18 +57,13 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
 
   Splitter& splitter_;
   std::unique_ptr<Request> whole_;
-  const std::vector<QuerySlice> pieces_;
+  const std::vector<QuerySlice> slices_;
   const std::vector<SplitDevice> devices_;
 
   std::mutex mutex_;
   std::vector<Part> parts_;  // as the pieces; only their devices change, and only in Start
   bool starting_ = true;
-  int64_t open_;    // parts that have not ended; while starting, one more
-  Status failure_;  // the first; OK while all is well
-  struct {
-    TimePoint enqueued, started, completed;
-    int64_t batch_requests = 0, copy_in_ns = 0, kernel_ns = 0, copy_out_ns = 0;
-  } last_;  // the part that ended last, by its device
+  PartSet set_;  // while starting, one more is open
 };
 
 Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
@@ -108,7 +100,7 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
 // which are alike: the cuts stay what they are, and so does every bit of the answer.
 Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
   Status refused;
-  const size_t first = static_cast<size_t>(pieces_[n].share);
+  const size_t first = static_cast<size_t>(slices_[n].shard);
   for (size_t tried = 0; tried < devices_.size(); ++tried) {
     const size_t device = (first + tried) % devices_.size();
     const Result<Selection> selection =
@@ -141,9 +133,7 @@ void Splitter::Join::Cancel() {
   const auto self = shared_from_this();
   {
     const std::lock_guard lock(mutex_);
-    if (starting_ && failure_.ok()) {
-      failure_ = Status(Code::kCancelled, "cancelled by the client while queued");
-    }
+    if (starting_) set_.Fail(Status(Code::kCancelled, "cancelled by the client while queued"));
   }
   CancelParts();
 }
@@ -154,12 +144,9 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
   assert(n < parts_.size());
   bool first_failure = false;
   if (part->status.ok()) {
-    GatherLse(*part, pieces_[n], whole_->attention);
+    GatherLse(*part, slices_[n], whole_->attention);
     const std::lock_guard lock(mutex_);
-    if (part->completed >= last_.completed) {
-      last_ = {part->enqueued,   part->started,   part->completed,  part->batch_requests,
-               part->copy_in_ns, part->kernel_ns, part->copy_out_ns};
-    }
+    set_.Add(*part);
   } else {
     first_failure = Fail(part->status);
   }
@@ -171,14 +158,12 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
 // Whether this was the first.
 bool Splitter::Join::Fail(Status status) {
   const std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return false;
-  failure_ = std::move(status);
-  return true;
+  return set_.Fail(std::move(status));
 }
 
 bool Splitter::Join::failed() {
   const std::lock_guard lock(mutex_);
-  return !failure_.ok();
+  return set_.failed();
 }
 
 void Splitter::Join::CancelParts() {
@@ -188,9 +173,8 @@ void Splitter::Join::CancelParts() {
 void Splitter::Join::Drop(int64_t parts) {
   {
     const std::lock_guard lock(mutex_);
-    open_ -= parts;
-    assert(open_ >= 0);
-    if (open_ > 0) return;
+    set_.Close(parts);
+    if (set_.open() > 0) return;
   }
   End();
 }
@@ -216,56 +200,39 @@ void Splitter::Join::NameDevices() {
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
   NameDevices();
-  splitter_.metrics_.RecordSplit(pieces_.back().share + 1);
-  whole_->status = failure_;
-  whole_->enqueued = last_.enqueued;
-  whole_->started = last_.started;
-  whole_->completed = last_.completed;
-  whole_->batch_requests = last_.batch_requests;
-  whole_->copy_in_ns = last_.copy_in_ns;
-  whole_->kernel_ns = last_.kernel_ns;
-  whole_->copy_out_ns = last_.copy_out_ns;
+  splitter_.metrics_.RecordSplit(slices_.back().shard + 1);
+  set_.ApplyTo(*whole_);
   splitter_.hooks_.finish(std::move(whole_));
 }
 
-Splitter::Splitter(double flops_min, HostPool& pool, Metrics& metrics, Hooks hooks)
-    : flops_min_(flops_min),
-      pool_(pool),
-      metrics_(metrics),
-      hooks_(std::move(hooks)),
-      next_id_(kFirstPartId) {}
+Splitter::Splitter(HostPool& pool, Metrics& metrics, Hooks hooks)
+    : pool_(pool), metrics_(metrics), hooks_(std::move(hooks)) {}
 
 Splitter::~Splitter() { assert(joins_.empty() && "a part outlived the splitter"); }
 
 std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
-                                       std::span<const SplitDevice> devices) {
-  if (flops_min_ <= 0 || request->flops <= flops_min_ || devices.size() < 2) return std::nullopt;
+                                       std::vector<SplitDevice> devices) {
   const OnNoMemory wait(OnNoMemory::kWait);  // parts are queued one by one
-  const int shares = static_cast<int>(devices.size());
-  std::vector<QuerySlice> pieces = PlanSplit(request->attention, shares);
-  if (pieces.empty()) return std::nullopt;
-  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, pieces, pool_);
+  const std::vector<QuerySlice>& slices = request->placement.shards;
+  Result<std::vector<std::unique_ptr<Request>>> parts = MakeParts(*request, slices, pool_);
   if (!parts.ok()) return std::nullopt;
-  for (size_t n = 0; n < pieces.size(); ++n) {
-    const Request& part = *(*parts)[n];
+  uint64_t part_id = hooks_.take_ids(parts->size());
+  std::vector<Join::Part> places;
+  for (size_t n = 0; n < slices.size(); ++n) {
+    Request& part = *(*parts)[n];
+    const auto device = static_cast<size_t>(slices[n].shard);
     const Result<Selection> selection =
-        Select(part.attention.problem, devices[pieces[n].share].info, part.kernel);
+        Select(part.attention.problem, devices[device].info, part.kernel);
     if (!selection.ok()) return std::nullopt;
     if (n == 0) request->selection = *selection;
+    part.id = part_id++;
+    places.push_back({device, part.id, part.flops});
   }
   const uint64_t id = request->id;
   std::shared_ptr<Join> join;
   {
     const std::lock_guard lock(mutex_);
-    std::vector<Join::Part> places;
-    for (size_t n = 0; n < pieces.size(); ++n) {
-      Request& part = *(*parts)[n];
-      part.id = next_id_++;
-      places.push_back({static_cast<size_t>(pieces[n].share), part.id, part.flops});
-    }
-    join = std::make_shared<Join>(*this, std::move(request), std::move(pieces),
-                                  std::vector<SplitDevice>(devices.begin(), devices.end()),
-                                  std::move(places));
+    join = std::make_shared<Join>(*this, std::move(request), std::move(devices), std::move(places));
     joins_.emplace(id, join);
   }
   Status status = join->Start(std::move(*parts), request);

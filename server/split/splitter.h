@@ -12,8 +12,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "kernels/contract/select.h"
 #include "kernels/util/status.h"
@@ -32,6 +32,8 @@ class Splitter {
  public:
   // How the engine runs parts. All may be called from any thread, also from inside of each other.
   struct Hooks {
+    // Takes as many consecutive ids for parts and returns the first.
+    std::function<uint64_t(size_t count)> take_ids;
     // Sends a part to part->device; takes it if and only if OK. It then ends by its responder.
     std::function<Status(std::unique_ptr<Request>& part)> push;
     // Ends a part that is still queued with CANCELLED (or DEADLINE_EXCEEDED).
@@ -40,21 +42,20 @@ class Splitter {
     std::function<void(std::unique_ptr<Request> whole)> finish;
   };
 
-  // Requests of more than `flops_min` are split; 0: none. `pool` and `metrics` must outlive it, and
-  // every part must have ended before it goes.
-  Splitter(double flops_min, HostPool& pool, Metrics& metrics, Hooks hooks);
+  // `pool` and `metrics` must outlive it, and every part must have ended before it goes.
+  Splitter(HostPool& pool, Metrics& metrics, Hooks hooks);
   ~Splitter();
   Splitter(const Splitter&) = delete;
   Splitter& operator=(const Splitter&) = delete;
 
-  // Nothing if `request`, whose flops and check are set, runs as a whole: it is small, the devices
-  // are fewer than two, its problem has no plan, or the pool has no memory for the parts' blocks
-  // (the answer's bits may differ then, as they may on other devices). Else takes it if and only if
-  // OK, and it ends by Hooks::finish, maybe before this returns. Not OK: no device took the first
-  // part. `devices` are alike, and the shares are offered to them in order; a part that its device
-  // refuses (RESOURCE_EXHAUSTED, UNAVAILABLE) is offered to the others before the whole fails.
-  std::optional<Status> Submit(std::unique_ptr<Request>& request,
-                               std::span<const SplitDevice> devices);
+  // Nothing if `request`, whose placement has shards, runs as a whole all the same, because the
+  // pool has no memory for the parts' blocks or no kernel for one of them (the answer's bits may
+  // differ then, as they may on other devices). Else takes it if and only if OK, and it ends by
+  // Hooks::finish, maybe before this returns. Not OK: no device took the first part. `devices` are
+  // alike, one for each shard and maybe more, and the shards are offered to them in order; a part
+  // that its device refuses (RESOURCE_EXHAUSTED, UNAVAILABLE) is offered to the others before the
+  // whole fails.
+  std::optional<Status> Submit(std::unique_ptr<Request>& request, std::vector<SplitDevice> devices);
 
   // Drops the parts of request `id` that are still queued. False if it was not split, or has ended.
   bool Cancel(uint64_t id);
@@ -64,12 +65,10 @@ class Splitter {
 
   void Remove(uint64_t id);
 
-  const double flops_min_;
   HostPool& pool_;
   Metrics& metrics_;
   const Hooks hooks_;
   std::mutex mutex_;
-  uint64_t next_id_;
   std::unordered_map<uint64_t, std::shared_ptr<Join>> joins_;  // by the whole's id
 };
 

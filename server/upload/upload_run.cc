@@ -3,7 +3,6 @@
 #include "server/upload/upload_run.h"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
 
 #include "server/request/tensor_extents.h"
@@ -27,11 +26,11 @@ int64_t Overlap(const ByteRange& a, const ByteRange& b) {
 
 }  // namespace
 
-UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
+UploadRun::UploadRun(Request& whole, std::vector<UploadGroup> groups,
                      std::vector<std::unique_ptr<Request>> parts, int64_t open_max, Hooks hooks)
     : first_id_(parts.front()->id),
       device_(whole.device),
-      staged_(*whole.staged),
+      staged_(*whole.source.copy()),
       open_max_(open_max),
       hooks_(std::move(hooks)),
       parts_(parts.size()) {
@@ -40,8 +39,7 @@ UploadRun::UploadRun(const Request& whole, std::vector<UploadGroup> groups,
     part.request = std::move(parts[n]);
     part.request->responder = this;
     part.request->device = whole.device;
-    part.request->upload_part = std::make_unique<UploadPart>();
-    part.request->upload_part->parts = std::move(groups[n].parts);
+    part.request->source.SetPart({.parts = std::move(groups[n].parts)});
     part.tensors = TensorsIn(staged_.block(), part.request->attention);
     int64_t bytes = 0;
     for (const ByteRange& each : part.tensors) bytes += each.end - each.begin;
@@ -75,11 +73,11 @@ void UploadRun::Copied(std::span<const ByteRange> ranges) {
 
 bool UploadRun::TakeLocked(Part& part) {
   const bool ready = part.mark != nullptr || complete_;
-  const bool its_turn = complete_ || open_ < (begun_ ? open_max_ : 1);
-  if (part.begun || !ready || !failure_.ok() || !its_turn) return false;
+  const bool its_turn = complete_ || set_.open() < (begun_ ? open_max_ : 1);
+  if (part.begun || !ready || set_.failed() || !its_turn) return false;
   part.begun = true;
   part.early = !complete_ && SomeMissing();
-  ++open_;
+  set_.Open();
   PlaceLocked(part);
   return true;
 }
@@ -90,10 +88,10 @@ bool UploadRun::Take(Part& part) {
 }
 
 void UploadRun::PlaceLocked(Part& part) const {
-  UploadPart& upload = *part.request->upload_part;
+  UploadPart& upload = *part.request->source.part();
   upload.has_slot = begun_;
   const bool on_device = part.mark != nullptr || copied_;
-  upload.staged = on_device ? &staged_ : nullptr;
+  upload.copy = on_device ? &staged_ : nullptr;
   upload.after = part.mark;
   if (on_device && upload.after == nullptr) upload.after = staged_.after();
 }
@@ -131,7 +129,7 @@ UploadRun::Part* UploadRun::Push(Part& part) {
   {
     const std::lock_guard lock(mutex_);
     begun_ = true;
-    cancelled = !failure_.ok();
+    cancelled = set_.failed();
     next = TakeNextLocked();
   }
   if (part.early) hooks_.count_early();
@@ -146,7 +144,7 @@ void UploadRun::Refused(Part& part, Status status) {
     const std::lock_guard lock(mutex_);
     part.begun = false;
     const bool later = !complete_ || status.code() == Code::kResourceExhausted;
-    if (!later && failure_.ok()) failure_ = status;
+    if (!later) set_.Fail(status);
     refusal_ = std::move(status);
   }
   Dropped(/*part=*/false);
@@ -188,7 +186,7 @@ void UploadRun::Stop(std::function<void()> idle) {
   bool running = false;
   {
     const std::lock_guard lock(mutex_);
-    running = open_ > 0 || completing_;
+    running = set_.open() > 0 || completing_;
     if (running) idle_ = std::move(idle);
   }
   if (!running) return idle();
@@ -201,14 +199,7 @@ void UploadRun::Finish(std::unique_ptr<Request> part) {
   bool first_failure = false;
   if (part->status.ok()) {
     const std::lock_guard lock(mutex_);
-    copy_in_ns_ += part->copy_in_ns;
-    kernel_ns_ += part->kernel_ns;
-    copy_out_ns_ += part->copy_out_ns;
-    const TimePoint completed = std::max(last_.completed, part->completed);
-    if (part->enqueued >= last_.enqueued) {
-      last_ = {part->enqueued, part->started, completed, part->batch_requests};
-    }
-    last_.completed = completed;
+    set_.Add(*part);
   } else {
     first_failure = Fail(part->status);
   }
@@ -220,9 +211,7 @@ void UploadRun::Finish(std::unique_ptr<Request> part) {
 // Whether this was the first.
 bool UploadRun::Fail(Status status) {
   const std::lock_guard lock(mutex_);
-  if (!failure_.ok()) return false;
-  failure_ = std::move(status);
-  return true;
+  return set_.Fail(std::move(status));
 }
 
 // Those that are still queued; others are not found.
@@ -236,8 +225,7 @@ void UploadRun::Dropped(bool part) {
   Ended ended;
   {
     const std::lock_guard lock(mutex_);
-    assert(open_ > 0);
-    --open_;
+    set_.Close();
     if (part) {
       begun_ = true;  // it was queued, whether who did that has come so far or not
       next = TakeNextLocked();
@@ -249,30 +237,21 @@ void UploadRun::Dropped(bool part) {
 }
 
 UploadRun::Ended UploadRun::TakeEndedLocked() {
-  if (open_ > 0 || completing_) return {};
+  if (set_.open() > 0 || completing_) return {};
   const bool all =
       std::all_of(parts_.begin(), parts_.end(), [](const Part& each) { return each.begun; });
-  if (complete_ && !all && failure_.ok()) {
-    // Nobody is left to make room.
-    failure_ = refusal_.ok() ? Internal("a part of the request was not begun") : refusal_;
+  if (complete_ && !all) {  // nobody is left to make room
+    set_.Fail(refusal_.ok() ? Internal("a part of the request was not begun") : refusal_);
   }
   return {std::move(whole_), std::exchange(idle_, nullptr)};
 }
 
 void UploadRun::End(Ended ended) {
   if (ended.whole != nullptr) {
-    Request& whole = *ended.whole;
     {
       const std::lock_guard lock(mutex_);
-      whole.status = failure_;
+      set_.ApplyTo(*ended.whole);
     }
-    whole.enqueued = last_.enqueued;
-    whole.started = last_.started;
-    whole.completed = last_.completed;
-    whole.batch_requests = last_.batch_requests;
-    whole.copy_in_ns = copy_in_ns_;
-    whole.kernel_ns = kernel_ns_;
-    whole.copy_out_ns = copy_out_ns_;
     hooks_.finish(std::move(ended.whole));
   }
   if (ended.idle != nullptr) ended.idle();

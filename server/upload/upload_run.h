@@ -26,6 +26,7 @@
 #include <span>
 #include <vector>
 
+#include "server/request/part_set.h"
 #include "server/request/request.h"
 #include "server/upload/upload_plan.h"
 #include "server/util/byte_ranges.h"
@@ -52,7 +53,7 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   // One part for each group, made from `whole` by MakeParts; their ids count up from the first's,
   // and their selections are set. The whole is staged, and its device is set. At least one part may
   // be open.
-  UploadRun(const Request& whole, std::vector<UploadGroup> groups,
+  UploadRun(Request& whole, std::vector<UploadGroup> groups,
             std::vector<std::unique_ptr<Request>> parts, int64_t open_max, Hooks hooks);
 
   // Call once, before the first byte.
@@ -126,20 +127,14 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   std::vector<Part> parts_;
 
   std::mutex mutex_;
-  int64_t open_ = 0;         // parts begun and not ended
-  bool completing_ = false;  // Complete begins parts
-  bool complete_ = false;    // all bytes have come
-  bool copied_ = false;      // with it
+  PartSet set_{PartSet::Times::kSums, 0};  // open: begun and not ended
+  bool completing_ = false;                // Complete begins parts
+  bool complete_ = false;                  // all bytes have come
+  bool copied_ = false;                    // with it
   bool begun_ = false;
   Status refusal_;                  // the last
-  Status failure_;                  // the first; OK if there is none
   std::unique_ptr<Request> whole_;  // from Complete on
   std::function<void()> idle_;
-  int64_t copy_in_ns_ = 0, kernel_ns_ = 0, copy_out_ns_ = 0;
-  struct {
-    TimePoint enqueued, started, completed;
-    int64_t batch_requests = 0;
-  } last_;  // of the part that was queued last; `completed` of the one that ended last
 };
 
 }  // namespace attend

@@ -145,7 +145,8 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   v1::Tensor* o = response->mutable_o();
   o->set_dtype(static_cast<v1::DType>(p.dtype));
   o->set_byte_length(static_cast<uint64_t>(BytesO(p)));
-  SetSource(request.transport, request.shared ? &request.shared->o : nullptr, o);
+  SetSource(request.transport,
+            request.source.shared() != nullptr ? &request.source.shared()->o : nullptr, o);
   switch (request.layout) {
     case Layout::kBhld:
       SetShape({p.batch, p.heads_q, p.len_q, p.dim_v}, o);
@@ -161,7 +162,8 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   v1::Tensor* lse = response->mutable_lse();
   lse->set_dtype(v1::DTYPE_FLOAT32);
   lse->set_byte_length(static_cast<uint64_t>(BytesLse(p)));
-  SetSource(request.transport, request.shared ? &request.shared->lse : nullptr, lse);
+  SetSource(request.transport,
+            request.source.shared() != nullptr ? &request.source.shared()->lse : nullptr, lse);
   if (p.packed) {
     SetShape({p.heads_q, p.total_q}, lse);
   } else {

@@ -271,12 +271,12 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   char* const output = static_cast<char*>(request.output.data());
   request.input_spans = {{input, request.input.bytes()}};
   request.output_spans = {{output, request.output.bytes()}};
-  if (request.shared != nullptr) AddSharedSpans(*request.shared, request);
-  const auto place = [](char* block, int64_t offset, const RegionPlace* shared) -> char* {
-    if (shared != nullptr && shared->region != nullptr) return shared->data();
+  const SharedTensors* const shared = request.source.shared();
+  if (shared != nullptr) AddSharedSpans(*shared, request);
+  const auto place = [](char* block, int64_t offset, const RegionPlace* region) -> char* {
+    if (region != nullptr && region->region != nullptr) return region->data();
     return block == nullptr ? nullptr : block + offset;
   };
-  const SharedTensors* const shared = request.shared.get();
   const auto tensor = [&](int i) -> const void* {
     return place(input, plan.tensors[i], shared == nullptr ? nullptr : &shared->inputs[i]);
   };

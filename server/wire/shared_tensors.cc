@@ -137,7 +137,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
                          ", where this server cannot check them; send them another way to have "
                          "them checked");
   }
-  request.shared = std::move(shared);
+  request.source.SetShared(std::move(shared));
   return Status();
 }
 

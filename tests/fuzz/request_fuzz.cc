@@ -144,7 +144,7 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
   for (int i = 0, raw = 0; i < decoded.validated.tensors; ++i) {
     const auto bytes = static_cast<size_t>(decoded.validated.tensor_bytes[i]);
     if (decoded.validated.shared[i]) {
-      const RegionPlace& place = decoded.request.shared->inputs[i];
+      const RegionPlace& place = decoded.request.source.shared()->inputs[i];
       ATTEND_FUZZ_REQUIRE(place.data() == tensors[i] && place.offset >= 0 &&
                               place.offset + place.bytes <= place.region->bytes,
                           "shared tensor " + std::to_string(i));

@@ -200,9 +200,10 @@ TEST_F(EngineStopTest, WhatCostsTooMuchByItsKernelIsRefused) {
   EXPECT_TRUE(refusal("").ok());
   const Status refused = refusal("cpu_reference");
   auto early = NewRequest(test::MakeSpec(1, 1, 1, 2048, 2048, 8, 8));
-  EXPECT_TRUE(engine_->CheckCost(*early).ok());
+  EXPECT_TRUE(engine_->Place(*early).ok());
   early->kernel = "cpu_reference";
-  EXPECT_EQ(engine_->CheckCost(*early).message(), refused.message());
+  early->placement = {};
+  EXPECT_EQ(engine_->Place(*early).message(), refused.message());
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_NE(refused.message().find("GFLOP by cpu_reference on cpu, may cost at most 1 "),
             std::string::npos)

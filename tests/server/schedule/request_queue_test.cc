@@ -32,10 +32,9 @@ TEST(RequestQueue, RefusesWhenFullAndNamesTheBound) {
 
 TEST(RequestQueue, FurtherPartsOfAnUploadTakeNoPlace) {
   RequestQueue queue({.capacity = 1, .tenant_weights = {1}, .aging = std::chrono::seconds(1)});
-  const auto part = [](uint64_t id, bool further) {
+  const auto part = [](uint64_t id, bool has_slot) {
     auto request = MakeRequest({.id = id});
-    request->upload_part = std::make_unique<UploadPart>();
-    request->upload_part->further = further;
+    request->source.SetPart({.has_slot = has_slot});
     return request;
   };
   std::unique_ptr<Request> request = part(1, true);

@@ -40,13 +40,13 @@ Status ComputeByParts(const OwnedAttention& owned, const std::vector<QuerySlice>
 }
 
 double LargestShare(const Attention& whole, const std::vector<QuerySlice>& pieces) {
-  std::map<int, double> shares;
+  std::map<int, double> shards;
   for (const QuerySlice& piece : pieces) {
     const Result<Attention> part = TakeSlice(whole, piece);
-    shares[piece.share] += Flops(*part);
+    shards[piece.shard] += Flops(*part);
   }
   double largest = 0;
-  for (const auto& [share, flops] : shares) largest = std::max(largest, flops);
+  for (const auto& [shard, flops] : shards) largest = std::max(largest, flops);
   return largest / Flops(whole);
 }
 
@@ -58,16 +58,16 @@ TEST(SplitPlan, PartsAreTheWholeBitForBit) {
     std::mt19937_64 random(seed + static_cast<uint64_t>(n));
     ProblemSpec spec = test::SplittableSpec(random(), 5e4);
     OwnedAttention owned = MakeAttention(spec, random());
-    const int shares = 2 + static_cast<int>(random() % 5);
+    const int shards = 2 + static_cast<int>(random() % 5);
     const int64_t multiple = 1 + static_cast<int64_t>(random() % 8);
-    const std::vector<QuerySlice> pieces = PlanSplit(owned.attention, shares, multiple);
+    const std::vector<QuerySlice> pieces = PlanSplit(owned.attention, shards, multiple);
     if (pieces.empty()) continue;
     const std::string what = Describe(spec) + " seed " + std::to_string(seed + n);
     const Problem& p = owned.attention.problem;
     ++planned;
     packed_cut += p.packed;
-    EXPECT_GT(pieces.back().share, 0) << what;
-    EXPECT_LT(pieces.back().share, shares) << what;
+    EXPECT_GT(pieces.back().shard, 0) << what;
+    EXPECT_LT(pieces.back().shard, shards) << what;
     EXPECT_LE(LargestShare(owned.attention, pieces), 0.75 + 1e-9) << what;
     for (const QuerySlice& piece : pieces) {
       EXPECT_EQ(piece.rows_begin % multiple, 0) << what;
@@ -81,7 +81,7 @@ TEST(SplitPlan, PartsAreTheWholeBitForBit) {
     ASSERT_TRUE(status.ok()) << status.ToString() << " " << what;
     ASSERT_TRUE(owned.GuardsIntact()) << what;
     ASSERT_EQ(expected, owned.OutputBytes()) << what;
-    EXPECT_EQ(pieces, PlanSplit(owned.attention, shares, multiple)) << what;
+    EXPECT_EQ(pieces, PlanSplit(owned.attention, shards, multiple)) << what;
   }
   // A share of the problems, as sanitizers run, need not meet every case.
   if (test::TestScale() < 1) return;
@@ -92,11 +92,11 @@ TEST(SplitPlan, PartsAreTheWholeBitForBit) {
 // Everything about where a plan cuts, of problems whose values nobody reads.
 class Planned {
  public:
-  Planned(const ProblemSpec& spec, int shares)
-      : owned_(MakeAttention(spec, 1)), pieces_(PlanSplit(owned_.attention, shares)) {}
+  Planned(const ProblemSpec& spec, int shards)
+      : owned_(MakeAttention(spec, 1)), pieces_(PlanSplit(owned_.attention, shards)) {}
 
   const std::vector<QuerySlice>& pieces() const { return pieces_; }
-  int shares() const { return pieces_.empty() ? 1 : pieces_.back().share + 1; }
+  int shards() const { return pieces_.empty() ? 1 : pieces_.back().shard + 1; }
   double largest() const { return LargestShare(owned_.attention, pieces_); }
 
  private:
@@ -119,7 +119,7 @@ TEST(SplitPlan, ThenKvHeadsThenQueryHeads) {
   EXPECT_EQ(Planned(MakeSpec(1, 16, 1, 64, 64, 8, 8), 2).pieces(), by_kv) << "of one KV head";
   // Two KV heads over three devices: a group is cut rather than a device left with two thirds.
   const Planned three(MakeSpec(1, 12, 2, 64, 64, 8, 8), 3);
-  EXPECT_EQ(three.shares(), 3);
+  EXPECT_EQ(three.shards(), 3);
   EXPECT_DOUBLE_EQ(three.largest(), 1.0 / 3);
   // Three sequences over two.
   const Planned two(MakeSpec(3, 4, 2, 64, 64, 8, 8), 2);
@@ -156,8 +156,8 @@ TEST(SplitPlan, InBlhdRowsOfAllHeads) {
   spec.problem.mask = {Alignment::kBottomRight, 5, 5};  // rows cannot be cut
   EXPECT_TRUE(Planned(spec, 2).pieces().empty());
   spec.problem.batch = 2;
-  EXPECT_EQ(Planned(spec, 2).shares(), 2);
-  EXPECT_EQ(Planned(spec, 4).shares(), 2) << "there are no more sequences";
+  EXPECT_EQ(Planned(spec, 2).shards(), 2);
+  EXPECT_EQ(Planned(spec, 4).shards(), 2) << "there are no more sequences";
 }
 
 TEST(SplitPlan, LengthsAreWhatCosts) {

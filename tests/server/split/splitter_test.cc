@@ -51,8 +51,9 @@ class Schedule {
   Schedule(uint64_t seed, Coverage& coverage)
       : random_(seed),
         coverage_(coverage),
-        splitter_(1.0, *pool_, metrics_,
-                  {[this](std::unique_ptr<Request>& part) { return Push(part); },
+        splitter_(*pool_, metrics_,
+                  {[this](size_t count) { return std::exchange(next_part_, next_part_ + count); },
+                   [this](std::unique_ptr<Request>& part) { return Push(part); },
                    [this](int device, uint64_t id) { CancelPart(device, id); },
                    [this](std::unique_ptr<Request> whole) { End(std::move(whole)); }}) {
     metrics_.AddDevices({{"cuda:0", 1}, {"cuda:1", 1}, {"cuda:2", 1}, {"cuda:3", 1}});
@@ -100,8 +101,13 @@ class Schedule {
     cancel_while_starting_ = Dice(10) ? id : 0;
     whole_of_push_ = id;
     const int pushed_before = pushed_;
-    const std::optional<Status> status =
-        splitter_.Submit(request, Gpus(2 + static_cast<int>(random_() % 3)));
+    const int devices = 2 + static_cast<int>(random_() % 3);
+    request->placement.shards = PlanSplit(request->attention, devices);
+    if (request->placement.shards.empty()) {
+      ++coverage_.whole;
+      return;
+    }
+    const std::optional<Status> status = splitter_.Submit(request, Gpus(devices));
     if (!status.has_value()) {
       ++coverage_.whole;
       EXPECT_NE(request, nullptr);
@@ -239,6 +245,7 @@ class Schedule {
   uint64_t cancel_while_starting_ = 0;
   int pushed_ = 0;
   int64_t clock_ = 0;
+  uint64_t next_part_ = uint64_t{1} << 63;
   double refuse_share_ = 0, fail_share_ = 0, inline_share_ = 0;
   Splitter splitter_;
 };
@@ -259,36 +266,6 @@ TEST(Splitter, EveryScheduleEndsEachRequestOnce) {
                          met.late_refusals, met.inline_ends, met.passed_on}) {
     EXPECT_GT(each, 30) << "seed " << base << ": a case that the schedules hardly met";
   }
-}
-
-TEST(Splitter, SmallRequestsAndSingleDevicesAreLeftAlone) {
-  testing::FakeBackend backend("cuda:0", DeviceKind::kCuda);
-  const std::unique_ptr<HostPool> pool = *HostPool::Make(backend.host_allocator(), kPoolBytes);
-  Metrics metrics("test");
-  const test::OwnedAttention owned =
-      test::MakeAttention(test::MakeSpec(4, 4, 4, 16, 16, 8, 8), test::FreshSeed());
-  const double flops = Flops(owned.attention);
-  const auto submit = [&](double flops_min, int devices) {
-    int pushed = 0;
-    Splitter splitter(flops_min, *pool, metrics,
-                      {[&pushed](std::unique_ptr<Request>&) {
-                         ++pushed;
-                         return Internal("no");
-                       },
-                       [](int, uint64_t) {}, [](std::unique_ptr<Request>) {}});
-    auto request = std::make_unique<Request>();
-    request->attention = owned.attention;
-    request->flops = flops;
-    const bool split = splitter.Submit(request, Gpus(devices)).has_value();
-    EXPECT_EQ(pushed, split ? 1 : 0);
-    EXPECT_NE(request, nullptr);
-    return split;
-  };
-  EXPECT_TRUE(submit(flops - 1, 2)) << "INTERNAL is passed on to nobody";
-  EXPECT_FALSE(submit(flops, 2)) << "above the threshold only";
-  EXPECT_FALSE(submit(0, 2)) << "off";
-  EXPECT_FALSE(submit(1, 1)) << "one device";
-  EXPECT_FALSE(submit(1, 0)) << "none";
 }
 
 }  // namespace

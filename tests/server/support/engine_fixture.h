@@ -27,7 +27,7 @@ class Collector final : public Responder {
     std::lock_guard lock(mutex_);
     const uint64_t id = request->id;
     // The answers lie in the test's own memory; blocks must not outlive the engine's pool.
-    request->staged.reset();
+    request->source = {};
     request->input.Release();
     request->output.Release();
     EXPECT_TRUE(ended_.emplace(id, std::move(request)).second) << id << " ended twice";
@@ -129,6 +129,7 @@ class EngineTest : public ::testing::Test {
     if (!admission.ok()) return admission.status();
     request->input = std::move(admission->input);
     request->output = std::move(admission->output);
+    request->placement = std::move(admission->placement);
     const int64_t inflight = engine_->inflight();
     const Status status = engine_->Submit(request);
     EXPECT_EQ(status.ok(), request == nullptr) << "taken if and only if OK";

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
+#include "server/upload/upload_sink.h"
 #include "tests/server/support/engine_fixture.h"
 
 namespace attend {
@@ -88,6 +89,9 @@ class StagingTest : public EngineTest {
       std::memcpy(block + lengths, a.kv_lengths, static_cast<size_t>(p.batch) * 8);
       a.kv_lengths = reinterpret_cast<const int64_t*>(block + lengths);
     }
+    upload.request->placement = std::move(admission->placement);
+    const Status placed = engine_->Place(*upload.request);
+    EXPECT_TRUE(placed.ok()) << placed.ToString();
     engine_->Stage(*upload.request, upload.tensors);
     return upload;
   }
@@ -127,11 +131,9 @@ class StagingTest : public EngineTest {
 
   // Bytes of a tensor lie at their place.
   static void Came(Upload& upload, const char* data, int64_t bytes) {
-    DeviceCopy* const staged = upload.request->staged.get();
-    if (staged == nullptr) return;
-    const std::vector<ByteRange> pieces = staged->Arrived(data, bytes);
-    UploadRun* const run = upload.request->upload_run.get();
-    if (staged->Copy(pieces) && run != nullptr) run->Copied(pieces);
+    const UploadSink sink(upload.request->source);
+    const std::vector<ByteRange> pieces = sink.Arrived(data, bytes);
+    if (!pieces.empty()) sink.Copy(pieces);
   }
 
   // All bytes of these heads, counted over all sequences.

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "server/engine/engine.h"
+#include "server/upload/upload_sink.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend {
@@ -105,23 +106,24 @@ class CudaStagingTest : public ::testing::Test {
     a.o.data = request.output.data();
     request.input_spans = {{block, request.input.bytes()}};
     request.output_spans = {{request.output.data(), request.output.bytes()}};
+    const Status placed = engine_->Place(request);
+    EXPECT_TRUE(placed.ok()) << placed.ToString();
     if (staged) engine_->Stage(request, upload.places);
     return upload;
   }
 
   static void Came(Request& request, const char* data, int64_t bytes) {
-    if (request.staged == nullptr) return;
-    const std::vector<ByteRange> pieces = request.staged->Arrived(data, bytes);
-    const bool copied = request.staged->Copy(pieces);
-    if (copied && request.upload_run != nullptr) request.upload_run->Copied(pieces);
+    const UploadSink sink(request.source);
+    const std::vector<ByteRange> pieces = sink.Arrived(data, bytes);
+    if (!pieces.empty()) sink.Copy(pieces);
   }
 
   static void BreakOff(Upload& upload) {
-    std::promise<void> quiet;
-    UploadRun* const run = upload.request->upload_run.get();
+    std::promise<void> idle;
+    UploadRun* const run = upload.request->source.run();
     if (run != nullptr) {
-      run->Stop([&quiet] { quiet.set_value(); });
-      quiet.get_future().wait();
+      run->Stop([&idle] { idle.set_value(); });
+      idle.get_future().wait();
     }
     upload.request.reset();
   }
@@ -159,7 +161,7 @@ class CudaStagingTest : public ::testing::Test {
   // The bytes of O.
   std::string Run(const test::OwnedAttention& owned, bool staged, int64_t chunk_bytes_max) {
     Upload upload = Begin(owned, staged);
-    EXPECT_EQ(upload.request->staged != nullptr, staged);
+    EXPECT_EQ(upload.request->source.copy() != nullptr, staged);
     std::memset(upload.request->output.data(), 0xFF,
                 static_cast<size_t>(upload.request->output.bytes()));
     Arrive(upload, chunk_bytes_max);

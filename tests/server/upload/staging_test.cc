@@ -21,7 +21,7 @@ TEST_F(StagingTest, BytesInAnyOrderReachTheCopyOnce) {
   int64_t bytes = 0;
   for (int i = 1; i <= 20; ++i) {
     Upload upload = Begin();
-    ASSERT_NE(upload.request->staged, nullptr);
+    ASSERT_NE(upload.request->source.copy(), nullptr);
     const HostSpan& last = upload.tensors.back();
     bytes +=
         static_cast<char*>(last.data) + last.bytes - static_cast<char*>(upload.tensors[0].data);
@@ -78,7 +78,7 @@ TEST_F(StagingTest, SmallUploadsAndServersWithoutAreLeftAlone) {
   options_.staging.bytes_min = int64_t{1} << 20;
   StartStaging();
   Upload small = Begin();
-  EXPECT_EQ(small.request->staged, nullptr);
+  EXPECT_EQ(small.request->source.copy(), nullptr);
   EXPECT_NE(small.request->input.data(), nullptr);
   Arrive(small);
   MustSend(small);
@@ -92,7 +92,7 @@ TEST_F(StagingTest, StagingIsOff) {
   options_.staging.bytes_max = 0;
   StartStaging();
   Upload upload = Begin();
-  EXPECT_EQ(upload.request->staged, nullptr);
+  EXPECT_EQ(upload.request->source.copy(), nullptr);
   Arrive(upload);
   MustSend(upload);
   ExpectRight(upload);
@@ -102,7 +102,7 @@ TEST_F(StagingTest, StagingIsOff) {
 TEST_F(StagingTest, ADeviceThatComputesInTheHostsMemoryNeedsNone) {
   Start();
   Upload upload = Begin();
-  EXPECT_EQ(upload.request->staged, nullptr);
+  EXPECT_EQ(upload.request->source.copy(), nullptr);
   EXPECT_EQ(engine_->staging().limit(0).bytes_max, 0);
   Arrive(upload);
   MustSend(upload);
@@ -114,10 +114,10 @@ TEST_F(StagingTest, ABudgetThatIsTakenComesBack) {
   options_.staging.bytes_max = 20'000;  // of one upload
   StartStaging();
   Upload first = Begin();
-  ASSERT_NE(first.request->staged, nullptr);
+  ASSERT_NE(first.request->source.copy(), nullptr);
   EXPECT_LE(engine_->staging().held_bytes(0), 20'000);
   Upload second = Begin();
-  EXPECT_EQ(second.request->staged, nullptr);
+  EXPECT_EQ(second.request->source.copy(), nullptr);
   EXPECT_EQ(Ends(StagingEnd::kBudget), 1);
   for (Upload* each : {&first, &second}) {
     Arrive(*each);
@@ -126,7 +126,7 @@ TEST_F(StagingTest, ABudgetThatIsTakenComesBack) {
   }
   AwaitNothingHeld();
   Upload third = Begin();
-  EXPECT_NE(third.request->staged, nullptr);
+  EXPECT_NE(third.request->source.copy(), nullptr);
   third.request.reset();
   EXPECT_EQ(Ends(StagingEnd::kAborted), 1);
   AwaitNothingHeld();
@@ -166,15 +166,15 @@ TEST_F(StagingTest, AnyCallOfTheDeviceMayFail) {
 TEST_F(StagingTest, TheCopysDeviceIsLost) {
   StartStaging(2);
   Upload upload = Begin();
-  ASSERT_NE(upload.request->staged, nullptr);
-  ASSERT_EQ(upload.request->staged->device(), 0);
+  ASSERT_NE(upload.request->source.copy(), nullptr);
+  ASSERT_EQ(upload.request->source.copy()->device(), 0);
   Arrive(upload, 0.5);
   devices_[0]->LoseDevice();
   const uint64_t victim = MustSubmit(NewRequest());  // to the first device, as all are idle
   EXPECT_EQ(collector_.WaitFor(victim).status.code(), Code::kUnavailable);
   Upload again = Begin();
-  ASSERT_NE(again.request->staged, nullptr);
-  EXPECT_EQ(again.request->staged->device(), 1);
+  ASSERT_NE(again.request->source.copy(), nullptr);
+  EXPECT_EQ(again.request->source.copy()->device(), 1);
   upload.request.reset();  // half of it; another client sends anew
   Arrive(again);
   MustSend(again);
@@ -186,7 +186,7 @@ TEST_F(StagingTest, TheCopysDeviceIsLost) {
 TEST_F(StagingTest, TheCopysDeviceIsLostBeforeTheEnd) {
   StartStaging(2);
   Upload upload = Begin();
-  ASSERT_EQ(upload.request->staged->device(), 0);
+  ASSERT_EQ(upload.request->source.copy()->device(), 0);
   Arrive(upload);
   devices_[0]->LoseDevice();
   const uint64_t victim = MustSubmit(NewRequest());
@@ -202,7 +202,7 @@ TEST_F(StagingTest, ASplitRequestHasNone) {
   options_.split_flops_min = 1000;
   StartStaging(2);
   Upload upload = Begin();
-  EXPECT_EQ(upload.request->staged, nullptr);
+  EXPECT_EQ(upload.request->source.copy(), nullptr);
   EXPECT_EQ(Ends(StagingEnd::kSplit), 1);
   Arrive(upload);
   MustSend(upload);
@@ -217,9 +217,9 @@ TEST_F(StagingTest, TheCopysDeviceComesFirstUnlessItsQueueIsFull) {
   Upload first = Begin();
   Upload second = Begin();
   Upload third = Begin();
-  ASSERT_EQ(first.request->staged->device(), 0);
-  ASSERT_EQ(second.request->staged->device(), 1) << "a load is expected of the first";
-  ASSERT_EQ(third.request->staged->device(), 0);
+  ASSERT_EQ(first.request->source.copy()->device(), 0);
+  ASSERT_EQ(second.request->source.copy()->device(), 1) << "a load is expected of the first";
+  ASSERT_EQ(third.request->source.copy()->device(), 0);
   devices_[0]->Hold();
   for (Upload* each : {&first, &second, &third}) Arrive(*each);
   MustSend(first);
@@ -227,9 +227,9 @@ TEST_F(StagingTest, TheCopysDeviceComesFirstUnlessItsQueueIsFull) {
   MustSend(third);  // waits, though the second device is idle
   EXPECT_EQ(engine_->Devices()[1].outstanding_batches, 0);
   Upload fourth = Begin();
-  ASSERT_EQ(fourth.request->staged->device(), 1);
-  second.request->staged->Drop(StagingEnd::kCopyFailed);
-  EXPECT_EQ(second.request->staged->device(), -1);
+  ASSERT_EQ(fourth.request->source.copy()->device(), 1);
+  second.request->source.copy()->Drop(StagingEnd::kCopyFailed);
+  EXPECT_EQ(second.request->source.copy()->device(), -1);
   Arrive(fourth);
   devices_[1]->Hold();
   MustSend(fourth);

@@ -55,7 +55,7 @@ class UploadRunTest : public StagingTest {
   };
   static std::shared_ptr<Parts> Watch(Upload& upload) {
     auto parts = std::make_shared<Parts>();
-    upload.request->upload_run->OnPartEnded(
+    upload.request->source.run()->OnPartEnded(
         [parts](const Request& part) { ++(part.status.ok() ? parts->ok : parts->failed); });
     return parts;
   }
@@ -104,9 +104,9 @@ class UploadRunTest : public StagingTest {
 
   // As whoever brings an upload that comes to nothing.
   static void GiveUp(Upload& upload) {
-    std::atomic<bool> quiet{false};
-    upload.request->upload_run->Stop([&quiet] { quiet = true; });
-    while (!quiet) std::this_thread::yield();
+    std::atomic<bool> idle{false};
+    upload.request->source.run()->Stop([&idle] { idle = true; });
+    while (!idle) std::this_thread::yield();
     upload.request.reset();
   }
 };
@@ -114,12 +114,12 @@ class UploadRunTest : public StagingTest {
 TEST_F(UploadRunTest, HeadsAreComputedBeforeTheLastByte) {
   StartRuns();
   Upload upload = Begin(Heads());
-  ASSERT_NE(upload.request->upload_run, nullptr);
-  EXPECT_EQ(upload.request->upload_run->parts(), 6);
+  ASSERT_NE(upload.request->source.run(), nullptr);
+  EXPECT_EQ(upload.request->source.run()->parts(), 6);
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 3);
   Await(parts->ok, 2);  // the third shares a piece with the fourth
-  EXPECT_TRUE(upload.request->upload_run->begun());
+  EXPECT_TRUE(upload.request->source.run()->begun());
   ArriveHeads(upload, 3, 5);
   Await(parts->ok, 4);
   EXPECT_EQ(devices_[0]->submitted_batches(), 4) << "each alone, as it waits for its bytes";
@@ -174,13 +174,13 @@ TEST_F(UploadRunTest, GivenUpItKeepsItsMemoryUntilItsPartsHaveEnded) {
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 5);
   devices_[0]->WaitForWaiting(2);  // the blocker and one part; one is queued, two are ready
-  std::atomic<bool> quiet{false};
-  upload.request->upload_run->Stop([&quiet] { quiet = true; });
-  EXPECT_FALSE(quiet) << "a part is at the gate";
+  std::atomic<bool> idle{false};
+  upload.request->source.run()->Stop([&idle] { idle = true; });
+  EXPECT_FALSE(idle) << "a part is at the gate";
   Await(parts->failed, 1);  // what was queued
-  EXPECT_FALSE(quiet);
+  EXPECT_FALSE(idle);
   devices_[0]->Release();
-  while (!quiet) std::this_thread::yield();
+  while (!idle) std::this_thread::yield();
   EXPECT_EQ(parts->ok, 1);
   EXPECT_TRUE(collector_.WaitFor(blocker).status.ok());
   // What comes later begins nothing, nor does what was ready.
@@ -195,7 +195,7 @@ TEST_F(UploadRunTest, CancelledAfterTheLastByte) {
   StartRuns();
   devices_[0]->Hold();
   Upload upload = Begin(Heads());
-  const std::shared_ptr<UploadRun> run = upload.request->upload_run;
+  const std::shared_ptr<UploadRun> run = upload.request->source.staged()->run;
   ArriveHeads(upload, 0, 6);
   devices_[0]->WaitForWaiting(1);
   MustSend(upload);
@@ -240,10 +240,10 @@ TEST_F(UploadRunTest, PartsThatFoundNoRoomAreBegunWithTheLastByte) {
   Upload upload = Begin(Heads());
   const auto parts = Watch(upload);
   ArriveHeads(upload, 0, 5);
-  EXPECT_FALSE(upload.request->upload_run->begun());
+  EXPECT_FALSE(upload.request->source.run()->begun());
   devices_[0]->Release();
   ExpectServed(others);
-  EXPECT_FALSE(upload.request->upload_run->begun());
+  EXPECT_FALSE(upload.request->source.run()->begun());
   ArriveHeads(upload, 5, 6);
   MustSend(upload);
   ExpectRight(upload);
@@ -257,7 +257,7 @@ TEST_F(UploadRunTest, WhereNothingWasBegunItGoesTheOrdinaryWay) {
   Upload upload = Begin(Heads());
   for (int n = 1; n <= 6; ++n) devices_[0]->staging().FailMark(n, Internal("no mark"));
   Arrive(upload);
-  EXPECT_FALSE(upload.request->upload_run->begun());
+  EXPECT_FALSE(upload.request->source.run()->begun());
   MustSend(upload);
   ExpectRight(upload);
   EXPECT_EQ(devices_[0]->submitted_batches(), 1);

@@ -44,27 +44,28 @@ class UploadTurnsTest : public StagingTest {
     hooks.cancel = [](int, uint64_t) {};
     hooks.finish = [](std::unique_ptr<Request>) { FAIL() << "nobody has completed it"; };
     hooks.count_early = [this] { ++early_; };
-    whole.upload_run = std::make_shared<UploadRun>(whole, PlanUpload(whole.attention, heads, 1),
-                                                   std::move(*parts), kOpenMax, std::move(hooks));
+    whole.source.staged()->run =
+        std::make_shared<UploadRun>(whole, PlanUpload(whole.attention, heads, 1), std::move(*parts),
+                                    kOpenMax, std::move(hooks));
   }
 
   void TearDown() override {
-    bool quiet = false;
-    upload_.request->upload_run->Stop([&quiet] { quiet = true; });
+    bool idle = false;
+    upload_.request->source.run()->Stop([&idle] { idle = true; });
     while (!queued_.empty()) End();
-    EXPECT_TRUE(quiet);
+    EXPECT_TRUE(idle);
     upload_.request.reset();
   }
 
   Status Push(std::unique_ptr<Request>& part) {
-    const bool further = part->upload_part->further;
+    const bool has_slot = part->source.part()->has_slot;
     if (meanwhile_) std::exchange(meanwhile_, nullptr)(part);
-    if (full_ && !further) return ResourceExhausted("queue: full");
-    pushed_.push_back(PartOf(further));
+    if (full_ && !has_slot) return ResourceExhausted("queue: full");
+    pushed_.push_back(PartOf(has_slot));
     if (part != nullptr) queued_.push_back(std::move(part));
     return Status();
   }
-  static std::string PartOf(bool further) { return further ? "further" : "first"; }
+  static std::string PartOf(bool has_slot) { return has_slot ? "has_slot" : "first"; }
 
   // The longest queued part ends.
   void End() {
@@ -94,11 +95,11 @@ TEST_F(UploadTurnsTest, AnotherIsReadyWhileTheFirstIsBeingQueued) {
     EXPECT_TRUE(pushed_.empty()) << "there is no saying yet whether the first has a place";
   };
   ArriveHeads(upload_, 0, 1);
-  EXPECT_EQ(pushed_, (Strings{"first", "further"}));
+  EXPECT_EQ(pushed_, (Strings{"first", "has_slot"}));
   ArriveHeads(upload_, 2, 3);
   EXPECT_EQ(pushed_.size(), static_cast<size_t>(kOpenMax));
   End();
-  EXPECT_EQ(pushed_, (Strings{"first", "further", "further"}));
+  EXPECT_EQ(pushed_, (Strings{"first", "has_slot", "has_slot"}));
   EXPECT_EQ(early_, 3);
 }
 
@@ -108,7 +109,7 @@ TEST_F(UploadTurnsTest, TheFirstEndsBeforeItsThreadKnowsThatItIsQueued) {
     EndPart(std::move(part));
   };
   ArriveHeads(upload_, 0, 1);
-  EXPECT_EQ(pushed_, (Strings{"further", "first"})) << "the second, from within the first";
+  EXPECT_EQ(pushed_, (Strings{"has_slot", "first"})) << "the second, from within the first";
   EXPECT_EQ(queued_.size(), 1u);
 }
 
@@ -117,12 +118,12 @@ TEST_F(UploadTurnsTest, WhatFoundNoPlaceIsTriedAgainOnceAnotherHasOne) {
   meanwhile_ = [this](auto&) { ArriveHeads(upload_, 1, 2); };
   ArriveHeads(upload_, 0, 1);
   EXPECT_TRUE(pushed_.empty());
-  EXPECT_FALSE(upload_.request->upload_run->begun());
+  EXPECT_FALSE(upload_.request->source.run()->begun());
   full_ = false;
   ArriveHeads(upload_, 2, 3);
-  EXPECT_EQ(pushed_, (Strings{"first", "further"}));
+  EXPECT_EQ(pushed_, (Strings{"first", "has_slot"}));
   End();
-  EXPECT_EQ(pushed_, (Strings{"first", "further", "further"}));
+  EXPECT_EQ(pushed_, (Strings{"first", "has_slot", "has_slot"}));
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/engine/placement.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "kernels/contract/cost.h"
+#include "server/split/split_plan.h"
+
+namespace attend {
+namespace {
+
+std::string Gflop(double cost) {
+  return std::to_string(static_cast<int64_t>(std::ceil(std::min(cost * 1e-9, 1e18))));
+}
+
+// Sets the candidates' costs and drops those that the attention costs too much.
+Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> devices,
+                 const Request& request, std::vector<Candidate>& candidates) {
+  const int64_t tensor_bytes = request.input_spans.bytes() + request.output_spans.bytes();
+  Status refusal;
+  std::erase_if(candidates, [&](Candidate& each) {
+    const PlaceableDevice& device = devices[each.device];
+    each.kernel_cost = Cost(request.attention, each.selection.kernel);
+    // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
+    // make its company fail.
+    each.cost = batcher.Cost(each.kernel_cost, tensor_bytes + each.selection.workspace_bytes);
+    if (each.kernel_cost <= device.cost_max) return false;
+    refusal = InvalidArgument("the request costs " + Gflop(each.kernel_cost) + " GFLOP by " +
+                              std::string(KernelName(each.selection.kernel)) + " on " +
+                              device.backend->info().name + ", may cost at most " +
+                              Gflop(device.cost_max) + " (max-request-gflop)");
+    return true;
+  });
+  return candidates.empty() ? refusal : Status();
+}
+
+void DecideShards(const PlacementRules& rules, const Request& request, Placement& placement) {
+  placement.shards.clear();
+  placement.shard_devices.clear();
+  if (rules.split_flops_min <= 0 || request.flops <= rules.split_flops_min) return;
+  const std::vector<Candidate> alike = rules.router.Alike(placement.candidates);
+  placement.shards = PlanSplit(request.attention, static_cast<int>(alike.size()));
+  if (placement.shards.empty()) return;
+  for (const Candidate& each : alike) placement.shard_devices.push_back(each.device);
+}
+
+}  // namespace
+
+Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::string_view kernel,
+                                              int pinned,
+                                              std::span<const PlaceableDevice> devices) {
+  std::vector<Candidate> candidates;
+  Status refusal = Unavailable("no device is healthy");
+  Status lost;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const auto& [backend, healthy, unused] = devices[i];
+    if (pinned != SharedRegion::kHost && static_cast<int>(i) != pinned) continue;
+    const Result<Selection> selected = Select(problem, backend->info(), kernel);
+    if (!selected.ok()) {
+      if (healthy) refusal = selected.status();
+    } else if (healthy) {
+      candidates.push_back({static_cast<int>(i), *selected});
+    } else {
+      lost = Unavailable("device " + backend->info().name +
+                         (pinned == SharedRegion::kHost ? ", which could run this, is lost"
+                                                        : ", where the tensors lie, is lost"));
+    }
+  }
+  if (!candidates.empty()) return candidates;
+  if (pinned != SharedRegion::kHost && !lost.ok()) return lost;
+  // Elsewhere, or after a restart, the client may have more luck than its problem's refusal says.
+  const bool some_healthy = refusal.code() != Code::kUnavailable;
+  return some_healthy && !lost.ok() ? lost : refusal;
+}
+
+Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devices, bool sampled,
+              Request& request) {
+  Placement& placement = request.placement;
+  ATTEND_RETURN_IF_ERROR(LimitCost(rules.batcher, devices, request, placement.candidates));
+  request.flops = Flops(request.attention);
+  for (Candidate& each : placement.candidates) {
+    each.in_parts = devices[each.device].backend->RunsInParts(request.attention, each.selection);
+  }
+  const auto reads_pieces = [&](const Candidate& each) {
+    return !each.in_parts && devices[each.device].backend->Gathers();
+  };
+  const bool gathered = request.source.gathered() != nullptr;
+  if (gathered) {  // before a device was lost, when all of them could read the pieces
+    std::erase_if(placement.candidates, [&](const Candidate& each) { return !reads_pieces(each); });
+    if (placement.candidates.empty()) {
+      return Unavailable("the device that could read the request's tensors is lost");
+    }
+  } else {
+    DecideShards(rules, request, placement);
+  }
+  // The checker reads tensors on the host only, and in the input block.
+  placement.sampled = sampled && request.source.pinned_device() == SharedRegion::kHost;
+  placement.gather =
+      !request.check && !placement.sampled && placement.shards.empty() &&
+      std::all_of(placement.candidates.begin(), placement.candidates.end(), reads_pieces);
+  return Status();
+}
+
+}  // namespace attend

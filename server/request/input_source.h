@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a request's inputs are, and so what a lane reads. Tensors that came in messages are in the
+// request's input block, or still where their message arrived, or in the block with a copy of it on
+// a device; tensors in regions stay there. One type, so that whoever asks what a request waits for,
+// or which device it is bound to, need not know the cases.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "kernels/contract/attention_slice.h"
+#include "kernels/contract/backend.h"
+#include "server/regions/region_registry.h"
+#include "server/request/device_copy.h"
+
+namespace attend {
+
+inline constexpr int kTensorsMax = 4;  // q, k, v, bias
+
+// How tensors were transferred; a metrics label and a field of the answer.
+enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
+inline constexpr int kTransportCount = 4;
+constexpr const char* TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kChunked:
+      return "chunked";
+    case Transport::kSharedMemory:
+      return "shm";
+    case Transport::kCudaIpc:
+      return "cuda-ipc";
+    default:
+      return "inline";
+  }
+}
+
+// Where one tensor is in a shared region.
+struct RegionPlace {
+  RegionRef region;  // null: it is not in one
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  // Null if the tensor is empty.
+  char* data() const { return bytes == 0 ? nullptr : region->data + offset; }
+};
+
+// A request's tensors that are in regions, which this keeps alive until the request has ended.
+struct SharedTensors {
+  std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
+  RegionPlace o;
+  RegionPlace lse;
+  int64_t input_bytes = 0;
+  int64_t output_bytes = 0;
+  // The GPU that has some of them in its memory, and computes the request; kHost: none.
+  int device = SharedRegion::kHost;
+  std::string device_name;
+  int64_t device_input_bytes = 0;  // of input_bytes
+  int64_t device_output_bytes = 0;
+  SpanList in_place;                                       // WorkItem's
+  std::array<const DeviceEvent*, SpanList::kMax> after{};  // the same
+
+  // Bytes by one of the two transports.
+  int64_t BytesIn(Transport way) const {
+    return way == Transport::kCudaIpc ? device_input_bytes : input_bytes - device_input_bytes;
+  }
+  int64_t BytesOut(Transport way) const {
+    return way == Transport::kCudaIpc ? device_output_bytes : output_bytes - device_output_bytes;
+  }
+};
+
+// Tensors still where their message arrived: pieces of the transport's page-locked memory, each
+// with its place in the request's input block, to which it is not copied. A device that gathers
+// reads the pieces.
+struct GatheredInput {
+  std::vector<HostPiece> pieces;      // in ascending order of their places
+  std::shared_ptr<const void> owner;  // keeps the pieces' memory alive
+
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const HostPiece& piece : pieces) sum += piece.bytes;
+    return sum;
+  }
+};
+
+class UploadRun;
+
+// A chunked request's inputs: in the input block, of which a device has a copy.
+struct StagedUpload {
+  std::unique_ptr<DeviceCopy> copy;
+  std::shared_ptr<UploadRun> run;  // computes the request while it arrives; null: nothing does
+};
+
+// The inputs of a request that is a part of a chunked one, begun while the rest may still be
+// arriving (upload_run.h).
+struct UploadPart {
+  DeviceCopy* copy = nullptr;          // the whole's, where it reads its tensors; null: on the host
+  const DeviceEvent* after = nullptr;  // with it: the event after which they are there
+  std::vector<AttentionSlice> parts;   // WorkItem::parts
+  bool has_slot = false;               // its upload has a queue slot already, which its parts share
+};
+
+class InputSource {
+ public:
+  // Tensors that came in messages are in the input block, until one of these is called.
+  void Gather(GatheredInput input) { messages_ = std::move(input); }
+  void Stage(std::unique_ptr<DeviceCopy> copy) { messages_ = StagedUpload{std::move(copy), {}}; }
+  void SetPart(UploadPart part) { messages_ = std::move(part); }
+  void SetShared(std::unique_ptr<SharedTensors> shared) { shared_ = std::move(shared); }
+
+  // Null if the inputs are elsewhere.
+  const GatheredInput* gathered() const { return std::get_if<GatheredInput>(&messages_); }
+  StagedUpload* staged() { return std::get_if<StagedUpload>(&messages_); }
+  UploadPart* part() { return std::get_if<UploadPart>(&messages_); }
+  const UploadPart* part() const { return std::get_if<UploadPart>(&messages_); }
+  const SharedTensors* shared() const { return shared_.get(); }
+  // Of staged().
+  DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
+  UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }
+
+  // The only device that can read them, or SharedRegion::kHost.
+  int pinned_device() const { return shared_ == nullptr ? SharedRegion::kHost : shared_->device; }
+  // Whether the lane begins by waiting for something on the device: a client's own work, or the
+  // last copies of an upload.
+  bool Awaits() const;
+  // For the lane: makes `item`, whose spans are set, read them.
+  void ApplyTo(WorkItem& item);
+
+ private:
+  std::variant<std::monostate, GatheredInput, StagedUpload, UploadPart> messages_;
+  std::unique_ptr<SharedTensors> shared_;  // null: no tensor is in a region
+};
+
+}  // namespace attend

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where and how a request runs, as engine/placement.h decides it. The decision is made once, when
+// the request is admitted, and travels with it. It is made again only if a device was lost since.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/contract/select.h"
+#include "server/request/query_slice.h"
+
+namespace attend {
+
+// A device that can run a request, and what the request costs it.
+struct Candidate {
+  int device = 0;  // index into the engine's devices
+  Selection selection;
+  double kernel_cost = 0;  // kernels/contract/cost.h
+  int64_t cost = 0;        // Batcher::Cost
+  bool in_parts = false;   // Backend::RunsInParts
+};
+
+struct Placement {
+  // The device that is chosen when the request is queued is one of these: never none once the
+  // request is admitted. Their selections are set then, the rest with the other fields.
+  std::vector<Candidate> candidates;
+  // If not empty, the request is split: its shards, for as many devices that are alike.
+  std::vector<QuerySlice> shards;
+  std::vector<int> shard_devices;
+  bool sampled = false;  // the server wants the answer checked, though the client did not ask
+  // Every candidate reads tensors where their message arrived, and nothing else needs them in the
+  // input block.
+  bool gather = false;
+  // Devices that were lost when the candidates were chosen, and when the rest was decided; -1: that
+  // has not been done yet.
+  int64_t candidates_lost = -1;
+  int64_t decided_lost = -1;
+};
+
+}  // namespace attend

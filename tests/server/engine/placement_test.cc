@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/engine/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/contract/cost.h"
+#include "tests/kernels/support/problems.h"
+#include "tests/server/support/fake_backend.h"
+
+namespace attend {
+namespace {
+
+class PlacementTest : public ::testing::Test {
+ protected:
+  testing::FakeBackend& Add(const std::string& name, DeviceKind kind) {
+    backends_.push_back(std::make_unique<testing::FakeBackend>(name, kind));
+    devices_.push_back({backends_.back().get(), true, std::numeric_limits<double>::infinity()});
+    return *backends_.back();
+  }
+  testing::FakeBackend& AddGathering(const std::string& name) {
+    testing::FakeBackend& backend = Add(name, DeviceKind::kCuda);
+    backend.GatherSpans();
+    return backend;
+  }
+
+  Result<std::vector<Candidate>> Find(int pinned = SharedRegion::kHost) {
+    return FindCandidates(request_.attention.problem, request_.kernel, pinned, devices_);
+  }
+  Status Decide(bool sampled = false) {
+    std::vector<DeviceInfo> infos;
+    for (const auto& backend : backends_) infos.push_back(backend->info());
+    const Router router(infos);
+    const Batcher batcher{BatcherOptions{}};
+    Result<std::vector<Candidate>> candidates = Find();
+    if (!candidates.ok()) return candidates.status();
+    request_.placement.candidates = std::move(*candidates);
+    return attend::Decide({split_flops_min_, batcher, router}, devices_, sampled, request_);
+  }
+  const Placement& placement() const { return request_.placement; }
+  std::vector<int> chosen() const {
+    std::vector<int> devices;
+    for (const Candidate& each : placement().candidates) devices.push_back(each.device);
+    return devices;
+  }
+
+  PlacementTest() {
+    request_.attention = owned_.attention;
+    request_.input_spans = {owned_.input};
+    request_.output_spans = {owned_.output};
+  }
+
+  test::OwnedAttention owned_ =
+      test::MakeAttention(test::MakeSpec(4, 4, 4, 64, 64, 16, 16), test::FreshSeed());
+  Request request_;
+  std::vector<std::unique_ptr<testing::FakeBackend>> backends_;
+  std::vector<PlaceableDevice> devices_;
+  double split_flops_min_ = 0;
+};
+
+TEST_F(PlacementTest, CostsOfEveryCandidate) {
+  Add("cuda:0", DeviceKind::kCuda);
+  Add("cpu", DeviceKind::kCpu);
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_EQ(chosen(), (std::vector<int>{0, 1}));
+  EXPECT_EQ(request_.flops, Flops(request_.attention));
+  for (const Candidate& each : placement().candidates) {
+    EXPECT_EQ(each.kernel_cost, Cost(request_.attention, each.selection.kernel));
+    EXPECT_GT(each.cost, 0);
+    EXPECT_FALSE(each.in_parts);
+  }
+  EXPECT_TRUE(placement().shards.empty());
+}
+
+TEST_F(PlacementTest, LostDevicesAreNoCandidates) {
+  Add("cuda:0", DeviceKind::kCuda);
+  Add("cuda:1", DeviceKind::kCuda);
+  devices_[0].healthy = false;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_EQ(chosen(), std::vector<int>{1});
+  EXPECT_EQ(Find(0).status().code(), Code::kUnavailable) << "pinned to the lost one";
+  devices_[1].healthy = false;
+  EXPECT_EQ(Find().status().message(), "device cuda:1, which could run this, is lost");
+}
+
+TEST_F(PlacementTest, WhoeverItCostsTooMuchIsLeftOut) {
+  Add("cuda:0", DeviceKind::kCuda);
+  Add("cuda:1", DeviceKind::kCuda);
+  devices_[0].cost_max = 1;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_EQ(chosen(), std::vector<int>{1});
+  devices_[1].cost_max = 1;
+  const Status refused = Decide();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("may cost at most 1 (max-request-gflop)"), std::string::npos)
+      << refused.ToString();
+}
+
+TEST_F(PlacementTest, LargeOnesAreSplitOverThoseAlike) {
+  Add("cuda:0", DeviceKind::kCuda);
+  Add("cpu", DeviceKind::kCpu);
+  Add("cuda:1", DeviceKind::kCuda);
+  split_flops_min_ = Flops(request_.attention);
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_TRUE(placement().shards.empty()) << "above the threshold only";
+  split_flops_min_ -= 1;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_EQ(placement().shard_devices, (std::vector<int>{0, 2}));
+  ASSERT_FALSE(placement().shards.empty());
+  EXPECT_EQ(placement().shards.back().shard, 1);
+  devices_[2].healthy = false;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_TRUE(placement().shards.empty()) << "one is left";
+}
+
+TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
+  AddGathering("cuda:0");
+  testing::FakeBackend& other = AddGathering("cuda:1");
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_TRUE(placement().gather);
+  ASSERT_TRUE(Decide(/*sampled=*/true).ok());
+  EXPECT_TRUE(placement().sampled);
+  EXPECT_FALSE(placement().gather) << "the checker reads the block";
+  request_.check = true;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_FALSE(placement().gather);
+  request_.check = false;
+  split_flops_min_ = 1;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_FALSE(placement().gather) << "its shards read the block";
+  split_flops_min_ = 0;
+  other.StopGathering();
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_FALSE(placement().gather) << "one of the two cannot";
+}
+
+// Once tensors are left where they arrived, no later decision needs them anywhere else.
+TEST_F(PlacementTest, WhatIsGatheredStaysSo) {
+  AddGathering("cuda:0");
+  AddGathering("cuda:1");
+  Add("cpu", DeviceKind::kCpu);
+  request_.source.Gather({});
+  split_flops_min_ = 1;
+  ASSERT_TRUE(Decide().ok());
+  EXPECT_EQ(chosen(), (std::vector<int>{0, 1}));
+  EXPECT_TRUE(placement().shards.empty());
+  devices_[0].healthy = devices_[1].healthy = false;
+  EXPECT_EQ(Decide().code(), Code::kUnavailable);
+}
+
+}  // namespace
+}  // namespace attend
