@@ -13,16 +13,23 @@ sys.path.insert(0, str(ROOT / "tests" / "kernels" / "cuda"))
 import compiler_report as report  # noqa: E402
 
 TABLE = """
-using Sm90D64 = Sm90Tile<64, 64, 4, 64, 3, 2, Overlap::kOutputTurns, false, 1>;
-using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, Overlap::kOutput, true,
-                            2>;
+using Sm90D64 = Sm90Tile<Sm90Config{.head_dim = 64,
+                                    .value_dim = 64,
+                                    .warpgroups = 4,
+                                    .keys = 64,
+                                    .stages = 8,
+                                    .query_stages = 2,
+                                    .overlap = Overlap::kOutputTurns}>;
+using Sm90D64Few = Sm90Tile<Sm90Config{
+    .head_dim = 64, .value_dim = 64, .warpgroups = 1, .keys = 128, .stages = 2, .query_stages = 2,
+    .query_in_registers = true, .blocks = 2}>;
 """
-D64 = "Sm90TileILi64ELi64ELi4ELi64ELi3ELi2ELNS0_7OverlapE1ELb0ELi1E"
-FEW = "Sm90TileILi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2E"
+D64 = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi4ELi64ELi8ELi2ELNS0_7OverlapE1ELb0ELi1EEE"
+FEW = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2EEE"
 
 
 def kernel(tile, registers, stack="0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"):
-    name = f"_ZN6attend4cuda15FlashSm90KernelINS0_8{tile}ELb0EEEvT_"
+    name = f"_ZN6attend4cuda15FlashSm90KernelINS0_8{tile}ELb0EEEvNS0_12RaggedParamsE"
     return (f"ptxas info    : Compiling entry function '{name}' for 'sm_90a'\n"
             f"ptxas info    : Function properties for {name}\n    {stack}\n"
             f"ptxas info    : Used {registers} registers, used 5 barriers\n")
@@ -44,27 +51,27 @@ def test_a_good_report_has_no_faults(capsys):
 def test_tiles():
     found = report.tiles(TABLE)
     assert found == {"Sm90D64": report.Tile(D64, 96), "Sm90D64Few": report.Tile(FEW, 128)}
-    with pytest.raises(SystemExit, match="Short has 8 template arguments"):
-        report.tiles("using Short = Sm90Tile<64, 64, 4, 64, 3, 2, Overlap::kOutput, false>;")
+    for wrong in ("64, 64, 4, 64, 3, 2, Overlap::kOutput, false, 1",
+                  TABLE.partition("{")[2].partition("}")[0].replace(".keys", ".key")):
+        with pytest.raises(SystemExit, match="Wrong does not have the fields head_dim, value_dim"):
+            report.tiles(f"using Wrong = Sm90Tile<Sm90Config{{{wrong}}}>;")
 
 
-@pytest.mark.parametrize("groups,blocks,registers", [(1, 1, 256), (1, 2, 128), (2, 1, 168),
+@pytest.mark.parametrize("warpgroups,blocks,registers", [(1, 1, 256), (1, 2, 128), (2, 1, 168),
                                                      (3, 1, 128), (4, 1, 96)])
-def test_registers_of_a_launch(groups, blocks, registers):
-    assert report.launch_registers(groups, blocks) == registers
+def test_registers_of_a_launch(warpgroups, blocks, registers):
+    assert report.launch_registers(warpgroups, blocks) == registers
 
 
-def test_the_arguments_are_the_templates():
+def test_the_fields_are_the_headers():
     text = (ROOT / "kernels/cuda/sm90/tile.cuh").read_text()
-    names = re.search(r"template <([^>]*)>\s*struct Sm90Tile ", text)[1].split(",")
-    assert len(names) == len(report.ARGUMENTS)
-    assert re.search(r"\bkGroups\b", names[report.ARGUMENTS.index("groups")])
-    assert re.search(r"\bkBlocks_\b", names[report.ARGUMENTS.index("blocks")])
-    assert re.search(r"\bOverlap kOverlap_", names[report.ARGUMENTS.index("overlap")])
+    config = re.search(r"^struct Sm90Config \{$(.*?)^\};$", text, re.M | re.S)[1]
+    fields = re.findall(r"^ +\w+ (\w+)(?: = ([\w:]+))?;", config, re.M)
+    assert [(name, value or None) for name, value in fields] == list(report.FIELDS.items())
     overlaps = re.search(r"enum class Overlap \{([^}]*)\}", text)[1]
     assert tuple(re.findall(r"^\s*(k\w+),", overlaps, re.M)) == report.OVERLAPS
-    assert "kLaunchRegisters = 65536 / (kThreads * kBlocks_) / 8 * 8;" in text
-    assert "kThreads = 128 * (kGroups + 1);" in text
+    assert "kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;" in text
+    assert "kThreads = 128 * (kConsumers + 1);" in text
 
 
 @pytest.mark.parametrize("line", [

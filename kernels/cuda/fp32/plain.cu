@@ -18,22 +18,34 @@ FlashVariant Variant(std::string_view name) {
 
 std::span<const FlashVariant> PlainFlashVariants(int dim_max) {
   static const FlashVariant variants_32[] = {
-      Variant<Tile<32, 8, 8, 64, 4, 2>>("rows128_keys64_threads128"),
+      Variant<Tile<TileConfig{.head_dim = 32, .lane_cols = 8, .warps = 4, .blocks = 2}>>(
+          "rows128_keys64_threads128"),
   };
   static const FlashVariant variants_64[] = {
-      Variant<Tile<64, 8, 8, 64, 4, 2>>("rows128_keys64_threads128"),
-      Variant<Tile<64, 8, 8, 64, 8, 1>>("rows256_keys64_threads256"),
-      Variant<Tile<64, 16, 8, 64, 12, 1>>("rows192_keys64_threads384"),
+      Variant<Tile<TileConfig{.head_dim = 64, .lane_cols = 8, .warps = 4, .blocks = 2}>>(
+          "rows128_keys64_threads128"),
+      Variant<Tile<TileConfig{.head_dim = 64, .lane_cols = 8, .warps = 8}>>(
+          "rows256_keys64_threads256"),
+      Variant<Tile<TileConfig{.head_dim = 64, .lane_cols = 16, .warps = 12}>>(
+          "rows192_keys64_threads384"),
   };
   static const FlashVariant variants_128[] = {
-      Variant<Tile<128, 16, 8, 64, 8, 1>>("rows128_keys64_threads256"),
-      Variant<Tile<128, 16, 8, 64, 12, 1, 1>>("rows192_keys64_threads384"),
-      Variant<Tile<128, 8, 8, 32, 8, 1>>("rows256_keys32_threads256"),
-      Variant<Tile<128, 8, 4, 32, 4, 2>>("rows64_keys32_threads128"),
+      Variant<Tile<TileConfig{.head_dim = 128, .lane_cols = 16, .warps = 8}>>(
+          "rows128_keys64_threads256"),
+      Variant<Tile<TileConfig{.head_dim = 128, .lane_cols = 16, .warps = 12, .unroll = 1}>>(
+          "rows192_keys64_threads384"),
+      Variant<Tile<TileConfig{.head_dim = 128, .lane_cols = 8, .warps = 8, .keys = 32}>>(
+          "rows256_keys32_threads256"),
+      Variant<Tile<TileConfig{
+          .head_dim = 128, .lane_cols = 8, .warps = 4, .thread_rows = 4, .keys = 32, .blocks = 2}>>(
+          "rows64_keys32_threads128"),
   };
   static const FlashVariant variants_256[] = {
-      Variant<Tile<256, 16, 4, 64, 8, 1>>("rows64_keys64_threads256"),
-      Variant<Tile<256, 8, 4, 16, 2, 2>>("rows32_keys16_threads64"),
+      Variant<Tile<TileConfig{.head_dim = 256, .lane_cols = 16, .warps = 8, .thread_rows = 4}>>(
+          "rows64_keys64_threads256"),
+      Variant<Tile<TileConfig{
+          .head_dim = 256, .lane_cols = 8, .warps = 2, .thread_rows = 4, .keys = 16, .blocks = 2}>>(
+          "rows32_keys16_threads64"),
   };
   if (dim_max <= 32) return variants_32;
   if (dim_max <= 64) return variants_64;

@@ -13,25 +13,34 @@
 
 namespace attend::cuda {
 
-// A block computes kRows query rows. A warp's lanes form a grid of kLaneRows x kLaneCols; a thread
-// owns kThreadRows rows (kLaneRows apart), kThreadKeys keys of the score tile (kLaneCols apart) and
-// kThreadCols float4 columns of the output (kLaneCols float4 apart). All keys of a row belong to
-// one warp, so that the softmax needs no other.
-template <int kDimIn, int kLaneColsIn, int kThreadRowsIn, int kKeysIn, int kWarpsIn, int kBlocksIn,
-          int kUnrollIn = 2>
+// What a tile is compiled for. A warp's lanes form a grid; all keys of a row belong to one warp, so
+// that the softmax needs no other.
+struct TileConfig {
+  int head_dim;         // most that D or Dv may be
+  int lane_cols;        // of the grid: 8 or 16 (LanePlace); it has 32 / lane_cols rows
+  int warps;            // to a block
+  int thread_rows = 8;  // query rows of a thread, kLaneRows apart
+  int keys = 64;        // in a tile of K or V
+  int blocks = 1;       // to a multiprocessor
+  int unroll = 2;       // steps of the products' loops
+};
+
+// A block computes kRows query rows. A thread owns kThreadKeys keys of the score tile (kLaneCols
+// apart) and kThreadCols float4 columns of the output (kLaneCols float4 apart).
+template <TileConfig kConfig>
 struct Tile {
-  static constexpr int kDim = kDimIn;  // most that D or Dv may be
-  static constexpr int kLaneCols = kLaneColsIn;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kLaneCols = kConfig.lane_cols;
   static constexpr int kLaneRows = 32 / kLaneCols;
-  static constexpr int kThreadRows = kThreadRowsIn;
-  static constexpr int kKeys = kKeysIn;
+  static constexpr int kThreadRows = kConfig.thread_rows;
+  static constexpr int kKeys = kConfig.keys;
   static constexpr int kThreadKeys = kKeys / kLaneCols;
   static constexpr int kThreadCols = kDim / (4 * kLaneCols);
   static constexpr int kWarpRows = kLaneRows * kThreadRows;
-  static constexpr int kRows = kWarpRows * kWarpsIn;
-  static constexpr int kThreads = 32 * kWarpsIn;
-  static constexpr int kBlocks = kBlocksIn;
-  static constexpr int kUnroll = kUnrollIn;
+  static constexpr int kRows = kWarpRows * kConfig.warps;
+  static constexpr int kThreads = 32 * kConfig.warps;
+  static constexpr int kBlocks = kConfig.blocks;
+  static constexpr int kUnroll = kConfig.unroll;
 
   // One bit for each score of a thread.
   using Bits = std::conditional_t<kThreadRows * kThreadKeys <= 32, uint32_t, uint64_t>;

@@ -2,8 +2,6 @@
 //
 // Which tile serves which head dim: the only place of cuda_flash_sm80 that tuning changes. Measured
 // on an H200; device code behind it, so included only by flash_sm80_*.cu.
-//
-//                 dim, warps, slices, keys, blocks, stages, columns of Q in registers
 
 #pragma once
 
@@ -42,28 +40,46 @@ std::span<const FlashVariant> Variants() {
 }
 
 // Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
-using D64 = Tile<64, 4, 2, 128, 2, 2, 0>;
-using D64Few = Tile<64, 4, 1, 128, 3, 2, 64>;
+using D64 = Tile<TileConfig{.head_dim = 64, .slices = 2, .keys = 128}>;
+using D64Few =
+    Tile<TileConfig{.head_dim = 64, .slices = 1, .keys = 128, .blocks = 3, .query_columns = 64}>;
 
 template <class Element>
 std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles) {
   switch (dim) {
     case 32:
-      return Variants<Element, false, Tile<32, 4, 2, 128, 2, 2, 32>>();
+      return Variants<
+          Element, false,
+          Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 128, .query_columns = 32}>>();
     case 64:
       return few_tiles ? Variants<Element, false, D64Few, D64>()
                        : Variants<Element, false, D64, D64Few>();
     case 96:
-      return Variants<Element, false, Tile<96, 4, 2, 96, 2, 2, 0>>();
+      return Variants<Element, false, Tile<TileConfig{.head_dim = 96, .slices = 2, .keys = 96}>>();
     case 128:
-      return Variants<Element, false, Tile<128, 4, 2, 64, 2, 2, 0>>();
+      return Variants<Element, false, Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 64}>>();
     // The first of these needs Hopper's shared memory.
     case 192:
-      return Variants<Element, false, Tile<192, 8, 1, 96, 1, 2, 192>,
-                      Tile<192, 4, 1, 48, 2, 2, 192>>();
+      return Variants<
+          Element, false,
+          Tile<TileConfig{.head_dim = 192,
+                          .slices = 1,
+                          .keys = 96,
+                          .warps = 8,
+                          .blocks = 1,
+                          .query_columns = 192}>,
+          Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 48, .query_columns = 192}>>();
     default:
-      return Variants<Element, false, Tile<256, 8, 1, 64, 1, 2, 128>,
-                      Tile<256, 4, 1, 64, 2, 1, 128>>();
+      return Variants<
+          Element, false,
+          Tile<TileConfig{.head_dim = 256,
+                          .slices = 1,
+                          .keys = 64,
+                          .warps = 8,
+                          .blocks = 1,
+                          .query_columns = 128}>,
+          Tile<TileConfig{
+              .head_dim = 256, .slices = 1, .keys = 64, .stages = 1, .query_columns = 128}>>();
   }
 }
 
@@ -71,17 +87,23 @@ template <class Element>
 std::span<const FlashVariant> GeneralVariants(int dim) {
   switch (dim) {
     case 32:
-      return Variants<Element, true, Tile<32, 4, 2, 64, 2, 2, 32>>();
+      return Variants<
+          Element, true,
+          Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 64, .query_columns = 32}>>();
     case 64:
-      return Variants<Element, true, Tile<64, 4, 2, 64, 2, 2, 64>>();
+      return Variants<
+          Element, true,
+          Tile<TileConfig{.head_dim = 64, .slices = 2, .keys = 64, .query_columns = 64}>>();
     case 96:
-      return Variants<Element, true, Tile<96, 4, 2, 64, 2, 2, 0>>();
+      return Variants<Element, true, Tile<TileConfig{.head_dim = 96, .slices = 2, .keys = 64}>>();
     case 128:
-      return Variants<Element, true, Tile<128, 4, 2, 48, 2, 2, 0>>();
+      return Variants<Element, true, Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 48}>>();
     case 192:
-      return Variants<Element, true, Tile<192, 4, 1, 64, 2, 1, 0>>();
+      return Variants<Element, true,
+                      Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 64, .stages = 1}>>();
     default:
-      return Variants<Element, true, Tile<256, 4, 1, 64, 2, 1, 0>>();
+      return Variants<Element, true,
+                      Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1}>>();
   }
 }
 

@@ -13,19 +13,27 @@
 
 namespace attend::cuda::sm80 {
 
-// A block computes kWarps * kSlices * 16 query rows; a warp owns kSlices slices of 16 rows and all
-// keys, so that the softmax needs no other warp. Tiles of kKeys keys pass through kStages stages of
-// shared memory. Of Q, the fragments of the first kQueryColumns columns are read from shared memory
-// once and stay in registers; the others are read for each tile of keys.
-template <int kDimIn, int kWarpsIn, int kSlicesIn, int kKeysIn, int kBlocksIn, int kStagesIn,
-          int kQueryColumnsIn>
+// What a tile is compiled for. A block computes warps * slices * 16 query rows; a warp owns its
+// slices and all keys, so that the softmax needs no other warp.
+struct TileConfig {
+  int head_dim;           // most that D or Dv may be: a multiple of 32
+  int slices;             // of 16 query rows, mma.sync's, to a warp
+  int keys;               // in a tile of K or V: a multiple of 16, mma.sync's steps of P V
+  int warps = 4;          // to a block
+  int blocks = 2;         // to a multiprocessor
+  int stages = 2;         // tiles of K in shared memory, and as many of V: 1 or 2
+  int query_columns = 0;  // Q's first, a multiple of 16: their fragments are read from shared
+                          // memory once and stay in registers, others for each tile of keys
+};
+
+template <TileConfig kConfig>
 struct Tile {
-  static constexpr int kDim = kDimIn;  // most that D or Dv may be
-  static constexpr int kWarps = kWarpsIn;
-  static constexpr int kSlices = kSlicesIn;
-  static constexpr int kKeys = kKeysIn;
-  static constexpr int kBlocks = kBlocksIn;  // to a multiprocessor
-  static constexpr int kQueryColumns = kQueryColumnsIn;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kWarps = kConfig.warps;
+  static constexpr int kSlices = kConfig.slices;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kBlocks = kConfig.blocks;
+  static constexpr int kQueryColumns = kConfig.query_columns;
 
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kSlices;
@@ -36,7 +44,7 @@ struct Tile {
   static constexpr int kQuerySteps = kQueryColumns / 16;  // of kDimSteps
 
   using Row = TileRow<kDim>;
-  static constexpr int kStages = kStagesIn;
+  static constexpr int kStages = kConfig.stages;
   static_assert(kStages == 1 || kStages == 2);
   // When the next tile's copies start: before this one's scores, or (measured: better where a tile
   // is many products) behind them, when their addresses cost no time. One stage is not free before.

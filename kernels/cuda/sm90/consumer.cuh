@@ -23,7 +23,7 @@ struct Consumer {
   static constexpr int kGroupBarrier = 5;  // of the warpgroup's own
 
   char* shared;
-  const Sm90Places<T> places;
+  const Sm90SharedStorage<T> storage;
   const int group;  // warpgroup, from 0
   const int lane;
   StageCursor<T::kStages> k = {}, v = {};
@@ -49,7 +49,7 @@ struct Consumer {
       constexpr int kChunks = T::kCols / 8;  // of 16 bytes, to a row
       const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
       const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
-      const uint32_t at = places.Q(q.stage) + (group * 64 + mine) * 2 * T::kCols;
+      const uint32_t at = storage.Q(q.stage) + (group * 64 + mine) * 2 * T::kCols;
 #pragma unroll
       for (int n = 0; n < T::kD / 16; ++n) {
         const int chunk = 2 * n % kChunks + lane / 16 ^ swizzle;
@@ -59,8 +59,8 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void IssueScores() {
-    const uint32_t keys = places.K(k.stage);
-    const auto a = SmemTile<T::kCols>::AlongRows(places.Q(q.stage) + group * 64 * 2 * T::kCols);
+    const uint32_t keys = storage.K(k.stage);
+    const auto a = SmemTile<T::kCols>::AlongRows(storage.Q(q.stage) + group * 64 * 2 * T::kCols);
     const auto b = SmemTile<T::kCols>::AlongRows(keys);
     using Product = Wgmma<T::kKeys, kBfloat16>;
     WgmmaFence();
@@ -83,7 +83,7 @@ struct Consumer {
   // ---- rescale and accumulate -----------------------------------------------------------------
 
   __device__ __forceinline__ void IssueOutput(bool accumulate) {
-    const uint32_t values = places.V(v.stage);
+    const uint32_t values = storage.V(v.stage);
     const auto b = SmemTile<T::kColsV>::DownRows(values, T::kBoxBytesV);
     WgmmaFence();
 #pragma unroll
@@ -96,7 +96,7 @@ struct Consumer {
 
   // The warp has read its part of Q for the last time; its place is free unless O needs it.
   __device__ __forceinline__ void LeaveQuery() {
-    if constexpr (!T::kStoreThroughQ) Release(places.EmptyQ(q.stage));
+    if constexpr (!T::kStoreThroughQ) Release(storage.EmptyQ(q.stage));
   }
 
   // Where O leaves through Q's place: the stores have read it. The thread that began them waits, on
@@ -104,7 +104,7 @@ struct Consumer {
   __device__ __forceinline__ void LeaveStored(int stage) {
     if (threadIdx.x % 128 != 0) return;
     WaitStoresRead();
-    Arrive(places.EmptyQ(stage));
+    Arrive(storage.EmptyQ(stage));
   }
 
   // One arrival for each warp: it has seen the wait, so its part of the products is done.
@@ -188,7 +188,7 @@ struct Consumer {
 
   // The scores of tile n are there.
   __device__ __forceinline__ void LeaveKeys(int n) {
-    Release(places.EmptyK(k.stage));
+    Release(storage.EmptyK(k.stage));
     k.Step();
     if (n == tile_begin) LeaveQuery();
   }
@@ -198,20 +198,20 @@ struct Consumer {
     IssueOutput(accumulate);
     WgmmaWait<0>();
     HoldRegisters(output);
-    Release(places.EmptyV(v.stage));
+    Release(storage.EmptyV(v.stage));
     v.Step();
   }
 
   // Lets tiles of keys go by that only other warpgroups see.
   __device__ __forceinline__ void Skip(int count) {
     for (; count > 0; --count) {
-      Wait(places.FullK(k.stage), k.parity);
-      Release(places.EmptyK(k.stage));
+      Wait(storage.FullK(k.stage), k.parity);
+      Release(storage.EmptyK(k.stage));
       k.Step();
       AwaitTurn();
       PassTurn();
-      Wait(places.FullV(v.stage), v.parity);
-      Release(places.EmptyV(v.stage));
+      Wait(storage.FullV(v.stage), v.parity);
+      Release(storage.EmptyV(v.stage));
       v.Step();
     }
   }
@@ -225,10 +225,10 @@ struct Consumer {
     LeaveKeys(n);
     ScoresToWeights(work, n, rescale);
     PackWeights();
-    Wait(places.FullV(v.stage), v.parity);
+    Wait(storage.FullV(v.stage), v.parity);
     bool accumulate = false;
     for (--n; n >= tile_begin; --n) {
-      Wait(places.FullK(k.stage), k.parity);
+      Wait(storage.FullK(k.stage), k.parity);
       AwaitTurn();
       IssueScores();
       IssueOutput(accumulate);
@@ -239,11 +239,11 @@ struct Consumer {
       LeaveKeys(n);
       const bool risen = ScoresToWeights(work, n, rescale);
       HoldRegisters(scores);
-      const uint32_t used = places.EmptyV(v.stage);
+      const uint32_t used = storage.EmptyV(v.stage);
       v.Step();
       // Also what keeps the softmax above the next wait: left alone, the compiler moves that up to
       // the last branch.
-      Wait(places.FullV(v.stage), v.parity);
+      Wait(storage.FullV(v.stage), v.parity);
       WgmmaWait<0>();
       HoldRegisters(output);
       HoldRegisters(weights);
@@ -264,14 +264,14 @@ struct Consumer {
     rows.Exponentiate(scores);
     PackWeights();
     PassTurn();
-    Wait(places.FullV(v.stage), v.parity);
+    Wait(storage.FullV(v.stage), v.parity);
     bool accumulate = false;
     for (--n; n >= tile_begin; --n) {
       IssueOutput(accumulate);
       accumulate = true;
-      Wait(places.FullK(k.stage), k.parity);
+      Wait(storage.FullK(k.stage), k.parity);
       IssueScores();
-      const uint32_t used = places.EmptyV(v.stage);
+      const uint32_t used = storage.EmptyV(v.stage);
       v.Step();
       WgmmaWait<0>();
       HoldRegisters(scores);
@@ -285,7 +285,7 @@ struct Consumer {
       rows.Exponentiate(scores);
       PackWeights();
       PassTurn();
-      Wait(places.FullV(v.stage), v.parity);
+      Wait(storage.FullV(v.stage), v.parity);
     }
     FinishOutput(accumulate);
   }
@@ -403,7 +403,7 @@ struct Consumer {
   // By the copy engine, from where the warpgroup's rows of Q were: nobody waits.
   __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
     constexpr int kChunks = T::kColsV / 8;  // of 16 bytes, to a row
-    const uint32_t rows = places.Q(stage) + group * 64 * 2 * T::kColsV;
+    const uint32_t rows = storage.Q(stage) + group * 64 * 2 * T::kColsV;
     const int mine = 16 * (threadIdx.x / 32 % 4) + lane % 16;
     const int swizzle = kChunks == 8 ? mine % 8 : mine / 2 % 4;
 #pragma unroll
@@ -453,13 +453,13 @@ struct Consumer {
     int last_stage = -1;
     for (int slot = 0;; slot = (slot + 1) % Sm90State<T>::kSlots) {
       const Sm90Work& work = state.work[slot];
-      Wait(places.FullQ(q.stage), q.parity);
+      Wait(storage.FullQ(q.stage), q.parity);
       if (work.end) break;
       const bool any = work.tile_begin < work.tile_end;
       SetUp(work);
       Skip(work.tile_end - tile_end);
       LoadQuery();
-      if (any) Wait(places.FullK(k.stage), k.parity);
+      if (any) Wait(storage.FullK(k.stage), k.parity);
       IssueScores();
       WgmmaWait<0>();
       HoldRegisters(scores);
@@ -471,7 +471,7 @@ struct Consumer {
       }
       Store(work, q.stage);
       __syncwarp();
-      Release(places.EmptyWork(slot));
+      Release(storage.EmptyWork(slot));
       last_stage = q.stage;
       q.Step();
     }

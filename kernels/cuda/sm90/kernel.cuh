@@ -17,7 +17,7 @@
 namespace attend::cuda {
 
 template <class T>
-__device__ __forceinline__ void InitBarriers(const Sm90Places<T>& at) {
+__device__ __forceinline__ void InitBarriers(const Sm90SharedStorage<T>& at) {
   constexpr int kWarps = 4 * T::kConsumers;
   for (int n = 0; n < Sm90State<T>::kSlots; ++n) {
     InitBarrier(at.FullWork(n), 1);
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   extern __shared__ char unaligned[];
   // The swizzle's pattern counts from 1024-byte boundaries.
   char* shared = unaligned + (1024 - SharedAddress(unaligned) % 1024) % 1024;
-  const Sm90Places<T> places{SharedAddress(shared)};
-  if (threadIdx.x == 0) InitBarriers(places);
+  const Sm90SharedStorage<T> storage{SharedAddress(shared)};
+  if (threadIdx.x == 0) InitBarriers(storage);
   if (threadIdx.x == 32) {
     AllowNextLaunch();
     if (params.attentions == nullptr) PrefetchMaps(params.single_maps);
@@ -64,17 +64,17 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   if (warp < 4) {
     ReleaseRegisters<T::kProducerRegisters>();
     if (warp == 0) {
-      Producer<T> producer{shared, places, lane};
+      Producer<T> producer{shared, storage, lane};
       producer.Run();
     } else if (warp == 1 && lane == 0) {
       auto& state = *reinterpret_cast<Sm90State<T>*>(shared + T::kOffsetState);
-      Scheduler<T> scheduler{params, state, places};
+      Scheduler<T> scheduler{params, state, storage};
       scheduler.Run();
     }
   } else {
     TakeRegisters<T::kConsumerRegisters>();
     const int group = warp / 4 - 1;
-    Consumer<T, kBfloat16> consumer{shared, places, group, lane};
+    Consumer<T, kBfloat16> consumer{shared, storage, group, lane};
     consumer.Run();
   }
 #endif

@@ -13,7 +13,7 @@ namespace attend::cuda {
 template <class T>
 struct Producer {
   char* shared;
-  const Sm90Places<T> places;
+  const Sm90SharedStorage<T> storage;
   const int lane;
   StageCursor<T::kStages> k = {}, v = {};
   StageCursor<T::kStagesQ> q = {};
@@ -21,12 +21,12 @@ struct Producer {
 
   __device__ __forceinline__ void LoadK(const Sm90Work& at, int tile) {
     if (lane == 0) {
-      Wait(places.EmptyK(k.stage), k.parity ^ 1);
-      const uint32_t full = places.FullK(k.stage);
+      Wait(storage.EmptyK(k.stage), k.parity ^ 1);
+      const uint32_t full = storage.FullK(k.stage);
       ArriveExpecting(full, T::kBytesK);
 #pragma unroll
       for (int n = 0; n < T::kBoxesQK; ++n) {
-        LoadBox(&at.maps->k, places.K(k.stage) + n * T::kBoxBytesK, full, n * T::kCols,
+        LoadBox(&at.maps->k, storage.K(k.stage) + n * T::kBoxBytesK, full, n * T::kCols,
                 at.k_row + tile * T::kKeys, at.k_head, at.k_batch, CachePolicy::kEvictLast);
       }
     }
@@ -34,25 +34,25 @@ struct Producer {
   }
 
   __device__ __forceinline__ void CopyV(const Sm90Work& at, int tile, uint32_t full) {
-    Wait(places.EmptyV(v.stage), v.parity ^ 1);
+    Wait(storage.EmptyV(v.stage), v.parity ^ 1);
     ArriveExpecting(full, T::kBytesV);
 #pragma unroll
     for (int n = 0; n < T::kBoxesV; ++n) {
-      LoadBox(&at.maps->v, places.V(v.stage) + n * T::kBoxBytesV, full, n * T::kColsV,
+      LoadBox(&at.maps->v, storage.V(v.stage) + n * T::kBoxBytesV, full, n * T::kColsV,
               at.k_row + tile * T::kKeys, at.v_head, at.v_batch, CachePolicy::kEvictLast);
     }
   }
 
   __device__ __forceinline__ void LoadV(const Sm90Work& at, int tile) {
-    if (lane == 0) CopyV(at, tile, places.FullV(v.stage));
+    if (lane == 0) CopyV(at, tile, storage.FullV(v.stage));
     v.Step();
   }
 
   // A tile that ends beyond the length, where rows are another sequence's or padding: the weights
   // there are 0, but 0 * NaN is NaN, so what was loaded of these rows must go.
   __device__ __forceinline__ void LoadLastV(const Sm90Work& at, int tile) {
-    if (lane == 0) CopyV(at, tile, places.Tail());
-    Wait(places.Tail(), tail_parity);
+    if (lane == 0) CopyV(at, tile, storage.Tail());
+    Wait(storage.Tail(), tail_parity);
     tail_parity ^= 1;
     constexpr int kRowBytes = 2 * T::kColsV;
     const int begin = (at.window.k_len - tile * T::kKeys) * kRowBytes;
@@ -66,20 +66,20 @@ struct Producer {
     }
     FenceAsyncProxy();
     __syncwarp();
-    if (lane == 0) Arrive(places.FullV(v.stage));
+    if (lane == 0) Arrive(storage.FullV(v.stage));
     v.Step();
   }
 
   // Lets the consumers read what was written of the tile, and loads Q.
   __device__ __forceinline__ void Publish(const Sm90Work& at) {
     if (lane == 0) {
-      const uint32_t full = places.FullQ(q.stage);
-      Wait(places.EmptyQ(q.stage), q.parity ^ 1);
+      const uint32_t full = storage.FullQ(q.stage);
+      Wait(storage.EmptyQ(q.stage), q.parity ^ 1);
       if (at.tile_begin < at.tile_end) {
         ArriveExpecting(full, T::kBytesQ);
 #pragma unroll
         for (int n = 0; n < T::kBoxesQK; ++n) {
-          LoadBox(&at.maps->q, places.Q(q.stage) + n * T::kBoxBytesQ, full, n * T::kCols,
+          LoadBox(&at.maps->q, storage.Q(q.stage) + n * T::kBoxBytesQ, full, n * T::kCols,
                   at.q_row + at.row_begin, at.q_head, at.q_batch, CachePolicy::kEvictFirst);
         }
       } else {
@@ -120,7 +120,7 @@ struct Producer {
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     AwaitEarlierLaunches();
     for (StageCursor<Sm90State<T>::kSlots> slot;; slot.Step()) {
-      Wait(places.FullWork(slot.stage), slot.parity);
+      Wait(storage.FullWork(slot.stage), slot.parity);
       const Sm90Work& at = state.work[slot.stage];
       if (at.end) {
         Publish(at);

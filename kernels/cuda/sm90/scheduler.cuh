@@ -97,7 +97,7 @@ template <class T>
 struct Scheduler {
   const RaggedParams& params;
   Sm90State<T>& state;
-  const Sm90Places<T> places;
+  const Sm90SharedStorage<T> storage;
   StageCursor<Sm90State<T>::kSlots> slot = {};
   int32_t last_problem = -1;
 
@@ -107,7 +107,7 @@ struct Scheduler {
     TileWork tile;
     Sm90Work& work = state.work[slot.stage];
     const bool found = FindTile<kSingle>(params, number, T::kRows, tile);
-    Wait(places.EmptyWork(slot.stage), slot.parity ^ 1);
+    Wait(storage.EmptyWork(slot.stage), slot.parity ^ 1);
     if (!found) {
       work.end = true;
       work.tile_begin = work.tile_end = 0;
@@ -121,7 +121,7 @@ struct Scheduler {
       last_problem = tile.problem;
       DescribeTile<T>(params.attentions[tile.problem], tile, work);
     }
-    Arrive(places.FullWork(slot.stage));
+    Arrive(storage.FullWork(slot.stage));
     slot.Step();
     return found;
   }

@@ -15,17 +15,69 @@
 
 namespace attend::cuda {
 
-// Chosen by racing them on an H200 (README.md): D, Dv, warpgroups, keys, stages of K and V, of Q,
-// what the softmax runs under, Q in registers, blocks to a multiprocessor.
-using Sm90D64Few = Sm90Tile<64, 64, 1, 128, 2, 2, Overlap::kOutput, false, 2>;
-using Sm90D64 = Sm90Tile<64, 64, 4, 64, 8, 2, Overlap::kOutputTurns, false, 1>;
-using Sm90D96 = Sm90Tile<96, 96, 3, 96, 3, 2, Overlap::kSoftmaxTurns, false, 1>;
-using Sm90D128Brief = Sm90Tile<128, 128, 2, 64, 4, 2, Overlap::kOutput, true, 1>;
-using Sm90D128 = Sm90Tile<128, 128, 2, 128, 2, 2, Overlap::kOutputTurns, true, 1>;
-using Sm90D128Long = Sm90Tile<128, 128, 3, 80, 3, 2, Overlap::kOutput, false, 1>;
-using Sm90D192V128 = Sm90Tile<192, 128, 2, 128, 2, 1, Overlap::kSoftmaxTurns, false, 1>;
-using Sm90D192 = Sm90Tile<192, 192, 2, 112, 2, 1, Overlap::kOutputTurns, false, 1>;
-using Sm90D256 = Sm90Tile<256, 256, 2, 80, 2, 1, Overlap::kOutput, false, 1>;
+// Chosen by racing them on an H200 (README.md).
+using Sm90D64Few = Sm90Tile<Sm90Config{.head_dim = 64,
+                                       .value_dim = 64,
+                                       .warpgroups = 1,
+                                       .keys = 128,
+                                       .stages = 2,
+                                       .query_stages = 2,
+                                       .blocks = 2}>;
+using Sm90D64 = Sm90Tile<Sm90Config{.head_dim = 64,
+                                    .value_dim = 64,
+                                    .warpgroups = 4,
+                                    .keys = 64,
+                                    .stages = 8,
+                                    .query_stages = 2,
+                                    .overlap = Overlap::kOutputTurns}>;
+using Sm90D96 = Sm90Tile<Sm90Config{.head_dim = 96,
+                                    .value_dim = 96,
+                                    .warpgroups = 3,
+                                    .keys = 96,
+                                    .stages = 3,
+                                    .query_stages = 2,
+                                    .overlap = Overlap::kSoftmaxTurns}>;
+using Sm90D128Brief = Sm90Tile<Sm90Config{.head_dim = 128,
+                                          .value_dim = 128,
+                                          .warpgroups = 2,
+                                          .keys = 64,
+                                          .stages = 4,
+                                          .query_stages = 2,
+                                          .query_in_registers = true}>;
+using Sm90D128 = Sm90Tile<Sm90Config{.head_dim = 128,
+                                     .value_dim = 128,
+                                     .warpgroups = 2,
+                                     .keys = 128,
+                                     .stages = 2,
+                                     .query_stages = 2,
+                                     .overlap = Overlap::kOutputTurns,
+                                     .query_in_registers = true}>;
+using Sm90D128Long = Sm90Tile<Sm90Config{.head_dim = 128,
+                                         .value_dim = 128,
+                                         .warpgroups = 3,
+                                         .keys = 80,
+                                         .stages = 3,
+                                         .query_stages = 2}>;
+using Sm90D192V128 = Sm90Tile<Sm90Config{.head_dim = 192,
+                                         .value_dim = 128,
+                                         .warpgroups = 2,
+                                         .keys = 128,
+                                         .stages = 2,
+                                         .query_stages = 1,
+                                         .overlap = Overlap::kSoftmaxTurns}>;
+using Sm90D192 = Sm90Tile<Sm90Config{.head_dim = 192,
+                                     .value_dim = 192,
+                                     .warpgroups = 2,
+                                     .keys = 112,
+                                     .stages = 2,
+                                     .query_stages = 1,
+                                     .overlap = Overlap::kOutputTurns}>;
+using Sm90D256 = Sm90Tile<Sm90Config{.head_dim = 256,
+                                     .value_dim = 256,
+                                     .warpgroups = 2,
+                                     .keys = 80,
+                                     .stages = 2,
+                                     .query_stages = 1}>;
 
 // Keys from which on `Long` tiles pay.
 inline constexpr int64_t kSm90LongKeysD128 = 8192;

@@ -22,54 +22,63 @@ enum class Overlap {
   kSoftmaxTurns,  // under other warpgroups' products: exponentials one warpgroup after another
 };
 
-// kDim, kDimV: compiled head dims. kGroups consumer warpgroups of 64 query rows each; tiles of
-// kTileKeys keys.
-template <int kDim, int kDimV, int kGroups, int kTileKeys, int kStages_, int kStagesQ_,
-          Overlap kOverlap_, bool kQueryInRegisters_, int kBlocks_>
+// What a tile is compiled for. Sm90Tile works out the rest.
+struct Sm90Config {
+  int head_dim;      // most that D may be: a multiple of 32, for the copy engine's boxes
+  int value_dim;     // most that Dv may be: likewise
+  int warpgroups;    // consumers, of 64 query rows each: wgmma's
+  int keys;          // in a tile of K or V: a multiple of 16, wgmma's steps of P V
+  int stages;        // tiles of K in shared memory, and as many of V
+  int query_stages;  // tiles of Q; 2: the next one arrives from this one's beginning on
+  Overlap overlap = Overlap::kOutput;
+  bool query_in_registers = false;  // its fragments; else they are read for each tile of keys
+  int blocks = 1;                   // to a multiprocessor, whose registers they share
+};
+
+template <Sm90Config kConfig>
 struct Sm90Tile {
-  static constexpr int kD = kDim;
-  static constexpr int kDv = kDimV;
-  static constexpr int kConsumers = kGroups;
-  static constexpr int kRows = 64 * kGroups;
-  static constexpr int kKeys = kTileKeys;
-  static constexpr int kStages = kStages_;  // of K, and of V
-  static constexpr int kStagesQ =
-      kStagesQ_;  // 2: the next tile's Q arrives from this one's beginning on
-  static constexpr Overlap kOverlap = kOverlap_;
-  static constexpr bool kTurns = kOverlap_ != Overlap::kOutput;
-  static constexpr bool kQueryInRegisters = kQueryInRegisters_;  // its fragments; else in place
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kBlocks = kBlocks_;  // to a multiprocessor
+  static constexpr int kD = kConfig.head_dim;
+  static constexpr int kDv = kConfig.value_dim;
+  static constexpr int kConsumers = kConfig.warpgroups;
+  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kStagesQ = kConfig.query_stages;
+  static constexpr Overlap kOverlap = kConfig.overlap;
+  static constexpr bool kTurns = kOverlap != Overlap::kOutput;
+  static constexpr bool kQueryInRegisters = kConfig.query_in_registers;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBlocks = kConfig.blocks;
 
   // Whether O leaves through the place of its Q: while it does, the next Q needs another.
-  static constexpr bool kStoreThroughQ = kStagesQ_ > 1 && kDimV <= kDim;
+  static constexpr bool kStoreThroughQ = kStagesQ > 1 && kDv <= kD;
 
   // Registers of a multiprocessor go where the accumulators are. What setmaxnreg hands out is what
   // the launch took: the same for every thread, a multiple of 8.
-  static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks_) / 8 * 8;
-  static constexpr int kProducerRegisters = kGroups == 4 ? 32 : 40;
+  static constexpr int kLaunchRegisters = 65536 / (kThreads * kBlocks) / 8 * 8;
+  static constexpr int kProducerRegisters = kConsumers == 4 ? 32 : 40;
   static constexpr int kConsumerRegisters =
-      (kLaunchRegisters * (kGroups + 1) - kProducerRegisters) / kGroups / 8 * 8;
+      (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
   // A register that D256 does not have for what is read once for each tile of keys.
-  static constexpr bool kCapInRegister = kDim < 256;
+  static constexpr bool kCapInRegister = kD < 256;
 
   // Boxes of the copy engine: whole 128-byte rows where the head dim allows.
-  static constexpr int kCols = kDim % 64 == 0 ? 64 : 32;
-  static constexpr int kColsV = kDimV % 64 == 0 ? 64 : 32;
-  static constexpr int kBoxesQK = kDim / kCols;
-  static constexpr int kBoxesV = kDimV / kColsV;
+  static constexpr int kCols = kD % 64 == 0 ? 64 : 32;
+  static constexpr int kColsV = kDv % 64 == 0 ? 64 : 32;
+  static constexpr int kBoxesQK = kD / kCols;
+  static constexpr int kBoxesV = kDv / kColsV;
   static constexpr int kBoxBytesQ = kRows * kCols * 2;
-  static constexpr int kBoxBytesK = kTileKeys * kCols * 2;
-  static constexpr int kBoxBytesV = kTileKeys * kColsV * 2;
+  static constexpr int kBoxBytesK = kKeys * kCols * 2;
+  static constexpr int kBoxBytesV = kKeys * kColsV * 2;
   static constexpr int kBytesQ = kBoxesQK * kBoxBytesQ;
   static constexpr int kBytesK = kBoxesQK * kBoxBytesK;
   static constexpr int kBytesV = kBoxesV * kBoxBytesV;
-  static constexpr int kOffsetK = kStagesQ_ * kBytesQ;
-  static constexpr int kOffsetV = kOffsetK + kStages_ * kBytesK;
-  static constexpr int kOffsetState = kOffsetV + kStages_ * kBytesV;
+  static constexpr int kOffsetK = kStagesQ * kBytesQ;
+  static constexpr int kOffsetV = kOffsetK + kStages * kBytesK;
+  static constexpr int kOffsetState = kOffsetV + kStages * kBytesV;
 
-  static_assert(kDim % 32 == 0 && kDimV % 32 == 0 && kTileKeys % 16 == 0);
+  static_assert(kD % 32 == 0 && kDv % 32 == 0 && kKeys % 16 == 0);
   static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
   // Nobody frees a place whose Q went to registers before O has left through it.
   static_assert(!kQueryInRegisters || kStoreThroughQ);
@@ -131,9 +140,9 @@ struct Sm90State {
   Barrier full_v[T::kStages], empty_v[T::kStages];
 };
 
-// Addresses in shared memory, from that of the first tile.
+// A block's shared memory: where its tiles and barriers are, from the address of the first tile on.
 template <class T>
-struct Sm90Places {
+struct Sm90SharedStorage {
   using State = Sm90State<T>;
   uint32_t base;
 

@@ -27,9 +27,10 @@ SERIALISED = range(7510, 7521)
 WORDS = re.compile(r"seriali[sz]ed|setmaxnreg", re.IGNORECASE)
 CODE = re.compile(r"\(C(\d+)\)")
 
-# Sm90Tile's arguments, in order.
-ARGUMENTS = ("dim", "dim_v", "groups", "keys", "stages", "stages_q", "overlap",
-             "query_in_registers", "blocks")
+# Sm90Config's fields, in order, and what they are where the table does not say.
+FIELDS = {"head_dim": None, "value_dim": None, "warpgroups": None, "keys": None, "stages": None,
+          "query_stages": None, "overlap": "Overlap::kOutput", "query_in_registers": "false",
+          "blocks": "1"}
 # enum Overlap, in order.
 OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
 
@@ -53,33 +54,32 @@ def build_command(commands, nvcc, source):
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    mangled: str  # its template arguments, as they stand in the names of its kernels
+    mangled: str  # its template argument, as it stands in the names of its kernels
     registers: int  # that a launch hands out to each thread: kLaunchRegisters
 
 
-# How the compiler writes template arguments that are not numbers.
+# How the compiler writes values of fields that are not numbers.
 MANGLED = {"false": "Lb0E", "true": "Lb1E",
            **{f"Overlap::{name}": f"LNS0_7OverlapE{n}E" for n, name in enumerate(OVERLAPS)}}
 
 
-def launch_registers(groups, blocks):
+def launch_registers(warpgroups, blocks):
     """As sm90/tile.cuh works it out: setmaxnreg moves registers between warpgroups, and what
     it moves must add up to what the launch took, so ptxas must use exactly these."""
-    threads = 128 * (groups + 1)
+    threads = 128 * (warpgroups + 1)
     return 65536 // (threads * blocks) // 8 * 8
 
 
 def tiles(text):
-    """{name: Tile} of the table. Error: Sm90Tile has other arguments than ARGUMENTS."""
+    """{name: Tile} of the table. Error: a Sm90Tile has other fields than FIELDS."""
     found = {}
     for name, listed in re.findall(r"using\s+(\w+)\s*=\s*Sm90Tile<([^>]*)>", text):
-        values = [value.strip() for value in listed.split(",")]
-        if len(values) != len(ARGUMENTS):
-            sys.exit(f"{name} has {len(values)} template arguments, not {', '.join(ARGUMENTS)}")
-        mangled = [MANGLED.get(value, f"Li{value}E") for value in values]
-        named = dict(zip(ARGUMENTS, values))
-        found[name] = Tile("Sm90TileI" + "".join(mangled),
-                           launch_registers(int(named["groups"]), int(named["blocks"])))
+        config = {**FIELDS, **dict(re.findall(r"\.(\w+)\s*=\s*([\w:]+)", listed))}
+        if len(config) != len(FIELDS) or None in config.values():
+            sys.exit(f"{name} does not have the fields {', '.join(FIELDS)}")
+        mangled = [MANGLED.get(value, f"Li{value}E") for value in config.values()]
+        found[name] = Tile("Sm90TileIXtlNS0_10Sm90ConfigE" + "".join(mangled) + "EE",
+                           launch_registers(int(config["warpgroups"]), int(config["blocks"])))
     return found
 
 
@@ -99,7 +99,7 @@ def kernels(report):
 
 def redo_bytes(kernel):
     """What RowRedo::Output takes of a thread's stack: a quarter of a row's floats, of two rows."""
-    match = re.search(r"Sm90TileILi\d+ELi(\d+)E", kernel)
+    match = re.search(r"Sm90ConfigELi\d+ELi(\d+)E", kernel)
     return 2 * int(match.group(1)) if match else 0
 
 
