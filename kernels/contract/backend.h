@@ -146,7 +146,7 @@ struct BatchOutcome {
   bool device_lost = false;  // this device can answer nothing more
 };
 
-// Called exactly once per accepted batch: on a thread of the backend, in Watch, or in Submit if the
+// Called exactly once per accepted batch: on a thread of the backend, in Poll, or in Submit if the
 // batch is so small that handing it over would cost more than running it. Must not block for long.
 using Done = std::function<void(BatchOutcome outcome)>;
 
@@ -160,15 +160,15 @@ class Lane {
   virtual Status Submit(std::span<const WorkItem> items, Done done) = 0;
 
   // As Submit, for a caller that prefers to poll for the end rather than have a thread woken for
-  // it. If OK, the caller calls Watch next, from the same thread; the batch need not end before
+  // it. If OK, the caller calls Poll next, from the same thread; the batch need not end before
   // that.
-  virtual Status SubmitWatched(std::span<const WorkItem> items, Done done) {
+  virtual Status SubmitPolled(std::span<const WorkItem> items, Done done) {
     return Submit(items, std::move(done));
   }
   // Polls for the end of the batch, without sleeping, for at most that long. If the batch ends in
   // that time, calls Done, after which another thread may use the lane at once. A batch that ends
   // later ends as with Submit.
-  virtual void Watch([[maybe_unused]] std::chrono::nanoseconds at_most) {}
+  virtual void Poll([[maybe_unused]] std::chrono::nanoseconds at_most) {}
 };
 
 // Allocates host memory for tensors: page-locked for CUDA, so that copies run at bus speed; plain

@@ -16,7 +16,7 @@ namespace attend {
 namespace {
 
 // A small attention on an idle GPU ends within this; what takes longer can afford to be told of.
-constexpr std::chrono::microseconds kWatch{150};
+constexpr std::chrono::microseconds kPollAtMost{150};
 
 SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
   SchedulerOptions scheduler;
@@ -99,7 +99,7 @@ void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
   const LaneState lanes = scheduler_.lanes();
   auto run = std::make_shared<CallersRun>();
   run->caller = std::this_thread::get_id();
-  run->watched = lanes.free == lanes.total;
+  run->polled = lanes.free == lanes.total;
   driven_ = true;
   ++callers_;
   Scheduler::Step step = scheduler_.Plan(clock_.Now());
@@ -113,7 +113,7 @@ void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
   const bool notify = poked_;
   lock.unlock();
   if (notify) wake_.notify_one();
-  if (run->watched && run->lane >= 0) lanes_[run->lane].lane->Watch(kWatch);
+  if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(kPollAtMost);
   if (run->ended) completion_.Handle(*std::move(run->ended));
   lock.lock();
   --callers_;
@@ -258,11 +258,11 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
     LaneDone(lane, std::move(*owned), std::move(outcome), run.get());
   };
   if (run != nullptr) run->lane = launch.lane;
-  const Status status = run != nullptr && run->watched
-                            ? slot.lane->SubmitWatched(slot.items, std::move(done))
+  const Status status = run != nullptr && run->polled
+                            ? slot.lane->SubmitPolled(slot.items, std::move(done))
                             : slot.lane->Submit(slot.items, std::move(done));
   if (status.ok()) return;
-  if (run != nullptr) run->watched = false;
+  if (run != nullptr) run->polled = false;
   BatchOutcome outcome;
   outcome.statuses.assign(owned->size(), status);
   outcome.device_lost = status.code() == Code::kUnavailable;

@@ -80,7 +80,7 @@ class DeviceWorker {
   // A batch that runs on the thread that brought its request.
   struct CallersRun {
     std::thread::id caller;
-    bool watched = false;
+    bool polled = false;
     int lane = -1;
     std::optional<CompletedBatch> ended;  // if it ended on that thread
   };

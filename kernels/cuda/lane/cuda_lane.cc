@@ -137,18 +137,18 @@ LaunchOptions CudaLane::OptionsOf(bool parts) {
 }
 
 Status CudaLane::Submit(std::span<const WorkItem> items, Done done) {
-  return Start(items, std::move(done), /*watched=*/false);
+  return Start(items, std::move(done), /*polled=*/false);
 }
 
-Status CudaLane::SubmitWatched(std::span<const WorkItem> items, Done done) {
-  return Start(items, std::move(done), /*watched=*/true);
+Status CudaLane::SubmitPolled(std::span<const WorkItem> items, Done done) {
+  return Start(items, std::move(done), /*polled=*/true);
 }
 
-void CudaLane::Watch(std::chrono::nanoseconds at_most) {
-  std::optional<WatchedBatch> mine;
+void CudaLane::Poll(std::chrono::nanoseconds at_most) {
+  std::optional<PolledBatch> mine;
   {
     std::lock_guard lock(mutex_);
-    if (watched_ && watched_->submitter == std::this_thread::get_id()) mine.swap(watched_);
+    if (polled_ && polled_->submitter == std::this_thread::get_id()) mine.swap(polled_);
   }
   if (!mine) return;
   const auto until = std::chrono::steady_clock::now() + at_most;
@@ -156,11 +156,11 @@ void CudaLane::Watch(std::chrono::nanoseconds at_most) {
     const cudaError_t error = context_.poller.StateOf(events_[kCopiedOut], mine->recorded);
     if (error != cudaErrorNotReady) return Finish(mine->batch.get(), error);
   } while (std::chrono::steady_clock::now() < until);
-  mine->batch->watched = false;
+  mine->batch->polled = false;
   AwaitEnd(mine->batch, kCopiedOut, mine->recorded);
 }
 
-Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool watched) {
+Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool polled) {
   const DeviceInfo& device = context_.device;
   if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
   {
@@ -177,7 +177,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool watched)
     return prepared;
   }
   batch->done = std::move(done);
-  batch->watched = watched && !batch->run;
+  batch->polled = polled && !batch->run;
   {
     std::lock_guard lock(mutex_);
     busy_ = true;
@@ -365,9 +365,9 @@ void CudaLane::PartEnded(const BatchPointer& batch, cudaError_t error) {
 }
 
 void CudaLane::AwaitEnd(const BatchPointer& batch, Mark last, cudaError_t recorded) {
-  if (batch->watched) {
+  if (batch->polled) {
     std::lock_guard lock(mutex_);
-    watched_ = WatchedBatch{batch, recorded, std::this_thread::get_id()};
+    polled_ = PolledBatch{batch, recorded, std::this_thread::get_id()};
     return;
   }
   context_.poller.Add(events_[last], recorded,

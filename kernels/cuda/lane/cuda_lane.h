@@ -2,7 +2,7 @@
 //
 // A lane on a GPU: streams, events around its phases, and device memory that holds a whole batch
 // (inputs, outputs, kernel workspace). Submit comes from one thread at a time; what ends a batch
-// runs on the poller's thread, or in Watch, as does what starts the later parts of large items.
+// runs on the poller's thread, or in Poll, as does what starts the later parts of large items.
 //
 // Small items run together on one stream of the highest priority: a gather, the kernels, a scatter.
 // A large item (cut_plan.h) is cut into parts that follow each other on streams of the lowest
@@ -49,7 +49,7 @@ struct LaneContext {
   DevicePool& pool;
   const PinnedRanges& pinned;
   LaneTuning tuning = {};
-  // If set, told of every phase of every batch that went well, on the poller's thread or in Watch:
+  // If set, told of every phase of every batch that went well, on the poller's thread or in Poll:
   // part is -1 for small items'.
   PhaseSink timeline = {};
 };
@@ -60,9 +60,9 @@ class CudaLane : public Lane {
   ~CudaLane() override;  // waits for the batch that runs
 
   Status Submit(std::span<const WorkItem> items, Done done) override;
-  // Items that are cut are not watched: their end comes late.
-  Status SubmitWatched(std::span<const WorkItem> items, Done done) override;
-  void Watch(std::chrono::nanoseconds at_most) override;
+  // Items that are cut are not polled: their end comes late.
+  Status SubmitPolled(std::span<const WorkItem> items, Done done) override;
+  void Poll(std::chrono::nanoseconds at_most) override;
 
  private:
   // Of the small items, in stream order: before copy-in, after copy-in, after the kernels, after
@@ -78,7 +78,7 @@ class CudaLane : public Lane {
     BatchLayout layout;
     std::vector<Status> statuses;
     std::optional<CutRun> run;  // of the items that are cut
-    bool watched = false;
+    bool polled = false;
     bool awaits = false;  // events of some items
     Done done;
 
@@ -87,7 +87,7 @@ class CudaLane : public Lane {
   using BatchPointer = std::shared_ptr<Batch>;
 
   // A batch whose end its submitter will look for.
-  struct WatchedBatch {
+  struct PolledBatch {
     BatchPointer batch;
     cudaError_t recorded = cudaSuccess;
     std::thread::id submitter;
@@ -98,7 +98,7 @@ class CudaLane : public Lane {
 
   Status Open(const LaneOptions& options);
 
-  Status Start(std::span<const WorkItem> items, Done done, bool watched);
+  Status Start(std::span<const WorkItem> items, Done done, bool polled);
   // Empty: it is computed as one.
   std::vector<AttentionSlice> PartsOf(const WorkItem& item) const;
   Status Prepare(std::span<const WorkItem> items, Batch* batch);
@@ -135,7 +135,7 @@ class CudaLane : public Lane {
   std::mutex mutex_;
   std::condition_variable idle_;
   bool busy_ = false;
-  std::optional<WatchedBatch> watched_;  // from SubmitWatched to Watch
+  std::optional<PolledBatch> polled_;  // from SubmitPolled to Poll
 };
 
 }  // namespace attend::cuda

@@ -74,7 +74,7 @@ TEST_F(CallersRunTest, NotALargeOne) {
   EXPECT_FALSE(EndedHere(MustSubmit(NewSmall())));
 }
 
-TEST_F(CallersRunTest, WhatOutlastsTheWatchEndsElsewhere) {
+TEST_F(CallersRunTest, WhatOutlastsThePollEndsElsewhere) {
   Start();
   devices_[0]->Hold();
   const uint64_t id = MustSubmit(NewSmall());

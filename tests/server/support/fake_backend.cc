@@ -76,23 +76,23 @@ class FakeBackend::FakeLane final : public Lane {
     return Status();
   }
 
-  Status SubmitWatched(std::span<const WorkItem> items, Done done) override {
+  Status SubmitPolled(std::span<const WorkItem> items, Done done) override {
     ATTEND_RETURN_IF_ERROR(backend_.Accept(static_cast<int64_t>(items.size())));
     const std::lock_guard lock(mutex_);
-    watched_.emplace(std::vector<WorkItem>(items.begin(), items.end()), std::move(done));
+    polled_.emplace(std::vector<WorkItem>(items.begin(), items.end()), std::move(done));
     submitter_ = std::this_thread::get_id();
     return Status();
   }
 
-  // A batch at a closed gate outlasts any watch.
-  void Watch(std::chrono::nanoseconds at_most) override {
+  // A batch at a closed gate outlasts any poll.
+  void Poll(std::chrono::nanoseconds at_most) override {
     EXPECT_GT(at_most.count(), 0);
     std::optional<Batch> batch;
     {
       const std::lock_guard lock(mutex_);
-      EXPECT_TRUE(watched_.has_value()) << "watched by somebody who submitted nothing";
+      EXPECT_TRUE(polled_.has_value()) << "polled by somebody who submitted nothing";
       EXPECT_EQ(submitter_, std::this_thread::get_id());
-      batch.swap(watched_);
+      batch.swap(polled_);
     }
     if (!batch.has_value()) return;
     if (backend_.GateIsClosed()) return HandOver(std::move(*batch));
@@ -130,7 +130,7 @@ class FakeBackend::FakeLane final : public Lane {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::optional<Batch> batch_;
-  std::optional<Batch> watched_;
+  std::optional<Batch> polled_;
   std::thread::id submitter_;
   bool stop_ = false;
   std::thread thread_;

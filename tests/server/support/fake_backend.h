@@ -2,7 +2,7 @@
 //
 // A device for tests: it computes with the double-precision reference, when the test lets it. A
 // test can hold batches at a gate, let the N-th call of every entry point fail, lose the device and
-// plant faults in O. Every lane has one thread, which computes what its submitter does not watch;
+// plant faults in O. Every lane has one thread, which computes what its submitter does not poll;
 // all controls may be called from any thread. Host memory that was not given back when the device
 // goes is a failure of the test.
 
