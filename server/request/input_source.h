@@ -100,8 +100,8 @@ struct StagedUpload {
 struct UploadPart {
   DeviceCopy* copy = nullptr;          // the whole's, where it reads its tensors; null: on the host
   const DeviceEvent* after = nullptr;  // with it: the event after which they are there
-  std::vector<AttentionSlice> parts;   // WorkItem::parts
-  bool has_slot = false;               // its upload has a queue slot already, which its parts share
+  std::vector<AttentionSlice> parts = {};  // WorkItem::parts
+  bool has_slot = false;  // its upload has a queue slot already, which its parts share
 };
 
 class InputSource {

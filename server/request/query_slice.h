@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a request is cut into, for several devices (split_plan.h) or while it arrives (upload_run.h).
+// What a request is cut into, for several devices (split_plan.h) or while it arrives
+// (upload_run.h).
 
 #pragma once
 

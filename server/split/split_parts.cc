@@ -169,7 +169,7 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
                                                         HostPool& pool) {
   std::vector<std::unique_ptr<Request>> parts;
   for (const QuerySlice& piece : pieces) {
-    Result<Attention> attention = TakeSlice(whole.attention, piece);
+    Result<Attention> attention = TakeQuerySlice(whole.attention, piece);
     if (!attention.ok()) return attention.status();
     auto part = std::make_unique<Request>();
     part->part = true;

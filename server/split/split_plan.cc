@@ -231,7 +231,7 @@ std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards, int64_t ro
   return pieces;
 }
 
-Result<Attention> TakeSlice(const Attention& whole, const QuerySlice& piece) {
+Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& piece) {
   const int64_t group = whole.problem.group();
   if (piece.heads_begin % group == 0 && piece.heads_end % group == 0) {
     return TakeSlice(whole, {piece.batch_begin, piece.batch_end, piece.heads_begin / group,

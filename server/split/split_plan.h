@@ -36,6 +36,6 @@ std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards,
 
 // The piece as an attention over the whole's memory. A packed piece keeps the whole's rows: its
 // offsets count from the whole's first.
-Result<Attention> TakeSlice(const Attention& whole, const QuerySlice& piece);
+Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& piece);
 
 }  // namespace attend

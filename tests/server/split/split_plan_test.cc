@@ -42,7 +42,7 @@ Status ComputeByParts(const OwnedAttention& owned, const std::vector<QuerySlice>
 double LargestShare(const Attention& whole, const std::vector<QuerySlice>& pieces) {
   std::map<int, double> shards;
   for (const QuerySlice& piece : pieces) {
-    const Result<Attention> part = TakeSlice(whole, piece);
+    const Result<Attention> part = TakeQuerySlice(whole, piece);
     shards[piece.shard] += Flops(*part);
   }
   double largest = 0;
