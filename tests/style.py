@@ -274,6 +274,16 @@ def check_words(tree):
                     yield Fault(path, number, "words", f"'{match.group(0)}': {why}")
 
 
+def check_own_header(tree):
+    """A source file includes its own header first, which proves that the header compiles alone."""
+    for path in tree.select(SOURCES):
+        number, first = next(includes(tree, path), (1, None))
+        own = [str(pathlib.Path(path).with_suffix(suffix)) for suffix in (".h", ".cuh")]
+        missed = [header for header in own if header in tree.paths]
+        if missed and first not in missed:
+            yield Fault(path, number, "own-header", f"{missed[0]} must be the first #include")
+
+
 def names_source(cmake, name):
     """Whether CMake's text names the file, a test by its stem, or one as ${x}.cc from a list."""
     stem = name.rpartition(".")[0]
@@ -346,6 +356,7 @@ RULES = {
     "file-length": check_file_length,
     "function-length": check_function_length,
     "borders": check_borders,
+    "own-header": check_own_header,
     "words": check_words,
     "built": check_built,
     "attacks": check_attacks,

@@ -26,6 +26,8 @@ PLANTED = {
     "columns": ("kernels/CMakeLists.txt", CMAKE + "#" * 101 + "\n"),
     "file-length": ("kernels/a.h", HEAD + "#pragma once\n" + "// x\n" * 500),
     "function-length": ("kernels/a.cc", HEAD + "int F() {\n" + "  F();\n" * 70 + "}\n"),
+    "own-header": ("kernels/a.cc", HEAD + "#include <cmath>\n\n#include \"kernels/a.h\"\n\n"
+                   "int F() { return 1; }\n"),
     "words": ("tests/run", GOOD["tests/run"] + "# TO" "DO later\n"),
     "built": ("kernels/b.cc", HEAD + "int G() { return 1; }\n"),
     "attacks": ("tests/e2e/test_hostile_a.py",
