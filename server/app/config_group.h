@@ -63,7 +63,7 @@ CLI::Validator InRange(T low, T high) {
 
 inline CLI::Validator OneOf(std::vector<std::string> allowed) {
   return CLI::Validator(
-      [allowed](std::string& text) -> std::string {
+      [allowed = std::move(allowed)](std::string& text) -> std::string {
         std::string list;
         for (const std::string& each : allowed) {
           if (text == each) return {};

@@ -53,7 +53,7 @@ CopyPool::~CopyPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void CopyPool::Copy(std::vector<HostPiece> pieces, std::function<void()> done) {
+void CopyPool::Copy(const std::vector<HostPiece>& pieces, std::function<void()> done) {
   int64_t bytes = 0;
   for (const HostPiece& piece : pieces) bytes += piece.bytes;
   const int64_t threads = static_cast<int64_t>(threads_.size());

@@ -27,7 +27,7 @@ class CopyPool {
   CopyPool& operator=(const CopyPool&) = delete;
 
   // Copies all pieces, then calls `done` once on a thread of the pool. Thread-safe; never waits.
-  void Copy(std::vector<HostPiece> pieces, std::function<void()> done);
+  void Copy(const std::vector<HostPiece>& pieces, std::function<void()> done);
 
  private:
   struct Job;

@@ -244,7 +244,7 @@ void Metrics::Families::AddTenant(const std::string& name) {
                      &tenant_flops.Add({{"tenant", name}})});
 }
 
-Metrics::Metrics(std::string version) : families_(std::make_unique<Families>(version)) {}
+Metrics::Metrics(const std::string& version) : families_(std::make_unique<Families>(version)) {}
 Metrics::~Metrics() = default;
 
 void Metrics::AddDevices(const std::vector<Device>& devices, const std::vector<Tenant>& tenants) {

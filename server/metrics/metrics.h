@@ -65,7 +65,7 @@ class Metrics {
     int lanes = 0;
   };
 
-  explicit Metrics(std::string version);
+  explicit Metrics(const std::string& version);
   ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;

@@ -159,7 +159,7 @@ void ChunkedStream::OnReadDone(bool ok) {
   Advance();
 }
 
-void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer message) {
+void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer&& message) {
   if (!ok) return EndUnread();
   if (static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
     return ParseFirst(message);
@@ -201,7 +201,8 @@ void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status pa
   const TransferRef transfer = TransferRef::Adopt(
       new ChunkedTransfer(context_, call_, DeadlineOf(context_, call_), shared_from_this()));
   SetTransfer(transfer, true);
-  context_.copies.Copy({}, [transfer, first, parsed] { transfer->Begin(*first, parsed); });
+  context_.copies.Copy(
+      {}, [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
 }
 
 void ChunkedStream::JoinTransfer(const std::string& token) {
@@ -227,7 +228,7 @@ void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
   Advance();
 }
 
-void ChunkedStream::TakeChunk(grpc::ByteBuffer message) {
+void ChunkedStream::TakeChunk(grpc::ByteBuffer&& message) {
   const int64_t bytes_max = context_.chunked.options().chunk_bytes_max;
   auto chunk = std::make_shared<ChunkMessage>();
   Status status = chunk->Take(message, bytes_max + kChunkMarginBytes);
@@ -255,11 +256,10 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status statu
     chunk.reset();  // the transport gets its memory back
     return ChunkCopied(place, bytes, false);
   }
-  context_.copies.Copy(std::move(pieces),
-                       [self = shared_from_this(), chunk, place, bytes]() mutable {
-                         chunk.reset();
-                         self->ChunkCopied(place, bytes, true);
-                       });
+  context_.copies.Copy(pieces, [self = shared_from_this(), chunk, place, bytes]() mutable {
+    chunk.reset();
+    self->ChunkCopied(place, bytes, true);
+  });
 }
 
 void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may_wait) {

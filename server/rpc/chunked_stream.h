@@ -61,14 +61,14 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void RefuseLocked(Status status);
   void Refuse(Status status);
   // Takes the first message, or (not `ok`) that there is none.
-  void TakeFirst(bool ok, grpc::ByteBuffer message);
+  void TakeFirst(bool ok, grpc::ByteBuffer&& message);
   void EndUnread();
   void RecordUnread();
   void ParseFirst(grpc::ByteBuffer& message);
   void BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed);
   void JoinTransfer(const std::string& token);
   void SetTransfer(TransferRef transfer, bool first);
-  void TakeChunk(grpc::ByteBuffer message);
+  void TakeChunk(grpc::ByteBuffer&& message);
   // `status` says whether it is a chunk.
   void PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status);
   // The bytes are in their place. `may_wait`: this is a thread of the copy pool.

@@ -86,7 +86,8 @@ RequestReader::RequestReader(Engine& engine, CopyPool& copies, Metrics& metrics,
       held_messages_(std::make_shared<std::atomic<int64_t>>(0)),
       uploads_(engine.host_pool().budget_bytes()) {}
 
-void RequestReader::Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message) {
+void RequestReader::Accept(Call& call, std::unique_ptr<Request> request,
+                           grpc::ByteBuffer&& message) {
   const TraceRange range("attend: take a message");
   call.Ref();
   try {
@@ -180,7 +181,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
 void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   std::vector<HostPiece> pieces =
       TensorPieces(large->message, large->validated, large->plan, *large->request);
-  copies_.Copy(std::move(pieces), [this, &call, large] {
+  copies_.Copy(pieces, [this, &call, large] {
     large->ReleaseSlices();
     Submit(call, std::move(large->request));
     call.Unref();

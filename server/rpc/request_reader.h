@@ -52,7 +52,7 @@ class RequestReader {
   // Takes the message to the engine, or ends the request with the reason why not. Either way the
   // request ends by one call of its responder, which is `call`. The request's id, responder,
   // deadline and time of arrival must be set.
-  void Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer message);
+  void Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer&& message);
 
   // Admits a request by its header and allocates its memory, on a device too if it can be staged.
   // The same fields of `request` must be set as for Accept. Not on gRPC's threads.

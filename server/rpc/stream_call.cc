@@ -162,7 +162,7 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
                     IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
 }
 
-void StreamCall::Answer(grpc::ByteBuffer answer) {
+void StreamCall::Answer(grpc::ByteBuffer&& answer) {
   const grpc::ByteBuffer* first = nullptr;
   Step step = Step::kNone;
   {

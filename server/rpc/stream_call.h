@@ -53,7 +53,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // In gRPC's On... methods this object is alive. On other threads it is only while a request of
   // theirs is unanswered, or for kFinish, which only one thread is given.
   void Do(Step step);
-  void Answer(grpc::ByteBuffer answer);
+  void Answer(grpc::ByteBuffer&& answer);
   // Takes no more messages, and ends when the earlier ones are answered.
   void EndWithoutMemory();
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});

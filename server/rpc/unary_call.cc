@@ -28,7 +28,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
     request_->may_end_in_submit = true;
   }
 
-  void Begin(grpc::ByteBuffer message) {
+  void Begin(grpc::ByteBuffer&& message) {
     std::unique_ptr<Request> request = std::move(request_);
     if (!message.Valid()) return EndWithoutMessage(std::move(request));
     context_.reader.Accept(*this, std::move(request), std::move(message));

@@ -187,7 +187,7 @@ void UploadRun::Stop(std::function<void()> idle) {
   {
     const std::lock_guard lock(mutex_);
     running = set_.open() > 0 || completing_;
-    if (running) idle_ = std::move(idle);
+    if (running) idle_ = std::exchange(idle, nullptr);
   }
   if (!running) return idle();
   if (first) CancelParts();

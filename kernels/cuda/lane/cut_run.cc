@@ -84,8 +84,11 @@ void CutRun::StartNext() {
   TwoViews part;
   if (status->ok()) {
     Result<TwoViews> taken = TakeSlice(item.views, item.slices[step.slice]);
-    if (taken.ok()) part = *std::move(taken);
-    if (!taken.ok()) *status = taken.status();
+    if (taken.ok()) {
+      part = *std::move(taken);
+    } else {
+      *status = taken.status();
+    }
   }
   // Marks are set whatever fails: whoever waits for the part must not wait forever.
   Mark(pipeline_.begin(n, PartPipeline::kIn), PartPipeline::kIn, status);
