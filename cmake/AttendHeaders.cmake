@@ -17,7 +17,7 @@ set(alone)
 foreach(header IN LISTS headers)
   cmake_path(REMOVE_EXTENSION header LAST_ONLY OUTPUT_VARIABLE stem)
   if(EXISTS ${PROJECT_SOURCE_DIR}/${stem}.cc OR EXISTS ${PROJECT_SOURCE_DIR}/${stem}.cu
-     OR (header MATCHES cuda AND NOT ATTEND_WITH_CUDA))
+     OR (header MATCHES "^kernels/cuda/" AND NOT ATTEND_WITH_CUDA))
     continue()
   endif()
   set(source ${CMAKE_CURRENT_BINARY_DIR}/headers/${stem}.cc)
