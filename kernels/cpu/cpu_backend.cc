@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
@@ -30,6 +29,7 @@
 #include "kernels/reference/check_rows.h"
 #include "kernels/reference/cpu_reference.h"
 #include "kernels/util/host_mapping.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend {
@@ -70,16 +70,16 @@ class CpuLane : public Lane {
 
   ~CpuLane() override {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
-    wake_.notify_one();
+    wake_.NotifyOne();
     thread_.join();
   }
 
   Status Submit(std::span<const WorkItem> items, Done done) override {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (busy_) {
         return Status(Code::kFailedPrecondition,
                       "a batch was submitted to a CPU lane that still runs one");
@@ -89,13 +89,13 @@ class CpuLane : public Lane {
       if (!RunsOnCaller()) {
         done_ = std::move(done);
         pending_ = true;
-        wake_.notify_one();
+        wake_.NotifyOne();
         return Status();
       }
     }
     BatchOutcome outcome = Run();
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       busy_ = false;
     }
     done(std::move(outcome));
@@ -108,13 +108,15 @@ class CpuLane : public Lane {
   BatchOutcome Run();
 
   tbb::task_arena arena_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool pending_ = false;  // a batch waits for the lane's thread
-  bool busy_ = false;     // from Submit until just before Done
-  bool stopping_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  // A batch waits for the lane's thread.
+  bool pending_ ATTEND_GUARDED_BY(mutex_) = false;
+  // From Submit until just before Done.
+  bool busy_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool stopping_ ATTEND_GUARDED_BY(mutex_) = false;
+  Done done_ ATTEND_GUARDED_BY(mutex_);
   std::vector<WorkItem> items_;  // written while not busy, read by the lane's thread while busy
-  Done done_;
   std::vector<const Attention*> flash_;  // as items_
   std::vector<const StopFlag*> stops_;   // of flash_
   std::thread thread_;                   // last: starts when all else is ready
@@ -122,21 +124,21 @@ class CpuLane : public Lane {
 
 void CpuLane::Loop() {
   NameThread("attend-cpu-lane");
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return pending_ || stopping_; });
+    while (!pending_ && !stopping_) wake_.Wait(mutex_);
     if (!pending_) return;
     pending_ = false;
-    lock.unlock();
+    lock.Unlock();
     BatchOutcome outcome = Run();
-    lock.lock();
+    lock.Lock();
     // Free before Done, which may submit the next batch from here.
     const Done done = std::move(done_);
     done_ = nullptr;
     busy_ = false;
-    lock.unlock();
+    lock.Unlock();
     done(std::move(outcome));
-    lock.lock();
+    lock.Lock();
   }
 }
 

@@ -50,8 +50,8 @@ Status CudaLane::Open(const LaneOptions& options) {
 
 CudaLane::~CudaLane() {
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [this] { return !busy_; });
+    const MutexLock lock(mutex_);
+    while (busy_) idle_.Wait(mutex_);
   }
   (void)cudaSetDevice(context_.device.index);
   memory_.Release();
@@ -147,7 +147,7 @@ Status CudaLane::SubmitPolled(std::span<const WorkItem> items, Done done) {
 void CudaLane::Poll(std::chrono::nanoseconds at_most) {
   std::optional<PolledBatch> mine;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (polled_ && polled_->submitter == std::this_thread::get_id()) mine.swap(polled_);
   }
   if (!mine) return;
@@ -164,7 +164,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool polled) 
   const DeviceInfo& device = context_.device;
   if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (busy_) return Status(Code::kFailedPrecondition, "the lane's last batch has not ended");
   }
   const cudaError_t error = cudaSetDevice(device.index);
@@ -179,7 +179,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool polled) 
   batch->done = std::move(done);
   batch->polled = polled && !batch->run;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     busy_ = true;
   }
   Await(batch.get());
@@ -366,7 +366,7 @@ void CudaLane::PartEnded(const BatchPointer& batch, cudaError_t error) {
 
 void CudaLane::AwaitEnd(const BatchPointer& batch, Mark last, cudaError_t recorded) {
   if (batch->polled) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     polled_ = PolledBatch{batch, recorded, std::this_thread::get_id()};
     return;
   }
@@ -410,9 +410,9 @@ void CudaLane::Finish(Batch* batch, cudaError_t error) {
   outcome.statuses = std::move(batch->statuses);
   Done done = std::move(batch->done);
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     busy_ = false;
-    idle_.notify_all();  // under the lock: the lane may be gone right after
+    idle_.NotifyAll();  // under the lock: the lane may be gone right after
   }
   done(std::move(outcome));
 }

@@ -21,9 +21,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
@@ -39,6 +37,7 @@
 #include "kernels/cuda/runtime/completion_poller.h"
 #include "kernels/cuda/runtime/host_arena.h"
 #include "kernels/cuda/runtime/pinned_ranges.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -132,10 +131,11 @@ class CudaLane : public Lane {
   HostArena lists_;
   LaneMemory memory_;
 
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  bool busy_ = false;
-  std::optional<PolledBatch> polled_;  // from SubmitPolled to Poll
+  Mutex mutex_;
+  CondVar idle_;
+  bool busy_ ATTEND_GUARDED_BY(mutex_) = false;
+  // From SubmitPolled to Poll.
+  std::optional<PolledBatch> polled_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::cuda

@@ -3,7 +3,6 @@
 #include "kernels/cuda/lane/cuda_staging.h"
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/runtime/device_scope.h"
 #include "kernels/cuda/runtime/event_pool.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -48,8 +48,8 @@ class StagingStream::CudaStaging final : public Staging {
   std::shared_ptr<CudaEvent> event_;
   char* memory_ = nullptr;
   bool recorded_ = false;  // the event stands behind the last copy
-  std::mutex marks_mutex_;
-  Events marks_;  // all before event_ in the stream
+  Mutex marks_mutex_;
+  Events marks_ ATTEND_GUARDED_BY(marks_mutex_);  // all before event_ in the stream
 };
 
 Status StagingStream::CudaStaging::Note(cudaError_t error, const char* what) {
@@ -96,7 +96,7 @@ Result<const DeviceEvent*> StagingStream::CudaStaging::Mark() {
   ATTEND_RETURN_IF_ERROR(Note(stream_.events_.Take(&event), "making an event"));
   const cudaError_t error = cudaEventRecord(event->get(), stream_.stream_);
   ATTEND_RETURN_IF_ERROR(Note(error, "marking a part of an upload"));
-  const std::lock_guard lock(marks_mutex_);
+  const MutexLock lock(marks_mutex_);
   return marks_.emplace_back(std::move(event)).get();
 }
 

@@ -50,7 +50,7 @@ cudaError_t DevicePool::Allocate(int64_t bytes, cudaStream_t stream, void** memo
     (void)cudaGetLastError();
     return error;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   pieces_.emplace(*memory, bytes);
   used_bytes_ += bytes;
   return cudaSuccess;
@@ -59,7 +59,7 @@ cudaError_t DevicePool::Allocate(int64_t bytes, cudaStream_t stream, void** memo
 void DevicePool::Free(void* memory, cudaStream_t stream) {
   {
     // First: once it is free, another stream may get the same piece.
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto piece = pieces_.find(memory);
     used_bytes_ -= piece->second;
     pieces_.erase(piece);
@@ -72,7 +72,7 @@ void DevicePool::Trim() {
 }
 
 int64_t DevicePool::used_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return used_bytes_;
 }
 

@@ -14,10 +14,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 
 #include "kernels/contract/select.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
 namespace attend::cuda {
@@ -44,9 +44,9 @@ class DevicePool {
 
  private:
   cudaMemPool_t pool_ = nullptr;  // null: the device has no pools
-  mutable std::mutex mutex_;
-  std::unordered_map<void*, int64_t> pieces_;
-  int64_t used_bytes_ = 0;
+  mutable Mutex mutex_;
+  std::unordered_map<void*, int64_t> pieces_ ATTEND_GUARDED_BY(mutex_);
+  int64_t used_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
 };
 
 class LaneMemory {

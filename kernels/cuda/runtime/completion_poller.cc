@@ -24,19 +24,19 @@ CompletionPoller::CompletionPoller(int device) : thread_([this, device] { Run(de
 
 CompletionPoller::~CompletionPoller() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   thread_.join();
 }
 
 void CompletionPoller::Add(cudaEvent_t event, cudaError_t recorded, Finish finish) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     added_.push_back({event, recorded, std::move(finish)});
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 void CompletionPoller::ReportLoss(cudaError_t error) {
@@ -50,15 +50,15 @@ void CompletionPoller::Run(int device) {
   const cudaError_t error = cudaSetDevice(device);
   if (error != cudaSuccess) ReportLoss(error);
   std::vector<Pending> pending;
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    if (pending.empty()) wake_.wait(lock, [this] { return stop_ || !added_.empty(); });
+    while (pending.empty() && added_.empty() && !stop_) wake_.Wait(mutex_);
     std::move(added_.begin(), added_.end(), std::back_inserter(pending));
     added_.clear();
     if (pending.empty()) return;  // stopped
-    lock.unlock();
+    lock.Unlock();
     if (!Poll(&pending)) std::this_thread::sleep_for(kPollInterval);
-    lock.lock();
+    lock.Lock();
   }
 }
 

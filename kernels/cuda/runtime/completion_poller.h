@@ -9,11 +9,11 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -50,10 +50,10 @@ class CompletionPoller {
   // Finishes what has ended; false if nothing had.
   bool Poll(std::vector<Pending>* pending);
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<Pending> added_;
-  bool stop_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  std::vector<Pending> added_ ATTEND_GUARDED_BY(mutex_);
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::atomic<cudaError_t> lost_{cudaSuccess};
   std::thread thread_;  // last: it uses the rest
 };

@@ -9,11 +9,11 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/runtime/cuda_event.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -27,7 +27,7 @@ class EventPool {
   // been reached. Shared, so that a function that can be copied may own it; it has one owner.
   cudaError_t Take(std::shared_ptr<CudaEvent>* event) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!idle_.empty()) {
         *event = std::move(idle_.back());
         idle_.pop_back();
@@ -44,14 +44,14 @@ class EventPool {
   // stream to wait for: waits that a stream already has are not changed by the next recording. An
   // event of which that is not known is destroyed by its owner instead.
   void Give(std::shared_ptr<CudaEvent> event) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (idle_.size() < kIdleMax) idle_.push_back(std::move(event));
     // Else it goes with the parameter, behind the lock.
   }
 
   // Destroys what is idle. On a thread whose device is the pool's, when all have been given back.
   void Clear() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     idle_.clear();
   }
 
@@ -60,8 +60,8 @@ class EventPool {
   // than these are destroyed.
   static constexpr size_t kIdleMax = 256;
 
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<CudaEvent>> idle_;
+  Mutex mutex_;
+  std::vector<std::shared_ptr<CudaEvent>> idle_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::cuda

@@ -104,7 +104,7 @@ Result<LentMemory> IpcMemory::Map(std::string_view handle) const {
 
 Result<LentMemory> IpcMemory::Open(std::string_view handle) {
   ATTEND_RETURN_IF_ERROR(CheckHandle("the memory's", handle, sizeof(cudaIpcMemHandle_t)));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto found = opened_.find(handle);
   if (found == opened_.end()) {
     ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_.index), "using " + device_.name));
@@ -117,7 +117,7 @@ Result<LentMemory> IpcMemory::Open(std::string_view handle) {
 }
 
 void IpcMemory::Close(char* data) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = std::find_if(opened_.begin(), opened_.end(), [data](const auto& each) {
     return each.second.memory.data == data;
   });

@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -39,8 +39,8 @@ class IpcMemory {
   Result<LentMemory> Map(std::string_view handle) const;
 
   const DeviceInfo& device_;
-  std::mutex mutex_;
-  std::map<std::string, Opened, std::less<>> opened_;  // by handle
+  Mutex mutex_;
+  std::map<std::string, Opened, std::less<>> opened_ ATTEND_GUARDED_BY(mutex_);  // by handle
 };
 
 }  // namespace attend::cuda

@@ -3,23 +3,22 @@
 #include "kernels/cuda/runtime/pinned_ranges.h"
 
 #include <iterator>
-#include <mutex>
 
 namespace attend::cuda {
 
 void PinnedRanges::Add(const void* data, int64_t bytes) {
-  std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   bytes_of_[reinterpret_cast<uintptr_t>(data)] = bytes;
 }
 
 void PinnedRanges::Remove(const void* data) {
-  std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   bytes_of_.erase(reinterpret_cast<uintptr_t>(data));
 }
 
 bool PinnedRanges::Contain(const void* data, int64_t bytes) const {
   const auto address = reinterpret_cast<uintptr_t>(data);
-  std::shared_lock lock(mutex_);
+  const ReaderLock lock(mutex_);
   const auto after = bytes_of_.upper_bound(address);
   if (after == bytes_of_.begin() || bytes < 0) return false;
   const auto& [begin, size] = *std::prev(after);

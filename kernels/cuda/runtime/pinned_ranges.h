@@ -7,7 +7,8 @@
 
 #include <cstdint>
 #include <map>
-#include <shared_mutex>
+
+#include "kernels/util/mutex.h"
 
 namespace attend::cuda {
 
@@ -19,8 +20,8 @@ class PinnedRanges {
   bool Contain(const void* data, int64_t bytes) const;
 
  private:
-  mutable std::shared_mutex mutex_;
-  std::map<uintptr_t, int64_t> bytes_of_;  // by first address
+  mutable SharedMutex mutex_;
+  std::map<uintptr_t, int64_t> bytes_of_ ATTEND_GUARDED_BY(mutex_);  // by first address
 };
 
 }  // namespace attend::cuda
