@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <random>
 
 #include "attend/v1/attention.grpc.pb.h"
@@ -14,6 +12,7 @@
 #include "client/rpc/connections.h"
 #include "client/rpc/stream_op.h"
 #include "client/rpc/unary_op.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 namespace {
@@ -32,28 +31,28 @@ uint64_t SystemSeed() {
 class Waiter {
  public:
   void Answered(CallOutcome outcome) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     outcome_ = std::move(outcome);
     answered_ = true;
-    changed_.notify_one();
+    changed_.NotifyOne();
   }
   void Released() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     released_ = true;
-    changed_.notify_one();
+    changed_.NotifyOne();
   }
   CallOutcome Wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return answered_ && released_; });
+    const MutexLock lock(mutex_);
+    while (!answered_ || !released_) changed_.Wait(mutex_);
     return std::move(outcome_);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool answered_ = false;
-  bool released_ = false;
-  CallOutcome outcome_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool answered_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool released_ ATTEND_GUARDED_BY(mutex_) = false;
+  CallOutcome outcome_ ATTEND_GUARDED_BY(mutex_);
 };
 
 // One field of the two messages of grpc.health.v1.Health/Check, which are too small for generated

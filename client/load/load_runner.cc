@@ -70,13 +70,16 @@ Status LoadRunner::Open(const LoadStep& step) {
   timer_ = std::make_unique<TimerThread>();
   slots_.assign(static_cast<size_t>(open_loop_ ? options_.outstanding_max : step.concurrency), {});
   if (workload_.memory() != nullptr) ATTEND_RETURN_IF_ERROR(PlaceOutputs());
-  free_.clear();
-  for (Slot& slot : slots_) free_.push_back(&slot);
+  {
+    const MutexLock lock(mutex_);
+    free_.clear();
+    for (Slot& slot : slots_) free_.push_back(&slot);
+    outstanding_ = 0;
+  }
   requests_ = 0;
   measured_ = 0;
   stopping_ = false;
   abandoning_ = false;
-  outstanding_ = 0;
   due_unsent_ = 0;
   shown_bytes_ = 0;
   return Status();
@@ -115,10 +118,10 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   result.interrupted = interrupted_->load();
   if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
   {
-    const std::lock_guard lock(mutex_);  // so that TakeSlot cannot miss it
+    const MutexLock lock(mutex_);  // so that TakeSlot cannot miss it
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   dispatcher.join();
   result.due_unsent = due_unsent_;
   WaitForAnswers(&result);
@@ -131,7 +134,6 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   client_.reset();
   timer_.reset();
   slots_.clear();
-  free_.clear();
   const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
   result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
   result.stats = Merged(recorders_);
@@ -147,7 +149,7 @@ void LoadRunner::Dispatch(const LoadStep& step) {
     const int64_t now = NowNs();
     for (Slot& slot : slots_) {
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         ++outstanding_;
       }
       Send(&slot, now);
@@ -181,9 +183,9 @@ void LoadRunner::CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* sc
 }
 
 LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   *waited = free_.empty();
-  changed_.wait(lock, [this] { return stopping_ || !free_.empty(); });
+  while (!stopping_ && free_.empty()) changed_.Wait(mutex_);
   // At the end of a measurement what was due a moment ago still leaves, if nothing is in its way:
   // a thread that woke up late is no overload.
   const bool too_late =
@@ -265,7 +267,7 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   // What this program cancelled at the end is counted as unanswered, not as an answer.
   if (abandoning_ && code == Code::kCancelled) return;
   LoadRecorder& recorder = *recorders_[static_cast<size_t>(outcome.connection)];
-  const std::lock_guard lock(recorder.mutex);
+  const MutexLock lock(recorder.mutex);
   LoadStats& stats = recorder.stats;
   if (code == Code::kOk) {
     recorder.interval.Record(now_ns - slot.sent_ns);
@@ -308,10 +310,10 @@ void LoadRunner::Continue(Slot* slot, bool failed) {
 }
 
 void LoadRunner::Retire(Slot* slot) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   free_.push_back(slot);
   --outstanding_;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void LoadRunner::Watch() {
@@ -334,9 +336,9 @@ void LoadRunner::Watch() {
 void LoadRunner::WaitForAnswers(LoadResult* result) {
   const auto grace = std::chrono::nanoseconds(Ns(result->interrupted ? 0 : options_.grace_s));
   const auto give_up = Clock::now() + grace;
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (outstanding_ > 0 && Clock::now() < give_up && !interrupted_->load()) {
-    changed_.wait_until(lock, std::min(give_up, Clock::now() + std::chrono::milliseconds(50)));
+    changed_.WaitUntil(mutex_, std::min(give_up, Clock::now() + std::chrono::milliseconds(50)));
   }
   result->unanswered = outstanding_;
   abandoning_ = true;
@@ -347,7 +349,7 @@ void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
   const LoadInterval interval = TakeInterval(recorders_);
   int64_t outstanding;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     outstanding = outstanding_;
   }
   const double seconds = static_cast<double>(now_ns - since_ns) * 1e-9;

@@ -13,15 +13,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "client/load/load_stats.h"
 #include "client/load/timer_thread.h"
 #include "client/load/workload.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -81,10 +80,10 @@ class LoadRunner {
   int64_t begin_ns_ = 0;                    // of the measurement
   std::atomic<int64_t> end_ns_{INT64_MAX};  // of the measurement
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Slot*> free_;
-  int64_t outstanding_ = 0;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<Slot*> free_ ATTEND_GUARDED_BY(mutex_);
+  int64_t outstanding_ ATTEND_GUARDED_BY(mutex_) = 0;
   // In this order: what sends goes before what it sends through.
   std::unique_ptr<Client> client_;
   std::vector<std::unique_ptr<Stream>> streams_;

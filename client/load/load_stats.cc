@@ -38,7 +38,7 @@ void LoadStats::AddPhases(const PhaseTimings& t) {
 LoadStats Merged(const LoadRecorders& recorders) {
   LoadStats all;
   for (const auto& recorder : recorders) {
-    const std::lock_guard lock(recorder->mutex);
+    const MutexLock lock(recorder->mutex);
     all.Merge(recorder->stats);
   }
   return all;
@@ -47,7 +47,7 @@ LoadStats Merged(const LoadRecorders& recorders) {
 LoadInterval TakeInterval(const LoadRecorders& recorders) {
   LoadInterval all;
   for (const auto& recorder : recorders) {
-    const std::lock_guard lock(recorder->mutex);
+    const MutexLock lock(recorder->mutex);
     all.from_sent.Merge(recorder->interval);
     recorder->interval.Clear();
     all.unexpected += recorder->stats.unexpected;

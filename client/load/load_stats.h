@@ -9,7 +9,6 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "client/load/histogram.h"
 #include "client/load/load_options.h"
 #include "client/tool/verify.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -51,9 +51,10 @@ struct LoadStats {
 };
 
 struct LoadRecorder {
-  std::mutex mutex;
-  LoadStats stats;
-  Histogram interval;  // latency from the actual send since the last progress line
+  Mutex mutex;
+  LoadStats stats ATTEND_GUARDED_BY(mutex);
+  // Latency from the actual send since the last progress line.
+  Histogram interval ATTEND_GUARDED_BY(mutex);
 };
 
 using LoadRecorders = std::vector<std::unique_ptr<LoadRecorder>>;

@@ -5,12 +5,11 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend::client {
@@ -25,46 +24,46 @@ class TimerThread {
   // Drops what is not due, and all that comes later. Idempotent; not from a function it runs.
   void Stop() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stop_ = true;
     }
-    changed_.notify_one();
+    changed_.NotifyOne();
     if (thread_.joinable()) thread_.join();
   }
 
   void At(Clock::time_point when, std::function<void()> function) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const bool first = due_.empty() || when < due_.begin()->first;
     due_.emplace(when, std::move(function));
-    if (first) changed_.notify_one();
+    if (first) changed_.NotifyOne();
   }
 
  private:
   void Run() {
     NameThread("attend-timer");
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (!stop_) {
       if (due_.empty()) {
-        changed_.wait(lock);
+        changed_.Wait(mutex_);
         continue;
       }
       const Clock::time_point next = due_.begin()->first;
       if (Clock::now() < next) {
-        changed_.wait_until(lock, next);
+        changed_.WaitUntil(mutex_, next);
         continue;
       }
       const std::function<void()> function = std::move(due_.begin()->second);
       due_.erase(due_.begin());
-      lock.unlock();
+      lock.Unlock();
       function();
-      lock.lock();
+      lock.Lock();
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::multimap<Clock::time_point, std::function<void()>> due_;
-  bool stop_ = false;
+  Mutex mutex_;
+  CondVar changed_;
+  std::multimap<Clock::time_point, std::function<void()>> due_ ATTEND_GUARDED_BY(mutex_);
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

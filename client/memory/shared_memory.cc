@@ -116,15 +116,15 @@ SharedMemory::~SharedMemory() {
   // Nobody else has it, so there is nothing to lock against. The host's memory needs no answer.
   const timeval wait{kCloseWaitSeconds, 0};
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
-  const auto lent = [this] {
-    return std::any_of(unread_.begin(), unread_.end(),
+  const auto lent = [](const LetGo& memory) {
+    return std::any_of(memory.begin(), memory.end(),
                        [](const auto& each) { return each != nullptr; });
   };
   LetGo closed;
-  while (lent() && DropAnswer(0, &closed)) closed.clear();
+  while (lent(unread_) && DropAnswer(0, &closed)) closed.clear();
   // The server still has it open: CUDA does not define what becomes of whoever uses memory that was
   // freed, so what is left stays until the process ends.
-  if (lent()) static_cast<void>(new LetGo(std::move(unread_)));
+  if (lent(unread_)) static_cast<void>(new LetGo(std::move(unread_)));
   close(socket_);
 }
 
@@ -140,10 +140,10 @@ int SharedMemory::Send(const v1::RegionRequest& request, int flags) {
 Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file) {
   *file = -1;
   LetGo closed;  // freed without the locks
-  const std::lock_guard exchange_lock(exchange_mutex_);
+  const MutexLock exchange_lock(exchange_mutex_);
   int send_error;
   {
-    const std::lock_guard lock(send_mutex_);
+    const MutexLock lock(send_mutex_);
     send_error = Send(request, 0);
     closed.swap(unread_);
   }
@@ -240,7 +240,7 @@ void SharedMemory::Forget(const std::string& token, std::shared_ptr<DeviceMemory
   v1::RegionRequest request;
   request.mutable_release()->set_token(token);
   {
-    const std::lock_guard lock(send_mutex_);
+    const MutexLock lock(send_mutex_);
     // If the server has gone, so has the region; if it has ended the connection only, it closes
     // lent memory by itself, and nothing more can be learnt by keeping it. One that has left
     // hundreds of packets unread is waited for all the same, or it would keep the region.
@@ -253,23 +253,23 @@ void SharedMemory::Forget(const std::string& token, std::shared_ptr<DeviceMemory
 
 void SharedMemory::DropAnswers() {
   const auto many = [this] {
-    const std::lock_guard lock(send_mutex_);
+    const MutexLock lock(send_mutex_);
     return unread_.size() > kUnreadMost;
   };
   LetGo closed;  // freed without the locks
-  std::unique_lock exchange_lock(exchange_mutex_, std::defer_lock);
   if (many()) {
-    exchange_lock.lock();
-  } else if (!exchange_lock.try_lock()) {
+    exchange_mutex_.Lock();
+  } else if (!exchange_mutex_.TryLock()) {
     return;  // whoever has the lock reads on, or the next one does
   }
+  const MutexLock exchange_lock(exchange_mutex_, std::adopt_lock);
   while (DropAnswer(many() ? 0 : MSG_DONTWAIT, &closed)) {
   }
 }
 
 bool SharedMemory::DropAnswer(int flags, LetGo* closed) {
   {
-    const std::lock_guard lock(send_mutex_);
+    const MutexLock lock(send_mutex_);
     if (unread_.empty()) return false;
   }
   std::string packet;
@@ -278,7 +278,7 @@ bool SharedMemory::DropAnswer(int flags, LetGo* closed) {
   const bool lost = bytes == 0 || (bytes < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
   if (bytes > 0 && file >= 0) close(file);
   if (bytes < 0 && !lost) return false;
-  const std::lock_guard lock(send_mutex_);
+  const MutexLock lock(send_mutex_);
   do {
     closed->push_back(std::move(unread_.front()));
     unread_.pop_front();

@@ -14,10 +14,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "client/memory/device_memory.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
 namespace attend::v1 {
@@ -112,8 +112,8 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   explicit SharedMemory(int socket) : socket_(socket) {}
   // Releases without waiting; `device` is kept until the answer has arrived.
   void Forget(const std::string& token, std::shared_ptr<DeviceMemory> device);
-  // Sends one packet; send_mutex_ is held. Returns 0 or errno.
-  int Send(const v1::RegionRequest& request, int flags);
+  // Sends one packet. Returns 0 or errno.
+  int Send(const v1::RegionRequest& request, int flags) ATTEND_REQUIRES(send_mutex_);
   // Sends one packet and receives the answer; `file` receives the descriptor that came with it, or
   // -1.
   Status Exchange(const v1::RegionRequest& request, v1::RegionReply* reply, int* file);
@@ -121,14 +121,14 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   void DropAnswers();
   // Reads the next answer to a release and moves the memory it is about to `closed`; all of it if
   // the connection is lost. False: no answer is there.
-  bool DropAnswer(int flags, LetGo* closed);
+  bool DropAnswer(int flags, LetGo* closed) ATTEND_REQUIRES(exchange_mutex_);
 
   const int socket_;
-  std::mutex exchange_mutex_;  // held for one exchange, and while reading
-  std::mutex send_mutex_;      // held for one packet; taken after exchange_mutex_
+  Mutex exchange_mutex_;  // held for one exchange, and while reading
+  Mutex send_mutex_;      // held for one packet; taken after exchange_mutex_
   // Releases that were sent and whose answers have not been read. These come before the answers to
   // later packets, and the server answers only when it has closed the lent memory.
-  LetGo unread_;
+  LetGo unread_ ATTEND_GUARDED_BY(send_mutex_);
 };
 
 }  // namespace attend::client

@@ -24,16 +24,16 @@ ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_
                      const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
                      std::atomic<bool>* chunks_refused, CallCallback callback)
     : RetryingOp(pool, id, options, retry, seed, std::move(callback)),
-      call_(call.chunked()),
-      as_message_(call.as_message()),
       policy_(retry),
       seed_(seed),
-      chunks_refused_(chunks_refused) {}
+      chunks_refused_(chunks_refused),
+      call_(call.chunked()),
+      as_message_(call.as_message()) {}
 
 void ChunkedOp::Start() {
   const int connection = pool_->Acquire();
   if (!Register(connection)) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   self_ = shared_from_this();
   pool_->Release(connection);
   StartAttempt();
@@ -138,11 +138,8 @@ void ChunkedOp::StripeEnded(Stripe& stripe) {
   CancelStripes();
 }
 
-void ChunkedOp::TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, Ops* ops) {
-  std::optional<v1::ChunkedGrant> grant;
-  lock.unlock();
-  Status status = answer_->Take(&stripe.incoming, &grant);
-  lock.lock();
+void ChunkedOp::MessageTaken(Stripe& stripe, Status status, std::optional<v1::ChunkedGrant> grant,
+                             Ops* ops) {
   if (!status.ok()) {
     NoteFailure(std::move(status), {});
     CancelStripes();
@@ -229,7 +226,7 @@ CallOutcome ChunkedOp::TakeOutcome(Status status) {
 }
 
 void ChunkedOp::OnEvent(int slot, bool ok) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   Status status;
   if (slot == kBackoff) {
     if (ok && !cancelled_) return StartAttempt();
@@ -249,7 +246,12 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
         break;
       case kRead:
         if (ok) {
-          TakeMessage(lock, stripe, &ops);
+          ChunkedAnswer& answer = *answer_;  // stays as long as events are out
+          std::optional<v1::ChunkedGrant> grant;
+          lock.Unlock();  // bytes are copied
+          Status taken = answer.Take(&stripe.incoming, &grant);
+          lock.Lock();
+          MessageTaken(stripe, std::move(taken), std::move(grant), &ops);
         } else {
           stripe.read_over = true;
         }
@@ -261,33 +263,33 @@ void ChunkedOp::OnEvent(int slot, bool ok) {
     FinishIfOver(stripe);
     CancelLatecomers();
     if (open_stripes_ > 0) {
-      lock.unlock();
+      lock.Unlock();
       return Perform(stripe, ops);
     }
     status = AttemptStatus();
     if (const std::shared_ptr<UnaryOp> message_op = MakeMessageOp(status)) {
       const std::shared_ptr<Operation> self = std::move(self_);
-      lock.unlock();
+      lock.Unlock();
       return message_op->Start();
     }
     if (!status.ok() && ScheduleRetry(status, pushback_)) return;
   }
   CallOutcome outcome = TakeOutcome(std::move(status));
   const std::shared_ptr<Operation> self = std::move(self_);
-  lock.unlock();
+  lock.Unlock();
   EndCall(std::move(outcome));
 }
 
 void ChunkedOp::EndCall(CallOutcome outcome) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     message_op_.reset();  // which may hold this one
   }
   End(std::move(outcome));
 }
 
 void ChunkedOp::Cancel() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   cancelled_ = true;
   CancelStripes();
   if (alarm_) alarm_->Cancel();

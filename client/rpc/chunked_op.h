@@ -11,7 +11,6 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -67,42 +66,45 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   };
   static void Perform(Stripe& stripe, const Ops& ops);
 
-  // All of these with mutex_ held.
-  void StartAttempt();
-  void StartStripe(int connection);
-  void StartMoreStripes();
+  // A stripe is used with mutex_ held, by these too, except by Perform.
   static void Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops);
-  void WriteNext(Stripe& stripe, Ops* ops);
-  void FinishIfOver(Stripe& stripe);
-  void StripeEnded(Stripe& stripe);
-  void NoteFailure(Status status, const Pushback& pushback);
-  void CancelStripes();
-  void CancelLatecomers();
-  CallOutcome TakeOutcome(Status status);
-  Status UnjoinedFailure() const;
-  Status AttemptStatus() const;
+  static void FinishIfOver(Stripe& stripe);
+  void StartAttempt() ATTEND_REQUIRES(mutex_);
+  void StartStripe(int connection) ATTEND_REQUIRES(mutex_);
+  void StartMoreStripes() ATTEND_REQUIRES(mutex_);
+  void WriteNext(Stripe& stripe, Ops* ops) ATTEND_REQUIRES(mutex_);
+  void StripeEnded(Stripe& stripe) ATTEND_REQUIRES(mutex_);
+  void NoteFailure(Status status, const Pushback& pushback) ATTEND_REQUIRES(mutex_);
+  void CancelStripes() ATTEND_REQUIRES(mutex_);
+  void CancelLatecomers() ATTEND_REQUIRES(mutex_);
+  CallOutcome TakeOutcome(Status status) ATTEND_REQUIRES(mutex_);
+  Status UnjoinedFailure() const ATTEND_REQUIRES(mutex_);
+  Status AttemptStatus() const ATTEND_REQUIRES(mutex_);
   // The same call as one message, or null if that is no way out of `status`.
-  std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status);
+  std::shared_ptr<UnaryOp> MakeMessageOp(const Status& status) ATTEND_REQUIRES(mutex_);
+  // What a message led to: how its bytes were taken, and the grant in it.
+  void MessageTaken(Stripe& stripe, Status status, std::optional<v1::ChunkedGrant> grant, Ops* ops)
+      ATTEND_REQUIRES(mutex_);
 
-  // Enters with the lock and takes it again: bytes are copied without it.
-  void TakeMessage(std::unique_lock<std::mutex>& lock, Stripe& stripe, Ops* ops);
-  void EndCall(CallOutcome outcome);
+  void EndCall(CallOutcome outcome) ATTEND_EXCLUDES(mutex_);
 
-  std::shared_ptr<const ChunkedCall> call_;
-  std::shared_ptr<const EncodedCall> as_message_;
   const RetryPolicy policy_;
   const uint64_t seed_;
   std::atomic<bool>* const chunks_refused_;
-  std::shared_ptr<UnaryOp> message_op_;  // once the call goes on as one message
+  std::shared_ptr<const ChunkedCall> call_ ATTEND_GUARDED_BY(mutex_);
+  std::shared_ptr<const EncodedCall> as_message_ ATTEND_GUARDED_BY(mutex_);
+  // Once the call goes on as one message.
+  std::shared_ptr<UnaryOp> message_op_ ATTEND_GUARDED_BY(mutex_);
 
   // Of the present attempt.
-  std::vector<std::unique_ptr<Stripe>> stripes_;  // reserved: none moves while events are out
-  int64_t open_stripes_ = 0;
-  std::optional<v1::ChunkedGrant> grant_;  // the first stream's
-  std::optional<ChunkedAnswer> answer_;
-  PieceOrder pieces_;  // gives out what no stream has taken
-  Status failure_;
-  Pushback pushback_;
+  // Reserved: none moves while events are out.
+  std::vector<std::unique_ptr<Stripe>> stripes_ ATTEND_GUARDED_BY(mutex_);
+  int64_t open_stripes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  std::optional<v1::ChunkedGrant> grant_ ATTEND_GUARDED_BY(mutex_);  // the first stream's
+  std::optional<ChunkedAnswer> answer_ ATTEND_GUARDED_BY(mutex_);
+  PieceOrder pieces_ ATTEND_GUARDED_BY(mutex_);  // gives out what no stream has taken
+  Status failure_ ATTEND_GUARDED_BY(mutex_);
+  Pushback pushback_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::client

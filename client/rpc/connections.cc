@@ -59,7 +59,7 @@ void CompletionLoop::Run() {
 }
 
 bool CompletionLoop::Add(Operation* operation) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (closed_) return false;
   operation->next_ = first_;
   if (first_ != nullptr) first_->previous_ = operation;
@@ -68,21 +68,21 @@ bool CompletionLoop::Add(Operation* operation) {
 }
 
 void CompletionLoop::Remove(Operation* operation) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (operation->previous_ != nullptr) operation->previous_->next_ = operation->next_;
   if (operation->next_ != nullptr) operation->next_->previous_ = operation->previous_;
   if (first_ == operation) first_ = operation->next_;
   operation->previous_ = operation->next_ = nullptr;
-  if (first_ == nullptr) empty_.notify_all();
+  if (first_ == nullptr) empty_.NotifyAll();
 }
 
 void CompletionLoop::Close() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   closed_ = true;
   for (Operation* operation = first_; operation != nullptr; operation = operation->next_) {
     operation->Cancel();
   }
-  empty_.wait(lock, [this] { return first_ == nullptr; });
+  while (first_ != nullptr) empty_.Wait(mutex_);
 }
 
 ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads) {

@@ -11,15 +11,14 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "client/call/random.h"
 #include "client/call/retry_policy.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -77,10 +76,10 @@ class CompletionLoop {
   void Run();
 
   grpc::CompletionQueue queue_;
-  std::mutex mutex_;
-  std::condition_variable empty_;
-  Operation* first_ = nullptr;
-  bool closed_ = false;
+  Mutex mutex_;
+  CondVar empty_;
+  Operation* first_ ATTEND_GUARDED_BY(mutex_) = nullptr;
+  bool closed_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +17,7 @@
 #include "client/call/call_options.h"
 #include "client/call/retry_policy.h"
 #include "client/rpc/connections.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -39,30 +39,29 @@ class RetryingOp : public Operation {
   // For an attempt that begins now.
   void Prepare(grpc::ClientContext& context) const;
 
-  // These with mutex_ held.
   // Waits before another attempt, if the failure allows one. False: the call ends with `status`.
-  bool ScheduleRetry(Status& status, const Pushback& pushback);
+  bool ScheduleRetry(Status& status, const Pushback& pushback) ATTEND_REQUIRES(mutex_);
   // How a call ends whose wait was cut short.
   static Status CancelledWaiting();
   // Without the answer.
-  CallOutcome OutcomeOf(Status status, int connection) const;
+  CallOutcome OutcomeOf(Status status, int connection) const ATTEND_REQUIRES(mutex_);
 
-  // Without it, once, last.
-  void End(CallOutcome outcome);
+  // Once, last.
+  void End(CallOutcome outcome) ATTEND_EXCLUDES(mutex_);
 
   ConnectionPool* const pool_;
   const std::string id_;
   const CallOptions options_;
   const Clock::time_point deadline_;
   CallCallback callback_;
-  CompletionLoop* home_ = nullptr;   // where the operation is registered
-  std::shared_ptr<Operation> self_;  // while gRPC holds an event
-
-  std::mutex mutex_;
-  RetryState retry_;
-  bool cancelled_ = false;
+  CompletionLoop* home_ = nullptr;  // where the operation is registered
   Event backoff_{this, kBackoff};
-  std::optional<grpc::Alarm> alarm_;
+
+  Mutex mutex_;
+  std::shared_ptr<Operation> self_ ATTEND_GUARDED_BY(mutex_);  // while gRPC holds an event
+  RetryState retry_ ATTEND_GUARDED_BY(mutex_);
+  bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
+  std::optional<grpc::Alarm> alarm_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::client

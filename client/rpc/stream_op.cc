@@ -41,12 +41,12 @@ void StreamOp::Start() {
   }
   if (!refused.ok()) {
     pool_->Release(connection_);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     final_ = std::move(refused);
     closing_ = ended_ = true;
     return;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   self_ = shared_from_this();
   NameTenant(options_.tenant, &context_);
   if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
@@ -62,14 +62,14 @@ void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id
       call->chunked() != nullptr
           ? InvalidArgument("the call is encoded in chunks, a stream takes one message")
           : call->CheckMessageBytes(message_bytes_max_->load(std::memory_order_relaxed));
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (refused.ok() && (closing_ || no_more_)) {
     refused = closing_ && !final_.ok() ? final_ : Unavailable("the stream has ended");
   } else if (refused.ok() && !pending_.try_emplace(name, Pending{callback, call}).second) {
     refused = InvalidArgument("request_id \"" + name + "\" is already in flight on this stream");
   }
   if (!refused.ok()) {
-    lock.unlock();
+    lock.Unlock();
     Refuse(callback, std::move(refused));
     return;
   }
@@ -99,7 +99,7 @@ void StreamOp::FinishCall() {
 }
 
 SharedOutputs StreamOp::OutputsOf(const std::string& id) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = pending_.find(id);
   return found == pending_.end() ? SharedOutputs() : found->second.call->outputs();
 }
@@ -109,7 +109,7 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
       buffer, options_.payload, [this](const std::string& id) { return OutputsOf(id); });
   StreamCallback callback;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (decoded.ok()) {
       const auto found = pending_.find(decoded->result.request_id);
       if (found != pending_.end()) {
@@ -141,7 +141,7 @@ void StreamOp::EndPending() {
   std::unordered_map<std::string, Pending> pending;
   Status status;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     pending = std::move(pending_);
     pending_.clear();
     queue_.clear();
@@ -155,7 +155,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
   grpc::ByteBuffer answer;
   bool last = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     --expected_;
     switch (slot) {
       case kStarted:
@@ -194,31 +194,31 @@ void StreamOp::OnEvent(int slot, bool ok) {
   pool_->Release(connection_);
   std::shared_ptr<StreamOp> self;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ended_ = true;
     self = std::move(self_);
-    ended_changed_.notify_all();
+    ended_changed_.NotifyAll();
   }
   pool_->at(connection_).loop->Remove(this);
 }
 
 Status StreamOp::Finish() {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   no_more_ = true;
   if (!ended_) PumpWrites();
-  ended_changed_.wait(lock, [this] { return ended_; });
+  while (!ended_) ended_changed_.Wait(mutex_);
   return final_;
 }
 
 void StreamOp::Cancel() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   no_more_ = true;
   if (!ended_) context_.TryCancel();
 }
 
 void StreamOp::WaitForEnd() {
-  std::unique_lock lock(mutex_);
-  ended_changed_.wait(lock, [this] { return ended_; });
+  const MutexLock lock(mutex_);
+  while (!ended_) ended_changed_.Wait(mutex_);
 }
 
 }  // namespace attend::client

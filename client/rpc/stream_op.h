@@ -6,10 +6,8 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -17,6 +15,7 @@
 #include "client/call/call_options.h"
 #include "client/rpc/connections.h"
 #include "client/wire/message_codec.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -48,10 +47,9 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
     std::shared_ptr<const EncodedCall> call;  // keeps the regions that its tensors lie in
   };
 
-  // These with mutex_ held.
-  void* Expect(Slot slot);
-  void PumpWrites();
-  void FinishCall();
+  void* Expect(Slot slot) ATTEND_REQUIRES(mutex_);
+  void PumpWrites() ATTEND_REQUIRES(mutex_);
+  void FinishCall() ATTEND_REQUIRES(mutex_);
 
   void HandleAnswer(grpc::ByteBuffer* buffer);
   SharedOutputs OutputsOf(const std::string& id);
@@ -62,27 +60,29 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   const StreamOptions options_;
   RequestIds* const ids_;
   const std::atomic<int64_t>* const message_bytes_max_;
-  std::shared_ptr<StreamOp> self_;
   Event events_[kSlots];
 
-  std::mutex mutex_;
-  std::condition_variable ended_changed_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-  grpc::ByteBuffer read_;
-  grpc::Status grpc_status_;
-  std::deque<Queued> queue_;
-  std::unordered_map<std::string, Pending> pending_;
-  int expected_ = 0;  // events that gRPC still holds
-  bool started_ = false;
-  bool writing_ = false;
-  bool no_more_ = false;  // Finish was called
-  bool writes_done_sent_ = false;
-  bool finish_sent_ = false;
-  bool closing_ = false;  // the call's status is known; new requests are refused
-  bool ended_ = false;    // every callback has run
-  Status failure_;        // a fault found here, told instead of the call's CANCELLED
-  Status final_;
+  Mutex mutex_;
+  CondVar ended_changed_;
+  std::shared_ptr<StreamOp> self_ ATTEND_GUARDED_BY(mutex_);
+  grpc::ClientContext context_ ATTEND_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_ ATTEND_GUARDED_BY(mutex_);
+  grpc::ByteBuffer read_ ATTEND_GUARDED_BY(mutex_);
+  grpc::Status grpc_status_ ATTEND_GUARDED_BY(mutex_);
+  std::deque<Queued> queue_ ATTEND_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Pending> pending_ ATTEND_GUARDED_BY(mutex_);
+  int expected_ ATTEND_GUARDED_BY(mutex_) = 0;  // events that gRPC still holds
+  bool started_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool no_more_ ATTEND_GUARDED_BY(mutex_) = false;  // Finish was called
+  bool writes_done_sent_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool finish_sent_ ATTEND_GUARDED_BY(mutex_) = false;
+  // The call's status is known; new requests are refused.
+  bool closing_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool ended_ ATTEND_GUARDED_BY(mutex_) = false;  // every callback has run
+  // A fault found here, told instead of the call's CANCELLED.
+  Status failure_ ATTEND_GUARDED_BY(mutex_);
+  Status final_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::client

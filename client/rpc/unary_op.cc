@@ -18,9 +18,10 @@ UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, 
     : RetryingOp(pool, id, options, retry, seed, std::move(callback)), call_(std::move(call)) {}
 
 void UnaryOp::Start() {
-  connection_ = pool_->Acquire();
-  if (!Register(connection_)) return;
-  const std::lock_guard lock(mutex_);
+  const int connection = pool_->Acquire();
+  if (!Register(connection)) return;
+  const MutexLock lock(mutex_);
+  connection_ = connection;
   self_ = shared_from_this();
   StartAttempt();
 }
@@ -50,8 +51,9 @@ bool UnaryOp::TriesAgain(Status& status) {
 CallOutcome UnaryOp::TakeOutcome(Status status) {
   CallOutcome outcome = OutcomeOf(std::move(status), connection_);
   if (outcome.status.ok()) {
-    Result<DecodedResponse> decoded = DecodeResponse(
-        &response_, options_.payload, [this](const std::string&) { return call_->outputs(); });
+    Result<DecodedResponse> decoded =
+        DecodeResponse(&response_, options_.payload,
+                       [&call = *call_](const std::string&) { return call.outputs(); });
     if (decoded.ok()) outcome.status = call_->CheckAnswer(decoded->result);
     if (!decoded.ok()) {
       outcome.status = decoded.status();
@@ -69,7 +71,7 @@ CallOutcome UnaryOp::TakeOutcome(Status status) {
 }
 
 void UnaryOp::OnEvent(int slot, bool ok) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   Status status;
   if (slot == kBackoff) {
     if (ok && !cancelled_) {
@@ -85,12 +87,12 @@ void UnaryOp::OnEvent(int slot, bool ok) {
   }
   CallOutcome outcome = TakeOutcome(std::move(status));
   const std::shared_ptr<Operation> self = std::move(self_);
-  lock.unlock();
+  lock.Unlock();
   End(std::move(outcome));
 }
 
 void UnaryOp::Cancel() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   cancelled_ = true;
   if (context_) context_->TryCancel();
   if (alarm_) alarm_->Cancel();

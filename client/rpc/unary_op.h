@@ -26,18 +26,18 @@ class UnaryOp final : public RetryingOp, public std::enable_shared_from_this<Una
  private:
   static constexpr int kFinished = 0;  // the slot
 
-  // These three with mutex_ held.
-  void StartAttempt();
-  bool TriesAgain(Status& status);  // false: the call ends with `status`
-  CallOutcome TakeOutcome(Status status);
+  void StartAttempt() ATTEND_REQUIRES(mutex_);
+  // False: the call ends with `status`.
+  bool TriesAgain(Status& status) ATTEND_REQUIRES(mutex_);
+  CallOutcome TakeOutcome(Status status) ATTEND_REQUIRES(mutex_);
 
-  std::shared_ptr<const EncodedCall> call_;
-  int connection_ = 0;
   Event finished_{this, kFinished};
-  std::optional<grpc::ClientContext> context_;
-  std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_;
-  grpc::ByteBuffer response_;
-  grpc::Status grpc_status_;
+  std::shared_ptr<const EncodedCall> call_ ATTEND_GUARDED_BY(mutex_);
+  int connection_ ATTEND_GUARDED_BY(mutex_) = 0;
+  std::optional<grpc::ClientContext> context_ ATTEND_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_ ATTEND_GUARDED_BY(mutex_);
+  grpc::ByteBuffer response_ ATTEND_GUARDED_BY(mutex_);
+  grpc::Status grpc_status_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::client

@@ -27,16 +27,16 @@ VerifyQueue::VerifyQueue(int64_t bytes_max) : bytes_max_(bytes_max), thread_([th
 
 VerifyQueue::~VerifyQueue() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   thread_.join();
 }
 
 void VerifyQueue::Add(const AttentionCall& call, AttentionResult result, uint64_t seed) {
   const int64_t bytes = result.o.bytes + (result.lse ? result.lse->bytes : 0) + 1024;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // One answer is always taken, however large.
   if (!entries_.empty() && bytes_ + bytes > bytes_max_) {
     ++counts_.skipped;
@@ -44,10 +44,20 @@ void VerifyQueue::Add(const AttentionCall& call, AttentionResult result, uint64_
   }
   bytes_ += bytes;
   entries_.push_back({&call, std::move(result), seed, bytes});
-  if (bytes_ > bytes_max_ / 2) changed_.notify_all();
+  if (bytes_ > bytes_max_ / 2) changed_.NotifyAll();
 }
 
-void VerifyQueue::Count(const Entry& entry, const Result<RowsReport>& report) {
+VerifyQueue::Entry VerifyQueue::TakeFrontLocked() {
+  Entry entry = std::move(entries_.front());
+  entries_.pop_front();
+  ++busy_;
+  return entry;
+}
+
+void VerifyQueue::EndLocked(const Entry& entry, const Result<RowsReport>& report) {
+  --busy_;
+  bytes_ -= entry.bytes;
+  if (entries_.empty()) changed_.NotifyAll();
   if (report.ok() && report->ok) {
     ++counts_.passed;
   } else {
@@ -66,42 +76,39 @@ void VerifyQueue::Run() {
   NameThread("attend-verify");
   // This thread alone: what is measured comes first.
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] {
-      return stop_ || (!entries_.empty() && (draining_ || bytes_ > bytes_max_ / 2));
-    });
+    while (!stop_ && (entries_.empty() || (!draining_ && bytes_ <= bytes_max_ / 2))) {
+      changed_.Wait(mutex_);
+    }
     if (stop_) return;
-    VerifyFront(lock);
+    const Entry entry = TakeFrontLocked();
+    lock.Unlock();
+    const Result<RowsReport> report = VerifyAnswer(*entry.call, entry.result, entry.seed);
+    lock.Lock();
+    EndLocked(entry, report);
   }
 }
 
-void VerifyQueue::VerifyFront(std::unique_lock<std::mutex>& lock) {
-  const Entry entry = std::move(entries_.front());
-  entries_.pop_front();
-  ++busy_;
-  lock.unlock();
-  const Result<RowsReport> report = VerifyAnswer(*entry.call, entry.result, entry.seed);
-  lock.lock();
-  --busy_;
-  bytes_ -= entry.bytes;
-  Count(entry, report);
-  if (entries_.empty()) changed_.notify_all();
-}
-
 VerifyQueue::Counts VerifyQueue::Drain() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   draining_ = true;
-  changed_.notify_all();
+  changed_.NotifyAll();
   // The caller measures nothing now, so it helps: the thread may starve on a busy machine.
-  while (!entries_.empty()) VerifyFront(lock);
-  changed_.wait(lock, [this] { return entries_.empty() && busy_ == 0; });
+  while (!entries_.empty()) {
+    const Entry entry = TakeFrontLocked();
+    lock.Unlock();
+    const Result<RowsReport> report = VerifyAnswer(*entry.call, entry.result, entry.seed);
+    lock.Lock();
+    EndLocked(entry, report);
+  }
+  while (!entries_.empty() || busy_ > 0) changed_.Wait(mutex_);
   draining_ = false;
   return std::exchange(counts_, Counts());
 }
 
 void VerifyQueue::Drop() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   counts_.skipped += static_cast<int64_t>(entries_.size());
   for (const Entry& entry : entries_) bytes_ -= entry.bytes;
   entries_.clear();

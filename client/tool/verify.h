@@ -5,15 +5,14 @@
 
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "client/call/attention_call.h"
 #include "kernels/reference/check_rows.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -54,19 +53,19 @@ class VerifyQueue {
     int64_t bytes;
   };
   void Run();
-  // Verifies the first entry, with the lock released meanwhile.
-  void VerifyFront(std::unique_lock<std::mutex>& lock);
-  void Count(const Entry& entry, const Result<RowsReport>& report);
+  // The first entry, which is verified without the lock.
+  Entry TakeFrontLocked() ATTEND_REQUIRES(mutex_);
+  void EndLocked(const Entry& entry, const Result<RowsReport>& report) ATTEND_REQUIRES(mutex_);
 
   const int64_t bytes_max_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Entry> entries_;
-  int64_t bytes_ = 0;
-  int busy_ = 0;  // threads that verify an entry
-  bool draining_ = false;
-  bool stop_ = false;
-  Counts counts_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Entry> entries_ ATTEND_GUARDED_BY(mutex_);
+  int64_t bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int busy_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that verify an entry
+  bool draining_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
+  Counts counts_ ATTEND_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -225,7 +225,7 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
     ATTEND_RETURN_IF_ERROR(
         CheckTensor("lse", response->lse(), DType::kFloat32, call_->lse_shape()));
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (header_) return Malformed("a second header");
   ATTEND_RETURN_IF_ERROR(MakeTensors());
   header_ = true;
@@ -276,7 +276,7 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
                                 int64_t bytes) {
   std::byte* place;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const Result<std::byte*> reserved = Reserve(tensor, offset, bytes);
     if (!reserved.ok()) return reserved.status();
     place = *reserved;
@@ -293,18 +293,18 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
       place += size - from;
     }
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   missing_bytes_ -= bytes;
   return Status();
 }
 
 bool ChunkedAnswer::complete() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return header_ && missing_bytes_ == 0;
 }
 
 DecodedResponse ChunkedAnswer::TakeResponse() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return std::move(response_);
 }
 

@@ -10,13 +10,13 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "client/call/attention_call.h"
 #include "client/wire/message_codec.h"
 #include "client/wire/piece_order.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -91,19 +91,18 @@ class ChunkedAnswer {
   Status TakeHeader(v1::AttendResponse* response);
   Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
 
-  // With mutex_ held.
-  Status MakeTensors();  // if they are not there
+  Status MakeTensors() ATTEND_REQUIRES(mutex_);  // if they are not there
   // The place of these bytes, which nobody else gets; null if they are dropped.
-  Result<std::byte*> Reserve(int tensor, uint64_t offset, int64_t bytes);
+  Result<std::byte*> Reserve(int tensor, uint64_t offset, int64_t bytes) ATTEND_REQUIRES(mutex_);
 
   const std::shared_ptr<const ChunkedCall> call_;
   const Payload payload_;
-  mutable std::mutex mutex_;
-  bool header_ = false;
-  bool made_ = false;  // the response's tensors
-  DecodedResponse response_;
-  std::array<ByteRanges, 2> came_;  // of O and LSE
-  int64_t missing_bytes_ = 0;       // once the tensors are made
+  mutable Mutex mutex_;
+  bool header_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool made_ ATTEND_GUARDED_BY(mutex_) = false;  // the response's tensors
+  DecodedResponse response_ ATTEND_GUARDED_BY(mutex_);
+  std::array<ByteRanges, 2> came_ ATTEND_GUARDED_BY(mutex_);  // of O and LSE
+  int64_t missing_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;       // once the tensors are made
 };
 
 }  // namespace attend::client
