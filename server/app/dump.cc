@@ -215,7 +215,7 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
 }
 
 std::string Dumper::TakePlace(const Request& request) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const TimePoint now = clock_.Now();
   const bool shared = request.transport == Transport::kSharedMemory;
   const int64_t shared_max = (options_.dumps_max + 1) / 2;

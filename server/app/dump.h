@@ -13,11 +13,11 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "attend/v1/attention.pb.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/request/request.h"
@@ -51,10 +51,10 @@ class Dumper {
   const Options options_;
   const Clock& clock_;
   Logger& logger_;
-  std::mutex mutex_;
-  int64_t dumps_ = 0;         // under mutex_, as are the next two
-  int64_t shared_dumps_ = 0;  // of requests over shared memory
-  std::map<std::pair<Transport, KernelId>, TimePoint> last_;
+  Mutex mutex_;
+  int64_t dumps_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t shared_dumps_ ATTEND_GUARDED_BY(mutex_) = 0;  // of requests over shared memory
+  std::map<std::pair<Transport, KernelId>, TimePoint> last_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend

@@ -177,9 +177,9 @@ Status Server::StartMetrics() {
 }
 
 void Server::UpdateConnections() {
-  const std::lock_guard lock(grpc_mutex_);
-  if (grpc_ == nullptr) return;
-  metrics_.SetConnections(grpc_->CountConnections(), grpc_->limits().connections);
+  const MutexLock lock(serving_mutex_);
+  if (serving_ == nullptr) return;
+  metrics_.SetConnections(serving_->CountConnections(), serving_->limits().connections);
 }
 
 Status Server::StartGrpc() {
@@ -187,18 +187,19 @@ Status Server::StartGrpc() {
       GrpcServer::Start(config_, *service_, *unknown_methods_, metrics_, *logger_, clock_,
                         [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
+  grpc_ = std::move(*grpc);
   {
-    const std::lock_guard lock(grpc_mutex_);
-    grpc_ = std::move(*grpc);
+    const MutexLock lock(serving_mutex_);
+    serving_ = grpc_.get();
   }
   UpdateHealth();  // a call may have lost the device by now
   return Status();
 }
 
 void Server::UpdateHealth() {
-  const std::lock_guard lock(grpc_mutex_);
-  if (grpc_ == nullptr) return;
-  grpc_->SetServing(!engine_->draining() && engine_->healthy() && grpc_->accepting());
+  const MutexLock lock(serving_mutex_);
+  if (serving_ == nullptr) return;
+  serving_->SetServing(!engine_->draining() && engine_->healthy() && serving_->accepting());
 }
 
 void Server::LogStart() const {
@@ -282,12 +283,11 @@ Server::~Server() {
   metrics_endpoint_.reset();
   if (engine_ == nullptr) return;
   engine_->Drain();
-  std::unique_ptr<GrpcServer> grpc;
   {
-    const std::lock_guard lock(grpc_mutex_);
-    grpc = std::move(grpc_);
+    const MutexLock lock(serving_mutex_);
+    serving_ = nullptr;
   }
-  grpc.reset();
+  grpc_.reset();
   copies_.reset();
   engine_->Stop();
   chunked_.reset();  // its thread too may be the last to hold a request

@@ -7,11 +7,11 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/mutex.h"
 #include "server/app/config.h"
 #include "server/app/dump.h"
 #include "server/app/grpc_server.h"
@@ -92,8 +92,10 @@ class Server {
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
-  std::mutex grpc_mutex_;
-  std::unique_ptr<GrpcServer> grpc_;                   // null while it does not serve
+  Mutex serving_mutex_;
+  // grpc_ for other threads than the owner's; null before it serves and at the end.
+  GrpcServer* serving_ ATTEND_GUARDED_BY(serving_mutex_) = nullptr;
+  std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;  // null if off
   std::string metrics_address_;
 };

@@ -93,7 +93,7 @@ void Logger::Write(const spdlog::details::log_msg& message, LogFields fields,
   if (message.level >= LogLevel::warn) {
     LogLimit::Verdict verdict;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       verdict = limit_.Take(event, kind, clock_->Now());
     }
     if (!verdict.write) {
@@ -126,7 +126,7 @@ void Logger::SayLeftOut(bool all) {
   try {
     std::vector<LogLimit::LeftOut> said;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       said = limit_.TakeLeftOut(clock_->Now(), all);
     }
     for (const LogLimit::LeftOut& left_out : said) WriteLeftOut(LogLevel::warn, left_out);

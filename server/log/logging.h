@@ -11,10 +11,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/log_limit.h"
 #include "server/log/log_line.h"
@@ -64,8 +64,8 @@ class Logger final : public spdlog::logger {
   const Options options_;
   const std::shared_ptr<LogFile> file_;
   const std::shared_ptr<const Clock> clock_;
-  std::mutex mutex_;
-  LogLimit limit_;  // under mutex_
+  Mutex mutex_;
+  LogLimit limit_ ATTEND_GUARDED_BY(mutex_);
   std::atomic<int64_t> left_out_{0};
   bool said_no_file_ = false;
 };

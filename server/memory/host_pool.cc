@@ -69,12 +69,12 @@ HostPool::~HostPool() {
   allocator_.Free(memory_, budget_bytes_);
 }
 
-Status HostPool::Refusal(int64_t bytes, int64_t rounded, int64_t used_bytes,
+Status HostPool::Refusal(int64_t bytes, int64_t used_bytes, int64_t free_bytes,
                          int64_t largest_bytes) const {
   std::string message = "tensor memory: request needs " + std::to_string(bytes) + " bytes, " +
                         std::to_string(used_bytes) + " of the budget of " +
                         std::to_string(budget_bytes_) + " are in use";
-  if (rounded <= ranges_.capacity() - used_bytes) {
+  if (RangeAllocator::RoundedBytes(bytes) <= free_bytes) {
     message += " and the largest free piece has " + std::to_string(largest_bytes);
   }
   return ResourceExhausted(std::move(message));
@@ -86,12 +86,14 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
   const int64_t rounded = RangeAllocator::RoundedBytes(bytes);
   int64_t begin = 0;
   int64_t used = 0;
+  int64_t free = 0;
   int64_t largest = 0;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     begin = ranges_.Take(bytes);
     if (begin < 0) {
       used = ranges_.used_bytes();
+      free = ranges_.capacity() - used;
       largest = ranges_.largest_free_bytes();
     } else if (begin >= untouched_end_ - rounded) {
       // From which end of the memory it came does not matter: both bounds stay true.
@@ -100,7 +102,7 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
       touched_end_ = std::max(touched_end_, begin + rounded);
     }
   }
-  if (begin < 0) return Refusal(bytes, rounded, used, largest);
+  if (begin < 0) return Refusal(bytes, used, free, largest);
   block.pool_ = this;
   block.data_ = memory_ + begin;
   block.bytes_ = bytes;
@@ -111,17 +113,17 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
 
 void HostPool::Return(char* data, int64_t bytes) {
   Forbid(data, RangeAllocator::RoundedBytes(bytes));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ranges_.Return(data - memory_, bytes);
 }
 
 int64_t HostPool::used_bytes() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return ranges_.used_bytes();
 }
 
 int64_t HostPool::largest_free_bytes() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return ranges_.largest_free_bytes();
 }
 

@@ -12,10 +12,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/memory/range_allocator.h"
 
@@ -69,17 +69,18 @@ class HostPool {
   friend class HostBlock;
   HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes);
   void Return(char* data, int64_t bytes);
-  // Why there is no block, with the bytes in use and the largest free piece at that time.
-  Status Refusal(int64_t bytes, int64_t rounded, int64_t used_bytes, int64_t largest_bytes) const;
+  // Why there is no block, with what was in use and free at that time.
+  Status Refusal(int64_t bytes, int64_t used_bytes, int64_t free_bytes,
+                 int64_t largest_bytes) const;
 
   HostAllocator& allocator_;
   char* const memory_;
   const int64_t budget_bytes_;
-  mutable std::mutex mutex_;
-  RangeAllocator ranges_;
+  mutable Mutex mutex_;
+  RangeAllocator ranges_ ATTEND_GUARDED_BY(mutex_);
   // Everything that was ever taken is outside [touched_end_, untouched_end_).
-  int64_t touched_end_ = 0;
-  int64_t untouched_end_;
+  int64_t touched_end_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t untouched_end_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend

@@ -73,7 +73,7 @@ const char* Http2Frames::Open(int32_t stream) {
   }
   const OnNoMemory then(OnNoMemory::kThrow);
   try {
-    const std::lock_guard lock(open_mutex_);
+    const MutexLock lock(open_mutex_);
     open_.insert(stream);
     return nullptr;
   } catch (const std::bad_alloc&) {
@@ -84,7 +84,7 @@ const char* Http2Frames::Open(int32_t stream) {
 
 bool Http2Frames::Close(int32_t stream) {
   {
-    const std::lock_guard lock(open_mutex_);
+    const MutexLock lock(open_mutex_);
     if (open_.erase(stream) == 0) return false;
   }
   if (limits_.calls != nullptr) limits_.calls->End(1);

@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <span>
 
+#include "kernels/util/mutex.h"
 #include "server/net/heap_pressure.h"
 #include "server/net/open_calls.h"
 #include "server/util/clock.h"
@@ -139,8 +139,8 @@ class Http2Frames {
   int32_t answered_stream_ = 0;       // the last with DATA
   int32_t refused_stream_ = -1;       // the last of refusals_, until a reset
 
-  std::mutex open_mutex_;
-  absl::flat_hash_set<int32_t> open_;  // streams
+  Mutex open_mutex_;
+  absl::flat_hash_set<int32_t> open_ ATTEND_GUARDED_BY(open_mutex_);  // streams
 };
 
 template <class Found>

@@ -125,7 +125,7 @@ Listener::~Listener() {
 }
 
 int64_t Listener::CountOpen() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   table_.Sweep(IsOpenSocket);
   return table_.size();
 }
@@ -143,7 +143,7 @@ void Listener::Run() {
       readable.push_back(events[i].data.fd);
     }
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       try {
         Serve(readable);
       } catch (const std::bad_alloc&) {

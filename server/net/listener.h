@@ -11,12 +11,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -56,25 +56,25 @@ class Listener {
   Listener(const Options& options, std::vector<int> sockets, Callbacks callbacks, Metrics& metrics,
            Logger& logger, const Clock& clock);
   void Run();
-  void Serve(const std::vector<int>& ready);
-  int WaitMs() const;
+  void Serve(const std::vector<int>& ready) ATTEND_REQUIRES(mutex_);
+  int WaitMs() const ATTEND_REQUIRES(mutex_);
   bool IsListener(int fd) const;
   bool Watch(int operation, int fd, bool readable);
-  void Accept(int listener);
+  void Accept(int listener) ATTEND_REQUIRES(mutex_);
   void AcceptFailed(int listener);
   // Accepts and closes a connection with the spare descriptor, so that its client is told.
   void Shed(int listener);
   void Rest(bool rest);
   void SetAccepting(bool accepting);
 
-  void Admit(UniqueFd socket);
-  bool MakeRoom(int socket, const std::string& peer);
-  void SweepOften();
+  void Admit(UniqueFd socket) ATTEND_REQUIRES(mutex_);
+  bool MakeRoom(int socket, const std::string& peer) ATTEND_REQUIRES(mutex_);
+  void SweepOften() ATTEND_REQUIRES(mutex_);
   // Hands the connection over if it has sent something, closes it if it has ended. True if it is
   // still open and silent.
-  bool IsSilent(int fd);
-  void Close(int fd);
-  void EndSilent();
+  bool IsSilent(int fd) ATTEND_REQUIRES(mutex_);
+  void Close(int fd) ATTEND_REQUIRES(mutex_);
+  void EndSilent() ATTEND_REQUIRES(mutex_);
   void CountRefused(int socket, ConnectionRefusal reason);
 
   const Options options_;
@@ -86,10 +86,10 @@ class Listener {
   UniqueFd events_;  // epoll
   UniqueFd wake_;    // readable when the thread must end
   UniqueFd spare_;
-  std::mutex mutex_;
-  ConnectionTable table_;  // the thread's, but for CountOpen
-  TimePoint swept_{};      // the thread's, as what follows
-  bool resting_ = false;   // the listeners are not looked at
+  Mutex mutex_;
+  ConnectionTable table_ ATTEND_GUARDED_BY(mutex_);
+  TimePoint swept_{};     // the thread's, as what follows
+  bool resting_ = false;  // the listeners are not looked at
   TimePoint rest_until_{};
   std::optional<TimePoint> failing_since_;
   std::atomic<bool> accepting_{true};

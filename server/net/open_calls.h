@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -55,8 +54,8 @@ class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
   const int64_t most_;
   const int64_t per_peer_max_;
   std::atomic<int64_t> calls_{0};
-  std::mutex mutex_;
-  std::unordered_map<std::string, std::weak_ptr<Peer>> peers_;
+  Mutex mutex_;
+  std::unordered_map<std::string, std::weak_ptr<Peer>> peers_ ATTEND_GUARDED_BY(mutex_);
 };
 
 inline const char* OpenCalls::Peer::Begin() {
@@ -74,7 +73,7 @@ inline const char* OpenCalls::Peer::Begin() {
 }
 
 inline std::shared_ptr<OpenCalls::Peer> OpenCalls::Of(const std::string& peer) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::weak_ptr<Peer>& known = peers_[peer];
   std::shared_ptr<Peer> shared = known.lock();
   if (shared == nullptr) {
@@ -85,7 +84,7 @@ inline std::shared_ptr<OpenCalls::Peer> OpenCalls::Of(const std::string& peer) {
 }
 
 inline void OpenCalls::Forget(const std::string& peer) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = peers_.find(peer);  // the peer may have connections again by now
   if (found != peers_.end() && found->second.expired()) peers_.erase(found);
 }

@@ -38,28 +38,28 @@ RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory,
 RegionRegistry::~RegionRegistry() {
   std::unordered_map<std::string, RegionRef> forgotten;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     forgotten.swap(regions_);
   }
   forgotten.clear();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   thread_.join();
   assert(taken_bytes_ == 0 && "a region outlived its registry");
 }
 
 uint64_t RegionRegistry::AddClient() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   clients_.emplace(++last_client_, Client());
   return last_client_;
 }
 
 void RegionRegistry::RemoveClient(uint64_t client) {
   std::vector<RegionRef> forgotten;  // let go of outside the lock
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
   if (found == clients_.end()) return;
   for (const std::string& token : found->second.tokens) {
@@ -88,8 +88,7 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   return Status();
 }
 
-Status RegionRegistry::WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client,
-                                         int64_t bytes) {
+Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes) {
   for (;;) {
     const auto found = clients_.find(client);
     if (found == clients_.end()) return Internal("the client has gone");
@@ -101,13 +100,13 @@ Status RegionRegistry::WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uin
         std::chrono::steady_clock::now() - reaping_since_ >= limits_.return_wait) {
       return status;
     }
-    changed_.wait_until(lock, reaping_since_ + limits_.return_wait);
+    changed_.WaitUntil(mutex_, reaping_since_ + limits_.return_wait);
   }
 }
 
 Status RegionRegistry::Reserve(uint64_t client, int64_t bytes) {
-  std::unique_lock lock(mutex_);
-  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(lock, client, bytes));
+  const MutexLock lock(mutex_);
+  ATTEND_RETURN_IF_ERROR(WaitForRoomLocked(client, bytes));
   const auto found = clients_.find(client);
   found->second.bytes += bytes;
   ++found->second.regions;
@@ -136,7 +135,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   // Without the lock: pages are taken and locked.
   Result<RegionMapping> mapping = memory_.Map(rounded);
   if (!mapping.ok()) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ReturnLocked(client, rounded);
     ++refused_;
     return mapping.status();
@@ -157,7 +156,7 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& lo
   if (Status status = Reserve(client, 0); !status.ok()) return Refuse(std::move(status));
   Result<ImportedMemory> memory = importer_->Import(loan);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!memory.ok()) {
       ReturnLocked(client, 0);
       ++refused_;
@@ -176,7 +175,7 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& lo
 }
 
 Status RegionRegistry::Refuse(Status status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++refused_;
   return status;
 }
@@ -186,7 +185,7 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
                                              [this](SharedRegion* last) { Reap(last); });
   Result<std::string> token = tokens_();
   if (token.ok()) region->token = *token;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto owner = clients_.find(region->client);
   if (token.ok() && owner == clients_.end()) token = Internal("the client has gone");
   if (token.ok() && !regions_.emplace(*token, region).second) {
@@ -212,7 +211,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
                                std::function<void()> closed) {
   {
     RegionRef forgotten;  // let go of outside the lock
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto owner = clients_.find(client);
     if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
       return Status(Code::kNotFound, "the token is of no region of this connection");
@@ -231,13 +230,13 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
 }
 
 RegionRef RegionRegistry::Find(const std::string& token) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = regions_.find(token);
   return found == regions_.end() ? nullptr : found->second;
 }
 
 RegionRegistry::Stats RegionRegistry::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Stats stats;
   stats.clients = static_cast<int64_t>(clients_.size());
   stats.regions = open_regions_;
@@ -252,12 +251,12 @@ RegionRegistry::Stats RegionRegistry::stats() const {
 
 void RegionRegistry::Reap(SharedRegion* region) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     region->next = unreaped_;
     unreaped_ = region;
     if (!std::exchange(reaping_, true)) reaping_since_ = std::chrono::steady_clock::now();
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void RegionRegistry::ReturnLocked(uint64_t client, int64_t bytes) {
@@ -278,20 +277,20 @@ std::function<void()> RegionRegistry::TakeClosedLocked(const SharedRegion& regio
 
 void RegionRegistry::Run() {
   NameThread("attend-regions");
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || unreaped_ != nullptr; });
+    while (!stop_ && unreaped_ == nullptr) changed_.Wait(mutex_);
     if (unreaped_ == nullptr) return;
     SharedRegion* const region = std::exchange(unreaped_, unreaped_->next);
     const bool lent = region->device != SharedRegion::kHost;
     reaping_since_ = std::chrono::steady_clock::now();
-    lock.unlock();
+    lock.Unlock();
     if (lent) {
       importer_->Release(std::move(region->imported));
     } else {
       memory_.Unmap(region->data, region->bytes);
     }
-    lock.lock();
+    lock.Lock();
     ReturnLocked(region->client, lent ? 0 : region->bytes);
     if (lent) {
       --lent_regions_;
@@ -300,11 +299,11 @@ void RegionRegistry::Run() {
     const std::function<void()> closed = TakeClosedLocked(*region);
     delete region;
     reaping_ = unreaped_ != nullptr;
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (!closed) continue;
-    lock.unlock();
+    lock.Unlock();
     closed();
-    lock.lock();
+    lock.Lock();
   }
 }
 

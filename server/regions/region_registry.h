@@ -13,16 +13,15 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/regions/device_importer.h"
 #include "server/regions/region_memory.h"
@@ -108,18 +107,18 @@ class RegionRegistry {
   };
 
   Status Reserve(uint64_t client, int64_t bytes);
-  Status CheckLocked(const Client& client, int64_t bytes) const;
+  Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   // Adds the region, whose memory is from now on returned as every region's is. Returns its token.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
   // The last reference is gone. Any thread.
   void Reap(SharedRegion* region);
   // Waits while regions being returned may make the room that the client lacks.
-  Status WaitForRoomLocked(std::unique_lock<std::mutex>& lock, uint64_t client, int64_t bytes);
-  void ReturnLocked(uint64_t client, int64_t bytes);
+  Status WaitForRoomLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
+  void ReturnLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
-  std::function<void()> TakeClosedLocked(const SharedRegion& region);
-  void CountOpenLocked(const SharedRegion& region, int sign);
+  std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);
+  void CountOpenLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);
   void Run();
 
   const RegionLimits limits_;
@@ -127,23 +126,28 @@ class RegionRegistry {
   const TokenSource tokens_;
   const DeviceImporter* const importer_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::unordered_map<std::string, RegionRef> regions_;
-  std::unordered_map<uint64_t, Client> clients_;
-  uint64_t last_client_ = 0;
-  int64_t open_regions_ = 0;  // host memory, as are all below except lent_...
-  int64_t open_bytes_ = 0;
-  int64_t taken_bytes_ = 0;  // open ones, those being made and those not yet returned
-  int64_t created_ = 0;
-  int64_t refused_ = 0;
-  int64_t lent_regions_ = 0;
-  int64_t lent_bytes_ = 0;
-  SharedRegion* unreaped_ = nullptr;
-  bool reaping_ = false;     // from the first unreaped region until the last one's bytes are free
-  TimePoint reaping_since_;  // while reaping_: when returning the current one began
-  std::unordered_map<std::string, std::function<void()>> closed_;  // of lent ones, by token
-  bool stop_ = false;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::unordered_map<std::string, RegionRef> regions_ ATTEND_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
+  uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
+  // Of host memory, as are all below except lent_...
+  int64_t open_regions_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t open_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  // Open ones, those being made and those not yet returned.
+  int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t created_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t refused_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t lent_regions_ ATTEND_GUARDED_BY(mutex_) = 0;
+  int64_t lent_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
+  // From the first unreaped region until the last one's bytes are free.
+  bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;
+  // While reaping_: when returning the current one began.
+  TimePoint reaping_since_ ATTEND_GUARDED_BY(mutex_);
+  // Of lent ones, by token.
+  std::unordered_map<std::string, std::function<void()>> closed_ ATTEND_GUARDED_BY(mutex_);
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

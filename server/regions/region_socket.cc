@@ -247,7 +247,7 @@ std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,
                                                      const std::string& token) {
   const Done::Release release{connection.socket.get(), connection.client};
   const Status status = registry_.Release(connection.client, token, [done = done_, release] {
-    const std::lock_guard lock(done->mutex);
+    const MutexLock lock(done->mutex);
     done->releases.push_back(release);
     eventfd_write(done->wake.get(), 1);
   });
@@ -259,7 +259,7 @@ std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,
 void RegionSocket::AnswerReleases() {
   std::vector<Done::Release> releases;
   {
-    const std::lock_guard lock(done_->mutex);
+    const MutexLock lock(done_->mutex);
     eventfd_t count;
     eventfd_read(done_->wake.get(), &count);
     releases.swap(done_->releases);

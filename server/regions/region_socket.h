@@ -12,13 +12,13 @@
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "attend/v1/shared_memory.pb.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/regions/region_registry.h"
@@ -62,8 +62,8 @@ class RegionSocket {
       int fd = -1;
       uint64_t client = 0;  // the descriptor may belong to another by then
     };
-    std::mutex mutex;
-    std::vector<Release> releases;
+    Mutex mutex;
+    std::vector<Release> releases ATTEND_GUARDED_BY(mutex);
     UniqueFd wake;  // readable while there are any
   };
 

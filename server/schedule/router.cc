@@ -26,19 +26,19 @@ bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {
 
 int64_t Router::BoundedCost(int64_t cost) { return std::clamp<int64_t>(cost, 0, kCostMax >> 2); }
 
-Router::Router(const std::vector<DeviceInfo>& devices) {
+Router::Router(const std::vector<DeviceInfo>& devices) : loads_(devices.size()) {
   for (const DeviceInfo& info : devices) devices_.push_back({info, SpeedOf(info)});
 }
 
-template <class LoadOf>
-size_t Router::BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const {
+template <class CostOf>
+size_t Router::BestLocked(std::span<const Candidate> candidates, const CostOf& cost_of) const {
   assert(!candidates.empty());
   size_t best = 0;
   double best_time = std::numeric_limits<double>::infinity();
   for (size_t n = 0; n < candidates.size(); ++n) {
-    const Device& device = devices_[candidates[n].device];
-    const double time =
-        static_cast<double>(load_of(device) + BoundedCost(candidates[n].cost)) / device.speed;
+    const int device = candidates[n].device;
+    const int64_t cost = cost_of(loads_[device]) + BoundedCost(candidates[n].cost);
+    const double time = static_cast<double>(cost) / devices_[device].speed;
     if (time < best_time) {
       best = n;
       best_time = time;
@@ -48,41 +48,40 @@ size_t Router::BestLocked(std::span<const Candidate> candidates, const LoadOf& l
 }
 
 size_t Router::Reserve(std::span<const Candidate> candidates) {
-  const std::lock_guard lock(mutex_);
-  const size_t best =
-      BestLocked(candidates, [](const Device& device) { return device.outstanding; });
-  devices_[candidates[best].device].outstanding += BoundedCost(candidates[best].cost);
+  const MutexLock lock(mutex_);
+  const size_t best = BestLocked(candidates, [](const Load& load) { return load.outstanding; });
+  loads_[candidates[best].device].outstanding += BoundedCost(candidates[best].cost);
   return best;
 }
 
 size_t Router::Expect(std::span<const Candidate> candidates) {
-  const std::lock_guard lock(mutex_);
-  const size_t best = BestLocked(
-      candidates, [](const Device& device) { return device.outstanding + device.expected; });
-  devices_[candidates[best].device].expected += BoundedCost(candidates[best].cost);
+  const MutexLock lock(mutex_);
+  const size_t best =
+      BestLocked(candidates, [](const Load& load) { return load.outstanding + load.expected; });
+  loads_[candidates[best].device].expected += BoundedCost(candidates[best].cost);
   return best;
 }
 
 void Router::Forget(int device, int64_t cost) {
-  const std::lock_guard lock(mutex_);
-  devices_[device].expected -= BoundedCost(cost);
-  assert(devices_[device].expected >= 0);
+  const MutexLock lock(mutex_);
+  loads_[device].expected -= BoundedCost(cost);
+  assert(loads_[device].expected >= 0);
 }
 
 void Router::Add(int device, int64_t cost) {
-  const std::lock_guard lock(mutex_);
-  devices_[device].outstanding += BoundedCost(cost);
+  const MutexLock lock(mutex_);
+  loads_[device].outstanding += BoundedCost(cost);
 }
 
 void Router::Release(int device, int64_t cost) {
-  const std::lock_guard lock(mutex_);
-  devices_[device].outstanding -= BoundedCost(cost);
-  assert(devices_[device].outstanding >= 0);
+  const MutexLock lock(mutex_);
+  loads_[device].outstanding -= BoundedCost(cost);
+  assert(loads_[device].outstanding >= 0);
 }
 
 int64_t Router::outstanding(int device) const {
-  const std::lock_guard lock(mutex_);
-  return devices_[device].outstanding;
+  const MutexLock lock(mutex_);
+  return loads_[device].outstanding;
 }
 
 std::vector<Candidate> Router::Alike(std::span<const Candidate> candidates) const {

@@ -13,11 +13,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "kernels/contract/select.h"
+#include "kernels/util/mutex.h"
 #include "server/request/placement.h"
 
 namespace attend {
@@ -55,16 +55,20 @@ class Router {
   struct Device {
     DeviceInfo info;
     double speed = 1;
+  };
+  struct Load {
     int64_t outstanding = 0;
     int64_t expected = 0;
   };
 
-  // The first of those with the smallest time, where `load_of` gives a device's load.
-  template <class LoadOf>
-  size_t BestLocked(std::span<const Candidate> candidates, const LoadOf& load_of) const;
+  // The first of those with the smallest time, where `cost_of` says what a load costs.
+  template <class CostOf>
+  size_t BestLocked(std::span<const Candidate> candidates, const CostOf& cost_of) const
+      ATTEND_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;  // of `outstanding` and `expected`
-  std::vector<Device> devices_;
+  std::vector<Device> devices_;  // fixed
+  mutable Mutex mutex_;
+  std::vector<Load> loads_ ATTEND_GUARDED_BY(mutex_);  // of the devices
 };
 
 }  // namespace attend

@@ -31,7 +31,7 @@ std::string PeerOf(grpc_call* call) {
 void WatchedCall::Join(AnswerWatch& watch, grpc_call* call) {
   if (watch.timeout_ == Duration::zero()) return;
   AnswerWatch::Shard& shard = watch.ShardOf(this);
-  const std::lock_guard lock(shard.mutex);
+  const MutexLock lock(shard.mutex);
   watch_ = &watch;
   call_ = call;
   next_ = shard.first;
@@ -42,7 +42,7 @@ void WatchedCall::Join(AnswerWatch& watch, grpc_call* call) {
 void WatchedCall::Leave() {
   if (watch_ == nullptr) return;
   AnswerWatch::Shard& shard = watch_->ShardOf(this);
-  const std::lock_guard lock(shard.mutex);
+  const MutexLock lock(shard.mutex);
   (previous_ == nullptr ? shard.first : previous_->next_) = next_;
   if (next_ != nullptr) next_->previous_ = previous_;
   watch_ = nullptr;
@@ -64,17 +64,17 @@ AnswerWatch::AnswerWatch(Duration timeout, const Clock& clock,
 
 AnswerWatch::~AnswerWatch() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   if (thread_.joinable()) thread_.join();
 }
 
 std::vector<std::string> AnswerWatch::WaitingPeers() {
   std::vector<std::string> peers;
   for (Shard& shard : shards_) {
-    const std::lock_guard lock(shard.mutex);  // so that no call goes meanwhile
+    const MutexLock lock(shard.mutex);  // so that no call goes meanwhile
     for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
       if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
       try {  // no waiting for memory here: calls that would give it back wait for this lock
@@ -92,8 +92,9 @@ void AnswerWatch::Run() {
   NameThread("attend-unread");
   const Duration pause =
       std::max<Duration>(timeout_ / kLooksPerTimeout, std::chrono::milliseconds(1));
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, pause, [this] { return stop_; })) {
+  const MutexLock lock(mutex_);
+  while (!stop_) {
+    if (wake_.WaitFor(mutex_, pause) || stop_) continue;  // woken before its time
     const TimePoint now = clock_.Now();
     for (Shard& shard : shards_) Look(shard, now);
   }
@@ -102,7 +103,7 @@ void AnswerWatch::Run() {
 void AnswerWatch::Look(Shard& shard, TimePoint now) {
   std::vector<grpc_call*> unread;
   {
-    const std::lock_guard lock(shard.mutex);
+    const MutexLock lock(shard.mutex);
     for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
       if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;

@@ -10,15 +10,14 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kernels/util/mutex.h"
 #include "server/util/clock.h"
 
 namespace attend {
@@ -54,7 +53,7 @@ class WatchedCall {
 
   std::atomic<int64_t> held_bytes_{0};
   std::atomic<int64_t> taken_bytes_{0};
-  // Used by the watch, under its lock.
+  // Used by the watch, under the lock of the call's shard.
   AnswerWatch* watch_ = nullptr;  // null: not watched
   grpc_call* call_ = nullptr;
   bool cut_off_ = false;
@@ -85,8 +84,8 @@ class AnswerWatch {
   // Calls come and go on many threads.
   static constexpr size_t kShards = 16;
   struct Shard {
-    std::mutex mutex;
-    WatchedCall* first = nullptr;
+    Mutex mutex;
+    WatchedCall* first ATTEND_GUARDED_BY(mutex) = nullptr;
   };
 
   Shard& ShardOf(const WatchedCall* call) {
@@ -99,9 +98,9 @@ class AnswerWatch {
   const Clock& clock_;
   const std::function<void(const std::string&)> unread_;
   std::array<Shard, kShards> shards_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stop_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last
 };
 
