@@ -28,8 +28,11 @@ add_library(attend_options INTERFACE)
 target_include_directories(attend_options INTERFACE ${CMAKE_SOURCE_DIR})
 # -Wrestrict: GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
 set(warnings -Wall -Wextra -Wno-sign-compare -Wno-restrict -Werror)
-# Another compiler's own warnings stop nobody: Clang builds the sanitizers' tests alone.
-target_compile_options(attend_options INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${warnings}>")
+# Another compiler's own warnings stop nobody: Clang builds the sanitizers' tests alone. But it is
+# the one that checks locks (kernels/util/mutex.h).
+target_compile_options(attend_options INTERFACE
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:${warnings}>"
+  "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety;-Werror=thread-safety>")
 target_link_libraries(attend_options INTERFACE Threads::Threads)
 
 if(ATTEND_SANITIZE)
