@@ -164,7 +164,7 @@ void Client::AskForLimits(const AttentionCall& call, CallOptions* options) {
   if (impl_->message_bytes_max > 0 || PayloadBytes(call) + AnswerBytes(call) < kAskForLimitsBytes) {
     return;
   }
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = std::chrono::steady_clock::now();  // gRPC sees to the timeout by it, too
   const bool bounded = options->timeout.count() > 0;
   const auto info =
       GetServerInfo(bounded ? std::min<std::chrono::nanoseconds>(options->timeout, kAskForLimitsMax)

@@ -16,7 +16,7 @@ namespace attend::client {
 
 class TimerThread {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = std::chrono::steady_clock;  // what is measured is the true time
 
   TimerThread() : thread_([this] { Run(); }) {}
   ~TimerThread() { Stop(); }

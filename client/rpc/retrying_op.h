@@ -23,7 +23,7 @@ namespace attend::client {
 
 class RetryingOp : public Operation {
  protected:
-  using Clock = std::chrono::steady_clock;
+  using Clock = std::chrono::steady_clock;  // which gRPC sees to deadlines by
 
   static constexpr int kBackoff = -1;  // the slot of the wait's end
 

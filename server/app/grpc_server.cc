@@ -113,13 +113,15 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
   Http2Frames::Limits frames;
   frames.streams = MaxStreams(config);
-  frames.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes);
+  frames.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
   const auto calls = std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config));
-  const auto take = [acceptor, frames, calls, &metrics, on_wrong = &server->on_wrong_](int socket) {
+  const auto take = [acceptor, frames, calls, &metrics, &clock,
+                     on_wrong = &server->on_wrong_](int socket) {
     Http2Frames::Limits own = frames;
     own.calls = calls->Of(PeerOf(socket));
     struct stat about {};
-    if (fstat(socket, &about) != 0 || !ReadGuard::Begin(socket, about.st_ino, own, on_wrong)) {
+    if (fstat(socket, &about) != 0 ||
+        !ReadGuard::Begin(socket, about.st_ino, own, clock, on_wrong)) {
       metrics.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
       close(socket);
       return;

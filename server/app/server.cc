@@ -9,7 +9,6 @@
 #include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <utility>
 
 #include "server/app/collectors.h"
@@ -113,8 +112,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     UpdateHealth();
   });
   if (config_.shared_memory) {
-    Result<std::unique_ptr<SharedMemoryServer>> shared = SharedMemoryServer::Start(
-        MakeSharedMemoryOptions(config_), engine_->backends(), engine_->host_allocator(), *logger_);
+    Result<std::unique_ptr<SharedMemoryServer>> shared =
+        SharedMemoryServer::Start(MakeSharedMemoryOptions(config_), engine_->backends(),
+                                  engine_->host_allocator(), *logger_, clock_);
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
@@ -225,7 +225,7 @@ Status Server::WriteReadyFile(const std::string& path) const {
 bool Server::WaitForCalls(TimePoint until) const {
   while (context_->admitted_calls.load(std::memory_order_acquire) > 0) {
     if (clock_.Now() >= until) return false;
-    std::this_thread::sleep_for(milliseconds(1));
+    clock_.SleepFor(milliseconds(1));
   }
   return true;
 }
@@ -273,7 +273,7 @@ bool Server::Drain(Duration timeout) {
   // resets the connection and takes them along, so clients get a moment to read; late calls are
   // refused.
   const Duration left = std::max(Duration::zero(), end - clock_.Now());
-  std::this_thread::sleep_for(std::min<Duration>(kLastBytesReadTime, left));
+  clock_.SleepFor(std::min<Duration>(kLastBytesReadTime, left));
   grpc_->RemoveSockets();
   if (sent) logger_->info("drained");
   return sent;
@@ -295,7 +295,7 @@ Server::~Server() {
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.
   const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
   while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {
-    std::this_thread::sleep_for(milliseconds(1));
+    clock_.SleepFor(milliseconds(1));
   }
   if (engine_->host_pool().used_bytes() > 0) {
     logger_->error("gRPC still holds {} bytes of answers; their memory stays taken",

@@ -27,7 +27,7 @@ thread_local OnNoMemory::Then then = OnNoMemory::kWait;
 
 // False if this thread has waited for so long that there will be nothing.
 bool WaitForMemory() {
-  using Clock = std::chrono::steady_clock;
+  using Clock = std::chrono::steady_clock;  // operator new is given no clock
   constexpr std::chrono::milliseconds kPause(1);
   // An allocation that fails again is back here sooner.
   constexpr std::chrono::milliseconds kApart(1);

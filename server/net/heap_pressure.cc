@@ -21,10 +21,10 @@ int64_t HeapPressure::CallsAllowed(TimePoint now, int64_t most) {
   TimePoint next = next_.load(std::memory_order_relaxed);
   // One of those who come at once looks; the others take what was seen last.
   if (now >= next && next_.compare_exchange_strong(next, now + kApart)) {
-    const TimePoint began = std::chrono::steady_clock::now();
+    const TimePoint began = clock_.Now();
     calls_.store(1, std::memory_order_relaxed);
     seen_bytes_.store(heap_bytes_(), std::memory_order_relaxed);
-    const auto took = std::chrono::steady_clock::now() - began;
+    const Duration took = clock_.Now() - began;
     if (kShare * took > kApart) next_.store(now + kShare * took, std::memory_order_relaxed);
   }
   const int64_t above = seen_bytes_.load(std::memory_order_relaxed) +

@@ -25,8 +25,11 @@ class HeapPressure {
   static constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
 
   // The heap should grow by no more than `growth_max` bytes from now on; a call takes `call_bytes`.
-  HeapPressure(int64_t growth_max, int64_t call_bytes, HeapBytes heap_bytes = MallocBytes)
-      : heap_bytes_(std::move(heap_bytes)),
+  // `clock` must outlive the object; it tells how long a measurement takes.
+  HeapPressure(int64_t growth_max, int64_t call_bytes, const Clock& clock,
+               HeapBytes heap_bytes = MallocBytes)
+      : clock_(clock),
+        heap_bytes_(std::move(heap_bytes)),
         call_bytes_(call_bytes),
         growth_max_(std::max<int64_t>(1, growth_max)),
         bytes_max_(heap_bytes_() + growth_max_) {}
@@ -39,6 +42,7 @@ class HeapPressure {
   static int64_t MallocBytes();
 
  private:
+  const Clock& clock_;
   const HeapBytes heap_bytes_;
   const int64_t call_bytes_;
   const int64_t growth_max_;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <climits>
 #include <memory>
 #include <optional>
@@ -19,6 +18,7 @@ namespace {
 
 struct Entry {
   std::optional<Http2Frames> frames;
+  const Clock* clock = nullptr;
   ino_t inode = 0;
   size_t looked_at = 0;                                       // of what is sent next
   std::atomic<const ReadGuard::OnWrong*> on_wrong = nullptr;  // null: no connection of gRPC's
@@ -61,11 +61,12 @@ const char* ForEachPiece(const msghdr& message, ssize_t bytes, const Look& look)
 }  // namespace
 
 bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
-                      const OnWrong* on_wrong) {
+                      const Clock& clock, const OnWrong* on_wrong) {
   Entry* const entry = Find(socket, true);
   if (entry == nullptr) return false;
   End(socket);
   entry->frames.emplace(limits);
+  entry->clock = &clock;
   entry->inode = inode;
   entry->looked_at = 0;
   entry->on_wrong = on_wrong;
@@ -83,7 +84,7 @@ void ReadGuard::End(int socket) {
 bool ReadGuard::Passes(int socket, const msghdr& message, ssize_t bytes) {
   Entry* const entry = Find(socket, false);
   if (entry == nullptr || entry->on_wrong == nullptr) return true;
-  const TimePoint now = std::chrono::steady_clock::now();
+  const TimePoint now = entry->clock->Now();
   const char* const wrong = ForEachPiece(message, bytes, [&](std::span<const uint8_t> piece) {
     return entry->frames->Read(piece, now);
   });

@@ -21,10 +21,10 @@ class ReadGuard {
   // Told what was wrong with a connection that is being ended. Called on any thread.
   using OnWrong = std::function<void(int socket, const char* what)>;
 
-  // gRPC reads the connection from now on, from its first byte. `on_wrong` must outlive it. Call
-  // this before another thread can read it. False if there is no entry for so high a descriptor:
-  // what is read would not be inspected.
-  static bool Begin(int socket, ino_t inode, const Http2Frames::Limits& limits,
+  // gRPC reads the connection from now on, from its first byte. `clock` and `on_wrong` must
+  // outlive it. Call this before another thread can read it. False if there is no entry for so high
+  // a descriptor: what is read would not be inspected.
+  static bool Begin(int socket, ino_t inode, const Http2Frames::Limits& limits, const Clock& clock,
                     const OnWrong* on_wrong);
   // False if gRPC must not get what has just been read.
   static bool Passes(int socket, const msghdr& message, ssize_t bytes);

@@ -27,10 +27,11 @@ Status Full(int64_t bytes, int64_t used, const char* bound_name, int64_t bound) 
 
 }  // namespace
 
-RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens,
-                               const DeviceImporter* importer)
+RegionRegistry::RegionRegistry(const RegionLimits& limits, RegionMemory& memory, const Clock& clock,
+                               TokenSource tokens, const DeviceImporter* importer)
     : limits_(limits),
       memory_(memory),
+      clock_(clock),
       tokens_(std::move(tokens)),
       importer_(importer),
       thread_([this] { Run(); }) {}
@@ -96,8 +97,7 @@ Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes) {
     // What a client has just let go of is its own to take again. Counted from the start of the
     // reaping: a device that hangs costs the caller's thread this time once, not once for every
     // region.
-    if (status.ok() || !reaping_ ||
-        std::chrono::steady_clock::now() - reaping_since_ >= limits_.return_wait) {
+    if (status.ok() || !reaping_ || clock_.Now() - reaping_since_ >= limits_.return_wait) {
       return status;
     }
     changed_.WaitUntil(mutex_, reaping_since_ + limits_.return_wait);
@@ -254,7 +254,7 @@ void RegionRegistry::Reap(SharedRegion* region) {
     const MutexLock lock(mutex_);
     region->next = unreaped_;
     unreaped_ = region;
-    if (!std::exchange(reaping_, true)) reaping_since_ = std::chrono::steady_clock::now();
+    if (!std::exchange(reaping_, true)) reaping_since_ = clock_.Now();
   }
   changed_.NotifyAll();
 }
@@ -283,7 +283,7 @@ void RegionRegistry::Run() {
     if (unreaped_ == nullptr) return;
     SharedRegion* const region = std::exchange(unreaped_, unreaped_->next);
     const bool lent = region->device != SharedRegion::kHost;
-    reaping_since_ = std::chrono::steady_clock::now();
+    reaping_since_ = clock_.Now();
     lock.Unlock();
     if (lent) {
       importer_->Release(std::move(region->imported));

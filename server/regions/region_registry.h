@@ -71,10 +71,10 @@ class RegionRegistry {
     int64_t lent_bytes = 0;
   };
 
-  // `memory` and `importer` must outlive the registry; `importer` is null if clients may not lend
-  // memory.
-  RegionRegistry(const RegionLimits& limits, RegionMemory& memory, TokenSource tokens,
-                 const DeviceImporter* importer = nullptr);
+  // `memory`, `clock` and `importer` must outlive the registry; `importer` is null if clients may
+  // not lend memory.
+  RegionRegistry(const RegionLimits& limits, RegionMemory& memory, const Clock& clock,
+                 TokenSource tokens, const DeviceImporter* importer = nullptr);
   ~RegionRegistry();  // releases every region and waits until their memory is returned
   RegionRegistry(const RegionRegistry&) = delete;
   RegionRegistry& operator=(const RegionRegistry&) = delete;
@@ -123,6 +123,7 @@ class RegionRegistry {
 
   const RegionLimits limits_;
   RegionMemory& memory_;
+  const Clock& clock_;
   const TokenSource tokens_;
   const DeviceImporter* const importer_;
 

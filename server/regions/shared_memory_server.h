@@ -15,6 +15,7 @@
 #include "server/regions/region_memory.h"
 #include "server/regions/region_registry.h"
 #include "server/regions/region_socket.h"
+#include "server/util/clock.h"
 
 namespace attend {
 
@@ -27,12 +28,12 @@ struct SharedMemoryOptions {
 class SharedMemoryServer {
  public:
   // The socket is serving when this returns. `backends` are the engine's, in its order; they,
-  // `allocator` and `logger` must outlive the object, which must outlive every request.
+  // `allocator`, `logger` and `clock` must outlive the object, which must outlive every request.
   // FAILED_PRECONDITION: CUDA IPC is asked for, and no device supports it.
   static Result<std::unique_ptr<SharedMemoryServer>> Start(const SharedMemoryOptions& options,
                                                            std::vector<Backend*> backends,
-                                                           HostAllocator& allocator,
-                                                           Logger& logger);
+                                                           HostAllocator& allocator, Logger& logger,
+                                                           const Clock& clock);
 
   // Releases every region, ends every connection and removes the socket. Requests keep their
   // memory. Returns whether that is done: a region that is being made may take longer than `until`.
@@ -44,7 +45,7 @@ class SharedMemoryServer {
 
  private:
   SharedMemoryServer(const SharedMemoryOptions& options, std::vector<Backend*> backends,
-                     HostAllocator& allocator);
+                     HostAllocator& allocator, const Clock& clock);
 
   const std::string path_;
   const bool cuda_ipc_;

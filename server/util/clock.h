@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time as a dependency. Product code is given SteadyClock; tests of schedulers advance their own
-// clock by hand.
+// Time as a dependency. Product code is given SteadyClock; tests advance their own clock by hand.
 
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <thread>
 
 namespace attend {
 
@@ -19,6 +19,9 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint Now() const = 0;
+  // For pauses, and between two looks at what other threads do. By a clock that a test moves it may
+  // return at once.
+  virtual void SleepFor(Duration duration) const { std::this_thread::sleep_for(duration); }
 };
 
 class SteadyClock final : public Clock {

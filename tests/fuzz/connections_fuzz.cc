@@ -100,8 +100,9 @@ Http2Frames::Limits Limits(bool short_of_memory) {
   if (!short_of_memory) return limits;
   // A little above its bound: all of a connection's calls are allowed.
   constexpr int64_t kGrowth = int64_t{1} << 30;
+  static const SteadyClock clock;
   const auto grown = [heap = int64_t{0}]() mutable { return std::exchange(heap, kGrowth + 1); };
-  limits.heap = std::make_shared<HeapPressure>(kGrowth, 0, grown);
+  limits.heap = std::make_shared<HeapPressure>(kGrowth, 0, clock, grown);
   return limits;
 }
 

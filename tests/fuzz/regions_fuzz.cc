@@ -59,7 +59,8 @@ struct Regions {
   std::atomic<int> tokens{0};
   RegionLimits limits{
       .bytes_max = 64 * kPageBytes, .client_bytes_max = 32 * kPageBytes, .client_regions_max = 4};
-  RegionRegistry registry{limits, memory, [this]() -> Result<std::string> {
+  const SteadyClock clock;
+  RegionRegistry registry{limits, memory, clock, [this]() -> Result<std::string> {
                             std::string token = "token-" + std::to_string(tokens++);
                             token.resize(kTokenBytes, '0');
                             return token;

@@ -66,7 +66,8 @@ struct Server {
   std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
   HeapMemory memory{allocator};
   char next = 'a';
-  RegionRegistry registry{RegionLimits(), memory, [this]() -> Result<std::string> {
+  const SteadyClock clock;
+  RegionRegistry registry{RegionLimits(), memory, clock, [this]() -> Result<std::string> {
                             return "region-" + std::string(kTokenBytes - 7, next++);
                           }};
 };

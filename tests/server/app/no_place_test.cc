@@ -24,7 +24,9 @@ std::atomic<bool> has_place{false};
 
 }  // namespace
 
-bool ReadGuard::Begin(int, ino_t, const Http2Frames::Limits&, const OnWrong*) { return has_place; }
+bool ReadGuard::Begin(int, ino_t, const Http2Frames::Limits&, const Clock&, const OnWrong*) {
+  return has_place;
+}
 
 namespace {
 

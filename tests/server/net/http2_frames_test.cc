@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/net/read_guard.h"
+#include "tests/server/support/manual_clock.h"
 
 namespace attend {
 namespace {
@@ -75,8 +76,9 @@ class Http2FramesTest : public ::testing::Test {
 
   TimePoint now_ = TimePoint() + seconds(1000);
   int64_t heap_bytes_ = 0;
+  const test::ManualClock clock_;
   std::shared_ptr<HeapPressure> heap_ =
-      std::make_shared<HeapPressure>(100, 0, [this] { return heap_bytes_; });
+      std::make_shared<HeapPressure>(100, 0, clock_, [this] { return heap_bytes_; });
   std::shared_ptr<OpenCalls> open_ = std::make_shared<OpenCalls>(1'000'000, 1'000'000);
   std::shared_ptr<OpenCalls::Peer> peer_ = open_->Of("peer");
   std::optional<Http2Frames> frames_;
@@ -329,23 +331,14 @@ TEST_F(Http2FramesTest, SmallMessagesAreNotBounded) {
   EXPECT_EQ(FirstWrong(Frame(kData, 0, 32), 5 * Http2Frames::kIdleFramesMax), 0);
 }
 
-// A flood fills the heap faster than malloc can be asked how full it is.
-TEST(HeapPressureTest, CallsCountUntilItLooksAgain) {
-  TimePoint now = TimePoint() + seconds(1000);
-  HeapPressure heap(100, 10, [] { return int64_t{0}; });
-  for (int n = 0; n < 10; ++n) EXPECT_EQ(heap.CallsAllowed(now, 50), HeapPressure::kUnbounded);
-  EXPECT_EQ(heap.CallsAllowed(now, 50), 45);
-  now += seconds(1);
-  EXPECT_EQ(heap.CallsAllowed(now, 50), HeapPressure::kUnbounded);
-}
-
 // What is sent counts before its client can have it, and once though it is sent piece by piece.
 TEST(ReadGuardTest, CallsEndAsTheirEndIsSentAndWithTheConnection) {
   constexpr int kSocket = (1 << 20) - 2;
+  const test::ManualClock clock;
   const ReadGuard::OnWrong wrong = [](int, const char*) {};
   const auto open = std::make_shared<OpenCalls>(100, 100);
   const Http2Frames::Limits limits{.streams = 5, .heap = nullptr, .calls = open->Of("peer")};
-  ASSERT_TRUE(ReadGuard::Begin(kSocket, 0, limits, &wrong));
+  ASSERT_TRUE(ReadGuard::Begin(kSocket, 0, limits, clock, &wrong));
   std::string text;
   iovec piece{};
   msghdr message{};
@@ -372,10 +365,11 @@ TEST(ReadGuardTest, CallsEndAsTheirEndIsSentAndWithTheConnection) {
 }
 
 TEST(ReadGuardTest, RefusesDescriptorsThatItHasNoPlaceFor) {
+  const test::ManualClock clock;
   const ReadGuard::OnWrong wrong = [](int, const char*) {};
-  EXPECT_TRUE(ReadGuard::Begin((1 << 20) - 1, 0, {}, &wrong));
-  EXPECT_FALSE(ReadGuard::Begin(1 << 20, 0, {}, &wrong));
-  EXPECT_FALSE(ReadGuard::Begin(-1, 0, {}, &wrong));
+  EXPECT_TRUE(ReadGuard::Begin((1 << 20) - 1, 0, {}, clock, &wrong));
+  EXPECT_FALSE(ReadGuard::Begin(1 << 20, 0, {}, clock, &wrong));
+  EXPECT_FALSE(ReadGuard::Begin(-1, 0, {}, clock, &wrong));
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,11 +18,13 @@
 #include <vector>
 
 #include "tests/kernels/support/problems.h"
+#include "tests/server/support/manual_clock.h"
 
 namespace attend {
 namespace {
 
 constexpr int64_t kPage = 4096;
+constexpr Duration kReturnWait = std::chrono::minutes(1);
 
 // Memory that the test counts, can refuse and can hold back from being given back.
 class FakeMemory final : public RegionMemory {
@@ -95,13 +96,14 @@ class RegionRegistryTest : public ::testing::Test {
   RegionRegistryTest() { Restart({16 * kPage, 8 * kPage, 3}); }
 
   void Restart(RegionLimits limits) {
-    limits.return_wait = std::chrono::minutes(1);  // however loaded the machine is
+    limits.return_wait = kReturnWait;
     registry_.reset();
-    registry_ = std::make_unique<RegionRegistry>(limits, memory_, [this]() -> Result<std::string> {
+    const auto tokens = [this]() -> Result<std::string> {
       if (!token_fault_.ok()) return token_fault_;
       return repeat_tokens_ ? std::string(16, 'r')
                             : "token-" + std::to_string(1000000000 + ++made_);
-    });
+    };
+    registry_ = std::make_unique<RegionRegistry>(limits, memory_, clock_, tokens);
   }
   std::string MustCreate(uint64_t client, int64_t bytes) {
     Result<RegionRegistry::Created> created = registry_->Create(client, bytes);
@@ -129,6 +131,7 @@ class RegionRegistryTest : public ::testing::Test {
     EXPECT_EQ(after.bytes, before.bytes);
   }
 
+  test::ManualClock clock_;
   FakeMemory memory_;
   int made_ = 0;
   bool repeat_tokens_ = false;
@@ -241,6 +244,19 @@ TEST_F(RegionRegistryTest, WhatWasReleasedJustNowCanBeTakenAtOnce) {
   }
 }
 
+TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
+  const uint64_t client = registry_->AddClient();
+  const std::string token = MustCreate(client, 8 * kPage);
+  memory_.Hold();
+  ASSERT_TRUE(registry_->Release(client, token).ok());
+  memory_.WaitForUnmapping(1);
+  clock_.Advance(kReturnWait);
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  memory_.Release();
+  WaitUntilTaken(0);
+  MustCreate(client, 8 * kPage);
+}
+
 TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
   const uint64_t first = registry_->AddClient();
   const uint64_t second = registry_->AddClient();
@@ -341,58 +357,6 @@ TEST_F(RegionRegistryTest, ManyThreads) {
   WaitUntilTaken(0);
   EXPECT_EQ(registry_->stats().regions, 0);
   EXPECT_EQ(memory_.mapped(), 0u);
-}
-
-TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
-  class NoLock final : public HostAllocator {
-   public:
-    Result<void*> Allocate(int64_t) override { return ResourceExhausted("not for this"); }
-    void Free(void*, int64_t) override {}
-    Status Register(void*, int64_t bytes) override {
-      locked += bytes;
-      return refusal;
-    }
-    void Unregister(void*, int64_t bytes) override { locked -= bytes; }
-    int64_t locked = 0;
-    Status refusal;
-  };
-  NoLock allocator;
-  MemfdMemory memory(allocator);
-  const int64_t bytes = 4 * memory.page_bytes();
-  Result<RegionMapping> mapping = memory.Map(bytes);
-  ASSERT_TRUE(mapping.ok()) << mapping.status().ToString();
-  EXPECT_EQ(allocator.locked, bytes);
-  const int file = mapping->file.get();
-  EXPECT_NE(ftruncate(file, 0), 0);
-  EXPECT_EQ(errno, EPERM);
-  EXPECT_NE(ftruncate(file, 2 * bytes), 0);
-  EXPECT_EQ(errno, EPERM);
-  EXPECT_NE(fcntl(file, F_ADD_SEALS, F_SEAL_WRITE), 0) << "nobody seals what the server writes";
-  char* const server = static_cast<char*>(mapping->data);
-  EXPECT_EQ(server[bytes - 1], 0);
-  char* const client = static_cast<char*>(
-      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
-  ASSERT_NE(client, MAP_FAILED);
-  client[5] = 'a';
-  EXPECT_EQ(server[5], 'a');
-  server[bytes - 1] = 'b';
-  EXPECT_EQ(client[bytes - 1], 'b');
-  // A hole is zeros, not a fault.
-  EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes), 0);
-  EXPECT_EQ(server[5], 0);
-  munmap(client, static_cast<size_t>(bytes));
-  server[0] = 'c';
-  memory.Unmap(mapping->data, bytes);
-  EXPECT_EQ(allocator.locked, 0);
-
-  allocator.refusal = ResourceExhausted("no page may be locked");
-  const Result<RegionMapping> refused = memory.Map(bytes);
-  ASSERT_FALSE(refused.ok());
-  EXPECT_EQ(refused.status().message(), "no page may be locked");
-  const Result<RegionMapping> huge = memory.Map(int64_t{1} << 60);
-  ASSERT_FALSE(huge.ok());
-  EXPECT_EQ(huge.status().code(), Code::kResourceExhausted) << huge.status().ToString();
-  EXPECT_NE(huge.status().message().find("the machine has"), std::string::npos);
 }
 
 }  // namespace

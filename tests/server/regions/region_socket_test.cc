@@ -64,7 +64,8 @@ class RegionSocketTest : public ::testing::Test {
   fs::path folder_;
   testing::FakeBackend backend_;
   MemfdMemory memory_{backend_.host_allocator()};
-  RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, RandomToken};
+  const SteadyClock clock_;
+  RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
   RegionSocket::Options options_;
   std::unique_ptr<RegionSocket> socket_;
@@ -342,7 +343,7 @@ class SlowMemory final : public RegionMemory {
 
 TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
   SlowMemory slow(memory_);
-  RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, RandomToken);
+  RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, clock_, RandomToken);
   Result<std::unique_ptr<RegionSocket>> socket = RegionSocket::Start(options_, registry, logger_);
   ASSERT_TRUE(socket.ok());
   RegionClient client(options_.path);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <thread>
 
 #include "server/util/clock.h"
 
@@ -15,6 +16,8 @@ namespace attend::test {
 class ManualClock final : public Clock {
  public:
   TimePoint Now() const override { return TimePoint(Duration(now_.load())); }
+  // Nobody would wake the sleeper, so it only lets others run.
+  void SleepFor(Duration) const override { std::this_thread::yield(); }
   void Advance(Duration by) { now_.fetch_add(by.count()); }
 
  private:

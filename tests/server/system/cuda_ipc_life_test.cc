@@ -207,7 +207,8 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
     MemfdMemory memory(device.host_allocator());
     RegionLimits limits{1 << 20, 1 << 19, 2};
     limits.return_wait = Duration::zero();
-    RegionRegistry registry(limits, memory, RandomToken, &importer);
+    const SteadyClock clock;
+    RegionRegistry registry(limits, memory, clock, RandomToken, &importer);
     Logger logger({}, std::make_shared<spdlog::sinks::null_sink_mt>());
     RegionSocket::Options options;
     options.path = folder / "shm.sock";

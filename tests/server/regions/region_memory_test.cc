@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/regions/region_memory.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+
+namespace attend {
+namespace {
+
+TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
+  class NoLock final : public HostAllocator {
+   public:
+    Result<void*> Allocate(int64_t) override { return ResourceExhausted("not for this"); }
+    void Free(void*, int64_t) override {}
+    Status Register(void*, int64_t bytes) override {
+      locked += bytes;
+      return refusal;
+    }
+    void Unregister(void*, int64_t bytes) override { locked -= bytes; }
+    int64_t locked = 0;
+    Status refusal;
+  };
+  NoLock allocator;
+  MemfdMemory memory(allocator);
+  const int64_t bytes = 4 * memory.page_bytes();
+  Result<RegionMapping> mapping = memory.Map(bytes);
+  ASSERT_TRUE(mapping.ok()) << mapping.status().ToString();
+  EXPECT_EQ(allocator.locked, bytes);
+  const int file = mapping->file.get();
+  EXPECT_NE(ftruncate(file, 0), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(ftruncate(file, 2 * bytes), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(fcntl(file, F_ADD_SEALS, F_SEAL_WRITE), 0) << "nobody seals what the server writes";
+  char* const server = static_cast<char*>(mapping->data);
+  EXPECT_EQ(server[bytes - 1], 0);
+  char* const client = static_cast<char*>(
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+  ASSERT_NE(client, MAP_FAILED);
+  client[5] = 'a';
+  EXPECT_EQ(server[5], 'a');
+  server[bytes - 1] = 'b';
+  EXPECT_EQ(client[bytes - 1], 'b');
+  // A hole is zeros, not a fault.
+  EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes), 0);
+  EXPECT_EQ(server[5], 0);
+  munmap(client, static_cast<size_t>(bytes));
+  server[0] = 'c';
+  memory.Unmap(mapping->data, bytes);
+  EXPECT_EQ(allocator.locked, 0);
+
+  allocator.refusal = ResourceExhausted("no page may be locked");
+  const Result<RegionMapping> refused = memory.Map(bytes);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().message(), "no page may be locked");
+  const Result<RegionMapping> huge = memory.Map(int64_t{1} << 60);
+  ASSERT_FALSE(huge.ok());
+  EXPECT_EQ(huge.status().code(), Code::kResourceExhausted) << huge.status().ToString();
+  EXPECT_NE(huge.status().message().find("the machine has"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace attend
