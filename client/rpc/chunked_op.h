@@ -19,6 +19,7 @@
 #include "client/rpc/unary_op.h"
 #include "client/wire/chunk_codec.h"
 #include "client/wire/piece_order.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 

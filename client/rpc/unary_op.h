@@ -10,6 +10,7 @@
 
 #include "client/rpc/retrying_op.h"
 #include "client/wire/message_codec.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 

@@ -13,6 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "kernels/util/mutex.h"
+
 namespace attend {
 
 class OpenCalls : public std::enable_shared_from_this<OpenCalls> {
