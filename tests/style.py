@@ -47,7 +47,7 @@ ROOMS = {
     "server/wire": "memory regions request util",
     "server/upload": "memory request schedule util",
     "server/device": "memory metrics request schedule util",
-    "server/split": "memory metrics request",
+    "server/split": "memory metrics request util",
     "server/engine": "device memory metrics request schedule split upload util",
     "server/rpc": "engine log memory metrics regions request upload util wire",
     "server/app": "engine log memory metrics net regions request rpc schedule upload util wire "

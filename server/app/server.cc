@@ -119,9 +119,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     shared_ = std::move(*shared);
   }
   LockReceiveMemory(receive_blocks);
-  copies_ = std::make_unique<CopyPool>(CopyThreads(config_));
+  workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   reader_ = std::make_unique<RequestReader>(
-      *engine_, *copies_, metrics_, clock_,
+      *engine_, *workers_, metrics_, clock_,
       RequestReader::Limits{
           config_.max_request_bytes, config_.max_request_bytes,
           HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
@@ -134,7 +134,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                      {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
       });
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
-      *engine_, *reader_, metrics_, *copies_, *chunked_, *answers_, clock_, *logger_,
+      *engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_, *logger_,
       config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
         FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
       }});
@@ -288,7 +288,7 @@ Server::~Server() {
     serving_ = nullptr;
   }
   grpc_.reset();
-  copies_.reset();
+  workers_.reset();
   engine_->Stop();
   chunked_.reset();  // its thread too may be the last to hold a request
   shared_.reset();   // no request is left; before the engine, whose backend locked the pages

@@ -18,13 +18,13 @@
 #include "server/app/metrics_endpoint.h"
 #include "server/engine/engine.h"
 #include "server/log/logging.h"
-#include "server/memory/copy_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/service.h"
 #include "server/util/clock.h"
+#include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
 
 namespace attend {
@@ -84,7 +84,7 @@ class Server {
   std::unique_ptr<Dumper> dumper_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
-  std::unique_ptr<CopyPool> copies_;
+  std::unique_ptr<WorkerThreads> workers_;
   std::unique_ptr<ChunkedRegistry> chunked_;
   std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;  // null if off

@@ -6,17 +6,14 @@
 
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/contract/backend.h"
 #include "server/request/request.h"
+#include "server/util/worker_threads.h"
 
 namespace attend {
 
@@ -28,12 +25,11 @@ struct CompletedBatch {
 
 class CompletionThreads {
  public:
-  // `handler` is called on any of the `threads`, concurrently, each time with a share of a batch:
+  // `handler` is called on any of the `threads`, concurrently, each time with a part of a batch:
   // the batch's requests are spread, so that the last answer need not wait for all the others.
-  CompletionThreads(int threads, std::function<void(CompletedBatch)> handler);
-  ~CompletionThreads();  // handles what was posted, then joins
-  CompletionThreads(const CompletionThreads&) = delete;
-  CompletionThreads& operator=(const CompletionThreads&) = delete;
+  // The destructor handles what was posted.
+  CompletionThreads(int threads, std::function<void(CompletedBatch)> handler)
+      : handler_(std::move(handler)), workers_("attend-answer", threads) {}
 
   // Thread-safe. Not after the destructor has begun.
   void Post(CompletedBatch batch);
@@ -41,14 +37,8 @@ class CompletionThreads {
   void Handle(CompletedBatch batch) { handler_(std::move(batch)); }
 
  private:
-  void Run();
-
   const std::function<void(CompletedBatch)> handler_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<CompletedBatch> posted_;
-  bool stop_ = false;
-  std::vector<std::thread> threads_;
+  WorkerThreads workers_;
 };
 
 }  // namespace attend

@@ -11,12 +11,10 @@
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
-
-// A small attention on an idle GPU ends within this; what takes longer can afford to be told of.
-constexpr std::chrono::microseconds kPollAtMost{150};
 
 SchedulerOptions MakeSchedulerOptions(const DeviceWorkerOptions& options) {
   SchedulerOptions scheduler;
@@ -113,7 +111,7 @@ void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
   const bool notify = poked_;
   lock.unlock();
   if (notify) wake_.notify_one();
-  if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(kPollAtMost);
+  if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(thresholds::kPollAtMost);
   if (run->ended) completion_.Handle(*std::move(run->ended));
   lock.lock();
   --callers_;

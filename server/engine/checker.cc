@@ -2,8 +2,6 @@
 
 #include "server/engine/checker.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -11,13 +9,11 @@
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
 
-// Where all cores are busy, checks take what serving leaves, and some 10 % of a core besides. They
-// also answer at that priority, as who waits for a check waits for the rest too.
-constexpr int kNicer = 10;
 constexpr Duration kLookLeast = std::chrono::milliseconds(1);
 
 // SplitMix64 (Steele, Lea & Flood 2014): well-mixed bits of a counter.
@@ -48,19 +44,19 @@ Checker::Checker(const CheckerOptions& options, const Clock& clock,
       clock_(clock),
       finish_(std::move(finish)),
       queue_(options.tenant_weights),
-      running_(std::max(1, options.threads)) {
-  for (Request*& running : running_) threads_.emplace_back([this, &running] { Run(running); });
+      workers_(std::make_unique<WorkerThreads>("attend-check", options.threads,
+                                               thresholds::kCheckNiceness)) {
+  running_.reserve(static_cast<size_t>(workers_->size()));
   watcher_ = std::thread([this] { WatchDeadlines(); });
 }
 
 Checker::~Checker() {
+  workers_.reset();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-  due_.notify_all();
+  due_.NotifyAll();
   watcher_.join();
 }
 
@@ -71,7 +67,7 @@ bool Checker::Sampled(uint64_t id) const {
 }
 
 bool Checker::HasRoom() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return queue_.size() + busy_ < options_.backlog_max;
 }
 
@@ -89,14 +85,15 @@ void Checker::Post(std::unique_ptr<Request> request) {
   const double work =
       static_cast<double>(CountRows(request->attention)) * CheckWork(request->attention.problem);
   const double share = std::min(1.0, work / budget);
-  Lock lock(mutex_);
-  if (aborted_) return End(lock, std::move(request), Code::kUnavailable);
+  MutexLock lock(mutex_);
+  if (aborted_) return End(std::move(request), Code::kUnavailable);
   const TimePoint deadline = request->deadline;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
+    workers_->Post([this] { CheckNext(); });  // waits for the lock
     queue_.Push(request, static_cast<int64_t>(share * static_cast<double>(kBatchCost)));
   } catch (const std::bad_alloc&) {
-    lock.unlock();
+    lock.Unlock();
     Fail(*request, ResourceExhausted("there is no memory to have the answer checked"));
     return finish_(std::move(request));
   }
@@ -106,44 +103,40 @@ void Checker::Post(std::unique_ptr<Request> request) {
   if (responder.unwanted()) {
     if (request = queue_.TakeById(id); request != nullptr) {
       const bool late = deadline <= clock_.Now();
-      End(lock, std::move(request), late ? Code::kDeadlineExceeded : Code::kCancelled);
+      End(std::move(request), late ? Code::kDeadlineExceeded : Code::kCancelled);
     }
     return;
   }
-  lock.unlock();
-  wake_.notify_one();
-  if (earlier) due_.notify_one();
+  if (earlier) due_.NotifyOne();
 }
 
 void Checker::Cancel(uint64_t id) {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto code = [this](const Request& request) {
     return request.deadline <= clock_.Now() ? Code::kDeadlineExceeded : Code::kCancelled;
   };
   for (Request* const running : running_) {
-    if (running != nullptr && running->id == id) return StopRunning(*running, code(*running));
+    if (running->id == id) return StopRunning(*running, code(*running));
   }
   std::unique_ptr<Request> request = queue_.TakeById(id);
   if (request == nullptr) return;
   const Code why = code(*request);
-  End(lock, std::move(request), why);
+  End(std::move(request), why);
 }
 
 void Checker::Abort() {
-  Lock lock(mutex_);
+  const MutexLock lock(mutex_);
   aborted_ = true;
-  for (Request* const running : running_) {
-    if (running != nullptr) StopRunning(*running, Code::kUnavailable);
-  }
+  for (Request* const running : running_) StopRunning(*running, Code::kUnavailable);
   while (std::unique_ptr<Request> request = queue_.TakeAny()) {
-    End(lock, std::move(request), Code::kUnavailable);
+    End(std::move(request), Code::kUnavailable);
   }
 }
 
 void Checker::AddBusy(std::vector<BusyRequest>& busy) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Request* const running : running_) {
-    if (running != nullptr) busy.push_back(Busy(*running, "reference check"));
+    busy.push_back(Busy(*running, "reference check"));
   }
 }
 
@@ -153,71 +146,65 @@ void Checker::Fail(Request& request, Status why) {
   if (!request.check_sampled || !may_go_unchecked) request.status = std::move(why);
 }
 
-void Checker::End(Lock& lock, std::unique_ptr<Request> request, Code code) {
-  lock.unlock();
+void Checker::End(std::unique_ptr<Request> request, Code code) {
+  mutex_.Unlock();
   Fail(*request, WaitingStatus(code));
   finish_(std::move(request));
-  lock.lock();
+  mutex_.Lock();
 }
 
-TimePoint Checker::EarliestDeadlineLocked() const {
+TimePoint Checker::EarliestDeadline() const {
   TimePoint earliest = queue_.earliest_deadline();
   for (const Request* const running : running_) {
-    if (running == nullptr || running->stop.set()) continue;
-    earliest = std::min(earliest, running->deadline);
+    if (!running->stop.set()) earliest = std::min(earliest, running->deadline);
   }
   return earliest;
 }
 
 void Checker::WatchDeadlines() {
   NameThread("attend-due");
-  Lock lock(mutex_);
-  for (;;) {
+  const MutexLock lock(mutex_);
+  while (!stop_) {
     const TimePoint now = clock_.Now();
     for (Request* const running : running_) {
-      if (running != nullptr && running->deadline <= now) {
-        StopRunning(*running, Code::kDeadlineExceeded);
-      }
+      if (running->deadline <= now) StopRunning(*running, Code::kDeadlineExceeded);
     }
     while (std::unique_ptr<Request> request = queue_.TakeExpired(now)) {
-      End(lock, std::move(request), Code::kDeadlineExceeded);
+      End(std::move(request), Code::kDeadlineExceeded);
     }
-    const auto idle = [](const Request* request) { return request == nullptr; };
-    if (stop_ && queue_.empty() && std::all_of(running_.begin(), running_.end(), idle)) return;
-    watched_ = EarliestDeadlineLocked();
+    if (stop_) return;  // set while a request was ended
+    watched_ = EarliestDeadline();
     if (watched_ == kNever) {
-      due_.wait(lock);
+      due_.Wait(mutex_);
     } else {
       // Not less: with a clock that stands still this must not spin.
-      due_.wait_for(lock, std::max<Duration>(watched_ - now, kLookLeast));
+      due_.WaitFor(mutex_, std::max<Duration>(watched_ - now, kLookLeast));
     }
   }
 }
 
-void Checker::Run(Request*& running) {
-  NameThread("attend-check");
-  (void)!nice(kNicer);  // on Linux, of this thread; lowering it is never refused
-  Lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-    std::unique_ptr<Request> request = queue_.TakeNext();
-    if (request == nullptr) return;
-    running = request.get();
+void Checker::CheckNext() {
+  std::unique_ptr<Request> request;
+  {
+    const MutexLock lock(mutex_);
+    request = queue_.TakeNext();
+    if (request == nullptr) return;  // it ended while it waited
+    running_.push_back(request.get());
     ++busy_;
-    lock.unlock();
-    Check(*request);
-    lock.lock();
-    running = nullptr;
-    if (queue_.empty()) queue_.ForgetShares();
-    lock.unlock();
-    if (request->stop.set()) {
-      request->report.reset();
-      Fail(*request, StoppedStatus(request->stop_code));
-    }
-    finish_(std::move(request));
-    lock.lock();
-    --busy_;
   }
+  Check(*request);
+  {
+    const MutexLock lock(mutex_);
+    std::erase(running_, request.get());
+    if (queue_.empty()) queue_.ForgetShares();
+  }
+  if (request->stop.set()) {
+    request->report.reset();
+    Fail(*request, StoppedStatus(request->stop_code));
+  }
+  finish_(std::move(request));
+  const MutexLock lock(mutex_);
+  --busy_;
 }
 
 void Checker::Check(Request& request) {

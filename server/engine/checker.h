@@ -9,18 +9,18 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "kernels/util/mutex.h"
 #include "server/request/request.h"
 #include "server/schedule/check_queue.h"
 #include "server/util/clock.h"
+#include "server/util/worker_threads.h"
 
 namespace attend {
 
@@ -66,15 +66,14 @@ class Checker {
   void AddBusy(std::vector<BusyRequest>& busy) const;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-
-  void Run(Request*& running);
+  // Checks the request whose turn it is, if there is one.
+  void CheckNext();
   // Ends what waits past its deadline and stops what is checked past it, until the checker goes.
   void WatchDeadlines();
-  TimePoint EarliestDeadlineLocked() const;
+  TimePoint EarliestDeadline() const ATTEND_REQUIRES(mutex_);
   void Check(Request& request);
-  // Ends a request that waited. With the lock, which is let go of meanwhile.
-  void End(Lock& lock, std::unique_ptr<Request> request, Code code);
+  // Ends a request that waited. Lets go of the lock meanwhile.
+  void End(std::unique_ptr<Request> request, Code code) ATTEND_REQUIRES(mutex_);
   // Sets what becomes of a request whose check could not be made.
   static void Fail(Request& request, Status why);
 
@@ -82,16 +81,15 @@ class Checker {
   const Clock& clock_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
   std::atomic<int64_t> places_{0};
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable due_;  // WatchDeadlines
-  CheckQueue queue_;
-  std::vector<Request*> running_;  // of each thread; null: it checks nothing
-  TimePoint watched_ = kNever;     // WatchDeadlines looks again then
-  int64_t busy_ = 0;               // threads with a request, until it has ended
-  bool aborted_ = false;
-  bool stop_ = false;
-  std::vector<std::thread> threads_;
+  mutable Mutex mutex_;
+  CondVar due_;  // WatchDeadlines
+  CheckQueue queue_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<Request*> running_ ATTEND_GUARDED_BY(mutex_);  // being checked
+  TimePoint watched_ ATTEND_GUARDED_BY(mutex_) = kNever;     // WatchDeadlines looks again then
+  int64_t busy_ ATTEND_GUARDED_BY(mutex_) = 0;               // requests taken from the queue
+  bool aborted_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<WorkerThreads> workers_;  // one CheckNext for each request in the queue, or more
   std::thread watcher_;
 };
 

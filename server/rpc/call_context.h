@@ -15,10 +15,10 @@
 
 #include "server/engine/engine.h"
 #include "server/log/logging.h"
-#include "server/memory/copy_pool.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/request_reader.h"
+#include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
 
 namespace attend {
@@ -60,7 +60,7 @@ struct ServiceContext {
   Engine& engine;
   RequestReader& reader;
   Metrics& metrics;
-  CopyPool& copies;
+  WorkerThreads& workers;
   ChunkedRegistry& chunked;
   AnswerWatch& answers;
   const Clock& clock;

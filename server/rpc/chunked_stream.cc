@@ -2,21 +2,17 @@
 
 #include "server/rpc/chunked_stream.h"
 
-#include "server/rpc/chunked_registry.h"
-
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "server/memory/copy_pieces.h"
+#include "server/rpc/chunked_registry.h"
+#include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
-
-// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
-constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
-// One is copied while the next one comes in.
-constexpr int64_t kUnplacedMax = 2;
 
 constexpr char kNoFirstMessage[] = "the stream ended before its first message";
 
@@ -72,7 +68,8 @@ ChunkedStream::Step ChunkedStream::NextLocked() {
   }
   const Step write = NextWriteLocked();
   if (write != Step::kNone) return write;
-  if (finished_ || reading_ || half_closed_ || unplaced_ >= kUnplacedMax) return Step::kNone;
+  if (finished_ || reading_ || half_closed_ || unplaced_ >= thresholds::kUnplacedChunksMax)
+    return Step::kNone;
   if (!transfer_->WantsBytes()) return Step::kNone;
   reading_ = true;
   return Step::kRead;
@@ -161,12 +158,12 @@ void ChunkedStream::OnReadDone(bool ok) {
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer&& message) {
   if (!ok) return EndUnread();
-  if (static_cast<int64_t>(message.Length()) <= kInlineBytesMax) {
+  if (static_cast<int64_t>(message.Length()) <= thresholds::kInlineBytesMax) {
     return ParseFirst(message);
   }
   const auto held = std::make_shared<grpc::ByteBuffer>();
   held->Swap(&message);
-  context_.copies.Copy({}, [self = shared_from_this(), held] { self->ParseFirst(*held); });
+  context_.workers.Post([self = shared_from_this(), held] { self->ParseFirst(*held); });
 }
 
 void ChunkedStream::EndUnread() {
@@ -201,8 +198,8 @@ void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status pa
   const TransferRef transfer = TransferRef::Adopt(
       new ChunkedTransfer(context_, call_, DeadlineOf(context_, call_), shared_from_this()));
   SetTransfer(transfer, true);
-  context_.copies.Copy(
-      {}, [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
+  context_.workers.Post(
+      [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
 }
 
 void ChunkedStream::JoinTransfer(const std::string& token) {
@@ -249,14 +246,14 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status statu
   Advance();  // the next read is under way before this chunk is copied
   std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
-  if (bytes <= kInlineBytesMax) {
+  if (bytes <= thresholds::kInlineBytesMax) {
     for (const HostPiece& piece : pieces) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }
     chunk.reset();  // the transport gets its memory back
     return ChunkCopied(place, bytes, false);
   }
-  context_.copies.Copy(pieces, [self = shared_from_this(), chunk, place, bytes]() mutable {
+  CopyPieces(context_.workers, pieces, [self = shared_from_this(), chunk, place, bytes]() mutable {
     chunk.reset();
     self->ChunkCopied(place, bytes, true);
   });
@@ -270,7 +267,7 @@ void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may
     self->ChunkPlaced(bytes);
   };
   if (may_wait) return stage();
-  context_.copies.Copy({}, stage);
+  context_.workers.Post(stage);
 }
 
 void ChunkedStream::ChunkPlaced(int64_t bytes) {

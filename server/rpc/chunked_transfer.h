@@ -24,8 +24,8 @@
 // The first failure sets failure_ at once; the phase follows by an arrow above. In kEnded every
 // stream finishes with failure_.
 //
-// The streams live on gRPC's threads and call in; the copy pool, the engine and the registry call
-// in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
+// The streams live on gRPC's threads and call in; the copy threads, the engine and the registry
+// call in from theirs. A mutex guards the state. It is never held while a stream, the engine or the
 // registry is called. Streams call in with their own mutex held, so theirs is locked first.
 
 #pragma once

@@ -9,27 +9,14 @@
 #include <utility>
 
 #include "kernels/util/trace_range.h"
+#include "server/memory/copy_pieces.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/thresholds.h"
 #include "server/wire/message_slices.h"
 #include "server/wire/shared_tensors.h"
 
 namespace attend {
 namespace {
-
-// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
-constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
-// Fewer bytes are copied rather than kept as they came: both cost about the same.
-constexpr int64_t kGatheredBytesMin = int64_t{16} << 10;
-// More are moved better by a device's copy engines, from the request's block.
-constexpr int64_t kGatheredBytesMax = int64_t{64} << 20;
-// Messages in more pieces than their sizes ask for are copied: each piece costs a device's lane
-// more than its bytes do. gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin.
-constexpr int64_t kPiecesFree = 16;
-constexpr int64_t kPieceBytesLeast = 4096;
-// Lengths, slopes and sinks are read on gRPC's own thread up to here.
-constexpr int64_t kInlineArrayBytesMax = int64_t{64} << 10;
-// What the small fields of an ordinary request need; more comes from the heap.
-constexpr size_t kArenaBlockBytes = 4096;
 
 // Ends the request where Finish may not throw.
 void End(std::unique_ptr<Request> request, Status status) {
@@ -73,11 +60,11 @@ struct RequestReader::LargeWork : Work {
   std::unique_ptr<Request> request;
 };
 
-RequestReader::RequestReader(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
-                             const Limits& limits, const RegionRegistry* regions,
-                             const ReceiveMemory* receive_memory)
+RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics,
+                             const Clock& clock, const Limits& limits,
+                             const RegionRegistry* regions, const ReceiveMemory* receive_memory)
     : engine_(engine),
-      copies_(copies),
+      workers_(workers),
       metrics_(metrics),
       clock_(clock),
       limits_(limits),
@@ -121,12 +108,13 @@ bool RequestReader::Take(Call& call, std::unique_ptr<Request>& request, grpc::By
     End(std::move(request), std::move(status));
     return false;
   }
-  if (work.message.scan.array_bytes <= kInlineArrayBytesMax) return TakeHere(call, request, work);
+  if (work.message.scan.array_bytes <= thresholds::kInlineArrayBytesMax)
+    return TakeHere(call, request, work);
   auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
   try {
     // On the pool's threads from here on: so many numbers take long.
-    copies_.Copy({}, [this, &call, large] { DecodeLarge(call, large); });
+    workers_.Post([this, &call, large] { DecodeLarge(call, large); });
   } catch (const std::bad_alloc&) {
     request = std::move(large->request);
     throw;
@@ -148,7 +136,7 @@ void RequestReader::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& la
 }
 
 bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
-  alignas(8) char block[kArenaBlockBytes];
+  alignas(8) char block[thresholds::kRequestArenaBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
   options.initial_block_size = sizeof(block);
@@ -158,7 +146,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
     End(std::move(request), std::move(status));
   } else if (Gather(work, *request)) {
     Submit(call, std::move(request));
-  } else if (request->message_bytes <= kInlineBytesMax) {
+  } else if (request->message_bytes <= thresholds::kInlineBytesMax) {
     CopyTensors(work.message, work.validated, work.plan, *request);
     work.ReleaseSlices();
     Submit(call, std::move(request));
@@ -181,7 +169,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
 void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   std::vector<HostPiece> pieces =
       TensorPieces(large->message, large->validated, large->plan, *large->request);
-  copies_.Copy(pieces, [this, &call, large] {
+  CopyPieces(workers_, pieces, [this, &call, large] {
     large->ReleaseSlices();
     Submit(call, std::move(large->request));
     call.Unref();
@@ -202,14 +190,16 @@ struct RequestReader::HeldMessage {
 bool RequestReader::Gather(Work& work, Request& request) const {
   if (receive_memory_ == nullptr) return false;
   const int64_t bytes = request.message_bytes;
-  if (bytes < kGatheredBytesMin || bytes > kGatheredBytesMax) return false;
+  if (bytes < thresholds::kGatheredBytesMin || bytes > thresholds::kGatheredBytesMax) return false;
   if (request.input.data() == nullptr || !request.placement.gather) return false;
   std::vector<HostPiece> pieces = TensorPieces(work.message, work.validated, work.plan, request);
   const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
     return receive_memory_->Contains(piece.from, piece.bytes);
   });
   const auto count = static_cast<int64_t>(pieces.size());
-  if (!readable || count > kPiecesFree + bytes / kPieceBytesLeast) return false;
+  if (!readable ||
+      count > thresholds::kGatheredPiecesFree + bytes / thresholds::kGatheredPieceBytesLeast)
+    return false;
   if (held_messages_->fetch_add(bytes, std::memory_order_relaxed) + bytes >
       limits_.held_bytes_max) {
     held_messages_->fetch_sub(bytes, std::memory_order_relaxed);

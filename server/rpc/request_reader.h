@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Takes one message from gRPC's buffers to the engine's queue, the same way for unary calls and
-// streams. For requests whose bytes come in chunks, it does the first and the last step. Called on
-// gRPC's threads, which it never blocks: large messages are copied by the copy pool, on whose
-// threads the work then goes on.
+// streams. For requests whose bytes come in chunks, it does the first and the last step. It is
+// called on gRPC's threads and never blocks them: the copy threads copy large messages and then go
+// on with the work.
 
 #pragma once
 
@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "server/engine/engine.h"
-#include "server/memory/copy_pool.h"
 #include "server/memory/receive_memory.h"
 #include "server/memory/upload_budget.h"
 #include "server/metrics/metrics.h"
 #include "server/regions/region_registry.h"
 #include "server/request/request.h"
 #include "server/rpc/call.h"
+#include "server/util/worker_threads.h"
 #include "server/wire/request_codec.h"
 
 namespace attend {
@@ -45,7 +45,7 @@ class RequestReader {
 
   // All arguments must outlive the reader and every call in it. `regions` is null if shared memory
   // is off, `receive_memory` if messages arrive in memory that no device reads.
-  RequestReader(Engine& engine, CopyPool& copies, Metrics& metrics, const Clock& clock,
+  RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics, const Clock& clock,
                 const Limits& limits, const RegionRegistry* regions,
                 const ReceiveMemory* receive_memory);
 
@@ -65,11 +65,11 @@ class RequestReader {
 
  private:
   struct Work;       // one message while it is decoded
-  struct LargeWork;  // the same, once threads of the copy pool go on with it
+  struct LargeWork;  // the same, once a copy thread goes on with it
   struct HeldMessage;
 
   // These two end the request or hand it on, unless they throw std::bad_alloc and leave it. True:
-  // the copy pool goes on, and releases the call.
+  // a copy thread goes on, and releases the call.
   bool Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
   void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
@@ -89,7 +89,7 @@ class RequestReader {
   Status RejectRefusal(Rejection exhausted, Status status);
 
   Engine& engine_;
-  CopyPool& copies_;
+  WorkerThreads& workers_;
   Metrics& metrics_;
   const Clock& clock_;
   const Limits limits_;

@@ -7,15 +7,14 @@
 #include <limits>
 
 #include "server/schedule/fair_share.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
 
-constexpr double kThreadsPerMultiprocessor = 16;
-
 double SpeedOf(const DeviceInfo& info) {
   const double units = std::max(1, info.units);
-  return info.kind == DeviceKind::kCuda ? kThreadsPerMultiprocessor * units : units;
+  return info.kind == DeviceKind::kCuda ? thresholds::kThreadsPerMultiprocessor * units : units;
 }
 
 bool SameKind(const DeviceInfo& a, const DeviceInfo& b) {

@@ -13,9 +13,6 @@
 namespace attend {
 namespace {
 
-// How far from its place a cut may be for the sake of a coarser boundary, in shards.
-constexpr double kTolerance = 1.0 / 16;
-
 struct Dim {
   int64_t size = 0;
   int64_t stride = 0;
@@ -216,7 +213,7 @@ std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards, int64_t ro
   std::vector<Position> cuts = {Position()};
   std::vector<double> costs = {0.0};
   for (int n = 1; n < shards; ++n) {
-    const Position cut = line.Cut(n * shard_cost, kTolerance * shard_cost);
+    const Position cut = line.Cut(n * shard_cost, thresholds::kSplitTolerance * shard_cost);
     const double cost = line.CostBefore(cut);
     if (cut <= cuts.back() || cost <= costs.back() || cost >= line.total()) continue;
     cuts.push_back(cut);
@@ -225,7 +222,7 @@ std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards, int64_t ro
   cuts.push_back(line.end());
   costs.push_back(line.total());
   for (size_t n = 0; n + 1 < cuts.size(); ++n) {
-    if (costs[n + 1] - costs[n] > kLargestShareMax * line.total()) return {};
+    if (costs[n + 1] - costs[n] > thresholds::kLargestShardMax * line.total()) return {};
     line.Cover(cuts[n], cuts[n + 1], static_cast<int>(n), &pieces);
   }
   return pieces;

@@ -22,17 +22,14 @@
 #include "kernels/contract/problem.h"
 #include "kernels/util/status.h"
 #include "server/request/query_slice.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
-
-inline constexpr int64_t kSplitRows = 512;
-// Of the whole; where the largest shard would be more, a split is not worth its parts.
-inline constexpr double kLargestShareMax = 0.75;
 
 // Pieces that together are exactly the whole, by shard and in the order of memory. Empty if it
 // cannot be split; else there are at least two shards, at most `shards`, and none is for nothing.
 std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards,
-                                  int64_t rows_multiple = kSplitRows);
+                                  int64_t rows_multiple = thresholds::kSplitRows);
 
 // The piece as an attention over the whole's memory. A packed piece keeps the whole's rows: its
 // offsets count from the whole's first.

@@ -6,20 +6,20 @@
 
 #include "server/memory/range_allocator.h"
 #include "server/request/request.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
 
 constexpr std::array<const char*, kStagingEndCount> kEndNames = {
     "used", "budget", "no_memory", "split", "copy_failed", "device_lost", "queue_full", "aborted"};
-// Of a device's memory, so that lanes find the rest on a small one.
-constexpr int64_t kDeviceShare = 4;
 
 std::vector<StagingBudget::Limit> LimitsOf(int64_t bytes_max,
                                            std::span<const std::unique_ptr<Backend>> backends) {
   std::vector<StagingBudget::Limit> limits;
   for (const auto& backend : backends) {
-    const int64_t share = backend->CanStage() ? backend->info().memory_bytes / kDeviceShare : 0;
+    const int64_t share =
+        backend->CanStage() ? backend->info().memory_bytes / thresholds::kStagingDeviceShare : 0;
     limits.push_back({backend->info().name, std::min(bytes_max, share)});
   }
   return limits;

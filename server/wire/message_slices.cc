@@ -4,20 +4,16 @@
 
 #include <cstring>
 
+#include "server/util/thresholds.h"
+
 namespace attend {
-namespace {
-
-// gRPC's buffers have 8 KiB or more, cut where HTTP/2's frames begin. Clients choose those.
-constexpr int64_t kPiecesFree = 64;
-constexpr int64_t kPieceBytesLeast = 256;
-
-}  // namespace
-
 bool MessageSlices::Take(grpc::ByteBuffer& message) {
   bytes_ = static_cast<int64_t>(message.Length());
   if (!message.Dump(&slices_).ok()) return false;
   message.Clear();
-  if (static_cast<int64_t>(slices_.size()) > kPiecesFree + bytes_ / kPieceBytesLeast) Join();
+  if (static_cast<int64_t>(slices_.size()) >
+      thresholds::kSlicesFree + bytes_ / thresholds::kSliceBytesLeast)
+    Join();
   spans_.reserve(slices_.size());
   for (const grpc::Slice& slice : slices_) spans_.emplace_back(slice.begin(), slice.size());
   return true;

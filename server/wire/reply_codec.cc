@@ -12,20 +12,12 @@
 #include <utility>
 #include <vector>
 
+#include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/protobuf_wire.h"
 
 namespace attend {
 namespace {
-
-// Up to here a copy into the slice in front costs less than a slice of its own.
-constexpr int64_t kCopiedBytesMax = 8192;
-constexpr size_t kArenaBlockBytes = 2048;
-
-// A large answer leaves in up to so many pieces, none smaller than this: each that has left shows
-// that its client reads.
-constexpr int64_t kPieces = 16;
-constexpr int64_t kPieceBytesMin = int64_t{1} << 20;
 
 // An output block shared by the slices over it.
 struct HeldBlock {
@@ -37,8 +29,8 @@ struct HeldBlock {
   explicit HeldBlock(WatchedRef watched) : call(std::move(watched)) {}
   const WatchedRef call;
   HostBlock block;
-  std::atomic<int> holders{1};            // the first is the function that makes it
-  std::array<Piece, 2 * kPieces> pieces;  // of O and LSE
+  std::atomic<int> holders{1};  // the first is the function that makes it
+  std::array<Piece, 2 * thresholds::kReplyPiecesMax> pieces;  // of O and LSE
   size_t count = 0;
 
   void Drop() {
@@ -54,7 +46,9 @@ struct HeldBlock {
   }
   // Pieces of `data`, which is in the block, after what is in `slices`.
   void AddSlices(const void* data, int64_t bytes, std::vector<grpc::Slice>& slices) {
-    const int64_t step = std::max(kPieceBytesMin, (bytes + kPieces - 1) / kPieces);
+    const int64_t step =
+        std::max(thresholds::kReplyPieceBytesMin,
+                 (bytes + thresholds::kReplyPiecesMax - 1) / thresholds::kReplyPiecesMax);
     for (int64_t at = 0; at < bytes; at += step) {
       Piece& piece = pieces.at(count++);
       piece = {this, std::min(step, bytes - at)};
@@ -69,7 +63,7 @@ struct HeldBlock {
 struct RawPart {
   const void* data = nullptr;
   int64_t bytes = 0;
-  bool copied() const { return bytes <= kCopiedBytesMax; }
+  bool copied() const { return bytes <= thresholds::kReplyCopiedBytesMax; }
 };
 
 uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
@@ -192,7 +186,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
 }
 
 grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call) {
-  alignas(8) char block[kArenaBlockBytes];
+  alignas(8) char block[thresholds::kReplyArenaBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
   options.initial_block_size = sizeof(block);

@@ -192,8 +192,8 @@ struct BesideCase {
 };
 
 std::vector<BesideCase> BesideCases() {
-  const auto free = [](cuda::LaneTuning tuning, int units) {
-    tuning.units_free = units;
+  const auto free = [](cuda::LaneTuning tuning, int count) {
+    tuning.multiprocessors_free = count;
     return tuning;
   };
   cuda::LaneTuning engine;

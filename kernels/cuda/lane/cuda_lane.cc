@@ -131,7 +131,7 @@ void CudaLane::PrepareRun(Batch* batch) {
 LaunchOptions CudaLane::OptionsOf(bool parts) {
   LaunchOptions options;
   options.lists = &lists_;
-  options.units_free = parts ? context_.tuning.units_free : 0;
+  options.multiprocessors_free = parts ? context_.tuning.multiprocessors_free : 0;
   options.may_begin_early = !parts;
   return options;
 }

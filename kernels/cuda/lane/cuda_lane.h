@@ -7,10 +7,10 @@
 // Small items run together on one stream of the highest priority: a gather, the kernels, a scatter.
 // A large item (cut_plan.h) is cut into parts that follow each other on streams of the lowest
 // priority. Persistent blocks of a part's launch fill all multiprocessors but
-// LaneTuning::units_free, so that a small launch beside it waits until the part's blocks leave
-// (some launch_seconds_max, by the plan) or takes what was left free; what is queued behind the
-// part comes after it. Copies by a kernel need a multiprocessor just so. Copy engines take turns
-// between streams and are never held for more than kEngineCopyBytesMax.
+// LaneTuning::multiprocessors_free, so that a small launch beside it waits until the part's blocks
+// leave (some launch_seconds_max, by the plan) or takes what was left free; what is queued behind
+// the part comes after it. Copies by a kernel need a multiprocessor just so. Copy engines take
+// turns between streams and are never held for more than kEngineCopyBytesMax.
 //
 // Submit allocates no memory of the device or page-locked memory, unless a batch is larger than all
 // before it (lane_memory.h, host_arena.h say what may wait then), and waits for nothing, unless

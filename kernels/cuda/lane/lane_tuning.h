@@ -33,8 +33,8 @@ struct CutBounds {
 
 struct LaneTuning {
   int64_t copy_kernel_bytes_max = kCopyKernelBytesMax;
-  bool batch_copies = false;  // what the copy engines take of a batch, in one call of CUDA's
-  int units_free = 0;         // multiprocessors that parts of large attentions leave to others
+  bool batch_copies = false;     // what the copy engines take of a batch, in one call of CUDA's
+  int multiprocessors_free = 0;  // that parts of large attentions leave to others
   CutBounds cut;
 };
 

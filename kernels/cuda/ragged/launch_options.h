@@ -20,7 +20,7 @@ struct LaunchOptions {
   HostArena* lists = nullptr;
   // Multiprocessors that the blocks of one launch do not fill, for launches beside it. One is left
   // in any case.
-  int units_free = 0;
+  int multiprocessors_free = 0;
   // Kernels that can may begin before what stands before them on the stream has ended; they wait
   // for it by themselves. For streams without waits for events of other streams.
   bool may_begin_early = true;

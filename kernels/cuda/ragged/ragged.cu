@@ -195,11 +195,11 @@ cudaError_t PutSingle(const FlashVariant& variant, const Attention& a, RaggedPar
   return Maps(variant, a, &params->single_maps);
 }
 
-cudaError_t PrepareKernel(const FlashVariant& variant, int* units) {
+cudaError_t PrepareKernel(const FlashVariant& variant, int* multiprocessors) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(units, cudaDevAttrMultiProcessorCount, device);
+    error = cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -259,10 +259,10 @@ cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention*
     tiles += TilesAtMost(attention->problem, variant.rows);
   }
   if (tiles == 0) return cudaSuccess;
-  int units = 0;
-  cudaError_t error = PrepareKernel(variant, &units);
+  int multiprocessors = 0;
+  cudaError_t error = PrepareKernel(variant, &multiprocessors);
   if (error != cudaSuccess) return error;
-  units = std::max(units - options.units_free, 1);
+  multiprocessors = std::max(multiprocessors - options.multiprocessors_free, 1);
   RaggedParams params;
   params.queue = static_cast<TileQueue*>(workspace);
   error = TravelsInParameter(attentions)
@@ -270,7 +270,8 @@ cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention*
               : UploadList(variant, attentions, static_cast<char*>(workspace), options.lists,
                            stream, &params);
   if (error != cudaSuccess) return error;
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, units * variant.blocks));
+  const auto blocks =
+      static_cast<unsigned>(std::min<int64_t>(tiles, multiprocessors * variant.blocks));
   return Launch(variant, blocks, params, options.may_begin_early, stream);
 }
 

@@ -87,7 +87,7 @@ TEST(ChunkedStagingTest, EveryFeatureOverAnyNumberOfStreams) {
   AwaitNothingHeld(*server, 2);
 }
 
-// Chunks above 1 MiB go through the copy pool, several pieces are complete at once.
+// Chunks above 1 MiB go through the copy threads, several pieces are complete at once.
 TEST(ChunkedStagingTest, LargeChunks) {
   const auto server = StagingServer();
   server->backend().SetCompute([](const Attention& a) {

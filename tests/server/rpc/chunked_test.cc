@@ -57,7 +57,7 @@ TEST(ChunkedTest, AnswersAnyRequestExactly) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedTest, LargeTensorsOverEightStreamsAndTheCopyPool) {
+TEST(ChunkedTest, LargeTensorsOverEightStreamsAndTheCopyThreads) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   TestServer server([](Config& config) { config.copy_threads = 3; });

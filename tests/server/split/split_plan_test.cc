@@ -141,7 +141,8 @@ TEST(SplitPlan, RowsWhenHeadsDoNotSuffice) {
   ASSERT_EQ(causal.pieces().size(), 4u);
   EXPECT_LT(causal.largest(), 0.25 + 0.13) << "half of 512 of 4096 rows at either end";
   EXPECT_GT(causal.pieces()[0].rows_end, 1024);
-  for (const QuerySlice& piece : causal.pieces()) EXPECT_EQ(piece.rows_begin % kSplitRows, 0);
+  for (const QuerySlice& piece : causal.pieces())
+    EXPECT_EQ(piece.rows_begin % thresholds::kSplitRows, 0);
   // Three heads over two devices: the middle one is cut.
   spec.problem.mask.right = -1;
   spec.problem.heads_q = spec.problem.heads_kv = 3;

@@ -64,7 +64,7 @@ class Workload {
  public:
   Workload() {
     for (int i = 0; i < 3; ++i) unary_.push_back(test::PlainWireProblem(i, 5 + i));
-    large_.push_back(test::PlainWireProblem(10, 1500, 64));  // through the copy pool
+    large_.push_back(test::PlainWireProblem(10, 1500, 64));  // through the copy threads
     large_.push_back(test::PlainWireProblem(11, 9));
     for (int i = 0; i < 4; ++i) stream_.push_back(test::PlainWireProblem(20 + i, 16 + i));
     chunked_.push_back(test::PlainWireProblem(30, 20));

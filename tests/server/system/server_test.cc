@@ -75,7 +75,7 @@ TEST(ServerTest, AnswersAnyRequestExactly) {
   }
 }
 
-TEST(ServerTest, LargeRequestsGoThroughTheCopyPoolInAnyOrder) {
+TEST(ServerTest, LargeRequestsGoThroughTheCopyThreadsInAnyOrder) {
   const uint64_t seed = test::FreshSeed();
   std::mt19937_64 random(seed);
   TestServer server([](Config& config) { config.copy_threads = 3; });

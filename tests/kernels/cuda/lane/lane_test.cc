@@ -75,7 +75,7 @@ TEST_F(CudaLaneTest, CompanyAndCopiesDoNotChangeBits) {
     LaneTuning tuning;
     tuning.copy_kernel_bytes_max = std::vector<int64_t>{0, 4096, 1 << 20}[round % 3];
     tuning.batch_copies = round % 2 == 1;
-    tuning.units_free = round % 5;
+    tuning.multiprocessors_free = round % 5;
     tuning.cut.parts_min = 1 + round % 4;
     std::unique_ptr<Lane> lane = MakeLane(tuning);
     std::unique_ptr<Lane> alone = MakeLane({.cut = tuning.cut});

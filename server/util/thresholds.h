@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sizes and times at which the server goes about its work another way: each trades one cost for
+// another, and none changes an answer. What clients can see is elsewhere: limits of the protocol
+// are beside what they limit (wire/), and what an operator sets is an option (app/config.h).
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace attend::thresholds {
+
+// --- A message arrives.
+
+// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
+inline constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// Lengths, slopes and sinks are read on gRPC's own thread up to here.
+inline constexpr int64_t kInlineArrayBytesMax = int64_t{64} << 10;
+// A message is joined if it came in more slices than this and one for so many bytes. gRPC's buffers
+// have 8 KiB or more, cut where HTTP/2's frames begin, and clients choose those.
+inline constexpr int64_t kSlicesFree = 64;
+inline constexpr int64_t kSliceBytesLeast = 256;
+// Tensors are left where they arrived if they have so many bytes. Fewer are copied, which costs
+// about the same; more are moved better by a device's copy engines, from the request's block.
+inline constexpr int64_t kGatheredBytesMin = int64_t{16} << 10;
+inline constexpr int64_t kGatheredBytesMax = int64_t{64} << 20;
+// They are copied as well if they are in more pieces than this and one for so many bytes: each
+// piece costs a device's lane more than its bytes do.
+inline constexpr int64_t kGatheredPiecesFree = 16;
+inline constexpr int64_t kGatheredPieceBytesLeast = 4096;
+// Chunks of a stream that may wait for their copy: one is copied while the next one comes in.
+inline constexpr int64_t kUnplacedChunksMax = 2;
+// What the small fields of an ordinary request and of its answer need; more comes from the heap.
+inline constexpr size_t kRequestArenaBytes = 4096;
+inline constexpr size_t kReplyArenaBytes = 2048;
+
+// --- Its tensors are copied.
+
+// A part of a copy that is smaller costs more to hand over than to copy; a larger one keeps a
+// thread from others' copies for long.
+inline constexpr int64_t kCopyPartBytesMin = int64_t{512} << 10;
+inline constexpr int64_t kCopyPartBytesMax = int64_t{4} << 20;
+// Uploads may hold 1 / this of a device's memory, so that on a small one lanes find the rest.
+inline constexpr int64_t kStagingDeviceShare = 4;
+
+// --- It runs.
+
+// The CPU threads that are worth one multiprocessor of a GPU, while no rate has been measured.
+inline constexpr double kThreadsPerMultiprocessor = 16;
+// A small attention on an idle GPU ends within this; what takes longer can afford to be told of.
+inline constexpr std::chrono::microseconds kPollAtMost{150};
+// Rows of Q that shards are multiples of.
+inline constexpr int64_t kSplitRows = 512;
+// Of the whole; where the largest shard would be more, a split is not worth its parts.
+inline constexpr double kLargestShardMax = 0.75;
+// How far from its place a cut may be for the sake of a coarser boundary, in shards.
+inline constexpr double kSplitTolerance = 1.0 / 16;
+
+// --- It is answered.
+
+// Bytes up to here are copied into the slice in front, which costs less than one of their own.
+inline constexpr int64_t kReplyCopiedBytesMax = 8192;
+// A large answer leaves in up to so many pieces, none smaller than this: each that has left shows
+// that its client reads.
+inline constexpr int64_t kReplyPiecesMax = 16;
+inline constexpr int64_t kReplyPieceBytesMin = int64_t{1} << 20;
+// Niceness of the threads that check answers. Where all cores are busy, checks take what serving
+// leaves, and some 10 % of a core besides. They also answer at that priority: a client that waits
+// for its check waits for the rest too.
+inline constexpr int kCheckNiceness = 10;
+
+}  // namespace attend::thresholds
