@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decides when a failed call is retried. Pure: it is given time as numbers and randomness as a
-// seed, so tests drive it with a manual clock. Each call owns its RetryState.
+// seed, so tests drive it with a manual clock. Each call owns its RetryState. One rule is
+// elsewhere: a call whose answer is placed in shared memory is not sent again
+// (UnaryOp::TriesAgain).
 
 #pragma once
 

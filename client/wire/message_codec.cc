@@ -20,7 +20,7 @@ constexpr uint32_t kRequestIdTag =
 constexpr uint32_t kRawTag = (v1::AttendRequest::kRawFieldNumber << 3) | kWireLengthDelimited;
 static_assert(int{v1::AttendRequest::kRawFieldNumber} == int{v1::AttendResponse::kRawFieldNumber});
 // Tensors up to this size are copied into the slice before them: cheaper than a slice of their own.
-constexpr int64_t kInlineBytesMax = 8192;
+constexpr int64_t kCopiedBytesMax = 8192;
 // gRPC and Protobuf count message bytes in signed 32-bit integers.
 constexpr int64_t kMessageBytesMax = INT32_MAX;
 
@@ -236,7 +236,7 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
     AppendVarint(&pending, kRawTag);
     AppendVarint(&pending, static_cast<uint64_t>(tensor->bytes));
     encoded.payload_bytes_ += tensor->bytes;
-    if (tensor->bytes <= kInlineBytesMax) {
+    if (tensor->bytes <= kCopiedBytesMax) {
       if (tensor->bytes > 0) {
         pending.append(static_cast<const char*>(tensor->data), static_cast<size_t>(tensor->bytes));
       }

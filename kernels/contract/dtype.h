@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -15,7 +16,18 @@ namespace attend {
 // Values equal attend.v1.DType on the wire.
 enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
 
-constexpr int64_t DTypeBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+inline constexpr std::array kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+
+constexpr int64_t DTypeBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat32:
+      return 4;
+  }
+  return 0;
+}
 
 constexpr std::string_view DTypeName(DType dtype) {
   switch (dtype) {

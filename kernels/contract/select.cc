@@ -57,7 +57,7 @@ constexpr int kSm80 = 80;
 constexpr int kSm90 = 90;
 constexpr int kBeyondHopper = 100;
 
-bool Has16Bits(const Problem& p) { return p.dtype != DType::kFloat32; }
+bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
 // Why the kernel cannot compute the problem; "" if it can.
 std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {

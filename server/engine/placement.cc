@@ -98,7 +98,7 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
   }
   // The checker reads tensors on the host only, and in the input block.
   placement.sampled = sampled && request.source.pinned_device() == SharedRegion::kHost;
-  placement.gather =
+  placement.may_gather =
       !request.check && !placement.sampled && placement.shards.empty() &&
       std::all_of(placement.candidates.begin(), placement.candidates.end(), reads_pieces);
   return Status();

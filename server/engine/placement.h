@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Decides where and how a request runs: on which devices it may, at what cost, split or whole, and
-// whether they read its tensors where their message arrived. Pure: the decision follows from the
-// problem, where its tensors are and a snapshot of the devices, never from load. The load is looked
-// at when the request is queued (schedule/router.h).
+// whether they may read its tensors where their message arrived, as RequestReader::Gather then does
+// if sizes and pieces allow. Pure: the decision follows from the problem, where its tensors are and
+// a snapshot of the devices, never from load. The load is looked at when the request is queued
+// (schedule/router.h).
 
 #pragma once
 

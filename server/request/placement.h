@@ -30,9 +30,9 @@ struct Placement {
   std::vector<QuerySlice> shards;
   std::vector<int> shard_devices;
   bool sampled = false;  // the server wants the answer checked, though the client did not ask
-  // Every candidate reads tensors where their message arrived, and nothing else needs them in the
-  // input block.
-  bool gather = false;
+  // Every candidate can read tensors where their message arrived, and nothing else needs them in
+  // the input block.
+  bool may_gather = false;
   // Devices that were lost when the candidates were chosen, and when the rest was decided; -1: that
   // has not been done yet.
   int64_t candidates_lost = -1;

@@ -158,7 +158,7 @@ void ChunkedStream::OnReadDone(bool ok) {
 
 void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer&& message) {
   if (!ok) return EndUnread();
-  if (static_cast<int64_t>(message.Length()) <= thresholds::kInlineBytesMax) {
+  if (static_cast<int64_t>(message.Length()) <= thresholds::kOwnThreadBytesMax) {
     return ParseFirst(message);
   }
   const auto held = std::make_shared<grpc::ByteBuffer>();
@@ -246,7 +246,7 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status statu
   Advance();  // the next read is under way before this chunk is copied
   std::vector<HostPiece> pieces = chunk->Pieces(place.data);
   const int64_t bytes = chunk->bytes();
-  if (bytes <= thresholds::kInlineBytesMax) {
+  if (bytes <= thresholds::kOwnThreadBytesMax) {
     for (const HostPiece& piece : pieces) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
     }

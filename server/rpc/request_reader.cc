@@ -108,7 +108,7 @@ bool RequestReader::Take(Call& call, std::unique_ptr<Request>& request, grpc::By
     End(std::move(request), std::move(status));
     return false;
   }
-  if (work.message.scan.array_bytes <= thresholds::kInlineArrayBytesMax)
+  if (work.message.scan.array_bytes <= thresholds::kOwnThreadArrayBytesMax)
     return TakeHere(call, request, work);
   auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
@@ -146,7 +146,7 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
     End(std::move(request), std::move(status));
   } else if (Gather(work, *request)) {
     Submit(call, std::move(request));
-  } else if (request->message_bytes <= thresholds::kInlineBytesMax) {
+  } else if (request->message_bytes <= thresholds::kOwnThreadBytesMax) {
     CopyTensors(work.message, work.validated, work.plan, *request);
     work.ReleaseSlices();
     Submit(call, std::move(request));
@@ -191,7 +191,7 @@ bool RequestReader::Gather(Work& work, Request& request) const {
   if (receive_memory_ == nullptr) return false;
   const int64_t bytes = request.message_bytes;
   if (bytes < thresholds::kGatheredBytesMin || bytes > thresholds::kGatheredBytesMax) return false;
-  if (request.input.data() == nullptr || !request.placement.gather) return false;
+  if (request.input.data() == nullptr || !request.placement.may_gather) return false;
   std::vector<HostPiece> pieces = TensorPieces(work.message, work.validated, work.plan, request);
   const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
     return receive_memory_->Contains(piece.from, piece.bytes);

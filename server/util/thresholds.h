@@ -2,7 +2,9 @@
 //
 // The sizes and times at which the server goes about its work another way: each trades one cost for
 // another, and none changes an answer. What clients can see is elsewhere: limits of the protocol
-// are beside what they limit (wire/), and what an operator sets is an option (app/config.h).
+// are beside what they limit (wire/), and what an operator sets is an option (app/config.h). To
+// race another value, change it, rebuild and compare `bench_service --rows inline,chunked` in turns
+// with the old one; what was learned goes to tests/bench/TRIED.md.
 
 #pragma once
 
@@ -14,10 +16,10 @@ namespace attend::thresholds {
 
 // --- A message arrives.
 
-// Messages up to here are copied on gRPC's own thread: a hand-over would cost more.
-inline constexpr int64_t kInlineBytesMax = int64_t{1} << 20;
+// Messages and chunks up to here are copied on gRPC's own thread: a hand-over would cost more.
+inline constexpr int64_t kOwnThreadBytesMax = int64_t{1} << 20;
 // Lengths, slopes and sinks are read on gRPC's own thread up to here.
-inline constexpr int64_t kInlineArrayBytesMax = int64_t{64} << 10;
+inline constexpr int64_t kOwnThreadArrayBytesMax = int64_t{64} << 10;
 // A message is joined if it came in more slices than this and one for so many bytes. gRPC's buffers
 // have 8 KiB or more, cut where HTTP/2's frames begin, and clients choose those.
 inline constexpr int64_t kSlicesFree = 64;

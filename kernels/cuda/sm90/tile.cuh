@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm90: tuning values, shared memory and what the producer tells the consumers of a
-// tile. Device code for sm_90a.
+// cuda_flash_sm90: what follows from a tile's sizes (which are in table.cuh): registers, shared
+// memory, and what the producer tells the consumers of a tile. Device code for sm_90a.
 
 #pragma once
 

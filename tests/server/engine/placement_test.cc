@@ -122,21 +122,21 @@ TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
   AddGathering("cuda:0");
   testing::FakeBackend& other = AddGathering("cuda:1");
   ASSERT_TRUE(Decide().ok());
-  EXPECT_TRUE(placement().gather);
+  EXPECT_TRUE(placement().may_gather);
   ASSERT_TRUE(Decide(/*sampled=*/true).ok());
   EXPECT_TRUE(placement().sampled);
-  EXPECT_FALSE(placement().gather) << "the checker reads the block";
+  EXPECT_FALSE(placement().may_gather) << "the checker reads the block";
   request_.check = true;
   ASSERT_TRUE(Decide().ok());
-  EXPECT_FALSE(placement().gather);
+  EXPECT_FALSE(placement().may_gather);
   request_.check = false;
   split_flops_min_ = 1;
   ASSERT_TRUE(Decide().ok());
-  EXPECT_FALSE(placement().gather) << "its shards read the block";
+  EXPECT_FALSE(placement().may_gather) << "its shards read the block";
   split_flops_min_ = 0;
   other.StopGathering();
   ASSERT_TRUE(Decide().ok());
-  EXPECT_FALSE(placement().gather) << "one of the two cannot";
+  EXPECT_FALSE(placement().may_gather) << "one of the two cannot";
 }
 
 // Once tensors are left where they arrived, no later decision needs them anywhere else.

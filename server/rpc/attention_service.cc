@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/rpc/service.h"
+#include "server/rpc/attention_service.h"
 
 #include <google/protobuf/arena.h>
 
