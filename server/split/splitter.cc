@@ -18,6 +18,9 @@ namespace {
 // Whether another device may take what this one refused.
 bool MayPassOn(Code code) { return code == Code::kResourceExhausted || code == Code::kUnavailable; }
 
+// Its shard, and so the first device that its part is offered to.
+size_t ShardOf(const QuerySlice& slice) { return static_cast<size_t>(slice.shard); }
+
 }  // namespace
 
 // One split request. The splitter keeps it until the last part has ended; whoever calls in keeps it
@@ -26,8 +29,7 @@ bool MayPassOn(Code code) { return code == Code::kResourceExhausted || code == C
 class Splitter::Join final : public Responder, public std::enable_shared_from_this<Join> {
  public:
   struct Part {
-    size_t device = 0;  // of `devices`: who has it, or is asked next
-    uint64_t id = 0;    // consecutive
+    uint64_t id = 0;  // consecutive
     double flops = 0;
   };
 
@@ -38,7 +40,9 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
         slices_(whole_->placement.shards),
         devices_(std::move(devices)),
         parts_(std::move(parts)),
-        set_(PartSet::Times::kOfTheLast, std::ssize(parts_) + 1) {}
+        set_(PartSet::Times::kOfTheLast, std::ssize(parts_) + 1) {
+    for (const QuerySlice& slice : slices_) part_devices_.push_back(ShardOf(slice));
+  }
 
   // Pushes all parts. Not OK: no device took the first, and the whole is in `request` again.
   Status Start(std::vector<std::unique_ptr<Request>> parts, std::unique_ptr<Request>& request);
@@ -52,18 +56,20 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   bool failed();
   void CancelParts();
   void Drop(int64_t parts);
-  void NameDevices();
+  void NameDevicesLocked() ATTEND_REQUIRES(mutex_);
   void End();
 
   Splitter& splitter_;
   std::unique_ptr<Request> whole_;
   const std::vector<QuerySlice> slices_;
   const std::vector<SplitDevice> devices_;
+  const std::vector<Part> parts_;  // as the pieces
 
-  std::mutex mutex_;
-  std::vector<Part> parts_;  // as the pieces; only their devices change, and only in Start
-  bool starting_ = true;
-  PartSet set_;  // while starting, one more is open
+  Mutex mutex_;
+  // By part, of `devices_`: who has it, or is asked next. They change only in Start.
+  std::vector<size_t> part_devices_ ATTEND_GUARDED_BY(mutex_);
+  bool starting_ ATTEND_GUARDED_BY(mutex_) = true;
+  PartSet set_ ATTEND_GUARDED_BY(mutex_);  // while starting, one more is open
 };
 
 Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
@@ -88,7 +94,7 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
     if (failed()) Cancel(static_cast<size_t>(pushed - 1));
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     starting_ = false;
   }
   parts.clear();  // the blocks of those that nobody took, before the client hears of the end
@@ -100,15 +106,15 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
 // which are alike: the cuts stay what they are, and so does every bit of the answer.
 Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
   Status refused;
-  const size_t first = static_cast<size_t>(slices_[n].shard);
+  const size_t first = ShardOf(slices_[n]);
   for (size_t tried = 0; tried < devices_.size(); ++tried) {
     const size_t device = (first + tried) % devices_.size();
     const Result<Selection> selection =
         Select(part->attention.problem, devices_[device].info, part->kernel);
     if (!selection.ok()) continue;  // never of the first, for which there is a plan
     {
-      const std::lock_guard lock(mutex_);
-      parts_[n].device = device;
+      const MutexLock lock(mutex_);
+      part_devices_[n] = device;
     }
     part->device = devices_[device].index;
     part->selection = *selection;
@@ -123,8 +129,8 @@ Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
 void Splitter::Join::Cancel(size_t n) {
   size_t device;
   {
-    const std::lock_guard lock(mutex_);
-    device = parts_[n].device;
+    const MutexLock lock(mutex_);
+    device = part_devices_[n];
   }
   splitter_.hooks_.cancel(devices_[device].index, parts_[n].id);
 }
@@ -132,7 +138,7 @@ void Splitter::Join::Cancel(size_t n) {
 void Splitter::Join::Cancel() {
   const auto self = shared_from_this();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (starting_) set_.Fail(Status(Code::kCancelled, "cancelled by the client while queued"));
   }
   CancelParts();
@@ -145,7 +151,7 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
   bool first_failure = false;
   if (part->status.ok()) {
     GatherLse(*part, slices_[n], whole_->attention);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     set_.Add(*part);
   } else {
     first_failure = Fail(part->status);
@@ -157,12 +163,12 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
 
 // Whether this was the first.
 bool Splitter::Join::Fail(Status status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return set_.Fail(std::move(status));
 }
 
 bool Splitter::Join::failed() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return set_.failed();
 }
 
@@ -172,7 +178,7 @@ void Splitter::Join::CancelParts() {
 
 void Splitter::Join::Drop(int64_t parts) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     set_.Close(parts);
     if (set_.open() > 0) return;
   }
@@ -181,11 +187,11 @@ void Splitter::Join::Drop(int64_t parts) {
 
 // Who computed the whole, and how much of it. Its first part's device stands for it where only one
 // can.
-void Splitter::Join::NameDevices() {
-  whole_->device = devices_[parts_.front().device].index;
+void Splitter::Join::NameDevicesLocked() {
+  whole_->device = devices_[part_devices_.front()].index;
   whole_->device_name.clear();
-  for (const Part& part : parts_) {
-    const SplitDevice& device = devices_[part.device];
+  for (size_t n = 0; n < parts_.size(); ++n) {
+    const SplitDevice& device = devices_[part_devices_[n]];
     auto& all = whole_->device_flops;
     auto found = std::find_if(all.begin(), all.end(),
                               [&](const auto& each) { return each.device == device.index; });
@@ -193,15 +199,18 @@ void Splitter::Join::NameDevices() {
       whole_->device_name += (all.empty() ? "" : "+") + device.info.name;
       found = all.insert(all.end(), {device.index, 0});
     }
-    found->flops += part.flops;
+    found->flops += parts_[n].flops;
   }
 }
 
 void Splitter::Join::End() {
   splitter_.Remove(whole_->id);
-  NameDevices();
   splitter_.metrics_.RecordSplit(slices_.back().shard + 1);
-  set_.ApplyTo(*whole_);
+  {
+    const MutexLock lock(mutex_);
+    NameDevicesLocked();
+    set_.ApplyTo(*whole_);
+  }
   splitter_.hooks_.finish(std::move(whole_));
 }
 
@@ -220,18 +229,18 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
   std::vector<Join::Part> places;
   for (size_t n = 0; n < slices.size(); ++n) {
     Request& part = *(*parts)[n];
-    const auto device = static_cast<size_t>(slices[n].shard);
+    const size_t device = ShardOf(slices[n]);
     const Result<Selection> selection =
         Select(part.attention.problem, devices[device].info, part.kernel);
     if (!selection.ok()) return std::nullopt;
     if (n == 0) request->selection = *selection;
     part.id = part_id++;
-    places.push_back({device, part.id, part.flops});
+    places.push_back({part.id, part.flops});
   }
   const uint64_t id = request->id;
   std::shared_ptr<Join> join;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     join = std::make_shared<Join>(*this, std::move(request), std::move(devices), std::move(places));
     joins_.emplace(id, join);
   }
@@ -243,7 +252,7 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
 bool Splitter::Cancel(uint64_t id) {
   std::shared_ptr<Join> join;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = joins_.find(id);
     if (found == joins_.end()) return false;
     join = found->second;
@@ -253,7 +262,7 @@ bool Splitter::Cancel(uint64_t id) {
 }
 
 void Splitter::Remove(uint64_t id) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   joins_.erase(id);
 }
 

@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "kernels/contract/select.h"
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/memory/host_pool.h"
 #include "server/metrics/metrics.h"
@@ -68,8 +68,9 @@ class Splitter {
   HostPool& pool_;
   Metrics& metrics_;
   const Hooks hooks_;
-  std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<Join>> joins_;  // by the whole's id
+  Mutex mutex_;
+  // By the whole's id.
+  std::unordered_map<uint64_t, std::shared_ptr<Join>> joins_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend
