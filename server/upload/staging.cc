@@ -29,34 +29,32 @@ std::vector<StagingBudget::Limit> LimitsOf(int64_t bytes_max,
 
 const char* StagingEndName(StagingEnd end) { return kEndNames[static_cast<size_t>(end)]; }
 
-StagingBudget::StagingBudget(const std::vector<Limit>& limits) {
-  for (const Limit& limit : limits) devices_.push_back({limit, 0});
-}
+StagingBudget::StagingBudget(std::vector<Limit> limits)
+    : limits_(std::move(limits)), held_bytes_(limits_.size(), 0) {}
 
 StagingBudget::~StagingBudget() {
-  std::unique_lock lock(mutex_);
-  returned_.wait(lock, [this] { return holds_ == 0; });
+  const MutexLock lock(mutex_);
+  while (holds_ > 0) returned_.Wait(mutex_);
 }
 
 std::optional<StagingBudget::Hold> StagingBudget::Take(int device, int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  Device& from = devices_[device];
-  if (bytes > from.limit.bytes_max - from.held_bytes) return std::nullopt;
-  from.held_bytes += bytes;
+  const MutexLock lock(mutex_);
+  if (bytes > limits_[device].bytes_max - held_bytes_[device]) return std::nullopt;
+  held_bytes_[device] += bytes;
   ++holds_;
   return Hold(*this, device, bytes);
 }
 
 void StagingBudget::Return(int device, int64_t bytes) {
-  const std::lock_guard lock(mutex_);
-  devices_[device].held_bytes -= bytes;
+  const MutexLock lock(mutex_);
+  held_bytes_[device] -= bytes;
   --holds_;
-  returned_.notify_all();  // under the lock: the budget may be gone right after
+  returned_.NotifyAll();  // under the lock: the budget may be gone right after
 }
 
 int64_t StagingBudget::held_bytes(int device) const {
-  const std::lock_guard lock(mutex_);
-  return devices_[device].held_bytes;
+  const MutexLock lock(mutex_);
+  return held_bytes_[device];
 }
 
 StagedInput::StagedInput(StagingBudget& budget, Router& router, const Candidate& chosen,

@@ -17,10 +17,8 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,6 +26,7 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/mutex.h"
 #include "server/memory/host_pool.h"
 #include "server/request/device_copy.h"
 #include "server/schedule/router.h"
@@ -74,7 +73,7 @@ class StagingBudget {
     std::string device;
     int64_t bytes_max = 0;
   };
-  explicit StagingBudget(const std::vector<Limit>& limits);  // of each device
+  explicit StagingBudget(std::vector<Limit> limits);  // of each device
   ~StagingBudget();  // waits until every hold is returned: copies may still be under way
   StagingBudget(const StagingBudget&) = delete;
   StagingBudget& operator=(const StagingBudget&) = delete;
@@ -87,8 +86,8 @@ class StagingBudget {
     ends_[static_cast<size_t>(end)].fetch_add(1, std::memory_order_relaxed);
   }
 
-  int devices() const { return static_cast<int>(devices_.size()); }
-  const Limit& limit(int device) const { return devices_[device].limit; }
+  int devices() const { return static_cast<int>(limits_.size()); }
+  const Limit& limit(int device) const { return limits_[device]; }
   int64_t held_bytes(int device) const;
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
   int64_t parts() const { return parts_.load(std::memory_order_relaxed); }
@@ -97,17 +96,13 @@ class StagingBudget {
   }
 
  private:
-  struct Device {
-    Limit limit;
-    int64_t held_bytes = 0;
-  };
-
   void Return(int device, int64_t bytes);
 
-  mutable std::mutex mutex_;  // of what is held
-  std::condition_variable returned_;
-  int64_t holds_ = 0;
-  std::vector<Device> devices_;
+  const std::vector<Limit> limits_;
+  mutable Mutex mutex_;
+  CondVar returned_;
+  int64_t holds_ ATTEND_GUARDED_BY(mutex_) = 0;
+  std::vector<int64_t> held_bytes_ ATTEND_GUARDED_BY(mutex_);  // of each device
   std::atomic<int64_t> copied_bytes_{0};
   std::atomic<int64_t> parts_{0};
   std::array<std::atomic<int64_t>, kStagingEndCount> ends_{};

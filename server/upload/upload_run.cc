@@ -64,7 +64,7 @@ void UploadRun::Copied(std::span<const ByteRange> ranges) {
     const Result<const DeviceEvent*> mark = staged_.Mark();
     if (!mark.ok()) continue;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       part->mark = *mark;
     }
     if (Take(*part)) Begin(*part);
@@ -83,7 +83,7 @@ bool UploadRun::TakeLocked(Part& part) {
 }
 
 bool UploadRun::Take(Part& part) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return TakeLocked(part);
 }
 
@@ -103,9 +103,10 @@ bool UploadRun::SomeMissing() const {
 }
 
 UploadRun::Part* UploadRun::TakeNextLocked() {
-  const auto found =
-      std::find_if(parts_.begin(), parts_.end(), [this](Part& each) { return TakeLocked(each); });
-  return found == parts_.end() ? nullptr : &*found;
+  for (Part& part : parts_) {
+    if (TakeLocked(part)) return &part;
+  }
+  return nullptr;
 }
 
 void UploadRun::Begin(Part& part) {
@@ -127,7 +128,7 @@ UploadRun::Part* UploadRun::Push(Part& part) {
   bool cancelled = false;
   Part* next = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     begun_ = true;
     cancelled = set_.failed();
     next = TakeNextLocked();
@@ -141,7 +142,7 @@ UploadRun::Part* UploadRun::Push(Part& part) {
 // There may be room when another part has ended, or with the last byte.
 void UploadRun::Refused(Part& part, Status status) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     part.begun = false;
     const bool later = !complete_ || status.code() == Code::kResourceExhausted;
     if (!later) set_.Fail(status);
@@ -151,14 +152,14 @@ void UploadRun::Refused(Part& part, Status status) {
 }
 
 bool UploadRun::begun() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return begun_;
 }
 
 void UploadRun::Complete(std::unique_ptr<Request> whole, bool copied) {
   const auto self = shared_from_this();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     whole_ = std::move(whole);
     copied_ = copied;
     complete_ = completing_ = true;
@@ -168,7 +169,7 @@ void UploadRun::Complete(std::unique_ptr<Request> whole, bool copied) {
   }
   Ended ended;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     completing_ = false;
     ended = TakeEndedLocked();
   }
@@ -185,7 +186,7 @@ void UploadRun::Stop(std::function<void()> idle) {
   const bool first = Fail(Status(Code::kCancelled, "the upload has ended"));
   bool running = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     running = set_.open() > 0 || completing_;
     if (running) idle_ = std::exchange(idle, nullptr);
   }
@@ -198,7 +199,7 @@ void UploadRun::Finish(std::unique_ptr<Request> part) {
   if (part_ended_) part_ended_(*part);
   bool first_failure = false;
   if (part->status.ok()) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     set_.Add(*part);
   } else {
     first_failure = Fail(part->status);
@@ -210,7 +211,7 @@ void UploadRun::Finish(std::unique_ptr<Request> part) {
 
 // Whether this was the first.
 bool UploadRun::Fail(Status status) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return set_.Fail(std::move(status));
 }
 
@@ -224,7 +225,7 @@ void UploadRun::Dropped(bool part) {
   Part* next = nullptr;
   Ended ended;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     set_.Close();
     if (part) {
       begun_ = true;  // it was queued, whether who did that has come so far or not
@@ -249,7 +250,7 @@ UploadRun::Ended UploadRun::TakeEndedLocked() {
 void UploadRun::End(Ended ended) {
   if (ended.whole != nullptr) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       set_.ApplyTo(*ended.whole);
     }
     hooks_.finish(std::move(ended.whole));

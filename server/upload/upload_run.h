@@ -22,10 +22,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "kernels/util/mutex.h"
 #include "server/request/part_set.h"
 #include "server/request/request.h"
 #include "server/upload/upload_plan.h"
@@ -89,22 +89,26 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   struct Part {
     std::vector<ByteRange> tensors;         // in the block
     std::atomic<int64_t> missing_bytes{0};  // of them
-    std::unique_ptr<Request> request;       // until it is queued
+
+    // These two with mutex_ held.
     // The event after which all its bytes are on the device. Null: unknown before Complete.
     const DeviceEvent* mark = nullptr;
-    bool begun = false;          // or a thread is trying to
-    bool early = false;          // while bytes of others were missing
-    bool cost_released = false;  // ForgetShare was called for it
+    bool begun = false;  // or a thread is trying to
+
+    // These belong to the thread that took it.
+    std::unique_ptr<Request> request;  // until it is queued
+    bool early = false;                // while bytes of others were missing
+    bool cost_released = false;        // ForgetShare was called for it
   };
 
   // Claims the part to begin it; false if another thread has, or if it should not begin now.
-  bool TakeLocked(Part& part);
+  bool TakeLocked(Part& part) ATTEND_REQUIRES(mutex_);
   bool Take(Part& part);
-  Part* TakeNextLocked();
+  Part* TakeNextLocked() ATTEND_REQUIRES(mutex_);
   void Begin(Part& part);
   Part* Push(Part& part);
   // Sets where the part reads its tensors, and what it waits for.
-  void PlaceLocked(Part& part) const;
+  void PlaceLocked(Part& part) const ATTEND_REQUIRES(mutex_);
   bool SomeMissing() const;
   void Refused(Part& part, Status status);
   bool Fail(Status status);
@@ -115,7 +119,7 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
     std::unique_ptr<Request> whole;
     std::function<void()> idle;
   };
-  Ended TakeEndedLocked();
+  Ended TakeEndedLocked() ATTEND_REQUIRES(mutex_);
   void End(Ended ended);
 
   const uint64_t first_id_;
@@ -126,15 +130,16 @@ class UploadRun final : public Responder, public std::enable_shared_from_this<Up
   PartEnded part_ended_;
   std::vector<Part> parts_;
 
-  std::mutex mutex_;
-  PartSet set_{PartSet::Times::kSums, 0};  // open: begun and not ended
-  bool completing_ = false;                // Complete begins parts
-  bool complete_ = false;                  // all bytes have come
-  bool copied_ = false;                    // with it
-  bool begun_ = false;
-  Status refusal_;                  // the last
-  std::unique_ptr<Request> whole_;  // from Complete on
-  std::function<void()> idle_;
+  Mutex mutex_;
+  // Open: begun and not ended.
+  PartSet set_ ATTEND_GUARDED_BY(mutex_){PartSet::Times::kSums, 0};
+  bool completing_ ATTEND_GUARDED_BY(mutex_) = false;  // Complete begins parts
+  bool complete_ ATTEND_GUARDED_BY(mutex_) = false;    // all bytes have come
+  bool copied_ ATTEND_GUARDED_BY(mutex_) = false;      // with it
+  bool begun_ ATTEND_GUARDED_BY(mutex_) = false;
+  Status refusal_ ATTEND_GUARDED_BY(mutex_);                  // the last
+  std::unique_ptr<Request> whole_ ATTEND_GUARDED_BY(mutex_);  // from Complete on
+  std::function<void()> idle_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend
