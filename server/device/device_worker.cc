@@ -70,21 +70,24 @@ DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   assert(request->source.gathered() == nullptr ||
          (backend_.Gathers() && !request->in_parts && !request->check));
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   request->device_name = info().name;
   const Request& pushed = *request;
   const bool first = scheduler_.queue().empty();
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
   const OnNoMemory wait(OnNoMemory::kWait);  // it is accepted
   if (first && MayRunOnCallerLocked(pushed)) {
-    RunOnCaller(lock);
+    Scheduler::Step step;
+    const std::shared_ptr<CallersRun> run = PlanOnCallerLocked(&step);
+    lock.Unlock();
+    RunOnCaller(step, run);
     return Status();
   }
   ReportQueueLocked(pushed.tenant);
   // One wake-up is enough until the scheduler has looked; who drives looks before it leaves.
   const bool notify = !std::exchange(poked_, true) && !driven_;
-  lock.unlock();
-  if (notify) wake_.notify_one();
+  lock.Unlock();
+  if (notify) wake_.NotifyOne();
   return Status();
 }
 
@@ -93,29 +96,34 @@ bool DeviceWorker::MayRunOnCallerLocked(const Request& request) const {
          scheduler_.lanes().free > 0;
 }
 
-void DeviceWorker::RunOnCaller(std::unique_lock<std::mutex>& lock) {
+std::shared_ptr<DeviceWorker::CallersRun> DeviceWorker::PlanOnCallerLocked(Scheduler::Step* step) {
   const LaneState lanes = scheduler_.lanes();
   auto run = std::make_shared<CallersRun>();
   run->caller = std::this_thread::get_id();
   run->polled = lanes.free == lanes.total;
   driven_ = true;
   ++callers_;
-  Scheduler::Step step = scheduler_.Plan(clock_.Now());
+  *step = scheduler_.Plan(clock_.Now());
   ReportLocked();
-  lock.unlock();
+  return run;
+}
+
+void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run) {
   Execute(step, run);
-  lock.lock();
-  driven_ = false;
-  // What came meanwhile, or waits for company, or for its deadline.
-  poked_ = WatchDeadlinesLocked() || poked_ || !scheduler_.queue().empty();
-  const bool notify = poked_;
-  lock.unlock();
-  if (notify) wake_.notify_one();
+  bool notify = false;
+  {
+    const MutexLock lock(mutex_);
+    driven_ = false;
+    // What came meanwhile, or waits for company, or for its deadline.
+    poked_ = WatchDeadlinesLocked() || poked_ || !scheduler_.queue().empty();
+    notify = poked_;
+  }
+  if (notify) wake_.NotifyOne();
   if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(thresholds::kPollAtMost);
   if (run->ended) completion_.Handle(*std::move(run->ended));
-  lock.lock();
+  const MutexLock lock(mutex_);
   --callers_;
-  if (stop_) idle_.notify_all();  // under the lock: this object may go right after
+  if (stop_) idle_.NotifyAll();  // under the lock: this object may go right after
 }
 
 bool DeviceWorker::WatchDeadlinesLocked() {
@@ -128,7 +136,7 @@ bool DeviceWorker::WatchDeadlinesLocked() {
 void DeviceWorker::Cancel(uint64_t id) {
   std::unique_ptr<Request> request;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     request = scheduler_.Cancel(id, clock_.Now());
     if (request != nullptr) ReportQueueLocked(request->tenant);
   }
@@ -138,7 +146,7 @@ void DeviceWorker::Cancel(uint64_t id) {
 void DeviceWorker::Abort(const Status& status) {
   std::vector<std::unique_ptr<Request>> ended;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ended = scheduler_.Close(status);
     scheduler_.StopAll(Code::kUnavailable);
     ReportLocked();
@@ -149,21 +157,21 @@ void DeviceWorker::Abort(const Status& status) {
 void DeviceWorker::Stop(const Status& status) {
   std::vector<std::unique_ptr<Request>> ended;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
     ended = scheduler_.Close(status);
     ReportLocked();
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   End(std::move(ended));
   // The thread first: it may be about to start a batch that it took before the stop.
   if (thread_.joinable()) thread_.join();
-  std::unique_lock<std::mutex> lock(mutex_);
-  idle_.wait(lock, [this] { return scheduler_.lanes().free == lanes() && callers_ == 0; });
+  const MutexLock lock(mutex_);
+  while (scheduler_.lanes().free < lanes() || callers_ > 0) idle_.Wait(mutex_);
 }
 
 void DeviceWorker::AddBusy(std::vector<BusyRequest>& busy) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Request* const request : scheduler_.running()) {
     busy.push_back(
         Busy(*request, std::string(KernelName(request->selection.kernel)) + " on " + info().name));
@@ -171,12 +179,12 @@ void DeviceWorker::AddBusy(std::vector<BusyRequest>& busy) const {
 }
 
 int64_t DeviceWorker::queued() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return scheduler_.queue().size();
 }
 
 bool DeviceWorker::queue_full() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return scheduler_.queue().full();
 }
 
@@ -204,14 +212,15 @@ void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersR
   for (Scheduler::Launch& launch : step.launches) Start(launch, run);
 }
 
+bool DeviceWorker::WokenLocked() const { return stop_ || (poked_ && !driven_); }
+
 void DeviceWorker::Run() {
   NameThread("attend-schedule");
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto changed = [this] { return stop_ || (poked_ && !driven_); };
+  MutexLock lock(mutex_);
   while (!stop_) {
     if (driven_) {  // by a caller, which looks at poked_ when it is through
       poked_ = true;
-      wake_.wait(lock, changed);
+      while (!WokenLocked()) wake_.Wait(mutex_);
       continue;
     }
     poked_ = false;
@@ -220,9 +229,9 @@ void DeviceWorker::Run() {
     if (!step.empty()) {
       ReportLocked();
       driven_ = true;
-      lock.unlock();
+      lock.Unlock();
       Execute(step, nullptr);
-      lock.lock();
+      lock.Lock();
       driven_ = false;
       continue;
     }
@@ -231,9 +240,10 @@ void DeviceWorker::Run() {
     if (watch_ <= now) watch_ = kNever;
     watch_ = std::min(watch_, step.wake);
     if (watch_ == kNever) {
-      wake_.wait(lock, changed);
+      while (!WokenLocked()) wake_.Wait(mutex_);
     } else {
-      wake_.wait_until(lock, watch_, changed);
+      while (!WokenLocked() && wake_.WaitUntil(mutex_, watch_)) {
+      }
     }
   }
 }
@@ -273,7 +283,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   for (const auto& request : batch) request->completed = now;
   metrics_.RecordOutcome(index_, outcome);  // here, as completion deals the batch out
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     scheduler_.LaneEnded(lane);
   }
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -291,7 +301,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   }
   // Before anyone hears of it: who was told that the device is lost finds it lost.
   if (outcome.device_lost) {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (healthy()) {
       metrics_.SetDeviceHealthy(index_, false);  // first: healthy() is read without the lock
       healthy_.store(false, std::memory_order_release);
@@ -307,16 +317,16 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
     completion_.Post(std::move(completed));
   }
   End(std::move(orphaned));
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   scheduler_.LaneDone(lane);
   const LaneState lanes = scheduler_.lanes();
   metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
   // Under the lock: once Stop() has seen the lane free, this object may go.
   if (!scheduler_.queue().empty() || stop_) {
     poked_ = true;
-    if (!driven_) wake_.notify_one();
+    if (!driven_) wake_.NotifyOne();
   }
-  if (stop_) idle_.notify_all();
+  if (stop_) idle_.NotifyAll();
 }
 
 }  // namespace attend

@@ -11,16 +11,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/mutex.h"
 #include "server/device/completion.h"
 #include "server/metrics/metrics.h"
 #include "server/request/request.h"
@@ -90,17 +89,21 @@ class DeviceWorker {
                std::function<void(std::unique_ptr<Request>)> finish);
   void Run();
   // Ensures that the scheduler's thread wakes by the deadlines of what was started.
-  bool WatchDeadlinesLocked();
-  bool MayRunOnCallerLocked(const Request& request) const;
-  // Entered with the lock held, which it releases.
-  void RunOnCaller(std::unique_lock<std::mutex>& lock);
+  bool WatchDeadlinesLocked() ATTEND_REQUIRES(mutex_);
+  bool MayRunOnCallerLocked(const Request& request) const ATTEND_REQUIRES(mutex_);
+  // Plans on the thread that brought a request: RunOnCaller must follow, without the lock.
+  std::shared_ptr<CallersRun> PlanOnCallerLocked(Scheduler::Step* step) ATTEND_REQUIRES(mutex_);
+  void RunOnCaller(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run)
+      ATTEND_EXCLUDES(mutex_);
+  // Whether the scheduler's thread has something to do before the time it waits for.
+  bool WokenLocked() const ATTEND_REQUIRES(mutex_);
   // `run` is null on the scheduler's thread.
   void Execute(Scheduler::Step& step, const std::shared_ptr<CallersRun>& run);
   void Start(Scheduler::Launch& launch, const std::shared_ptr<CallersRun>& run);
   void LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch, BatchOutcome outcome,
                 CallersRun* run);
-  void ReportLocked();
-  void ReportQueueLocked(int tenant);
+  void ReportLocked() ATTEND_REQUIRES(mutex_);
+  void ReportQueueLocked(int tenant) ATTEND_REQUIRES(mutex_);
   void End(std::vector<std::unique_ptr<Request>> requests);
 
   const int index_;
@@ -110,17 +113,21 @@ class DeviceWorker {
   CompletionThreads& completion_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;  // the scheduler thread
-  std::condition_variable idle_;  // Stop
-  Scheduler scheduler_;
-  std::vector<LaneSlot> lanes_;
+  mutable Mutex mutex_;
+  CondVar wake_;  // the scheduler thread
+  CondVar idle_;  // Stop
+  Scheduler scheduler_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<LaneSlot> lanes_;       // a slot is used by the thread that starts a batch in it
   std::atomic<bool> healthy_ = true;  // written under the lock
-  bool stop_ = false;
-  bool poked_ = false;        // something changed since the scheduler last planned
-  bool driven_ = false;       // a thread is planning or starting what was planned
-  int callers_ = 0;           // threads in RunOnCaller
-  TimePoint watch_ = kNever;  // the scheduler's thread sleeps at most until then
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
+  // Something changed since the scheduler last planned.
+  bool poked_ ATTEND_GUARDED_BY(mutex_) = false;
+  // A thread is planning or starting what was planned.
+  bool driven_ ATTEND_GUARDED_BY(mutex_) = false;
+  // Threads from PlanOnCallerLocked to the end of RunOnCaller.
+  int callers_ ATTEND_GUARDED_BY(mutex_) = 0;
+  // The scheduler's thread sleeps at most until then.
+  TimePoint watch_ ATTEND_GUARDED_BY(mutex_) = kNever;
   std::thread thread_;
 };
 
