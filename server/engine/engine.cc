@@ -6,7 +6,6 @@
 #include <limits>
 #include <new>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "kernels/contract/cost.h"
@@ -294,7 +293,7 @@ void Engine::FinishBatch(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
   if (batch.outcome.device_lost) {
     // While the hook runs, nobody else's batch of this device ends either.
-    const std::lock_guard lock(lost_mutex_);
+    const MutexLock lock(lost_mutex_);
     if (lost_.insert(batch.device).second && on_device_lost_) {
       on_device_lost_(backends_[batch.device]->info());
     }
@@ -339,7 +338,7 @@ bool Engine::WaitIdle(TimePoint until) const {
   // of a lock and a notification that it would otherwise pay for each call.
   while (inflight() > 0 || upload_parts() > 0) {
     if (clock_.Now() >= until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    clock_.SleepFor(std::chrono::milliseconds(1));
   }
   return true;
 }

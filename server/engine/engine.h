@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/mutex.h"
 #include "server/device/completion.h"
 #include "server/device/device_worker.h"
 #include "server/engine/checker.h"
@@ -205,8 +205,8 @@ class Engine {
   std::vector<double> cost_max_;  // kernel cost of one request, by device
   std::function<void(const Request&)> on_check_failed_;
   std::function<void(const DeviceInfo&)> on_device_lost_;
-  std::mutex lost_mutex_;
-  std::set<int> lost_;
+  Mutex lost_mutex_;
+  std::set<int> lost_ ATTEND_GUARDED_BY(lost_mutex_);
 };
 
 }  // namespace attend
