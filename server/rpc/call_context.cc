@@ -65,18 +65,18 @@ OpenStreams::Place OpenStreams::MakePlace() {
 
 bool OpenStreams::Add(Place place, OpenCall* stream) {
   place.value() = stream;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   streams_.insert(std::move(place));
   return ending_;
 }
 
 void OpenStreams::Remove(OpenCall* stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   streams_.erase(stream);
 }
 
 void OpenStreams::EndAll() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ending_ = true;
   // Under the lock, so that no stream is deleted meanwhile: Remove() waits.
   for (OpenCall* stream : streams_) stream->EndWhenIdle();

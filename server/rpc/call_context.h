@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 
+#include "kernels/util/mutex.h"
 #include "server/engine/engine.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -50,9 +50,9 @@ class OpenStreams {
   void EndAll();
 
  private:
-  std::mutex mutex_;
-  std::set<OpenCall*> streams_;
-  bool ending_ = false;
+  Mutex mutex_;
+  std::set<OpenCall*> streams_ ATTEND_GUARDED_BY(mutex_);
+  bool ending_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 
 // What every call uses. All of it outlives every call.

@@ -7,15 +7,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "kernels/util/thread_name.h"
 #include "server/rpc/call.h"
@@ -55,15 +54,15 @@ class TransferRegistry {
   static constexpr int kLooksPerTimeout = 4;
 
   void Run();
-  void EndIdle();
+  void EndIdle() ATTEND_EXCLUDES(mutex_);
 
   const ChunkedOptions options_;
   const Clock& clock_;
   const TokenSource tokens_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::unordered_map<std::string, Transfer*> transfers_;
-  bool stop_ = false;
+  Mutex mutex_;
+  CondVar wake_;
+  std::unordered_map<std::string, Transfer*> transfers_ ATTEND_GUARDED_BY(mutex_);
+  bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
@@ -73,10 +72,10 @@ using ChunkedRegistry = TransferRegistry<ChunkedTransfer>;
 template <class Transfer>
 TransferRegistry<Transfer>::~TransferRegistry() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   thread_.join();
 }
 
@@ -84,21 +83,21 @@ template <class Transfer>
 Result<std::string> TransferRegistry<Transfer>::Add(Transfer& transfer) {
   Result<std::string> token = tokens_();
   if (!token.ok()) return token.status();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!transfers_.emplace(*token, &transfer).second) return Internal("a token came twice");
-  if (transfers_.size() == 1) wake_.notify_one();
+  if (transfers_.size() == 1) wake_.NotifyOne();
   return token;
 }
 
 template <class Transfer>
 void TransferRegistry<Transfer>::Remove(const std::string& token) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   transfers_.erase(token);
 }
 
 template <class Transfer>
 CallRef<Transfer> TransferRegistry<Transfer>::Find(const std::string& token) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = transfers_.find(token);
   return found == transfers_.end() ? CallRef<Transfer>() : CallRef<Transfer>(found->second);
 }
@@ -108,16 +107,19 @@ void TransferRegistry<Transfer>::Run() {
   NameThread("attend-uploads");
   const Duration pause =
       std::max<Duration>(options_.idle_timeout / kLooksPerTimeout, std::chrono::milliseconds(1));
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stop_) {
     if (transfers_.empty()) {
-      wake_.wait(lock);
+      wake_.Wait(mutex_);
       continue;
     }
-    wake_.wait_for(lock, pause, [this] { return stop_; });
-    lock.unlock();
+    // A transfer that is added meanwhile wakes the thread, too, but does not make the pause longer.
+    const TimePoint until = std::chrono::steady_clock::now() + pause;
+    while (!stop_ && wake_.WaitUntil(mutex_, until)) {
+    }
+    lock.Unlock();
     EndIdle();
-    lock.lock();
+    lock.Lock();
   }
 }
 
@@ -125,7 +127,7 @@ template <class Transfer>
 void TransferRegistry<Transfer>::EndIdle() {
   std::vector<CallRef<Transfer>> transfers;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& [token, transfer] : transfers_) transfers.emplace_back(transfer);
   }
   const TimePoint now = clock_.Now();

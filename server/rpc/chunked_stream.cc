@@ -32,7 +32,7 @@ void ChunkedStream::Advance() {
     Step step;
     Status end;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       step = NextLocked();
       if (step == Step::kNone) return;
       if (step == Step::kFinish) {
@@ -48,7 +48,7 @@ void ChunkedStream::Advance() {
       StartWrite(&outgoing_);
     }
     if (step == Step::kCancel) call_.TryCancel();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     --starting_;
   }
 }
@@ -109,7 +109,7 @@ void ChunkedStream::End(const Status& status) {
 
 void ChunkedStream::Refuse(Status status) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     RefuseLocked(std::move(status));
   }
   Advance();
@@ -122,7 +122,7 @@ void ChunkedStream::RefuseLocked(Status status) {
 void ChunkedStream::EndWhenIdle() {
   TransferRef transfer;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (TakesFirstLocked()) return;  // a header is refused as any other, a token joins what runs
     transfer = transfer_;
     RefuseLocked(Draining());
@@ -136,7 +136,7 @@ void ChunkedStream::OnReadDone(bool ok) {
   grpc::ByteBuffer message;
   TransferRef transfer;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     // A chunk counts as being read until its bytes are reserved: a half-close read meanwhile would
     // find them missing.
     reading_ = ok && transfer_ && !finished_;
@@ -168,7 +168,7 @@ void ChunkedStream::TakeFirst(bool ok, grpc::ByteBuffer&& message) {
 
 void ChunkedStream::EndUnread() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     unread_ = true;
     RefuseLocked(InvalidArgument(kNoFirstMessage));
   }
@@ -216,7 +216,7 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
 void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
   bool cancelled = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     transfer_ = transfer;
     first_ = first;
     cancelled = cancelled_;
@@ -235,10 +235,10 @@ void ChunkedStream::TakeChunk(grpc::ByteBuffer&& message) {
 
 void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status status) {
   ChunkPlace place;
-  if (status.ok()) status = transfer_->Reserve(*chunk, &place);
-  if (!status.ok()) transfer_->FailUpload(Rejection::kInvalid, std::move(status));
+  if (status.ok()) status = transfer().Reserve(*chunk, &place);
+  if (!status.ok()) transfer().FailUpload(Rejection::kInvalid, std::move(status));
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     reading_ = false;
     if (place.data == nullptr) return;  // nor does any further one
     ++unplaced_;
@@ -271,9 +271,9 @@ void ChunkedStream::ChunkCopied(const ChunkPlace& place, int64_t bytes, bool may
 }
 
 void ChunkedStream::ChunkPlaced(int64_t bytes) {
-  transfer_->Placed(bytes);
+  transfer().Placed(bytes);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     --unplaced_;
   }
   Advance();
@@ -284,15 +284,15 @@ void ChunkedStream::OnWriteDone(bool ok) {
   watched_->Release(1);
   bool chunk;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     writing_ = false;
     chunk = std::exchange(writing_chunk_, false);
     outgoing_.Clear();
   }
   if (chunk) {
-    transfer_->Written(ok);
+    transfer().Written(ok);
   } else if (!ok) {
-    transfer_->FailCancelled();
+    transfer().FailCancelled();
   }
   Advance();
 }
@@ -301,7 +301,7 @@ void ChunkedStream::OnCancel() {
   const std::shared_ptr<ChunkedStream> self = shared_from_this();
   TransferRef transfer;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (finished_) return;
     cancelled_ = true;
     if (TakesFirstLocked()) return;  // who does looks at cancelled_ afterwards
@@ -314,9 +314,16 @@ void ChunkedStream::OnCancel() {
 
 void ChunkedStream::OnDone() {
   watched_->Leave();
-  if (unread_) RecordUnread();
+  bool unread = false;
+  TransferRef transfer;
+  {
+    const MutexLock lock(mutex_);
+    unread = unread_;
+    transfer = transfer_;
+  }
+  if (unread) RecordUnread();
   context_.streams.Remove(this);
-  if (transfer_) transfer_->Leave(this);
+  if (transfer) transfer->Leave(this);
   self_.reset();
 }
 

@@ -14,8 +14,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
+#include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/chunked_transfer.h"
 #include "server/wire/chunk_codec.h"
@@ -50,15 +50,22 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
       : context_(context), call_(call) {}
 
   // The first message has arrived and has not been handled yet.
-  bool TakesFirstLocked() const { return !transfer_ && asked_ && !reading_ && refusal_.ok(); }
-  Step NextLocked();
-  Step NextWriteLocked();
+  bool TakesFirstLocked() const ATTEND_REQUIRES(mutex_) {
+    return !transfer_ && asked_ && !reading_ && refusal_.ok();
+  }
+  // The transfer of a stream that has one, which keeps it until it goes.
+  ChunkedTransfer& transfer() {
+    const MutexLock lock(mutex_);
+    return *transfer_.get();
+  }
+  Step NextLocked() ATTEND_REQUIRES(mutex_);
+  Step NextWriteLocked() ATTEND_REQUIRES(mutex_);
   void End(const Status& status);
   // These end a stream that belongs to no transfer; RefuseLocked needs a Advance() after it. It
   // must run under the same lock in which it was seen that there is no transfer and no first
   // message in hand: that message may come at any moment, and the request that it begins relies on
   // the stream's call.
-  void RefuseLocked(Status status);
+  void RefuseLocked(Status status) ATTEND_REQUIRES(mutex_);
   void Refuse(Status status);
   // Takes the first message, or (not `ok`) that there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer&& message);
@@ -80,25 +87,26 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
-  std::mutex mutex_;
-  TransferRef transfer_;       // set once
-  grpc::ByteBuffer incoming_;  // gRPC's while reading_
-  grpc::ByteBuffer outgoing_;  // gRPC's while writing_
-  Status refusal_;             // why the stream ends without a transfer
-  Status end_;                 // with kFinish
-  bool first_ = false;         // it is its transfer's first stream
-  bool granted_ = false;       // has been sent its grant
-  int64_t starting_ = 0;       // threads that are calling gRPC
-  int64_t unplaced_ = 0;       // chunks read and not yet placed
-  bool asked_ = false;         // for the first message
-  bool reading_ = false;       // or a chunk is read and its bytes are not reserved
-  bool writing_ = false;
-  bool writing_chunk_ = false;
-  bool half_closed_ = false;
-  bool cancelled_ = false;
-  bool unread_ = false;   // reads ended before the first message
-  bool aborted_ = false;  // by this server, to end a write that is not read
-  bool finished_ = false;
+  Mutex mutex_;
+  grpc::ByteBuffer incoming_;                       // gRPC's while reading_, else the mutex's
+  grpc::ByteBuffer outgoing_;                       // gRPC's while writing_, else the mutex's
+  TransferRef transfer_ ATTEND_GUARDED_BY(mutex_);  // set once
+  Status refusal_ ATTEND_GUARDED_BY(mutex_);        // why the stream ends without a transfer
+  Status end_ ATTEND_GUARDED_BY(mutex_);            // with kFinish
+  bool first_ ATTEND_GUARDED_BY(mutex_) = false;    // it is its transfer's first stream
+  bool granted_ ATTEND_GUARDED_BY(mutex_) = false;  // has been sent its grant
+  int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling gRPC
+  int64_t unplaced_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks read and not yet placed
+  bool asked_ ATTEND_GUARDED_BY(mutex_) = false;    // for the first message
+  // Or a chunk is read and its bytes are not reserved.
+  bool reading_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool writing_chunk_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool unread_ ATTEND_GUARDED_BY(mutex_) = false;   // reads ended before the first message
+  bool aborted_ ATTEND_GUARDED_BY(mutex_) = false;  // by this server, to end an unread write
+  bool finished_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace attend

@@ -25,7 +25,7 @@ int64_t Milliseconds(Duration duration) {
 
 ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
                                  TimePoint deadline, std::shared_ptr<TransferStream> first)
-    : context_(context), call_(call), deadline_(deadline), first_(first.get()) {
+    : context_(context), call_(call), deadline_(deadline) {
   streams_.push_back(std::move(first));
   request_ = NewRequest(context_, *this, deadline);
   request_->transport = Transport::kChunked;
@@ -39,21 +39,23 @@ ChunkedTransfer::~ChunkedTransfer() {
 
 void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
   const TransferRef self(this);
-  request_->message_bytes =
-      first.message_bytes();  // nobody else looks at it while the header is in hand
+  MutexLock lock(mutex_);
+  Request& request = *request_;  // nobody else looks at it while the header is in hand
+  lock.Unlock();
+  request.message_bytes = first.message_bytes();
   if (!parsed.ok()) {
     FailUpload(Rejection::kInvalid, std::move(parsed));
-  } else if (Status status = Admit(first.header()); !status.ok()) {
+  } else if (Status status = Admit(first.header(), request); !status.ok()) {
     Fail(std::move(status));
   }
   Placed(0);
   AdvanceAll();
 }
 
-Status ChunkedTransfer::Admit(const RequestMessage& header) {
+Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   {
     // Do not take memory for a request that was cancelled while it waited for this thread.
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
   if (deadline_ != kNever && deadline_ <= context_.clock.Now()) {
@@ -62,16 +64,16 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
         Status(Code::kDeadlineExceeded, "the deadline had passed on arrival"));
   }
   TensorPlaces places;
-  ATTEND_RETURN_IF_ERROR(context_.reader.AcceptHeader(header, *request_, places));
+  ATTEND_RETURN_IF_ERROR(context_.reader.AcceptHeader(header, request, places));
   Result<std::string> token = context_.chunked.Add(*this);
   if (!token.ok()) return token.status();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   token_ = std::move(*token);
   places_ = UploadPlaces(places);
   progress_step_bytes_ = std::max(kProgressBytesMin, places_.total_bytes() / kProgressParts);
   progress_ = context_.clock.Now();
-  answer_ = AnswerChunks(request_->attention, std::move(request_->output));
-  if (StagedUpload* const staged = request_->source.staged()) run_ = staged->run;
+  answer_ = AnswerChunks(request.attention, std::move(request.output));
+  if (StagedUpload* const staged = request.source.staged()) run_ = staged->run;
   // This transfer outlives the parts, see WhenIdle.
   if (run_ != nullptr) run_->OnPartEnded([this](const Request& part) { TakePart(part); });
   phase_ = Phase::kUploading;
@@ -79,7 +81,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header) {
 }
 
 Status ChunkedTransfer::Join(std::shared_ptr<TransferStream> stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (phase_ == Phase::kEnded) return Status(Code::kNotFound, "the token's request has ended");
   const int64_t streams_max = context_.chunked.options().streams_max;
   if (joined_ >= streams_max) {
@@ -97,7 +99,7 @@ void ChunkedTransfer::Leave(const TransferStream* stream) {
   std::string token;
   std::shared_ptr<TransferStream> gone;  // released outside the lock
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = std::find_if(streams_.begin(), streams_.end(),
                                     [&](const auto& each) { return each.get() == stream; });
     if (found != streams_.end()) {
@@ -110,7 +112,7 @@ void ChunkedTransfer::Leave(const TransferStream* stream) {
 }
 
 Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (phase_ != Phase::kUploading || !failure_.ok()) return Status();
   Result<char*> data = places_.Reserve(chunk);
   if (!data.ok()) return data.status();
@@ -121,7 +123,7 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
 }
 
 void ChunkedTransfer::Placed(int64_t bytes) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   --in_hand_;
   placed_bytes_ += bytes;
   if (placed_bytes_ - progress_bytes_ >= progress_step_bytes_) {
@@ -129,30 +131,26 @@ void ChunkedTransfer::Placed(int64_t bytes) {
     progress_ = context_.clock.Now();
   }
   const bool failed = !failure_.ok();
+  Rest rest;
   if (phase_ == Phase::kUploading && !failed && placed_bytes_ == places_.total_bytes()) {
-    Run(lock);
+    phase_ = Phase::kRunning;
+    rest = {.kind = Rest::kSubmit, .request = std::move(request_)};
   } else if (in_hand_ == 0 && phase_ <= Phase::kUploading && failed) {
-    EndUpload(lock);
+    rest = EndUploadLocked();
   } else if (in_hand_ == 0 && phase_ == Phase::kUploading && open_ == 0) {
-    FailUploadLocked(lock, Rejection::kInvalid, MissingLocked());
+    rest = FailUploadLocked(Rejection::kInvalid, MissingLocked());
   }
-}
-
-void ChunkedTransfer::Run(Lock& lock) {
-  phase_ = Phase::kRunning;
-  std::unique_ptr<Request> request = std::move(request_);
-  lock.unlock();
-  const TransferRef self(this);
-  Ref();  // adopted by Ended
-  context_.reader.Submit(*this, std::move(request));
+  lock.Unlock();
+  Do(std::move(rest));
 }
 
 void ChunkedTransfer::HalfClosed() {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   --open_;
-  if (open_ == 0 && in_hand_ == 0 && phase_ == Phase::kUploading && failure_.ok()) {
-    FailUploadLocked(lock, Rejection::kInvalid, MissingLocked());
-  }
+  if (open_ > 0 || in_hand_ > 0 || phase_ != Phase::kUploading || !failure_.ok()) return;
+  Rest rest = FailUploadLocked(Rejection::kInvalid, MissingLocked());
+  lock.Unlock();
+  Do(std::move(rest));
 }
 
 Status ChunkedTransfer::MissingLocked() const {
@@ -160,15 +158,16 @@ Status ChunkedTransfer::MissingLocked() const {
 }
 
 void ChunkedTransfer::Fail(Status status) {
-  Lock lock(mutex_);
-  FailLocked(lock, std::move(status));
+  MutexLock lock(mutex_);
+  Rest rest = FailLocked(std::move(status));
+  lock.Unlock();
+  Do(std::move(rest));
 }
 
 void ChunkedTransfer::FailCancelled() {
-  {
-    const std::lock_guard lock(mutex_);
-    unread_ = true;
-  }
+  MutexLock lock(mutex_);
+  unread_ = true;
+  lock.Unlock();
   const bool late = deadline_ != kNever && deadline_ <= context_.clock.Now();
   Fail(late ? Status(Code::kDeadlineExceeded, "the deadline passed")
             : Status(Code::kCancelled, "a stream of the request was cancelled or lost"));
@@ -176,77 +175,84 @@ void ChunkedTransfer::FailCancelled() {
 }
 
 void ChunkedTransfer::FailUpload(Rejection reason, Status status) {
-  Lock lock(mutex_);
-  FailUploadLocked(lock, reason, std::move(status));
+  MutexLock lock(mutex_);
+  Rest rest = FailUploadLocked(reason, std::move(status));
+  lock.Unlock();
+  Do(std::move(rest));
 }
 
-void ChunkedTransfer::FailUploadLocked(Lock& lock, Rejection reason, Status status) {
-  if (phase_ > Phase::kUploading || !failure_.ok()) {
-    lock.unlock();
-    return;
-  }
-  FailLocked(lock, context_.reader.Reject(reason, std::move(status)));
+ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Rejection reason, Status status) {
+  if (phase_ > Phase::kUploading || !failure_.ok()) return {};
+  return FailLocked(context_.reader.Reject(reason, std::move(status)));
 }
 
 void ChunkedTransfer::EndIfIdle(TimePoint now) {
-  Lock lock(mutex_);
+  MutexLock lock(mutex_);
   const Duration timeout = context_.chunked.options().idle_timeout;
   if (phase_ == Phase::kEnded && !unread_ && now - progress_ >= timeout) {
     unread_ = true;
-    lock.unlock();
+    lock.Unlock();
     return AdvanceAll();
   }
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
-  FailLocked(lock,
-             Status(Code::kDeadlineExceeded,
-                    "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
-                        std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
-                        std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
-                        std::to_string(places_.total_bytes()) + " are missing"));
+  Rest rest =
+      FailLocked(Status(Code::kDeadlineExceeded,
+                        "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
+                            std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
+                            std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
+                            std::to_string(places_.total_bytes()) + " are missing"));
+  lock.Unlock();
+  Do(std::move(rest));
 }
 
-void ChunkedTransfer::FailLocked(Lock& lock, Status status) {
-  if (phase_ >= Phase::kEnding || !failure_.ok()) {
-    lock.unlock();
-    return;
-  }
+ChunkedTransfer::Rest ChunkedTransfer::FailLocked(Status status) {
+  if (phase_ >= Phase::kEnding || !failure_.ok()) return {};
   failure_ = std::move(status);
-  const bool queued = queued_;
   switch (phase_) {
     case Phase::kAdmitting:  // Begin's Placed() ends it
-    case Phase::kUploading:
-      if (in_hand_ == 0) return EndUpload(lock);
-      lock.unlock();  // a copy may still write there: the last Placed() ends it
-      return;
+    case Phase::kUploading:  // a copy may still write there: then the last Placed() ends it
+      return in_hand_ == 0 ? EndUploadLocked() : Rest();
     case Phase::kRunning:
       SetCancelled();  // before Submit checks for the last time
-      status = failure_;
-      lock.unlock();
-      if (queued) context_.engine.Cancel(id_);  // if not yet queued, Submit sees it
-      if (run_ != nullptr) run_->Cancel(std::move(status));
-      return;
-    default: {  // kAnswering
+      return {.kind = Rest::kCancel, .run = run_, .queued = queued_, .status = failure_};
+    default:  // kAnswering
       phase_ = Phase::kEnded;
-      const AnswerChunks answer = std::exchange(answer_, AnswerChunks());  // freed unlocked
-      lock.unlock();
-      AdvanceAll();
-    }
+      return {.kind = Rest::kAdvance, .dropped = std::exchange(answer_, AnswerChunks())};
   }
 }
 
-void ChunkedTransfer::EndUpload(Lock& lock) {
+ChunkedTransfer::Rest ChunkedTransfer::EndUploadLocked() {
   phase_ = Phase::kEnding;
-  std::unique_ptr<Request> request = std::move(request_);
-  request->status = failure_;
-  lock.unlock();
-  WhenIdle(std::move(request), &ChunkedTransfer::UploadEnded);
+  request_->status = failure_;
+  return {.kind = Rest::kEndUpload, .request = std::move(request_), .run = run_};
 }
 
-void ChunkedTransfer::WhenIdle(std::unique_ptr<Request> request, Then then) {
-  if (run_ == nullptr) return (this->*then)(std::move(request));
+void ChunkedTransfer::Do(Rest rest) {
+  switch (rest.kind) {
+    case Rest::kNone:
+      return;
+    case Rest::kSubmit: {
+      const TransferRef self(this);
+      Ref();  // adopted by Ended
+      return context_.reader.Submit(*this, std::move(rest.request));
+    }
+    case Rest::kEndUpload:
+      return WhenIdle(rest.run, std::move(rest.request), &ChunkedTransfer::UploadEnded);
+    case Rest::kCancel:
+      if (rest.queued) context_.engine.Cancel(id_);  // if not yet queued, Submit sees it
+      if (rest.run != nullptr) rest.run->Cancel(std::move(rest.status));
+      return;
+    case Rest::kAdvance:
+      return AdvanceAll();
+  }
+}
+
+void ChunkedTransfer::WhenIdle(const std::shared_ptr<UploadRun>& run,
+                               std::unique_ptr<Request> request, Then then) {
+  if (run == nullptr) return (this->*then)(std::move(request));
   // A std::function must be copyable, hence the shared_ptr; the request still has a single owner.
   const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
-  run_->Stop([this, held, then] { (this->*then)(std::move(*held)); });
+  run->Stop([this, held, then] { (this->*then)(std::move(*held)); });
 }
 
 void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
@@ -256,22 +262,21 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
             call_);
   request.reset();  // frees its memory before the client is told and retries
   DropAnswer();
-  {
-    const std::lock_guard lock(mutex_);
-    phase_ = Phase::kEnded;
-    progress_ = context_.clock.Now();
-  }
+  MutexLock lock(mutex_);
+  phase_ = Phase::kEnded;
+  progress_ = context_.clock.Now();
+  lock.Unlock();
   AdvanceAll();
 }
 
 void ChunkedTransfer::DropAnswer() {
   AnswerChunks dropped;  // destroyed after the lock is released
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::swap(dropped, answer_);
 }
 
 StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& call) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   StreamStep step;
   if (phase_ == Phase::kEnded) {
     step.kind = StreamStep::Kind::kFinish;
@@ -317,44 +322,41 @@ StreamStep ChunkedTransfer::NextChunkLocked(const WatchedRef& call) {
 }
 
 void ChunkedTransfer::Written(bool ok) {
-  bool last = false;
-  {
-    const std::lock_guard lock(mutex_);
-    last = --writing_ == 0 && phase_ == Phase::kAnswering;
-  }
+  MutexLock lock(mutex_);
+  const bool last = --writing_ == 0 && phase_ == Phase::kAnswering;
+  lock.Unlock();
   if (!ok) return FailCancelled();
   if (last) AdvanceAll();
 }
 
 void ChunkedTransfer::OnQueueing(uint64_t) {
   context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   queued_ = true;
 }
 
 void ChunkedTransfer::TakePart(const Request& part) {
   if (!part.status.ok()) return Fail(part.status);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return;
-    answer_.Add(part.attention);
-  }
+  MutexLock lock(mutex_);
+  if (!failure_.ok()) return;
+  answer_.Add(part.attention);
+  lock.Unlock();
   AdvanceAll();
 }
 
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
-  {
-    // Set before WhenIdle, so that parts that it drops do not become the reason.
-    const std::lock_guard lock(mutex_);
-    if (failure_.ok()) failure_ = request->status;
-  }
-  WhenIdle(std::move(request), &ChunkedTransfer::Ended);
+  MutexLock lock(mutex_);
+  // Set before WhenIdle, so that parts that it drops do not become the reason.
+  if (failure_.ok()) failure_ = request->status;
+  const std::shared_ptr<UploadRun> run = run_;
+  lock.Unlock();
+  WhenIdle(run, std::move(request), &ChunkedTransfer::Ended);
 }
 
 void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
-  const TransferRef self = TransferRef::Adopt(this);  // from Run
+  const TransferRef self = TransferRef::Adopt(this);  // from Do
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!failure_.ok()) request->status = failure_;
   }
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
@@ -373,7 +375,7 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
   if (!status.ok()) DropAnswer();  // before any stream can finish
   {
     AnswerChunks unwanted;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
     progress_ = context_.clock.Now();
     if (failure_.ok()) {
@@ -388,11 +390,9 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
 }
 
 void ChunkedTransfer::AdvanceAll() {
-  std::vector<std::shared_ptr<TransferStream>> streams;
-  {
-    const std::lock_guard lock(mutex_);
-    streams = streams_;
-  }
+  MutexLock lock(mutex_);
+  const std::vector<std::shared_ptr<TransferStream>> streams = streams_;
+  lock.Unlock();
   for (const std::shared_ptr<TransferStream>& stream : streams) stream->Advance();
 }
 

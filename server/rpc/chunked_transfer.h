@@ -15,7 +15,7 @@
 //   1  Admit: the header is admitted.
 //   2  Placed: all bytes are placed, and nothing has failed.
 //   3  Ended: the engine has finished the request, no part of it runs, and nothing has failed.
-//   4  EndUpload: the request has failed, and neither the header nor a chunk is in hand.
+//   4  EndUploadLocked: the request has failed, and neither the header nor a chunk is in hand.
 //   5  Ended: as 3, but it has failed.
 //   6  Next: the header and all chunks are written, so the first stream may finish. FailLocked: or
 //      the request has failed.
@@ -34,10 +34,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/util/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/request_reader.h"
@@ -91,7 +92,7 @@ class ChunkedTransfer final : public Call {
 
   // Whether streams should go on reading.
   bool WantsBytes() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return phase_ == Phase::kUploading && failure_.ok();
   }
   // Reserves the chunk's place. If its bytes are wanted, Placed() must follow. INVALID_ARGUMENT if
@@ -115,7 +116,7 @@ class ChunkedTransfer final : public Call {
   // of an ended request in memory. This is assumed once a stream was cancelled or lost, and an idle
   // timeout after the end.
   bool CutsOff() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return phase_ == Phase::kEnded && unread_;
   }
 
@@ -132,23 +133,33 @@ class ChunkedTransfer final : public Call {
 
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnding, kEnded };
-  using Lock = std::unique_lock<std::mutex>;
+
+  // What a change of the state leads to: Do() does it, without the lock.
+  struct Rest {
+    enum Kind { kNone, kSubmit, kEndUpload, kCancel, kAdvance };
+    Kind kind = kNone;
+    std::unique_ptr<Request> request{};     // kSubmit, kEndUpload
+    std::shared_ptr<UploadRun> run{};       // kEndUpload, kCancel: run_
+    bool queued = false;                    // kCancel: queued_
+    Status status{};                        // kCancel: why
+    std::optional<AnswerChunks> dropped{};  // kAdvance: freed with this
+  };
 
   ~ChunkedTransfer() override;
-  Status Admit(const RequestMessage& header);
-  // These four are entered with the lock held, and release it.
-  void FailLocked(Lock& lock, Status status);
-  void FailUploadLocked(Lock& lock, Rejection reason, Status status);
-  void EndUpload(Lock& lock);
-  void Run(Lock& lock);
-  Status MissingLocked() const;
-  StreamStep NextChunkLocked(const WatchedRef& call);
+  // `request` is request_, which stays while the header is in hand.
+  Status Admit(const RequestMessage& header, Request& request);
+  Rest FailLocked(Status status) ATTEND_REQUIRES(mutex_);
+  Rest FailUploadLocked(Rejection reason, Status status) ATTEND_REQUIRES(mutex_);
+  Rest EndUploadLocked() ATTEND_REQUIRES(mutex_);
+  void Do(Rest rest) ATTEND_EXCLUDES(mutex_);
+  Status MissingLocked() const ATTEND_REQUIRES(mutex_);
+  StreamStep NextChunkLocked(const WatchedRef& call) ATTEND_REQUIRES(mutex_);
   // A part of the request has ended, before the whole.
   void TakePart(const Request& part);
   // Calls `then` once no part of the request runs, possibly before it returns: its memory may be
-  // freed from then on.
+  // freed from then on. `run` is run_.
   using Then = void (ChunkedTransfer::*)(std::unique_ptr<Request> request);
-  void WhenIdle(std::unique_ptr<Request> request, Then then);
+  void WhenIdle(const std::shared_ptr<UploadRun>& run, std::unique_ptr<Request> request, Then then);
   void UploadEnded(std::unique_ptr<Request> request);
   void DropAnswer();
   void Ended(std::unique_ptr<Request> request);
@@ -157,33 +168,38 @@ class ChunkedTransfer final : public Call {
   ServiceContext& context_;
   const grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
+  uint64_t id_ = 0;  // set once, when the transfer is made
 
-  std::mutex mutex_;
-  Phase phase_ = Phase::kAdmitting;
-  Status failure_;  // why the request ends; OK while nothing has failed
-  std::vector<std::shared_ptr<TransferStream>> streams_;
-  const TransferStream* const first_;
-  int64_t joined_ = 1;  // streams that ever joined
-  int64_t open_ = 1;    // streams on which the client may still send
-  std::string token_;   // empty until admitted
+  Mutex mutex_;
+  Phase phase_ ATTEND_GUARDED_BY(mutex_) = Phase::kAdmitting;
+  // Why the request ends; OK while nothing has failed.
+  Status failure_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<TransferStream>> streams_ ATTEND_GUARDED_BY(mutex_);
+  int64_t joined_ ATTEND_GUARDED_BY(mutex_) = 1;  // streams that ever joined
+  int64_t open_ ATTEND_GUARDED_BY(mutex_) = 1;    // streams on which the client may still send
+  std::string token_ ATTEND_GUARDED_BY(mutex_);   // empty until admitted
 
-  std::unique_ptr<Request> request_;  // until it is submitted
-  std::shared_ptr<UploadRun> run_;    // the request's; set once, before its first byte
-  UploadPlaces places_;
-  int64_t placed_bytes_ = 0;
-  int64_t in_hand_ = 1;  // chunks being copied; at first, the header
-  TimePoint progress_;   // when the last progress_step_bytes_ were complete, or the request ended
-  int64_t progress_bytes_ = 0;
-  int64_t progress_step_bytes_ = 0;  // bytes that must arrive in one idle timeout
+  std::unique_ptr<Request> request_ ATTEND_GUARDED_BY(mutex_);  // until it is submitted
+  // The request's; set once, before its first byte.
+  std::shared_ptr<UploadRun> run_ ATTEND_GUARDED_BY(mutex_);
+  UploadPlaces places_ ATTEND_GUARDED_BY(mutex_);
+  int64_t placed_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  // Chunks being copied; at first, the header.
+  int64_t in_hand_ ATTEND_GUARDED_BY(mutex_) = 1;
+  // When the last progress_step_bytes_ were complete, or the request ended.
+  TimePoint progress_ ATTEND_GUARDED_BY(mutex_);
+  int64_t progress_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
+  // Bytes that must arrive in one idle timeout.
+  int64_t progress_step_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
 
-  uint64_t id_ = 0;
-  bool queued_ = false;  // the engine may have, or has had, the request
-  bool unread_ = false;  // see CutsOff
+  // The engine may have, or has had, the request.
+  bool queued_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool unread_ ATTEND_GUARDED_BY(mutex_) = false;  // see CutsOff
 
-  grpc::ByteBuffer header_;  // of the answer, until written
-  bool header_due_ = false;
-  AnswerChunks answer_;  // until all of it is handed to streams
-  int64_t writing_ = 0;  // chunks being written
+  grpc::ByteBuffer header_ ATTEND_GUARDED_BY(mutex_);  // of the answer, until written
+  bool header_due_ ATTEND_GUARDED_BY(mutex_) = false;
+  AnswerChunks answer_ ATTEND_GUARDED_BY(mutex_);  // until all of it is handed to streams
+  int64_t writing_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks being written
 };
 
 using TransferRef = CallRef<ChunkedTransfer>;

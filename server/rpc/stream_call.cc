@@ -23,7 +23,7 @@ void StreamCall::Begin() {
   watched_->Join(context_.answers, call_.c_call());
   Step step;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     step = NextLocked();
   }
   Do(step);
@@ -32,7 +32,7 @@ void StreamCall::Begin() {
 void StreamCall::EndWhenIdle() {
   Step step;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ending_ = true;
     step = NextLocked();
   }
@@ -57,7 +57,7 @@ void StreamCall::Do(Step step) {
   bool cut_off = false;
   bool no_memory = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     cut_off = !half_closed_ && ending_;
     no_memory = no_memory_;
   }
@@ -76,7 +76,7 @@ void StreamCall::OnReadDone(bool ok) {
   grpc::ByteBuffer message;
   Step step;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     reading_ = false;
     if (finished_) return;  // it crossed the end of the call
     if (ok) {
@@ -105,7 +105,7 @@ void StreamCall::OnReadDone(bool ok) {
 void StreamCall::EndWithoutMemory() {
   Step step;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     no_memory_ = true;
     --unanswered_;
     step = NextLocked();
@@ -114,7 +114,7 @@ void StreamCall::EndWithoutMemory() {
 }
 
 void StreamCall::OnQueueing(uint64_t id) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!std::exchange(admitted_, true)) {
     context_.admitted_calls.fetch_add(1, std::memory_order_relaxed);
   }
@@ -127,14 +127,14 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
   RecordEnd(context_, *request, total_ns, bytes, call_);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     queued_.erase(request->id);
   }
   if (cancelled()) {
     request.reset();
     Step step;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       // OnCancel may be on its way to say so. Until it has, a read begun here could meet the call's
       // end: this thread is not gRPC's, so nothing would keep the call alive.
       broken_ = true;
@@ -166,7 +166,7 @@ void StreamCall::Answer(grpc::ByteBuffer&& answer) {
   const grpc::ByteBuffer* first = nullptr;
   Step step = Step::kNone;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (broken_) {
       --unanswered_;
       step = NextLocked();
@@ -199,7 +199,7 @@ void StreamCall::OnWriteDone(bool ok) {
   std::deque<grpc::ByteBuffer> dropped;
   Step step;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     written.Swap(&answers_.front());
     answers_.pop_front();
     --unanswered_;
@@ -223,7 +223,7 @@ void StreamCall::OnCancel() {
   std::vector<uint64_t> queued;
   Step step;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     broken_ = true;
     queued.assign(queued_.begin(), queued_.end());
     step = NextLocked();
@@ -235,7 +235,12 @@ void StreamCall::OnCancel() {
 void StreamCall::OnDone() {
   watched_->Leave();
   context_.streams.Remove(this);
-  if (admitted_) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
+  bool admitted = false;
+  {
+    const MutexLock lock(mutex_);
+    admitted = admitted_;
+  }
+  if (admitted) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
   Unref();
 }
 

@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <unordered_set>
 
+#include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/request_reader.h"
 #include "server/wire/reply_codec.h"
@@ -49,7 +49,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
 
   ~StreamCall() override = default;
   // What to do now that something has changed; at most one of its results is acted upon at a time.
-  Step NextLocked();
+  Step NextLocked() ATTEND_REQUIRES(mutex_);
   // In gRPC's On... methods this object is alive. On other threads it is only while a request of
   // theirs is unanswered, or for kFinish, which only one thread is given.
   void Do(Step step);
@@ -64,19 +64,21 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   const int tenant_;
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
-  std::mutex mutex_;
-  grpc::ByteBuffer incoming_;             // gRPC's while reading_
-  std::deque<grpc::ByteBuffer> answers_;  // the first is gRPC's while writing_
-  std::unordered_set<uint64_t> queued_;   // requests that may be queued in the engine
-  int64_t unanswered_ = 0;                // read, and their answer not yet written
-  bool reading_ = false;
-  bool writing_ = false;
-  bool half_closed_ = false;  // the client sends no more
-  bool broken_ = false;       // the answers are not read any more
-  bool ending_ = false;       // the server is ending the stream
-  bool no_memory_ = false;    // for a message that arrived
-  bool finished_ = false;
-  bool admitted_ = false;  // any of its requests
+  Mutex mutex_;
+  grpc::ByteBuffer incoming_;  // gRPC's while reading_, else the mutex's
+  // The first is gRPC's while writing_.
+  std::deque<grpc::ByteBuffer> answers_ ATTEND_GUARDED_BY(mutex_);
+  // Requests that may be queued in the engine.
+  std::unordered_set<uint64_t> queued_ ATTEND_GUARDED_BY(mutex_);
+  int64_t unanswered_ ATTEND_GUARDED_BY(mutex_) = 0;  // read, and their answer not yet written
+  bool reading_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool half_closed_ ATTEND_GUARDED_BY(mutex_) = false;  // the client sends no more
+  bool broken_ ATTEND_GUARDED_BY(mutex_) = false;       // the answers are not read any more
+  bool ending_ ATTEND_GUARDED_BY(mutex_) = false;       // the server is ending the stream
+  bool no_memory_ ATTEND_GUARDED_BY(mutex_) = false;    // for a message that arrived
+  bool finished_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool admitted_ ATTEND_GUARDED_BY(mutex_) = false;  // any of its requests
 };
 
 }  // namespace attend
