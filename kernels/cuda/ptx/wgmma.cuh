@@ -81,29 +81,36 @@ __device__ __forceinline__ void HoldRegisters(uint32_t (&d)[kCount]) {
 template <int kN, bool kBfloat16>
 struct Wgmma;
 
-// The numbers and the registers of eight accumulators.
-#define ATTEND_T0 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define ATTEND_T1 "%8, %9, %10, %11, %12, %13, %14, %15"
-#define ATTEND_T2 "%16, %17, %18, %19, %20, %21, %22, %23"
-#define ATTEND_T3 "%24, %25, %26, %27, %28, %29, %30, %31"
-#define ATTEND_T4 "%32, %33, %34, %35, %36, %37, %38, %39"
-#define ATTEND_T5 "%40, %41, %42, %43, %44, %45, %46, %47"
-#define ATTEND_T6 "%48, %49, %50, %51, %52, %53, %54, %55"
-#define ATTEND_T7 "%56, %57, %58, %59, %60, %61, %62, %63"
-#define ATTEND_T8 "%64, %65, %66, %67, %68, %69, %70, %71"
-#define ATTEND_T9 "%72, %73, %74, %75, %76, %77, %78, %79"
-#define ATTEND_T10 "%80, %81, %82, %83, %84, %85, %86, %87"
-#define ATTEND_T11 "%88, %89, %90, %91, %92, %93, %94, %95"
-#define ATTEND_T12 "%96, %97, %98, %99, %100, %101, %102, %103"
-#define ATTEND_T13 "%104, %105, %106, %107, %108, %109, %110, %111"
-#define ATTEND_T14 "%112, %113, %114, %115, %116, %117, %118, %119"
-#define ATTEND_T15 "%120, %121, %122, %123, %124, %125, %126, %127"
+// The numbers of the N / 2 accumulators, and their registers.
+#define ATTEND_TEXT_64                                                     \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTEND_TEXT_80 ATTEND_TEXT_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define ATTEND_TEXT_96 ATTEND_TEXT_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTEND_TEXT_112 ATTEND_TEXT_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define ATTEND_TEXT_128 ATTEND_TEXT_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define ATTEND_TEXT_192                                                                    \
+  ATTEND_TEXT_128                                                                          \
+      ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define ATTEND_TEXT_256                                                          \
+  ATTEND_TEXT_192                                                                \
+      ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "   \
+      "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, " \
+      "%120, %121, %122, %123, %124, %125, %126, %127"
 #define ATTEND_D(i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define ATTEND_D_64 ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24)
+#define ATTEND_D_80 ATTEND_D_64, ATTEND_D(32)
+#define ATTEND_D_96 ATTEND_D_80, ATTEND_D(40)
+#define ATTEND_D_112 ATTEND_D_96, ATTEND_D(48)
+#define ATTEND_D_128 ATTEND_D_112, ATTEND_D(56)
+#define ATTEND_D_192 ATTEND_D_128, ATTEND_D(64), ATTEND_D(72), ATTEND_D(80), ATTEND_D(88)
+#define ATTEND_D_256 ATTEND_D_192, ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120)
 
-// TEXT and the registers name N / 2 accumulators; P0 ... P5 are the numbers that come next.
-#define ATTEND_WGMMA(N, BF16, TYPE, TEXT, P0, P1, P2, P3, P4, P5, ...)                       \
+// P0 ... P6 are the numbers that come after those of the accumulators.
+#define ATTEND_WGMMA(N, BF16, TYPE, P0, P1, P2, P3, P4, P5, P6)                              \
   template <>                                                                                \
   struct Wgmma<N, BF16> {                                                                    \
     template <bool kDown>                                                                    \
@@ -111,9 +118,9 @@ struct Wgmma;
                                                   bool accumulate) {                         \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #P2                                     \
                    ", 0; "                                                                   \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TEXT \
-                   "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";}"                           \
-                   : __VA_ARGS__                                                             \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
+                   " {" ATTEND_TEXT_##N "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";}"      \
+                   : ATTEND_D_##N                                                            \
                    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0)); \
     }                                                                                        \
     template <bool kDown>                                                                    \
@@ -121,88 +128,42 @@ struct Wgmma;
                                                      uint64_t b, bool accumulate) {          \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #P5                                     \
                    ", 0; "                                                                   \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TEXT \
-                   "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4                      \
-                   ", p, 1, 1, %" ATTEND_AFTER_##P5 ";}"                                     \
-                   : __VA_ARGS__                                                             \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
+                   " {" ATTEND_TEXT_##N "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4 \
+                                        ", p, 1, 1, %" #P6 ";}"                              \
+                   : ATTEND_D_##N                                                            \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                     \
                      "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0));                 \
     }                                                                                        \
   };
-
-#define ATTEND_AFTER_37 "38"
-#define ATTEND_AFTER_45 "46"
-#define ATTEND_AFTER_53 "54"
-#define ATTEND_AFTER_61 "62"
-#define ATTEND_AFTER_69 "70"
-#define ATTEND_AFTER_101 "102"
-#define ATTEND_AFTER_133 "134"
 
 // For fp16 and bf16.
 #define ATTEND_WGMMA_BOTH(N, ...)            \
   ATTEND_WGMMA(N, false, "f16", __VA_ARGS__) \
   ATTEND_WGMMA(N, true, "bf16", __VA_ARGS__)
 
-ATTEND_WGMMA_BOTH(64, ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3, 32, 33, 34, 35, 36,
-                  37, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24))
-ATTEND_WGMMA_BOTH(80, ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4, 40, 41,
-                  42, 43, 44, 45, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-                  ATTEND_D(32))
-ATTEND_WGMMA_BOTH(96,
-                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
-                            ", " ATTEND_T5,
-                  48, 49, 50, 51, 52, 53, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-                  ATTEND_D(32), ATTEND_D(40))
-ATTEND_WGMMA_BOTH(112,
-                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
-                            ", " ATTEND_T5 ", " ATTEND_T6,
-                  56, 57, 58, 59, 60, 61, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-                  ATTEND_D(32), ATTEND_D(40), ATTEND_D(48))
-ATTEND_WGMMA_BOTH(128,
-                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
-                            ", " ATTEND_T5 ", " ATTEND_T6 ", " ATTEND_T7,
-                  64, 65, 66, 67, 68, 69, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-                  ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56))
-ATTEND_WGMMA_BOTH(192,
-                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
-                            ", " ATTEND_T5 ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8
-                            ", " ATTEND_T9 ", " ATTEND_T10 ", " ATTEND_T11,
-                  96, 97, 98, 99, 100, 101, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24),
-                  ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56), ATTEND_D(64),
-                  ATTEND_D(72), ATTEND_D(80), ATTEND_D(88))
-ATTEND_WGMMA_BOTH(256,
-                  ATTEND_T0 ", " ATTEND_T1 ", " ATTEND_T2 ", " ATTEND_T3 ", " ATTEND_T4
-                            ", " ATTEND_T5 ", " ATTEND_T6 ", " ATTEND_T7 ", " ATTEND_T8
-                            ", " ATTEND_T9 ", " ATTEND_T10 ", " ATTEND_T11 ", " ATTEND_T12
-                            ", " ATTEND_T13 ", " ATTEND_T14 ", " ATTEND_T15,
-                  128, 129, 130, 131, 132, 133, ATTEND_D(0), ATTEND_D(8), ATTEND_D(16),
-                  ATTEND_D(24), ATTEND_D(32), ATTEND_D(40), ATTEND_D(48), ATTEND_D(56),
-                  ATTEND_D(64), ATTEND_D(72), ATTEND_D(80), ATTEND_D(88), ATTEND_D(96),
-                  ATTEND_D(104), ATTEND_D(112), ATTEND_D(120))
+ATTEND_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
+ATTEND_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
+ATTEND_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
+ATTEND_WGMMA_BOTH(112, 56, 57, 58, 59, 60, 61, 62)
+ATTEND_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
+ATTEND_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
+ATTEND_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
-#undef ATTEND_T0
-#undef ATTEND_T1
-#undef ATTEND_T2
-#undef ATTEND_T3
-#undef ATTEND_T4
-#undef ATTEND_T5
-#undef ATTEND_T6
-#undef ATTEND_T7
-#undef ATTEND_T8
-#undef ATTEND_T9
-#undef ATTEND_T10
-#undef ATTEND_T11
-#undef ATTEND_T12
-#undef ATTEND_T13
-#undef ATTEND_T14
-#undef ATTEND_T15
-#undef ATTEND_AFTER_37
-#undef ATTEND_AFTER_45
-#undef ATTEND_AFTER_53
-#undef ATTEND_AFTER_61
-#undef ATTEND_AFTER_69
-#undef ATTEND_AFTER_101
-#undef ATTEND_AFTER_133
+#undef ATTEND_TEXT_64
+#undef ATTEND_TEXT_80
+#undef ATTEND_TEXT_96
+#undef ATTEND_TEXT_112
+#undef ATTEND_TEXT_128
+#undef ATTEND_TEXT_192
+#undef ATTEND_TEXT_256
+#undef ATTEND_D_64
+#undef ATTEND_D_80
+#undef ATTEND_D_96
+#undef ATTEND_D_112
+#undef ATTEND_D_128
+#undef ATTEND_D_192
+#undef ATTEND_D_256
 #undef ATTEND_D
 #undef ATTEND_WGMMA
 #undef ATTEND_WGMMA_BOTH
