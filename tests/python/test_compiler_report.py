@@ -14,7 +14,6 @@ import compiler_report as report  # noqa: E402
 
 TABLE = """
 using Sm90D64 = Sm90Tile<Sm90Config{.head_dim = 64,
-                                    .value_dim = 64,
                                     .warpgroups = 4,
                                     .keys = 64,
                                     .stages = 8,
@@ -24,7 +23,7 @@ using Sm90D64Few = Sm90Tile<Sm90Config{
     .head_dim = 64, .value_dim = 64, .warpgroups = 1, .keys = 128, .stages = 2, .query_stages = 2,
     .query_in_registers = true, .blocks = 2}>;
 """
-D64 = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi4ELi64ELi8ELi2ELNS0_7OverlapE1ELb0ELi1EEE"
+D64 = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi0ELi4ELi64ELi8ELi2ELNS0_7OverlapE1ELb0ELi1EEE"
 FEW = "Sm90TileIXtlNS0_10Sm90ConfigELi64ELi64ELi1ELi128ELi2ELi2ELNS0_7OverlapE0ELb1ELi2EEE"
 
 

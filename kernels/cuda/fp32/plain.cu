@@ -2,55 +2,23 @@
 //
 // Instances of cuda_flash_fp32 for fp32 data without softcap, bias and ALiBi: the hot ones.
 
-#include "kernels/cuda/fp32/kernel.cuh"
+#include "kernels/cuda/fp32/tables.cuh"
 #include "kernels/cuda/fp32/variants.h"
 
 namespace attend::cuda {
-namespace {
-
-template <class T>
-FlashVariant Variant(std::string_view name) {
-  return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashFp32Kernel<T, false>),
-                        T::kSharedBytes);
-}
-
-}  // namespace
 
 std::span<const FlashVariant> PlainFlashVariants(int dim_max) {
-  static const FlashVariant variants_32[] = {
-      Variant<Tile<TileConfig{.head_dim = 32, .lane_cols = 8, .warps = 4, .blocks = 2}>>(
-          "rows128_keys64_threads128"),
-  };
-  static const FlashVariant variants_64[] = {
-      Variant<Tile<TileConfig{.head_dim = 64, .lane_cols = 8, .warps = 4, .blocks = 2}>>(
-          "rows128_keys64_threads128"),
-      Variant<Tile<TileConfig{.head_dim = 64, .lane_cols = 8, .warps = 8}>>(
-          "rows256_keys64_threads256"),
-      Variant<Tile<TileConfig{.head_dim = 64, .lane_cols = 16, .warps = 12}>>(
-          "rows192_keys64_threads384"),
-  };
-  static const FlashVariant variants_128[] = {
-      Variant<Tile<TileConfig{.head_dim = 128, .lane_cols = 16, .warps = 8}>>(
-          "rows128_keys64_threads256"),
-      Variant<Tile<TileConfig{.head_dim = 128, .lane_cols = 16, .warps = 12, .unroll = 1}>>(
-          "rows192_keys64_threads384"),
-      Variant<Tile<TileConfig{.head_dim = 128, .lane_cols = 8, .warps = 8, .keys = 32}>>(
-          "rows256_keys32_threads256"),
-      Variant<Tile<TileConfig{
-          .head_dim = 128, .lane_cols = 8, .warps = 4, .thread_rows = 4, .keys = 32, .blocks = 2}>>(
-          "rows64_keys32_threads128"),
-  };
-  static const FlashVariant variants_256[] = {
-      Variant<Tile<TileConfig{.head_dim = 256, .lane_cols = 16, .warps = 8, .thread_rows = 4}>>(
-          "rows64_keys64_threads256"),
-      Variant<Tile<TileConfig{
-          .head_dim = 256, .lane_cols = 8, .warps = 2, .thread_rows = 4, .keys = 16, .blocks = 2}>>(
-          "rows32_keys16_threads64"),
-  };
-  if (dim_max <= 32) return variants_32;
-  if (dim_max <= 64) return variants_64;
-  if (dim_max <= 128) return variants_128;
-  return variants_256;
+  using D64 = Tile<TileConfig{.head_dim = 64, .lane_cols = 8, .warps = 4, .blocks = 2}>;
+  using D64Rows256 = Tile<TileConfig{.head_dim = 64, .lane_cols = 8, .warps = 8}>;
+  using D64Rows192 = Tile<TileConfig{.head_dim = 64, .lane_cols = 16, .warps = 12}>;
+  using D128Rows192 = Tile<TileConfig{.head_dim = 128, .lane_cols = 16, .warps = 12, .unroll = 1}>;
+  using D128Rows256 = Tile<TileConfig{.head_dim = 128, .lane_cols = 8, .warps = 8, .keys = 32}>;
+  if (dim_max <= 32) return fp32::Variants<false, fp32::D32>();
+  if (dim_max <= 64) return fp32::Variants<false, D64, D64Rows256, D64Rows192>();
+  if (dim_max <= 128) {
+    return fp32::Variants<false, fp32::D128, D128Rows192, D128Rows256, fp32::D128Small>();
+  }
+  return fp32::Variants<false, fp32::D256, fp32::D256Small>();
 }
 
 }  // namespace attend::cuda

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "kernels/contract/problem.h"
@@ -64,7 +65,14 @@ struct FlashVariant {
   TensorBoxes boxes;
 };
 
-// The variant of a kernel that computes tiles of T.
+// "rows128_keys64_threads256".
+template <class T>
+std::string TileName() {
+  return "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) + "_threads" +
+         std::to_string(T::kThreads);
+}
+
+// The variant of a kernel that computes tiles of T. `name` lives on.
 template <class T>
 FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_bytes) {
   static_assert(T::kRows >= kTileRowsMin);

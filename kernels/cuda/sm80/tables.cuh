@@ -13,18 +13,11 @@
 
 namespace attend::cuda::sm80 {
 
-// "rows128_keys64_threads256_query128"
-template <class T>
-std::string TileName() {
-  std::string name = "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) +
-                     "_threads" + std::to_string(T::kThreads);
-  if (T::kQueryColumns > 0) name += "_query" + std::to_string(T::kQueryColumns);
-  return name;
-}
-
 template <class T, class Element, bool kGeneral>
 FlashVariant Variant() {
-  static const std::string name = TileName<T>();
+  // "rows128_keys64_threads256_query128"
+  static const std::string name =
+      TileName<T>() + (T::kQueryColumns > 0 ? "_query" + std::to_string(T::kQueryColumns) : "");
   return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashSm80Kernel<T, Element, kGeneral>),
                         T::kSharedBytes);
 }
@@ -39,72 +32,48 @@ std::span<const FlashVariant> Variants() {
   return variants;
 }
 
-// Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
+using D32 = Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 128, .query_columns = 32}>;
 using D64 = Tile<TileConfig{.head_dim = 64, .slices = 2, .keys = 128}>;
 using D64Few =
     Tile<TileConfig{.head_dim = 64, .slices = 1, .keys = 128, .blocks = 3, .query_columns = 64}>;
+using D96 = Tile<TileConfig{.head_dim = 96, .slices = 2, .keys = 96}>;
+using D128 = Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 64}>;
+using D192 = Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 48, .query_columns = 192}>;
+using D256 =
+    Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1, .query_columns = 128}>;
+// These need Hopper's shared memory.
+using D192Wide = Tile<TileConfig{
+    .head_dim = 192, .slices = 1, .keys = 96, .warps = 8, .blocks = 1, .query_columns = 192}>;
+using D256Wide = Tile<TileConfig{
+    .head_dim = 256, .slices = 1, .keys = 64, .warps = 8, .blocks = 1, .query_columns = 128}>;
 
+// Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
 template <class Element>
 std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles) {
-  switch (dim) {
-    case 32:
-      return Variants<
-          Element, false,
-          Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 128, .query_columns = 32}>>();
-    case 64:
-      return few_tiles ? Variants<Element, false, D64Few, D64>()
-                       : Variants<Element, false, D64, D64Few>();
-    case 96:
-      return Variants<Element, false, Tile<TileConfig{.head_dim = 96, .slices = 2, .keys = 96}>>();
-    case 128:
-      return Variants<Element, false, Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 64}>>();
-    // The first of these needs Hopper's shared memory.
-    case 192:
-      return Variants<
-          Element, false,
-          Tile<TileConfig{.head_dim = 192,
-                          .slices = 1,
-                          .keys = 96,
-                          .warps = 8,
-                          .blocks = 1,
-                          .query_columns = 192}>,
-          Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 48, .query_columns = 192}>>();
-    default:
-      return Variants<
-          Element, false,
-          Tile<TileConfig{.head_dim = 256,
-                          .slices = 1,
-                          .keys = 64,
-                          .warps = 8,
-                          .blocks = 1,
-                          .query_columns = 128}>,
-          Tile<TileConfig{
-              .head_dim = 256, .slices = 1, .keys = 64, .stages = 1, .query_columns = 128}>>();
-  }
+  if (dim == 32) return Variants<Element, false, D32>();
+  if (dim == 64 && few_tiles) return Variants<Element, false, D64Few, D64>();
+  if (dim == 64) return Variants<Element, false, D64, D64Few>();
+  if (dim == 96) return Variants<Element, false, D96>();
+  if (dim == 128) return Variants<Element, false, D128>();
+  if (dim == 192) return Variants<Element, false, D192Wide, D192>();
+  return Variants<Element, false, D256Wide, D256>();
 }
+
+using General32 = Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 64, .query_columns = 32}>;
+using General64 = Tile<TileConfig{.head_dim = 64, .slices = 2, .keys = 64, .query_columns = 64}>;
+using General96 = Tile<TileConfig{.head_dim = 96, .slices = 2, .keys = 64}>;
+using General128 = Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 48}>;
+using General192 = Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 64, .stages = 1}>;
+using General256 = Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1}>;
 
 template <class Element>
 std::span<const FlashVariant> GeneralVariants(int dim) {
-  switch (dim) {
-    case 32:
-      return Variants<
-          Element, true,
-          Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 64, .query_columns = 32}>>();
-    case 64:
-      return Variants<
-          Element, true,
-          Tile<TileConfig{.head_dim = 64, .slices = 2, .keys = 64, .query_columns = 64}>>();
-    case 96:
-      return Variants<Element, true, Tile<TileConfig{.head_dim = 96, .slices = 2, .keys = 64}>>();
-    case 128:
-      return Variants<Element, true, Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 48}>>();
-    case 192:
-      return Variants<Element, true,
-                      Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 64, .stages = 1}>>();
-    default:
-      return Variants<Element, true,
-                      Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1}>>();
-  }
+  if (dim == 32) return Variants<Element, true, General32>();
+  if (dim == 64) return Variants<Element, true, General64>();
+  if (dim == 96) return Variants<Element, true, General96>();
+  if (dim == 128) return Variants<Element, true, General128>();
+  if (dim == 192) return Variants<Element, true, General192>();
+  return Variants<Element, true, General256>();
 }
 
 }  // namespace attend::cuda::sm80

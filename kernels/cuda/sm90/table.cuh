@@ -16,68 +16,25 @@
 namespace attend::cuda {
 
 // Chosen by racing them on an H200 (README.md).
-using Sm90D64Few = Sm90Tile<Sm90Config{.head_dim = 64,
-                                       .value_dim = 64,
-                                       .warpgroups = 1,
-                                       .keys = 128,
-                                       .stages = 2,
-                                       .query_stages = 2,
-                                       .blocks = 2}>;
-using Sm90D64 = Sm90Tile<Sm90Config{.head_dim = 64,
-                                    .value_dim = 64,
-                                    .warpgroups = 4,
-                                    .keys = 64,
-                                    .stages = 8,
-                                    .query_stages = 2,
-                                    .overlap = Overlap::kOutputTurns}>;
-using Sm90D96 = Sm90Tile<Sm90Config{.head_dim = 96,
-                                    .value_dim = 96,
-                                    .warpgroups = 3,
-                                    .keys = 96,
-                                    .stages = 3,
-                                    .query_stages = 2,
-                                    .overlap = Overlap::kSoftmaxTurns}>;
-using Sm90D128Brief = Sm90Tile<Sm90Config{.head_dim = 128,
-                                          .value_dim = 128,
-                                          .warpgroups = 2,
-                                          .keys = 64,
-                                          .stages = 4,
-                                          .query_stages = 2,
-                                          .query_in_registers = true}>;
-using Sm90D128 = Sm90Tile<Sm90Config{.head_dim = 128,
-                                     .value_dim = 128,
-                                     .warpgroups = 2,
-                                     .keys = 128,
-                                     .stages = 2,
-                                     .query_stages = 2,
-                                     .overlap = Overlap::kOutputTurns,
-                                     .query_in_registers = true}>;
-using Sm90D128Long = Sm90Tile<Sm90Config{.head_dim = 128,
-                                         .value_dim = 128,
-                                         .warpgroups = 3,
-                                         .keys = 80,
-                                         .stages = 3,
-                                         .query_stages = 2}>;
+using Sm90D64Few = Sm90Tile<Sm90Config{.head_dim = 64, .warpgroups = 1, .keys = 128, .blocks = 2}>;
+using Sm90D64 = Sm90Tile<Sm90Config{
+    .head_dim = 64, .warpgroups = 4, .keys = 64, .stages = 8, .overlap = Overlap::kOutputTurns}>;
+using Sm90D96 = Sm90Tile<Sm90Config{
+    .head_dim = 96, .warpgroups = 3, .keys = 96, .stages = 3, .overlap = Overlap::kSoftmaxTurns}>;
+using Sm90D128Brief =
+    Sm90Tile<Sm90Config{.head_dim = 128, .keys = 64, .stages = 4, .query_in_registers = true}>;
+using Sm90D128 = Sm90Tile<Sm90Config{
+    .head_dim = 128, .keys = 128, .overlap = Overlap::kOutputTurns, .query_in_registers = true}>;
+using Sm90D128Long =
+    Sm90Tile<Sm90Config{.head_dim = 128, .warpgroups = 3, .keys = 80, .stages = 3}>;
 using Sm90D192V128 = Sm90Tile<Sm90Config{.head_dim = 192,
                                          .value_dim = 128,
-                                         .warpgroups = 2,
                                          .keys = 128,
-                                         .stages = 2,
                                          .query_stages = 1,
                                          .overlap = Overlap::kSoftmaxTurns}>;
-using Sm90D192 = Sm90Tile<Sm90Config{.head_dim = 192,
-                                     .value_dim = 192,
-                                     .warpgroups = 2,
-                                     .keys = 112,
-                                     .stages = 2,
-                                     .query_stages = 1,
-                                     .overlap = Overlap::kOutputTurns}>;
-using Sm90D256 = Sm90Tile<Sm90Config{.head_dim = 256,
-                                     .value_dim = 256,
-                                     .warpgroups = 2,
-                                     .keys = 80,
-                                     .stages = 2,
-                                     .query_stages = 1}>;
+using Sm90D192 = Sm90Tile<Sm90Config{
+    .head_dim = 192, .keys = 112, .query_stages = 1, .overlap = Overlap::kOutputTurns}>;
+using Sm90D256 = Sm90Tile<Sm90Config{.head_dim = 256, .keys = 80, .query_stages = 1}>;
 
 // Keys from which on `Long` tiles pay.
 inline constexpr int64_t kSm90LongKeysD128 = 8192;

@@ -24,12 +24,12 @@ enum class Overlap {
 
 // What a tile is compiled for. Sm90Tile works out the rest.
 struct Sm90Config {
-  int head_dim;      // most that D may be: a multiple of 32, for the copy engine's boxes
-  int value_dim;     // most that Dv may be: likewise
-  int warpgroups;    // consumers, of 64 query rows each: wgmma's
-  int keys;          // in a tile of K or V: a multiple of 16, wgmma's steps of P V
-  int stages;        // tiles of K in shared memory, and as many of V
-  int query_stages;  // tiles of Q; 2: the next one arrives from this one's beginning on
+  int head_dim;          // most that D may be: a multiple of 32, for the copy engine's boxes
+  int value_dim = 0;     // most that Dv may be: likewise; 0: head_dim
+  int warpgroups = 2;    // consumers, of 64 query rows each: wgmma's
+  int keys;              // in a tile of K or V: a multiple of 16, wgmma's steps of P V
+  int stages = 2;        // tiles of K in shared memory, and as many of V
+  int query_stages = 2;  // tiles of Q; 2: the next one arrives from this one's beginning on
   Overlap overlap = Overlap::kOutput;
   bool query_in_registers = false;  // its fragments; else they are read for each tile of keys
   int blocks = 1;                   // to a multiprocessor, whose registers they share
@@ -38,7 +38,7 @@ struct Sm90Config {
 template <Sm90Config kConfig>
 struct Sm90Tile {
   static constexpr int kD = kConfig.head_dim;
-  static constexpr int kDv = kConfig.value_dim;
+  static constexpr int kDv = kConfig.value_dim == 0 ? kD : kConfig.value_dim;
   static constexpr int kConsumers = kConfig.warpgroups;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kKeys = kConfig.keys;

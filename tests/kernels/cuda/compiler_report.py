@@ -28,8 +28,8 @@ WORDS = re.compile(r"seriali[sz]ed|setmaxnreg", re.IGNORECASE)
 CODE = re.compile(r"\(C(\d+)\)")
 
 # Sm90Config's fields, in order, and what they are where the table does not say.
-FIELDS = {"head_dim": None, "value_dim": None, "warpgroups": None, "keys": None, "stages": None,
-          "query_stages": None, "overlap": "Overlap::kOutput", "query_in_registers": "false",
+FIELDS = {"head_dim": None, "value_dim": "0", "warpgroups": "2", "keys": None, "stages": "2",
+          "query_stages": "2", "overlap": "Overlap::kOutput", "query_in_registers": "false",
           "blocks": "1"}
 # enum Overlap, in order.
 OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
@@ -99,8 +99,8 @@ def kernels(report):
 
 def redo_bytes(kernel):
     """What RowRedo::Output takes of a thread's stack: a quarter of a row's floats, of two rows."""
-    match = re.search(r"Sm90ConfigELi\d+ELi(\d+)E", kernel)
-    return 2 * int(match.group(1)) if match else 0
+    match = re.search(r"Sm90ConfigELi(\d+)ELi(\d+)E", kernel)
+    return 2 * (int(match[2]) or int(match[1])) if match else 0
 
 
 def remarks(report):

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tiles of cuda_flash_fp32 that plain and general instances share, and how lists of tiles
+// become variants. Device code behind it, so included only by plain.cu and general.cu.
+
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "kernels/cuda/fp32/kernel.cuh"
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda::fp32 {
+
+using D32 = Tile<TileConfig{.head_dim = 32, .lane_cols = 8, .warps = 4, .blocks = 2}>;
+using D128 = Tile<TileConfig{.head_dim = 128, .lane_cols = 16, .warps = 8}>;
+using D128Small = Tile<TileConfig{
+    .head_dim = 128, .lane_cols = 8, .warps = 4, .thread_rows = 4, .keys = 32, .blocks = 2}>;
+using D256 = Tile<TileConfig{.head_dim = 256, .lane_cols = 16, .warps = 8, .thread_rows = 4}>;
+using D256Small = Tile<TileConfig{
+    .head_dim = 256, .lane_cols = 8, .warps = 2, .thread_rows = 4, .keys = 16, .blocks = 2}>;
+
+template <class T, bool kGeneral>
+FlashVariant Variant() {
+  static const std::string name = TileName<T>();
+  return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashFp32Kernel<T, kGeneral>),
+                        T::kSharedBytes);
+}
+
+// The tiles of one head dim, the one to take first.
+template <bool kGeneral, class... T>
+std::span<const FlashVariant> Variants() {
+  static const FlashVariant variants[] = {Variant<T, kGeneral>()...};
+  return variants;
+}
+
+}  // namespace attend::cuda::fp32
