@@ -15,20 +15,20 @@ struct KernelModel {
   double slower;       // than the fast kernel
   double slower_half;  // the same where Q, K and V have 16 bits
   double pair;         // of each pair beside D + Dv: exponential, maximum, sum
-  double softcap;      // more, each of these
-  double bias;
-  double alibi;
-  double key_dim;   // of each key that a tile reads, by D + Dv: packing
-  double key;       // and beside that
-  double lane_dim;  // of each row that a tile is rounded up to, by D + Dv
-  double row_dim;   // of each row, by D + Dv: Q in, O out
-  double row;
-  double tile;          // of each tile of rows
-  int64_t tile_rows;    // of one head, or of heads that share a KV head and are short
-  int64_t vector_rows;  // a tile's rows are rounded up to these
-  double edge_keys;     // that each row computes beside what its mask shows
-  bool shares_heads;    // short heads of one KV head share a tile
-  bool hidden_pairs;    // computes what the mask hides
+  double softcap = 0;  // more, each of these
+  double bias = 0;
+  double alibi = 0;
+  double key_dim = 0;   // of each key that a tile reads, by D + Dv: packing
+  double key = 0;       // and beside that
+  double lane_dim = 0;  // of each row that a tile is rounded up to, by D + Dv
+  double row_dim = 0;   // of each row, by D + Dv: Q in, O out
+  double row = 0;
+  double tile = 0;            // of each tile of rows
+  int64_t tile_rows = 1;      // of one head, or of heads that share a KV head and are short
+  int64_t vector_rows = 1;    // a tile's rows are rounded up to these
+  double edge_keys = 0;       // that each row computes beside what its mask shows
+  bool shares_heads = false;  // short heads of one KV head share a tile
+  bool hidden_pairs = false;  // computes what the mask hides
 };
 
 // In the order of KernelId. README.md beside this file says where the numbers come from.
@@ -39,17 +39,8 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .softcap = 60,
      .bias = 5,
      .alibi = 5,
-     .key_dim = 0,
-     .key = 0,
-     .lane_dim = 0,
      .row_dim = 1,
-     .row = 250,
-     .tile = 0,
-     .tile_rows = 1,
-     .vector_rows = 1,
-     .edge_keys = 0,
-     .shares_heads = false,
-     .hidden_pairs = false},
+     .row = 250},
     {.slower = 1,
      .slower_half = 1,
      .pair = 22,
@@ -65,24 +56,16 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .tile_rows = 192,
      .vector_rows = 16,
      .edge_keys = 64,
-     .shares_heads = true,
-     .hidden_pairs = false},
+     .shares_heads = true},
     {.slower = 63,
      .slower_half = 63,
      .pair = 53,
      .softcap = 10,
      .bias = 10,
      .alibi = 10,
-     .key_dim = 0,
-     .key = 0,
-     .lane_dim = 0,
-     .row_dim = 0,
-     .row = 0,
      .tile = 2e4,
      .tile_rows = 64,
      .vector_rows = 64,
-     .edge_keys = 0,
-     .shares_heads = false,
      .hidden_pairs = true},
     {.slower = 21,
      .slower_half = 40,
@@ -90,51 +73,28 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .softcap = 10,
      .bias = 10,
      .alibi = 5,
-     .key_dim = 0,
-     .key = 0,
-     .lane_dim = 0,
-     .row_dim = 0,
-     .row = 0,
      .tile = 5e4,
      .tile_rows = 64,
      .vector_rows = 64,
-     .edge_keys = 64,
-     .shares_heads = false,
-     .hidden_pairs = false},
+     .edge_keys = 64},
     {.slower = 2,
      .slower_half = 2,
      .pair = 37,
      .softcap = 40,
      .bias = 40,
      .alibi = 20,
-     .key_dim = 0,
-     .key = 0,
-     .lane_dim = 0,
-     .row_dim = 0,
-     .row = 0,
      .tile = 5e5,
      .tile_rows = 64,
      .vector_rows = 64,
-     .edge_keys = 64,
-     .shares_heads = false,
-     .hidden_pairs = false},
+     .edge_keys = 64},
     {.slower = 1,
      .slower_half = 1,
      .pair = 80,
      .softcap = 80,
-     .bias = 0,
-     .alibi = 0,
-     .key_dim = 0,
-     .key = 0,
-     .lane_dim = 0,
-     .row_dim = 0,
-     .row = 0,
      .tile = 1e6,
      .tile_rows = 128,
      .vector_rows = 128,
-     .edge_keys = 128,
-     .shares_heads = false,
-     .hidden_pairs = false},
+     .edge_keys = 128},
 }};
 
 constexpr double kCpuPerThread = 90e9;
