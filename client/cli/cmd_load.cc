@@ -218,145 +218,120 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
 }
 
 void AddShape(CLI::App* command, LoadFlags* f) {
-  const char* group = "What is sent";
+  command->option_defaults()->group("What is sent");
   command
       ->add_option("--shape", f->shapes,
                    "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,window="
                    "L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,kernel=NAME,weight=1; give "
                    "only what differs; repeatable. Default B1,H8,L128,D64")
       ->take_all()
-      ->allow_extra_args(false)
-      ->group(group);
-  command->add_option("--mix", f->mix, "JSON file with an array of shapes, see client/README.md")
-      ->group(group);
+      ->allow_extra_args(false);
+  command->add_option("--mix", f->mix, "JSON file with an array of shapes, see client/README.md");
   command->add_option("--pool", f->load.pool, "Number of different inputs for each shape")
       ->check(CLI::Range(1, 100000))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   command->add_option("--seed", f->load.seed, "Seed for inputs, arrivals and choices")
-      ->capture_default_str()
-      ->group(group);
-  command->add_flag("--stream", f->load.stream, "Use AttendStream, with one stream per connection")
-      ->group(group);
+      ->capture_default_str();
+  command->add_flag("--stream", f->load.stream, "Use AttendStream, with one stream per connection");
 }
 
 void AddRate(CLI::App* command, LoadFlags* f) {
-  const char* group = "How much";
+  command->option_defaults()->group("How much");
   command
       ->add_option("--concurrency", f->concurrency,
                    "Closed loop: number of callers, each with one request in flight; "
                    "comma-separated list. Default 1 without --rate")
       ->delimiter(',')
-      ->check(CLI::Range(1, 100000))
-      ->group(group);
+      ->check(CLI::Range(1, 100000));
   command
       ->add_option(
           "--rate", f->rates,
           "Open loop: requests per second, independent of the answers; comma-separated list")
       ->delimiter(',')
-      ->check(CLI::Range(1e-3, 1e7))
-      ->group(group);
+      ->check(CLI::Range(1e-3, 1e7));
   command
       ->add_option("--arrivals", f->arrivals,
                    "Open loop: distribution of arrivals, poisson or constant")
       ->check(CLI::IsMember({"poisson", "constant"}))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   command->add_option("--warmup", f->load.warmup_s, "Seconds of warm-up before each measurement")
       ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   command->add_option("--duration", f->load.duration_s, "Seconds of each measurement")
       ->check(CLI::Range(1e-3, 1e7))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   command->add_option("--count", f->load.count, "Requests to measure, instead of --duration")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
-      ->group(group);
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50));
   command
       ->add_option("--max-outstanding", f->load.outstanding_max,
                    "Open loop: most requests in flight; later ones wait, and their wait counts. If "
                    "some still wait at the end, they were due but never sent: exit code 1")
       ->check(CLI::Range(1, 1000000))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   CLI::Option* const search =
       command
           ->add_option("--search-p99", f->search_p99_ms,
                        "Find the highest open-loop rate whose p99, from the intended send time, is "
                        "at most this many milliseconds. Starts at --rate and never tries rates of "
                        "fewer than ten requests per measurement")
-          ->check(CLI::Range(1e-3, 1e6))
-          ->group(group);
+          ->check(CLI::Range(1e-3, 1e6));
   command
       ->add_option("--search-precision", f->search_precision,
                    "Relative width at which the search stops")
       ->needs(search)
       ->check(CLI::Range(0.001, 0.5))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   command->add_option("--grace", f->load.grace_s, "Seconds to wait for late answers at the end")
       ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
 }
 
 void AddFaults(CLI::App* command, LoadFlags* f) {
-  const char* group = "Checks and faults (shares in [0, 1])";
+  command->option_defaults()->group("Checks and faults (shares in [0, 1])");
   const CLI::Range share(0.0, 1.0);
   command
       ->add_option("--verify", f->load.verify_share,
                    "Share of answers verified here in double precision, on sampled rows, after "
                    "each measurement")
-      ->check(share)
-      ->group(group);
+      ->check(share);
   command->add_option("--check", f->load.check_share, "Share of requests that the server checks")
-      ->check(share)
-      ->group(group);
+      ->check(share);
   CLI::Option* const deadline =
       command
           ->add_option("--deadline-ms", f->load.deadline_ms, "Deadline in milliseconds; 0 = none")
-          ->check(CLI::Range(0.0, 1e9))
-          ->group(group);
+          ->check(CLI::Range(0.0, 1e9));
   command
       ->add_option("--deadline-share", f->load.deadline_share,
                    "Share of requests with that deadline")
       ->needs(deadline)
       ->check(share)
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   CLI::Option* const cancel = command
                                   ->add_option("--cancel-share", f->load.cancel_share,
                                                "Share of requests that are cancelled")
-                                  ->check(share)
-                                  ->group(group);
+                                  ->check(share);
   command
       ->add_option("--cancel-after-ms", f->load.cancel_after_ms,
                    "Cancel at a random time up to this many milliseconds")
       ->needs(cancel)
       ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str()
-      ->group(group);
+      ->capture_default_str();
   command
       ->add_option(
           "--allow", f->allow,
           "Status codes that do not count as failures, such as RESOURCE_EXHAUSTED; comma-separated")
-      ->delimiter(',')
-      ->group(group);
+      ->delimiter(',');
 }
 
 void AddOutput(CLI::App* command, LoadFlags* f) {
-  const char* group = "Output";
-  command->add_option("--json", f->json, "Write the results to this file as JSON")->group(group);
-  command
-      ->add_option("--csv", f->csv,
-                   "Write the results to this file as CSV, one line per measurement")
-      ->group(group);
-  command->add_flag("--quiet", f->load.quiet, "Print no progress lines")->group(group);
-  command
-      ->add_flag("--discard-output", f->load.discard_output,
-                 "Drop answers that are not verified, without copying them out of gRPC's buffers")
-      ->group(group);
+  command->option_defaults()->group("Output");
+  command->add_option("--json", f->json, "Write the results to this file as JSON");
+  command->add_option("--csv", f->csv,
+                      "Write the results to this file as CSV, one line per measurement");
+  command->add_flag("--quiet", f->load.quiet, "Print no progress lines");
+  command->add_flag(
+      "--discard-output", f->load.discard_output,
+      "Drop answers that are not verified, without copying them out of gRPC's buffers");
 }
 
 }  // namespace
@@ -367,6 +342,7 @@ Command AddLoad(CLI::App& app, const CommonOptions& common) {
   AddShape(command, flags.get());
   AddRate(command, flags.get());
   AddFaults(command, flags.get());
+  command->option_defaults()->group("Options");
   AddTransport(command, &flags->transport);
   AddTenant(command, &flags->load.tenant);
   AddOutput(command, flags.get());

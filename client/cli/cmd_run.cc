@@ -221,67 +221,49 @@ int Run(const RunOptions& options, const CommonOptions& common) {
 }
 
 void AddFiles(CLI::App* command, RunOptions* o) {
-  command
-      ->add_option("--q", o->q,
-                   "Queries: .npy, float16 or float32, in the shape that --layout says")
-      ->group("Files");
-  command->add_option("--k", o->k, "Keys: .npy")->group("Files");
-  command->add_option("--v", o->v, "Values: .npy")->group("Files");
-  command
-      ->add_option("--safetensors", o->safetensors,
-                   "One .safetensors file with q, k, v and optionally bias, instead of --q, --k "
-                   "and --v; bfloat16 too")
-      ->group("Files");
-  command->add_option("--bias", o->bias, "Additive bias [B|1, Hq|1, Lq|1, Lk]: .npy")
-      ->group("Files");
-  command
-      ->add_option("--out,-o", o->out,
-                   "Write O to this file: .npy, or .safetensors, which holds the LSE too")
-      ->group("Files");
-  command
-      ->add_option("--lse-out", o->lse_out,
-                   "Write the log-sum-exp to this file; implies --return-lse")
-      ->group("Files");
+  command->option_defaults()->group("Files");
+  command->add_option("--q", o->q,
+                      "Queries: .npy, float16 or float32, in the shape that --layout says");
+  command->add_option("--k", o->k, "Keys: .npy");
+  command->add_option("--v", o->v, "Values: .npy");
+  command->add_option("--safetensors", o->safetensors,
+                      "One .safetensors file with q, k, v and optionally bias, instead of --q, --k "
+                      "and --v; bfloat16 too");
+  command->add_option("--bias", o->bias, "Additive bias [B|1, Hq|1, Lq|1, Lk]: .npy");
+  command->add_option("--out,-o", o->out,
+                      "Write O to this file: .npy, or .safetensors, which holds the LSE too");
+  command->add_option("--lse-out", o->lse_out,
+                      "Write the log-sum-exp to this file; implies --return-lse");
 }
 
 void AddMeaning(CLI::App* command, RunOptions* o) {
+  command->option_defaults()->group("Attention");
   command->add_option("--layout", o->layout, "bhld, blhd, or lhd (packed; needs --cu-q, --cu-kv)")
       ->check(CLI::IsMember({"bhld", "blhd", "lhd"}))
-      ->capture_default_str()
-      ->group("Attention");
-  command->add_flag("--causal", o->causal, "Causal mask, aligned bottom-right")->group("Attention");
-  command->add_flag("--top-left", o->top_left, "Align mask and ALiBi top-left (as PyTorch's SDPA)")
-      ->group("Attention");
-  command
-      ->add_option("--window-left", o->window_left,
-                   "Keys visible to the left of the diagonal; -1 = no limit")
-      ->group("Attention");
-  command
-      ->add_option("--window-right", o->window_right,
-                   "Keys visible to the right of the diagonal; -1 = no limit")
-      ->group("Attention");
-  command->add_option("--scale", o->scale, "Factor of q.k; default 1/sqrt(D)")->group("Attention");
+      ->capture_default_str();
+  command->add_flag("--causal", o->causal, "Causal mask, aligned bottom-right");
+  command->add_flag("--top-left", o->top_left, "Align mask and ALiBi top-left (as PyTorch's SDPA)");
+  command->add_option("--window-left", o->window_left,
+                      "Keys visible to the left of the diagonal; -1 = no limit");
+  command->add_option("--window-right", o->window_right,
+                      "Keys visible to the right of the diagonal; -1 = no limit");
+  command->add_option("--scale", o->scale, "Factor of q.k; default 1/sqrt(D)");
   command->add_option("--softcap", o->softcap, "Soft cap on the scores; 0 disables it")
-      ->capture_default_str()
-      ->group("Attention");
+      ->capture_default_str();
   command->add_option("--alibi", o->alibi, "ALiBi slopes, Hq or B*Hq numbers, comma-separated")
-      ->delimiter(',')
-      ->group("Attention");
+      ->delimiter(',');
   command->add_option("--sinks", o->sinks, "Sink logits, Hq numbers, comma-separated")
-      ->delimiter(',')
-      ->group("Attention");
+      ->delimiter(',');
   for (const auto& [flag, target, help] :
        {std::tuple{"--q-lengths", &o->q_lengths, "True query lengths, B numbers, comma-separated"},
         std::tuple{"--kv-lengths", &o->kv_lengths, "True key lengths, B numbers, comma-separated"},
         std::tuple{"--cu-q", &o->cu_q, "Packed: cumulative query lengths, B + 1 numbers"},
         std::tuple{"--cu-kv", &o->cu_kv, "Packed: cumulative key lengths, B + 1 numbers"}}) {
-    command->add_option(flag, *target, help)->delimiter(',')->group("Attention");
+    command->add_option(flag, *target, help)->delimiter(',');
   }
-  command
-      ->add_flag(
-          "--return-lse", o->return_lse,
-          "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors")
-      ->group("Attention");
+  command->add_flag(
+      "--return-lse", o->return_lse,
+      "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");
 }
 
 }  // namespace
@@ -291,6 +273,7 @@ Command AddRun(CLI::App& app, const CommonOptions& common) {
   CLI::App* command = app.add_subcommand("run", "Compute one attention on tensors from files");
   AddFiles(command, options.get());
   AddMeaning(command, options.get());
+  command->option_defaults()->group("Options");
   command->add_option("--kernel", options->kernel,
                       "Kernel by name (see info); default: the server's choice");
   command->add_flag("--check", options->check, "Let the server check a sample of rows");
