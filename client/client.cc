@@ -202,9 +202,7 @@ CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& optio
                              CallCallback callback) {
   Result<EncodedCall> encoded = EncodeCall(call, options.transport, impl_->bounds());
   if (!encoded.ok()) {
-    CallOutcome outcome;
-    outcome.status = encoded.status();
-    callback(std::move(outcome));
+    callback({.status = encoded.status()});
     return CallHandle();
   }
   return CallAsync(std::make_shared<const EncodedCall>(std::move(*encoded)), call.request_id,
@@ -221,9 +219,7 @@ CallHandle Client::CallAsync(const std::shared_ptr<const EncodedCall>& call,
   }
   if (refused.ok()) refused = call->CheckMessageBytes(impl_->bounds().message_bytes_max);
   if (!refused.ok()) {
-    CallOutcome outcome;
-    outcome.status = std::move(refused);
-    callback(std::move(outcome));
+    callback({.status = std::move(refused)});
     return CallHandle();
   }
   const RequestIds::Id made = request_id.empty() ? impl_->ids.Next() : RequestIds::Id{};

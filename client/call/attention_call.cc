@@ -42,50 +42,27 @@ Dims DimsOf(v1::Layout layout, const std::vector<int64_t>& s) {
 
 template <class View, class Data>
 View ViewOf(v1::Layout layout, const Dims& dims, Data* data) {
+  const bool packed = layout == v1::LAYOUT_LHD;
+  const bool rows_first = packed || layout == v1::LAYOUT_BLHD;
   View view;
   view.data = data;
-  switch (layout) {
-    case v1::LAYOUT_BLHD:
-      view.stride_b = dims.l * dims.h * dims.d;
-      view.stride_h = dims.d;
-      view.stride_l = dims.h * dims.d;
-      break;
-    case v1::LAYOUT_LHD:
-      view.stride_b = 0;
-      view.stride_h = dims.d;
-      view.stride_l = dims.h * dims.d;
-      break;
-    default:
-      view.stride_b = dims.h * dims.l * dims.d;
-      view.stride_h = dims.l * dims.d;
-      view.stride_l = dims.d;
-      break;
-  }
+  view.stride_b = packed ? 0 : dims.h * dims.l * dims.d;
+  view.stride_h = rows_first ? dims.d : dims.l * dims.d;
+  view.stride_l = rows_first ? dims.h * dims.d : dims.d;
   return view;
 }
 
 attend::Mask MaskOf(const MaskOption& option) {
+  const v1::Mask::Kind kind = option.kind;
+  const bool top_left =
+      kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_WINDOW_TOP_LEFT;
+  const bool causal =
+      kind == v1::Mask::KIND_CAUSAL_TOP_LEFT || kind == v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
   attend::Mask mask;
+  if (!causal && !top_left && kind != v1::Mask::KIND_WINDOW_BOTTOM_RIGHT) return mask;
   mask.left = option.window_left.value_or(-1);
-  mask.right = option.window_right.value_or(-1);
-  switch (option.kind) {
-    case v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT:
-      mask.right = 0;
-      break;
-    case v1::Mask::KIND_CAUSAL_TOP_LEFT:
-      mask.right = 0;
-      mask.alignment = Alignment::kTopLeft;
-      break;
-    case v1::Mask::KIND_WINDOW_TOP_LEFT:
-      mask.alignment = Alignment::kTopLeft;
-      break;
-    case v1::Mask::KIND_WINDOW_BOTTOM_RIGHT:
-      break;
-    default:
-      mask.left = -1;
-      mask.right = -1;
-      break;
-  }
+  mask.right = causal ? 0 : option.window_right.value_or(-1);
+  if (top_left) mask.alignment = Alignment::kTopLeft;
   return mask;
 }
 

@@ -14,6 +14,7 @@
 #include "attend/v1/attention.pb.h"
 #include "client/call/tensor.h"
 #include "kernels/contract/problem.h"
+#include "kernels/reference/check_rows.h"
 
 namespace attend::client {
 
@@ -61,18 +62,6 @@ struct PhaseTimings {
   int64_t total_ns = 0;
 };
 
-// The server's own reference check.
-struct ServerCheck {
-  bool ok = false;
-  int64_t rows_checked = 0;
-  int64_t rows_total = 0;
-  int64_t rows_wide = 0;  // of rows_checked; see CheckReport
-  double max_abs_error = 0;
-  double mean_abs_error = 0;
-  double bound = 0;
-  std::string detail;
-};
-
 struct AttentionResult {
   std::string request_id;
   HostTensor o;  // in the call's place for O, if it named one; the next call there overwrites it
@@ -83,7 +72,7 @@ struct AttentionResult {
   std::string kernel_reason;
   std::string device;
   std::string transport;
-  std::optional<ServerCheck> check;
+  std::optional<RowsReport> check;  // the server's own reference check, without LSE's errors
 };
 
 // Describes the call to the kernels, with outputs `o` and `lse`, which may be null if only the

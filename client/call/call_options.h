@@ -37,8 +37,8 @@ struct CallOptions {
 // How an asynchronous call ended.
 struct CallOutcome {
   Status status;
-  AttentionResult result;     // if status is OK
-  int64_t payload_bytes = 0;  // of the answer's tensors
+  AttentionResult result = {};  // if status is OK
+  int64_t payload_bytes = 0;    // of the answer's tensors
   int attempts = 1;
   int connection = 0;  // used by the last attempt; in chunks: the first of several
 };
@@ -53,9 +53,9 @@ struct StreamOptions {
 // How one request of a stream ended.
 struct StreamAnswer {
   Status status;
-  AttentionResult result;      // if status is OK
-  int64_t payload_bytes = 0;   // of the answer's tensors
-  int64_t retry_after_ms = 0;  // from the server, with a failure; 0 = none given
+  AttentionResult result = {};  // if status is OK
+  int64_t payload_bytes = 0;    // of the answer's tensors
+  int64_t retry_after_ms = 0;   // from the server, with a failure; 0 = none given
 };
 using StreamCallback = std::function<void(StreamAnswer)>;
 

@@ -10,6 +10,7 @@
 #include "client/cli/commands.h"
 #include "client/tool/call_spec.h"
 #include "client/tool/verify.h"
+#include "kernels/util/host_mapping.h"
 
 namespace attend::client {
 namespace {
@@ -134,7 +135,7 @@ int Run(const CheckOptions& options, const CommonOptions& common) {
   const Result<std::vector<CallSpec>> specs = Grid(options);
   if (!specs.ok()) return Fail(specs.status(), kExitUsage);
   for (const CallSpec& spec : *specs) {
-    int64_t bytes_max = MachineMemoryBytes();
+    int64_t bytes_max = PhysicalMemoryBytes();
     const Status fits = TakeInputBytes(spec, 1, &bytes_max);
     if (!fits.ok()) {
       return Fail(InvalidArgument("shape \"" + spec.text + "\": " + fits.message()), kExitUsage);

@@ -2,8 +2,6 @@
 //
 // Shared by the commands of attend-client: options, errors and the wording of results.
 
-#include <unistd.h>
-
 #include <cstdio>
 
 #include "client/cli/commands.h"
@@ -100,10 +98,6 @@ void WarnOfTenant(const std::string& tenant, Client& client) {
   if (info.ok()) WarnOfTenant(tenant, *info);
 }
 
-int64_t MachineMemoryBytes() {
-  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-}
-
 int Fail(const Status& status, int exit_code) {
   // Errors in flags and files are printed plainly; a call's errors with their code.
   const std::string text = exit_code == kExitUsage ? status.message() : status.ToString();
@@ -124,7 +118,7 @@ std::string DescribeAnswer(const AttentionResult& r) {
   return text;
 }
 
-std::string DescribeCheck(const ServerCheck& c) {
+std::string DescribeCheck(const RowsReport& c) {
   char text[256];
   std::snprintf(text, sizeof text, "%s: max error %.3g, bound %.3g, %lld of %lld rows",
                 c.ok ? "ok" : "FAILED", c.max_abs_error, c.bound,
@@ -134,17 +128,6 @@ std::string DescribeCheck(const ServerCheck& c) {
     line += ", " + std::to_string(c.rows_wide) + " of them with weights that fp32 leaves uncertain";
   }
   return c.detail.empty() ? line : line + ": " + c.detail;
-}
-
-std::string DescribeCheck(const RowsReport& report) {
-  return DescribeCheck(ServerCheck{.ok = report.ok,
-                                   .rows_checked = report.rows_checked,
-                                   .rows_total = report.rows_total,
-                                   .rows_wide = report.rows_wide,
-                                   .max_abs_error = report.max_abs_error,
-                                   .mean_abs_error = report.mean_abs_error,
-                                   .bound = report.bound,
-                                   .detail = report.detail});
 }
 
 }  // namespace attend::client

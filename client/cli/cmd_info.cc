@@ -20,17 +20,8 @@ struct InfoOptions {
 };
 
 const char* HealthName(Health health) {
-  switch (health) {
-    case Health::kServing:
-      return "SERVING";
-    case Health::kNotServing:
-      return "NOT_SERVING";
-    case Health::kServiceUnknown:
-      return "SERVICE_UNKNOWN";
-    case Health::kUnknown:
-      break;
-  }
-  return "UNKNOWN";
+  static constexpr const char* kNames[] = {"UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"};
+  return kNames[static_cast<int>(health)];
 }
 
 long long Int(int64_t value) { return static_cast<long long>(value); }

@@ -12,6 +12,7 @@
 #include "client/load/load_search.h"
 #include "client/memory/cuda_memory.h"
 #include "client/tool/file_io.h"
+#include "kernels/util/host_mapping.h"
 
 namespace attend::client {
 namespace {
@@ -100,7 +101,7 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
   if (flags->search_p99_ms > 0 && flags->rates.size() > 1) {
     return InvalidArgument("--search-p99 takes one --rate, where it starts");
   }
-  load.input_bytes_max = MachineMemoryBytes();
+  load.input_bytes_max = PhysicalMemoryBytes();
   // Checked before the load, so that no measurement is made in vain.
   for (const std::string& path : {flags->json, flags->csv}) {
     if (!path.empty()) ATTEND_RETURN_IF_ERROR(CheckWritable(path));

@@ -66,16 +66,12 @@ void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& in
 // asked.
 void WarnOfTenant(const std::string& tenant, Client& client);
 
-// Physical memory of this machine.
-int64_t MachineMemoryBytes();
-
 // "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);
 
 // "kernel cpu_flash on cpu, batch of 1, server total 1.234 ms (queue 0.012, kernel 1.100)".
 std::string DescribeAnswer(const AttentionResult& result);
 // "ok: max error 1.2e-07, bound 3.4e-06, 128 of 1024 rows".
-std::string DescribeCheck(const ServerCheck& check);
 std::string DescribeCheck(const RowsReport& report);
 
 }  // namespace attend::client

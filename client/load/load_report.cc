@@ -71,18 +71,12 @@ void AppendOutcomes(std::string* out, const LoadResult& r) {
   for (const auto& [code, count] : r.stats.by_code) {
     Append(out, " %s %lld", std::string(CodeName(code)).c_str(), static_cast<long long>(count));
   }
-  if (r.unanswered > 0) {
-    Append(out, ", unanswered at the end %lld", static_cast<long long>(r.unanswered));
-  }
-  if (r.stats.unexpected > 0) {
-    Append(out, ", UNEXPECTED %lld", static_cast<long long>(r.stats.unexpected));
-  }
-  if (r.due_unsent > 0) {
-    Append(out, ", DUE, NEVER SENT %lld", static_cast<long long>(r.due_unsent));
-  }
-  if (r.stats.held_back > 0) {
-    Append(out, ", sent late as --max-outstanding were unanswered %lld",
-           static_cast<long long>(r.stats.held_back));
+  for (const auto& [what, count] :
+       {std::pair{", unanswered at the end ", r.unanswered},
+        std::pair{", UNEXPECTED ", r.stats.unexpected},
+        std::pair{", DUE, NEVER SENT ", r.due_unsent},
+        std::pair{", sent late as --max-outstanding were unanswered ", r.stats.held_back}}) {
+    if (count > 0) *out += what + std::to_string(count);
   }
   *out += "\n";
   if (r.latency_share() < 1) {

@@ -216,12 +216,10 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
     Stream& stream = *streams_[next_stream_.fetch_add(1) % streams_.size()];
     const int connection = stream.connection();
     stream.Send(encoded, {}, [this, slot, connection](StreamAnswer answer) {
-      CallOutcome outcome;
-      outcome.status = std::move(answer.status);
-      outcome.result = std::move(answer.result);
-      outcome.payload_bytes = answer.payload_bytes;
-      outcome.connection = connection;
-      OnAnswer(slot, std::move(outcome));
+      OnAnswer(slot, {.status = std::move(answer.status),
+                      .result = std::move(answer.result),
+                      .payload_bytes = answer.payload_bytes,
+                      .connection = connection});
     });
     return;
   }

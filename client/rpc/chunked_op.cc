@@ -13,11 +13,6 @@ constexpr std::chrono::milliseconds kDeadlineSlack{20};
 // A stream for less costs more than it brings.
 constexpr int64_t kStripeBytesMin = int64_t{4} << 20;
 
-const std::string& ChunkedMethod() {
-  static const std::string* method = new std::string("/attend.v1.AttentionService/AttendChunked");
-  return *method;
-}
-
 }  // namespace
 
 ChunkedOp::ChunkedOp(ConnectionPool* pool, const EncodedCall& call, std::string_view id,
@@ -51,6 +46,8 @@ void ChunkedOp::StartAttempt() {
 }
 
 void ChunkedOp::StartStripe(int connection) {
+  static const std::string* const method =
+      new std::string("/attend.v1.AttentionService/AttendChunked");
   Stripe& stripe = *stripes_.emplace_back(std::make_unique<Stripe>());
   stripe.index = static_cast<int>(stripes_.size()) - 1;
   stripe.connection = connection;
@@ -59,7 +56,7 @@ void ChunkedOp::StartStripe(int connection) {
   }
   Prepare(stripe.context);
   Connection& to = pool_->at(connection);
-  stripe.stream = to.stub.PrepareCall(&stripe.context, ChunkedMethod(), to.loop->queue());
+  stripe.stream = to.stub.PrepareCall(&stripe.context, *method, to.loop->queue());
   ++open_stripes_;
   stripe.stream->StartCall(stripe.events[kStarted].Tag());
   // Cancelled before there was anything to cancel.

@@ -21,9 +21,7 @@ bool RetryingOp::Register(int connection) {
   home_ = pool_->at(connection).loop;
   if (home_->Add(this)) return true;
   pool_->Release(connection);
-  CallOutcome outcome;
-  outcome.status = Status(Code::kCancelled, "the client is being destroyed");
-  callback_(std::move(outcome));
+  callback_({.status = Status(Code::kCancelled, "the client is being destroyed")});
   return false;
 }
 

@@ -3,19 +3,9 @@
 #include "client/rpc/stream_op.h"
 
 namespace attend::client {
-namespace {
-
-const std::string& StreamMethod() {
-  static const std::string* method = new std::string("/attend.v1.AttentionService/AttendStream");
-  return *method;
-}
-
-}  // namespace
 
 void Refuse(const StreamCallback& callback, Status status) {
-  StreamAnswer answer;
-  answer.status = std::move(status);
-  callback(std::move(answer));
+  callback({.status = std::move(status)});
 }
 
 StreamOp::StreamOp(ConnectionPool* pool, int connection, const StreamOptions& options,
@@ -34,6 +24,8 @@ void* StreamOp::Expect(Slot slot) {
 }
 
 void StreamOp::Start() {
+  static const std::string* const method =
+      new std::string("/attend.v1.AttentionService/AttendStream");
   Connection& connection = pool_->at(connection_);
   Status refused = CheckTenant(options_.tenant);
   if (refused.ok() && !connection.loop->Add(this)) {
@@ -50,7 +42,7 @@ void StreamOp::Start() {
   self_ = shared_from_this();
   NameTenant(options_.tenant, &context_);
   if (options_.timeout.count() > 0) context_.set_deadline(DeadlineAfter(options_.timeout));
-  call_ = connection.stub.PrepareCall(&context_, StreamMethod(), connection.loop->queue());
+  call_ = connection.stub.PrepareCall(&context_, *method, connection.loop->queue());
   call_->StartCall(Expect(kStarted));
 }
 
@@ -129,12 +121,8 @@ void StreamOp::HandleAnswer(grpc::ByteBuffer* buffer) {
     if (!failure_.ok()) context_.TryCancel();
   }
   if (!callback) return;
-  StreamAnswer answer;
-  answer.status = std::move(decoded->status);
-  answer.result = std::move(decoded->result);
-  answer.payload_bytes = decoded->payload_bytes;
-  answer.retry_after_ms = decoded->retry_after_ms;
-  callback(std::move(answer));
+  callback({std::move(decoded->status), std::move(decoded->result), decoded->payload_bytes,
+            decoded->retry_after_ms});
 }
 
 void StreamOp::EndPending() {

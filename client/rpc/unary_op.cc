@@ -3,14 +3,6 @@
 #include "client/rpc/unary_op.h"
 
 namespace attend::client {
-namespace {
-
-const std::string& AttendMethod() {
-  static const std::string* method = new std::string("/attend.v1.AttentionService/Attend");
-  return *method;
-}
-
-}  // namespace
 
 UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
                  const CallOptions& options, const RetryPolicy& retry, uint64_t seed,
@@ -27,11 +19,12 @@ void UnaryOp::Start() {
 }
 
 void UnaryOp::StartAttempt() {
+  static const std::string* const method = new std::string("/attend.v1.AttentionService/Attend");
   Connection& connection = pool_->at(connection_);
   reader_.reset();
   context_.emplace();
   Prepare(*context_);
-  reader_ = connection.stub.PrepareUnaryCall(&*context_, AttendMethod(), call_->ToByteBuffer(id_),
+  reader_ = connection.stub.PrepareUnaryCall(&*context_, *method, call_->ToByteBuffer(id_),
                                              connection.loop->queue());
   reader_->StartCall();
   reader_->Finish(&response_, &grpc_status_, finished_.Tag());

@@ -23,22 +23,19 @@ Status BadWord(std::string_view word, const char* why) {
   return InvalidArgument("shape word \"" + std::string(word) + "\": " + why);
 }
 
-struct SizeWord {
+template <class Value>
+struct Word {
   const char* name;
-  int64_t CallSpec::*field;
+  Value CallSpec::*field;
 };
 // Longer names first: "Hkv2" must not be read as H.
-constexpr SizeWord kSizes[] = {
+constexpr Word<int64_t> kSizes[] = {
     {"Hkv", &CallSpec::heads_kv}, {"Hq", &CallSpec::heads_q}, {"Lq", &CallSpec::len_q},
     {"Lk", &CallSpec::len_k},     {"Dv", &CallSpec::dim_v},   {"B", &CallSpec::batch},
     {"H", &CallSpec::heads_q},    {"L", &CallSpec::len_q},    {"D", &CallSpec::dim},
 };
 
-struct FlagWord {
-  const char* name;
-  bool CallSpec::*field;
-};
-constexpr FlagWord kFlags[] = {
+constexpr Word<bool> kFlags[] = {
     {"ragged", &CallSpec::ragged}, {"causal", &CallSpec::causal}, {"top-left", &CallSpec::top_left},
     {"bias", &CallSpec::bias},     {"alibi", &CallSpec::alibi},   {"sinks", &CallSpec::sinks},
     {"lse", &CallSpec::lse},
@@ -46,7 +43,7 @@ constexpr FlagWord kFlags[] = {
 
 // Whether `word` is a size, and then whether it was a good one.
 bool ParseSize(std::string_view word, CallSpec* spec, Status* status) {
-  for (const SizeWord& size : kSizes) {
+  for (const auto& size : kSizes) {
     if (!word.starts_with(size.name)) continue;
     std::string_view number = word.substr(std::string_view(size.name).size());
     if (number.starts_with("=")) number.remove_prefix(1);
@@ -110,7 +107,7 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
 }
 
 Status ParseWord(std::string_view word, CallSpec* spec) {
-  for (const FlagWord& flag : kFlags) {
+  for (const auto& flag : kFlags) {
     if (word == flag.name) {
       spec->*flag.field = true;
       return Status();

@@ -23,11 +23,6 @@ void FillTensor(const TensorRef& from, v1::Tensor* to) {
   }
 }
 
-template <class Values, class Field>
-void Append(const Values& from, Field* to) {
-  to->Add(from.begin(), from.end());
-}
-
 std::optional<int64_t> BytesOf(const char* name, DType dtype, const std::vector<int64_t>& shape) {
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
   return bytes.ok() ? std::optional(*bytes) : std::nullopt;
@@ -76,10 +71,10 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
   FillTensor(call.v, m.mutable_v());
   if (call.bias) FillTensor(*call.bias, m.mutable_bias());
   m.set_layout(call.layout);
-  Append(call.q_lengths, m.mutable_q_lengths());
-  Append(call.kv_lengths, m.mutable_kv_lengths());
-  Append(call.cu_q, m.mutable_cu_q());
-  Append(call.cu_kv, m.mutable_cu_kv());
+  *m.mutable_q_lengths() = {call.q_lengths.begin(), call.q_lengths.end()};
+  *m.mutable_kv_lengths() = {call.kv_lengths.begin(), call.kv_lengths.end()};
+  *m.mutable_cu_q() = {call.cu_q.begin(), call.cu_q.end()};
+  *m.mutable_cu_kv() = {call.cu_kv.begin(), call.cu_kv.end()};
   if (call.scale) m.set_scale(*call.scale);
   if (call.mask.kind != v1::Mask::KIND_NONE || call.mask.window_left || call.mask.window_right) {
     m.mutable_mask()->set_kind(call.mask.kind);
@@ -87,8 +82,8 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
     if (call.mask.window_right) m.mutable_mask()->set_window_right(*call.mask.window_right);
   }
   m.set_softcap(call.softcap);
-  Append(call.alibi_slopes, m.mutable_alibi_slopes());
-  Append(call.sinks, m.mutable_sinks());
+  *m.mutable_alibi_slopes() = {call.alibi_slopes.begin(), call.alibi_slopes.end()};
+  *m.mutable_sinks() = {call.sinks.begin(), call.sinks.end()};
   m.set_return_lse(call.return_lse);
   m.set_kernel(call.kernel);
   m.set_check(call.check);

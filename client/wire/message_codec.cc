@@ -201,14 +201,14 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   result->transport = std::move(*message->mutable_transport());
   if (message->has_check()) {
     const v1::CheckReport& c = message->check();
-    result->check = ServerCheck{.ok = c.ok(),
-                                .rows_checked = c.rows_checked(),
-                                .rows_total = c.rows_total(),
-                                .rows_wide = c.rows_wide(),
-                                .max_abs_error = c.max_abs_error(),
-                                .mean_abs_error = c.mean_abs_error(),
-                                .bound = c.bound(),
-                                .detail = c.detail()};
+    result->check = RowsReport{.ok = c.ok(),
+                               .rows_checked = c.rows_checked(),
+                               .rows_total = c.rows_total(),
+                               .rows_wide = c.rows_wide(),
+                               .max_abs_error = c.max_abs_error(),
+                               .mean_abs_error = c.mean_abs_error(),
+                               .bound = c.bound(),
+                               .detail = c.detail()};
   }
 }
 

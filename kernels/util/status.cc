@@ -5,33 +5,22 @@
 namespace attend {
 
 std::string_view CodeName(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "OK";
-    case Code::kCancelled:
-      return "CANCELLED";
-    case Code::kUnknown:
-      return "UNKNOWN";
-    case Code::kInvalidArgument:
-      return "INVALID_ARGUMENT";
-    case Code::kDeadlineExceeded:
-      return "DEADLINE_EXCEEDED";
-    case Code::kNotFound:
-      return "NOT_FOUND";
-    case Code::kAlreadyExists:
-      return "ALREADY_EXISTS";
-    case Code::kPermissionDenied:
-      return "PERMISSION_DENIED";
-    case Code::kResourceExhausted:
-      return "RESOURCE_EXHAUSTED";
-    case Code::kFailedPrecondition:
-      return "FAILED_PRECONDITION";
-    case Code::kUnimplemented:
-      return "UNIMPLEMENTED";
-    case Code::kInternal:
-      return "INTERNAL";
-    case Code::kUnavailable:
-      return "UNAVAILABLE";
+  static constexpr std::pair<Code, std::string_view> kNames[] = {
+      {Code::kOk, "OK"},
+      {Code::kCancelled, "CANCELLED"},
+      {Code::kUnknown, "UNKNOWN"},
+      {Code::kInvalidArgument, "INVALID_ARGUMENT"},
+      {Code::kDeadlineExceeded, "DEADLINE_EXCEEDED"},
+      {Code::kNotFound, "NOT_FOUND"},
+      {Code::kAlreadyExists, "ALREADY_EXISTS"},
+      {Code::kPermissionDenied, "PERMISSION_DENIED"},
+      {Code::kResourceExhausted, "RESOURCE_EXHAUSTED"},
+      {Code::kFailedPrecondition, "FAILED_PRECONDITION"},
+      {Code::kUnimplemented, "UNIMPLEMENTED"},
+      {Code::kInternal, "INTERNAL"},
+      {Code::kUnavailable, "UNAVAILABLE"}};
+  for (const auto& [each, name] : kNames) {
+    if (each == code) return name;
   }
   return "UNKNOWN";
 }
