@@ -26,13 +26,6 @@ Result<std::unique_ptr<Backend>> MakeBackend(const std::string& name,
   if (index < 0) {
     return InvalidArgument("device is \"" + name + "\", must be \"cpu\" or \"cuda:N\", N >= 0");
   }
-  std::string why;
-  const int count = CudaDeviceCount(&why);
-  if (index >= count) {
-    return Status(Code::kNotFound,
-                  "device " + name + ": " +
-                      (count == 0 ? why : "this machine has " + std::to_string(count) + " GPUs"));
-  }
   return MakeCudaBackend(index, options);
 }
 
