@@ -5,31 +5,22 @@
 #include <cstdint>
 #include <string>
 
+#include "server/metrics/metric_families.h"
+
 namespace attend {
 namespace {
 
-using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-ClientMetric& Add(MetricFamily& family, const char* label, const std::string& value) {
-  ClientMetric& metric = family.metric.emplace_back();
-  metric.label.push_back({label, value});
-  return metric;
-}
-
-MetricFamily Family(MetricType type, const char* name, const char* help) {
-  return {name, help, type, {}};
-}
-
 MetricFamily GaugeFamily(const char* name, const char* help, int64_t value) {
-  MetricFamily family = Family(MetricType::Gauge, name, help);
+  MetricFamily family = EmptyFamily(MetricType::Gauge, name, help);
   family.metric.emplace_back().gauge.value = static_cast<double>(value);
   return family;
 }
 
 MetricFamily CounterFamily(const char* name, const char* help, int64_t value) {
-  MetricFamily family = Family(MetricType::Counter, name, help);
+  MetricFamily family = EmptyFamily(MetricType::Counter, name, help);
   family.metric.emplace_back().counter.value = static_cast<double>(value);
   return family;
 }
@@ -54,13 +45,13 @@ std::vector<MetricFamily> GaugeRefresh::Collect() const {
 std::vector<MetricFamily> SharedMemoryStats::Collect() const {
   RegionRegistry::Stats stats;
   if (registry_ != nullptr) stats = registry_->stats();
-  MetricFamily bytes = Family(
+  MetricFamily bytes = EmptyFamily(
       MetricType::Gauge, "attend_shared_memory_bytes",
       "Shared memory of regions that are open, and of those being made or no longer named but in "
       "use");
   for (const auto& [state, value] :
        {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes}}) {
-    Add(bytes, "state", state).gauge.value = static_cast<double>(value);
+    AddMetric(bytes, "state", state).gauge.value = static_cast<double>(value);
   }
   return {std::move(bytes),
           GaugeFamily("attend_shared_memory_limit_bytes", "Bound of shared memory; 0: off",
@@ -80,21 +71,23 @@ std::vector<MetricFamily> SharedMemoryStats::Collect() const {
 }
 
 std::vector<MetricFamily> StagingStats::Collect() const {
-  MetricFamily ends = Family(MetricType::Counter, "attend_staged_uploads_total",
-                             "Uploads large enough to go to a device while they arrived, by what "
-                             "became of that");
+  MetricFamily ends =
+      EmptyFamily(MetricType::Counter, "attend_staged_uploads_total",
+                  "Uploads large enough to go to a device while they arrived, by what "
+                  "became of that");
   for (int i = 0; i < kStagingEndCount; ++i) {
     const auto end = static_cast<StagingEnd>(i);
-    Add(ends, "end", StagingEndName(end)).counter.value = static_cast<double>(budget_.ends(end));
+    AddMetric(ends, "end", StagingEndName(end)).counter.value =
+        static_cast<double>(budget_.ends(end));
   }
-  MetricFamily held =
-      Family(MetricType::Gauge, "attend_staging_memory_bytes", "Device memory that holds uploads");
-  MetricFamily limit = Family(MetricType::Gauge, "attend_staging_memory_limit_bytes",
-                              "Bound of device memory for uploads");
+  MetricFamily held = EmptyFamily(MetricType::Gauge, "attend_staging_memory_bytes",
+                                  "Device memory that holds uploads");
+  MetricFamily limit = EmptyFamily(MetricType::Gauge, "attend_staging_memory_limit_bytes",
+                                   "Bound of device memory for uploads");
   for (int i = 0; i < budget_.devices(); ++i) {
     const auto& [device, bytes_max] = budget_.limit(i);
-    Add(held, "device", device).gauge.value = static_cast<double>(budget_.held_bytes(i));
-    Add(limit, "device", device).gauge.value = static_cast<double>(bytes_max);
+    AddMetric(held, "device", device).gauge.value = static_cast<double>(budget_.held_bytes(i));
+    AddMetric(limit, "device", device).gauge.value = static_cast<double>(bytes_max);
   }
   return {std::move(ends),
           CounterFamily("attend_staged_bytes_total",

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "server/metrics/metric_families.h"
+
 namespace attend {
 namespace {
 
@@ -22,21 +24,6 @@ struct Memory {
 };
 
 constexpr int kSuccess = 0;
-
-prometheus::MetricFamily MakeFamily(const char* name, const char* help) {
-  prometheus::MetricFamily family;
-  family.name = name;
-  family.help = help;
-  family.type = prometheus::MetricType::Gauge;
-  return family;
-}
-
-void AddGauge(const std::string& device, double value, prometheus::MetricFamily& family) {
-  prometheus::ClientMetric metric;
-  metric.label.push_back({"device", device});
-  metric.gauge.value = value;
-  family.metric.push_back(std::move(metric));
-}
 
 }  // namespace
 
@@ -106,22 +93,28 @@ GpuStats::GpuStats(const std::vector<std::string>& devices) : nvml_(std::make_un
 GpuStats::~GpuStats() = default;
 
 std::vector<prometheus::MetricFamily> GpuStats::Collect() const {
+  constexpr auto kGauge = prometheus::MetricType::Gauge;
   std::vector<prometheus::MetricFamily> families = {
-      MakeFamily("attend_gpu_utilization_ratio", "Share of time in which a kernel ran, by NVML"),
-      MakeFamily("attend_gpu_memory_used_bytes", "Device memory in use by all processes, by NVML"),
-      MakeFamily("attend_gpu_power_watts", "Power drawn by the GPU, by NVML")};
+      EmptyFamily(kGauge, "attend_gpu_utilization_ratio",
+                  "Share of time in which a kernel ran, by NVML"),
+      EmptyFamily(kGauge, "attend_gpu_memory_used_bytes",
+                  "Device memory in use by all processes, by NVML"),
+      EmptyFamily(kGauge, "attend_gpu_power_watts", "Power drawn by the GPU, by NVML")};
+  const auto add = [&families](int family, const std::string& device, double value) {
+    AddMetric(families[family], "device", device).gauge.value = value;
+  };
   for (const Device& device : devices_) {
     Utilization utilization{};
     if (nvml_->utilization(device.handle, &utilization) == kSuccess) {
-      AddGauge(device.name, utilization.gpu / 100.0, families[0]);
+      add(0, device.name, utilization.gpu / 100.0);
     }
     Memory memory{};
     if (nvml_->memory(device.handle, &memory) == kSuccess) {
-      AddGauge(device.name, static_cast<double>(memory.used), families[1]);
+      add(1, device.name, static_cast<double>(memory.used));
     }
     unsigned milliwatts = 0;
     if (nvml_->power(device.handle, &milliwatts) == kSuccess) {
-      AddGauge(device.name, milliwatts / 1000.0, families[2]);
+      add(2, device.name, milliwatts / 1000.0);
     }
   }
   return families;

@@ -110,7 +110,7 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
     const Transport transport = static_cast<Transport>(i);
     if (transport == Transport::kSharedMemory && shared == nullptr) continue;
     if (transport == Transport::kCudaIpc && (shared == nullptr || !shared->cuda_ipc())) continue;
-    response->add_transports(TransportName(transport));
+    response->add_transports(std::string(TransportName(transport)));
   }
   for (const Tenant& tenant : config.tenants.list()) response->add_tenants(tenant.name);
   if (shared != nullptr) FillSharedMemory(*shared, response->mutable_shared_memory());

@@ -1,93 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of Metrics with the families that have a label `device`. Recording is thread-safe; Add
-// is not.
+// The part of Metrics with a label `device`: the series of one device. Recording is thread-safe.
 
 #pragma once
 
-#include <prometheus/counter.h>
-#include <prometheus/family.h>
-#include <prometheus/gauge.h>
-#include <prometheus/histogram.h>
-#include <prometheus/registry.h>
-
 #include <array>
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "kernels/contract/backend.h"
 #include "kernels/contract/select.h"
-#include "server/request/request.h"
+#include "server/metrics/metric_families.h"
 #include "server/schedule/batcher.h"
 #include "server/schedule/tenants.h"
 
 namespace attend {
 
-class DeviceMetrics {
- public:
-  // `registry` must outlive it.
-  explicit DeviceMetrics(prometheus::Registry& registry);
+struct DeviceSeries {
+  using Counter = prometheus::Counter;
+  using Gauge = prometheus::Gauge;
+  using Histogram = prometheus::Histogram;
+  using ByDType = std::array<Counter*, 3>;
 
-  // Adds the next device's label sets. Call before anything is recorded.
-  void Add(const std::string& name, int lanes, const std::vector<Tenant>& tenants);
+  // `made_in` must outlive it.
+  DeviceSeries(prometheus::Registry& made_in, const std::string& name, int lanes,
+               const std::vector<Tenant>& tenants);
 
-  // Records an answered request: attend_kernel_requests_total, and attend_flops_total of the
-  // devices that computed it.
-  void RecordAnswer(const Request& request);
-  void RecordBatch(int device, int64_t requests, double flops, BatchClosed closed);
-  void RecordOutcome(int device, const BatchOutcome& outcome);
+  void Record(const BatchOutcome& outcome);
 
-  void SetQueue(int device, int64_t requests);
-  void SetTenantQueue(int device, int tenant, int64_t requests);
-  void SetLanesBusy(int device, int64_t lanes);
-  void SetOutstanding(int device, double batches);
-  void SetHealthy(int device, bool healthy);
-  void SetMemory(int device, const DeviceMemoryUse& memory);
-
- private:
-  static constexpr int kDTypeCount = 3;
-  enum Phase { kCopyIn, kKernel, kCopyOut, kPhaseCount };
-  using ByDType = std::array<prometheus::Counter*, kDTypeCount>;
-  // The label sets of one device.
-  struct Series {
-    prometheus::Histogram* batch_requests = nullptr;
-    prometheus::Histogram* batch_flops = nullptr;
-    std::array<prometheus::Counter*, kBatchClosedCount> batches{};
-    std::array<prometheus::Counter*, kPhaseCount> phases{};
-    prometheus::Counter* span = nullptr;
-    prometheus::Counter* cut_parts = nullptr;
-    prometheus::Gauge* queue = nullptr;
-    std::vector<prometheus::Gauge*> tenant_queue;
-    prometheus::Gauge* lanes_busy = nullptr;
-    prometheus::Gauge* outstanding = nullptr;
-    prometheus::Gauge* healthy = nullptr;
-    prometheus::Gauge* memory_used = nullptr;
-    prometheus::Gauge* memory_limit = nullptr;
-    // By kernel and dtype; null for kernels of other kinds of device.
-    std::array<ByDType, kKernelCount> kernel_requests{};
-    std::array<ByDType, kKernelCount> flops{};
-  };
-
-  void AddKernels(const std::string& name, Series* series);
-
-  prometheus::Family<prometheus::Histogram>& batch_requests_;
-  prometheus::Family<prometheus::Histogram>& batch_flops_;
-  prometheus::Family<prometheus::Counter>& batches_;
-  prometheus::Family<prometheus::Counter>& phases_;
-  prometheus::Family<prometheus::Counter>& span_;
-  prometheus::Family<prometheus::Counter>& cut_parts_;
-  prometheus::Family<prometheus::Counter>& kernel_requests_;
-  prometheus::Family<prometheus::Counter>& flops_;
-  prometheus::Family<prometheus::Gauge>& queue_;
-  prometheus::Family<prometheus::Gauge>& tenant_queue_;
-  prometheus::Family<prometheus::Gauge>& lanes_;
-  prometheus::Family<prometheus::Gauge>& lanes_busy_;
-  prometheus::Family<prometheus::Gauge>& outstanding_;
-  prometheus::Family<prometheus::Gauge>& healthy_;
-  prometheus::Family<prometheus::Gauge>& memory_used_;
-  prometheus::Family<prometheus::Gauge>& memory_limit_;
-  std::vector<Series> devices_;
+  prometheus::Registry& registry;
+  const prometheus::Labels labels;
+  Histogram& batch_requests = MakeHistogram(registry, "attend_batch_requests", "Requests per batch",
+                                            {1, 2, 4, 8, 16, 32, 64, 128, 256}, labels);
+  Histogram& batch_flops =
+      MakeHistogram(registry, "attend_batch_flops", "Floating-point operations per batch",
+                    {1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15}, labels);
+  std::array<Counter*, kBatchClosedCount> batches = MakeCounters<kBatchClosedCount>(
+      registry, "attend_batches_total", "Batches started, by why they took no more requests",
+      "closed", {"empty", "delay", "requests", "flops", "bytes", "large"}, labels);
+  std::array<Counter*, 3> phases =
+      MakeCounters<3>(registry, "attend_device_phase_seconds_total",
+                      "Time that batches spent in each phase, each phase summed up by itself",
+                      "phase", {"copy_in", "kernel", "copy_out"}, labels);
+  Counter& span = MakeCounter(registry, "attend_device_span_seconds_total",
+                              "Time of batches from the first byte in to the last byte out; less "
+                              "than their phases' sum where these overlapped",
+                              labels);
+  Counter& cut_parts =
+      MakeCounter(registry, "attend_cut_parts_total",
+                  "Parts that large requests were computed in on one device", labels);
+  Gauge& queue =
+      MakeGauge(registry, "attend_queue_requests", "Requests waiting for a lane", labels);
+  std::vector<Gauge*> tenant_queue;
+  Gauge& lanes_busy =
+      MakeGauge(registry, "attend_lanes_busy", "Lanes that run a batch now", labels);
+  Gauge& outstanding = MakeGauge(registry, "attend_outstanding_cost",
+                                 "Cost of the requests that wait or run, in full batches", labels);
+  Gauge& healthy =
+      MakeGauge(registry, "attend_device_healthy", "1 while the device takes work", labels);
+  Gauge& memory_used =
+      MakeGauge(registry, "attend_device_memory_used_bytes",
+                "Device memory held by lanes and uploads; 0 where they use the host's", labels);
+  Gauge& memory_limit =
+      MakeGauge(registry, "attend_device_memory_limit_bytes",
+                "Bound of the device memory that they hold; 0 where there is none", labels);
+  // By kernel and dtype; null for kernels of other kinds of device.
+  std::array<ByDType, kKernelCount> kernel_requests{};
+  std::array<ByDType, kKernelCount> flops{};
 };
 
 }  // namespace attend

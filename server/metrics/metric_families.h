@@ -1,32 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Helpers to make the families of Metrics and its parts.
+// Makes series of metrics. A registry makes a family with its first series.
 
 #pragma once
 
 #include <prometheus/counter.h>
-#include <prometheus/family.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
 #include <prometheus/registry.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace attend {
 
-inline prometheus::Family<prometheus::Gauge>& MakeGauge(prometheus::Registry& registry,
-                                                        const char* name, const char* help) {
-  return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+inline prometheus::Gauge& MakeGauge(prometheus::Registry& registry, const char* name,
+                                    const char* help, const prometheus::Labels& labels = {}) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
 }
-inline prometheus::Family<prometheus::Counter>& MakeCounter(prometheus::Registry& registry,
-                                                            const char* name, const char* help) {
-  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+inline prometheus::Counter& MakeCounter(prometheus::Registry& registry, const char* name,
+                                        const char* help, const prometheus::Labels& labels = {}) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add(labels);
 }
-inline prometheus::Family<prometheus::Histogram>& MakeHistogram(prometheus::Registry& registry,
-                                                                const char* name,
-                                                                const char* help) {
-  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
+inline prometheus::Histogram& MakeHistogram(prometheus::Registry& registry, const char* name,
+                                            const char* help,
+                                            const prometheus::Histogram::BucketBoundaries& buckets,
+                                            const prometheus::Labels& labels = {}) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels, buckets);
+}
+
+// One counter for each of the values that `label` has, beside `labels`.
+template <size_t kCount>
+std::array<prometheus::Counter*, kCount> MakeCounters(
+    prometheus::Registry& registry, const char* name, const char* help, const char* label,
+    const std::array<std::string_view, kCount>& values, prometheus::Labels labels = {}) {
+  std::array<prometheus::Counter*, kCount> counters;
+  for (size_t i = 0; i < kCount; ++i) {
+    labels[label] = std::string(values[i]);
+    counters[i] = &MakeCounter(registry, name, help, labels);
+  }
+  return counters;
+}
+
+// Families that are made at each scrape, and their metrics of one label.
+inline prometheus::MetricFamily EmptyFamily(prometheus::MetricType type, const char* name,
+                                            const char* help) {
+  return {name, help, type, {}};
+}
+inline prometheus::ClientMetric& AddMetric(prometheus::MetricFamily& family, const char* label,
+                                           const std::string& value) {
+  prometheus::ClientMetric& metric = family.metric.emplace_back();
+  metric.label.push_back({label, value});
+  return metric;
 }
 
 inline double Seconds(int64_t nanoseconds) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every Prometheus family and label of the engine. Those by device are made in device_metrics.h,
+// Every Prometheus family and label of the engine. Those by device are in device_metrics.h,
 // those of NVML and shared memory where they are read (gpu_stats.h, shared_memory_server.h). All
 // families exist from the start; all label sets known at the start begin at zero. Recording is
 // thread-safe and takes well under a microsecond: families are looked up once, at construction.
@@ -56,7 +56,7 @@ enum class ConnectionRefusal {
   kFrames,       // it sent HTTP/2 frames that no proper client sends
 };
 inline constexpr int kConnectionRefusalCount = 5;
-const char* ConnectionRefusalName(ConnectionRefusal reason);
+std::string_view ConnectionRefusalName(ConnectionRefusal reason);
 
 class Metrics {
  public:

@@ -336,7 +336,7 @@ void Listener::EndSilent() {
 void Listener::CountRefused(int socket, ConnectionRefusal reason) {
   metrics_.RecordConnectionRefused(reason);
   const std::string peer = PeerText(socket);
-  const char* const why = ConnectionRefusalName(reason);
+  const std::string_view why = ConnectionRefusalName(reason);
   logger_.Log(LogLevel::warn, "connection closed", {{"reason", why}, {"peer", peer}}, why);
 }
 

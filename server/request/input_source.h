@@ -8,9 +8,11 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -27,17 +29,10 @@ inline constexpr int kTensorsMax = 4;  // q, k, v, bias
 // How tensors were transferred; a metrics label and a field of the answer.
 enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
 inline constexpr int kTransportCount = 4;
-constexpr const char* TransportName(Transport transport) {
-  switch (transport) {
-    case Transport::kChunked:
-      return "chunked";
-    case Transport::kSharedMemory:
-      return "shm";
-    case Transport::kCudaIpc:
-      return "cuda-ipc";
-    default:
-      return "inline";
-  }
+inline constexpr std::array<std::string_view, kTransportCount> kTransportNames = {
+    "inline", "chunked", "shm", "cuda-ipc"};
+constexpr std::string_view TransportName(Transport transport) {
+  return kTransportNames[static_cast<size_t>(transport)];
 }
 
 // Where one tensor is in a shared region.

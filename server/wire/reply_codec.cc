@@ -181,7 +181,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
   response->set_kernel(kernel.data(), kernel.size());
   response->set_kernel_reason(request.selection.why.data(), request.selection.why.size());
   response->set_device(request.device_name);
-  response->set_transport(TransportName(request.transport));
+  response->set_transport(std::string(TransportName(request.transport)));
   if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
 }
 

@@ -19,7 +19,7 @@ namespace {
 class MetricsEndpointTest : public ::testing::Test {
  protected:
   MetricsEndpointTest() {
-    MakeGauge(*registry_, "attend_answer", "The answer").Add({}).Set(42);
+    MakeGauge(*registry_, "attend_answer", "The answer").Set(42);
     Result<std::unique_ptr<MetricsEndpoint>> endpoint =
         MetricsEndpoint::Start("127.0.0.1:0", {registry_});
     if (endpoint.ok()) endpoint_ = std::move(*endpoint);
