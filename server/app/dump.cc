@@ -34,32 +34,16 @@ struct Bytes {
   int64_t bytes = 0;
 };
 
-void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
-  tensor->set_dtype(static_cast<v1::DType>(dtype));
-  int64_t bytes = DTypeBytes(dtype);
-  for (const int64_t dim : shape) {
-    tensor->add_shape(dim);
-    bytes *= dim;
+void FillInputs(const Request& request, v1::AttendRequest* message) {
+  const Problem& p = request.attention.problem;
+  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  FillTensor(request.layout, p, p.heads_q, rows_q, p.dim, message->mutable_q());
+  FillTensor(request.layout, p, p.heads_kv, rows_k, p.dim, message->mutable_k());
+  FillTensor(request.layout, p, p.heads_kv, rows_k, p.dim_v, message->mutable_v());
+  for (v1::Tensor* each : {message->mutable_q(), message->mutable_k(), message->mutable_v()}) {
+    each->mutable_inline_bytes();
   }
-  tensor->set_byte_length(static_cast<uint64_t>(bytes));
-  tensor->mutable_inline_bytes();
-}
-
-void FillShapes(Layout layout, const Problem& p, v1::AttendRequest* message) {
-  const auto fill = [&](int64_t heads, int64_t length, int64_t total, int64_t dim,
-                        v1::Tensor* tensor) {
-    switch (layout) {
-      case Layout::kBhld:
-        return FillTensor(p.dtype, {p.batch, heads, length, dim}, tensor);
-      case Layout::kBlhd:
-        return FillTensor(p.dtype, {p.batch, length, heads, dim}, tensor);
-      case Layout::kLhd:
-        return FillTensor(p.dtype, {total, heads, dim}, tensor);
-    }
-  };
-  fill(p.heads_q, p.len_q, p.total_q, p.dim, message->mutable_q());
-  fill(p.heads_kv, p.len_k, p.total_k, p.dim, message->mutable_k());
-  fill(p.heads_kv, p.len_k, p.total_k, p.dim_v, message->mutable_v());
 }
 
 // The bias' own shape, which its strides tell: stride 0 is a dimension of 1 (or B, Hq or Lq of 1,
@@ -70,6 +54,7 @@ void FillBias(const Attention& a, v1::Tensor* bias) {
              {a.bias.stride_b != 0 ? p.batch : 1, a.bias.stride_h != 0 ? p.heads_q : 1,
               a.bias.stride_q != 0 ? p.len_q : 1, p.len_k},
              bias);
+  bias->mutable_inline_bytes();
 }
 
 void FillMask(const Mask& mask, v1::Mask* message) {
@@ -164,7 +149,7 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   const Problem& p = a.problem;
   message->set_request_id(request.request_id);
   message->set_layout(static_cast<v1::Layout>(request.layout));
-  FillShapes(request.layout, p, message);
+  FillInputs(request, message);
   if (p.has_bias) FillBias(a, message->mutable_bias());
   FillArray(a.q_lengths, p.batch, message->mutable_q_lengths());
   FillArray(a.kv_lengths, p.batch, message->mutable_kv_lengths());

@@ -28,21 +28,7 @@ void Allow([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
 
 }  // namespace
 
-HostBlock& HostBlock::operator=(HostBlock&& other) noexcept {
-  if (this == &other) return *this;
-  Release();
-  pool_ = std::exchange(other.pool_, nullptr);
-  data_ = std::exchange(other.data_, nullptr);
-  bytes_ = std::exchange(other.bytes_, 0);
-  return *this;
-}
-
-void HostBlock::Release() {
-  if (pool_ != nullptr) pool_->Return(data_, bytes_);
-  pool_ = nullptr;
-  data_ = nullptr;
-  bytes_ = 0;
-}
+void HostBlock::Return::operator()(char* data) const { pool->Return(data, bytes); }
 
 Result<std::unique_ptr<HostPool>> HostPool::Make(HostAllocator& allocator, int64_t budget_bytes) {
   if (budget_bytes < 0) {
@@ -103,11 +89,10 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
     }
   }
   if (begin < 0) return Refusal(bytes, used, free, largest);
-  block.pool_ = this;
-  block.data_ = memory_ + begin;
-  block.bytes_ = bytes;
-  Allow(block.data_, bytes);
-  Forbid(block.data_ + bytes, rounded - bytes);
+  char* const data = memory_ + begin;
+  Allow(data, bytes);
+  Forbid(data + bytes, rounded - bytes);
+  block.data_ = {data, {this, bytes}};
   return block;
 }
 

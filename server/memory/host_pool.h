@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 
 #include "kernels/contract/backend.h"
 #include "kernels/util/mutex.h"
@@ -27,20 +26,19 @@ class HostPool;
 // from. Data is 256-byte aligned and uninitialised.
 class HostBlock {
  public:
-  HostBlock() = default;
-  HostBlock(HostBlock&& other) noexcept { *this = std::move(other); }
-  HostBlock& operator=(HostBlock&& other) noexcept;
-  ~HostBlock() { Release(); }
-
-  void* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }  // as requested
-  void Release();
+  void* data() const { return data_.get(); }
+  // As requested.
+  int64_t bytes() const { return data_ == nullptr ? 0 : data_.get_deleter().bytes; }
+  void Release() { data_.reset(); }
 
  private:
   friend class HostPool;
-  HostPool* pool_ = nullptr;
-  char* data_ = nullptr;
-  int64_t bytes_ = 0;
+  struct Return {
+    void operator()(char* data) const;
+    HostPool* pool;
+    int64_t bytes;
+  };
+  std::unique_ptr<char, Return> data_;
 };
 
 class HostPool {

@@ -8,7 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
+#include <memory>
 
 #include "kernels/util/status.h"
 
@@ -19,16 +19,17 @@ class UploadBudget {
   // Returned by Release or the destructor. Movable; empty when default-constructed or moved from.
   class Hold {
    public:
-    Hold() = default;
-    Hold(UploadBudget& share, int64_t bytes) : share_(&share), bytes_(bytes) {}
-    Hold(Hold&& other) noexcept { *this = std::move(other); }
-    Hold& operator=(Hold&& other) noexcept;
-    ~Hold() { Release(); }
-    void Release();
+    void Release() { share_.reset(); }
 
    private:
-    UploadBudget* share_ = nullptr;
-    int64_t bytes_ = 0;
+    friend class UploadBudget;
+    struct Return {
+      void operator()(UploadBudget* share) const {
+        share->held_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+      }
+      int64_t bytes;
+    };
+    std::unique_ptr<UploadBudget, Return> share_;
   };
 
   explicit UploadBudget(int64_t budget_bytes) : bytes_max_(budget_bytes / 4 * 3) {}

@@ -24,7 +24,8 @@
 
 namespace attend {
 
-inline constexpr int kTensorsMax = 4;  // q, k, v, bias
+inline constexpr int kTensorsMax = 4;
+inline constexpr std::array<const char*, kTensorsMax> kInputNames = {"q", "k", "v", "bias"};
 
 // How tensors were transferred; a metrics label and a field of the answer.
 enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };

@@ -39,7 +39,6 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   }
   if (arrives) level.share.Arrive(r.tenant);
   if (TakesPlace(r)) ++places_;
-  flops_ += r.flops;
   ++tenant_sizes_[r.tenant];
   return Status();
 }
@@ -59,8 +58,6 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   level.arrivals.erase(taken->sequence);
   --tenant_sizes_[taken->tenant];
   if (TakesPlace(*taken)) --places_;
-  // Sums of doubles drift; an empty queue is exactly empty.
-  flops_ = empty() ? 0 : std::max(0.0, flops_ - taken->flops);
   return taken;
 }
 

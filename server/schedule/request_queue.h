@@ -89,7 +89,6 @@ class RequestQueue {
   TimePoint earliest_deadline() const;  // kNever if none
   int64_t size() const { return static_cast<int64_t>(by_id_.size()); }
   bool empty() const { return by_id_.empty(); }
-  double flops() const { return flops_; }  // waiting, for routing and retry hints
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
   // Whether a request that takes a place would be refused.
@@ -106,7 +105,6 @@ class RequestQueue {
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
   int64_t places_ = 0;  // taken, of the capacity
-  double flops_ = 0;
   Levels levels_;  // of every priority that was ever seen
   std::vector<int64_t> tenant_sizes_;
   std::unordered_map<uint64_t, const Request*> by_id_;

@@ -78,8 +78,6 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
       slot->running.push_back(request.get());
       slot->deadline = std::min(slot->deadline, request->deadline);
     }
-    slot->flops = launch.flops;
-    running_flops_ += launch.flops;
     step.launches.push_back(std::move(launch));
   }
 }
@@ -115,13 +113,9 @@ void Scheduler::LaneDone(int lane) {
   assert(slot.busy);
   LaneEnded(lane);
   slot.busy = false;
-  running_flops_ -= slot.flops;
-  // Sums of doubles drift; an idle device is exactly idle.
   const LaneState state = lanes();
-  if (state.free < state.total) return;
-  running_flops_ = 0;
   // Not when the queue alone is empty: what runs for a tenant meanwhile counts when others arrive.
-  if (queue_.empty()) queue_.ForgetShares();
+  if (state.free == state.total && queue_.empty()) queue_.ForgetShares();
 }
 
 std::vector<std::unique_ptr<Request>> Scheduler::Close(const Status& status) {

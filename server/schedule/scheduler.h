@@ -73,13 +73,11 @@ class Scheduler {
   LaneState lanes() const;
   std::vector<const Request*> running() const;
   const RequestQueue& queue() const { return queue_; }
-  double outstanding_flops() const { return queue_.flops() + running_flops_; }
 
  private:
   struct LaneSlot {
     bool busy = false;
     bool large = false;
-    double flops = 0;
     std::vector<Request*> running;  // until LaneEnded
     TimePoint deadline = kNever;    // the earliest of theirs, except stopped ones
   };
@@ -89,7 +87,6 @@ class Scheduler {
   const Batcher batcher_;
   RequestQueue queue_;
   std::vector<LaneSlot> lanes_;
-  double running_flops_ = 0;
   Status closed_;  // OK: open
 };
 

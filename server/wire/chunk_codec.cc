@@ -82,13 +82,7 @@ Status FirstMessage::ParseFields() {
     } else if (Is(field, Message::kHeaderFieldNumber, wire::kBytes)) {
       ++firsts;
       header_slices_.clear();
-      for (int64_t left = field.bytes; left > 0;) {
-        const ByteSpan here = value.Contiguous();
-        const auto step = std::min<int64_t>(left, static_cast<int64_t>(here.size()));
-        header_slices_.push_back(here.first(static_cast<size_t>(step)));
-        value.Skip(step);
-        left -= step;
-      }
+      value.ForEachPiece(field.bytes, [this](ByteSpan piece) { header_slices_.push_back(piece); });
     } else if (Is(field, Message::kTensorFieldNumber, wire::kVarint) ||
                Is(field, Message::kOffsetFieldNumber, wire::kVarint)) {
       uint64_t number = 0;

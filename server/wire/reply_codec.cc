@@ -117,10 +117,6 @@ void SetSource(Transport transport, const RegionPlace* shared, v1::Tensor* tenso
   }
 }
 
-void SetShape(std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
-  for (const int64_t dim : shape) tensor->add_shape(dim);
-}
-
 void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_ok(report.ok);
   check->set_rows_checked(report.rows_checked);
@@ -132,36 +128,43 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_detail(report.detail);
 }
 
-}  // namespace
-
 void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   const Problem& p = request.attention.problem;
+  const SharedTensors* const shared = request.source.shared();
   v1::Tensor* o = response->mutable_o();
-  o->set_dtype(static_cast<v1::DType>(p.dtype));
-  o->set_byte_length(static_cast<uint64_t>(BytesO(p)));
-  SetSource(request.transport,
-            request.source.shared() != nullptr ? &request.source.shared()->o : nullptr, o);
-  switch (request.layout) {
-    case Layout::kBhld:
-      SetShape({p.batch, p.heads_q, p.len_q, p.dim_v}, o);
-      break;
-    case Layout::kBlhd:
-      SetShape({p.batch, p.len_q, p.heads_q, p.dim_v}, o);
-      break;
-    case Layout::kLhd:
-      SetShape({p.total_q, p.heads_q, p.dim_v}, o);
-      break;
-  }
+  FillTensor(request.layout, p, p.heads_q, p.packed ? p.total_q : p.len_q, p.dim_v, o);
+  SetSource(request.transport, shared != nullptr ? &shared->o : nullptr, o);
   if (!p.return_lse) return;
   v1::Tensor* lse = response->mutable_lse();
-  lse->set_dtype(v1::DTYPE_FLOAT32);
-  lse->set_byte_length(static_cast<uint64_t>(BytesLse(p)));
-  SetSource(request.transport,
-            request.source.shared() != nullptr ? &request.source.shared()->lse : nullptr, lse);
   if (p.packed) {
-    SetShape({p.heads_q, p.total_q}, lse);
+    FillTensor(DType::kFloat32, {p.heads_q, p.total_q}, lse);
   } else {
-    SetShape({p.batch, p.heads_q, p.len_q}, lse);
+    FillTensor(DType::kFloat32, {p.batch, p.heads_q, p.len_q}, lse);
+  }
+  SetSource(request.transport, shared != nullptr ? &shared->lse : nullptr, lse);
+}
+
+}  // namespace
+
+void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
+  tensor->set_dtype(static_cast<v1::DType>(dtype));
+  int64_t bytes = DTypeBytes(dtype);
+  for (const int64_t dim : shape) {
+    tensor->add_shape(dim);
+    bytes *= dim;
+  }
+  tensor->set_byte_length(static_cast<uint64_t>(bytes));
+}
+
+void FillTensor(Layout layout, const Problem& p, int64_t heads, int64_t rows, int64_t dim,
+                v1::Tensor* tensor) {
+  switch (layout) {
+    case Layout::kBhld:
+      return FillTensor(p.dtype, {p.batch, heads, rows, dim}, tensor);
+    case Layout::kBlhd:
+      return FillTensor(p.dtype, {p.batch, rows, heads, dim}, tensor);
+    case Layout::kLhd:
+      return FillTensor(p.dtype, {rows, heads, dim}, tensor);
   }
 }
 

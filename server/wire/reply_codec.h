@@ -9,6 +9,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 
@@ -21,8 +22,11 @@ namespace attend {
 
 // Fills in the small fields of a successful answer; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
-// Fills in the shapes of O and LSE.
-void FillOutputTensors(const Request& request, v1::AttendResponse* response);
+// Fills in dtype, shape and byte length.
+void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
+// The same of a tensor in the layout; `rows` are those of all sequences if it is packed.
+void FillTensor(Layout layout, const Problem& p, int64_t heads, int64_t rows, int64_t dim,
+                v1::Tensor* tensor);
 
 // Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
 grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call);

@@ -13,8 +13,6 @@
 namespace attend {
 namespace {
 
-constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
-
 Status Malformed(const std::string& what) {
   return InvalidArgument("the message is not an AttendRequest: " + what);
 }
@@ -33,21 +31,14 @@ int ArrayOf(const wire::Field& field) {
 bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
   constexpr int kVarintBytesMax = 10;
   int begun = 0;  // bytes of an entry that has not ended
-  while (bytes > 0) {
-    const ByteSpan here = reader.Contiguous();
-    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
-    for (const uint8_t byte : here.first(static_cast<size_t>(step))) {
-      ++begun;
-      if (byte >= 0x80) {
-        if (begun == kVarintBytesMax) return false;
-        continue;
-      }
-      ++entries;
-      begun = 0;
+  reader.ForEachPiece(bytes, [&](ByteSpan piece) {
+    for (const uint8_t byte : piece) {
+      if (begun == kVarintBytesMax) return;  // too long, and so is what follows
+      const bool ends = byte < 0x80;
+      begun = ends ? 0 : begun + 1;
+      entries += ends ? 1 : 0;
     }
-    reader.Skip(step);
-    bytes -= step;
-  }
+  });
   return begun == 0;
 }
 
@@ -156,9 +147,10 @@ Status CheckPlacement(const std::string& name, const v1::Placement& placement, b
 
 // Writes the entries to their place in the block, and returns it; null if there are none.
 template <class T>
-const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block, int64_t offset) {
+const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block,
+                    const MemoryPlan& plan) {
   if (arrays.size(field) == 0) return nullptr;
-  T* const out = reinterpret_cast<T*>(block + offset);
+  T* const out = reinterpret_cast<T*>(block + plan.arrays[static_cast<size_t>(field)]);
   arrays.ForEach<T>(field, [out](int64_t i, T value) {
     out[i] = value;
     return true;
@@ -185,18 +177,15 @@ Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {
 Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated) {
   const v1::AttendRequest& request = *message.fields;
   const bool chunked = transport == Transport::kChunked;
-  const auto check = [&](int index, const v1::Tensor& tensor) {
-    const bool is_chunked = tensor.source_case() == v1::Tensor::kChunked;
-    validated.shared[index] = tensor.source_case() == v1::Tensor::kSharedMemory;
-    if (is_chunked == chunked) return Status();
-    return InvalidArgument(std::string(kTensorNames[index]) + ".source is " +
+  for (int i = 0; i < validated.tensors; ++i) {
+    const auto source = InputOf(request, i).source_case();
+    validated.shared[i] = source == v1::Tensor::kSharedMemory;
+    const bool is_chunked = source == v1::Tensor::kChunked;
+    if (is_chunked == chunked) continue;
+    return InvalidArgument(std::string(kInputNames[i]) + ".source is " +
                            (is_chunked ? "chunked, which AttendChunked alone takes"
                                        : "not chunked, which AttendChunked demands"));
-  };
-  ATTEND_RETURN_IF_ERROR(check(0, request.q()));
-  ATTEND_RETURN_IF_ERROR(check(1, request.k()));
-  ATTEND_RETURN_IF_ERROR(check(2, request.v()));
-  if (request.has_bias()) ATTEND_RETURN_IF_ERROR(check(3, request.bias()));
+  }
   if (chunked && message.scan.raw_count > 0) {
     return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
                            " entries, must have none in AttendChunked");
@@ -217,7 +206,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
   for (int i = 0; i < validated.tensors; ++i) {
     if (validated.shared[i]) continue;
     ++expected;
-    names += std::string(names.empty() ? ", one for each of " : ", ") + kTensorNames[i];
+    names += std::string(names.empty() ? ", one for each of " : ", ") + kInputNames[i];
   }
   if (message.scan.raw_count != expected) {
     return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
@@ -229,7 +218,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
     if (bytes != validated.tensor_bytes[i]) {
       return InvalidArgument("raw[" + std::to_string(raw) + "] has " + std::to_string(bytes) +
                              " bytes, must have " + std::to_string(validated.tensor_bytes[i]) +
-                             ", the bytes of " + kTensorNames[i]);
+                             ", the bytes of " + kInputNames[i]);
     }
     ++raw;
   }
@@ -244,16 +233,11 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
     if (validated.shared[i]) continue;
     fits &= Append(validated.tensor_bytes[i], plan.input_bytes, plan.tensors[i]);
   }
-  const auto array = [&](ArrayField field, int64_t entry_bytes, int64_t& offset) {
-    const int64_t entries = message.arrays().size(field);
-    if (entries > 0) fits &= Append(entries * entry_bytes, plan.input_bytes, offset);
-  };
-  array(ArrayField::kQLengths, sizeof(int64_t), plan.q_lengths);
-  array(ArrayField::kKvLengths, sizeof(int64_t), plan.kv_lengths);
-  array(ArrayField::kCuQ, sizeof(int64_t), plan.cu_q);
-  array(ArrayField::kCuKv, sizeof(int64_t), plan.cu_kv);
-  array(ArrayField::kAlibiSlopes, sizeof(float), plan.alibi);
-  array(ArrayField::kSinks, sizeof(float), plan.sinks);
+  for (int i = 0; i < kArrayFields; ++i) {
+    const int64_t entries = message.scan.arrays[i].entries;
+    const int64_t entry_bytes = IsFloatArray(i) ? sizeof(float) : sizeof(int64_t);
+    if (entries > 0) fits &= Append(entries * entry_bytes, plan.input_bytes, plan.arrays[i]);
+  }
   if (!validated.o_shared) fits &= Append(BytesO(problem), plan.output_bytes, plan.o);
   if (problem.return_lse && !validated.lse_shared) {
     fits &= Append(BytesLse(problem), plan.output_bytes, plan.lse);
@@ -286,12 +270,12 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   if (a.problem.has_bias) a.bias.data = tensor(3);
   if (input != nullptr) {
     const WireArrays arrays = message.arrays();
-    a.q_lengths = PlaceArray<int64_t>(arrays, ArrayField::kQLengths, input, plan.q_lengths);
-    a.kv_lengths = PlaceArray<int64_t>(arrays, ArrayField::kKvLengths, input, plan.kv_lengths);
-    a.q_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuQ, input, plan.cu_q);
-    a.kv_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuKv, input, plan.cu_kv);
-    a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan.alibi);
-    a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan.sinks);
+    a.q_lengths = PlaceArray<int64_t>(arrays, ArrayField::kQLengths, input, plan);
+    a.kv_lengths = PlaceArray<int64_t>(arrays, ArrayField::kKvLengths, input, plan);
+    a.q_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuQ, input, plan);
+    a.kv_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuKv, input, plan);
+    a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan);
+    a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan);
   }
   a.o.data = place(output, plan.o, shared == nullptr ? nullptr : &shared->o);
   if (a.problem.return_lse) {

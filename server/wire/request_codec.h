@@ -80,7 +80,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated);
 // Tensors in shared memory have no place there.
 struct MemoryPlan {
   std::array<int64_t, kTensorsMax> tensors{};  // offsets in the input block
-  int64_t q_lengths = 0, kv_lengths = 0, cu_q = 0, cu_kv = 0, alibi = 0, sinks = 0;
+  std::array<int64_t, kArrayFields> arrays{};
   int64_t input_bytes = 0;
   int64_t o = 0;  // offsets in the output block
   int64_t lse = 0;

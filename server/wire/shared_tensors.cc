@@ -82,12 +82,11 @@ Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
 }
 
 Status CheckOutput(const char* name, const RegionPlace& output, const SharedTensors& shared) {
-  constexpr std::array<const char*, kTensorsMax> kNames = {"q", "k", "v", "bias"};
   for (int i = 0; i < kTensorsMax; ++i) {
     const RegionPlace& input = shared.inputs[i];
     if (!Overlap(output, input)) continue;
     return InvalidArgument(std::string(name) + " is " + RangeText(output) +
-                           " of its region, must not overlap " + kNames[i] + "'s " +
+                           " of its region, must not overlap " + kInputNames[i] + "'s " +
                            RangeText(input));
   }
   return Status();
@@ -102,14 +101,12 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     return Unimplemented("the server has shared memory off; --shared-memory turns it on");
   }
   auto shared = std::make_unique<SharedTensors>();
-  const std::array<std::pair<const char*, const v1::Tensor*>, kTensorsMax> tensors = {
-      {{"q", &message.q()}, {"k", &message.k()}, {"v", &message.v()}, {"bias", &message.bias()}}};
   for (int i = 0; i < validated.tensors; ++i) {
     if (!validated.shared[i]) continue;
-    const auto& [name, tensor] = tensors[i];
+    const char* const name = kInputNames[i];
     const int64_t bytes = validated.tensor_bytes[i];
     ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
-                                tensor->shared_memory(), bytes, shared->inputs[i]));
+                                InputOf(message, i).shared_memory(), bytes, shared->inputs[i]));
     ATTEND_RETURN_IF_ERROR(
         PlaceOnDevice(name, shared->inputs[i], shared->device_input_bytes, *shared));
     shared->input_bytes += bytes;  // each within a region: no overflow

@@ -2,8 +2,8 @@
 
 #include "server/wire/slice_reader.h"
 
-#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace attend {
 
@@ -17,11 +17,6 @@ void SliceReader::SkipEmpty() {
     ++slice_;
     offset_ = 0;
   }
-}
-
-ByteSpan SliceReader::Contiguous() const {
-  if (slice_ == slices_.size()) return {};
-  return slices_[slice_].subspan(static_cast<size_t>(offset_));
 }
 
 void SliceReader::Advance(int64_t bytes) {
@@ -52,36 +47,24 @@ bool SliceReader::ReadVarint(uint64_t* value) {
 
 bool SliceReader::Skip(int64_t bytes) {
   if (bytes < 0 || bytes > remaining()) return false;
-  while (bytes > 0) {
-    const int64_t step = std::min(bytes, static_cast<int64_t>(Contiguous().size()));
-    Advance(step);
-    bytes -= step;
-  }
+  ForEachPiece(bytes, [](ByteSpan) {});
   return true;
 }
 
 void SliceReader::Read(void* to, int64_t bytes) {
   char* out = static_cast<char*>(to);
-  while (bytes > 0) {
-    const ByteSpan here = Contiguous();
-    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
-    std::memcpy(out, here.data(), static_cast<size_t>(step));
-    Advance(step);
-    out += step;
-    bytes -= step;
-  }
+  ForEachPiece(bytes, [&out](ByteSpan piece) {
+    std::memcpy(out, piece.data(), piece.size());
+    out += piece.size();
+  });
 }
 
 void SliceReader::ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces) {
   char* out = static_cast<char*>(to);
-  while (bytes > 0) {
-    const ByteSpan here = Contiguous();
-    const int64_t step = std::min(bytes, static_cast<int64_t>(here.size()));
-    pieces.push_back({here.data(), out, step});
-    Advance(step);
-    out += step;
-    bytes -= step;
-  }
+  ForEachPiece(bytes, [&](ByteSpan piece) {
+    pieces.push_back({piece.data(), out, std::ssize(piece)});
+    out += piece.size();
+  });
 }
 
 }  // namespace attend

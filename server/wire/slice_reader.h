@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,8 +34,18 @@ class SliceReader {
   void Read(void* to, int64_t bytes);
   // Appends the next `bytes`, which must remain, as pieces of a copy to `to`. Moves past them.
   void ReadPieces(void* to, int64_t bytes, std::vector<HostPiece>& pieces);
-  // The next contiguous bytes; empty only at the end.
-  ByteSpan Contiguous() const;
+  // Calls take(piece) for each contiguous piece of the next `bytes`, which must remain. Moves past
+  // them.
+  template <class Take>
+  void ForEachPiece(int64_t bytes, const Take& take) {
+    while (bytes > 0) {
+      const ByteSpan here = slices_[slice_].subspan(static_cast<size_t>(offset_));
+      const ByteSpan piece = here.first(std::min(static_cast<size_t>(bytes), here.size()));
+      Advance(static_cast<int64_t>(piece.size()));
+      bytes -= static_cast<int64_t>(piece.size());
+      take(piece);
+    }
+  }
 
  private:
   void Advance(int64_t bytes);  // within the present slice

@@ -39,6 +39,12 @@ struct Validated {
   }
 };
 
+// The tensor with the name kInputNames[input].
+inline const v1::Tensor& InputOf(const v1::AttendRequest& request, int input) {
+  const std::array inputs = {&request.q(), &request.k(), &request.v(), &request.bias()};
+  return *inputs[input];
+}
+
 // INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED names a place for tensor
 // bytes that this server does not know. `arrays` are the request's repeated numbers, which
 // `request` itself does not contain.

@@ -178,7 +178,7 @@ void Simulation::CheckEnd() const {
   EXPECT_EQ(accepted_, ended_);
   EXPECT_TRUE(scheduler_->queue().empty());
   EXPECT_EQ(scheduler_->lanes().free, options_.lanes);
-  EXPECT_EQ(scheduler_->outstanding_flops(), 0);
+  EXPECT_TRUE(scheduler_->running().empty());
   for (int tenant = 0; tenant < scheduler_->queue().tenants(); ++tenant) {
     EXPECT_EQ(scheduler_->queue().tenant_size(tenant), 0);
   }
