@@ -3,7 +3,6 @@
 #include "server/app/collectors.h"
 
 #include <cstdint>
-#include <string>
 
 #include "server/metrics/metric_families.h"
 

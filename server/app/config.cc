@@ -42,11 +42,9 @@ void AddDevices(CLI::App& app, Config& c) {
   group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
               "Uploads below this size are copied once they are complete; larger ones are computed "
               "while they arrive, about this many bytes of heads at a time");
-  group
-      .Add("--split-gflop", c.split_gflop,
-           "Split requests above this many GFLOP (10^9 FLOPs) across identical GPUs. 0 disables it")
-      ->check(InRange(0.0, 1e12))
-      ->type_name("GFLOP");
+  group.Number(
+      "--split-gflop", c.split_gflop, 0, 1e12, "GFLOP",
+      "Split requests above this many GFLOP (10^9 FLOPs) across identical GPUs. 0 disables it");
 }
 
 void AddLimits(CLI::App& app, Config& c) {
@@ -73,11 +71,9 @@ void AddLimits(CLI::App& app, Config& c) {
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that may wait for one device; further ones are refused");
   group
-      .Add("--max-request-gflop", c.max_request_gflop,
-           "GFLOP (10^9 FLOPs) that a request may cost its device with its kernel "
-           "(server/schedule/README.md, What one request may cost). 0: no limit")
-      ->check(InRange(0.0, 1e15))
-      ->type_name("GFLOP")
+      .Number("--max-request-gflop", c.max_request_gflop, 0, 1e15, "GFLOP",
+              "GFLOP (10^9 FLOPs) that a request may cost its device with its kernel "
+              "(server/schedule/README.md, What one request may cost). 0: no limit")
       ->default_str("what the device computes in ten minutes");
 }
 
@@ -106,12 +102,10 @@ void AddSharedMemory(CLI::App& app, Config& c) {
 void AddBatches(CLI::App& app, Config& c) {
   Group group(app, "Batches");
   group.Int("--max-batch-requests", c.max_batch_requests, 1, 1 << 16, "Requests in one batch");
-  group
-      .Add("--max-batch-gflop", c.max_batch_gflop,
-           "GFLOP (10^9 FLOPs) of cost (server/schedule/README.md) in one batch; a larger request "
-           "runs alone. 0: 2 on the CPU, 2000 on a GPU")
-      ->check(InRange(0.0, 1e12))
-      ->type_name("GFLOP");
+  group.Number(
+      "--max-batch-gflop", c.max_batch_gflop, 0, 1e12, "GFLOP",
+      "GFLOP (10^9 FLOPs) of cost (server/schedule/README.md) in one batch; a larger request "
+      "runs alone. 0: 2 on the CPU, 2000 on a GPU");
   group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax,
               "Bytes of tensors and kernel workspace in one batch");
   group.Int(
@@ -152,44 +146,29 @@ void AddChecks(CLI::App& app, Config& c) {
       "Folder for requests whose check failed, for attend-client replay. Empty: none are written");
   group.Int("--check-dump-max", c.check_dump_max, 0, 1 << 20,
             "Most requests written; at most half of them with tensors in shared memory");
-  group
-      .Add("--check-dump-interval", c.check_dump_interval_seconds,
-           "Least seconds between two written requests of the same transport and kernel")
-      ->check(InRange(0.0, 1e6))
-      ->type_name("SECONDS");
+  group.Number("--check-dump-interval", c.check_dump_interval_seconds, 0, 1e6, "SECONDS",
+               "Least seconds between two written requests of the same transport and kernel");
 }
 
 void AddProcess(CLI::App& app, Config& c) {
   Group group(app, "Process");
   group.Int("--copy-threads", c.copy_threads, 0, 256,
             "Threads that copy messages above 1 MiB. 0: half the hardware threads, 4 to 8");
-  group
-      .Add("--drain-timeout", c.drain_timeout_seconds,
-           "Seconds that accepted requests have to finish after SIGTERM or SIGINT")
-      ->check(InRange(0.0, 86400.0))
-      ->type_name("SECONDS");
-  group
-      .Add("--log-level", c.log_level,
-           "Lowest level to log: trace, debug, info, warn, error or off")
-      ->check(OneOf({"trace", "debug", "info", "warn", "error", "off"}))
-      ->type_name("LEVEL");
-  group.Add("--log-format", c.log_format, "Log format: text, or json with one object per line")
-      ->check(OneOf({"text", "json"}))
-      ->type_name("FORMAT");
+  group.Number("--drain-timeout", c.drain_timeout_seconds, 0, 86400, "SECONDS",
+               "Seconds that accepted requests have to finish after SIGTERM or SIGINT");
+  group.Text("--log-level", c.log_level, "LEVEL",
+             OneOf({"trace", "debug", "info", "warn", "error", "off"}),
+             "Lowest level to log: trace, debug, info, warn, error or off");
+  group.Text("--log-format", c.log_format, "FORMAT", OneOf({"text", "json"}),
+             "Log format: text, or json with one object per line");
   group.Text("--log-file", c.log_file, "PATH", nullptr,
              "Append log lines to this file, and reopen it on SIGHUP. Empty: stderr");
-  group
-      .Add("--log-rate", c.log_rate,
-           "Lines per second of each kind of warning and error, after a burst of 20 seconds' "
-           "worth; suppressed lines are counted. 0: no limit")
-      ->check(InRange(0.0, 1e6))
-      ->type_name("N");
-  app.add_flag("--allocator-tuning,!--no-allocator-tuning", c.allocator_tuning,
-               "Keep freed memory in the process (glibc) and give gRPC's receive buffers a memory "
-               "range of their own: about twice the transfer rate, for a larger resident size")
-      ->group("Process")
-      ->envname("ATTEND_ALLOCATOR_TUNING")
-      ->default_str("true");
+  group.Number("--log-rate", c.log_rate, 0, 1e6, "N",
+               "Lines per second of each kind of warning and error, after a burst of 20 seconds' "
+               "worth; suppressed lines are counted. 0: no limit");
+  group.Flag("--allocator-tuning", c.allocator_tuning,
+             "Keep freed memory in the process (glibc) and give gRPC's receive buffers a memory "
+             "range of their own: about twice the transfer rate, for a larger resident size");
 }
 
 // Fills in the memory limits that were not given, and refuses those that cannot be met.

@@ -8,15 +8,18 @@
 #include <CLI/CLI.hpp>
 
 #include <cctype>
-#include <charconv>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "server/app/config.h"
 #include "server/util/byte_size.h"
+#include "server/util/parse_number.h"
 
 namespace attend {
 
@@ -50,10 +53,8 @@ template <class T>
 CLI::Validator InRange(T low, T high) {
   return CLI::Validator(
       [low, high](std::string& text) -> std::string {
-        T value{};
-        const char* const last = text.data() + text.size();
-        const auto [end, error] = std::from_chars(text.data(), last, value);
-        if (error == std::errc() && end == last && value >= low && value <= high) return {};
+        const std::optional<T> value = ParseNumber<T>(text);
+        if (value && *value >= low && *value <= high) return {};
         std::ostringstream message;
         message << '"' << text << "\" must be a number in [" << low << ", " << high << ']';
         return message.str();
@@ -61,17 +62,17 @@ CLI::Validator InRange(T low, T high) {
       "");
 }
 
-inline CLI::Validator OneOf(std::vector<std::string> allowed) {
-  return CLI::Validator(
-      [allowed = std::move(allowed)](std::string& text) -> std::string {
-        std::string list;
-        for (const std::string& each : allowed) {
-          if (text == each) return {};
-          list += (list.empty() ? "" : ", ") + each;
-        }
-        return '"' + text + "\" must be one of " + list;
-      },
-      "");
+using CheckText = std::function<std::string(std::string&)>;
+
+inline CheckText OneOf(std::vector<std::string> allowed) {
+  return [allowed = std::move(allowed)](std::string& text) -> std::string {
+    std::string list;
+    for (const std::string& each : allowed) {
+      if (text == each) return {};
+      list += (list.empty() ? "" : ", ") + each;
+    }
+    return '"' + text + "\" must be one of " + list;
+  };
 }
 
 // Adds the options of one group, each with its environment variable.
@@ -83,9 +84,15 @@ class Group {
   CLI::Option* Add(const std::string& flag, T& value, const std::string& help) {
     return Named(flag, app_.add_option(flag, value, help)->capture_default_str());
   }
+  template <class T>
+  CLI::Option* Number(const std::string& flag, T& value, std::type_identity_t<T> low,
+                      std::type_identity_t<T> high, const std::string& unit,
+                      const std::string& help) {
+    return Add(flag, value, help)->check(InRange(low, high))->type_name(unit);
+  }
   CLI::Option* Int(const std::string& flag, int64_t& value, int64_t low, int64_t high,
                    const std::string& help) {
-    return Add(flag, value, help)->check(InRange(low, high))->type_name("N");
+    return Number(flag, value, low, high, "N", help);
   }
   CLI::Option* Bytes(const std::string& flag, int64_t& value, int64_t low, int64_t high,
                      const std::string& help) {
@@ -94,11 +101,13 @@ class Group {
         ->default_str(FormatByteSize(value))
         ->type_name("BYTES");
   }
+  // One that is on by default has a negation.
   CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
-    return Named(flag, app_.add_flag(flag, value, help))->default_str("false");
+    const std::string names = value ? flag + ",!--no-" + flag.substr(2) : flag;
+    return Named(flag, app_.add_flag(names, value, help))->default_str(value ? "true" : "false");
   }
   CLI::Option* Text(const std::string& flag, std::string& value, const std::string& type,
-                    std::string (*check)(std::string&), const std::string& help) {
+                    const CheckText& check, const std::string& help) {
     CLI::Option* const option = Add(flag, value, help)->type_name(type);
     if (check != nullptr) option->transform(CLI::Validator(check, "", ""));
     return option;

@@ -17,7 +17,7 @@ void AddConnections(Group& group, Config& c) {
             "Concurrent connections of one peer: an IPv4 address, an IPv6 /64 network, or a user "
             "of Unix sockets. 0: a quarter of --max-connections");
   const auto seconds = [&group](const char* flag, double& value, const char* help) {
-    group.Add(flag, value, help)->check(InRange(0.001, 86400.0))->type_name("SECONDS");
+    group.Number(flag, value, 0.001, 86400, "SECONDS", help);
   };
   seconds("--handshake-timeout", c.handshake_timeout_seconds,
           "Seconds in which a connection must send its first byte, and then again to complete the "
@@ -25,15 +25,12 @@ void AddConnections(Group& group, Config& c) {
   seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
       "Seconds after which a connection without calls is closed; clients reconnect by themselves");
-  group
-      .Int("--keepalive-time", c.keepalive_time_seconds, 1, 32767,
-           "Seconds of silence after which TCP probes whether the client's machine is still there")
-      ->type_name("SECONDS");
-  group
-      .Int("--keepalive-timeout", c.keepalive_timeout_seconds, 1, 32767,
-           "Seconds that the machine then has to answer, and that sent bytes may stay "
-           "unacknowledged")
-      ->type_name("SECONDS");
+  group.Number(
+      "--keepalive-time", c.keepalive_time_seconds, 1, 32767, "SECONDS",
+      "Seconds of silence after which TCP probes whether the client's machine is still there");
+  group.Number("--keepalive-timeout", c.keepalive_timeout_seconds, 1, 32767, "SECONDS",
+               "Seconds that the machine then has to answer, and that sent bytes may stay "
+               "unacknowledged");
   group.Text("--socket-mode", c.socket_mode, "MODE", CheckSocketMode,
              "Octal mode of the socket files of --listen unix:PATH. Empty: 0600, or 0660 with "
              "--socket-group");
@@ -70,22 +67,14 @@ void AddNetwork(CLI::App& app, Config& c) {
             "Unanswered requests of one AttendStream at which the server stops reading from it");
   group.Int("--chunked-streams-max", c.chunked_streams_max, 1, 1024,
             "Streams that one AttendChunked request may use over its lifetime");
-  group
-      .Add("--chunked-idle-timeout", c.chunked_idle_timeout_seconds,
-           "Seconds in which an AttendChunked request must deliver 64 KiB and 1/16 of its bytes")
-      ->check(InRange(0.001, 86400.0))
-      ->type_name("SECONDS");
-  app.add_flag("--reflection,!--no-reflection", c.reflection,
-               "Serve gRPC reflection (grpc.reflection.v1alpha), which lists the services")
-      ->group("Network")
-      ->envname("ATTEND_REFLECTION")
-      ->default_str("true");
-  group
-      .Add("--write-timeout", c.write_timeout_seconds,
-           "Seconds in which a client must take 1 MiB of its answer, or 1/16 of it if that is "
-           "more; otherwise its call is cancelled and the memory freed. 0: no limit")
-      ->check(InRange(0.0, 86400.0))
-      ->type_name("SECONDS");
+  group.Number(
+      "--chunked-idle-timeout", c.chunked_idle_timeout_seconds, 0.001, 86400, "SECONDS",
+      "Seconds in which an AttendChunked request must deliver 64 KiB and 1/16 of its bytes");
+  group.Flag("--reflection", c.reflection,
+             "Serve gRPC reflection (grpc.reflection.v1alpha), which lists the services");
+  group.Number("--write-timeout", c.write_timeout_seconds, 0, 86400, "SECONDS",
+               "Seconds in which a client must take 1 MiB of its answer, or 1/16 of it if that is "
+               "more; otherwise its call is cancelled and the memory freed. 0: no limit");
   group.Text(
       "--ready-file", c.ready_file, "PATH", nullptr,
       "Write {\"pid\", \"listen\", \"metrics\"} as JSON to this file once the server is serving");

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
+#include <cstdint>
+#include <optional>
 #include <sstream>
 #include <string_view>
-#include <vector>
 
 #include "server/schedule/tenants.h"
+#include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
@@ -18,10 +19,7 @@ bool ValidAddress(const std::string& address) {
   if (address.starts_with("unix:")) return address.size() > 5;
   const size_t colon = address.rfind(':');
   if (colon == 0 || colon == std::string::npos) return false;
-  int port = -1;
-  const char* const last = address.data() + address.size();
-  const auto [end, error] = std::from_chars(address.data() + colon + 1, last, port);
-  return error == std::errc() && end == last && port >= 0 && port <= 65535;
+  return ParseNumber<uint16_t>(address.substr(colon + 1)).has_value();
 }
 
 bool ValidDevice(const std::string& name) {
@@ -31,7 +29,8 @@ bool ValidDevice(const std::string& name) {
          std::all_of(name.begin() + 5, name.end(), [](unsigned char c) { return std::isdigit(c); });
 }
 
-// Splits at commas.
+}  // namespace
+
 std::vector<std::string> Split(const std::string& list) {
   std::vector<std::string> parts;
   std::istringstream stream(list);
@@ -40,19 +39,15 @@ std::vector<std::string> Split(const std::string& list) {
   return parts;
 }
 
-}  // namespace
-
 std::string CheckAddress(std::string& address) {
   if (ValidAddress(address)) return {};
   return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
 }
 
 std::string CheckSocketMode(std::string& mode) {
-  int bits = -1;
-  const char* const last = mode.data() + mode.size();
-  const auto [end, error] = std::from_chars(mode.data(), last, bits, 8);
+  const std::optional<int> bits = ParseNumber<int>(mode, 8);
   // Without its owner's bits the server itself could not tell a stale socket.
-  if (error == std::errc() && end == last && bits >= 0600 && bits <= 0777) return {};
+  if (bits && *bits >= 0600 && *bits <= 0777) return {};
   return "\"" + mode + "\" must be an octal mode in [0600, 0777], such as 0660";
 }
 
@@ -92,10 +87,8 @@ std::string CheckReferenceCheck(std::string& mode) {
   if (mode == "off" || mode == "all") return {};
   constexpr std::string_view kSample = "sample:";
   if (mode.starts_with(kSample)) {
-    double share = -1;
-    const char* const last = mode.data() + mode.size();
-    const auto [end, error] = std::from_chars(mode.data() + kSample.size(), last, share);
-    if (error == std::errc() && end == last && share >= 0 && share <= 1) return {};
+    const std::optional<double> share = ParseNumber<double>(mode.substr(kSample.size()));
+    if (share && *share >= 0 && *share <= 1) return {};
   }
   return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
 }

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Validates the values of settings. Each function takes a value as given and returns what is wrong
+// Validates the values of settings. Each Check takes a value as given and returns what is wrong
 // with it, or nothing; it may rewrite the value into a plainer form. Pure.
 
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace attend {
+
+// The parts between commas; one, empty, of an empty list.
+std::vector<std::string> Split(const std::string& list);
 
 // HOST:PORT or unix:PATH.
 std::string CheckAddress(std::string& address);

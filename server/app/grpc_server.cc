@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "attend/v1/attention.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/tcp_listener.h"
+#include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
@@ -71,11 +71,7 @@ int64_t HeapGrowthMax(const Config& config) {
 // A group's number, by its name or its number.
 std::optional<gid_t> FindGroup(const std::string& group) {
   if (const struct group* const found = getgrnam(group.c_str())) return found->gr_gid;
-  gid_t number = 0;
-  const char* const last = group.data() + group.size();
-  const auto [end, error] = std::from_chars(group.data(), last, number);
-  if (error == std::errc() && end == last) return number;
-  return std::nullopt;
+  return ParseNumber<gid_t>(group);
 }
 
 }  // namespace

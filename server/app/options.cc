@@ -22,8 +22,7 @@ Dumper::Options MakeDumperOptions(const Config& config) {
   Dumper::Options options;
   options.directory = config.check_dump_dir;
   options.dumps_max = config.check_dump_max;
-  options.interval = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(config.check_dump_interval_seconds));
+  options.interval = Seconds(config.check_dump_interval_seconds);
   options.check_seed = config.check_seed;
   return options;
 }

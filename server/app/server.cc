@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "server/app/collectors.h"
+#include "server/app/config_values.h"
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
 #include "server/app/options.h"
@@ -48,11 +48,7 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
       names.push_back("cpu");
     }
   } else {
-    for (size_t at = 0; at <= config.device.size();) {
-      const size_t end = std::min(config.device.find(',', at), config.device.size());
-      names.push_back(config.device.substr(at, end - at));
-      at = end + 1;
-    }
+    names = Split(config.device);
   }
   BackendOptions options;
   options.cpu_threads = static_cast<int>(config.cpu_threads);

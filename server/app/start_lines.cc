@@ -2,8 +2,11 @@
 
 #include "server/app/start_lines.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <fstream>
+#include <string_view>
 
 #include "server/app/options.h"
 #include "server/memory/host_memory.h"
@@ -19,22 +22,16 @@ std::string CongestionControl() {
   return name.empty() ? "unknown" : name;
 }
 
-std::string Join(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
-  return text;
-}
-
 // Those that run on one of the devices.
-std::string KernelNames(const std::vector<Engine::DeviceState>& devices) {
-  std::vector<std::string> names;
+std::vector<std::string_view> KernelNames(const std::vector<Engine::DeviceState>& devices) {
+  std::vector<std::string_view> names;
   for (const KernelInfo& kernel : Kernels()) {
     const bool runs = std::any_of(devices.begin(), devices.end(), [&](const auto& device) {
       return device.info.kind == kernel.device;
     });
     if (runs) names.emplace_back(kernel.name);
   }
-  return Join(names);
+  return names;
 }
 
 // "1 lane", "2 lanes"
@@ -53,7 +50,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
                 Count(state.info.units, "unit"), Count(state.lanes, "lane"),
                 RoundByteSize(state.info.memory_bytes));
   }
-  logger.info("kernels: {}", KernelNames(facts.devices));
+  logger.info("kernels: {}", fmt::join(KernelNames(facts.devices), ", "));
   logger.info(
       "limits: message {}, memory {}, queue {} requests, batch {} requests, stream {} requests, "
       "{} calls a connection, chunked requests {} streams and {} s idle, reference check {}",
@@ -73,7 +70,8 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   for (const Tenant& tenant : config.tenants.list()) {
     tenants.push_back(tenant.name + "=" + std::to_string(tenant.weight));
   }
-  logger.info("tenants: {}; priorities age after {} ms", Join(tenants), config.priority_aging_ms);
+  logger.info("tenants: {}; priorities age after {} ms", fmt::join(tenants, ", "),
+              config.priority_aging_ms);
   logger.info("tcp congestion control: {}; allocator tuning: {}; page-locked receive memory: {}",
               CongestionControl(), OnOff(config.allocator_tuning),
               RoundByteSize(facts.receive_memory_bytes));
@@ -85,7 +83,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
               shared ? "on " + facts.shared_memory_socket : std::string("off"),
               OnOff(facts.cuda_ipc));
   const bool metrics = !facts.metrics_address.empty();
-  logger.info("serving gRPC on {}; metrics {}", Join(facts.addresses),
+  logger.info("serving gRPC on {}; metrics {}", fmt::join(facts.addresses, ", "),
               metrics ? "on http://" + facts.metrics_address + "/metrics" : std::string("off"));
 }
 

@@ -26,14 +26,8 @@ uint64_t Mix(uint64_t value) {
 
 // How a request ends that waited for its check.
 Status WaitingStatus(Code code) {
-  switch (code) {
-    case Code::kDeadlineExceeded:
-      return Status(code, "the deadline passed while the answer waited for its check");
-    case Code::kUnavailable:
-      return Unavailable("the server ends, and the answer still waited for its check");
-    default:
-      return Status(code, "cancelled by the client while the answer waited for its check");
-  }
+  return EndedStatus(code, "the answer waited for its check",
+                     "the answer still waited for its check");
 }
 
 }  // namespace
@@ -102,8 +96,8 @@ void Checker::Post(std::unique_ptr<Request> request) {
   // A cancellation that came before the request was here found nothing to cancel.
   if (responder.unwanted()) {
     if (request = queue_.TakeById(id); request != nullptr) {
-      const bool late = deadline <= clock_.Now();
-      End(std::move(request), late ? Code::kDeadlineExceeded : Code::kCancelled);
+      const Code why = CancelCode(*request, clock_.Now());
+      End(std::move(request), why);
     }
     return;
   }
@@ -112,15 +106,12 @@ void Checker::Post(std::unique_ptr<Request> request) {
 
 void Checker::Cancel(uint64_t id) {
   const MutexLock lock(mutex_);
-  const auto code = [this](const Request& request) {
-    return request.deadline <= clock_.Now() ? Code::kDeadlineExceeded : Code::kCancelled;
-  };
   for (Request* const running : running_) {
-    if (running->id == id) return StopRunning(*running, code(*running));
+    if (running->id == id) return StopRunning(*running, CancelCode(*running, clock_.Now()));
   }
   std::unique_ptr<Request> request = queue_.TakeById(id);
   if (request == nullptr) return;
-  const Code why = code(*request);
+  const Code why = CancelCode(*request, clock_.Now());
   End(std::move(request), why);
 }
 

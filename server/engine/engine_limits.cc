@@ -2,7 +2,6 @@
 //
 // The engine's part in checks, and the end of its patience.
 
-#include <exception>
 #include <new>
 #include <string>
 #include <utility>

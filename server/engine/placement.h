@@ -8,7 +8,6 @@
 
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string_view>
 

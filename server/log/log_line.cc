@@ -2,10 +2,10 @@
 
 #include "server/log/log_line.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <cmath>
-#include <ctime>
 #include <iterator>
 #include <type_traits>
 
@@ -16,15 +16,10 @@ constexpr std::string_view kCutMark = "...";
 
 // 2024-05-06T07:08:09.123456Z
 void AppendTime(std::chrono::system_clock::time_point time, std::string& out) {
-  const auto since = time.time_since_epoch();
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
-  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(since - seconds);
-  const std::time_t whole = static_cast<std::time_t>(seconds.count());
-  std::tm utc{};
-  gmtime_r(&whole, &utc);
-  fmt::format_to(std::back_inserter(out), "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z",
-                 utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min,
-                 utc.tm_sec, micros.count());
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
+  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(time - seconds);
+  fmt::format_to(std::back_inserter(out), "{:%Y-%m-%dT%H:%M:%S}.{:06}Z",
+                 fmt::gmtime(std::chrono::system_clock::to_time_t(seconds)), micros.count());
 }
 
 struct Character {
@@ -144,14 +139,10 @@ std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_vie
   std::string line;
   if (format == LogFormat::kText) {
     AppendTime(head.time, line);
-    line += ' ';
-    line += head.level;
-    line += ' ';
+    fmt::format_to(std::back_inserter(line), " {} ", head.level);
     AppendText(format, false, message, line);
     for (const LogField& field : fields) {
-      line += ' ';
-      line += field.name;
-      line += '=';
+      fmt::format_to(std::back_inserter(line), " {}=", field.name);
       AppendValue(format, field, line);
     }
   } else {
@@ -161,9 +152,7 @@ std::string FormatLogLine(LogFormat format, const LogHead& head, std::string_vie
                    head.thread);
     AppendQuoted(format, message, line);
     for (const LogField& field : fields) {
-      line += ",\"";
-      line += field.name;
-      line += "\":";
+      fmt::format_to(std::back_inserter(line), ",\"{}\":", field.name);
       AppendValue(format, field, line);
     }
     line += '}';

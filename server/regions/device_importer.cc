@@ -7,21 +7,16 @@
 #include <utility>
 
 #include "server/memory/range_allocator.h"
+#include "server/util/random_token.h"
 
 namespace attend {
 namespace {
 
 // "GPU-6b1d0c2e-...", as nvidia-smi writes it.
 std::string UuidText(const std::string& uuid) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text = "GPU-";
-  for (size_t i = 0; i < uuid.size(); ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    const auto byte = static_cast<unsigned char>(uuid[i]);
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
+  std::string text = HexText(uuid);
+  for (const size_t at : {20, 16, 12, 8}) text.insert(at, 1, '-');
+  return "GPU-" + text;
 }
 
 Status CheckLoan(const DeviceLoan& loan) {

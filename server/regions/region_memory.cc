@@ -11,7 +11,6 @@
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <utility>
 
 namespace attend {
 namespace {

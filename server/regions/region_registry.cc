@@ -137,7 +137,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   if (!mapping.ok()) {
     const MutexLock lock(mutex_);
     ReturnLocked(client, rounded);
-    ++refused_;
+    ++stats_.refused;
     return mapping.status();
   }
   auto made = std::make_unique<SharedRegion>();
@@ -159,11 +159,11 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& lo
     const MutexLock lock(mutex_);
     if (!memory.ok()) {
       ReturnLocked(client, 0);
-      ++refused_;
+      ++stats_.refused;
       return memory.status();
     }
-    ++lent_regions_;
-    lent_bytes_ += memory->bytes;
+    ++stats_.lent_regions;
+    stats_.lent_bytes += memory->bytes;
   }
   auto made = std::make_unique<SharedRegion>();
   made->data = memory->data;
@@ -176,7 +176,7 @@ Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& lo
 
 Status RegionRegistry::Refuse(Status status) {
   const MutexLock lock(mutex_);
-  ++refused_;
+  ++stats_.refused;
   return status;
 }
 
@@ -192,19 +192,19 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
     token = Internal("a token came twice");
   }
   if (!token.ok()) {
-    ++refused_;
+    ++stats_.refused;
     return token.status();
   }
   owner->second.tokens.insert(*token);
   CountOpenLocked(*region, 1);
-  ++created_;
+  ++stats_.created;
   return token;
 }
 
 void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   if (region.device != SharedRegion::kHost) return;
-  open_regions_ += sign;
-  open_bytes_ += sign * region.bytes;
+  stats_.regions += sign;
+  stats_.bytes += sign * region.bytes;
 }
 
 Status RegionRegistry::Release(uint64_t client, const std::string& token,
@@ -237,15 +237,9 @@ RegionRef RegionRegistry::Find(const std::string& token) const {
 
 RegionRegistry::Stats RegionRegistry::stats() const {
   const MutexLock lock(mutex_);
-  Stats stats;
+  Stats stats = stats_;
   stats.clients = static_cast<int64_t>(clients_.size());
-  stats.regions = open_regions_;
-  stats.bytes = open_bytes_;
-  stats.changing_bytes = taken_bytes_ - open_bytes_;
-  stats.created = created_;
-  stats.refused = refused_;
-  stats.lent_regions = lent_regions_;
-  stats.lent_bytes = lent_bytes_;
+  stats.changing_bytes = taken_bytes_ - stats.bytes;
   return stats;
 }
 
@@ -293,8 +287,8 @@ void RegionRegistry::Run() {
     lock.Lock();
     ReturnLocked(region->client, lent ? 0 : region->bytes);
     if (lent) {
-      --lent_regions_;
-      lent_bytes_ -= region->bytes;
+      --stats_.lent_regions;
+      stats_.lent_bytes -= region->bytes;
     }
     const std::function<void()> closed = TakeClosedLocked(*region);
     delete region;

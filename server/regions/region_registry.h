@@ -132,15 +132,9 @@ class RegionRegistry {
   std::unordered_map<std::string, RegionRef> regions_ ATTEND_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
-  // Of host memory, as are all below except lent_...
-  int64_t open_regions_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t open_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
-  // Open ones, those being made and those not yet returned.
+  Stats stats_ ATTEND_GUARDED_BY(mutex_);  // but for clients and changing_bytes
+  // Of host memory: open regions, those being made and those not yet returned.
   int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t created_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t refused_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t lent_regions_ ATTEND_GUARDED_BY(mutex_) = 0;
-  int64_t lent_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/contract/attention_slice.h"
 #include "kernels/contract/backend.h"
 #include "kernels/contract/problem.h"
 #include "kernels/contract/select.h"
@@ -141,16 +140,28 @@ inline void StopRunning(Request& request, Code code) {
   request.stop.Set();
 }
 
-// The status of a stopped request.
-inline Status StoppedStatus(Code code) {
+// Why a client's cancellation ends its request: gRPC ends a call at its deadline as if the client
+// had cancelled it.
+inline Code CancelCode(const Request& request, TimePoint now) {
+  return request.deadline <= now ? Code::kDeadlineExceeded : Code::kCancelled;
+}
+
+// The status of a request that ended early, by what it did then ("the request ran") and still did
+// ("the request was still running").
+inline Status EndedStatus(Code code, const std::string& did, const std::string& still_did) {
   switch (code) {
     case Code::kDeadlineExceeded:
-      return Status(code, "the deadline passed while the request ran");
+      return Status(code, "the deadline passed while " + did);
     case Code::kUnavailable:
-      return Unavailable("the server ends, and the request was still running");
+      return Unavailable("the server ends, and " + still_did);
     default:
-      return Status(code, "cancelled by the client while the request ran");
+      return Status(code, "cancelled by the client while " + did);
   }
+}
+
+// The status of a stopped request.
+inline Status StoppedStatus(Code code) {
+  return EndedStatus(code, "the request ran", "the request was still running");
 }
 
 // Tensor bytes in the messages of a successful answer.

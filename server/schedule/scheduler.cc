@@ -35,15 +35,12 @@ std::unique_ptr<Request> Scheduler::Cancel(uint64_t id, TimePoint now) {
   if (request == nullptr) {
     for (const LaneSlot& slot : lanes_) {
       for (Request* const running : slot.running) {
-        if (running->id != id) continue;
-        StopRunning(*running,
-                    running->deadline <= now ? Code::kDeadlineExceeded : Code::kCancelled);
+        if (running->id == id) StopRunning(*running, CancelCode(*running, now));
       }
     }
     return nullptr;
   }
-  // gRPC ends a call at its deadline as if the client had cancelled it.
-  request->status = request->deadline <= now
+  request->status = CancelCode(*request, now) == Code::kDeadlineExceeded
                         ? Expired()
                         : Status(Code::kCancelled, "cancelled by the client while queued");
   return request;

@@ -3,8 +3,9 @@
 #include "server/schedule/tenants.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
+
+#include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
@@ -30,11 +31,8 @@ Result<Tenant> ParseTenant(std::string_view text) {
                            std::to_string(kTenantNameBytesMax) +
                            " letters, digits, dots, dashes and underscores");
   }
-  const std::string_view weight = text.substr(equals + 1);
-  const char* const last = weight.data() + weight.size();
-  const auto [end, error] = std::from_chars(weight.data(), last, tenant.weight);
-  if (error != std::errc() || end != last || tenant.weight < 1 ||
-      tenant.weight > kTenantWeightMax) {
+  tenant.weight = ParseNumber<int32_t>(text.substr(equals + 1)).value_or(0);
+  if (tenant.weight < 1 || tenant.weight > kTenantWeightMax) {
     return InvalidArgument("tenant " + quoted + ": the weight must be a whole number in [1, " +
                            std::to_string(kTenantWeightMax) + "]");
   }

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "kernels/util/status.h"
 
@@ -17,5 +18,8 @@ inline constexpr int kTokenBytes = 16;
 using TokenSource = std::function<Result<std::string>()>;
 // 128 random bits from the operating system.
 Result<std::string> RandomToken();
+
+// Bytes as text, two digits each.
+std::string HexText(std::string_view bytes);
 
 }  // namespace attend

@@ -26,16 +26,6 @@ bool WriteAll(int file, std::string_view bytes) {
   return true;
 }
 
-std::string Hex(std::string_view bytes) {
-  std::string text;
-  for (const char c : bytes) {
-    constexpr char kDigits[] = "0123456789abcdef";
-    const auto byte = static_cast<unsigned char>(c);
-    text += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
-  return text;
-}
-
 }  // namespace
 
 Status WriteWholeFile(std::string_view what, const std::string& path, std::string_view bytes) {
@@ -44,7 +34,7 @@ Status WriteWholeFile(std::string_view what, const std::string& path, std::strin
   };
   const Result<std::string> token = RandomToken();
   if (!token.ok()) return token.status();
-  const std::string partial = path + "." + Hex(*token) + ".partial";
+  const std::string partial = path + "." + HexText(*token) + ".partial";
   // Not mkstemp, whose file only this user could read.
   UniqueFd file(open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (!file.valid()) return failed(errno);

@@ -2,7 +2,6 @@
 
 #include "server/wire/request_codec.h"
 
-#include <algorithm>
 #include <string>
 
 #include "server/memory/range_allocator.h"

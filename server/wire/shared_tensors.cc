@@ -4,7 +4,6 @@
 #include "server/memory/range_allocator.h"
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
