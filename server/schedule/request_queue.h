@@ -105,7 +105,7 @@ class RequestQueue {
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
   int64_t places_ = 0;  // taken, of the capacity
-  Levels levels_;  // of every priority that was ever seen
+  Levels levels_;       // of every priority that was ever seen
   std::vector<int64_t> tenant_sizes_;
   std::unordered_map<uint64_t, const Request*> by_id_;
   std::set<std::pair<TimePoint, uint64_t>> by_deadline_;  // finite deadlines only; and ids
