@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "server/metrics/metric_families.h"
+#include "server/metrics/make_family.h"
 
 namespace attend {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "server/metrics/metric_families.h"
+#include "server/metrics/make_family.h"
 
 namespace attend {
 namespace {

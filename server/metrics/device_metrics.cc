@@ -18,9 +18,9 @@ DeviceSeries::DeviceSeries(prometheus::Registry& made_in, const std::string& nam
   for (const KernelInfo& kernel : Kernels()) {
     if (kernel.device != kind) continue;
     const auto by_dtype = [&](const char* family, const char* help) {
-      return MakeCounters<3>(
+      return MakeCounters<kDTypes.size()>(
           registry, family, help, "dtype",
-          {DTypeName(DType::kFloat16), DTypeName(DType::kBFloat16), DTypeName(DType::kFloat32)},
+          {DTypeName(kDTypes[0]), DTypeName(kDTypes[1]), DTypeName(kDTypes[2])},
           {{"kernel", std::string(kernel.name)}, {"device", name}});
     };
     const auto id = static_cast<size_t>(kernel.id);

@@ -10,7 +10,7 @@
 
 #include "kernels/contract/backend.h"
 #include "kernels/contract/select.h"
-#include "server/metrics/metric_families.h"
+#include "server/metrics/make_family.h"
 #include "server/schedule/batcher.h"
 #include "server/schedule/tenants.h"
 
@@ -20,7 +20,7 @@ struct DeviceSeries {
   using Counter = prometheus::Counter;
   using Gauge = prometheus::Gauge;
   using Histogram = prometheus::Histogram;
-  using ByDType = std::array<Counter*, 3>;
+  using ByDType = std::array<Counter*, kDTypes.size()>;
 
   // `made_in` must outlive it.
   DeviceSeries(prometheus::Registry& made_in, const std::string& name, int lanes,

@@ -7,7 +7,7 @@
 #include <chrono>
 
 #include "server/metrics/device_metrics.h"
-#include "server/metrics/metric_families.h"
+#include "server/metrics/make_family.h"
 
 namespace attend {
 namespace {

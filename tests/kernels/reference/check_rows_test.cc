@@ -24,7 +24,6 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 void Flash(const OwnedAttention& owned) {
   const Attention* batch[] = {&owned.attention};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <random>
 
 #include "tests/kernels/support/problems.h"
@@ -14,7 +15,6 @@ namespace {
 
 constexpr int64_t kDims[] = {1, 2, 3, 7, 31, 32, 33, 64, 80, 96, 127, 128, 129, 192, 255, 256};
 constexpr int64_t kLengths[] = {0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 130, 300};
-constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
 class Draw {
  public:
@@ -26,9 +26,9 @@ class Draw {
   bool Chance(double probability) {
     return std::uniform_real_distribution<double>(0, 1)(engine_) < probability;
   }
-  template <class T, size_t N>
-  T Pick(const T (&values)[N]) {
-    return values[Range(0, static_cast<int64_t>(N) - 1)];
+  template <class Values>
+  auto Pick(const Values& values) {
+    return values[Range(0, std::ssize(values) - 1)];
   }
 
  private:

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "server/metrics/metric_families.h"
+#include "server/metrics/make_family.h"
 
 namespace attend {
 namespace {
