@@ -13,10 +13,8 @@ constexpr int64_t kRangeBytes = 1024;
 constexpr int64_t kRangesLeast = 64;
 constexpr int64_t kRangesMost = 16384;
 
-constexpr std::array<const char*, kTensorsMax> kTensorNames = {"q", "k", "v", "bias"};
-
 std::string ChunkText(int tensor, const ChunkMessage& chunk) {
-  return "chunk of " + std::string(kTensorNames[tensor]) + ", offset " +
+  return "chunk of " + std::string(kInputNames[tensor]) + ", offset " +
          std::to_string(chunk.offset()) + ", " + std::to_string(chunk.bytes()) + " bytes, ";
 }
 
@@ -60,7 +58,7 @@ std::string UploadPlaces::MissingText() const {
   for (int i = 0; i < places_.tensors; ++i) {
     const int64_t missing = places_.bytes[i] - ranges_[i].bytes();
     if (missing == 0) continue;
-    text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kTensorNames[i] +
+    text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kInputNames[i] +
             "'s " + std::to_string(places_.bytes[i]) + " bytes";
   }
   return text;
