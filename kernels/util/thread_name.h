@@ -6,9 +6,24 @@
 
 #include <sys/prctl.h>
 
+#include <cstddef>
+
 namespace attend {
 
-// Names this thread. Linux keeps 15 bytes.
-inline void NameThread(const char* name) { (void)prctl(PR_SET_NAME, name); }
+// A literal of at most 15 bytes, which is what Linux keeps.
+class ThreadName {
+ public:
+  template <size_t N>
+  consteval ThreadName(const char (&name)[N]) : name_(name) {  // NOLINT: implicit
+    static_assert(N <= 16, "Linux cuts longer names");
+  }
+  const char* get() const { return name_; }
+
+ private:
+  const char* name_;
+};
+
+// Names this thread.
+inline void NameThread(ThreadName name) { (void)prctl(PR_SET_NAME, name.get()); }
 
 }  // namespace attend

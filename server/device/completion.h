@@ -26,8 +26,8 @@ struct CompletedBatch {
 class CompletionThreads {
  public:
   // `handler` is called on any of the `threads`, concurrently, each time with a part of a batch:
-  // the batch's requests are spread, so that the last answer need not wait for all the others.
-  // The destructor handles what was posted.
+  // the batch's requests are spread over the threads, and batches take turns, so that the answers
+  // of a small one do not wait for all of a large one's. The destructor handles what was posted.
   CompletionThreads(int threads, std::function<void(CompletedBatch)> handler)
       : handler_(std::move(handler)), workers_("attend-answer", threads) {}
 

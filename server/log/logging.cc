@@ -23,6 +23,7 @@ std::string_view LevelName(LogLevel level) {
 
 }  // namespace
 
+// The lock is spdlog's, which names its type.
 class LogFile final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit LogFile(std::string path) : path_(std::move(path)) {}

@@ -53,7 +53,7 @@ using CodeCounters = std::array<Counter*, kCodeCount>;
 CodeCounters MakeCodeCounters(Registry& registry, const char* name, const char* help,
                               prometheus::Labels labels = {}) {
   CodeCounters counters{};
-  for (size_t code = 0; code < kCodeCount; ++code) {
+  for (size_t code = 0; code < kCodeCount; ++code) {  // what has no name is UNKNOWN's
     labels["code"] = std::string(CodeName(static_cast<Code>(code)));
     counters[code] = &MakeCounter(registry, name, help, labels);
   }
@@ -61,7 +61,8 @@ CodeCounters MakeCodeCounters(Registry& registry, const char* name, const char* 
 }
 
 void Count(const CodeCounters& counters, Code code) {
-  counters[static_cast<size_t>(code)]->Increment();
+  const auto index = static_cast<size_t>(code);
+  counters[index < counters.size() ? index : static_cast<size_t>(Code::kUnknown)]->Increment();
 }
 
 // The label sets of one tenant.

@@ -2,7 +2,8 @@
 //
 // The Prometheus families that are counted as things happen, and their labels. Those by device are
 // in device_metrics.h. What is read at a scrape is in server/app: uploads and shared memory in
-// collectors.h, NVML in gpu_stats.h. All families exist from the start; all label sets known at the
+// collectors.h, NVML in gpu_stats.h. The engine's families exist from the start, those by
+// device, tenant or split from AddDevices on; all label sets known at the
 // start begin at zero. Recording is thread-safe and takes well under a microsecond: families are
 // looked up once, at construction.
 

@@ -2,7 +2,8 @@
 //
 // Where a request's inputs are, and so what a lane reads. Tensors that came in messages are in the
 // request's input block, or still where their message arrived, or in the block with a copy of it on
-// a device; tensors in regions stay there. One type, so that whoever asks what a request waits for,
+// a device; tensors in regions stay there, whatever becomes of the request's other tensors, and so
+// are beside the variant and not in it. One type, so that whoever asks what a request waits for,
 // or which device it is bound to, need not know the cases.
 
 #pragma once

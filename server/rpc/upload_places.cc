@@ -58,8 +58,8 @@ std::string UploadPlaces::MissingText() const {
   for (int i = 0; i < places_.tensors; ++i) {
     const int64_t missing = places_.bytes[i] - ranges_[i].bytes();
     if (missing == 0) continue;
-    text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kInputNames[i] +
-            "'s " + std::to_string(places_.bytes[i]) + " bytes";
+    text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kInputNames[i] + "'s " +
+            std::to_string(places_.bytes[i]) + " bytes";
   }
   return text;
 }

@@ -8,8 +8,6 @@
 #include <atomic>
 #include <utility>
 
-#include "kernels/util/thread_name.h"
-
 namespace attend {
 
 struct WorkerThreads::Job {
@@ -23,7 +21,7 @@ struct WorkerThreads::Job {
   std::atomic<size_t> left;
 };
 
-WorkerThreads::WorkerThreads(const char* name, int threads, int nicer) {
+WorkerThreads::WorkerThreads(ThreadName name, int threads, int nicer) {
   for (int i = 0; i < std::max(1, threads); ++i) {
     threads_.emplace_back([this, name, nicer] {
       NameThread(name);

@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "kernels/util/mutex.h"
+#include "kernels/util/thread_name.h"
 
 namespace attend {
 
 class WorkerThreads {
  public:
-  // At least one thread. `name` is of the threads: a literal of at most 15 bytes. `nicer` is
-  // added to its niceness.
-  WorkerThreads(const char* name, int threads, int nicer = 0);
+  // At least one thread, each with that name. `nicer` is added to its niceness.
+  WorkerThreads(ThreadName name, int threads, int nicer = 0);
   ~WorkerThreads();  // runs what was posted, then joins
   WorkerThreads(const WorkerThreads&) = delete;
   WorkerThreads& operator=(const WorkerThreads&) = delete;

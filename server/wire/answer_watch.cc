@@ -30,20 +30,20 @@ std::string PeerOf(grpc_call* call) {
 
 void WatchedCall::Join(AnswerWatch& watch, grpc_call* call) {
   if (watch.timeout_ == Duration::zero()) return;
-  AnswerWatch::Shard& shard = watch.ShardOf(this);
-  const MutexLock lock(shard.mutex);
+  AnswerWatch::Stripe& stripe = watch.StripeOf(this);
+  const MutexLock lock(stripe.mutex);
   watch_ = &watch;
   call_ = call;
-  next_ = shard.first;
+  next_ = stripe.first;
   if (next_ != nullptr) next_->previous_ = this;
-  shard.first = this;
+  stripe.first = this;
 }
 
 void WatchedCall::Leave() {
   if (watch_ == nullptr) return;
-  AnswerWatch::Shard& shard = watch_->ShardOf(this);
-  const MutexLock lock(shard.mutex);
-  (previous_ == nullptr ? shard.first : previous_->next_) = next_;
+  AnswerWatch::Stripe& stripe = watch_->StripeOf(this);
+  const MutexLock lock(stripe.mutex);
+  (previous_ == nullptr ? stripe.first : previous_->next_) = next_;
   if (next_ != nullptr) next_->previous_ = previous_;
   watch_ = nullptr;
 }
@@ -73,9 +73,9 @@ AnswerWatch::~AnswerWatch() {
 
 std::vector<std::string> AnswerWatch::WaitingPeers() {
   std::vector<std::string> peers;
-  for (Shard& shard : shards_) {
-    const MutexLock lock(shard.mutex);  // so that no call goes meanwhile
-    for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
+  for (Stripe& stripe : stripes_) {
+    const MutexLock lock(stripe.mutex);  // so that no call goes meanwhile
+    for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
       try {  // no waiting for memory here: calls that would give it back wait for this lock
         const OnNoMemory no_memory(OnNoMemory::kThrow);
@@ -96,15 +96,15 @@ void AnswerWatch::Run() {
   while (!stop_) {
     if (wake_.WaitFor(mutex_, pause) || stop_) continue;  // woken before its time
     const TimePoint now = clock_.Now();
-    for (Shard& shard : shards_) Look(shard, now);
+    for (Stripe& stripe : stripes_) Look(stripe, now);
   }
 }
 
-void AnswerWatch::Look(Shard& shard, TimePoint now) {
+void AnswerWatch::Look(Stripe& stripe, TimePoint now) {
   std::vector<grpc_call*> unread;
   {
-    const MutexLock lock(shard.mutex);
-    for (WatchedCall* each = shard.first; each != nullptr; each = each->next_) {
+    const MutexLock lock(stripe.mutex);
+    for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->KeepsUp()) each->since_ = now;
       if (each->cut_off_ || now - each->since_ < timeout_) continue;
       try {

@@ -53,7 +53,7 @@ class WatchedCall {
 
   std::atomic<int64_t> held_bytes_{0};
   std::atomic<int64_t> taken_bytes_{0};
-  // Used by the watch, under the lock of the call's shard.
+  // Used by the watch, under the lock of the call's stripe.
   AnswerWatch* watch_ = nullptr;  // null: not watched
   grpc_call* call_ = nullptr;
   bool cut_off_ = false;
@@ -82,22 +82,22 @@ class AnswerWatch {
  private:
   friend class WatchedCall;
   // Calls come and go on many threads.
-  static constexpr size_t kShards = 16;
-  struct Shard {
+  static constexpr size_t kStripes = 16;
+  struct Stripe {
     Mutex mutex;
     WatchedCall* first ATTEND_GUARDED_BY(mutex) = nullptr;
   };
 
-  Shard& ShardOf(const WatchedCall* call) {
-    return shards_[reinterpret_cast<uintptr_t>(call) / 64 % kShards];
+  Stripe& StripeOf(const WatchedCall* call) {
+    return stripes_[reinterpret_cast<uintptr_t>(call) / 64 % kStripes];
   }
   void Run();
-  void Look(Shard& shard, TimePoint now);
+  void Look(Stripe& stripe, TimePoint now);
 
   const Duration timeout_;
   const Clock& clock_;
   const std::function<void(const std::string&)> unread_;
-  std::array<Shard, kShards> shards_;
+  std::array<Stripe, kStripes> stripes_;
   Mutex mutex_;
   CondVar wake_;
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
