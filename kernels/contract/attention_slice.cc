@@ -37,9 +37,12 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
     view.data = Advance(view.data, b * view.stride_b + head * view.stride_h, p.dtype);
   };
   move(a->q, head_q);
-  move(a->k, head_kv);
-  move(a->v, head_kv);
   move(a->o, head_q);
+  for (ConstTensorView* view : {&a->k, &a->v}) {
+    const int64_t sequence = p.page_rows > 0 ? 0 : b * view->stride_b;  // pages are all sequences'
+    view->data = Advance(view->data, sequence + head_kv * view->stride_h, p.dtype);
+  }
+  a->kv_pages.pages = Advance(a->kv_pages.pages, b * a->kv_pages.stride);
   a->lse = Advance(a->lse, b * a->lse_stride_b + head_q * a->lse_stride_h);
   a->bias.data =
       Advance(a->bias.data, b * a->bias.stride_b + head_q * a->bias.stride_h, a->bias.dtype);
@@ -80,6 +83,7 @@ AttentionSlice WholeSlice(const Problem& p) { return {0, p.batch, 0, p.heads_kv,
 bool RowsCanBeSliced(const Attention& a) {
   const Problem& p = a.problem;
   if (p.packed || a.q_lengths != nullptr || a.kv_lengths != nullptr) return false;
+  if (p.key_offset != 0 || p.keys_after != 0) return false;
   if (p.mask.unrestricted()) return !p.has_alibi;
   if (p.mask.right != 0) return false;
   return p.mask.alignment == Alignment::kBottomRight || p.len_q <= p.len_k;

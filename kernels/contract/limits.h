@@ -14,6 +14,8 @@ inline constexpr int64_t kHeadsMax = int64_t{1} << 16;        // query heads
 inline constexpr int64_t kLengthMax = int64_t{1} << 30;       // tokens of one sequence
 inline constexpr int64_t kTotalTokensMax = int64_t{1} << 40;  // tokens of all packed sequences
 inline constexpr int64_t kHeadDimMax = 256;                   // D and Dv
+inline constexpr int64_t kPageRowsMin = 16;                   // keys in a page: a power of two
+inline constexpr int64_t kPageRowsMax = 1024;
 
 // A magnitude above which |scale * q.k| of ordinary data overflows fp32 is the caller's business
 // (IEEE applies); these only keep parameters finite and meaningful.

@@ -47,6 +47,19 @@ Status CheckShape(const Problem& p) {
   return Status();
 }
 
+Status CheckKeys(const Problem& p) {
+  ATTEND_RETURN_IF_ERROR(Bounded("key offset", p.key_offset, 0, kLengthMax));
+  ATTEND_RETURN_IF_ERROR(Bounded("keys after the part", p.keys_after, 0, kLengthMax));
+  ATTEND_RETURN_IF_ERROR(
+      Bounded("keys of the whole", p.key_offset + p.len_k + p.keys_after, 0, kLengthMax));
+  if (p.page_rows == 0) return Status();
+  if (p.packed) return InvalidArgument("keys are in pages, sequences must not be packed");
+  ATTEND_RETURN_IF_ERROR(Bounded("rows of a page", p.page_rows, kPageRowsMin, kPageRowsMax));
+  if ((p.page_rows & (p.page_rows - 1)) == 0) return Status();
+  return InvalidArgument("rows of a page are " + std::to_string(p.page_rows) +
+                         ", must be a power of two");
+}
+
 Status CheckSizes(const Problem& p) {
   const int64_t sequences = p.packed ? 1 : p.batch;
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
@@ -86,6 +99,7 @@ Result<int64_t> CheckedProduct(std::string_view what, int64_t a, int64_t b, int6
 
 Status Check(const Problem& p) {
   ATTEND_RETURN_IF_ERROR(CheckShape(p));
+  ATTEND_RETURN_IF_ERROR(CheckKeys(p));
   ATTEND_RETURN_IF_ERROR(CheckSizes(p));
   if (!std::isfinite(p.scale)) {
     return InvalidArgument("scale is " + std::to_string(p.scale) + ", must be finite");
@@ -158,6 +172,9 @@ std::string Describe(const Problem& p) {
   add("D", p.dim);
   add("Dv", p.dim_v);
   if (p.packed) text += " packed";
+  if (p.page_rows > 0) add("page", p.page_rows);
+  if (p.key_offset > 0) add("from", p.key_offset);
+  if (p.keys_after > 0) add("after", p.keys_after);
   if (!p.mask.unrestricted()) {
     text += p.mask.alignment == Alignment::kBottomRight ? " mask-br[" : " mask-tl[";
     text += std::to_string(p.mask.left) + "," + std::to_string(p.mask.right) + "]";

@@ -48,6 +48,12 @@ struct Problem {
   bool packed = false;            // sequences lie end to end; q/kv_offsets say where
   int64_t total_q = 0;            // packed: rows of Q over all sequences
   int64_t total_k = 0;            // packed: rows of K over all sequences
+  int64_t page_rows = 0;          // K and V are in pages of so many keys; 0: they are not
+  // The keys are a part of longer sequences, whose partial answers the caller merges
+  // (softmax_state.h): key j of the part is key key_offset + j. Masks and ALiBi count keys and
+  // lengths of the whole; a sink belongs to one part only.
+  int64_t key_offset = 0;
+  int64_t keys_after = 0;  // keys of the whole after the part's
   Mask mask;
   float scale = 0.0f;    // finite; the caller has put in 1/sqrt(D) if none was given
   float softcap = 0.0f;  // 0 = off, else > 0
@@ -82,6 +88,15 @@ struct TensorView {
   int64_t stride_l = 0;
 };
 
+// Where K and V are in pages: key j of sequence b is row j % page_rows of the page whose number is
+// pages[b * stride + j / page_rows], in K and in V. There a view's stride_b is the distance from
+// page n to page n + 1, and stride_h and stride_l are a page's own. Every number up to the
+// sequence's length is valid; what is beyond it is never read. Sequences may share pages.
+struct PageTable {
+  const int32_t* pages = nullptr;
+  int64_t stride = 0;  // entries from one sequence to the next
+};
+
 // Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous.
 struct BiasView {
   const void* data = nullptr;
@@ -107,6 +122,7 @@ struct Attention {
   const int64_t* kv_lengths = nullptr;  // [B] true lengths <= Lk, dense layouts; may be null
   const int64_t* q_offsets = nullptr;   // [B + 1] cumulative, packed
   const int64_t* kv_offsets = nullptr;  // [B + 1] cumulative, packed
+  PageTable kv_pages;                   // if page_rows > 0
 };
 
 // One output row: sequence, query head, query row within the sequence.
@@ -130,6 +146,12 @@ struct Sequence {
   int64_t offset = 0;  // of the diagonal, see Alignment
 };
 
+// Of a sequence with these lengths, see Alignment: from the part's keys, if they are a part.
+ATTEND_HD inline int64_t DiagonalOffset(const Problem& p, int64_t q_len, int64_t k_len) {
+  if (p.mask.alignment == Alignment::kTopLeft) return -p.key_offset;
+  return k_len + p.keys_after - q_len;
+}
+
 ATTEND_HD inline Sequence SequenceOf(const Attention& a, int64_t b) {
   Sequence s;
   if (a.problem.packed) {
@@ -143,8 +165,23 @@ ATTEND_HD inline Sequence SequenceOf(const Attention& a, int64_t b) {
     s.k_len = a.kv_lengths ? a.kv_lengths[b] : a.problem.len_k;
     s.q_rows = a.problem.len_q;
   }
-  s.offset = a.problem.mask.alignment == Alignment::kBottomRight ? s.k_len - s.q_len : 0;
+  s.offset = DiagonalOffset(a.problem, s.q_len, s.k_len);
   return s;
+}
+
+// The element of K's or V's view at which key j of sequence b's KV head h begins.
+ATTEND_HD inline int64_t KeyElement(const Attention& a, const ConstTensorView& view,
+                                    const Sequence& s, int64_t b, int64_t h, int64_t j) {
+  const int64_t rows = a.problem.page_rows;
+  if (rows == 0) return b * view.stride_b + h * view.stride_h + (s.k_row + j) * view.stride_l;
+  const int64_t page = a.kv_pages.pages[b * a.kv_pages.stride + j / rows];
+  return page * view.stride_b + h * view.stride_h + j % rows * view.stride_l;
+}
+
+// Of keys [j, j + keys), how many from j on are evenly spaced, stride_l apart.
+ATTEND_HD inline int64_t EvenKeys(const Problem& p, int64_t j, int64_t keys) {
+  const int64_t rows = p.page_rows;
+  return rows == 0 || keys < rows - j % rows ? keys : rows - j % rows;
 }
 
 // The keys [begin, end) that query row i of a sequence sees; begin >= end if there are none.

@@ -121,6 +121,9 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
                          const MemoryTraits& memory) {
+  if (device.kind == DeviceKind::kCuda && problem.page_rows > 0) {
+    return Unimplemented("no CUDA kernel reads K and V in pages");
+  }
   if (forced.empty() || forced == "auto") {
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
     return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");

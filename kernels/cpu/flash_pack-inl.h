@@ -109,10 +109,9 @@ HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dty
 constexpr int64_t ValueBlockStride(int64_t rows) { return rows * kValueBlock + kValueGap; }
 
 template <DType kType>
-void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows, int64_t dim,
-                  float* out) {
+void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows,
+                  int64_t block_stride, int64_t dim, float* out) {
   const hn::CappedTag<float, kValueBlock> d;
-  const int64_t block_stride = ValueBlockStride(rows);
   const int64_t whole = dim / kValueBlock;
   for (int64_t j = 0; j < rows; ++j) {  // row by row, as hardware prefetches best
     const int64_t row = index + j * stride;
@@ -131,16 +130,17 @@ void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows,
   }
 }
 
-// `rows` rows, `stride` apart, to fp32 blocks of [row][kValueBlock]; columns beyond dim become 0.
+// `rows` rows, `stride` apart, to fp32 blocks of [row][kValueBlock], `block_stride` apart; columns
+// beyond dim become 0.
 HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t stride,
-                           int64_t rows, int64_t dim, float* out) {
+                           int64_t rows, int64_t block_stride, int64_t dim, float* out) {
   switch (dtype) {
     case DType::kFloat16:
-      return PackValuesOf<DType::kFloat16>(data, index, stride, rows, dim, out);
+      return PackValuesOf<DType::kFloat16>(data, index, stride, rows, block_stride, dim, out);
     case DType::kBFloat16:
-      return PackValuesOf<DType::kBFloat16>(data, index, stride, rows, dim, out);
+      return PackValuesOf<DType::kBFloat16>(data, index, stride, rows, block_stride, dim, out);
     case DType::kFloat32:
-      return PackValuesOf<DType::kFloat32>(data, index, stride, rows, dim, out);
+      return PackValuesOf<DType::kFloat32>(data, index, stride, rows, block_stride, dim, out);
   }
 }
 

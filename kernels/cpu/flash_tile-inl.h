@@ -219,20 +219,23 @@ HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys
 // that lie apart may share a cache set.
 void TileRun::LoadKeys(int64_t j, int64_t keys) {
   const int64_t h_kv = tile_.head / p_.group();
-  const int64_t k =
-      tile_.b * a_.k.stride_b + h_kv * a_.k.stride_h + (sequence_.k_row + j) * a_.k.stride_l;
-  const int64_t v =
-      tile_.b * a_.v.stride_b + h_kv * a_.v.stride_h + (sequence_.k_row + j) * a_.v.stride_l;
-  if (p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
-    k_ = static_cast<const float*>(a_.k.data) + k;
-  } else {
-    for (int64_t n = 0; n < keys; ++n) {
-      WidenRow(a_.k.data, p_.dtype, k + n * a_.k.stride_l, p_.dim, s_.k + n * p_.dim);
-    }
-    k_ = s_.k;
-  }
   block_stride_ = ValueBlockStride(keys);
-  PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, keys, p_.dim_v, s_.v);
+  k_ = s_.k;
+  for (int64_t n = 0; n < keys;) {  // once, unless K and V are in pages
+    const int64_t run = EvenKeys(p_, j + n, keys - n);
+    const int64_t k = KeyElement(a_, a_.k, sequence_, tile_.b, h_kv, j + n);
+    const int64_t v = KeyElement(a_, a_.v, sequence_, tile_.b, h_kv, j + n);
+    if (run == keys && p_.dtype == DType::kFloat32 && a_.k.stride_l == p_.dim) {
+      k_ = static_cast<const float*>(a_.k.data) + k;
+    } else {
+      for (int64_t i = 0; i < run; ++i) {
+        WidenRow(a_.k.data, p_.dtype, k + i * a_.k.stride_l, p_.dim, s_.k + (n + i) * p_.dim);
+      }
+    }
+    PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, run, block_stride_, p_.dim_v,
+               s_.v + n * kValueBlock);
+    n += run;
+  }
 }
 
 // What masks and ALiBi need to know of each lane, relative to key j. What becomes of lanes without
@@ -387,9 +390,9 @@ bool TileRun::OutputFinite() const {
 bool TileRun::HasHugeValues() const {
   const auto keys = static_cast<uint64_t>(keys_.end - keys_.begin);
   const float most = std::ldexp(std::numeric_limits<float>::max(), -std::bit_width(keys));
-  const int64_t head = tile_.b * a_.v.stride_b + tile_.head / p_.group() * a_.v.stride_h;
   for (int64_t j = keys_.begin; j < keys_.end; ++j) {
-    WidenRow(a_.v.data, p_.dtype, head + (sequence_.k_row + j) * a_.v.stride_l, p_.dim_v, s_.rows);
+    const int64_t v = KeyElement(a_, a_.v, sequence_, tile_.b, tile_.head / p_.group(), j);
+    WidenRow(a_.v.data, p_.dtype, v, p_.dim_v, s_.rows);
     for (int64_t d = 0; d < p_.dim_v; ++d) {
       if (std::isfinite(s_.rows[d]) && std::abs(s_.rows[d]) > most) return true;
     }

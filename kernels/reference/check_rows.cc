@@ -204,7 +204,6 @@ void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFac
   row->low.fill(zero ? 0 : kInfinity);
   row->high.fill(zero ? 0 : -kInfinity);
   std::array<float, kHeadDimMax> v;
-  const int64_t base = id.b * a.v.stride_b + (id.h / p.group()) * a.v.stride_h;
   const KeyRange keys = VisibleKeys(p.mask, s, id.i);
   for (int64_t j = keys.begin; j < keys.end && !Stopped(stop); ++j) {
     const int64_t bias =
@@ -213,7 +212,8 @@ void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFac
         LoadElement(a.bias.data, a.bias.dtype, bias) == -std::numeric_limits<float>::infinity()) {
       continue;
     }
-    LoadElements(a.v.data, p.dtype, base + (s.k_row + j) * a.v.stride_l, p.dim_v, v.data());
+    const int64_t at = KeyElement(a, a.v, s, id.b, id.h / p.group(), j);
+    LoadElements(a.v.data, p.dtype, at, p.dim_v, v.data());
     for (int64_t d = 0; d < p.dim_v; ++d) {
       if (!std::isfinite(v[d])) continue;
       row->low[d] = std::min(row->low[d], static_cast<double>(v[d]));

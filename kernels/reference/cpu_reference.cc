@@ -110,8 +110,7 @@ class RowScores {
  private:
   KeyScore Compute(int64_t j) {
     const Problem& p = a_.problem;
-    const int64_t k = id_.b * a_.k.stride_b + (id_.h / p.group()) * a_.k.stride_h +
-                      (s_.k_row + j) * a_.k.stride_l;
+    const int64_t k = KeyElement(a_, a_.k, s_, id_.b, id_.h / p.group(), j);
     LoadElements(a_.k.data, p.dtype, k, p.dim, k_.data());
     const ScoreTerms terms = TermsOf(a_, s_, id_, j, q_.data(), k_.data());
     KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
@@ -154,13 +153,13 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
   }
 
   std::array<float, kHeadDimMax> v;
-  const int64_t v_base = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
   row.ForEach([&](int64_t j, const KeyScore& score) {
     if (score.value == -kInfinity) return;
     // Never 0, however small: a visible key's Inf is Inf times something.
     const double exponential = ScaledExp(score.value, state.max);
     const double weight = exponential == 0 ? std::numeric_limits<double>::min() : exponential;
-    LoadElements(a.v.data, p.dtype, v_base + (s.k_row + j) * a.v.stride_l, p.dim_v, v.data());
+    const int64_t v_at = KeyElement(a, a.v, s, b, h / p.group(), j);
+    LoadElements(a.v.data, p.dtype, v_at, p.dim_v, v.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * static_cast<double>(v[d]);
     if (sums) sums->Add(score, weight, v.data());
     state.sum += weight;

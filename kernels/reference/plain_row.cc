@@ -33,11 +33,13 @@ float Round(DType dtype, float value) {
 // itself with every addition.
 constexpr int64_t kKeysAtOnce = 8;
 
-void PlainDots(const Attention& a, int64_t k, const float* q, int64_t count, float* dots) {
+void PlainDots(const Attention& a, const Sequence& s, const RowId& id, int64_t j, const float* q,
+               int64_t count, float* dots) {
   const Problem& p = a.problem;
   std::array<std::array<float, kHeadDimMax>, kKeysAtOnce> rows;
   for (int64_t n = 0; n < count; ++n) {
-    LoadElements(a.k.data, p.dtype, k + n * a.k.stride_l, p.dim, rows[n].data());
+    const int64_t k = KeyElement(a, a.k, s, id.b, id.h / p.group(), j + n);
+    LoadElements(a.k.data, p.dtype, k, p.dim, rows[n].data());
   }
   for (int64_t n = count; n < kKeysAtOnce; ++n) std::fill_n(rows[n].begin(), p.dim, 0.0f);
   // Not in `dots` itself: that might be where q is, and would be stored with every addition.
@@ -102,9 +104,7 @@ class PlainScores {
   static constexpr int64_t kKept = 65536;
 
   void Compute(int64_t j, int64_t count, float* scores) const {
-    const int64_t k = id_.b * a_.k.stride_b + (id_.h / a_.problem.group()) * a_.k.stride_h +
-                      (s_.k_row + j) * a_.k.stride_l;
-    PlainDots(a_, k, q_.data(), count, scores);
+    PlainDots(a_, s_, id_, j, q_.data(), count, scores);
     for (int64_t n = 0; n < count; ++n) {
       scores[n] = PlainScore(a_, s_, id_.b, id_.h, id_.i, j + n, scores[n]);
     }
@@ -142,12 +142,12 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   if (empty) return;
   factor *= InverseSum(state);
 
-  const int64_t v = b * a.v.stride_b + (h / p.group()) * a.v.stride_h;
   std::array<float, kHeadDimMax> values;
   scores.ForEach([&](int64_t j, float score) {
     // Divided before they are added up: sums of the largest values would overflow.
     const float weight = Round(p.dtype, std::exp(score - max)) * factor;
-    LoadElements(a.v.data, p.dtype, v + (s.k_row + j) * a.v.stride_l, p.dim_v, values.data());
+    const int64_t v = KeyElement(a, a.v, s, b, h / p.group(), j);
+    LoadElements(a.v.data, p.dtype, v, p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];
   });
   for (int64_t d = 0; d < p.dim_v; ++d) o[d] = Round(p.dtype, o[d]);

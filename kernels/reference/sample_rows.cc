@@ -39,11 +39,10 @@ ColumnRanges RangesOf(const Attention& a, const Sequence& s, int64_t b, int64_t 
                       const StopFlag* stop) {
   const Problem& p = a.problem;
   ColumnRanges ranges;
-  const int64_t base = b * a.v.stride_b + h_kv * a.v.stride_h;
   std::array<float, kHeadDimMax> values;
   uint32_t bad = 0;
   for (int64_t j = 0; j < s.k_len && !Stopped(stop); ++j) {
-    LoadElements(a.v.data, p.dtype, base + (s.k_row + j) * a.v.stride_l, p.dim_v, values.data());
+    LoadElements(a.v.data, p.dtype, KeyElement(a, a.v, s, b, h_kv, j), p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) {
       bad |= NotFinite(values[d]);
       ranges.low[d] = std::min(ranges.low[d], values[d]);

@@ -7,14 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
-
-#include "kernels/reference/check_rows.h"
 
 namespace attend::test {
 namespace {
 
-constexpr int kGuard = 0xa5;
 constexpr int kUnreadable = 0xff;  // NaN in every dtype
 constexpr int64_t kAlignment = 64;
 
@@ -105,18 +103,17 @@ Problem Complete(const ProblemSpec& spec) {
   return p;
 }
 
-// Writes rows [first, first + rows) of every head; what is not written stays NaN.
-void FillRows(const ConstTensorView& view, DType dtype, int64_t b, int64_t heads, int64_t first,
-              int64_t rows, int64_t dim, double magnitude, Values* values) {
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t base = b * view.stride_b + h * view.stride_h + (first + i) * view.stride_l;
-      for (int64_t d = 0; d < dim; ++d) {
-        StoreElement(const_cast<void*>(view.data), dtype, base + d,
-                     static_cast<float>(magnitude * values->Normal()));
-      }
-    }
+// Writes the row at `base`; what is not written stays NaN.
+void FillRow(const ConstTensorView& view, DType dtype, int64_t base, int64_t dim, double magnitude,
+             Values* values) {
+  for (int64_t d = 0; d < dim; ++d) {
+    StoreElement(const_cast<void*>(view.data), dtype, base + d,
+                 static_cast<float>(magnitude * values->Normal()));
   }
+}
+
+int64_t QueryElement(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i) {
+  return b * a.q.stride_b + h * a.q.stride_h + (s.q_row + i) * a.q.stride_l;
 }
 
 void FillTensors(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
@@ -124,9 +121,17 @@ void FillTensors(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
   Values q(seed, 1), k(seed, 2), v(seed, 3);
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = SequenceOf(a, b);
-    FillRows(a.q, p.dtype, b, p.heads_q, s.q_row, s.q_len, p.dim, spec.magnitude_q, &q);
-    FillRows(a.k, p.dtype, b, p.heads_kv, s.k_row, s.k_len, p.dim, 1, &k);
-    FillRows(a.v, p.dtype, b, p.heads_kv, s.k_row, s.k_len, p.dim_v, 1, &v);
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      for (int64_t i = 0; i < s.q_len; ++i) {
+        FillRow(a.q, p.dtype, QueryElement(a, s, b, h, i), p.dim, spec.magnitude_q, &q);
+      }
+    }
+    for (int64_t h = 0; h < p.heads_kv; ++h) {
+      for (int64_t j = 0; j < s.k_len; ++j) {
+        FillRow(a.k, p.dtype, KeyElement(a, a.k, s, b, h, j), p.dim, 1, &k);
+        FillRow(a.v, p.dtype, KeyElement(a, a.v, s, b, h, j), p.dim_v, 1, &v);
+      }
+    }
   }
 }
 
@@ -156,7 +161,29 @@ void FillBias(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
   }
 }
 
+// Each sequence's pages, all different and in no order; one page in between is nobody's.
+struct Pages {
+  int64_t stride = 0;  // of the table
+  int64_t count = 0;
+};
+Pages CountPages(const Problem& p) {
+  const int64_t stride = p.page_rows == 0 ? 0 : (p.len_k + p.page_rows - 1) / p.page_rows;
+  return {stride, p.batch * stride + 1};
+}
+
+void FillPageTable(Attention* a, std::byte* place, uint64_t seed) {
+  const Problem& p = a->problem;
+  if (p.page_rows == 0) return;
+  const Pages pages = CountPages(p);
+  std::vector<int32_t> numbers(static_cast<size_t>(pages.count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::shuffle(numbers.begin(), numbers.end(), std::mt19937_64(seed));
+  std::memcpy(place, numbers.data(), static_cast<size_t>(p.batch * pages.stride) * 4);
+  a->kv_pages = {reinterpret_cast<const int32_t*>(place), pages.stride};
+}
+
 struct Places {
+  int64_t kv_pages;
   int64_t q, k, v, o, lse, bias, alibi, sinks, q_lengths, kv_lengths, q_offsets, kv_offsets;
 };
 
@@ -180,16 +207,22 @@ void PlaceInputs(const ProblemSpec& spec, Attention* a, Cursor* cursor, Places* 
   const int64_t shift = spec.misaligned_elements * size;
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
   const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  const auto place = [&](ConstTensorView* view, int64_t heads, int64_t rows, int64_t dim) {
-    const Strides s = Place(spec.layout, p.packed, p.batch, heads, rows, dim);
+  const auto place = [&](ConstTensorView* view, int64_t batch, int64_t heads, int64_t rows,
+                         int64_t dim) {
+    const Strides s = Place(spec.layout, p.packed, batch, heads, rows, dim);
     view->stride_b = s.b;
     view->stride_h = s.h;
     view->stride_l = s.l;
     return cursor->Take(s.elements * size, shift);
   };
-  at->q = place(&a->q, p.heads_q, rows_q, p.dim);
-  at->k = place(&a->k, p.heads_kv, rows_k, p.dim);
-  at->v = place(&a->v, p.heads_kv, rows_k, p.dim_v);
+  at->q = place(&a->q, p.batch, p.heads_q, rows_q, p.dim);
+  const Pages pages = CountPages(p);
+  const bool paged = p.page_rows > 0;
+  const int64_t key_batch = paged ? pages.count : p.batch;
+  const int64_t key_rows = paged ? p.page_rows : rows_k;
+  at->k = place(&a->k, key_batch, p.heads_kv, key_rows, p.dim);
+  at->v = place(&a->v, key_batch, p.heads_kv, key_rows, p.dim_v);
+  at->kv_pages = cursor->Take(p.batch * pages.stride * 4);
   PlaceBias(spec, a, cursor, at);
   a->alibi_stride_b = spec.alibi_per_sequence ? p.heads_q : 0;
   at->alibi = cursor->Take((spec.alibi_per_sequence ? p.batch : 1) * p.heads_q * 4);
@@ -291,6 +324,7 @@ OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed) {
   const int64_t* kv_lengths = StoreLengths(in + at.kv_lengths, spec.kv_lengths, packed);
   (packed ? a.q_offsets : a.q_lengths) = q_lengths;
   (packed ? a.kv_offsets : a.kv_lengths) = kv_lengths;
+  FillPageTable(&a, in + at.kv_pages, seed);
   a.q.data = in + at.q;
   a.k.data = in + at.k;
   a.v.data = in + at.v;
@@ -304,81 +338,6 @@ OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed) {
   FillPerHead(spec, &a, in, at, seed);
   owned.ResetOutput();
   return owned;
-}
-
-WorkItem OwnedAttention::Item(const Selection& selection) const {
-  return WorkItem{attention, selection, {input}, {output}};
-}
-
-void OwnedAttention::ResetOutput() {
-  std::memset(output.data, kGuard, static_cast<size_t>(output.bytes));
-  PoisonOutput(attention);
-}
-
-std::vector<std::byte> OwnedAttention::OutputBytes() const {
-  const auto* data = static_cast<const std::byte*>(output.data);
-  return std::vector<std::byte>(data, data + output.bytes);
-}
-
-bool OwnedAttention::GuardsIntact() const {
-  // On a copy, what may be written is overwritten with the pattern; then all of it must match.
-  std::vector<std::byte> bytes = OutputBytes();
-  const auto* base = static_cast<const std::byte*>(output.data);
-  const Problem& p = attention.problem;
-  const int64_t size = DTypeBytes(p.dtype);
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = SequenceOf(attention, b);
-    for (int64_t h = 0; h < p.heads_q; ++h) {
-      for (int64_t i = 0; i < s.q_rows; ++i) {
-        const TensorView& o = attention.o;
-        const int64_t row = b * o.stride_b + h * o.stride_h + (s.q_row + i) * o.stride_l;
-        const int64_t at = static_cast<const std::byte*>(o.data) - base + row * size;
-        std::memset(bytes.data() + at, kGuard, static_cast<size_t>(p.dim_v * size));
-        if (attention.lse == nullptr) continue;
-        const float* lse =
-            attention.lse + b * attention.lse_stride_b + h * attention.lse_stride_h + s.q_row + i;
-        std::memset(bytes.data() + (reinterpret_cast<const std::byte*>(lse) - base), kGuard, 4);
-      }
-    }
-  }
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](std::byte byte) { return byte == std::byte{kGuard}; });
-}
-
-namespace {
-
-void* Element(const void* data, DType dtype, int64_t index) {
-  return static_cast<std::byte*>(const_cast<void*>(data)) + index * DTypeBytes(dtype);
-}
-
-}  // namespace
-
-void* OwnedAttention::Q(int64_t b, int64_t h, int64_t i, int64_t d) {
-  const ConstTensorView& t = attention.q;
-  const int64_t row = SequenceOf(attention, b).q_row + i;
-  return Element(t.data, attention.problem.dtype,
-                 b * t.stride_b + h * t.stride_h + row * t.stride_l + d);
-}
-
-void* OwnedAttention::K(int64_t b, int64_t h_kv, int64_t j, int64_t d) {
-  const ConstTensorView& t = attention.k;
-  const int64_t row = SequenceOf(attention, b).k_row + j;
-  return Element(t.data, attention.problem.dtype,
-                 b * t.stride_b + h_kv * t.stride_h + row * t.stride_l + d);
-}
-
-void* OwnedAttention::V(int64_t b, int64_t h_kv, int64_t j, int64_t d) {
-  const ConstTensorView& t = attention.v;
-  const int64_t row = SequenceOf(attention, b).k_row + j;
-  return Element(t.data, attention.problem.dtype,
-                 b * t.stride_b + h_kv * t.stride_h + row * t.stride_l + d);
-}
-
-void* OwnedAttention::O(int64_t b, int64_t h, int64_t i, int64_t d) {
-  const TensorView& t = attention.o;
-  const int64_t row = SequenceOf(attention, b).q_row + i;
-  return Element(t.data, attention.problem.dtype,
-                 b * t.stride_b + h * t.stride_h + row * t.stride_l + d);
 }
 
 void Set(const Attention& attention, void* element, float value) {

@@ -50,6 +50,10 @@ ProblemSpec MakeSpec(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t l
 // (multiply-adds <= work_max) for every row to be checked in double.
 ProblemSpec RandomSpec(uint64_t seed, double work_max = 2e6);
 
+// The same with K and V in pages; nothing changes if it is packed. From the same seed it has the
+// same values.
+ProblemSpec InPages(ProblemSpec spec, int64_t page_rows);
+
 // Everything Describe says and what only the spec knows: the text of a failure.
 std::string Describe(const ProblemSpec& spec);
 

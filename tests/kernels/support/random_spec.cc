@@ -111,6 +111,13 @@ ProblemSpec RandomSpec(uint64_t seed, double work_max) {
   spec.layout = draw.Pick(kLayouts);
   DrawLengths(&draw, &spec);
   DrawFeatures(&draw, &spec);
+  if (draw.Chance(0.15)) spec.problem.key_offset = draw.Range(1, 200);
+  if (draw.Chance(0.15)) spec.problem.keys_after = draw.Range(1, 200);
+  return spec;
+}
+
+ProblemSpec InPages(ProblemSpec spec, int64_t page_rows) {
+  spec.problem.page_rows = spec.problem.packed ? 0 : page_rows;
   return spec;
 }
 
