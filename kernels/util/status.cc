@@ -16,6 +16,7 @@ std::string_view CodeName(Code code) {
       {Code::kPermissionDenied, "PERMISSION_DENIED"},
       {Code::kResourceExhausted, "RESOURCE_EXHAUSTED"},
       {Code::kFailedPrecondition, "FAILED_PRECONDITION"},
+      {Code::kOutOfRange, "OUT_OF_RANGE"},
       {Code::kUnimplemented, "UNIMPLEMENTED"},
       {Code::kInternal, "INTERNAL"},
       {Code::kUnavailable, "UNAVAILABLE"}};

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What requests do with sessions: they hold caches, append to them and let them go.
+
+#include <algorithm>
+#include <cassert>
+
+#include "kernels/contract/limits.h"
+#include "server/sessions/session_table.h"
+
+namespace attend {
+namespace {
+
+std::string NameOf(int64_t index) { return "sessions[" + std::to_string(index) + "]"; }
+
+Status WrongLength(const Layer& layer, const CacheUse& use, const std::string& name) {
+  const std::string lengths = name + ".length is " + std::to_string(use.length) +
+                              ", the layer has " + std::to_string(layer.length) + " tokens";
+  if (layer.evicted_from >= 0 && use.length > layer.length) {
+    return Status(Code::kOutOfRange, lengths + ": the others were evicted; append them again");
+  }
+  return Status(Code::kFailedPrecondition, lengths);
+}
+
+}  // namespace
+
+CacheHold::~CacheHold() { table_.EndHold(*this, false); }
+
+void CacheHold::Commit() { table_.EndHold(*this, true); }
+
+Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session& session,
+                              int64_t new_rows, bool& there) const {
+  const std::string name = NameOf(index);
+  if (use.layer < 0 || use.layer >= std::ssize(session.layers)) {
+    return InvalidArgument(name + ".layer is " + std::to_string(use.layer) + ", must be in [0, " +
+                           std::to_string(session.layers.size() - 1) + "]");
+  }
+  const Layer& layer = session.layers[use.layer];
+  there = new_rows > 0 && !use.append_id.empty() && use.append_id == layer.append_id &&
+          use.length == layer.append_begin && layer.length == use.length + new_rows;
+  if (there) return Status();
+  if (use.length != layer.length) return WrongLength(layer, use, name);
+  if (new_rows > 0 && layer.changing) {
+    return Unavailable(name + ": another append to layer " + std::to_string(use.layer) +
+                       " is under way");
+  }
+  if (layer.length + new_rows <= kLengthMax) return Status();
+  return InvalidArgument(name + " would have " + std::to_string(layer.length + new_rows) +
+                         " tokens, may have at most " + std::to_string(kLengthMax));
+}
+
+Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<const CacheUse> uses,
+                                                      int64_t new_rows) {
+  std::unique_ptr<CacheHold> hold(new CacheHold(*this));
+  hold->uses_.assign(uses.begin(), uses.end());
+  const MutexLock lock(mutex_);
+  const Status status = FillHold(tenant, new_rows, *hold);
+  if (status.ok()) return hold;
+  hold->sequences_.clear();
+  hold->sessions_.clear();
+  return status;
+}
+
+Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
+  int64_t there_count = 0;
+  for (int64_t n = 0; n < std::ssize(hold.uses_); ++n) {
+    const CacheUse& use = hold.uses_[n];
+    Result<SessionRef> found = Find(tenant, use.session);
+    if (!found.ok())
+      return Status(found.status().code(), NameOf(n) + ": " + found.status().message());
+    const SessionRef& session = *found;
+    if (std::find(hold.sessions_.begin(), hold.sessions_.end(), session) != hold.sessions_.end()) {
+      return InvalidArgument(NameOf(n) + " names a session a second time");
+    }
+    bool there = false;
+    ATTEND_RETURN_IF_ERROR(CheckUse(use, n, *session, new_rows, there));
+    there_count += there ? 1 : 0;
+    const Layer& layer = session->layers[use.layer];
+    if (n == 0) {
+      hold.device_ = session->device;
+      hold.base_ = pools_[session->device].pages->base();
+      hold.shape_ = layer.shape;
+      hold.layout_ = layer.layout;
+    }
+    if (session->device != hold.device_ || layer.shape != hold.shape_) {
+      return InvalidArgument(NameOf(n) +
+                             " has another device or shape than sessions[0]; those of "
+                             "one request must be alike");
+    }
+    hold.sessions_.push_back(session);
+  }
+  // All sequences' appends are committed at once, so a repeated request finds all of them or none.
+  if (there_count > 0 && there_count < std::ssize(hold.uses_)) {
+    return Status(Code::kFailedPrecondition,
+                  "sessions: some have been appended to under their append_id, others not");
+  }
+  hold.append_rows_ = there_count > 0 ? 0 : new_rows;
+  return TakeAppends(hold);
+}
+
+Status SessionTable::TakeAppends(CacheHold& hold) {
+  for (const SessionRef& session : hold.sessions_) ++session->in_use;
+  Status status;
+  const int64_t rows = hold.layout_.page_rows;
+  for (size_t n = 0; n < hold.sessions_.size() && status.ok(); ++n) {
+    const Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    CacheHold::Sequence sequence{{}, layer.length + hold.append_rows_};
+    const int64_t pages = (sequence.length + rows - 1) / rows;
+    sequence.pages.reserve(static_cast<size_t>(pages));
+    status = TakePages(*hold.sessions_[n], hold.layout_.page_bytes, pages - std::ssize(layer.pages),
+                       sequence.pages);
+    if (!status.ok()) break;
+    sequence.pages.insert(sequence.pages.begin(), layer.pages.begin(), layer.pages.end());
+    hold.sequences_.push_back(std::move(sequence));
+  }
+  PagePool& pool = *pools_[hold.device_].pages;
+  for (size_t n = 0; n < hold.sequences_.size(); ++n) {
+    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    const std::span<const PageNumber> pages = hold.sequences_[n].pages;
+    if (status.ok()) {
+      pool.AddReferences(pages.first(layer.pages.size()));
+      layer.changing |= hold.append_rows_ > 0;
+    } else {
+      DropPages(*hold.sessions_[n], layer, pages.subspan(layer.pages.size()));
+    }
+  }
+  if (!status.ok()) {
+    for (const SessionRef& session : hold.sessions_) --session->in_use;
+  }
+  return status;
+}
+
+void SessionTable::EndHold(CacheHold& hold, bool commit) {
+  const MutexLock lock(mutex_);
+  for (size_t n = 0; n < hold.sequences_.size(); ++n) {
+    Session& session = *hold.sessions_[n];
+    Layer& layer = session.layers[hold.uses_[n].layer];
+    const bool alive = sessions_.contains(session.id);
+    std::span<const PageNumber> pages = hold.sequences_[n].pages;
+    if (hold.append_rows_ > 0) {
+      layer.changing = false;
+      if (commit && alive) {
+        // The hold's references to the new pages become the layer's.
+        const size_t before = layer.pages.size();
+        layer.pages.insert(layer.pages.end(), pages.begin() + static_cast<int64_t>(before),
+                           pages.end());
+        pages = pages.first(before);
+        layer.append_begin = layer.length;
+        layer.append_id = hold.uses_[n].append_id;
+        layer.length = hold.sequences_[n].length;
+        layer.evicted_from = -1;
+        stats_.appended_tokens += hold.append_rows_;
+      }
+    }
+    DropPages(session, layer, pages);
+    --session.in_use;
+    if (alive) Touch(session);
+  }
+  hold.sequences_.clear();
+  hold.sessions_.clear();
+}
+
+}  // namespace attend

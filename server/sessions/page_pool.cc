@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/sessions/page_pool.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace attend {
+
+PagePool::PagePool(HostSpan memory, int64_t slab_bytes, std::function<void(char*, int64_t)> on_free)
+    : memory_(memory), slab_bytes_(slab_bytes), on_free_(std::move(on_free)) {
+  assert(slab_bytes % kPageUnitBytes == 0);
+  // The first slab begins one unit late, so that no page has the number 0; and no page's number is
+  // beyond what PageNumber holds.
+  const int64_t numbered = int64_t{std::numeric_limits<PageNumber>::max()} * kPageUnitBytes;
+  const int64_t bytes = std::min(memory.bytes, numbered) - kPageUnitBytes;
+  const int64_t count = bytes < slab_bytes ? 0 : bytes / slab_bytes;
+  slabs_.resize(static_cast<size_t>(count));
+  for (int64_t slab = 0; slab < count; ++slab) unused_.insert(slab);
+  stats_.total_bytes = stats_.free_bytes = count * slab_bytes;
+}
+
+PagePool::Place PagePool::PlaceOf(PageNumber page) const {
+  const int64_t offset = (int64_t{page} - 1) * kPageUnitBytes;
+  const int64_t slab = offset / slab_bytes_;
+  return {slab, offset % slab_bytes_ / slabs_[slab].page_bytes};
+}
+
+PageNumber PagePool::NumberOf(int64_t slab, int64_t index, int64_t page_bytes) const {
+  return static_cast<PageNumber>(1 + (slab * slab_bytes_ + index * page_bytes) / kPageUnitBytes);
+}
+
+int64_t PagePool::Room(int64_t page_bytes) const {
+  if (page_bytes > slab_bytes_) return 0;
+  const auto served = free_pages_.find(page_bytes);
+  const int64_t pages = served == free_pages_.end() ? 0 : served->second;
+  return pages + std::ssize(unused_) * PagesOf(page_bytes);
+}
+
+Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages) {
+  assert(page_bytes > 0 && page_bytes % kPageUnitBytes == 0);
+  const int64_t room = Room(page_bytes);
+  if (count > room) {
+    return ResourceExhausted(
+        "sessions need " + std::to_string(count) + " more pages of " + std::to_string(page_bytes) +
+        " bytes, " + std::to_string((count - room) * page_bytes) + " bytes more than are free of " +
+        std::to_string(stats_.total_bytes) + " (session-memory)");
+  }
+  pages.reserve(pages.size() + static_cast<size_t>(count));
+  for (int64_t n = 0; n < count; ++n) {
+    std::set<int64_t>& open = with_room_[page_bytes];
+    if (open.empty()) Open(*unused_.begin(), page_bytes);
+    const int64_t slab = *open.begin();
+    Slab& from = slabs_[slab];
+    const int32_t index = from.free.back();
+    from.free.pop_back();
+    if (from.free.empty()) open.erase(slab);
+    from.counts[index] = 1;
+    --free_pages_[page_bytes];
+    stats_.used_bytes += page_bytes;
+    pages.push_back(NumberOf(slab, index, page_bytes));
+  }
+  return Status();
+}
+
+void PagePool::Open(int64_t slab, int64_t page_bytes) {
+  Slab& opened = slabs_[slab];
+  const int64_t count = PagesOf(page_bytes);
+  opened.page_bytes = page_bytes;
+  opened.counts.assign(static_cast<size_t>(count), 0);
+  opened.free.resize(static_cast<size_t>(count));
+  for (int64_t n = 0; n < count; ++n) opened.free[n] = static_cast<int32_t>(count - 1 - n);
+  unused_.erase(slab);
+  with_room_[page_bytes].insert(slab);
+  free_pages_[page_bytes] += count;
+  stats_.free_bytes -= slab_bytes_;
+}
+
+void PagePool::AddReferences(std::span<const PageNumber> pages) {
+  for (const PageNumber page : pages) {
+    const Place place = PlaceOf(page);
+    Slab& slab = slabs_[place.slab];
+    assert(slab.counts[place.index] > 0);
+    if (++slab.counts[place.index] == 2) stats_.shared_bytes += slab.page_bytes;
+  }
+}
+
+int64_t PagePool::DropReferences(std::span<const PageNumber> pages) {
+  return std::count_if(pages.rbegin(), pages.rend(),
+                       [this](PageNumber page) { return Drop(page); });
+}
+
+bool PagePool::Drop(PageNumber page) {
+  const Place place = PlaceOf(page);
+  Slab& slab = slabs_[place.slab];
+  const int64_t page_bytes = slab.page_bytes;
+  assert(slab.counts[place.index] > 0);
+  const int32_t left = --slab.counts[place.index];
+  if (left == 1) stats_.shared_bytes -= page_bytes;
+  if (left > 0) return false;
+  if (on_free_) on_free_(data(page), page_bytes);
+  stats_.used_bytes -= page_bytes;
+  slab.free.push_back(static_cast<int32_t>(place.index));
+  with_room_[page_bytes].insert(place.slab);
+  ++free_pages_[page_bytes];
+  if (std::ssize(slab.free) < PagesOf(page_bytes)) return true;
+  with_room_[page_bytes].erase(place.slab);
+  free_pages_[page_bytes] -= std::ssize(slab.free);
+  slab = Slab();
+  unused_.insert(place.slab);
+  stats_.free_bytes += slab_bytes_;
+  return true;
+}
+
+int64_t PagePool::references(PageNumber page) const {
+  const Place place = PlaceOf(page);
+  return slabs_[place.slab].counts[place.index];
+}
+
+bool PagePool::Consistent() const {
+  Stats sums;
+  sums.total_bytes = stats_.total_bytes;
+  std::map<int64_t, int64_t> free_pages;
+  for (int64_t n = 0; n < std::ssize(slabs_); ++n) {
+    const Slab& slab = slabs_[n];
+    if ((slab.page_bytes == 0) != unused_.contains(n)) return false;
+    if (slab.page_bytes == 0) {
+      sums.free_bytes += slab_bytes_;
+      continue;
+    }
+    const auto unreferenced = std::count(slab.counts.begin(), slab.counts.end(), 0);
+    if (unreferenced != std::ssize(slab.free) || unreferenced == std::ssize(slab.counts)) {
+      return false;
+    }
+    for (const int32_t index : slab.free) {
+      if (slab.counts[index] != 0) return false;
+    }
+    for (const int32_t count : slab.counts) {
+      if (count > 0) sums.used_bytes += slab.page_bytes;
+      if (count > 1) sums.shared_bytes += slab.page_bytes;
+    }
+    free_pages[slab.page_bytes] += unreferenced;
+    const auto open = with_room_.find(slab.page_bytes);
+    if (open == with_room_.end() || open->second.contains(n) != !slab.free.empty()) return false;
+  }
+  for (const auto& [page_bytes, count] : free_pages_) {
+    const auto found = free_pages.find(page_bytes);
+    if (count != (found == free_pages.end() ? 0 : found->second)) return false;
+  }
+  return sums.used_bytes == stats_.used_bytes && sums.free_bytes == stats_.free_bytes &&
+         sums.shared_bytes == stats_.shared_bytes;
+}
+
+}  // namespace attend

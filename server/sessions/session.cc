@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/sessions/session.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace attend {
+namespace {
+
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + kPageUnitBytes - 1) / kPageUnitBytes * kPageUnitBytes;
+}
+
+}  // namespace
+
+PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows) {
+  const int64_t row_bytes = shape.heads_kv * DTypeBytes(shape.dtype);
+  const int64_t k_bytes = RoundUp(page_rows * row_bytes * shape.dim);
+  return {page_rows, k_bytes, k_bytes + RoundUp(page_rows * row_bytes * shape.dim_v)};
+}
+
+int64_t Session::length() const {
+  int64_t length = std::numeric_limits<int64_t>::max();
+  for (const Layer& layer : layers) length = std::min(length, layer.length);
+  return length;
+}
+
+}  // namespace attend

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A session: the KV cache of one sequence on one device. It has layers, each with a shape, a length
+// and pages of its own, as a model appends to one layer after another.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/contract/dtype.h"
+#include "server/sessions/page_pool.h"
+#include "server/util/clock.h"
+
+namespace attend {
+
+struct LayerShape {
+  DType dtype = DType::kFloat16;  // of K and V
+  int64_t heads_kv = 0;           // Hkv
+  int64_t dim = 0;                // D
+  int64_t dim_v = 0;              // Dv
+
+  friend bool operator==(const LayerShape&, const LayerShape&) = default;
+};
+
+// How a page holds its keys: K as [Hkv, page_rows, D], then V as [Hkv, page_rows, Dv], both at
+// multiples of kPageUnitBytes.
+struct PageLayout {
+  int64_t page_rows = 0;
+  int64_t k_bytes = 0;  // rounded up, so V begins there
+  int64_t page_bytes = 0;
+};
+PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows);
+
+struct Layer {
+  LayerShape shape;
+  PageLayout layout;
+  int64_t length = 0;             // tokens
+  std::vector<PageNumber> pages = {};  // ceil(length / page_rows), and more while an append is under way
+  // An append or a truncation is under way: no other may begin.
+  bool changing = false;
+  // The last append, so that it can be asked for again; empty: none.
+  std::string append_id = {};
+  int64_t append_begin = 0;
+  // Eviction took tokens from here on away; -1: it did not, or they were appended again.
+  int64_t evicted_from = -1;
+};
+
+struct Session {
+  std::string id;  // kTokenBytes random bytes
+  int tenant = 0;
+  int device = 0;
+  Duration lease{};     // the session ends so long after its last use
+  bool pinned = false;  // never evicted while its lease lasts
+  TimePoint last_used{};
+  int64_t in_use = 0;  // requests that read or change it
+  std::vector<Layer> layers;
+
+  // Of the shortest layer.
+  int64_t length() const;
+};
+
+}  // namespace attend
