@@ -91,6 +91,13 @@ class DeviceEvent {
   virtual ~DeviceEvent() = default;
 };
 
+// New rows for the end of every sequence's K and V, which are in pages. A lane writes them there
+// before anything reads them.
+struct KeyAppend {
+  int64_t rows = 0;      // to each sequence; counted in its length already
+  ConstTensorView k, v;  // [B, Hkv, rows, D] and [B, Hkv, rows, Dv], in one of the item's inputs
+};
+
 // One attention of a batch. Every input pointer of `attention` is inside one of `inputs` and every
 // output pointer inside one of `outputs` (or at its end, if nothing is read or written there);
 // these are host memory, which a device lane copies. Or the pointer is inside one of `in_place`.
@@ -117,6 +124,8 @@ struct WorkItem {
   // INVALID_ARGUMENT if the kernel cannot address them. The answer has the same bits as if the item
   // were copied. On the CPU this is ordinary memory.
   SpanList in_place = {};
+  // Rows to be written to K and V first; their pages are in place.
+  KeyAppend append = {};
   // Events that must have ended on the device before anything of this item begins: events of this
   // backend that live until Done, or null. They hold back every item of the batch, and the lane:
   // submit such an item alone, and leave another lane free. Work that never ends holds the lane

@@ -24,6 +24,7 @@
 #include <new>
 #include <thread>
 
+#include "kernels/cpu/append_keys.h"
 #include "kernels/cpu/flash.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/reference/check_rows.h"
@@ -34,6 +35,9 @@
 
 namespace attend {
 namespace {
+
+// More rows of K and V to append take longer than waking the lane's thread.
+constexpr int64_t kInlineAppendRowsMax = 16;
 
 int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
@@ -147,6 +151,7 @@ bool CpuLane::RunsOnCaller() {
   flash_.clear();
   for (const WorkItem& item : items_) {
     if (item.selection.kernel != KernelId::kCpuFlash) return false;
+    if (item.append.rows > kInlineAppendRowsMax) return false;
     flash_.push_back(&item.attention);
   }
   return CpuFlashRunsInline(flash_);
@@ -160,6 +165,7 @@ BatchOutcome CpuLane::Run() {
   stops_.clear();
   for (const WorkItem& item : items_) {
     if (item.poison_output) PoisonOutput(item.attention, item.stop);
+    if (item.append.rows > 0) AppendKeys(item.attention, item.append);
     if (item.selection.kernel != KernelId::kCpuFlash) continue;
     flash_.push_back(&item.attention);
     stops_.push_back(item.stop);

@@ -98,4 +98,42 @@ std::vector<MetricFamily> StagingStats::Collect() const {
           std::move(held), std::move(limit)};
 }
 
+std::vector<MetricFamily> SessionStats::Collect() const {
+  SessionTable::Stats stats;
+  if (table_ != nullptr) stats = table_->stats();
+  MetricFamily memory = EmptyFamily(
+      MetricType::Gauge, "attend_session_memory_bytes",
+      "Memory for sessions: used (pages that hold tokens), shared (of these, by several sessions "
+      "or running requests), free, and the limit");
+  for (size_t n = 0; n < devices_.size(); ++n) {
+    PagePool::Stats pool;
+    if (table_ != nullptr) pool = table_->memory(static_cast<int>(n));
+    for (const auto& [state, bytes] :
+         {std::pair{"used", pool.used_bytes}, std::pair{"shared", pool.shared_bytes},
+          std::pair{"free", pool.total_bytes - pool.used_bytes},
+          std::pair{"limit", pool.total_bytes}}) {
+      prometheus::ClientMetric& metric = AddMetric(memory, "device", devices_[n]);
+      metric.label.push_back({"state", state});
+      metric.gauge.value = static_cast<double>(bytes);
+    }
+  }
+  MetricFamily idle = EmptyFamily(MetricType::Counter, "attend_sessions_evicted_idle_seconds_total",
+                                  "Time that evicted sessions had not been used, summed up");
+  idle.metric.emplace_back().counter.value = stats.evicted_idle_seconds;
+  return {
+      GaugeFamily("attend_sessions", "Sessions that exist", stats.sessions),
+      CounterFamily("attend_sessions_created_total", "Sessions made, forks included",
+                    stats.created),
+      CounterFamily("attend_sessions_expired_total", "Sessions whose lease ended", stats.expired),
+      CounterFamily("attend_sessions_evictions_total",
+                    "Times that a session lost tokens because others needed its memory",
+                    stats.evictions),
+      CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of pages that were evicted",
+                    stats.evicted_bytes),
+      std::move(idle),
+      CounterFamily("attend_session_appended_tokens_total",
+                    "Tokens appended to sessions, counted in each layer", stats.appended_tokens),
+      std::move(memory)};
+}
+
 }  // namespace attend

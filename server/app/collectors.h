@@ -9,6 +9,7 @@
 #include <prometheus/metric_family.h>
 
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/regions/region_registry.h"
+#include "server/sessions/session_table.h"
 #include "server/upload/staging.h"
 
 namespace attend {
@@ -56,6 +58,21 @@ class StagingStats final : public prometheus::Collectable {
 
  private:
   const StagingBudget& budget_;
+};
+
+// attend_sessions, attend_sessions_created_total, _expired_total, _evictions_total,
+// _evicted_bytes_total, _evicted_idle_seconds_total, attend_session_appended_tokens_total, and
+// attend_session_memory_bytes{device,state}; zeros without a table.
+class SessionStats final : public prometheus::Collectable {
+ public:
+  // Null: sessions are off. `devices` are the names of the table's.
+  SessionStats(const SessionTable* table, std::vector<std::string> devices)
+      : table_(table), devices_(std::move(devices)) {}
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  const SessionTable* const table_;
+  const std::vector<std::string> devices_;
 };
 
 }  // namespace attend

@@ -19,6 +19,7 @@
 namespace attend {
 namespace {
 
+constexpr int64_t kMiB = int64_t{1} << 20;
 // gRPC counts a message's bytes in a signed 32-bit integer.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 // With less, gRPC would end calls that respect --max-request-bytes.
@@ -97,6 +98,18 @@ void AddSharedMemory(CLI::App& app, Config& c) {
              "Let these clients lend GPU memory (CUDA IPC), which kernels then read and write in "
              "place. Needs --shared-memory and a GPU. A client that frees lent memory while it is "
              "in use can take the device down");
+}
+
+void AddSessions(CLI::App& app, Config& c) {
+  Group group(app, "Sessions");
+  group
+      .Bytes("--session-memory", c.session_memory_bytes, 0, kBytesMax,
+             "Bytes of memory on each CPU device for K and V that stay at the server. 0: none")
+      ->default_str("an eighth of the memory that the server may use");
+  group.Number("--session-lease", c.session_lease_seconds, 1, 86400, "SECONDS",
+               "Seconds after its last use at which a session ends, if it does not ask for another "
+               "lease");
+  group.Int("--max-sessions", c.max_sessions, 1, 1 << 20, "Sessions that may exist at once");
 }
 
 void AddBatches(CLI::App& app, Config& c) {
@@ -180,6 +193,7 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
                                                       " is more than " + limit.whose + " has, " +
                                                       FormatByteSize(limit.bytes));
   }
+  if (!given("--session-memory")) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;
   if (!given("--grpc-memory-max")) c.grpc_memory_max_bytes = DefaultGrpcMemoryMax(c);
   if (c.grpc_memory_max_bytes > 0 &&
       c.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < c.max_request_bytes) {
@@ -193,7 +207,6 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
 }  // namespace
 
 int64_t DefaultMemoryBudget(int64_t memory_bytes) {
-  constexpr int64_t kMiB = int64_t{1} << 20;
   const int64_t quarter = std::max(kMiB, memory_bytes / 4 / kMiB * kMiB);
   return std::min(Config().memory_budget_bytes, quarter);
 }
@@ -224,6 +237,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   AddDevices(app, config);
   AddLimits(app, config);
   AddSharedMemory(app, config);
+  AddSessions(app, config);
   AddBatches(app, config);
   std::vector<std::string> tenants;
   AddFairness(app, config, tenants);

@@ -62,6 +62,11 @@ struct Config {
   bool shared_memory_any_user = false;
   bool cuda_ipc = false;
 
+  // Sessions
+  int64_t session_memory_bytes = 0;
+  double session_lease_seconds = 60;
+  int64_t max_sessions = 65536;
+
   // Batches
   int64_t max_batch_requests = 64;
   double max_batch_gflop = 0;

@@ -134,12 +134,42 @@ std::string SafeName(const std::string& request_id) {
   return name;
 }
 
-std::vector<Bytes> InputTensors(const Attention& a) {
+// K or V out of their pages, as the tensor that a request without sessions would have brought.
+std::vector<char> Gathered(const Request& request, const ConstTensorView& view, int64_t dim) {
+  const Attention& a = request.attention;
+  const Problem& p = a.problem;
+  const int64_t row_bytes = dim * DTypeBytes(p.dtype);
+  std::vector<char> dense(static_cast<size_t>(p.batch * p.heads_kv * p.len_k * row_bytes));
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = SequenceOf(a, b);
+    for (int64_t h = 0; h < p.heads_kv; ++h) {
+      for (int64_t j = 0; j < s.k_len; ++j) {
+        const int64_t row = request.layout == Layout::kBhld ? (b * p.heads_kv + h) * p.len_k + j
+                                                            : (b * p.len_k + j) * p.heads_kv + h;
+        std::memcpy(dense.data() + row * row_bytes,
+                    static_cast<const char*>(view.data) +
+                        KeyElement(a, view, s, b, h, j) * DTypeBytes(p.dtype),
+                    static_cast<size_t>(row_bytes));
+      }
+    }
+  }
+  return dense;
+}
+
+// `kept` holds what had to be gathered.
+std::vector<Bytes> InputTensors(const Request& request, std::vector<std::vector<char>>& kept) {
+  const Attention& a = request.attention;
   const Problem& p = a.problem;
   const int64_t size = DTypeBytes(p.dtype);
-  return {{a.q.data, ElementsQ(p) * size},
-          {a.k.data, ElementsK(p) * size},
-          {a.v.data, ElementsV(p) * size}};
+  std::vector<Bytes> tensors = {{a.q.data, ElementsQ(p) * size},
+                                {a.k.data, ElementsK(p) * size},
+                                {a.v.data, ElementsV(p) * size}};
+  if (p.page_rows > 0) {
+    kept.push_back(Gathered(request, a.k, p.dim));
+    kept.push_back(Gathered(request, a.v, p.dim_v));
+    for (int n = 0; n < 2; ++n) tensors[1 + n].data = kept[n].data();
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -174,7 +204,8 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
   const Attention& a = request.attention;
   v1::AttendRequest message;
   FillRequest(request, &message);
-  std::vector<Bytes> tensors = InputTensors(a);
+  std::vector<std::vector<char>> kept;
+  std::vector<Bytes> tensors = InputTensors(request, kept);
   if (a.problem.has_bias) {
     tensors.push_back({a.bias.data, static_cast<int64_t>(message.bias().byte_length())});
   }

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "attend/v1/session.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/parse_number.h"
@@ -76,7 +77,8 @@ std::optional<gid_t> FindGroup(const std::string& group) {
 
 }  // namespace
 
-Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc::Service& service,
+Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
+                                                      std::span<grpc::Service* const> services,
                                                       grpc::CallbackGenericService& unknown,
                                                       Metrics& metrics, Logger& logger,
                                                       const Clock& clock,
@@ -96,14 +98,17 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config, grpc
   std::shared_ptr<Acceptor> acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
-  builder.RegisterService(&service);
+  for (grpc::Service* const service : services) builder.RegisterService(service);
   if (config.reflection) builder.RegisterService(&server->reflection_);
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
   grpc::HealthCheckServiceInterface* const health = server->grpc_->GetHealthCheckService();
   health->SetServingStatus(false);
-  health->SetServingStatus(v1::AttentionService::service_full_name(), false);
+  for (const char* const name :
+       {v1::AttentionService::service_full_name(), v1::SessionService::service_full_name()}) {
+    health->SetServingStatus(name, false);
+  }
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());

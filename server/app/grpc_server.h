@@ -8,6 +8,7 @@
 #include <grpcpp/server.h>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,8 @@ class GrpcServer {
   // Serving `service` when it returns; for grpc.health.v1 not yet. Calls of methods that there are
   // not go to `unknown`. `changed` is called when accepting() has changed, by a thread of its own.
   // All that is given outlives it.
-  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config, grpc::Service& service,
+  static Result<std::unique_ptr<GrpcServer>> Start(const Config& config,
+                                                   std::span<grpc::Service* const> services,
                                                    grpc::CallbackGenericService& unknown,
                                                    Metrics& metrics, Logger& logger,
                                                    const Clock& clock,

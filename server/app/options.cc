@@ -47,6 +47,14 @@ SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
   return options;
 }
 
+SessionOptions MakeSessionOptions(const Config& config) {
+  SessionOptions options;
+  options.lease_default = Seconds(config.session_lease_seconds);
+  options.sessions_max = config.max_sessions;
+  options.tenant_weights = config.tenants.weights();
+  return options;
+}
+
 EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   EngineOptions options;
   options.worker.lanes = config.lanes > 0 ? static_cast<int>(config.lanes) : gpu ? 4 : 2;
@@ -86,7 +94,7 @@ ChunkedOptions MakeChunkedOptions(const Config& config) {
 int64_t MemoryMost(const Config& config) {
   constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of one with 7 KiB of metadata
   return config.memory_budget_bytes + config.grpc_memory_max_bytes +
-         (config.shared_memory ? config.shared_memory_max_bytes : 0) +
+         (config.shared_memory ? config.shared_memory_max_bytes : 0) + config.session_memory_bytes +
          MaxCalls(config) * kOpenCallBytes;
 }
 

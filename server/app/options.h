@@ -10,6 +10,7 @@
 #include "server/log/logging.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/sessions/session_table.h"
 
 namespace attend {
 
@@ -19,6 +20,7 @@ ChunkedOptions MakeChunkedOptions(const Config& config);
 Dumper::Options MakeDumperOptions(const Config& config);
 LogSettings MakeLogSettings(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
+SessionOptions MakeSessionOptions(const Config& config);
 // Bytes that requests, messages on their way, shared regions and open calls may take together.
 int64_t MemoryMost(const Config& config);
 Duration WriteTimeout(const Config& config);

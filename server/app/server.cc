@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -114,6 +115,15 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
+  if (config_.session_memory_bytes > 0) {
+    std::vector<DeviceInfo> devices;
+    for (const Backend* backend : engine_->backends()) devices.push_back(backend->info());
+    Result<std::unique_ptr<SessionMemory>> sessions = SessionMemory::Make(
+        devices, config_.session_memory_bytes, MakeSessionOptions(config_), clock_);
+    if (!sessions.ok()) return sessions.status();
+    session_memory_ = std::move(*sessions);
+  }
+  SessionTable* const sessions = session_memory_ == nullptr ? nullptr : &session_memory_->table();
   LockReceiveMemory(receive_blocks);
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   reader_ = std::make_unique<RequestReader>(
@@ -121,7 +131,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
       RequestReader::Limits{
           config_.max_request_bytes, config_.max_request_bytes,
           HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
-      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get());
+      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), sessions);
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   answers_ =
       std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {
@@ -135,6 +145,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
         FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
       }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
+  session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions);
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
   return Status();
 }
@@ -165,7 +176,9 @@ Status Server::StartMetrics() {
                                       [this] { UpdateConnections(); }),
        metrics_.registry(), std::make_shared<GpuStats>(devices),
        std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
-       std::make_shared<StagingStats>(engine_->staging())});
+       std::make_shared<StagingStats>(engine_->staging()),
+       std::make_shared<SessionStats>(
+           session_memory_ == nullptr ? nullptr : &session_memory_->table(), devices)});
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
   metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());
@@ -179,9 +192,9 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
-  Result<std::unique_ptr<GrpcServer>> grpc =
-      GrpcServer::Start(config_, *service_, *unknown_methods_, metrics_, *logger_, clock_,
-                        [this] { UpdateHealth(); });
+  Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
+      config_, std::array<grpc::Service*, 2>{service_.get(), session_service_.get()},
+      *unknown_methods_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {
@@ -288,6 +301,7 @@ Server::~Server() {
   engine_->Stop();
   chunked_.reset();  // its thread too may be the last to hold a request
   shared_.reset();   // no request is left; before the engine, whose backend locked the pages
+  session_memory_.reset();
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.
   const TimePoint until = clock_.Now() + kMemoryReturnTimeout;
   while (engine_->host_pool().used_bytes() > 0 && clock_.Now() < until) {

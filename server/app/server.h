@@ -22,6 +22,8 @@
 #include "server/rpc/attention_service.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/request_reader.h"
+#include "server/rpc/session_service.h"
+#include "server/sessions/session_memory.h"
 #include "server/util/clock.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
@@ -86,10 +88,12 @@ class Server {
   std::unique_ptr<WorkerThreads> workers_;
   std::unique_ptr<ChunkedRegistry> chunked_;
   std::unique_ptr<AnswerWatch> answers_;
-  std::unique_ptr<SharedMemoryServer> shared_;  // null if off
+  std::unique_ptr<SharedMemoryServer> shared_;     // null if off
+  std::unique_ptr<SessionMemory> session_memory_;  // null if off
   std::unique_ptr<RequestReader> reader_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
+  std::unique_ptr<SessionServiceImpl> session_service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
   Mutex serving_mutex_;
   // grpc_ for other threads than the owner's; null before it serves and at the end.

@@ -310,6 +310,7 @@ void Engine::FinishBatch(CompletedBatch batch) {
 }
 
 void Engine::FinishRun(std::unique_ptr<Request> request) {
+  if (request->status.ok()) request->source.Commit();
   if (request->status.ok() && request->check && !request->part) {
     checker_->Post(std::move(request));
   } else {

@@ -93,11 +93,11 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
     if (placement.candidates.empty()) {
       return Unavailable("the device that could read the request's tensors is lost");
     }
-  } else {
+  } else if (request.source.cache() == nullptr) {  // which is one device's
     DecideShards(rules, request, placement);
   }
   // The checker reads tensors on the host only, and in the input block.
-  placement.sampled = sampled && request.source.pinned_device() == SharedRegion::kHost;
+  placement.sampled = sampled && request.source.on_host();
   placement.may_gather =
       !request.check && !placement.sampled && placement.shards.empty() &&
       std::all_of(placement.candidates.begin(), placement.candidates.end(), reads_pieces);

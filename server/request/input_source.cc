@@ -16,6 +16,10 @@ void InputSource::ApplyTo(WorkItem& item) {
     item.in_place = shared_->in_place;
     item.after = shared_->after;
   }
+  if (cache_ != nullptr) {
+    item.in_place.Add(cache_->memory());
+    item.append = append_;
+  }
   if (const GatheredInput* const input = gathered()) {
     item.scattered = input->pieces;
   } else if (DeviceCopy* const whole = copy()) {

@@ -22,6 +22,7 @@
 #include "kernels/contract/backend.h"
 #include "server/regions/region_registry.h"
 #include "server/request/device_copy.h"
+#include "server/sessions/session_table.h"
 
 namespace attend {
 
@@ -108,6 +109,13 @@ class InputSource {
   void Stage(std::unique_ptr<DeviceCopy> copy) { messages_ = StagedUpload{std::move(copy), {}}; }
   void SetPart(UploadPart part) { messages_ = std::move(part); }
   void SetShared(std::unique_ptr<SharedTensors> shared) { shared_ = std::move(shared); }
+  // K and V are in sessions' pages. `append` are the rows to be written there first.
+  void SetCache(std::unique_ptr<CacheHold> cache) { cache_ = std::move(cache); }
+  void SetAppend(const KeyAppend& append) { append_ = append; }
+  // The attention has been computed: what it appended is the sessions'.
+  void Commit() {
+    if (cache_ != nullptr) cache_->Commit();
+  }
 
   // Null if the inputs are elsewhere.
   const GatheredInput* gathered() const { return std::get_if<GatheredInput>(&messages_); }
@@ -115,12 +123,21 @@ class InputSource {
   UploadPart* part() { return std::get_if<UploadPart>(&messages_); }
   const UploadPart* part() const { return std::get_if<UploadPart>(&messages_); }
   const SharedTensors* shared() const { return shared_.get(); }
+  const CacheHold* cache() const { return cache_.get(); }
   // Of staged().
   DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
   UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }
 
   // The only device that can read them, or SharedRegion::kHost.
-  int pinned_device() const { return shared_ == nullptr ? SharedRegion::kHost : shared_->device; }
+  int pinned_device() const {
+    if (cache_ != nullptr) return cache_->device();
+    return shared_ == nullptr ? SharedRegion::kHost : shared_->device;
+  }
+  // Whether all of them are in memory of the host, which the reference check reads.
+  bool on_host() const {
+    return (shared_ == nullptr || shared_->device == SharedRegion::kHost) &&
+           (cache_ == nullptr || cache_->on_host());
+  }
   // Whether the lane begins by waiting for something on the device: a client's own work, or the
   // last copies of an upload.
   bool Awaits() const;
@@ -130,6 +147,8 @@ class InputSource {
  private:
   std::variant<std::monostate, GatheredInput, StagedUpload, UploadPart> messages_;
   std::unique_ptr<SharedTensors> shared_;  // null: no tensor is in a region
+  std::unique_ptr<CacheHold> cache_;       // null: K and V are not in sessions
+  KeyAppend append_;
 };
 
 }  // namespace attend

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attend/v1/attention.grpc.pb.h"
+#include "attend/v1/session.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 
 namespace attend {
@@ -60,9 +61,10 @@ void ListExtensions(const DescriptorPool& pool, const std::string& type,
 }
 
 void ListServices(proto::ListServiceResponse& response) {
-  for (const std::string& name : {std::string(v1::AttentionService::service_full_name()),
-                                  std::string("grpc.health.v1.Health"),
-                                  std::string(proto::ServerReflection::service_full_name())}) {
+  for (const std::string& name :
+       {std::string(v1::AttentionService::service_full_name()),
+        std::string(v1::SessionService::service_full_name()), std::string("grpc.health.v1.Health"),
+        std::string(proto::ServerReflection::service_full_name())}) {
     response.add_service()->set_name(name);
   }
 }

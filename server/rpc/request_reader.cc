@@ -13,6 +13,7 @@
 #include "server/memory/memory_reserve.h"
 #include "server/util/thresholds.h"
 #include "server/wire/message_slices.h"
+#include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
 
 namespace attend {
@@ -62,7 +63,8 @@ struct RequestReader::LargeWork : Work {
 
 RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics,
                              const Clock& clock, const Limits& limits,
-                             const RegionRegistry* regions, const ReceiveMemory* receive_memory)
+                             const RegionRegistry* regions, const ReceiveMemory* receive_memory,
+                             SessionTable* sessions)
     : engine_(engine),
       workers_(workers),
       metrics_(metrics),
@@ -70,6 +72,7 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& me
       limits_(limits),
       regions_(regions),
       receive_memory_(receive_memory),
+      sessions_(sessions),
       held_messages_(std::make_shared<std::atomic<int64_t>>(0)),
       uploads_(engine.host_pool().budget_bytes()) {}
 
@@ -108,8 +111,9 @@ bool RequestReader::Take(Call& call, std::unique_ptr<Request>& request, grpc::By
     End(std::move(request), std::move(status));
     return false;
   }
-  if (work.message.scan.array_bytes <= thresholds::kOwnThreadArrayBytesMax)
+  if (work.message.scan.array_bytes <= thresholds::kOwnThreadArrayBytesMax) {
     return TakeHere(call, request, work);
+  }
   auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
   try {
@@ -196,10 +200,9 @@ bool RequestReader::Gather(Work& work, Request& request) const {
   const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
     return receive_memory_->Contains(piece.from, piece.bytes);
   });
-  const auto count = static_cast<int64_t>(pieces.size());
-  if (!readable ||
-      count > thresholds::kGatheredPiecesFree + bytes / thresholds::kGatheredPieceBytesLeast)
-    return false;
+  const int64_t pieces_max =
+      thresholds::kGatheredPiecesFree + bytes / thresholds::kGatheredPieceBytesLeast;
+  if (!readable || std::ssize(pieces) > pieces_max) return false;
   if (held_messages_->fetch_add(bytes, std::memory_order_relaxed) + bytes >
       limits_.held_bytes_max) {
     held_messages_->fetch_sub(bytes, std::memory_order_relaxed);
@@ -248,7 +251,7 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
     tensors.push_back({places.data[i], places.bytes[i]});
   }
   const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
-  if (input != nullptr) engine_.Stage(request, tensors);
+  if (input != nullptr && request.source.cache() == nullptr) engine_.Stage(request, tensors);
   return Status();
 } catch (const std::bad_alloc&) {
   return Reject(Rejection::kMemory, OutOfMemory());
@@ -263,11 +266,14 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   request.priority = fields.priority();
 
   const bool chunked = request.transport == Transport::kChunked;
-  Status status = Validate(fields, message.arrays(), validated);
+  Status status = HoldSessions(fields, sessions_, request);
+  if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
+  const CacheHold* const cache = request.source.cache();
+  status = Validate(fields, message.arrays(), validated, cache);
   if (status.ok()) status = CheckSources(message, request.transport, validated);
   if (status.ok() && !chunked) status = CheckRaw(message, validated);
   if (status.ok()) {
-    Result<MemoryPlan> planned = PlanMemory(message, validated);
+    Result<MemoryPlan> planned = PlanMemory(message, validated, cache);
     status = planned.status();
     if (planned.ok()) plan = *planned;
   }
@@ -374,6 +380,9 @@ Status RequestReader::RejectRefusal(Rejection exhausted, Status status) {
     case Code::kResourceExhausted:
       return Reject(exhausted, std::move(status));
     case Code::kInvalidArgument:
+    case Code::kNotFound:  // sessions
+    case Code::kOutOfRange:
+    case Code::kFailedPrecondition:
       return Reject(Rejection::kInvalid, std::move(status));
     case Code::kUnimplemented:
       return Reject(Rejection::kUnimplemented, std::move(status));

@@ -44,10 +44,11 @@ class RequestReader {
   };
 
   // All arguments must outlive the reader and every call in it. `regions` is null if shared memory
-  // is off, `receive_memory` if messages arrive in memory that no device reads.
+  // is off, `receive_memory` if messages arrive in memory that no device reads, `sessions` if no
+  // device has memory for them.
   RequestReader(Engine& engine, WorkerThreads& workers, Metrics& metrics, const Clock& clock,
                 const Limits& limits, const RegionRegistry* regions,
-                const ReceiveMemory* receive_memory);
+                const ReceiveMemory* receive_memory, SessionTable* sessions);
 
   // Takes the message to the engine, or ends the request with the reason why not. Either way the
   // request ends by one call of its responder, which is `call`. The request's id, responder,
@@ -95,6 +96,7 @@ class RequestReader {
   const Limits limits_;
   const RegionRegistry* const regions_;
   const ReceiveMemory* const receive_memory_;
+  SessionTable* const sessions_;
   const std::shared_ptr<std::atomic<int64_t>> held_messages_;  // bytes
   UploadBudget uploads_;
 };

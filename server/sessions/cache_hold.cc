@@ -26,6 +26,12 @@ Status WrongLength(const Layer& layer, const CacheUse& use, const std::string& n
 
 CacheHold::~CacheHold() { table_.EndHold(*this, false); }
 
+int64_t CacheHold::length_max() const {
+  int64_t length = 0;
+  for (const Sequence& sequence : sequences_) length = std::max(length, sequence.length);
+  return length;
+}
+
 void CacheHold::Commit() { table_.EndHold(*this, true); }
 
 Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session& session,
@@ -78,7 +84,8 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
     const Layer& layer = session->layers[use.layer];
     if (n == 0) {
       hold.device_ = session->device;
-      hold.base_ = pools_[session->device].pages->base();
+      hold.memory_ = pools_[session->device].pages->memory();
+      hold.on_host_ = pools_[session->device].on_host;
       hold.shape_ = layer.shape;
       hold.layout_ = layer.layout;
     }

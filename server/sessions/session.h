@@ -36,8 +36,8 @@ PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows);
 struct Layer {
   LayerShape shape;
   PageLayout layout;
-  int64_t length = 0;             // tokens
-  std::vector<PageNumber> pages = {};  // ceil(length / page_rows), and more while an append is under way
+  int64_t length = 0;                  // tokens
+  std::vector<PageNumber> pages = {};  // ceil(length / page_rows)
   // An append or a truncation is under way: no other may begin.
   bool changing = false;
   // The last append, so that it can be asked for again; empty: none.

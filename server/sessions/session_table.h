@@ -39,7 +39,8 @@ namespace attend {
 
 // Memory for sessions on one device.
 struct SessionDevice {
-  HostSpan memory;  // none: this device has no sessions
+  HostSpan memory;      // none: this device has no sessions
+  bool on_host = true;  // the memory is the host's
   // Copies within the memory; returns once it is done.
   std::function<void(std::span<const HostPiece>)> copy;
   // Called with each page that becomes free; may be empty.
@@ -99,13 +100,18 @@ class CacheHold {
   CacheHold& operator=(const CacheHold&) = delete;
 
   int device() const { return device_; }
-  char* base() const { return base_; }  // page n begins at base() + n * kPageUnitBytes
+  const HostSpan& memory() const { return memory_; }
+  // Page n begins at base() + n * kPageUnitBytes.
+  char* base() const { return static_cast<char*>(memory_.data); }
+  bool on_host() const { return on_host_; }
   const LayerShape& shape() const { return shape_; }
   const PageLayout& layout() const { return layout_; }
   const std::vector<Sequence>& sequences() const { return sequences_; }
   // New rows at the end of every sequence that the request has to write; 0 if it brought none, or
   // if an earlier request with the same append id has written them.
   int64_t append_rows() const { return append_rows_; }
+  // Of the longest sequence.
+  int64_t length_max() const;
   // The rows have been written: from now on they are the sessions'. Once.
   void Commit();
 
@@ -115,7 +121,8 @@ class CacheHold {
 
   SessionTable& table_;
   int device_ = 0;
-  char* base_ = nullptr;
+  HostSpan memory_;
+  bool on_host_ = true;
   LayerShape shape_;
   PageLayout layout_;
   std::vector<Sequence> sequences_;
@@ -183,6 +190,7 @@ class SessionTable {
     std::unique_ptr<PagePool> pages;
     std::function<void(std::span<const HostPiece>)> copy;
     std::vector<int64_t> tenant_bytes;
+    bool on_host = true;
     bool lost = false;
   };
 

@@ -134,6 +134,11 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   v1::Tensor* o = response->mutable_o();
   FillTensor(request.layout, p, p.heads_q, p.packed ? p.total_q : p.len_q, p.dim_v, o);
   SetSource(request.transport, shared != nullptr ? &shared->o : nullptr, o);
+  if (const CacheHold* const cache = request.source.cache()) {
+    for (const CacheHold::Sequence& each : cache->sequences()) {
+      response->add_session_lengths(each.length);
+    }
+  }
   if (!p.return_lse) return;
   v1::Tensor* lse = response->mutable_lse();
   if (p.packed) {

@@ -2,6 +2,8 @@
 
 #include "server/wire/request_codec.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "server/memory/range_allocator.h"
@@ -177,6 +179,7 @@ Status CheckSources(const RequestMessage& message, Transport transport, Validate
   const v1::AttendRequest& request = *message.fields;
   const bool chunked = transport == Transport::kChunked;
   for (int i = 0; i < validated.tensors; ++i) {
+    if (!validated.in_message(i)) continue;
     const auto source = InputOf(request, i).source_case();
     validated.shared[i] = source == v1::Tensor::kSharedMemory;
     const bool is_chunked = source == v1::Tensor::kChunked;
@@ -203,7 +206,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
   std::string names;
   int64_t expected = 0;
   for (int i = 0; i < validated.tensors; ++i) {
-    if (validated.shared[i]) continue;
+    if (!validated.in_message(i)) continue;
     ++expected;
     names += std::string(names.empty() ? ", one for each of " : ", ") + kInputNames[i];
   }
@@ -212,7 +215,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
                            " entries, must have " + std::to_string(expected) + names);
   }
   for (int i = 0, raw = 0; i < validated.tensors; ++i) {
-    if (validated.shared[i]) continue;
+    if (!validated.in_message(i)) continue;
     const int64_t bytes = message.scan.raw[raw].bytes;
     if (bytes != validated.tensor_bytes[i]) {
       return InvalidArgument("raw[" + std::to_string(raw) + "] has " + std::to_string(bytes) +
@@ -224,12 +227,18 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
   return Status();
 }
 
-Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated) {
+// Entries from one sequence's page numbers to the next one's.
+int64_t PageStride(const CacheHold& cache) {
+  return (cache.length_max() + cache.layout().page_rows - 1) / cache.layout().page_rows;
+}
+
+Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated,
+                              const CacheHold* cache) {
   const Problem& problem = validated.attention.problem;
   MemoryPlan plan;
   bool fits = true;
   for (int i = 0; i < validated.tensors; ++i) {
-    if (validated.shared[i]) continue;
+    if (!validated.in_message(i)) continue;
     fits &= Append(validated.tensor_bytes[i], plan.input_bytes, plan.tensors[i]);
   }
   for (int i = 0; i < kArrayFields; ++i) {
@@ -237,12 +246,42 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
     const int64_t entry_bytes = IsFloatArray(i) ? sizeof(float) : sizeof(int64_t);
     if (entries > 0) fits &= Append(entries * entry_bytes, plan.input_bytes, plan.arrays[i]);
   }
+  if (cache != nullptr) {
+    const auto sequences = std::ssize(cache->sequences());
+    fits &= Append(sequences * static_cast<int64_t>(sizeof(int64_t)), plan.input_bytes,
+                   plan.cache_lengths);
+    fits &= Append(sequences * PageStride(*cache) * static_cast<int64_t>(sizeof(PageNumber)),
+                   plan.input_bytes, plan.cache_pages);
+  }
   if (!validated.o_shared) fits &= Append(BytesO(problem), plan.output_bytes, plan.o);
   if (problem.return_lse && !validated.lse_shared) {
     fits &= Append(BytesLse(problem), plan.output_bytes, plan.lse);
   }
   if (!fits) return InvalidArgument("the tensors' bytes together overflow 64 bits");
   return plan;
+}
+
+// K and V become the sessions' pages; where they were is where the new rows come from.
+void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request) {
+  Attention& a = request.attention;
+  request.source.SetAppend({cache.append_rows(), a.k, a.v});
+  char* const input = static_cast<char*>(request.input.data());
+  auto* const lengths = reinterpret_cast<int64_t*>(input + plan.cache_lengths);
+  auto* const pages = reinterpret_cast<PageNumber*>(input + plan.cache_pages);
+  const int64_t stride = PageStride(cache);
+  for (int64_t b = 0; b < std::ssize(cache.sequences()); ++b) {
+    const CacheHold::Sequence& sequence = cache.sequences()[b];
+    lengths[b] = sequence.length;
+    std::fill(pages + b * stride, pages + (b + 1) * stride, 0);
+    std::copy(sequence.pages.begin(), sequence.pages.end(), pages + b * stride);
+  }
+  a.kv_lengths = lengths;
+  a.kv_pages = {pages, stride};
+  const LayerShape& shape = cache.shape();
+  const int64_t rows = cache.layout().page_rows;
+  const int64_t page = kPageUnitBytes / DTypeBytes(shape.dtype);
+  a.k = {cache.base(), page, rows * shape.dim, shape.dim};
+  a.v = {cache.base() + cache.layout().k_bytes, page, rows * shape.dim_v, shape.dim_v};
 }
 
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
@@ -276,6 +315,7 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
     a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan);
     a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan);
   }
+  if (request.source.cache() != nullptr) PlaceCache(*request.source.cache(), plan, request);
   a.o.data = place(output, plan.o, shared == nullptr ? nullptr : &shared->o);
   if (a.problem.return_lse) {
     a.lse = reinterpret_cast<float*>(
@@ -292,7 +332,7 @@ void ForEachRaw(const RequestMessage& message, const Validated& validated, const
   if (input == nullptr) return;  // every inline tensor is empty
   SliceReader reader(message.slices);
   for (int i = 0, raw = 0; i < validated.tensors; ++i) {
-    if (validated.shared[i]) continue;
+    if (!validated.in_message(i)) continue;
     reader.Skip(message.scan.raw[raw++].offset - reader.position());
     take(reader, input + plan.tensors[i], validated.tensor_bytes[i]);
   }

@@ -31,8 +31,8 @@
 namespace attend {
 
 // Most bytes of the fields that are neither raw nor repeated numbers, tags included. Requests have
-// some 600 at most; parsed, the worst ones take 64 times as much.
-inline constexpr int64_t kHeaderBytesMax = 1024;
+// some 600 at most, and some 45 for each session; parsed, the worst ones take 64 times as much.
+inline constexpr int64_t kHeaderBytesMax = 4096;
 // Most bytes outside raw entries. They are walked through on the thread that brought the message.
 inline constexpr int64_t kFieldBytesMax = int64_t{4} << 20;
 
@@ -81,14 +81,17 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated);
 struct MemoryPlan {
   std::array<int64_t, kTensorsMax> tensors{};  // offsets in the input block
   std::array<int64_t, kArrayFields> arrays{};
+  int64_t cache_lengths = 0;  // with sessions: int64_t of each sequence
+  int64_t cache_pages = 0;    // and the table of their pages
   int64_t input_bytes = 0;
   int64_t o = 0;  // offsets in the output block
   int64_t lse = 0;
   int64_t output_bytes = 0;
 };
 
-// INVALID_ARGUMENT if the sum overflows.
-Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated);
+// INVALID_ARGUMENT if the sum overflows. `cache` is as for Validate.
+Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated,
+                              const CacheHold* cache = nullptr);
 
 // Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
 // whose blocks have the plan's sizes and whose shared tensors have been found.

@@ -120,8 +120,13 @@ void SetStrides(Layout layout, int64_t heads, int64_t length, int64_t dim, View&
 
 class Validator {
  public:
-  Validator(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out)
-      : request_(request), arrays_(arrays), out_(out), problem_(out.attention.problem) {}
+  Validator(const v1::AttendRequest& request, const WireArrays& arrays, const CacheHold* cache,
+            Validated& out)
+      : request_(request),
+        arrays_(arrays),
+        cache_(cache),
+        out_(out),
+        problem_(out.attention.problem) {}
 
   Status Run() {
     ATTEND_RETURN_IF_ERROR(SmallFields());
@@ -141,12 +146,15 @@ class Validator {
   Status SmallFields();
   Status MaskFields();
   Status Tensors();
+  Status Keys(const Dims& dims);
+  Status CachedKeys(const Dims& dims);
   Status HeadArrays();
   void Strides();
   Status Bias();
 
   const v1::AttendRequest& request_;
   const WireArrays& arrays_;
+  const CacheHold* const cache_;
   Validated& out_;
   Problem& problem_;
 };
@@ -227,17 +235,28 @@ Status Validator::MaskFields() {
 
 Status Validator::Tensors() {
   const Dims dims = DimsOf(out_.layout);
-  DType dtype_k, dtype_v;
   const v1::Tensor& q = request_.q();
-  const v1::Tensor& k = request_.k();
-  const v1::Tensor& v = request_.v();
+  out_.no_keys = cache_ != nullptr && !request_.has_k() && !request_.has_v();
   for (const auto& [name, present] :
-       {std::pair{"q", request_.has_q()}, std::pair{"k", request_.has_k()},
-        std::pair{"v", request_.has_v()}}) {
+       {std::pair{"q", request_.has_q()}, std::pair{"k", out_.no_keys || request_.has_k()},
+        std::pair{"v", out_.no_keys || request_.has_v()}}) {
     if (!present) return InvalidArgument(Text(name) + " is not set, must be a tensor");
   }
+  ATTEND_RETURN_IF_ERROR(
+      CheckTensor("q", q, dims.rank, dims.text_q, problem_.dtype, out_.tensor_bytes[0]));
+  if (dims.b >= 0) problem_.batch = q.shape(dims.b);
+  problem_.heads_q = q.shape(dims.h);
+  problem_.dim = q.shape(dims.d);
+  (problem_.packed ? problem_.total_q : problem_.len_q) = q.shape(dims.l);
+  if (!out_.no_keys) ATTEND_RETURN_IF_ERROR(Keys(dims));
+  return cache_ == nullptr ? Status() : CachedKeys(dims);
+}
+
+Status Validator::Keys(const Dims& dims) {
+  DType dtype_k, dtype_v;
+  const v1::Tensor& k = request_.k();
+  const v1::Tensor& v = request_.v();
   auto& bytes = out_.tensor_bytes;
-  ATTEND_RETURN_IF_ERROR(CheckTensor("q", q, dims.rank, dims.text_q, problem_.dtype, bytes[0]));
   ATTEND_RETURN_IF_ERROR(CheckTensor("k", k, dims.rank, dims.text_k, dtype_k, bytes[1]));
   ATTEND_RETURN_IF_ERROR(CheckTensor("v", v, dims.rank, dims.text_v, dtype_v, bytes[2]));
   for (const auto& [name, dtype] : {std::pair{"k", dtype_k}, std::pair{"v", dtype_v}}) {
@@ -246,19 +265,48 @@ Status Validator::Tensors() {
                            ", must equal q.dtype " + Text(DTypeName(problem_.dtype)));
   }
   if (dims.b >= 0) {
-    problem_.batch = q.shape(dims.b);
     ATTEND_RETURN_IF_ERROR(MustAgree("k", k, dims.b, "B", "q", problem_.batch));
     ATTEND_RETURN_IF_ERROR(MustAgree("v", v, dims.b, "B", "q", problem_.batch));
   }
-  problem_.heads_q = q.shape(dims.h);
   problem_.heads_kv = k.shape(dims.h);
-  problem_.dim = q.shape(dims.d);
   problem_.dim_v = v.shape(dims.d);
-  (problem_.packed ? problem_.total_q : problem_.len_q) = q.shape(dims.l);
   (problem_.packed ? problem_.total_k : problem_.len_k) = k.shape(dims.l);
   ATTEND_RETURN_IF_ERROR(MustAgree("k", k, dims.d, "D", "q", problem_.dim));
   ATTEND_RETURN_IF_ERROR(MustAgree("v", v, dims.h, "Hkv", "k", problem_.heads_kv));
   return MustAgree("v", v, dims.l, problem_.packed ? "kv rows" : "Lk", "k", k.shape(dims.l));
+}
+
+// K and V are the sessions', and k and v, if there are any, the rows that they are longer by.
+Status Validator::CachedKeys(const Dims& dims) {
+  if (problem_.packed) return InvalidArgument("layout is LHD (3), must be another with sessions");
+  if (arrays_.size(ArrayField::kKvLengths) > 0) {
+    return InvalidArgument("kv_lengths must be empty with sessions, which have lengths");
+  }
+  const auto sessions = std::ssize(cache_->sequences());
+  if (problem_.batch != sessions) {
+    return InvalidArgument("sessions has " + std::to_string(sessions) +
+                           " entries, must have B = " + std::to_string(problem_.batch));
+  }
+  const LayerShape& shape = cache_->shape();
+  if (problem_.dtype != shape.dtype) {
+    return InvalidArgument("q.dtype is " + Text(DTypeName(problem_.dtype)) +
+                           ", must equal the sessions' " + Text(DTypeName(shape.dtype)));
+  }
+  const Text sessions_name = "the sessions";
+  ATTEND_RETURN_IF_ERROR(MustAgree("q", request_.q(), dims.d, "D", sessions_name, shape.dim));
+  if (!out_.no_keys) {
+    ATTEND_RETURN_IF_ERROR(
+        MustAgree("k", request_.k(), dims.h, "Hkv", sessions_name, shape.heads_kv));
+    ATTEND_RETURN_IF_ERROR(MustAgree("v", request_.v(), dims.d, "Dv", sessions_name, shape.dim_v));
+    // As the new rows lie in their message.
+    SetStrides(out_.layout, shape.heads_kv, problem_.len_k, shape.dim, out_.attention.k);
+    SetStrides(out_.layout, shape.heads_kv, problem_.len_k, shape.dim_v, out_.attention.v);
+  }
+  problem_.heads_kv = shape.heads_kv;
+  problem_.dim_v = shape.dim_v;
+  problem_.len_k = cache_->length_max();
+  problem_.page_rows = cache_->layout().page_rows;
+  return Status();
 }
 
 Status Validator::HeadArrays() {
@@ -286,8 +334,10 @@ void Validator::Strides() {
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
   const int64_t rows_k = p.packed ? p.total_k : p.len_k;
   SetStrides(out_.layout, p.heads_q, rows_q, p.dim, a.q);
-  SetStrides(out_.layout, p.heads_kv, rows_k, p.dim, a.k);
-  SetStrides(out_.layout, p.heads_kv, rows_k, p.dim_v, a.v);
+  if (cache_ == nullptr) {
+    SetStrides(out_.layout, p.heads_kv, rows_k, p.dim, a.k);
+    SetStrides(out_.layout, p.heads_kv, rows_k, p.dim_v, a.v);
+  }
   SetStrides(out_.layout, p.heads_q, rows_q, p.dim_v, a.o);
   a.lse_stride_b = p.packed ? 0 : p.heads_q * rows_q;
   a.lse_stride_h = rows_q;
@@ -324,8 +374,9 @@ Status Validator::Bias() {
 
 }  // namespace
 
-Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out) {
-  return Validator(request, arrays, out).Run();
+Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out,
+                const CacheHold* cache) {
+  return Validator(request, arrays, cache, out).Run();
 }
 
 }  // namespace attend

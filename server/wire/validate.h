@@ -31,9 +31,15 @@ struct Validated {
   int tensors = 3;  // 4 with a bias
   // Which tensors are in shared memory and have no raw entry; set by CheckSources.
   std::array<bool, kTensorsMax> shared{};
+  // k and v that a request on sessions lacks: it appends nothing.
+  bool no_keys = false;
   bool o_shared = false;
   bool lse_shared = false;
 
+  // Whether the bytes of that tensor come in the request's messages.
+  bool in_message(int tensor) const {
+    return !shared[tensor] && !(no_keys && (tensor == 1 || tensor == 2));
+  }
   bool any_shared() const {
     return shared[0] || shared[1] || shared[2] || shared[3] || o_shared || lse_shared;
   }
@@ -47,7 +53,8 @@ inline const v1::Tensor& InputOf(const v1::AttendRequest& request, int input) {
 
 // INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED names a place for tensor
 // bytes that this server does not know. `arrays` are the request's repeated numbers, which
-// `request` itself does not contain.
-Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out);
+// `request` itself does not contain. `cache`, if the request names sessions, holds them.
+Status Validate(const v1::AttendRequest& request, const WireArrays& arrays, Validated& out,
+                const CacheHold* cache = nullptr);
 
 }  // namespace attend

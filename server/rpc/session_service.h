@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SessionService on gRPC's callback API. Every call is answered at once, on the thread that brought
+// it: the sessions' table waits for nothing.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include "attend/v1/session.grpc.pb.h"
+#include "server/rpc/call_context.h"
+#include "server/sessions/session_table.h"
+
+namespace attend {
+
+class SessionServiceImpl final
+    : public v1::SessionService::WithRawCallbackMethod_CreateSession<
+          v1::SessionService::WithRawCallbackMethod_ForkSession<
+              v1::SessionService::WithRawCallbackMethod_TruncateSession<
+                  v1::SessionService::WithRawCallbackMethod_FreeSession<
+                      v1::SessionService::WithRawCallbackMethod_GetSession<
+                          v1::SessionService::WithRawCallbackMethod_ListSessions<
+                              v1::SessionService::WithRawCallbackMethod_KeepAlive<
+                                  v1::SessionService::Service>>>>>>> {
+ public:
+  // `sessions` is null if no device has memory for them: calls are then UNIMPLEMENTED.
+  SessionServiceImpl(ServiceContext& context, SessionTable* sessions)
+      : context_(context), sessions_(sessions) {}
+
+  using Reactor = grpc::ServerUnaryReactor;
+  using Call = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+
+  Reactor* CreateSession(Call* call, const Bytes* request, Bytes* response) override;
+  Reactor* ForkSession(Call* call, const Bytes* request, Bytes* response) override;
+  Reactor* TruncateSession(Call* call, const Bytes* request, Bytes* response) override;
+  Reactor* FreeSession(Call* call, const Bytes* request, Bytes* response) override;
+  Reactor* GetSession(Call* call, const Bytes* request, Bytes* response) override;
+  Reactor* ListSessions(Call* call, const Bytes* request, Bytes* response) override;
+  Reactor* KeepAlive(Call* call, const Bytes* request, Bytes* response) override;
+
+ private:
+  // Parses the request, has `answer(tenant, request, response)` fill the response, and finishes.
+  template <class In, class Out, class Answer>
+  Reactor* Respond(Call& call, const Bytes& request, Bytes& response, const Answer& answer);
+  Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);
+  Status Fill(const Result<SessionInfo>& info, v1::Session& response) const;
+  void FillInfo(const SessionInfo& info, v1::Session& response) const;
+
+  ServiceContext& context_;
+  SessionTable* const sessions_;
+};
+
+}  // namespace attend

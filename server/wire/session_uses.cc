@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/wire/session_uses.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace attend {
+namespace {
+
+// Rows of k, as far as its shape has them; what is wrong with the shape is found later.
+int64_t NewRows(const v1::AttendRequest& message) {
+  constexpr int kRank = 4;
+  const v1::Tensor& k = message.k();
+  if (k.shape_size() != kRank) return 0;
+  return std::max<int64_t>(0, k.shape(message.layout() == v1::LAYOUT_BLHD ? 1 : 2));
+}
+
+}  // namespace
+
+Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request) {
+  if (message.sessions_size() == 0) return Status();
+  if (table == nullptr) {
+    return Unimplemented("the server has sessions off; --session-memory turns them on");
+  }
+  std::vector<CacheUse> uses;
+  uses.reserve(static_cast<size_t>(message.sessions_size()));
+  for (const v1::SessionUse& use : message.sessions()) {
+    const auto id_bytes = static_cast<int64_t>(use.append_id().size());
+    if (id_bytes > kAppendIdBytesMax) {
+      return InvalidArgument("sessions[" + std::to_string(uses.size()) + "].append_id has " +
+                             std::to_string(id_bytes) + " bytes, must have at most " +
+                             std::to_string(kAppendIdBytesMax));
+    }
+    uses.push_back({use.session(), use.layer(), use.length(), use.append_id()});
+  }
+  Result<std::unique_ptr<CacheHold>> hold = table->Hold(request.tenant, uses, NewRows(message));
+  if (!hold.ok()) return hold.status();
+  request.source.SetCache(std::move(*hold));
+  return Status();
+}
+
+}  // namespace attend
