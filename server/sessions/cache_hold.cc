@@ -139,7 +139,7 @@ Status SessionTable::TakeAppends(CacheHold& hold) {
 
 void SessionTable::EndHold(CacheHold& hold, bool commit) {
   const MutexLock lock(mutex_);
-  for (size_t n = 0; n < hold.sequences_.size(); ++n) {
+  for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
     const bool alive = sessions_.contains(session.id);
@@ -163,8 +163,7 @@ void SessionTable::EndHold(CacheHold& hold, bool commit) {
     --session.in_use;
     if (alive) Touch(session);
   }
-  hold.sequences_.clear();
-  hold.sessions_.clear();
+  hold.sessions_.clear();  // nothing is held any more; the lengths stay, for the answer
 }
 
 }  // namespace attend
