@@ -66,6 +66,14 @@ assert np.abs(o - right).max() < 1e-5, np.abs(o - right).max()
 """, stub_folder)
 
 
+def test_the_sessions_example_runs(server, stub_folder):
+    example = block_with("python", "CreateSession", "proto/README.md")
+    assert DEFAULT_ADDRESS in example
+    run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
+assert length == 103 and o.shape == (1, 8, 1, 64) and np.isfinite(o).all()
+""", stub_folder)
+
+
 def test_a_refused_region_is_an_error_in_python(start_server, stub_folder, tmp_path):
     """proto/README.md's create_region says why the server gave none."""
     path = tmp_path / "shm.sock"

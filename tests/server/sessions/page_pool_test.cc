@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/sessions/page_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/support/problems.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kSlabBytes = 64 * 1024;
+
+class PagePoolTest : public ::testing::Test {
+ protected:
+  explicit PagePoolTest(int64_t slabs = 4)
+      : memory_(test::MakeBlock(slabs * kSlabBytes + kPageUnitBytes)),
+        pool_({memory_.get(), slabs * kSlabBytes + kPageUnitBytes}, kSlabBytes) {}
+
+  std::vector<PageNumber> MustTake(int64_t page_bytes, int64_t count) {
+    std::vector<PageNumber> pages;
+    const Status status = pool_.Take(page_bytes, count, pages);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    EXPECT_TRUE(pool_.Consistent());
+    return pages;
+  }
+
+  test::Block memory_;
+  PagePool pool_;
+};
+
+TEST_F(PagePoolTest, PagesAreWithinTheMemoryAndApart) {
+  std::set<char*> begins;
+  for (const int64_t bytes : {int64_t{256}, int64_t{20 * 1024 / 256 * 256}, int64_t{768}}) {
+    for (const PageNumber page : MustTake(bytes, 3)) {
+      EXPECT_NE(page, 0);
+      char* const data = pool_.data(page);
+      EXPECT_GE(data, pool_.base());
+      EXPECT_LE(data + bytes, pool_.base() + pool_.memory().bytes);
+      const auto next = begins.insert(data).first;
+      std::fill(data, data + bytes, static_cast<char>(begins.size()));
+      EXPECT_TRUE(next == begins.begin() || *std::prev(next) < data);
+    }
+  }
+  EXPECT_EQ(pool_.stats().used_bytes, 3 * (256 + 20 * 1024 + 768));
+}
+
+// What one shape has used up serves another once it is free, whatever the sizes.
+TEST_F(PagePoolTest, AnyShapeTakesAndGivesBackAllOfIt) {
+  for (const int64_t bytes : {int64_t{512}, kSlabBytes, int64_t{24 * 1024}, int64_t{256}}) {
+    const int64_t room = pool_.Room(bytes);
+    EXPECT_EQ(room, 4 * (kSlabBytes / bytes));
+    const std::vector<PageNumber> pages = MustTake(bytes, room);
+    EXPECT_EQ(pool_.Room(bytes), 0);
+    EXPECT_EQ(pool_.Room(256), 0) << "every slab serves the other size";
+    EXPECT_EQ(pool_.DropReferences(pages), room);
+    EXPECT_TRUE(pool_.Consistent());
+    EXPECT_EQ(pool_.stats().free_bytes, pool_.stats().total_bytes);
+  }
+}
+
+TEST_F(PagePoolTest, AllPagesOrNone) {
+  const std::vector<PageNumber> most = MustTake(1024, pool_.Room(1024) - 1);
+  std::vector<PageNumber> pages;
+  const Status refused = pool_.Take(1024, 3, pages);
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("2048 bytes more than are free"), std::string::npos)
+      << refused.message();
+  EXPECT_TRUE(pages.empty());
+  EXPECT_EQ(pool_.Take(2 * kSlabBytes, 1, pages).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(pool_.Consistent());
+}
+
+TEST_F(PagePoolTest, APageIsFreeWhenNobodyRefersToIt) {
+  const std::vector<PageNumber> pages = MustTake(4096, 3);
+  pool_.AddReferences(std::span(pages).first(2));
+  EXPECT_EQ(pool_.stats().shared_bytes, 2 * 4096);
+  EXPECT_EQ(pool_.DropReferences(pages), 1);
+  EXPECT_EQ(pool_.stats().shared_bytes, 0);
+  EXPECT_EQ(pool_.stats().used_bytes, 2 * 4096);
+  EXPECT_EQ(pool_.references(pages[0]), 1);
+  EXPECT_EQ(pool_.DropReferences(std::span(pages).first(2)), 2);
+  EXPECT_TRUE(pool_.Consistent());
+}
+
+TEST(PagePoolSizeTest, LessThanASlabHoldsNothing) {
+  const test::Block memory = test::MakeBlock(kSlabBytes);
+  for (const int64_t bytes : {int64_t{0}, kPageUnitBytes, kSlabBytes}) {
+    PagePool pool({memory.get(), bytes}, kSlabBytes);
+    std::vector<PageNumber> pages;
+    EXPECT_EQ(pool.Room(256), 0);
+    EXPECT_FALSE(pool.Take(256, 1, pages).ok());
+    EXPECT_TRUE(pool.Consistent());
+  }
+}
+
+}  // namespace
+}  // namespace attend
