@@ -40,7 +40,7 @@ ROOMS = {
     "server/log": "util",
     "server/memory": "util proto/process",
     "server/regions": "log memory util",
-    "server/sessions": "util",
+    "server/sessions": "memory util",
     "server/request": "memory regions sessions util",
     "server/schedule": "request util",
     "server/metrics": "request schedule",

@@ -123,7 +123,7 @@ class InputSource {
   UploadPart* part() { return std::get_if<UploadPart>(&messages_); }
   const UploadPart* part() const { return std::get_if<UploadPart>(&messages_); }
   const SharedTensors* shared() const { return shared_.get(); }
-  const CacheHold* cache() const { return cache_.get(); }
+  CacheHold* cache() const { return cache_.get(); }
   // Of staged().
   DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
   UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }

@@ -6,6 +6,7 @@
 #include <cassert>
 
 #include "kernels/contract/limits.h"
+#include "server/memory/memory_reserve.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
@@ -30,6 +31,15 @@ int64_t CacheHold::length_max() const {
   int64_t length = 0;
   for (const Sequence& sequence : sequences_) length = std::max(length, sequence.length);
   return length;
+}
+
+void CacheHold::MovePages(PageNumber* table, int64_t stride) {
+  for (Sequence& sequence : sequences_) {
+    std::fill(std::copy(sequence.pages.begin(), sequence.pages.end(), table), table + stride, 0);
+    sequence.pages = {table, sequence.pages.size()};
+    table += stride;
+  }
+  pages_.clear();
 }
 
 void CacheHold::Commit() { table_.EndHold(*this, true); }
@@ -106,19 +116,29 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
 }
 
 Status SessionTable::TakeAppends(CacheHold& hold) {
+  const int64_t rows = hold.layout_.page_rows;
+  const size_t count = hold.sessions_.size();
+  // What is large is allocated before anything is changed, and may fail.
+  hold.sequences_.reserve(count);
+  hold.pages_.resize(count);
+  for (size_t n = 0; n < count; ++n) {
+    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    const int64_t pages = (layer.length + hold.append_rows_ + rows - 1) / rows;
+    hold.pages_[n].reserve(static_cast<size_t>(pages));
+    layer.pages.reserve(static_cast<size_t>(pages));
+  }
+  const OnNoMemory wait(OnNoMemory::kWait);
   for (const SessionRef& session : hold.sessions_) ++session->in_use;
   Status status;
-  const int64_t rows = hold.layout_.page_rows;
-  for (size_t n = 0; n < hold.sessions_.size() && status.ok(); ++n) {
+  for (size_t n = 0; n < count; ++n) {
     const Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
-    CacheHold::Sequence sequence{{}, layer.length + hold.append_rows_};
-    const int64_t pages = (sequence.length + rows - 1) / rows;
-    sequence.pages.reserve(static_cast<size_t>(pages));
-    status = TakePages(*hold.sessions_[n], hold.layout_.page_bytes, pages - std::ssize(layer.pages),
-                       sequence.pages);
+    const int64_t length = layer.length + hold.append_rows_;
+    std::vector<PageNumber>& pages = hold.pages_[n];
+    status = TakePages(*hold.sessions_[n], hold.layout_.page_bytes,
+                       (length + rows - 1) / rows - std::ssize(layer.pages), pages);
     if (!status.ok()) break;
-    sequence.pages.insert(sequence.pages.begin(), layer.pages.begin(), layer.pages.end());
-    hold.sequences_.push_back(std::move(sequence));
+    pages.insert(pages.begin(), layer.pages.begin(), layer.pages.end());
+    hold.sequences_.push_back({pages, length});
   }
   PagePool& pool = *pools_[hold.device_].pages;
   for (size_t n = 0; n < hold.sequences_.size(); ++n) {
@@ -138,6 +158,7 @@ Status SessionTable::TakeAppends(CacheHold& hold) {
 }
 
 void SessionTable::EndHold(CacheHold& hold, bool commit) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];

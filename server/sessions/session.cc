@@ -17,7 +17,8 @@ int64_t RoundUp(int64_t bytes) {
 PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows) {
   const int64_t row_bytes = shape.heads_kv * DTypeBytes(shape.dtype);
   const int64_t k_bytes = RoundUp(page_rows * row_bytes * shape.dim);
-  return {page_rows, k_bytes, k_bytes + RoundUp(page_rows * row_bytes * shape.dim_v)};
+  const int64_t bytes = k_bytes + RoundUp(page_rows * row_bytes * shape.dim_v);
+  return {page_rows, k_bytes, std::max(bytes, kPageBytesMin)};
 }
 
 int64_t Session::length() const {

@@ -25,7 +25,9 @@ struct LayerShape {
 };
 
 // How a page holds its keys: K as [Hkv, page_rows, D], then V as [Hkv, page_rows, Dv], both at
-// multiples of kPageUnitBytes.
+// multiples of kPageUnitBytes. No page is smaller than kPageBytesMin, so that a device's memory has
+// a bounded number of them, whatever the shapes.
+inline constexpr int64_t kPageBytesMin = 4096;
 struct PageLayout {
   int64_t page_rows = 0;
   int64_t k_bytes = 0;  // rounded up, so V begins there

@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "kernels/contract/limits.h"
+#include "server/memory/memory_reserve.h"
 
 namespace attend {
 namespace {
@@ -103,6 +104,7 @@ void SessionTable::ExpireLocked() {
 }
 
 void SessionTable::Expire() {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ExpireLocked();
 }
@@ -152,6 +154,7 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   session->lease = spec.lease == Duration::zero() ? options_.lease_default : spec.lease;
   session->pinned = spec.pinned;
 
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ExpireLocked();
   const Pool& pool = pools_[spec.device];
@@ -169,6 +172,7 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
 
 Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
                                        std::optional<int64_t> length) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   Result<std::string> fork_id = tokens_();
   if (!fork_id.ok()) return fork_id.status();
   const MutexLock lock(mutex_);
@@ -219,6 +223,7 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
 }
 
 Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
@@ -268,6 +273,7 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
 }
 
 Status SessionTable::Free(int tenant, const std::string& id) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();

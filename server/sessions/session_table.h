@@ -91,7 +91,7 @@ class SessionTable;
 class CacheHold {
  public:
   struct Sequence {
-    std::vector<PageNumber> pages;
+    std::span<const PageNumber> pages;
     int64_t length = 0;  // with what is appended
   };
 
@@ -112,6 +112,10 @@ class CacheHold {
   int64_t append_rows() const { return append_rows_; }
   // Of the longest sequence.
   int64_t length_max() const;
+  // Moves the sequences' page numbers to a table of the caller's, `stride` entries for each, which
+  // must outlive the hold: long tables are then counted with the request's memory. What is left of
+  // a sequence's entries becomes 0.
+  void MovePages(PageNumber* table, int64_t stride);
   // The rows have been written: from now on they are the sessions'. Once.
   void Commit();
 
@@ -126,6 +130,7 @@ class CacheHold {
   LayerShape shape_;
   PageLayout layout_;
   std::vector<Sequence> sequences_;
+  std::vector<std::vector<PageNumber>> pages_;  // of the sequences, until MovePages
   int64_t append_rows_ = 0;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;

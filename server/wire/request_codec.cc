@@ -262,7 +262,7 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
 }
 
 // K and V become the sessions' pages; where they were is where the new rows come from.
-void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request) {
+void PlaceCache(CacheHold& cache, const MemoryPlan& plan, Request& request) {
   Attention& a = request.attention;
   request.source.SetAppend({cache.append_rows(), a.k, a.v});
   char* const input = static_cast<char*>(request.input.data());
@@ -272,9 +272,8 @@ void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request
   for (int64_t b = 0; b < std::ssize(cache.sequences()); ++b) {
     const CacheHold::Sequence& sequence = cache.sequences()[b];
     lengths[b] = sequence.length;
-    std::fill(pages + b * stride, pages + (b + 1) * stride, 0);
-    std::copy(sequence.pages.begin(), sequence.pages.end(), pages + b * stride);
   }
+  cache.MovePages(pages, stride);
   a.kv_lengths = lengths;
   a.kv_pages = {pages, stride};
   const LayerShape& shape = cache.shape();

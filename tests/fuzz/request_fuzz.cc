@@ -12,10 +12,13 @@
 #include <memory>
 
 #include "client/wire/message_codec.h"
+#include "kernels/cpu/append_keys.h"
 #include "server/app/dump.h"
 #include "server/memory/host_pool.h"
 #include "server/regions/region_registry.h"
+#include "server/sessions/session_table.h"
 #include "server/wire/request_codec.h"
+#include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/messages.h"
@@ -25,6 +28,7 @@ namespace {
 
 constexpr int64_t kPoolBytes = int64_t{16} << 20;
 constexpr int64_t kRegionBytes = int64_t{1} << 16;
+constexpr int64_t kSessionBytes = int64_t{2} << 20;
 
 class HeapAllocator final : public HostAllocator {
  public:
@@ -52,8 +56,9 @@ class HeapMemory final : public RegionMemory {
   HeapAllocator& allocator_;
 };
 
-// What every input is decoded with: a pool, and two regions that messages can name,
-// "region-aaaaaaaaa" and "region-bbbbbbbbb".
+// What every input is decoded with: a pool, two regions that messages can name, "region-aaaaaaaaa"
+// and "region-bbbbbbbbb", and two sessions, "session-a" and "session-b", of 2 KV heads, D 4 and Dv
+// 2 in fp16. Nothing is committed, so they are as they are for every input.
 struct Server {
   Server() {
     const uint64_t client = registry.AddClient();
@@ -61,12 +66,22 @@ struct Server {
       const auto created = registry.Create(client, kRegionBytes);
       ATTEND_FUZZ_REQUIRE(created.ok(), created.status().ToString());
     }
+    for (const int64_t rows : {70, 3}) {
+      const auto created = sessions->Create(0, {0, {{DType::kFloat16, 2, 4, 2}}});
+      const CacheUse use{created->id, 0, 0, "first"};
+      (*sessions->Hold(0, {&use, 1}, rows))->Commit();
+    }
   }
   HeapAllocator allocator;
   std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
   HeapMemory memory{allocator};
   char next = 'a';
   const SteadyClock clock;
+  char next_session = 'a';
+  std::unique_ptr<SessionTable> sessions = std::make_unique<SessionTable>(
+      SessionOptions{.slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24)}, clock,
+      [this]() -> Result<std::string> { return std::string("session-") + next_session++; },
+      std::vector{SessionDevice{.memory = {*allocator.Allocate(kSessionBytes), kSessionBytes}}});
   RegionRegistry registry{RegionLimits(), memory, clock, [this]() -> Result<std::string> {
                             return "region-" + std::string(kTokenBytes - 7, next++);
                           }};
@@ -86,10 +101,12 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   message.slices = slices;
   ATTEND_RETURN_IF_ERROR(ScanMessage(slices, message.scan));
   ATTEND_RETURN_IF_ERROR(ParseMessage(out.arena, message));
-  ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), out.validated));
+  ATTEND_RETURN_IF_ERROR(HoldSessions(*message.fields, server.sessions.get(), out.request));
+  const CacheHold* const cache = out.request.source.cache();
+  ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), out.validated, cache));
   ATTEND_RETURN_IF_ERROR(CheckSources(message, Transport::kInline, out.validated));
   ATTEND_RETURN_IF_ERROR(CheckRaw(message, out.validated));
-  const Result<MemoryPlan> plan = PlanMemory(message, out.validated);
+  const Result<MemoryPlan> plan = PlanMemory(message, out.validated, cache);
   ATTEND_RETURN_IF_ERROR(plan.status());
   out.plan = *plan;
   ATTEND_RETURN_IF_ERROR(
@@ -132,11 +149,27 @@ void RequireArray(const Field& sent, const T* placed, const char* name) {
   ATTEND_FUZZ_REQUIRE(same, name);
 }
 
+// New rows go to pages of the sessions' own: AddressSanitizer has the last word.
+void RequireAppended(Decoded& decoded) {
+  const CacheHold* const cache = decoded.request.source.cache();
+  WorkItem item;
+  decoded.request.source.ApplyTo(item);
+  const Attention& a = decoded.request.attention;
+  for (int64_t b = 0; b < a.problem.batch; ++b) {
+    const CacheHold::Sequence& sequence = cache->sequences()[b];
+    ATTEND_FUZZ_REQUIRE(a.kv_lengths[b] == sequence.length && sequence.length <= a.problem.len_k,
+                        "length");
+    const int64_t rows = a.problem.page_rows;
+    ATTEND_FUZZ_REQUIRE(std::ssize(sequence.pages) == (sequence.length + rows - 1) / rows, "pages");
+  }
+  if (item.append.rows > 0) AppendKeys(a, item.append);
+}
+
 // Every byte where the request's pointers lead, and in memory of its own.
 void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
   const Attention& a = decoded.request.attention;
   RequireArray(sent.q_lengths(), a.q_lengths, "q_lengths");
-  RequireArray(sent.kv_lengths(), a.kv_lengths, "kv_lengths");
+  if (sent.sessions_size() == 0) RequireArray(sent.kv_lengths(), a.kv_lengths, "kv_lengths");
   RequireArray(sent.cu_q(), a.q_offsets, "cu_q");
   RequireArray(sent.cu_kv(), a.kv_offsets, "cu_kv");
   RequireArray(sent.alibi_slopes(), a.alibi_slopes, "alibi_slopes");
@@ -144,6 +177,10 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
   const void* const tensors[] = {a.q.data, a.k.data, a.v.data, a.bias.data};
   for (int i = 0, raw = 0; i < decoded.validated.tensors; ++i) {
     const auto bytes = static_cast<size_t>(decoded.validated.tensor_bytes[i]);
+    if (sent.sessions_size() > 0 && (i == 1 || i == 2)) {  // they are in pages
+      raw += decoded.validated.in_message(i) ? 1 : 0;
+      continue;
+    }
     if (decoded.validated.shared[i]) {
       const RegionPlace& place = decoded.request.source.shared()->inputs[i];
       ATTEND_FUZZ_REQUIRE(place.data() == tensors[i] && place.offset >= 0 &&
@@ -173,7 +210,7 @@ void RequireSameMeaning(const v1::AttendRequest& sent, const Decoded& decoded) {
   ATTEND_FUZZ_REQUIRE(status.ok(), status.ToString());
   ATTEND_FUZZ_REQUIRE(Describe(validated.attention.problem) == meaning,
                       Describe(validated.attention.problem) + "\n" + meaning);
-  if (decoded.validated.any_shared()) return;
+  if (decoded.validated.any_shared() || sent.sessions_size() > 0) return;
   const auto call = client::CallFromRequest(std::make_shared<v1::AttendRequest>(sent));
   ATTEND_FUZZ_REQUIRE(call.ok(), call.status().ToString());
   Result<Attention> described = client::Describe(*call, nullptr, nullptr);
@@ -201,13 +238,14 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
                       std::to_string(held) + " bytes for a message of " + std::to_string(size));
   if (!status.ok()) {
     RequireRefusal(status, {Code::kInvalidArgument, Code::kUnimplemented, Code::kNotFound,
-                            Code::kResourceExhausted});
+                            Code::kResourceExhausted, Code::kFailedPrecondition});
     return;
   }
   ATTEND_FUZZ_REQUIRE(is_message, "accepted, and the generated class does not");
   const Problem& problem = decoded.request.attention.problem;
   const Status checked = Check(problem);
   ATTEND_FUZZ_REQUIRE(checked.ok(), checked.ToString());
+  if (decoded.request.source.cache() != nullptr) RequireAppended(decoded);
   RequirePlaced(generated, decoded);
   RequireSameMeaning(generated, decoded);
 }
@@ -219,6 +257,8 @@ void FitRaw(google::protobuf::Message& message, std::mt19937_64& random) {
   for (const v1::Tensor* tensor : {&request.q(), &request.k(), &request.v(), &request.bias()}) {
     if (tensor->source_case() == v1::Tensor::kSharedMemory) continue;
     if (tensor == &request.bias() && !request.has_bias()) continue;
+    if (request.sessions_size() > 0 && tensor == &request.k() && !request.has_k()) continue;
+    if (request.sessions_size() > 0 && tensor == &request.v() && !request.has_v()) continue;
     int64_t bytes = tensor->dtype() == v1::DTYPE_FLOAT32 ? 4 : 2;
     for (const int64_t dim : tensor->shape()) {
       if (dim < 0 || dim > 4096 || bytes * dim > 4096) return;

@@ -347,9 +347,13 @@ TEST(SessionModelTest, RandomHistories) {
     exhausted += history.exhausted;
     history.End();
   }
-  for (const int64_t count : {evictions, expired, refused, repeated, shared_cuts, exhausted}) {
-    EXPECT_GT(count, 0) << "the histories are only worth something if they meet everything";
-  }
+  // The histories are only worth something if they meet everything.
+  EXPECT_GT(evictions, 0);
+  EXPECT_GT(expired, 0);
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(repeated, 0);
+  EXPECT_GT(shared_cuts, 0);
+  EXPECT_GT(exhausted, 0);
 }
 
 }  // namespace
