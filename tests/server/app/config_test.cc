@@ -73,7 +73,7 @@ std::vector<Setting> ConnectionSettings() {
   };
 }
 
-std::vector<Setting> OtherSettings() {
+std::vector<Setting> MemorySettings() {
   using C = Config;
   return {
       {"listen", "127.0.0.1:9,unix:/tmp/s",
@@ -117,6 +117,12 @@ std::vector<Setting> OtherSettings() {
        "-1"},
       {"session-lease", "2.5", [](const C& c) { return c.session_lease_seconds == 2.5; }, "0"},
       {"max-sessions", "8", [](const C& c) { return c.max_sessions == 8; }, "0"},
+  };
+}
+
+std::vector<Setting> WorkSettings() {
+  using C = Config;
+  return {
       {"max-batch-requests", "12", [](const C& c) { return c.max_batch_requests == 12; }, "0"},
       {"split-gflop", "0.5", [](const C& c) { return c.split_gflop == 0.5; }, "-1"},
       {"max-batch-gflop", "2.5", [](const C& c) { return c.max_batch_gflop == 2.5; }, "nan"},
@@ -149,9 +155,11 @@ std::vector<Setting> OtherSettings() {
 }
 
 std::vector<Setting> Settings() {
-  std::vector<Setting> settings = OtherSettings();
-  const std::vector<Setting> more = ConnectionSettings();
-  settings.insert(settings.end(), more.begin(), more.end());
+  std::vector<Setting> settings;
+  for (const std::vector<Setting>& each :
+       {ConnectionSettings(), MemorySettings(), WorkSettings()}) {
+    settings.insert(settings.end(), each.begin(), each.end());
+  }
   return settings;
 }
 
