@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler of cpu_flash: cuts a batch into tiles and has the arena's threads take them,
-// longest first.
+// The scheduler of cpu_flash: cuts a batch into tiles, and tiles of few rows into chunks of keys,
+// and has the arena's threads take them, longest first.
 
 #include "kernels/cpu/flash.h"
 
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <vector>
 
+#include "kernels/cpu/decode.h"
 #include "kernels/cpu/flash_tile.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/reference/check_rows.h"
@@ -18,6 +20,7 @@
 namespace attend {
 namespace {
 
+using cpu_flash::Chunks;
 using cpu_flash::kRowTile;
 using cpu_flash::Scratch;
 using cpu_flash::Tile;
@@ -29,8 +32,15 @@ constexpr double kInlineWork = 3e6;
 // last ones, few enough to take less memory (half a MiB) than the threads' scratch.
 constexpr size_t kTilesListedMax = 8192;
 
+// Memory for the partial answers of the chunks that are listed at once: as many as that many bytes
+// hold, whatever the lengths.
+constexpr int64_t kPartialBytesMax = int64_t{2} << 20;
+
 // What a tile costs beside its multiply-adds, in multiply-adds.
 constexpr double kTileOverhead = 20000;
+
+// Reading a key takes a decoding thread as long as this many rows' multiply-adds with it.
+constexpr int64_t kDecodeRowsLeast = 4;
 
 // Of the calling thread, made when first needed and kept.
 Scratch* ThreadScratch() {
@@ -90,6 +100,13 @@ class TileWalk {
     if (at_ == batch_.size()) return false;
     const Attention& a = *batch_[at_];
     const int64_t group = a.problem.group();
+    if (decodes_) {
+      tile = cpu_flash::DecodeTile(a, sequence_, b_, head_ / group);
+      tile.stop = StopOf(stops_, at_);
+      head_ += group;
+      if (head_ == a.problem.heads_q) EndDecode();
+      return true;
+    }
     const int64_t heads = std::min(together_, group - head_ % group);
     const int64_t rows = std::min(tile_rows_, sequence_.q_rows - row_);
     tile = Tile{&a,
@@ -102,16 +119,18 @@ class TileWalk {
                 StopOf(stops_, at_)};
     row_ += rows;
     if (row_ < sequence_.q_rows) return true;
-    row_ = 0;
+    row_ = first_row_;
     head_ += heads;
-    if (head_ < a.problem.heads_q) return true;
-    do {
-      NextSequence();
-    } while (at_ < batch_.size() && !BeginSequence());
+    if (head_ == a.problem.heads_q) EndSequence();
     return true;
   }
 
  private:
+  void EndSequence() {
+    do {
+      NextSequence();
+    } while (at_ < batch_.size() && !BeginSequence());
+  }
   void NextSequence() {
     if (++b_ < batch_[at_]->problem.batch && !Stopped(StopOf(stops_, at_))) return;
     b_ = 0;
@@ -120,14 +139,26 @@ class TileWalk {
   // False if the present one has no tiles.
   bool BeginSequence() {
     const Problem& p = batch_[at_]->problem;
-    head_ = row_ = 0;
     if (b_ >= p.batch || Stopped(StopOf(stops_, at_))) return false;
     sequence_ = SequenceOf(*batch_[at_], b_);
     if (sequence_.q_rows == 0) return false;
-    // Short sequences share a tile with other heads of the same KV head.
-    together_ = std::clamp<int64_t>(most_rows_ / sequence_.q_rows, 1, p.group());
-    tile_rows_ = TileRows(sequence_.q_rows, most_rows_);
+    decodes_ = cpu_flash::Decodes(p, sequence_);
+    BeginTiles(0);
     return true;
+  }
+  // True rows are done; padding after them goes to tiles.
+  void EndDecode() {
+    decodes_ = false;
+    if (sequence_.q_rows == sequence_.q_len) return EndSequence();
+    BeginTiles(sequence_.q_len);
+  }
+  void BeginTiles(int64_t first_row) {
+    const int64_t rows = sequence_.q_rows - first_row;
+    head_ = 0;
+    first_row_ = row_ = first_row;
+    // Short sequences share a tile with other heads of the same KV head.
+    together_ = std::clamp<int64_t>(most_rows_ / rows, 1, batch_[at_]->problem.group());
+    tile_rows_ = TileRows(rows, most_rows_);
   }
 
   const std::span<const Attention* const> batch_;
@@ -137,16 +168,122 @@ class TileWalk {
   int64_t b_ = 0;
   int64_t head_ = 0;
   int64_t row_ = 0;
+  int64_t first_row_ = 0;
+  bool decodes_ = false;
   Sequence sequence_;
   int64_t together_ = 1;
   int64_t tile_rows_ = 0;
 };
 
+struct Functions {
+  cpu_flash::TileFunction tile;
+  cpu_flash::DecodeFunctions decode;
+};
+
+// What one thread takes: a tile, or one chunk of a tile's keys.
+struct Task {
+  Tile tile;
+  int64_t chunk = 0;
+  int64_t join = -1;  // the number of what brings the tile's chunks together; -1: there is none
+};
+
+// Chunks of one tile. Who computes the last one merges them.
+struct Join {
+  int64_t partials;  // where they begin
+  int64_t chunks;
+};
+
+// Tasks that are sorted and run together.
+class Wave {
+ public:
+  explicit Wave(const Functions& functions) : functions_(functions) {}
+
+  // Takes tiles as long as there is room. False if it came to the end of the walk.
+  bool Fill(TileWalk* walk) {
+    tasks_.clear();
+    joins_.clear();
+    floats_ = 0;
+    constexpr int64_t kFloats = kPartialBytesMax / static_cast<int64_t>(sizeof(float));
+    constexpr int64_t kJoinFloats = cpu_flash::kChunksMax * cpu_flash::kPartialFloatsMax;
+    static_assert(kFloats >= kJoinFloats);
+    for (Tile tile; tasks_.size() + cpu_flash::kChunksMax <= kTilesListedMax &&
+                    floats_ + kJoinFloats <= kFloats;) {
+      if (!walk->Next(tile)) return false;
+      Add(tile);
+    }
+    return true;
+  }
+
+  void Run(const StopFlag* stop) {
+    const auto longer = [](const Task& x, const Task& y) { return x.tile.work > y.tile.work; };
+    std::stable_sort(tasks_.begin(), tasks_.end(), longer);
+    if (floats_ > held_) {
+      partials_.reset();  // first, or there would be both
+      partials_.reset(new float[static_cast<size_t>(floats_)]);
+      held_ = floats_;
+    }
+    left_ = std::vector<std::atomic<int64_t>>(joins_.size());
+    for (size_t n = 0; n < joins_.size(); ++n) left_[n].store(joins_[n].chunks);
+    ParallelInOrder(
+        static_cast<int64_t>(tasks_.size()),
+        [&](int64_t n) { RunTask(tasks_[static_cast<size_t>(n)], ThreadScratch()); }, stop);
+  }
+
+ private:
+  void Add(const Tile& tile) {
+    Task task{tile};
+    const Problem& p = tile.attention->problem;
+    if (!tile.decodes) {
+      tasks_.push_back(task);
+      return;
+    }
+    const Chunks chunks = cpu_flash::ChunksOf(p, SequenceOf(*tile.attention, tile.b));
+    if (chunks.count > 1) {
+      task.join = static_cast<int64_t>(joins_.size());
+      joins_.push_back({floats_, chunks.count});
+      floats_ += chunks.count * cpu_flash::PartialFloats(tile);
+    }
+    for (int64_t n = 0; n < chunks.count; ++n) {
+      const KeyRange keys = chunks[n];
+      const int64_t rows = std::max(tile.heads * tile.rows, kDecodeRowsLeast);
+      task.chunk = n;
+      task.tile.work = static_cast<double>((keys.end - keys.begin) * (p.dim + p.dim_v) * rows);
+      tasks_.push_back(task);
+    }
+  }
+
+  void RunTask(const Task& task, Scratch* scratch) {
+    const Tile& tile = task.tile;
+    if (!tile.decodes) return functions_.tile(tile, scratch);
+    if (task.join < 0) return functions_.decode.whole(tile, functions_.tile, scratch);
+    const auto n = static_cast<size_t>(task.join);
+    float* partials = partials_.get() + joins_[n].partials;
+    functions_.decode.chunk(tile, task.chunk,
+                            partials + task.chunk * cpu_flash::PartialFloats(tile), scratch);
+    if (left_[n].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    functions_.decode.finish(tile, partials, functions_.tile, scratch);
+  }
+
+  const Functions functions_;
+  std::vector<Task> tasks_;
+  std::vector<Join> joins_;
+  std::vector<std::atomic<int64_t>> left_;  // chunks of each join
+  std::unique_ptr<float[]> partials_;
+  int64_t held_ = 0;    // floats of partials_
+  int64_t floats_ = 0;  // in use
+};
+
 void RunInline(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops,
-               cpu_flash::TileFunction run) {
+               const Functions& functions) {
   Scratch* scratch = ThreadScratch();
   TileWalk walk(batch, stops, kRowTile);
-  for (Tile tile; walk.Next(tile);) run(tile, scratch);
+  for (Tile tile; walk.Next(tile);) {
+    if (tile.decodes) {
+      functions.decode.whole(tile, functions.tile, scratch);
+    } else {
+      functions.tile(tile, scratch);
+    }
+  }
 }
 
 }  // namespace
@@ -156,8 +293,10 @@ bool CpuFlashRunsInline(std::span<const Attention* const> batch) {
   for (const Attention* attention : batch) {
     const Problem& p = attention->problem;
     // An upper bound in constant time; sequences that the mask thins out run as well inline.
-    const double rows = static_cast<double>(p.packed ? p.total_q : p.batch * p.len_q);
-    work += rows * static_cast<double>(p.heads_q) *
+    const int64_t rows = p.packed ? p.total_q : p.batch * p.len_q;
+    const int64_t group_rows =
+        std::max(rows * p.group(), rows == 0 ? 0 : p.batch * kDecodeRowsLeast);
+    work += static_cast<double>(group_rows) * static_cast<double>(p.heads_kv) *
             static_cast<double>((p.len_k + 16) * (p.dim + p.dim_v));
     if (work > kInlineWork) return false;
   }
@@ -165,25 +304,20 @@ bool CpuFlashRunsInline(std::span<const Attention* const> batch) {
 }
 
 void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops) {
-  const cpu_flash::TileFunction run = cpu_flash::ChooseTileFunction();
+  const Functions functions{cpu_flash::ChooseTileFunction(), cpu_flash::ChooseDecodeFunctions()};
   if (CpuFlashRunsInline(batch)) {
-    RunInline(batch, stops, run);
+    RunInline(batch, stops, functions);
     return;
   }
   const int64_t most_rows = MostRows(batch, tbb::this_task_arena::max_concurrency());
-  const auto longer = [](const Tile& x, const Tile& y) { return x.work > y.work; };
   // The others of a batch would go on, so only one that is alone can end the loop.
   const StopFlag* const alone = batch.size() == 1 ? StopOf(stops, 0) : nullptr;
   TileWalk walk(batch, stops, most_rows);
-  std::vector<Tile> tiles;
-  do {
-    tiles.clear();
-    for (Tile tile; tiles.size() < kTilesListedMax && walk.Next(tile);) tiles.push_back(tile);
-    std::stable_sort(tiles.begin(), tiles.end(), longer);
-    ParallelInOrder(
-        static_cast<int64_t>(tiles.size()),
-        [&](int64_t n) { run(tiles[static_cast<size_t>(n)], ThreadScratch()); }, alone);
-  } while (tiles.size() == kTilesListedMax && !Stopped(alone));
+  Wave wave(functions);
+  for (bool more = true; more && !Stopped(alone);) {
+    more = wave.Fill(&walk);
+    wave.Run(alone);
+  }
 }
 
 }  // namespace attend

@@ -34,6 +34,7 @@ struct Tile {
   int64_t rows;
   double work;           // relative cost, to start long tiles first
   const StopFlag* stop;  // looked at with every tile of keys; null: none
+  bool decodes = false;  // all true rows of a KV head, for decode.h
 };
 
 // Lanes of the widest panel that any instruction set uses.

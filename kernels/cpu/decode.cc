@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compiles the SIMD code of cpu_flash's decoding path once per instruction set and picks the best
+// at run time.
+
+#include "kernels/cpu/decode.h"
+
+// As in flash_tile.cc, with which rows are shared.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/decode.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/decode-inl.h"
+
+#if HWY_ONCE
+namespace attend::cpu_flash {
+
+HWY_EXPORT(DecodeChunk);
+HWY_EXPORT(FinishDecode);
+HWY_EXPORT(DecodeWhole);
+
+DecodeFunctions ChooseDecodeFunctions() {
+  // Until the first dynamic call the table's first entry would choose at each call.
+  if (!hwy::GetChosenTarget().IsInitialized()) {
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  return {&HWY_DYNAMIC_DISPATCH(DecodeChunk), &HWY_DYNAMIC_DISPATCH(FinishDecode),
+          &HWY_DYNAMIC_DISPATCH(DecodeWhole)};
+}
+
+}  // namespace attend::cpu_flash
+#endif  // HWY_ONCE

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The decoding path of cpu_flash: few query rows against many keys. K and V are read once, straight
+// from where they lie, and the keys of one KV head are cut into chunks that threads take. Whether a
+// sequence goes this way, and where it is cut, depends on its problem alone, and so do its bits.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cpu/flash_tile.h"
+
+namespace attend::cpu_flash {
+
+// Most query rows of all heads of a group together: about where the rows fill a tile's vectors, so
+// that packing K and V pays (tests/bench/KERNELS.md).
+inline constexpr int64_t kDecodeRows = 16;
+
+// Keys of a chunk at least: enough for the chunk's partial answer, at most 1/8 of what its keys
+// are, to cost little. A chunk is whole key tiles.
+inline constexpr int64_t kChunkKeysMin = 512;
+static_assert(kChunkKeysMin % kKeyTile == 0);
+
+// Chunks of one KV head at most: it bounds the memory of partial answers, whatever the length.
+inline constexpr int64_t kChunksMax = 65;
+
+// Whether the true rows of a sequence are computed here; padding never is.
+inline bool Decodes(const Problem& p, const Sequence& s) {
+  return s.q_len > 0 && s.q_len * p.group() <= kDecodeRows;
+}
+
+// The tile that is all true rows of the query heads of one KV head.
+inline Tile DecodeTile(const Attention& a, const Sequence& s, int64_t b, int64_t h_kv) {
+  const int64_t group = a.problem.group();
+  return {&a, b, h_kv * group, group, 0, s.q_len, 0.0, nullptr, true};
+}
+
+// Keys [begin, end) that some row of the sequence sees; empty: {0, 0}.
+inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
+  KeyRange seen{s.k_len, 0};
+  for (int64_t i = 0; i < s.q_len; ++i) {
+    const KeyRange range = VisibleKeys(p.mask, s, i);
+    if (range.begin >= range.end) continue;
+    seen.begin = std::min(seen.begin, range.begin);
+    seen.end = std::max(seen.end, range.end);
+  }
+  return seen.begin < seen.end ? seen : KeyRange{0, 0};
+}
+
+// Chunk n of `count` is keys [(first + n) * keys, (first + n + 1) * keys) as far as they are seen.
+// There is always one, be it without a key.
+struct Chunks {
+  KeyRange seen;
+  int64_t first;
+  int64_t count;
+  int64_t keys;
+
+  KeyRange operator[](int64_t n) const {
+    return {std::max(seen.begin, (first + n) * keys), std::min(seen.end, (first + n + 1) * keys)};
+  }
+};
+
+inline Chunks ChunksOf(const Problem& p, const Sequence& s) {
+  constexpr int64_t kWhole = (kChunksMax - 1) * kKeyTile;
+  const KeyRange seen = SeenKeys(p, s);
+  const int64_t least = (seen.end - seen.begin + kWhole - 1) / kWhole * kKeyTile;
+  const int64_t keys = std::max(kChunkKeysMin, least);
+  const int64_t first = seen.begin / keys;
+  return {seen, first, std::max<int64_t>(1, (seen.end + keys - 1) / keys - first), keys};
+}
+
+// A chunk's partial answer is, for each of the tile's rows, its maximum, its sum and its O, which
+// is not divided yet and lies as the instruction set has it.
+inline int64_t PartialRowFloats(int64_t dim_v) { return 2 + (dim_v + 31) / 32 * 32; }
+inline int64_t PartialFloats(const Tile& tile) {
+  return tile.heads * tile.rows * PartialRowFloats(tile.attention->problem.dim_v);
+}
+inline constexpr int64_t kPartialFloatsMax = kDecodeRows * (2 + kHeadDimMax);
+
+// The versions for one instruction set. Of tiles that DecodeTile made, with `work` and `stop` as
+// the caller likes.
+struct DecodeFunctions {
+  // Computes chunk n to `partial`.
+  void (*chunk)(const Tile& tile, int64_t n, float* partial, Scratch* scratch);
+  // Merges the chunks' partial answers, in order, and stores O and LSE. Rows that need care (NaN,
+  // Inf, sums that overflow) are computed again by `careful`.
+  void (*finish)(const Tile& tile, const float* partials, TileFunction careful, Scratch* scratch);
+  // Both, for all chunks, without memory beside the scratch.
+  void (*whole)(const Tile& tile, TileFunction careful, Scratch* scratch);
+};
+
+// For the best instruction set of this machine; asked once per batch.
+DecodeFunctions ChooseDecodeFunctions();
+
+}  // namespace attend::cpu_flash

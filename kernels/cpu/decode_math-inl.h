@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The products of cpu_flash's decoding path: rows of K and V are widened in registers, straight
+// from where they lie, and lanes lie along the head dimension. Included once per instruction set by
+// decode.cc.
+
+#if defined(ATTEND_CPU_DECODE_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTEND_CPU_DECODE_MATH_INL_H_
+#undef ATTEND_CPU_DECODE_MATH_INL_H_
+#else
+#define ATTEND_CPU_DECODE_MATH_INL_H_
+#endif
+
+#include <bit>
+#include <cstdint>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/contract/dtype.h"
+#include "kernels/cpu/flash_math-inl.h"
+#include "kernels/cpu/flash_pack-inl.h"
+#include "kernels/cpu/flash_tile.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attend::cpu_flash {
+namespace HWY_NAMESPACE {
+
+// Accumulators that the register file holds beside the operands.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+constexpr int kSums = 16;
+#else
+constexpr int kSums = 8;
+#endif
+
+// Elements of a row are taken in steps. A step's vectors are its elements in order, but for bf16:
+// there the even elements, then the odd ones, each a word's half and widened by one instruction.
+template <DType kType>
+constexpr int kStepVectors = kType == DType::kBFloat16&& HWY_TARGET != HWY_SCALAR ? 2 : 1;
+template <DType kType>
+constexpr int64_t kStep = kStepVectors<kType>* kLanes;
+
+// The element within a step that is lane `lane` of its vectors, counted through.
+template <DType kType>
+HWY_INLINE int64_t StepElement(int64_t lane) {
+  if constexpr (kStepVectors<kType> == 1) return lane;
+  return lane < kLanes ? 2 * lane : 2 * (lane - kLanes) + 1;
+}
+
+// Where step t of a row of `dim` >= kStep elements begins. The last one overlaps the one before if
+// it must: no element beyond the row is read.
+template <DType kType>
+HWY_INLINE int64_t StepBegin(int64_t t, int64_t dim) {
+  return t * kStep<kType> < dim - kStep<kType> ? t * kStep<kType> : dim - kStep<kType>;
+}
+template <DType kType>
+HWY_INLINE int64_t Steps(int64_t dim) {
+  return (dim + kStep<kType> - 1) / kStep<kType>;
+}
+
+template <DType kType>
+HWY_INLINE void LoadStep(const void* data, int64_t index, V32* out) {
+  const F32 d;
+  if constexpr (kStepVectors<kType> == 2) {
+    const hn::ScalableTag<uint16_t> dh;
+    const hn::RebindToUnsigned<F32> du;
+    const auto words = hn::BitCast(du, hn::LoadU(dh, static_cast<const uint16_t*>(data) + index));
+    out[0] = hn::BitCast(d, hn::ShiftLeft<16>(words));
+    out[1] = hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000u)));
+  } else {
+    out[0] = LoadWide<kType>(d, data, index);
+  }
+}
+
+// How rows of a matrix are read: `type` decides the steps, and rows shorter than a step are widened
+// to scratch first, with zeros behind them.
+struct RowShape {
+  DType type;
+  int64_t dim;    // as it is read
+  int64_t width;  // of all steps of a row
+  bool widened;
+};
+
+HWY_INLINE RowShape ShapeOf(DType type, int64_t dim) {
+  const int64_t step = type == DType::kBFloat16 ? kStep<DType::kBFloat16> : kLanes;
+  if (dim >= step) return {type, dim, (dim + step - 1) / step * step, false};
+  const int64_t whole = (dim + kLanes - 1) / kLanes * kLanes;
+  return {DType::kFloat32, whole, whole, true};
+}
+
+// Calls body(element, place, again) for each place in the order of steps and the element of the row
+// that is there; `again` if the step before has it too.
+template <DType kType, class Body>
+HWY_INLINE void ForEachPlaceOf(int64_t dim, const Body& body) {
+  for (int64_t t = 0; t < Steps<kType>(dim); ++t) {
+    for (int64_t n = 0; n < kStep<kType>; ++n) {
+      const int64_t element = StepBegin<kType>(t, dim) + StepElement<kType>(n);
+      body(element, t * kStep<kType> + n, element < t * kStep<kType>);
+    }
+  }
+}
+template <class Body>
+HWY_INLINE void ForEachPlace(const RowShape& shape, const Body& body) {
+  if (shape.type == DType::kBFloat16) return ForEachPlaceOf<DType::kBFloat16>(shape.dim, body);
+  ForEachPlaceOf<DType::kFloat32>(shape.dim, body);
+}
+
+// Rows of K or V of one key tile: row j begins at element at[j] of data. Rows below `first` are not
+// seen and the same as row `first`; so are those from `last` on and the one before.
+struct BlockRows {
+  const void* data;
+  int64_t dim;
+  int64_t at[kKeyTile];
+};
+
+// Has the caches fetch a row of `bytes` bytes.
+HWY_INLINE void PrefetchRow(const void* data, int64_t begin, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  const char* at = static_cast<const char*>(data) + begin;
+  for (int64_t n = 0; n < bytes; n += kLine) hwy::Prefetch(at + n);
+}
+
+// Rows that will be needed a key tile later; data is null where there are none.
+struct NextRows {
+  const void* data = nullptr;
+  const int64_t* at = nullptr;
+  int64_t element_bytes = 0;
+  int64_t row_bytes = 0;
+
+  HWY_INLINE void Prefetch(int64_t j) const {
+    if (data != nullptr) PrefetchRow(data, at[j] * element_bytes, row_bytes);
+  }
+};
+
+#if HWY_TARGET != HWY_SCALAR
+// Adds up blocks of four lanes.
+template <class V>
+HWY_INLINE void StoreFour(V sums, float* out) {
+  const hn::DFromV<V> d;
+  if constexpr (hn::MaxLanes(d) > 4) {
+    const hn::Half<decltype(d)> half;
+    StoreFour(hn::Add(hn::LowerHalf(half, sums), hn::UpperHalf(half, sums)), out);
+  } else {
+    hn::StoreU(sums, d, out);
+  }
+}
+#endif
+
+// The sums of four vectors' lanes, to out[0] to out[3]. Each sum adds in the same order.
+HWY_INLINE void StoreSums(V32 a, V32 b, V32 c, V32 e, float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  out[0] = hn::GetLane(a);
+  out[1] = hn::GetLane(b);
+  out[2] = hn::GetLane(c);
+  out[3] = hn::GetLane(e);
+#else
+  const F32 d;
+  const hn::Repartition<double, F32> d64;
+  const auto pairs = [&](V32 x, V32 y) {
+    return hn::BitCast(d64, hn::Add(hn::InterleaveLower(d, x, y), hn::InterleaveUpper(d, x, y)));
+  };
+  const auto ab = pairs(a, b);
+  const auto ce = pairs(c, e);
+  const V32 sums = hn::Add(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)),
+                           hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce)));
+  StoreFour(sums, out);
+#endif
+}
+
+// s[r * kKeyTile + j + k] = q_r . key j + k, for kRows rows of Q, `width` floats apart, and kKeys
+// keys. Any kRows and kKeys give a row the same bits.
+template <DType kType, int kRows, int kKeys>
+HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const float* q, int64_t width,
+                         float* s) {
+  constexpr int kVectors = kStepVectors<kType>;
+  const F32 d;
+  V32 sum[kRows][kKeys];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(8)
+    for (int k = 0; k < kKeys; ++k) sum[r][k] = hn::Zero(d);
+  }
+  const int64_t steps = Steps<kType>(keys.dim);
+  for (int64_t t = 0; t < steps; ++t) {
+    const int64_t begin = StepBegin<kType>(t, keys.dim);
+    V32 key[kKeys][kVectors];
+    HWY_UNROLL(8)
+    for (int k = 0; k < kKeys; ++k) LoadStep<kType>(keys.data, keys.at[j + k] + begin, key[k]);
+    HWY_UNROLL(2)
+    for (int v = 0; v < kVectors; ++v) {
+      HWY_UNROLL(8)
+      for (int r = 0; r < kRows; ++r) {
+        const V32 row = hn::Load(d, q + r * width + (t * kVectors + v) * kLanes);
+        HWY_UNROLL(8)
+        for (int k = 0; k < kKeys; ++k) sum[r][k] = hn::MulAdd(row, key[k][v], sum[r][k]);
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(2)
+    for (int k = 0; k < kKeys; k += 4) {
+      StoreSums(sum[r][k], sum[r][k + 1], sum[r][k + 2], sum[r][k + 3], s + r * kKeyTile + j + k);
+    }
+  }
+}
+
+// Rows of one block's weights and of O.
+template <int kRows>
+struct WeightRows {
+  const float* p[kRows];
+  float* o[kRows];
+  float before[kRows];  // what O so far is multiplied by
+};
+
+// For each row r and the elements of kSteps steps from step t on: o = before * o + sum over keys
+// [first, last) of p * v; the sum is taken first, from zero. With kSkip, keys whose weight is -0
+// are passed over, whatever their value.
+template <DType kType, int kRows, int kSteps, bool kSkip>
+HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t last, int64_t t,
+                                const WeightRows<kRows>& rows, const NextRows& next) {
+  constexpr int kVectors = kStepVectors<kType>;
+  const F32 d;
+  V32 sum[kRows][kSteps * kVectors];
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    HWY_UNROLL(16)
+    for (int n = 0; n < kSteps * kVectors; ++n) sum[r][n] = hn::Zero(d);
+  }
+  for (int64_t j = first; j < last; ++j) {
+    next.Prefetch(j);
+    if (kSkip && std::bit_cast<uint32_t>(rows.p[0][j]) == 0x80000000u) continue;
+    V32 weight[kRows];
+    HWY_UNROLL(8)
+    for (int r = 0; r < kRows; ++r) weight[r] = hn::Set(d, rows.p[r][j]);
+    HWY_UNROLL(8)
+    for (int n = 0; n < kSteps; ++n) {
+      V32 value[kVectors];
+      LoadStep<kType>(values.data, values.at[j] + StepBegin<kType>(t + n, values.dim), value);
+      HWY_UNROLL(2)
+      for (int v = 0; v < kVectors; ++v) {
+        HWY_UNROLL(8)
+        for (int r = 0; r < kRows; ++r) {
+          sum[r][n * kVectors + v] = hn::MulAdd(weight[r], value[v], sum[r][n * kVectors + v]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    const V32 before = hn::Set(d, rows.before[r]);
+    HWY_UNROLL(16)
+    for (int n = 0; n < kSteps * kVectors; ++n) {
+      float* at = rows.o[r] + (t * kVectors + n) * kLanes;
+      hn::Store(hn::MulAdd(before, hn::Load(d, at), sum[r][n]), d, at);
+    }
+  }
+}
+
+// The same from step t to the last one: as many at once as registers allow, then what is left.
+template <DType kType, int kRows, int kSteps, bool kSkip>
+HWY_INLINE void AccumulateFrom(const BlockRows& values, int64_t first, int64_t last, int64_t t,
+                               const WeightRows<kRows>& rows, NextRows next) {
+  const int64_t steps = Steps<kType>(values.dim);
+  for (; t + kSteps <= steps; t += kSteps) {
+    AccumulateSteps<kType, kRows, kSteps, kSkip>(values, first, last, t, rows, next);
+    next.data = nullptr;
+  }
+  if constexpr (kSteps > 1) {
+    if (t < steps) {
+      AccumulateFrom<kType, kRows, kSteps / 2, kSkip>(values, first, last, t, rows, next);
+    }
+  }
+}
+
+template <DType kType, int kRows, bool kSkip>
+HWY_NOINLINE void Accumulate(const BlockRows& values, int64_t first, int64_t last,
+                             const WeightRows<kRows>& rows, const NextRows& next) {
+  constexpr int kVectors = kSums / kRows < 8 ? kSums / kRows : 8;
+  constexpr int kSteps = kVectors / kStepVectors<kType>;
+  AccumulateFrom<kType, kRows, kSteps, kSkip>(values, first, last, 0, rows, next);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace attend::cpu_flash
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
