@@ -83,10 +83,10 @@ class DecodeRun {
   int64_t Softmax(int64_t r);
   void AddValues(const BlockRows& values, int64_t first, int64_t last, const NextRows& next);
   template <DType kType>
-  void AddValuesOf(const BlockRows& values, int64_t first, int64_t last, NextRows next);
+  void AddValuesOf(const BlockRows& values, int64_t first, int64_t last, const NextRows& next);
   template <DType kType, int kRows, bool kSkip>
   void AddRows(const BlockRows& values, int64_t first, int64_t last, const int64_t* rows,
-               NextRows* next);
+               const NextRows& next);
   void MergeRow(int64_t r, float max, float sum, const float* o);
   bool Finite(int64_t r) const;
   void StoreRow(int64_t r);
@@ -162,13 +162,14 @@ void DecodeRun::Attend(KeyRange keys) {
 // Where keys [first, last) of a block begin; keys beside them are where the nearest one is.
 void DecodeRun::Locate(const ConstTensorView& view, int64_t block, int64_t first, int64_t last,
                        BlockRows* rows) const {
-  rows->data = view.data;
   rows->dim = &view == &a_.k ? p_.dim : p_.dim_v;
   const int64_t h_kv = tile_.head / p_.group();
+  const int64_t step = view.stride_l * DTypeBytes(p_.dtype);
   for (int64_t n = first; n < last;) {  // once, unless K and V are in pages
     const int64_t run = EvenKeys(p_, block + n, last - n);
-    const int64_t at = KeyElement(a_, view, sequence_, tile_.b, h_kv, block + n);
-    for (int64_t i = 0; i < run; ++i) rows->at[n + i] = at + i * view.stride_l;
+    const int64_t element = KeyElement(a_, view, sequence_, tile_.b, h_kv, block + n);
+    const char* at = static_cast<const char*>(view.data) + element * DTypeBytes(p_.dtype);
+    for (int64_t i = 0; i < run; ++i) rows->at[n + i] = at + i * step;
     n += run;
   }
   std::fill(rows->at, rows->at + first, rows->at[first]);
@@ -178,21 +179,19 @@ void DecodeRun::Locate(const ConstTensorView& view, int64_t block, int64_t first
 // Rows that are shorter than a step: to fp32, with zeros behind them.
 void DecodeRun::Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
                       BlockRows* rows) const {
-  for (int64_t j = 0; j < kKeyTile; ++j) {
+  for (int64_t j = first; j < last; ++j) {
     float* row = out + j * shape.width;
-    if (j >= first && j < last) {
-      WidenRow(rows->data, p_.dtype, rows->at[j], dim, row);
-      std::fill(row + dim, row + shape.width, 0.0f);
-    }
-    rows->at[j] = std::clamp(j, first, last - 1) * shape.width;
+    WidenRow(rows->at[j], p_.dtype, 0, dim, row);
+    std::fill(row + dim, row + shape.width, 0.0f);
   }
-  rows->data = out;
+  for (int64_t j = 0; j < kKeyTile; ++j) {
+    rows->at[j] = out + std::clamp(j, first, last - 1) * shape.width;
+  }
   rows->dim = shape.dim;
 }
 
 NextRows DecodeRun::Next(const BlockRows& rows, const RowShape& shape) const {
-  if (shape.widened) return {};
-  return {rows.data, rows.at, DTypeBytes(p_.dtype), shape.dim * DTypeBytes(p_.dtype)};
+  return {&rows, 0, shape.widened ? 0 : shape.dim * DTypeBytes(p_.dtype)};
 }
 
 void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next) {
@@ -212,19 +211,24 @@ HWY_NOINLINE void DecodeRun::DotOf(const BlockRows& keys, int64_t first, int64_t
   constexpr int64_t kKeys = 8;
   const int64_t width = k_shape_.width;
   for (int64_t j = first / kKeys * kKeys; j < last; j += kKeys) {
-    for (int64_t k = j; k < j + kKeys; ++k) next.Prefetch(k);
     int64_t r = 0;
     if constexpr (kSums == 16) {
       for (; r + 4 <= rows_; r += 4) {
-        DotBlock<kType, 4, 4>(keys, j, Q(r), width, Scores(r));
-        DotBlock<kType, 4, 4>(keys, j + 4, Q(r), width, Scores(r));
+        for (int64_t k = j; k < j + kKeys; k += 4) {
+          if (r == 0) next.Prefetch(k, 4);
+          DotBlock<kType, 4, 4>(keys, k, Q(r), width, Scores(r));
+        }
       }
     }
     for (; r + 2 <= rows_; r += 2) {
-      DotBlock<kType, 2, 4>(keys, j, Q(r), width, Scores(r));
-      DotBlock<kType, 2, 4>(keys, j + 4, Q(r), width, Scores(r));
+      for (int64_t k = j; k < j + kKeys; k += 4) {
+        if (r == 0) next.Prefetch(k, 4);
+        DotBlock<kType, 2, 4>(keys, k, Q(r), width, Scores(r));
+      }
     }
-    if (r < rows_) DotBlock<kType, 1, 8>(keys, j, Q(r), width, Scores(r));
+    if (r == rows_) continue;
+    if (r == 0) next.Prefetch(j, kKeys);
+    DotBlock<kType, 1, kKeys>(keys, j, Q(r), width, Scores(r));
   }
 }
 
@@ -330,31 +334,33 @@ void DecodeRun::AddValues(const BlockRows& values, int64_t first, int64_t last,
 }
 
 template <DType kType>
-void DecodeRun::AddValuesOf(const BlockRows& values, int64_t first, int64_t last, NextRows next) {
+void DecodeRun::AddValuesOf(const BlockRows& values, int64_t first, int64_t last,
+                            const NextRows& next) {
   int64_t r = 0;
   for (; r + 4 <= whole_count_; r += 4) {
-    AddRows<kType, 4, false>(values, first, last, whole_ + r, &next);
+    AddRows<kType, 4, false>(values, first, last, whole_ + r, next.Part(r, r + 4, rows_));
   }
   for (; r + 2 <= whole_count_; r += 2) {
-    AddRows<kType, 2, false>(values, first, last, whole_ + r, &next);
+    AddRows<kType, 2, false>(values, first, last, whole_ + r, next.Part(r, r + 2, rows_));
   }
-  if (r < whole_count_) AddRows<kType, 1, false>(values, first, last, whole_ + r, &next);
-  for (r = 0; r < partly_count_; ++r) {
-    AddRows<kType, 1, true>(values, first, last, partly_ + r, &next);
+  for (; r < whole_count_; ++r) {
+    AddRows<kType, 1, false>(values, first, last, whole_ + r, next.Part(r, r + 1, rows_));
+  }
+  for (int64_t n = 0; n < partly_count_; ++n, ++r) {
+    AddRows<kType, 1, true>(values, first, last, partly_ + n, next.Part(r, r + 1, rows_));
   }
 }
 
 template <DType kType, int kRows, bool kSkip>
 void DecodeRun::AddRows(const BlockRows& values, int64_t first, int64_t last, const int64_t* rows,
-                        NextRows* next) {
+                        const NextRows& next) {
   WeightRows<kRows> weights;
   for (int r = 0; r < kRows; ++r) {
     weights.p[r] = Scores(rows[r]);
     weights.o[r] = O(rows[r]);
     weights.before[r] = s_.weight[rows[r]];
   }
-  Accumulate<kType, kRows, kSkip>(values, first, last, weights, *next);
-  next->data = nullptr;  // once is enough
+  Accumulate<kType, kRows, kSkip>(values, first, last, weights, next);
 }
 
 void DecodeRun::StorePartial(float* partial) const {

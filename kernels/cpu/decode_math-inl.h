@@ -11,6 +11,7 @@
 #define ATTEND_CPU_DECODE_MATH_INL_H_
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -58,16 +59,16 @@ HWY_INLINE int64_t Steps(int64_t dim) {
 }
 
 template <DType kType>
-HWY_INLINE void LoadStep(const void* data, int64_t index, V32* out) {
+HWY_INLINE void LoadStep(const void* row, int64_t begin, V32* out) {
   const F32 d;
   if constexpr (kStepVectors<kType> == 2) {
     const hn::ScalableTag<uint16_t> dh;
     const hn::RebindToUnsigned<F32> du;
-    const auto words = hn::BitCast(du, hn::LoadU(dh, static_cast<const uint16_t*>(data) + index));
+    const auto words = hn::BitCast(du, hn::LoadU(dh, static_cast<const uint16_t*>(row) + begin));
     out[0] = hn::BitCast(d, hn::ShiftLeft<16>(words));
     out[1] = hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000u)));
   } else {
-    out[0] = LoadWide<kType>(d, data, index);
+    out[0] = LoadWide<kType>(d, row, begin);
   }
 }
 
@@ -104,30 +105,34 @@ HWY_INLINE void ForEachPlace(const RowShape& shape, const Body& body) {
   ForEachPlaceOf<DType::kFloat32>(shape.dim, body);
 }
 
-// Rows of K or V of one key tile: row j begins at element at[j] of data. Rows below `first` are not
-// seen and the same as row `first`; so are those from `last` on and the one before.
+// Rows of K or V of one key tile, and where each begins. Rows before the first one seen are the
+// same as that, and rows after the last one the same as the last.
 struct BlockRows {
-  const void* data;
   int64_t dim;
-  int64_t at[kKeyTile];
+  const void* at[kKeyTile];
 };
 
-// Has the caches fetch a row of `bytes` bytes.
-HWY_INLINE void PrefetchRow(const void* data, int64_t begin, int64_t bytes) {
-  constexpr int64_t kLine = 64;
-  const char* at = static_cast<const char*>(data) + begin;
-  for (int64_t n = 0; n < bytes; n += kLine) hwy::Prefetch(at + n);
-}
-
-// Rows that will be needed a key tile later; data is null where there are none.
+// Rows that come next, and which of their bytes the L2 cache is to fetch. L1 cannot wait for as
+// many lines at a time as memory's latency takes.
 struct NextRows {
-  const void* data = nullptr;
-  const int64_t* at = nullptr;
-  int64_t element_bytes = 0;
-  int64_t row_bytes = 0;
+  const BlockRows* rows = nullptr;
+  int64_t begin = 0;
+  int64_t end = 0;
 
-  HWY_INLINE void Prefetch(int64_t j) const {
-    if (data != nullptr) PrefetchRow(data, at[j] * element_bytes, row_bytes);
+  HWY_INLINE void Prefetch(int64_t first, int64_t count) const {
+    constexpr int64_t kLine = 64;
+    if (begin >= end) return;
+    for (int64_t j = first; j < first + count; ++j) {
+      const char* at = static_cast<const char*>(rows->at[j]);
+      for (int64_t n = begin; n < end; n += kLine) __builtin_prefetch(at + n, 0, 2);
+    }
+  }
+  // From `from` to `to` of `of` parts, in whole lines.
+  HWY_INLINE NextRows Part(int64_t from, int64_t to, int64_t of) const {
+    constexpr int64_t kLine = 64;
+    const int64_t lines = (end - begin + kLine - 1) / kLine;
+    return {rows, begin + from * lines / of * kLine,
+            std::min(end, begin + to * lines / of * kLine)};
   }
 };
 
@@ -184,7 +189,7 @@ HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const float* q, int64
     const int64_t begin = StepBegin<kType>(t, keys.dim);
     V32 key[kKeys][kVectors];
     HWY_UNROLL(8)
-    for (int k = 0; k < kKeys; ++k) LoadStep<kType>(keys.data, keys.at[j + k] + begin, key[k]);
+    for (int k = 0; k < kKeys; ++k) LoadStep<kType>(keys.at[j + k], begin, key[k]);
     HWY_UNROLL(2)
     for (int v = 0; v < kVectors; ++v) {
       HWY_UNROLL(8)
@@ -227,7 +232,7 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
     for (int n = 0; n < kSteps * kVectors; ++n) sum[r][n] = hn::Zero(d);
   }
   for (int64_t j = first; j < last; ++j) {
-    next.Prefetch(j);
+    next.Prefetch(j, 1);
     if (kSkip && std::bit_cast<uint32_t>(rows.p[0][j]) == 0x80000000u) continue;
     V32 weight[kRows];
     HWY_UNROLL(8)
@@ -235,7 +240,7 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
     HWY_UNROLL(8)
     for (int n = 0; n < kSteps; ++n) {
       V32 value[kVectors];
-      LoadStep<kType>(values.data, values.at[j] + StepBegin<kType>(t + n, values.dim), value);
+      LoadStep<kType>(values.at[j], StepBegin<kType>(t + n, values.dim), value);
       HWY_UNROLL(2)
       for (int v = 0; v < kVectors; ++v) {
         HWY_UNROLL(8)
@@ -257,13 +262,14 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
 }
 
 // The same from step t to the last one: as many at once as registers allow, then what is left.
+// While it goes over the keys the `next` rows are fetched, a part in each round.
 template <DType kType, int kRows, int kSteps, bool kSkip>
 HWY_INLINE void AccumulateFrom(const BlockRows& values, int64_t first, int64_t last, int64_t t,
-                               const WeightRows<kRows>& rows, NextRows next) {
+                               const WeightRows<kRows>& rows, const NextRows& next) {
   const int64_t steps = Steps<kType>(values.dim);
   for (; t + kSteps <= steps; t += kSteps) {
-    AccumulateSteps<kType, kRows, kSteps, kSkip>(values, first, last, t, rows, next);
-    next.data = nullptr;
+    AccumulateSteps<kType, kRows, kSteps, kSkip>(values, first, last, t, rows,
+                                                 next.Part(t, t + kSteps, steps));
   }
   if constexpr (kSteps > 1) {
     if (t < steps) {

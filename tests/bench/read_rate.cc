@@ -36,8 +36,8 @@ uint32_t SumWords(const uint32_t* words, int64_t count) {
     s6 = hn::Add(s6, hn::LoadU(d, at + 6 * lanes));
     s7 = hn::Add(s7, hn::LoadU(d, at + 7 * lanes));
   }
-  const auto sum = hn::Add(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)),
-                           hn::Add(hn::Add(s4, s5), hn::Add(s6, s7)));
+  const auto sum =
+      hn::Add(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)), hn::Add(hn::Add(s4, s5), hn::Add(s6, s7)));
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
