@@ -139,6 +139,7 @@ void DecodeRun::Attend(KeyRange keys) {
   BlockRows* next_k = &two[1];
   int64_t block = keys.begin / kKeyTile * kKeyTile;
   Locate(a_.k, block, first_of(block), last_of(block), k);
+  Next(*k, k_shape_).Prefetch(0, kKeyTile);
   for (; block < keys.end && !stopped(); block += kKeyTile, std::swap(k, next_k)) {
     const int64_t first = first_of(block);
     const int64_t last = last_of(block);
@@ -307,7 +308,8 @@ int64_t DecodeRun::Softmax(int64_t r) {
   const float max = std::max(s_.max[r], hn::GetLane(hn::MaxOfLanes(d, most)));
   // Nothing seen yet: subtract 0, as -inf - -inf is NaN.
   const V32 base = hn::Set(d, max == kNothing ? 0.0f : max);
-  const float before = hn::GetLane(Exp2(hn::Sub(hn::Set(d, s_.max[r]), base), to_log2_));
+  const V32 lower = hn::Sub(hn::Set(d, s_.max[r]), base);
+  const float before = max == s_.max[r] ? 1.0f : hn::GetLane(Exp2(lower, to_log2_));
   V32 sum = hn::Zero(d);
   for (int64_t n = 0; n < kKeyTile; n += kLanes) {
     const V32 x = hn::Load(d, Scores(r) + n);

@@ -58,17 +58,18 @@ HWY_INLINE int64_t Steps(int64_t dim) {
   return (dim + kStep<kType> - 1) / kStep<kType>;
 }
 
-template <DType kType>
-HWY_INLINE void LoadStep(const void* row, int64_t begin, V32* out) {
+// Vector kVector of the step that begins at element `begin` of a row.
+template <DType kType, int kVector>
+HWY_INLINE V32 LoadStep(const void* row, int64_t begin) {
   const F32 d;
   if constexpr (kStepVectors<kType> == 2) {
     const hn::ScalableTag<uint16_t> dh;
     const hn::RebindToUnsigned<F32> du;
     const auto words = hn::BitCast(du, hn::LoadU(dh, static_cast<const uint16_t*>(row) + begin));
-    out[0] = hn::BitCast(d, hn::ShiftLeft<16>(words));
-    out[1] = hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000u)));
+    if constexpr (kVector == 0) return hn::BitCast(d, hn::ShiftLeft<16>(words));
+    return hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000u)));
   } else {
-    out[0] = LoadWide<kType>(d, row, begin);
+    return LoadWide<kType>(d, row, begin);
   }
 }
 
@@ -171,12 +172,26 @@ HWY_INLINE void StoreSums(V32 a, V32 b, V32 c, V32 e, float* out) {
 #endif
 }
 
+template <DType kType, int kRows, int kKeys, int kVector>
+HWY_INLINE void DotStep(const BlockRows& keys, int64_t j, int64_t begin, const float* q,
+                        int64_t width, V32 (&sum)[kRows][kKeys]) {
+  const F32 d;
+  V32 key[kKeys];
+  HWY_UNROLL(8)
+  for (int k = 0; k < kKeys; ++k) key[k] = LoadStep<kType, kVector>(keys.at[j + k], begin);
+  HWY_UNROLL(8)
+  for (int r = 0; r < kRows; ++r) {
+    const V32 row = hn::Load(d, q + r * width + kVector * kLanes);
+    HWY_UNROLL(8)
+    for (int k = 0; k < kKeys; ++k) sum[r][k] = hn::MulAdd(row, key[k], sum[r][k]);
+  }
+}
+
 // s[r * kKeyTile + j + k] = q_r . key j + k, for kRows rows of Q, `width` floats apart, and kKeys
 // keys. Any kRows and kKeys give a row the same bits.
 template <DType kType, int kRows, int kKeys>
 HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const float* q, int64_t width,
                          float* s) {
-  constexpr int kVectors = kStepVectors<kType>;
   const F32 d;
   V32 sum[kRows][kKeys];
   HWY_UNROLL(8)
@@ -187,17 +202,10 @@ HWY_INLINE void DotBlock(const BlockRows& keys, int64_t j, const float* q, int64
   const int64_t steps = Steps<kType>(keys.dim);
   for (int64_t t = 0; t < steps; ++t) {
     const int64_t begin = StepBegin<kType>(t, keys.dim);
-    V32 key[kKeys][kVectors];
-    HWY_UNROLL(8)
-    for (int k = 0; k < kKeys; ++k) LoadStep<kType>(keys.at[j + k], begin, key[k]);
-    HWY_UNROLL(2)
-    for (int v = 0; v < kVectors; ++v) {
-      HWY_UNROLL(8)
-      for (int r = 0; r < kRows; ++r) {
-        const V32 row = hn::Load(d, q + r * width + (t * kVectors + v) * kLanes);
-        HWY_UNROLL(8)
-        for (int k = 0; k < kKeys; ++k) sum[r][k] = hn::MulAdd(row, key[k][v], sum[r][k]);
-      }
+    const float* at = q + t * kStep<kType>;
+    DotStep<kType, kRows, kKeys, 0>(keys, j, begin, at, width, sum);
+    if constexpr (kStepVectors<kType> == 2) {
+      DotStep<kType, kRows, kKeys, 1>(keys, j, begin, at, width, sum);
     }
   }
   HWY_UNROLL(8)
@@ -239,13 +247,17 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
     for (int r = 0; r < kRows; ++r) weight[r] = hn::Set(d, rows.p[r][j]);
     HWY_UNROLL(8)
     for (int n = 0; n < kSteps; ++n) {
-      V32 value[kVectors];
-      LoadStep<kType>(values.at[j], StepBegin<kType>(t + n, values.dim), value);
-      HWY_UNROLL(2)
-      for (int v = 0; v < kVectors; ++v) {
+      const int64_t begin = StepBegin<kType>(t + n, values.dim);
+      const V32 value = LoadStep<kType, 0>(values.at[j], begin);
+      HWY_UNROLL(8)
+      for (int r = 0; r < kRows; ++r) {
+        sum[r][n * kVectors] = hn::MulAdd(weight[r], value, sum[r][n * kVectors]);
+      }
+      if constexpr (kVectors == 2) {
+        const V32 odd = LoadStep<kType, 1>(values.at[j], begin);
         HWY_UNROLL(8)
         for (int r = 0; r < kRows; ++r) {
-          sum[r][n * kVectors + v] = hn::MulAdd(weight[r], value[v], sum[r][n * kVectors + v]);
+          sum[r][n * kVectors + 1] = hn::MulAdd(weight[r], odd, sum[r][n * kVectors + 1]);
         }
       }
     }

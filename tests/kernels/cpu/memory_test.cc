@@ -14,7 +14,8 @@
 namespace attend::test {
 namespace {
 
-// Scratch of a thread, tiles that are sorted together, and what TBB makes when it is first used.
+// Scratch of a thread, tiles that are sorted together, partial answers of chunks, and what TBB makes
+// when it is first used.
 constexpr int64_t kHeapBytesMax = int64_t{4} << 20;
 
 // A million tiles of one row: their list was 50 times as large as the message that asks for them.
@@ -38,6 +39,30 @@ TEST(CpuMemoryTest, TilesAreNeverAllListed) {
   CpuFlash(batch);
   EXPECT_LE(watch.peak_bytes(), kHeapBytesMax);
   EXPECT_EQ(std::count(o.begin(), o.end(), 0.0f), static_cast<int64_t>(rows));
+}
+
+// Partial answers of all chunks of all heads at once would be 35 MiB.
+TEST(CpuMemoryTest, PartialAnswersAreNeverAllKept) {
+  Attention a;
+  Problem& p = a.problem;
+  p.batch = 1;
+  p.heads_kv = 256;
+  p.heads_q = p.heads_kv * 16;
+  p.len_q = 1;
+  p.len_k = 32768;
+  p.dim = p.dim_v = 1;
+  p.scale = 1;
+  ASSERT_TRUE(Check(p).ok());
+  const auto rows = static_cast<size_t>(p.heads_q);
+  std::vector<float> q(rows, 1), o(rows, 5);
+  a.q = {q.data(), 0, 1, 1};
+  a.k = a.v = {q.data(), 0, 0, 0};  // all keys are one
+  a.o = {o.data(), 0, 1, 1};
+  const Attention* batch[] = {&a};
+  const HeapWatch watch;
+  CpuFlash(batch);
+  EXPECT_LE(watch.peak_bytes(), kHeapBytesMax);
+  EXPECT_EQ(std::count(o.begin(), o.end(), 1.0f), static_cast<int64_t>(rows));
 }
 
 // More tiles than are listed at once, of several attentions: each is computed once and rightly.
