@@ -14,9 +14,12 @@
 
 namespace attend::cpu_flash {
 
-// Most query rows of all heads of a group together: about where the rows fill a tile's vectors, so
-// that packing K and V pays (tests/bench/KERNELS.md).
-inline constexpr int64_t kDecodeRows = 16;
+// Query rows of all heads of a group together: at most so many are computed here, and more than the
+// fewest only if they see that many keys for each. Beyond, rows fill a tile's vectors well enough
+// for packing K and V to pay (tests/bench/KERNELS.md).
+inline constexpr int64_t kDecodeRows = 24;
+inline constexpr int64_t kDecodeRowsAlways = 4;
+inline constexpr int64_t kDecodeKeysOfRow = 32;
 
 // Keys of a chunk at least: enough for the chunk's partial answer, at most 1/8 of what its keys
 // are, to cost little. A chunk is whole key tiles.
@@ -25,17 +28,6 @@ static_assert(kChunkKeysMin % kKeyTile == 0);
 
 // Chunks of one KV head at most: it bounds the memory of partial answers, whatever the length.
 inline constexpr int64_t kChunksMax = 65;
-
-// Whether the true rows of a sequence are computed here; padding never is.
-inline bool Decodes(const Problem& p, const Sequence& s) {
-  return s.q_len > 0 && s.q_len * p.group() <= kDecodeRows;
-}
-
-// The tile that is all true rows of the query heads of one KV head.
-inline Tile DecodeTile(const Attention& a, const Sequence& s, int64_t b, int64_t h_kv) {
-  const int64_t group = a.problem.group();
-  return {&a, b, h_kv * group, group, 0, s.q_len, 0.0, nullptr, true};
-}
 
 // Keys [begin, end) that some row of the sequence sees; empty: {0, 0}.
 inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
@@ -47,6 +39,21 @@ inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
     seen.end = std::max(seen.end, range.end);
   }
   return seen.begin < seen.end ? seen : KeyRange{0, 0};
+}
+
+// Whether the true rows of a sequence are computed here; padding never is.
+inline bool Decodes(const Problem& p, const Sequence& s) {
+  const int64_t rows = s.q_len * p.group();
+  if (rows == 0 || rows > kDecodeRows) return false;
+  if (rows <= kDecodeRowsAlways) return true;
+  const KeyRange seen = SeenKeys(p, s);
+  return seen.end - seen.begin >= rows * kDecodeKeysOfRow;
+}
+
+// The tile that is all true rows of the query heads of one KV head.
+inline Tile DecodeTile(const Attention& a, const Sequence& s, int64_t b, int64_t h_kv) {
+  const int64_t group = a.problem.group();
+  return {&a, b, h_kv * group, group, 0, s.q_len, 0.0, nullptr, true};
 }
 
 // Chunk n of `count` is keys [(first + n) * keys, (first + n + 1) * keys) as far as they are seen.

@@ -76,7 +76,7 @@ std::vector<Case> Cases() {
   add(test::InPages(plain, 16), " pages of 16");
   add(test::InPages(plain, 128), " pages of 128");
   // Where many rows begin to be better off as tiles.
-  for (const int64_t rows : {2, 3, 4, 5, 6, 8, 12, 16}) {
+  for (const int64_t rows : {2, 3, 4, 5, 6, 8}) {
     add(make(4, rows, 8192, 128, DType::kBFloat16), "");
   }
   return cases;

@@ -75,9 +75,12 @@ TEST(Cost, SlowKernelsCostWhatTheyTake) {
 TEST(Cost, WorkWithoutAFlopIsNotForNothing) {
   // A tile for each sequence and head, though there is no key.
   EXPECT_GT(CostOf(MakeSpec(1024, 4, 4, 1, 0, 1, 1)), 4096 * 10e3);
-  // One row takes a vector of them, and all keys are read for it.
-  EXPECT_GT(CostOf(MakeSpec(1, 1, 1, 1, 4096, 64, 64)),
-            0.05 * CostOf(MakeSpec(1, 1, 1, 192, 4096, 64, 64)));
+  // All keys are read for one row, though it multiplies little; and as many bytes for a few rows.
+  const double row = CostOf(MakeSpec(1, 1, 1, 1, 4096, 64, 64));
+  EXPECT_GT(row, 0.02 * CostOf(MakeSpec(1, 1, 1, 192, 4096, 64, 64)));
+  EXPECT_LT(CostOf(MakeSpec(1, 4, 1, 1, 4096, 64, 64)), 1.1 * row);
+  EXPECT_LT(CostOf(MakeSpec(1, 1, 1, 1, 4096, 64, 64, DType::kBFloat16)), 0.6 * row);
+  EXPECT_GT(CostOf(MakeSpec(1, 24, 1, 1, 4096, 64, 64)), 3 * row);
   // Each row of a narrow window computes the tile of keys around it.
   test::ProblemSpec narrow = MakeSpec(1, 1, 1, 2048, 2048, 64, 64);
   narrow.problem.mask.left = narrow.problem.mask.right = 0;

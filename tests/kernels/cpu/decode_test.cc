@@ -281,6 +281,29 @@ TEST(CpuDecode, BitsDoNotDependOnNeighboursOrThreads) {
   }
 }
 
+// The same rows among more of them.
+TEST(CpuDecode, BitsOfARowDoNotDependOnTheRowsBesideIt) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(1, 4, 2, 12, 3000, 72, 40, DType::kBFloat16);
+  spec.problem.mask = {Alignment::kTopLeft, -1, 2000};
+  OwnedAttention whole = MakeAttention(spec, seed);
+  Flash(whole);
+  for (const int64_t rows : {1, 2, 3, 5, 8, 11}) {
+    OwnedAttention part = MakeAttention(spec, seed);
+    part.attention.problem.len_q = rows;  // top-left: the mask does not move
+    Flash(part);
+    for (int64_t h = 0; h < 4; ++h) {
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t d = 0; d < 40; ++d) {
+          ASSERT_EQ(Get(part.attention, part.O(0, h, i, d)),
+                    Get(whole.attention, whole.O(0, h, i, d)));
+        }
+      }
+    }
+  }
+}
+
 // True rows are decoded, padding beside them is written all the same.
 TEST(CpuDecode, PaddedRows) {
   for (const int64_t padded : {2, 16, 200, 500}) {

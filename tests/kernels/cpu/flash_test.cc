@@ -300,8 +300,8 @@ TEST(CpuFlash, BitsDoNotDependOnNeighboursOrThreads) {
   }
 }
 
-// The same rows as part of a larger problem, where they share tiles with others. A few rows of few
-// heads take another path than many (decode.h), so each is compared with its like.
+// The same rows as part of a larger problem, where they share tiles with others. What is decoded
+// (decode.h) takes another path, and has such a test of its own.
 TEST(CpuFlash, BitsOfARowDoNotDependOnTheRowsBesideIt) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -314,7 +314,7 @@ TEST(CpuFlash, BitsOfARowDoNotDependOnTheRowsBesideIt) {
     return part;
   };
   for (const auto& [few, many] :
-       {std::pair<int64_t, int64_t>{1, 5}, {3, 5}, {6, 300}, {7, 300}, {50, 300}, {97, 300}}) {
+       {std::pair<int64_t, int64_t>{2, 300}, {5, 300}, {50, 300}, {97, 300}}) {
     OwnedAttention part = rows_of(few);
     OwnedAttention whole = rows_of(many);
     for (int64_t h = 0; h < 6; ++h) {

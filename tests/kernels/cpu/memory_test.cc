@@ -14,8 +14,8 @@
 namespace attend::test {
 namespace {
 
-// Scratch of a thread, tiles that are sorted together, partial answers of chunks, and what TBB makes
-// when it is first used.
+// Scratch of a thread, tiles that are sorted together, partial answers of chunks, and what TBB
+// makes when it is first used.
 constexpr int64_t kHeapBytesMax = int64_t{4} << 20;
 
 // A million tiles of one row: their list was 50 times as large as the message that asks for them.

@@ -80,7 +80,7 @@ TEST_P(CpuStopTest, WhatIsStoppedEndsAndItsCompanyIsUntouched) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, CpuStopTest,
-    ::testing::Values(Endless{"OneTile", KernelId::kCpuFlash, 1, 20, 256},
+    ::testing::Values(Endless{"OneTile", KernelId::kCpuFlash, 1, 30, 256},
                       Endless{"OneDecodedRow", KernelId::kCpuFlash, 1, 1, 256},
                       Endless{"ManyTiles", KernelId::kCpuFlash, 4, 5000, 8},
                       Endless{"OneReferenceRow", KernelId::kCpuReference, 1, 1, 256},
