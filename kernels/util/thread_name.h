@@ -14,7 +14,7 @@ namespace attend {
 class ThreadName {
  public:
   template <size_t N>
-  consteval ThreadName(const char (&name)[N]) : name_(name) {  // NOLINT: implicit
+  constexpr ThreadName(const char (&name)[N]) : name_(name) {  // NOLINT: implicit
     static_assert(N <= 16, "Linux cuts longer names");
   }
   const char* get() const { return name_; }
