@@ -30,7 +30,7 @@ std::vector<MetricFamily> GaugeRefresh::Collect() const {
   connections_();
   HostPool& pool = engine_.host_pool();
   metrics_.SetHostMemory(pool.used_bytes(), pool.largest_free_bytes(), pool.budget_bytes());
-  // Set on every change too, but the last of two changes at once may not be the last to be set.
+  // Also set on every change, but of two changes at once the older one may be set last.
   metrics_.SetInflight(engine_.inflight());
   const std::vector<Engine::DeviceState> devices = engine_.Devices();
   for (size_t i = 0; i < devices.size(); ++i) {

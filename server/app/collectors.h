@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is read at each scrape instead of being counted as it happens. Thread-safe; what they are
-// made with must outlive them.
+// Collectors of values that are read at each scrape instead of being counted as they change.
+// Thread-safe. Constructor arguments must outlive them.
 
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace attend {
 
-// Sets the gauges that nobody sets when their values change. Gives no families of its own.
+// Sets the gauges that are not set when their values change. Returns no families of its own.
 class GaugeRefresh final : public prometheus::Collectable {
  public:
   // `connections` sets the gauges of connections.

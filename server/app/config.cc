@@ -20,7 +20,7 @@ namespace attend {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// gRPC counts a message's bytes in a signed 32-bit integer.
+// gRPC holds a message's size in a signed 32-bit integer.
 constexpr int64_t kMessageBytesMax = (int64_t{2} << 30) - (int64_t{128} << 10);
 // With less, gRPC would end calls that respect --max-request-bytes.
 constexpr int64_t kGrpcMemoryMessagesMin = 4;
@@ -184,7 +184,7 @@ void AddProcess(CLI::App& app, Config& c) {
              "range of their own: about twice the transfer rate, for a larger resident size");
 }
 
-// Fills in the memory limits that were not given, and refuses those that cannot be met.
+// Fills in the memory limits that were not given, and refuses limits that cannot be met.
 void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   const auto given = [&app](const char* name) { return app.get_option(name)->count() > 0; };
   if (!given("--memory-budget")) c.memory_budget_bytes = DefaultMemoryBudget(limit.bytes);

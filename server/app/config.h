@@ -19,10 +19,10 @@ struct Config {
   std::vector<std::string> listen = {"127.0.0.1:8001"};
   std::string metrics_listen = "127.0.0.1:8002";  // "off": none
   int64_t max_streams = 1024;                     // per connection
-  int64_t max_calls = 0;                          // of all; 0: 16 times as many
-  int64_t max_calls_per_peer = 0;                 // 0: a quarter of them
-  int64_t max_connections = 0;                    // 0: by the descriptors that there are
-  int64_t max_connections_per_peer = 0;           // 0: a quarter of them
+  int64_t max_calls = 0;                          // on all connections; 0: 16 * max_streams
+  int64_t max_calls_per_peer = 0;                 // 0: a quarter of max_calls
+  int64_t max_connections = 0;                    // 0: as many as descriptors allow
+  int64_t max_connections_per_peer = 0;           // 0: a quarter of max_connections
   double handshake_timeout_seconds = 20;
   double connection_idle_timeout_seconds = 600;
   int64_t keepalive_time_seconds = 60;
@@ -79,7 +79,7 @@ struct Config {
 
   // Checks
   std::string reference_check = "off";
-  double check_sample = 0;  // what reference_check says: 0 off, 1 all
+  double check_sample = 0;  // from reference_check: 0 off, 1 all
   uint64_t check_seed = 1;
   int64_t check_threads = 1;
   int64_t max_checks = 256;
@@ -103,7 +103,7 @@ enum class ConfigOutcome { kRun, kPrinted, kError };
 // the exit code is 2. Reads the environment.
 ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std::string& text);
 
-// Limits that depend on several settings.
+// These limits depend on several settings.
 int64_t DefaultMemoryBudget(int64_t memory_bytes);
 int64_t DefaultGrpcMemoryMax(const Config& config);
 // Calls that may be open at once: on all connections, on those of one peer (never all of them), and

@@ -101,7 +101,7 @@ class Group {
         ->default_str(FormatByteSize(value))
         ->type_name("BYTES");
   }
-  // One that is on by default has a negation.
+  // A flag that is on by default has a negation.
   CLI::Option* Flag(const std::string& flag, bool& value, const std::string& help) {
     const std::string names = value ? flag + ",!--no-" + flag.substr(2) : flag;
     return Named(flag, app_.add_flag(names, value, help))->default_str(value ? "true" : "false");

@@ -8,7 +8,7 @@
 namespace attend {
 namespace {
 
-// What CLI11 says of an unknown key, and of a line of the file that is not a setting.
+// CLI11's messages for an unknown key and for a line of the file that is not a setting.
 constexpr std::string_view kNotParsed = "INI was not able to parse ";
 // The name that CLI11 gives to the start of a section.
 constexpr std::string_view kSectionMark = ".++";
@@ -26,7 +26,7 @@ std::string ConfigFileFault(const CLI::App& app, std::string_view text) {
   std::string fault = "--config " + path;
   if (text.ends_with(kSectionMark)) {
     text.remove_suffix(kSectionMark.size());
-    return fault + ": settings stand in no section, there is [" + std::string(text) + "]";
+    return fault + ": settings must not be in a section, and there is [" + std::string(text) + "]";
   }
   return fault + ": \"" + std::string(text) + "\" is not the name of a setting";
 }

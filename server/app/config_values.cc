@@ -46,7 +46,7 @@ std::string CheckAddress(std::string& address) {
 
 std::string CheckSocketMode(std::string& mode) {
   const std::optional<int> bits = ParseNumber<int>(mode, 8);
-  // Without its owner's bits the server itself could not tell a stale socket.
+  // Without the owner's bits the server itself could not detect a stale socket.
   if (bits && *bits >= 0600 && *bits <= 0777) return {};
   return "\"" + mode + "\" must be an octal mode in [0600, 0777], such as 0660";
 }
@@ -78,7 +78,7 @@ std::string CheckDevice(std::string& list) {
     names.push_back(name);
     full += (full.empty() ? "" : ",") + name;
   }
-  if (alone && names.size() > 1) return "\"" + list + "\": auto and cuda:all stand alone";
+  if (alone && names.size() > 1) return "\"" + list + "\": auto and cuda:all cannot be combined";
   list = full;
   return {};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Validates the values of settings. Each Check takes a value as given and returns what is wrong
-// with it, or nothing; it may rewrite the value into a plainer form. Pure.
+// Validates the values of settings. Each Check takes a value and returns what is wrong with it, or
+// an empty string; it may normalise the value. Pure.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace attend {
 
-// The parts between commas; one, empty, of an empty list.
+// The parts between commas. An empty list has one part, which is empty.
 std::vector<std::string> Split(const std::string& list);
 
 // HOST:PORT or unix:PATH.
@@ -23,7 +23,7 @@ std::string CheckMetricsAddress(std::string& address);
 std::string CheckDevice(std::string& list);
 // off | all | sample:P.
 std::string CheckReferenceCheck(std::string& mode);
-// The share of requests that a valid mode selects.
+// The fraction of requests that a valid mode selects.
 double SampleOf(const std::string& mode);
 // NAME=WEIGHT.
 std::string CheckTenant(std::string& text);

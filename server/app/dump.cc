@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Tried for one directory that others were before at.
+// Names to try for one directory while they are taken.
 constexpr int kNamesMax = 100;
 
 struct Bytes {
@@ -46,8 +46,8 @@ void FillInputs(const Request& request, v1::AttendRequest* message) {
   }
 }
 
-// The bias' own shape, which its strides tell: stride 0 is a dimension of 1 (or B, Hq or Lq of 1,
-// which is the same).
+// The bias's own shape, derived from its strides: stride 0 is a dimension of 1 (or B, Hq or Lq is
+// 1, which is the same).
 void FillBias(const Attention& a, v1::Tensor* bias) {
   const Problem& p = a.problem;
   FillTensor(a.bias.dtype,
@@ -80,7 +80,7 @@ Status Failed(const std::string& what, const std::string& path, const std::strin
   return Internal("cannot " + what + " " + path + ": " + why);
 }
 
-// A message whose raw entries are appended without a copy of their bytes.
+// A message with raw entries that are appended without copying their bytes.
 Status WriteMessage(const std::string& path, const google::protobuf::Message& fields,
                     std::span<const Bytes> raw) {
   errno = 0;
@@ -96,7 +96,7 @@ Status WriteMessage(const std::string& path, const google::protobuf::Message& fi
   return out ? Status() : Failed("write", path, std::strerror(errno));
 }
 
-// What is not finite has no place in JSON.
+// JSON has no numbers that are not finite.
 nlohmann::json Number(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -213,7 +213,7 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
 
   v1::AttendResponse response;
   FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
-  // The file holds all of it, whatever way it went.
+  // The file holds all tensors inline, whatever their transport was.
   response.mutable_o()->mutable_inline_bytes();
   std::vector<Bytes> outputs = {{a.o.data, BytesO(a.problem)}};
   if (a.problem.return_lse) {
@@ -266,8 +266,8 @@ Result<std::string> Dumper::WriteDirectory(const Request& request) const {
   fs::create_directories(temporary, error);
   if (error) return Failed("make", temporary.string(), error.message());
   Status status = WriteFiles(request, temporary.string());
-  // The client chose the id: two in one millisecond may be the same. A directory is not renamed to
-  // one that holds something, so who comes second takes another name.
+  // The client chose the id, so two in one millisecond may be the same. A directory is not renamed
+  // to one that is not empty, so the second dump takes another name.
   fs::path final = directory / name;
   for (int again = 0; status.ok(); ++again) {
     fs::rename(temporary, final, error);

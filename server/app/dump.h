@@ -5,9 +5,10 @@
 //   request.binpb   the AttendRequest, made again from what was run
 //   response.binpb  the AttendResponse with the wrong O
 //   report.json     the check's report, the device and the kernel
-// A directory appears whole or not at all. What cannot be written is logged and forgotten. Whoever
-// can make checks fail must not use up all dumps: they are bounded in number and in time, and half
-// of them are kept for requests whose tensors no client could change before the check.
+// A directory appears complete or not at all. A dump that cannot be written is logged and dropped.
+// A client that can make checks fail must not use up all dumps: they are limited in number and
+// rate, and half of them are reserved for requests whose tensors no client could change before the
+// check.
 
 #pragma once
 
@@ -24,8 +25,8 @@
 
 namespace attend {
 
-// The small fields that give this request; `raw` stays empty. Equal in meaning, not in every byte,
-// to what the client sent.
+// Sets the small fields that describe this request; `raw` stays empty. The message has the same
+// meaning as the client's, but not always the same bytes.
 void FillRequest(const Request& request, v1::AttendRequest* message);
 
 class Dumper {
@@ -33,17 +34,17 @@ class Dumper {
   struct Options {
     std::string directory;
     int64_t dumps_max = 100;
-    Duration interval{};  // between two of the same transport and kernel
+    Duration interval{};  // between two dumps of the same transport and kernel
     uint64_t check_seed = 1;
   };
   // `clock` and `logger` must outlive the object.
   Dumper(Options options, const Clock& clock, Logger& logger);
 
-  // Any thread. Writes files, so not one of gRPC's.
+  // Any thread but gRPC's, because it writes files.
   void Write(const Request& request);
 
  private:
-  // Why this one is left out; empty if it has its place.
+  // Returns why this dump is skipped; empty if it has taken a place.
   std::string TakePlace(const Request& request);
   Result<std::string> WriteDirectory(const Request& request) const;
   Status WriteFiles(const Request& request, const std::string& temporary) const;

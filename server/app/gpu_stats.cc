@@ -12,7 +12,7 @@
 namespace attend {
 namespace {
 
-// What NVML's stable C interface passes by pointer.
+// The structs that NVML's stable C interface passes by pointer.
 struct Utilization {
   unsigned gpu;
   unsigned memory;

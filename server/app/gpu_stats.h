@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Utilisation, memory and power of the server's GPUs, read from NVML at each scrape. NVML is loaded
-// at run time; without it, or without GPUs, the families stand empty.
+// at run time; without it, or without GPUs, the families are empty.
 
 #pragma once
 
@@ -34,8 +34,8 @@ class GpuStats final : public prometheus::Collectable {
   std::vector<Device> devices_;
 };
 
-// Which of the machine's GPUs CUDA calls number `index`, as CUDA_VISIBLE_DEVICES (`visible`, null
-// if unset) has it: an ordinal or a UUID, as text. Empty: there is none.
+// Returns the GPU of the machine that CUDA calls number `index`, as given in CUDA_VISIBLE_DEVICES
+// (`visible`, null if unset): an ordinal or a UUID, as text. Empty: there is none.
 std::string VisibleGpu(const char* visible, int index);
 
 }  // namespace attend

@@ -27,8 +27,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A call takes so much. As many as may be open do before those are looked at of which nobody waits
-// for an answer.
+// The memory of one call. Calls take it, up to their limit, before the server checks which of them
+// have no client that waits.
 constexpr int64_t kCallBytes = int64_t{32} << 10;
 
 milliseconds Milliseconds(double seconds) {
@@ -42,16 +42,16 @@ void SetConnectionOptions(const Config& config, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(MaxStreams(config)));
   set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, config.handshake_timeout_seconds);
   set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, config.connection_idle_timeout_seconds);
-  // Whether clients are there is TCP's to ask: tcp_listener.h.
+  // TCP finds out whether clients are still there, see tcp_listener.h.
 }
 
 void SetOptions(const Config& config, grpc::ServerBuilder& builder) {
-  // Services bound their messages themselves, count those that they refuse and say why. gRPC would
-  // look at a message's size no earlier, once all of it is there, and tell nobody but the client.
+  // Services limit the size of messages themselves, count those that they refuse and say why. gRPC
+  // would check no earlier, once all of a message has arrived, and would tell only the client.
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   SetConnectionOptions(config, builder);
-  // An inflated message's size is bounded only after inflating. Nor does compressing tensors pay.
+  // gRPC limits a message's size only after decompression. Compressing tensors does not pay anyway.
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
@@ -62,14 +62,14 @@ void SetOptions(const Config& config, grpc::ServerBuilder& builder) {
   }
 }
 
-// By default so that few open calls, as an operator may ask for, do not make every heap a full one.
+// The default, so that a low limit of open calls does not make every heap count as full.
 int64_t HeapGrowthMax(const Config& config) {
   Config defaults = config;
   defaults.max_calls = 0;
   return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
 }
 
-// A group's number, by its name or its number.
+// A group's id, from its name or its number.
 std::optional<gid_t> FindGroup(const std::string& group) {
   if (const struct group* const found = getgrnam(group.c_str())) return found->gr_gid;
   return ParseNumber<gid_t>(group);
@@ -200,7 +200,7 @@ void GrpcServer::LogWrong(int socket, const char* what) try {
                {"error", what}},
               what);
 } catch (const std::bad_alloc&) {
-  // Counted, and gRPC, which called, is no place for an exception.
+  // It is counted anyway, and no exception may reach gRPC, which called this.
 }
 
 void GrpcServer::RemoveSockets() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// gRPC around the service: its options, the connections that it is given, health and reflection.
+// The gRPC server of the service: its options, its connections, health and reflection.
 
 #pragma once
 
@@ -27,34 +27,34 @@ namespace attend {
 
 class GrpcServer {
  public:
-  // Serving `service` when it returns; for grpc.health.v1 not yet. Calls of methods that there are
-  // not go to `unknown`. `changed` is called when accepting() has changed, by a thread of its own.
-  // All that is given outlives it.
+  // Returns a server that serves `services`; grpc.health.v1 says so only after SetServing. Calls of
+  // unknown methods go to `unknown`. `changed` is called on a thread of its own when accepting()
+  // has changed. The arguments must outlive the server.
   static Result<std::unique_ptr<GrpcServer>> Start(const Config& config,
                                                    std::span<grpc::Service* const> services,
                                                    grpc::CallbackGenericService& unknown,
                                                    Metrics& metrics, Logger& logger,
                                                    const Clock& clock,
                                                    std::function<void()> changed);
-  ~GrpcServer();  // cancels the calls that there are
+  ~GrpcServer();  // cancels all open calls
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // What grpc.health.v1 answers. From any thread, as what follows.
+  // Sets what grpc.health.v1 answers. Thread-safe, and so are the next three.
   void SetServing(bool serving);
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
   const ConnectionLimits& limits() const { return limits_; }
 
-  // Removes the Unix sockets' files: nobody new shall come to a process that ends.
+  // Removes the Unix sockets' files, so that no client connects to a process that ends.
   void RemoveSockets();
 
-  // As given, with the port that was bound.
+  // As configured, with the port that was bound.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
   GrpcServer(Metrics& metrics, Logger& logger) : metrics_(metrics), logger_(logger) {}
-  // Of a connection that is ended for what it sent.
+  // Logs that a connection is ended because of what it sent.
   void LogWrong(int socket, const char* what);
   Status Listen(const Config& config);
   Status ListenUnix(const Config& config, const std::string& address);
@@ -65,7 +65,7 @@ class GrpcServer {
     LogWrong(socket, what);
   };
   ConnectionLimits limits_;
-  std::vector<UniqueFd> sockets_;  // that listen
+  std::vector<UniqueFd> sockets_;  // listening
   std::vector<UnixListener> unix_;
   std::vector<std::string> addresses_;
   ReflectionService reflection_;

@@ -37,7 +37,7 @@ bool Takes(const KernelInfo& kernel, DType dtype, const DeviceInfo& device) {
   return Select(p, device, kernel.name).ok();
 }
 
-// Takes whatever some device of its kind takes.
+// A device that supports whatever some device of the kind supports.
 DeviceInfo AnyDevice(DeviceKind kind) {
   DeviceInfo device;
   device.kind = kind;
@@ -71,7 +71,7 @@ void FillSharedMemory(const SharedMemoryServer& shared, v1::SharedMemoryInfo* in
   info->set_cuda_ipc(shared.cuda_ipc());
 }
 
-// Of the device that takes the most; 0: one takes all.
+// The limit of the device with the highest one; 0: a device has no limit.
 double RequestGflopMax(const Engine& engine) {
   double most = 0;
   for (size_t i = 0; i < engine.backends().size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What GetServerInfo says. Pure but for the engine's present state.
+// Fills GetServerInfo's answer. Pure but for the engine's current state.
 
 #pragma once
 

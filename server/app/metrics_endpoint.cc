@@ -27,9 +27,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// What a connection has for its request and for reading the answer.
+// The time that a connection has to send its request and to read the answer.
 constexpr Duration kConnectionTime = seconds(10);
-// How long to leave new connections alone when none can be accepted.
+// How long not to accept after accepting a connection has failed.
 constexpr Duration kRest = milliseconds(100);
 constexpr size_t kRequestBytesMax = 8192;
 

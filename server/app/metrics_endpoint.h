@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// /metrics over HTTP: one thread, a bounded number of connections, each with one request. Whoever
-// connects beyond the bound takes the place of the one that has been sending or reading for
-// longest, so that no client can keep a scrape out.
+// /metrics over HTTP: one thread, a bounded number of connections, each with one request. A new
+// connection beyond the bound replaces the one that has been open longest, so that no client can
+// keep a scrape out.
 
 #pragma once
 
@@ -26,7 +26,7 @@ class MetricsEndpoint {
   using Collectables = std::vector<std::shared_ptr<prometheus::Collectable>>;
   static constexpr int kConnectionsMax = 32;
 
-  // Serves at `address`, HOST:PORT, when it returns.
+  // Serves at `address`, HOST:PORT, from the return on.
   static Result<std::unique_ptr<MetricsEndpoint>> Start(const std::string& address,
                                                         Collectables collectables);
   ~MetricsEndpoint();
@@ -61,9 +61,9 @@ class MetricsEndpoint {
   std::vector<UniqueFd> listeners_;
   int port_ = 0;
   UniqueFd wake_;
-  UniqueFd spare_;  // lent to one connection where the process has no descriptors left
+  UniqueFd spare_;  // closed for one connection if the process has no descriptors left
   Connections connections_;
-  TimePoint rest_until_{};  // no connection is accepted before
+  TimePoint rest_until_{};  // no connection is accepted before this
   std::thread thread_;
 };
 

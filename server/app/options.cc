@@ -78,8 +78,8 @@ EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
       std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 4, 1, 4);
   options.checker.sample = config.check_sample;
   options.checker.seed = config.check_seed;
-  // A sample must not hold its clients up for long, so one that finds no thread free is left out;
-  // where all are asked for, all are meant.
+  // A sample must not delay clients for long, so it is skipped if no thread is free. If all answers
+  // are to be checked, none is skipped.
   if (config.check_sample < 1) options.checker.backlog_max = config.check_threads;
   options.checker.places_max = config.max_checks;
   options.checker.threads = static_cast<int>(config.check_threads);
@@ -100,8 +100,8 @@ int64_t MemoryMost(const Config& config) {
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }
 
-// Half, so that a backlog leaves room where the next messages arrive; and little of what gRPC may
-// hold in all.
+// Half, so that a backlog leaves room for the next messages; and little of what gRPC may hold in
+// all.
 int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes) {
   constexpr int64_t kShareOfQuota = 8;
   const int64_t half = receive_memory_bytes / 2;

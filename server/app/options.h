@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the settings mean to the server's parts. Pure, but for the number of hardware threads.
+// Converts settings to the options of the server's components. Pure, but for the number of hardware
+// threads.
 
 #pragma once
 
@@ -14,17 +15,19 @@
 
 namespace attend {
 
-// `gpu`: one of the devices is one, for defaults that depend on it.
+// `gpu`: one of the devices is a GPU, which some defaults depend on.
 EngineOptions MakeEngineOptions(const Config& config, bool gpu);
 ChunkedOptions MakeChunkedOptions(const Config& config);
 Dumper::Options MakeDumperOptions(const Config& config);
 LogSettings MakeLogSettings(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
 SessionOptions MakeSessionOptions(const Config& config);
-// Bytes that requests, messages on their way, shared regions and open calls may take together.
+// Bytes that requests, messages in transit, shared regions, sessions and open calls may take
+// together.
 int64_t MemoryMost(const Config& config);
 Duration WriteTimeout(const Config& config);
-// Of messages that requests keep where they arrived, in so much page-locked memory (0: none).
+// The limit of bytes that requests keep where their messages arrived, if that is page-locked memory
+// of this size (0: none).
 int64_t HeldBytesMax(const Config& config, int64_t receive_memory_bytes);
 
 }  // namespace attend

@@ -29,7 +29,7 @@ using std::chrono::seconds;
 
 constexpr Duration kMemoryReturnTimeout = seconds(5);
 constexpr Duration kLastBytesReadTime = milliseconds(250);
-// After --drain-timeout: for what is told to stop, and for the answers that say so.
+// After --drain-timeout: time for requests to stop and for their answers.
 constexpr Duration kStopTime = seconds(2);
 constexpr Duration kLastAnswersTime = seconds(1);
 
@@ -201,7 +201,7 @@ Status Server::StartGrpc() {
     const MutexLock lock(serving_mutex_);
     serving_ = grpc_.get();
   }
-  UpdateHealth();  // a call may have lost the device by now
+  UpdateHealth();  // a call may already have lost the device
   return Status();
 }
 
@@ -258,7 +258,7 @@ bool Server::StopRunning() {
 
 bool Server::Drain(Duration timeout) {
   const TimePoint until = clock_.Now() + timeout;
-  // In this order: whoever has seen NOT_SERVING is refused.
+  // In this order, so that every client that has seen NOT_SERVING is refused.
   engine_->Drain();
   UpdateHealth();
   logger_->info("draining: {} requests to finish", engine_->inflight());
@@ -278,9 +278,9 @@ bool Server::Drain(Duration timeout) {
     }
     logger_->error("drain timed out with answers that no client has read");
   }
-  // The last bytes lie in the kernel's buffers. A process that ends while a client still sends
-  // resets the connection and takes them along, so clients get a moment to read; late calls are
-  // refused.
+  // The last bytes are in the kernel's buffers. If the process ended while a client still sends,
+  // the connection would be reset and they would be lost, so clients get a moment to read. Late
+  // calls are refused.
   const Duration left = std::max(Duration::zero(), end - clock_.Now());
   clock_.SleepFor(std::min<Duration>(kLastBytesReadTime, left));
   grpc_->RemoveSockets();
@@ -299,7 +299,7 @@ Server::~Server() {
   grpc_.reset();
   workers_.reset();
   engine_->Stop();
-  chunked_.reset();  // its thread too may be the last to hold a request
+  chunked_.reset();  // its thread may be the last to hold a request
   shared_.reset();   // no request is left; before the engine, whose backend locked the pages
   session_memory_.reset();
   // gRPC may hold answers a little longer than their calls; their memory is the pool's.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole server from its configuration: devices, engine, services, gRPC and metrics endpoints.
-// Made, drained and destroyed by one thread (main's or a test's).
+// The whole server, made from its configuration: devices, engine, services, gRPC and metrics
+// endpoints. One thread (main's or a test's) makes, drains and destroys it.
 
 #pragma once
 
@@ -35,26 +35,26 @@ Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config,
 
 class Server {
  public:
-  // Serving when it returns. `backends` must not be empty. Messages arrive in `receive_blocks`, if
-  // there are any; they outlive the server. What waits or idles does so by `clock`.
+  // Returns a server that serves. `backends` must not be empty. Messages arrive in
+  // `receive_blocks`, if there are any; they must outlive the server. All timeouts use `clock`.
   static Result<std::unique_ptr<Server>> Start(
       const Config& config, std::vector<std::unique_ptr<Backend>> backends,
       std::shared_ptr<Logger> logger, const ReceiveBlocks& receive_blocks = {},
       std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
-  ~Server();  // cancels the calls that there are
+  ~Server();  // cancels all open calls
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Health turns to NOT_SERVING, new work is refused with UNAVAILABLE, and what was accepted has
-  // `timeout` to be answered. True if all of it was. Refusing goes on until the end of the process
-  // or this object: gRPC's own shutdown would cancel calls that come meanwhile, and a client cannot
-  // tell from CANCELLED that it may try elsewhere.
+  // Sets health to NOT_SERVING, refuses new requests with UNAVAILABLE, and waits up to `timeout`
+  // until accepted requests are answered. True if all were. New requests are refused until this
+  // object is destroyed: gRPC's own shutdown would cancel them, and CANCELLED does not tell a
+  // client to try another server.
   bool Drain(Duration timeout);
 
-  // As given, with the port that was bound.
+  // As configured, with the port that was bound.
   const std::vector<std::string>& addresses() const { return grpc_->addresses(); }
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
-  // Writes the addresses to `path` as JSON; the file appears whole.
+  // Writes the addresses to `path` as JSON. The file appears complete.
   Status WriteReadyFile(const std::string& path) const;
 
   Engine& engine() { return *engine_; }
@@ -68,10 +68,10 @@ class Server {
   Status StartMetrics();
   Status StartGrpc();
   void LogStart() const;
-  // Tells grpc.health.v1 whether new work is taken: not while draining, nor without a device, nor
-  // while no connection can be accepted.
+  // Tells grpc.health.v1 whether new requests are accepted: not while draining, not without a
+  // healthy device, and not while no connection can be accepted.
   void UpdateHealth();
-  // Ends what is unfinished; false if something cannot be stopped.
+  // Ends unfinished requests. False if one cannot be stopped.
   bool StopRunning();
   void UpdateConnections();
   bool WaitForCalls(TimePoint until) const;
@@ -96,7 +96,7 @@ class Server {
   std::unique_ptr<SessionServiceImpl> session_service_;
   std::unique_ptr<UnknownMethods> unknown_methods_;
   Mutex serving_mutex_;
-  // grpc_ for other threads than the owner's; null before it serves and at the end.
+  // grpc_, for threads other than the owner's. Null before it serves and at the end.
   GrpcServer* serving_ ATTEND_GUARDED_BY(serving_mutex_) = nullptr;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<MetricsEndpoint> metrics_endpoint_;  // null if off

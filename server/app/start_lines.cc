@@ -22,7 +22,7 @@ std::string CongestionControl() {
   return name.empty() ? "unknown" : name;
 }
 
-// Those that run on one of the devices.
+// The kernels that run on one of the devices.
 std::vector<std::string_view> KernelNames(const std::vector<Engine::DeviceState>& devices) {
   std::vector<std::string_view> names;
   for (const KernelInfo& kernel : Kernels()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the log says of a server that has started: what it is, its devices, limits and addresses.
+// The log's lines about a started server: its version, devices, limits and addresses.
 
 #pragma once
 

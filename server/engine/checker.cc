@@ -24,7 +24,7 @@ uint64_t Mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-// How a request ends that waited for its check.
+// The status of a request that ends while it waits for its check.
 Status WaitingStatus(Code code) {
   return EndedStatus(code, "the answer waited for its check",
                      "the answer still waited for its check");
@@ -168,7 +168,7 @@ void Checker::WatchDeadlines() {
     if (watched_ == kNever) {
       due_.Wait(mutex_);
     } else {
-      // Not less: with a clock that stands still this must not spin.
+      // Not less: this must not spin if the clock does not advance.
       due_.WaitFor(mutex_, std::max<Duration>(watched_ - now, kLookLeast));
     }
   }

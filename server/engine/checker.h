@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference check of answers, on threads of its own so that neither lanes nor the completion
-// threads wait for double precision, and of lower priority than theirs. The cost of one check is
-// bounded by a budget of multiply-adds at any length, and how many may wait by places, which
-// requests take before they are accepted. One that nobody waits for any more ends at once, with its
-// memory, whether it waits or is being checked.
+// The reference check of answers. It runs on threads of its own, so that neither lanes nor
+// completion threads wait for double precision, and their priority is lower. A budget of
+// multiply-adds bounds the cost of one check at any length. Places, which requests take before they
+// are accepted, bound how many may wait. A check whose answer is no longer wanted ends at once and
+// frees its memory, whether it waits or runs.
 
 #pragma once
 
@@ -24,14 +24,14 @@
 namespace attend {
 
 struct CheckerOptions {
-  double sample = 0;             // share of requests that the server checks by itself, 0 to 1
-  double work_budget = 1 << 26;  // multiply-adds of one check: some 0.1 s of one core
-  double sampled_work_budget = 1 << 18;  // of one that the server asked for
+  double sample = 0;                     // fraction of requests that the server samples, 0 to 1
+  double work_budget = 1 << 26;          // multiply-adds of one check: some 0.1 s of one core
+  double sampled_work_budget = 1 << 18;  // of one that the server sampled
   int threads = 1;
-  // While so many checks wait or run, no request becomes one of the server's own samples. Several
-  // may be taken before the first of them has been computed, and then wait for each other.
+  // While this many checks wait or run, the server samples no request. Several may be sampled
+  // before the first of them has been computed, and then wait for each other.
   int64_t backlog_max = 256;
-  int64_t places_max = 256;  // requests accepted and to be checked, wherever they are
+  int64_t places_max = 256;  // accepted requests that will be checked, at any stage
   std::vector<int32_t> tenant_weights = {1};  // the engine sets them
   uint64_t seed = 1;
 };
@@ -39,16 +39,16 @@ struct CheckerOptions {
 class Checker {
  public:
   // `finish` receives each request: with its report set; or, if it was cancelled, its deadline
-  // passed or there was no memory for the check, with that as its status. What the server alone
-  // wanted checked and could not check has no report and stays good. Called on a checker thread, or
-  // within Post, Cancel or Abort.
+  // passed or there was no memory for the check, with that as its status. A request that only the
+  // server wanted checked, and that could not be, has no report and stays OK. Called on a checker
+  // thread, or within Post, Cancel or Abort.
   Checker(const CheckerOptions& options, const Clock& clock,
           std::function<void(std::unique_ptr<Request>)> finish);
-  ~Checker();  // checks what was posted, then joins
+  ~Checker();  // checks every posted request, then joins
 
   // Whether the server wants request `id` checked: a seeded draw, the same for the same id.
   bool Sampled(uint64_t id) const;
-  // False if the backlog is full, for checks that may be left out.
+  // False if the backlog is full. For checks that may be skipped.
   bool HasRoom() const;
   // Takes a place for a request that will be posted or released. False if there is none.
   bool Reserve();
@@ -59,21 +59,21 @@ class Checker {
 
   // Ends the request with CANCELLED (or DEADLINE_EXCEEDED) if it is here. Any thread.
   void Cancel(uint64_t id);
-  // Ends all that is here, and all that comes, with UNAVAILABLE.
+  // Ends every request that is here, or is posted later, with UNAVAILABLE.
   void Abort();
-  // Adds what is being checked.
+  // Adds the requests that are being checked.
   void AddBusy(std::vector<BusyRequest>& busy) const;
 
  private:
-  // Checks the request whose turn it is, if there is one.
+  // Checks the next request, if there is one.
   void CheckNext();
-  // Ends what waits past its deadline and stops what is checked past it, until the checker goes.
+  // Ends waiting requests and stops running checks at their deadlines, until destruction.
   void WatchDeadlines();
   TimePoint EarliestDeadline() const ATTEND_REQUIRES(mutex_);
   void Check(Request& request);
-  // Ends a request that waited. Lets go of the lock meanwhile.
+  // Ends a request that waited. Releases the lock meanwhile.
   void End(std::unique_ptr<Request> request, Code code) ATTEND_REQUIRES(mutex_);
-  // Sets what becomes of a request whose check could not be made.
+  // Sets the outcome of a request whose check could not be made.
   static void Fail(Request& request, Status why);
 
   const CheckerOptions options_;

@@ -20,7 +20,7 @@ constexpr int64_t kRetryAfterMsMax = 1000;
 constexpr int64_t kRetryAfterMsMemoryMin = 100;
 constexpr int64_t kRetryAfterMsDraining = 1000;
 
-// The ids of parts: never those of requests, which count from 1.
+// The first id of parts, out of reach of the requests' ids, which count from 1.
 constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
 
 EngineOptions WithWeights(EngineOptions options) {
@@ -177,7 +177,7 @@ Status Engine::CheckSubmit(const Request& request) const {
 }
 
 Status Engine::Submit(std::unique_ptr<Request>& request) {
-  // Counted first and looked at second, so that WaitIdle after Drain misses nobody.
+  // Counted first and then checked, so that WaitIdle after Drain misses no request.
   metrics_.SetInflight(inflight_.fetch_add(1, std::memory_order_acq_rel) + 1);
   bool checked = false;  // it has a place with the checker
   const auto refuse = [&] {
@@ -210,7 +210,7 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
     const int64_t decided_lost = request->placement.decided_lost;
     const Status status = PushToAny(request);
     if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
-    // A device was lost since the decision. The others may take the request; each turn has one
+    // A device was lost since the decision. The others may take the request; each iteration has one
     // device less.
   }
 }
@@ -218,8 +218,8 @@ Status Engine::Route(std::unique_ptr<Request>& request) {
 Status Engine::PushToAny(std::unique_ptr<Request>& request) {
   if (!request->placement.shards.empty()) {
     const std::optional<Status> split = splitter_->Submit(request, SplitDevices(*request));
-    // If none of those that are alike has room for any shard, one of another kind may have room for
-    // the whole.
+    // If none of the equal devices has room for a shard, one of another kind may have room for the
+    // whole.
     if (split.has_value() && split->code() != Code::kResourceExhausted) return *split;
   }
   return PushToOne(request);
@@ -292,7 +292,7 @@ void Engine::Cancel(uint64_t id) {
 void Engine::FinishBatch(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
   if (batch.outcome.device_lost) {
-    // While the hook runs, nobody else's batch of this device ends either.
+    // While the hook runs, no other batch of this device ends.
     const MutexLock lock(lost_mutex_);
     if (lost_.insert(batch.device).second && on_device_lost_) {
       on_device_lost_(backends_[batch.device]->info());
@@ -335,8 +335,8 @@ void Engine::Drain() {
 }
 
 bool Engine::WaitIdle(TimePoint until) const {
-  // Drain happens once in a process's life; looking every millisecond keeps the request path free
-  // of a lock and a notification that it would otherwise pay for each call.
+  // Drain happens once in a process's life. Polling every millisecond saves the request path a lock
+  // and a notification per call.
   while (inflight() > 0 || upload_parts() > 0) {
     if (clock_.Now() >= until) return false;
     clock_.SleepFor(std::chrono::milliseconds(1));
@@ -362,7 +362,7 @@ int64_t Engine::RetryAfterMs(Code code) const {
     full |= worker->queue_full();
   }
   if (code == Code::kResourceExhausted && !full) {
-    // What lacked was memory, which uploads and slow readers may hold while nothing is queued.
+    // Memory was short. Uploads and slow readers may hold it while nothing is queued.
     const double used = static_cast<double>(host_pool_->used_bytes()) /
                         static_cast<double>(std::max<int64_t>(1, host_pool_->budget_bytes()));
     const auto growth = static_cast<double>(kRetryAfterMsMax - kRetryAfterMsMemoryMin);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server without its wire: devices, queues, schedulers, lanes, checks. gRPC threads call
-// Admit, Submit and Cancel, which wait for nothing, but that Submit may start a small request, look
-// for its end for a moment and answer it (device_worker.h).
+// The server without its wire: devices, queues, schedulers, lanes, checks. gRPC threads call Admit,
+// Submit and Cancel, which do not block. One exception: Submit may start a small request, poll
+// briefly for its end and answer it (device_worker.h).
 
 #pragma once
 
@@ -39,16 +39,16 @@ struct EngineOptions {
   DeviceWorkerOptions worker;                      // of every device
   Tenants tenants;                                 // who shares it
   int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
-  // Kernel cost (kernels/contract/cost.h) of one request; 0: no bound. Nothing: what the device
-  // that computes it works off in ten minutes.
+  // Kernel cost (kernels/contract/cost.h) of one request; 0: no bound. Unset: what its device
+  // computes in ten minutes.
   std::optional<double> request_cost_max;
   CheckerOptions checker;
   int completion_threads = 2;
-  double split_flops_min = 0;  // larger requests are split over devices that are alike; 0: none
+  double split_flops_min = 0;  // larger requests are split over equal devices; 0: none
   StagingOptions staging;
 };
 
-// What a request was given before its bytes were placed.
+// What a request receives before its bytes are placed.
 struct Admission {
   HostBlock input;
   HostBlock output;
@@ -57,8 +57,8 @@ struct Admission {
 
 class Engine {
  public:
-  // `backends` must not be empty. Lanes are made here; a device that can't make its lanes is an
-  // error. `metrics` and `clock` must outlive the engine.
+  // `backends` must not be empty. Makes the lanes; a device that cannot make its lanes is an error.
+  // `metrics` and `clock` must outlive the engine.
   static Result<std::unique_ptr<Engine>> Make(std::vector<std::unique_ptr<Backend>> backends,
                                               const EngineOptions& options, Metrics& metrics,
                                               const Clock& clock);
@@ -66,87 +66,87 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Takes host memory for a request that some healthy device can run; `pinned`, unless it is kHost,
-  // is the only one that may. Refusals change nothing: UNIMPLEMENTED or INVALID_ARGUMENT (Select's
+  // Allocates host memory for a request that some healthy device can run; only `pinned` may run it,
+  // unless that is kHost. Refusals change nothing: UNIMPLEMENTED or INVALID_ARGUMENT (Select's
   // reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (draining, no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int pinned = SharedRegion::kHost);
 
-  // Decides where and how an admitted request runs (placement.h), before its tensors' bytes are
-  // placed: its attention's arrays have their values, and its spans are set. Refuses as Admit does,
-  // and with INVALID_ARGUMENT if it costs too much (request_cost_max). Submit does this for a
-  // request that lacks it, and again if a device was lost since.
+  // Decides where and how an admitted request runs (placement.h). Call it before the tensors' bytes
+  // are placed; the attention's arrays have their values, and the spans are set. Refuses as Admit
+  // does, and with INVALID_ARGUMENT if the request costs too much (request_cost_max). Submit calls
+  // this for a request that has no placement, and again if a device was lost since.
   Status Place(Request& request) const;
 
-  // Gives a placed request whose bytes are still to come a staging (staging.h) on the device that
-  // would run it now, if it is large enough, will not be split, and there is one to be had. If that
-  // device computes it in parts of which some can be begun before others' bytes have come, the
-  // staging also gets a run (upload_run.h). The attention's pointers lead into the input block, and
-  // `tensors` are as Stager::Stage wants them. Not on gRPC's threads.
+  // Gives a placed request whose bytes have not arrived a staging (staging.h) on the device that
+  // would run it now, if it is large enough, will not be split, and memory is available. If that
+  // device computes it in parts, and some can begin before the bytes of others arrive, the staging
+  // also gets a run (upload_run.h). The attention's pointers point into the input block, and
+  // `tensors` are as Stager::Stage requires. Not on gRPC's threads.
   void Stage(Request& request, std::span<const HostSpan> tensors);
 
-  // Of the devices of its placement, chooses the one with the least outstanding cost (router.h):
-  // now, as between Admit and here a client may have taken seconds to send. A request with shards
-  // goes to several (splitter.h). Where there is a staging whose copy is good, its device comes
+  // Queues the request on the device of its placement with the least outstanding cost (router.h).
+  // The device is chosen now because a client may take seconds to send after Admit. A request with
+  // shards goes to several devices (splitter.h). If a staging has a good copy, its device is tried
   // first.
-  // Takes `request` if and only if OK; it then ends by one call of its responder, which may come
-  // before the return if the request may_end_in_submit. Else
-  // RESOURCE_EXHAUSTED (every queue full, or the checker's), UNAVAILABLE (draining, no healthy
-  // device), DEADLINE_EXCEEDED (already past), or what Admit says where the devices that could are
-  // lost. May throw std::bad_alloc, and then has not taken it either.
+  // Takes `request` if and only if OK. The request then ends with one call of its responder, which
+  // may happen before Submit returns if the request may_end_in_submit. Otherwise
+  // RESOURCE_EXHAUSTED (every queue is full, or the checker's), UNAVAILABLE (draining, no healthy
+  // device), DEADLINE_EXCEEDED (already past), or Admit's error if every device that could run it
+  // is lost. May throw std::bad_alloc, and then has not taken the request either.
   Status Submit(std::unique_ptr<Request>& request);
 
-  // If the request is still queued, for a lane or for its check, ends it with CANCELLED now. What
-  // runs of it is told to stop (WorkItem::stop), and then ends so.
+  // Ends the request with CANCELLED now if it is still queued, for a lane or for its check. If it
+  // runs, tells it to stop (WorkItem::stop); it then ends with CANCELLED.
   void Cancel(uint64_t id);
 
-  // From now on Admit and Submit refuse with UNAVAILABLE; what was accepted goes on.
+  // From now on Admit and Submit refuse with UNAVAILABLE; accepted requests continue.
   void Drain();
-  // Waits until nothing accepted is unfinished, nor what of an upload was begun, or `until`. True
-  // if idle.
+  // Waits until every accepted request, and every upload part that was begun, has ended, or until
+  // `until`. Returns whether all have.
   bool WaitIdle(TimePoint until) const;
-  // Ends what is still queued, for a lane or a check, with UNAVAILABLE, and tells what runs to
-  // stop, which then ends so; but an answer that the server alone wanted checked leaves unchecked.
-  // After Drain.
+  // Ends all requests that are queued, for a lane or a check, with UNAVAILABLE. Tells those that
+  // run to stop; they then end with UNAVAILABLE too. Exception: an answer that only the server
+  // wanted checked is sent unchecked. Call after Drain.
   void Abort();
-  // What runs or is being checked.
+  // The requests that run or are being checked.
   std::vector<BusyRequest> Running() const;
-  // Ends what is still queued with UNAVAILABLE, waits for running batches, joins all threads. The
-  // caller has made sure that no call above runs or comes any more.
+  // Ends queued requests with UNAVAILABLE, waits for running batches and joins all threads. The
+  // caller must make sure that none of the calls above runs or is made later.
   void Stop();
 
   bool draining() const { return draining_.load(std::memory_order_acquire); }
   int64_t inflight() const { return inflight_.load(std::memory_order_acquire); }
-  // Parts of uploads that are queued or run, whether their wholes are in flight or not.
+  // Parts of uploads that are queued or run, even if their whole request is not in flight.
   int64_t upload_parts() const { return upload_parts_.load(std::memory_order_acquire); }
-  // When a client that was refused with `code` should try again, from the present state.
+  // When a client that was refused with `code` should retry, estimated from the current state.
   int64_t RetryAfterMs(Code code) const;
 
   struct DeviceState {
     DeviceInfo info;
     int lanes = 0;
     bool healthy = true;
-    int64_t queued = 0;              // requests that wait
-    double outstanding_batches = 0;  // cost of what waits and runs, in full batches
+    int64_t queued = 0;              // waiting requests
+    double outstanding_batches = 0;  // cost of waiting and running requests, in full batches
     DeviceMemoryUse memory;
   };
   std::vector<DeviceState> Devices() const;
   // Whether any device can still answer.
   bool healthy() const;
   HostPool& host_pool() { return *host_pool_; }
-  // In the order of the devices; they live as long as the engine.
+  // In the order of the devices. They live as long as the engine.
   std::vector<Backend*> backends() const;
   const StagingBudget& staging() const { return stager_->budget(); }
-  // Of the pool; lives as long as the engine.
+  // The pool's allocator. It lives as long as the engine.
   HostAllocator& host_allocator() { return *host_allocator_; }
   const EngineOptions& options() const { return options_; }
-  // Kernel cost of one request on that device; infinite: no bound.
+  // The largest kernel cost of one request on that device; infinite: no bound.
   double RequestCostMax(int device) const { return cost_max_[device]; }
 
-  // Called on a checker thread for each request whose check failed, before its answer leaves.
+  // Called on a checker thread for each request whose check failed, before its answer is sent.
   // Set before the first Submit.
   void OnCheckFailed(std::function<void(const Request&)> hook);
-  // Called once a device is lost, before the batch that found it ends, on a completion thread or
+  // Called once a device is lost, before the batch that detected it ends, on a completion thread or
   // inside Submit.
   // Set before the first Submit.
   void OnDeviceLost(std::function<void(const DeviceInfo&)> hook);
@@ -154,31 +154,31 @@ class Engine {
  private:
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
   void MakeSplitter();
-  // As many consecutive ids for parts, the first of them.
+  // Takes `count` consecutive ids for parts and returns the first.
   uint64_t TakePartIds(size_t count) {
     return next_part_id_.fetch_add(count, std::memory_order_relaxed);
   }
   std::vector<PlaceableDevice> PlaceableDevices() const;
-  // A device that is lost stays lost, so this says whether any was lost since it was last asked.
+  // A lost device stays lost, so a changed count means that one was lost since the last call.
   int64_t lost_devices() const;
   Status CheckSubmit(const Request& request) const;
-  // Whether the request's answer will be checked, and has its place with the checker.
+  // Decides whether the answer will be checked, and if so takes its place in the checker.
   Status PlanCheck(Request& request);
-  // Null: there are no parts, or no memory for their small blocks.
+  // Returns null if there are no parts, or no memory for their small blocks.
   std::shared_ptr<UploadRun> MakeUploadRun(Request& request);
   void FinishStaging(Request& request);
-  // Whether the request has parts that were begun: then it is theirs, and ends with them.
+  // Returns whether parts of the request were begun: then they own it, and it ends with them.
   bool CompleteUpload(std::unique_ptr<Request>& request);
-  // The device of the request's staging, if it has one, else the router's choice.
+  // Returns the device of the request's staging, if it has one, else the router's choice.
   size_t Reserve(Request& request, std::span<const Candidate> candidates);
   Status Route(std::unique_ptr<Request>& request);
-  // Split, if it is large, or whole.
+  // Splits a large request; pushes any other as a whole.
   Status PushToAny(std::unique_ptr<Request>& request);
   Status PushToOne(std::unique_ptr<Request>& request);
   Status PushPart(std::unique_ptr<Request>& part);
   std::vector<SplitDevice> SplitDevices(const Request& request) const;
   void FinishBatch(CompletedBatch batch);
-  // Checks the answer first, if it is to be.
+  // Checks the answer first if it must be checked.
   void FinishRun(std::unique_ptr<Request> request);
   void FinishChecked(std::unique_ptr<Request> request);
   void FinishOne(std::unique_ptr<Request> request);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine's part in checks, and the end of its patience.
+// What Engine does for checks, and Abort.
 
 #include <new>
 #include <string>
@@ -29,7 +29,7 @@ void Engine::FinishChecked(std::unique_ptr<Request> request) {
       try {
         const OnNoMemory no_memory(OnNoMemory::kThrow);
         on_check_failed_(*request);
-      } catch (const std::bad_alloc&) {  // the answer says it all the same
+      } catch (const std::bad_alloc&) {  // the answer still reports it
       }
     }
   } else if (request->status.ok()) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine's part in uploads: inputs that are copied to a device, and computed, while they
-// arrive.
+// What Engine does for uploads, which are copied to a device, and computed, while they arrive.
 
 #include <algorithm>
 
@@ -46,7 +45,7 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {
   uint64_t id = TakePartIds(made->size());
   const bool may_be_checked = request.check || request.placement.sampled;
   for (const auto& part : *made) {
-    // The whole's kernel, whatever one would choose for the part; what it needs is less.
+    // The whole's kernel, even if Select would choose another for the part. The part needs less.
     const Result<Selection> selection = Select(part->attention.problem, workers_[device]->info(),
                                                KernelName(request.selection.kernel));
     if (!selection.ok()) return nullptr;

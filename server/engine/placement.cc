@@ -16,7 +16,7 @@ std::string Gflop(double cost) {
   return std::to_string(static_cast<int64_t>(std::ceil(std::min(cost * 1e-9, 1e18))));
 }
 
-// Sets the candidates' costs and drops those that the attention costs too much.
+// Sets the candidates' costs and drops the candidates whose cost_max the attention exceeds.
 Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> devices,
                  const Request& request, std::vector<Candidate>& candidates) {
   const int64_t tensor_bytes = request.input_spans.bytes() + request.output_spans.bytes();
@@ -24,8 +24,8 @@ Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> device
   std::erase_if(candidates, [&](Candidate& each) {
     const PlaceableDevice& device = devices[each.device];
     each.kernel_cost = Cost(request.attention, each.selection.kernel);
-    // The kernel's workspace too, so that one that keeps its score matrix runs alone and cannot
-    // make its company fail.
+    // Includes the kernel's workspace, so that a kernel that keeps its score matrix runs alone and
+    // cannot make other requests of the batch fail.
     each.cost = batcher.Cost(each.kernel_cost, tensor_bytes + each.selection.workspace_bytes);
     if (each.kernel_cost <= device.cost_max) return false;
     refusal = InvalidArgument("the request costs " + Gflop(each.kernel_cost) + " GFLOP by " +
@@ -66,12 +66,12 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::strin
     } else {
       lost = Unavailable("device " + backend->info().name +
                          (pinned == SharedRegion::kHost ? ", which could run this, is lost"
-                                                        : ", where the tensors lie, is lost"));
+                                                        : ", where the tensors are, is lost"));
     }
   }
   if (!candidates.empty()) return candidates;
   if (pinned != SharedRegion::kHost && !lost.ok()) return lost;
-  // Elsewhere, or after a restart, the client may have more luck than its problem's refusal says.
+  // Not the problem's refusal: another server, or this one after a restart, may run the request.
   const bool some_healthy = refusal.code() != Code::kUnavailable;
   return some_healthy && !lost.ok() ? lost : refusal;
 }
@@ -88,7 +88,7 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
     return !each.in_parts && devices[each.device].backend->Gathers();
   };
   const bool gathered = request.source.gathered() != nullptr;
-  if (gathered) {  // before a device was lost, when all of them could read the pieces
+  if (gathered) {  // when every device, one of them now lost, could read the pieces
     std::erase_if(placement.candidates, [&](const Candidate& each) { return !reads_pieces(each); });
     if (placement.candidates.empty()) {
       return Unavailable("the device that could read the request's tensors is lost");
@@ -96,7 +96,7 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
   } else if (request.source.cache() == nullptr) {  // which is one device's
     DecideShards(rules, request, placement);
   }
-  // The checker reads tensors on the host only, and in the input block.
+  // The checker reads tensors only on the host, in the input block.
   placement.sampled = sampled && request.source.on_host();
   placement.may_gather =
       !request.check && !placement.sampled && placement.shards.empty() &&

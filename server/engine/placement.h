@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides where and how a request runs: on which devices it may, at what cost, split or whole, and
-// whether they may read its tensors where their message arrived, as RequestReader::Gather then does
-// if sizes and pieces allow. Pure: the decision follows from the problem, where its tensors are and
-// a snapshot of the devices, never from load. The load is looked at when the request is queued
-// (schedule/router.h).
+// Decides where and how a request runs: on which devices, at what cost, and split or whole. It also
+// decides whether the devices may read the tensors where their message arrived, which
+// RequestReader::Gather then does if sizes and pieces allow. Pure: the decision follows from the
+// problem, where its tensors are and a snapshot of the devices, never from load. Load counts when
+// the request is queued (schedule/router.h).
 
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace attend {
 
-// A device as the decision sees it.
+// What the decision needs to know of a device.
 struct PlaceableDevice {
   const Backend* backend = nullptr;
   bool healthy = true;
@@ -27,21 +27,21 @@ struct PlaceableDevice {
 };
 
 struct PlacementRules {
-  double split_flops_min = 0;  // larger requests are split over devices that are alike; 0: none
-  const Batcher& batcher;      // what requests cost
-  const Router& router;        // which devices are alike
+  double split_flops_min = 0;  // larger requests are split over equal devices; 0: none
+  const Batcher& batcher;      // for the cost of requests
+  const Router& router;        // for which devices are equal
 };
 
-// The healthy devices that can run the problem; `pinned`, unless it is SharedRegion::kHost, is the
-// only one that may. Never none: UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason), UNAVAILABLE
-// (no healthy device, or those that could are lost).
+// Returns the healthy devices that can run the problem; only `pinned` may, unless that is
+// SharedRegion::kHost. Never empty. UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason),
+// UNAVAILABLE (no healthy device, or those that could run it are lost).
 Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::string_view kernel,
                                               int pinned, std::span<const PlaceableDevice> devices);
 
-// Decides the rest of the placement, whose candidates are set, and the request's flops. The
-// attention's arrays have their values, the spans are set. `sampled`: the server wants the answer
-// checked. INVALID_ARGUMENT if the attention costs more than any candidate's cost_max.
-// If tensors are gathered already, UNAVAILABLE if no candidate can read them there.
+// Sets the request's flops and the rest of its placement. The candidates and the spans must be set,
+// and the attention's arrays must have their values. `sampled`: the server wants the answer
+// checked. INVALID_ARGUMENT if the attention costs more than any candidate's cost_max. UNAVAILABLE
+// if the tensors are already gathered and no candidate can read them there.
 Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devices, bool sampled,
               Request& request);
 

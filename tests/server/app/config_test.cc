@@ -266,7 +266,7 @@ TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
   const ScopedEnv env("ATTEND_CONFIG", path.c_str());
   EXPECT_EQ(Parse({}).text, line);
   std::ofstream(path) << "max-queue = 1\n[limits]\nmax-queue = 2\n";
-  EXPECT_NE(Parse({}).text.find("settings stand in no section, there is [limits]"),
+  EXPECT_NE(Parse({}).text.find("settings must not be in a section, and there is [limits]"),
             std::string::npos)
       << Parse({}).text;
   std::remove(path.c_str());
