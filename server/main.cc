@@ -2,7 +2,7 @@
 //
 // attend-server: settings, signals, start and end. Exit codes: 0 after a clean drain, 1 if the
 // server could not start or the drain timed out, 2 for wrong settings, 128 + the signal's number
-// when a second signal ended it. SIGHUP opens the log file anew.
+// when a second signal ended it. SIGHUP reopens the log file.
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
@@ -36,10 +36,10 @@
 
 namespace {
 
-// Signals to end that come so soon after the first are the same wish: supervisors signal a process
+// A signal to end within this time of the first is the same request: supervisors signal a process
 // and its group, or twice to be sure.
 constexpr std::chrono::seconds kOneWish{1};
-// How often the log says what it left out of kinds of lines that have ended.
+// How often the log reports suppressed lines of kinds that are no longer logged.
 constexpr timespec kLeftOutPeriod{1, 0};
 
 sigset_t Signals() {
@@ -51,11 +51,11 @@ sigset_t Signals() {
   return signals;
 }
 
-// Waits for signals, which main has blocked, on a thread of its own. The first one to end is told
-// to main, a second, later one ends the process.
+// Waits for signals, which main has blocked, on a thread of its own. It reports the first signal to
+// end to main; a second, later one ends the process.
 class SignalThread {
  public:
-  // `logger` outlives the object.
+  // `logger` must outlive the object.
   explicit SignalThread(attend::Logger& logger)
       : logger_(logger), signals_(Signals()), first_(promise_.get_future()) {
     thread_ = std::thread([this] { Run(); });
@@ -106,7 +106,7 @@ class SignalThread {
   std::thread thread_;
 };
 
-// What the requests that are under way when memory runs out need to come to their ends.
+// The memory that running requests need to end when the heap is exhausted.
 constexpr int64_t kMemoryReserveBytes = int64_t{16} << 20;
 
 // gRPC has one log hook for the whole process, without a context: hence this one global.
@@ -126,9 +126,9 @@ int Fail(const attend::Status& status) {
   return 1;
 }
 
-// For what nobody catches. A thread that the system does not give is one line and the exit code of
-// a server that cannot start, without destructors: gRPC waits for ever for the end of a thread that
-// it did not get either.
+// For uncaught exceptions. If the system refuses a thread, prints one line and exits with the code
+// of a server that cannot start, without destructors: gRPC would wait forever for the end of a
+// thread that it did not get either.
 [[noreturn]] void Terminate() {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
@@ -166,9 +166,9 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
   const bool drained = (*server)->Drain(timeout);
   logger->SayLeftOut(/*all=*/true);
   logger->flush();
-  // Without destructors. After a drain nothing is left but clients that are being refused, whom a
-  // closed connection tells UNAVAILABLE and gRPC's shutdown CANCELLED. After a timeout a GPU's
-  // kernel may run for long, and nothing can stop it.
+  // Without destructors. After a drain only clients are left that are being refused: a closed
+  // connection gives them UNAVAILABLE, gRPC's shutdown would give CANCELLED. After a timeout a
+  // GPU's kernel may run for long, and nothing can stop it.
   std::_Exit(drained ? 0 : 1);
 }
 
@@ -206,9 +206,9 @@ int main(int argc, char** argv) {
                  stderr);
     }
   }
-  // A stream that waits for a client's event holds the channel to the GPU that it was dealt, and
-  // whatever else was dealt the same one: as many as there can be (8 is CUDA's default), one for
-  // each stream of up to seven lanes.
+  // A stream that waits for a client's event blocks its channel to the GPU, and every other stream
+  // on that channel. So use as many channels as there can be (8 is CUDA's default), one for each
+  // stream of up to seven lanes.
   if (config.cuda_ipc) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   // Malformed messages are reported to the client; keep Protobuf's own log off stderr.
   google::protobuf::SetLogHandler(nullptr);

@@ -50,7 +50,7 @@ Result<std::string> ServerTarget(const std::string& server) {
   } else if (colon != std::string::npos) {
     host = server.substr(0, colon);
     port = server.substr(colon + 1);
-    if (host.find(':') != std::string::npos) return refuse("an IPv6 address must stand in [ ]");
+    if (host.find(':') != std::string::npos) return refuse("an IPv6 address must be in [ ]");
   }
   if (host.empty()) return refuse("the host is missing");
   int number = kDefaultPort;

@@ -129,7 +129,7 @@ bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64
 int Run(const CheckOptions& options, const CommonOptions& common) {
   if (options.transport.cuda_ipc) {
     return Fail(InvalidArgument("--transport cuda-ipc is not for check: the server cannot check "
-                                "what lies in a GPU's memory; run and load --verify can"),
+                                "tensors in a GPU's memory; run and load --verify can"),
                 kExitUsage);
   }
   const Result<std::vector<CallSpec>> specs = Grid(options);

@@ -91,9 +91,8 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
   }
   if (flags->transport.cuda_ipc && load.check_share > 0) {
     return InvalidArgument(
-        "--transport cuda-ipc excludes --check: the server cannot check what lies in a GPU's "
-        "memory; "
-        "--verify does it here");
+        "--transport cuda-ipc excludes --check: the server cannot check tensors in a GPU's memory; "
+        "--verify checks them here");
   }
   if (flags->search_p99_ms > 0 && (!flags->concurrency.empty() || load.count > 0)) {
     return InvalidArgument("--search-p99 excludes --concurrency and --count");

@@ -168,7 +168,7 @@ Status CudaMemory::FillLoan(v1::ImportCudaMemory* loan) const {
   if (bytes_ < 1 || bytes_ > static_cast<int64_t>(size) - offset || offset % kAlignBytes != 0) {
     return InvalidArgument("memory of " + std::to_string(bytes_) + " bytes at " +
                            std::to_string(offset) + " of an allocation of " + std::to_string(size) +
-                           ": must lie inside, at a multiple of " + std::to_string(kAlignBytes));
+                           ": must be within it, at a multiple of " + std::to_string(kAlignBytes));
   }
   CudaDriver::IpcHandle handle;
   const Status shared = driver_.Check(driver_.ipc_mem_handle(&handle, base), "cuIpcGetMemHandle");

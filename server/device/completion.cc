@@ -7,7 +7,8 @@
 namespace attend {
 namespace {
 
-// Up to `count` batches of the same outcome, each with some of the requests, in order.
+// Splits the batch into up to `count` with the same outcome, each with some of the requests, in
+// order.
 std::vector<CompletedBatch> Spread(CompletedBatch batch, size_t count) {
   const size_t requests = batch.requests.size();
   std::vector<CompletedBatch> parts;

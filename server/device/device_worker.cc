@@ -75,7 +75,7 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   const Request& pushed = *request;
   const bool first = scheduler_.queue().empty();
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
-  const OnNoMemory wait(OnNoMemory::kWait);  // it is accepted
+  const OnNoMemory wait(OnNoMemory::kWait);  // the request is accepted
   if (first && MayRunOnCallerLocked(pushed)) {
     Scheduler::Step step;
     const std::shared_ptr<CallersRun> run = PlanOnCallerLocked(&step);
@@ -84,7 +84,8 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
     return Status();
   }
   ReportQueueLocked(pushed.tenant);
-  // One wake-up is enough until the scheduler has looked; who drives looks before it leaves.
+  // One wake-up is enough until the scheduler has looked; a thread that drives looks before it
+  // ends.
   const bool notify = !std::exchange(poked_, true) && !driven_;
   lock.Unlock();
   if (notify) wake_.NotifyOne();
@@ -114,7 +115,7 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   {
     const MutexLock lock(mutex_);
     driven_ = false;
-    // What came meanwhile, or waits for company, or for its deadline.
+    // For requests that arrived meanwhile, or that wait for a fuller batch or for their deadline.
     poked_ = WatchDeadlinesLocked() || poked_ || !scheduler_.queue().empty();
     notify = poked_;
   }
@@ -123,7 +124,7 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   if (run->ended) completion_.Handle(*std::move(run->ended));
   const MutexLock lock(mutex_);
   --callers_;
-  if (stop_) idle_.NotifyAll();  // under the lock: this object may go right after
+  if (stop_) idle_.NotifyAll();  // under the lock: this object may be destroyed right after
 }
 
 bool DeviceWorker::WatchDeadlinesLocked() {
@@ -218,7 +219,7 @@ void DeviceWorker::Run() {
   NameThread("attend-schedule");
   MutexLock lock(mutex_);
   while (!stop_) {
-    if (driven_) {  // by a caller, which looks at poked_ when it is through
+    if (driven_) {  // by a caller, which checks poked_ when it is done
       poked_ = true;
       while (!WokenLocked()) wake_.Wait(mutex_);
       continue;
@@ -235,8 +236,8 @@ void DeviceWorker::Run() {
       driven_ = false;
       continue;
     }
-    // What callers started is looked at when the first of it was due, though it may have ended:
-    // so there is one wake-up for all of it, not one for each.
+    // Batches that callers started are checked at the earliest of their deadlines, although they
+    // may have ended by then: so there is one wake-up for all of them, not one for each.
     if (watch_ <= now) watch_ = kNever;
     watch_ = std::min(watch_, step.wake);
     if (watch_ == kNever) {
@@ -260,7 +261,7 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
     slot.items.push_back(ToWorkItem(*request));
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);
-  // std::function wants a copyable callable; the batch is owned once all the same.
+  // A std::function must be copyable, hence the shared_ptr; the batch still has a single owner.
   auto owned = std::make_shared<std::vector<std::unique_ptr<Request>>>(std::move(launch.requests));
   Done done = [this, lane = launch.lane, owned, run](BatchOutcome outcome) {
     LaneDone(lane, std::move(*owned), std::move(outcome), run.get());
@@ -281,25 +282,25 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
                             BatchOutcome outcome, CallersRun* run) {
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
-  metrics_.RecordOutcome(index_, outcome);  // here, as completion deals the batch out
+  metrics_.RecordOutcome(index_, outcome);  // here, because completion splits the batch
   {
     const MutexLock lock(mutex_);
     scheduler_.LaneEnded(lane);
   }
   for (size_t i = 0; i < batch.size(); ++i) {
-    // What was stopped, and what ended all the same before it was looked at.
+    // Requests that were stopped, and those that ended before the kernel checked.
     if (outcome.statuses[i].code() != Code::kCancelled || !batch[i]->stop.set()) continue;
     outcome.statuses[i] = StoppedStatus(batch[i]->stop_code);
   }
   std::vector<std::unique_ptr<Request>> orphaned;
   if (outcome.device_lost) {
-    // Whatever CUDA said of each: the request may well succeed elsewhere, or later.
+    // Whatever CUDA's error for each was, the request may succeed elsewhere or later.
     for (Status& status : outcome.statuses) {
       if (status.ok()) continue;
       status = Unavailable("device " + info().name + " is lost: " + std::string(status.message()));
     }
   }
-  // Before anyone hears of it: who was told that the device is lost finds it lost.
+  // Before any client is told, so that a client that knows of the loss finds the device lost.
   if (outcome.device_lost) {
     const MutexLock lock(mutex_);
     if (healthy()) {
@@ -313,7 +314,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   if (run != nullptr && run->caller == std::this_thread::get_id()) {
     run->ended = std::move(completed);
   } else {
-    // Before the lane is free: Stop() returns once all are, and then nothing may be posted.
+    // Before the lane is free: Stop() returns once all lanes are, and nothing may be posted later.
     completion_.Post(std::move(completed));
   }
   End(std::move(orphaned));
@@ -321,7 +322,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   scheduler_.LaneDone(lane);
   const LaneState lanes = scheduler_.lanes();
   metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
-  // Under the lock: once Stop() has seen the lane free, this object may go.
+  // Under the lock: once Stop() has seen the lane free, this object may be destroyed.
   if (!scheduler_.queue().empty() || stop_) {
     poked_ = true;
     if (!driven_) wake_.NotifyOne();

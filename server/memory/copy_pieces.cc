@@ -26,7 +26,7 @@ struct Copy {
   }
 };
 
-// Pieces above `part_bytes` are cut, so that one contiguous tensor is shared out too.
+// Pieces above `part_bytes` are cut, so that one contiguous tensor is spread over threads too.
 Copy Cut(const std::vector<HostPiece>& pieces, int64_t part_bytes) {
   Copy copy;
   copy.pieces.reserve(pieces.size());

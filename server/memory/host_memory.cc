@@ -9,7 +9,7 @@
 namespace attend {
 namespace {
 
-// Takes the bound in `file`, if it is a lower one. "max" and such are none.
+// Takes the bound in `file` if it is lower. Text such as "max" is no bound.
 void TakeFile(const std::string& folder, const char* file, MemoryLimit& limit) {
   std::ifstream in(folder + "/" + file);
   int64_t bytes = 0;
@@ -17,8 +17,8 @@ void TakeFile(const std::string& folder, const char* file, MemoryLimit& limit) {
   limit = {bytes, "the cgroup " + folder};
 }
 
-// Takes the bounds of the group `path` below `mount` and of all groups that it is in. A container
-// that sees itself as the root has its own bound there, whatever its path says.
+// Takes the bounds of the group `path` below `mount` and of all its parents. A container that sees
+// itself as the root has its own bound at the root, whatever its path is.
 void TakeGroups(const std::string& mount, std::string path, const char* file, MemoryLimit& limit) {
   for (; path.size() > 1; path.erase(path.rfind('/'))) TakeFile(mount + path, file, limit);
   TakeFile(mount, file, limit);

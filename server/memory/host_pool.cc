@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// AddressSanitizer takes the pool's memory for one object; these tell it what of it is nobody's.
+// AddressSanitizer sees the pool's memory as one object; these tell it which bytes are not in use.
 void Forbid([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(data, static_cast<size_t>(bytes));
@@ -82,7 +82,7 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
       free = ranges_.capacity() - used;
       largest = ranges_.largest_free_bytes();
     } else if (begin >= untouched_end_ - rounded) {
-      // From which end of the memory it came does not matter: both bounds stay true.
+      // Either end of the memory: both bounds stay true.
       untouched_end_ = std::min(untouched_end_, begin);
     } else {
       touched_end_ = std::max(touched_end_, begin + rounded);

@@ -14,8 +14,9 @@
 namespace attend {
 namespace {
 
-// Several, as several threads may be in need at once. Each is given back by itself, and some only
-// to those who wait: what new requests used up is not missing where accepted ones end.
+// Several pieces, because several threads may run out of memory at once. Each is freed by itself,
+// and some only for threads that wait, so that new requests cannot use up the memory that accepted
+// ones need to end.
 constexpr size_t kPieces = 8;
 constexpr size_t kPiecesOfAll = 4;
 
@@ -25,11 +26,11 @@ std::atomic<bool> used{false};
 
 thread_local OnNoMemory::Then then = OnNoMemory::kWait;
 
-// False if this thread has waited for so long that there will be nothing.
+// False if this thread has already waited so long that waiting is of no use.
 bool WaitForMemory() {
   using Clock = std::chrono::steady_clock;  // operator new is given no clock
   constexpr std::chrono::milliseconds kPause(1);
-  // An allocation that fails again is back here sooner.
+  // An allocation that fails again comes back here sooner.
   constexpr std::chrono::milliseconds kApart(1);
   constexpr std::chrono::seconds kWaitMost(1);
   thread_local Clock::time_point since;
@@ -54,13 +55,13 @@ void GiveBack() {
   if (then == OnNoMemory::kThrow || !WaitForMemory()) throw std::bad_alloc();
 }
 
-// False if there is no memory for it.
+// Returns false if there is no memory for it.
 bool FillUp() {
   for (std::atomic<void*>& piece : pieces) {
     if (piece.load(std::memory_order_relaxed) != nullptr) continue;
     void* const memory = std::malloc(piece_bytes.load(std::memory_order_relaxed));
     if (memory == nullptr) return false;
-    std::memset(memory, 1, piece_bytes.load(std::memory_order_relaxed));  // the system's, too
+    std::memset(memory, 1, piece_bytes.load(std::memory_order_relaxed));  // commits its pages
     void* none = nullptr;
     if (!piece.compare_exchange_strong(none, memory)) std::free(memory);
   }
@@ -78,7 +79,7 @@ void KeepMemoryReserve(int64_t bytes) {
 
 bool MemoryIsShort() {
   if (!used.load(std::memory_order_relaxed)) return false;
-  // First: a piece that is used meanwhile says so again.
+  // First, because a piece that is used meanwhile sets it again.
   used.store(false, std::memory_order_relaxed);
   if (!FillUp()) used.store(true, std::memory_order_relaxed);
   return used.load(std::memory_order_relaxed);

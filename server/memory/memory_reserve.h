@@ -3,9 +3,9 @@
 // A reserve for when the heap is exhausted. Everything large is counted before it is allocated, so
 // an allocation that fails is a small one, in the middle of something. It is served from the
 // reserve, and new requests are refused until the reserve is whole again. Code that handles
-// std::bad_alloc says so with OnNoMemory; there it is thrown once half of the reserve is gone. The
-// other half is for code that cannot handle it: gRPC and accepted requests. Once that is used up
-// too, they wait for memory that others free.
+// std::bad_alloc says so with OnNoMemory; there it is thrown once half of the reserve is used. The
+// other half is for code that cannot handle it: gRPC and accepted requests. When that is used up
+// too, they wait until other threads free memory.
 //
 // One reserve for the process, as for operator new. Thread-safe.
 

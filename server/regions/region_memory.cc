@@ -20,7 +20,7 @@ Status NoMemory(const char* call, int64_t bytes) {
                            " bytes: " + call + ": " + std::strerror(errno));
 }
 
-// What the kernel says it could give now; 0 if it does not say.
+// The memory that the kernel reports as available now; 0 if it does not report it.
 int64_t AvailableBytes() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -29,8 +29,8 @@ int64_t AvailableBytes() {
   return 0;
 }
 
-// Takes every page now, so that lack of memory is an error here and not a signal at some later
-// read. 0 or -1 with errno.
+// Allocates every page now, so that lack of memory is an error here and not a signal at a later
+// read. Returns 0, or -1 with errno.
 int TakePages(int file, int64_t bytes) {
   int taken;
   do {
@@ -45,7 +45,7 @@ MemfdMemory::MemfdMemory(HostAllocator& allocator)
     : allocator_(allocator), page_bytes_(sysconf(_SC_PAGESIZE)) {}
 
 Result<RegionMapping> MemfdMemory::Map(int64_t bytes) {
-  // Asked for more than there is, the kernel would end processes before it refused.
+  // If asked for more than there is, the kernel would kill processes before it refused.
   const int64_t available = AvailableBytes();
   if (available > 0 && bytes > available) {
     return ResourceExhausted("no shared memory for a region of " + std::to_string(bytes) +

@@ -59,7 +59,7 @@ uint64_t RegionRegistry::AddClient() {
 }
 
 void RegionRegistry::RemoveClient(uint64_t client) {
-  std::vector<RegionRef> forgotten;  // let go of outside the lock
+  std::vector<RegionRef> forgotten;  // released outside the lock
   const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
   if (found == clients_.end()) return;
@@ -94,8 +94,8 @@ Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes) {
     const auto found = clients_.find(client);
     if (found == clients_.end()) return Internal("the client has gone");
     Status status = CheckLocked(found->second, bytes);
-    // What a client has just let go of is its own to take again. Counted from the start of the
-    // reaping: a device that hangs costs the caller's thread this time once, not once for every
+    // A client may take again what it has just released. The time counts from the start of the
+    // reaping: a device that hangs costs the caller's thread this time once, not once for each
     // region.
     if (status.ok() || !reaping_ || clock_.Now() - reaping_since_ >= limits_.return_wait) {
       return status;
@@ -132,7 +132,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   }
   if (status.ok()) status = Reserve(client, rounded);
   if (!status.ok()) return Refuse(std::move(status));
-  // Without the lock: pages are taken and locked.
+  // Without the lock, because pages are allocated and locked.
   Result<RegionMapping> mapping = memory_.Map(rounded);
   if (!mapping.ok()) {
     const MutexLock lock(mutex_);
@@ -210,7 +210,7 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
 Status RegionRegistry::Release(uint64_t client, const std::string& token,
                                std::function<void()> closed) {
   {
-    RegionRef forgotten;  // let go of outside the lock
+    RegionRef forgotten;  // released outside the lock
     const MutexLock lock(mutex_);
     const auto owner = clients_.find(client);
     if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
@@ -220,7 +220,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     forgotten = std::move(found->second);
     regions_.erase(found);
     CountOpenLocked(*forgotten, -1);
-    // The client may free what it lent as soon as it hears; what the server made is the server's.
+    // The client may free lent memory as soon as it is told; memory that the server made stays its.
     if (forgotten->device != SharedRegion::kHost) {
       if (closed) closed_.emplace(token, std::exchange(closed, {}));
     }

@@ -38,7 +38,7 @@ struct SharedRegion {
   char* data = nullptr;
   int64_t bytes = 0;
   uint64_t client = 0;
-  int device = kHost;            // whose memory it is: kHost, or a GPU's index, then lent
+  int device = kHost;            // kHost, or the index of the GPU whose memory is lent
   ImportedMemory imported;       // if lent
   SharedRegion* next = nullptr;  // for the registry, once the region is unused
 };
@@ -62,8 +62,8 @@ class RegionRegistry {
   };
   struct Stats {
     int64_t clients = 0;
-    int64_t regions = 0;         // of the host, whose tokens are known
-    int64_t bytes = 0;           // of them
+    int64_t regions = 0;         // in host memory, with a valid token
+    int64_t bytes = 0;           // of these regions
     int64_t changing_bytes = 0;  // being made, or released and not yet returned
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
@@ -108,7 +108,7 @@ class RegionRegistry {
 
   Status Reserve(uint64_t client, int64_t bytes);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
-  // Adds the region, whose memory is from now on returned as every region's is. Returns its token.
+  // Adds the region and returns its token. From now on its memory is returned like any region's.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
   // The last reference is gone. Any thread.

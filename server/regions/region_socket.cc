@@ -21,7 +21,7 @@ namespace attend {
 namespace {
 
 constexpr size_t kPacketBytesMax = 4096;
-// How long to leave new connections alone when the process is out of descriptors.
+// How long not to accept after the process ran out of descriptors.
 constexpr int kAcceptRestMs = 100;
 
 v1::RegionReply ErrorReply(const Status& status) {
@@ -31,8 +31,8 @@ v1::RegionReply ErrorReply(const Status& status) {
   return reply;
 }
 
-// One packet, with `file` if it is valid. False if the client takes none: it does not read, or has
-// gone.
+// Sends one packet, with `file` if it is valid. False if the client does not read or has
+// disconnected.
 bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
   std::string bytes = reply.SerializeAsString();
   iovec data{bytes.data(), bytes.size()};
@@ -88,7 +88,7 @@ RegionSocket::~RegionSocket() { Stop(); }
 
 bool RegionSocket::Stop(TimePoint until) {
   if (!thread_.joinable()) {
-    if (listener_.socket.valid()) StopListening(&listener_);  // it never began
+    if (listener_.socket.valid()) StopListening(&listener_);  // the thread never began
     return true;
   }
   eventfd_write(wake_.get(), 1);
@@ -106,7 +106,7 @@ void RegionSocket::Run() {
     polled.push_back({listener_.socket.get(), static_cast<short>(accepting_ ? POLLIN : 0), 0});
     polled.push_back({done_->wake.get(), POLLIN, 0});
     for (const auto& [fd, connection] : connections_) {
-      // One that waits for an answer is only looked at for its end.
+      // A connection that waits for an answer is polled only for its end.
       polled.push_back({fd, static_cast<short>(connection.releasing ? 0 : POLLIN), 0});
     }
     const int ready = poll(polled.data(), polled.size(), accepting_ ? -1 : kAcceptRestMs);
@@ -165,7 +165,7 @@ void RegionSocket::Accept() {
         accept4(listener_.socket.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!socket.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      // Else the listener would stay readable and this thread would spin.
+      // Otherwise the listener would stay readable and this thread would spin.
       accepting_ = errno == EAGAIN || errno == EWOULDBLOCK;
       return;
     }
@@ -187,12 +187,12 @@ bool RegionSocket::Serve(Connection& connection) {
   std::array<char, kPacketBytesMax> packet;
   const int socket = connection.socket.get();
   iovec data{packet.data(), packet.size()};
-  msghdr message{};  // without room for descriptors: the system drops those that come
+  msghdr message{};  // without room for descriptors: the system drops received ones
   message.msg_iov = &data;
   message.msg_iovlen = 1;
   const ssize_t bytes = recvmsg(socket, &message, MSG_TRUNC);
   if (bytes < 0) return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-  if (bytes == 0) return false;  // its end
+  if (bytes == 0) return false;  // end of the connection
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     Send(socket,
          ErrorReply(InvalidArgument("descriptors came with the packet; a RegionRequest has "

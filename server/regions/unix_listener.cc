@@ -43,7 +43,7 @@ Result<sockaddr_un> AddressOf(const Options& options) {
   return address;
 }
 
-// Makes what is missing of `folder`, from the top.
+// Creates the missing folders of `folder`, from the top.
 Status MakeFolders(const Options& options, const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder, error)) return Status();
@@ -55,7 +55,7 @@ Status MakeFolders(const Options& options, const fs::path& folder) {
   return FailedBySystem(options, "cannot make " + folder.string());
 }
 
-// Nobody but this user and root may put or replace a socket of ours in the folder.
+// Checks that only this user and root can put or replace a socket in the folder.
 Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
   struct stat about {};
   if (fstat(opened, &about) != 0) return FailedBySystem(options, folder.string());
@@ -69,7 +69,7 @@ Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
   return Status();
 }
 
-// The folder, opened. From here on what is in it is reached through the descriptor.
+// Opens the folder. From here on its files are reached through the descriptor.
 Result<UniqueFd> OpenFolder(const Options& options) {
   fs::path folder = fs::path(options.path).parent_path();
   if (folder.empty()) folder = ".";
@@ -90,9 +90,9 @@ Result<UniqueFd> OpenFolder(const Options& options) {
 
 std::string LockFile(const UnixListener& listener) { return listener.file + ".lock"; }
 
-// Two servers must not both find a socket stale, so who listens at a path holds this lock. The file
-// is removed with the socket, by who holds it: a file that is locked but no longer the one at the
-// path is nobody's lock.
+// Two servers must not both find a socket stale, so the process that listens at a path holds this
+// lock. The lock's holder removes its file with the socket: a lock on a file that is no longer the
+// one at the path does not count.
 Status TakeLock(const Options& options, UnixListener& listener) {
   const std::string name = LockFile(listener);
   const std::string path = options.path + ".lock";
@@ -116,7 +116,7 @@ Status TakeLock(const Options& options, UnixListener& listener) {
   }
 }
 
-// Removes a socket that nobody listens on. OK if nothing is left at the path.
+// Removes a socket on which no process listens. OK if nothing is left at the path.
 Status RemoveStale(const Options& options, const sockaddr_un& address,
                    const UnixListener& listener) {
   struct stat about {};
@@ -134,12 +134,12 @@ Status RemoveStale(const Options& options, const sockaddr_un& address,
   return unlinkat(folder, listener.file.c_str(), 0) == 0 ? Status() : FailedBySystem(options);
 }
 
-// Binds, and gives the file its group and mode before anybody can connect.
+// Binds, and gives the file its group and mode before any client can connect.
 Status Listen(const Options& options, const sockaddr_un& address, UnixListener& listener) {
   listener.socket = UniqueFd(socket(AF_UNIX, options.type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const int socket = listener.socket.get();
-  // A socket takes its own mode as its file's, less the umask; set before there is a file, no
-  // moment is left in which it is wider.
+  // The socket's own mode, less the umask, becomes its file's. It is set before there is a file, so
+  // that the file's mode is never wider.
   if (socket < 0 || fchmod(socket, 0600) != 0 ||
       bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return FailedBySystem(options);
@@ -193,7 +193,7 @@ Result<UnixListener> ListenAt(const UnixListenOptions& options) {
 
 namespace {
 
-// Removes the file of that name, unless it is another one by now.
+// Removes the file of that name, unless another one has replaced it.
 void RemoveOwn(int folder, const std::string& name, ino_t inode) {
   struct stat about {};
   if (fstatat(folder, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0 && about.st_ino == inode) {
@@ -206,7 +206,7 @@ void RemoveOwn(int folder, const std::string& name, ino_t inode) {
 void StopListening(UnixListener* listener) {
   const int folder = listener->folder.get();
   struct stat lock {};
-  // The file first: who finds it gone does not connect to a socket that nobody serves.
+  // The file first, so that no client connects to a socket that is not served.
   if (listener->inode != 0) RemoveOwn(folder, listener->file, listener->inode);
   listener->socket.Reset();
   if (listener->lock.valid() && fstat(listener->lock.get(), &lock) == 0) {

@@ -10,9 +10,9 @@
 namespace attend {
 
 // A range of an attention's output: half-open ranges of sequences, query heads and query rows. The
-// heads are whole KV heads or lie within one.
+// heads are whole KV heads or within one.
 struct QuerySlice {
-  int shard = 0;  // whose it is, from 0; a shard may have several slices
+  int shard = 0;  // that it belongs to, from 0; a shard may have several slices
   int64_t batch_begin = 0;
   int64_t batch_end = 0;
   int64_t heads_begin = 0;

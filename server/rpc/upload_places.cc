@@ -34,7 +34,7 @@ Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
   const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
   const int64_t size = places_.bytes[tensor];
   if (chunk.bytes() > size || chunk.offset() > static_cast<uint64_t>(size - chunk.bytes())) {
-    return InvalidArgument(ChunkText(tensor, chunk) + "ends behind the tensor's " +
+    return InvalidArgument(ChunkText(tensor, chunk) + "ends past the tensor's " +
                            std::to_string(size) + " bytes");
   }
   const int64_t begin = static_cast<int64_t>(chunk.offset());

@@ -17,9 +17,9 @@ int64_t Aligned(int64_t bytes) {
   return (bytes + kTensorAlignBytes - 1) / kTensorAlignBytes * kTensorAlignBytes;
 }
 
-// Byte ranges inside a request's spans; gives at most so many spans that cover them. Neighbours are
-// joined across the smallest gaps, but never from one of the request's spans to another: what lies
-// between those may be anything.
+// Byte ranges within a request's spans. Returns a limited number of spans that cover them:
+// neighbours are merged across the smallest gaps, but never across two of the request's spans,
+// because the bytes between those may be anything.
 class Cover {
  public:
   explicit Cover(const SpanList& within) : within_(within) {}
@@ -93,8 +93,8 @@ void CoverArrays(const Attention& a, Cover* cover) {
   add(a.kv_lengths, p.batch);
 }
 
-// Moves a packed part's tensors to its first rows. Its offsets, which counted from the whole's, are
-// written anew to `to`.
+// Moves a packed part's tensors to its first rows. Its offsets, which counted from the whole's
+// first rows, are written to `to`, counted from the part's.
 void MakeOwnRows(int64_t* to, Attention* a) {
   Problem& p = a->problem;
   const int64_t q_row = a->q_offsets[0];
@@ -124,7 +124,7 @@ int64_t LseBytesOf(const Problem& p) {
   return p.return_lse ? ElementsLse(p) * static_cast<int64_t>(sizeof(float)) : 0;
 }
 
-// Whether the part's LSE is not one run of the whole's.
+// Whether the part's LSE is not contiguous in the whole's.
 bool LseIsScattered(const Problem& part, const Problem& whole) {
   const bool some_rows = part.packed ? part.total_q != whole.total_q : part.len_q != whole.len_q;
   return part.return_lse && part.heads_q > 1 && some_rows;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of a split request as requests of their own, each with just the bytes that it reads and
-// writes. Tensors stay where they are; what a part cannot use in its place (LSE where the rows of a
-// part are not one run, the offsets of packed sequences) gets a small block of its own.
+// Makes the parts of a split request: requests of their own, each with only the bytes that it reads
+// and writes. Tensors stay where they are. What a part cannot use in place (LSE if the part's rows
+// are not contiguous, the offsets of packed sequences) gets a small block of its own.
 
 #pragma once
 
@@ -17,13 +17,13 @@
 
 namespace attend {
 
-// One for each piece, in order, without id, device, selection and responder. `whole`'s memory must
-// outlive them. RESOURCE_EXHAUSTED: no memory for the small blocks.
+// Returns one part for each slice, in order, without id, device, selection and responder. `whole`'s
+// memory must outlive them. RESOURCE_EXHAUSTED: no memory for the small blocks.
 Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
                                                         std::span<const QuerySlice> pieces,
                                                         HostPool& pool);
 
-// Brings the part's LSE to its place in the whole's, if it is elsewhere.
+// Copies the part's LSE to its place in the whole's, if it is elsewhere.
 void GatherLse(const Request& part, const QuerySlice& piece, const Attention& whole);
 
 }  // namespace attend

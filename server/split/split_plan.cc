@@ -18,7 +18,7 @@ struct Dim {
   int64_t stride = 0;
 };
 
-// Whether the dimensions, outermost first, lie without gaps around runs of `inner` elements.
+// Whether the dimensions, outermost first, have no gaps around runs of `inner` elements.
 bool Contiguous(std::initializer_list<Dim> dims, int64_t inner) {
   int64_t expected = inner;
   for (auto dim = std::rbegin(dims); dim != std::rend(dims); ++dim) {
@@ -30,7 +30,7 @@ bool Contiguous(std::initializer_list<Dim> dims, int64_t inner) {
 
 enum class Order { kNone, kHeadsOutside, kRowsOutside, kPacked };
 
-// How O lies in memory; LSE always has its rows inside.
+// The order of O's dimensions in memory. LSE's innermost dimension is always rows.
 Order OrderOf(const Attention& a) {
   const Problem& p = a.problem;
   const Dim batch{p.batch, a.o.stride_b};
@@ -46,8 +46,8 @@ Order OrderOf(const Attention& a) {
   return Order::kNone;
 }
 
-// A place in the order of memory: a sequence, a head of it, a row of that. If rows stand outside,
-// all heads are one.
+// A position in the order of memory: a sequence, a head of it, a row of that head. If rows are
+// outside heads, all heads count as one.
 struct Position {
   int64_t b = 0;
   int64_t h = 0;
@@ -56,8 +56,8 @@ struct Position {
   auto operator<=>(const Position&) const = default;
 };
 
-// The problem as a line from its first row to its last, which cuts divide. Cost counts visible
-// pairs.
+// The problem as a line of rows, from the first to the last, that cuts divide. Cost is the number
+// of visible pairs.
 class Line {
  public:
   Line(const Attention& whole, int64_t rows_multiple);
@@ -66,7 +66,7 @@ class Line {
   Position end() const { return {whole_.problem.batch, 0, 0}; }
   double CostBefore(const Position& at) const;
   Position Cut(double target, double tolerance) const;
-  // Appends the pieces of [begin, end).
+  // Appends the slices of [begin, end).
   void Cover(Position begin, const Position& end, int shard, std::vector<QuerySlice>* pieces) const;
 
  private:
@@ -115,7 +115,7 @@ double Line::RowsCost(int64_t rows) const {
   return VisiblePairs(*part);
 }
 
-// The largest number of rows, in multiples, that costs no more.
+// The largest number of rows, a multiple of multiple_, that costs at most `cost`.
 int64_t Line::RowsBelow(double cost) const {
   int64_t low = 0;
   int64_t high = len_q_ / multiple_ + 1;
@@ -157,7 +157,7 @@ Position Line::Cut(double target, double tolerance) const {
   return best;
 }
 
-// As much as one attention can be.
+// The longest slice from `begin` on that is one attention.
 QuerySlice Line::NextPiece(const Position& begin, const Position& end) const {
   const Problem& p = whole_.problem;
   QuerySlice piece{0, begin.b, begin.b + 1, 0, p.heads_q, 0, len_q_};
@@ -234,7 +234,7 @@ Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& piece
     return TakeSlice(whole, {piece.batch_begin, piece.batch_end, piece.heads_begin / group,
                              piece.heads_end / group, piece.rows_begin, piece.rows_end});
   }
-  // Some query heads of one KV head: each as if it had a KV head of its own, which is the same one.
+  // Some query heads of one KV head: each as if it had its own KV head, all of them the same one.
   const int64_t kv = piece.heads_begin / group;
   Result<Attention> shared =
       TakeSlice(whole, {piece.batch_begin, piece.batch_end, kv, kv + 1, 0, whole.problem.len_q});

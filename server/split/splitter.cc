@@ -18,14 +18,13 @@ namespace {
 // Whether another device may take what this one refused.
 bool MayPassOn(Code code) { return code == Code::kResourceExhausted || code == Code::kUnavailable; }
 
-// Its shard, and so the first device that its part is offered to.
+// The slice's shard, which is also the index of the first device that its part is offered to.
 size_t ShardOf(const QuerySlice& slice) { return static_cast<size_t>(slice.shard); }
 
 }  // namespace
 
-// One split request. The splitter keeps it until the last part has ended; whoever calls in keeps it
-// for the length of the call, as that may be the one that ends it. The mutex is never held while
-// anything else is called.
+// One split request. The splitter keeps it until the last part has ended. Each call keeps it too,
+// because it may be the call that ends it. The mutex is never held while anything else is called.
 class Splitter::Join final : public Responder, public std::enable_shared_from_this<Join> {
  public:
   struct Part {
@@ -44,7 +43,7 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
     for (const QuerySlice& slice : slices_) part_devices_.push_back(ShardOf(slice));
   }
 
-  // Pushes all parts. Not OK: no device took the first, and the whole is in `request` again.
+  // Pushes all parts. Not OK: no device took the first, and `request` has the whole back.
   Status Start(std::vector<std::unique_ptr<Request>> parts, std::unique_ptr<Request>& request);
   void Cancel();
   void Finish(std::unique_ptr<Request> part) override;
@@ -63,10 +62,11 @@ class Splitter::Join final : public Responder, public std::enable_shared_from_th
   std::unique_ptr<Request> whole_;
   const std::vector<QuerySlice> slices_;
   const std::vector<SplitDevice> devices_;
-  const std::vector<Part> parts_;  // as the pieces
+  const std::vector<Part> parts_;  // in the order of slices_
 
   Mutex mutex_;
-  // By part, of `devices_`: who has it, or is asked next. They change only in Start.
+  // For each part, the index in devices_ of the device that has it or is asked next. Changes only
+  // in Start.
   std::vector<size_t> part_devices_ ATTEND_GUARDED_BY(mutex_);
   bool starting_ ATTEND_GUARDED_BY(mutex_) = true;
   PartSet set_ ATTEND_GUARDED_BY(mutex_);  // while starting, one more is open
@@ -90,20 +90,20 @@ Status Splitter::Join::Start(std::vector<std::unique_ptr<Request>> parts,
       break;
     }
     ++pushed;
-    // A cancellation that came before the part was queued found nothing to cancel.
+    // A cancellation before the part was queued found nothing to cancel.
     if (failed()) Cancel(static_cast<size_t>(pushed - 1));
   }
   {
     const MutexLock lock(mutex_);
     starting_ = false;
   }
-  parts.clear();  // the blocks of those that nobody took, before the client hears of the end
+  parts.clear();  // frees the blocks of parts that no device took, before the client is told
   Drop(count - pushed + 1);
   return Status();
 }
 
-// To its device or, if that has no room or was lost a moment ago, to the next one of the others,
-// which are alike: the cuts stay what they are, and so does every bit of the answer.
+// Pushes the part to its device or, if that has no room or has just been lost, to the next one. The
+// devices are equal and the cuts stay the same, so every bit of the answer does too.
 Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
   Status refused;
   const size_t first = ShardOf(slices_[n]);
@@ -156,12 +156,12 @@ void Splitter::Join::Finish(std::unique_ptr<Request> part) {
   } else {
     first_failure = Fail(part->status);
   }
-  part.reset();  // its block, before the client hears of the end
+  part.reset();  // frees its block before the client is told
   if (first_failure) CancelParts();
   Drop(1);
 }
 
-// Whether this was the first.
+// Returns whether this was the first failure.
 bool Splitter::Join::Fail(Status status) {
   const MutexLock lock(mutex_);
   return set_.Fail(std::move(status));
@@ -185,8 +185,8 @@ void Splitter::Join::Drop(int64_t parts) {
   End();
 }
 
-// Who computed the whole, and how much of it. Its first part's device stands for it where only one
-// can.
+// Records which devices computed the whole, and how much of it. Where there can be only one, it is
+// the first part's device.
 void Splitter::Join::NameDevicesLocked() {
   whole_->device = devices_[part_devices_.front()].index;
   whole_->device_name.clear();

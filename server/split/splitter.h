@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Large requests over several devices: each is replaced by its parts (split_plan.h), which are
-// queued, batched and run like any others, each on its own device, and ends when the last of them
-// has ended: with the first failure, which cancels the parts still queued, or with the answer that
-// they wrote into its memory. Times are those of the part that ended last.
+// Runs a large request on several devices. It is replaced by its parts, one for each slice
+// (split_plan.h), which are queued, batched and run like any other request, each on its shard's
+// device. The whole ends when the last part has ended: with the first failure, which cancels the
+// parts that are still queued, or with the answer that the parts wrote into its memory. Times are
+// those of the part that ended last.
 
 #pragma once
 
@@ -30,34 +31,34 @@ struct SplitDevice {
 
 class Splitter {
  public:
-  // How the engine runs parts. All may be called from any thread, also from inside of each other.
+  // How the engine runs parts. All may be called from any thread, also from within each other.
   struct Hooks {
     // Takes as many consecutive ids for parts and returns the first.
     std::function<uint64_t(size_t count)> take_ids;
-    // Sends a part to part->device; takes it if and only if OK. It then ends by its responder.
+    // Sends a part to part->device; takes it if and only if OK. It then ends through its responder.
     std::function<Status(std::unique_ptr<Request>& part)> push;
     // Ends a part that is still queued with CANCELLED (or DEADLINE_EXCEEDED).
     std::function<void(int device, uint64_t id)> cancel;
-    // Takes the whole, ended.
+    // Takes the whole, which has ended.
     std::function<void(std::unique_ptr<Request> whole)> finish;
   };
 
-  // `pool` and `metrics` must outlive it, and every part must have ended before it goes.
+  // `pool` and `metrics` must outlive it, and every part must have ended before its destruction.
   Splitter(HostPool& pool, Metrics& metrics, Hooks hooks);
   ~Splitter();
   Splitter(const Splitter&) = delete;
   Splitter& operator=(const Splitter&) = delete;
 
-  // Nothing if `request`, whose placement has shards, runs as a whole all the same, because the
-  // pool has no memory for the parts' blocks or no kernel for one of them (the answer's bits may
-  // differ then, as they may on other devices). Else takes it if and only if OK, and it ends by
-  // Hooks::finish, maybe before this returns. Not OK: no device took the first part. `devices` are
-  // alike, one for each shard and maybe more, and the shards are offered to them in order; a part
-  // that its device refuses (RESOURCE_EXHAUSTED, UNAVAILABLE) is offered to the others before the
-  // whole fails.
+  // Splits `request`, whose placement has shards. Returns nothing if it must run as a whole,
+  // because the pool has no memory for the parts' blocks or a part has no kernel (the answer's bits
+  // may then differ, as they may on other devices). Otherwise takes it if and only if OK, and it
+  // ends through Hooks::finish, maybe before this returns. Not OK: no device took the first part.
+  // `devices` are equal, one for each shard or more, and shards are offered to them in order. A
+  // part that its device refuses (RESOURCE_EXHAUSTED, UNAVAILABLE) is offered to the others before
+  // the whole fails.
   std::optional<Status> Submit(std::unique_ptr<Request>& request, std::vector<SplitDevice> devices);
 
-  // Drops the parts of request `id` that are still queued. False if it was not split, or has ended.
+  // Drops the parts of request `id` that are still queued. False if it was not split or has ended.
   bool Cancel(uint64_t id);
 
  private:

@@ -39,7 +39,7 @@ std::vector<ByteRange> ArrivedPieces::Add(const ByteRange& range) {
     const int64_t end = begin + std::min(piece_bytes_, section.end - begin);
     const int64_t came = std::min(end, range.end) - at;
     at += came;
-    // Released by whoever brought bytes, acquired by whoever brings the last ones.
+    // Released by every call that adds bytes, acquired by the call that adds the last ones.
     std::atomic<int64_t>& missing =
         missing_bytes_[static_cast<size_t>(section.first_piece + piece)];
     if (missing.fetch_sub(came, std::memory_order_acq_rel) != came) continue;

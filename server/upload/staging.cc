@@ -49,7 +49,7 @@ void StagingBudget::Return(int device, int64_t bytes) {
   const MutexLock lock(mutex_);
   held_bytes_[device] -= bytes;
   --holds_;
-  returned_.NotifyAll();  // under the lock: the budget may be gone right after
+  returned_.NotifyAll();  // under the lock: the budget may be destroyed right after
 }
 
 int64_t StagingBudget::held_bytes(int device) const {
@@ -147,7 +147,7 @@ void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
   move(&a.k.data);
   move(&a.v.data);
   if (a.problem.has_bias) move(&a.bias.data);
-  // The arrays begin where they are aligned.
+  // The arrays begin at the next aligned offset.
   const int64_t end = held_->block.bytes();
   const int64_t arrays =
       std::min(end, (bytes_ + kTensorAlignBytes - 1) / kTensorAlignBytes * kTensorAlignBytes);
@@ -199,7 +199,7 @@ std::unique_ptr<StagedInput> Stager::Stage(std::span<const Candidate> candidates
     return nullptr;
   }
   staged->copy_ = std::move(*copy);
-  // What lies between the tensors does not arrive.
+  // The bytes between the tensors are not sent.
   int64_t at = 0;
   for (const HostSpan& tensor : tensors) {
     const int64_t first = static_cast<char*>(tensor.data) - begin;

@@ -16,7 +16,7 @@ bool SameBatch(const AttentionSlice& a, const AttentionSlice& b) {
   return a.batch_begin == b.batch_begin && a.batch_end == b.batch_end;
 }
 
-// Whether the two are one range of sequences and KV heads, to which `slice` then grows.
+// Whether the two form one range of sequences and KV heads; if so, extends `slice` to it.
 bool Join(const AttentionSlice& next, AttentionSlice* slice) {
   if (SameBatch(*slice, next) && SameHeads(*slice, next)) return true;
   if (SameBatch(*slice, next) && slice->heads_end == next.heads_begin) {
@@ -37,7 +37,7 @@ AttentionSlice AllRows(const AttentionSlice& part, const Problem& whole) {
   return slice;
 }
 
-// Parts of the same sequences and heads, which follow each other: their rows are not told apart.
+// Merges adjacent parts of the same sequences and heads: their rows are not distinguished.
 std::vector<UploadGroup> OneEach(const Problem& whole, std::span<const AttentionSlice> parts) {
   std::vector<UploadGroup> groups;
   for (const AttentionSlice& part : parts) {
@@ -76,7 +76,7 @@ void CountFromItsBeginning(UploadGroup* group) {
 
 std::vector<UploadGroup> PlanUpload(const Attention& whole, std::span<const AttentionSlice> parts,
                                     int64_t bytes_min) {
-  // Without keys there is nothing to compute, and a head's are nowhere.
+  // Without keys there is nothing to compute, and no head has key bytes.
   if (whole.problem.packed || whole.problem.len_k == 0) return {};
   std::vector<UploadGroup> groups;
   int64_t bytes = bytes_min;  // of the last one

@@ -10,7 +10,7 @@
 namespace attend {
 namespace {
 
-// Where the attention's tensors lie in the block, apart from each other.
+// The ranges of the attention's tensors in the block, each separate.
 std::vector<ByteRange> TensorsIn(const char* block, const Attention& attention) {
   std::vector<ByteRange> tensors;
   for (const Extent& tensor : InputExtents(attention)) {
@@ -53,14 +53,14 @@ void UploadRun::Copied(std::span<const ByteRange> ranges) {
     for (Part& part : parts_) {
       int64_t came = 0;
       for (const ByteRange& each : part.tensors) came += Overlap(each, range);
-      // Released by whoever has enqueued copies, acquired by whoever enqueued the last ones.
+      // Released by every call that enqueued copies, acquired by the call for the last ones.
       const bool last =
           came > 0 && part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel) == came;
       if (last) ready.push_back(&part);
     }
   }
   for (Part* const part : ready) {
-    // Now, as later the device's copy may have ended: the part may have to wait for its turn.
+    // Now, because the device's copy may have ended when the part's turn comes.
     const Result<const DeviceEvent*> mark = staged_.Mark();
     if (!mark.ok()) continue;
     {
@@ -114,9 +114,9 @@ void UploadRun::Begin(Part& part) {
   for (Part* next = &part; next != nullptr;) next = Push(*next);
 }
 
-// The next one whose turn it is with this, taken.
+// Takes the next part that may begin along with this one.
 UploadRun::Part* UploadRun::Push(Part& part) {
-  // What is expected of the device is the part's cost now.
+  // The device's expected cost now includes the part's own.
   if (!std::exchange(part.cost_released, true)) staged_.ForgetShare(parts());
   std::unique_ptr<Request> request = std::move(part.request);
   Status status = hooks_.push(request);
@@ -139,7 +139,7 @@ UploadRun::Part* UploadRun::Push(Part& part) {
   return next;
 }
 
-// There may be room when another part has ended, or with the last byte.
+// There may be room after another part has ended, or with the last byte.
 void UploadRun::Refused(Part& part, Status status) {
   {
     const MutexLock lock(mutex_);
@@ -204,23 +204,23 @@ void UploadRun::Finish(std::unique_ptr<Request> part) {
   } else {
     first_failure = Fail(part->status);
   }
-  part.reset();  // before the client hears of the end
+  part.reset();  // before the client is told
   if (first_failure) CancelParts();
   Dropped(/*part=*/true);
 }
 
-// Whether this was the first.
+// Returns whether this was the first failure.
 bool UploadRun::Fail(Status status) {
   const MutexLock lock(mutex_);
   return set_.Fail(std::move(status));
 }
 
-// Those that are still queued; others are not found.
+// Cancels the parts that are still queued; the others are not found.
 void UploadRun::CancelParts() {
   for (size_t n = 0; n < parts_.size(); ++n) hooks_.cancel(device_, first_id_ + n);
 }
 
-// One fewer is open. If that was a part, there may be room for the next one.
+// One fewer is open. If it was a part, there may be room for the next one.
 void UploadRun::Dropped(bool part) {
   Part* next = nullptr;
   Ended ended;
@@ -228,7 +228,7 @@ void UploadRun::Dropped(bool part) {
     const MutexLock lock(mutex_);
     set_.Close();
     if (part) {
-      begun_ = true;  // it was queued, whether who did that has come so far or not
+      begun_ = true;  // it was queued, even if the thread that did so has not recorded it yet
       next = TakeNextLocked();
     }
     ended = TakeEndedLocked();
@@ -241,7 +241,7 @@ UploadRun::Ended UploadRun::TakeEndedLocked() {
   if (set_.open() > 0 || completing_) return {};
   const bool all =
       std::all_of(parts_.begin(), parts_.end(), [](const Part& each) { return each.begun; });
-  if (complete_ && !all) {  // nobody is left to make room
+  if (complete_ && !all) {  // no part is left that could make room
     set_.Fail(refusal_.ok() ? Internal("a part of the request was not begun") : refusal_);
   }
   return {std::move(whole_), std::exchange(idle_, nullptr)};

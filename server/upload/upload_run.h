@@ -5,9 +5,9 @@
 // part, which reads the device's copy of the upload (staging.h) and writes its range of the answer.
 // While bytes are missing, the number of open parts, queued or running, is limited; whenever one
 // ends the next is begun. With the last byte all other parts are ready; those whose copy failed use
-// the host's memory. An upload has one place in its queue, which its first part takes. Until one
-// has been queued, parts are tried one at a time; a refused part is retried when another is queued
-// or ends, or when the last byte arrives.
+// the host's memory. An upload has one queue slot, which its first part takes. Until one has been
+// queued, parts are tried one at a time; a refused part is retried when another is queued or ends,
+// or when the last byte arrives.
 //
 // An optimisation: if no part was queued before the last byte, the request takes the normal path.
 // From the first part on, the request is bound to its device: if that is lost, the request fails.

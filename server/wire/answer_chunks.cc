@@ -10,7 +10,7 @@ namespace attend {
 
 namespace {
 
-// The block while a chunk of it is on its way to a call's client.
+// Holds the block while a chunk of it is being sent to a call's client.
 struct SentBlock {
   SentBlock(std::shared_ptr<const HostBlock> held, WatchedRef watched, int64_t chunk_bytes)
       : block(std::move(held)), call(std::move(watched)), bytes(chunk_bytes) {

@@ -16,7 +16,7 @@
 namespace attend {
 namespace {
 
-// How often in a timeout the thread looks: a call ends at most an eighth too late.
+// How often per timeout the thread checks: a call ends at most an eighth of it too late.
 constexpr int kLooksPerTimeout = 8;
 
 std::string PeerOf(grpc_call* call) {
@@ -74,10 +74,10 @@ AnswerWatch::~AnswerWatch() {
 std::vector<std::string> AnswerWatch::WaitingPeers() {
   std::vector<std::string> peers;
   for (Stripe& stripe : stripes_) {
-    const MutexLock lock(stripe.mutex);  // so that no call goes meanwhile
+    const MutexLock lock(stripe.mutex);  // so that no call leaves meanwhile
     for (WatchedCall* each = stripe.first; each != nullptr; each = each->next_) {
       if (each->held_bytes_.load(std::memory_order_relaxed) == 0) continue;
-      try {  // no waiting for memory here: calls that would give it back wait for this lock
+      try {  // must not wait for memory: calls that would free some wait for this lock
         const OnNoMemory no_memory(OnNoMemory::kThrow);
         peers.push_back(PeerOf(each->call_));
       } catch (const std::bad_alloc&) {
@@ -94,7 +94,7 @@ void AnswerWatch::Run() {
       std::max<Duration>(timeout_ / kLooksPerTimeout, std::chrono::milliseconds(1));
   const MutexLock lock(mutex_);
   while (!stop_) {
-    if (wake_.WaitFor(mutex_, pause) || stop_) continue;  // woken before its time
+    if (wake_.WaitFor(mutex_, pause) || stop_) continue;  // woken early
     const TimePoint now = clock_.Now();
     for (Stripe& stripe : stripes_) Look(stripe, now);
   }
@@ -110,19 +110,19 @@ void AnswerWatch::Look(Stripe& stripe, TimePoint now) {
       try {
         const OnNoMemory no_memory(OnNoMemory::kThrow);
         unread.push_back(each->call_);
-      } catch (const std::bad_alloc&) {  // the next look finds it
+      } catch (const std::bad_alloc&) {  // the next check finds it
         break;
       }
       each->cut_off_ = true;
       grpc_call_ref(each->call_);
     }
   }
-  // Without the lock: what gRPC then calls may leave the watch.
+  // Without the lock: gRPC may call code that leaves the watch.
   for (grpc_call* call : unread) {
     try {
       const OnNoMemory no_memory(OnNoMemory::kThrow);
       unread_(PeerOf(call));
-    } catch (const std::bad_alloc&) {  // it goes without a word
+    } catch (const std::bad_alloc&) {  // it is cancelled without a report
     }
     grpc_call_cancel(call, nullptr);
     grpc_call_unref(call);

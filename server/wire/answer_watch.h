@@ -36,8 +36,8 @@ class WatchedCall {
   void Join(AnswerWatch& watch, grpc_call* call);
   void Leave();
 
-  // Hold: `bytes`, at least one, begin to wait for the client. The other: so many of them were
-  // taken. Any thread, even after Leave.
+  // Hold: `bytes`, at least one, begin to wait for the client. Release: the client has taken
+  // `bytes` of them. Any thread, even after Leave.
   void Hold(int64_t bytes) { held_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   void Release(int64_t bytes) {
     taken_bytes_.fetch_add(bytes, std::memory_order_relaxed);
@@ -48,7 +48,7 @@ class WatchedCall {
   friend class AnswerWatch;
   static constexpr int64_t kBytesPerTimeout = int64_t{1} << 20;
 
-  // Whether the client has taken enough since the last time that it had.
+  // Whether the client has taken enough bytes for the timeout to begin again.
   bool KeepsUp();
 
   std::atomic<int64_t> held_bytes_{0};

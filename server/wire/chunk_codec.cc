@@ -23,7 +23,7 @@ static_assert(int{Message::kTensorFieldNumber} ==
 static_assert(int{Message::kOffsetFieldNumber} ==
               int{v1::AttendChunkedResponse::kOffsetFieldNumber});
 
-// Bytes of a token that are kept. No token has so many.
+// How many bytes of a token are kept. No valid token has this many.
 constexpr int64_t kTokenBytesKept = 64;
 
 Status Malformed(const std::string& what) {
@@ -38,7 +38,7 @@ Status CheckSize(const char* what, int64_t bytes, int64_t bytes_max) {
 
 Status Unreadable() { return InvalidArgument("the message cannot be read"); }
 
-// Calls take(field, reader) for each field of a message; reads on behind the field's value.
+// Calls take(field, reader) for each field of a message; continues after the field's value.
 template <class Take>
 Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
   SliceReader reader(slices);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The messages of AttendChunked. Their few fields are parsed by hand, in any order; a chunk's bytes
-// are left where they are. Pure; thread-safe.
+// stay where they are. Pure; thread-safe.
 
 #pragma once
 
@@ -45,7 +45,7 @@ class FirstMessage {
 
   int64_t message_bytes() const { return slices_.bytes(); }
   bool has_token() const { return has_token_; }
-  // One that is too long is cut, to a length that still shows it to be invalid.
+  // A token that is too long is cut to a length that is still invalid.
   const std::string& token() const { return token_; }
   const RequestMessage& header() const { return header_; }
 

@@ -25,7 +25,7 @@ Status FromGrpc(const grpc::Status& status) {
     case grpc::StatusCode::DATA_LOSS:
     case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::DO_NOT_USE:
-      // Codes that this project has no use for; the message keeps what was meant.
+      // Codes that this project does not use; the message keeps the meaning.
       return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +
                                         status.error_message());
     default:

@@ -26,7 +26,7 @@ void MessageSlices::Join() {
     std::memcpy(out, slice.begin(), slice.size());
     out += slice.size();
   }
-  slices_ = std::vector<grpc::Slice>();  // their memory too
+  slices_ = std::vector<grpc::Slice>();  // frees the vector's memory too
   slices_.push_back(std::move(whole));
 }
 

@@ -54,7 +54,7 @@ struct HeldBlock {
       piece = {this, std::min(step, bytes - at)};
       slices.emplace_back(static_cast<char*>(const_cast<void*>(data)) + at,
                           static_cast<size_t>(piece.bytes), HeldBlock::DropPiece, &piece);
-      holders.fetch_add(1, std::memory_order_relaxed);  // which nobody drops yet
+      holders.fetch_add(1, std::memory_order_relaxed);  // which is not dropped yet
       call->Hold(piece.bytes);
     }
   }
@@ -68,12 +68,12 @@ struct RawPart {
 
 uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
 
-// The serialised small fields, then each part behind its tag: copied, or as a slice over `block`.
+// The serialised small fields, then each part after its tag: copied, or as a slice over `block`.
 grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts, int count,
                           HostBlock block, WatchedRef call) {
   std::vector<grpc::Slice> slices;
   slices.reserve(5);                                    // of most answers
-  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only for what is not copied
+  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a part is not copied
   int64_t head_bytes = static_cast<int64_t>(fields.ByteSizeLong());
   bool first = true;
   for (int next = 0; first || next < count;) {
@@ -211,7 +211,7 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
     parts[count++] = {attention.lse, BytesLse(attention.problem)};
   }
   HostBlock output = std::move(request->output);
-  request.reset();  // the input block and shared regions go back before the answer leaves
+  request.reset();  // frees the input block and shared regions before the answer is sent
   return Assemble(*response, parts.data(), count, std::move(output), std::move(call));
 }
 

@@ -24,7 +24,7 @@ namespace attend {
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
 // Fills in dtype, shape and byte length.
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
-// The same of a tensor in the layout; `rows` are those of all sequences if it is packed.
+// The same for a tensor in the layout; `rows` are those of all sequences if it is packed.
 void FillTensor(Layout layout, const Problem& p, int64_t heads, int64_t rows, int64_t dim,
                 v1::Tensor* tensor);
 

@@ -18,7 +18,7 @@ Status Malformed(const std::string& what) {
   return InvalidArgument("the message is not an AttendRequest: " + what);
 }
 
-// Which of the repeated numbers a field is; kArrayFields: none.
+// Which of the arrays a field is; kArrayFields: none.
 int ArrayOf(const wire::Field& field) {
   for (int i = 0; i < kArrayFields; ++i) {
     if (field.number != kArrayNumbers[i]) continue;
@@ -28,13 +28,13 @@ int ArrayOf(const wire::Field& field) {
   return kArrayFields;
 }
 
-// Reads over `bytes` of int64 entries and counts them. False if they are none.
+// Counts the int64 entries in the next `bytes`, which it skips. False if they are not varints.
 bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
   constexpr int kVarintBytesMax = 10;
   int begun = 0;  // bytes of an entry that has not ended
   reader.ForEachPiece(bytes, [&](ByteSpan piece) {
     for (const uint8_t byte : piece) {
-      if (begun == kVarintBytesMax) return;  // too long, and so is what follows
+      if (begun == kVarintBytesMax) return;  // too long, and stays so
       const bool ends = byte < 0x80;
       begun = ends ? 0 : begun + 1;
       entries += ends ? 1 : 0;
@@ -122,7 +122,7 @@ class Scanner {
   int64_t field_bytes_ = 0;
 };
 
-// Where one part of a block lies: the next aligned offset. False on overflow.
+// Gives one part of a block its place: the next aligned offset. False on overflow.
 bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
   int64_t begin;
   if (__builtin_add_overflow(total, kTensorAlignBytes - 1, &begin)) return false;
@@ -131,7 +131,7 @@ bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
   return !__builtin_add_overflow(begin, bytes, &total);
 }
 
-// Fields 2 to 15 of Placement are kept for places that later servers know.
+// Fields 2 to 15 of Placement are reserved for places that later servers may support.
 Status CheckPlacement(const std::string& name, const v1::Placement& placement, bool chunked,
                       bool& shared) {
   const auto& unknown = v1::Placement::GetReflection()->GetUnknownFields(placement);
@@ -146,7 +146,7 @@ Status CheckPlacement(const std::string& name, const v1::Placement& placement, b
   return InvalidArgument(name + " is set, must be unset in AttendChunked");
 }
 
-// Writes the entries to their place in the block, and returns it; null if there are none.
+// Writes the entries to their place in the block and returns that; null if there are none.
 template <class T>
 const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block,
                     const MemoryPlan& plan) {
@@ -322,8 +322,8 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   }
 }
 
-// Calls take(reader, place, bytes) for each inline tensor, the reader at its first byte. The
-// entries of raw stand in the message in the tensors' order.
+// Calls take(reader, place, bytes) for each inline tensor, with the reader at its first byte. The
+// message's entries of raw are in the tensors' order.
 template <class Take>
 void ForEachRaw(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                 Request& request, const Take& take) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Takes an AttendRequest from the pieces in which it arrived to its final place, copying tensor
+// Moves an AttendRequest from the pieces in which it arrived to its final place, copying tensor
 // bytes once.
 //
 // One walk over the top-level tags, in any order, finds three kinds of fields. The `raw` entries
 // and the repeated numbers (wire_arrays.h) stay where they are and are copied to the request's
 // block, whose bytes the memory budget counts, once it has one. The others are small: they are
 // gathered and parsed by the generated class. So a message costs its own bytes, a few KiB, and what
-// the budget has granted. No memory is allocated for a declared length before it was compared with
+// the budget has granted. No memory is allocated for a declared length until it was compared with
 // the bytes present and with the tensor's shape.
 //
 // Independent of gRPC. Pure functions; any thread.
@@ -33,14 +33,14 @@ namespace attend {
 // Most bytes of the fields that are neither raw nor repeated numbers, tags included. Requests have
 // some 600 at most, and some 45 for each session; parsed, the worst ones take 64 times as much.
 inline constexpr int64_t kHeaderBytesMax = 4096;
-// Most bytes outside raw entries. They are walked through on the thread that brought the message.
+// Most bytes outside raw entries. The walk runs on the thread that brought the message.
 inline constexpr int64_t kFieldBytesMax = int64_t{4} << 20;
 
 // What a walk over the top-level tags finds, without parsing anything.
 struct MessageScan {
   int64_t message_bytes = 0;
   int64_t header_bytes = 0;
-  std::array<char, kHeaderBytesMax> header;  // the first of it is set
+  std::array<char, kHeaderBytesMax> header;  // the first header_bytes are set
   int64_t array_bytes = 0;
   ArrayRuns arrays{};
   int64_t raw_count = 0;
@@ -68,9 +68,9 @@ struct RequestMessage {
 // malformed.
 Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message);
 
-// Checks that each tensor's bytes are where the call takes them from: in the message (inline) or in
-// shared memory, or all in chunks that follow it; and that O and LSE go where the call can put
-// them. Notes which are in shared memory. UNIMPLEMENTED for places that this server does not know.
+// Checks that each tensor's bytes are where the call can read them: in the message (inline) or in
+// shared memory, or all in chunks that follow it; and that O and LSE go where the call can write
+// them. Sets which are in shared memory. UNIMPLEMENTED for places that this server does not know.
 Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated);
 
 // Checks that there is one raw entry of the right length for each inline tensor.

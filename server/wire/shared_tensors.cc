@@ -20,14 +20,14 @@ std::string RangeText(const RegionPlace& place) {
 bool Overlap(const RegionPlace& a, const RegionPlace& b) {
   if (a.region == nullptr || b.region == nullptr || a.bytes == 0 || b.bytes == 0) return false;
   if (a.region->device != b.region->device) return false;
-  // By address: what a client lends twice is two regions.
+  // By address, because memory that a client lends twice is two regions.
   const auto begin_a = reinterpret_cast<uintptr_t>(a.data());
   const auto begin_b = reinterpret_cast<uintptr_t>(b.data());
   return begin_a < begin_b + static_cast<uintptr_t>(b.bytes) &&
          begin_b < begin_a + static_cast<uintptr_t>(a.bytes);
 }
 
-// `field` is where the message says it.
+// `field` is the field of the message that names the place.
 Status Find(const RegionRegistry& registry, const std::string& field, const v1::SharedMemory& where,
             int64_t bytes, RegionPlace& place) {
   if (where.region().size() != kTokenBytes) {
@@ -55,15 +55,16 @@ Status Find(const RegionRegistry& registry, const std::string& field, const v1::
   return Status();
 }
 
-// Notes what of a tensor lies in a GPU's memory, `bytes` of it in a sum. Not on two GPUs.
+// Records a tensor that is in a GPU's memory and adds its size to `bytes`. INVALID_ARGUMENT if
+// another tensor is on another GPU.
 Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
                      SharedTensors& shared) {
   const SharedRegion& region = *place.region;
   if (region.device == SharedRegion::kHost) return Status();
   if (shared.device != SharedRegion::kHost && shared.device != region.device) {
-    return InvalidArgument(std::string(name) + " lies in memory of " + region.imported.device_name +
+    return InvalidArgument(std::string(name) + " is in memory of " + region.imported.device_name +
                            ", other tensors in that of " + shared.device_name +
-                           ": all must lie on one GPU");
+                           ": all must be on one GPU");
   }
   shared.device = region.device;
   shared.device_name = region.imported.device_name;
@@ -129,7 +130,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
                            " of its region, must not overlap O's " + RangeText(shared->o));
   }
   if (shared->device != SharedRegion::kHost && message.check()) {
-    return Unimplemented("check is set, and tensors lie in memory of " + shared->device_name +
+    return Unimplemented("check is set, and tensors are in memory of " + shared->device_name +
                          ", where this server cannot check them; send them another way to have "
                          "them checked");
   }

@@ -28,7 +28,7 @@ Status WrongEnum(std::string_view field, int value, std::string_view allowed) {
                          Text(allowed));
 }
 
-// Fields 7 to 15 of Tensor are kept for places of bytes that later servers know.
+// Fields 7 to 15 of Tensor are reserved for places of bytes that later servers may support.
 Status CheckSource(const Text& name, const v1::Tensor& tensor) {
   const google::protobuf::UnknownFieldSet& unknown =
       v1::Tensor::GetReflection()->GetUnknownFields(tensor);
@@ -42,7 +42,7 @@ Status CheckSource(const Text& name, const v1::Tensor& tensor) {
   return Status();
 }
 
-// dtype, shape and byte length of one tensor by itself; its bytes to `bytes`.
+// Checks dtype, shape and byte length of one tensor by itself. Sets `bytes` to its size.
 Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::string_view dims,
                    DType& dtype, int64_t& bytes) {
   if (tensor.dtype() < v1::DTYPE_FLOAT16 || tensor.dtype() > v1::DTYPE_FLOAT32) {
@@ -81,7 +81,7 @@ Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::st
   return CheckSource(name, tensor);
 }
 
-// That shape[index] of `name`, which is `what`, is the same as in the tensor `other`.
+// Checks that shape[index] of `name`, which is `what`, equals that of the tensor `other`.
 Status MustAgree(const Text& name, const v1::Tensor& tensor, int index, const Text& what,
                  const Text& other, int64_t expected) {
   if (tensor.shape(index) == expected) return Status();
@@ -90,7 +90,7 @@ Status MustAgree(const Text& name, const v1::Tensor& tensor, int index, const Te
                          std::to_string(expected));
 }
 
-// Where the dimensions stand in a layout's shape; -1: not there.
+// The index of each dimension in a layout's shape; -1: none.
 struct Dims {
   int rank;
   int b, h, l, d;
@@ -109,7 +109,7 @@ constexpr Dims DimsOf(Layout layout) {
   return {4, 0, 1, 2, 3, "[B, Hq, Lq, D]", "[B, Hkv, Lk, D]", "[B, Hkv, Lk, Dv]"};
 }
 
-// The strides of a dense tensor in `layout`. Only of sizes that passed Check.
+// The strides of a dense tensor in `layout`. The sizes must have passed Check.
 template <class View>
 void SetStrides(Layout layout, int64_t heads, int64_t length, int64_t dim, View& view) {
   const bool heads_outside = layout == Layout::kBhld;
@@ -362,7 +362,7 @@ Status Validator::Bias() {
   const auto stride = [&](int i, int64_t step) { return tensor.shape(i) == 1 ? 0 : step; };
   int64_t step = tensor.shape(3);
   view.stride_q = stride(2, step);
-  // The bytes did not overflow, so these don't, unless the tensor is empty and they go unused.
+  // The bytes did not overflow, so these do not, unless the tensor is empty and they are unused.
   (void)__builtin_mul_overflow(step, tensor.shape(2), &step);
   view.stride_h = stride(1, step);
   (void)__builtin_mul_overflow(step, tensor.shape(1), &step);

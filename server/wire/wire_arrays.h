@@ -73,7 +73,7 @@ T WireArrays::ReadOne(SliceReader& reader) {
   }
 }
 
-// The scan has seen that every number is whole.
+// The scan has checked that every number is complete.
 template <class T, class Visit>
 void WireArrays::ForEach(ArrayField field, const Visit& visit) const {
   const ArrayRun& run = runs_[static_cast<int>(field)];

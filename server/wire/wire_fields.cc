@@ -9,7 +9,7 @@
 namespace attend::wire {
 namespace {
 
-// Protobuf takes tags and lengths of at most this many bytes.
+// Protobuf accepts tags and lengths of at most this many bytes.
 constexpr int64_t kVarint32BytesMax = 5;
 
 Status Truncated(uint64_t number, int64_t at) {

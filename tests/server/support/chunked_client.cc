@@ -112,7 +112,7 @@ v1::AttendResponse AnswerBuilder::Build(std::string* fault) {
       if (chunk.tensor != name) continue;
       if (chunk.data.empty()) *fault = "an empty chunk";
       if (chunk.offset + chunk.data.size() > bytes.size()) {
-        *fault = "a chunk behind the end";
+        *fault = "a chunk past the end";
         continue;
       }
       for (size_t i = 0; i < chunk.data.size(); ++i) {

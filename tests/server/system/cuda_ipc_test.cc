@@ -132,10 +132,10 @@ TEST_F(CudaIpcTest, TensorsOnTwoDevicesAreRefused) {
   WireProblem problem = Shared(*first, 4);
   problem.request.mutable_k()->mutable_shared_memory()->set_region(second->token());
   ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
-                "k lies in memory of cpu1, other tensors in that of cpu");
+                "k is in memory of cpu1, other tensors in that of cpu");
   problem = Shared(*first, 4);
   problem.request.mutable_o_placement()->mutable_shared_memory()->set_region(second->token());
-  ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "o_placement lies in memory of");
+  ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "o_placement is in memory of");
 }
 
 TEST_F(CudaIpcTest, ALostDevicesTensorsAreUnavailable) {
@@ -147,7 +147,7 @@ TEST_F(CudaIpcTest, ALostDevicesTensorsAreUnavailable) {
   v1::AttendResponse response;
   EXPECT_EQ(Attend(problem.request, &response).error_code(), StatusCode::UNAVAILABLE);
   ExpectRefused(problem.request, StatusCode::UNAVAILABLE,
-                "device cpu1, where the tensors lie, is lost");
+                "device cpu1, where the tensors are, is lost");
   ExpectServes();
 }
 
@@ -220,7 +220,7 @@ TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
                 }),
                 invalid, "must not overlap q's [0, 1024)");
   ExpectRefused(with([](v1::AttendRequest& request) { request.set_check(true); }),
-                StatusCode::UNIMPLEMENTED, "check is set, and tensors lie in memory of cpu");
+                StatusCode::UNIMPLEMENTED, "check is set, and tensors are in memory of cpu");
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_v()->mutable_shared_memory()->set_region(std::string(16, 'x'));
                 }),
