@@ -227,7 +227,7 @@ void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
   call_options.tenant = options_.tenant;
   if (draw.deadline)
     call_options.timeout = std::chrono::nanoseconds(Ns(options_.deadline_ms / 1e3));
-  // Nobody would look at what is brought from a device.
+  // Copies from a device would not be read.
   const bool discard = options_.discard_output || options_.device_memory;
   if (discard && !draw.verify) call_options.payload = Payload::kDiscard;
   // Small enough for std::function to hold without memory of its own.

@@ -46,7 +46,8 @@ class LoadRunner {
   Status Open(const LoadStep& step);
   Status PlaceOutputs();
   void Dispatch(const LoadStep& step);
-  // What the open loop leaves behind at its end, from the one meant for `intended_ns` on.
+  // Counts the requests that the open loop has not sent at its end, from the one for `intended_ns`
+  // on.
   void CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* schedule);
   void Watch();
   void WaitForAnswers(LoadResult* result);

@@ -35,8 +35,8 @@ class Workload {
   };
   Draw DrawRequest(uint64_t n) const;
 
-  // Null unless the load goes over shared memory. The inputs lie in a region of it; where answers
-  // go is chosen when requests are sent, as those in flight at once must not share a place.
+  // Null unless the load uses shared memory. The inputs are in one of its regions. The place of an
+  // answer is chosen when its request is sent, because requests in flight must not share a place.
   SharedMemory* memory() const { return memory_.get(); }
   // A region of the kind that the load uses.
   Result<std::shared_ptr<SharedRegion>> MakeRegion(int64_t bytes) const;

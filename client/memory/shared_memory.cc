@@ -22,7 +22,7 @@ namespace attend::client {
 namespace {
 
 constexpr size_t kReplyBytesMax = 4096;
-// Answers to releases that may lie unread: the server ends a connection whose socket is full.
+// Unread answers to releases that may pile up: the server ends a connection whose socket is full.
 constexpr size_t kUnreadMost = 64;
 // How long a SharedMemory's end waits for each answer.
 constexpr int kCloseWaitSeconds = 10;
@@ -113,7 +113,7 @@ Result<std::shared_ptr<SharedMemory>> SharedMemory::Connect(const std::string& p
 }
 
 SharedMemory::~SharedMemory() {
-  // Nobody else has it, so there is nothing to lock against. The host's memory needs no answer.
+  // No other thread has it, so no lock is needed. The host's memory needs no answer.
   const timeval wait{kCloseWaitSeconds, 0};
   setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
   const auto lent = [](const LetGo& memory) {
@@ -122,8 +122,8 @@ SharedMemory::~SharedMemory() {
   };
   LetGo closed;
   while (lent(unread_) && DropAnswer(0, &closed)) closed.clear();
-  // The server still has it open: CUDA does not define what becomes of whoever uses memory that was
-  // freed, so what is left stays until the process ends.
+  // The server still has it open. CUDA does not define what happens to a process that uses freed
+  // memory, so the rest stays until this process ends.
   if (lent(unread_)) static_cast<void>(new LetGo(std::move(unread_)));
   close(socket_);
 }
@@ -260,7 +260,7 @@ void SharedMemory::DropAnswers() {
   if (many()) {
     exchange_mutex_.Lock();
   } else if (!exchange_mutex_.TryLock()) {
-    return;  // whoever has the lock reads on, or the next one does
+    return;  // the thread that has the lock reads on, or the next one does
   }
   const MutexLock exchange_lock(exchange_mutex_, std::adopt_lock);
   while (DropAnswer(many() ? 0 : MSG_DONTWAIT, &closed)) {

@@ -51,8 +51,8 @@ class SharedRegion {
   // read.
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Names the region in messages. Anyone who has the token can make requests read and write the
-  // region.
+  // Names the region in messages. Any client that has the token can make requests read and write
+  // the region.
   const std::string& token() const { return token_; }
   // Null if it is host memory.
   DeviceMemory* device() const { return device_.get(); }

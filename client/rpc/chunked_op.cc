@@ -171,8 +171,8 @@ Status ChunkedOp::AttemptStatus() const {
   if (first_ok && answer_->complete()) return Status();
   const Status failure = failure_.ok() ? UnjoinedFailure() : failure_;
   if (failure.code() == Code::kCancelled && !cancelled_) {
-    // Nobody here asked for it. When a connection is lost, or a deadline passes on one stream, the
-    // server cancels the other streams, and that may arrive first.
+    // This client did not ask for it. When a connection is lost, or a deadline passes on one
+    // stream, the server cancels the other streams, and that may arrive first.
     if (has_deadline() && deadline_ - Clock::now() <= kDeadlineSlack) {
       return Status(Code::kDeadlineExceeded, "the deadline passed");
     }

@@ -33,9 +33,9 @@ struct Event {
   Operation* operation = nullptr;
   int slot = 0;
 
-  // The tag for gRPC. What was written before is seen by whoever gets the event: gRPC orders that,
-  // but ThreadSanitizer, which does not see into gRPC's library, must be told (and Run, which takes
-  // the tag, tells the other half).
+  // The tag for gRPC. The thread that gets the event sees everything written before it. gRPC
+  // ensures that, but ThreadSanitizer, which does not see into gRPC's library, must be told (Run,
+  // which takes the tag, tells it the other half).
   void* Tag() {
 #ifdef __SANITIZE_THREAD__
     __tsan_release(this);
@@ -104,7 +104,7 @@ class ConnectionPool {
   }
   Connection& at(int index) { return *connections_[index]; }
   int size() const { return static_cast<int>(connections_.size()); }
-  // For small calls, which must not wait behind tensors.
+  // For small calls, which must not wait for tensors to be sent.
   const std::shared_ptr<grpc::Channel>& control() const { return control_; }
   void Close();
 

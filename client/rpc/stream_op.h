@@ -44,7 +44,7 @@ class StreamOp final : public Operation, public std::enable_shared_from_this<Str
   };
   struct Pending {
     StreamCallback callback;
-    std::shared_ptr<const EncodedCall> call;  // keeps the regions that its tensors lie in
+    std::shared_ptr<const EncodedCall> call;  // keeps the regions of its tensors alive
   };
 
   void* Expect(Slot slot) ATTEND_REQUIRES(mutex_);

@@ -41,7 +41,7 @@ struct Piece {
   int64_t bytes;
 };
 
-// Whether a file could be written there; leaves none behind.
+// Checks that a file could be written there. Leaves no file.
 Status CheckWritable(const std::string& path);
 
 // Replaces the file as a whole: written beside it first, then renamed.

@@ -70,7 +70,7 @@ Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
                    ShapeText(shape));
 }
 
-// Of an answer. Not initialised; without memory if nobody wants the bytes.
+// Of an answer. Not initialised; without memory if the bytes are not wanted.
 Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<int64_t>& shape,
                               Payload payload) {
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
@@ -81,7 +81,7 @@ Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<i
   return made;
 }
 
-// What stands one behind the other in a tensor of a call: heads, or sequences whose heads are
+// The number of consecutive units in a tensor of a call: heads, or sequences whose heads are
 // interleaved. At least 1.
 int64_t UnitsIn(v1::Layout layout, const std::vector<int64_t>& shape) {
   if (layout == v1::LAYOUT_LHD || shape.size() != 4) return 1;

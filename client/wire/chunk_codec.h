@@ -92,7 +92,7 @@ class ChunkedAnswer {
   Status TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t offset, int64_t bytes);
 
   Status MakeTensors() ATTEND_REQUIRES(mutex_);  // if they are not there
-  // The place of these bytes, which nobody else gets; null if they are dropped.
+  // The place of these bytes, which no other caller gets; null if they are dropped.
   Result<std::byte*> Reserve(int tensor, uint64_t offset, int64_t bytes) ATTEND_REQUIRES(mutex_);
 
   const std::shared_ptr<const ChunkedCall> call_;

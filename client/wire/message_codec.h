@@ -66,8 +66,7 @@ class EncodedCall {
   // INVALID_ARGUMENT if this is one message and it or its answer has more than `bytes_max` bytes;
   // 0: no bound is known.
   Status CheckMessageBytes(int64_t bytes_max) const;
-  // Whether every tensor that is sent from where it lies has an owner, which the asynchronous
-  // calls demand.
+  // Whether every tensor that is sent in place has an owner, which asynchronous calls require.
   bool owned() const { return owned_; }
 
  private:
@@ -87,10 +86,10 @@ class EncodedCall {
   bool owned_ = false;
 };
 
-// The call as `transport` says, in one message if any of its tensors lies in shared memory; by
-// itself in chunks from `chunked_bytes_min` tensor bytes on, O's included, or where one message
-// does not hold it, if the server takes so long a header, and with as_message() to fall back on.
-// INVALID_ARGUMENT for a message beyond the bounds.
+// Encodes the call for `transport`, in one message if any of its tensors is in shared memory. kAuto
+// uses chunks, with as_message() to fall back on, if the tensors, O included, have at least
+// `chunked_bytes_min` bytes or one message cannot hold the call, and if the server accepts a header
+// that long. INVALID_ARGUMENT for a message beyond the bounds.
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                const MessageBounds& bounds,
                                std::shared_ptr<const void> keep_alive = nullptr);
@@ -123,7 +122,7 @@ AnswerSizes SizesOf(const AttentionCall& call);
 // The small fields of `call` (no request_id, no raw) as a message.
 v1::AttendRequest RequestHeader(const AttentionCall& call);
 void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to);
-// Whether a tensor of the call or of its answer lies in shared memory.
+// Whether a tensor of the call or of its answer is in shared memory.
 bool UsesSharedMemory(const AttentionCall& call);
 
 // The reverse, for requests read from disk: tensors refer to `request`'s raw, which they keep.

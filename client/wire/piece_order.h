@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The order in which the bytes of a call in chunks leave. The tensors are cut into as many runs
-// each, and run 0 of all of them goes before run 1 of any: so heads become complete one after
-// another, and the server can compute the first ones while the others are on their way. A plain
-// value, pure; a copy goes on from where the original stands. Not thread-safe.
+// The order in which the bytes of a call in chunks are sent. Each tensor is cut into the same
+// number of runs, and run 0 of all of them is sent before run 1 of any: so heads become complete
+// one after another, and the server can compute the first ones while the others are in transit. A
+// plain value, pure; a copy continues from the original's position. Not thread-safe.
 
 #pragma once
 
@@ -15,13 +15,13 @@ namespace attend::client {
 
 class PieceOrder {
  public:
-  // Of one message. Large enough for the work around it not to count, small enough to share out.
+  // Of one message. Large enough that the overhead does not matter, small enough to spread out.
   static constexpr int64_t kPieceBytes = int64_t{2} << 20;
 
   struct Tensor {
     int64_t bytes = 0;
-    // Equal parts, one behind the other, between which it may be cut: heads or sequences, of all
-    // tensors that are cut the same number. 1: it goes whole, before those that are cut.
+    // Equal consecutive parts between which it may be cut: heads or sequences, the same number in
+    // every tensor that is cut. 1: it is sent whole, before those that are cut.
     int64_t units = 1;
   };
   struct Piece {

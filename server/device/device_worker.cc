@@ -288,7 +288,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
     scheduler_.LaneEnded(lane);
   }
   for (size_t i = 0; i < batch.size(); ++i) {
-    // Requests that were stopped, and those that ended before the kernel checked.
+    // A stopped request gets the status of its stop, unless it ended before the kernel checked.
     if (outcome.statuses[i].code() != Code::kCancelled || !batch[i]->stop.set()) continue;
     outcome.statuses[i] = StoppedStatus(batch[i]->stop_code);
   }

@@ -37,7 +37,7 @@ namespace attend {
 
 struct EngineOptions {
   DeviceWorkerOptions worker;                      // of every device
-  Tenants tenants;                                 // who shares it
+  Tenants tenants;                                 // that share it
   int64_t memory_budget_bytes = int64_t{4} << 30;  // tensor bytes held at once
   // Kernel cost (kernels/contract/cost.h) of one request; 0: no bound. Unset: what its device
   // computes in ten minutes.

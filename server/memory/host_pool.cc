@@ -82,7 +82,7 @@ Result<HostBlock> HostPool::Take(int64_t bytes) {
       free = ranges_.capacity() - used;
       largest = ranges_.largest_free_bytes();
     } else if (begin >= untouched_end_ - rounded) {
-      // Either end of the memory: both bounds stay true.
+      // It does not matter which end of the memory it came from: both bounds stay true.
       untouched_end_ = std::min(untouched_end_, begin);
     } else {
       touched_end_ = std::max(touched_end_, begin + rounded);

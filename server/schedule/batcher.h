@@ -3,9 +3,9 @@
 // Decides what runs next. Pure: from the queue, the time and the lanes' state it returns what to
 // take or when to ask again; it owns no thread and changes nothing.
 //
-// Work-conserving: a free lane takes what waits, in QueueOrder, up to a budget of requests, cost
-// and bytes. There is no artificial delay unless one is configured. A request above the budget of
-// cost or bytes is large. So is one that its device computes in parts or that begins by waiting,
+// Work-conserving: a free lane takes waiting requests, in QueueOrder, up to a budget of requests,
+// cost and bytes. There is no artificial delay unless one is configured. A request above the budget
+// of cost or bytes is large. So is one that its device computes in parts or that begins by waiting,
 // because the rest of its batch would wait too. A large request runs alone, and never on the last
 // free lane of several: that is left to small ones, which thus wait for at most one bounded batch.
 // The problems of a batch may differ in everything: the device groups them into launches.

@@ -31,8 +31,7 @@ void FairShare::Charge(int tenant, int64_t cost, int64_t floor) {
 }
 
 void FairShare::Rebase() {
-  // What lies more than a batch behind counts as a batch behind, so cutting it there changes
-  // nothing.
+  // A tag more than a batch behind counts as a batch behind, so cutting it there changes nothing.
   const int64_t shift = virtual_time_ - VirtualCost(kBatchCost, 1);
   virtual_time_ -= shift;
   for (int64_t& tag : tags_) tag = std::max<int64_t>(0, tag - shift);

@@ -6,9 +6,10 @@
 //
 // 1. Higher priority first.
 // 2. Between tenants of one priority, the earlier deadline first, but a deadline moves a tenant
-//    ahead of its fair place by at most one batch's worth: deadlines buy order, not share.
+//    ahead of its fair position by at most one batch's worth: deadlines buy order, not share.
 // 3. Else the tenant furthest behind its fair share (FairShare).
-// 4. Within a tenant, who is due first: at the deadline, but at most `aging` after arrival.
+// 4. Within a tenant, the request that is due first: at its deadline, but at most `aging` after its
+//    arrival.
 // 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch begins
 //    with the next request of such a priority, of the one not served for longest among them.
 //

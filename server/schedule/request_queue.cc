@@ -94,7 +94,7 @@ std::vector<std::unique_ptr<Request>> RequestQueue::TakeAll() {
   std::vector<std::unique_ptr<Request>> all;
   all.reserve(by_id_.size());
   while (!by_id_.empty()) all.push_back(Remove(*by_id_.begin()->second));
-  // In the order of arrival: who waited longest hears first.
+  // In the order of arrival: the request that waited longest is answered first.
   std::sort(all.begin(), all.end(),
             [](const auto& a, const auto& b) { return a->sequence < b->sequence; });
   return all;

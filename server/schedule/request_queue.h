@@ -3,8 +3,8 @@
 // Accepted requests that wait for a lane, by priority, tenant and due time. QueueOrder says in
 // which order they should start, and what that guarantees.
 //
-// Not thread-safe: the device worker guards it. Always: no more places are taken than the capacity
-// has, size() is at least as many, and a refused Push changes nothing.
+// Not thread-safe: the device worker guards it. Invariants: at most `capacity` slots are taken,
+// size() is at least that number, and a refused Push changes nothing.
 
 #pragma once
 
@@ -38,8 +38,8 @@ struct QueuePick {
 
 class RequestQueue {
  public:
-  // A place in a tenant's line. Due is the deadline, but at most `aging` after the arrival, so that
-  // only requests that arrive within that time can overtake.
+  // A position in a tenant's line. Due is the deadline, but at most `aging` after the arrival, so
+  // that only requests that arrive within that time can overtake.
   struct Place {
     TimePoint due;
     uint64_t sequence = 0;
@@ -68,9 +68,9 @@ class RequestQueue {
   explicit RequestQueue(const QueueOptions& options);
 
   // Takes `request`, whose tenant, cost, large and enqueued are set, if and only if OK.
-  // RESOURCE_EXHAUSTED when full, except for parts of an upload that has a slot, which was already
-  // accepted: they take no place. Requests must be pushed in the order of their arrival. May throw
-  // std::bad_alloc, and then has not taken it.
+  // RESOURCE_EXHAUSTED when full, except for parts of an upload that already has a slot: it was
+  // accepted, and its parts share that slot. Requests must be pushed in the order of their arrival.
+  // May throw std::bad_alloc, and then has not taken the request.
   Status Push(std::unique_ptr<Request>& request);
 
   // Starts a batch: takes its requests, in order, and charges their tenants. `aged`: QueueOrder's.
@@ -80,7 +80,7 @@ class RequestQueue {
   // Takes all requests whose deadline is at or before `now`, earliest first. No tenant is charged.
   std::vector<std::unique_ptr<Request>> TakeExpired(TimePoint now);
   std::vector<std::unique_ptr<Request>> TakeAll();
-  // Call when nothing waits and nothing runs: no tenant is owed anything or owes anything then.
+  // Call when no request waits or runs: then no tenant owes anything or is owed anything.
   void ForgetShares();
 
   const Levels& levels() const { return levels_; }  // including empty ones
@@ -91,7 +91,7 @@ class RequestQueue {
   bool empty() const { return by_id_.empty(); }
   int tenants() const { return static_cast<int>(tenant_sizes_.size()); }
   int64_t tenant_size(int tenant) const { return tenant_sizes_[tenant]; }
-  // Whether a request that takes a place would be refused.
+  // Whether a request that needs a slot would be refused.
   bool full() const { return places_ >= options_.capacity; }
 
  private:
@@ -104,7 +104,7 @@ class RequestQueue {
   uint64_t next_sequence_ = 0;
   int64_t batches_ = 0;
   int64_t batches_since_aged_ = 0;
-  int64_t places_ = 0;  // taken, of the capacity
+  int64_t places_ = 0;  // slots taken, of `capacity`
   Levels levels_;       // of every priority that was ever seen
   std::vector<int64_t> tenant_sizes_;
   std::unordered_map<uint64_t, const Request*> by_id_;

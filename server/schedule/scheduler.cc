@@ -21,8 +21,8 @@ Scheduler::Scheduler(const SchedulerOptions& options)
 Status Scheduler::Push(std::unique_ptr<Request>& request, TimePoint now) {
   if (!closed_.ok()) return closed_;
   request->enqueued = now;
-  // What waits for something holds a lane, for a client's work as long as the client likes: alone,
-  // and never all lanes.
+  // A request that waits for an event holds its lane; a client's event may take as long as the
+  // client likes. So such a request runs alone, and these never take all lanes.
   request->large = request->in_parts ||
                    batcher_.IsLarge(request->kernel_cost, request->batch_bytes) ||
                    request->source.Awaits();
@@ -111,7 +111,7 @@ void Scheduler::LaneDone(int lane) {
   LaneEnded(lane);
   slot.busy = false;
   const LaneState state = lanes();
-  // Not when the queue alone is empty: what runs for a tenant meanwhile counts when others arrive.
+  // An empty queue alone is not enough: a tenant's running requests count when others arrive.
   if (state.free == state.total && queue_.empty()) queue_.ForgetShares();
 }
 

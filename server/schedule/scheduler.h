@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What one device does next: its queue, the state of its lanes, and the plan that moves requests
-// from the queue to the lanes and ends what runs past its deadline. It has no thread, clock or
-// device of its own: the device worker drives it with the time and real lanes, a simulation with
-// its own.
+// from the queue to the lanes and stops those that run past their deadline. It has no thread, clock
+// or device of its own: the device worker drives it with the time and real lanes, a simulation with
+// simulated ones.
 //
 // Not thread-safe: the device worker guards it. Every pushed request comes out exactly once: from
 // Plan, in a launch or among the ended; from Cancel; or from Close.

@@ -37,7 +37,7 @@ AttentionSlice AllRows(const AttentionSlice& part, const Problem& whole) {
   return slice;
 }
 
-// Merges adjacent parts of the same sequences and heads: their rows are not distinguished.
+// Groups adjacent parts of the same sequences and heads, whatever their rows are.
 std::vector<UploadGroup> OneEach(const Problem& whole, std::span<const AttentionSlice> parts) {
   std::vector<UploadGroup> groups;
   for (const AttentionSlice& part : parts) {

@@ -114,9 +114,9 @@ void UploadRun::Begin(Part& part) {
   for (Part* next = &part; next != nullptr;) next = Push(*next);
 }
 
-// Takes the next part that may begin along with this one.
+// Pushes the part. Returns the next part that may begin now, taken; null if there is none.
 UploadRun::Part* UploadRun::Push(Part& part) {
-  // The device's expected cost now includes the part's own.
+  // From now on the part's own cost counts on the device, not its share of the expected cost.
   if (!std::exchange(part.cost_released, true)) staged_.ForgetShare(parts());
   std::unique_ptr<Request> request = std::move(part.request);
   Status status = hooks_.push(request);
