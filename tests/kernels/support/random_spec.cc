@@ -111,8 +111,6 @@ ProblemSpec RandomSpec(uint64_t seed, double work_max) {
   spec.layout = draw.Pick(kLayouts);
   DrawLengths(&draw, &spec);
   DrawFeatures(&draw, &spec);
-  if (draw.Chance(0.15)) spec.problem.key_offset = draw.Range(1, 200);
-  if (draw.Chance(0.15)) spec.problem.keys_after = draw.Range(1, 200);
   return spec;
 }
 
