@@ -39,9 +39,10 @@ __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork&
   window.left = Bound(p.mask.left);
   window.right = Bound(p.mask.right);
   window.k_len = k_len;
-  window.offset = p.mask.alignment == Alignment::kBottomRight
-                      ? k_len + static_cast<int>(p.keys_after) - q_len
-                      : -static_cast<int>(p.key_offset);
+  // DiagonalOffset. By products, not by a choice: so this warp's few registers are enough.
+  const int bottom = p.mask.alignment == Alignment::kBottomRight;
+  window.offset = bottom * (k_len + static_cast<int>(p.keys_after) - q_len) -
+                  (1 - bottom) * static_cast<int>(p.key_offset);
   work.window = window;
   work.tile_begin = work.tile_end = 0;
   work.patch = false;
