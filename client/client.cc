@@ -268,6 +268,12 @@ Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nano
 
 int Client::connections() const { return impl_->pool.size(); }
 
+std::shared_ptr<grpc::Channel> Client::control() const { return impl_->pool.control(); }
+
+RetryState Client::MakeRetryState() {
+  return RetryState(impl_->retry, impl_->next_seed.fetch_add(1, std::memory_order_relaxed));
+}
+
 void CallHandle::Cancel() {
   if (const std::shared_ptr<Operation> op = op_.lock()) op->Cancel();
 }

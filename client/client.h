@@ -13,6 +13,8 @@
 
 #pragma once
 
+#include <grpcpp/channel.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
@@ -46,6 +48,7 @@ struct ClientOptions {
 };
 
 class Operation;
+class Session;
 
 // Cancels a call, from any thread and at any time. Does nothing once the call has ended.
 class CallHandle {
@@ -96,7 +99,11 @@ class Client {
   int connections() const;
 
  private:
+  friend class Session;
   struct Impl;
+  // For Session's small calls.
+  std::shared_ptr<grpc::Channel> control() const;
+  RetryState MakeRetryState();
   // Asks before a call that may be too large for one message; the time counts towards the call's
   // timeout.
   void AskForLimits(const AttentionCall& call, CallOptions* options);

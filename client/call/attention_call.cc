@@ -205,6 +205,10 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
 }  // namespace
 
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse) {
+  if (!call.sessions.empty()) {
+    return InvalidArgument("sessions has " + std::to_string(call.sessions.size()) +
+                           " entries, must have none: their K and V are at the server");
+  }
   const size_t rank = call.layout == v1::LAYOUT_LHD ? 3 : 4;
   ATTEND_RETURN_IF_ERROR(CheckRank("q", call.q, rank));
   ATTEND_RETURN_IF_ERROR(CheckRank("k", call.k, rank));

@@ -32,6 +32,15 @@ struct SharedOutputs {
   std::optional<SharedPlace> lse;  // with return_lse
 };
 
+// The KV cache that one sequence of a call reads, as SessionUse in attention.proto. session.h fills
+// it in.
+struct SessionUse {
+  std::string session;  // its id
+  int32_t layer = 0;
+  int64_t length = 0;     // tokens that the layer has
+  std::string append_id;  // names the append; at most 32 bytes
+};
+
 struct AttentionCall {
   std::string request_id;  // empty: the client makes one
   TensorRef q, k, v;
@@ -49,6 +58,9 @@ struct AttentionCall {
   bool check = false;
   int32_t priority = 0;
   SharedOutputs outputs;
+  // One for each sequence: K and V are in sessions. k and v are then the rows to be appended,
+  // [B, Hkv, n, D] and [B, Hkv, n, Dv] in the layout (not LHD), or both have no shape.
+  std::vector<SessionUse> sessions;
 };
 
 // Nanoseconds of the server's steady clock.
@@ -72,17 +84,24 @@ struct AttentionResult {
   std::string kernel_reason;
   std::string device;
   std::string transport;
-  std::optional<RowsReport> check;  // the server's own reference check, without LSE's errors
+  std::optional<RowsReport> check;       // the server's own reference check, without LSE's errors
+  std::vector<int64_t> session_lengths;  // of each sequence's layer, the new rows included
 };
 
 // Describes the call to the kernels, with outputs `o` and `lse`, which may be null if only the
 // description matters. For the client's own verification and for counting operations. Refers to the
-// call's memory and vectors. INVALID_ARGUMENT names what does not fit together.
+// call's memory and vectors. INVALID_ARGUMENT names what does not fit together, and
+// refuses calls on sessions, whose K and V are not here.
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
 
+// Whether the call has k and v; without, it reads what is in its sessions.
+inline bool HasKeys(const AttentionCall& call) {
+  return call.sessions.empty() || !call.k.shape.empty() || !call.v.shape.empty();
+}
 // Tensor bytes that the call sends or names.
 int64_t PayloadBytes(const AttentionCall& call);
-// Shapes of the answer's tensors; meaningless unless the call's own tensors fit together.
+// Shapes of the answer's tensors; meaningless unless the call's own tensors fit together. O's is
+// not known without v.
 std::vector<int64_t> AnswerShape(const AttentionCall& call);
 std::vector<int64_t> LseShape(const AttentionCall& call);
 // Bytes of O in the answer, if the shapes fit together.

@@ -164,7 +164,6 @@ Status FromGrpc(const grpc::Status& status) {
   }
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:
-    case grpc::StatusCode::OUT_OF_RANGE:
     case grpc::StatusCode::DATA_LOSS:
     case grpc::StatusCode::UNAUTHENTICATED:  // codes that attend's Status has no name for
       return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +

@@ -15,6 +15,9 @@ Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
   if (UsesSharedMemory(call)) {
     return InvalidArgument("a call over shared memory is sent as one message, not in chunks");
   }
+  if (!HasKeys(call)) {
+    return InvalidArgument("v has no shape, so that O's size is not known: one message, no chunks");
+  }
   Result<ChunkedCall> chunked = ChunkedCall::Make(call, std::move(keep_alive));
   if (!chunked.ok()) return chunked.status();
   EncodedCall encoded;
@@ -33,8 +36,9 @@ Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transpor
     ATTEND_RETURN_IF_ERROR(message->CheckMessageBytes(bounds.message_bytes_max));
     return message;
   };
-  const bool chunks_allowed = transport != CallTransport::kInline &&
-                              (transport == CallTransport::kChunked || !UsesSharedMemory(call));
+  const bool chunks_allowed =
+      transport != CallTransport::kInline &&
+      (transport == CallTransport::kChunked || (!UsesSharedMemory(call) && HasKeys(call)));
   if (!chunks_allowed) return make_message();
   if (transport == CallTransport::kAuto &&
       PayloadBytes(call) + AnswerBytes(call) < bounds.chunked_bytes_min) {

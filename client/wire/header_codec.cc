@@ -39,7 +39,7 @@ Status CheckBytes(const char* name, int64_t bytes, std::optional<int64_t> asked)
 AnswerSizes SizesOf(const AttentionCall& call) {
   AnswerSizes sizes;
   sizes.has_lse = call.return_lse;
-  sizes.o = BytesOf("o", call.q.dtype, AnswerShape(call));
+  if (HasKeys(call)) sizes.o = BytesOf("o", call.q.dtype, AnswerShape(call));
   if (call.return_lse) sizes.lse = BytesOf("lse", DType::kFloat32, LseShape(call));
   return sizes;
 }
@@ -67,8 +67,10 @@ bool UsesSharedMemory(const AttentionCall& call) {
 v1::AttendRequest RequestHeader(const AttentionCall& call) {
   v1::AttendRequest m;
   FillTensor(call.q, m.mutable_q());
-  FillTensor(call.k, m.mutable_k());
-  FillTensor(call.v, m.mutable_v());
+  if (HasKeys(call)) {
+    FillTensor(call.k, m.mutable_k());
+    FillTensor(call.v, m.mutable_v());
+  }
   if (call.bias) FillTensor(*call.bias, m.mutable_bias());
   m.set_layout(call.layout);
   *m.mutable_q_lengths() = {call.q_lengths.begin(), call.q_lengths.end()};
@@ -89,6 +91,13 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
   m.set_check(call.check);
   m.set_priority(call.priority);
   FillOutputs(call.outputs, &m);
+  for (const SessionUse& use : call.sessions) {
+    v1::SessionUse* const to = m.add_sessions();
+    to->set_session(use.session);
+    to->set_layer(use.layer);
+    to->set_length(use.length);
+    to->set_append_id(use.append_id);
+  }
   return m;
 }
 

@@ -199,6 +199,8 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   result->kernel_reason = std::move(*message->mutable_kernel_reason());
   result->device = std::move(*message->mutable_device());
   result->transport = std::move(*message->mutable_transport());
+  result->session_lengths.assign(message->session_lengths().begin(),
+                                 message->session_lengths().end());
   if (message->has_check()) {
     const v1::CheckReport& c = message->check();
     result->check = RowsReport{.ok = c.ok(),
@@ -216,7 +218,8 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
                                       std::shared_ptr<const void> keep_alive) {
   EncodedCall encoded;
   std::string pending = RequestHeader(call).SerializeAsString();
-  std::vector<const TensorRef*> tensors = {&call.q, &call.k, &call.v};
+  std::vector<const TensorRef*> tensors = {&call.q};
+  if (HasKeys(call)) tensors.insert(tensors.end(), {&call.k, &call.v});
   if (call.bias) tensors.push_back(&*call.bias);
   encoded.owned_ = true;
   encoded.outputs_ = call.outputs;

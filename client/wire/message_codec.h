@@ -28,7 +28,7 @@ struct MessageBounds {
 class ChunkedCall;
 
 // Bytes of an answer's tensors. Null: the call's shapes do not fit together, the server shall say
-// so.
+// so, or it has no v, whose dim is O's.
 struct AnswerSizes {
   bool has_lse = false;
   std::optional<int64_t> o, lse;
@@ -89,7 +89,8 @@ class EncodedCall {
 // Encodes the call for `transport`, in one message if any of its tensors is in shared memory. kAuto
 // uses chunks, with as_message() to fall back on, if the tensors, O included, have at least
 // `chunked_bytes_min` bytes or one message cannot hold the call, and if the server accepts a header
-// that long. INVALID_ARGUMENT for a message beyond the bounds.
+// that long. Chunks need v, whose dim says how large O is; without it there is one message.
+// INVALID_ARGUMENT for a message beyond the bounds.
 Result<EncodedCall> EncodeCall(const AttentionCall& call, CallTransport transport,
                                const MessageBounds& bounds,
                                std::shared_ptr<const void> keep_alive = nullptr);

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cpu/append_keys.h"
 #include "kernels/reference/cpu_reference.h"
 #include "kernels/util/host_mapping.h"
 #include "tests/server/support/span_copies.h"
@@ -260,6 +261,7 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
         item.parts.empty() ? Parts(item.attention, item.selection)
                            : std::vector<AttentionSlice>(item.parts.begin(), item.parts.end());
     if (!parts.empty()) compute = InParts(parts, std::move(compute));
+    if (status.ok() && item.append.rows > 0) AppendKeys(item.attention, item.append);
     if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
     if (status.ok() && !moves_spans) compute(item.attention);
     if (status.ok() && corrupt) corrupt(item.attention);

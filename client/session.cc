@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/session.h"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "attend/v1/session.grpc.pb.h"
+#include "client/rpc/connections.h"
+#include "kernels/util/mutex.h"
+
+namespace attend::client {
+namespace {
+
+constexpr std::chrono::milliseconds kFreeInDestructorMax{500};
+
+uint64_t SystemSeed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+template <class Request, class Response>
+using Method = grpc::Status (v1::SessionService::Stub::*)(grpc::ClientContext*, const Request&,
+                                                          Response*);
+
+// One attempt. `timeout` 0: none.
+template <class Request, class Response>
+Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
+               const std::string& tenant, std::chrono::nanoseconds timeout, const Request& request,
+               Response* response, Pushback* pushback) {
+  grpc::ClientContext context;
+  NameTenant(tenant, &context);
+  if (timeout.count() > 0) context.set_deadline(DeadlineAfter(timeout));
+  const Status status = FromGrpc((stub.*method)(&context, request, response));
+  if (!status.ok()) *pushback = PushbackOf(context);
+  return status;
+}
+
+// With the client's retries. All of them may be sent twice: what a second Create or Fork leaves
+// behind ends with its lease.
+template <class Request, class Response>
+Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState retry,
+           const std::string& tenant, std::chrono::nanoseconds timeout, const Request& request,
+           Response* response) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  std::optional<std::chrono::nanoseconds> left;
+  if (timeout.count() > 0) left = timeout;
+  for (;;) {
+    Pushback pushback;
+    const Status status =
+        AskOnce(stub, method, tenant, left.value_or(timeout), request, response, &pushback);
+    if (status.ok()) return status;
+    if (left) left = timeout - (Clock::now() - begin);
+    const auto wait = retry.AfterFailure(status.code(), pushback, left);
+    if (!wait) return status;
+    std::this_thread::sleep_for(*wait);
+    if (left) left = std::max<std::chrono::nanoseconds>(*left - *wait, std::chrono::nanoseconds(1));
+  }
+}
+
+// Of no rows, so that the call says how large O is.
+TensorRef NoRows(const LayerShape& shape, v1::Layout layout, int64_t batch, int64_t dim) {
+  std::vector<int64_t> dims = {batch, shape.heads_kv, 0, dim};
+  if (layout == v1::LAYOUT_BLHD) std::swap(dims[1], dims[2]);
+  return TensorRef(shape.dtype, std::move(dims), nullptr, 0);
+}
+
+}  // namespace
+
+struct Session::State {
+  State(Client& client, const SessionOptions& options)
+      : client(client),
+        options(options),
+        stub(v1::SessionService::NewStub(client.control())),
+        append_ids(SystemSeed()) {}
+
+  template <class Request, class Response>
+  Status Ask(Method<Request, Response> method, const Request& request, Response* response) {
+    return client::Ask(*stub, method, client.MakeRetryState(), options.tenant, options.timeout,
+                       request, response);
+  }
+  // A call that names the session and has it as its answer, whose lengths are learnt.
+  template <class Request>
+  Status AskForSession(Method<Request, v1::Session> method, Request request, v1::Session* session) {
+    request.set_session(id);
+    ATTEND_RETURN_IF_ERROR(Ask(method, request, session));
+    Learn(*session);
+    return Status();
+  }
+  void Learn(const v1::Session& session) {
+    const MutexLock lock(mutex);
+    if (!layers.empty() && std::ssize(layers) != session.layer_lengths_size()) return;
+    layers.clear();
+    for (const int64_t length : session.layer_lengths()) layers.push_back({length, true});
+  }
+  // Asks for the length of a layer whose last call failed; the others may have calls in flight.
+  Status MakeKnown(int32_t layer);
+  // Null: nobody said.
+  const LayerShape* ShapeOf(int32_t layer) const {
+    if (options.shapes.empty()) return nullptr;
+    return &options.shapes[options.shapes.size() == 1 ? 0 : static_cast<size_t>(layer)];
+  }
+  std::string NextAppendId() ATTEND_REQUIRES(mutex) {
+    const uint64_t words[] = {append_ids.Bits(), append_ids.Bits()};
+    return std::string(reinterpret_cast<const char*>(words), sizeof words);
+  }
+
+  struct Layer {
+    int64_t length = 0;
+    bool known = false;  // false: the last call failed, and may have appended its rows or not
+  };
+
+  Client& client;
+  const SessionOptions options;
+  const std::unique_ptr<v1::SessionService::Stub> stub;
+  std::string id;
+  bool owned = false;  // the destructor frees it
+  Mutex mutex;
+  std::vector<Layer> layers ATTEND_GUARDED_BY(mutex);  // their number does not change
+  Random append_ids ATTEND_GUARDED_BY(mutex);
+};
+
+Status Session::State::MakeKnown(int32_t layer) {
+  {
+    const MutexLock lock(mutex);
+    if (layers[layer].known) return Status();
+  }
+  v1::GetSessionRequest request;
+  request.set_session(id);
+  v1::Session session;
+  ATTEND_RETURN_IF_ERROR(Ask(&v1::SessionService::Stub::GetSession, request, &session));
+  const MutexLock lock(mutex);
+  if (session.layer_lengths_size() != std::ssize(layers)) {
+    return Internal("the server's session has " + std::to_string(session.layer_lengths_size()) +
+                    " layers, it had " + std::to_string(layers.size()));
+  }
+  layers[layer] = {session.layer_lengths(layer), true};
+  return Status();
+}
+
+// The sessions of one call, from its sending to its answer.
+struct Session::Use {
+  std::vector<std::shared_ptr<State>> states;
+  int32_t layer = 0;
+
+  Client& client() const { return states.front()->client; }
+  CallOptions With(CallOptions options) const {
+    if (options.tenant.empty()) options.tenant = states.front()->options.tenant;
+    return options;
+  }
+  void End(const Status& status, const std::vector<int64_t>& lengths) const {
+    for (size_t n = 0; n < states.size(); ++n) {
+      const MutexLock lock(states[n]->mutex);
+      State::Layer& known = states[n]->layers[layer];
+      known.known = status.ok() && lengths.size() == states.size();
+      if (known.known) known.length = lengths[n];
+    }
+  }
+};
+
+Session::Session(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Session& Session::operator=(Session&& other) noexcept {
+  Session old(std::move(other));
+  std::swap(state_, old.state_);
+  return *this;
+}
+
+Session::~Session() {
+  if (state_ == nullptr || !state_->owned) return;
+  v1::FreeSessionRequest request;
+  request.set_session(state_->id);
+  v1::FreeSessionResponse response;
+  Pushback unused;
+  (void)AskOnce(*state_->stub, &v1::SessionService::Stub::FreeSession, state_->options.tenant,
+                kFreeInDestructorMax, request, &response, &unused);
+}
+
+Result<std::shared_ptr<Session::State>> Session::MakeState(Client& client,
+                                                           const SessionOptions& options) {
+  ATTEND_RETURN_IF_ERROR(CheckTenant(options.tenant));
+  return std::make_shared<State>(client, options);
+}
+
+Result<Session> Session::Create(Client& client, const SessionOptions& options) {
+  Result<std::shared_ptr<State>> state = MakeState(client, options);
+  if (!state.ok()) return state.status();
+  v1::CreateSessionRequest request;
+  for (const LayerShape& from : options.shapes) {
+    v1::LayerShape* const shape = request.add_shapes();
+    shape->set_dtype(static_cast<v1::DType>(from.dtype));
+    shape->set_heads_kv(from.heads_kv);
+    shape->set_dim(from.dim);
+    shape->set_dim_v(from.dim_v);
+  }
+  request.set_layers(options.layers);
+  request.set_device(options.device);
+  request.set_lease_seconds(options.lease.count());
+  request.set_pinned(options.pinned);
+  v1::Session made;
+  ATTEND_RETURN_IF_ERROR((*state)->Ask(&v1::SessionService::Stub::CreateSession, request, &made));
+  (*state)->id = made.id();
+  (*state)->owned = true;
+  (*state)->Learn(made);
+  return Session(std::move(*state));
+}
+
+Result<Session> Session::Open(Client& client, const std::string& id,
+                              const SessionOptions& options) {
+  Result<std::shared_ptr<State>> state = MakeState(client, options);
+  if (!state.ok()) return state.status();
+  (*state)->id = id;
+  Session session(std::move(*state));
+  const Result<v1::Session> got = session.Get();
+  if (!got.ok()) return got.status();
+  const auto shapes = std::ssize(options.shapes);
+  if (shapes > 1 && shapes != session.layers()) {
+    return InvalidArgument("shapes has " + std::to_string(shapes) + " entries, the session has " +
+                           std::to_string(session.layers()) + " layers");
+  }
+  return session;
+}
+
+Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string& tenant,
+                                               std::chrono::nanoseconds timeout) {
+  SessionOptions options;
+  options.tenant = tenant;
+  options.timeout = timeout;
+  const Result<std::shared_ptr<State>> state = MakeState(client, options);
+  if (!state.ok()) return state.status();
+  v1::ListSessionsResponse response;
+  ATTEND_RETURN_IF_ERROR(
+      (*state)->Ask(&v1::SessionService::Stub::ListSessions, v1::ListSessionsRequest(), &response));
+  return response;
+}
+
+Result<Session> Session::Fork(std::optional<int64_t> length) const {
+  v1::ForkSessionRequest request;
+  request.set_session(state_->id);
+  if (length) request.set_length(*length);
+  v1::Session made;
+  ATTEND_RETURN_IF_ERROR(state_->Ask(&v1::SessionService::Stub::ForkSession, request, &made));
+  auto state = std::make_shared<State>(state_->client, state_->options);
+  state->id = made.id();
+  state->owned = true;
+  state->Learn(made);
+  return Session(std::move(state));
+}
+
+Status Session::Truncate(int64_t length) {
+  v1::TruncateSessionRequest request;
+  request.set_length(length);
+  v1::Session session;
+  return state_->AskForSession(&v1::SessionService::Stub::TruncateSession, request, &session);
+}
+
+Status Session::KeepAlive() {
+  v1::KeepAliveRequest request;
+  request.set_session(state_->id);
+  v1::Session session;
+  return state_->Ask(&v1::SessionService::Stub::KeepAlive, request, &session);
+}
+
+Result<v1::Session> Session::Get() {
+  v1::Session session;
+  ATTEND_RETURN_IF_ERROR(state_->AskForSession(&v1::SessionService::Stub::GetSession,
+                                               v1::GetSessionRequest(), &session));
+  return session;
+}
+
+Status Session::Free() {
+  const std::shared_ptr<State> state = std::move(state_);
+  v1::FreeSessionRequest request;
+  request.set_session(state->id);
+  v1::FreeSessionResponse response;
+  return state->Ask(&v1::SessionService::Stub::FreeSession, request, &response);
+}
+
+std::string Session::Release() {
+  const std::shared_ptr<State> state = std::move(state_);
+  return state->id;
+}
+
+const std::string& Session::id() const { return state_->id; }
+
+int32_t Session::layers() const {
+  const MutexLock lock(state_->mutex);
+  return static_cast<int32_t>(state_->layers.size());
+}
+
+int64_t Session::length(int32_t layer) const {
+  const MutexLock lock(state_->mutex);
+  return state_->layers[static_cast<size_t>(layer)].length;
+}
+
+Result<Session::Use> Session::Begin(const std::vector<Session*>& sessions, int32_t layer,
+                                    AttentionCall* call) {
+  Use use;
+  use.layer = layer;
+  if (sessions.empty()) return InvalidArgument("sessions has 0 entries, must have at least 1");
+  call->sessions.clear();
+  for (const Session* const session : sessions) {
+    const std::string name = "sessions[" + std::to_string(use.states.size()) + "]";
+    if (session == nullptr || session->state_ == nullptr) {
+      return InvalidArgument(name + " is empty");
+    }
+    const std::shared_ptr<State>& state = use.states.emplace_back(session->state_);
+    if (&state->client != &use.client()) {
+      return InvalidArgument(name + " is of another client than sessions[0]");
+    }
+    if (layer < 0 || layer >= session->layers()) {
+      return InvalidArgument("layer is " + std::to_string(layer) + ", must be in [0, " +
+                             std::to_string(session->layers() - 1) + "] for " + name);
+    }
+    ATTEND_RETURN_IF_ERROR(state->MakeKnown(layer));
+    const MutexLock lock(state->mutex);
+    call->sessions.push_back({state->id, layer, state->layers[layer].length, {}});
+    if (HasKeys(*call)) call->sessions.back().append_id = state->NextAppendId();
+  }
+  const LayerShape* const shape = use.states.front()->ShapeOf(layer);
+  if (!HasKeys(*call) && shape != nullptr) {
+    const auto batch = static_cast<int64_t>(sessions.size());
+    call->k = NoRows(*shape, call->layout, batch, shape->dim);
+    call->v = NoRows(*shape, call->layout, batch, shape->dim_v == 0 ? shape->dim : shape->dim_v);
+  }
+  return use;
+}
+
+Result<AttentionResult> Session::Attend(const std::vector<Session*>& sessions, int32_t layer,
+                                        AttentionCall call, const CallOptions& options) {
+  const Result<Use> use = Begin(sessions, layer, &call);
+  if (!use.ok()) return use.status();
+  Result<AttentionResult> result = use->client().Call(call, use->With(options));
+  if (result.ok()) {
+    use->End(Status(), result->session_lengths);
+    return result;
+  }
+  use->End(result.status(), {});
+  const Code code = result.status().code();
+  if (code == Code::kOutOfRange || code == Code::kFailedPrecondition) {
+    for (const auto& state : use->states) (void)state->MakeKnown(layer);
+  }
+  return result;
+}
+
+CallHandle Session::AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
+                                AttentionCall call, const CallOptions& options,
+                                CallCallback callback) {
+  Result<Use> use = Begin(sessions, layer, &call);
+  if (!use.ok()) {
+    callback({.status = use.status()});
+    return CallHandle();
+  }
+  return use->client().CallAsync(call, use->With(options),
+                                 [use = *use, callback = std::move(callback)](CallOutcome outcome) {
+                                   use.End(outcome.status, outcome.result.session_lengths);
+                                   callback(std::move(outcome));
+                                 });
+}
+
+void Session::Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
+                   AttentionCall call, StreamCallback callback) {
+  const Result<Use> use = Begin(sessions, layer, &call);
+  if (!use.ok()) {
+    callback({.status = use.status()});
+    return;
+  }
+  stream.Send(call, [use = *use, callback = std::move(callback)](StreamAnswer answer) {
+    use.End(answer.status, answer.result.session_lengths);
+    callback(std::move(answer));
+  });
+}
+
+}  // namespace attend::client

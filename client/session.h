@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sessions: K and V of a sequence stay at the server, layer by layer
+// (proto/attend/v1/session.proto), so that the next token sends its own rows only. A Session is the
+// client's side of one: it knows how many tokens each layer has, and names every append, so that
+// the client's retries append nothing twice. Thread-safe, but one call at a time on a layer, and
+// none while the session is truncated. Destroy sessions before their client.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attend/v1/session.pb.h"
+#include "client/client.h"
+
+namespace attend::client {
+
+// Of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v].
+struct LayerShape {
+  DType dtype = DType::kFloat32;
+  int64_t heads_kv = 1;
+  int64_t dim = 64;
+  int64_t dim_v = 0;  // 0: dim
+};
+
+struct SessionOptions {
+  std::vector<LayerShape> shapes;  // each layer's, or one for all of `layers`
+  int32_t layers = 0;              // 0: as many as there are shapes
+  std::string device;  // "cuda:0" or "cpu"; empty: the server's first with memory for sessions
+  std::chrono::duration<double> lease{0};  // ends so long after its last use; 0: server's default
+  bool pinned = false;                     // loses no tokens to other sessions
+  // Whose the session is, and of calls on it that name no tenant.
+  std::string tenant;
+  std::chrono::nanoseconds timeout = std::chrono::seconds(10);  // of each call but Attend; 0 = none
+};
+
+class Session {
+ public:
+  // RESOURCE_EXHAUSTED: there are as many as there may be. INVALID_ARGUMENT names the option, the
+  // value and the bound. UNIMPLEMENTED: the server has sessions off. After a lost connection this
+  // is tried again as any call, and what the first attempt may have made ends with its lease.
+  static Result<Session> Create(Client& client, const SessionOptions& options);
+  // One that was made elsewhere, by its id; the destructor leaves it alone. Of the options: tenant,
+  // timeout and, if they are known, shapes and layers; without shapes, calls that append nothing
+  // are never sent in chunks. NOT_FOUND: there is none.
+  static Result<Session> Open(Client& client, const std::string& id,
+                              const SessionOptions& options = {});
+  // The tenant's.
+  static Result<v1::ListSessionsResponse> List(Client& client, const std::string& tenant = "",
+                                               std::chrono::nanoseconds timeout = {});
+
+  Session(Session&& other) noexcept = default;
+  Session& operator=(Session&& other) noexcept;
+  // Frees the session if it was made here. Waits half a second at most: if the server does not
+  // answer, the lease ends it.
+  ~Session();
+
+  // Another session that begins with the same tokens, `length` or all. OUT_OF_RANGE beyond this
+  // one's length.
+  Result<Session> Fork(std::optional<int64_t> length = {}) const;
+  // Layers that have more keep `length` tokens. UNAVAILABLE while an append is under way, which is
+  // tried again as any call.
+  Status Truncate(int64_t length);
+  // Begins the lease anew, as every use does.
+  Status KeepAlive();
+  // Asks the server, and learns the lengths.
+  Result<v1::Session> Get();
+  // From here on the object is empty: only to be destroyed or assigned to.
+  Status Free();
+  // As Free, but the session stays at the server until its lease is over. Returns its id.
+  std::string Release();
+
+  const std::string& id() const;
+  int32_t layers() const;
+  // Tokens of a layer, those of the last answer included. After a call that failed it may be other
+  // than at the server, until Get or the next call has asked.
+  int64_t length(int32_t layer = 0) const;
+
+  // Attention over a layer's tokens. `call` is as for Client::Call, with the rows to be appended
+  // for k and v, [1, Hkv, n, D] and [1, Hkv, n, Dv] in the layout, before q reads them, or neither.
+  // A q of no rows only appends. Not with LAYOUT_LHD, kv_lengths or sessions.
+  // All rows are appended or none. If the call fails, the next one first asks for the true length;
+  // after OUT_OF_RANGE (tokens were evicted: append those from length() on again) and
+  // FAILED_PRECONDITION (somebody else appended or truncated) it is known at once.
+  Result<AttentionResult> Attend(int32_t layer, const AttentionCall& call,
+                                 const CallOptions& options = {}) {
+    return Attend({this}, layer, call, options);
+  }
+  // The same for B sequences, each with its session, all of this client, with the same shape and on
+  // one device.
+  static Result<AttentionResult> Attend(const std::vector<Session*>& sessions, int32_t layer,
+                                        AttentionCall call, const CallOptions& options = {});
+  // As Client::CallAsync. The lengths are known when `callback` runs.
+  static CallHandle AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
+                                AttentionCall call, const CallOptions& options,
+                                CallCallback callback);
+  // As Stream::Send; the stream must be of the sessions' tenant.
+  static void Send(Stream& stream, const std::vector<Session*>& sessions, int32_t layer,
+                   AttentionCall call, StreamCallback callback);
+
+ private:
+  struct State;  // shared with calls in flight
+  struct Use;
+  explicit Session(std::shared_ptr<State> state);
+  static Result<std::shared_ptr<State>> MakeState(Client& client, const SessionOptions& options);
+  static Result<Use> Begin(const std::vector<Session*>& sessions, int32_t layer,
+                           AttentionCall* call);
+
+  std::shared_ptr<State> state_;  // null: empty
+};
+
+}  // namespace attend::client
