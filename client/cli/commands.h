@@ -37,6 +37,7 @@ Command AddRun(CLI::App& app, const CommonOptions& common);
 Command AddCheck(CLI::App& app, const CommonOptions& common);
 Command AddLoad(CLI::App& app, const CommonOptions& common);
 Command AddReplay(CLI::App& app, const CommonOptions& common);
+Command AddSession(CLI::App& app, const CommonOptions& common);
 
 ClientOptions ClientOptionsOf(const CommonOptions& common);
 

@@ -53,7 +53,7 @@ int Main(int argc, char** argv) {
   const std::map<std::string, Command> commands = {
       {"info", AddInfo(app, common)},     {"run", AddRun(app, common)},
       {"check", AddCheck(app, common)},   {"load", AddLoad(app, common)},
-      {"replay", AddReplay(app, common)},
+      {"replay", AddReplay(app, common)}, {"session", AddSession(app, common)},
   };
   for (CLI::App* subcommand : app.get_subcommands({})) subcommand->fallthrough();
   try {

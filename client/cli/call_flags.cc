@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/cli/call_flags.h"
+
+#include <map>
+#include <utility>
+
+#include "client/cli/commands.h"
+#include "client/tool/file_io.h"
+#include "client/tool/npy.h"
+#include "client/tool/safetensors.h"
+
+namespace attend::client {
+namespace {
+
+bool IsSafetensors(const std::string& path) { return path.ends_with(".safetensors"); }
+
+struct Input {
+  const char* name;
+  const std::string* path;
+  bool needed;
+  TensorRef* target;
+};
+
+Status LoadFromSafetensors(const CallFlags& flags, const std::vector<Input>& inputs,
+                           AttentionCall* call) {
+  const Result<std::map<std::string, HostTensor>> tensors =
+      ReadSafetensors(flags.safetensors, {"q", "k", "v", "bias"});
+  if (!tensors.ok()) return tensors.status();
+  for (const Input& input : inputs) {
+    const auto found = tensors->find(input.name);
+    if (found != tensors->end()) {
+      *input.target = found->second;
+    } else if (input.needed) {
+      return InvalidArgument(flags.safetensors + ": has no tensor '" + input.name + "'");
+    }
+  }
+  const auto bias = tensors->find("bias");
+  if (bias != tensors->end()) call->bias = bias->second;
+  return Status();
+}
+
+Status LoadFromNpy(const std::vector<Input>& inputs) {
+  for (const Input& input : inputs) {
+    if (input.path->empty()) {
+      if (!input.needed) continue;
+      std::string all;
+      for (const Input& each : inputs) {
+        if (!each.needed) continue;
+        const char* const before = all.empty() ? "" : &each == &inputs.back() ? " and " : ", ";
+        all += std::string(before) + "--" + each.name;
+      }
+      return InvalidArgument(std::string("--") + input.name + " is missing: give " + all +
+                             ", or --safetensors");
+    }
+    const Result<HostTensor> tensor = ReadNpy(*input.path);
+    if (!tensor.ok()) return tensor.status();
+    *input.target = *tensor;
+  }
+  return Status();
+}
+
+Status LoadTensors(const CallFlags& flags, const NeededTensors& needed, AttentionCall* call) {
+  std::vector<Input> inputs = {{"k", &flags.k, needed.keys, &call->k},
+                               {"v", &flags.v, needed.keys, &call->v}};
+  if (needed.q) inputs.insert(inputs.begin(), {"q", &flags.q, true, &call->q});
+  if (flags.safetensors.empty()) {
+    ATTEND_RETURN_IF_ERROR(LoadFromNpy(inputs));
+  } else if (!flags.q.empty() || !flags.k.empty() || !flags.v.empty()) {
+    return InvalidArgument("--safetensors excludes --q, --k and --v");
+  } else {
+    ATTEND_RETURN_IF_ERROR(LoadFromSafetensors(flags, inputs, call));
+  }
+  if (call->k.shape.empty() != call->v.shape.empty()) {
+    return InvalidArgument(std::string(call->k.shape.empty() ? "K" : "V") +
+                           " is missing: K and V go together");
+  }
+  if (flags.bias.empty()) return Status();
+  const Result<HostTensor> bias = ReadNpy(flags.bias);
+  if (!bias.ok()) return bias.status();
+  call->bias = *bias;
+  return Status();
+}
+
+Status FillMask(const CallFlags& flags, AttentionCall* call) {
+  if (flags.causal) {
+    if (flags.window_right) return InvalidArgument("--causal excludes --window-right");
+    call->mask.kind =
+        flags.top_left ? v1::Mask::KIND_CAUSAL_TOP_LEFT : v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
+  } else if (flags.window_left || flags.window_right || flags.top_left) {
+    call->mask.kind =
+        flags.top_left ? v1::Mask::KIND_WINDOW_TOP_LEFT : v1::Mask::KIND_WINDOW_BOTTOM_RIGHT;
+  }
+  call->mask.window_left = flags.window_left;
+  call->mask.window_right = flags.window_right;
+  return Status();
+}
+
+void AddKeyLengths(CLI::App* command, CallFlags* o) {
+  for (const auto& [flag, target, help] :
+       {std::tuple{"--kv-lengths", &o->kv_lengths, "True key lengths, B numbers, comma-separated"},
+        std::tuple{"--cu-q", &o->cu_q, "Packed: cumulative query lengths, B + 1 numbers"},
+        std::tuple{"--cu-kv", &o->cu_kv, "Packed: cumulative key lengths, B + 1 numbers"}}) {
+    command->add_option(flag, *target, help)->delimiter(',');
+  }
+}
+
+}  // namespace
+
+Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& needed) {
+  AttentionCall call;
+  ATTEND_RETURN_IF_ERROR(LoadTensors(flags, needed, &call));
+  call.layout = flags.layout == "bhld"   ? v1::LAYOUT_BHLD
+                : flags.layout == "blhd" ? v1::LAYOUT_BLHD
+                                         : v1::LAYOUT_LHD;
+  ATTEND_RETURN_IF_ERROR(FillMask(flags, &call));
+  call.request_id = flags.request_id;
+  call.q_lengths = flags.q_lengths;
+  call.kv_lengths = flags.kv_lengths;
+  call.cu_q = flags.cu_q;
+  call.cu_kv = flags.cu_kv;
+  call.scale = flags.scale;
+  call.softcap = flags.softcap;
+  call.alibi_slopes = flags.alibi;
+  call.sinks = flags.sinks;
+  call.return_lse = flags.return_lse || !flags.lse_out.empty();
+  call.kernel = flags.kernel;
+  call.check = flags.check;
+  call.priority = flags.priority;
+  return call;
+}
+
+CallOptions CallOptionsOf(const CallFlags& flags) {
+  CallOptions options;
+  options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(flags.deadline_ms * 1e6));
+  options.tenant = flags.tenant;
+  return options;
+}
+
+Status CheckOutputs(const CallFlags& flags, const AttentionCall& call) {
+  for (const auto& [flag, path] :
+       {std::pair{"--out ", flags.out}, std::pair{"--lse-out ", flags.lse_out}}) {
+    if (path.empty()) continue;
+    if (!path.ends_with(".npy") && !IsSafetensors(path)) {
+      return InvalidArgument(flag + path + ": the name must end in .npy or .safetensors");
+    }
+    ATTEND_RETURN_IF_ERROR(CheckWritable(path));
+  }
+  if (call.q.dtype == DType::kBFloat16 && !flags.out.empty() && !IsSafetensors(flags.out)) {
+    return InvalidArgument("--out " + flags.out +
+                           ": .npy has no bfloat16; give a name that ends in .safetensors");
+  }
+  return Status();
+}
+
+Status WriteOutputs(const CallFlags& flags, const AttentionResult& result) {
+  if (IsSafetensors(flags.out)) {
+    std::map<std::string, HostTensor> tensors = {{"o", result.o}};
+    if (result.lse) tensors["lse"] = *result.lse;
+    ATTEND_RETURN_IF_ERROR(WriteSafetensors(flags.out, tensors));
+  } else if (!flags.out.empty()) {
+    ATTEND_RETURN_IF_ERROR(WriteNpy(flags.out, result.o));
+  }
+  if (flags.lse_out.empty()) return Status();
+  if (IsSafetensors(flags.lse_out)) return WriteSafetensors(flags.lse_out, {{"lse", *result.lse}});
+  return WriteNpy(flags.lse_out, *result.lse);
+}
+
+std::string DescribeOutputs(const CallFlags& flags, const AttentionResult& result) {
+  std::string text = "o " + std::string(DTypeName(result.o.dtype)) + " " +
+                     ShapeText(result.o.shape) +
+                     (flags.out.empty() ? " not kept (no --out)" : " in " + flags.out);
+  if (!result.lse) return text;
+  const std::string& lse_out =
+      flags.lse_out.empty() && IsSafetensors(flags.out) ? flags.out : flags.lse_out;
+  return text + ", lse " + ShapeText(result.lse->shape) +
+         (lse_out.empty() ? " not kept (no --lse-out, no --out FILE.safetensors)"
+                          : " in " + lse_out);
+}
+
+void AddFiles(CLI::App* command, CallFlags* o, const NeededTensors& needed) {
+  command->option_defaults()->group("Files");
+  if (needed.q) {
+    command->add_option("--q", o->q,
+                        "Queries: .npy, float16 or float32, in the shape that --layout says");
+  }
+  const std::string keys = needed.q && needed.keys ? "" : " to append, in the shape of --layout";
+  command->add_option("--k", o->k, "Keys" + keys + ": .npy");
+  command->add_option("--v", o->v, "Values" + keys + ": .npy");
+  command->add_option("--safetensors", o->safetensors,
+                      !needed.q ? "One .safetensors file with k and v, instead of --k and --v; "
+                                  "bfloat16 too"
+                      : !needed.keys ? "One .safetensors file with q and optionally k, v and bias, "
+                                       "instead of --q, --k and --v; bfloat16 too"
+                                     : "One .safetensors file with q, k, v and optionally bias, "
+                                       "instead of --q, --k and --v; bfloat16 too");
+  if (!needed.q) return;
+  command->add_option("--bias", o->bias, "Additive bias [B|1, Hq|1, Lq|1, Lk]: .npy");
+  command->add_option("--out,-o", o->out,
+                      "Write O to this file: .npy, or .safetensors, which holds the LSE too");
+  command->add_option("--lse-out", o->lse_out,
+                      "Write the log-sum-exp to this file; implies --return-lse");
+}
+
+void AddLayout(CLI::App* command, CallFlags* o, bool packed) {
+  command
+      ->add_option("--layout", o->layout,
+                   packed ? "bhld, blhd, or lhd (packed; needs --cu-q, --cu-kv)" : "bhld or blhd")
+      ->check(packed ? CLI::IsMember({"bhld", "blhd", "lhd"}) : CLI::IsMember({"bhld", "blhd"}))
+      ->capture_default_str();
+}
+
+void AddMeaning(CLI::App* command, CallFlags* o, bool packed) {
+  command->option_defaults()->group("Attention");
+  AddLayout(command, o, packed);
+  command->add_flag("--causal", o->causal, "Causal mask, aligned bottom-right");
+  command->add_flag("--top-left", o->top_left, "Align mask and ALiBi top-left (as PyTorch's SDPA)");
+  command->add_option("--window-left", o->window_left,
+                      "Keys visible to the left of the diagonal; -1 = no limit");
+  command->add_option("--window-right", o->window_right,
+                      "Keys visible to the right of the diagonal; -1 = no limit");
+  command->add_option("--scale", o->scale, "Factor of q.k; default 1/sqrt(D)");
+  command->add_option("--softcap", o->softcap, "Soft cap on the scores; 0 disables it")
+      ->capture_default_str();
+  command->add_option("--alibi", o->alibi, "ALiBi slopes, Hq or B*Hq numbers, comma-separated")
+      ->delimiter(',');
+  command->add_option("--sinks", o->sinks, "Sink logits, Hq numbers, comma-separated")
+      ->delimiter(',');
+  command->add_option("--q-lengths", o->q_lengths, "True query lengths, B numbers, comma-separated")
+      ->delimiter(',');
+  if (packed) AddKeyLengths(command, o);
+  command->add_flag(
+      "--return-lse", o->return_lse,
+      "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");
+}
+
+void AddCallOptions(CLI::App* command, CallFlags* o) {
+  command->option_defaults()->group("Options");
+  command->add_option("--kernel", o->kernel,
+                      "Kernel by name (see info); default: the server's choice");
+  command->add_flag("--check", o->check, "Let the server check a sample of rows");
+  command->add_option("--priority", o->priority, "Priority in [-100, 100]; higher runs first")
+      ->check(CLI::Range(-100, 100))
+      ->capture_default_str();
+  command->add_option("--request-id", o->request_id,
+                      "Id of the request in answers and logs; default: generated");
+}
+
+void AddDeadline(CLI::App* command, CallFlags* o) {
+  command->add_option("--deadline-ms", o->deadline_ms, "Deadline in milliseconds; 0 = none")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+}
+
+}  // namespace attend::client

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The flags that describe one attention call on files, for the commands that make one: `run`,
+// `session append` and `session attend`.
+
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/call/attention_call.h"
+#include "client/call/call_options.h"
+
+namespace attend::client {
+
+struct CallFlags {
+  std::string q, k, v, bias, safetensors, out, lse_out;
+  std::string layout = "bhld";
+  bool causal = false;
+  bool top_left = false;
+  std::optional<int64_t> window_left, window_right;
+  std::optional<float> scale;
+  float softcap = 0;
+  std::vector<float> alibi, sinks;
+  std::vector<int64_t> q_lengths, kv_lengths, cu_q, cu_kv;
+  bool return_lse = false;
+  std::string kernel;
+  bool check = false;
+  int32_t priority = 0;
+  double deadline_ms = 0;
+  std::string tenant;
+  std::string request_id;
+};
+
+// Which of the call's tensors the files must hold. K and V go together.
+struct NeededTensors {
+  bool q = true;
+  bool keys = true;
+};
+
+// --q, --k, --v, --safetensors, and --bias, --out and --lse-out if there is a q.
+void AddFiles(CLI::App* command, CallFlags* flags, const NeededTensors& needed);
+void AddLayout(CLI::App* command, CallFlags* flags, bool packed);
+// --layout, --causal and all else that says what is computed. `packed`: LHD and lengths of keys
+// too.
+void AddMeaning(CLI::App* command, CallFlags* flags, bool packed);
+// --kernel, --check, --priority, --request-id.
+void AddCallOptions(CLI::App* command, CallFlags* flags);
+void AddDeadline(CLI::App* command, CallFlags* flags);
+
+// The call, with its tensors read. Errors name the flag or the file.
+Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& needed);
+CallOptions CallOptionsOf(const CallFlags& flags);
+
+// Whether the answer could be written, to be asked before the call, so that nothing is computed in
+// vain.
+Status CheckOutputs(const CallFlags& flags, const AttentionCall& call);
+Status WriteOutputs(const CallFlags& flags, const AttentionResult& result);
+// Says where the answer's tensors were written.
+std::string DescribeOutputs(const CallFlags& flags, const AttentionResult& result);
+
+}  // namespace attend::client

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attend-client session as a user runs it."""
+
+import re
+
+import numpy as np
+import pytest
+
+from harness import run_client
+from reference import Case, Mask, judge, round_to
+from tensor_files import read_safetensors, write_safetensors
+
+
+def session(server, *args, **options):
+    return run_client("session", *args, "--server", server.address, **options)
+
+
+def new_session(server, dtype, *args):
+    text = session(server, "create", "--dtype", dtype, "--heads-kv", "2", "--dim", "32", "--dim-v",
+                   "24", *args).stdout
+    assert re.fullmatch(r"[0-9a-f]{32}\n", text), text
+    return text.strip()
+
+
+def rows(random, dtype, heads, tokens, dim, batch=1):
+    return round_to(dtype, random.standard_normal((batch, heads, tokens, dim), np.float32))
+
+
+def test_sessions_from_npy(server, random, tmp_path):
+    """A prompt, a token that comes with its question, a fork, tokens taken away."""
+    def save(**arrays):
+        for name, array in arrays.items():
+            np.save(tmp_path / f"{name}.npy", array.astype(np.float16))
+        return [part for name in arrays for part in (f"--{name}", tmp_path / f"{name}.npy")]
+
+    def attend(name, q, k, v, *flags):
+        done = session(server, "attend", name, *flags, "--layer", "1", "--causal", "--check",
+                       "--out", tmp_path / "o.npy", "--lse-out", tmp_path / "lse.npy")
+        assert f"layer 1 has {k.shape[2]} tokens" in done.stdout
+        assert "server check ok: max error" in done.stdout
+        judge(Case(q, k, v, "float16", mask=Mask("causal")),
+              np.load(tmp_path / "o.npy").astype(np.float32), np.load(tmp_path / "lse.npy"))
+
+    name = new_session(server, "float16", "--layers", "2")
+    k, v = rows(random, "float16", 2, 70, 32), rows(random, "float16", 2, 70, 24)
+    done = session(server, "append", name, *save(k=k, v=v), "--layer", "1")
+    assert done.stdout == "layer 1 has 70 tokens\n"
+    q, k1, v1 = (rows(random, "float16", *shape) for shape in ((4, 1, 32), (2, 1, 32), (2, 1, 24)))
+    k, v = np.concatenate([k, k1], axis=2), np.concatenate([v, v1], axis=2)
+    attend(name, q, k, v, *save(q=q, k=k1, v=v1))
+    attend(name, q, k, v, *save(q=q))
+    session(server, "truncate", session(server, "fork", name).stdout.strip(), "--length", "0")
+    info = session(server, "info", name).stdout
+    assert info.startswith(name) and "2 layers" in info and "tokens 0,71" in info
+    session(server, "truncate", name, "--length", "65")
+    attend(name, q, k[:, :, :65], v[:, :, :65], *save(q=q))
+    session(server, "keep-alive", name)
+    listed = session(server, "list").stdout.splitlines()
+    assert len(listed) == 2 and any(line.startswith(name) for line in listed)
+    session(server, "free", *[line.split()[0] for line in listed])
+    assert session(server, "list").stdout == ""
+    done = session(server, "info", name, check=False)
+    assert done.returncode == 1 and "NOT_FOUND" in done.stderr and name in done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sessions_from_safetensors(server, random, tmp_path, dtype):
+    """Two sequences of one call."""
+    names = [new_session(server, dtype), new_session(server, dtype)]
+    q, k, v = (rows(random, dtype, *shape, batch=2)
+               for shape in ((4, 9, 32), (2, 9, 32), (2, 9, 24)))
+    write_safetensors(tmp_path / "in.safetensors", dtype, {"q": q, "k": k, "v": v})
+    session(server, "attend", *names, "--safetensors", tmp_path / "in.safetensors", "--return-lse",
+            "--out", tmp_path / "out.safetensors")
+    out = read_safetensors(tmp_path / "out.safetensors")
+    judge(Case(q, k, v, dtype), out["o"], out["lse"])
+    session(server, "free", *names)
+
+
+@pytest.mark.parametrize("args,words", [
+    ([], ["session"]), (["info", "12"], ["12", "32 hexadecimal digits"]),
+    (["append", "0" * 32], ["--k"]), (["attend", "0" * 32], ["--q"]),
+    (["truncate", "0" * 32], ["--length"]), (["create", "--dtype", "float8"], ["float8"]),
+    (["fork"], ["id"]), (["append", "0" * 32, "--layout", "lhd"], ["lhd"]),
+], ids=str)
+def test_bad_use_of_sessions(args, words):
+    done = run_client("session", *args, check=False)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+    assert all(word in done.stderr for word in words), done.stderr
