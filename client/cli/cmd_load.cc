@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "client/cli/commands.h"
+#include "client/cli/load_sessions.h"
 #include "client/load/load_runner.h"
 #include "client/load/load_search.h"
 #include "client/memory/cuda_memory.h"
@@ -93,6 +94,9 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
     return InvalidArgument(
         "--transport cuda-ipc excludes --check: the server cannot check tensors in a GPU's memory; "
         "--verify checks them here");
+  }
+  if (load.session.sessions > 0 && flags->transport.shared_memory) {
+    return InvalidArgument("--sessions excludes --transport shm and cuda-ipc");
   }
   if (flags->search_p99_ms > 0 && (!flags->concurrency.empty() || load.count > 0)) {
     return InvalidArgument("--search-p99 excludes --concurrency and --count");
@@ -185,6 +189,10 @@ int Run(LoadFlags& flags, const CommonOptions& common) {
   const Status asked = AskServer(&flags);
   if (!asked.ok()) {
     return Fail(asked, asked.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed);
+  }
+  if (flags.load.session.sessions > 0) {
+    InstallInterrupt();
+    return LoadSessions(flags.load, flags.json, g_interrupted);
   }
   const Result<Workload> workload = Workload::Make(flags.load);
   if (!workload.ok()) return Fail(workload.status(), kExitUsage);
@@ -346,6 +354,7 @@ Command AddLoad(CLI::App& app, const CommonOptions& common) {
   AddTransport(command, &flags->transport);
   AddTenant(command, &flags->load.tenant);
   AddOutput(command, flags.get());
+  AddSessionLoad(command, &flags->load.session);
   return [flags, &common] { return Run(*flags, common); };
 }
 

@@ -17,6 +17,16 @@
 
 namespace attend::client {
 
+// Sequences with sessions, instead of requests by themselves.
+struct SessionLoad {
+  int64_t sessions = 0;   // at once; 0: no such load
+  int64_t context = 512;  // tokens of each prompt
+  int64_t decode = 64;    // steps of one token after it
+  int32_t layers = 1;
+  double fork_share = 0;  // of the sequences: forked after the prompt, and the fork decoded as well
+  double think_ms = 0;    // before each step
+};
+
 struct LoadOptions {
   ClientOptions client;
   std::vector<CallSpec> mix;
@@ -46,6 +56,7 @@ struct LoadOptions {
   double grace_s = 30;  // to wait for late answers at the end
   std::set<Code> allowed;
   bool quiet = false;  // no progress lines
+  SessionLoad session;
 };
 
 // One measurement: a closed loop of `concurrency` callers, or an open loop at `rate`.

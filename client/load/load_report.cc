@@ -2,30 +2,15 @@
 //
 // The figures of a load as a table, JSON and CSV.
 
-#include <cstdarg>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "client/load/load_stats.h"
+#include "client/load/report_text.h"
 
 namespace attend::client {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr std::array<double, 4> kQuantiles = {0.5, 0.9, 0.99, 0.999};
-constexpr std::array<const char*, 4> kQuantileNames = {"p50", "p90", "p99", "p99.9"};
-
-__attribute__((format(printf, 2, 3))) void Append(std::string* out, const char* format, ...) {
-  char buffer[512];
-  va_list args;
-  va_start(args, format);
-  std::vsnprintf(buffer, sizeof buffer, format, args);
-  va_end(args);
-  *out += buffer;
-}
-
-double Ms(int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
 double PerSecond(const LoadResult& r, double amount) {
   return r.elapsed_s > 0 ? amount / r.elapsed_s : 0;
@@ -103,14 +88,7 @@ void AppendPhases(std::string* out, const LoadResult& r) {
 }
 
 void AppendChecks(std::string* out, const LoadOptions& options, const LoadResult& r) {
-  const VerifyQueue::Counts& v = r.verified;
-  if (options.verify_share > 0) {
-    Append(out, "  verified by the client: passed %lld, FAILED %lld, skipped %lld",
-           static_cast<long long>(v.passed), static_cast<long long>(v.failed),
-           static_cast<long long>(v.skipped));
-    Append(out, ", worst error / bound %.3f\n", v.worst_ratio);
-    if (v.failed > 0) *out += "    first failure: " + v.first_failure + "\n";
-  }
+  if (options.verify_share > 0) AppendVerified(out, r.verified);
   if (options.check_share > 0 || r.stats.checks_passed + r.stats.checks_failed > 0) {
     Append(out, "  checked by the server: passed %lld, FAILED %lld\n",
            static_cast<long long>(r.stats.checks_passed),
@@ -162,16 +140,6 @@ std::string RunFields(const LoadOptions& options, const std::optional<FoundRate>
   return out + "\n";
 }
 
-ordered_json LatencyJson(const Histogram& h) {
-  if (h.count() == 0) return {{"count", 0}};
-  ordered_json json = {{"count", h.count()}, {"mean", h.mean() * 1e-6}, {"min", Ms(h.min())}};
-  for (size_t i = 0; i < kQuantiles.size(); ++i) {
-    json[kQuantileNames[i]] = Ms(h.ValueAt(kQuantiles[i]));
-  }
-  json["max"] = Ms(h.max());
-  return json;
-}
-
 ordered_json StepJson(const LoadResult& r) {
   ordered_json json;
   if (r.step.open()) {
@@ -204,11 +172,7 @@ ordered_json StepJson(const LoadResult& r) {
   }
   const int64_t ok = CountOf(r.stats, Code::kOk);
   json["batch_requests_mean"] = ok == 0 ? 0.0 : r.stats.batch_requests / static_cast<double>(ok);
-  json["client_verification"] = {{"passed", r.verified.passed},
-                                 {"failed", r.verified.failed},
-                                 {"skipped", r.verified.skipped},
-                                 {"worst_error_to_bound", r.verified.worst_ratio},
-                                 {"first_failure", r.verified.first_failure}};
+  json["client_verification"] = VerifiedJson(r.verified);
   json["server_check"] = {{"passed", r.stats.checks_passed},
                           {"failed", r.stats.checks_failed},
                           {"first_failure", r.stats.first_check_failure}};

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend-client session as a user runs it."""
+"""attend-client session, and its load of sessions, as a user runs them."""
 
+import json
 import re
 
 import numpy as np
@@ -85,6 +86,36 @@ def test_sessions_from_safetensors(server, random, tmp_path, dtype):
 ], ids=str)
 def test_bad_use_of_sessions(args, words):
     done = run_client("session", *args, check=False)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_load_of_sessions(server, tmp_path):
+    report = tmp_path / "load.json"
+    done = run_client("load", "--server", server.address, "--sessions", "4", "--context", "100",
+                      "--decode", "12", "--layers", "2", "--fork-share", "1", "--think-ms", "1",
+                      "--shape", "H4,Hkv2,D64,dtype=bfloat16", "--verify", "1", "--json", report)
+    figures = json.loads(report.read_text())
+    assert figures["prompts"] == 4 and figures["forks"] == 4 and figures["tokens"] == 2 * 4 * 12
+    assert figures["tokens_per_s"] > 0 and figures["prompts_per_s"] > 0
+    assert figures["bytes_sent_per_token"] == 2 * (4 + 2 + 2) * 64 * 2
+    assert 0 < figures["step_ms"]["p50"] <= figures["step_ms"]["p99"]
+    verified = figures["client_verification"]
+    assert verified["passed"] >= 4 * 3 and verified["failed"] == 0 == figures["unexpected"]
+    assert "4 sequences at once, prompts of 100 tokens" in done.stdout
+    assert "verified by the client: passed" in done.stdout
+    assert session(server, "list").stdout == ""
+
+
+@pytest.mark.parametrize("args,words", [
+    (["--context", "3"], ["--context", "--sessions"]),
+    (["--sessions", "2", "--rate", "3"], ["--rate", "--sessions"]),
+    (["--sessions", "2", "--transport", "shm"], ["--sessions", "shm"]),
+    (["--sessions", "0"], ["--sessions"]),
+], ids=str)
+def test_bad_use_of_a_load_of_sessions(args, words):
+    done = run_client("load", *args, check=False)
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert len(done.stderr.strip().splitlines()) == 1 and not done.stdout
     assert all(word in done.stderr for word in words), done.stderr

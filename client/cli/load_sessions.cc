@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/cli/load_sessions.h"
+
+#include <cstdio>
+
+#include "client/cli/commands.h"
+#include "client/load/session_load.h"
+#include "client/tool/file_io.h"
+
+namespace attend::client {
+
+void AddSessionLoad(CLI::App* command, SessionLoad* load) {
+  command->option_defaults()->group("Sessions, instead of single requests");
+  CLI::Option* const sessions =
+      command
+          ->add_option("--sessions", load->sessions,
+                       "Number of sequences at once, each with a session: a prompt, then one token "
+                       "after another. --shape gives heads, head dims and dtype")
+          ->check(CLI::Range(1, 4096));
+  for (const char* other :
+       {"--mix", "--pool", "--stream", "--concurrency", "--rate", "--arrivals", "--warmup",
+        "--duration", "--count", "--max-outstanding", "--search-p99", "--grace", "--check",
+        "--deadline-ms", "--cancel-share", "--shared-memory-socket", "--csv", "--discard-output"}) {
+    sessions->excludes(command->get_option(other));
+  }
+  command->add_option("--context", load->context, "Tokens of each prompt")
+      ->needs(sessions)
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--decode", load->decode, "Steps of one token each after the prompt")
+      ->needs(sessions)
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command
+      ->add_option("--layers", load->layers,
+                   "Layers of a session, computed one after another for every token")
+      ->needs(sessions)
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command
+      ->add_option("--fork-share", load->fork_share,
+                   "Share of the sequences that are forked after the prompt; the fork is decoded "
+                   "after the sequence itself")
+      ->needs(sessions)
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--think-ms", load->think_ms, "Milliseconds to wait before each step")
+      ->needs(sessions)
+      ->check(CLI::Range(0.0, 1e6));
+}
+
+int LoadSessions(const LoadOptions& options, const std::string& json,
+                 const std::atomic<bool>& interrupted) {
+  const Result<SessionLoadResult> result = RunSessionLoad(options, interrupted);
+  if (!result.ok()) return Fail(result.status(), kExitUsage);
+  std::printf("%s", SessionLoadTable(options, *result).c_str());
+  if (!json.empty()) {
+    const std::string text = SessionLoadJson(options, *result);
+    const Status written = WriteFile(json, {{text.data(), static_cast<int64_t>(text.size())}});
+    if (!written.ok()) return Fail(written, kExitUsage);
+  }
+  if (result->interrupted) return kExitInterrupted;
+  return result->failed() ? kExitFailed : kExitOk;
+}
+
+}  // namespace attend::client

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The load of sessions against the whole server: what is counted, remembered and judged.
+
+#include "client/load/session_load.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "client/session.h"
+#include "tests/client/support/chunked_calls.h"
+#include "tests/client/support/test_seed.h"
+#include "tests/server/support/test_server.h"
+
+namespace attend::client {
+namespace {
+
+using test::TestServer;
+using ::testing::HasSubstr;
+
+void WithSessions(Config& config) { config.session_memory_bytes = int64_t{64} << 20; }
+
+LoadOptions Options(const TestServer& server, uint64_t seed) {
+  LoadOptions options;
+  options.client.server = server.address();
+  options.client.connections = 2;
+  options.client.retry.attempts_max = 1;
+  options.mix = {*ParseCallSpec("H4,Hkv2,D16,Dv8,lse")};
+  options.seed = seed;
+  options.session = {.sessions = 5, .context = 70, .decode = 6, .layers = 2};
+  return options;
+}
+
+SessionLoadResult RunLoad(const LoadOptions& options) {
+  const std::atomic<bool> interrupted{false};
+  Result<SessionLoadResult> result = RunSessionLoad(options, interrupted);
+  EXPECT_TRUE(result.ok()) << result.status().ToString();
+  return std::move(*result);
+}
+
+TEST(SessionLoad, CountsPromptsAndTokensAndVerifiesThem) {
+  ATTEND_FRESH_SEED(seed);
+  TestServer server(WithSessions);
+  LoadOptions options = Options(server, seed);
+  options.verify_share = 1;
+  options.session.fork_share = 1;
+  const SessionLoadResult result = RunLoad(options);
+  EXPECT_FALSE(result.failed());
+  EXPECT_EQ(result.stats.sessions, 10);
+  EXPECT_EQ(result.stats.forks, 5);
+  EXPECT_EQ(result.stats.prompts, 5);
+  EXPECT_EQ(result.stats.tokens, 60);
+  EXPECT_EQ(result.stats.prompt_ns.count(), 5);
+  EXPECT_EQ(result.stats.step_ns.count(), 60);
+  // Of each layer: q of four heads, k and v of two.
+  EXPECT_EQ(result.bytes_per_token(), 2 * (4 * 16 + 2 * 16 + 2 * 8) * 4);
+  EXPECT_GT(result.tokens_per_s(), 0);
+  EXPECT_GT(result.prompts_per_s(), 0);
+  // Six steps of each are fewer than what is verified at most.
+  EXPECT_EQ(result.verified.passed, 5 * (1 + 2 * 6));
+  EXPECT_EQ(result.verified.failed, 0);
+  const auto client = Connect(server.address(), 1);
+  EXPECT_EQ(Session::List(*client)->sessions_size(), 0);
+  const auto json = nlohmann::json::parse(SessionLoadJson(options, result));
+  EXPECT_EQ(json["tokens"], 60);
+  EXPECT_EQ(json["step_ms"]["count"], 60);
+  EXPECT_EQ(json["client_verification"]["passed"], 65);
+  EXPECT_EQ(json["bytes_sent_per_token"], 896);
+  const std::string table = SessionLoadTable(options, result);
+  EXPECT_THAT(table, HasSubstr("5 sequences at once, prompts of 70 tokens, 6 steps, 2 layers"));
+  EXPECT_THAT(table, HasSubstr("H4,Hkv2,D16,Dv8,dtype=float32"));
+}
+
+TEST(SessionLoad, AWrongAnswerIsFound) {
+  ATTEND_FRESH_SEED(seed);
+  TestServer server(WithSessions);
+  server.backend().Corrupt([](const Attention& a) {
+    if (a.problem.len_q == 1 && a.problem.len_k == 76) static_cast<float*>(a.o.data)[3] += 1;
+  });
+  LoadOptions options = Options(server, seed);
+  options.verify_share = 1;
+  const SessionLoadResult result = RunLoad(options);
+  EXPECT_TRUE(result.failed());
+  EXPECT_EQ(result.verified.failed, 5);  // each sequence's last token
+  EXPECT_EQ(result.verified.passed, 5 * 6);
+  EXPECT_THAT(SessionLoadTable(options, result), HasSubstr("FAILED 5"));
+}
+
+TEST(SessionLoad, ARefusalEndsItsSequence) {
+  TestServer server(WithSessions);
+  LoadOptions options = Options(server, 1);
+  options.session.layers = 1000;
+  const SessionLoadResult refused = RunLoad(options);
+  EXPECT_TRUE(refused.failed());
+  EXPECT_EQ(refused.stats.unexpected, 5);
+  EXPECT_EQ(refused.stats.failures.at(Code::kInvalidArgument), 5);
+  EXPECT_EQ(refused.tokens_per_s(), 0);
+  EXPECT_EQ(refused.bytes_per_token(), 0);
+  EXPECT_THAT(SessionLoadTable(options, refused),
+              HasSubstr("sequences ended by INVALID_ARGUMENT: 5, the first: layers is 1000"));
+  options.allowed = {Code::kInvalidArgument};
+  EXPECT_FALSE(RunLoad(options).failed());
+}
+
+TEST(SessionLoad, AnInterruptEndsIt) {
+  TestServer server(WithSessions);
+  LoadOptions options = Options(server, 1);
+  options.session.think_ms = 1e6;
+  std::atomic<bool> interrupted{false};
+  std::thread later([&] {
+    const auto client = Connect(server.address(), 1);
+    while (Session::List(*client)->sessions_size() < 5) std::this_thread::yield();
+    interrupted = true;
+  });
+  const Result<SessionLoadResult> result = RunSessionLoad(options, interrupted);
+  later.join();
+  ASSERT_TRUE(result.ok());
+  EXPECT_TRUE(result->interrupted);
+  EXPECT_FALSE(result->failed());
+  EXPECT_EQ(result->stats.tokens, 0);
+}
+
+TEST(SessionLoad, WhatDoesNotFitIsRefusedFirst) {
+  TestServer server(WithSessions);
+  const std::atomic<bool> interrupted{false};
+  const auto message = [&](const char* shape, int64_t bytes_max) {
+    LoadOptions options = Options(server, 1);
+    options.mix = {*ParseCallSpec(shape)};
+    options.input_bytes_max = bytes_max;
+    return RunSessionLoad(options, interrupted).status().message();
+  };
+  EXPECT_THAT(message("B2,H1", INT64_MAX), HasSubstr("excludes B above 1"));
+  EXPECT_THAT(message("H1,bias", INT64_MAX), HasSubstr("bias"));
+  EXPECT_THAT(message("H1,layout=lhd", INT64_MAX), HasSubstr("layout=lhd"));
+  EXPECT_THAT(message("H1", 1000), HasSubstr("see --sessions"));
+}
+
+}  // namespace
+}  // namespace attend::client
