@@ -22,7 +22,7 @@ struct Input {
   TensorRef* target;
 };
 
-Status LoadFromSafetensors(const CallFlags& flags, const std::vector<Input>& inputs,
+Status LoadFromSafetensors(const CallFlags& flags, const std::vector<Input>& inputs, bool with_bias,
                            AttentionCall* call) {
   const Result<std::map<std::string, HostTensor>> tensors =
       ReadSafetensors(flags.safetensors, {"q", "k", "v", "bias"});
@@ -36,7 +36,7 @@ Status LoadFromSafetensors(const CallFlags& flags, const std::vector<Input>& inp
     }
   }
   const auto bias = tensors->find("bias");
-  if (bias != tensors->end()) call->bias = bias->second;
+  if (with_bias && bias != tensors->end()) call->bias = bias->second;
   return Status();
 }
 
@@ -69,7 +69,7 @@ Status LoadTensors(const CallFlags& flags, const NeededTensors& needed, Attentio
   } else if (!flags.q.empty() || !flags.k.empty() || !flags.v.empty()) {
     return InvalidArgument("--safetensors excludes --q, --k and --v");
   } else {
-    ATTEND_RETURN_IF_ERROR(LoadFromSafetensors(flags, inputs, call));
+    ATTEND_RETURN_IF_ERROR(LoadFromSafetensors(flags, inputs, needed.q, call));
   }
   if (call->k.shape.empty() != call->v.shape.empty()) {
     return InvalidArgument(std::string(call->k.shape.empty() ? "K" : "V") +

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """attend-client session, and its load of sessions, as a user runs them."""
 
+import contextlib
 import json
 import re
+import socket
+import threading
 
 import numpy as np
 import pytest
 
-from harness import run_client
+from harness import run_client, wait_for
 from reference import Case, Mask, judge, round_to
 from tensor_files import read_safetensors, write_safetensors
 
@@ -76,6 +79,67 @@ def test_sessions_from_safetensors(server, random, tmp_path, dtype):
     out = read_safetensors(tmp_path / "out.safetensors")
     judge(Case(q, k, v, dtype), out["o"], out["lse"])
     session(server, "free", *names)
+
+
+class LosesAnAnswer:
+    """A proxy that loses what the server answers to the first large message, and then the
+    connection; everything else passes."""
+
+    def __init__(self, server, lose):
+        self.target = server.address.rsplit(":", 1)
+        self.lose = lose  # returns when the answer has been given
+        self.lost = False
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            client, _ = self.listener.accept()
+            server = socket.create_connection((self.target[0], int(self.target[1])))
+            deaf = threading.Event()
+            for way in (self.up, self.down):
+                threading.Thread(target=self.run, args=(way, client, server, deaf),
+                                 daemon=True).start()
+
+    def run(self, way, *args):
+        with contextlib.suppress(OSError):  # either side may go first
+            way(*args)
+
+    def up(self, client, server, deaf):
+        sent = 0
+        while data := client.recv(1 << 16):
+            sent += len(data)
+            if sent > 10000 and not self.lost:
+                self.lost = True
+                deaf.set()
+                threading.Thread(target=self.hang_up, args=(client,), daemon=True).start()
+            server.sendall(data)
+        server.close()
+
+    def hang_up(self, client):
+        self.lose()  # the server's side is open until then: its request is not cancelled
+        client.shutdown(socket.SHUT_RDWR)
+
+    def down(self, client, server, deaf):
+        while data := server.recv(1 << 16):
+            if not deaf.is_set():
+                client.sendall(data)
+
+
+def test_an_append_whose_answer_is_lost_is_there_once(start_server, random, tmp_path):
+    server = start_server()
+    name = new_session(server, "float32")
+    k, v = rows(random, "float32", 2, 60, 32), rows(random, "float32", 2, 60, 24)
+    np.save(tmp_path / "k.npy", k)
+    np.save(tmp_path / "v.npy", v)
+    proxy = LosesAnAnswer(server, lambda: wait_for("the append", lambda: server.metric(
+        "attend_session_appended_tokens_total") == 60))
+    done = run_client("session", "append", name, "--k", tmp_path / "k.npy", "--v",
+                      tmp_path / "v.npy", "--server", proxy.address)
+    assert proxy.lost and done.stdout == "layer 0 has 60 tokens\n"
+    assert server.metric("attend_session_appended_tokens_total") == 60
+    assert "tokens 60 " in session(server, "info", name).stdout
 
 
 @pytest.mark.parametrize("args,words", [
