@@ -21,8 +21,8 @@ inline constexpr int64_t kDecodeRows = 24;
 inline constexpr int64_t kDecodeRowsAlways = 4;
 inline constexpr int64_t kDecodeKeysOfRow = 32;
 
-// Keys of a chunk at least: enough for the chunk's partial answer, at most 1/8 of what its keys
-// are, to cost little. A chunk is whole key tiles.
+// Keys of a chunk at least: enough for its partial answer to be small beside them (a few per cent
+// of their bytes for ordinary head dimensions). A chunk is whole key tiles.
 inline constexpr int64_t kChunkKeysMin = 512;
 static_assert(kChunkKeysMin % kKeyTile == 0);
 
