@@ -7,7 +7,7 @@
 //
 // Memory. Tensor bytes are sent from where they are. gRPC may still read them for a moment after a
 // call was cancelled or timed out, so:
-//   - Call() takes borrowed memory too and returns only once gRPC has let go of it;
+//   - Call() takes borrowed memory too and returns only once gRPC has released it;
 //   - CallAsync() and Stream take only tensors with an owner, which they hold as long as needed.
 // The memory must not change meanwhile.
 

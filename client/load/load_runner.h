@@ -85,7 +85,7 @@ class LoadRunner {
   CondVar changed_;
   std::vector<Slot*> free_ ATTEND_GUARDED_BY(mutex_);
   int64_t outstanding_ ATTEND_GUARDED_BY(mutex_) = 0;
-  // In this order: what sends goes before what it sends through.
+  // In this order: senders are destroyed before the objects that they send through.
   std::unique_ptr<Client> client_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::atomic<uint64_t> next_stream_{0};

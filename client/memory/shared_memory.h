@@ -39,10 +39,10 @@ constexpr int64_t SharedSpace(int64_t bytes) {
 class SharedRegion {
  public:
   // Releases the region, unless SharedMemory::Release already has. Calls that name it from then on
-  // fail; what the server still runs goes on. Does not wait for the server, because the thread that
-  // drops the last reference may hold locks: the SharedMemory keeps a device's memory until the
-  // server has closed it. (If the region holds the last reference to the SharedMemory, see
-  // ~SharedMemory.)
+  // fail; requests that the server still runs continue. Does not wait for the server, because the
+  // thread that drops the last reference may hold locks: the SharedMemory keeps a device's memory
+  // until the server has closed it. (If the region holds the last reference to the SharedMemory,
+  // see ~SharedMemory.)
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;

@@ -220,7 +220,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     forgotten = std::move(found->second);
     regions_.erase(found);
     CountOpenLocked(*forgotten, -1);
-    // The client may free lent memory as soon as it is told; memory that the server made stays its.
+    // The client may free lent memory as soon as it is told. The server owns the memory it made.
     if (forgotten->device != SharedRegion::kHost) {
       if (closed) closed_.emplace(token, std::exchange(closed, {}));
     }
