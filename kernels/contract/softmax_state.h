@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The algebra of partial attention: the state of one output row after some of its keys. Every
-// kernel's inner loop, every split and every merge across devices is this and nothing else.
+// kernel's inner loop uses it, and so does merging partial answers over parts of the keys.
 //
 //   max  the largest score so far, -inf if none
 //   sum  sum of exp(score - max)

@@ -42,10 +42,6 @@
 // be anywhere, but no further out than the visible keys' v, as a mean of them (and of 0 for a
 // sink), beside the roundings of the largest of them.
 //
-// An O that was merged from parts over some of the keys each was rounded to its dtype once more,
-// and its parts' weights come from their LSE, in fp32. Floor then grows by u_dtype w + f +
-// u32 (1 + |LSE|) w, and LSE's own doubles.
-//
 // NaN and Inf in the inputs follow IEEE: what the reference makes of them must stand in O and LSE.
 // Finite inputs whose scores are in fp32's range give finite weights, and O, a mean of finite
 // values, is finite: V = 3e38 on two equal keys is 3e38, though the sum before the division is not

@@ -35,8 +35,8 @@ class Cursor {
   bool overflow_ = false;
 };
 
-// Moves pointers from their spans to the spans' places, unless they lie in place; remembers the
-// first that lay nowhere.
+// Moves pointers from their spans to the spans' places, unless they are in place. Remembers the
+// first that is in no span.
 class Rebaser {
  public:
   Rebaser(const SpanList& spans, const std::array<char*, SpanList::kMax>& places,
@@ -47,7 +47,7 @@ class Rebaser {
   void Move(const char* name, T** pointer) {
     if (*pointer == nullptr || in_place_.Contains(*pointer, 1)) return;
     const uintptr_t address = reinterpret_cast<uintptr_t>(*pointer);
-    char* at_end = nullptr;  // of a span, where an empty tensor may lie
+    char* at_end = nullptr;  // of a span, where an empty tensor may be
     for (int n = 0; n < spans_.size(); ++n) {
       const uintptr_t begin = reinterpret_cast<uintptr_t>(spans_[n].data);
       const uintptr_t bytes = static_cast<uintptr_t>(spans_[n].bytes);
@@ -139,7 +139,7 @@ Status CheckInPlace(const WorkItem& item) {
   for (const auto& [name, data] : arrays) {
     if (data != nullptr && item.in_place.Contains(data, 1)) {
       return InvalidArgument(std::string(name) +
-                             " lies in memory in place, must lie in an input span on the host");
+                             " is in memory in place, must be in an input span on the host");
     }
   }
   if (item.in_place.size() == 0 || item.selection.kernel != KernelId::kCudaFlashSm90) {
@@ -159,10 +159,10 @@ Status CheckScattered(const WorkItem& item) {
     const auto begin = reinterpret_cast<uintptr_t>(piece.to);
     const char* fault = nullptr;
     if (piece.bytes < 0) fault = "must have at least 0";
-    if (piece.from == nullptr) fault = "lies nowhere";
+    if (piece.from == nullptr) fault = "has no address";
     if (begin < end) fault = "begins before the end of the piece before it";
     if (fault == nullptr && !item.inputs.Contains(piece.to, piece.bytes)) {
-      fault = "belongs into none of the input spans";
+      fault = "is not inside any input span";
     }
     if (fault != nullptr) {
       return InvalidArgument("scattered piece " + std::to_string(n) + " of " +

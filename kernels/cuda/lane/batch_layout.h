@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the items of a batch lie in a lane's device memory, and the same attention with its
-// pointers moved there. Pure arithmetic on addresses: nothing is dereferenced, no GPU is needed.
+// Where the items of a batch are in a lane's device memory, and the same attention with its
+// pointers moved there. Pure arithmetic on addresses: nothing is dereferenced, and no GPU is
+// needed.
 
 #pragma once
 
@@ -22,8 +23,8 @@ inline constexpr int kPoison = 0xff;  // of outputs: NaN in every dtype
 // How each item of a batch is cut (cut_plan.h): its parts, or none.
 using BatchCuts = std::vector<std::vector<AttentionSlice>>;
 
-// Offsets in bytes from the lane's memory, which is aligned to kLayoutAlignment; of each of the
-// item's spans, in their order.
+// Byte offsets of each of the item's spans, in order, from the start of the lane's memory, which is
+// aligned to kLayoutAlignment.
 struct ItemLayout {
   std::array<int64_t, SpanList::kMax> inputs{};
   std::array<int64_t, SpanList::kMax> outputs{};
@@ -36,31 +37,31 @@ struct BatchLayout {
   int64_t bytes = 0;  // of everything
 };
 
-// Whether an item's memory in place can be used so: spans of no negative size, lengths and offsets
-// on the host, tensors that the selected kernel can address. INVALID_ARGUMENT says what is not.
-// Before anything that reads the item's lengths.
+// Checks that an item's memory can be used in place: no span has a negative size, lengths and
+// offsets are on the host, and the selected kernel can address the tensors. INVALID_ARGUMENT says
+// what is wrong. Call before anything that reads the item's lengths.
 Status CheckInPlace(const WorkItem& item);
 
-// Every span that is moved keeps its address modulo kLayoutAlignment, so that whatever is aligned
-// on the host is aligned on the device. Inputs come first, then outputs, each in the order of the
-// items. The workspace is LaunchBatch's, for all items that are not cut together and for each part
-// of `cuts` (one list for each item; none: nothing is cut) by itself. RESOURCE_EXHAUSTED if a
-// kernel wants more than `workspace_bytes_max`, INVALID_ARGUMENT for negative sizes or a total that
+// Every span that is moved keeps its address modulo kLayoutAlignment, so that what is aligned on
+// the host is aligned on the device. Inputs come first, then outputs, each in the order of the
+// items. The workspace is LaunchBatch's: enough for all uncut items together, and for each part of
+// `cuts` by itself (one list per item; empty if nothing is cut). RESOURCE_EXHAUSTED if a kernel
+// needs more than `workspace_bytes_max`. INVALID_ARGUMENT for negative sizes or a total that
 // overflows 64 bits.
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
                            const BatchCuts& cuts = {});
 
-// How an item is started, its memory still where the item has it.
+// The launch of an item, with its memory still where the item has it.
 LaunchItem ToLaunch(const WorkItem& item);
 
-// The same as addresses, which need not lie in one piece of memory.
+// The same as addresses, which need not be in one piece of memory.
 struct ItemPlace {
   std::array<char*, SpanList::kMax> inputs{};
   std::array<char*, SpanList::kMax> outputs{};
 };
 ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout);
 
-// That the item's scattered pieces fill places inside its input spans as WorkItem has it.
+// Checks that the item's scattered pieces are inside its input spans, as WorkItem requires.
 Status CheckScattered(const WorkItem& item);
 
 // One copy to the device. `mapped`: known to be page-locked.
@@ -70,16 +71,17 @@ struct InputCopy {
   int64_t bytes = 0;
   bool mapped = false;
 };
-// Adds what brings the item's inputs to their places: its spans, or the scattered pieces and what
-// of the spans they leave.
+// Adds the copies that bring the item's inputs to their places: its spans, or the scattered pieces
+// and the rest of the spans.
 void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<InputCopy>* copies);
 
-// `item`'s attention with every pointer moved from its span to that span's place; those in place
-// stay as they are. INVALID_ARGUMENT names a tensor that does not begin inside one of its spans.
+// `item`'s attention with every pointer moved from its span to that span's place. Pointers to
+// memory in place stay as they are. INVALID_ARGUMENT names a tensor that does not begin inside one
+// of its spans.
 Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place);
 
-// Whether kernels overwrite every byte of the output spans: then nothing of what lay there before
-// can come back with the answer. Outputs in place have no spans and bring nothing back.
+// Whether kernels overwrite every byte of the output spans, so that no earlier contents can come
+// back with the answer. Outputs in place have no spans and bring nothing back.
 bool OutputIsDense(const WorkItem& item);
 
 }  // namespace attend::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which bytes a strided tensor has, as few rectangles as can be: what a copy engine takes in one
+// The bytes of a strided tensor as the fewest rectangles, each of which a copy engine takes in one
 // call. Pure arithmetic.
 
 #pragma once
@@ -21,21 +21,22 @@ struct ByteBox {
 
 struct Extent {
   int64_t count = 0;
-  int64_t stride = 0;  // bytes; 0: a broadcast dimension, whose elements are one
+  int64_t stride = 0;  // bytes; 0: a broadcast dimension, all of whose elements are the same
 };
 using Extents = std::array<Extent, 3>;  // in any order
 
-// Copy engines take no more from row to row.
+// The largest pitch that copy engines take.
 inline constexpr int64_t kPitchMax = INT32_MAX;
 
-// Runs of `run` bytes at every index of `extents`. False, and nothing appended: strides are below 0
-// or make runs overlap.
+// Appends runs of `run` bytes at every index of `extents`. False, with nothing appended, if strides
+// are negative or make runs overlap.
 bool AppendBoxes(int64_t run, const Extents& extents, std::vector<ByteBox>* boxes);
 
-// How many boxes that makes; -1 where AppendBoxes says false.
+// How many boxes AppendBoxes would append; -1 if it would return false.
 int64_t CountBoxes(int64_t run, const Extents& extents);
 
-// From the first byte to behind the last; 0 if there is none. Strides must not be below 0.
+// Bytes from the first to the end of the last run; 0 if there is none. Strides must not be
+// negative.
 int64_t SpannedBytes(int64_t run, const Extents& extents);
 
 }  // namespace attend::cuda

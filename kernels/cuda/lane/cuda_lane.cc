@@ -17,8 +17,8 @@
 namespace attend::cuda {
 namespace {
 
-// Page-locked bytes for lists of attentions: a lane begins with these, and keeps at most those;
-// longer lists (a million sequences) go through pageable memory.
+// Page-locked bytes for lists of attentions: what a lane starts with, and the most that it keeps.
+// Longer lists (a million sequences) go through pageable memory.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 constexpr int64_t kListBytesMax = int64_t{16} << 20;
 
@@ -45,7 +45,7 @@ Status CudaLane::Open(const LaneOptions& options) {
   memory_.Use(stream_, options.workspace_bytes);
   cudaError_t error = cudaSuccess;
   ATTEND_RETURN_IF_ERROR(memory_.Reserve(options.workspace_bytes, &error));
-  return ToStatus(cudaStreamSynchronize(stream_), where);  // the driver's part, before any batch
+  return ToStatus(cudaStreamSynchronize(stream_), where);  // the driver's setup, before any batch
 }
 
 CudaLane::~CudaLane() {
@@ -102,7 +102,8 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
   }
   batch->items.assign(items.begin(), items.end());
   batch->statuses.resize(items.size());
-  // Twice, as a launch that failed is tried again by items. Without memory lists are pageable.
+  // Twice, because a failed launch is retried item by item. If there is no memory, lists are
+  // pageable.
   const int64_t list_bytes = std::min(batch->layout.list_bytes, kListBytesMax / 2) * 2;
   if (lists_.Reset(list_bytes) != cudaSuccess) (void)lists_.Reset(0);
   PrepareRun(batch);
@@ -172,7 +173,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool polled) 
   auto batch = std::make_shared<Batch>();
   const Status prepared = Prepare(items, batch.get());
   if (!prepared.ok()) {
-    // A loss that shows only now is no fault of the batch's.
+    // If the loss shows only now, the batch did not cause it.
     if (context_.poller.device_lost()) return Unavailable("device " + device.name + " is lost");
     return prepared;
   }
@@ -244,8 +245,8 @@ void CudaLane::CopyIn(Batch* batch) {
   PoisonInPlace(batch);
 }
 
-// Bytes that no kernel writes must not bring back what another batch left in this memory. Outputs
-// that lie side by side are cleared at once.
+// Bytes that no kernel writes must not return what another batch left in this memory. Adjacent
+// outputs are cleared together.
 void CudaLane::ClearOutputs(Batch* batch) {
   char* begin = nullptr;
   char* end = nullptr;
@@ -303,15 +304,15 @@ void CudaLane::Compute(Batch* batch) {
   char* const workspace = memory_.data() + batch->layout.workspace;
   const int64_t bytes = batch->layout.workspace_bytes;
   LaunchOptions options = OptionsOf(false);
-  // A kernel that began before the stream's last one has ended would look for that one only.
+  // A kernel that starts before the stream's last one has ended would wait for that one only.
   options.may_begin_early &= !batch->awaits;
   const Status status = LaunchBatch(launches, workspace, bytes, stream_, options);
   if (status.ok()) return;
-  const cudaError_t error = cudaStreamQuery(stream_);  // that a device is lost, every call says
+  const cudaError_t error = cudaStreamQuery(stream_);  // every call reports a lost device
   const bool lost = IsSticky(error);
   if (lost) context_.poller.ReportLoss(error);
-  // Which item it was cannot be told: each alone, so that only that one fails. Those that had been
-  // started compute the same again.
+  // It is unknown which item failed: launch each alone, so that only that one fails. Items that had
+  // already started compute the same again.
   size_t next = 0;
   for (size_t n = 0; n < batch->items.size(); ++n) {
     Status& each = batch->statuses[n];
@@ -398,7 +399,7 @@ void CudaLane::Finish(Batch* batch, cudaError_t error) {
   if (error == cudaSuccess) {
     ReadTimes(batch, &outcome);
   } else {
-    // The event could not be recorded, yet what was enqueued still uses the caller's memory.
+    // The event could not be recorded, but the enqueued work still uses the caller's memory.
     if (!outcome.device_lost) {
       (void)cudaStreamSynchronize(stream_);
       pipeline_.Synchronize();

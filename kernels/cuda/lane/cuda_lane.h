@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A lane on a GPU: streams, events around its phases, and device memory that holds a whole batch
-// (inputs, outputs, kernel workspace). Submit comes from one thread at a time; what ends a batch
-// runs on the poller's thread, or in Poll, as does what starts the later parts of large items.
+// (inputs, outputs, kernel workspace). One thread at a time calls Submit. The end of a batch is
+// handled on the poller's thread or in Poll; later parts of large items are started there too.
 //
 // Small items run together on one stream of the highest priority: a gather, the kernels, a scatter.
 // A large item (cut_plan.h) is cut into parts that follow each other on streams of the lowest
-// priority. Persistent blocks of a part's launch fill all multiprocessors but
-// LaneTuning::multiprocessors_free, so that a small launch beside it waits until the part's blocks
-// leave (some launch_seconds_max, by the plan) or takes what was left free; what is queued behind
-// the part comes after it. Copies by a kernel need a multiprocessor just so. Copy engines take
-// turns between streams and are never held for more than kEngineCopyBytesMax.
+// priority. The persistent blocks of a part's launch fill all multiprocessors except
+// LaneTuning::multiprocessors_free. A small launch at the same time takes those left free, or waits
+// until the part's blocks leave (about launch_seconds_max, by the plan); it runs before the parts
+// queued after this one. Copies by a kernel need a free multiprocessor too. Copy engines take turns
+// between streams, and no copy holds one for more than kEngineCopyBytesMax.
 //
-// Submit allocates no memory of the device or page-locked memory, unless a batch is larger than all
-// before it (lane_memory.h, host_arena.h say what may wait then), and waits for nothing, unless
-// spans are not page-locked.
+// Submit allocates device memory and page-locked memory only if a batch is larger than all before
+// it (lane_memory.h and host_arena.h say what may wait then). It waits only if spans are not
+// page-locked.
 
 #pragma once
 
@@ -41,15 +41,15 @@
 
 namespace attend::cuda {
 
-// What the lanes of a device share; it outlives them.
+// What the lanes of a device share. Outlives them.
 struct LaneContext {
   const DeviceInfo& device;
   CompletionPoller& poller;
   DevicePool& pool;
   const PinnedRanges& pinned;
   LaneTuning tuning = {};
-  // If set, told of every phase of every batch that went well, on the poller's thread or in Poll:
-  // part is -1 for small items'.
+  // If set, called for every phase of every batch that succeeded, on the poller's thread or in
+  // Poll. `part` is -1 for the phases of small items.
   PhaseSink timeline = {};
 };
 
@@ -59,13 +59,13 @@ class CudaLane : public Lane {
   ~CudaLane() override;  // waits for the batch that runs
 
   Status Submit(std::span<const WorkItem> items, Done done) override;
-  // Items that are cut are not polled: their end comes late.
+  // Items that are cut are not polled, because they end late.
   Status SubmitPolled(std::span<const WorkItem> items, Done done) override;
   void Poll(std::chrono::nanoseconds at_most) override;
 
  private:
   // Of the small items, in stream order: before copy-in, after copy-in, after the kernels, after
-  // copy-out. kEnd is behind everything, if parts run beside them.
+  // copy-out. kEnd is after everything, if parts run at the same time.
   enum Mark { kBegin, kCopiedIn, kComputed, kCopiedOut, kEnd, kMarks };
 
   // A batch from Submit to Done.
@@ -85,7 +85,7 @@ class CudaLane : public Lane {
   };
   using BatchPointer = std::shared_ptr<Batch>;
 
-  // A batch whose end its submitter will look for.
+  // A batch whose submitter will poll for its end.
   struct PolledBatch {
     BatchPointer batch;
     cudaError_t recorded = cudaSuccess;
@@ -98,13 +98,14 @@ class CudaLane : public Lane {
   Status Open(const LaneOptions& options);
 
   Status Start(std::span<const WorkItem> items, Done done, bool polled);
-  // Empty: it is computed as one.
+  // Empty if the item is computed as one.
   std::vector<AttentionSlice> PartsOf(const WorkItem& item) const;
   Status Prepare(std::span<const WorkItem> items, Batch* batch);
   void PrepareRun(Batch* batch);
   LaunchOptions OptionsOf(bool parts);
 
-  // Makes the lane's stream, and with it the parts', wait for what comes before the items.
+  // Makes the lane's stream, and so the parts' streams, wait for the events that the items wait
+  // for.
   void Await(Batch* batch);
   void CopyIn(Batch* batch);
   void ClearOutputs(Batch* batch);
@@ -112,13 +113,14 @@ class CudaLane : public Lane {
   void Compute(Batch* batch);
   void CopyOut(Batch* batch);
 
-  // Parts: the first ones; the next, when the oldest has ended; what comes when there are no more.
+  // Parts: starts the first ones; starts the next when the oldest has ended; handles the end when
+  // none are left.
   void StartParts(const BatchPointer& batch);
   void AwaitPart(const BatchPointer& batch);
   void PartEnded(const BatchPointer& batch, cudaError_t error);
   void AwaitEnd(const BatchPointer& batch, Mark last, cudaError_t recorded);
 
-  // Puts a failure down to its item; true if there was none.
+  // Records a failure in its item's status. True if there was none.
   bool Note(cudaError_t error, const char* where, Status* status);
   SpanCopier::Fail NoteCopies(const char* where, Batch* batch);
   void Finish(Batch* batch, cudaError_t error);

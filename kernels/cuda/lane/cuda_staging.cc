@@ -32,7 +32,7 @@ class StagingStream::CudaStaging final : public Staging {
   const DeviceEvent* after() const override { return event_.get(); }
 
  private:
-  // The pool's memory is aligned to kLayoutAlignment, the host's perhaps not.
+  // The pool's memory is aligned to kLayoutAlignment; the host's may not be.
   int64_t residue() const {
     return static_cast<int64_t>(reinterpret_cast<uintptr_t>(host_.data) %
                                 static_cast<uintptr_t>(kLayoutAlignment));
@@ -47,7 +47,7 @@ class StagingStream::CudaStaging final : public Staging {
   std::shared_ptr<void> owner_;
   std::shared_ptr<CudaEvent> event_;
   char* memory_ = nullptr;
-  bool recorded_ = false;  // the event stands behind the last copy
+  bool recorded_ = false;  // the event is recorded after the last copy
   Mutex marks_mutex_;
   Events marks_ ATTEND_GUARDED_BY(marks_mutex_);  // all before event_ in the stream
 };
@@ -116,7 +116,7 @@ StagingStream::CudaStaging::~CudaStaging() {
   if (error == cudaSuccess && !recorded_) {
     error = cudaEventRecord(event_->get(), stream_.stream_);
   }
-  // Behind the copies in the stream's order; whoever read it has ended.
+  // After the copies, in the stream's order; all that read it has ended.
   stream_.pool_.Free(memory_, stream_.stream_);
   const bool reached = error == cudaSuccess && cudaEventQuery(event_->get()) == cudaSuccess;
   (void)cudaGetLastError();
@@ -132,7 +132,7 @@ StagingStream::CudaStaging::~CudaStaging() {
                 if (outcome == cudaSuccess) {
                   GiveBack(stream, std::move(events));
                 } else if (!poller.device_lost()) {
-                  // No event says when the copies end that may still be under way.
+                  // Copies may still be running, and no event says when they end.
                   (void)cudaStreamSynchronize(stream.stream_);
                 }
                 owner.reset();
@@ -142,7 +142,7 @@ StagingStream::CudaStaging::~CudaStaging() {
 StagingStream::~StagingStream() {
   if (stream_ == nullptr) return;
   const DeviceScope scope(device_.index);
-  events_.Clear();  // all are back: the poller, which may hold some, has gone before
+  events_.Clear();  // all are back: the poller, which may hold some, is already gone
   (void)cudaStreamDestroy(stream_);
   (void)cudaGetLastError();
 }

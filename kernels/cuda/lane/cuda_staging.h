@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stagings on a GPU: memory of its pool, filled by copies on one stream of the backend, which has
-// the lowest priority. The stream's order is what makes this safe: memory is taken, written and
-// given back in it, so that another staging, or a lane, gets the same bytes only behind the copies
-// that were still under way.
+// Stagings on a GPU: memory from its pool, filled by copies on one stream of the backend, which has
+// the lowest priority. The stream's order makes this safe: memory is taken, written and given back
+// in that order, so another staging, or a lane, gets the same bytes only after the copies that were
+// still running.
 //
-// The host's memory needs more, as its owner is no stream's business: a staging that ends leaves
-// its owner to the poller, which lets go of it once the event behind its last copy is reached (or
-// the device is lost, and no copy reads any more). Where that is so already, which after a request
-// that ran it is, the owner goes at once. Events, marks too, are used again by later stagings, but
-// for those not seen to be reached; the memory is taken from the pool for each staging anew.
+// The host memory needs more, because the stream does not control its owner. A staging that ends
+// passes the owner to the poller, which releases it when the event after the last copy is reached,
+// or when the device is lost and no copy reads any more. If the event is already reached, as it is
+// after a request that ran, the owner is released at once. Later stagings reuse events, and marks
+// too, except those not seen to be reached. Each staging takes its memory from the pool.
 
 #pragma once
 
@@ -25,18 +25,18 @@
 
 namespace attend::cuda {
 
-// The copies of all stagings of a device. Any threads at once.
+// The copies of all stagings of a device. Thread-safe.
 class StagingStream {
  public:
-  // Which must outlive it, and which it must outlive in turn as far as what it has given the
-  // poller goes: declare it before the poller and behind the pool.
+  // `device` and `pool` must outlive it. It must outlive the poller, which may hold some of its
+  // events: declare it after the pool and before the poller.
   StagingStream(const DeviceInfo& device, DevicePool& pool) : device_(device), pool_(pool) {}
   ~StagingStream();
   StagingStream(const StagingStream&) = delete;
   StagingStream& operator=(const StagingStream&) = delete;
 
-  // Before anything else. Without pools there is no memory that comes and goes in stream order, and
-  // no staging: giving memory back would wait for the whole device.
+  // Call first. Without pools memory cannot be allocated and freed in stream order, and there is no
+  // staging: freeing memory would wait for the whole device.
   Status Open();
   bool can_stage() const { return stream_ != nullptr && pool_.in_stream_order(); }
 

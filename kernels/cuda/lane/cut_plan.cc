@@ -13,11 +13,11 @@ namespace attend::cuda {
 namespace {
 
 constexpr int64_t kUnits = 132;  // of an H200
-// A launch of fewer waves of tiles than these may leave much of the device idle in its last one, so
-// none is asked to be shorter, however long its tiles take.
+// A launch of fewer waves of tiles than this may leave much of the device idle in its last wave, so
+// no launch is made shorter, however long its tiles take.
 constexpr double kWavesLeast = 3;
 
-// What the kernels reach on an H200 (tests/bench/KERNELS.md), long sequences.
+// What the kernels reach on an H200 with long sequences (tests/bench/KERNELS.md).
 double FlopsPerSecond(KernelId kernel) {
   switch (kernel) {
     case KernelId::kCudaFlashSm90:
@@ -77,7 +77,7 @@ struct Grid {
 
 int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// `parts` or, where dimensions do not divide so, somewhat more; or as many as there can be.
+// `parts`, or somewhat more if the dimensions do not divide that way, or as many as possible.
 Grid GridOf(const Attention& a, int64_t parts) {
   const Problem& p = a.problem;
   Grid grid;
@@ -109,7 +109,8 @@ double KernelSeconds(const Problem& p, const Cost& cost, const Grid& grid, doubl
   return waves * TileSeconds(cost, rate);
 }
 
-// From the first byte in to the last byte out, parts following each other through three stages.
+// From the first byte in to the last byte out, with parts following each other through three
+// stages.
 double EstimateSeconds(const Problem& p, const Cost& cost, const Grid& grid, double rate,
                        const CutBounds& bounds) {
   const auto parts = static_cast<double>(grid.parts());
@@ -120,8 +121,8 @@ double EstimateSeconds(const Problem& p, const Cost& cost, const Grid& grid, dou
   return in + kernel + out + (parts - 1) * slowest;
 }
 
-// For what must be cut into many because it takes long: of up to `most` parts the number that is
-// done first, with no launch longer than it may be.
+// For an attention that must be cut into many parts because it takes long: the number of parts, up
+// to `most`, that finishes first, with no launch longer than allowed.
 int64_t ChooseLaunches(const Attention& a, const Cost& cost, double rate, int64_t most,
                        const CutBounds& bounds) {
   const double uneven = cost.uneven ? 2 : 1;  // at most, of parts cut by rows
@@ -141,7 +142,7 @@ int64_t ChooseLaunches(const Attention& a, const Cost& cost, double rate, int64_
   return best;
 }
 
-// The number of parts that is done first, none of them too long.
+// The number of parts that finishes first, with none of them too long.
 int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds) {
   const Cost cost = CostOf(a, kernel);
   const double rate = FlopsPerSecond(kernel);
@@ -174,7 +175,8 @@ bool SameVariants(KernelId kernel, const Problem& a, const Problem& b) {
                     });
 }
 
-// `next` begins where `slice` ends, in one dimension. False if it does not, or must not be joined.
+// Joins `next` to `slice`, which ends where `next` begins in one dimension. False if it does not,
+// or if they must not be joined.
 bool Join(const Attention& a, const AttentionSlice& next, AttentionSlice* slice) {
   const bool batch = slice->batch_begin == next.batch_begin && slice->batch_end == next.batch_end;
   const bool heads = slice->heads_begin == next.heads_begin && slice->heads_end == next.heads_end;
@@ -197,7 +199,7 @@ int64_t Cut(int64_t size, int64_t unit, int64_t parts, int64_t n) {
   return std::min(size, DivideUp(size, unit) * n / parts * unit);
 }
 
-// Each part joined to those before it for as long as that is at most `flops_max`.
+// Joins each part to those before it while the result is at most `flops_max`.
 std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const CutBounds& bounds,
                                      const std::vector<AttentionSlice>& parts, double flops_max) {
   auto spare = static_cast<int64_t>(parts.size()) - std::max(bounds.parts_min, 1);
@@ -248,14 +250,15 @@ std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const
   const double flops_max = bounds.in_place_seconds_max * FlopsPerSecond(kernel);
   std::vector<AttentionSlice> joined = JoinUpTo(a, kernel, bounds, parts, flops_max);
   if (joined.size() < 2) return joined;
-  // Filled to the brim one after another, all but the last are long, and behind a short last one
-  // the GPU runs dry before the next attention comes. Just as many of the same length do not.
+  // If parts are filled to the limit one after another, all but the last are long, and after a
+  // short last one the GPU is idle before the next attention comes. As many parts of equal length
+  // avoid that.
   double most = 0;
   for (const AttentionSlice& slice : parts) {
     const Result<Attention> part = TakeSlice(a, slice);
     if (part.ok()) most = std::max(most, Flops(*part));
   }
-  // Parts need not add up to an even share, but less than one of them above it they do.
+  // Parts need not add up to an even share exactly, but they exceed it by less than one part.
   const double share = Flops(a) / static_cast<double>(joined.size());
   for (const double above : {0.0, 0.25, 0.5, 0.75, 1.0}) {
     const double even_max = 1.0001 * (share + above * most);

@@ -90,7 +90,7 @@ void CutRun::StartNext() {
       *status = taken.status();
     }
   }
-  // Marks are set whatever fails: whoever waits for the part must not wait forever.
+  // Marks are set even after a failure, so that nothing waits for the part forever.
   Mark(pipeline_.begin(n, PartPipeline::kIn), PartPipeline::kIn, status);
   if (step.slice == 0 && status->ok()) {
     Clear(item);

@@ -6,8 +6,8 @@
 //   kernel             | part 1 | part 2 | part 3 | ...
 //   copy out                    | part 1 | part 2 | part 3 | ...
 //
-// A failure is put down to the part's item, whose later parts are then left out. One thread at a
-// time: first the one that submits, then the one that learns of ends.
+// A failure is recorded for the part's item, and the item's later parts are left out. One thread at
+// a time: first the one that submits, then the one that learns that parts have ended.
 
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace attend::cuda {
 
-// Pointers are to what outlives the run.
+// What the pointers point to outlives the run.
 struct CutItem {
   const WorkItem* item = nullptr;
   const ItemPlace* place = nullptr;
@@ -41,30 +41,30 @@ struct CutWorkspace {
   LaunchOptions options;
 };
 
-// Of the events of one copy or kernel that has ended; `part` counts within the batch.
+// Takes the events of one copy or kernel that has ended; `part` counts within the batch.
 using PhaseSink = std::function<void(PartPipeline::Stage stage, int64_t part, cudaEvent_t begin,
                                      cudaEvent_t end)>;
 
 class CutRun {
  public:
-  // Puts an error down to a status; true if there was none.
+  // Records an error in a status. True if there was none.
   using Note = std::function<bool(cudaError_t error, const char* where, Status* status)>;
 
   CutRun(PartPipeline& pipeline, std::vector<CutItem> items, const CutWorkspace& workspace,
          Note note, PhaseSink sink);
 
-  // Enqueues the next part; only if HasNext, and no more than kAhead beyond those collected.
+  // Enqueues the next part. Call only if HasNext, with at most kAhead parts not yet collected.
   void StartNext();
   bool HasNext() const { return started_ < static_cast<int64_t>(steps_.size()); }
 
-  // The event behind the oldest part not yet collected, and what recording it said.
+  // The event after the oldest part not yet collected, and what recording it returned.
   cudaEvent_t oldest() const { return pipeline_.end(collected_, PartPipeline::kOut); }
   cudaError_t oldest_recorded() const;
-  // It has been reached (or never will be): takes the part's times.
+  // Call when it has been reached (or never will be): takes the part's times.
   void CollectOldest();
   void CollectAll();
 
-  // Leaves out what has not started; the items that lack parts fail.
+  // Leaves out parts that have not started; the items that lack parts fail.
   void Abandon(const Status& why);
 
   int64_t parts() const { return static_cast<int64_t>(steps_.size()); }
@@ -76,7 +76,7 @@ class CutRun {
     size_t slice;
   };
 
-  // Output that no kernel writes must not bring back what another batch left on the device.
+  // Clears output that no kernel writes, so that it does not return what another batch left there.
   void Clear(const CutItem& item);
   void PoisonInPlace(const CutItem& item);
   void Copy(const std::vector<BoxCopy>& copies, PartPipeline::Stage stage, Status* status);
@@ -96,7 +96,7 @@ class CutRun {
   int64_t busy_ns_[PartPipeline::kStages] = {};
 };
 
-// Between two events that have been reached; 0 if either was not recorded.
+// The time between two events that have been reached; 0 if either was not recorded.
 int64_t ElapsedNs(cudaEvent_t from, cudaEvent_t to);
 
 }  // namespace attend::cuda

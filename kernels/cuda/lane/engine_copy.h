@@ -19,7 +19,7 @@ struct BoxCopy {
   int64_t pitch = 0;
 };
 
-// The same of one memory.
+// The same within one memory.
 struct ByteRuns {
   char* data = nullptr;
   int64_t width = 0;
@@ -30,8 +30,8 @@ struct ByteRuns {
 // Sets every byte of the runs, and none between them.
 cudaError_t EnqueueFill(const ByteRuns& runs, int value, cudaStream_t stream);
 
-// Enqueues it in pieces of at most kEngineCopyBytesMax, between which other streams' copies may
-// run.
+// Enqueues the copy in pieces of at most kEngineCopyBytesMax; other streams' copies may run between
+// them.
 cudaError_t EnqueueCopy(const BoxCopy& copy, cudaMemcpyKind kind, cudaStream_t stream);
 
 }  // namespace attend::cuda

@@ -12,7 +12,7 @@ namespace attend::cuda {
 namespace {
 
 constexpr int64_t kGrowthBytes = int64_t{16} << 20;  // memory is a multiple of this
-// A lane keeps this much, or what it began with; beyond it, no more than kKeepShare times what a
+// A lane keeps this much, or what it started with; above that, at most kKeepShare times what a
 // batch needs.
 constexpr int64_t kKeepBytes = int64_t{1} << 30;
 constexpr int64_t kKeepShare = 4;
@@ -38,7 +38,7 @@ Status DevicePool::Open(int device) {
   properties.location.type = cudaMemLocationTypeDevice;
   properties.location.id = device;
   ATTEND_RETURN_IF_ERROR(ToStatus(cudaMemPoolCreate(&pool_, &properties), where));
-  uint64_t keep = UINT64_MAX;  // what is freed stays here, whoever synchronises
+  uint64_t keep = UINT64_MAX;  // freed memory stays here on any synchronisation
   return ToStatus(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), where);
 }
 
@@ -58,7 +58,7 @@ cudaError_t DevicePool::Allocate(int64_t bytes, cudaStream_t stream, void** memo
 
 void DevicePool::Free(void* memory, cudaStream_t stream) {
   {
-    // First: once it is free, another stream may get the same piece.
+    // First, because once it is free, another stream may get the same piece.
     const MutexLock lock(mutex_);
     const auto piece = pieces_.find(memory);
     used_bytes_ -= piece->second;
@@ -98,13 +98,13 @@ cudaError_t LaneMemory::Allocate(int64_t bytes) {
   if (error != cudaSuccess) return error;
   data_ = static_cast<char*>(memory);
   bytes_ = bytes;
-  // The tile queue at the head of the workspace, which lies first.
+  // The tile queue, at the start of the workspace, which comes first.
   error = cudaMemsetAsync(data_, 0, static_cast<size_t>(std::min(bytes, kTileQueueBytes)), stream_);
   if (error != cudaSuccess) Release();
   return error;
 }
 
-// The new memory before the old one goes, so that the pool gets a large piece back whole.
+// Takes the new memory before it frees the old, so that the pool gets a large piece back whole.
 void LaneMemory::Shrink(int64_t bytes) {
   char* const large = data_;
   const int64_t large_bytes = bytes_;
@@ -130,7 +130,7 @@ Status LaneMemory::Reserve(int64_t bytes, cudaError_t* error) {
                              device_.name + ", which has " + std::to_string(device_.memory_bytes));
   }
   const int64_t before = bytes_;
-  Release();  // first, or old and new would have to fit together
+  Release();  // first; otherwise old and new would have to fit together
   const int64_t twice = std::min(RoundUp(2 * before, kGrowthBytes), kKeepBytes);
   *error = Allocate(std::max(least, twice));
   if (*error == cudaErrorMemoryAllocation && twice > least) *error = Allocate(least);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The device memory of lanes. A DevicePool is CUDA's stream-ordered pool of one device, which keeps
-// what it has once taken from the driver; a LaneMemory is one lane's piece of it, which grows in
-// stream order. One thread at a time for each LaneMemory; the pool is thread-safe.
+// The device memory of lanes. A DevicePool is CUDA's stream-ordered pool of one device; it keeps
+// what it has taken from the driver. A LaneMemory is one lane's piece of it, which grows in stream
+// order. One thread at a time for each LaneMemory; the pool is thread-safe.
 //
-// What may still wait, on the thread that calls Reserve: taking memory from the driver that the
-// pool never had before (about a millisecond for 256 MiB; other lanes run on), and, only when there
-// is none, a synchronisation of the lane's stream before memory that the pool holds is given back
-// and asked for again. Without pools (some virtual GPUs) every growth waits for the device.
+// Two things may still wait, on the thread that calls Reserve. Taking memory from the driver that
+// the pool never had before takes about a millisecond for 256 MiB; other lanes keep running. Only
+// if the driver has none, the lane's stream is synchronised, and memory that the pool holds is
+// given back and requested again. Without pools (some virtual GPUs) every growth waits for the
+// device.
 
 #pragma once
 
@@ -29,17 +30,17 @@ class DevicePool {
   DevicePool(const DevicePool&) = delete;
   DevicePool& operator=(const DevicePool&) = delete;
 
-  // Before anything else. Of the device's pool nothing is used: others of the process may have
-  // bounds of their own there.
+  // Call first. Makes a pool of its own and does not use the device's default pool, on which other
+  // users in the process may have set limits.
   Status Open(int device);
 
   cudaError_t Allocate(int64_t bytes, cudaStream_t stream, void** memory);
   void Free(void* memory, cudaStream_t stream);
-  void Trim();  // gives back to the driver what nobody uses
+  void Trim();  // gives unused memory back to the driver
 
-  // Allocated and not freed, as far as callers are concerned: streams may still use what is freed.
+  // Allocated and not yet freed by callers; streams may still use what is freed.
   int64_t used_bytes() const;
-  // Or else every Free waits for the whole device.
+  // If not, every Free waits for the whole device.
   bool in_stream_order() const { return pool_ != nullptr; }
 
  private:
@@ -51,24 +52,25 @@ class DevicePool {
 
 class LaneMemory {
  public:
-  // Which must outlive it. `device` bounds what a batch may ask for.
+  // Both must outlive it. `device` bounds what a batch may request.
   LaneMemory(const DeviceInfo& device, DevicePool& pool) : device_(device), pool_(pool) {}
   ~LaneMemory() { Release(); }
   LaneMemory(const LaneMemory&) = delete;
   LaneMemory& operator=(const LaneMemory&) = delete;
 
-  // Before Reserve: the stream in whose order memory comes and goes, and how much is kept in any
-  // case. The stream must outlive this, and everything that used the memory must have ended when
-  // Reserve is called again.
+  // Call before Reserve: sets the stream in whose order memory is allocated and freed, and how much
+  // is always kept. The stream must outlive this, and everything that used the memory must have
+  // ended when Reserve is called again.
   void Use(cudaStream_t stream, int64_t keep_bytes);
 
-  // At least `bytes`, 256-byte aligned, the first kTileQueueBytes zero; to be used in order with
-  // the stream. Small memory grows to twice what it was at least; what is far too large is given
-  // up, so that one large batch does not keep other lanes from growing. Not OK (RESOURCE_EXHAUSTED,
-  // or what CUDA said, in `*error` too): the memory is as it was, or smaller.
+  // Makes it at least `bytes`, 256-byte aligned, with the first kTileQueueBytes zero; use it in
+  // order with the stream. Memory that is too small at least doubles. Memory that is far too large
+  // is given up, so that one large batch does not keep other lanes from growing. Not OK
+  // (RESOURCE_EXHAUSTED, or CUDA's error, which is also in `*error`): the memory is as it was, or
+  // smaller.
   Status Reserve(int64_t bytes, cudaError_t* error);
 
-  // Before the stream goes.
+  // Call before the stream is destroyed.
   void Release();
 
   char* data() const { return data_; }

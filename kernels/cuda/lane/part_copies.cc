@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kBoxesMax = 4096;  // of one tensor; a call each
 
-// Rows of the sequences of an attention, which for packed ones lie anywhere in the tensor.
+// Rows of an attention's sequences, which may be anywhere in the tensor if they are packed.
 struct RowRange {
   int64_t begin;
   int64_t end;
@@ -77,7 +77,7 @@ std::vector<Array> ArraysOf(const Attention& host, const Attention& device) {
 
 bool IsInPlace(const SpanList& in_place, const void* data) { return in_place.Contains(data, 1); }
 
-// Of what is not copied any strides will do that lead nowhere else.
+// A tensor that is not copied may have any strides that stay inside its memory.
 bool LiesInPlace(const SpanList& in_place, const void* data, int64_t run, const Extents& extents) {
   for (const Extent& extent : extents) {
     if (extent.stride < 0 && extent.count > 1) return false;
@@ -136,7 +136,7 @@ bool CanMoveInParts(const WorkItem& item) {
                  input(a.k.data, p.dim * size, ExtentsOf(a.k, p, p.heads_kv, rows_k)) &&
                  input(a.v.data, p.dim_v * size, ExtentsOf(a.v, p, p.heads_kv, rows_k)) &&
                  output(a.o.data, p.dim_v * size, ExtentsOf(a.o, p, p.heads_q, rows_q));
-  // Two rows of an output in one place would be no output.
+  // Two rows of an output must not be in the same place.
   for (const Extent& extent : ExtentsOf(a.o, p, p.heads_q, rows_q)) {
     movable = movable && (extent.stride > 0 || extent.count <= 1);
   }

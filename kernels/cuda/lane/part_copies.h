@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which bytes each part of a cut attention (cut_plan.h) needs on the device before its kernel and
-// on the host after it. Pure arithmetic, but for the offsets of packed sequences, which are read.
+// on the host after it. Pure arithmetic, except that the offsets of packed sequences are read.
 
 #pragma once
 
@@ -19,16 +19,17 @@
 
 namespace attend::cuda {
 
-// Whether the item can be moved in parts: every tensor lies inside one of its spans, no runs of a
-// tensor that is copied overlap, what copies it needs are not absurdly many, packed offsets lie in
-// the tensors.
+// Whether the item can be moved in parts: every tensor is inside one of its spans, no runs of a
+// copied tensor overlap, it does not need too many copies, and packed offsets are inside the
+// tensors.
 bool CanMoveInParts(const WorkItem& item);
 
-// Whether Q, K, V, bias and O all lie in place: then parts bring next to nothing and take nothing.
+// Whether Q, K, V, bias and O are all in place, so that parts copy next to nothing in and nothing
+// out.
 bool TensorsAreInPlace(const WorkItem& item);
 
-// The bytes of O and LSE that the kernel writes in place: none of them if they are moved.
-// INVALID_ARGUMENT: they are not all there, or their rows overlap.
+// The bytes of O and LSE that the kernel writes in place; none if they are moved. INVALID_ARGUMENT:
+// they are not entirely in place, or their rows overlap.
 Result<std::vector<ByteRuns>> OutputsInPlace(const WorkItem& item);
 
 // One attention as the host and as the device has it.
@@ -38,9 +39,9 @@ struct TwoViews {
 };
 Result<TwoViews> TakeSlice(const TwoViews& whole, const AttentionSlice& slice);
 
-// Of one attention for which CanMoveInParts says yes. Asked for its parts in the order in which
-// they are computed, each once: what an earlier part has brought is not copied again, and what lies
-// in place, where both views have it, never.
+// The copies of one attention for which CanMoveInParts is true. Ask for its parts in the order in
+// which they are computed, each once: bytes that an earlier part has copied are not copied again,
+// and bytes in place, which both views share, are never copied.
 class PartCopies {
  public:
   PartCopies(const TwoViews& whole, const SpanList& in_place)
@@ -56,7 +57,8 @@ class PartCopies {
  private:
   enum Tensor { kQ, kK, kV, kBias };
 
-  // Of the part of a tensor that begins at `host`, the rows that are not there yet up to `rows`.
+  // Adds the rows up to `rows` that are not yet copied, of the part of a tensor that begins at
+  // `host`.
   void AddRows(Tensor tensor, const void* host, const void* device, int64_t run, Extents extents,
                int64_t rows, std::vector<BoxCopy>* copies);
 

@@ -16,8 +16,8 @@ bool IsMappedHostAddress(const void* address) {
   return attributes.type == cudaMemoryTypeHost && attributes.devicePointer == address;
 }
 
-// cudaErrorNotSupported where CUDA has no such call; then, or if it fails, nothing may be assumed
-// of what was enqueued.
+// cudaErrorNotSupported if CUDA has no such call. Then, or if it fails, assume nothing about what
+// was enqueued.
 cudaError_t EnqueueBatch(const std::vector<CopyPiece>& pieces, cudaStream_t stream) {
 #if CUDART_VERSION >= 13000
   std::vector<void*> to;

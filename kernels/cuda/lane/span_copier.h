@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves the spans of many small items in few calls. One direction of one batch: gather or scatter.
-// One thread.
+// Copies the spans of many small items in few calls, in one direction of one batch: gather or
+// scatter. One thread.
 
 #pragma once
 
@@ -18,9 +18,9 @@
 
 namespace attend::cuda {
 
-// Whether a kernel can read or write it: page-locked, at the same address on the device. What
-// `pinned` does not know CUDA is asked for, some hundred nanoseconds each; such is memory of
-// another backend's allocator, and memory that is not page-locked at all.
+// Whether a kernel can read or write the span: it is page-locked, at the same address on the
+// device. If `pinned` does not know it, CUDA is asked, which takes some hundred nanoseconds. That
+// is the case for memory of another backend's allocator, and for memory that is not page-locked.
 bool IsMapped(const PinnedRanges& pinned, const HostSpan& span);
 
 class SpanCopier {
@@ -31,11 +31,11 @@ class SpanCopier {
 
   // Between the span and `device`; the direction is `kind`.
   void Add(const HostSpan& span, char* device, size_t item);
-  // Of memory that is known to be mapped, to the device, by a kernel whatever its size.
+  // Adds a copy from memory that is known to be mapped, to the device, by a kernel at any size.
   void AddMapped(const CopyPiece& piece, size_t item);
 
-  // Enqueues what was added: one launch, and a call for each span that the copy engines take. What
-  // fails is tried again by itself, and `fail` is told of each item whose copy fails alone too.
+  // Enqueues what was added: one launch, and a call for each span that the copy engines take. A
+  // copy that fails is retried alone, and `fail` is called for each item whose copy fails again.
   using Fail = std::function<void(size_t item, cudaError_t error)>;
   void Enqueue(cudaStream_t stream, const Fail& fail);
 

@@ -177,7 +177,7 @@ TEST(Rebase, LeavesWhatLiesInPlace) {
   const Result<BatchLayout> layout = cuda::LayOut(items, kNoLimit);
   ASSERT_TRUE(layout.ok()) << layout.status().ToString();
   EXPECT_LE(layout->bytes, layout->workspace_bytes + 2 * kLayoutAlignment + 0x140)
-      << "no room is taken for what lies in place";
+      << "no room is taken for what is in place";
   ASSERT_TRUE(cuda::CheckInPlace(item).ok());
   const cuda::ItemPlace place = cuda::PlaceIn(at(0x100000), item, layout->items[0]);
   const Result<Attention> moved = cuda::Rebase(item, place);
