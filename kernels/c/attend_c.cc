@@ -195,9 +195,8 @@ Status CheckWorkspace(const void* workspace, int64_t bytes, int64_t needed) {
   }
   const uintptr_t beyond = reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment;
   if (needed > 0 && beyond != 0) {
-    return InvalidArgument("workspace lies " + std::to_string(beyond) +
-                           " bytes past a multiple of " + std::to_string(kWorkspaceAlignment) +
-                           ", must be aligned to it");
+    return InvalidArgument("workspace is " + std::to_string(beyond) + " bytes past a multiple of " +
+                           std::to_string(kWorkspaceAlignment) + ", must be aligned to it");
   }
   return Status();
 }

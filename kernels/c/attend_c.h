@@ -95,8 +95,8 @@ typedef struct attend_params {
 } attend_params;
 
 /* Enqueues the attention on `stream` (a cudaStream_t, NULL = the default stream). Returns before it
- * has run. Lengths and offsets lie on the device and are trusted. A kernel of your own that is
- * launched behind it with programmatic stream serialization must call griddepcontrol.wait
+ * has run. Lengths and offsets are on the device and are trusted. A kernel of your own that is
+ * launched after it with programmatic stream serialization must call griddepcontrol.wait
  * (cudaGridDependencySynchronize) before it ends. */
 ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 

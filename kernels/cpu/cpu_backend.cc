@@ -249,8 +249,8 @@ void TryThreads(int count) {
   end.set_value();
 }
 
-// Has every thread of the pool made now. oneTBB makes one when there is first use for it, on
-// another one's thread, where nobody can catch that the system has none.
+// Makes every thread of the pool now. oneTBB makes a thread when it is first needed, on another
+// thread, where a failure to make it cannot be caught.
 void MakeThreads(int threads, tbb::task_arena& pool) {
   constexpr std::chrono::seconds kPatience(2);  // for a busy machine; it goes on without
   // Another backend of this process may have set a lower bound for all.

@@ -101,8 +101,8 @@ bool SpecialIsRight(const Comparison& c, const RowRounding& row, bool lse) {
   return row.may_overflow || row.some_vanish;
 }
 
-// The error, or infinity if a NaN or Inf stands where none belongs (or the reverse). Inf is right
-// for what rounds to it, be it only by the error that is allowed.
+// The error, or infinity if there is a NaN or Inf where none belongs (or the reverse). Inf is right
+// for a value that rounds to it, even if only because of the allowed error.
 double ErrorOf(const Comparison& c, const RowRounding& row, DType dtype, bool lse) {
   if (std::isfinite(c.got) && std::isfinite(c.reference)) return std::abs(c.got - c.reference);
   if (SpecialIsRight(c, row, lse)) return 0;

@@ -25,24 +25,24 @@
 // other rows, and a row in which it has reason to be far off has that in its unit. For 16-bit
 // dtypes r is at least 1/2, as weights rounded to the dtype may cost one unit by themselves.
 //
-// m is n without the keys whose weight is below 2^-40 of the largest. Tensor Cores cut off what of
-// a product lies a few bits below the last of the sum so far, and never round up: a sum of like
-// values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the worst,
-// and twice that where one bit less is kept (Fasi et al. 2021).
+// m is n without the keys whose weight is below 2^-40 of the largest. Tensor Cores cut off the bits
+// of a product that are a few bits below the last of the sum so far, and never round up: a sum of
+// like values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the
+// worst, and twice that where one bit less is kept (Fasi et al. 2021).
 //
 // LSE has f with w = 1 and, for `moved`, what the scores' rounding does to it; floor adds
 // u32 |LSE|. Rows that see no key must be exactly 0 and -inf.
 //
-// Keys whose weight is nothing cannot loosen the bound, however large their scores: a fault of
-// 0.1 % of w in fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of
-// weight: beyond that Tensor Cores themselves may be off by more), and of 1e-4 in LSE (1e-3 from
-// some tens of thousands of keys on, whose plain sum drifts) is seen beside padding at -1e9. It is
-// not in a row whose keys all have such scores: at 1e9 fp32 numbers are 64 apart, and right kernels
-// differ. A row where `moved` is more than 2^-10 w is `wide` and counted in the report. Its O may
-// be anywhere, but no further out than the visible keys' v, as a mean of them (and of 0 for a
-// sink), beside the roundings of the largest of them.
+// Keys without weight cannot loosen the bound, however large their scores: a fault of 0.1 % of w in
+// fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of weight: beyond
+// that Tensor Cores themselves may be off by more), and of 1e-4 in LSE (1e-3 from some tens of
+// thousands of keys on, whose plain sum drifts) is seen beside padding at -1e9. It is not in a row
+// whose keys all have such scores: at 1e9 fp32 numbers are 64 apart, and right kernels differ. A
+// row where `moved` is more than 2^-10 w is `wide` and counted in the report. Its O may be
+// anywhere, but no further out than the visible keys' v, as a mean of them (and of 0 for a sink),
+// beside the roundings of the largest of them.
 //
-// NaN and Inf in the inputs follow IEEE: what the reference makes of them must stand in O and LSE.
+// NaN and Inf in the inputs follow IEEE: O and LSE must contain what the reference makes of them.
 // Finite inputs whose scores are in fp32's range give finite weights, and O, a mean of finite
 // values, is finite: V = 3e38 on two equal keys is 3e38, though the sum before the division is not
 // in range. So a NaN or Inf where the reference has none passes in three cases only: the plain
@@ -68,7 +68,7 @@ struct RowsReport {
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
   int64_t rows_wide = 0;      // of those checked: see above
-  double max_abs_error = 0;   // Inf if a NaN or Inf stands where none belongs
+  double max_abs_error = 0;   // Inf if there is a NaN or Inf where none belongs
   double mean_abs_error = 0;  // over the elements with a finite error
   double bound = 0;           // of the element that has max_abs_error
   double max_lse_error = 0;   // if the problem returns LSE

@@ -67,8 +67,8 @@ float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, in
   return score;
 }
 
-// The scores of one query row over the keys it sees, first key first, as often as asked for: those
-// of the first keys are kept, those of more keys computed anew.
+// The scores of one query row over the keys it sees, first key first, as often as needed: those of
+// the first keys are kept, those of further keys are computed again.
 class PlainScores {
  public:
   PlainScores(const Attention& a, const Sequence& s, const RowId& id, const StopFlag* stop)

@@ -14,7 +14,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 constexpr double kSmallestSubnormal = 0x1p-149;
 
-// What fp32 rounds to Inf lies beyond this.
+// fp32 rounds values above this to Inf.
 constexpr double kOverflow = 0x1.ffffffp127;
 
 // Roundings of a score beside those of q.k: see the header.
@@ -71,7 +71,7 @@ double ScoreRounding::DotError(double magnitude, const float* k) const {
   return error;
 }
 
-// What is left of an error behind softcap; Inf or -Inf (`high`, `low`) becomes the cap.
+// What is left of an error after softcap; Inf or -Inf (`high`, `low`) becomes the cap.
 double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool high,
                                   bool low) const {
   if (p_.softcap == 0) return error;
@@ -83,8 +83,8 @@ double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool hi
          kTanhRoundings * kRoundoff * std::abs(terms.capped);
 }
 
-// The sum and the magnitude cancel: where one part is below 2^-53 of the other they no longer know
-// it, and it may yet overflow. Where it cannot, that little does not count.
+// The sum and the magnitude cancel: if one part is below 2^-53 of the other, they no longer contain
+// it, but it may still overflow. If it cannot, so small a part does not count.
 ScoreRounding::Parts ScoreRounding::PartsOf(const ScoreTerms& terms, const float* k) const {
   const double scale = std::abs(static_cast<double>(p_.scale));
   if (terms.magnitude * std::max(scale, 1.0) <= kOverflow) {

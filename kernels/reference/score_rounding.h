@@ -23,8 +23,8 @@
 //   |O - o| <= sqrt(R * sum R_j (v_j - o)^2) / K,   R_j = w_j (exp(E_j) - 1), R = sum R_j,
 //                                                   K = sum w_j exp(-E_j)
 //
-// and LSE lies within log(K / S) and log(1 + R / S) of the truth. A key counts by what its weight
-// can become and no more: one at -1e9 beside one at 0 has R_j = 0, however far rounding moves its
+// and LSE is within log(K / S) and log(1 + R / S) of the truth. A key counts by what its weight can
+// become and no more: one at -1e9 beside one at 0 has R_j = 0, however far rounding moves its
 // score, and so has one whose v_j is o. A sink is a key with v = 0. Where R_j outgrows all bounds,
 // as in a row whose keys are all at -1e9, fp32 does not know the weights: O is some mean of V, and
 // no more can be said (`moved` is infinite).
@@ -34,8 +34,8 @@
 // counts with (8 + n) 2^-53 (sum R_j v_j^2 + o^2 R) more, what n keys' roundings in double cost.
 //
 // Small weights. fp16 knows no normal number below 2^-14, and kernels round the weights w_j to it,
-// before they are divided by their sum: online softmax knows no sum yet. Its maximum so far may be
-// less than the last, and w_j larger than here, never smaller. So `lost` is
+// before they are divided by their sum: online softmax does not know the sum yet. Its maximum so
+// far may be less than the last, and w_j larger than here, never smaller. So `lost` is
 //
 //   sum of min(w_j, 2^-25) |v_j| / S over the keys with w_j < 2^-14
 //

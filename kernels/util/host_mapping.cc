@@ -33,7 +33,7 @@ Result<void*> MapHostMemory(int64_t bytes) {
   const Status none = ResourceExhausted("no host memory for a block of " + std::to_string(bytes) +
                                         " bytes, the machine has " + std::to_string(physical));
   if (bytes > kMappedBytesMax) return none;
-  // A huge page more than needed, so that an aligned piece lies in it; the rest goes back.
+  // One huge page more than needed, so that it contains an aligned piece; the rest is given back.
   const int64_t size = RoundUp(bytes);
   void* const mapped =
       mmap(nullptr, static_cast<size_t>(size + kHugePageBytes), PROT_READ | PROT_WRITE,

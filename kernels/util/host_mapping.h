@@ -14,7 +14,7 @@ namespace attend {
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
 // At least `bytes` >= 0 bytes of zeros, aligned to kHugePageBytes. RESOURCE_EXHAUSTED if there are
-// not so many addresses; whether there is memory behind them shows when they are touched.
+// not that many addresses. Only touching them shows whether there is memory for them.
 Result<void*> MapHostMemory(int64_t bytes);
 // `bytes` as they were asked for.
 void UnmapHostMemory(void* data, int64_t bytes);

@@ -87,7 +87,7 @@ def test_gpu_tensors(fake):
             sinks=PtrTensor(np.zeros(4, np.float16)))
     refused("q_lengths has dtype float32, must be int64", attend_kernels.attention, q, k, k,
             q_lengths=PtrTensor(np.zeros(2, np.float32)))
-    refused("max_seqlen_q is None, needed as cu_seqlens_q lies on the GPU",
+    refused("max_seqlen_q is None, must be given if cu_seqlens_q is on the GPU",
             attend_kernels.attention,
             **{**LHD, **{n: PtrTensor(LHD[n]) for n in "qkv"},
                "cu_seqlens_q": PtrTensor(np.array([0, 2, 6]))})

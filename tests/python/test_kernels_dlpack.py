@@ -39,7 +39,7 @@ def test_a_capsule_is_taken_once():
 
 @pytest.mark.parametrize("tensor,message", [
     (DlpackTensor(np.zeros(3, np.float64)), "k has DLPack type code 2, 64 bits, 1 lanes"),
-    (DlpackTensor(np.zeros(3, np.float32), device_type=1), "k lies on DLPack device type 1"),
+    (DlpackTensor(np.zeros(3, np.float32), device_type=1), "k is on DLPack device type 1"),
 ])
 def test_refused_capsules_are_deleted_too(tensor, message):
     with pytest.raises(attend_kernels.Error, match=message):

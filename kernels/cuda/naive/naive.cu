@@ -29,7 +29,7 @@ constexpr int kEdge = 16;   // threads per edge of a block; 4 x 4 elements each
 constexpr int kThreads = kEdge * kEdge;
 constexpr int kWarpsPerBlock = kThreads / 32;
 
-// Rows of shared memory are padded so that a column's elements lie in different banks.
+// Rows of shared memory are padded so that a column's elements are in different banks.
 using SharedTile = float[kSlice][kTile + 1];
 
 struct HeadPlace {
@@ -153,8 +153,8 @@ __device__ float WarpSum(float value) {
 }
 
 // Scores of a row become its weights, divided by their sum (sink included); -0 where the score was
-// -inf (IsHiddenWeight). fmaxf passes over NaN, yet a NaN score makes its own weight, hence the
-// sum, hence the row NaN.
+// -inf (IsHiddenWeight). fmaxf ignores NaN, but a NaN score makes its own weight NaN, and so the
+// sum and the row.
 __device__ void SoftmaxRow(const Attention& a, float* row, int64_t k_len, int64_t h, int lane,
                            float* lse) {
   SoftmaxState<float> state;

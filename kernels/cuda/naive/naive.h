@@ -13,7 +13,7 @@ namespace attend::cuda {
 // `scores` holds batch * heads_q * len_q * len_k floats.
 cudaError_t LaunchNaive(const Attention& attention, float* scores, cudaStream_t stream);
 
-// Brings the code to the current device.
+// Loads the code onto the current device.
 cudaError_t LoadNaive();
 
 }  // namespace attend::cuda

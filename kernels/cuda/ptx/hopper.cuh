@@ -80,8 +80,9 @@ __device__ __forceinline__ void LoadBox(const CUtensorMap* map, uint32_t shared,
       : "memory");
 }
 
-// Stores a box of shared memory at [b, h, row, col] of the tensor; what lies beyond its ends is
-// left out. One thread, after FenceAsyncProxy by all that wrote the box and a barrier.
+// Stores a box of shared memory at [b, h, row, col] of the tensor; elements beyond its ends are
+// left out. One thread calls it, after all that wrote the box have called FenceAsyncProxy and
+// passed a barrier.
 __device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t shared, int col, int row,
                                          int h, int b) {
   asm volatile(
@@ -115,7 +116,7 @@ __device__ __forceinline__ void AcquireTensorMap(const CUtensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
 }
 
-// Brings a map that lies in a kernel's parameter near before its first use.
+// Prefetches a map that is in a kernel's parameter, before its first use.
 __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensor Core instructions of Ampere and later on 16-bit data, and how tiles lie in shared memory
-// so that ldmatrix reads them without bank conflicts. Device code; a warp calls each together.
+// Tensor Core instructions of Ampere and later on 16-bit data, and the layout of tiles in shared
+// memory, from which ldmatrix reads without bank conflicts. Device code; all lanes of a warp call
+// each function together.
 
 #pragma once
 
@@ -44,7 +45,7 @@ enum class Second {
   kColumns,  // rows 0-7 of the last eight columns: K
 };
 
-// Where the row that a lane names to ldmatrix.x4 lies in each 16 x 16 block of a tile.
+// Where the row that a lane passes to ldmatrix.x4 is in each 16 x 16 block of a tile.
 template <int kDim>
 struct BlockOffsets {
   using Row = TileRow<kDim>;

@@ -2,8 +2,8 @@
 //
 // Hopper's matrix instruction wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-
 // Accumulate"): the 128 threads of a warpgroup multiply a 64 x 16 tile of A by a 16 x N tile of B
-// and add to a 64 x N tile of fp32. B lies in shared memory, A there or in registers. Device code
-// for sm_90a.
+// and add to a 64 x N tile of fp32. B is in shared memory, A there or in registers. Device code for
+// sm_90a.
 //
 // Fragments: the accumulator of thread t, d[4 * j + i], is row 16 * (t / 32) + (t % 32) / 4 + 8 *
 // (i / 2), column 8 * j + 2 * (t % 4) + i % 2. A in registers has the same rows; a[0], a[1] hold
@@ -34,13 +34,13 @@ struct SmemTile {
   static __device__ __forceinline__ SmemTile AlongRows(uint32_t address) {
     return {(address & 0x3ffff) >> 4 | 1u << 16};
   }
-  // The depth runs down the rows, N along them over boxes that lie `box_bytes` apart. A step of 16
+  // The depth runs down the rows, N along them over boxes that are `box_bytes` apart. A step of 16
   // rows is 16 * kRowBytes.
   static __device__ __forceinline__ SmemTile DownRows(uint32_t address, uint32_t box_bytes) {
     return {(address & 0x3ffff) >> 4 | box_bytes / 16 << 16};
   }
 
-  // The descriptor of what lies `bytes` further.
+  // The descriptor of the data `bytes` further.
   __device__ __forceinline__ uint64_t At(uint32_t bytes) const {
     return static_cast<uint64_t>(kHigh) << 32 | (low + bytes / 16);
   }

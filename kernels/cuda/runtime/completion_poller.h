@@ -27,16 +27,16 @@ class CompletionPoller {
   CompletionPoller(const CompletionPoller&) = delete;
   CompletionPoller& operator=(const CompletionPoller&) = delete;
 
-  // Any thread. `recorded` is what cudaEventRecord said; a failure finishes at once.
+  // Any thread. `recorded` is what cudaEventRecord returned; a failure finishes at once.
   void Add(cudaEvent_t event, cudaError_t recorded, Finish finish);
 
-  // Whether `event`, whose recording said `recorded`, was reached: cudaErrorNotReady if not yet.
-  // Any thread on whose device it is. Reports a loss.
+  // Whether `event`, whose recording returned `recorded`, was reached: cudaErrorNotReady if not
+  // yet. Any thread whose current device is the event's. Reports a loss.
   cudaError_t StateOf(cudaEvent_t event, cudaError_t recorded);
 
   // Whether some call has shown that the device's context is gone.
   bool device_lost() const { return lost_.load(std::memory_order_acquire) != cudaSuccess; }
-  // The first sticky error, reported from any thread; others are ignored.
+  // Records the first sticky error; others are ignored. Any thread.
   void ReportLoss(cudaError_t error);
 
  private:
@@ -47,7 +47,7 @@ class CompletionPoller {
   };
 
   void Run(int device);
-  // Finishes what has ended; false if nothing had.
+  // Finishes what has ended; false if nothing has.
   bool Poll(std::vector<Pending>* pending);
 
   Mutex mutex_;

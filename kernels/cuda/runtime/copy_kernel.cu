@@ -10,8 +10,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVectors = 4;  // of 16 bytes, in flight for a thread
 constexpr int kFewPieces = 16;
-// What a block copies, beside its piece's ends. A GPU that waits 2 us for the host needs some
-// 100 KiB on the way to fill a bus of 55 GB/s: seven blocks.
+// What a block copies, besides its piece's ends. A GPU that waits 2 us for the host needs some 100
+// KiB on the way to fill a bus of 55 GB/s: seven blocks.
 constexpr int64_t kBlockBytes = int64_t{kThreads} * kVectors * sizeof(uint4);
 // More only take room from kernels beside them.
 constexpr int64_t kBlocksMax = 64;
@@ -51,7 +51,7 @@ __device__ void CopyVectors(uint4* to, const uint4* from, long long begin, long 
   }
 }
 
-// The 16 bytes that begin `shift` (1 to 15) bytes into two vectors that lie side by side.
+// The 16 bytes that begin `shift` (1 to 15) bytes into two adjacent vectors.
 __device__ uint4 Between(const uint4& low, const uint4& high, unsigned shift) {
   const unsigned bits = shift % 4 * 8;
   unsigned a = low.x, b = low.y, c = low.z, d = low.w, e = high.x;

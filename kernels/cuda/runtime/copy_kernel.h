@@ -13,21 +13,21 @@
 
 namespace attend::cuda {
 
-// Memory of the device, or page-locked and mapped. Pieces of one launch do not overlap. Where the
-// addresses differ modulo 16, `from` is read in whole aligned 16 bytes: up to 15 bytes around the
-// piece are read too, and dropped.
+// Memory of the device, or page-locked and mapped. Pieces of one launch do not overlap. If the
+// addresses differ modulo 16, `from` is read in aligned units of 16 bytes: up to 15 bytes around
+// the piece are read too, and dropped.
 struct CopyPiece {
   char* to = nullptr;
   const char* from = nullptr;
   int64_t bytes = 0;
 };
 
-// Enqueues all copies, in one launch up to kCopyPiecesMax of them. The list travels as the kernel's
+// Enqueues all copies, up to kCopyPiecesMax in one launch. The list is passed as the kernel's
 // parameter. INVALID_VALUE: an address is null or a size negative.
 cudaError_t LaunchCopy(std::span<const CopyPiece> pieces, cudaStream_t stream);
 inline constexpr int kCopyPiecesMax = 320;  // 64 items of 5 spans
 
-// Brings the code to the current device.
+// Loads the code onto the current device.
 cudaError_t LoadCopy();
 
 }  // namespace attend::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a GPU is, read once at start. Any thread.
+// The properties of a GPU, read once at start. Any thread.
 
 #pragma once
 

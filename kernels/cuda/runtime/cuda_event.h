@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA event as what an item of a batch waits for.
+// A CUDA event that an item of a batch waits for.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace attend::cuda {
 
-// Owns the event. That which was recorded last when the item is submitted is waited for, whichever
-// process recorded it; an event that never was is waited for by nobody.
+// Owns the event. An item waits for the last recording before it is submitted, from any process. If
+// the event was never recorded, the item does not wait.
 class CudaEvent final : public DeviceEvent {
  public:
   explicit CudaEvent(cudaEvent_t event) : event_(event) {}

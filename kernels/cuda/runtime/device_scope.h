@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Another current device for a while. Any thread.
+// Temporarily changes the current device. Any thread.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace attend::cuda {
 
-// Makes `device` the calling thread's current device, and puts back what was when this goes.
+// Makes `device` the calling thread's current device, and restores the previous one when destroyed.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {

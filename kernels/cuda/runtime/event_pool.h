@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Events of one device that are used again and again, as making one and destroying it is the
-// driver's business each time. They measure no time. Thread-safe.
+// Reusable events of one device, because each creation and destruction is a driver call. They
+// measure no time. Thread-safe.
 
 #pragma once
 
@@ -23,8 +23,8 @@ class EventPool {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
-  // On a thread whose device is the pool's. What was recorded in the event before, if anything, has
-  // been reached. Shared, so that a function that can be copied may own it; it has one owner.
+  // Call on a thread whose device is the pool's. The event's last recording, if any, has been
+  // reached. The pointer is shared so that a copyable function can own it; it has one owner.
   cudaError_t Take(std::shared_ptr<CudaEvent>* event) {
     {
       const MutexLock lock(mutex_);
@@ -40,24 +40,24 @@ class EventPool {
     return error;
   }
 
-  // Only what has been reached, or was not recorded since it was taken, and what nobody will ask a
-  // stream to wait for: waits that a stream already has are not changed by the next recording. An
-  // event of which that is not known is destroyed by its owner instead.
+  // Give back only an event that has been reached, or was not recorded since it was taken, and that
+  // no stream will be told to wait for. (The next recording does not change waits that a stream
+  // already has.) If that is unknown, the owner destroys the event instead.
   void Give(std::shared_ptr<CudaEvent> event) {
     const MutexLock lock(mutex_);
     if (idle_.size() < kIdleMax) idle_.push_back(std::move(event));
-    // Else it goes with the parameter, behind the lock.
+    // Otherwise it is destroyed with the parameter, after the lock is released.
   }
 
-  // Destroys what is idle. On a thread whose device is the pool's, when all have been given back.
+  // Destroys the idle events. Call on a thread whose device is the pool's, when all are back.
   void Clear() {
     const MutexLock lock(mutex_);
     idle_.clear();
   }
 
  private:
-  // Of some uploads that end at about the same time, each with a mark for each of its parts; more
-  // than these are destroyed.
+  // Enough for some uploads that end at about the same time, each with a mark per part. Any more
+  // are destroyed.
   static constexpr size_t kIdleMax = 256;
 
   Mutex mutex_;

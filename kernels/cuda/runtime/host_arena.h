@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Page-locked memory from which a batch takes what the device is to read while it runs (lists of
-// attentions, of copies). One thread at a time.
+// Page-locked memory for data that the device reads while a batch runs (lists of attentions, of
+// copies). One thread at a time.
 
 #pragma once
 
@@ -18,9 +18,9 @@ class HostArena {
   HostArena(const HostArena&) = delete;
   HostArena& operator=(const HostArena&) = delete;
 
-  // Forgets what was taken; the device must have read it. Then makes room for `bytes`: page-locks
-  // memory if there was less, twice what there was at least, which may wait for the device. On
-  // failure the arena is empty and Take gives nothing.
+  // Forgets what was taken; the device must have read it. Then makes room for `bytes`: if there was
+  // less, page-locks at least twice as much as before, which may wait for the device. On failure
+  // the arena is empty and Take returns null.
   cudaError_t Reset(int64_t bytes);
 
   // 256-byte aligned; null if there is no room.

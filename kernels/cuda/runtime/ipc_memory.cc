@@ -50,7 +50,7 @@ Status Refused(cudaError_t error, const std::string& where) {
   }
 }
 
-// The allocation that an address lies in, from the driver, so that nobody's word is taken for it.
+// The allocation that contains an address, as the driver reports it; no caller's word is trusted.
 CUresult RangeOf(void* data, LentMemory* range) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;

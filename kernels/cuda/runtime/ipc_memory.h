@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory and events of one GPU that other processes lend by CUDA's interprocess handles. Handles
-// that were opened are counted here: CUDA maps an allocation once in a process, whoever asks, and
-// drivers differ in what they say to the second.
+// Memory and events of one GPU that other processes lend by CUDA's interprocess handles. Opened
+// handles are counted here, because CUDA maps an allocation only once per process, and drivers
+// differ in how they answer a second request.
 //
-// Thread-safe. Every call makes the device the calling thread's.
+// Thread-safe. Every call makes the device the calling thread's current one.
 
 #pragma once
 

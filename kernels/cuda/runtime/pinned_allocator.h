@@ -12,8 +12,8 @@ namespace attend::cuda {
 
 class PinnedAllocator : public HostAllocator {
  public:
-  // `device` is the one whose context the calls are made in. What is page-locked at the same
-  // address on the device, which on Linux is all of it, stands in `pinned`, which outlives this.
+  // `device` is the one whose context the calls use. Memory that is page-locked at the same address
+  // on the device (on Linux, all of it) is listed in `pinned`, which outlives this.
   PinnedAllocator(int device, PinnedRanges& pinned);
 
   // Huge pages where the system has them: locking them takes a tenth of the time.
@@ -22,7 +22,7 @@ class PinnedAllocator : public HostAllocator {
   Status Register(void* data, int64_t bytes) override;
   void Unregister(void* data, int64_t bytes) override;
 
-  // Whether what is page-locked has the same address on the device.
+  // Whether page-locked memory has the same address on the device.
   bool same_address() const { return same_address_; }
 
  private:

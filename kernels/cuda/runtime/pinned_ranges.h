@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which host memory is page-locked and mapped for the GPUs, as far as one allocator knows: a look
-// costs nanoseconds, where asking CUDA costs a driver call for each span. Thread-safe.
+// Which host memory is page-locked and mapped for the GPUs, as far as one allocator knows. A lookup
+// takes nanoseconds; asking CUDA takes a driver call per span. Thread-safe.
 
 #pragma once
 
@@ -16,7 +16,7 @@ class PinnedRanges {
  public:
   void Add(const void* data, int64_t bytes);
   void Remove(const void* data);  // as it was added
-  // Whether all of it lies in one range.
+  // Whether all of it is in one range.
   bool Contain(const void* data, int64_t bytes) const;
 
  private:

@@ -263,14 +263,14 @@ __device__ __forceinline__ void Start(RowState<T>& state) {
   }
 }
 
-// Where the warp's rows of Q are. Asked for anew behind the loop, not kept in registers through it.
+// Where the warp's rows of Q are. Computed again after the loop, not kept in registers through it.
 template <class T>
 __device__ __forceinline__ char* WarpQuery(const BlockWork& work, char* shared) {
   return shared + WarpPlace(work) * T::kWarpRows * T::Row::kBytes;
 }
 
-// Computes `work`, sets `following` up, which is tile number `next`; returns the number of the one
-// behind it, to thread 0 and if there is a following one.
+// Computes `work` and sets up `following`, which is tile number `next`. Returns the number of the
+// tile after that, to thread 0 only and only if there is a following one.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ int ComputeTile(const RaggedParams& params, int next, BlockWork& work,
                                            char* shared, BlockWork& following) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm80 finds out what a tile is: its keys, and where its rows of Q, K, V, O and LSE lie.
-// Device code; one thread of a block calls each function, while the others' copies fly.
+// cuda_flash_sm80 finds out what a tile is: its keys, and where its rows of Q, K, V, O and LSE are.
+// Device code; one thread of a block calls each function, while the others' copies are in flight.
 
 #pragma once
 

@@ -268,7 +268,7 @@ template <class T>
 __device__ __forceinline__ void FollowFar(float to_log2, float top, int r, Scores<T>& s,
                                           RowState<T>& state) {
   float reference = IsFar(state.base[r]) ? Reference<T>(r) : 0.0f;
-  __syncwarp();  // no lane writes what another has yet to read
+  __syncwarp();  // no lane may overwrite what another still has to read
   if (RaisesSm80(top, state.base[r], reference, to_log2)) {
     const RaisedBase raised = RaiseBase(top, state.base[r], reference, to_log2);
     state.base[r] = raised.base;
@@ -378,7 +378,7 @@ __device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, 
 }
 
 // Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
-// places, so that no warp overwrites what others, a barrier behind, have yet to read.
+// places, so that no warp overwrites what others, still one barrier behind, have to read.
 template <class T>
 __device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
   return work.spoiled[key / T::kKeys % 2];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_flash_sm80 behind the last tile of keys: divides, writes O and LSE. Device code; a warp
-// calls each function together and needs no other.
+// cuda_flash_sm80 after the last tile of keys: divides, writes O and LSE. Device code; all lanes of
+// a warp call each function together, and no other warp is needed.
 
 #pragma once
 
@@ -59,7 +59,7 @@ __device__ __forceinline__ void CopyOutWhole(char* o, int64_t stride, const char
   }
 }
 
-// Writes the warp's rows from shared memory, which they have reached as a tile of Q lies.
+// Writes the warp's rows from shared memory, where they have the layout of a tile of Q.
 template <class T>
 __device__ __forceinline__ void CopyOut(const BlockWork& work, const char* staged) {
   using Row = typename T::Row;

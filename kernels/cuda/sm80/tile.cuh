@@ -46,8 +46,9 @@ struct Tile {
   using Row = TileRow<kDim>;
   static constexpr int kStages = kConfig.stages;
   static_assert(kStages == 1 || kStages == 2);
-  // When the next tile's copies start: before this one's scores, or (measured: better where a tile
-  // is many products) behind them, when their addresses cost no time. One stage is not free before.
+  // When the next tile's copies start: before this one's scores, or after them, when their
+  // addresses cost no time (measured: better if a tile is many products). With one stage, its place
+  // is not free before.
   static constexpr bool kCopyFirst = kStages == 2 && kDim <= 96;
   static constexpr int kTileBytes = kKeys * Row::kBytes;  // of K or V
   static constexpr int kOffsetK = kRows * Row::kBytes;
@@ -55,7 +56,7 @@ struct Tile {
   static constexpr int kSharedBytes = kOffsetV + kStages * kTileBytes;
   static constexpr int kReferenceBytes = 4 * kRows;  // of far rows, beside them
 
-  // A pass of copies: each row's span of chunks is one thread's neighbours' business.
+  // A pass of copies: neighbouring threads copy each row's span of chunks.
   static constexpr int kPassRows = kThreads / Row::kSpan;
   static constexpr int kPassSpans = Row::kChunks / Row::kSpan;
   static_assert(kPassRows % 8 == 0 && kRows % kPassRows == 0 && kKeys % kPassRows == 0);
@@ -100,8 +101,8 @@ __device__ __forceinline__ void CopyRows(uint32_t shared, const char* data, int 
   }
 }
 
-// Brings the kCount rows from `row` on to shared memory, as zeros those at and beyond `rows`
-// and columns that do not exist. Without waiting where the data lie well.
+// Brings the kCount rows from `row` on to shared memory, as zeros those at and beyond `rows` and
+// columns that do not exist. Without waiting if the data are aligned for it.
 template <class T, int kCount>
 __device__ __forceinline__ void LoadRows(uint32_t shared, const Source& source, int row, int rows) {
   using Row = typename T::Row;

@@ -99,8 +99,8 @@ struct Consumer {
     if constexpr (!T::kStoreThroughQ) Release(storage.EmptyQ(q.stage));
   }
 
-  // Where O leaves through Q's place: the stores have read it. The thread that began them waits, on
-  // behalf of a warpgroup whose warps have met since.
+  // If O leaves through Q's place: waits until the stores have read it. The thread that began them
+  // waits on behalf of its warpgroup, whose warps have met since.
   __device__ __forceinline__ void LeaveStored(int stage) {
     if (threadIdx.x % 128 != 0) return;
     WaitStoresRead();
@@ -344,7 +344,7 @@ struct Consumer {
       output[4 * j + 2 * r] *= factor;
       output[4 * j + 2 * r + 1] *= factor;
     }
-    // Hidden values times weights of 0 may be NaN, and without keys what stands there is anything.
+    // Hidden values times weights of 0 may be NaN, and without keys the output is undefined.
     if (padding || rows.base[r] == kNoBase) {
 #pragma unroll
       for (int j = 0; j < kOutputs / 4; ++j) {
@@ -400,7 +400,7 @@ struct Consumer {
     }
   }
 
-  // By the copy engine, from where the warpgroup's rows of Q were: nobody waits.
+  // By the copy engine, from where the warpgroup's rows of Q were. No thread waits.
   __device__ __forceinline__ void StoreBoxes(const Sm90Work& work, int stage) {
     constexpr int kChunks = T::kColsV / 8;  // of 16 bytes, to a row
     const uint32_t rows = storage.Q(stage) + group * 64 * 2 * T::kColsV;
@@ -426,7 +426,7 @@ struct Consumer {
 
   __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
-    // The warp's first row is asked for anew: a register less in the loop over keys.
+    // The warp's first row is computed again, which saves a register in the loop over keys.
     RedoRows<std::conditional_t<kBfloat16, __nv_bfloat16, __half>, kOutputs / 4, false>(
         *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
         [&](int j) { return output + 4 * j; }, ends);
@@ -445,8 +445,8 @@ struct Consumer {
     }
   }
 
-  // Where there are no keys the first product runs on whatever lies in shared memory, and is thrown
-  // away: in a branch, it would cost all others their asynchrony.
+  // If there are no keys, the first product runs on whatever is in shared memory and is discarded.
+  // In a branch, it would make all others synchronous.
   __device__ __forceinline__ void Run() {
     if (T::kTurns && group == T::kConsumers - 1) PassTurn();  // the first goes first
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);

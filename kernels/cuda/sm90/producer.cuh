@@ -89,7 +89,7 @@ struct Producer {
     q.Step();
   }
 
-  // The maps of a list lie where those of the last launch lay.
+  // The maps of a list are where those of the last launch were.
   __device__ __forceinline__ void Acquire(const Sm90Work& at) {
     if (lane != 0 || !at.new_maps) return;
     AcquireTensorMap(&at.maps->q);

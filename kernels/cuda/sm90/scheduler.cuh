@@ -57,7 +57,7 @@ __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork&
   work.patch = work.tile_end * T::kKeys > k_len && (p.packed || a.kv_lengths != nullptr);
 }
 
-// Where Q, K and V lie in their tensors, and O and LSE in memory.
+// Where Q, K and V are in their tensors, and O and LSE in memory.
 template <class T>
 __device__ __forceinline__ void DescribeMemory(const Attention& a, const TileWork& tile,
                                                Sm90Work& work) {

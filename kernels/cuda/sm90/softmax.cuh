@@ -28,10 +28,10 @@ __device__ __forceinline__ float AccurateTanh(float x) {
 //
 // A weight is 2^(score * to_log2 - base). The base follows a row's maximum only when that has risen
 // by more than kBaseSlack: weights then reach 2^kBaseSlack, which costs no precision, and sums and
-// output seldom need to be rescaled. So for most tiles nobody need know the maximum, only that no
-// score has risen so far: no shuffles, but one vote. And that is cheap to see: floats that are not
+// output seldom need to be rescaled. So for most tiles the maximum need not be known, only that no
+// score has risen that far: one vote and no shuffles. And that is cheap to see: floats that are not
 // negative order as their bits do as integers, of which the hardware takes the largest of three in
-// one instruction; that of a row's scores and 0 is enough unless its base lies far below 0.
+// one instruction; that of a row's scores and 0 is enough unless its base is far below 0.
 template <int kScores>
 struct SoftmaxRows {
   float to_log2;

@@ -40,7 +40,7 @@ using Sm90D256 = Sm90Tile<Sm90Config{.head_dim = 256, .keys = 80, .query_stages 
 inline constexpr int64_t kSm90LongKeysD128 = 8192;
 // Keys up to which, under a mask, short tiles of keys pay: less of them is hidden.
 inline constexpr int64_t kSm90BriefKeysD128 = 1024;
-// Tiles of 256 rows below which multiprocessors would stand idle: three quarters of an H200's 132.
+// Tiles of 256 rows below which multiprocessors would be idle: three quarters of an H200's 132.
 inline constexpr int64_t kSm90FewTiles = 99;
 
 // "d64_rows256_keys64_turns"

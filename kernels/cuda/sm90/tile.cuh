@@ -80,7 +80,7 @@ struct Sm90Tile {
 
   static_assert(kD % 32 == 0 && kDv % 32 == 0 && kKeys % 16 == 0);
   static_assert(!kStoreThroughQ || kCols == kColsV, "O lies as Q did");
-  // Nobody frees a place whose Q went to registers before O has left through it.
+  // A place whose Q went to registers is not freed before O has left through it.
   static_assert(!kQueryInRegisters || kStoreThroughQ);
 };
 
@@ -121,14 +121,14 @@ struct Sm90Work {
   const Attention* attention;
   // For the producer.
   const TensorMaps* maps;
-  bool new_maps;  // not those of the block's last tile, and in memory that is written anew
+  bool new_maps;  // not those of the block's last tile, and in memory that is rewritten
   int32_t q_row, q_head, q_batch;  // in the tensors
   int32_t k_row, k_head, k_batch;
   int32_t v_head, v_batch;
   bool patch;  // the last tile holds rows that are beyond the length, but not beyond the tensor
 };
 
-// Behind the tiles in shared memory.
+// After the tiles in shared memory.
 template <class T>
 struct Sm90State {
   static constexpr int kSlots = 2;  // one tile is described while another is computed

@@ -5,7 +5,7 @@
     o = attend_kernels.attention(q, k, v, causal=True)
 
 q, k and v are NumPy arrays (copied to GPU 0 and back), torch CUDA tensors or anything else with
-data_ptr() (used where they lie), or DLPack tensors such as CuPy's and JAX's. Nothing but the
+data_ptr() (used in place), or DLPack tensors such as CuPy's and JAX's. Nothing but the
 standard library is needed for the last two. The library libattend_kernels.so is looked for in
 $ATTEND_KERNELS_LIBRARY, beside this module, and in the lib and build folders around it.
 """

@@ -181,7 +181,7 @@ class _Call:
                           f"{p.batch + 1}")
 
     def _lengths(self, name, count, bound):
-        """(address, values): values is None if they lie on the GPU."""
+        """(address, values): values is None if they are on the GPU."""
         value = self.a[name]
         if value is None:
             return None, None
@@ -212,7 +212,7 @@ class _Call:
             raise invalid(f"{name} has no elements, must have B + 1")
         if values is None:
             if longest is None:
-                raise invalid(f"max_seqlen_{side} is None, needed as {name} lies on the GPU")
+                raise invalid(f"max_seqlen_{side} is None, must be given if {name} is on the GPU")
             return address, longest, count - 1
         if values[0] != 0:
             raise invalid(f"{name}[0] is {values[0]}, must be 0")

@@ -2,7 +2,7 @@
 """DLPack with ctypes: reading the capsules of other libraries, and making our own.
 
 https://dmlc.github.io/dlpack/latest/: `tensor.__dlpack__(stream=...)` returns a PyCapsule named
-"dltensor" over a DLManagedTensor. Whoever takes it renames the capsule to "used_dltensor" and calls
+"dltensor" over a DLManagedTensor. The consumer renames the capsule to "used_dltensor" and calls
 the tensor's deleter when done.
 """
 
@@ -72,7 +72,7 @@ class Import:
         self._managed = managed  # ours from here on, also if it is refused below
         tensor = managed.dl_tensor
         if tensor.device_type not in (CUDA, CUDA_MANAGED):
-            raise invalid(f"{name} lies on DLPack device type {tensor.device_type}, must be on "
+            raise invalid(f"{name} is on DLPack device type {tensor.device_type}, must be on "
                           f"CUDA, {CUDA}")
         self.dtype = _DTYPES.get((tensor.code, tensor.bits))
         if self.dtype is None or tensor.lanes != 1:
@@ -115,7 +115,7 @@ def _delete(managed):
 
 @_CapsuleDestructor
 def _destroy(capsule):
-    # A capsule that nobody took still owns its tensor.
+    # A capsule that was not consumed still owns its tensor.
     if _is_valid_at(capsule, _NAME):
         _exports.pop(_pointer_at(capsule, _NAME), None)
 

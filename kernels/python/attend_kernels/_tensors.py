@@ -38,7 +38,7 @@ def _has_data_ptr(value):
 
 
 def device_of(value):
-    """The CUDA ordinal where `value` lies, or None if that is host memory (or no array)."""
+    """The CUDA ordinal where `value` is, or None if that is host memory (or no array)."""
     if _has_data_ptr(value):
         return value.device.index or 0 if value.device.type == "cuda" else None
     if not _is_numpy(value) and hasattr(value, "__dlpack_device__"):
