@@ -155,7 +155,10 @@ def check_licence(tree):
 
 def check_opening(tree):
     """C++ and CUDA files say after the licence what they are, except a test, which its name tells,
-    and a .cc whose header does; headers are included once."""
+    and a .cc whose header does; headers are included once. A page begins with its heading."""
+    for path in tree.select((".md",)):
+        if not (tree.lines(path) + [""])[0].startswith("# "):
+            yield Fault(path, 1, "opening", "a heading of the first level must stand here")
     for path in tree.select(CPP):
         lines = tree.lines(path) + ["", "", ""]
         header = str(pathlib.Path(path).with_suffix(".h"))

@@ -82,6 +82,12 @@ def test_borders(tmp_path, path, text):
     assert [line for line in lines[:-1] if line.startswith(f"{path}:7: [borders]")], lines
 
 
+def test_a_page_begins_with_its_heading(tmp_path):
+    assert run_style(tmp_path, {"kernels/README.md": "# kernels\n"})[0] == 0
+    code, lines = run_style(tmp_path, {"kernels/README.md": "#kernels : formatted as C++\n"})
+    assert code == 1 and lines[0].startswith("kernels/README.md:1: [opening]")
+
+
 def test_foreach_names_a_source(tmp_path):
     cmake = CMAKE + "foreach(name b c)\n  add_executable(${name} ${name}_test.cc)\nendforeach()\n"
     test = {"kernels/CMakeLists.txt": cmake, "kernels/b_test.cc": HEAD + "int G() { return 1; }\n"}
