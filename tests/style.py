@@ -73,8 +73,9 @@ ROOMS = {
     "kernels/cuda/fp32": "contract cuda/ptx cuda/ragged",
     "kernels/cuda/sm80": "contract cuda/ptx cuda/ragged",
     "kernels/cuda/sm90": "contract cuda/ptx cuda/ragged",
-    "kernels/cuda/launch": "contract cuda/fp32 cuda/naive cuda/ragged cuda/runtime cuda/sm80 "
-                           "cuda/sm90",
+    "kernels/cuda/decode": "contract util cuda/ptx cuda/ragged cuda/runtime",
+    "kernels/cuda/launch": "contract cuda/decode cuda/fp32 cuda/naive cuda/ragged cuda/runtime "
+                           "cuda/sm80 cuda/sm90",
     "kernels/cuda/lane": "contract util cuda/launch cuda/ragged cuda/runtime",
     "kernels/cuda": "contract cuda/lane cuda/launch cuda/runtime",
     "kernels/c": "contract util cuda/launch cuda/runtime",

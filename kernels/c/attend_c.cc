@@ -59,6 +59,7 @@ Status ReadProblem(const attend_params* params, Problem* p) {
   p->packed = params->packed != 0;
   p->total_q = params->total_q;
   p->total_k = params->total_k;
+  p->page_rows = params->page_rows;
   p->mask.alignment = static_cast<Alignment>(params->alignment);
   p->mask.left = params->window_left;
   p->mask.right = params->window_right;
@@ -89,6 +90,9 @@ Status CheckMemory(const attend_params& params, const Problem& p) {
   if (p.packed && (params.q_offsets == nullptr || params.kv_offsets == nullptr)) {
     return InvalidArgument("packed needs q_offsets and kv_offsets, one is NULL");
   }
+  if (p.page_rows > 0 && params.kv_pages == nullptr) {
+    return InvalidArgument("kv_pages is NULL, but page_rows is " + std::to_string(p.page_rows));
+  }
   return Status();
 }
 
@@ -114,6 +118,7 @@ Attention ReadAttention(const attend_params& params, const Problem& p) {
   a.kv_lengths = params.kv_lengths;
   a.q_offsets = params.q_offsets;
   a.kv_offsets = params.kv_offsets;
+  a.kv_pages = {params.kv_pages, params.kv_pages_stride};
   return a;
 }
 

@@ -12,7 +12,7 @@
  * computed is copied from host memory, which is gone when the graph is launched.
  *
  * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or
- * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 256 bytes are zero before the
+ * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 16384 bytes are zero before the
  * first use; every call leaves them zero again. One workspace serves one stream at a time.
  */
 
@@ -89,8 +89,14 @@ typedef struct attend_params {
   const int64_t* kv_lengths; /* [B], dense; NULL = all len_k */
   const int64_t* q_offsets;  /* [B + 1], packed */
   const int64_t* kv_offsets; /* [B + 1], packed */
-  const char* kernel;        /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
-  void* workspace;           /* of attend_run, see above */
+  /* K and V in pages of page_rows keys (0: they are not): key j of sequence b is row j % page_rows
+   * of page kv_pages[b * kv_pages_stride + j / page_rows] in both, and stride_b leads from page to
+   * page. On the device, like lengths; numbers beyond a sequence's length are not read. */
+  const int32_t* kv_pages;
+  int64_t kv_pages_stride;
+  int64_t page_rows;
+  const char* kernel; /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
+  void* workspace;    /* of attend_run, see above */
   int64_t workspace_bytes;
 } attend_params;
 
@@ -108,7 +114,7 @@ ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
                                     int64_t workspace_bytes, void* stream);
 
-/* Bytes of workspace that attend_run and attend_run_batch need: at least 256.
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384.
  * Memory is not looked at, but where q, k, v and o begin and their strides, as in attend_select. */
 ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
 ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,

@@ -99,6 +99,17 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .tile_rows = 128,
      .vector_rows = 128,
      .edge_keys = 128},
+    {.slower = 1,
+     .slower_half = 1,
+     .pair = 40,
+     .softcap = 40,
+     .alibi = 20,
+     .key_dim = 200,
+     .tile = 1e6,
+     .tile_rows = 64,
+     .vector_rows = 16,
+     .edge_keys = 64,
+     .shares_heads = true},
 }};
 
 constexpr double kCpuPerThread = 90e9;

@@ -22,6 +22,9 @@ constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
      "mma.sync Tensor Cores, cp.async, fp16 and bf16, every feature; Ampere and later"},
     {KernelId::kCudaFlashSm90, "cuda_flash_sm90", DeviceKind::kCuda,
      "wgmma Tensor Cores, TMA, specialised warps, fp16 and bf16; Hopper"},
+    {KernelId::kCudaDecodeSm80, "cuda_decode_sm80", DeviceKind::kCuda,
+     "few query rows against long K and V, whose keys are shared out; fp16 and bf16; Ampere and "
+     "later"},
 }};
 
 const KernelInfo* Find(std::string_view name) {
@@ -59,6 +62,21 @@ constexpr int kBeyondHopper = 100;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
+// Query rows of all query heads of a KV head. More are the flash kernels' business, and so are more
+// than 64 where few heads share a KV head's keys; fewer keys would not fill a device.
+constexpr int64_t kDecodeRowsMost = 128;
+constexpr int64_t kDecodeRowsFew = 64;
+constexpr int64_t kDecodeKeysMin = 512;
+constexpr int64_t kManyRowsGroupMin = 4;
+constexpr int64_t kManyRowsKeysMin = 2048;
+
+bool IsDecode(const Problem& p) {
+  if (p.heads_kv == 0 || p.len_q == 0 || p.len_q > kDecodeRowsMost / p.group()) return false;
+  const bool few = p.len_q * p.group() <= kDecodeRowsFew;
+  return p.len_k >= (few ? kDecodeKeysMin : kManyRowsKeysMin) &&
+         (few || p.group() >= kManyRowsGroupMin);
+}
+
 // Why the kernel cannot compute the problem; "" if it can.
 std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < kSm80) {
@@ -74,6 +92,7 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
     return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (p.page_rows > 0) return "cuda_flash_sm90 does not read K and V in pages";
   if (p.has_bias) return "cuda_flash_sm90 has no bias";
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
   if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
@@ -82,9 +101,31 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   return memory.not_tma;
 }
 
+std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
+                              const MemoryTraits& memory) {
+  if (device.compute_capability < kSm80) {
+    return "cuda_decode_sm80 needs compute capability 8.0 or later";
+  }
+  if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (p.has_bias) return "cuda_decode_sm80 has no bias";
+  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
+    return "cuda_decode_sm80 needs D and Dv that are multiples of 8";
+  }
+  if (p.heads_kv > 0 && p.len_q > kDecodeRowsMost / p.group()) {
+    return "cuda_decode_sm80 takes at most 128 query rows of all heads of a KV head";
+  }
+  // What the copy engine needs is what 16-byte copies need.
+  if (!memory.not_tma.empty()) return "cuda_decode_sm80 needs rows on 16-byte boundaries";
+  return {};
+}
+
 // The reason given is what kept a faster kernel away.
 Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
+  if (IsDecode(problem) && WhyNotDecode(problem, device, memory).empty()) {
+    return Fit(*Find("cuda_decode_sm80"), problem, device,
+               "few query rows against long K and V: reading those is what takes the time");
+  }
   const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
   if (not_sm90.empty()) {
     return Fit(*Find("cuda_flash_sm90"), problem, device,
@@ -121,9 +162,6 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
                          const MemoryTraits& memory) {
-  if (device.kind == DeviceKind::kCuda && problem.page_rows > 0) {
-    return Unimplemented("no CUDA kernel reads K and V in pages");
-  }
   if (forced.empty() || forced == "auto") {
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
     return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");
@@ -139,6 +177,7 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   std::string_view why_not;
   if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
+  if (kernel->id == KernelId::kCudaDecodeSm80) why_not = WhyNotDecode(problem, device, memory);
   if (!why_not.empty()) {
     return Unimplemented("kernel " + std::string(kernel->name) + " cannot compute this on " +
                          device.name + ": " + std::string(why_not));

@@ -37,8 +37,9 @@ enum class KernelId : int32_t {
   kCudaFlashFp32,
   kCudaFlashSm80,
   kCudaFlashSm90,
+  kCudaDecodeSm80,
 };
-inline constexpr int kKernelCount = 6;
+inline constexpr int kKernelCount = 7;
 
 // A kernel's description for people: GetServerInfo, READMEs.
 struct KernelInfo {

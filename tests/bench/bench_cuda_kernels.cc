@@ -25,9 +25,9 @@
 namespace attend::bench {
 namespace {
 
-constexpr double kCheckWork = 3e7;       // multiply-adds of the reference, per kernel and case
-constexpr double kNaiveBytesMax = 8e9;   // of scores
-constexpr int64_t kWorkspaceZero = 256;  // bytes at its start, see attend_c.h
+constexpr double kCheckWork = 3e7;         // multiply-adds of the reference, per kernel and case
+constexpr double kNaiveBytesMax = 8e9;     // of scores
+constexpr int64_t kWorkspaceZero = 16384;  // bytes at its start, see attend_c.h
 constexpr int64_t kTokens = 16384;
 
 // Throws the C ABI's words.

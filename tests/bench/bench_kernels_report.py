@@ -114,6 +114,8 @@ def faults(report):
                 found.append(f"{name} at {cell['name']}: {r.get('failure', 'not run')}")
     found += [f"{r['kernel']}, {r['mask']}, {r['case']}: {r['failure']}"
               for r in report.get("redo", []) if "wrong" in r.get("failure", "")]
+    found += [f"{r['contender']} at {r['cell']}: {r['failure']}"
+              for r in report.get("decode", []) if "wrong" in r.get("failure", "")]
     return found
 
 
@@ -192,6 +194,12 @@ def markdown(report):
         lines += [f"| {r['kernel']} | {r['mask']} | {r['case']} | " + (
             f"{r['ms']:.3f} | {r['ratio']:.2f} |" if "ms" in r else f"{r['failure']} | |")
                   for r in report["redo"]]
+    if report.get("decode"):
+        lines += ["", "## Decoding, bfloat16, by graph, K and V not in the cache", "",
+                  "| cell | contender | us | TB/s of K and V |", "|---|---|---|---|"]
+        lines += [f"| {r['cell']} | {r['contender']} | " + (
+            f"{r['us']:.1f} | {r['tbs']:.2f} |" if "us" in r else f"{r['failure']} | |")
+                  for r in report["decode"]]
     return "\n".join([*lines, "", summary(report), ""])
 
 

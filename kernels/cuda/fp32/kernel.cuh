@@ -10,25 +10,9 @@
 #pragma once
 
 #include "kernels/contract/softmax_state.h"
-#include "kernels/cuda/fp32/tile.cuh"
-#include "kernels/cuda/ragged/tile_queue.cuh"
+#include "kernels/cuda/fp32/setup.cuh"
 
 namespace attend::cuda {
-
-// What one block computes; the same in all its threads. Kept small: it lives in registers beside
-// the accumulators. Rows and keys inside a sequence fit 32 bits (limits.h).
-struct BlockWork {
-  int b, h;
-  int row_begin;             // first query row
-  int q_len, k_len;          // true lengths
-  int offset;                // of the diagonal
-  int key_begin, key_end;    // keys that some row sees, begin rounded down to a tile
-  int full_begin, full_end;  // keys that every row sees
-  const void* k;             // row 0 of the sequence's keys and values
-  const void* v;
-  bool kv_aligned;  // FourAligned, both
-  float unit;       // of the weights that V is multiplied by, a power of two
-};
 
 // What one thread knows of its rows. A score's weight is 2^((score - max) * to_log2).
 template <class T>
@@ -39,67 +23,6 @@ struct ThreadState {
   float sum[T::kThreadRows];  // of the weights of this thread's own keys
   typename T::Bits hidden;    // bit r * kThreadKeys + k: row r does not see key k
 };
-
-// ---- setup --------------------------------------------------------------------------------------
-
-__device__ __forceinline__ const void* FirstRow(const ConstTensorView& view, DType dtype, int64_t b,
-                                                int64_t h, int64_t row) {
-  return Advance(view.data, dtype, b * view.stride_b + h * view.stride_h + row * view.stride_l);
-}
-
-// Describes a tile of query rows; false if there is nothing to do.
-template <class T>
-__device__ __forceinline__ bool SetUp(const Attention& a, const TileWork& tile, BlockWork& work) {
-  const Problem& p = a.problem;
-  work.b = tile.b;
-  work.h = tile.h;
-  const int64_t row_begin = tile.row_begin;
-  const Sequence s = SequenceOf(a, work.b);
-  if (row_begin >= s.q_rows) return false;
-  work.row_begin = static_cast<int>(row_begin);
-  work.unit = 1.0f;
-  work.q_len = static_cast<int>(s.q_len);
-  work.k_len = static_cast<int>(s.k_len);
-  work.offset = static_cast<int>(s.offset);
-  work.key_begin = work.key_end = work.full_begin = work.full_end = 0;
-  const int64_t row_last = min(row_begin + T::kRows, s.q_len) - 1;
-  if (row_last >= row_begin) {
-    // Both ends of the visible range never fall as the row grows.
-    const KeyRange first = VisibleKeys(p.mask, s, row_begin);
-    const KeyRange last = VisibleKeys(p.mask, s, row_last);
-    const int64_t begin = min(first.begin, s.k_len);
-    work.key_begin = static_cast<int>(begin - begin % T::kKeys);
-    work.key_end = static_cast<int>(max(last.end, int64_t{0}));
-    work.full_begin = static_cast<int>(min(last.begin, s.k_len));
-    work.full_end = static_cast<int>(max(first.end, int64_t{0}));
-  }
-  const int64_t kv_head = work.h / p.group();
-  work.k = FirstRow(a.k, p.dtype, work.b, kv_head, s.k_row);
-  work.v = FirstRow(a.v, p.dtype, work.b, kv_head, s.k_row);
-  work.kv_aligned = FourAligned(work.k, p.dtype, a.k.stride_l, p.dim) &&
-                    FourAligned(work.v, p.dtype, a.v.stride_l, p.dim_v);
-  return true;
-}
-
-// ---- load ---------------------------------------------------------------------------------------
-
-__device__ __forceinline__ Rows QueryRows(const Attention& a, const BlockWork& work) {
-  const Problem& p = a.problem;
-  const int64_t row = SequenceOf(a, work.b).q_row + work.row_begin;
-  const void* data = FirstRow(a.q, p.dtype, work.b, work.h, row);
-  return {data, a.q.stride_l, work.q_len - work.row_begin, static_cast<int>(p.dim),
-          FourAligned(data, p.dtype, a.q.stride_l, p.dim)};
-}
-
-// Keys (values) from `key` on.
-__device__ __forceinline__ Rows KeyRows(const Attention& a, const BlockWork& work, int key) {
-  return {Advance(work.k, a.problem.dtype, key * a.k.stride_l), a.k.stride_l, work.k_len - key,
-          static_cast<int>(a.problem.dim), work.kv_aligned};
-}
-__device__ __forceinline__ Rows ValueRows(const Attention& a, const BlockWork& work, int key) {
-  return {Advance(work.v, a.problem.dtype, key * a.v.stride_l), a.v.stride_l, work.k_len - key,
-          static_cast<int>(a.problem.dim_v), work.kv_aligned};
-}
 
 // ---- score --------------------------------------------------------------------------------------
 
@@ -418,8 +341,7 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
   }
   if (work.key_begin < work.key_end) {
     LoadTile<T, T::kRows, T::kStrideQK, kGeneral>(shared, QueryRows(a, work), dtype);
-    LoadTile<T, T::kKeys, T::kStrideQK, kGeneral>(shared + T::kOffsetK,
-                                                  KeyRows(a, work, work.key_begin), dtype);
+    LoadKeys<T, T::kStrideQK, kGeneral>(shared + T::kOffsetK, a, work, work.key_begin);
   }
   for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
     const bool edge = key < work.full_begin || key + T::kKeys > work.full_end;
@@ -427,18 +349,16 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
     const bool may_hide = edge || (kGeneral && a.problem.has_bias);
     WaitCopies();
     __syncthreads();  // K (and Q) have arrived; V's buffer is free
-    LoadTile<T, T::kKeys, T::kDim, kGeneral>(shared + T::kOffsetV, ValueRows(a, work, key), dtype);
+    LoadValues<T, T::kDim, kGeneral>(shared + T::kOffsetV, a, work, key);
     ScoreTile<T, kGeneral>(a, work, place, key, edge, may_hide, to_log2, shared, state);
     WaitCopies();
     bool careful = false;
     if (may_hide) {
-      careful =
-          ScanTile<T, T::kKeys, T::kDim>(shared + T::kOffsetV, static_cast<int>(a.problem.dim_v));
+      careful = ScanValues<T>(shared + T::kOffsetV, static_cast<int>(a.problem.dim_v));
     }
     careful = __syncthreads_or(careful);  // V and P have arrived; K's buffer is free
     if (key + T::kKeys < work.key_end) {
-      LoadTile<T, T::kKeys, T::kStrideQK, kGeneral>(shared + T::kOffsetK,
-                                                    KeyRows(a, work, key + T::kKeys), dtype);
+      LoadKeys<T, T::kStrideQK, kGeneral>(shared + T::kOffsetK, a, work, key + T::kKeys);
     }
     if (careful) {
       Accumulate<T, true>(shared, place, state);

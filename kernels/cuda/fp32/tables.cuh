@@ -28,11 +28,14 @@ FlashVariant Variant() {
                         T::kSharedBytes);
 }
 
-// The tiles of one head dim, the one to take first.
+// The tiles of one head dim, the one to take first; the last one runs everywhere. All are compiled
+// for K and V in pages too: another tile would round otherwise, and pages change no bit.
 template <bool kGeneral, class... T>
-std::span<const FlashVariant> Variants() {
-  static const FlashVariant variants[] = {Variant<T, kGeneral>()...};
-  return variants;
+std::span<const FlashVariant> Variants(bool paged) {
+  static const FlashVariant dense[] = {Variant<T, kGeneral>()...};
+  static const FlashVariant in_pages[] = {Variant<typename T::Paged, kGeneral>()...};
+  if (paged) return in_pages;
+  return dense;
 }
 
 }  // namespace attend::cuda::fp32

@@ -23,7 +23,13 @@ struct TileConfig {
   int keys = 64;        // in a tile of K or V
   int blocks = 1;       // to a multiprocessor
   int unroll = 2;       // steps of the products' loops
+  bool paged = false;   // K and V are in pages
 };
+
+constexpr TileConfig InPages(TileConfig config) {
+  config.paged = true;
+  return config;
+}
 
 // A block computes kRows query rows. A thread owns kThreadKeys keys of the score tile (kLaneCols
 // apart) and kThreadCols float4 columns of the output (kLaneCols float4 apart).
@@ -41,6 +47,8 @@ struct Tile {
   static constexpr int kThreads = 32 * kConfig.warps;
   static constexpr int kBlocks = kConfig.blocks;
   static constexpr int kUnroll = kConfig.unroll;
+  static constexpr bool kPaged = kConfig.paged;
+  using Paged = Tile<InPages(kConfig)>;
 
   // One bit for each score of a thread.
   using Bits = std::conditional_t<kThreadRows * kThreadKeys <= 32, uint32_t, uint64_t>;

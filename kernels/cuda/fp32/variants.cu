@@ -23,12 +23,15 @@ bool IsPlain(const Problem& p) {
 
 std::span<const FlashVariant> Fp32VariantsFor(const Problem& p) {
   const int dim_max = static_cast<int>(std::max(p.dim, p.dim_v));
-  return IsPlain(p) ? PlainFlashVariants(dim_max) : GeneralFlashVariants(dim_max);
+  const bool paged = p.page_rows > 0;
+  return IsPlain(p) ? PlainFlashVariants(dim_max, paged) : GeneralFlashVariants(dim_max, paged);
 }
 
 cudaError_t LoadFp32() {
   for (const int dim_max : {32, 64, 128, 256}) {
-    for (const auto& variants : {PlainFlashVariants(dim_max), GeneralFlashVariants(dim_max)}) {
+    for (const auto& variants :
+         {PlainFlashVariants(dim_max, false), GeneralFlashVariants(dim_max, false),
+          PlainFlashVariants(dim_max, true), GeneralFlashVariants(dim_max, true)}) {
       const cudaError_t error = LoadVariants(variants);
       if (error != cudaSuccess) return error;
     }

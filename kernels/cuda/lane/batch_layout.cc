@@ -142,14 +142,17 @@ Status CheckInPlace(const WorkItem& item) {
                              " is in memory in place, must be in an input span on the host");
     }
   }
-  if (item.in_place.size() == 0 || item.selection.kernel != KernelId::kCudaFlashSm90) {
+  const KernelId kernel = item.selection.kernel;
+  if (item.in_place.size() == 0 ||
+      (kernel != KernelId::kCudaFlashSm90 && kernel != KernelId::kCudaDecodeSm80)) {
     return Status();
   }
   // What is moved keeps its address modulo kLayoutAlignment.
   const std::string_view why_not = WhyNotTma(a);
   if (why_not.empty()) return Status();
-  return InvalidArgument("cuda_flash_sm90 was selected for memory that it cannot address: " +
-                         std::string(why_not));
+  return InvalidArgument(
+      std::string(KernelName(kernel)) +
+      " was selected for memory that it cannot address: " + std::string(why_not));
 }
 
 Status CheckScattered(const WorkItem& item) {
@@ -238,6 +241,7 @@ Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place) {
   in.Move("bias", &a.bias.data);
   in.Move("alibi_slopes", &a.alibi_slopes);
   in.Move("sinks", &a.sinks);
+  in.Move("kv_pages", &a.kv_pages.pages);
   const SpanList nowhere;
   Rebaser host(item.inputs, place.inputs, nowhere);
   host.Move("q_lengths", &a.q_lengths);

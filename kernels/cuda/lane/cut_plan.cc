@@ -26,6 +26,8 @@ double FlopsPerSecond(KernelId kernel) {
       return 340e12;
     case KernelId::kCudaFlashFp32:
       return 36e12;
+    case KernelId::kCudaDecodeSm80:
+      return 30e12;  // eight rows at 4.3 TB/s
     default:
       return 10e12;
   }

@@ -60,6 +60,17 @@ struct Array {
   int64_t bytes;
 };
 
+// Of the page table, as far as the sequences reach: a table may end there.
+int64_t PageTableBytes(const Attention& host) {
+  const Problem& p = host.problem;
+  int64_t entries = 0;
+  for (int64_t b = 0; b < p.batch && p.page_rows > 0; ++b) {
+    const int64_t pages = (SequenceOf(host, b).k_len + p.page_rows - 1) / p.page_rows;
+    if (pages > 0) entries = std::max(entries, b * host.kv_pages.stride + pages);
+  }
+  return entries * static_cast<int64_t>(sizeof(int32_t));
+}
+
 std::vector<Array> ArraysOf(const Attention& host, const Attention& device) {
   const Problem& p = host.problem;
   constexpr int64_t kFloat = sizeof(float), kLength = sizeof(int64_t);
@@ -70,7 +81,8 @@ std::vector<Array> ArraysOf(const Attention& host, const Attention& device) {
                                {host.q_lengths, device.q_lengths, lengths},
                                {host.kv_lengths, device.kv_lengths, lengths},
                                {host.q_offsets, device.q_offsets, offsets},
-                               {host.kv_offsets, device.kv_offsets, offsets}};
+                               {host.kv_offsets, device.kv_offsets, offsets},
+                               {host.kv_pages.pages, device.kv_pages.pages, PageTableBytes(host)}};
   std::erase_if(arrays, [](const Array& array) { return array.host == nullptr; });
   return arrays;
 }
@@ -129,12 +141,16 @@ bool CanMoveInParts(const WorkItem& item) {
   const auto input = [&](const void* data, int64_t run, const Extents& extents) {
     return IsMovable(item.inputs, item.in_place, data, run, extents);
   };
+  // Pages are not moved: a part would need to know which.
+  const auto keys = [&](const ConstTensorView& view, int64_t run) {
+    if (p.page_rows > 0) return IsInPlace(item.in_place, view.data);
+    return input(view.data, run, ExtentsOf(view, p, p.heads_kv, rows_k));
+  };
   const auto output = [&](const void* data, int64_t run, const Extents& extents) {
     return IsMovable(item.outputs, item.in_place, data, run, extents);
   };
   bool movable = input(a.q.data, p.dim * size, ExtentsOf(a.q, p, p.heads_q, rows_q)) &&
-                 input(a.k.data, p.dim * size, ExtentsOf(a.k, p, p.heads_kv, rows_k)) &&
-                 input(a.v.data, p.dim_v * size, ExtentsOf(a.v, p, p.heads_kv, rows_k)) &&
+                 keys(a.k, p.dim * size) && keys(a.v, p.dim_v * size) &&
                  output(a.o.data, p.dim_v * size, ExtentsOf(a.o, p, p.heads_q, rows_q));
   // Two rows of an output must not be in the same place.
   for (const Extent& extent : ExtentsOf(a.o, p, p.heads_q, rows_q)) {

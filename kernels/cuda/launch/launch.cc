@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/decode/decode.h"
 #include "kernels/cuda/fp32/variants.h"
 #include "kernels/cuda/naive/naive.h"
 #include "kernels/cuda/ragged/ragged.h"
@@ -16,6 +17,8 @@
 
 namespace attend::cuda {
 namespace {
+
+bool IsDecode(KernelId kernel) { return kernel == KernelId::kCudaDecodeSm80; }
 
 Status Failure(cudaError_t error, KernelId kernel) {
   (void)cudaGetLastError();
@@ -84,6 +87,8 @@ std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& proble
       return Sm80VariantsFor(problem);
     case KernelId::kCudaFlashSm90:
       return Sm90VariantsFor(problem);
+    case KernelId::kCudaDecodeSm80:
+      return DecodeVariantsFor(problem);
     default:
       return {};
   }
@@ -92,11 +97,11 @@ std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& proble
 Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
   if (items.empty()) return int64_t{0};
   // Launches run one after another and may share what they need.
-  std::vector<const Problem*> ragged;
+  std::vector<const Problem*> ragged, decode;
   int64_t bytes = kTileQueueBytes;
   for (const LaunchItem& item : items) {
     if (item.kernel != KernelId::kCudaNaive) {
-      ragged.push_back(&item.attention.problem);
+      (IsDecode(item.kernel) ? decode : ragged).push_back(&item.attention.problem);
       continue;
     }
     const Result<int64_t> scores = NaiveWorkspaceBytes(item.attention.problem);
@@ -110,7 +115,9 @@ Result<int64_t> BatchWorkspaceBytes(std::span<const LaunchItem> items) {
   }
   const Result<int64_t> list = RaggedWorkspaceBytes(ragged);
   if (!list.ok()) return list;
-  return std::max(bytes, *list);
+  const Result<int64_t> partials = DecodeWorkspaceBytes(decode);
+  if (!partials.ok()) return partials;
+  return std::max({bytes, *list, *partials});
 }
 
 int64_t ListBytesMax(std::span<const LaunchItem> items) {
@@ -147,7 +154,9 @@ Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t w
   }
   for (const Group& group : groups) {
     const cudaError_t error =
-        LaunchRagged(*group.variant, group.attentions, workspace, options, stream);
+        IsDecode(group.kernel)
+            ? LaunchDecode(*group.variant, group.attentions, workspace, options, stream)
+            : LaunchRagged(*group.variant, group.attentions, workspace, options, stream);
     if (error != cudaSuccess) return Failure(error, group.kernel);
   }
   float* scores = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTileQueueBytes);
@@ -171,6 +180,7 @@ cudaError_t LoadKernels() {
   if (error == cudaSuccess) error = LoadNaive();
   if (error == cudaSuccess) error = LoadFp32();
   if (error == cudaSuccess && major >= 8) error = LoadSm80();
+  if (error == cudaSuccess && major >= 8) error = LoadDecode();
   if (error == cudaSuccess && major == 9) error = LoadSm90();
   return error;
 }

@@ -65,6 +65,20 @@ __device__ float LoadOrZero(const ConstTensorView& view, DType dtype, int64_t he
   return LoadGlobal(view.data, dtype, head + row * view.stride_l + col);
 }
 
+// The same of a key's row, dense or in a page.
+template <bool kPaged>
+__device__ float LoadKeyOrZero(const Attention& a, const ConstTensorView& view,
+                               const HeadPlace& place, int64_t head, int64_t key, int64_t col,
+                               int64_t cols) {
+  if constexpr (!kPaged) {
+    return LoadOrZero(view, a.problem.dtype, head, key, place.sequence.k_len, col, cols);
+  }
+  if (key >= place.sequence.k_len || col >= cols) return 0.0f;
+  const int64_t row =
+      KeyElement(a, view, place.sequence, place.b, place.h / a.problem.group(), key);
+  return LoadGlobal(view.data, a.problem.dtype, row + col);
+}
+
 // One score after everything that problem.h puts between q.k and the mask.
 __device__ float FinishScore(const Attention& a, const HeadPlace& place, int64_t i, int64_t j,
                              float dot) {
@@ -99,6 +113,7 @@ __device__ void MultiplySlice(const SharedTile& a, const SharedTile& b, int ty, 
 }
 
 // Writes scores of true rows and keys; -inf where the mask hides a key.
+template <bool kPaged>
 __global__ void __launch_bounds__(kThreads)
     ScoreKernel(const __grid_constant__ Attention a, float* scores, int64_t first_block) {
   __shared__ SharedTile q_slice, k_slice;
@@ -119,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
       q_slice[col][row] =
           LoadOrZero(a.q, p.dtype, q_head, row_begin + row, s.q_len, d + col, p.dim);
       k_slice[col][row] =
-          LoadOrZero(a.k, p.dtype, k_head, key_begin + row, s.k_len, d + col, p.dim);
+          LoadKeyOrZero<kPaged>(a, a.k, place, k_head, key_begin + row, d + col, p.dim);
     }
     __syncthreads();
     MultiplySlice(q_slice, k_slice, ty, tx, dot);
@@ -212,6 +227,7 @@ __device__ void AccumulateSlice(const SharedTile& p, const SharedTile& v, int ty
   }
 }
 
+template <bool kPaged>
 __global__ void __launch_bounds__(kThreads)
     OutputKernel(const __grid_constant__ Attention a, float* scores, int64_t first_block) {
   __shared__ SharedTile p_slice, v_slice;
@@ -234,7 +250,7 @@ __global__ void __launch_bounds__(kThreads)
           exists ? ScoreRow(a, scores, place.b, place.h, row_begin + row)[j + key] / 2 : -0.0f;
       const int v_key = n / kTile, col = n % kTile;
       v_slice[v_key][col] =
-          LoadOrZero(a.v, p.dtype, v_head, j + v_key, s.k_len, col_begin + col, p.dim_v);
+          LoadKeyOrZero<kPaged>(a, a.v, place, v_head, j + v_key, col_begin + col, p.dim_v);
     }
     __syncthreads();
     AccumulateSlice(p_slice, v_slice, ty, tx, acc);
@@ -274,17 +290,21 @@ cudaError_t LaunchNaive(const Attention& attention, float* scores, cudaStream_t 
   const Problem& p = attention.problem;
   const int64_t heads = p.batch * p.heads_q;
   const int64_t tiles = heads * CeilDivide(p.len_q, kTile);
-  cudaError_t error =
-      LaunchBlocks(ScoreKernel, attention, scores, tiles * CeilDivide(p.len_k, kTile), stream);
+  const bool paged = p.page_rows > 0;
+  cudaError_t error = LaunchBlocks(paged ? ScoreKernel<true> : ScoreKernel<false>, attention,
+                                   scores, tiles * CeilDivide(p.len_k, kTile), stream);
   if (error != cudaSuccess) return error;
   error = LaunchBlocks(SoftmaxKernel, attention, scores,
                        CeilDivide(heads * p.len_q, kWarpsPerBlock), stream);
   if (error != cudaSuccess) return error;
-  return LaunchBlocks(OutputKernel, attention, scores, tiles * CeilDivide(p.dim_v, kTile), stream);
+  return LaunchBlocks(paged ? OutputKernel<true> : OutputKernel<false>, attention, scores,
+                      tiles * CeilDivide(p.dim_v, kTile), stream);
 }
 
 cudaError_t LoadNaive() {
-  for (const NaiveKernel kernel : {ScoreKernel, SoftmaxKernel, OutputKernel}) {
+  constexpr NaiveKernel kKernels[] = {ScoreKernel<false>, ScoreKernel<true>, SoftmaxKernel,
+                                      OutputKernel<false>, OutputKernel<true>};
+  for (const NaiveKernel kernel : kKernels) {
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;

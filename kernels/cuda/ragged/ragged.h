@@ -30,7 +30,8 @@ struct TileQueue {
   unsigned int next = 0;  // tiles claimed beyond each block's first
   unsigned int left = 0;  // blocks that have found no more work
 };
-inline constexpr int64_t kTileQueueBytes = 256;
+// Room for the counters of decoding launches too (decode/decode.h).
+inline constexpr int64_t kTileQueueBytes = 16384;
 
 // Tiles of one launch, so that their numbers and the blocks' fit 31 bits. More rows than this many
 // tiles hold are terabytes.
@@ -60,6 +61,7 @@ struct FlashVariant {
   int shared_bytes = 0;
   int blocks = 1;  // to a multiprocessor
   const void* kernel = nullptr;
+  int columns = 0;            // of O, padded: of a variant of cuda_decode_sm80
   bool begins_early = false;  // waits by itself for what went before it on the stream
   bool tensor_maps = false;   // loads (and may store) through TensorMaps of these boxes
   TensorBoxes boxes;

@@ -53,8 +53,8 @@ __device__ __forceinline__ float LargestOfRow(const At& at, int r) {
 
 // A warp's sixteen rows of one query head, from `first` on. Works in local memory and in loops that
 // are not unrolled: the registers are those of code that is not rare. kGeneral: there may be bias
-// and ALiBi.
-template <class Element, int kBlocks, bool kGeneral>
+// and ALiBi. kPaged: K and V are in pages.
+template <class Element, int kBlocks, bool kGeneral, bool kPaged>
 class RowRedo {
  public:
   // Fragments as MultiplyAdd makes them. Between Run and Arrange, lane c of a row's four has in
@@ -66,10 +66,11 @@ class RowRedo {
       : a(attention), b(batch), h(head), s(SequenceOf(attention, batch)) {
     const int kv_head = h / static_cast<int>(a.problem.group());
     const uint16_t* const q_first = RowAt(a.q, h, s.q_row + first);
-    k = RowAt(a.k, kv_head, s.k_row);
-    v = RowAt(a.v, kv_head, s.k_row);
+    k = FirstKey(a.k, kv_head);
+    v = FirstKey(a.v, kv_head);
     aligned = IsAligned(a.q, q_first, a.problem.dim) && IsAligned(a.k, k, a.problem.dim) &&
               IsAligned(a.v, v, a.problem.dim_v);
+    if (kPaged) aligned = aligned && a.k.stride_b % 8 == 0 && a.v.stride_b % 8 == 0;
     begin = INT32_MAX;
     common_begin = 0;
     common_end = INT32_MAX;
@@ -122,7 +123,8 @@ class RowRedo {
         const int columns = mine < common_end ? static_cast<int>(a.problem.dim_v) : 0;
 #pragma unroll 1
         for (int g = 0; g < kBlocks / 4; ++g) {
-          const uint4 x = LoadEight(v + mine * a.v.stride_l, 32 * g + lane % 4 * 8, columns);
+          const uint4 x =
+              LoadEight(KeyAt(a.v, v, mine, common_end), 32 * g + lane % 4 * 8, columns);
           open &= ~(static_cast<uint64_t>(NansIn(x)) << 8 * g);
         }
       }
@@ -189,6 +191,23 @@ class RowRedo {
            at_row * t.stride_l;
   }
 
+  // Key 0 of the sequence, or of page 0.
+  __device__ __forceinline__ const uint16_t* FirstKey(const ConstTensorView& t,
+                                                      int64_t head) const {
+    if constexpr (!kPaged) return RowAt(t, head, s.k_row);
+    return static_cast<const uint16_t*>(t.data) + head * t.stride_h;
+  }
+
+  // Some address if there is no such key.
+  __device__ __forceinline__ const uint16_t* KeyAt(const ConstTensorView& t, const uint16_t* first,
+                                                   int key, int keys) const {
+    if constexpr (!kPaged) return first + key * t.stride_l;
+    if (key >= keys) return first;
+    const auto rows = static_cast<int>(a.problem.page_rows);
+    const int64_t page = a.kv_pages.pages[b * a.kv_pages.stride + key / rows];
+    return first + page * t.stride_b + key % rows * t.stride_l;
+  }
+
   static __device__ __forceinline__ bool IsAligned(const ConstTensorView& t, const uint16_t* row,
                                                    int64_t columns) {
     return ((reinterpret_cast<uint64_t>(row) | 2 * t.stride_l) & 15) == 0 && columns % 8 == 0;
@@ -228,7 +247,7 @@ class RowRedo {
   // An element of V; 0 beyond its columns.
   __device__ __forceinline__ float Value(int key, int column) const {
     if (column >= a.problem.dim_v) return 0.0f;
-    return Unpack<Element>(v[key * a.v.stride_l + column]).x;
+    return Unpack<Element>(KeyAt(a.v, v, key, end)[column]).x;
   }
 
   // The scores of the keys from `key` on, -inf those that a row does not see.
@@ -245,7 +264,7 @@ class RowRedo {
       for (int n = 0; n < 2; ++n) {
         const int mine = key + 8 * n + lane / 4;
         query[n] = LoadEight(q[n], d, row[n] < s.q_len ? dim : 0);
-        keys[n] = LoadEight(k + mine * a.k.stride_l, d, mine < end ? dim : 0);
+        keys[n] = LoadEight(KeyAt(a.k, k, mine, end), d, mine < end ? dim : 0);
       }
       const uint32_t low[4] = {query[0].x, query[1].x, query[0].y, query[1].y};
       const uint32_t high[4] = {query[0].z, query[1].z, query[0].w, query[1].w};
@@ -315,7 +334,7 @@ class RowRedo {
       for (int n = 0; n < 2; ++n) {
         const int mine = key + 8 * n + lane / 4;
         const uint4 x =
-            LoadEight(v + mine * a.v.stride_l, 32 * g + lane % 4 * 8, mine < end ? dim : 0);
+            LoadEight(KeyAt(a.v, v, mine, end), 32 * g + lane % 4 * 8, mine < end ? dim : 0);
         const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -378,15 +397,15 @@ __device__ __forceinline__ bool Overflowed(const RowEnd& end) {
 }
 
 // Computes the warp's rows again if one of them needs it. `end`, `at`: as the tiles left them.
-template <class Element, int kBlocks, bool kGeneral, class At>
+template <class Element, int kBlocks, bool kGeneral, bool kPaged = false, class At>
 __device__ __forceinline__ void RedoRows(const Attention& a, int b, int h, int first_row,
                                          const At& at, RowEnd (&ends)[2]) {
   constexpr unsigned kAll = 0xffffffffu;
   const bool marked = (ends[0].counts && ends[0].marked) || (ends[1].counts && ends[1].marked);
   const bool overflowed = Overflowed(ends[0]) || Overflowed(ends[1]);
   if (__builtin_expect(!__any_sync(kAll, marked || overflowed), 1)) return;
-  const RowRedo<Element, kBlocks, kGeneral> redo(a, b, h, first_row);
-  typename RowRedo<Element, kBlocks, kGeneral>::Output o;
+  const RowRedo<Element, kBlocks, kGeneral, kPaged> redo(a, b, h, first_row);
+  typename RowRedo<Element, kBlocks, kGeneral, kPaged>::Output o;
 #pragma unroll
   for (int n = 0; n < 4 * kBlocks; ++n) o[n / 4][n % 4] = at(n / 4)[n % 4];
   const float small = redo.SmallUnit();

@@ -101,10 +101,12 @@ bool Encode(EncodeTiled encode, const ConstTensorView& view, const Shape& shape,
 std::string_view WhyNotTma(const Attention& a) {
   const Problem& p = a.problem;
   const int64_t batch = p.packed ? 1 : p.batch;
-  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  const bool paged = p.page_rows > 0;
+  const int64_t rows_k = paged ? p.page_rows : p.packed ? p.total_k : p.len_k;
+  const int64_t batch_k = paged ? 2 : batch;  // pages: two or more
   const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
-                          FaultOf(a.k, batch, p.heads_kv, rows_k),
-                          FaultOf(a.v, batch, p.heads_kv, rows_k)};
+                          FaultOf(a.k, batch_k, p.heads_kv, rows_k),
+                          FaultOf(a.v, batch_k, p.heads_kv, rows_k)};
   for (int n = 0; n < 3; ++n) {
     if (faults[n] != kNone) return kClauses[n][faults[n]];
   }

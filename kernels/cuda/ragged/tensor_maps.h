@@ -30,7 +30,7 @@ struct TensorBox {
 
 // Why the copy engine cannot address Q, K and V, as a clause in static storage; "" if it can: bases
 // and strides on 16-byte boundaries, strides above 0 (or 0, of a dimension that is broadcast; rows
-// are not) and below 2^40 bytes, fewer than 2^31 rows.
+// are not) and below 2^40 bytes, fewer than 2^31 rows. Of K and V in pages: the same of each page.
 std::string_view WhyNotTma(const Attention& attention);
 inline bool TmaAligned(const Attention& attention) { return WhyNotTma(attention).empty(); }
 

@@ -7,8 +7,8 @@
 
 namespace attend::cuda::sm80 {
 
-std::span<const FlashVariant> GeneralBFloat16(int dim) {
-  return GeneralVariants<__nv_bfloat16>(dim);
+std::span<const FlashVariant> GeneralBFloat16(int dim, bool paged) {
+  return GeneralVariants<__nv_bfloat16>(dim, paged);
 }
 
 }  // namespace attend::cuda::sm80

@@ -7,6 +7,8 @@
 
 namespace attend::cuda::sm80 {
 
-std::span<const FlashVariant> GeneralFloat16(int dim) { return GeneralVariants<__half>(dim); }
+std::span<const FlashVariant> GeneralFloat16(int dim, bool paged) {
+  return GeneralVariants<__half>(dim, paged);
+}
 
 }  // namespace attend::cuda::sm80

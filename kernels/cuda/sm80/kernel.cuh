@@ -73,6 +73,23 @@ __device__ __forceinline__ uint32_t StageOfV(const Place<T>& place, int key) {
   return place.shared + T::kOffsetV + StageOf<T>(key);
 }
 
+template <class T>
+__device__ __forceinline__ void LoadKeys(const BlockWork& work, const Place<T>& place, int key) {
+  if constexpr (T::kPaged) {
+    LoadPages<T>(StageOfK(place, key), work.k, work.pages, work.pages.stride_k, key, work.k_len);
+  } else {
+    LoadRows<T, T::kKeys>(StageOfK(place, key), work.k, key, work.k_len);
+  }
+}
+template <class T>
+__device__ __forceinline__ void LoadValues(const BlockWork& work, const Place<T>& place, int key) {
+  if constexpr (T::kPaged) {
+    LoadPages<T>(StageOfV(place, key), work.v, work.pages, work.pages.stride_v, key, work.k_len);
+  } else {
+    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+  }
+}
+
 // ---- score --------------------------------------------------------------------------------------
 
 template <class T>
@@ -177,10 +194,10 @@ __device__ __forceinline__ void AccumulateStep(const Place<T>& place, uint32_t v
 template <class T>
 __device__ __forceinline__ void LoadFirst(const BlockWork& work, const Place<T>& place, int key) {
   LoadRows<T, T::kRows>(place.shared, work.q, work.row_begin, work.q_len);
-  LoadRows<T, T::kKeys>(StageOfK(place, key), work.k, key, work.k_len);
+  LoadKeys<T>(work, place, key);
   CommitCopies();
   if constexpr (T::kStages == 2) {
-    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+    LoadValues<T>(work, place, key);
     CommitCopies();
   }
 }
@@ -190,9 +207,9 @@ template <class T>
 __device__ __forceinline__ void LoadNext(const BlockWork& work, const Place<T>& place, int key) {
   const int next = key - T::kKeys;
   if (next < work.key_begin) return;
-  LoadRows<T, T::kKeys>(StageOfK(place, next), work.k, next, work.k_len);
+  LoadKeys<T>(work, place, next);
   if constexpr (T::kStages == 2) {
-    LoadRows<T, T::kKeys>(StageOfV(place, next), work.v, next, work.k_len);
+    LoadValues<T>(work, place, next);
   }
   CommitCopies();
 }
@@ -216,7 +233,7 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
   } else {
     WaitCopyGroups<0>();
     __syncthreads();  // K has arrived; V's place is free
-    LoadRows<T, T::kKeys>(StageOfV(place, key), work.v, key, work.k_len);
+    LoadValues<T>(work, place, key);
     CommitCopies();
   }
   if constexpr (T::kCopyFirst) LoadNext<T>(work, place, key);

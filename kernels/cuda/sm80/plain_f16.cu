@@ -7,8 +7,8 @@
 
 namespace attend::cuda::sm80 {
 
-std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles) {
-  return PlainVariants<__half>(dim, few_tiles);
+std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles, bool paged) {
+  return PlainVariants<__half>(dim, few_tiles, paged);
 }
 
 }  // namespace attend::cuda::sm80

@@ -55,6 +55,19 @@ __device__ __forceinline__ void SetOutput(const Attention& a, const Sequence& s,
   work.sink = p.has_sinks ? a.sinks[work.h] : 0.0f;
 }
 
+// Where keys in pages are.
+__device__ __forceinline__ void SetPages(const Attention& a, int b, int kv_head, BlockWork& work) {
+  const Problem& p = a.problem;
+  work.pages.numbers = a.kv_pages.pages + b * a.kv_pages.stride;
+  work.pages.shift = __ffsll(p.page_rows) - 1;
+  work.pages.stride_k = 2 * a.k.stride_b;
+  work.pages.stride_v = 2 * a.v.stride_b;
+  work.k = SourceOf(a.k, 0, kv_head, 0, p.dim);
+  work.v = SourceOf(a.v, 0, kv_head, 0, p.dim_v);
+  work.k.fast &= work.pages.stride_k % 16 == 0;
+  work.v.fast &= work.pages.stride_v % 16 == 0;
+}
+
 template <class T, bool kGeneral>
 __device__ __forceinline__ void Describe(const Attention& a, const TileWork& found, int tile,
                                          BlockWork& work) {
@@ -66,6 +79,7 @@ __device__ __forceinline__ void Describe(const Attention& a, const TileWork& fou
   work.q = SourceOf(a.q, found.b, found.h, s.q_row, p.dim);
   work.k = SourceOf(a.k, found.b, kv_head, s.k_row, p.dim);
   work.v = SourceOf(a.v, found.b, kv_head, s.k_row, p.dim_v);
+  if constexpr (T::kPaged) SetPages(a, found.b, kv_head, work);
   work.b = found.b;
   work.h = found.h;
   work.row_begin = found.row_begin;

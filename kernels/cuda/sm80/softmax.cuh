@@ -37,6 +37,7 @@ struct BlockWork {
   float query_sign;  // what Q is multiplied by
   float to_log2;     // a weight is 2^(score * to_log2 - base)
   int spoiled[2];    // see NoteNonFinite
+  PageSource pages;  // of tiles in pages
 };
 
 // The scores of one tile: [slice][eight keys][fragment, see MultiplyAdd].

@@ -98,7 +98,7 @@ __device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* q
   const int lane = ThreadIndex() % 32;
   RowEnd ends[2] = {EndRow<T, kGeneral>(work, state, 2 * m),
                     EndRow<T, kGeneral>(work, state, 2 * m + 1)};
-  RedoRows<Element, T::kDim / 8, kGeneral>(
+  RedoRows<Element, T::kDim / 8, kGeneral, T::kPaged>(
       *work.attention, work.b, work.h, WarpRow<T>(work) + 16 * m,
       [&](int j) { return state.output[m][j]; }, ends);
 #pragma unroll

@@ -22,14 +22,17 @@ FlashVariant Variant() {
                         T::kSharedBytes);
 }
 
-// The tiles of one head dim, the one to take first.
+// The tiles of one head dim, the one to take first. All are compiled for K and V in pages too:
+// another tile would round otherwise, and pages change no bit.
 template <class Element, bool kGeneral, class... T>
-std::span<const FlashVariant> Variants() {
+std::span<const FlashVariant> Variants(bool paged) {
   // The last one runs everywhere: 99 KiB is what the smallest GPUs allow, BlockWork included.
   using Last = std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>;
   static_assert(Last::kSharedBytes + Last::kReferenceBytes + 2 * sizeof(BlockWork) <= 99 * 1024);
-  static const FlashVariant variants[] = {Variant<T, Element, kGeneral>()...};
-  return variants;
+  static const FlashVariant dense[] = {Variant<T, Element, kGeneral>()...};
+  static const FlashVariant in_pages[] = {Variant<typename T::Paged, Element, kGeneral>()...};
+  if (paged) return in_pages;
+  return dense;
 }
 
 using D32 = Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 128, .query_columns = 32}>;
@@ -49,14 +52,14 @@ using D256Wide = Tile<TileConfig{
 
 // Few tiles: they leave multiprocessors idle, so that half of the rows take half of the time.
 template <class Element>
-std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles) {
-  if (dim == 32) return Variants<Element, false, D32>();
-  if (dim == 64 && few_tiles) return Variants<Element, false, D64Few, D64>();
-  if (dim == 64) return Variants<Element, false, D64, D64Few>();
-  if (dim == 96) return Variants<Element, false, D96>();
-  if (dim == 128) return Variants<Element, false, D128>();
-  if (dim == 192) return Variants<Element, false, D192Wide, D192>();
-  return Variants<Element, false, D256Wide, D256>();
+std::span<const FlashVariant> PlainVariants(int dim, bool few_tiles, bool paged) {
+  if (dim == 32) return Variants<Element, false, D32>(paged);
+  if (dim == 64 && few_tiles) return Variants<Element, false, D64Few, D64>(paged);
+  if (dim == 64) return Variants<Element, false, D64, D64Few>(paged);
+  if (dim == 96) return Variants<Element, false, D96>(paged);
+  if (dim == 128) return Variants<Element, false, D128>(paged);
+  if (dim == 192) return Variants<Element, false, D192Wide, D192>(paged);
+  return Variants<Element, false, D256Wide, D256>(paged);
 }
 
 using General32 = Tile<TileConfig{.head_dim = 32, .slices = 2, .keys = 64, .query_columns = 32}>;
@@ -67,13 +70,13 @@ using General192 = Tile<TileConfig{.head_dim = 192, .slices = 1, .keys = 64, .st
 using General256 = Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1}>;
 
 template <class Element>
-std::span<const FlashVariant> GeneralVariants(int dim) {
-  if (dim == 32) return Variants<Element, true, General32>();
-  if (dim == 64) return Variants<Element, true, General64>();
-  if (dim == 96) return Variants<Element, true, General96>();
-  if (dim == 128) return Variants<Element, true, General128>();
-  if (dim == 192) return Variants<Element, true, General192>();
-  return Variants<Element, true, General256>();
+std::span<const FlashVariant> GeneralVariants(int dim, bool paged) {
+  if (dim == 32) return Variants<Element, true, General32>(paged);
+  if (dim == 64) return Variants<Element, true, General64>(paged);
+  if (dim == 96) return Variants<Element, true, General96>(paged);
+  if (dim == 128) return Variants<Element, true, General128>(paged);
+  if (dim == 192) return Variants<Element, true, General192>(paged);
+  return Variants<Element, true, General256>(paged);
 }
 
 }  // namespace attend::cuda::sm80

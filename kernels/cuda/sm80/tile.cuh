@@ -24,7 +24,13 @@ struct TileConfig {
   int stages = 2;         // tiles of K in shared memory, and as many of V: 1 or 2
   int query_columns = 0;  // Q's first, a multiple of 16: their fragments are read from shared
                           // memory once and stay in registers, others for each tile of keys
+  bool paged = false;     // K and V are in pages
 };
+
+constexpr TileConfig InPages(TileConfig config) {
+  config.paged = true;
+  return config;
+}
 
 template <TileConfig kConfig>
 struct Tile {
@@ -34,6 +40,8 @@ struct Tile {
   static constexpr int kKeys = kConfig.keys;
   static constexpr int kBlocks = kConfig.blocks;
   static constexpr int kQueryColumns = kConfig.query_columns;
+  static constexpr bool kPaged = kConfig.paged;
+  using Paged = Tile<InPages(kConfig)>;
 
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kSlices;
@@ -132,6 +140,48 @@ __device__ __forceinline__ void LoadRows(uint32_t shared, const Source& source, 
     }
     shared += T::kPassRows * Row::kBytes;
     data += T::kPassRows * source.stride;
+  }
+}
+
+// Where keys in pages are: of one sequence and head.
+struct PageSource {
+  const int32_t* numbers;
+  int shift;         // of a page's rows
+  int64_t stride_k;  // bytes from page to page
+  int64_t stride_v;
+};
+
+// As LoadRows, of a tile of keys or values in pages, `source` those of page 0.
+template <class T>
+__device__ __forceinline__ void LoadPages(uint32_t shared, const Source& source,
+                                          const PageSource& pages, int64_t page_stride, int row,
+                                          int rows) {
+  using Row = typename T::Row;
+  const int thread = ThreadIndex();
+  const int copy_row = thread / Row::kSpan;
+  const int copy_chunk = thread % Row::kSpan;
+  shared += Row::Offset(copy_row, copy_chunk);
+  const int first = row + copy_row;
+  const int in_page = (1 << pages.shift) - 1;
+  const int32_t* const numbers = pages.numbers;
+#pragma unroll
+  for (int pass = 0; pass < T::kKeys / T::kPassRows; ++pass) {
+    const int mine = first + pass * T::kPassRows;
+    const bool valid = mine < rows;
+    const int64_t page = valid ? __ldg(numbers + (mine >> pages.shift)) : 0;
+    const char* data =
+        source.data + page * page_stride + (mine & in_page) * source.stride + 16 * copy_chunk;
+#pragma unroll
+    for (int span = 0; span < T::kPassSpans; ++span) {
+      const int chunk = span * Row::kSpan;
+      const int columns = valid ? source.dim - 8 * (copy_chunk + chunk) : 0;
+      const uint32_t to = shared + pass * T::kPassRows * Row::kBytes + 16 * chunk;
+      if (source.fast) {
+        CopyAsync16(to, data + 16 * chunk, columns > 0);
+      } else {
+        StoreShared16(to, LoadPiecewise(data + 16 * chunk, columns));
+      }
+    }
   }
 }
 

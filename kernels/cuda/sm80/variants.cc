@@ -35,11 +35,14 @@ bool IsPlain(const Problem& p) {
 std::span<const FlashVariant> Sm80VariantsFor(const Problem& p) {
   const int64_t most = std::max(p.dim, p.dim_v);
   const int dim = *std::lower_bound(std::begin(kDims), std::end(kDims) - 1, most);
+  const bool paged = p.page_rows > 0;
   switch (p.dtype) {
     case DType::kFloat16:
-      return IsPlain(p) ? sm80::PlainFloat16(dim, HasFewTiles(p)) : sm80::GeneralFloat16(dim);
+      return IsPlain(p) ? sm80::PlainFloat16(dim, HasFewTiles(p), paged)
+                        : sm80::GeneralFloat16(dim, paged);
     case DType::kBFloat16:
-      return IsPlain(p) ? sm80::PlainBFloat16(dim, HasFewTiles(p)) : sm80::GeneralBFloat16(dim);
+      return IsPlain(p) ? sm80::PlainBFloat16(dim, HasFewTiles(p), paged)
+                        : sm80::GeneralBFloat16(dim, paged);
     default:
       return {};
   }
@@ -47,10 +50,13 @@ std::span<const FlashVariant> Sm80VariantsFor(const Problem& p) {
 
 cudaError_t LoadSm80() {
   for (const int dim : kDims) {
-    for (const auto& variants : {sm80::PlainFloat16(dim, false), sm80::PlainBFloat16(dim, false),
-                                 sm80::GeneralFloat16(dim), sm80::GeneralBFloat16(dim)}) {
-      const cudaError_t error = LoadVariants(variants);
-      if (error != cudaSuccess) return error;
+    for (const bool paged : {false, true}) {
+      for (const auto& variants :
+           {sm80::PlainFloat16(dim, false, paged), sm80::PlainBFloat16(dim, false, paged),
+            sm80::GeneralFloat16(dim, paged), sm80::GeneralBFloat16(dim, paged)}) {
+        const cudaError_t error = LoadVariants(variants);
+        if (error != cudaSuccess) return error;
+      }
     }
   }
   return cudaSuccess;

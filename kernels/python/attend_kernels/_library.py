@@ -12,7 +12,7 @@ DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int64": 8, "uint8": 1}
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
-WORKSPACE_ZERO_BYTES = 256  # at its start, before the first use
+WORKSPACE_ZERO_BYTES = 16384  # at its start, before the first use
 CODES = {3: "INVALID_ARGUMENT", 8: "RESOURCE_EXHAUSTED", 12: "UNIMPLEMENTED", 13: "INTERNAL",
          14: "UNAVAILABLE"}
 
@@ -55,6 +55,8 @@ class Params(ctypes.Structure):
         ("alibi_stride_b", ctypes.c_int64), ("sinks", ctypes.c_void_p),
         ("q_lengths", ctypes.c_void_p), ("kv_lengths", ctypes.c_void_p),
         ("q_offsets", ctypes.c_void_p), ("kv_offsets", ctypes.c_void_p),
+        ("kv_pages", ctypes.c_void_p), ("kv_pages_stride", ctypes.c_int64),
+        ("page_rows", ctypes.c_int64),
         ("kernel", ctypes.c_char_p), ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_int64),
     ]

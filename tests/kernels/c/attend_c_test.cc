@@ -20,7 +20,7 @@
 namespace attend::test {
 namespace {
 
-constexpr int64_t kZeroBytes = 256;  // of the workspace, see attend_c.h
+constexpr int64_t kZeroBytes = 16384;  // of the workspace, see attend_c.h
 
 // The first bytes of a workspace are zero before its first use.
 std::unique_ptr<DeviceMemory> Workspace(int64_t bytes) {

@@ -65,8 +65,9 @@ TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
     const DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
     const DeviceInfo other = kernel.device == DeviceKind::kCpu ? Gpu(1 << 30) : Cpu();
     Problem problem = Small();
-    const bool tensor_cores =
-        kernel.id == KernelId::kCudaFlashSm80 || kernel.id == KernelId::kCudaFlashSm90;
+    const bool tensor_cores = kernel.id == KernelId::kCudaFlashSm80 ||
+                              kernel.id == KernelId::kCudaFlashSm90 ||
+                              kernel.id == KernelId::kCudaDecodeSm80;
     if (tensor_cores) problem.dtype = DType::kFloat16;
     const Result<Selection> good = Select(problem, own, kernel.name);
     ASSERT_TRUE(good.ok()) << kernel.name << ": " << good.status().message();
@@ -173,6 +174,60 @@ TEST(Select, HoppersKernelSaysWhatItCannotDo) {
   ASSERT_TRUE(elsewhere.ok());
   EXPECT_EQ(elsewhere->kernel, KernelId::kCudaFlashSm80);
   EXPECT_EQ(elsewhere->why, "it lies elsewhere");
+}
+
+// Eight query heads to a KV head.
+Problem Decoding(int64_t rows, int64_t keys) {
+  return test::MakeSpec(2, 16, 2, rows, keys, 128, 128, DType::kBFloat16).problem;
+}
+
+TEST(Select, FewRowsAgainstManyKeysDecode) {
+  EXPECT_EQ(Auto(Decoding(1, 512), GpuOf(90)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(8, 1 << 20), GpuOf(80)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(9, 4096), GpuOf(90)), KernelId::kCudaDecodeSm80) << "72 rows";
+  EXPECT_EQ(Auto(Decoding(9, 2047), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(17, 4096), GpuOf(90)), KernelId::kCudaFlashSm90) << "136 rows";
+  Problem alone = Decoding(100, 4096);
+  alone.heads_q = alone.heads_kv;
+  EXPECT_EQ(Auto(alone, GpuOf(90)), KernelId::kCudaFlashSm90) << "nobody shares a KV head";
+  EXPECT_EQ(Auto(Decoding(1, 511), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(1, 4096), GpuOf(75)), KernelId::kCudaFlashFp32);
+  Problem biased = Decoding(1, 4096);
+  biased.has_bias = true;
+  EXPECT_EQ(Auto(biased, GpuOf(90)), KernelId::kCudaFlashSm80);
+  Problem odd = Decoding(1, 4096);
+  odd.dim_v = 100;
+  EXPECT_EQ(Auto(odd, GpuOf(90)), KernelId::kCudaFlashSm80);
+  const auto refusal = [](const Problem& p) {
+    return Select(p, GpuOf(90), "cuda_decode_sm80").status().message();
+  };
+  EXPECT_THAT(refusal(biased), HasSubstr("bias"));
+  EXPECT_THAT(refusal(odd), HasSubstr("multiples of 8"));
+  EXPECT_THAT(refusal(Decoding(17, 64)), HasSubstr("128 query rows"));
+  EXPECT_THAT(refusal(Small()), HasSubstr("float32"));
+  EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm80").ok());
+  const MemoryTraits elsewhere{.not_tma = "it lies elsewhere"};
+  EXPECT_THAT(Select(Decoding(1, 64), GpuOf(90), "cuda_decode_sm80", elsewhere).status().message(),
+              HasSubstr("16-byte"));
+}
+
+TEST(Select, PagesAreReadByAllButOne) {
+  for (const KernelInfo& kernel : Kernels()) {
+    const bool on_gpu = kernel.device == DeviceKind::kCuda;
+    Problem p = Decoding(1, 64);
+    p.page_rows = 16;
+    if (kernel.id == KernelId::kCudaFlashFp32) p.dtype = DType::kFloat32;
+    DeviceInfo gpu = GpuOf(90);
+    gpu.workspace_bytes_max = 1 << 30;
+    const Result<Selection> selection = Select(p, on_gpu ? gpu : Cpu(), kernel.name);
+    EXPECT_EQ(selection.ok(), kernel.id != KernelId::kCudaFlashSm90) << kernel.name;
+  }
+  Problem prefill = Decoding(300, 4096);
+  prefill.page_rows = 64;
+  const Result<Selection> chosen = Select(prefill, GpuOf(90));
+  ASSERT_TRUE(chosen.ok());
+  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_THAT(std::string(chosen->why), HasSubstr("pages"));
 }
 
 TEST(Select, TensorCoreKernelsRefuseOtherDevicesAndDTypes) {

@@ -51,6 +51,9 @@ attend_params ToParams(const Attention& a) {
   params.kv_lengths = a.kv_lengths;
   params.q_offsets = a.q_offsets;
   params.kv_offsets = a.kv_offsets;
+  params.kv_pages = a.kv_pages.pages;
+  params.kv_pages_stride = a.kv_pages.stride;
+  params.page_rows = p.page_rows;
   return params;
 }
 

@@ -61,7 +61,8 @@ class DeviceRun {
 Status RunOnDevice(OwnedAttention* owned, KernelId kernel, int config = cuda::kDefaultConfig);
 
 inline constexpr KernelId kCudaKernels[] = {KernelId::kCudaNaive, KernelId::kCudaFlashFp32,
-                                            KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90};
+                                            KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90,
+                                            KernelId::kCudaDecodeSm80};
 
 // Whether device 0 can compute this with `kernel`. The attention may lie on the host: a DeviceRun
 // keeps its alignment.

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The decoding launch: few query rows against long K and V, dense or in pages. One launch computes
+// a list of attentions of any shapes; plan.h says how their keys are cut and shared out. Lengths
+// and page tables are read on the device, so that a launch of one attention may be captured in a
+// graph and run again when they have grown (up to the problem's len_k).
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cuda/decode/plan.h"
+#include "kernels/cuda/ragged/launch_options.h"
+#include "kernels/cuda/ragged/ragged.h"
+#include "kernels/util/status.h"
+
+namespace attend::cuda {
+
+// One sequence of a list.
+struct SequenceId {
+  int32_t problem = 0;  // index of the attention
+  int32_t b = 0;
+};
+
+inline constexpr int kMultiprocessorsMax = 148;  // that a launch fills
+inline constexpr int kBlocksMax = 4 * kMultiprocessorsMax;
+inline constexpr int kPiecesMax = kPhases * kBlocksMax;
+
+// How many chunks of a group, and groups of a unit, have been computed: zero between launches. One
+// for each piece, whose last unit and whose last group may go on in others.
+struct DecodeCounters {
+  unsigned int groups[kPiecesMax];
+  unsigned int chunks[kPiecesMax];
+};
+static_assert(sizeof(TileQueue) + sizeof(DecodeCounters) <= kTileQueueBytes);
+
+// The kernel's parameter. A single attention travels in it; a list is read from the workspace.
+struct DecodeParams {
+  Attention single;
+  const Attention* attentions = nullptr;  // null: `single`
+  const SequenceId* sequences = nullptr;  // null: those of `single`
+  int32_t sequence_count = 0;
+  // If all sequences are as long as the first, the host plans: `plan` is theirs.
+  bool alike = false;
+  SequencePlan plan;
+  Pieces pieces;
+  TileQueue* queue = nullptr;
+  DecodeCounters* counters = nullptr;
+  // Partial answers of a group's chunks and of a unit's groups: for each block those that are all
+  // its own, then for each piece those of runs that begin in it and go on in others.
+  float* slots = nullptr;
+  int64_t slot_floats = 0;
+  int32_t slot_rows = 0;
+  int32_t chunk_slots = 0;  // of a group
+  int32_t group_slots = 0;  // of a unit
+};
+
+// The compiled variants, best first; empty for problems of other dtypes than fp16 and bf16.
+std::span<const FlashVariant> DecodeVariantsFor(const Problem& problem);
+
+// Bytes of workspace for a launch of these attentions, kTileQueueBytes included.
+Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems);
+
+// As LaunchRagged.
+cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention* const> attentions,
+                         void* workspace, const LaunchOptions& options, cudaStream_t stream);
+
+cudaError_t LoadDecode();
+
+}  // namespace attend::cuda

@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_decode_sm80 for up to sixteen packed rows: K and V go from memory to registers, in the
+// order that the Tensor Cores want them, and no warp waits for another until a chunk ends. The
+// products are turned round, so that keys (then columns of V) fill the instruction's sixteen rows
+// and the few query rows its eight columns. Device code; a warp calls each function together.
+//
+// A warp has sixteen keys at a time. Lane l is g = l / 4 and c = l % 4 throughout: its scores are
+// those of keys g and g + 8 with rows 2c and 2c + 1 of each eight, and so are its outputs' rows.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/tile.cuh"
+#include "kernels/cuda/ptx/device_math.cuh"
+
+namespace attend::cuda::decode {
+
+// ---- geometry -----------------------------------------------------------------------------------
+
+struct DirectConfig {
+  int head_dim;  // most that D or Dv may be: a multiple of 64
+  int rows;      // 8 or 16
+  int blocks;    // to a multiprocessor
+  int warps = 4;
+};
+
+template <DirectConfig kConfig>
+struct Direct {
+  static constexpr bool kDirect = true;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kRows = kConfig.rows;
+  static constexpr int kKeyWarps = kConfig.warps;
+  static constexpr int kBlocks = kConfig.blocks;
+  static constexpr int kThreads = 32 * kKeyWarps;
+  static constexpr int kWarpKeys = 16;
+  static constexpr int kKeys = kWarpKeys * kKeyWarps;
+
+  static constexpr int kEights = kRows / 8;      // of rows
+  static constexpr int kLaneRows = 2 * kEights;  // rows of a lane
+  static constexpr int kSpans = kDim / 64;
+  // Longer rows of K and V pass through registers part after part.
+  static constexpr int kPart = kDim < 128 ? kDim : 128;
+  static constexpr int kParts = kDim / kPart;
+  static constexpr int kPartSpans = kPart / 64;
+  static constexpr int kQueryQuads = kDim / 32 * kEights;  // a lane's, of four registers
+  static constexpr bool kQueryStays = kQueryQuads <= 4;    // in registers
+
+  // Where outputs take so many registers, the next values wait until a chunk has been closed.
+  static constexpr bool kHoldsBack = kDim * kRows > 2048;
+
+  // At a chunk's end the warps' outputs pass through shared memory.
+  static constexpr int kLaneFours = kDim / 16 * kEights;
+  static constexpr int kJoinBytes = kKeyWarps * kLaneFours * 32 * 16;
+  static constexpr int kSharedBytes = kJoinBytes + (kQueryStays ? 0 : kQueryQuads * 32 * 16);
+
+  static_assert(kRows % 8 == 0 && kDim % kPart == 0 && (1 << kShortChunk) % kKeys == 0);
+  static_assert(kLaneFours % kKeyWarps == 0);
+};
+
+// What a segment's rows need beside Q. In shared memory.
+template <class T>
+struct DirectRows {
+  int begin[T::kRows], end[T::kRows];  // keys that the row sees
+  int diagonal[T::kRows];              // the key at distance 0
+  float slope[T::kRows];
+};
+
+template <class T>
+struct DirectState {
+  // Span t, pair of columns j: columns 64 * t + 8 * g + 2 * j of the lane's two rows, then the
+  // columns after them.
+  float output[T::kDim / 16][T::kEights][4];
+  float max[T::kLaneRows];
+  float sum[T::kLaneRows];  // of the lane's own keys
+};
+
+using Quad = uint32_t[4];
+// Eight columns of each 32 of keys g and g + 8.
+template <class T>
+using DirectKeys = Quad[2][2 * T::kPartSpans];
+// Eight columns of each 64 of keys 2c, 2c + 1, 2c + 8 and 2c + 9.
+template <class T>
+using DirectValues = Quad[4][T::kPartSpans];
+template <class T>
+using DirectScores = float[T::kEights][4];
+template <class T>
+using DirectWeights = uint32_t[T::kEights][2];
+
+// The row of the unit that is the lane's row r.
+__device__ __forceinline__ int DirectRow(int r) {
+  return r / 2 * 8 + ThreadIndex() % 4 * 2 + r % 2;
+}
+
+// ---- load ---------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void LoadStream(const char* data, Quad& x) {
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(data));
+}
+
+// The page of the sixteen keys from `key` on: pages are no shorter.
+__device__ __forceinline__ int FindPage(const Segment& segment, int key, int end) {
+  if (segment.pages == nullptr) return 0;
+  return __ldg(segment.pages + (min(key, end - 1) >> segment.page_shift));
+}
+
+// Where sixteen keys are. Rows from `end` on are read as the last before it: they weigh nothing,
+// and only what a row may see is ever read.
+struct DirectBlock {
+  const char* data;
+  uint64_t stride;  // bytes
+  int last;         // row that exists
+  int limit;        // bytes of the last eight columns
+
+  __device__ __forceinline__ DirectBlock(const Segment& segment, const KeySource& source,
+                                         int columns, int key, int page, int end) {
+    const int first = min(key, (end - 1) / 16 * 16);
+    const auto in_page = static_cast<uint32_t>(first & segment.page_mask);
+    const uint64_t at = uint64_t{in_page} * source.stride +
+                        uint64_t{static_cast<uint32_t>(page)} * source.page_stride;
+    data = source.data + at * kStrideUnit;
+    stride = uint64_t{source.stride} * kStrideUnit;
+    last = end - 1 - first;
+    limit = 2 * columns - 16;
+  }
+  __device__ __forceinline__ const char* Row(int row) const {
+    return data + static_cast<uint32_t>(min(row, last)) * stride;
+  }
+};
+
+template <class T>
+__device__ __forceinline__ void LoadKeys(const Segment& segment, int key, int page, int end,
+                                         int part, DirectKeys<T>& k) {
+  const DirectBlock block(segment, segment.k, segment.columns_k, key, page, end);
+  const int lane = ThreadIndex() % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const char* const row = block.Row(lane / 4 + 8 * r);
+#pragma unroll
+    for (int n = 0; n < 2 * T::kPartSpans; ++n) {
+      LoadStream(row + min(2 * part * T::kPart + 64 * n + lane % 4 * 16, block.limit), k[r][n]);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void LoadValues(const Segment& segment, int key, int page, int end,
+                                           int part, DirectValues<T>& v) {
+  const DirectBlock block(segment, segment.v, segment.columns_v, key, page, end);
+  const int lane = ThreadIndex() % 32;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const char* const row = block.Row(lane % 4 * 2 + r / 2 * 8 + r % 2);
+#pragma unroll
+    for (int n = 0; n < T::kPartSpans; ++n) {
+      LoadStream(row + min(2 * part * T::kPart + 128 * n + lane / 4 * 16, block.limit), v[r][n]);
+    }
+  }
+}
+
+// Q's fragments: rows g, the columns that the lane has of keys. Zeros where there are none.
+template <class T>
+struct DirectQuery {
+  Quad quads[T::kQueryStays ? T::kQueryQuads : 1];
+  const uint4* shared;  // or there
+
+  __device__ __forceinline__ void Get(int n, Quad& q) const {
+    if constexpr (T::kQueryStays) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) q[e] = quads[n][e];
+    } else {
+      const uint4 x = shared[32 * n + ThreadIndex() % 32];
+      q[0] = x.x, q[1] = x.y, q[2] = x.z, q[3] = x.w;
+    }
+  }
+};
+
+// Quad n: eight n % kEights of the rows, columns from 32 * (n / kEights) on.
+template <class T>
+__device__ __forceinline__ uint4 LoadQueryQuad(const Segment& segment, int n) {
+  const Attention& a = *segment.attention;
+  const Sequence& s = segment.sequence;
+  const int lane = ThreadIndex() % 32;
+  const int row = n % T::kEights * 8 + lane / 4;
+  const int column = n / T::kEights * 32 + lane % 4 * 8;
+  const RowPlace place = PlaceRow(segment, row);
+  if (row >= segment.rows || !place.exists || column >= segment.columns_k) {
+    return make_uint4(0, 0, 0, 0);
+  }
+  const char* const q = static_cast<const char*>(a.q.data) + 2 * (segment.b * a.q.stride_b);
+  return __ldg(reinterpret_cast<const uint4*>(
+      q + 2 * (place.head * a.q.stride_h + (s.q_row + place.i) * a.q.stride_l + column)));
+}
+
+// All threads of the block; `shared` may be read after a barrier.
+template <class T>
+__device__ __forceinline__ void LoadQuery(const Segment& segment, char* shared,
+                                          DirectQuery<T>& query) {
+  if constexpr (T::kQueryStays) {
+#pragma unroll
+    for (int n = 0; n < T::kQueryQuads; ++n) {
+      const uint4 x = LoadQueryQuad<T>(segment, n);
+      query.quads[n][0] = x.x, query.quads[n][1] = x.y;
+      query.quads[n][2] = x.z, query.quads[n][3] = x.w;
+    }
+  } else {
+    auto* const to = reinterpret_cast<uint4*>(shared + T::kJoinBytes);
+    query.shared = to;
+#pragma unroll 1
+    for (int n = threadIdx.x / 32; n < T::kQueryQuads; n += T::kKeyWarps) {
+      to[32 * n + threadIdx.x % 32] = LoadQueryQuad<T>(segment, n);
+    }
+  }
+}
+
+// All threads of the block; the rows may be read after a barrier.
+template <class T>
+__device__ __forceinline__ void SetRows(const Segment& segment, DirectRows<T>& rows) {
+  const int row = threadIdx.x;
+  if (row >= T::kRows) return;
+  const Sequence& s = segment.sequence;
+  const RowPlace place = PlaceRow(segment, row);
+  rows.begin[row] = rows.end[row] = 0;
+  rows.slope[row] = 0.0f;
+  rows.diagonal[row] = static_cast<int>(place.i + s.offset);
+  if (row >= segment.rows || !place.exists) return;
+  const Attention& a = *segment.attention;
+  const KeyRange range = VisibleKeys(a.problem.mask, s, place.i);
+  rows.begin[row] = static_cast<int>(min(range.begin, s.k_len));
+  rows.end[row] = static_cast<int>(max(range.end, int64_t{0}));
+  if (segment.has_alibi) {
+    rows.slope[row] = a.alibi_slopes[segment.b * a.alibi_stride_b + place.head];
+  }
+}
+
+// ---- score --------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ void Start(DirectState<T>& state) {
+#pragma unroll
+  for (int r = 0; r < T::kLaneRows; ++r) {
+    state.max[r] = NegativeInfinity();
+    state.sum[r] = 0.0f;
+  }
+#pragma unroll
+  for (int j = 0; j < T::kDim / 16; ++j) {
+#pragma unroll
+    for (int n = 0; n < 4 * T::kEights; ++n) state.output[j][n / 4][n % 4] = 0.0f;
+  }
+}
+
+// Adds the products of the columns of `part`. Each product of a chain waits for the one before, so
+// there are two, which FinishScores adds.
+template <class T, class Element>
+__device__ __forceinline__ void Score(const DirectQuery<T>& query, const DirectKeys<T>& k, int part,
+                                      DirectScores<T> (&s)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2 * T::kPartSpans; ++i) {
+#pragma unroll
+    for (int n = 0; n < T::kEights; ++n) {
+      Quad q;
+      query.Get((part * 2 * T::kPartSpans + i) * T::kEights + n, q);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const Quad a = {k[0][i][2 * h], k[1][i][2 * h], k[0][i][2 * h + 1], k[1][i][2 * h + 1]};
+        if (part == 0 && i == 0) {
+          Multiply<Element>(s[h][n], a, q[2 * h], q[2 * h + 1]);
+        } else {
+          MultiplyAdd<Element>(s[h][n], a, q[2 * h], q[2 * h + 1]);
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void SubtractSlopes(const DirectRows<T>& rows, int key,
+                                               DirectScores<T>& s) {
+  const int first = key + ThreadIndex() % 32 / 4;
+#pragma unroll
+  for (int n = 0; n < 4 * T::kEights; ++n) {
+    const int row = DirectRow(n / 4 * 2 + n % 2);
+    const int distance = first + n % 4 / 2 * 8 - rows.diagonal[row];
+    s[n / 4][n % 4] -= rows.slope[row] * fabsf(static_cast<float>(distance));
+  }
+}
+
+// Scale, softcap and ALiBi in the order that problem.h gives; then -inf for keys that a row does
+// not see. `key`: the warp's first.
+template <class T>
+__device__ __forceinline__ void FinishScores(const Segment& segment, const DirectRows<T>& rows,
+                                             int key, const DirectScores<T> (&chains)[2],
+                                             DirectScores<T>& s) {
+  const float scale = segment.scale;
+#pragma unroll
+  for (int n = 0; n < 4 * T::kEights; ++n) {
+    s[n / 4][n % 4] = (chains[0][n / 4][n % 4] + chains[1][n / 4][n % 4]) * scale;
+  }
+  if (segment.softcap > 0.0f) {
+    const float cap = segment.softcap;
+    const float inverse = 1.0f / cap;
+#pragma unroll
+    for (int n = 0; n < 4 * T::kEights; ++n) {
+      s[n / 4][n % 4] = cap * tanhf(s[n / 4][n % 4] * inverse);
+    }
+  }
+  if (segment.has_alibi) SubtractSlopes<T>(rows, key, s);
+  if (key >= segment.full_begin && key + T::kWarpKeys <= segment.full_end) return;
+  const int first = key + ThreadIndex() % 32 / 4;
+#pragma unroll
+  for (int n = 0; n < 4 * T::kEights; ++n) {
+    const int row = DirectRow(n / 4 * 2 + n % 2);
+    const int mine = first + n % 4 / 2 * 8;
+    if (mine < rows.begin[row] || mine >= rows.end[row]) s[n / 4][n % 4] = NegativeInfinity();
+  }
+}
+
+// ---- rescale and accumulate ---------------------------------------------------------------------
+
+// Follows the rows' maxima, which few blocks raise.
+template <class T>
+__device__ __forceinline__ void RaiseMaxima(const DirectScores<T>& s, DirectState<T>& state) {
+  float top[T::kLaneRows];
+  bool raises = false;
+#pragma unroll
+  for (int r = 0; r < T::kLaneRows; ++r) {
+    top[r] = fmaxf(s[r / 2][r % 2], s[r / 2][r % 2 + 2]);
+    raises |= top[r] > state.max[r];
+  }
+  if (!__any_sync(0xffffffffu, raises)) return;
+#pragma unroll
+  for (int r = 0; r < T::kLaneRows; ++r) {
+    top[r] = fmaxf(top[r], state.max[r]);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], step));
+    }
+    const float rescale =
+        top[r] == state.max[r] ? 1.0f : WeightAgainst(state.max[r], ReferenceOf(top[r]), kLog2E);
+    state.max[r] = top[r];
+    state.sum[r] *= rescale;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 16; ++j) {
+      state.output[j][r / 2][r % 2] *= rescale;
+      state.output[j][r / 2][r % 2 + 2] *= rescale;
+    }
+  }
+}
+
+// Scores become weights: of the lane's rows, for key g and for key g + 8.
+template <class T, class Element>
+__device__ __forceinline__ void Weigh(float unit, const DirectScores<T>& s, DirectState<T>& state,
+                                      DirectWeights<T>& p) {
+  RaiseMaxima<T>(s, state);
+#pragma unroll
+  for (int n = 0; n < T::kEights; ++n) {
+    float weights[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float& sum = state.sum[2 * n + e % 2];
+      weights[e] = WeightAgainst(s[n][e], ReferenceOf(state.max[2 * n + e % 2]), kLog2E);
+      sum += weights[e];
+    }
+    p[n][0] = Pack<Element>(weights[0] * unit, weights[1] * unit);
+    p[n][1] = Pack<Element>(weights[2] * unit, weights[3] * unit);
+  }
+}
+
+// Then the second product wants them of row g, for keys 2c, 2c + 1, 2c + 8 and 2c + 9.
+template <class T>
+__device__ __forceinline__ void Turn(DirectWeights<T>& p) {
+#pragma unroll
+  for (int n = 0; n < 2 * T::kEights; ++n) p[n / 2][n % 2] = Transpose(p[n / 2][n % 2]);
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void Accumulate(const DirectWeights<T>& p, const DirectValues<T>& v,
+                                           int part, DirectState<T>& state) {
+#pragma unroll
+  for (int t = 0; t < T::kPartSpans; ++t) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Quad a = {
+          __byte_perm(v[0][t][j], v[1][t][j], 0x5410), __byte_perm(v[0][t][j], v[1][t][j], 0x7632),
+          __byte_perm(v[2][t][j], v[3][t][j], 0x5410), __byte_perm(v[2][t][j], v[3][t][j], 0x7632)};
+#pragma unroll
+      for (int n = 0; n < T::kEights; ++n) {
+        MultiplyAdd<Element>(state.output[(part * T::kPartSpans + t) * 4 + j][n], a, p[n][0],
+                             p[n][1]);
+      }
+    }
+  }
+}
+
+// ---- values that are not finite -----------------------------------------------------------------
+
+// O += P V for those elements of V alone that are not finite, of rows that see their key. `p` has
+// not been turned. Slow.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFinite(const DirectBlock& values, const DirectScores<T>& s,
+                                             const DirectWeights<T>& p, DirectState<T>& state) {
+  const int lane = ThreadIndex() % 32;
+  DirectWeights<T> marked;  // -0: hidden
+#pragma unroll
+  for (int n = 0; n < 2 * T::kEights; ++n) {
+    const float* const of = s[n / 2] + n % 2 * 2;
+    uint32_t pair = p[n / 2][n % 2];
+    if (of[0] == NegativeInfinity()) pair = (pair & 0xffff0000u) | 0x8000u;
+    if (of[1] == NegativeInfinity()) pair = (pair & 0xffffu) | 0x80000000u;
+    marked[n / 2][n % 2] = pair;
+  }
+#pragma unroll 1
+  for (int key = 0; key < T::kWarpKeys; ++key) {
+    const char* const row = values.Row(key);
+    float2 weights[T::kEights];
+#pragma unroll
+    for (int n = 0; n < T::kEights; ++n) {
+      const uint32_t own = key < 8 ? marked[n][0] : marked[n][1];
+      weights[n] = Unpack<Element>(__shfl_sync(0xffffffffu, own, key % 8 * 4 + lane % 4));
+    }
+#pragma unroll
+    for (int j = 0; j < T::kDim / 16; ++j) {
+      const int at = min(j / 4 * 128 + lane / 4 * 16, values.limit) + j % 4 * 4;
+      const float2 x = Unpack<Element>(__ldg(reinterpret_cast<const uint32_t*>(row + at)));
+#pragma unroll
+      for (int n = 0; n < T::kEights; ++n) {
+        float* const o = state.output[j][n];
+        const bool sees[2] = {!IsHiddenWeight(weights[n].x), !IsHiddenWeight(weights[n].y)};
+        if (sees[0] && NonFinite(x.x)) o[0] = fmaf(weights[n].x, x.x, o[0]);
+        if (sees[1] && NonFinite(x.x)) o[1] = fmaf(weights[n].y, x.x, o[1]);
+        if (sees[0] && NonFinite(x.y)) o[2] = fmaf(weights[n].x, x.y, o[2]);
+        if (sees[1] && NonFinite(x.y)) o[3] = fmaf(weights[n].y, x.y, o[3]);
+      }
+    }
+  }
+}
+
+// As 0 * NaN is NaN, NaN and Inf leave the values before the product.
+template <class T, class Element>
+__device__ __forceinline__ void TakeOutNonFinite(DirectValues<T>& v) {
+#pragma unroll
+  for (int n = 0; n < 16 * T::kPartSpans; ++n) {
+    uint32_t& pair = v[n / 4 / T::kPartSpans][n / 4 % T::kPartSpans][n % 4];
+    pair &= ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
+  }
+}
+
+// One block of keys of a chunk that needs care, nothing under way.
+template <class T, class Element>
+__device__ __forceinline__ void CarefulDirect(const Segment& segment, const DirectQuery<T>& query,
+                                              const DirectRows<T>& rows, int key, int end,
+                                              DirectState<T>& state) {
+  const int page = FindPage(segment, key, end);
+  DirectScores<T> chains[2];
+#pragma unroll
+  for (int part = 0; part < T::kParts; ++part) {
+    DirectKeys<T> k;
+    LoadKeys<T>(segment, key, page, end, part, k);
+    Score<T, Element>(query, k, part, chains);
+  }
+  DirectScores<T> s;
+  FinishScores<T>(segment, rows, key, chains, s);
+  DirectWeights<T> p;
+  Weigh<T, Element>(kSmallUnit<Element>, s, state, p);
+  AddNonFinite<T, Element>(DirectBlock(segment, segment.v, segment.columns_v, key, page, end), s, p,
+                           state);
+  Turn<T>(p);
+#pragma unroll
+  for (int part = 0; part < T::kParts; ++part) {
+    DirectValues<T> v;
+    LoadValues<T>(segment, key, page, end, part, v);
+    TakeOutNonFinite<T, Element>(v);
+    Accumulate<T, Element>(p, v, part, state);
+  }
+}
+
+}  // namespace attend::cuda::decode

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_decode_sm80 for up to sixteen packed rows (direct.cuh): a segment's chunks. Device code; all
+// threads of a block call each function together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/chunks.cuh"
+#include "kernels/cuda/decode/direct.cuh"
+
+namespace attend::cuda::decode {
+
+template <class T>
+struct DirectShared {
+  Walk<T> walk;
+  Segment segment;
+  Exchange<T> exchange;
+  DirectRows<T> rows;
+};
+
+// ---- a chunk's end ------------------------------------------------------------------------------
+
+// Whether an output of the lane is not finite though its row's weights, all added up, are.
+template <class T>
+__device__ __forceinline__ bool DirectWantsCare(const DirectRows<T>& rows,
+                                                const DirectState<T>& state) {
+  bool wants = false;
+#pragma unroll
+  for (int r = 0; r < T::kLaneRows; ++r) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 16; ++j) {
+      largest = MaxOrNan(largest, fabsf(state.output[j][r / 2][r % 2]));
+      largest = MaxOrNan(largest, fabsf(state.output[j][r / 2][r % 2 + 2]));
+    }
+    const int row = DirectRow(r);
+    wants |= rows.begin[row] < rows.end[row] && NonFinite(largest) && !NonFinite(state.sum[r]);
+  }
+  return wants;
+}
+
+// Adds up the lanes' sums, and tells the other warps.
+template <class T>
+__device__ __forceinline__ void ShareTotals(Exchange<T>& exchange, DirectState<T>& state) {
+  const int warp = ThreadIndex() / 32, lane = ThreadIndex() % 32;
+#pragma unroll
+  for (int r = 0; r < T::kLaneRows; ++r) {
+    float& sum = state.sum[r];
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (lane < 4) {
+      exchange.max[warp][DirectRow(r)] = state.max[r];
+      exchange.sum[warp][DirectRow(r)] = sum;
+    }
+  }
+}
+
+// What the warp's outputs of the lane's row r are multiplied by. The first warp stores the totals.
+template <class T>
+__device__ __forceinline__ float ChunkFactor(const Segment& segment, const Exchange<T>& exchange,
+                                             float own_max, float unit, int r, const Slot& slot) {
+  const int row = DirectRow(r);
+  float max = exchange.max[0][row];
+#pragma unroll
+  for (int w = 1; w < T::kKeyWarps; ++w) max = fmaxf(max, exchange.max[w][row]);
+  const float reference = ReferenceOf(max);
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < T::kKeyWarps; ++w) {
+    total += exchange.sum[w][row] * WeightAgainst(exchange.max[w][row], reference, kLog2E);
+  }
+  if (ThreadIndex() < 4 && row < segment.rows) {
+    slot.Max(row) = max;
+    slot.Sum(row) = total;
+  }
+  return total == 0.0f ? 0.0f : WeightAgainst(own_max, reference, kLog2E) / unit / total;
+}
+
+// Adds up the warps' outputs in shared memory, in order, and stores them.
+template <class T>
+__device__ __forceinline__ void StoreSums(const Segment& segment, const float4* join,
+                                          const Slot& slot) {
+  const int lane = ThreadIndex() % 32;
+#pragma unroll
+  for (int i = 0; i < T::kLaneFours / T::kKeyWarps; ++i) {
+    const int four = i * T::kKeyWarps + ThreadIndex() / 32;
+    float4 sum = join[four * 32 + lane];
+#pragma unroll
+    for (int w = 1; w < T::kKeyWarps; ++w) {
+      const float4 x = join[(w * T::kLaneFours + four) * 32 + lane];
+      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    }
+    const int row = DirectRow(four / (2 * T::kSpans));
+    const int column = four / 2 % T::kSpans * 64 + lane / 4 * 8 + four % 2 * 4;
+    if (row >= segment.rows) continue;
+    *reinterpret_cast<float4*>(slot.Output() + row * T::kDim + column) = sum;
+  }
+}
+
+// Writes the chunk's partial answer. False, and nothing is written, if `may_want_care` and it does.
+// `unit`: of the outputs' weights.
+template <class T, class Element>
+__device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_want_care, float unit,
+                                            char* shared, const Slot& slot, DirectState<T>& state) {
+  ShareTotals<T>(block.exchange, state);
+  const bool wants = may_want_care && DirectWantsCare<T>(block.rows, state);
+  if (__syncthreads_or(wants)) return false;
+  auto* const join = reinterpret_cast<float4*>(shared);
+  auto* const own = join + (ThreadIndex() / 32 * T::kLaneFours) * 32 + ThreadIndex() % 32;
+#pragma unroll
+  for (int r = 0; r < T::kLaneRows; ++r) {
+    const float f = ChunkFactor<T>(block.segment, block.exchange, state.max[r], unit, r, slot);
+#pragma unroll
+    for (int j = 0; j < T::kDim / 16; j += 2) {
+      const float* const low = state.output[j][r / 2] + r % 2;
+      const float* const high = state.output[j + 1][r / 2] + r % 2;
+      own[(r * 2 * T::kSpans + j / 2) * 32] =
+          make_float4(low[0] * f, low[2] * f, high[0] * f, high[2] * f);
+    }
+  }
+  __syncthreads();
+  StoreSums<T>(block.segment, join, slot);
+  return true;
+}
+
+// ---- chunks -------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ int WarpKey() {
+  return ThreadIndex() / 32 * T::kWarpKeys;
+}
+
+// As kernel.cuh's: streams the segment's keys from chunk `chunk` on, which has some. Returns the
+// chunk that it could not close as it wants care, or the segment's end.
+template <class T, class Element>
+__device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T>& block,
+                                      char* shared, OpenGroup& group, int chunk, bool& care) {
+  const Segment& segment = block.segment;
+  int key = RangeOf<T>(segment, chunk).begin;  // the first warp's
+  const int end = RangeOf<T>(segment, segment.chunk_end - 1).end;
+  int page = FindPage(segment, key + WarpKey<T>(), end);
+  int next_page = FindPage(segment, key + WarpKey<T>() + T::kKeys, end);
+  DirectKeys<T> k;
+  DirectValues<T> v;
+  LoadKeys<T>(segment, key + WarpKey<T>(), page, end, 0, k);
+  LoadValues<T>(segment, key + WarpKey<T>(), page, end, 0, v);
+  DirectQuery<T> query;
+  LoadQuery<T>(segment, shared, query);
+  SetRows<T>(segment, block.rows);
+  Open(params, block, chunk, group);
+  int chunk_end = RangeOf<T>(segment, chunk).end;
+  DirectState<T> state;
+  Start<T>(state);
+  __syncthreads();
+#pragma unroll 1
+  for (; key < end; key += T::kKeys) {
+    const int own = key + WarpKey<T>();
+    const bool more = key + T::kKeys < end;
+    const bool closes = key + T::kKeys >= chunk_end;
+    DirectScores<T> chains[2];
+#pragma unroll
+    for (int part = 0; part < T::kParts; ++part) {
+      Score<T, Element>(query, k, part, chains);
+      if (part + 1 < T::kParts) {
+        LoadKeys<T>(segment, own, page, end, part + 1, k);
+      } else if (more) {
+        LoadKeys<T>(segment, own + T::kKeys, next_page, end, 0, k);
+      }
+    }
+    DirectScores<T> s;
+    FinishScores<T>(segment, block.rows, own, chains, s);
+    DirectWeights<T> p;
+    Weigh<T, Element>(1.0f, s, state, p);
+    Turn<T>(p);
+#pragma unroll
+    for (int part = 0; part < T::kParts; ++part) {
+      Accumulate<T, Element>(p, v, part, state);
+      if (part + 1 < T::kParts) {
+        LoadValues<T>(segment, own, page, end, part + 1, v);
+      } else if (more && !(T::kHoldsBack && closes)) {
+        LoadValues<T>(segment, own + T::kKeys, next_page, end, 0, v);
+      }
+    }
+    page = next_page;
+    if (more) next_page = FindPage(segment, own + 2 * T::kKeys, end);
+    if (!closes) continue;
+    Open(params, block, chunk, group);
+    const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
+    care = !StoreDirect<T, Element>(block, true, 1.0f, shared, slot, state);
+    if (care) break;
+    AfterChunk<T, Element>(params, block, group, chunk);
+    ++chunk;
+    if (more) chunk_end = RangeOf<T>(segment, chunk).end;
+    if (T::kHoldsBack && more) LoadValues<T>(segment, own + T::kKeys, page, end, 0, v);
+    Start<T>(state);
+  }
+  __syncthreads();
+  return chunk;
+}
+
+// A chunk again, whose values are not finite or whose sums left fp32's range; or one of no keys.
+template <class T, class Element>
+__device__ __forceinline__ void CarefulChunk(const DecodeParams& params, DirectShared<T>& block,
+                                             char* shared, OpenGroup& group, int chunk) {
+  const Segment& segment = block.segment;
+  const ChunkRange range = RangeOf<T>(segment, chunk);
+  DirectQuery<T> query;
+  LoadQuery<T>(segment, shared, query);
+  SetRows<T>(segment, block.rows);
+  __syncthreads();
+  DirectState<T> state;
+  Start<T>(state);
+#pragma unroll 1
+  for (int key = range.begin; key < range.end; key += T::kKeys) {
+    CarefulDirect<T, Element>(segment, query, block.rows, key + WarpKey<T>(), range.end, state);
+  }
+  Open(params, block, chunk, group);
+  const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
+  (void)StoreDirect<T, Element>(block, false, kSmallUnit<Element>, shared, slot, state);
+  AfterChunk<T, Element>(params, block, group, chunk);
+  __syncthreads();  // what the warps told each other has been read
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void ComputeSegment(const DecodeParams& params, DirectShared<T>& block,
+                                               char* shared) {
+  const Segment& segment = block.segment;
+  OpenGroup group;
+#pragma unroll 1
+  for (int chunk = segment.chunk; chunk < segment.chunk_end;) {
+    const ChunkRange range = RangeOf<T>(segment, chunk);
+    bool care = false;
+    if (range.begin < range.end) {
+      chunk = Stream<T, Element>(params, block, shared, group, chunk, care);
+      if (!care) continue;
+    }
+    CarefulChunk<T, Element>(params, block, shared, group, chunk);
+    ++chunk;
+  }
+}
+
+}  // namespace attend::cuda::decode

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the instances of cuda_decode_sm80, one file for each dtype, offer launch.cc.
+
+#pragma once
+
+#include <span>
+
+#include "kernels/cuda/ragged/ragged.h"
+
+namespace attend::cuda::decode {
+
+// Variants for D and Dv up to `dim` (64, 128 or 256) and units of `rows` packed rows, best first.
+std::span<const FlashVariant> Float16(int dim, int rows);
+std::span<const FlashVariant> BFloat16(int dim, int rows);
+
+}  // namespace attend::cuda::decode

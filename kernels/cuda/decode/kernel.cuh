@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_decode_sm80: few query rows against long K and V, with the Tensor Core instructions of
+// Ampere. What bounds it is reading K and V once, so all query heads of a KV head and all query
+// rows share a tile, keys are cut over the whole device (plan.h), and a ring of tiles is on its way
+// to shared memory all the time, through a chunk's end too. Device code, instantiated by f16.cu and
+// bf16.cu.
+
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/decode/chunks.cuh"
+#include "kernels/cuda/decode/direct_stream.cuh"
+#include "kernels/cuda/decode/softmax.cuh"
+
+namespace attend::cuda::decode {
+
+template <class T>
+struct BlockShared {
+  Walk<T> walk;
+  Segment segment;
+  Exchange<T> exchange;
+};
+
+template <class T>
+__device__ __forceinline__ uint32_t StageAt(int stage) {
+  return T::kOffsetStages + stage * T::kStageBytes;
+}
+
+// Streams the segment's keys from chunk `chunk` on, which has some. Returns the chunk that it could
+// not close as it wants care, or the first that has no keys, or the segment's end.
+template <class T, class Element>
+__device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>& block,
+                                      char* shared, Place<T>& place, OpenGroup& group, int chunk,
+                                      bool& care) {
+  const Segment& segment = block.segment;
+  int key = RangeOf<T>(segment, chunk).begin;
+  const int end = RangeOf<T>(segment, segment.chunk_end - 1).end;
+  int chunk_end = RangeOf<T>(segment, chunk).end;
+  PageNumbers<T> pages[T::kStages - 1];
+#pragma unroll
+  for (int n = 0; n < T::kStages - 1; ++n) FindPages<T>(segment, key + n * T::kKeys, end, pages[n]);
+  PageNumbers<T> next;
+  FindPages<T>(segment, key + (T::kStages - 1) * T::kKeys, end, next);
+#pragma unroll
+  for (int n = 0; n < T::kStages - 1; ++n) {
+    LoadTile<T>(segment, place.shared + StageAt<T>(n), key + n * T::kKeys, end, pages[n]);
+    CommitCopies();
+  }
+  RowState<T> state;
+  Start<T>(state);
+  bool first = true;
+#pragma unroll 1
+  for (int stage = 0; key < end; key += T::kKeys, stage = stage + 1 == T::kStages ? 0 : stage + 1) {
+    WaitCopyGroups<T::kStages - 2>();
+    __syncthreads();  // the tile has arrived; the one before it has been read
+    const int far = key + (T::kStages - 1) * T::kKeys;
+    if (far < end) {
+      const int behind = stage == 0 ? T::kStages - 1 : stage - 1;
+      LoadTile<T>(segment, place.shared + StageAt<T>(behind), far, end, next);
+      FindPages<T>(segment, far + T::kKeys, end, next);
+    }
+    CommitCopies();
+    if (first) KeepQuery<T>(place);
+    first = false;
+    Step<T, Element>(segment, place, place.shared + StageAt<T>(stage), key, state);
+    if (key + T::kKeys < chunk_end) continue;
+    Open(params, block, chunk, group);
+    const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
+    care = !StoreChunk<T, Element>(segment, place, true, 1.0f, shared + StageAt<T>(stage), slot,
+                                   block.exchange, state);
+    if (care) break;
+    AfterChunk<T, Element>(params, block, group, chunk);
+    ++chunk;
+    if (chunk < segment.chunk_end) chunk_end = RangeOf<T>(segment, chunk).end;
+    Start<T>(state);
+  }
+  WaitCopyGroups<0>();
+  __syncthreads();
+  return chunk;
+}
+
+// A chunk again, whose values are not finite or whose sums left fp32's range: one tile at a time.
+template <class T, class Element>
+__device__ __forceinline__ void CarefulChunk(const DecodeParams& params, BlockShared<T>& block,
+                                             char* shared, const Place<T>& place, OpenGroup& group,
+                                             int chunk) {
+  const Segment& segment = block.segment;
+  const ChunkRange range = RangeOf<T>(segment, chunk);
+  RowState<T> state;
+  Start<T>(state);
+#pragma unroll 1
+  for (int key = range.begin; key < range.end; key += T::kKeys) {
+    PageNumbers<T> pages;
+    FindPages<T>(segment, key, range.end, pages);
+    LoadTile<T>(segment, place.shared + StageAt<T>(0), key, range.end, pages);
+    CommitCopies();
+    WaitCopyGroups<0>();
+    __syncthreads();
+    CarefulStep<T, Element>(segment, place, shared, StageAt<T>(0), key, state);
+    __syncthreads();
+  }
+  Open(params, block, chunk, group);
+  const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
+  (void)StoreChunk<T, Element>(segment, place, false, kSmallUnit<Element>, shared + StageAt<T>(0),
+                               slot, block.exchange, state);
+  AfterChunk<T, Element>(params, block, group, chunk);
+  __syncthreads();  // what the warps told each other has been read
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void ComputeSegment(const DecodeParams& params, BlockShared<T>& block,
+                                               char* shared) {
+  const Segment& segment = block.segment;
+  Place<T> place;
+  SetPlace<T>(segment, SharedAddress(shared), place);
+  LoadQuery<T>(segment, place.shared);  // arrives with the first tile
+  OpenGroup group;
+#pragma unroll 1
+  for (int chunk = segment.chunk; chunk < segment.chunk_end;) {
+    const ChunkRange range = RangeOf<T>(segment, chunk);
+    bool care = false;
+    if (range.begin < range.end) {
+      chunk = Stream<T, Element>(params, block, shared, place, group, chunk, care);
+      if (!care) continue;
+    }
+    CarefulChunk<T, Element>(params, block, shared, place, group, chunk);  // also of no keys
+    ++chunk;
+  }
+}
+
+template <class T>
+using SharedOf = std::conditional_t<T::kDirect, DirectShared<T>, BlockShared<T>>;
+
+template <class T, class Element>
+__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
+    DecodeKernel(const __grid_constant__ DecodeParams params) {
+  extern __shared__ __align__(128) char shared[];
+  __shared__ SharedOf<T> block;
+  StartWalk<T>(params, block.walk);
+  for (bool first = true;; first = false) {
+    __syncthreads();  // shared memory is free
+    if (threadIdx.x == 0) NextWork<T>(params, block.walk, block.segment, first);
+    __syncthreads();
+    if (block.segment.attention == nullptr) return;
+    ComputeSegment<T, Element>(params, block, shared);  // its own for each kind of block
+  }
+}
+
+}  // namespace attend::cuda::decode

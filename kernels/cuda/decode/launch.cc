@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The host's side of a decoding launch: variants, workspace, lists. Any thread.
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/decode/decode.h"
+#include "kernels/cuda/decode/instances.h"
+#include "kernels/cuda/runtime/copy_kernel.h"
+
+namespace attend::cuda {
+namespace {
+
+constexpr int kDims[] = {64, 128, 256};            // compiled head dims
+constexpr int kRowTiles[] = {8, 16, 32, 64, 128};  // and rows of a unit
+
+int64_t RoundUp(int64_t bytes) { return CeilDivide(bytes, 256) * 256; }
+
+int64_t RowsOf(const Problem& p) { return p.heads_kv == 0 ? 0 : p.len_q * p.group(); }
+
+// The most slots of a group of chunks, and of a unit's groups.
+struct SlotCounts {
+  int64_t chunks = 1;
+  int64_t groups = 0;
+  int64_t chunks_all = 0;  // of all units, or enough for all blocks
+  int64_t blocks = 0;      // at most
+  int64_t rows = 1;
+
+  void Add(const Problem& p, const FlashVariant& variant) {
+    const int64_t tile_rows = variant.rows;  // of a unit, at most
+    const int64_t rows_max = std::min(RowsOf(p), tile_rows);
+    // A packed sequence may have fewer rows than the longest, and shorter chunks then.
+    const int64_t most = ChunksAtMost(p.len_k, p.packed ? 1 : rows_max);
+    const int64_t units = p.batch * p.heads_kv * CeilDivide(RowsOf(p), tile_rows);
+    const int64_t room = std::min(kBlocksMax, kMultiprocessorsMax * variant.blocks);
+    blocks = std::max(blocks, std::min(room, chunks_all += std::min(room, units) * most));
+    chunks = std::max(chunks, std::min<int64_t>(kFanIn, most));
+    if (most > kFanIn) groups = std::max(groups, CeilDivide(most, kFanIn));
+    rows = std::max(rows, rows_max);
+  }
+  int64_t slots() const { return (1 + kPhases) * blocks * (chunks + groups); }
+  int64_t floats(int64_t columns) const { return CeilDivide(2 * rows, 4) * 4 + rows * columns; }
+};
+
+// Where things lie in the workspace.
+struct Layout {
+  int64_t attentions, sequences, slots;
+
+  Layout(int64_t problems, int64_t sequence_count) {
+    attentions = kTileQueueBytes;
+    sequences = attentions + RoundUp(problems * static_cast<int64_t>(sizeof(Attention)));
+    slots = sequences + RoundUp(sequence_count * static_cast<int64_t>(sizeof(SequenceId)));
+  }
+};
+
+cudaError_t UploadList(std::span<const Attention* const> attentions, const Layout& layout,
+                       char* workspace, HostArena* lists, cudaStream_t stream,
+                       DecodeParams* params) {
+  // A graph would copy the list again at every launch, from host memory that is gone.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
+  if (asked != cudaSuccess) return asked;
+  if (capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
+  const int64_t bytes = layout.slots - layout.attentions;
+  char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
+  // Of pageable memory the copy call has taken the bytes when it returns.
+  std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
+  char* const host = locked == nullptr ? pageable.data() : locked;
+  int32_t count = 0;
+  for (size_t n = 0; n < attentions.size(); ++n) {
+    std::memcpy(host + n * sizeof(Attention), attentions[n], sizeof(Attention));
+    SequenceId id{static_cast<int32_t>(n), 0};
+    for (; id.b < attentions[n]->problem.batch; ++id.b, ++count) {
+      std::memcpy(host + (layout.sequences - layout.attentions) + count * sizeof(id), &id,
+                  sizeof(id));
+    }
+  }
+  params->attentions = reinterpret_cast<const Attention*>(workspace + layout.attentions);
+  params->sequences = reinterpret_cast<const SequenceId*>(workspace + layout.sequences);
+  params->sequence_count = count;
+  char* const list = workspace + layout.attentions;
+  if (locked == nullptr) {
+    return cudaMemcpyAsync(list, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream);
+  }
+  const CopyPiece piece{list, host, bytes};
+  return LaunchCopy({&piece, 1}, stream);
+}
+
+void PutSingle(const Attention& a, DecodeParams* params) {
+  params->single = a;
+  params->sequence_count = static_cast<int32_t>(a.problem.batch);
+  params->alike = !a.problem.packed && a.q_lengths == nullptr && a.kv_lengths == nullptr;
+}
+
+// Percent of what could be shared memory that is to be: what passes by it on the way to registers
+// needs the rest.
+int Carveout(const FlashVariant& variant) {
+  constexpr int kLeast = 100 << 10;  // of a multiprocessor that has room for any variant
+  const int needed = variant.blocks * (variant.shared_bytes + (8 << 10));
+  return needed >= kLeast ? cudaSharedmemCarveoutMaxShared : needed * 100 / kLeast;
+}
+
+cudaError_t Prepare(const FlashVariant& variant, int* multiprocessors) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 variant.shared_bytes);
+  }
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(variant.kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              Carveout(variant));
+}
+
+}  // namespace
+
+std::span<const FlashVariant> DecodeVariantsFor(const Problem& p) {
+  const int64_t most = std::max(p.dim, p.dim_v);
+  const int dim = *std::lower_bound(std::begin(kDims), std::end(kDims) - 1, most);
+  const int rows = *std::lower_bound(std::begin(kRowTiles), std::end(kRowTiles) - 1, RowsOf(p));
+  switch (p.dtype) {
+    case DType::kFloat16:
+      return decode::Float16(dim, rows);
+    case DType::kBFloat16:
+      return decode::BFloat16(dim, rows);
+    default:
+      return {};
+  }
+}
+
+Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
+  int64_t sequences = 0;
+  int64_t floats = 0;
+  SlotCounts counts;
+  for (const Problem* p : problems) {
+    if (__builtin_add_overflow(sequences, p->batch, &sequences) || sequences > kLaunchTilesMax) {
+      return InvalidArgument("sequences of the launch are more than " +
+                             std::to_string(kLaunchTilesMax));
+    }
+    // Every variant's, of which a unit may have fewer rows than the best's.
+    for (const FlashVariant& variant : DecodeVariantsFor(*p)) {
+      counts.Add(*p, variant);
+      floats = std::max(floats, counts.floats(variant.columns));
+    }
+  }
+  const Layout layout(static_cast<int64_t>(problems.size()), sequences);
+  return layout.slots + RoundUp(counts.slots() * floats * static_cast<int64_t>(sizeof(float)));
+}
+
+cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention* const> attentions,
+                         void* workspace, const LaunchOptions& options, cudaStream_t stream) {
+  SlotCounts counts;
+  int64_t sequences = 0;
+  for (const Attention* a : attentions) {
+    if (RowsOf(a->problem) == 0) continue;
+    counts.Add(a->problem, variant);
+    sequences += a->problem.batch;
+  }
+  if (counts.blocks == 0) return cudaSuccess;
+  int multiprocessors = 0;
+  cudaError_t error = Prepare(variant, &multiprocessors);
+  if (error != cudaSuccess) return error;
+  multiprocessors =
+      std::clamp(multiprocessors - options.multiprocessors_free, 1, kMultiprocessorsMax);
+  DecodeParams params;
+  auto* const base = static_cast<char*>(workspace);
+  int64_t slots = kTileQueueBytes;
+  if (attentions.size() == 1) {
+    PutSingle(*attentions.front(), &params);
+  } else {
+    for (const Attention* a : attentions) {
+      if (RowsOf(a->problem) == 0) sequences += a->problem.batch;
+    }
+    const Layout layout(static_cast<int64_t>(attentions.size()), sequences);
+    error = UploadList(attentions, layout, base, options.lists, stream, &params);
+    if (error != cudaSuccess) return error;
+    slots = layout.slots;
+  }
+  params.queue = reinterpret_cast<TileQueue*>(base);
+  params.counters = reinterpret_cast<DecodeCounters*>(base + sizeof(TileQueue));
+  params.slots = reinterpret_cast<float*>(base + slots);
+  params.slot_floats = counts.floats(variant.columns);
+  params.slot_rows = static_cast<int32_t>(counts.rows);
+  params.chunk_slots = static_cast<int32_t>(counts.chunks);
+  params.group_slots = static_cast<int32_t>(counts.groups);
+  const auto blocks =
+      static_cast<int>(std::min<int64_t>(counts.blocks, int64_t{multiprocessors} * variant.blocks));
+  if (params.alike) {
+    params.plan = PlanSequence(params.single, 0, variant.rows);
+    params.pieces = CutPieces(params.single.problem.batch * params.plan.cost(), blocks);
+  }
+  void* arguments[] = {&params};
+  return cudaLaunchKernel(variant.kernel, dim3(static_cast<unsigned>(blocks)),
+                          dim3(static_cast<unsigned>(variant.threads)), arguments,
+                          static_cast<size_t>(variant.shared_bytes), stream);
+}
+
+cudaError_t LoadDecode() {
+  for (const int dim : kDims) {
+    for (const int rows : kRowTiles) {
+      for (const auto& variants : {decode::Float16(dim, rows), decode::BFloat16(dim, rows)}) {
+        const cudaError_t error = LoadVariants(variants);
+        if (error != cudaSuccess) return error;
+      }
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace attend::cuda

@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a decoding launch joins partial answers. A chunk's answer goes to a slot of the workspace:
+// for each row the largest score, the sum of weights against it, and the mean of V by them. Whoever
+// finishes the last chunk of a group merges its slots in order; whoever merges the last group of a
+// unit merges those, and writes O and LSE. The order of additions is the chunks', whoever adds.
+// Device code; all threads of a block call each function together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/softmax_state.h"
+#include "kernels/cuda/decode/segment.cuh"
+#include "kernels/cuda/decode/softmax.cuh"
+
+namespace attend::cuda::decode {
+
+// ---- slots --------------------------------------------------------------------------------------
+
+struct Slot {
+  float* data;
+  int rows;
+
+  __device__ __forceinline__ float& Max(int row) const { return data[row]; }
+  __device__ __forceinline__ float& Sum(int row) const { return data[rows + row]; }
+  // Rows of kDim floats.
+  __device__ __forceinline__ float* Output() const { return data + (2 * rows + 3) / 4 * 4; }
+};
+
+// Partial answers that are merged together.
+struct SlotRun {
+  int piece;   // where they begin
+  bool split;  // other pieces have a part in them
+  int64_t first;
+};
+
+__device__ __forceinline__ Slot SlotAt(const DecodeParams& params, int64_t index) {
+  return {params.slots + index * params.slot_floats, params.slot_rows};
+}
+
+// Of the chunks [first, last] of the unit: their own answers, or those of their groups. First come
+// the blocks' own slots, then those of pieces.
+__device__ __forceinline__ SlotRun RunOf(const DecodeParams& params, const Pieces& pieces,
+                                         const Segment& segment, int first, int last,
+                                         bool of_groups) {
+  SlotRun run;
+  run.piece = pieces.Of(segment.position + int64_t{first} * segment.chunk_cost);
+  run.split = run.piece != pieces.Of(segment.position + int64_t{last} * segment.chunk_cost);
+  const int owner =
+      run.split ? static_cast<int>(gridDim.x) + run.piece : static_cast<int>(blockIdx.x);
+  run.first = int64_t{owner} * (params.chunk_slots + params.group_slots) +
+              (of_groups ? params.chunk_slots : 0);
+  return run;
+}
+__device__ __forceinline__ SlotRun GroupRun(const DecodeParams& params, const Pieces& pieces,
+                                            const Segment& segment, int group) {
+  const int first = group * kFanIn;
+  return RunOf(params, pieces, segment, first, first + GroupSize(segment.chunks, group) - 1, false);
+}
+
+// ---- a chunk's end ------------------------------------------------------------------------------
+
+// What the block's warps tell each other.
+template <class T>
+struct Exchange {
+  float max[T::kKeyWarps][T::kRows];
+  float sum[T::kKeyWarps][T::kRows];
+  // Of slots to merge.
+  float maxima[kFanIn][T::kRows];
+  float factors[kFanIn][T::kRows];  // first sums
+  int last;
+};
+
+// Whether an output of the thread is not finite though its row's weights are.
+template <class T>
+__device__ __forceinline__ bool WantsCare(const Place<T>& place, const RowState<T>& state) {
+  float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int j = 0; j < T::kDim / 2; ++j) {
+    float& mine = largest[j % 4 / 2];
+    mine = MaxOrNan(mine, fabsf(state.output[j / 4][j % 4]));
+  }
+  bool wants = false;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool counts = place.key_begin[r] < place.key_end[r];
+    wants |= counts && NonFinite(largest[r]) && !NonFinite(state.sum[r]);
+  }
+  return wants;
+}
+
+// Of the thread's outputs, blocks of eight columns [begin, end) of its rows.
+template <class T>
+__device__ __forceinline__ void StoreColumns(const Segment& segment, const Place<T>& place,
+                                             const Slot& slot, int begin,
+                                             const float (&o)[T::kDim / 8 / T::kKeyWarps][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = RowOf(place, r);
+    if (row >= segment.rows) continue;
+    float* const to = slot.Output() + row * T::kDim + 8 * begin + ThreadIndex() % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8 / T::kKeyWarps; ++j) {
+      *reinterpret_cast<float2*>(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
+    }
+  }
+}
+
+// Adds up the key warps' outputs, of which each has a share of the columns, and stores them. What
+// belongs to others passes through `stage`.
+template <class T>
+__device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place<T>& place,
+                                             char* stage, const Slot& slot,
+                                             const RowState<T>& state) {
+  constexpr int kShare = T::kDim / 8 / T::kKeyWarps;  // blocks of eight columns
+  auto* const fours = reinterpret_cast<float4*>(stage) + place.row_warp * 32 + ThreadIndex() % 32;
+  // Where warp `from` leaves block j of warp `to`.
+  const auto at = [&](int from, int to, int j) {
+    const int other = from < to ? from : from - 1;
+    return fours + ((to * (T::kKeyWarps - 1) + other) * kShare + j) * T::kRowWarps * 32;
+  };
+#pragma unroll
+  for (int to = 0; to < T::kKeyWarps; ++to) {
+    if (to == place.key_warp) continue;
+#pragma unroll
+    for (int j = 0; j < kShare; ++j) {
+      const float* o = state.output[to * kShare + j];
+      *at(place.key_warp, to, j) = make_float4(o[0], o[1], o[2], o[3]);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int own = 0; own < T::kKeyWarps; ++own) {
+    if (own != place.key_warp) continue;
+    float sum[kShare][4];
+#pragma unroll
+    for (int j = 0; j < kShare; ++j) {
+#pragma unroll
+      for (int from = 0; from < T::kKeyWarps; ++from) {
+        const float* o = state.output[own * kShare + j];
+        const float4 x = from == own ? make_float4(o[0], o[1], o[2], o[3]) : *at(from, own, j);
+        sum[j][0] = from == 0 ? x.x : sum[j][0] + x.x;
+        sum[j][1] = from == 0 ? x.y : sum[j][1] + x.y;
+        sum[j][2] = from == 0 ? x.z : sum[j][2] + x.z;
+        sum[j][3] = from == 0 ? x.w : sum[j][3] + x.w;
+      }
+    }
+    StoreColumns<T>(segment, place, slot, own * kShare, sum);
+  }
+}
+
+// Writes the chunk's partial answer. False, and nothing is written, if `may_want_care` and it does.
+// `unit`: of the outputs' weights. `stage`: shared memory that nobody reads any more once all are
+// here.
+template <class T, class Element>
+__device__ __forceinline__ bool StoreChunk(const Segment& segment, const Place<T>& place,
+                                           bool may_want_care, float unit, char* stage,
+                                           const Slot& slot, Exchange<T>& exchange,
+                                           RowState<T>& state) {
+  const int lane = ThreadIndex() % 32;
+  float sum[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = state.sum[r] + __shfl_xor_sync(0xffffffffu, state.sum[r], 1);
+    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    state.sum[r] = sum[r];
+    if (lane % 4 == 0) {
+      exchange.max[place.key_warp][RowOf(place, r)] = state.max[r];
+      exchange.sum[place.key_warp][RowOf(place, r)] = sum[r];
+    }
+  }
+  const bool wants = may_want_care && WantsCare<T>(place, state);
+  if (__syncthreads_or(wants)) return false;
+  float max[2], total[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = RowOf(place, r);
+    max[r] = exchange.max[0][row];
+#pragma unroll
+    for (int w = 1; w < T::kKeyWarps; ++w) max[r] = fmaxf(max[r], exchange.max[w][row]);
+    const float reference = ReferenceOf(max[r]);
+    total[r] = 0.0f;
+#pragma unroll
+    for (int w = 0; w < T::kKeyWarps; ++w) {
+      total[r] += exchange.sum[w][row] * WeightAgainst(exchange.max[w][row], reference, kLog2E);
+    }
+    const float own = WeightAgainst(state.max[r], reference, kLog2E);
+    const float factor = total[r] == 0.0f ? 0.0f : own / unit / total[r];
+#pragma unroll
+    for (int j = 0; j < T::kDim / 8; ++j) {
+      state.output[j][2 * r] *= factor;
+      state.output[j][2 * r + 1] *= factor;
+    }
+  }
+  if (place.key_warp == 0 && lane % 4 == 0) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = RowOf(place, r);
+      if (row >= segment.rows) continue;
+      slot.Max(row) = max[r];
+      slot.Sum(row) = total[r];
+    }
+  }
+  if constexpr (T::kKeyWarps > 1) {
+    JoinKeyWarps<T>(segment, place, stage, slot, state);
+  } else {
+    StoreColumns<T>(segment, place, slot, 0, state.output);
+  }
+  return true;
+}
+
+// ---- merges -------------------------------------------------------------------------------------
+
+// A mean of values that the dtype holds is one itself; weights that were rounded by themselves may
+// carry it a little beyond.
+template <class Element>
+__device__ __forceinline__ float KeepInRange(float mean) {
+  constexpr float kMost = std::is_same_v<Element, __half> ? 65504.0f : 0x1.fep127f;
+  return fabsf(mean) > kMost && !isinf(mean) ? copysignf(kMost, mean) : mean;
+}
+
+// The maxima and sums of `count` slots come to shared memory.
+template <class T>
+__device__ __forceinline__ void LoadTotals(const DecodeParams& params, int64_t first, int count,
+                                           int rows, Exchange<T>& exchange) {
+  for (int n = threadIdx.x; n < count * T::kRows; n += T::kThreads) {
+    const int row = n % T::kRows;
+    if (row >= rows) continue;
+    const Slot slot = SlotAt(params, first + n / T::kRows);
+    exchange.maxima[n / T::kRows][row] = __ldcg(&slot.Max(row));
+    exchange.factors[n / T::kRows][row] = __ldcg(&slot.Sum(row));
+  }
+}
+
+// A row's total over `count` slots, and what each slot's mean is multiplied by.
+template <class T>
+__device__ __forceinline__ SoftmaxState<float> MergeRow(int count, int row, Exchange<T>& exchange) {
+  SoftmaxState<float> total;
+#pragma unroll 4
+  for (int n = 0; n < count; ++n) total.max = fmaxf(total.max, exchange.maxima[n][row]);
+  const float reference = ReferenceOf(total.max);
+#pragma unroll 4
+  for (int n = 0; n < count; ++n) {
+    const float weight =
+        exchange.factors[n][row] * WeightAgainst(exchange.maxima[n][row], reference, kLog2E);
+    total.sum += weight;
+    exchange.factors[n][row] = weight;
+  }
+  const float inverse = total.sum == 0.0f ? 0.0f : 1.0f / total.sum;
+#pragma unroll 4
+  for (int n = 0; n < count; ++n) exchange.factors[n][row] *= inverse;
+  return total;
+}
+
+// The mean of four columns of a row over `count` slots.
+template <class T>
+__device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64_t first, int count,
+                                               int row, int column, const Exchange<T>& exchange) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+  for (int n = 0; n < count; ++n) {
+    const float factor = exchange.factors[n][row];
+    const float* const from = SlotAt(params, first + n).Output() + row * T::kDim + column;
+    const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
+    sum.x = fmaf(factor, x.x, sum.x);
+    sum.y = fmaf(factor, x.y, sum.y);
+    sum.z = fmaf(factor, x.z, sum.z);
+    sum.w = fmaf(factor, x.w, sum.w);
+  }
+  return sum;
+}
+
+// Merges `count` slots: total(row) once for each row when its maxima and sums are there, then
+// store(row, column, mean) for each four columns.
+template <class T, class Total, class Store>
+__device__ __forceinline__ void Merge(const DecodeParams& params, const Segment& segment,
+                                      int64_t first, int count, Exchange<T>& exchange,
+                                      const Total& total, const Store& store) {
+  constexpr int kRowFours = T::kDim / 4;
+  LoadTotals<T>(params, first, count, segment.rows, exchange);
+  __syncthreads();
+  for (int row = threadIdx.x; row < segment.rows; row += T::kThreads) total(row);
+  __syncthreads();
+#pragma unroll 1
+  for (int n = threadIdx.x; n < segment.rows * kRowFours; n += T::kThreads) {
+    const int row = n / kRowFours, column = n % kRowFours * 4;
+    store(row, column, MergeColumns<T>(params, first, count, row, column, exchange));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void MergeToSlot(const DecodeParams& params, const Segment& segment,
+                                            int64_t first, int count, const Slot& to,
+                                            Exchange<T>& exchange) {
+  Merge<T>(
+      params, segment, first, count, exchange,
+      [&](int row) {
+        const SoftmaxState<float> total = MergeRow<T>(count, row, exchange);
+        to.Max(row) = total.max;
+        to.Sum(row) = total.sum;
+      },
+      [&](int row, int column, float4 mean) {
+        *reinterpret_cast<float4*>(to.Output() + row * T::kDim + column) = mean;
+      });
+}
+
+// Four columns of O; they are a multiple of eight.
+template <class Element>
+__device__ __forceinline__ void StoreFour(uint16_t* to, float4 x) {
+  const uint32_t low = Pack<Element>(KeepInRange<Element>(x.x), KeepInRange<Element>(x.y));
+  const uint32_t high = Pack<Element>(KeepInRange<Element>(x.z), KeepInRange<Element>(x.w));
+  if ((reinterpret_cast<uint64_t>(to) & 7) == 0) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
+  } else {
+    to[0] = static_cast<uint16_t>(low);
+    to[1] = static_cast<uint16_t>(low >> 16);
+    to[2] = static_cast<uint16_t>(high);
+    to[3] = static_cast<uint16_t>(high >> 16);
+  }
+}
+
+// Writes O and LSE.
+template <class T, class Element>
+__device__ __forceinline__ void MergeToOutput(const DecodeParams& params, const Segment& segment,
+                                              int64_t first, int count, Exchange<T>& exchange) {
+  const Attention& a = *segment.attention;
+  const Problem& p = a.problem;
+  const Sequence& s = segment.sequence;
+  auto* const o = static_cast<uint16_t*>(a.o.data) + segment.b * a.o.stride_b;
+  Merge<T>(
+      params, segment, first, count, exchange,
+      [&](int row) {
+        const RowPlace place = PlaceRow(segment, row);
+        SoftmaxState<float> total;
+        if (place.exists) {
+          total = MergeRow<T>(count, row, exchange);
+          if (p.has_sinks) {
+            const float sum = total.sum;
+            const float factor = sum * OutputFactor(total, 1.0f, true, a.sinks[place.head]);
+            for (int n = 0; n < count; ++n) exchange.factors[n][row] *= factor;
+          }
+        }
+        if (p.return_lse) {
+          a.lse[segment.b * a.lse_stride_b + place.head * a.lse_stride_h + s.q_row + place.i] =
+              LogSumExp(total);
+        }
+      },
+      [&](int row, int column, float4 mean) {
+        if (column >= segment.columns_v) return;
+        const RowPlace place = PlaceRow(segment, row);
+        if (!place.exists) mean = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // padding
+        StoreFour<Element>(
+            o + place.head * a.o.stride_h + (s.q_row + place.i) * a.o.stride_l + column, mean);
+      });
+}
+
+// Counts `done` more of the `count` partial answers of a run; true for the block that finds them
+// complete, and what others wrote of them can then be seen.
+template <class T>
+__device__ __forceinline__ bool Complete(const SlotRun& run, unsigned int* counters, int done,
+                                         int count, Exchange<T>& exchange) {
+  if (!run.split) {  // all of them are this block's
+    __syncthreads();
+    return true;
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    unsigned int* const counter = counters + run.piece;
+    const bool last = atomicAdd(counter, done) + done == count;
+    if (last) *counter = 0;  // as it was found; nobody else will come
+    __threadfence();
+    exchange.last = last;
+  }
+  __syncthreads();
+  return exchange.last != 0;
+}
+
+// After chunk `chunk` of the segment, the last of its group or of the segment: `done` chunks of the
+// group, whose run is `run`, are this block's. Merges what is complete.
+template <class T, class Element>
+__device__ __forceinline__ void FinishChunks(const DecodeParams& params, const Pieces& pieces,
+                                             const Segment& segment, const SlotRun& run, int chunk,
+                                             int done, Exchange<T>& exchange) {
+  const int group = chunk / kFanIn;
+  const int size = GroupSize(segment.chunks, group);
+  if (!Complete<T>(run, params.counters->chunks, done, size, exchange)) return;
+  const int groups = GroupCount(segment.chunks);
+  if (groups == 1) {
+    MergeToOutput<T, Element>(params, segment, run.first, size, exchange);
+    __syncthreads();
+    return;
+  }
+  const SlotRun whole = RunOf(params, pieces, segment, 0, segment.chunks - 1, true);
+  MergeToSlot<T>(params, segment, run.first, size, SlotAt(params, whole.first + group), exchange);
+  __syncthreads();
+  // Of a unit that is all the block's, groups are complete in their order.
+  if (!whole.split && group != groups - 1) return;
+  if (!Complete<T>(whole, params.counters->groups, 1, groups, exchange)) return;
+  MergeToOutput<T, Element>(params, segment, whole.first, groups, exchange);
+  __syncthreads();
+}
+
+}  // namespace attend::cuda::decode

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which tile serves which head dim and how many rows: the only place of cuda_decode_sm80 that
+// tuning changes. Device code behind it, so included only by f16.cu and bf16.cu.
+
+#pragma once
+
+#include <span>
+#include <string>
+#include <tuple>
+
+#include "kernels/cuda/decode/instances.h"
+#include "kernels/cuda/decode/kernel.cuh"
+
+namespace attend::cuda::decode {
+
+// "rows8_keys64_threads128_direct", "rows32_keys64_threads128_stages3"
+template <class T>
+std::string NameOf() {
+  const std::string name = "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) +
+                           "_threads" + std::to_string(T::kThreads);
+  if constexpr (T::kDirect) {
+    return name + "_direct";
+  } else {
+    return name + "_stages" + std::to_string(T::kStages);
+  }
+}
+
+template <class T, class Element>
+FlashVariant Variant() {
+  static const std::string name = NameOf<T>();
+  FlashVariant variant;
+  variant.name = name;
+  variant.rows = T::kRows;
+  variant.keys = T::kKeys;
+  variant.threads = T::kThreads;
+  variant.shared_bytes = T::kSharedBytes;
+  variant.blocks = T::kBlocks;
+  variant.kernel = reinterpret_cast<const void*>(&DecodeKernel<T, Element>);
+  variant.columns = T::kDim;
+  return variant;
+}
+
+// The best first. The last one runs everywhere: 99 KiB is what the smallest GPUs allow.
+template <class Element, class... Tiles>
+std::span<const FlashVariant> Variants() {
+  using Last = std::tuple_element_t<sizeof...(Tiles) - 1, std::tuple<Tiles...>>;
+  static_assert(Last::kSharedBytes + sizeof(SharedOf<Last>) <= 99 * 1024);
+  static const FlashVariant variants[] = {Variant<Tiles, Element>()...};
+  return variants;
+}
+
+template <class Element>
+std::span<const FlashVariant> Table64(int rows) {
+  using Last =
+      Tile<TileConfig{.head_dim = 64, .row_warps = 1, .key_warps = 4, .stages = 3, .blocks = 2}>;
+  if (rows <= 8) {
+    return Variants<Element, Direct<DirectConfig{.head_dim = 64, .rows = 8, .blocks = 4}>>();
+  }
+  if (rows <= 16) {
+    return Variants<Element, Direct<DirectConfig{.head_dim = 64, .rows = 16, .blocks = 3}>>();
+  }
+  if (rows <= 32) {
+    return Variants<
+        Element,
+        Tile<TileConfig{.head_dim = 64, .row_warps = 2, .key_warps = 2, .stages = 3, .blocks = 3}>,
+        Last>();
+  }
+  if (rows <= 64) {
+    return Variants<Element,
+                    Tile<TileConfig{.head_dim = 64, .row_warps = 4, .key_warps = 2, .stages = 6}>,
+                    Last>();
+  }
+  return Variants<Element,
+                  Tile<TileConfig{.head_dim = 64, .row_warps = 8, .key_warps = 1, .stages = 6}>,
+                  Last>();
+}
+
+template <class Element>
+std::span<const FlashVariant> Table128(int rows) {
+  using Last = Tile<TileConfig{.head_dim = 128, .row_warps = 1, .key_warps = 4, .stages = 2}>;
+  if (rows <= 8) {
+    return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 8, .blocks = 3}>>();
+  }
+  if (rows <= 16) {
+    return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 16, .blocks = 2}>>();
+  }
+  if (rows <= 32) {
+    return Variants<
+        Element,
+        Tile<TileConfig{.head_dim = 128, .row_warps = 2, .key_warps = 2, .stages = 3, .blocks = 2}>,
+        Last>();
+  }
+  if (rows <= 64) {
+    return Variants<
+        Element, Tile<TileConfig{.head_dim = 128, .row_warps = 4, .key_warps = 2, .stages = 5}>,
+        Tile<TileConfig{.head_dim = 128, .row_warps = 4, .key_warps = 1, .stages = 2, .blocks = 2}>,
+        Tile<TileConfig{
+            .head_dim = 128, .row_warps = 4, .key_warps = 1, .keys = 32, .stages = 5, .blocks = 2}>,
+        Last>();
+  }
+  return Variants<
+      Element, Tile<TileConfig{.head_dim = 128, .row_warps = 8, .key_warps = 1, .stages = 4}>,
+      Tile<TileConfig{.head_dim = 128, .row_warps = 8, .key_warps = 1, .keys = 32, .stages = 8}>,
+      Last>();
+}
+
+template <class Element>
+std::span<const FlashVariant> Table256(int rows) {
+  using Last =
+      Tile<TileConfig{.head_dim = 256, .row_warps = 1, .key_warps = 2, .keys = 32, .stages = 2}>;
+  if (rows <= 8) {
+    return Variants<Element, Direct<DirectConfig{.head_dim = 256, .rows = 8, .blocks = 2}>>();
+  }
+  if (rows <= 16) {
+    return Variants<Element,
+                    Tile<TileConfig{.head_dim = 256, .row_warps = 1, .key_warps = 4, .stages = 3}>,
+                    Last>();
+  }
+  if (rows <= 32) {
+    return Variants<Element,
+                    Tile<TileConfig{.head_dim = 256, .row_warps = 2, .key_warps = 2, .stages = 3}>,
+                    Last>();
+  }
+  if (rows <= 64) {
+    return Variants<
+        Element,
+        Tile<TileConfig{.head_dim = 256, .row_warps = 4, .key_warps = 1, .keys = 32, .stages = 5}>,
+        Last>();
+  }
+  return Variants<
+      Element,
+      Tile<TileConfig{.head_dim = 256, .row_warps = 8, .key_warps = 1, .keys = 32, .stages = 4}>,
+      Last>();
+}
+
+template <class Element>
+std::span<const FlashVariant> Table(int dim, int rows) {
+  if (dim == 64) return Table64<Element>(rows);
+  if (dim == 128) return Table128<Element>(rows);
+  return Table256<Element>(rows);
+}
+
+}  // namespace attend::cuda::decode

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The geometry of cuda_decode_sm80's tiles, what a block knows of its work, and the phases that
+// only move data. Device code; all threads of a block call each function together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/problem.h"
+#include "kernels/cuda/decode/decode.h"
+#include "kernels/cuda/decode/plan.h"
+#include "kernels/cuda/ptx/mma.cuh"
+
+namespace attend::cuda::decode {
+
+// What a tile is compiled for. Warps share a tile's rows, sixteen each, and its keys.
+struct TileConfig {
+  int head_dim;   // most that D or Dv may be: a multiple of 64
+  int row_warps;  // x 16 rows
+  int key_warps;
+  int keys = 64;   // of a tile of K or V: a multiple of 16 * key_warps
+  int stages = 3;  // tiles in shared memory
+  int blocks = 1;  // to a multiprocessor
+};
+
+template <TileConfig kConfig>
+struct Tile {
+  static constexpr bool kDirect = false;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kRowWarps = kConfig.row_warps;
+  static constexpr int kKeyWarps = kConfig.key_warps;
+  static constexpr int kKeys = kConfig.keys;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kBlocks = kConfig.blocks;
+
+  static constexpr int kRows = 16 * kRowWarps;
+  static constexpr int kThreads = 32 * kRowWarps * kKeyWarps;
+  static constexpr int kWarpKeys = kKeys / kKeyWarps;
+  static constexpr int kKeyBlocks = kWarpKeys / 8;
+  static constexpr int kDimSteps = kDim / 16;
+  static constexpr bool kQueryStays = kDim <= 128;  // in registers
+
+  using Row = TileRow<kDim>;
+  static constexpr int kTileBytes = kKeys * Row::kBytes;  // of K or V
+  static constexpr int kStageBytes = 2 * kTileBytes;
+  static constexpr int kOffsetStages = kRows * Row::kBytes;
+  static constexpr int kSharedBytes = kOffsetStages + kStages * kStageBytes;
+
+  // A pass of copies: eight threads bring 128 bytes of a row, span after span.
+  static constexpr int kPassRows = kThreads / 8;
+  static constexpr int kPasses = kKeys / kPassRows;
+  static constexpr int kSpans = kDim / 64;
+
+  static_assert(kDim % 64 == 0 && kKeys % (16 * kKeyWarps) == 0 && (1 << kShortChunk) % kKeys == 0);
+  static_assert(kKeys % kPassRows == 0 && kStages >= 2);
+  // The key warps' outputs but the first's pass through the stage that was computed last.
+  static_assert((kKeyWarps - 1) * kRows <= kKeys);
+};
+
+// One KV head's keys or values, dense or in pages. Distances are in units of 16 bytes.
+struct KeySource {
+  const char* data;      // of key 0, or of page 0
+  uint32_t stride;       // between keys
+  uint32_t page_stride;  // between pages
+};
+inline constexpr int kStrideUnit = 16;
+
+// What a block computes next: chunks [chunk, chunk_end) of one unit. In shared memory.
+struct Segment {
+  const Attention* attention;  // null: nothing
+  KeySource k, v;
+  const int32_t* pages;       // of the sequence; null: K and V are dense
+  int page_shift, page_mask;  // of a key's row in its page; all bits where there are none
+  int b, h;                   // KV head
+  int group;                  // query heads of it
+  int row_begin;              // packed row: query row * group + head of the group
+  int rows;                   // packed rows that are written
+  int key_begin, key_end;     // keys that some row of the unit sees
+  int full_begin, full_end;   // keys that every one does
+  int columns_k, columns_v;   // that exist
+  int chunk_shift, first_chunk, chunks, chunk_cost;
+  int chunk, chunk_end;  // counted from first_chunk
+  int64_t position;      // of the unit's first chunk
+  Sequence sequence;
+  float scale, softcap;
+  bool has_alibi;
+};
+
+// Weights by which no sum over a chunk's values overflows. None does of fp16's.
+template <class Element>
+inline constexpr float kSmallUnit = std::is_same_v<Element, __half> ? 1.0f : 0x1p-24f;
+
+// Which row of Q, O and LSE a packed row is.
+struct RowPlace {
+  int i, head;
+  bool exists;  // within the true length
+};
+__device__ __forceinline__ RowPlace PlaceRow(const Segment& segment, int row) {
+  const int packed = segment.row_begin + row;
+  RowPlace place;
+  place.i = static_cast<int>(static_cast<uint32_t>(packed) / static_cast<uint32_t>(segment.group));
+  place.head = segment.h * segment.group + packed - place.i * segment.group;
+  place.exists = place.i < segment.sequence.q_len;
+  return place;
+}
+
+// The keys [begin, end) of a segment's chunk that some row sees; begin is rounded down to a tile.
+struct ChunkRange {
+  int begin, end;
+};
+template <class T>
+__device__ __forceinline__ ChunkRange RangeOf(const Segment& segment, int chunk) {
+  const int shift = segment.chunk_shift;
+  const int64_t end = int64_t{segment.first_chunk + chunk + 1} << shift;
+  return {max((segment.first_chunk + chunk) << shift, segment.key_begin / T::kKeys * T::kKeys),
+          static_cast<int>(min(end, int64_t{segment.key_end}))};
+}
+
+// ---- load ---------------------------------------------------------------------------------------
+
+// The pages of the rows that a thread copies of one tile, asked for before the tile is.
+template <class T>
+using PageNumbers = int32_t[T::kPasses];
+
+template <class T>
+__device__ __forceinline__ void FindPages(const Segment& segment, int key, int end,
+                                          PageNumbers<T>& pages) {
+  if (segment.pages == nullptr) return;
+  const int first = key + ThreadIndex() / 8;
+#pragma unroll
+  for (int pass = 0; pass < T::kPasses; ++pass) {
+    const int row = first + pass * T::kPassRows;
+    pages[pass] = row < end ? __ldg(segment.pages + (row >> segment.page_shift)) : 0;
+  }
+}
+
+// Eight threads' part of a tile's rows of one tensor. kWhole: all rows and columns exist.
+template <class T, bool kPaged, bool kWhole>
+__device__ __forceinline__ void CopyRows(const KeySource& source, int in_page, int columns,
+                                         uint32_t shared, int key, int end,
+                                         const PageNumbers<T>& pages) {
+  const int thread = ThreadIndex();
+  const int chunk = thread % 8;
+  const int first = key + thread / 8;
+  const char* const base = source.data + kStrideUnit * chunk;
+  shared += T::Row::Offset(thread / 8, chunk);
+#pragma unroll
+  for (int pass = 0; pass < T::kPasses; ++pass) {
+    const int row = first + pass * T::kPassRows;
+    uint64_t at = uint64_t{static_cast<uint32_t>(kPaged ? row & in_page : row)} * source.stride;
+    if (kPaged) at += uint64_t{static_cast<uint32_t>(pages[pass])} * source.page_stride;
+    const char* const data = base + at * kStrideUnit;
+#pragma unroll
+    for (int span = 0; span < T::kSpans; ++span) {
+      CopyAsync16(shared + pass * T::kPassRows * T::Row::kBytes + 128 * span, data + 128 * span,
+                  kWhole || (row < end && 64 * span + 8 * chunk < columns));
+    }
+  }
+}
+
+template <class T, bool kPaged>
+__device__ __forceinline__ void LoadTile(const Segment& segment, uint32_t stage, int key, int end,
+                                         const PageNumbers<T>& pages) {
+  const int in_page = kPaged ? (1 << segment.page_shift) - 1 : 0;
+  const int columns_k = segment.columns_k, columns_v = segment.columns_v;
+  if (key + T::kKeys <= end && columns_k == T::kDim && columns_v == T::kDim) {
+    CopyRows<T, kPaged, true>(segment.k, in_page, 0, stage, key, end, pages);
+    CopyRows<T, kPaged, true>(segment.v, in_page, 0, stage + T::kTileBytes, key, end, pages);
+  } else {
+    CopyRows<T, kPaged, false>(segment.k, in_page, columns_k, stage, key, end, pages);
+    CopyRows<T, kPaged, false>(segment.v, in_page, columns_v, stage + T::kTileBytes, key, end,
+                               pages);
+  }
+}
+
+// Starts the copies of the tile of K and V that begins with `key`; zeros from `end` on.
+template <class T>
+__device__ __forceinline__ void LoadTile(const Segment& segment, uint32_t stage, int key, int end,
+                                         const PageNumbers<T>& pages) {
+  if (segment.pages == nullptr) {
+    LoadTile<T, false>(segment, stage, key, end, pages);
+  } else {
+    LoadTile<T, true>(segment, stage, key, end, pages);
+  }
+}
+
+// Starts the copies of the unit's rows of Q; zeros for those that do not exist.
+template <class T>
+__device__ __forceinline__ void LoadQuery(const Segment& segment, uint32_t shared) {
+  const Attention& a = *segment.attention;
+  const Sequence& s = segment.sequence;
+  const int thread = ThreadIndex();
+  const int chunk = thread % 8;
+  const char* const q = static_cast<const char*>(a.q.data) + 2 * (segment.b * a.q.stride_b);
+#pragma unroll 1
+  for (int row = thread / 8; row < T::kRows; row += T::kPassRows) {
+    const int packed = segment.row_begin + row;
+    const int i = packed / segment.group;
+    const int head = segment.h * segment.group + packed - i * segment.group;
+    const char* data = q + 2 * (head * a.q.stride_h + (s.q_row + i) * a.q.stride_l) + 16 * chunk;
+    const bool exists = row < segment.rows && i < s.q_len;
+#pragma unroll
+    for (int span = 0; span < T::kSpans; ++span) {
+      CopyAsync16(shared + T::Row::Offset(row, chunk) + 128 * span, data + 128 * span,
+                  exists && 64 * span + 8 * chunk < a.problem.dim);
+    }
+  }
+}
+
+}  // namespace attend::cuda::decode

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuda_decode_sm80, and every kernel over K and V in pages, against double precision and against
+// itself: alone, in a batch, in a list, dense, in pages, in a graph.
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/reference/check_rows.h"
+#include "tests/kernels/support/cuda_run.h"
+
+namespace attend::test {
+namespace {
+
+constexpr KernelId kDecode = KernelId::kCudaDecodeSm80;
+constexpr double kCheckWork = 2e7;
+
+int64_t Pick(std::mt19937_64* random, const std::vector<int64_t>& of) {
+  return of[(*random)() % of.size()];
+}
+
+// Of the attention that is made of the spec: if packed, its longest sequence may be shorter than
+// the spec's, and have other variants.
+std::vector<int> ConfigsOf(const ProblemSpec& spec, KernelId kernel, uint64_t seed) {
+  return Configs(MakeAttention(spec, seed).attention.problem, kernel);
+}
+
+// Lengths at the edges of tiles, pages and chunks.
+const std::vector<int64_t>& Lengths() {
+  static const std::vector<int64_t> lengths = {0,    1,    15,   16,   17,   63,   64,   65,  127,
+                                               128,  129,  255,  256,  257,  511,  512,  513, 1000,
+                                               1024, 2047, 2048, 2049, 2304, 4095, 4097, 6000};
+  return lengths;
+}
+
+// A problem that cuda_decode_sm80 takes.
+ProblemSpec DecodeSpec(std::mt19937_64* random, int64_t len_q, int64_t group) {
+  const int64_t batch = Pick(random, {1, 1, 2, 5});
+  const int64_t heads_kv = Pick(random, {1, 2, 3});
+  const int64_t dim = Pick(random, {64, 128, 128, 256, 72, 192, 8});
+  const int64_t dim_v = Pick(random, {dim, dim, 64, 128});
+  ProblemSpec spec =
+      MakeSpec(batch, heads_kv * group, heads_kv, len_q, Pick(random, Lengths()), dim, dim_v,
+               (*random)() % 2 == 0 ? DType::kFloat16 : DType::kBFloat16);
+  Problem& p = spec.problem;
+  spec.layout = (*random)() % 2 == 0 ? Layout::kBHLD : Layout::kBLHD;
+  if ((*random)() % 2 == 0) p.mask.right = 0;
+  if ((*random)() % 3 == 0) p.mask.left = Pick(random, {0, 5, 100, 700, 3000});
+  if ((*random)() % 4 == 0) p.softcap = 20.0f;
+  p.has_sinks = (*random)() % 4 == 0;
+  p.has_alibi = (*random)() % 4 == 0;
+  if ((*random)() % 5 == 0) p.scale = -p.scale;
+  if ((*random)() % 5 == 0) spec.magnitude_q = 300;
+  if ((*random)() % 2 == 0) {
+    for (int64_t b = 0; b < batch; ++b) {
+      spec.kv_lengths.push_back(std::min(Pick(random, Lengths()), p.len_k));
+      spec.q_lengths.push_back(static_cast<int64_t>((*random)() % (len_q + 1)));
+    }
+    p.packed = (*random)() % 4 == 0;
+  }
+  return spec;
+}
+
+TEST(CudaDecode, EveryRowCountAndGroup) {
+  const uint64_t seed = FreshSeed();
+  std::mt19937_64 random(seed);
+  const double share = TestScale();
+  for (const int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 64}) {
+    for (int64_t len_q = 1; len_q <= 17 && len_q * group <= 128; ++len_q) {
+      if (share < 1 && len_q > 5) continue;
+      ProblemSpec spec = DecodeSpec(&random, len_q, group);
+      if (random() % 2 == 0) spec = InPages(spec, Pick(&random, {16, 32, 64, 256, 1024}));
+      for (const int config : ConfigsOf(spec, kDecode, seed + static_cast<uint64_t>(len_q))) {
+        const Status status = RunAndCheck(spec, kDecode, config, seed + len_q, kCheckWork);
+        ASSERT_TRUE(status.ok()) << status.ToString();
+      }
+    }
+  }
+}
+
+TEST(CudaDecode, LongSequences) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t len : {8191, 8193, 40000, 140000}) {
+    for (const int64_t len_q : {1, 5, 16}) {
+      ProblemSpec spec = MakeSpec(1, 8, 1, len_q, len, 128, 128, DType::kBFloat16);
+      spec.problem.mask.right = 0;
+      const Status status = RunAndCheck(InPages(spec, 64), kDecode, -1, seed, 1e8);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+  }
+}
+
+// Every kernel that takes pages.
+TEST(CudaPages, RandomSweep) {
+  const uint64_t first = FreshSeed();
+  for (uint64_t n = 0; n < static_cast<uint64_t>(400 * TestScale()); ++n) {
+    const ProblemSpec spec = InPages(RandomSpec(first + n), int64_t{16} << (n % 4));
+    for (const KernelId kernel : kCudaKernels) {
+      const std::vector<int> configs = ConfigsOf(spec, kernel, first + n);
+      if (configs.empty()) continue;
+      const Status status = RunAndCheck(spec, kernel, configs[n % configs.size()], first + n, 1e8);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+  }
+}
+
+TEST(CudaPages, PagesDoNotChangeBits) {
+  const uint64_t first = FreshSeed();
+  std::mt19937_64 random(first);
+  for (uint64_t n = 0; n < static_cast<uint64_t>(150 * TestScale()); ++n) {
+    const ProblemSpec spec = n % 2 == 0 ? RandomSpec(first + n)
+                                        : DecodeSpec(&random, 1 + static_cast<int64_t>(n % 9),
+                                                     Pick(&random, {1, 4, 7, 8}));
+    const ProblemSpec paged = InPages(spec, int64_t{16} << (n % 7));
+    for (const KernelId kernel : kCudaKernels) {
+      OwnedAttention dense = MakeAttention(spec, first + n);
+      OwnedAttention in_pages = MakeAttention(paged, first + n);
+      if (!CanRun(in_pages.attention, kernel) || !CanRun(dense.attention, kernel)) continue;
+      ASSERT_TRUE(RunOnDevice(&dense, kernel).ok());
+      ASSERT_TRUE(RunOnDevice(&in_pages, kernel).ok());
+      EXPECT_EQ(dense.OutputBytes(), in_pages.OutputBytes()) << Label(paged, kernel, -1, first + n);
+    }
+  }
+}
+
+// Two sequences over the same pages, in falling order.
+TEST(CudaPages, SequencesMayShareThem) {
+  const uint64_t seed = FreshSeed();
+  for (const KernelId kernel : kCudaKernels) {
+    const DType dtype = kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : DType::kBFloat16;
+    const ProblemSpec spec = InPages(MakeSpec(2, 8, 2, 3, 700, 128, 128, dtype), 16);
+    OwnedAttention owned = MakeAttention(spec, seed);
+    Attention& a = owned.attention;
+    auto* const table = const_cast<int32_t*>(a.kv_pages.pages);
+    std::sort(table, table + a.kv_pages.stride, std::greater<>());
+    std::copy_n(table, a.kv_pages.stride, table + a.kv_pages.stride);
+    if (!CanRun(a, kernel)) continue;
+    ASSERT_TRUE(RunOnDevice(&owned, kernel).ok());
+    const RowsReport report = CheckAllRows(a);
+    EXPECT_TRUE(report.ok) << KernelName(kernel) << " " << report.detail;
+  }
+}
+
+// Sequences of any lengths together and each alone, as a list and as a batch.
+TEST(CudaDecode, NeighboursDoNotChangeBits) {
+  const uint64_t seed = FreshSeed();
+  std::mt19937_64 random(seed);
+  for (int n = 0; n < static_cast<int>(40 * TestScale()) + 1; ++n) {
+    std::vector<OwnedAttention> owned;
+    std::vector<std::vector<std::byte>> alone;
+    std::vector<std::unique_ptr<DeviceRun>> runs;
+    std::vector<cuda::LaunchItem> items;
+    for (size_t i = 0; i < 1 + random() % 9; ++i) {
+      ProblemSpec spec =
+          DecodeSpec(&random, 1 + static_cast<int64_t>(random() % 8), Pick(&random, {1, 2, 7, 8}));
+      if (random() % 2 == 0) spec = InPages(spec, Pick(&random, {16, 128}));
+      OwnedAttention one = MakeAttention(spec, seed + i);
+      if (!CanRun(one.attention, kDecode)) continue;
+      ASSERT_TRUE(RunOnDevice(&one, kDecode).ok());
+      alone.push_back(one.OutputBytes());
+      owned.push_back(std::move(one));
+    }
+    for (OwnedAttention& each : owned) {
+      each.ResetOutput();
+      runs.push_back(std::make_unique<DeviceRun>(&each, kDecode));
+      ASSERT_TRUE(runs.back()->Prepare().ok());
+      items.push_back({kDecode, runs.back()->attention()});
+    }
+    if (items.empty()) continue;
+    const Result<int64_t> bytes = cuda::BatchWorkspaceBytes(items);
+    ASSERT_TRUE(bytes.ok());
+    const DeviceMemory workspace(*bytes);
+    ASSERT_EQ(cudaMemset(workspace.get(), 0xff, *bytes), cudaSuccess);
+    ASSERT_EQ(cudaMemset(workspace.get(), 0, cuda::kTileQueueBytes), cudaSuccess);
+    const Status status = cuda::LaunchBatch(items, workspace.get(), *bytes, nullptr);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    for (size_t i = 0; i < owned.size(); ++i) {
+      ASSERT_TRUE(runs[i]->Fetch().ok());
+      EXPECT_EQ(owned[i].OutputBytes(), alone[i])
+          << i << " of " << owned.size() << " " << Describe(owned[i].attention.problem)
+          << "\nATTEND_TEST_SEED=" << seed;
+    }
+    std::vector<char> head(cuda::kTileQueueBytes, 1);
+    ASSERT_EQ(cudaMemcpy(head.data(), workspace.get(), head.size(), cudaMemcpyDeviceToHost),
+              cudaSuccess);
+    EXPECT_EQ(head, std::vector<char>(head.size(), 0)) << "launches leave the counters at zero";
+  }
+}
+
+TEST(CudaDecode, ABatchsSequencesAreAsAlone) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t len_q : {1, 4}) {
+    ProblemSpec spec = MakeSpec(6, 16, 2, len_q, 9000, 128, 128, DType::kBFloat16);
+    spec.problem.mask.right = 0;
+    spec.kv_lengths = {9000, 1, 130, 8192, 2049, 600};
+    spec = InPages(spec, 32);
+    OwnedAttention together = MakeAttention(spec, seed);
+    ASSERT_TRUE(RunOnDevice(&together, kDecode).ok());
+    for (int64_t b = 0; b < 6; ++b) {
+      OwnedAttention alone = MakeAttention(spec, seed);
+      Attention& a = alone.attention;
+      a.problem.batch = 1;
+      a.problem.len_k = spec.kv_lengths[static_cast<size_t>(b)];
+      a.kv_lengths = nullptr;
+      a.q.data = static_cast<const char*>(a.q.data) + 2 * b * a.q.stride_b;
+      a.o.data = static_cast<char*>(a.o.data) + 2 * b * a.o.stride_b;
+      a.lse += b * a.lse_stride_b;
+      a.kv_pages.pages += b * a.kv_pages.stride;
+      ASSERT_TRUE(RunOnDevice(&alone, kDecode).ok());
+      EXPECT_TRUE(SameBits(Rows(together, b, len_q), Rows(alone, 0, len_q))) << b;
+    }
+  }
+}
+
+// A captured step runs again when a sequence has grown.
+TEST(CudaDecode, GraphsFollowTheLengths) {
+  const uint64_t seed = FreshSeed();
+  ProblemSpec spec = MakeSpec(2, 8, 1, 1, 5000, 128, 128, DType::kFloat16);
+  spec.kv_lengths = {4000, 5000};
+  spec = InPages(spec, 64);
+  OwnedAttention owned = MakeAttention(spec, seed);
+  DeviceRun run(&owned, kDecode);
+  ASSERT_TRUE(run.Run().ok());
+  const cuda::LaunchItem item{kDecode, run.attention()};
+  const Result<int64_t> bytes = cuda::BatchWorkspaceBytes({&item, 1});
+  const DeviceMemory workspace(*bytes);
+  ASSERT_EQ(cudaMemset(workspace.get(), 0, *bytes), cudaSuccess);
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  const Status status = cuda::LaunchBatch({&item, 1}, workspace.get(), *bytes, stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (const int64_t length : {4000, 2000, 100, 1}) {
+    auto* const lengths = const_cast<int64_t*>(owned.attention.kv_lengths);
+    lengths[0] = length;
+    owned.ResetOutput();
+    ASSERT_TRUE(run.Prepare().ok());
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_TRUE(run.Fetch().ok());
+    const RowsReport report = CheckAllRows(owned.attention);
+    EXPECT_TRUE(report.ok) << length << " " << report.detail;
+  }
+  (void)cudaGraphExecDestroy(exec);
+  (void)cudaGraphDestroy(graph);
+  (void)cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace attend::test

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a decoding launch cuts keys into chunks and chunks into pieces: arithmetic without a GPU.
+
+#include "kernels/cuda/decode/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "kernels/contract/limits.h"
+#include "kernels/cuda/decode/decode.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+TEST(DecodePlan, ChunksAreWholeTilesAndNotTooMany) {
+  std::mt19937_64 random(FreshSeed());
+  for (int n = 0; n < 20000; ++n) {
+    const int64_t most = int64_t{1} << (random() % 31);
+    const int64_t len = std::min<int64_t>(1 + static_cast<int64_t>(random()) % most, kLengthMax);
+    if (len <= 0) continue;
+    const int64_t rows = 1 + static_cast<int64_t>(random() % 128);
+    const int64_t keys = cuda::ChunkKeys(len, rows);
+    EXPECT_EQ(keys % cuda::kCostKeys, 0);
+    const int64_t chunks = cuda::CeilDivide(len, keys);
+    EXPECT_LE(chunks, cuda::kChunksMax) << len;
+    for (const int64_t longer : {len, len + 1, 2 * len, 3 * len}) {
+      EXPECT_LE(chunks, cuda::ChunksAtMost(longer, rows)) << len << " of " << longer;
+    }
+  }
+}
+
+// Where a window begins changes which chunks there are, not where they begin.
+TEST(DecodePlan, ChunksAreThoseThatSomeRowSees) {
+  ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
+  spec.problem.mask = {Alignment::kBottomRight, 700, 0};
+  Attention a;
+  a.problem = spec.problem;
+  const cuda::SequencePlan plan = cuda::PlanSequence(a, 0, 16);
+  EXPECT_EQ(plan.key_begin, 4299);
+  EXPECT_EQ(plan.key_end, 5000);
+  EXPECT_EQ(plan.chunk_shift, 8);
+  EXPECT_EQ(plan.first_chunk, 16);
+  EXPECT_EQ(plan.chunks, 4);
+  a.problem.mask.left = -1;
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 20);
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunk_shift, plan.chunk_shift);
+  a.problem.len_k = 0;
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 1) << "somebody writes the empty rows";
+}
+
+// Every chunk is in one piece, pieces of a phase differ by no more than a chunk, and of the runs of
+// chunks that go on in another piece no two begin in the same: they have one counter.
+TEST(DecodePlan, PiecesShareOutAllChunks) {
+  std::mt19937_64 random(FreshSeed());
+  for (int n = 0; n < 300; ++n) {
+    std::vector<cuda::SequencePlan> plans;
+    int64_t total = 0, dearest = 0;
+    for (size_t i = 0; i < 1 + random() % 40; ++i) {
+      Attention a;
+      a.problem = MakeSpec(1, 8, 1 + random() % 8, 1, 1 + random() % (1 << (random() % 18)), 64, 64,
+                           DType::kFloat16)
+                      .problem;
+      a.problem.heads_q = a.problem.heads_kv;
+      plans.push_back(cuda::PlanSequence(a, 0, 16));
+      total += plans.back().cost();
+      dearest = std::max<int64_t>(dearest, plans.back().chunk_cost);
+    }
+    const cuda::Pieces pieces =
+        cuda::CutPieces(total, static_cast<int>(1 + random() % cuda::kBlocksMax));
+    ASSERT_LE(pieces.count, cuda::kPiecesMax);
+    std::vector<int64_t> costs(pieces.count, 0);
+    std::set<int> groups, units;  // pieces in which one begins that goes on
+    int64_t position = 0;
+    for (const cuda::SequencePlan& plan : plans) {
+      for (int unit = 0; unit < plan.units; ++unit) {
+        const auto of = [&](int chunk) {
+          return pieces.Of(position + int64_t{chunk} * plan.chunk_cost);
+        };
+        for (int chunk = 0; chunk < plan.chunks; ++chunk) {
+          const int64_t at = position + int64_t{chunk} * plan.chunk_cost;
+          const int piece = of(chunk);
+          ASSERT_GE(at, pieces.Begin(piece));
+          ASSERT_LT(at, pieces.End(piece));
+          ASSERT_LT(piece, pieces.count);
+          costs[piece] += plan.chunk_cost;
+        }
+        for (int group = 0; group < cuda::GroupCount(plan.chunks); ++group) {
+          const int first = group * cuda::kFanIn;
+          const int last = first + cuda::GroupSize(plan.chunks, group) - 1;
+          const bool goes_on = of(first) != of(last);
+          EXPECT_TRUE(!goes_on || groups.insert(of(first)).second);
+        }
+        EXPECT_TRUE(of(0) == of(plan.chunks - 1) || units.insert(of(0)).second);
+        position += plan.unit_cost();
+      }
+    }
+    EXPECT_EQ(position, total);
+    for (int piece = 0; piece < pieces.count; ++piece) {
+      EXPECT_LE(costs[piece], pieces.each[piece / pieces.blocks] + dearest);
+    }
+  }
+}
+
+TEST(DecodePlan, WorkspaceIsBoundedWhateverTheBatch) {
+  Problem p = MakeSpec(1, 64, 8, 1, 131072, 128, 128, DType::kBFloat16).problem;
+  const Problem* one = &p;
+  const Result<int64_t> alone = cuda::DecodeWorkspaceBytes({&one, 1});
+  ASSERT_TRUE(alone.ok());
+  EXPECT_LT(*alone, int64_t{240} << 20);
+  p.batch = 4096;
+  const Result<int64_t> many = cuda::DecodeWorkspaceBytes({&one, 1});
+  ASSERT_TRUE(many.ok());
+  EXPECT_LT(*many, *alone + (1 << 20));
+  EXPECT_EQ(*cuda::DecodeWorkspaceBytes({}), cuda::kTileQueueBytes);
+}
+
+}  // namespace
+}  // namespace attend::test
