@@ -63,6 +63,17 @@ void PrintLimits(const v1::Limits& limits) {
               Int(limits.checks_max()));
 }
 
+void PrintSessions(const v1::GetServerInfoResponse& info) {
+  const v1::SessionsInfo& sessions = info.sessions();
+  std::printf("sessions     %lld, of at most %lld layers; lease %.0f s unless asked for\n",
+              Int(sessions.sessions_max()), Int(sessions.layers_max()),
+              sessions.lease_seconds_default());
+  for (const v1::DeviceInfo& device : info.devices()) {
+    std::printf("             %s: memory %s, in pages of %lld tokens\n", device.name().c_str(),
+                BytesText(device.session_bytes_max()).c_str(), Int(sessions.page_tokens()));
+  }
+}
+
 void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
            const std::string& server) {
   std::printf("server       %s, attend %s\n", server.c_str(), info.version().c_str());
@@ -76,6 +87,7 @@ void Print(const v1::GetServerInfoResponse& info, const Result<Health>& health,
   std::string transports;
   for (const std::string& transport : info.transports()) transports += transport + " ";
   std::printf("transports   %s\n", transports.c_str());
+  if (info.has_sessions()) PrintSessions(info);
   if (info.has_shared_memory()) {
     const v1::SharedMemoryInfo& shared = info.shared_memory();
     std::printf("shm          %s, at most %s, %s and %lld regions for one client\n",

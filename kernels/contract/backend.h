@@ -220,6 +220,20 @@ class Staging {
   virtual const DeviceEvent* after() const = 0;
 };
 
+// Memory of a device that stays: pages of K and V, which items use in place.
+class DeviceArena {
+ public:
+  // No item uses it any more.
+  virtual ~DeviceArena() = default;
+  // At the device's addresses, 256-byte aligned; all its bytes can be addressed, and may be random.
+  virtual HostSpan memory() const = 0;
+  // Whether the host can read and write it.
+  virtual bool on_host() const = 0;
+  // Copies within the memory, and between it and the host's; when it returns, it has done so.
+  // Thread-safe. UNAVAILABLE: the device is lost.
+  virtual Status Copy(std::span<const HostPiece> pieces) = 0;
+};
+
 struct LaneOptions {
   // Device memory allocated at start, and kept. Batches that need more get it in stream order, from
   // what the backend's lanes have given up or from the driver. RESOURCE_EXHAUSTED if there is none.
@@ -241,7 +255,7 @@ struct LentMemory {
 
 class Backend {
  public:
-  virtual ~Backend() = default;  // after all its lanes, stagings, lent memory and events
+  virtual ~Backend() = default;  // after all its lanes, arenas, stagings, lent memory and events
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
@@ -276,6 +290,11 @@ class Backend {
   virtual void ReturnMemory(char*) {}
   virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view) {
     return Unimplemented("device " + info().name + " takes no other process's events");
+  }
+
+  // RESOURCE_EXHAUSTED: there is not that much memory.
+  virtual Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t) {
+    return Unimplemented("device " + info().name + " has no memory that stays");
   }
 
   // Whether MakeStaging is supported; not on devices whose kernels read host memory.

@@ -17,11 +17,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <future>
 #include <mutex>
 #include <new>
+#include <span>
 #include <thread>
 
 #include "kernels/cpu/append_keys.h"
@@ -208,6 +210,24 @@ class CpuAllocator : public HostAllocator {
   void Unregister(void*, int64_t) override {}
 };
 
+// The system provides the memory when it is first used.
+class CpuArena : public DeviceArena {
+ public:
+  explicit CpuArena(HostSpan memory) : memory_(memory) {}
+  ~CpuArena() override { UnmapHostMemory(memory_.data, memory_.bytes); }
+  HostSpan memory() const override { return memory_; }
+  bool on_host() const override { return true; }
+  Status Copy(std::span<const HostPiece> pieces) override {
+    for (const HostPiece& piece : pieces) {
+      std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+    }
+    return Status();
+  }
+
+ private:
+  const HostSpan memory_;
+};
+
 // "model name" of /proc/cpuinfo, or the architecture where there is none.
 std::string CpuModel() {
   std::ifstream file("/proc/cpuinfo");
@@ -294,6 +314,11 @@ class CpuBackend : public Backend {
     const Status made = Guarded([&] { lane = std::make_unique<CpuLane>(threads_); });
     if (!made.ok()) return made;
     return lane;
+  }
+  Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t bytes) override {
+    const Result<void*> mapped = MapHostMemory(bytes);
+    if (!mapped.ok()) return mapped.status();
+    return std::unique_ptr<DeviceArena>(new CpuArena({*mapped, bytes}));
   }
 
  private:

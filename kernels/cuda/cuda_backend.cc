@@ -15,6 +15,7 @@
 #include "kernels/cuda/lane/lane_tuning.h"
 #include "kernels/cuda/launch/launch.h"
 #include "kernels/cuda/runtime/completion_poller.h"
+#include "kernels/cuda/runtime/cuda_arena.h"
 #include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/runtime/ipc_memory.h"
@@ -60,6 +61,10 @@ class CudaBackend : public Backend {
   void ReturnMemory(char* data) override { ipc_.Close(data); }
   Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override {
     return ipc_.OpenEvent(handle);
+  }
+
+  Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t bytes) override {
+    return CudaArena::Make(info_, poller_, bytes);
   }
 
   bool CanStage() const override { return staging_.can_stage(); }

@@ -98,9 +98,9 @@ inline constexpr int64_t kSampledRowsMax = 1 << 16;
 // `seed` spread evenly over the rows of all sequences and heads, always with the first and last row
 // of some sequence, and never fewer than one row. Rows that a pass over V and the whole output
 // finds suspicious come first: a NaN or Inf, or (without NaN or Inf in V) a value outside the range
-// of its column of V joined with 0, which no weighted mean can leave. The output is expected to
-// have been poisoned with NaN before the kernel ran, so that an unwritten row is always among
-// these. Once `stop` is set, some rows.
+// of its column of V joined with 0, which no weighted mean can leave. V may be null: then only NaN
+// and Inf are suspicious. The output is expected to have been poisoned with NaN before the kernel
+// ran, so that an unwritten row is always among these. Once `stop` is set, some rows.
 std::vector<RowId> SampleRows(const Attention& attention, uint64_t seed, double work_budget,
                               const StopFlag* stop = nullptr);
 

@@ -40,8 +40,9 @@ ColumnRanges RangesOf(const Attention& a, const Sequence& s, int64_t b, int64_t 
   const Problem& p = a.problem;
   ColumnRanges ranges;
   std::array<float, kHeadDimMax> values;
-  uint32_t bad = 0;
-  for (int64_t j = 0; j < s.k_len && !Stopped(stop); ++j) {
+  uint32_t bad = a.v.data == nullptr;
+  const int64_t rows = a.v.data == nullptr ? 0 : s.k_len;
+  for (int64_t j = 0; j < rows && !Stopped(stop); ++j) {
     LoadElements(a.v.data, p.dtype, KeyElement(a, a.v, s, b, h_kv, j), p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) {
       bad |= NotFinite(values[d]);

@@ -117,6 +117,14 @@ std::vector<MetricFamily> SessionStats::Collect() const {
       metric.gauge.value = static_cast<double>(bytes);
     }
   }
+  MetricFamily evictions = EmptyFamily(
+      MetricType::Counter, "attend_sessions_evictions_total",
+      "Times that a session lost tokens because memory was needed: by its own tenant, or "
+      "by others, whose share its tenant had taken");
+  for (const auto& [cause, count] :
+       {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others}}) {
+    AddMetric(evictions, "cause", cause).counter.value = static_cast<double>(count);
+  }
   MetricFamily idle = EmptyFamily(MetricType::Counter, "attend_sessions_evicted_idle_seconds_total",
                                   "Time that evicted sessions had not been used, summed up");
   idle.metric.emplace_back().counter.value = stats.evicted_idle_seconds;
@@ -125,15 +133,29 @@ std::vector<MetricFamily> SessionStats::Collect() const {
       CounterFamily("attend_sessions_created_total", "Sessions made, forks included",
                     stats.created),
       CounterFamily("attend_sessions_expired_total", "Sessions whose lease ended", stats.expired),
-      CounterFamily("attend_sessions_evictions_total",
-                    "Times that a session lost tokens because others needed its memory",
-                    stats.evictions),
+      std::move(evictions),
       CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of pages that were evicted",
                     stats.evicted_bytes),
       std::move(idle),
       CounterFamily("attend_session_appended_tokens_total",
                     "Tokens appended to sessions, counted in each layer", stats.appended_tokens),
-      std::move(memory)};
+      std::move(memory),
+      TenantBytes()};
+}
+
+MetricFamily SessionStats::TenantBytes() const {
+  MetricFamily family = EmptyFamily(MetricType::Gauge, "attend_session_tenant_bytes",
+                                    "Memory of sessions in use, by the tenant that made them");
+  for (size_t n = 0; n < devices_.size(); ++n) {
+    std::vector<int64_t> bytes(tenants_.list().size());
+    if (table_ != nullptr) bytes = table_->tenant_bytes(static_cast<int>(n));
+    for (size_t t = 0; t < bytes.size(); ++t) {
+      prometheus::ClientMetric& metric = AddMetric(family, "device", devices_[n]);
+      metric.label.push_back({"tenant", tenants_.list()[t].name});
+      metric.gauge.value = static_cast<double>(bytes[t]);
+    }
+  }
+  return family;
 }
 
 }  // namespace attend

@@ -61,18 +61,22 @@ class StagingStats final : public prometheus::Collectable {
 };
 
 // attend_sessions, attend_sessions_created_total, _expired_total, _evictions_total,
-// _evicted_bytes_total, _evicted_idle_seconds_total, attend_session_appended_tokens_total, and
-// attend_session_memory_bytes{device,state}; zeros without a table.
+// _evicted_bytes_total, _evicted_idle_seconds_total, attend_session_appended_tokens_total,
+// attend_session_memory_bytes{device,state} and attend_session_tenant_bytes{device,tenant}; zeros
+// without a table.
 class SessionStats final : public prometheus::Collectable {
  public:
   // Null: sessions are off. `devices` are the names of the table's.
-  SessionStats(const SessionTable* table, std::vector<std::string> devices)
-      : table_(table), devices_(std::move(devices)) {}
+  SessionStats(const SessionTable* table, std::vector<std::string> devices, const Tenants& tenants)
+      : table_(table), devices_(std::move(devices)), tenants_(tenants) {}
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
+  prometheus::MetricFamily TenantBytes() const;
+
   const SessionTable* const table_;
   const std::vector<std::string> devices_;
+  const Tenants tenants_;
 };
 
 }  // namespace attend

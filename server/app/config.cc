@@ -104,8 +104,8 @@ void AddSessions(CLI::App& app, Config& c) {
   Group group(app, "Sessions");
   group
       .Bytes("--session-memory", c.session_memory_bytes, 0, kBytesMax,
-             "Bytes of memory on each CPU device for K and V that stay at the server. 0: none")
-      ->default_str("an eighth of the memory that the server may use");
+             "Bytes of memory on each device for K and V that stay at the server. 0: none")
+      ->default_str("an eighth of the memory that the server may use; of a GPU's, a quarter");
   group.Number("--session-lease", c.session_lease_seconds, 1, 86400, "SECONDS",
                "Seconds after its last use at which a session ends, if it does not ask for another "
                "lease");
@@ -193,7 +193,8 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
                                                       " is more than " + limit.whose + " has, " +
                                                       FormatByteSize(limit.bytes));
   }
-  if (!given("--session-memory")) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;
+  c.session_memory_is_default = !given("--session-memory");
+  if (c.session_memory_is_default) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;
   if (!given("--grpc-memory-max")) c.grpc_memory_max_bytes = DefaultGrpcMemoryMax(c);
   if (c.grpc_memory_max_bytes > 0 &&
       c.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < c.max_request_bytes) {

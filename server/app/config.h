@@ -63,7 +63,8 @@ struct Config {
   bool cuda_ipc = false;
 
   // Sessions
-  int64_t session_memory_bytes = 0;
+  int64_t session_memory_bytes = 0;        // on each device
+  bool session_memory_is_default = false;  // then a GPU's is by its own memory
   double session_lease_seconds = 60;
   int64_t max_sessions = 65536;
 

@@ -134,25 +134,29 @@ std::string SafeName(const std::string& request_id) {
   return name;
 }
 
-// K or V out of their pages, as the tensor that a request without sessions would have brought.
+// K or V out of their pages, as the tensor that a request without sessions would have brought;
+// empty if they cannot be read.
 std::vector<char> Gathered(const Request& request, const ConstTensorView& view, int64_t dim) {
   const Attention& a = request.attention;
   const Problem& p = a.problem;
   const int64_t row_bytes = dim * DTypeBytes(p.dtype);
   std::vector<char> dense(static_cast<size_t>(p.batch * p.heads_kv * p.len_k * row_bytes));
+  std::vector<HostPiece> pieces;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = SequenceOf(a, b);
     for (int64_t h = 0; h < p.heads_kv; ++h) {
-      for (int64_t j = 0; j < s.k_len; ++j) {
-        const int64_t row = request.layout == Layout::kBhld ? (b * p.heads_kv + h) * p.len_k + j
-                                                            : (b * p.len_k + j) * p.heads_kv + h;
-        std::memcpy(dense.data() + row * row_bytes,
-                    static_cast<const char*>(view.data) +
-                        KeyElement(a, view, s, b, h, j) * DTypeBytes(p.dtype),
-                    static_cast<size_t>(row_bytes));
+      for (int64_t j = 0, run = 1; j < s.k_len; j += run) {
+        const bool heads_first = request.layout == Layout::kBhld;
+        if (heads_first) run = EvenKeys(p, j, s.k_len - j);
+        const int64_t row =
+            heads_first ? (b * p.heads_kv + h) * p.len_k + j : (b * p.len_k + j) * p.heads_kv + h;
+        pieces.push_back({static_cast<const char*>(view.data) +
+                              KeyElement(a, view, s, b, h, j) * DTypeBytes(p.dtype),
+                          dense.data() + row * row_bytes, run * row_bytes});
       }
     }
   }
+  if (!request.source.cache()->arena().Copy(pieces).ok()) dense.clear();
   return dense;
 }
 
@@ -167,7 +171,7 @@ std::vector<Bytes> InputTensors(const Request& request, std::vector<std::vector<
   if (p.page_rows > 0) {
     kept.push_back(Gathered(request, a.k, p.dim));
     kept.push_back(Gathered(request, a.v, p.dim_v));
-    for (int n = 0; n < 2; ++n) tensors[1 + n].data = kept[n].data();
+    for (int n = 0; n < 2; ++n) tensors[1 + n] = {kept[n].data(), std::ssize(kept[n])};
   }
   return tensors;
 }

@@ -12,6 +12,7 @@
 #include "kernels/contract/select.h"
 #include "server/memory/range_allocator.h"
 #include "server/wire/chunk_codec.h"
+#include "server/wire/session_uses.h"
 
 namespace attend {
 namespace {
@@ -71,6 +72,21 @@ void FillSharedMemory(const SharedMemoryServer& shared, v1::SharedMemoryInfo* in
   info->set_cuda_ipc(shared.cuda_ipc());
 }
 
+void FillSessions(const SessionTable& sessions, v1::GetServerInfoResponse* response) {
+  const auto seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
+  const SessionOptions& options = sessions.options();
+  v1::SessionsInfo* const info = response->mutable_sessions();
+  info->set_sessions_max(options.sessions_max);
+  info->set_layers_max(options.layers_max);
+  info->set_page_tokens(options.page_rows);
+  info->set_lease_seconds_default(seconds(options.lease_default));
+  info->set_lease_seconds_max(seconds(options.lease_max));
+  info->set_append_id_bytes_max(kAppendIdBytesMax);
+  for (int i = 0; i < response->devices_size(); ++i) {
+    response->mutable_devices(i)->set_session_bytes_max(sessions.memory(i).total_bytes);
+  }
+}
+
 // The limit of the device with the highest one; 0: a device has no limit.
 double RequestGflopMax(const Engine& engine) {
   double most = 0;
@@ -83,7 +99,8 @@ double RequestGflopMax(const Engine& engine) {
 }  // namespace
 
 void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
-                    Duration uptime, v1::GetServerInfoResponse* response) {
+                    const SessionTable* sessions, Duration uptime,
+                    v1::GetServerInfoResponse* response) {
   response->set_version(Version());
   response->set_build(BuildText());
   const std::vector<Engine::DeviceState> devices = engine.Devices();
@@ -114,6 +131,7 @@ void FillServerInfo(const Engine& engine, const Config& config, const SharedMemo
   }
   for (const Tenant& tenant : config.tenants.list()) response->add_tenants(tenant.name);
   if (shared != nullptr) FillSharedMemory(*shared, response->mutable_shared_memory());
+  if (sessions != nullptr) FillSessions(*sessions, response);
   response->set_reference_check(config.reference_check);
   response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
 }

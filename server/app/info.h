@@ -8,12 +8,14 @@
 #include "server/app/config.h"
 #include "server/engine/engine.h"
 #include "server/regions/shared_memory_server.h"
+#include "server/sessions/session_table.h"
 #include "server/util/clock.h"
 
 namespace attend {
 
-// `shared` is null if shared memory is off.
+// `shared` is null if shared memory is off, `sessions` if they are.
 void FillServerInfo(const Engine& engine, const Config& config, const SharedMemoryServer* shared,
-                    Duration uptime, v1::GetServerInfoResponse* response);
+                    const SessionTable* sessions, Duration uptime,
+                    v1::GetServerInfoResponse* response);
 
 }  // namespace attend

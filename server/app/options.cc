@@ -55,6 +55,12 @@ SessionOptions MakeSessionOptions(const Config& config) {
   return options;
 }
 
+int64_t SessionBytes(const Config& config, const DeviceInfo& device) {
+  constexpr int64_t kShareOfGpu = 4;
+  const bool own = device.kind == DeviceKind::kCuda && config.session_memory_is_default;
+  return own ? device.memory_bytes / kShareOfGpu : config.session_memory_bytes;
+}
+
 EngineOptions MakeEngineOptions(const Config& config, bool gpu) {
   EngineOptions options;
   options.worker.lanes = config.lanes > 0 ? static_cast<int>(config.lanes) : gpu ? 4 : 2;

@@ -22,6 +22,8 @@ Dumper::Options MakeDumperOptions(const Config& config);
 LogSettings MakeLogSettings(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
 SessionOptions MakeSessionOptions(const Config& config);
+// Memory for sessions on a device.
+int64_t SessionBytes(const Config& config, const DeviceInfo& device);
 // Bytes that requests, messages in transit, shared regions, sessions and open calls may take
 // together.
 int64_t MemoryMost(const Config& config);

@@ -106,6 +106,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   });
   engine_->OnDeviceLost([this](const DeviceInfo& device) {
     logger_->Log(LogLevel::err, "device is lost", {{"device", device.name}}, device.name);
+    if (session_memory_ != nullptr) EndSessionsOf(device);
     UpdateHealth();
   });
   if (config_.shared_memory) {
@@ -115,14 +116,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
-  if (config_.session_memory_bytes > 0) {
-    std::vector<DeviceInfo> devices;
-    for (const Backend* backend : engine_->backends()) devices.push_back(backend->info());
-    Result<std::unique_ptr<SessionMemory>> sessions = SessionMemory::Make(
-        devices, config_.session_memory_bytes, MakeSessionOptions(config_), clock_);
-    if (!sessions.ok()) return sessions.status();
-    session_memory_ = std::move(*sessions);
-  }
+  ATTEND_RETURN_IF_ERROR(MakeSessions());
   SessionTable* const sessions = session_memory_ == nullptr ? nullptr : &session_memory_->table();
   LockReceiveMemory(receive_blocks);
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
@@ -142,11 +136,31 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
       *engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_, *logger_,
       config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
-        FillServerInfo(*engine_, config_, shared_.get(), clock_.Now() - started_, response);
+        FillServerInfo(*engine_, config_, shared_.get(),
+                       session_memory_ == nullptr ? nullptr : &session_memory_->table(),
+                       clock_.Now() - started_, response);
       }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions);
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
+  return Status();
+}
+
+Status Server::MakeSessions() {
+  if (config_.session_memory_bytes == 0) return Status();
+  std::vector<std::unique_ptr<DeviceArena>> arenas;
+  for (Backend* const backend : engine_->backends()) {
+    Result<std::unique_ptr<DeviceArena>> arena =
+        backend->MakeArena(SessionBytes(config_, backend->info()));
+    if (!arena.ok() && !config_.session_memory_is_default) return arena.status();
+    if (!arena.ok()) {
+      logger_->Log(LogLevel::warn, "device has no sessions",
+                   {{"device", backend->info().name}, {"error", arena.status().message()}});
+    }
+    arenas.push_back(arena.ok() ? std::move(*arena) : nullptr);
+  }
+  session_memory_ =
+      std::make_unique<SessionMemory>(std::move(arenas), MakeSessionOptions(config_), clock_);
   return Status();
 }
 
@@ -178,7 +192,8 @@ Status Server::StartMetrics() {
        std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
        std::make_shared<StagingStats>(engine_->staging()),
        std::make_shared<SessionStats>(
-           session_memory_ == nullptr ? nullptr : &session_memory_->table(), devices)});
+           session_memory_ == nullptr ? nullptr : &session_memory_->table(), devices,
+           config_.tenants)});
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
   metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());
@@ -203,6 +218,15 @@ Status Server::StartGrpc() {
   }
   UpdateHealth();  // a call may already have lost the device
   return Status();
+}
+
+void Server::EndSessionsOf(const DeviceInfo& device) {
+  const std::vector<Backend*> backends = engine_->backends();
+  for (size_t n = 0; n < backends.size(); ++n) {
+    if (backends[n]->info().name == device.name) {
+      session_memory_->table().LoseDevice(static_cast<int>(n));
+    }
+  }
 }
 
 void Server::UpdateHealth() {

@@ -64,6 +64,8 @@ class Server {
   Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                     const ReceiveBlocks& receive_blocks);
+  Status MakeSessions();
+  void EndSessionsOf(const DeviceInfo& device);
   void LockReceiveMemory(const ReceiveBlocks& blocks);
   Status StartMetrics();
   Status StartGrpc();

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
+#include "server/engine/fetched_keys.h"
 #include "server/memory/memory_reserve.h"
 #include "server/util/thresholds.h"
 
@@ -204,9 +206,21 @@ void Checker::Check(Request& request) {
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const TimePoint begin = clock_.Now();
+    Attention attention = request.attention;
+    CacheHold* const cache = request.source.cache();
+    const bool fetch = cache != nullptr && !cache->arena().on_host();
+    if (fetch) attention.v.data = nullptr;  // so rows are chosen without a look at V
     const std::vector<RowId> rows =
-        SampleRows(request.attention, Mix(options_.seed ^ request.id), budget, &request.stop);
-    request.report = CheckRows(request.attention, rows, &request.stop);
+        SampleRows(attention, Mix(options_.seed ^ request.id), budget, &request.stop);
+    std::optional<FetchedKeys> keys;
+    if (fetch) {
+      Result<FetchedKeys> fetched =
+          FetchedKeys::Fetch(request.attention, cache->arena(), rows, options_.copied_bytes_max);
+      if (!fetched.ok()) return Fail(request, fetched.status());
+      keys.emplace(*std::move(fetched));
+      attention = keys->attention();
+    }
+    request.report = CheckRows(attention, rows, &request.stop);
     request.report->rows_total = CountRows(request.attention);
     request.check_ns = NanosecondsBetween(begin, clock_.Now());
   } catch (const std::bad_alloc&) {

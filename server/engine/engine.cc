@@ -323,6 +323,7 @@ void Engine::FinishOne(std::unique_ptr<Request> request) {
   const bool part = request->part;
   const bool of_upload = request->source.part() != nullptr;
   if (request->check && !part) checker_->Release();
+  request->source.End();
   responder->Finish(std::move(request));
   if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);
   if (part) return;  // its whole counts

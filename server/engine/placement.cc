@@ -96,8 +96,7 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
   } else if (request.source.cache() == nullptr) {  // which is one device's
     DecideShards(rules, request, placement);
   }
-  // The checker reads tensors only on the host, in the input block.
-  placement.sampled = sampled && request.source.on_host();
+  placement.sampled = sampled && request.source.CanBeChecked();
   placement.may_gather =
       !request.check && !placement.sampled && placement.shards.empty() &&
       std::all_of(placement.candidates.begin(), placement.candidates.end(), reads_pieces);

@@ -99,6 +99,9 @@ struct Metrics::Families {
   std::array<std::array<Counter*, kTransportCount>, kCheckResultCount> checks{};
   Counter& unread = MakeCounter(registry, "attend_unread_calls_total",
                                 "Calls that were ended because their clients did not read");
+  Counter& session_rows = MakeCounter(registry, "attend_session_query_rows_total",
+                                      "Query rows computed over sessions: decoded tokens, where "
+                                      "each step asks for one");
   Counter& check_rows = MakeCounter(registry, "attend_reference_check_rows_total",
                                     "Output rows compared with the reference");
   Histogram& check_error =
@@ -225,6 +228,10 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   f.phases[kCopyOut]->Observe(Seconds(request.copy_out_ns));
   f.phases[kTotal]->Observe(Seconds(total_ns));
   tenant.flops->Increment(request.flops);
+  if (request.source.cache() != nullptr) {
+    const Problem& p = request.attention.problem;
+    f.session_rows.Increment(static_cast<double>(p.batch * p.len_q));
+  }
   // What of a request is in messages counts as such, also if the rest lies in shared memory.
   const Transport messages =
       request.transport == Transport::kChunked ? Transport::kChunked : Transport::kInline;

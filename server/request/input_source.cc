@@ -17,7 +17,7 @@ void InputSource::ApplyTo(WorkItem& item) {
     item.after = shared_->after;
   }
   if (cache_ != nullptr) {
-    item.in_place.Add(cache_->memory());
+    item.in_place.Add(cache_->arena().memory());
     item.append = append_;
   }
   if (const GatheredInput* const input = gathered()) {

@@ -116,6 +116,10 @@ class InputSource {
   void Commit() {
     if (cache_ != nullptr) cache_->Commit();
   }
+  // Nothing reads the inputs any more.
+  void End() {
+    if (cache_ != nullptr) cache_->End();
+  }
 
   // Null if the inputs are elsewhere.
   const GatheredInput* gathered() const { return std::get_if<GatheredInput>(&messages_); }
@@ -133,11 +137,8 @@ class InputSource {
     if (cache_ != nullptr) return cache_->device();
     return shared_ == nullptr ? SharedRegion::kHost : shared_->device;
   }
-  // Whether all of them are in memory of the host, which the reference check reads.
-  bool on_host() const {
-    return (shared_ == nullptr || shared_->device == SharedRegion::kHost) &&
-           (cache_ == nullptr || cache_->on_host());
-  }
+  // Whether the reference check can read them: all but sessions' pages are in the host's memory.
+  bool CanBeChecked() const { return shared_ == nullptr || shared_->device == SharedRegion::kHost; }
   // Whether the lane begins by waiting for something on the device: a client's own work, or the
   // last copies of an upload.
   bool Awaits() const;

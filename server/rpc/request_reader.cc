@@ -266,7 +266,9 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   request.priority = fields.priority();
 
   const bool chunked = request.transport == Transport::kChunked;
-  Status status = HoldSessions(fields, sessions_, request);
+  const bool ending = fields.sessions_size() > 0 && engine_.draining();
+  Status status = ending ? Unavailable("the server is draining, and its sessions end with it")
+                         : HoldSessions(fields, sessions_, request);
   if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   const CacheHold* const cache = request.source.cache();
   status = Validate(fields, message.arrays(), validated, cache);

@@ -78,6 +78,7 @@ void SessionServiceImpl::FillInfo(const SessionInfo& info, v1::Session& response
   response.set_pinned(info.pinned);
   response.set_bytes(info.bytes);
   response.set_shared_bytes(info.shared_bytes);
+  response.set_ending(context_.engine.draining());
 }
 
 Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& response) const {
@@ -86,8 +87,14 @@ Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& re
   return Status();
 }
 
+Status SessionServiceImpl::MayBegin() const {
+  if (!context_.engine.draining()) return Status();
+  return Unavailable("the server is draining, and its sessions end with it");
+}
+
 Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& request,
                                   v1::Session& response) {
+  ATTEND_RETURN_IF_ERROR(MayBegin());
   SessionSpec spec;
   spec.pinned = request.pinned();
   const double lease = request.lease_seconds();
@@ -137,6 +144,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const B
                                                              Bytes* response) {
   return Respond<v1::ForkSessionRequest, v1::Session>(
       *call, *request, *response, [this](int tenant, const auto& in, auto& out) {
+        ATTEND_RETURN_IF_ERROR(MayBegin());
         std::optional<int64_t> length;
         if (in.has_length()) length = in.length();
         return Fill(sessions_->Fork(tenant, in.session(), length), out);

@@ -43,6 +43,8 @@ class SessionServiceImpl final
   // Parses the request, has `answer(tenant, request, response)` fill the response, and finishes.
   template <class In, class Out, class Answer>
   Reactor* Respond(Call& call, const Bytes& request, Bytes& response, const Answer& answer);
+  // UNAVAILABLE while the server drains: a new session would end at once.
+  Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);
   Status Fill(const Result<SessionInfo>& info, v1::Session& response) const;
   void FillInfo(const SessionInfo& info, v1::Session& response) const;

@@ -25,7 +25,7 @@ Status WrongLength(const Layer& layer, const CacheUse& use, const std::string& n
 
 }  // namespace
 
-CacheHold::~CacheHold() { table_.EndHold(*this, false); }
+CacheHold::~CacheHold() { End(); }
 
 int64_t CacheHold::length_max() const {
   int64_t length = 0;
@@ -42,7 +42,11 @@ void CacheHold::MovePages(PageNumber* table, int64_t stride) {
   pages_.clear();
 }
 
-void CacheHold::Commit() { table_.EndHold(*this, true); }
+void CacheHold::Commit() { table_.CommitHold(*this); }
+
+void CacheHold::End() {
+  if (!sessions_.empty()) table_.EndHold(*this);
+}
 
 Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session& session,
                               int64_t new_rows, bool& there) const {
@@ -94,8 +98,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
     const Layer& layer = session->layers[use.layer];
     if (n == 0) {
       hold.device_ = session->device;
-      hold.memory_ = pools_[session->device].pages->memory();
-      hold.on_host_ = pools_[session->device].on_host;
+      hold.arena_ = pools_[session->device].arena;
       hold.shape_ = layer.shape;
       hold.layout_ = layer.layout;
     }
@@ -157,34 +160,38 @@ Status SessionTable::TakeAppends(CacheHold& hold) {
   return status;
 }
 
-void SessionTable::EndHold(CacheHold& hold, bool commit) {
+void SessionTable::CommitHold(CacheHold& hold) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  const MutexLock lock(mutex_);
+  hold.committed_ = true;
+  for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
+    Session& session = *hold.sessions_[n];
+    Layer& layer = session.layers[hold.uses_[n].layer];
+    layer.changing = false;
+    if (!sessions_.contains(session.id)) continue;
+    const std::span<const PageNumber> fresh = hold.sequences_[n].pages.subspan(layer.pages.size());
+    pools_[session.device].pages->AddReferences(fresh);
+    layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
+    layer.append_begin = layer.length;
+    layer.append_id = hold.uses_[n].append_id;
+    layer.length = hold.sequences_[n].length;
+    layer.evicted_from = -1;
+    stats_.appended_tokens += hold.append_rows_;
+  }
+}
+
+void SessionTable::EndHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
-    const bool alive = sessions_.contains(session.id);
-    std::span<const PageNumber> pages = hold.sequences_[n].pages;
-    if (hold.append_rows_ > 0) {
-      layer.changing = false;
-      if (commit && alive) {
-        // The hold's references to the new pages become the layer's.
-        const size_t before = layer.pages.size();
-        layer.pages.insert(layer.pages.end(), pages.begin() + static_cast<int64_t>(before),
-                           pages.end());
-        pages = pages.first(before);
-        layer.append_begin = layer.length;
-        layer.append_id = hold.uses_[n].append_id;
-        layer.length = hold.sequences_[n].length;
-        layer.evicted_from = -1;
-        stats_.appended_tokens += hold.append_rows_;
-      }
-    }
-    DropPages(session, layer, pages);
+    if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
+    DropPages(session, layer, hold.sequences_[n].pages);
     --session.in_use;
-    if (alive) Touch(session);
+    if (sessions_.contains(session.id)) Touch(session);
   }
-  hold.sessions_.clear();  // nothing is held any more; the lengths stay, for the answer
+  hold.sessions_.clear();
 }
 
 }  // namespace attend

@@ -34,7 +34,7 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
     }
     for (Session* const victim : victims) {
       if (pool.pages->Room(page_bytes) >= count) break;
-      if (MayEvict(*victim, session)) EvictTail(*victim, page_bytes, count);
+      if (MayEvict(*victim, session)) EvictTail(*victim, session, page_bytes, count);
     }
   }
   ATTEND_RETURN_IF_ERROR(pool.pages->Take(page_bytes, count, pages));
@@ -61,7 +61,8 @@ bool SessionTable::MayEvict(const Session& session, const Session& needy) const 
 
 // Pages go from the end, of all layers alike, until there is room, nothing is left, or what is left
 // would free nothing, as others refer to it.
-void SessionTable::EvictTail(Session& session, int64_t page_bytes, int64_t count) {
+void SessionTable::EvictTail(Session& session, const Session& needy, int64_t page_bytes,
+                             int64_t count) {
   const Pool& pool = pools_[session.device];
   const int64_t before = pool.pages->stats().used_bytes;
   const int64_t rows = options_.page_rows;
@@ -81,7 +82,7 @@ void SessionTable::EvictTail(Session& session, int64_t page_bytes, int64_t count
       layer.append_id.clear();
     }
   }
-  ++stats_.evictions;
+  ++(session.tenant == needy.tenant ? stats_.evictions_own : stats_.evictions_others);
   stats_.evicted_bytes += before - pool.pages->stats().used_bytes;
   stats_.evicted_idle_seconds +=
       std::chrono::duration<double>(clock_.Now() - session.last_used).count();

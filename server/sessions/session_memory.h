@@ -4,14 +4,12 @@
 
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "kernels/contract/backend.h"
 #include "kernels/util/mutex.h"
-#include "kernels/util/status.h"
 #include "server/sessions/session_table.h"
 #include "server/util/clock.h"
 
@@ -19,11 +17,10 @@ namespace attend {
 
 class SessionMemory {
  public:
-  // Maps `bytes` of the host's memory for each CPU among `devices`; the system provides it when it
-  // is first used. `clock` must outlive this.
-  static Result<std::unique_ptr<SessionMemory>> Make(const std::vector<DeviceInfo>& devices,
-                                                     int64_t bytes, const SessionOptions& options,
-                                                     const Clock& clock);
+  // `arenas`: of the devices, in the engine's order; null: no sessions there. `clock` must outlive
+  // this.
+  SessionMemory(std::vector<std::unique_ptr<DeviceArena>> arenas, const SessionOptions& options,
+                const Clock& clock);
   ~SessionMemory();  // no hold is left
   SessionMemory(const SessionMemory&) = delete;
   SessionMemory& operator=(const SessionMemory&) = delete;
@@ -31,10 +28,9 @@ class SessionMemory {
   SessionTable& table() { return *table_; }
 
  private:
-  SessionMemory() = default;
   void Run();
 
-  std::vector<HostSpan> mapped_;
+  const std::vector<std::unique_ptr<DeviceArena>> arenas_;
   std::unique_ptr<SessionTable> table_;
   Mutex mutex_;
   CondVar wake_;

@@ -45,9 +45,9 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
     : options_(options), clock_(clock), tokens_(std::move(tokens)) {
   for (const SessionDevice& device : devices) {
     Pool pool;
-    pool.pages = std::make_unique<PagePool>(device.memory, options.slab_bytes, device.on_free);
-    pool.copy = device.copy;
-    pool.on_host = device.on_host;
+    pool.arena = device.arena;
+    const HostSpan memory = device.arena == nullptr ? HostSpan() : device.arena->memory();
+    pool.pages = std::make_unique<PagePool>(memory, options.slab_bytes, device.on_free);
     pool.tenant_bytes.resize(options.tenant_weights.size());
     pools_.push_back(std::move(pool));
   }
@@ -213,13 +213,17 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
                       layer.layout.page_bytes});
   }
   --(*found)->in_use;
+  if (status.ok()) status = CopyPages(origin.device, copies);
   if (!status.ok()) {
     for (Layer& layer : fork->layers) Shorten(*fork, layer, 0);
     return status;
   }
-  pools_[origin.device].copy(copies);
   Insert(fork);
   return InfoOf(*fork);
+}
+
+Status SessionTable::CopyPages(int device, std::span<const HostPiece> pieces) {
+  return pieces.empty() ? Status() : pools_[device].arena->Copy(pieces);
 }
 
 Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length) {
@@ -255,13 +259,13 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
   }
   --session.in_use;
   std::vector<HostPiece> copies;
-  for (auto& [layer, copy] : fresh) {
-    if (status.ok()) {
-      copies.push_back({pool.data(layer->pages[page]), pool.data(copy), layer->layout.page_bytes});
-      std::swap(layer->pages[page], copy);
-    }
+  for (const auto& [layer, copy] : fresh) {
+    copies.push_back({pool.data(layer->pages[page]), pool.data(copy), layer->layout.page_bytes});
   }
-  pools_[session.device].copy(copies);
+  if (status.ok()) status = CopyPages(session.device, copies);
+  for (auto& [layer, copy] : fresh) {
+    if (status.ok()) std::swap(layer->pages[page], copy);
+  }
   for (const auto& [layer, unused] : fresh) DropPages(session, *layer, {&unused, 1});
   if (!status.ok()) return status;
   for (Layer& layer : session.layers) {
@@ -317,6 +321,11 @@ SessionTable::Stats SessionTable::stats() const {
 PagePool::Stats SessionTable::memory(int device) const {
   const MutexLock lock(mutex_);
   return pools_[device].pages->stats();
+}
+
+std::vector<int64_t> SessionTable::tenant_bytes(int device) const {
+  const MutexLock lock(mutex_);
+  return pools_[device].tenant_bytes;
 }
 
 bool SessionTable::Consistent() const {

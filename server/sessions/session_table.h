@@ -39,10 +39,7 @@ namespace attend {
 
 // Memory for sessions on one device.
 struct SessionDevice {
-  HostSpan memory;      // none: this device has no sessions
-  bool on_host = true;  // the memory is the host's
-  // Copies within the memory; returns once it is done.
-  std::function<void(std::span<const HostPiece>)> copy;
+  DeviceArena* arena = nullptr;  // null: this device has no sessions
   // Called with each page that becomes free; may be empty.
   std::function<void(char* data, int64_t bytes)> on_free;
 };
@@ -87,7 +84,7 @@ struct CacheUse {
 class SessionTable;
 
 // A request's hold of the caches that it uses. Ends without appending anything unless it was
-// committed. The table must outlive it.
+// committed; either way the pages stay as they are until it ends. The table must outlive it.
 class CacheHold {
  public:
   struct Sequence {
@@ -100,10 +97,9 @@ class CacheHold {
   CacheHold& operator=(const CacheHold&) = delete;
 
   int device() const { return device_; }
-  const HostSpan& memory() const { return memory_; }
-  // Page n begins at base() + n * kPageUnitBytes.
-  char* base() const { return static_cast<char*>(memory_.data); }
-  bool on_host() const { return on_host_; }
+  // That the pages are in: page n begins at base() + n * kPageUnitBytes.
+  DeviceArena& arena() const { return *arena_; }
+  char* base() const { return static_cast<char*>(arena_->memory().data); }
   const LayerShape& shape() const { return shape_; }
   const PageLayout& layout() const { return layout_; }
   const std::vector<Sequence>& sequences() const { return sequences_; }
@@ -116,8 +112,10 @@ class CacheHold {
   // must outlive the hold: long tables are then counted with the request's memory. What is left of
   // a sequence's entries becomes 0.
   void MovePages(PageNumber* table, int64_t stride);
-  // The rows have been written: from now on they are the sessions'. Once.
+  // The rows have been written: from now on they are the sessions'. Once, before End.
   void Commit();
+  // The pages are not read any more. What the hold says stays. Also when it is destroyed.
+  void End();
 
  private:
   friend class SessionTable;
@@ -125,13 +123,13 @@ class CacheHold {
 
   SessionTable& table_;
   int device_ = 0;
-  HostSpan memory_;
-  bool on_host_ = true;
+  DeviceArena* arena_ = nullptr;
   LayerShape shape_;
   PageLayout layout_;
   std::vector<Sequence> sequences_;
   std::vector<std::vector<PageNumber>> pages_;  // of the sequences, until MovePages
   int64_t append_rows_ = 0;
+  bool committed_ = false;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;
 };
@@ -143,7 +141,8 @@ class SessionTable {
     int64_t sessions = 0;
     int64_t created = 0;  // since the start, as are the rest; forks too
     int64_t expired = 0;
-    int64_t evictions = 0;
+    int64_t evictions_own = 0;     // for the tenant's own needs
+    int64_t evictions_others = 0;  // for others', of what exceeded the tenant's share
     int64_t evicted_bytes = 0;
     double evicted_idle_seconds = 0;  // sum over evictions
     int64_t appended_tokens = 0;      // of all layers
@@ -184,6 +183,8 @@ class SessionTable {
 
   Stats stats() const;
   PagePool::Stats memory(int device) const;
+  // Of pages in use, by tenant.
+  std::vector<int64_t> tenant_bytes(int device) const;
   // Whether the pools are consistent, and the tenants' sums are those of the pools. For tests.
   bool Consistent() const;
   const SessionOptions& options() const { return options_; }
@@ -193,9 +194,8 @@ class SessionTable {
   using SessionRef = std::shared_ptr<Session>;
   struct Pool {
     std::unique_ptr<PagePool> pages;
-    std::function<void(std::span<const HostPiece>)> copy;
+    DeviceArena* arena = nullptr;
     std::vector<int64_t> tenant_bytes;
-    bool on_host = true;
     bool lost = false;
   };
 
@@ -213,13 +213,16 @@ class SessionTable {
   Status TakePages(const Session& session, int64_t page_bytes, int64_t count,
                    std::vector<PageNumber>& pages) ATTEND_REQUIRES(mutex_);
   bool MayEvict(const Session& session, const Session& needy) const ATTEND_REQUIRES(mutex_);
-  void EvictTail(Session& session, int64_t page_bytes, int64_t count) ATTEND_REQUIRES(mutex_);
+  void EvictTail(Session& session, const Session& needy, int64_t page_bytes, int64_t count)
+      ATTEND_REQUIRES(mutex_);
   void Shorten(Session& session, Layer& layer, int64_t length) ATTEND_REQUIRES(mutex_);
+  Status CopyPages(int device, std::span<const HostPiece> pieces) ATTEND_REQUIRES(mutex_);
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
                   bool& there) const ATTEND_REQUIRES(mutex_);
   Status FillHold(int tenant, int64_t new_rows, CacheHold& hold) ATTEND_REQUIRES(mutex_);
   Status TakeAppends(CacheHold& hold) ATTEND_REQUIRES(mutex_);
-  void EndHold(CacheHold& hold, bool commit);
+  void CommitHold(CacheHold& hold);
+  void EndHold(CacheHold& hold);
 
   const SessionOptions options_;
   const Clock& clock_;

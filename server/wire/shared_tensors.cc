@@ -134,6 +134,12 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
                          ", where this server cannot check them; send them another way to have "
                          "them checked");
   }
+  const CacheHold* const cache = request.source.cache();
+  if (cache != nullptr && shared->device != SharedRegion::kHost &&
+      shared->device != cache->device()) {
+    return InvalidArgument("sessions are on another device than " + shared->device_name +
+                           ", whose memory has tensors of the request");
+  }
   request.source.SetShared(std::move(shared));
   return Status();
 }

@@ -22,6 +22,7 @@
 #include "server/wire/shared_tensors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/messages.h"
+#include "tests/server/support/test_arena.h"
 
 namespace attend::fuzz {
 namespace {
@@ -78,10 +79,11 @@ struct Server {
   char next = 'a';
   const SteadyClock clock;
   char next_session = 'a';
+  testing::TestArena arena{kSessionBytes};
   std::unique_ptr<SessionTable> sessions = std::make_unique<SessionTable>(
       SessionOptions{.slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24)}, clock,
       [this]() -> Result<std::string> { return std::string("session-") + next_session++; },
-      std::vector{SessionDevice{.memory = {*allocator.Allocate(kSessionBytes), kSessionBytes}}});
+      std::vector{SessionDevice{.arena = &arena}});
   RegionRegistry registry{RegionLimits(), memory, clock, [this]() -> Result<std::string> {
                             return "region-" + std::string(kTokenBytes - 7, next++);
                           }};

@@ -257,6 +257,15 @@ Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place) {
   return a;
 }
 
+Result<KeyAppend> RebaseAppend(const WorkItem& item, const ItemPlace& place) {
+  KeyAppend append = item.append;
+  Rebaser in(item.inputs, place.inputs, item.in_place);
+  in.Move("k to be appended", &append.k.data);
+  in.Move("v to be appended", &append.v.data);
+  ATTEND_RETURN_IF_ERROR(in.status("input"));
+  return append;
+}
+
 bool OutputIsDense(const WorkItem& item) {
   const Attention& a = item.attention;
   const Problem& p = a.problem;

@@ -80,6 +80,9 @@ void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<In
 // of its spans.
 Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place);
 
+// Likewise the rows that the item appends.
+Result<KeyAppend> RebaseAppend(const WorkItem& item, const ItemPlace& place);
+
 // Whether kernels overwrite every byte of the output spans, so that no earlier contents can come
 // back with the answer. Outputs in place have no spans and bring nothing back.
 bool OutputIsDense(const WorkItem& item);

@@ -99,6 +99,11 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     Result<Attention> moved = Rebase(items[n], batch->places[n]);
     if (!moved.ok()) return moved.status();
     batch->attentions.push_back(*std::move(moved));
+    if (items[n].append.rows == 0) continue;
+    Result<KeyAppend> append = RebaseAppend(items[n], batch->places[n]);
+    if (!append.ok()) return append.status();
+    batch->appends.push_back({batch->attentions.back(), *append});
+    batch->appending.push_back(n);
   }
   batch->items.assign(items.begin(), items.end());
   batch->statuses.resize(items.size());
@@ -187,6 +192,7 @@ Status CudaLane::Start(std::span<const WorkItem> items, Done done, bool polled) 
   const cudaError_t begun = cudaEventRecord(events_[kBegin], stream_);
   CopyIn(batch.get());
   (void)cudaEventRecord(events_[kCopiedIn], stream_);
+  Append(batch.get());
   Compute(batch.get());
   const cudaError_t computed = cudaEventRecord(events_[kComputed], stream_);
   CopyOut(batch.get());
@@ -291,6 +297,14 @@ void CudaLane::PoisonInPlace(Batch* batch) {
       Note(EnqueueFill(runs, kPoison, stream_), "clearing the output", status);
     }
   }
+}
+
+// Pages that an item writes to are read by nobody else in the batch: no order is needed but that
+// the kernels come after.
+void CudaLane::Append(Batch* batch) {
+  if (batch->appends.empty()) return;
+  const cudaError_t error = LaunchAppend(batch->appends, stream_);
+  for (const size_t n : batch->appending) Note(error, "appending keys", &batch->statuses[n]);
 }
 
 // One ragged launch for each kind of kernel in the batch.

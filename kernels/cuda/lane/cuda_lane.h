@@ -34,6 +34,7 @@
 #include "kernels/cuda/lane/lane_tuning.h"
 #include "kernels/cuda/lane/part_pipeline.h"
 #include "kernels/cuda/lane/span_copier.h"
+#include "kernels/cuda/runtime/append_kernel.h"
 #include "kernels/cuda/runtime/completion_poller.h"
 #include "kernels/cuda/runtime/host_arena.h"
 #include "kernels/cuda/runtime/pinned_ranges.h"
@@ -73,6 +74,8 @@ class CudaLane : public Lane {
     std::vector<WorkItem> items;
     std::vector<ItemPlace> places;      // of their spans in the lane's memory
     std::vector<Attention> attentions;  // the same on the device
+    std::vector<AppendItem> appends;    // of the items that append
+    std::vector<size_t> appending;      // their numbers
     BatchCuts cuts;
     BatchLayout layout;
     std::vector<Status> statuses;
@@ -110,6 +113,7 @@ class CudaLane : public Lane {
   void CopyIn(Batch* batch);
   void ClearOutputs(Batch* batch);
   void PoisonInPlace(Batch* batch);
+  void Append(Batch* batch);
   void Compute(Batch* batch);
   void CopyOut(Batch* batch);
 

@@ -230,6 +230,7 @@ std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const 
 std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
                                       const CutBounds& bounds) {
   const Problem& p = a.problem;
+  if (p.page_rows > 0) return {};  // K and V are on the device: there is little to move
   if (p.batch == 0 || p.len_q == 0 || (p.packed && p.total_q == 0)) return {};
   const Grid grid = GridOf(a, ChooseParts(a, kernel, bounds));
   if (grid.parts() <= 1) return {};

@@ -10,6 +10,7 @@
 #include "kernels/cuda/fp32/variants.h"
 #include "kernels/cuda/naive/naive.h"
 #include "kernels/cuda/ragged/ragged.h"
+#include "kernels/cuda/runtime/append_kernel.h"
 #include "kernels/cuda/runtime/copy_kernel.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/sm80/variants.h"
@@ -176,6 +177,7 @@ cudaError_t LoadKernels() {
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   if (error == cudaSuccess) error = LoadCopy();
+  if (error == cudaSuccess) error = LoadAppend();
   if (error == cudaSuccess) error = LoadRagged();
   if (error == cudaSuccess) error = LoadNaive();
   if (error == cudaSuccess) error = LoadFp32();

@@ -161,6 +161,12 @@ Result<std::unique_ptr<Lane>> FakeBackend::MakeLane(const LaneOptions&) {
   return std::unique_ptr<Lane>(std::make_unique<FakeLane>(*this));
 }
 
+Result<std::unique_ptr<DeviceArena>> FakeBackend::MakeArena(int64_t bytes) {
+  auto arena = std::make_unique<TestArena>(bytes, arenas_on_host_);
+  arena_ = arena.get();
+  return std::unique_ptr<DeviceArena>(std::move(arena));
+}
+
 Result<std::unique_ptr<Staging>> FakeBackend::MakeStaging(const HostSpan& host,
                                                           std::shared_ptr<void> owner) {
   return stream_->MakeStaging(host, std::move(owner));

@@ -21,6 +21,7 @@
 #include "kernels/contract/backend.h"
 #include "tests/server/support/call_faults.h"
 #include "tests/server/support/fake_staging.h"
+#include "tests/server/support/test_arena.h"
 
 namespace attend::testing {
 
@@ -39,6 +40,11 @@ class FakeBackend final : public Backend {
                                     const Selection& selection) const override;
   bool RunsInParts(const Attention& attention, const Selection& selection) const override;
   DeviceMemoryUse memory_use() const override;
+  // One at a time.
+  Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t bytes) override;
+  // Their memory is said not to be the host's, though it is.
+  void MakeArenasFar() { arenas_on_host_ = false; }
+  TestArena& arena() { return *arena_; }
   bool Gathers() const override { return gathers_; }
   bool CanStage() const override { return stream_ != nullptr; }
   Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host,
@@ -143,6 +149,8 @@ class FakeBackend final : public Backend {
   BatchOutcome RunItems(const std::vector<WorkItem>& items);
 
   DeviceInfo info_;
+  bool arenas_on_host_ = true;
+  TestArena* arena_ = nullptr;  // the last that was made
   std::unique_ptr<FakeStream> stream_;
   std::unique_ptr<FakeAllocator> allocator_;
   mutable std::mutex mutex_;

@@ -54,6 +54,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices, 
     if (config.cuda_ipc) backend->SetUuid(DeviceUuid(i));
     if (kind == Devices::kStaging) backend->AddStaging();
     if (kind == Devices::kGathering) backend->GatherSpans();
+    if (kind == Devices::kFarSessions) backend->MakeArenasFar();
     backends_.push_back(backend.get());
     backends.push_back(std::move(backend));
   }

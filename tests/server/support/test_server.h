@@ -21,7 +21,8 @@ namespace attend::test {
 
 class TestServer {
  public:
-  enum class Devices { kPlain, kStaging, kGathering };
+  // kFarSessions: memory for sessions is said not to be the host's.
+  enum class Devices { kPlain, kStaging, kGathering, kFarSessions };
   // As if messages arrived in blocks wherever they are.
   static constexpr ReceiveBlocks kAnywhere{nullptr, INT64_MAX};
   // `change` edits the settings before the server starts.

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstring>
 
+#include "attend/v1/session.grpc.pb.h"
 #include "tests/server/support/cuda_ipc_fixture.h"
 
 namespace attend {
@@ -136,6 +137,39 @@ TEST_F(CudaIpcTest, TensorsOnTwoDevicesAreRefused) {
   problem = Shared(*first, 4);
   problem.request.mutable_o_placement()->mutable_shared_memory()->set_region(second->token());
   ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "o_placement is in memory of");
+}
+
+TEST_F(CudaIpcTest, TensorsOnAnotherDeviceThanTheSessionAreRefused) {
+  StartIpc([](Config& config) { config.session_memory_bytes = int64_t{32} << 20; }, 2);
+  v1::CreateSessionRequest create;
+  v1::LayerShape* const shape = create.add_shapes();
+  shape->set_dtype(v1::DTYPE_FLOAT32);
+  shape->set_heads_kv(2);
+  shape->set_dim(16);
+  create.set_device("cpu");
+  v1::Session session;
+  grpc::ClientContext context;
+  ASSERT_TRUE(v1::SessionService::NewStub(server_->Connect())
+                  ->CreateSession(&context, create, &session)
+                  .ok());
+  RegionClient client(path());
+  for (const int device : {1, 0}) {
+    const auto lent = Lend(client, Allocate(1 << 16, device));
+    WireProblem problem = test::PlainWireProblem(1);
+    WireProblem on_device = test::PlainWireProblem(1);
+    test::PutTensors(*lent, 0, &on_device.request);
+    *problem.request.mutable_q() = on_device.request.q();
+    problem.request.mutable_raw()->DeleteSubrange(0, 1);
+    problem.request.add_sessions()->set_session(session.id());
+    if (device == 1) {
+      ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
+                    "sessions are on another device than cpu1");
+      continue;
+    }
+    v1::AttendResponse response;
+    ASSERT_TRUE(Attend(problem.request, &response).ok());
+    EXPECT_EQ(test::Judge(problem, response), "");
+  }
 }
 
 TEST_F(CudaIpcTest, ALostDevicesTensorsAreUnavailable) {

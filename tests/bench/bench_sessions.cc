@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What sessions bring: tokens decoded by a server that keeps K and V, beside the same tokens sent
+// as whole requests, beside a bare gRPC echo of the same bytes, and beside the rate at which this
+// machine reads memory (on the CPU). How long a fork takes.
+//
+// Every server is a process of its own. An answer over sessions is compared with the whole
+// request's, bit for bit, before and after anything is timed: what differs gets no figure.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/client.h"
+#include "client/session.h"
+#include "proto/process/process_settings.h"
+#include "proto/process/receive_blocks.h"
+#include "tests/bench/read_rate.h"
+#include "tests/bench/service/call_driver.h"
+#include "tests/bench/service/report.h"
+#include "tests/bench/service/serve.h"
+#include "tests/bench/service/server_process.h"
+
+namespace attend::bench {
+namespace {
+
+using client::AttentionCall;
+using client::AttentionResult;
+using client::HostTensor;
+using client::Session;
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  std::string device = "cpu";
+  int sessions = 16;
+  int64_t context = 4096;
+  int64_t heads_q = 32, heads_kv = 8, dim = 128;
+  double seconds = 2;
+  int rounds = 5;
+  int threads = static_cast<int>(std::thread::hardware_concurrency());  // of the CPU's kernel
+  int64_t fork_tokens = 32768;
+  bool streams = false;
+  std::string session_memory = "4GiB";
+};
+
+long long Int(int64_t value) { return static_cast<long long>(value); }
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+[[noreturn]] void Fail(const std::string& what) {
+  std::fprintf(stderr, "bench_sessions: %s\n", what.c_str());
+  std::exit(1);
+}
+template <class T>
+T Take(Result<T> result, const char* what) {
+  if (!result.ok()) Fail(std::string(what) + ": " + result.status().ToString());
+  return *std::move(result);
+}
+
+// Fresh bfloat16 numbers of magnitude 0.5 to 2.
+HostTensor Random(std::mt19937_64& random, std::vector<int64_t> shape) {
+  HostTensor tensor = Take(HostTensor::Make("t", DType::kBFloat16, std::move(shape)), "memory");
+  auto* const values = reinterpret_cast<uint16_t*>(tensor.data.get());
+  for (int64_t n = 0; n < tensor.bytes / 2; ++n) {
+    const uint64_t bits = random();
+    values[n] = static_cast<uint16_t>((bits & 0x80ff) | (bits & 0x100 ? 0x3f80 : 0x3f00));
+  }
+  return tensor;
+}
+
+// One client's sequence: the tokens that it appends in turn, and those that it has appended.
+class Sequence {
+ public:
+  Sequence(client::Client& client, const Settings& settings, uint64_t seed)
+      : settings_(settings), random_(seed), session_(Open(client)) {
+    for (int n = 0; n < kTokens; ++n) tokens_.push_back(Call(1, 1));
+    constexpr int64_t kPiece = 512;
+    for (int64_t done = 0; done < settings.context; done += kPiece) {
+      prompt_.push_back(Call(0, std::min(kPiece, settings.context - done)));
+      Take(session_.Attend(0, prompt_.back()), "prompt");
+    }
+  }
+
+  Session& session() { return session_; }
+  // The next step's call.
+  const AttentionCall& Step() { return tokens_[static_cast<size_t>(steps_++ % kTokens)]; }
+  void Truncate() {
+    const Status status = session_.Truncate(settings_.context);
+    if (!status.ok()) Fail("truncate: " + status.ToString());
+    steps_ = 0;
+  }
+  // The prompt and one token, as a request without sessions.
+  AttentionCall Whole() const {
+    std::vector<AttentionCall> calls = prompt_;
+    calls.push_back(tokens_[0]);
+    AttentionCall whole = tokens_[0];
+    whole.k = Joined(
+        calls, [](const AttentionCall& call) -> const auto& { return call.k; });
+    whole.v = Joined(
+        calls, [](const AttentionCall& call) -> const auto& { return call.v; });
+    return whole;
+  }
+
+ private:
+  static constexpr int kTokens = 8;  // different ones
+
+  Session Open(client::Client& client) const {
+    client::SessionOptions options;
+    options.shapes = {{DType::kBFloat16, settings_.heads_kv, settings_.dim, settings_.dim}};
+    return Take(Session::Create(client, options), "session");
+  }
+  AttentionCall Call(int64_t rows_q, int64_t rows_k) {
+    AttentionCall call;
+    call.mask.kind = v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
+    call.q = Random(random_, {1, settings_.heads_q, rows_q, settings_.dim});
+    call.k = Random(random_, {1, settings_.heads_kv, rows_k, settings_.dim});
+    call.v = Random(random_, {1, settings_.heads_kv, rows_k, settings_.dim});
+    return call;
+  }
+  template <class Of>
+  HostTensor Joined(const std::vector<AttentionCall>& calls, const Of& of) const {
+    HostTensor all =
+        Take(HostTensor::Make("t", DType::kBFloat16,
+                              {1, settings_.heads_kv, settings_.context + 1, settings_.dim}),
+             "memory");
+    std::byte* to = all.data.get();
+    for (int64_t h = 0; h < settings_.heads_kv; ++h) {
+      for (const AttentionCall& call : calls) {
+        const int64_t bytes = call.k.shape[2] * settings_.dim * 2;
+        std::memcpy(to, static_cast<const std::byte*>(of(call).data) + h * bytes,
+                    static_cast<size_t>(bytes));
+        to += bytes;
+      }
+    }
+    return all;
+  }
+
+  const Settings& settings_;
+  std::mt19937_64 random_;
+  Session session_;
+  std::vector<AttentionCall> tokens_, prompt_;
+  int64_t steps_ = 0;
+};
+
+// Calls that follow one another in as many chains as there are sequences, until time is up.
+struct Rate {
+  double per_second = 0, p50_us = 0, p99_us = 0;
+};
+using Send = std::function<void(int chain, std::function<void(Status)> done)>;
+Rate Drive(int chains, double seconds, const Send& send) {
+  std::vector<std::vector<double>> times(static_cast<size_t>(chains));
+  std::mutex mutex;
+  std::condition_variable ended;
+  int running = chains;
+  std::string error;
+  const Clock::time_point begin = Clock::now();
+  std::function<void(int)> next = [&](int chain) {
+    const Clock::time_point sent = Clock::now();
+    send(chain, [&, chain, sent](const Status& status) {
+      times[static_cast<size_t>(chain)].push_back(SecondsSince(sent) * 1e6);
+      {
+        const std::lock_guard lock(mutex);
+        if (!status.ok() && error.empty()) error = status.ToString();
+        if (!error.empty() || SecondsSince(begin) >= seconds) {
+          if (--running == 0) ended.notify_one();
+          return;
+        }
+      }
+      next(chain);
+    });
+  };
+  for (int chain = 0; chain < chains; ++chain) next(chain);
+  {
+    std::unique_lock lock(mutex);
+    ended.wait(lock, [&] { return running == 0; });
+  }
+  const double elapsed = SecondsSince(begin);
+  if (!error.empty()) Fail("a call: " + error);
+  std::vector<double> all;
+  for (const auto& each : times) all.insert(all.end(), each.begin(), each.end());
+  std::sort(all.begin(), all.end());
+  return {static_cast<double>(all.size()) / elapsed, all[all.size() / 2],
+          all[all.size() * 99 / 100]};
+}
+
+class Bench {
+ public:
+  explicit Bench(const Settings& settings)
+      : settings_(settings),
+        server_(Take(ServerProcess::Start(ServeCommand("attend", Flags(settings))), "server")),
+        client_(Connect(settings.sessions)) {
+    std::random_device device;
+    for (int n = 0; n < settings.sessions; ++n) {
+      sequences_.push_back(std::make_unique<Sequence>(*client_, settings_, device()));
+      if (settings.streams) streams_.push_back(client_->OpenStream());
+    }
+  }
+
+  void Run() {
+    const AttentionCall whole = sequences_[0]->Whole();
+    const AttentionCall& step = sequences_[0]->Step();
+    const int64_t answer = client::PayloadBytes(step) - step.k.bytes - step.v.bytes;
+    const double step_bytes = static_cast<double>(client::PayloadBytes(step) + answer);
+    const double whole_bytes = static_cast<double>(client::PayloadBytes(whole) + answer);
+    Verify();
+    const auto echo =
+        Take(ServerProcess::Start(ServeCommand("echo", {"127.0.0.1:0", std::to_string(answer)})),
+             "echo");
+    Measured m;
+    for (int n = 0; n < settings_.rounds; ++n) {
+      m.steps.push_back(Steps(settings_.sessions));
+      m.echoes.push_back(Echo(*echo, settings_.sessions, client::PayloadBytes(step)));
+      m.wholes.push_back(Wholes(whole));
+      m.alone.push_back(Steps(1));
+      m.echo_alone.push_back(Echo(*echo, 1, client::PayloadBytes(step)));
+      m.reads.push_back(ReadRate());
+    }
+    Verify();
+    Print(m, step_bytes, whole_bytes);
+    Forks();
+  }
+
+ private:
+  struct Measured {
+    std::vector<Rate> steps, wholes, echoes, alone, echo_alone;
+    std::vector<double> reads;
+  };
+  static std::vector<std::string> Flags(const Settings& settings) {
+    return {"--listen",         "127.0.0.1:0",
+            "--metrics-listen", "off",
+            "--log-level",      "warn",
+            "--device",         settings.device,
+            "--cpu-threads",    std::to_string(settings.threads),
+            "--session-memory", settings.session_memory};
+  }
+  std::unique_ptr<client::Client> Connect(int connections) const {
+    client::ClientOptions options;
+    options.server = server_->address();
+    options.connections = std::min(connections, 16);
+    return Take(client::Client::Make(options), "client");
+  }
+
+  // A step's answer and the whole request's must be the same bits.
+  void Verify() {
+    for (const auto& sequence : sequences_) {
+      sequence->Truncate();
+      const AttentionResult step = Take(sequence->session().Attend(0, sequence->Step()), "a step");
+      const AttentionResult whole = Take(client_->Call(sequence->Whole()), "a whole request");
+      if (step.o.bytes != whole.o.bytes || std::memcmp(step.o.data.get(), whole.o.data.get(),
+                                                       static_cast<size_t>(step.o.bytes)) != 0) {
+        Fail("a step's answer is not the whole request's");
+      }
+    }
+  }
+
+  Rate Steps(int chains) {
+    for (const auto& sequence : sequences_) sequence->Truncate();
+    return Drive(chains, settings_.seconds, [&](int chain, auto done) {
+      Sequence& sequence = *sequences_[static_cast<size_t>(chain)];
+      if (settings_.streams) {
+        Session::Send(*streams_[static_cast<size_t>(chain)], {&sequence.session()}, 0,
+                      sequence.Step(),
+                      [done](const client::StreamAnswer& answer) { done(answer.status); });
+      } else {
+        Session::AttendAsync({&sequence.session()}, 0, sequence.Step(), {},
+                             [done](const client::CallOutcome& outcome) { done(outcome.status); });
+      }
+    });
+  }
+  Rate Wholes(const AttentionCall& whole) {
+    return Drive(settings_.sessions, settings_.seconds, [&](int, auto done) {
+      client_->CallAsync(whole, {},
+                         [done](const client::CallOutcome& outcome) { done(outcome.status); });
+    });
+  }
+  Rate Echo(const ServerProcess& echo, int chains, int64_t request_bytes) const {
+    auto call = std::make_shared<PreparedCall>();
+    const grpc::Slice slice(std::string(static_cast<size_t>(request_bytes), 'x'));
+    call->request = grpc::ByteBuffer(&slice, 1);
+    call->verify = [](const grpc::ByteBuffer&, bool) { return std::string(); };
+    Connections connections(echo.address(), std::min(chains, 16));
+    const auto sample =
+        Take(Drive(connections, {Script{call}}, chains, settings_.seconds), "the echo");
+    return {sample.calls_per_second(), sample.p50_us, sample.p99_us};
+  }
+  double ReadRate() {
+    if (settings_.device != "cpu") return 0;
+    if (memory_.empty()) memory_.resize(size_t{768} << 20, std::byte{1});
+    return MeasureReadRate(memory_, settings_.threads);
+  }
+
+  void Forks() {
+    Settings settings = settings_;
+    settings.context = settings_.fork_tokens;
+    Sequence sequence(*client_, settings, 1);
+    std::vector<double> times;
+    int64_t own_bytes = 0;
+    for (int n = 0; n < 30; ++n) {
+      const Clock::time_point begin = Clock::now();
+      Session fork = Take(sequence.session().Fork(settings.context - n), "fork");
+      times.push_back(SecondsSince(begin) * 1e6);
+      const v1::Session info = Take(fork.Get(), "fork");
+      own_bytes = std::max(own_bytes, info.bytes() - info.shared_bytes());
+    }
+    std::printf(
+        "fork of %lld tokens: p50 %.0f us, worst %.0f us of 30; at most %lld bytes its own\n",
+        Int(settings.context), Median(times), *std::max_element(times.begin(), times.end()),
+        Int(own_bytes));
+  }
+
+  static double Of(const std::vector<Rate>& rates, double Rate::*value) {
+    std::vector<double> values;
+    for (const Rate& rate : rates) values.push_back(rate.*value);
+    return Median(values);
+  }
+  static void Line(const char* name, const std::vector<Rate>& rates) {
+    std::printf("%-28s %10.0f %10.0f %10.0f\n", name, Of(rates, &Rate::per_second),
+                Of(rates, &Rate::p50_us), Of(rates, &Rate::p99_us));
+  }
+  void Print(const Measured& m, double step_bytes, double whole_bytes) const {
+    std::printf(
+        "%d sessions of %lld tokens, Hq %lld Hkv %lld D %lld bfloat16, %s, %s, medians of %d\n",
+        settings_.sessions, Int(settings_.context), Int(settings_.heads_q), Int(settings_.heads_kv),
+        Int(settings_.dim), settings_.device.c_str(), settings_.streams ? "streams" : "calls",
+        settings_.rounds);
+    std::printf("%-28s %10s %10s %10s\n", "", "per second", "p50 us", "p99 us");
+    Line("steps", m.steps);
+    Line("the same as whole requests", m.wholes);
+    Line("echo of a step's bytes", m.echoes);
+    Line("steps of one client alone", m.alone);
+    Line("its echo", m.echo_alone);
+    const double rate = Of(m.steps, &Rate::per_second);
+    std::printf("whole requests: %.1fx the bytes, steps %.1fx as many\n", whole_bytes / step_bytes,
+                rate / Of(m.wholes, &Rate::per_second));
+    std::printf("steps / echo: %.2f; one client's p50 less its echo's: %.0f us\n",
+                rate / Of(m.echoes, &Rate::per_second),
+                Of(m.alone, &Rate::p50_us) - Of(m.echo_alone, &Rate::p50_us));
+    if (Median(m.reads) == 0) return;
+    const double read =
+        static_cast<double>(settings_.context * settings_.heads_kv * settings_.dim) * 4 * rate;
+    std::printf("K and V read at %.1f GB/s: %.2f of the %.1f that %d threads read\n", read * 1e-9,
+                read / Median(m.reads), Median(m.reads) * 1e-9, settings_.threads);
+  }
+
+  const Settings settings_;
+  std::unique_ptr<ServerProcess> server_;
+  std::unique_ptr<client::Client> client_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::vector<std::unique_ptr<client::Stream>> streams_;  // before the client
+  std::vector<std::byte> memory_;
+};
+
+int Main(int argc, char** argv) {
+  Settings s;
+  CLI::App app("What sessions bring, beside whole requests, an echo and memory");
+  app.add_option("--device", s.device, "cpu or cuda")->capture_default_str();
+  app.add_option("--sessions", s.sessions, "Clients, each with one")->capture_default_str();
+  app.add_option("--context", s.context, "Tokens of each prompt")->capture_default_str();
+  app.add_option("--heads-q", s.heads_q, "Query heads")->capture_default_str();
+  app.add_option("--heads-kv", s.heads_kv, "KV heads")->capture_default_str();
+  app.add_option("--dim", s.dim, "Head dim")->capture_default_str();
+  app.add_option("--seconds", s.seconds, "Of each measurement")->capture_default_str();
+  app.add_option("--rounds", s.rounds, "Measurements of each kind")->capture_default_str();
+  app.add_option("--threads", s.threads, "Of the CPU device")->capture_default_str();
+  app.add_option("--fork-tokens", s.fork_tokens, "To be forked")->capture_default_str();
+  app.add_option("--session-memory", s.session_memory, "The server's")->capture_default_str();
+  app.add_flag("--streams", s.streams, "Each client's steps on a stream of its own");
+  CLI11_PARSE(app, argc, argv);
+  Bench(s).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace attend::bench
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "--serve") {
+    const std::vector<std::string> arguments(argv + 2, argv + argc);
+    return attend::bench::Serve(arguments);
+  }
+  attend::TuneAllocatorAndBlocks();
+  attend::SkipDeadlockSearch();
+  return attend::bench::Main(argc, argv);
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A device's memory for tests: the host's, whatever it says. Thread-safe.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "kernels/contract/backend.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::testing {
+
+class TestArena final : public DeviceArena {
+ public:
+  explicit TestArena(int64_t bytes, bool on_host = true)
+      : memory_(test::MakeBlock(bytes)), bytes_(bytes), on_host_(on_host) {}
+
+  HostSpan memory() const override { return {memory_.get(), bytes_}; }
+  bool on_host() const override { return on_host_; }
+  Status Copy(std::span<const HostPiece> pieces) override {
+    if (lost_) return Unavailable("the device is lost");
+    for (const HostPiece& piece : pieces) {
+      std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
+      copied_bytes_ += piece.bytes;
+    }
+    return Status();
+  }
+
+  // From now on nothing can be copied.
+  void Lose() { lost_ = true; }
+  int64_t copied_bytes() const { return copied_bytes_; }
+
+ private:
+  const test::Block memory_;
+  const int64_t bytes_;
+  const bool on_host_;
+  std::atomic<bool> lost_{false};
+  std::atomic<int64_t> copied_bytes_{0};
+};
+
+}  // namespace attend::testing

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sessions and what happens to their device and server: checks of memory that is not the host's, a
+// lost device, draining. What sessions do for clients is tested in client/system/session_test.cc
+// and e2e/test_sessions.py.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "attend/v1/attention.grpc.pb.h"
+#include "attend/v1/session.grpc.pb.h"
+#include "tests/server/support/messages.h"
+#include "tests/server/support/test_server.h"
+
+namespace attend::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 16;
+
+void WithSessions(Config& config) { config.session_memory_bytes = int64_t{32} << 20; }
+
+class SessionCalls {
+ public:
+  explicit SessionCalls(const TestServer& server)
+      : sessions_(v1::SessionService::NewStub(server.Connect())), attention_(server.Stub()) {}
+
+  // With the shape of PlainWireProblem.
+  grpc::Status Create(v1::Session& session, const std::string& device = "") {
+    v1::CreateSessionRequest request;
+    v1::LayerShape* const shape = request.add_shapes();
+    shape->set_dtype(v1::DTYPE_FLOAT32);
+    shape->set_heads_kv(2);
+    shape->set_dim(kDim);
+    request.set_device(device);
+    grpc::ClientContext context;
+    return sessions_->CreateSession(&context, request, &session);
+  }
+  grpc::Status Fork(const v1::Session& session) {
+    v1::ForkSessionRequest request;
+    request.set_session(session.id());
+    v1::Session fork;
+    grpc::ClientContext context;
+    return sessions_->ForkSession(&context, request, &fork);
+  }
+  grpc::Status Get(const v1::Session& session, v1::Session& now) {
+    v1::GetSessionRequest request;
+    request.set_session(session.id());
+    grpc::ClientContext context;
+    return sessions_->GetSession(&context, request, &now);
+  }
+  // The problem with its K and V appended to the session, which is empty: the same answer.
+  grpc::Status Attend(const v1::Session& session, WireProblem& problem,
+                      v1::AttendResponse& response) {
+    v1::SessionUse* const use = problem.request.add_sessions();
+    use->set_session(session.id());
+    grpc::ClientContext context;
+    return attention_->Attend(&context, problem.request, &response);
+  }
+
+ private:
+  std::unique_ptr<v1::SessionService::Stub> sessions_;
+  std::unique_ptr<v1::AttentionService::Stub> attention_;
+};
+
+TEST(Sessions, ACheckFetchesKeysThatAreNotOnTheHost) {
+  TestServer server(WithSessions, 1, TestServer::Devices::kFarSessions);
+  SessionCalls calls(server);
+  for (const bool wrong : {false, true}) {
+    if (wrong) {
+      server.backend().Corrupt([](const Attention& a) { static_cast<float*>(a.o.data)[3] += 1; });
+    }
+    v1::Session session;
+    ASSERT_TRUE(calls.Create(session).ok());
+    WireProblem problem = PlainWireProblem(FreshSeed());
+    problem.request.set_check(true);
+    v1::AttendResponse response;
+    const grpc::Status status = calls.Attend(session, problem, response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.check().ok(), !wrong) << response.check().detail();
+    EXPECT_EQ(response.check().rows_checked(), 16);
+    EXPECT_EQ(Judge(problem, response).empty(), !wrong);
+    // K and V of two heads, eight tokens each.
+    EXPECT_EQ(server.backend().arena().copied_bytes(), (wrong ? 2 : 1) * 2 * 2 * 8 * kDim * 4);
+  }
+}
+
+TEST(Sessions, ALostDeviceEndsItsSessionsAndNoOthers) {
+  TestServer server(WithSessions, 2);
+  SessionCalls calls(server);
+  v1::Session lost, kept;
+  ASSERT_TRUE(calls.Create(lost, "cpu").ok());
+  ASSERT_TRUE(calls.Create(kept, "cpu1").ok());
+  server.backend(0).LoseDevice();
+  WireProblem first = PlainWireProblem(1);
+  v1::AttendResponse response;
+  EXPECT_EQ(calls.Attend(lost, first, response).error_code(), grpc::StatusCode::UNAVAILABLE);
+  v1::Session now;
+  const grpc::Status status = calls.Get(lost, now);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(status.error_message(), AllOf(HasSubstr("session "), HasSubstr("device is lost")));
+  EXPECT_EQ(calls.Fork(lost).error_code(), grpc::StatusCode::UNAVAILABLE);
+  WireProblem second = PlainWireProblem(2);
+  ASSERT_TRUE(calls.Attend(kept, second, response).ok());
+  EXPECT_EQ(Judge(second, response), "");
+  v1::Session fresh;
+  EXPECT_EQ(calls.Create(fresh, "cpu").error_code(), grpc::StatusCode::UNAVAILABLE);
+  ASSERT_TRUE(calls.Create(fresh).ok());
+  EXPECT_EQ(fresh.device(), "cpu1");
+}
+
+TEST(Sessions, ADrainingServerSaysThatTheyEnd) {
+  TestServer server(WithSessions);
+  SessionCalls calls(server);
+  v1::Session session, now;
+  ASSERT_TRUE(calls.Create(session).ok());
+  EXPECT_FALSE(session.ending());
+  server.server().engine().Drain();
+  ASSERT_TRUE(calls.Get(session, now).ok());
+  EXPECT_TRUE(now.ending());
+  v1::Session fresh;
+  WireProblem problem = PlainWireProblem(1);
+  v1::AttendResponse response;
+  for (const grpc::Status& refused :
+       {calls.Create(fresh), calls.Fork(session), calls.Attend(session, problem, response)}) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+    EXPECT_THAT(refused.error_message(),
+                AllOf(HasSubstr("draining"), HasSubstr("its sessions end")));
+  }
+}
+
+TEST(Sessions, TheServersInfoHasTheirLimits) {
+  for (const bool on : {true, false}) {
+    TestServer server(on ? WithSessions : [](Config&) {});
+    v1::GetServerInfoResponse info;
+    grpc::ClientContext context;
+    ASSERT_TRUE(server.Stub()->GetServerInfo(&context, {}, &info).ok());
+    ASSERT_EQ(info.has_sessions(), on);
+    EXPECT_EQ(info.devices(0).session_bytes_max() > 0, on);
+    if (!on) continue;
+    EXPECT_EQ(info.sessions().page_tokens(), 64);
+    EXPECT_EQ(info.sessions().sessions_max(), Config().max_sessions);
+    EXPECT_EQ(info.sessions().lease_seconds_default(), 60);
+  }
+}
+
+}  // namespace
+}  // namespace attend::test
