@@ -117,7 +117,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     shared_ = std::move(*shared);
   }
   ATTEND_RETURN_IF_ERROR(MakeSessions());
-  SessionTable* const sessions = session_memory_ == nullptr ? nullptr : &session_memory_->table();
+  SessionTable* const table = sessions();
   LockReceiveMemory(receive_blocks);
   workers_ = std::make_unique<WorkerThreads>("attend-copy", CopyThreads(config_));
   reader_ = std::make_unique<RequestReader>(
@@ -125,7 +125,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
       RequestReader::Limits{
           config_.max_request_bytes, config_.max_request_bytes,
           HeldBytesMax(config_, receive_memory_ == nullptr ? 0 : receive_memory_->bytes())},
-      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), sessions);
+      shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), table);
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
   answers_ =
       std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {
@@ -136,12 +136,11 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
       *engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_, *logger_,
       config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
-        FillServerInfo(*engine_, config_, shared_.get(),
-                       session_memory_ == nullptr ? nullptr : &session_memory_->table(),
-                       clock_.Now() - started_, response);
+        FillServerInfo(*engine_, config_, shared_.get(), sessions(), clock_.Now() - started_,
+                       response);
       }});
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
-  session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions);
+  session_service_ = std::make_unique<SessionServiceImpl>(*context_, table);
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
   return Status();
 }
@@ -191,9 +190,7 @@ Status Server::StartMetrics() {
        metrics_.registry(), std::make_shared<GpuStats>(devices),
        std::make_shared<SharedMemoryStats>(shared_ == nullptr ? nullptr : &shared_->registry()),
        std::make_shared<StagingStats>(engine_->staging()),
-       std::make_shared<SessionStats>(
-           session_memory_ == nullptr ? nullptr : &session_memory_->table(), devices,
-           config_.tenants)});
+       std::make_shared<SessionStats>(sessions(), devices, config_.tenants)});
   if (!endpoint.ok()) return endpoint.status();
   metrics_endpoint_ = std::move(*endpoint);
   metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());

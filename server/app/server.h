@@ -59,6 +59,9 @@ class Server {
 
   Engine& engine() { return *engine_; }
   const SharedMemoryServer* shared_memory() const { return shared_.get(); }  // null: off
+  SessionTable* sessions() {                                                 // null: off
+    return session_memory_ == nullptr ? nullptr : &session_memory_->table();
+  }
 
  private:
   Server(const Config& config, std::shared_ptr<Logger> logger, std::shared_ptr<const Clock> clock);

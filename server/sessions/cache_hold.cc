@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <utility>
 
 #include "kernels/contract/limits.h"
 #include "server/memory/memory_reserve.h"
@@ -74,22 +75,20 @@ Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<cons
   std::unique_ptr<CacheHold> hold(new CacheHold(*this));
   hold->uses_.assign(uses.begin(), uses.end());
   const MutexLock lock(mutex_);
-  const Status status = FillHold(tenant, new_rows, *hold);
-  if (status.ok()) return hold;
-  hold->sequences_.clear();
-  hold->sessions_.clear();
-  return status;
+  ATTEND_RETURN_IF_ERROR(FillHold(tenant, new_rows, *hold));
+  return hold;
 }
 
 Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   int64_t there_count = 0;
+  std::vector<SessionRef> sessions;
   for (int64_t n = 0; n < std::ssize(hold.uses_); ++n) {
     const CacheUse& use = hold.uses_[n];
     Result<SessionRef> found = Find(tenant, use.session);
     if (!found.ok())
       return Status(found.status().code(), NameOf(n) + ": " + found.status().message());
     const SessionRef& session = *found;
-    if (std::find(hold.sessions_.begin(), hold.sessions_.end(), session) != hold.sessions_.end()) {
+    if (std::find(sessions.begin(), sessions.end(), session) != sessions.end()) {
       return InvalidArgument(NameOf(n) + " names a session a second time");
     }
     bool there = false;
@@ -107,7 +106,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
                              " has another device or shape than sessions[0]; those of "
                              "one request must be alike");
     }
-    hold.sessions_.push_back(session);
+    sessions.push_back(session);
   }
   // All sequences' appends are committed at once, so a repeated request finds all of them or none.
   if (there_count > 0 && there_count < std::ssize(hold.uses_)) {
@@ -115,29 +114,29 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
                   "sessions: some have been appended to under their append_id, others not");
   }
   hold.append_rows_ = there_count > 0 ? 0 : new_rows;
-  return TakeAppends(hold);
+  return TakeAppends(hold, std::move(sessions));
 }
 
-Status SessionTable::TakeAppends(CacheHold& hold) {
+Status SessionTable::TakeAppends(CacheHold& hold, std::vector<SessionRef> sessions) {
   const int64_t rows = hold.layout_.page_rows;
-  const size_t count = hold.sessions_.size();
+  const size_t count = sessions.size();
   // What is large is allocated before anything is changed, and may fail.
   hold.sequences_.reserve(count);
   hold.pages_.resize(count);
   for (size_t n = 0; n < count; ++n) {
-    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    Layer& layer = sessions[n]->layers[hold.uses_[n].layer];
     const int64_t pages = (layer.length + hold.append_rows_ + rows - 1) / rows;
     hold.pages_[n].reserve(static_cast<size_t>(pages));
     layer.pages.reserve(static_cast<size_t>(pages));
   }
   const OnNoMemory wait(OnNoMemory::kWait);
-  for (const SessionRef& session : hold.sessions_) ++session->in_use;
+  for (const SessionRef& session : sessions) ++session->in_use;
   Status status;
   for (size_t n = 0; n < count; ++n) {
-    const Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    const Layer& layer = sessions[n]->layers[hold.uses_[n].layer];
     const int64_t length = layer.length + hold.append_rows_;
     std::vector<PageNumber>& pages = hold.pages_[n];
-    status = TakePages(*hold.sessions_[n], hold.layout_.page_bytes,
+    status = TakePages(*sessions[n], hold.layout_.page_bytes,
                        (length + rows - 1) / rows - std::ssize(layer.pages), pages);
     if (!status.ok()) break;
     pages.insert(pages.begin(), layer.pages.begin(), layer.pages.end());
@@ -145,17 +144,20 @@ Status SessionTable::TakeAppends(CacheHold& hold) {
   }
   PagePool& pool = *pools_[hold.device_].pages;
   for (size_t n = 0; n < hold.sequences_.size(); ++n) {
-    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    Layer& layer = sessions[n]->layers[hold.uses_[n].layer];
     const std::span<const PageNumber> pages = hold.sequences_[n].pages;
     if (status.ok()) {
       pool.AddReferences(pages.first(layer.pages.size()));
       layer.changing |= hold.append_rows_ > 0;
     } else {
-      DropPages(*hold.sessions_[n], layer, pages.subspan(layer.pages.size()));
+      DropPages(*sessions[n], layer, pages.subspan(layer.pages.size()));
     }
   }
-  if (!status.ok()) {
-    for (const SessionRef& session : hold.sessions_) --session->in_use;
+  if (status.ok()) {
+    hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
+  } else {
+    for (const SessionRef& session : sessions) --session->in_use;
+    hold.sequences_.clear();
   }
   return status;
 }

@@ -220,7 +220,7 @@ class SessionTable {
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
                   bool& there) const ATTEND_REQUIRES(mutex_);
   Status FillHold(int tenant, int64_t new_rows, CacheHold& hold) ATTEND_REQUIRES(mutex_);
-  Status TakeAppends(CacheHold& hold) ATTEND_REQUIRES(mutex_);
+  Status TakeAppends(CacheHold& hold, std::vector<SessionRef> sessions) ATTEND_REQUIRES(mutex_);
   void CommitHold(CacheHold& hold);
   void EndHold(CacheHold& hold);
 

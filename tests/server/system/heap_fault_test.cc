@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "attend/v1/session.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "tests/kernels/support/counted_new.h"
 #include "tests/server/support/chunked_client.h"
@@ -57,6 +58,7 @@ class HeapFaultTest : public ::testing::TestWithParam<Fault> {
     server_ = std::make_unique<TestServer>([this](Config& config) {
       config.shared_memory = true;
       config.shared_memory_socket = folder_ / "shm.sock";
+      config.session_memory_bytes = int64_t{16} << 20;
     });
     channel_ = server_->Connect();
     stub_ = v1::AttentionService::NewStub(channel_);
@@ -272,6 +274,63 @@ TEST_P(HeapFaultTest, Chunked) {
     const v1::AttendResponse response = answer.Build(&fault);
     return fault.empty() ? Judged(response) : grpc::Status(StatusCode::DATA_LOSS, fault);
   });
+}
+
+// A session is made, appended to, forked, cut and freed. What a refused Free leaves is freed later.
+TEST_P(HeapFaultTest, Sessions) {
+  const auto sessions = v1::SessionService::NewStub(channel_);
+  std::vector<std::string> left;
+  const auto free_all = [&] {
+    std::erase_if(left, [&](const std::string& id) {
+      v1::FreeSessionRequest request;
+      request.set_session(id);
+      v1::FreeSessionResponse response;
+      grpc::ClientContext context;
+      LimitTime(context);
+      return sessions->FreeSession(&context, request, &response).ok();
+    });
+  };
+  const auto make = [&](const auto& call, const auto& request, v1::Session& session) {
+    grpc::ClientContext context;
+    LimitTime(context);
+    const grpc::Status status = (sessions.get()->*call)(&context, request, &session);
+    if (status.ok()) left.push_back(session.id());
+    return status;
+  };
+  Sweep([&]() -> grpc::Status {
+    free_all();
+    v1::CreateSessionRequest create;
+    v1::LayerShape* const shape = create.add_shapes();
+    shape->set_dtype(v1::DTYPE_FLOAT32);
+    shape->set_heads_kv(2);
+    shape->set_dim(16);
+    v1::Session session, fork;
+    grpc::Status status = make(&v1::SessionService::Stub::CreateSession, create, session);
+    if (!status.ok()) return status;
+    problem_.request.clear_sessions();
+    problem_.request.add_sessions()->set_session(session.id());
+    status = CallUnary();
+    if (!status.ok()) return status;
+    v1::ForkSessionRequest fork_request;
+    fork_request.set_session(session.id());
+    status = make(&v1::SessionService::Stub::ForkSession, fork_request, fork);
+    if (!status.ok()) return status;
+    v1::TruncateSessionRequest truncate;
+    truncate.set_session(fork.id());
+    truncate.set_length(3);
+    grpc::ClientContext context;
+    LimitTime(context);
+    status = sessions->TruncateSession(&context, truncate, &fork);
+    free_all();
+    return status;
+  });
+  free_all();
+  EXPECT_EQ(left.size(), 0);
+  SessionTable& table = *server_->server().sessions();
+  EXPECT_TRUE(table.Consistent());
+  // Of some the client never learnt the id.
+  for (const SessionInfo& info : table.List(0)) EXPECT_TRUE(table.Free(0, info.id).ok());
+  EXPECT_EQ(table.memory(0).used_bytes, 0);
 }
 
 // What else the server answers: none of it ends the process, or goes unanswered.
