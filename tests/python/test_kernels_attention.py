@@ -203,10 +203,10 @@ def test_workspace_grows_and_is_kept(fake):
     before = set(fake.blocks)
     attend_kernels.attention(q, k, v)
     assert set(fake.blocks) == before and len(before) == 1
-    fake.workspace_bytes = 4096
+    fake.workspace_bytes = 65536
     attend_kernels.attention(q, k, v, stream=3)  # another stream's
     attend_kernels.attention(q, k, v)
-    assert sorted(len(block) for block in fake.blocks.values()) == [4096, 4096]
+    assert sorted(len(block) for block in fake.blocks.values()) == [65536, 65536]
 
 
 def test_threads(fake):

@@ -178,7 +178,7 @@ def test_a_stream_that_cannot_be_waited_for_keeps_no_memory(fake, monkeypatch):
         attend_kernels.release_workspaces()
     assert not fake.blocks
     attend_kernels.attention(*tensors, stream=3)
-    fake.workspace_bytes = 4096
+    fake.workspace_bytes = 65536
     with pytest.raises(attend_kernels.Error, match="no such stream"):  # it has to grow
         attend_kernels.attention(*tensors, stream=3)
     assert not fake.blocks
