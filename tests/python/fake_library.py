@@ -55,6 +55,16 @@ def head(p, b, h, q_begin, q_len, k_begin, k_len):
         first = t.stride_b * b + t.stride_h * head_index + t.stride_l * begin
         return strided((t.data or 0) + first * item, (count, dim), (t.stride_l, 1), dtype)
 
+    def keys(t, dim):
+        if not p.page_rows:
+            return rows(t, kv, k_begin, k_len, dim)
+        table = strided(p.kv_pages + 4 * b * p.kv_pages_stride, (-(-k_len // p.page_rows),), (1,),
+                        np.int32)
+        item = np.dtype(dtype).itemsize
+        pages = [strided(t.data + (t.stride_b * int(n) + t.stride_h * kv) * item,
+                         (p.page_rows, dim), (t.stride_l, 1), dtype) for n in table]
+        return np.concatenate([np.zeros((0, dim), dtype), *pages])[:k_len]
+
     bias = np.zeros((p.len_q, p.len_k))
     if p.bias:
         kind = DTYPES[p.bias_dtype]
@@ -66,8 +76,8 @@ def head(p, b, h, q_begin, q_len, k_begin, k_len):
         slope = float(strided(p.alibi_slopes + 4 * (b * p.alibi_stride_b + h), (1,), (1,),
                               np.float32)[0])
     return {"q": rows(p.q, h, q_begin, q_len, p.dim).astype(float),
-            "k": rows(p.k, kv, k_begin, k_len, p.dim).astype(float),
-            "v": rows(p.v, kv, k_begin, k_len, p.dim_v).astype(float),
+            "k": keys(p.k, p.dim).astype(float),
+            "v": keys(p.v, p.dim_v).astype(float),
             "o": rows(p.o, h, q_begin, q_len if p.packed else p.len_q, p.dim_v),
             "bias": bias, "slope": slope, "offset": 0 if p.alignment else k_len - q_len}
 

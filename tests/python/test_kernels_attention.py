@@ -187,6 +187,40 @@ def test_empty_tensors(fake):
     assert (o == 0).all() and np.isneginf(lse).all()
 
 
+def in_pages(x, order, rows):
+    """[pages, H, rows, D] that hold sequence b's rows [n * rows, ...) in page order[b][n]."""
+    batch, heads, length, dim = x.shape
+    pages = np.full((1 + max(max(line) for line in order), heads, rows, dim), np.nan, x.dtype)
+    for b in range(batch):
+        for n, page in enumerate(order[b]):
+            part = x[b, :, n * rows:(n + 1) * rows]
+            pages[page, :, :part.shape[1]] = part
+    return pages
+
+
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+def test_pages(fake, layout):
+    q, k, v = inputs(lk=37)
+    order = [[4, 1, 6], [2, 5, 0]]
+    paged = [in_pages(x, order, 16) for x in (k, v)]
+    o = attend_kernels.attention(*(x.transpose(SWAP[layout]) for x in (q, *paged)), layout=layout,
+                                 page_table=order, kv_lengths=[37, 37])
+    close(o.transpose(SWAP[layout]), expected(q, k, v)[0])
+
+
+@pytest.mark.parametrize("table,text", [
+    ([[0, 1], [2, 7]], r"page_table has 7, must be in \[0, 6\]"),
+    ([[0, -1], [2, 3]], r"page_table has -1, must be in \[0, 6\]"),
+    ([[0, 1]], r"page_table has shape \(1, 2\), must be \(2, n\)"),
+    ([0, 1], r"page_table has shape \(2,\), must be \(2, n\)"),
+])
+def test_page_tables_that_cannot_be(fake, table, text):
+    q = inputs()[0]
+    pages = random(7, 2, 16, 8)
+    with pytest.raises(attend_kernels.Error, match=text):
+        attend_kernels.attention(q, pages, pages, page_table=table)
+
+
 def test_select_copies_nothing(fake):
     q, k, v = inputs()
     assert attend_kernels.select(q, k, v, causal=True, sinks=[0.0] * 4,

@@ -18,8 +18,8 @@ INT64_MAX = 2**63 - 1
 
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
-              kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-              max_seqlen_k=None, layout="BHLD", return_lse=False, kernel="auto", out=None,
+              kv_lengths=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k=None,
+              max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False, kernel="auto", out=None,
               stream=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
@@ -36,6 +36,10 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     q_lengths, kv_lengths: [B] true lengths, for BHLD and BLHD. Rows beyond are not read; O there
         is 0. These, cu_seqlens, slopes and sinks may be lists; on the GPU lengths are int64 and
         trusted. A host list makes a call with GPU tensors wait for its end.
+    page_table: int32 [B, n], for BHLD and BLHD: K and V are in pages, [pages, Hkv, rows, D] or
+        [pages, rows, Hkv, D], rows a power of two, 16 to 1024. Key j of sequence b is row j % rows
+        of page page_table[b][j // rows]; numbers beyond kv_lengths[b] are not read. On the GPU
+        trusted, as lengths. Sequences may share pages.
     max_seqlen_q, max_seqlen_k: the longest sequence for LHD; needed if cu_seqlens are on the GPU.
     kernel: a name to force one. out: where to write. stream: a CUDA stream (an integer or an
         object with cuda_stream); else PyTorch's current one if it is loaded, else the default.
@@ -149,8 +153,10 @@ class _Call:
         q, k, v, p = self.q.shape, self.k.shape, self.v.shape, self.params
         wanted = [("k", "head dim", k[-1], q[-1]), ("v", "heads", v[h], k[h]),
                   ("v", "rows", v[l], k[l])]
+        paged = self.a["page_table"] is not None
         if b is not None:
-            wanted += [("k", "batch", k[b], q[b]), ("v", "batch", v[b], q[b])]
+            wanted += [("v", "pages", v[b], k[b])] if paged else [
+                ("k", "batch", k[b], q[b]), ("v", "batch", v[b], q[b])]
         for name, what, value, bound in wanted:
             if value != bound:
                 raise invalid(f"{name} has {what} {value}, must be {bound}")
@@ -160,8 +166,31 @@ class _Call:
             p.total_q, p.total_k = q[l], k[l]
         else:
             p.batch, p.len_q, p.len_k = q[b], q[l], k[l]
+        if paged:
+            self._read_pages(None if b is None else k[b])
         for name in "qkv":
             setattr(p, name, self._struct(self.staging.place(getattr(self, name))))
+
+    def _read_pages(self, pages):
+        """`pages`: how many there are, or None where the layout has none."""
+        p, value = self.params, self.a["page_table"]
+        if pages is None:
+            raise invalid(f"page_table is given, but layout {self.a['layout']} has none")
+        if _tensors.device_of(value) is not None:
+            table = _tensors.read("page_table", value, self.staging.stream, ("int32",))
+            self._check_same(table, "device", table.device, self.q.device)
+            self._check_last(table)
+            shape, stride, place = table.shape, table.strides[0], self.staging.place(table).address
+        else:
+            values, shape = _tensors.numbers("page_table", value, "i")
+            wrong = [number for number in values if not 0 <= number < pages]
+            if wrong:
+                raise invalid(f"page_table has {wrong[0]}, must be in [0, {pages - 1}]")
+            stride, place = shape[-1], self.staging.place_numbers(values)
+        if len(shape) != 2 or shape[0] != p.batch:
+            raise invalid(f"page_table has shape {tuple(shape)}, must be ({p.batch}, n)")
+        p.page_rows, p.len_k = p.len_k, p.len_k * shape[1]
+        p.kv_pages, p.kv_pages_stride = place, stride
 
     def _read_lengths(self):
         p = self.params
