@@ -19,8 +19,8 @@ INT64_MAX = 2**63 - 1
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
               kv_lengths=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k=None,
-              max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False, kernel="auto", out=None,
-              stream=None):
+              max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
+              kernel="auto", out=None, stream=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
     q, k, v: float16, bfloat16 or float32, all alike; [B, Hq, Lq, D], [B, Hkv, Lk, D] and
