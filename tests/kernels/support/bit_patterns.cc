@@ -304,7 +304,8 @@ class RowJudge {
     const bool empty = max == -kInfinity && !nan_ && !open_;
     if (!p_.has_sinks || empty) return;
     const double sink = static_cast<double>(a_.sinks[id_.h]);
-    nan_ = nan_ || !(sink < kInfinity);
+    // With scores that are not known, all may be -inf: then the sink changes nothing.
+    nan_ = nan_ || (max > -kInfinity && !(sink < kInfinity));
     sunk_ = sink > max + 80;
   }
 
