@@ -21,10 +21,11 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
   set(attend_cuda_compress --compress-mode=size)
 endif()
 
-# A register spill in a kernel fails the build.
+# A register spill in a kernel fails the build. Line tables, which a profiler shows source lines by,
+# are half of a binary's size: builds for debugging have them (-DCMAKE_BUILD_TYPE=RelWithDebInfo).
 set(attend_cuda_options
   --expt-relaxed-constexpr
-  -lineinfo
+  $<$<NOT:$<CONFIG:Release>>:-lineinfo>
   ${attend_cuda_compress}
   -Werror=all-warnings
   "SHELL:-Xcompiler -Wall,-Wextra,-Wno-sign-compare"

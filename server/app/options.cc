@@ -97,11 +97,21 @@ ChunkedOptions MakeChunkedOptions(const Config& config) {
           Seconds(config.chunked_idle_timeout_seconds)};
 }
 
-int64_t MemoryMost(const Config& config) {
+int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
   constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of one with 7 KiB of metadata
+  int64_t sessions = 0;
+  int64_t copied = 0;  // each check of a session on a GPU copies keys
+  for (const DeviceInfo& device : devices) {
+    const int64_t bytes = SessionBytes(config, device);
+    if (device.kind == DeviceKind::kCpu) {
+      sessions += bytes;
+    } else {
+      copied = std::max(copied, std::min(bytes, CheckerOptions().copied_bytes_max));
+    }
+  }
   return config.memory_budget_bytes + config.grpc_memory_max_bytes +
-         (config.shared_memory ? config.shared_memory_max_bytes : 0) + config.session_memory_bytes +
-         MaxCalls(config) * kOpenCallBytes;
+         (config.shared_memory ? config.shared_memory_max_bytes : 0) + sessions +
+         config.check_threads * copied + MaxCalls(config) * kOpenCallBytes;
 }
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }

@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <span>
+
 #include "server/app/config.h"
 #include "server/app/dump.h"
 #include "server/engine/engine.h"
@@ -24,9 +26,9 @@ SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
 SessionOptions MakeSessionOptions(const Config& config);
 // Memory for sessions on a device.
 int64_t SessionBytes(const Config& config, const DeviceInfo& device);
-// Bytes that requests, messages in transit, shared regions, sessions and open calls may take
-// together.
-int64_t MemoryMost(const Config& config);
+// Bytes of the host that requests, messages in transit, shared regions, sessions on the CPU, checks
+// of sessions on a GPU and open calls may take together.
+int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices);
 Duration WriteTimeout(const Config& config);
 // The limit of bytes that requests keep where their messages arrived, if that is page-locked memory
 // of this size (0: none).

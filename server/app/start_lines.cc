@@ -57,13 +57,14 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
       RoundByteSize(config.max_request_bytes), RoundByteSize(config.memory_budget_bytes),
       config.max_queue, config.max_batch_requests, config.stream_requests_max, MaxStreams(config),
       config.chunked_streams_max, config.chunked_idle_timeout_seconds, config.reference_check);
+  std::vector<DeviceInfo> devices;
+  for (const Engine::DeviceState& state : facts.devices) devices.push_back(state.info);
   const MemoryLimit memory = ProcessMemoryLimit();
-  const int64_t most = MemoryMost(config);
+  const int64_t most = MemoryMost(config, devices);
   if (most > memory.bytes / 5 * 4) {
     logger.warn(
-        "memory-budget, grpc-memory-max, shared-memory-max and 56 KiB for each of max-calls may "
-        "come "
-        "to {}, {} has {}: under load the system may end the server",
+        "memory-budget, grpc-memory-max, shared-memory-max, session-memory and 56 KiB for each of "
+        "max-calls may come to {}, {} has {}: under load the system may end the server",
         RoundByteSize(most), memory.whose, RoundByteSize(memory.bytes));
   }
   std::vector<std::string> tenants;

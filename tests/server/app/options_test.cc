@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/options.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace attend {
+namespace {
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+Config SmallConfig() {
+  Config config;
+  config.memory_budget_bytes = kGiB;
+  config.grpc_memory_max_bytes = kGiB;
+  config.shared_memory = false;
+  config.session_memory_bytes = 4 * kGiB;
+  config.check_threads = 3;
+  return config;
+}
+
+DeviceInfo Device(DeviceKind kind) {
+  DeviceInfo device;
+  device.kind = kind;
+  device.memory_bytes = 80 * kGiB;
+  return device;
+}
+
+TEST(MemoryMost, CountsSessionsWhereTheyLie) {
+  const Config config = SmallConfig();
+  const int64_t none = MemoryMost(config, {});
+  EXPECT_GT(none, 2 * kGiB);
+  const std::vector<DeviceInfo> cpu = {Device(DeviceKind::kCpu)};
+  EXPECT_EQ(MemoryMost(config, cpu), none + 4 * kGiB);
+  // A GPU's sessions take no memory of the host, but each check of one copies keys there.
+  const std::vector<DeviceInfo> gpus = {Device(DeviceKind::kCuda), Device(DeviceKind::kCuda)};
+  EXPECT_EQ(MemoryMost(config, gpus), none + 3 * CheckerOptions().copied_bytes_max);
+  const std::vector<DeviceInfo> both = {cpu[0], gpus[0]};
+  EXPECT_EQ(MemoryMost(config, both), none + 4 * kGiB + 3 * CheckerOptions().copied_bytes_max);
+}
+
+TEST(MemoryMost, AGpuWithoutSessionsCopiesNoKeys) {
+  Config config = SmallConfig();
+  config.session_memory_bytes = 0;
+  const std::vector<DeviceInfo> gpu = {Device(DeviceKind::kCuda)};
+  EXPECT_EQ(MemoryMost(config, gpu), MemoryMost(config, {}));
+}
+
+TEST(SessionBytes, AGpuHasAShareOfItsOwnMemoryUnlessTold) {
+  Config config = SmallConfig();
+  config.session_memory_is_default = false;
+  EXPECT_EQ(SessionBytes(config, Device(DeviceKind::kCuda)), 4 * kGiB);
+  config.session_memory_is_default = true;
+  EXPECT_EQ(SessionBytes(config, Device(DeviceKind::kCuda)), 20 * kGiB);
+  EXPECT_EQ(SessionBytes(config, Device(DeviceKind::kCpu)), 4 * kGiB);
+}
+
+}  // namespace
+}  // namespace attend
