@@ -112,6 +112,7 @@ Status FillShape(const AttentionCall& call, const Dims& q, const Dims& k, const 
                            std::string(DTypeName(call.v.dtype)));
   }
   p.dtype = call.q.dtype;
+  p.o_float32 = call.o_float32;
   p.heads_q = q.h;
   p.heads_kv = k.h;
   p.dim = q.d;
@@ -182,9 +183,9 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
   const Problem& p = a.problem;
   const std::vector<int64_t> expected = AnswerShape(call);
   if (o != nullptr) {
-    if (o->shape != expected || o->dtype != p.dtype) {
+    if (o->shape != expected || o->dtype != p.o_dtype()) {
       return InvalidArgument("o: " + std::string(DTypeName(o->dtype)) + " " + ShapeText(o->shape) +
-                             ", must be " + std::string(DTypeName(p.dtype)) + " " +
+                             ", must be " + std::string(DTypeName(p.o_dtype())) + " " +
                              ShapeText(expected));
     }
     a.o = ViewOf<TensorView, void>(call.layout, DimsOf(call.layout, expected), o->data.get());
@@ -266,7 +267,9 @@ std::vector<int64_t> LseShape(const AttentionCall& call) {
 int64_t AnswerBytes(const AttentionCall& call) {
   if (call.q.shape.empty() || call.v.shape.empty() || call.q.shape.back() <= 0) return 0;
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(call.q.bytes / call.q.shape.back(), call.v.shape.back(), &bytes)) {
+  const int64_t widening = DTypeBytes(AnswerDType(call)) / DTypeBytes(call.q.dtype);
+  if (__builtin_mul_overflow(call.q.bytes / call.q.shape.back(), call.v.shape.back(), &bytes) ||
+      __builtin_mul_overflow(bytes, widening, &bytes)) {
     return 0;
   }
   return bytes;

@@ -54,6 +54,7 @@ struct AttentionCall {
   std::vector<float> alibi_slopes;
   std::vector<float> sinks;
   bool return_lse = false;
+  bool o_float32 = false;  // O is float32 whatever q's dtype is: partial answers, to be merged
   std::string kernel;
   bool check = false;
   int32_t priority = 0;
@@ -97,6 +98,9 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
 // Whether the call has k and v; without, it reads what is in its sessions.
 inline bool HasKeys(const AttentionCall& call) {
   return call.sessions.empty() || !call.k.shape.empty() || !call.v.shape.empty();
+}
+inline DType AnswerDType(const AttentionCall& call) {
+  return call.o_float32 ? DType::kFloat32 : call.q.dtype;
 }
 // Tensor bytes that the call sends or names.
 int64_t PayloadBytes(const AttentionCall& call);

@@ -124,6 +124,7 @@ Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& need
   call.alibi_slopes = flags.alibi;
   call.sinks = flags.sinks;
   call.return_lse = flags.return_lse || !flags.lse_out.empty();
+  call.o_float32 = flags.o_float32;
   call.kernel = flags.kernel;
   call.check = flags.check;
   call.priority = flags.priority;
@@ -146,7 +147,7 @@ Status CheckOutputs(const CallFlags& flags, const AttentionCall& call) {
     }
     ATTEND_RETURN_IF_ERROR(CheckWritable(path));
   }
-  if (call.q.dtype == DType::kBFloat16 && !flags.out.empty() && !IsSafetensors(flags.out)) {
+  if (AnswerDType(call) == DType::kBFloat16 && !flags.out.empty() && !IsSafetensors(flags.out)) {
     return InvalidArgument("--out " + flags.out +
                            ": .npy has no bfloat16; give a name that ends in .safetensors");
   }
@@ -232,6 +233,8 @@ void AddMeaning(CLI::App* command, CallFlags* o, bool packed) {
   command->add_flag(
       "--return-lse", o->return_lse,
       "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");
+  command->add_flag("--o-float32", o->o_float32,
+                    "O in float32 whatever Q's type is, as merging of partial answers needs it");
 }
 
 void AddCallOptions(CLI::App* command, CallFlags* o) {

@@ -26,6 +26,7 @@ struct CallFlags {
   std::vector<float> alibi, sinks;
   std::vector<int64_t> q_lengths, kv_lengths, cu_q, cu_kv;
   bool return_lse = false;
+  bool o_float32 = false;
   std::string kernel;
   bool check = false;
   int32_t priority = 0;

@@ -130,6 +130,7 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
   }
   chunked.pieces_ = OrderOf(call);
   chunked.answer_bytes_ = AnswerBytes(call);
+  chunked.answer_dtype_ = AnswerDType(call);
   chunked.answer_shape_ = AnswerShape(call);
   if (call.return_lse) chunked.lse_shape_ = LseShape(call);
   chunked.header_bytes_ = static_cast<int64_t>(chunked.header_.ByteSizeLong());
@@ -215,7 +216,8 @@ Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
 }
 
 Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
-  ATTEND_RETURN_IF_ERROR(CheckTensor("o", response->o(), call_->dtype(), call_->answer_shape()));
+  ATTEND_RETURN_IF_ERROR(
+      CheckTensor("o", response->o(), call_->answer_dtype(), call_->answer_shape()));
   const bool lse_wanted = !call_->lse_shape().empty();
   if (response->has_lse() != lse_wanted) {
     return Malformed(lse_wanted ? "it has no lse, one was asked for"
@@ -235,7 +237,7 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
 
 Status ChunkedAnswer::MakeTensors() {
   if (made_) return Status();
-  Result<HostTensor> o = MakeTensor("o", call_->dtype(), call_->answer_shape(), payload_);
+  Result<HostTensor> o = MakeTensor("o", call_->answer_dtype(), call_->answer_shape(), payload_);
   if (!o.ok()) return o.status();
   int64_t bytes = o->bytes;
   if (!call_->lse_shape().empty()) {

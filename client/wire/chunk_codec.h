@@ -39,7 +39,7 @@ class ChunkedCall {
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O
   // What O and the LSE of its answer must be. The LSE's shape is empty if none was asked for.
-  DType dtype() const { return tensors_.front().dtype; }
+  DType answer_dtype() const { return answer_dtype_; }
   const std::vector<int64_t>& answer_shape() const { return answer_shape_; }
   const std::vector<int64_t>& lse_shape() const { return lse_shape_; }
   int64_t header_bytes() const { return header_bytes_; }  // without request_id
@@ -53,6 +53,7 @@ class ChunkedCall {
   int64_t payload_bytes_ = 0;
   int64_t answer_bytes_ = 0;
   int64_t header_bytes_ = 0;
+  DType answer_dtype_ = DType::kFloat32;
   std::vector<int64_t> answer_shape_;
   std::vector<int64_t> lse_shape_;
   bool owned_ = false;

@@ -39,7 +39,7 @@ Status CheckBytes(const char* name, int64_t bytes, std::optional<int64_t> asked)
 AnswerSizes SizesOf(const AttentionCall& call) {
   AnswerSizes sizes;
   sizes.has_lse = call.return_lse;
-  if (HasKeys(call)) sizes.o = BytesOf("o", call.q.dtype, AnswerShape(call));
+  if (HasKeys(call)) sizes.o = BytesOf("o", AnswerDType(call), AnswerShape(call));
   if (call.return_lse) sizes.lse = BytesOf("lse", DType::kFloat32, LseShape(call));
   return sizes;
 }
@@ -87,6 +87,7 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
   *m.mutable_alibi_slopes() = {call.alibi_slopes.begin(), call.alibi_slopes.end()};
   *m.mutable_sinks() = {call.sinks.begin(), call.sinks.end()};
   m.set_return_lse(call.return_lse);
+  if (call.o_float32) m.set_o_dtype(v1::DTYPE_FLOAT32);
   m.set_kernel(call.kernel);
   m.set_check(call.check);
   m.set_priority(call.priority);

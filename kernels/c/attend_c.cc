@@ -42,6 +42,11 @@ Status ReadProblem(const attend_params* params, Problem* p) {
   if (params == nullptr) return InvalidArgument("params is NULL");
   ATTEND_RETURN_IF_ERROR(CheckStructBytes(*params));
   ATTEND_RETURN_IF_ERROR(CheckRange("dtype", params->dtype, ATTEND_FLOAT16, ATTEND_FLOAT32));
+  if (params->o_dtype != 0 && params->o_dtype != params->dtype &&
+      params->o_dtype != ATTEND_FLOAT32) {
+    return InvalidArgument("o_dtype is " + std::to_string(params->o_dtype) + ", must be dtype " +
+                           std::to_string(params->dtype) + " (or 0) or ATTEND_FLOAT32");
+  }
   ATTEND_RETURN_IF_ERROR(
       CheckRange("alignment", params->alignment, ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT));
   if (params->bias != nullptr) {
@@ -49,6 +54,7 @@ Status ReadProblem(const attend_params* params, Problem* p) {
         CheckRange("bias_dtype", params->bias_dtype, ATTEND_FLOAT16, ATTEND_FLOAT32));
   }
   p->dtype = static_cast<DType>(params->dtype);
+  p->o_float32 = params->o_dtype == ATTEND_FLOAT32;
   p->batch = params->batch;
   p->heads_q = params->heads_q;
   p->heads_kv = params->heads_kv;

@@ -56,7 +56,8 @@ typedef struct attend_tensor {
 typedef struct attend_params {
   uint64_t struct_bytes; /* sizeof(attend_params), which a library of another version refuses */
   int32_t device;        /* CUDA ordinal that all memory and the stream belong to */
-  int32_t dtype;         /* of q, k, v, o: ATTEND_FLOAT16, ATTEND_BFLOAT16, ATTEND_FLOAT32 */
+  int32_t dtype;         /* of q, k and v: ATTEND_FLOAT16, ATTEND_BFLOAT16, ATTEND_FLOAT32 */
+  int32_t o_dtype;       /* of o: dtype (or 0, which means that), or ATTEND_FLOAT32 */
   int64_t batch;
   int64_t heads_q;
   int64_t heads_kv;

@@ -33,11 +33,11 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
   const int64_t b = slice.batch_begin;
   const int64_t head_kv = slice.heads_begin;
   const int64_t head_q = head_kv * p.group();
-  const auto move = [&](auto& view, int64_t head) {
-    view.data = Advance(view.data, b * view.stride_b + head * view.stride_h, p.dtype);
+  const auto move = [&](auto& view, DType dtype) {
+    view.data = Advance(view.data, b * view.stride_b + head_q * view.stride_h, dtype);
   };
-  move(a->q, head_q);
-  move(a->o, head_q);
+  move(a->q, p.dtype);
+  move(a->o, p.o_dtype());
   for (ConstTensorView* view : {&a->k, &a->v}) {
     const int64_t sequence = p.page_rows > 0 ? 0 : b * view->stride_b;  // pages are all sequences'
     view->data = Advance(view->data, sequence + head_kv * view->stride_h, p.dtype);
@@ -64,7 +64,7 @@ void TakeRows(const AttentionSlice& slice, Attention* a) {
   Problem& p = a->problem;
   const int64_t row = slice.rows_begin;
   a->q.data = Advance(a->q.data, row * a->q.stride_l, p.dtype);
-  a->o.data = Advance(a->o.data, row * a->o.stride_l, p.dtype);
+  a->o.data = Advance(a->o.data, row * a->o.stride_l, p.o_dtype());
   a->lse = Advance(a->lse, row);
   a->bias.data = Advance(a->bias.data, row * a->bias.stride_q, a->bias.dtype);
   if (!p.mask.unrestricted()) {

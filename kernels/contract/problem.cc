@@ -159,6 +159,12 @@ int64_t ElementsLse(const Problem& p) {
   return p.heads_q * (p.packed ? p.total_q : p.batch * p.len_q);
 }
 
+int64_t BytesO(const Problem& p) { return ElementsO(p) * DTypeBytes(p.o_dtype()); }
+
+int64_t BytesLse(const Problem& p) {
+  return p.return_lse ? ElementsLse(p) * static_cast<int64_t>(sizeof(float)) : 0;
+}
+
 std::string Describe(const Problem& p) {
   std::string text(DTypeName(p.dtype));
   const auto add = [&text](const char* name, int64_t value) {
@@ -171,6 +177,7 @@ std::string Describe(const Problem& p) {
   add("Lk", p.len_k);
   add("D", p.dim);
   add("Dv", p.dim_v);
+  if (p.o_float32) text += " o-float32";
   if (p.packed) text += " packed";
   if (p.page_rows > 0) add("page", p.page_rows);
   if (p.key_offset > 0) add("from", p.key_offset);

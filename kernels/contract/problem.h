@@ -37,7 +37,8 @@ struct Mask {
 };
 
 struct Problem {
-  DType dtype = DType::kFloat32;  // of Q, K, V and O
+  DType dtype = DType::kFloat32;  // of Q, K and V, and of O unless o_float32
+  bool o_float32 = false;         // O is float32: partial answers are merged without loss
   int64_t batch = 0;              // B, 0 allowed
   int64_t heads_q = 0;            // Hq
   int64_t heads_kv = 0;           // Hkv
@@ -62,6 +63,7 @@ struct Problem {
   bool has_sinks = false;
   bool return_lse = false;
 
+  ATTEND_HD DType o_dtype() const { return o_float32 ? DType::kFloat32 : dtype; }
   ATTEND_HD int64_t group() const { return heads_q / heads_kv; }  // query heads per KV head
 };
 
@@ -215,6 +217,10 @@ int64_t ElementsK(const Problem& problem);
 int64_t ElementsV(const Problem& problem);
 int64_t ElementsO(const Problem& problem);
 int64_t ElementsLse(const Problem& problem);
+
+// Bytes of O, and of the LSE (0 if it was not asked for).
+int64_t BytesO(const Problem& problem);
+int64_t BytesLse(const Problem& problem);
 
 // "float16 B2 Hq8 Hkv2 Lq128 Lk256 D64 Dv64 causal-br lse": for logs and test names.
 std::string Describe(const Problem& problem);

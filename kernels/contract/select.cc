@@ -92,6 +92,7 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
     return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
+  if (p.o_float32) return "cuda_flash_sm90 writes O in the type of its inputs";
   if (p.page_rows > 0) return "cuda_flash_sm90 does not read K and V in pages";
   if (p.has_bias) return "cuda_flash_sm90 has no bias";
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";

@@ -437,7 +437,7 @@ void DecodeRun::StoreRow(int64_t r) {
   factor = sum == 0 ? 0 : factor * InverseSum(state);
   ForEachPlace(v_shape_,
                [&](int64_t element, int64_t place, bool) { s_.rows[element] = Merged(r)[place]; });
-  NarrowRow(s_.rows, static_cast<float>(factor), p_.dim_v, p_.dtype, a_.o.data,
+  NarrowRow(s_.rows, static_cast<float>(factor), p_.dim_v, p_.o_dtype(), a_.o.data,
             tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
   if (p_.return_lse) {
     a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =

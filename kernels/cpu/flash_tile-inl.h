@@ -443,7 +443,7 @@ void TileRun::StoreRow(int64_t lane, const float* down, int64_t stride, float* o
   if (p_.has_sinks && Real(lane)) factor = AddSink(state, static_cast<double>(a_.sinks[h]));
   factor = sum == 0 ? 0 : factor * InverseSum(state);
   if (careful_) ScaleUp(down, stride, static_cast<float>(factor), o);
-  NarrowRow(o, careful_ ? 1.0f : static_cast<float>(factor), p_.dim_v, p_.dtype, a_.o.data,
+  NarrowRow(o, careful_ ? 1.0f : static_cast<float>(factor), p_.dim_v, p_.o_dtype(), a_.o.data,
             tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
   if (p_.return_lse) {
     a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =

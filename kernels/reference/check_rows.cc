@@ -243,7 +243,8 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
               std::span<Comparison> out) {
   const Problem& p = a.problem;
   const RowRounding& r = row.rounding;
-  const double dtype_unit = UnitRoundoff(p.dtype);
+  const double dtype_unit = UnitRoundoff(p.dtype);  // of weights
+  const double o_unit = UnitRoundoff(p.o_dtype());
   const double weight_unit = kWeightRoundings * kFloat32Roundoff;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2 * kFloat32Roundoff;
   const double truncations =
@@ -252,7 +253,7 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
       id.b * a.o.stride_b + id.h * a.o.stride_h + (SequenceOf(a, id.b).q_row + id.i) * a.o.stride_l;
   for (int64_t d = 0; d < p.dim_v; ++d) {
     Comparison& c = out[d];
-    c = {.got = static_cast<double>(LoadElement(a.o.data, p.dtype, base + d)),
+    c = {.got = static_cast<double>(LoadElement(a.o.data, p.o_dtype(), base + d)),
          .reference = truth.o[d],
          .plain = static_cast<double>(truth.plain[d])};
     if (!std::isfinite(c.reference)) {
@@ -263,8 +264,8 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
     const double subnormal = w > 0 || r.lost[d] > 0 ? SubnormalRounding(p.dtype, r.keys) : 0;
     const double lost32 = p.dtype == DType::kFloat16 ? 0 : r.lost[d];
     c.unit = (dtype_unit + weight_unit + sum_unit) * w + r.lost[d] + r.moved[d] + subnormal;
-    c.floor = dtype_unit * std::abs(c.reference) +
-              (weight_unit + truncations * kFloat32Roundoff) * w + lost32 + r.moved[d] + subnormal;
+    c.floor = o_unit * std::abs(c.reference) + (weight_unit + truncations * kFloat32Roundoff) * w +
+              lost32 + r.moved[d] + subnormal;
     if (row.wide) LimitToRange(row.low[d], row.high[d], dtype_unit, subnormal, &c);
   }
 }
@@ -321,7 +322,7 @@ class RowsCheck {
   // least r); where few keys are visible the plain implementation can be far from that by chance.
   explicit RowsCheck(const Attention& a)
       : a_(a),
-        o_(a.problem.dtype, false, a.problem.dtype == DType::kFloat32 ? 0.0 : 0.5),
+        o_(a.problem.o_dtype(), false, a.problem.dtype == DType::kFloat32 ? 0.0 : 0.5),
         lse_(a.problem.dtype, true, 0.0) {}
 
   void Add(const RowId& id, const StopFlag* stop = nullptr) {
@@ -388,7 +389,7 @@ void PoisonOutput(const Attention& a, const StopFlag* stop) {
       for (int64_t i = s.q_row; i < s.q_row + s.q_rows && !Stopped(stop); ++i) {
         const int64_t base = b * a.o.stride_b + h * a.o.stride_h + i * a.o.stride_l;
         for (int64_t d = 0; d < p.dim_v; ++d) {
-          StoreElement(a.o.data, p.dtype, base + d, std::numeric_limits<float>::quiet_NaN());
+          StoreElement(a.o.data, p.o_dtype(), base + d, std::numeric_limits<float>::quiet_NaN());
         }
         if (p.return_lse) {
           a.lse[b * a.lse_stride_b + h * a.lse_stride_h + i] =

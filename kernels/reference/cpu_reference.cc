@@ -183,7 +183,7 @@ void StoreReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, cons
   double lse = 0;
   ReferenceRow(a, b, h, i, o.data(), &lse, nullptr, stop);
   const int64_t base = b * a.o.stride_b + h * a.o.stride_h + (s.q_row + i) * a.o.stride_l;
-  for (int64_t d = 0; d < p.dim_v; ++d) StoreRounded(a.o.data, p.dtype, base + d, o[d]);
+  for (int64_t d = 0; d < p.dim_v; ++d) StoreRounded(a.o.data, p.o_dtype(), base + d, o[d]);
   if (p.return_lse) {
     a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i] = static_cast<float>(lse);
   }

@@ -150,7 +150,7 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
     LoadElements(a.v.data, p.dtype, v, p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];
   });
-  for (int64_t d = 0; d < p.dim_v; ++d) o[d] = Round(p.dtype, o[d]);
+  for (int64_t d = 0; d < p.dim_v; ++d) o[d] = Round(p.o_dtype(), o[d]);
 }
 
 }  // namespace attend

@@ -64,7 +64,7 @@ bool Suspicious(const Attention& a, const ColumnRanges& ranges, const RowId& id,
   const Problem& p = a.problem;
   const int64_t base = id.b * a.o.stride_b + id.h * a.o.stride_h + q_row * a.o.stride_l;
   std::array<float, kHeadDimMax> values;
-  LoadElements(a.o.data, p.dtype, base, p.dim_v, values.data());
+  LoadElements(a.o.data, p.o_dtype(), base, p.dim_v, values.data());
   uint32_t bad = 0;
   uint32_t outside = 0;
   for (int64_t d = 0; d < p.dim_v; ++d) {

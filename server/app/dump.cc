@@ -38,9 +38,9 @@ void FillInputs(const Request& request, v1::AttendRequest* message) {
   const Problem& p = request.attention.problem;
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
   const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  FillTensor(request.layout, p, p.heads_q, rows_q, p.dim, message->mutable_q());
-  FillTensor(request.layout, p, p.heads_kv, rows_k, p.dim, message->mutable_k());
-  FillTensor(request.layout, p, p.heads_kv, rows_k, p.dim_v, message->mutable_v());
+  FillTensor(p.dtype, request.layout, p.batch, p.heads_q, rows_q, p.dim, message->mutable_q());
+  FillTensor(p.dtype, request.layout, p.batch, p.heads_kv, rows_k, p.dim, message->mutable_k());
+  FillTensor(p.dtype, request.layout, p.batch, p.heads_kv, rows_k, p.dim_v, message->mutable_v());
   for (v1::Tensor* each : {message->mutable_q(), message->mutable_k(), message->mutable_v()}) {
     each->mutable_inline_bytes();
   }
@@ -196,6 +196,7 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
             message->mutable_alibi_slopes());
   FillArray(a.sinks, p.heads_q, message->mutable_sinks());
   message->set_return_lse(p.return_lse);
+  if (p.o_float32) message->set_o_dtype(v1::DTYPE_FLOAT32);
   message->set_kernel(request.kernel);
   message->set_check(request.check);
   message->set_priority(request.priority);

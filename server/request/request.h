@@ -30,15 +30,6 @@ namespace attend {
 // Values equal attend.v1.Layout.
 enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
 
-// For a problem that has passed Check(), so these products fit.
-inline int64_t BytesO(const Problem& problem) {
-  return ElementsO(problem) * DTypeBytes(problem.dtype);
-}
-// 0 if the LSE was not asked for.
-inline int64_t BytesLse(const Problem& problem) {
-  return problem.return_lse ? ElementsLse(problem) * static_cast<int64_t>(sizeof(float)) : 0;
-}
-
 struct Request;
 
 // Where an answer goes. Finish is called exactly once, from any thread, and takes the request.

@@ -51,7 +51,8 @@ std::array<Extent, kTensorsMax> InputExtents(const Attention& a) {
 std::array<Extent, 2> OutputExtents(const Attention& a) {
   const Problem& p = a.problem;
   const Rows rows(p);
-  std::array<Extent, 2> extents = {ExtentOf(a.o, rows.batch, p.heads_q, rows.q, p.dim_v, p.dtype)};
+  std::array<Extent, 2> extents = {
+      ExtentOf(a.o, rows.batch, p.heads_q, rows.q, p.dim_v, p.o_dtype())};
   if (p.return_lse) {
     const int64_t stride_b = p.packed ? 0 : a.lse_stride_b;
     extents[1] = {a.lse, Elements(rows.batch, stride_b, p.heads_q, a.lse_stride_h, rows.q, 1, 1) *

@@ -104,24 +104,19 @@ void MakeOwnRows(int64_t* to, Attention* a) {
     to[b] = a->q_offsets[b] - q_row;
     kv_to[b] = a->kv_offsets[b] - k_row;
   }
-  const int64_t bytes = DTypeBytes(p.dtype);
-  const auto move = [&](auto& view, int64_t row) {
-    view.data =
-        const_cast<char*>(static_cast<const char*>(view.data)) + row * view.stride_l * bytes;
+  const auto move = [](auto& view, int64_t row, DType dtype) {
+    view.data = const_cast<char*>(static_cast<const char*>(view.data)) +
+                row * view.stride_l * DTypeBytes(dtype);
   };
-  move(a->q, q_row);
-  move(a->o, q_row);
-  move(a->k, k_row);
-  move(a->v, k_row);
+  move(a->q, q_row, p.dtype);
+  move(a->o, q_row, p.o_dtype());
+  move(a->k, k_row, p.dtype);
+  move(a->v, k_row, p.dtype);
   if (a->lse != nullptr) a->lse += q_row;
   a->q_offsets = to;
   a->kv_offsets = kv_to;
   p.total_q = to[p.batch];
   p.total_k = kv_to[p.batch];
-}
-
-int64_t LseBytesOf(const Problem& p) {
-  return p.return_lse ? ElementsLse(p) * static_cast<int64_t>(sizeof(float)) : 0;
 }
 
 // Whether the part's LSE is not contiguous in the whole's.
@@ -147,8 +142,8 @@ Status Place(const Request& whole, HostPool& pool, Request* part) {
   part->input_spans = inputs.Spans(p.packed ? SpanList::kMax - 1 : SpanList::kMax);
   if (p.packed) part->input_spans.Add({part->input.data(), part->input.bytes()});
 
-  part->output_spans.Add({a.o.data, ElementsO(p) * DTypeBytes(p.dtype)});
-  const int64_t lse_bytes = LseBytesOf(p);
+  part->output_spans.Add({a.o.data, BytesO(p)});
+  const int64_t lse_bytes = BytesLse(p);
   if (LseIsScattered(p, whole.attention.problem)) {
     Result<HostBlock> block = pool.Take(lse_bytes);
     if (!block.ok()) return block.status();

@@ -59,8 +59,7 @@ int64_t BytesOf(const Attention& a) {
 bool OutputsAreRuns(const Attention& a) {
   const Problem& p = a.problem;
   const auto [o, lse] = OutputExtents(a);
-  return o.bytes == ElementsO(p) * DTypeBytes(p.dtype) &&
-         (!p.return_lse || lse.bytes == ElementsLse(p) * static_cast<int64_t>(sizeof(float)));
+  return o.bytes == BytesO(p) && (!p.return_lse || lse.bytes == BytesLse(p));
 }
 
 void CountFromItsBeginning(UploadGroup* group) {

@@ -132,7 +132,8 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   const Problem& p = request.attention.problem;
   const SharedTensors* const shared = request.source.shared();
   v1::Tensor* o = response->mutable_o();
-  FillTensor(request.layout, p, p.heads_q, p.packed ? p.total_q : p.len_q, p.dim_v, o);
+  FillTensor(p.o_dtype(), request.layout, p.batch, p.heads_q, p.packed ? p.total_q : p.len_q,
+             p.dim_v, o);
   SetSource(request.transport, shared != nullptr ? &shared->o : nullptr, o);
   if (const CacheHold* const cache = request.source.cache()) {
     for (const CacheHold::Sequence& each : cache->sequences()) {
@@ -161,15 +162,15 @@ void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* t
   tensor->set_byte_length(static_cast<uint64_t>(bytes));
 }
 
-void FillTensor(Layout layout, const Problem& p, int64_t heads, int64_t rows, int64_t dim,
+void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
                 v1::Tensor* tensor) {
   switch (layout) {
     case Layout::kBhld:
-      return FillTensor(p.dtype, {p.batch, heads, rows, dim}, tensor);
+      return FillTensor(dtype, {batch, heads, rows, dim}, tensor);
     case Layout::kBlhd:
-      return FillTensor(p.dtype, {p.batch, rows, heads, dim}, tensor);
+      return FillTensor(dtype, {batch, rows, heads, dim}, tensor);
     case Layout::kLhd:
-      return FillTensor(p.dtype, {rows, heads, dim}, tensor);
+      return FillTensor(dtype, {rows, heads, dim}, tensor);
   }
 }
 

@@ -25,7 +25,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
 // Fills in dtype, shape and byte length.
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
 // The same for a tensor in the layout; `rows` are those of all sequences if it is packed.
-void FillTensor(Layout layout, const Problem& p, int64_t heads, int64_t rows, int64_t dim,
+void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
                 v1::Tensor* tensor);
 
 // Takes the request, whose status is OK. `call` is told how much of a large answer was taken.

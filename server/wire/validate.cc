@@ -146,6 +146,7 @@ class Validator {
   Status SmallFields();
   Status MaskFields();
   Status Tensors();
+  Status OutputDType();
   Status Keys(const Dims& dims);
   Status CachedKeys(const Dims& dims);
   Status HeadArrays();
@@ -244,12 +245,22 @@ Status Validator::Tensors() {
   }
   ATTEND_RETURN_IF_ERROR(
       CheckTensor("q", q, dims.rank, dims.text_q, problem_.dtype, out_.tensor_bytes[0]));
+  ATTEND_RETURN_IF_ERROR(OutputDType());
   if (dims.b >= 0) problem_.batch = q.shape(dims.b);
   problem_.heads_q = q.shape(dims.h);
   problem_.dim = q.shape(dims.d);
   (problem_.packed ? problem_.total_q : problem_.len_q) = q.shape(dims.l);
   if (!out_.no_keys) ATTEND_RETURN_IF_ERROR(Keys(dims));
   return cache_ == nullptr ? Status() : CachedKeys(dims);
+}
+
+Status Validator::OutputDType() {
+  const v1::DType asked = request_.o_dtype();
+  if (asked == v1::DTYPE_UNSPECIFIED) return Status();
+  problem_.o_float32 = asked == v1::DTYPE_FLOAT32;
+  if (problem_.o_float32 || asked == request_.q().dtype()) return Status();
+  return WrongEnum("o_dtype", asked,
+                   "q.dtype " + Text(DTypeName(problem_.dtype)) + " or FLOAT32 (3)");
 }
 
 Status Validator::Keys(const Dims& dims) {

@@ -305,9 +305,18 @@ __device__ __forceinline__ void MergeToSlot(const DecodeParams& params, const Se
       });
 }
 
-// Four columns of O; they are a multiple of eight.
+// Four columns of O, from element `index` on.
 template <class Element>
-__device__ __forceinline__ void StoreFour(uint16_t* to, float4 x) {
+__device__ __forceinline__ void StoreFour(const Attention& a, int64_t index, float4 x) {
+  if (a.problem.o_float32) {
+    float* const floats = static_cast<float*>(a.o.data) + index;
+    floats[0] = x.x;
+    floats[1] = x.y;
+    floats[2] = x.z;
+    floats[3] = x.w;
+    return;
+  }
+  uint16_t* const to = static_cast<uint16_t*>(a.o.data) + index;
   const uint32_t low = Pack<Element>(KeepInRange<Element>(x.x), KeepInRange<Element>(x.y));
   const uint32_t high = Pack<Element>(KeepInRange<Element>(x.z), KeepInRange<Element>(x.w));
   if ((reinterpret_cast<uint64_t>(to) & 7) == 0) {
@@ -327,7 +336,6 @@ __device__ __forceinline__ void MergeToOutput(const DecodeParams& params, const 
   const Attention& a = *segment.attention;
   const Problem& p = a.problem;
   const Sequence& s = segment.sequence;
-  auto* const o = static_cast<uint16_t*>(a.o.data) + segment.b * a.o.stride_b;
   Merge<T>(
       params, segment, first, count, exchange,
       [&](int row) {
@@ -350,8 +358,9 @@ __device__ __forceinline__ void MergeToOutput(const DecodeParams& params, const 
         if (column >= segment.columns_v) return;
         const RowPlace place = PlaceRow(segment, row);
         if (!place.exists) mean = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // padding
-        StoreFour<Element>(
-            o + place.head * a.o.stride_h + (s.q_row + place.i) * a.o.stride_l + column, mean);
+        const int64_t row_begin = segment.b * a.o.stride_b + place.head * a.o.stride_h +
+                                  (s.q_row + place.i) * a.o.stride_l;
+        StoreFour<Element>(a, row_begin + column, mean);
       });
 }
 

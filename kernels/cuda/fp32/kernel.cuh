@@ -227,7 +227,7 @@ __device__ __forceinline__ void Accumulate(const float* shared, const LanePlace<
 template <class T>
 __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int col_lane,
                                          bool four_aligned, float factor, const float* output) {
-  const DType dtype = a.problem.dtype;
+  const DType dtype = a.problem.o_dtype();
   const int dim = static_cast<int>(a.problem.dim_v);
 #pragma unroll
   for (int j = 0; j < T::kThreadCols; ++j) {
@@ -255,9 +255,9 @@ __device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork&
   float largest = 0.0f;
   const Problem& p = a.problem;
   const Sequence sequence = SequenceOf(a, work.b);
-  void* o = Advance(a.o.data, p.dtype,
+  void* o = Advance(a.o.data, p.o_dtype(),
                     work.b * a.o.stride_b + work.h * a.o.stride_h + sequence.q_row * a.o.stride_l);
-  const bool four_aligned = FourAligned(o, p.dtype, a.o.stride_l, p.dim_v);
+  const bool four_aligned = FourAligned(o, p.o_dtype(), a.o.stride_l, p.dim_v);
 #pragma unroll
   for (int r = 0; r < T::kThreadRows; ++r) {
     const float sum = RowSum<T>(state.sum[r]);
@@ -278,7 +278,7 @@ __device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork&
 #pragma unroll
       for (int j = 0; j < 4 * T::kThreadCols; ++j) state.output[r][j] = 0.0f;
     }
-    StoreRow<T>(a, Advance(o, p.dtype, row * a.o.stride_l), place.col, four_aligned, factor,
+    StoreRow<T>(a, Advance(o, p.o_dtype(), row * a.o.stride_l), place.col, four_aligned, factor,
                 state.output[r]);
     if (p.return_lse && place.col == 0) {
       a.lse[work.b * a.lse_stride_b + work.h * a.lse_stride_h + sequence.q_row + row] =

@@ -270,8 +270,8 @@ bool OutputIsDense(const WorkItem& item) {
   const Attention& a = item.attention;
   const Problem& p = a.problem;
   const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
-  int64_t bytes = moved(a.o.data) ? ElementsO(p) * DTypeBytes(p.dtype) : 0;
-  if (p.return_lse && moved(a.lse)) bytes += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
+  int64_t bytes = moved(a.o.data) ? BytesO(p) : 0;
+  if (moved(a.lse)) bytes += BytesLse(p);
   return bytes == item.outputs.bytes();
 }
 

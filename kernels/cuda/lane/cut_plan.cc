@@ -58,7 +58,7 @@ Cost CostOf(const Attention& a, KernelId kernel) {
                                               (a.bias.stride_h == 0 ? 1 : p.heads_q));
     cost.in_bytes += elements * static_cast<double>(DTypeBytes(a.bias.dtype));
   }
-  cost.out_bytes = size * static_cast<double>(ElementsO(p));
+  cost.out_bytes = static_cast<double>(BytesO(p));
   cost.flops = Flops(a);
   cost.tile_rows = TileRows(kernel, p);
   const auto batch = static_cast<double>(p.batch);

@@ -33,8 +33,8 @@ RowRange KeyRows(const Attention& host) {
 constexpr int kRows = 0;
 
 template <class View>
-Extents ExtentsOf(const View& view, const Problem& p, int64_t heads, int64_t rows) {
-  const int64_t size = DTypeBytes(p.dtype);
+Extents ExtentsOf(const View& view, DType dtype, const Problem& p, int64_t heads, int64_t rows) {
+  const int64_t size = DTypeBytes(dtype);
   return {Extent{rows, view.stride_l * size}, Extent{heads, view.stride_h * size},
           Extent{p.packed ? 1 : p.batch, view.stride_b * size}};
 }
@@ -144,16 +144,17 @@ bool CanMoveInParts(const WorkItem& item) {
   // Pages are not moved: a part would need to know which.
   const auto keys = [&](const ConstTensorView& view, int64_t run) {
     if (p.page_rows > 0) return IsInPlace(item.in_place, view.data);
-    return input(view.data, run, ExtentsOf(view, p, p.heads_kv, rows_k));
+    return input(view.data, run, ExtentsOf(view, p.dtype, p, p.heads_kv, rows_k));
   };
   const auto output = [&](const void* data, int64_t run, const Extents& extents) {
     return IsMovable(item.outputs, item.in_place, data, run, extents);
   };
-  bool movable = input(a.q.data, p.dim * size, ExtentsOf(a.q, p, p.heads_q, rows_q)) &&
+  const Extents o_extents = ExtentsOf(a.o, p.o_dtype(), p, p.heads_q, rows_q);
+  bool movable = input(a.q.data, p.dim * size, ExtentsOf(a.q, p.dtype, p, p.heads_q, rows_q)) &&
                  keys(a.k, p.dim * size) && keys(a.v, p.dim_v * size) &&
-                 output(a.o.data, p.dim_v * size, ExtentsOf(a.o, p, p.heads_q, rows_q));
+                 output(a.o.data, p.dim_v * DTypeBytes(p.o_dtype()), o_extents);
   // Two rows of an output must not be in the same place.
-  for (const Extent& extent : ExtentsOf(a.o, p, p.heads_q, rows_q)) {
+  for (const Extent& extent : o_extents) {
     movable = movable && (extent.stride > 0 || extent.count <= 1);
   }
   if (p.return_lse) {
@@ -202,8 +203,8 @@ Result<std::vector<ByteRuns>> OutputsInPlace(const WorkItem& item) {
   }
   const RowRange range = QueryRows(a);
   const int64_t rows = range.end - range.begin;
-  const Extents extents = ExtentsOf(a.o, p, p.heads_q, rows);
-  ATTEND_RETURN_IF_ERROR(add("o", a.o.data, p.dim_v * DTypeBytes(p.dtype), extents,
+  const Extents extents = ExtentsOf(a.o, p.o_dtype(), p, p.heads_q, rows);
+  ATTEND_RETURN_IF_ERROR(add("o", a.o.data, p.dim_v * DTypeBytes(p.o_dtype()), extents,
                              range.begin * extents[kRows].stride));
   if (p.return_lse) {
     constexpr int64_t kSize = sizeof(float);
@@ -250,7 +251,7 @@ std::vector<BoxCopy> PartCopies::In(const TwoViews& part) {
                        const ConstTensorView& on_device, int64_t heads, int64_t dim,
                        const RowRange& range) {
     if (IsInPlace(in_place_, on_host.data)) return;
-    const Extents extents = ExtentsOf(on_host, p, heads, range.end - range.begin);
+    const Extents extents = ExtentsOf(on_host, p.dtype, p, heads, range.end - range.begin);
     const int64_t first = range.begin * extents[kRows].stride;
     AddRows(tensor, Forward(on_host.data, first), Forward(on_device.data, first), dim * size,
             extents, range.end - range.begin, &copies);
@@ -275,10 +276,10 @@ std::vector<BoxCopy> PartCopies::Out(const TwoViews& part) const {
   const int64_t rows = range.end - range.begin;
   std::vector<BoxCopy> copies;
   if (!IsInPlace(in_place_, host.o.data)) {
-    const Extents extents = ExtentsOf(host.o, p, p.heads_q, rows);
+    const Extents extents = ExtentsOf(host.o, p.o_dtype(), p, p.heads_q, rows);
     const int64_t first = range.begin * extents[kRows].stride;
     Append(Forward(host.o.data, first), Forward(part.device.o.data, first),
-           p.dim_v * DTypeBytes(p.dtype), extents, false, &copies);
+           p.dim_v * DTypeBytes(p.o_dtype()), extents, false, &copies);
   }
   if (p.return_lse && !IsInPlace(in_place_, host.lse)) {
     Append(host.lse + range.begin, part.device.lse + range.begin,

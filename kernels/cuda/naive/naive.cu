@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = 0; c < 4; ++c) {
       const int64_t col = col_begin + tx + c * kEdge;
       if (col < p.dim_v) {
-        StoreGlobal(a.o.data, p.dtype, o_head + i * a.o.stride_l + col, Mean(acc[r][c], 2));
+        StoreGlobal(a.o.data, p.o_dtype(), o_head + i * a.o.stride_l + col, Mean(acc[r][c], 2));
       }
     }
   }

@@ -44,9 +44,11 @@ __device__ __forceinline__ void SetKeys(const Mask& mask, const Sequence& s, Blo
 // Where the tile's rows of O and LSE go.
 __device__ __forceinline__ void SetOutput(const Attention& a, const Sequence& s, BlockWork& work) {
   const Problem& p = a.problem;
+  work.o_float32 = p.o_float32;
+  const int64_t size = p.o_float32 ? 4 : 2;
   work.o = static_cast<char*>(a.o.data) +
-           2 * (work.b * a.o.stride_b + work.h * a.o.stride_h + s.q_row * a.o.stride_l);
-  work.o_stride = 2 * a.o.stride_l;
+           size * (work.b * a.o.stride_b + work.h * a.o.stride_h + s.q_row * a.o.stride_l);
+  work.o_stride = size * a.o.stride_l;
   work.o_fast =
       ((reinterpret_cast<uint64_t>(work.o) | work.o_stride) & 15) == 0 && p.dim_v % 8 == 0;
   work.lse =

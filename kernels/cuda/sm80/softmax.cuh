@@ -32,6 +32,7 @@ struct BlockWork {
   int full_begin, full_end;  // keys that every row sees
   int warp_flip;             // see WarpPlace
   bool o_fast;               // O can be written in 16-byte chunks
+  bool o_float32;
   bool has_bias, has_sink;
   float sink;
   float query_sign;  // what Q is multiplied by

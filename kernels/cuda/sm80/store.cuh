@@ -91,7 +91,24 @@ __device__ __forceinline__ void CopyOut(const BlockWork& work, const char* stage
   }
 }
 
-// Divides slice `m` and writes its LSE. Its rows of O go to `query`.
+// A row of fp32 output, from the quad of lanes that have it. `o`: this lane's elements.
+template <class T>
+__device__ __forceinline__ void StoreFloats(const BlockWork& work, int row,
+                                            const float (&o)[T::kDim / 8][4], int half,
+                                            float factor) {
+  float* const to = reinterpret_cast<float*>(work.o + row * work.o_stride);
+  const int dim = row < work.q_rows ? work.v.dim : 0;
+  const int first = ThreadIndex() % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < T::kDim / 8; ++j) {
+    const int col = 8 * j + first;
+    // Padding rows are 0 even if what was computed for them is not finite.
+    if (col < dim) to[col] = row < work.q_len ? o[j][2 * half] * factor : 0.0f;
+    if (col + 1 < dim) to[col + 1] = row < work.q_len ? o[j][2 * half + 1] * factor : 0.0f;
+  }
+}
+
+// Divides slice `m` and writes its LSE. Its rows of O go to `query`, or to memory if they are fp32.
 template <class T, class Element, bool kGeneral>
 __device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* query,
                                            RowState<T>& state) {
@@ -111,9 +128,10 @@ __device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* q
       factor = OutputFactor(total, ends[half].unit, work.has_sink, work.sink);
       factor = KeepFinite<!std::is_same_v<Element, __half>>(factor, ends[half].largest);
     }
+    if (work.o_float32) StoreFloats<T>(work, row, state.output[m], half, factor);
     char* staged = query + lane % 4 * 4;
 #pragma unroll
-    for (int j = 0; j < T::kDim / 8; ++j) {
+    for (int j = 0; j < T::kDim / 8 && !work.o_float32; ++j) {
       const float* o = &state.output[m][j][half * 2];
       // Padding rows are 0 even if what was computed for them is not finite.
       const uint32_t pair = row < work.q_len ? Pack<Element>(o[0] * factor, o[1] * factor) : 0;
@@ -133,6 +151,7 @@ __device__ __forceinline__ void StoreOutput(const BlockWork& work, char* query,
   __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) StoreSlice<T, Element, kGeneral>(work, m, query, state);
+  if (work.o_float32) return;
   __syncwarp();
   CopyOut<T>(work, query);
 }

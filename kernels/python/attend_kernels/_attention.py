@@ -20,7 +20,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
               kv_lengths=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k=None,
               max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
-              kernel="auto", out=None, stream=None):
+              o_dtype=None, kernel="auto", out=None, stream=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
     q, k, v: float16, bfloat16 or float32, all alike; [B, Hq, Lq, D], [B, Hkv, Lk, D] and
@@ -41,6 +41,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         of page page_table[b][j // rows]; numbers beyond kv_lengths[b] are not read. On the GPU
         trusted, as lengths. Sequences may share pages.
     max_seqlen_q, max_seqlen_k: the longest sequence for LHD; needed if cu_seqlens are on the GPU.
+    o_dtype: "float32" for O in float32 whatever q's dtype is, as partial answers that are merged by
+        their LSE need it; else q's.
     kernel: a name to force one. out: where to write. stream: a CUDA stream (an integer or an
         object with cuda_stream); else PyTorch's current one if it is loaded, else the default.
         Of a PyTorch Stream, PyTorch is told that it uses these tensors; with another's, or an
@@ -161,6 +163,10 @@ class _Call:
             if value != bound:
                 raise invalid(f"{name} has {what} {value}, must be {bound}")
         p.dtype = DTYPES[self.q.dtype]
+        self.o_dtype = self.q.dtype if self.a["o_dtype"] is None else self.a["o_dtype"]
+        if self.o_dtype not in (self.q.dtype, "float32"):
+            raise invalid(f"o_dtype is {self.o_dtype!r}, must be {self.q.dtype!r} or 'float32'")
+        p.o_dtype = DTYPES[self.o_dtype]
         p.heads_q, p.heads_kv, p.dim, p.dim_v = q[h], k[h], q[-1], v[-1]
         if self.packed:
             p.total_q, p.total_k = q[l], k[l]
@@ -311,15 +317,15 @@ class _Call:
         asking = isinstance(self.staging, _tensors.NoStaging)
         out = self.a["out"]
         if out is None and asking:
-            fresh = _tensors.Tensor("out", self.q.kind, 0, shape, (), self.q.dtype, None, None)
+            fresh = _tensors.Tensor("out", self.q.kind, 0, shape, (), self.o_dtype, None, None)
             p.o = self._struct(self.staging.output(fresh.contiguous()))
             return
         if out is None:
-            out = _tensors.empty_like(self.q, shape, self.q.dtype, stream)
+            out = _tensors.empty_like(self.q, shape, self.o_dtype, stream)
             self.made.append(out)
         tensor = _tensors.read("out", out, stream)
-        for what in ("dtype", "device"):
-            self._check_same(tensor, what, getattr(tensor, what), getattr(self.q, what))
+        self._check_same(tensor, "dtype", tensor.dtype, self.o_dtype)
+        self._check_same(tensor, "device", tensor.device, self.q.device)
         if tensor.shape != shape:
             raise invalid(f"out has shape {tensor.shape}, must be {shape}")
         self._check_last(tensor)

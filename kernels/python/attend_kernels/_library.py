@@ -41,6 +41,7 @@ class Params(ctypes.Structure):
     """attend_params, field by field; struct_bytes guards against another version's."""
     _fields_ = [
         ("struct_bytes", ctypes.c_uint64), ("device", ctypes.c_int32), ("dtype", ctypes.c_int32),
+        ("o_dtype", ctypes.c_int32),
         ("batch", ctypes.c_int64), ("heads_q", ctypes.c_int64), ("heads_kv", ctypes.c_int64),
         ("len_q", ctypes.c_int64), ("len_k", ctypes.c_int64), ("dim", ctypes.c_int64),
         ("dim_v", ctypes.c_int64), ("packed", ctypes.c_int32), ("alignment", ctypes.c_int32),

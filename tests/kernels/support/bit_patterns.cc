@@ -271,7 +271,7 @@ class RowJudge {
   double Got(int64_t d) const {
     const int64_t base =
         id_.b * a_.o.stride_b + id_.h * a_.o.stride_h + (s_.q_row + id_.i) * a_.o.stride_l;
-    return static_cast<double>(LoadElement(a_.o.data, p_.dtype, base + d));
+    return static_cast<double>(LoadElement(a_.o.data, p_.o_dtype(), base + d));
   }
   float Lse() const {
     return a_.lse[id_.b * a_.lse_stride_b + id_.h * a_.lse_stride_h + s_.q_row + id_.i];

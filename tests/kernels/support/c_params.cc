@@ -16,6 +16,7 @@ attend_params ToParams(const Attention& a) {
   attend_params params = {};
   params.struct_bytes = sizeof(params);
   params.dtype = static_cast<int32_t>(p.dtype);
+  params.o_dtype = static_cast<int32_t>(p.o_dtype());
   params.batch = p.batch;
   params.heads_q = p.heads_q;
   params.heads_kv = p.heads_kv;

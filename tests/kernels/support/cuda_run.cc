@@ -184,7 +184,7 @@ std::vector<float> Rows(const OwnedAttention& owned, int64_t b, int64_t rows) {
       const int64_t q_row = SequenceOf(a, b).q_row + i;
       const int64_t base = b * a.o.stride_b + h * a.o.stride_h + q_row * a.o.stride_l;
       for (int64_t d = 0; d < a.problem.dim_v; ++d) {
-        values.push_back(LoadElement(a.o.data, a.problem.dtype, base + d));
+        values.push_back(LoadElement(a.o.data, a.problem.o_dtype(), base + d));
       }
       if (a.lse != nullptr) {
         values.push_back(a.lse[b * a.lse_stride_b + h * a.lse_stride_h + q_row]);

@@ -38,7 +38,7 @@ bool OwnedAttention::GuardsIntact() const {
   std::vector<std::byte> bytes = OutputBytes();
   const auto* base = static_cast<const std::byte*>(output.data);
   const Problem& p = attention.problem;
-  const int64_t size = DTypeBytes(p.dtype);
+  const int64_t size = DTypeBytes(p.o_dtype());
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = SequenceOf(attention, b);
     for (int64_t h = 0; h < p.heads_q; ++h) {
@@ -79,7 +79,7 @@ void* OwnedAttention::V(int64_t b, int64_t h_kv, int64_t j, int64_t d) {
 void* OwnedAttention::O(int64_t b, int64_t h, int64_t i, int64_t d) {
   const TensorView& t = attention.o;
   const int64_t row = SequenceOf(attention, b).q_row + i;
-  return Element(t.data, attention.problem.dtype,
+  return Element(t.data, attention.problem.o_dtype(),
                  b * t.stride_b + h * t.stride_h + row * t.stride_l + d);
 }
 

@@ -238,7 +238,7 @@ void PlaceOutputs(const ProblemSpec& spec, Attention* a, Cursor* cursor, Places*
   a->o.stride_b = s.b;
   a->o.stride_h = s.h;
   a->o.stride_l = s.l;
-  const int64_t size = DTypeBytes(p.dtype);
+  const int64_t size = DTypeBytes(p.o_dtype());
   at->o = cursor->Take(s.elements * size, spec.misaligned_elements * size);
   a->lse_stride_h = rows + (spec.layout == Layout::kStrided ? 1 : 0);
   a->lse_stride_b = p.packed ? 0 : p.heads_q * a->lse_stride_h;

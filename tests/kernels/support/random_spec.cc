@@ -93,6 +93,7 @@ void DrawFeatures(Draw* draw, ProblemSpec* spec) {
   spec->alibi_per_sequence = draw->Chance(0.5);
   spec->misaligned_elements = draw->Chance(0.5) ? 0 : draw->Range(1, 7);
   if (draw->Chance(0.15)) spec->magnitude_q = 300;  // sharp: one key takes it all
+  p.o_float32 = draw->Chance(0.2);
 }
 
 }  // namespace

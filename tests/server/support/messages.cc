@@ -127,6 +127,7 @@ v1::AttendRequest ToRequest(const ProblemSpec& spec, const OwnedAttention& owned
   }
   if (p.has_sinks) FillArray(a.sinks, p.heads_q, request.mutable_sinks());
   request.set_return_lse(p.return_lse);
+  if (p.o_float32) request.set_o_dtype(v1::DTYPE_FLOAT32);
   return request;
 }
 
@@ -159,10 +160,10 @@ std::string Judge(WireProblem& problem, const v1::AttendResponse& response) {
   v1::Tensor expected;
   SetShape(order, p.batch, p.heads_q, rows, p.dim_v, &expected);
   if (!std::ranges::equal(expected.shape(), response.o().shape())) return "shape of o";
-  if (response.o().dtype() != static_cast<v1::DType>(p.dtype)) return "dtype of o";
+  if (response.o().dtype() != static_cast<v1::DType>(p.o_dtype())) return "dtype of o";
   if (response.raw_size() != (p.return_lse ? 2 : 1)) return "number of raw entries";
   if (response.has_lse() != p.return_lse) return "presence of lse";
-  const int64_t row_bytes = p.dim_v * DTypeBytes(p.dtype);
+  const int64_t row_bytes = p.dim_v * DTypeBytes(p.o_dtype());
   const int64_t o_rows = (p.packed ? 1 : p.batch) * p.heads_q * rows;
   const std::string& o = response.raw(0);
   if (static_cast<int64_t>(o.size()) != o_rows * row_bytes) return "bytes of o";
@@ -172,7 +173,7 @@ std::string Judge(WireProblem& problem, const v1::AttendResponse& response) {
   size_t at = 0;
   ForRows(order, p.batch, p.heads_q, rows, [&](int64_t b, int64_t h, int64_t l) {
     const int64_t to = b * a.o.stride_b + h * a.o.stride_h + l * a.o.stride_l;
-    std::memcpy(static_cast<char*>(a.o.data) + to * DTypeBytes(p.dtype), o.data() + at,
+    std::memcpy(static_cast<char*>(a.o.data) + to * DTypeBytes(p.o_dtype()), o.data() + at,
                 static_cast<size_t>(row_bytes));
     at += static_cast<size_t>(row_bytes);
   });

@@ -106,7 +106,7 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   if (!in.fault().empty()) return Internal("input: " + in.fault());
   const Problem& p = a.problem;
   const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
-  int64_t written = moved(a.o.data) ? ElementsO(p) * DTypeBytes(p.dtype) : 0;
+  int64_t written = moved(a.o.data) ? BytesO(p) : 0;
   if (p.return_lse && moved(a.lse)) written += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
   written == item.outputs.bytes() ? out.Fill() : out.CopyIn();
   compute(a);
