@@ -231,10 +231,16 @@ Result<v1::ListSessionsResponse> Session::List(Client& client, const std::string
   options.timeout = timeout;
   const Result<std::shared_ptr<State>> state = MakeState(client, options);
   if (!state.ok()) return state.status();
-  v1::ListSessionsResponse response;
-  ATTEND_RETURN_IF_ERROR(
-      (*state)->Ask(&v1::SessionService::Stub::ListSessions, v1::ListSessionsRequest(), &response));
-  return response;
+  v1::ListSessionsRequest request;
+  v1::ListSessionsResponse all;
+  for (bool more = true; more;) {
+    v1::ListSessionsResponse page;
+    ATTEND_RETURN_IF_ERROR((*state)->Ask(&v1::SessionService::Stub::ListSessions, request, &page));
+    more = page.sessions_size() > 0;
+    if (more) request.set_after(page.sessions(page.sessions_size() - 1).id());
+    all.MergeFrom(page);
+  }
+  return all;
 }
 
 Result<Session> Session::Fork(std::optional<int64_t> length) const {
@@ -276,7 +282,9 @@ Status Session::Free() {
   v1::FreeSessionRequest request;
   request.set_session(state->id);
   v1::FreeSessionResponse response;
-  return state->Ask(&v1::SessionService::Stub::FreeSession, request, &response);
+  Status status = state->Ask(&v1::SessionService::Stub::FreeSession, request, &response);
+  // A first attempt whose answer was lost has freed it.
+  return status.code() == Code::kNotFound && state->owned ? Status() : status;
 }
 
 std::string Session::Release() {

@@ -29,9 +29,9 @@ struct LayerShape {
 };
 
 struct SessionOptions {
-  std::vector<LayerShape> shapes;  // each layer's, or one for all of `layers`
-  int32_t layers = 0;              // 0: as many as there are shapes
-  std::string device;  // "cuda:0" or "cpu"; empty: the server's first with memory for sessions
+  std::vector<LayerShape> shapes;          // each layer's, or one for all of `layers`
+  int32_t layers = 0;                      // 0: as many as there are shapes
+  std::string device;                      // "cuda:0" or "cpu"; empty: the server chooses
   std::chrono::duration<double> lease{0};  // ends so long after its last use; 0: server's default
   bool pinned = false;                     // loses no tokens to other sessions
   // Whose the session is, and of calls on it that name no tenant.
@@ -66,11 +66,12 @@ class Session {
   // Layers that have more keep `length` tokens. UNAVAILABLE while an append is under way, which is
   // tried again as any call.
   Status Truncate(int64_t length);
-  // Begins the lease anew, as every use does.
+  // Renews the lease, as every use does.
   Status KeepAlive();
   // Asks the server, and learns the lengths.
   Result<v1::Session> Get();
-  // From here on the object is empty: only to be destroyed or assigned to.
+  // From here on the object is empty: only to be destroyed or assigned to. OK also if the session
+  // was made here and has ended.
   Status Free();
   // As Free, but the session stays at the server until its lease is over. Returns its id.
   std::string Release();
@@ -84,9 +85,10 @@ class Session {
   // Attention over a layer's tokens. `call` is as for Client::Call, with the rows to be appended
   // for k and v, [1, Hkv, n, D] and [1, Hkv, n, Dv] in the layout, before q reads them, or neither.
   // A q of no rows only appends. Not with LAYOUT_LHD, kv_lengths or sessions.
-  // All rows are appended or none. If the call fails, the next one first asks for the true length;
-  // after OUT_OF_RANGE (tokens were evicted: append those from length() on again) and
-  // FAILED_PRECONDITION (somebody else appended or truncated) it is known at once.
+  // All rows are appended or none. If the call fails, the next one (of any kind, AttendAsync and
+  // Send too) first asks for the true length, and waits for it; after OUT_OF_RANGE (tokens were
+  // evicted: append those from length() on again) and FAILED_PRECONDITION (somebody else appended
+  // or truncated) Attend asks at once.
   Result<AttentionResult> Attend(int32_t layer, const AttentionCall& call,
                                  const CallOptions& options = {}) {
     return Attend({this}, layer, call, options);
@@ -95,7 +97,7 @@ class Session {
   // one device.
   static Result<AttentionResult> Attend(const std::vector<Session*>& sessions, int32_t layer,
                                         AttentionCall call, const CallOptions& options = {});
-  // As Client::CallAsync. The lengths are known when `callback` runs.
+  // As Client::CallAsync. If the call succeeds, the lengths are known when `callback` runs.
   static CallHandle AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
                                 AttentionCall call, const CallOptions& options,
                                 CallCallback callback);

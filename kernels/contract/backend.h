@@ -43,8 +43,9 @@ struct HostPiece {
 // A few spans, which do not overlap (except in WorkItem::in_place). Empty ones are dropped.
 class SpanList {
  public:
-  // q, k, v, bias and the small arrays, each in its own memory, and offsets made for a part.
-  static constexpr int kMax = 6;
+  // Of inputs: q, k, v, bias and the small arrays, each in its own memory, and offsets made for a
+  // part. In place: q, k and v (of sessions: what is appended), bias, O, LSE, and sessions' pages.
+  static constexpr int kMax = 7;
 
   SpanList() = default;
   SpanList(std::initializer_list<HostSpan> spans) {
@@ -244,7 +245,7 @@ struct LaneOptions {
 // host memory.
 struct DeviceMemoryUse {
   int64_t used_bytes = 0;
-  int64_t limit_bytes = 0;  // what all lanes together can hold at most
+  int64_t limit_bytes = 0;  // the most that they can hold: what arenas have is not theirs
 };
 
 // Device memory that another process lends, as mapped in this process.

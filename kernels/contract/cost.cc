@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/contract/decode_rule.h"
+
 namespace attend {
 namespace {
 
@@ -27,8 +29,8 @@ struct KernelModel {
   int64_t tile_rows = 1;      // of one head, or of heads that share a KV head and are short
   int64_t vector_rows = 1;    // a tile's rows are rounded up to these
   double edge_keys = 0;       // that each row computes beside what its mask shows
-  double decode_rows = 0;     // at most so many rows of a KV head are decoded; 0: none ever are
   double read_byte = 0;       // of each byte of K and V, where decoding waits for them
+  bool decodes = false;       // few rows are (decode_rule.h)
   bool shares_heads = false;  // short heads of one KV head share a tile
   bool hidden_pairs = false;  // computes what the mask hides
 };
@@ -58,8 +60,8 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .tile_rows = 192,
      .vector_rows = 16,
      .edge_keys = 64,
-     .decode_rows = 24,
      .read_byte = 1.8,
+     .decodes = true,
      .shares_heads = true},
     {.slower = 63,
      .slower_half = 63,
@@ -119,15 +121,6 @@ constexpr int kHopper = 90;
 
 double RoundUp(double value, double unit) { return std::ceil(value / unit) * unit; }
 
-// More rows of a KV head than these are decoded only if they see that many keys for each.
-constexpr double kDecodeRowsAlways = 4;
-constexpr double kDecodeKeysOfRow = 32;
-
-bool Decodes(const KernelModel& m, double rows, double seen) {
-  return rows > 0 && rows <= m.decode_rows &&
-         (rows <= kDecodeRowsAlways || seen >= rows * kDecodeKeysOfRow);
-}
-
 // Multiply-adds of all query heads of one KV head.
 double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
   if (s.q_rows == 0) return 0;
@@ -154,7 +147,7 @@ double SequenceCost(const Problem& p, const KernelModel& m, const Sequence& s) {
   if (p.has_alibi) pair += m.alibi;
   const double true_rows = static_cast<double>(s.q_len) * heads;
   const double key_bytes = dims * static_cast<double>(DTypeBytes(p.dtype));
-  if (Decodes(m, true_rows, pairs / static_cast<double>(s.q_len))) {
+  if (m.decodes && Decodes(p, s)) {
     // Rows that are multiplied while the next keys are on their way.
     const double key = std::max(true_rows * pair, key_bytes * m.read_byte);
     return pairs / static_cast<double>(s.q_len) * key + m.tile + full * (m.row_dim * dims + m.row);

@@ -2,24 +2,19 @@
 //
 // The decoding path of cpu_flash: few query rows against many keys. K and V are read once, straight
 // from where they lie, and the keys of one KV head are cut into chunks that threads take. Whether a
-// sequence goes this way, and where it is cut, depends on its problem alone, and so do its bits.
+// sequence goes this way (decode_rule.h), and where it is cut, depends on its problem alone, and so
+// do its bits.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/contract/decode_rule.h"
 #include "kernels/contract/problem.h"
 #include "kernels/cpu/flash_tile.h"
 
 namespace attend::cpu_flash {
-
-// Query rows of all heads of a group together: at most so many are computed here, and more than the
-// fewest only if they see that many keys for each. Beyond, rows fill a tile's vectors well enough
-// for packing K and V to pay (tests/bench/KERNELS.md).
-inline constexpr int64_t kDecodeRows = 24;
-inline constexpr int64_t kDecodeRowsAlways = 4;
-inline constexpr int64_t kDecodeKeysOfRow = 32;
 
 // Keys of a chunk at least: enough for its partial answer to be small beside them (a few per cent
 // of their bytes for ordinary head dimensions). A chunk is whole key tiles.
@@ -28,27 +23,6 @@ static_assert(kChunkKeysMin % kKeyTile == 0);
 
 // Chunks of one KV head at most: it bounds the memory of partial answers, whatever the length.
 inline constexpr int64_t kChunksMax = 65;
-
-// Keys [begin, end) that some row of the sequence sees; empty: {0, 0}.
-inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
-  KeyRange seen{s.k_len, 0};
-  for (int64_t i = 0; i < s.q_len; ++i) {
-    const KeyRange range = VisibleKeys(p.mask, s, i);
-    if (range.begin >= range.end) continue;
-    seen.begin = std::min(seen.begin, range.begin);
-    seen.end = std::max(seen.end, range.end);
-  }
-  return seen.begin < seen.end ? seen : KeyRange{0, 0};
-}
-
-// Whether the true rows of a sequence are computed here; padding never is.
-inline bool Decodes(const Problem& p, const Sequence& s) {
-  const int64_t rows = s.q_len * p.group();
-  if (rows == 0 || rows > kDecodeRows) return false;
-  if (rows <= kDecodeRowsAlways) return true;
-  const KeyRange seen = SeenKeys(p, s);
-  return seen.end - seen.begin >= rows * kDecodeKeysOfRow;
-}
 
 // The tile that is all true rows of the query heads of one KV head.
 inline Tile DecodeTile(const Attention& a, const Sequence& s, int64_t b, int64_t h_kv) {

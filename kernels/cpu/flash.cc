@@ -142,7 +142,7 @@ class TileWalk {
     if (b_ >= p.batch || Stopped(StopOf(stops_, at_))) return false;
     sequence_ = SequenceOf(*batch_[at_], b_);
     if (sequence_.q_rows == 0) return false;
-    decodes_ = cpu_flash::Decodes(p, sequence_);
+    decodes_ = Decodes(p, sequence_);
     BeginTiles(0);
     return true;
   }

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -55,7 +56,9 @@ class CudaBackend : public Backend {
     return PlanParts(attention, selection.kernel, LaneTuning().cut);
   }
   bool Gathers() const override { return allocator_.same_address(); }
-  DeviceMemoryUse memory_use() const override { return {pool_.used_bytes(), info_.memory_bytes}; }
+  DeviceMemoryUse memory_use() const override {
+    return {pool_.used_bytes(), info_.memory_bytes - arena_bytes_};
+  }
 
   Result<LentMemory> BorrowMemory(std::string_view handle) override { return ipc_.Open(handle); }
   void ReturnMemory(char* data) override { ipc_.Close(data); }
@@ -64,7 +67,9 @@ class CudaBackend : public Backend {
   }
 
   Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t bytes) override {
-    return CudaArena::Make(info_, poller_, bytes);
+    Result<std::unique_ptr<DeviceArena>> arena = CudaArena::Make(info_, poller_, bytes);
+    if (arena.ok()) arena_bytes_ += bytes;
+    return arena;
   }
 
   bool CanStage() const override { return staging_.can_stage(); }
@@ -75,6 +80,7 @@ class CudaBackend : public Backend {
 
  private:
   const DeviceInfo info_;
+  std::atomic<int64_t> arena_bytes_{0};  // arenas last as long as the backend is used
   PinnedRanges pinned_;
   PinnedAllocator allocator_;
   DevicePool pool_;

@@ -16,8 +16,11 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "server/util/thresholds.h"
 #include "server/wire/protobuf_wire.h"
 #include "server/wire/reply_codec.h"
 
@@ -134,9 +137,9 @@ std::string SafeName(const std::string& request_id) {
   return name;
 }
 
-// K or V out of their pages, as the tensor that a request without sessions would have brought;
-// empty if they cannot be read.
-std::vector<char> Gathered(const Request& request, const ConstTensorView& view, int64_t dim) {
+// K or V out of their pages, as the tensor that a request without sessions would have brought.
+Result<std::vector<char>> Gathered(const Request& request, const ConstTensorView& view,
+                                   int64_t dim) {
   const Attention& a = request.attention;
   const Problem& p = a.problem;
   const int64_t row_bytes = dim * DTypeBytes(p.dtype);
@@ -156,12 +159,13 @@ std::vector<char> Gathered(const Request& request, const ConstTensorView& view, 
       }
     }
   }
-  if (!request.source.cache()->arena().Copy(pieces).ok()) dense.clear();
+  ATTEND_RETURN_IF_ERROR(request.source.cache()->arena().Copy(pieces));
   return dense;
 }
 
 // `kept` holds what had to be gathered.
-std::vector<Bytes> InputTensors(const Request& request, std::vector<std::vector<char>>& kept) {
+Result<std::vector<Bytes>> InputTensors(const Request& request,
+                                        std::vector<std::vector<char>>& kept) {
   const Attention& a = request.attention;
   const Problem& p = a.problem;
   const int64_t size = DTypeBytes(p.dtype);
@@ -169,9 +173,19 @@ std::vector<Bytes> InputTensors(const Request& request, std::vector<std::vector<
                                 {a.k.data, ElementsK(p) * size},
                                 {a.v.data, ElementsV(p) * size}};
   if (p.page_rows > 0) {
-    kept.push_back(Gathered(request, a.k, p.dim));
-    kept.push_back(Gathered(request, a.v, p.dim_v));
-    for (int n = 0; n < 2; ++n) tensors[1 + n] = {kept[n].data(), std::ssize(kept[n])};
+    const int64_t bytes = tensors[1].bytes + tensors[2].bytes;
+    if (bytes > thresholds::kCheckedKeysBytesMax) {
+      return ResourceExhausted("K and V of the sessions have " + std::to_string(bytes) +
+                               " bytes, a dump has at most " +
+                               std::to_string(thresholds::kCheckedKeysBytesMax));
+    }
+    for (const auto& [view, dim, tensor] :
+         {std::tuple{&a.k, p.dim, &tensors[1]}, std::tuple{&a.v, p.dim_v, &tensors[2]}}) {
+      Result<std::vector<char>> dense = Gathered(request, *view, dim);
+      if (!dense.ok()) return dense.status();
+      kept.push_back(*std::move(dense));
+      *tensor = {kept.back().data(), std::ssize(kept.back())};
+    }
   }
   return tensors;
 }
@@ -210,7 +224,9 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
   v1::AttendRequest message;
   FillRequest(request, &message);
   std::vector<std::vector<char>> kept;
-  std::vector<Bytes> tensors = InputTensors(request, kept);
+  Result<std::vector<Bytes>> inputs = InputTensors(request, kept);
+  if (!inputs.ok()) return inputs.status();
+  std::vector<Bytes>& tensors = *inputs;
   if (a.problem.has_bias) {
     tensors.push_back({a.bias.data, static_cast<int64_t>(message.bias().byte_length())});
   }

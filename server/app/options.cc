@@ -103,9 +103,10 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
   int64_t copied = 0;  // each check of a session on a GPU copies keys
   for (const DeviceInfo& device : devices) {
     const int64_t bytes = SessionBytes(config, device);
-    if (device.kind == DeviceKind::kCpu) {
-      sessions += bytes;
-    } else {
+    const bool on_host = device.kind == DeviceKind::kCpu;
+    if (on_host) sessions += bytes;
+    // Dumps copy a CPU's too.
+    if (!on_host || !config.check_dump_dir.empty()) {
       copied = std::max(copied, std::min(bytes, CheckerOptions().copied_bytes_max));
     }
   }

@@ -19,6 +19,7 @@
 #include "server/request/request.h"
 #include "server/schedule/check_queue.h"
 #include "server/util/clock.h"
+#include "server/util/thresholds.h"
 #include "server/util/worker_threads.h"
 
 namespace attend {
@@ -31,7 +32,8 @@ struct CheckerOptions {
   // While this many checks wait or run, the server samples no request. Several may be sampled
   // before the first of them has been computed, and then wait for each other.
   int64_t backlog_max = 256;
-  int64_t copied_bytes_max = int64_t{1} << 30;  // of keys on a device that one check copies
+  // Of keys in sessions that one check, or the dump of its request, copies.
+  int64_t copied_bytes_max = thresholds::kCheckedKeysBytesMax;
   int64_t places_max = 256;  // accepted requests that will be checked, at any stage
   std::vector<int32_t> tenant_weights = {1};  // the engine sets them
   uint64_t seed = 1;

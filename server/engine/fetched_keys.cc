@@ -61,8 +61,9 @@ Result<FetchedKeys> FetchedKeys::Fetch(const Attention& a, DeviceArena& arena,
     bytes += PagesOf(a, head.b) * page_elements * DTypeBytes(p.dtype);
   }
   if (bytes > bytes_max) {
-    return ResourceExhausted("the keys that the checked rows see take " + std::to_string(bytes) +
-                             " bytes, a check may copy at most " + std::to_string(bytes_max));
+    return InvalidArgument("check: the keys that the checked rows see take " +
+                           std::to_string(bytes) + " bytes, a check may copy at most " +
+                           std::to_string(bytes_max));
   }
   host.k.stride_b = host.v.stride_b = page_elements;
   host.k.stride_h = host.v.stride_h = count * page_elements;

@@ -77,6 +77,8 @@ void KeepMemoryReserve(int64_t bytes) {
   std::set_new_handler(GiveBack);
 }
 
+Status OutOfMemory() { return ResourceExhausted("the server's process is out of memory"); }
+
 bool MemoryIsShort() {
   if (!used.load(std::memory_order_relaxed)) return false;
   // First, because a piece that is used meanwhile sets it again.

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "kernels/util/status.h"
+
 namespace attend {
 
 // Sets `bytes` aside for operator new to use when the heap is exhausted. May be called again, to
@@ -21,6 +23,8 @@ void KeepMemoryReserve(int64_t bytes);
 
 // Whether some of the reserve is used; it is first refilled if possible.
 bool MemoryIsShort();
+// What is then said to requests.
+Status OutOfMemory();
 
 // While this lives, decides what operator new does on this thread if nothing is left.
 class OnNoMemory {

@@ -22,7 +22,7 @@
 #include "kernels/contract/backend.h"
 #include "server/regions/region_registry.h"
 #include "server/request/device_copy.h"
-#include "server/sessions/session_table.h"
+#include "server/sessions/cache_hold.h"
 
 namespace attend {
 

@@ -25,8 +25,6 @@ void End(std::unique_ptr<Request> request, Status status) {
   Finish(std::move(request), std::move(status));
 }
 
-Status OutOfMemory() { return ResourceExhausted("the server's process is out of memory"); }
-
 // So that whatever it ends with names the client's request.
 void NameRequest(const v1::AttendRequest& fields, Request& request) {
   const size_t id_bytes = std::min<size_t>(fields.request_id().size(), kRequestIdBytesMax);
@@ -267,8 +265,7 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
 
   const bool chunked = request.transport == Transport::kChunked;
   const bool ending = fields.sessions_size() > 0 && engine_.draining();
-  Status status = ending ? Unavailable("the server is draining, and its sessions end with it")
-                         : HoldSessions(fields, sessions_, request);
+  Status status = ending ? SessionsAreEnding() : HoldSessions(fields, sessions_, request);
   if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   const CacheHold* const cache = request.source.cache();
   status = Validate(fields, message.arrays(), validated, cache);
@@ -286,6 +283,8 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   }
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
+  status = ReservePages(plan, request);
+  if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   PlaceArrays(message, validated, plan, request);
   status = engine_.Place(request);
   return status.ok() ? status : RejectRefusal(Rejection::kMemory, std::move(status));

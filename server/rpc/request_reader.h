@@ -63,6 +63,8 @@ class RequestReader {
   void Submit(Call& call, std::unique_ptr<Request> request);
   // Counts a refusal and returns its status.
   Status Reject(Rejection reason, Status status);
+  // The same, for the reason that the status's code says; `exhausted`: what RESOURCE_EXHAUSTED is.
+  Status RejectRefusal(Rejection exhausted, Status status);
 
  private:
   struct Work;       // one message while it is decoded
@@ -87,7 +89,6 @@ class RequestReader {
                     MemoryPlan& plan);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
-  Status RejectRefusal(Rejection exhausted, Status status);
 
   Engine& engine_;
   WorkerThreads& workers_;

@@ -13,12 +13,15 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/wire/grpc_status.h"
+#include "server/wire/session_uses.h"
 
 namespace attend {
 namespace {
 
 // A shape for each of many layers is the most that a request has.
 constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
+// Sessions in one answer.
+constexpr int64_t kListed = 256;
 
 Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
   if (shape.dtype() < v1::DTYPE_FLOAT16 || shape.dtype() > v1::DTYPE_FLOAT32) {
@@ -33,39 +36,82 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 }  // namespace
 
 template <class In, class Out, class Answer>
-SessionServiceImpl::Reactor* SessionServiceImpl::Respond(Call& call, const Bytes& request,
-                                                         Bytes& response, const Answer& answer) {
-  Reactor* const reactor = call.DefaultReactor();
+Status SessionServiceImpl::AnswerTo(Call& call, const Bytes& request, const Answer& answer,
+                                    Bytes& response) {
+  if (sessions_ == nullptr) return SessionsAreOff();
+  if (MemoryIsShort()) return OutOfMemory();
+  const auto bytes = static_cast<int64_t>(request.Length());
+  if (bytes > kRequestBytesMax) {
+    return InvalidArgument("the message has " + std::to_string(bytes) +
+                           " bytes, must have at most " + std::to_string(kRequestBytesMax));
+  }
+  google::protobuf::Arena arena;
+  auto* const in = google::protobuf::Arena::CreateMessage<In>(&arena);
+  auto* const out = google::protobuf::Arena::CreateMessage<Out>(&arena);
+  grpc::ByteBuffer message(request);
+  if (!grpc::SerializationTraits<In>::Deserialize(&message, in).ok()) {
+    return InvalidArgument("the message cannot be parsed");
+  }
+  ATTEND_RETURN_IF_ERROR(answer(TenantOf(context_, call), *in, *out));
+  bool own = false;
+  const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
+  return written.ok() ? Status() : Internal("the answer cannot be written");
+}
+
+template <class In, class Out, class Answer>
+void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& response,
+                                 Reactor& reactor, const Answer& answer) {
   Status status;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    google::protobuf::Arena arena;
-    auto* const in = google::protobuf::Arena::CreateMessage<In>(&arena);
-    auto* const out = google::protobuf::Arena::CreateMessage<Out>(&arena);
-    const auto bytes = static_cast<int64_t>(request.Length());
-    grpc::ByteBuffer message(request);
-    if (bytes > kRequestBytesMax) {
-      status = InvalidArgument("the message has " + std::to_string(bytes) +
-                               " bytes, must have at most " + std::to_string(kRequestBytesMax));
-    } else if (sessions_ == nullptr) {
-      status = Unimplemented("the server has sessions off; --session-memory turns them on");
-    } else if (MemoryIsShort()) {
-      status = ResourceExhausted("the server's process is out of memory");
-    } else if (!grpc::SerializationTraits<In>::Deserialize(&message, in).ok()) {
-      status = InvalidArgument("the message cannot be parsed");
-    } else {
-      status = answer(TenantOf(context_, call), *in, *out);
-    }
-    if (status.ok()) {
-      bool own = false;
-      reactor->Finish(grpc::SerializationTraits<Out>::Serialize(*out, &response, &own));
-      return reactor;
-    }
+    status = AnswerTo<In, Out>(call, request, answer, response);
   } catch (const std::bad_alloc&) {
-    status = ResourceExhausted("the server's process is out of memory");
+    status = OutOfMemory();
+  }
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if (!status.ok()) return Refuse(call, std::move(status), reactor);
+  reactor.Finish(grpc::Status());
+}
+
+void SessionServiceImpl::Refuse(Call& call, Status status, Reactor& reactor) {
+  status = context_.reader.RejectRefusal(Rejection::kMemory, std::move(status));
+  const std::string_view code = CodeName(status.code());
+  if (context_.logger.should_log(LogLevel::warn)) {
+    context_.logger.Log(
+        LogLevel::warn, "session call failed",
+        {{"code", code},
+         {"error", status.message()},
+         {"tenant", context_.engine.options().tenants.list()[TenantOf(context_, call)].name},
+         {"peer", call.peer()}},
+        code);
   }
   AddRetryPushback(context_, status.code(), call);
-  reactor->Finish(ToGrpc(status));
+  reactor.Finish(ToGrpc(status));
+}
+
+template <class In, class Out, class Answer>
+SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const Bytes* request,
+                                                            Bytes* response, const Answer& answer) {
+  Reactor* const reactor = call->DefaultReactor();
+  Respond<In, Out>(*call, *request, *response, *reactor, answer);
+  return reactor;
+}
+
+// The call, its messages and its reactor live until Finish.
+template <class In, class Out, class Answer>
+SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const Bytes* request,
+                                                              Bytes* response,
+                                                              const Answer& answer) {
+  Reactor* const reactor = call->DefaultReactor();
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    context_.workers.Post([this, call, request, response, reactor, answer] {
+      Respond<In, Out>(*call, *request, *response, *reactor, answer);
+    });
+  } catch (const std::bad_alloc&) {
+    const OnNoMemory wait(OnNoMemory::kWait);
+    Refuse(*call, OutOfMemory(), *reactor);
+  }
   return reactor;
 }
 
@@ -89,7 +135,7 @@ Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& re
 
 Status SessionServiceImpl::MayBegin() const {
   if (!context_.engine.draining()) return Status();
-  return Unavailable("the server is draining, and its sessions end with it");
+  return SessionsAreEnding();
 }
 
 Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& request,
@@ -97,21 +143,20 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   ATTEND_RETURN_IF_ERROR(MayBegin());
   SessionSpec spec;
   spec.pinned = request.pinned();
+  // What a Duration holds; the table has the bounds.
   const double lease = request.lease_seconds();
-  const double lease_max = std::chrono::duration<double>(sessions_->options().lease_max).count();
-  if (!(lease >= 0 && lease <= lease_max)) {
-    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be in [0, " +
-                           std::to_string(lease_max) + "]");
+  constexpr double kCountable = 1e9;
+  if (!(lease >= -kCountable && lease <= kCountable)) {
+    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be a time");
   }
   spec.lease = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(lease));
   const int shapes = request.shapes_size();
-  const int layers = request.layers() == 0 ? shapes : request.layers();
-  if (layers < 1 || layers > sessions_->options().layers_max || (shapes != 1 && shapes != layers)) {
-    return InvalidArgument("layers is " + std::to_string(request.layers()) + " with " +
-                           std::to_string(shapes) + " shapes, must be in [1, " +
-                           std::to_string(sessions_->options().layers_max) +
-                           "] with one shape, or one for each layer");
+  const int64_t layers = request.layers() == 0 ? shapes : request.layers();
+  if (shapes != 1 && shapes != layers) {
+    return InvalidArgument("shapes has " + std::to_string(shapes) + " entries, must have 1 or " +
+                           std::to_string(layers) + ", one for each layer");
   }
+  ATTEND_RETURN_IF_ERROR(sessions_->CheckLayers(layers));
   for (int n = 0; n < layers; ++n) {
     Result<LayerShape> shape = ShapeOf(request.shapes(shapes == 1 ? 0 : n), n);
     if (!shape.ok()) return shape.status();
@@ -119,12 +164,18 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   }
   const std::vector<Engine::DeviceState> devices = context_.engine.Devices();
   spec.device = -1;
-  for (size_t n = 0; n < devices.size() && spec.device < 0; ++n) {
-    const bool takes = sessions_->memory(static_cast<int>(n)).total_bytes > 0;
-    const bool named = devices[n].info.name == request.device();
-    if (request.device().empty() ? takes && devices[n].healthy : named) {
-      spec.device = static_cast<int>(n);
-    }
+  std::vector<bool> healthy, healthy_gpus;
+  for (const Engine::DeviceState& device : devices) {
+    if (device.info.name == request.device()) spec.device = static_cast<int>(healthy.size());
+    healthy.push_back(device.healthy);
+    healthy_gpus.push_back(device.healthy && device.info.kind == DeviceKind::kCuda);
+  }
+  if (request.device().empty()) {
+    spec.device = sessions_->ChooseDevice(healthy_gpus);
+    if (spec.device < 0) spec.device = sessions_->ChooseDevice(healthy);
+  }
+  if (spec.device < 0 && request.device().empty()) {
+    return Unavailable("no device with memory for sessions is healthy");
   }
   if (spec.device < 0) {
     return InvalidArgument("device is \"" + request.device().substr(0, 64) +
@@ -135,15 +186,15 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
 
 SessionServiceImpl::Reactor* SessionServiceImpl::CreateSession(Call* call, const Bytes* request,
                                                                Bytes* response) {
-  return Respond<v1::CreateSessionRequest, v1::Session>(
-      *call, *request, *response,
+  return RespondNow<v1::CreateSessionRequest, v1::Session>(
+      call, request, response,
       [this](int tenant, const auto& in, auto& out) { return Create(tenant, in, out); });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
-  return Respond<v1::ForkSessionRequest, v1::Session>(
-      *call, *request, *response, [this](int tenant, const auto& in, auto& out) {
+  return RespondLater<v1::ForkSessionRequest, v1::Session>(
+      call, request, response, [this](int tenant, const auto& in, auto& out) {
         ATTEND_RETURN_IF_ERROR(MayBegin());
         std::optional<int64_t> length;
         if (in.has_length()) length = in.length();
@@ -153,40 +204,47 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const B
 
 SessionServiceImpl::Reactor* SessionServiceImpl::TruncateSession(Call* call, const Bytes* request,
                                                                  Bytes* response) {
-  return Respond<v1::TruncateSessionRequest, v1::Session>(
-      *call, *request, *response, [this](int tenant, const auto& in, auto& out) {
+  return RespondLater<v1::TruncateSessionRequest, v1::Session>(
+      call, request, response, [this](int tenant, const auto& in, auto& out) {
         return Fill(sessions_->Truncate(tenant, in.session(), in.length()), out);
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::FreeSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
-  return Respond<v1::FreeSessionRequest, v1::FreeSessionResponse>(
-      *call, *request, *response,
+  return RespondNow<v1::FreeSessionRequest, v1::FreeSessionResponse>(
+      call, request, response,
       [this](int tenant, const auto& in, auto&) { return sessions_->Free(tenant, in.session()); });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::GetSession(Call* call, const Bytes* request,
                                                             Bytes* response) {
-  return Respond<v1::GetSessionRequest, v1::Session>(
-      *call, *request, *response, [this](int tenant, const auto& in, auto& out) {
+  return RespondNow<v1::GetSessionRequest, v1::Session>(
+      call, request, response, [this](int tenant, const auto& in, auto& out) {
         return Fill(sessions_->Get(tenant, in.session()), out);
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const Bytes* request,
                                                               Bytes* response) {
-  return Respond<v1::ListSessionsRequest, v1::ListSessionsResponse>(
-      *call, *request, *response, [this](int tenant, const auto&, auto& out) {
-        for (const SessionInfo& info : sessions_->List(tenant)) FillInfo(info, *out.add_sessions());
+  return RespondNow<v1::ListSessionsRequest, v1::ListSessionsResponse>(
+      call, request, response, [this](int tenant, const auto& in, auto& out) -> Status {
+        const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
+        if (count < 1 || count > kListed) {
+          return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
+                                 std::to_string(kListed) + "], or 0 for the most");
+        }
+        for (const SessionInfo& info : sessions_->List(tenant, in.after(), count)) {
+          FillInfo(info, *out.add_sessions());
+        }
         return Status();
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::KeepAlive(Call* call, const Bytes* request,
                                                            Bytes* response) {
-  return Respond<v1::KeepAliveRequest, v1::Session>(
-      *call, *request, *response, [this](int tenant, const auto& in, auto& out) {
+  return RespondNow<v1::KeepAliveRequest, v1::Session>(
+      call, request, response, [this](int tenant, const auto& in, auto& out) {
         return Fill(sessions_->KeepAlive(tenant, in.session()), out);
       });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SessionService on gRPC's callback API. Every call is answered at once, on the thread that brought
-// it: the sessions' table waits for nothing.
+// SessionService on gRPC's callback API. A call is answered on the thread that brought it, but for
+// forks and truncations: those may copy a page of each layer, and do it on the copy threads.
 
 #pragma once
 
@@ -42,7 +42,16 @@ class SessionServiceImpl final
  private:
   // Parses the request, has `answer(tenant, request, response)` fill the response, and finishes.
   template <class In, class Out, class Answer>
-  Reactor* Respond(Call& call, const Bytes& request, Bytes& response, const Answer& answer);
+  void Respond(Call& call, const Bytes& request, Bytes& response, Reactor& reactor,
+               const Answer& answer);
+  template <class In, class Out, class Answer>
+  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
+  template <class In, class Out, class Answer>
+  Reactor* RespondLater(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
+  template <class In, class Out, class Answer>
+  Status AnswerTo(Call& call, const Bytes& request, const Answer& answer, Bytes& response);
+  // Counts and logs the refusal.
+  void Refuse(Call& call, Status status, Reactor& reactor);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);

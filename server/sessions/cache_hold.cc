@@ -2,6 +2,8 @@
 //
 // What requests do with sessions: they hold caches, append to them and let them go.
 
+#include "server/sessions/cache_hold.h"
+
 #include <algorithm>
 #include <cassert>
 #include <utility>
@@ -15,10 +17,14 @@ namespace {
 
 std::string NameOf(int64_t index) { return "sessions[" + std::to_string(index) + "]"; }
 
-Status WrongLength(const Layer& layer, const CacheUse& use, const std::string& name) {
+// What the client has appended may be gone again: then it asks for an append, or a length, that
+// ends behind what is there.
+Status WrongLength(const Layer& layer, const CacheUse& use, int64_t new_rows,
+                   const std::string& name) {
   const std::string lengths = name + ".length is " + std::to_string(use.length) +
                               ", the layer has " + std::to_string(layer.length) + " tokens";
-  if (layer.evicted_from >= 0 && use.length > layer.length) {
+  if (layer.evicted_from >= 0 && use.length >= 0 &&
+      (use.length > layer.length || new_rows > layer.length - use.length)) {
     return Status(Code::kOutOfRange, lengths + ": the others were evicted; append them again");
   }
   return Status(Code::kFailedPrecondition, lengths);
@@ -34,13 +40,8 @@ int64_t CacheHold::length_max() const {
   return length;
 }
 
-void CacheHold::MovePages(PageNumber* table, int64_t stride) {
-  for (Sequence& sequence : sequences_) {
-    std::fill(std::copy(sequence.pages.begin(), sequence.pages.end(), table), table + stride, 0);
-    sequence.pages = {table, sequence.pages.size()};
-    table += stride;
-  }
-  pages_.clear();
+Status CacheHold::Reserve(PageNumber* table, int64_t stride) {
+  return table_.ReserveHold(*this, table, stride);
 }
 
 void CacheHold::Commit() { table_.CommitHold(*this); }
@@ -58,27 +59,30 @@ Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session&
   }
   const Layer& layer = session.layers[use.layer];
   there = new_rows > 0 && !use.append_id.empty() && use.append_id == layer.append_id &&
-          use.length == layer.append_begin && layer.length == use.length + new_rows;
+          use.length == layer.append_begin && layer.length - layer.append_begin == new_rows;
   if (there) return Status();
-  if (use.length != layer.length) return WrongLength(layer, use, name);
+  if (use.length != layer.length) return WrongLength(layer, use, new_rows, name);
   if (new_rows > 0 && layer.changing) {
     return Unavailable(name + ": another append to layer " + std::to_string(use.layer) +
                        " is under way");
   }
-  if (layer.length + new_rows <= kLengthMax) return Status();
-  return InvalidArgument(name + " would have " + std::to_string(layer.length + new_rows) +
-                         " tokens, may have at most " + std::to_string(kLengthMax));
+  if (new_rows <= kLengthMax - layer.length) return Status();
+  return InvalidArgument(name + " has " + std::to_string(layer.length) + " tokens, and " +
+                         std::to_string(new_rows) + " more would exceed the " +
+                         std::to_string(kLengthMax) + " that it may have");
 }
 
 Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<const CacheUse> uses,
                                                       int64_t new_rows) {
   std::unique_ptr<CacheHold> hold(new CacheHold(*this));
   hold->uses_.assign(uses.begin(), uses.end());
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ATTEND_RETURN_IF_ERROR(FillHold(tenant, new_rows, *hold));
   return hold;
 }
 
+// Only looks, but that sessions in use are not evicted.
 Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   int64_t there_count = 0;
   std::vector<SessionRef> sessions;
@@ -106,6 +110,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
                              " has another device or shape than sessions[0]; those of "
                              "one request must be alike");
     }
+    hold.sequences_.push_back({{}, layer.length});
     sessions.push_back(session);
   }
   // All sequences' appends are committed at once, so a repeated request finds all of them or none.
@@ -113,64 +118,81 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
     return Status(Code::kFailedPrecondition,
                   "sessions: some have been appended to under their append_id, others not");
   }
+  hold.new_rows_ = new_rows;
   hold.append_rows_ = there_count > 0 ? 0 : new_rows;
-  return TakeAppends(hold, std::move(sessions));
+  for (CacheHold::Sequence& sequence : hold.sequences_) sequence.length += hold.append_rows_;
+  for (const SessionRef& session : sessions) ++session->in_use;
+  hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
+  return Status();
 }
 
-Status SessionTable::TakeAppends(CacheHold& hold, std::vector<SessionRef> sessions) {
+Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride) {
+  assert(!hold.reserved_);
   const int64_t rows = hold.layout_.page_rows;
-  const size_t count = sessions.size();
-  // What is large is allocated before anything is changed, and may fail.
-  hold.sequences_.reserve(count);
-  hold.pages_.resize(count);
+  const size_t count = hold.sessions_.size();
+  const MutexLock lock(mutex_);
   for (size_t n = 0; n < count; ++n) {
-    Layer& layer = sessions[n]->layers[hold.uses_[n].layer];
-    const int64_t pages = (layer.length + hold.append_rows_ + rows - 1) / rows;
-    hold.pages_[n].reserve(static_cast<size_t>(pages));
-    layer.pages.reserve(static_cast<size_t>(pages));
-  }
-  const OnNoMemory wait(OnNoMemory::kWait);
-  for (const SessionRef& session : sessions) ++session->in_use;
-  Status status;
-  for (size_t n = 0; n < count; ++n) {
-    const Layer& layer = sessions[n]->layers[hold.uses_[n].layer];
-    const int64_t length = layer.length + hold.append_rows_;
-    std::vector<PageNumber>& pages = hold.pages_[n];
-    status = TakePages(*sessions[n], hold.layout_.page_bytes,
-                       (length + rows - 1) / rows - std::ssize(layer.pages), pages);
-    if (!status.ok()) break;
-    pages.insert(pages.begin(), layer.pages.begin(), layer.pages.end());
-    hold.sequences_.push_back({pages, length});
-  }
-  PagePool& pool = *pools_[hold.device_].pages;
-  for (size_t n = 0; n < hold.sequences_.size(); ++n) {
-    Layer& layer = sessions[n]->layers[hold.uses_[n].layer];
-    const std::span<const PageNumber> pages = hold.sequences_[n].pages;
-    if (status.ok()) {
-      pool.AddReferences(pages.first(layer.pages.size()));
-      layer.changing |= hold.append_rows_ > 0;
-    } else {
-      DropPages(*sessions[n], layer, pages.subspan(layer.pages.size()));
+    const Session& session = *hold.sessions_[n];
+    const std::string name = NameOf(static_cast<int64_t>(n));
+    if (!sessions_.contains(session.id)) {
+      return Status(Code::kNotFound, name + ": the session has been freed");
+    }
+    bool there = false;
+    ATTEND_RETURN_IF_ERROR(
+        CheckUse(hold.uses_[n], static_cast<int64_t>(n), session, hold.new_rows_, there));
+    if (there != (hold.append_rows_ < hold.new_rows_)) {
+      return Unavailable(name + ": another request has just " +
+                         (there ? "made this append" : "undone this append"));
     }
   }
-  if (status.ok()) {
-    hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
-  } else {
-    for (const SessionRef& session : sessions) --session->in_use;
-    hold.sequences_.clear();
+  // What is large is allocated before anything is changed, and may fail.
+  const auto pages_of = [rows](const CacheHold::Sequence& sequence) {
+    return (sequence.length + rows - 1) / rows;
+  };
+  int64_t needed = 0;
+  for (size_t n = 0; n < count; ++n) {
+    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    const int64_t pages = pages_of(hold.sequences_[n]);
+    assert(pages <= stride);
+    needed += pages - std::ssize(layer.pages);
+    layer.pages.reserve(static_cast<size_t>(pages));
   }
-  return status;
+  std::vector<PageNumber> fresh;
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if (count > 0) {
+    // All sessions are one tenant's, and none of them is evicted for another.
+    ATTEND_RETURN_IF_ERROR(TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, fresh));
+  }
+  auto next = fresh.begin();
+  for (size_t n = 0; n < count; ++n, table += stride) {
+    CacheHold::Sequence& sequence = hold.sequences_[n];
+    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    pools_[hold.device_].pages->AddReferences(layer.pages);
+    layer.changing |= hold.append_rows_ > 0;
+    const auto pages = static_cast<size_t>(pages_of(sequence));
+    PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
+    const auto end = next + (static_cast<int64_t>(pages) - std::ssize(layer.pages));
+    std::fill(std::copy(next, end, added), table + stride, 0);
+    next = end;
+    sequence.pages = {table, pages};
+  }
+  hold.reserved_ = true;
+  assert(ConsistentLocked());
+  return Status();
 }
 
 void SessionTable::CommitHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
+  assert(hold.reserved_ && !hold.committed_);
   hold.committed_ = true;
   for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
+    assert(layer.changing);
     layer.changing = false;
     if (!sessions_.contains(session.id)) continue;
+    assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
     const std::span<const PageNumber> fresh = hold.sequences_[n].pages.subspan(layer.pages.size());
     pools_[session.device].pages->AddReferences(fresh);
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
@@ -180,6 +202,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     layer.evicted_from = -1;
     stats_.appended_tokens += hold.append_rows_;
   }
+  assert(ConsistentLocked());
 }
 
 void SessionTable::EndHold(CacheHold& hold) {
@@ -188,12 +211,15 @@ void SessionTable::EndHold(CacheHold& hold) {
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
-    if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
-    DropPages(session, layer, hold.sequences_[n].pages);
+    if (hold.reserved_) {
+      if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
+      DropPages(session, layer, hold.sequences_[n].pages);
+    }
     --session.in_use;
     if (sessions_.contains(session.id)) Touch(session);
   }
   hold.sessions_.clear();
+  assert(ConsistentLocked());
 }
 
 }  // namespace attend

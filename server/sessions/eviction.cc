@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <numeric>
 
 #include "server/sessions/session_table.h"
@@ -27,14 +28,20 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length) {
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
                                std::vector<PageNumber>& pages) {
   Pool& pool = pools_[session.device];
-  if (pool.pages->Room(page_bytes) < count) {
-    std::vector<Session*> victims;
-    for (const auto& [unused, each] : by_use_) {
-      if (MayEvict(*each, session)) victims.push_back(each);
-    }
-    for (Session* const victim : victims) {
-      if (pool.pages->Room(page_bytes) >= count) break;
-      if (MayEvict(*victim, session)) EvictTail(*victim, session, page_bytes, count);
+  if (pool.pages->Room(page_bytes) < count &&
+      count <= pool.pages->stats().total_bytes / page_bytes &&
+      EnoughToEvict(session, count * page_bytes)) {
+    Evict(session, page_bytes, count, nullptr);
+    if (pool.pages->Room(page_bytes) < count) {
+      // What is left is shared: a page goes if all sessions that refer to it may lose it.
+      Holders holders;
+      for (const auto& [unused, each] : by_use_) {
+        if (!MayEvict(*each, session)) continue;
+        for (const Layer& layer : each->layers) {
+          for (const PageNumber page : layer.pages) holders[page].push_back(each);
+        }
+      }
+      Evict(session, page_bytes, count, &holders);
     }
   }
   ATTEND_RETURN_IF_ERROR(pool.pages->Take(page_bytes, count, pages));
@@ -42,48 +49,97 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   return Status();
 }
 
-bool SessionTable::MayEvict(const Session& session, const Session& needy) const {
-  if (session.device != needy.device || session.in_use > 0 || session.pinned) return false;
-  if (std::all_of(session.layers.begin(), session.layers.end(),
-                  [](const Layer& layer) { return layer.pages.empty(); })) {
-    return false;
-  }
-  if (session.tenant == needy.tenant) return true;
-  // Another tenant's only if it has more than its share.
-  const Pool& pool = pools_[session.device];
+// Of pages in use, how many bytes the tenant has more than its share.
+int64_t SessionTable::BeyondShare(int device, int tenant) const {
+  const Pool& pool = pools_[device];
   const auto weights =
       std::accumulate(options_.tenant_weights.begin(), options_.tenant_weights.end(), int64_t{0});
-  const double share = static_cast<double>(options_.tenant_weights[session.tenant]) /
+  const double share = static_cast<double>(options_.tenant_weights[tenant]) /
                        static_cast<double>(weights) *
                        static_cast<double>(pool.pages->stats().total_bytes);
-  return static_cast<double>(pool.tenant_bytes[session.tenant]) > share;
+  return pool.tenant_bytes[tenant] - static_cast<int64_t>(share);
 }
 
-// Pages go from the end, of all layers alike, until there is room, nothing is left, or what is left
-// would free nothing, as others refer to it.
+bool SessionTable::MayEvict(const Session& session, const Session& needy) const {
+  if (session.device != needy.device || session.in_use > 0 || session.pinned) return false;
+  return session.tenant == needy.tenant || BeyondShare(session.device, session.tenant) > 0;
+}
+
+// An upper bound: pages that sessions share are counted for each of them. Looks no further than it
+// has to.
+bool SessionTable::EnoughToEvict(const Session& needy, int64_t bytes) const {
+  const PagePool::Stats& stats = pools_[needy.device].pages->stats();
+  int64_t found = stats.total_bytes - stats.used_bytes;
+  std::vector<int64_t> left(options_.tenant_weights.size(), std::numeric_limits<int64_t>::max());
+  for (size_t tenant = 0; tenant < left.size(); ++tenant) {
+    if (static_cast<int>(tenant) == needy.tenant) continue;
+    left[tenant] = std::max<int64_t>(0, BeyondShare(needy.device, static_cast<int>(tenant)));
+  }
+  for (const auto& [unused, each] : by_use_) {
+    if (found >= bytes) return true;
+    if (!MayEvict(*each, needy)) continue;
+    int64_t own = 0;
+    for (const Layer& layer : each->layers) {
+      own += std::ssize(layer.pages) * layer.layout.page_bytes;
+    }
+    own = std::min(own, left[each->tenant]);
+    left[each->tenant] -= own;
+    found += own;
+  }
+  return found >= bytes;
+}
+
+void SessionTable::Evict(const Session& needy, int64_t page_bytes, int64_t count,
+                         Holders* holders) {
+  const PagePool& pool = *pools_[needy.device].pages;
+  for (const auto& [unused, each] : by_use_) {
+    if (pool.Room(page_bytes) >= count) return;
+    if (MayEvict(*each, needy)) EvictTail(*each, needy, page_bytes, count, holders);
+  }
+}
+
+// Pages go from the end, of all layers alike, until there is room, nothing is left, what is left
+// would free nothing, or the tenant would have less than its share. With `holders`, pages that
+// several of them share go too, from all of them.
 void SessionTable::EvictTail(Session& session, const Session& needy, int64_t page_bytes,
-                             int64_t count) {
-  const Pool& pool = pools_[session.device];
-  const int64_t before = pool.pages->stats().used_bytes;
+                             int64_t count, Holders* holders) {
+  const PagePool& pool = *pools_[session.device].pages;
+  const int64_t before = pool.stats().used_bytes;
   const int64_t rows = options_.page_rows;
-  while (pool.pages->Room(page_bytes) < count) {
+  while (pool.Room(page_bytes) < count) {
     int64_t longest = 0;
     for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
     if (longest == 0) break;
     const int64_t left = (longest - 1) / rows * rows;
-    const auto frees = [&](const Layer& layer) {
-      return layer.length > left && pool.pages->references(layer.pages[left / rows]) == 1;
-    };
-    if (std::none_of(session.layers.begin(), session.layers.end(), frees)) break;
-    for (Layer& layer : session.layers) {
+    std::set<Session*> losers = {&session};
+    int64_t frees = 0;
+    for (const Layer& layer : session.layers) {
       if (layer.length <= left) continue;
-      Shorten(session, layer, left);
-      layer.evicted_from = left;
-      layer.append_id.clear();
+      const PageNumber page = layer.pages[left / rows];
+      int64_t by_losers = 1;
+      if (holders != nullptr) {
+        const std::vector<Session*>& all = (*holders)[page];
+        by_losers = std::ssize(all);
+        losers.insert(all.begin(), all.end());
+      }
+      if (pool.references(page) <= by_losers) frees += layer.layout.page_bytes;
+    }
+    if (frees == 0) break;
+    if (session.tenant != needy.tenant && BeyondShare(session.device, session.tenant) < frees)
+      break;
+    for (Session* const loser : losers) {
+      for (Layer& layer : loser->layers) {
+        if (layer.length <= left) continue;
+        Shorten(*loser, layer, left);
+        layer.evicted_from = left;
+        layer.append_id.clear();
+      }
     }
   }
+  const int64_t freed = before - pool.stats().used_bytes;
+  if (freed == 0) return;
   ++(session.tenant == needy.tenant ? stats_.evictions_own : stats_.evictions_others);
-  stats_.evicted_bytes += before - pool.pages->stats().used_bytes;
+  stats_.evicted_bytes += freed;
   stats_.evicted_idle_seconds +=
       std::chrono::duration<double>(clock_.Now() - session.last_used).count();
 }

@@ -14,6 +14,11 @@ int64_t RoundUp(int64_t bytes) {
 
 }  // namespace
 
+std::string OutOfBounds(const std::string& field, int64_t value, int64_t low, int64_t high) {
+  return field + " is " + std::to_string(value) + ", must be in [" + std::to_string(low) + ", " +
+         std::to_string(high) + "]";
+}
+
 PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows) {
   const int64_t row_bytes = shape.heads_kv * DTypeBytes(shape.dtype);
   const int64_t k_bytes = RoundUp(page_rows * row_bytes * shape.dim);

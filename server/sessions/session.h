@@ -15,6 +15,9 @@
 
 namespace attend {
 
+// "length is 7, must be in [0, 5]"
+std::string OutOfBounds(const std::string& field, int64_t value, int64_t low, int64_t high);
+
 struct LayerShape {
   DType dtype = DType::kFloat16;  // of K and V
   int64_t heads_kv = 0;           // Hkv

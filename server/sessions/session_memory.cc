@@ -3,6 +3,7 @@
 #include "server/sessions/session_memory.h"
 
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "kernels/util/thread_name.h"
@@ -14,13 +15,27 @@ namespace {
 // A lease ends at most so much late, if nobody names its session before.
 constexpr std::chrono::seconds kExpireInterval(1);
 
+#ifndef NDEBUG
+// NaN in every dtype: whoever reads a page that is free shows it.
+void Poison(char* data, int64_t bytes) { std::memset(data, 0xff, static_cast<size_t>(bytes)); }
+#endif
+
+// Debug builds poison what becomes free in host memory.
+SessionDevice DeviceOf(DeviceArena* arena) {
+  SessionDevice device{arena, {}};
+#ifndef NDEBUG
+  if (arena != nullptr && arena->on_host()) device.on_free = Poison;
+#endif
+  return device;
+}
+
 }  // namespace
 
 SessionMemory::SessionMemory(std::vector<std::unique_ptr<DeviceArena>> arenas,
                              const SessionOptions& options, const Clock& clock)
     : arenas_(std::move(arenas)) {
   std::vector<SessionDevice> devices;
-  for (const auto& arena : arenas_) devices.push_back({arena.get(), {}});
+  for (const auto& arena : arenas_) devices.push_back(DeviceOf(arena.get()));
   table_ = std::make_unique<SessionTable>(options, clock, RandomToken, devices);
   thread_ = std::thread([this] { Run(); });
 }

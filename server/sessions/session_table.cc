@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions come, are forked, cut and go; and the memory is taken from those that have it idle. What
-// requests do with them is in cache_hold.cc.
+// Sessions come and go. How they are forked and cut is in session_cuts.cc, what requests do with
+// them in cache_hold.cc, and how memory is taken from those that have it idle in eviction.cc.
 
 #include "server/sessions/session_table.h"
 
@@ -17,16 +17,11 @@ namespace {
 
 Status NoSuchSession() { return Status(Code::kNotFound, "session: there is none with this id"); }
 
-std::string Bound(const std::string& field, int64_t value, int64_t low, int64_t high) {
-  return field + " is " + std::to_string(value) + ", must be in [" + std::to_string(low) + ", " +
-         std::to_string(high) + "]";
-}
-
 Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int64_t slab_bytes) {
   const std::string name = "layers[" + std::to_string(index) + "].";
   const auto check = [&](const char* field, int64_t value, int64_t high) {
     if (value >= 1 && value <= high) return Status();
-    return InvalidArgument(Bound(name + field, value, 1, high));
+    return InvalidArgument(OutOfBounds(name + field, value, 1, high));
   };
   ATTEND_RETURN_IF_ERROR(check("heads_kv", shape.heads_kv, kHeadsMax));
   ATTEND_RETURN_IF_ERROR(check("dim", shape.dim, kHeadDimMax));
@@ -67,10 +62,18 @@ Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::strin
 }
 
 void SessionTable::Touch(Session& session) {
-  Forget(session);
+  auto use = by_use_.extract({session.last_used, &session});
+  auto lease_end = by_lease_end_.extract({session.last_used + session.lease, &session});
   session.last_used = clock_.Now();
-  by_use_.insert({session.last_used, &session});
-  by_lease_end_.insert({session.last_used + session.lease, &session});
+  if (use.empty()) {
+    by_use_.insert({session.last_used, &session});
+    by_lease_end_.insert({session.last_used + session.lease, &session});
+    return;
+  }
+  use.value().first = session.last_used;
+  lease_end.value().first = session.last_used + session.lease;
+  by_use_.insert(std::move(use));
+  by_lease_end_.insert(std::move(lease_end));
 }
 
 void SessionTable::Forget(Session& session) {
@@ -101,6 +104,7 @@ void SessionTable::ExpireLocked() {
     Remove(session);
     ++stats_.expired;
   }
+  assert(over.empty() || ConsistentLocked());
 }
 
 void SessionTable::Expire() {
@@ -128,17 +132,20 @@ SessionInfo SessionTable::InfoOf(const Session& session) const {
   return info;
 }
 
+Status SessionTable::CheckLayers(int64_t layers) const {
+  if (layers >= 1 && layers <= options_.layers_max) return Status();
+  return InvalidArgument(OutOfBounds("layers", layers, 1, options_.layers_max));
+}
+
 Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   const auto layers = std::ssize(spec.layers);
-  if (layers < 1 || layers > options_.layers_max) {
-    return InvalidArgument(Bound("layers", layers, 1, options_.layers_max));
-  }
+  ATTEND_RETURN_IF_ERROR(CheckLayers(layers));
   if (spec.lease < Duration::zero() || spec.lease > options_.lease_max) {
     const auto seconds = [](Duration d) {
       return std::chrono::duration_cast<std::chrono::seconds>(d).count();
     };
     return InvalidArgument(
-        Bound("lease in seconds", seconds(spec.lease), 0, seconds(options_.lease_max)));
+        OutOfBounds("lease_seconds", seconds(spec.lease), 0, seconds(options_.lease_max)));
   }
   auto session = std::make_shared<Session>();
   for (int64_t n = 0; n < layers; ++n) {
@@ -162,118 +169,17 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   if (pool.pages->stats().total_bytes == 0) {
     return Unimplemented("the device has no memory for sessions (session-memory)");
   }
-  if (std::ssize(sessions_) >= options_.sessions_max) {
-    return ResourceExhausted("there are " + std::to_string(sessions_.size()) +
-                             " sessions, the limit");
-  }
+  ATTEND_RETURN_IF_ERROR(CheckCount());
   Insert(session);
+  assert(ConsistentLocked());
   return InfoOf(*session);
 }
 
-Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
-                                       std::optional<int64_t> length) {
-  const OnNoMemory wait(OnNoMemory::kWait);
-  Result<std::string> fork_id = tokens_();
-  if (!fork_id.ok()) return fork_id.status();
-  const MutexLock lock(mutex_);
-  Result<SessionRef> found = Find(tenant, id);
-  if (!found.ok()) return found.status();
-  const Session& origin = **found;
-  const int64_t whole = origin.length();
-  const int64_t cut = length.value_or(whole);
-  if (cut < 0 || cut > whole) {
-    return Status(Code::kOutOfRange, Bound("length", cut, 0, whole));
-  }
-  if (std::ssize(sessions_) >= options_.sessions_max) {
-    return ResourceExhausted("there are " + std::to_string(sessions_.size()) +
-                             " sessions, the limit");
-  }
-  auto fork = std::make_shared<Session>();
-  fork->id = *std::move(fork_id);
-  fork->tenant = origin.tenant;
-  fork->device = origin.device;
-  fork->lease = origin.lease;
-  fork->pinned = origin.pinned;
-  PagePool& pool = *pools_[origin.device].pages;
-  // Full pages are shared; of the last one, which will be written to, a copy is made. All pages are
-  // taken first, so that nothing has to be undone but this.
-  const int64_t rows = options_.page_rows;
-  std::vector<HostPiece> copies;
-  Status status;
-  ++(*found)->in_use;  // so that it is not evicted for its own fork
-  for (const Layer& layer : origin.layers) {
-    Layer& mine = fork->layers.emplace_back(
-        Layer{.shape = layer.shape, .layout = layer.layout, .length = cut});
-    mine.pages.assign(layer.pages.begin(), layer.pages.begin() + cut / rows);
-    pool.AddReferences(mine.pages);
-    if (!status.ok() || cut % rows == 0) continue;
-    status = TakePages(*fork, layer.layout.page_bytes, 1, mine.pages);
-    if (!status.ok()) continue;
-    copies.push_back({pool.data(layer.pages[cut / rows]), pool.data(mine.pages.back()),
-                      layer.layout.page_bytes});
-  }
-  --(*found)->in_use;
-  if (status.ok()) status = CopyPages(origin.device, copies);
-  if (!status.ok()) {
-    for (Layer& layer : fork->layers) Shorten(*fork, layer, 0);
-    return status;
-  }
-  Insert(fork);
-  return InfoOf(*fork);
-}
-
-Status SessionTable::CopyPages(int device, std::span<const HostPiece> pieces) {
-  return pieces.empty() ? Status() : pools_[device].arena->Copy(pieces);
-}
-
-Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length) {
-  const OnNoMemory wait(OnNoMemory::kWait);
-  const MutexLock lock(mutex_);
-  Result<SessionRef> found = Find(tenant, id);
-  if (!found.ok()) return found.status();
-  Session& session = **found;
-  int64_t longest = 0;
-  for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
-  if (length < 0 || length > longest) {
-    return Status(Code::kOutOfRange, Bound("length", length, 0, longest));
-  }
-  for (const Layer& layer : session.layers) {
-    if (layer.changing) return Unavailable("session: an append to it is under way");
-  }
-  // The page that the cut goes through will be written to. If others read it, they keep it, and
-  // this session gets a copy.
-  PagePool& pool = *pools_[session.device].pages;
-  const int64_t page = length / options_.page_rows;
-  const auto is_shared = [&](const Layer& layer) {
-    return length % options_.page_rows != 0 && length < layer.length &&
-           pool.references(layer.pages[page]) > 1;
-  };
-  ++session.in_use;
-  std::vector<std::pair<Layer*, PageNumber>> fresh;
-  Status status;
-  for (Layer& layer : session.layers) {
-    if (!status.ok() || !is_shared(layer)) continue;
-    std::vector<PageNumber> taken;
-    status = TakePages(session, layer.layout.page_bytes, 1, taken);
-    if (status.ok()) fresh.emplace_back(&layer, taken.front());
-  }
-  --session.in_use;
-  std::vector<HostPiece> copies;
-  for (const auto& [layer, copy] : fresh) {
-    copies.push_back({pool.data(layer->pages[page]), pool.data(copy), layer->layout.page_bytes});
-  }
-  if (status.ok()) status = CopyPages(session.device, copies);
-  for (auto& [layer, copy] : fresh) {
-    if (status.ok()) std::swap(layer->pages[page], copy);
-  }
-  for (const auto& [layer, unused] : fresh) DropPages(session, *layer, {&unused, 1});
-  if (!status.ok()) return status;
-  for (Layer& layer : session.layers) {
-    if (length < layer.length) Shorten(session, layer, length);
-    layer.append_id.clear();
-    layer.evicted_from = -1;
-  }
-  return InfoOf(session);
+Status SessionTable::CheckCount() const {
+  if (std::ssize(sessions_) < options_.sessions_max) return Status();
+  return ResourceExhausted("there are " + std::to_string(sessions_.size()) +
+                           " sessions, may be at most " + std::to_string(options_.sessions_max) +
+                           " (max-sessions)");
 }
 
 Status SessionTable::Free(int tenant, const std::string& id) {
@@ -282,6 +188,7 @@ Status SessionTable::Free(int tenant, const std::string& id) {
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   Remove(*found);
+  assert(ConsistentLocked());
   return Status();
 }
 
@@ -290,18 +197,22 @@ Result<SessionInfo> SessionTable::KeepAlive(int tenant, const std::string& id) {
 }
 
 Result<SessionInfo> SessionTable::Get(int tenant, const std::string& id) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
   return InfoOf(**found);
 }
 
-std::vector<SessionInfo> SessionTable::List(int tenant) {
+std::vector<SessionInfo> SessionTable::List(int tenant, const std::string& after,
+                                            int64_t count_max) {
+  const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
   ExpireLocked();
   std::vector<SessionInfo> list;
-  for (const auto& [id, session] : sessions_) {
-    if (session->tenant == tenant) list.push_back(InfoOf(*session));
+  for (auto it = sessions_.upper_bound(after); it != sessions_.end(); ++it) {
+    if (std::ssize(list) >= count_max) break;
+    if (it->second->tenant == tenant) list.push_back(InfoOf(*it->second));
   }
   return list;
 }
@@ -328,14 +239,34 @@ std::vector<int64_t> SessionTable::tenant_bytes(int device) const {
   return pools_[device].tenant_bytes;
 }
 
+int SessionTable::ChooseDevice(const std::vector<bool>& healthy) const {
+  const MutexLock lock(mutex_);
+  int best = -1;
+  int64_t most = -1;
+  for (size_t n = 0; n < pools_.size() && n < healthy.size(); ++n) {
+    const PagePool::Stats& stats = pools_[n].pages->stats();
+    const int64_t left = stats.total_bytes - stats.used_bytes;
+    if (!healthy[n] || stats.total_bytes == 0 || left <= most) continue;
+    best = static_cast<int>(n);
+    most = left;
+  }
+  return best;
+}
+
 bool SessionTable::Consistent() const {
   const MutexLock lock(mutex_);
+  return ConsistentLocked();
+}
+
+bool SessionTable::ConsistentLocked() const {
   for (const Pool& pool : pools_) {
     const int64_t sum =
         std::accumulate(pool.tenant_bytes.begin(), pool.tenant_bytes.end(), int64_t{0});
     if (!pool.pages->Consistent() || sum != pool.pages->stats().used_bytes) return false;
   }
+  if (by_use_.size() != sessions_.size() || by_lease_end_.size() != sessions_.size()) return false;
   for (const auto& [id, session] : sessions_) {
+    if (!by_use_.contains({session->last_used, session.get()})) return false;
     for (const Layer& layer : session->layers) {
       const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
       if (std::ssize(layer.pages) != pages) return false;

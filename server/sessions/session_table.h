@@ -3,22 +3,20 @@
 // All sessions, by id, and the memory that their pages are in. An id belongs to the tenant that
 // made the session; to others it does not exist.
 //
-// A request that reads or appends to sessions takes a CacheHold, which keeps their pages until the
-// request has ended: nothing of them is evicted, and what is truncated or freed meanwhile stays
-// where the request reads it. An append reserves its pages first, and its rows count only once the
-// hold is committed, those of all sequences at once.
-//
 // Memory: when it is full, sessions that nobody uses lose their tails, the one that was used
 // longest ago first: sessions of the tenant that needs memory, and of tenants that have more than
-// their share. A pinned session loses nothing while its lease lasts. A lease begins anew with every
-// use; at its end the session is freed.
+// their share, but not what is within it. Nobody loses anything if all that they have would not be
+// enough. A pinned session loses nothing while its lease lasts. Every use renews the lease; at its
+// end the session is freed.
 //
-// Thread-safe. Nothing waits, except that Fork and Truncate copy a page of each layer.
+// Thread-safe. Nothing waits, except that Fork and Truncate copy a page of each layer, while the
+// table is not locked.
 
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -30,6 +28,7 @@
 
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
+#include "server/sessions/cache_hold.h"
 #include "server/sessions/page_pool.h"
 #include "server/sessions/session.h"
 #include "server/util/clock.h"
@@ -73,70 +72,8 @@ struct SessionInfo {
   int64_t shared_bytes = 0;  // of those that others refer to as well
 };
 
-// What one sequence of a request uses.
-struct CacheUse {
-  std::string session;
-  int64_t layer = 0;
-  int64_t length = 0;     // that the client believes the layer has
-  std::string append_id;  // chosen by the client; empty: an append cannot be asked for again
-};
-
-class SessionTable;
-
-// A request's hold of the caches that it uses. Ends without appending anything unless it was
-// committed; either way the pages stay as they are until it ends. The table must outlive it.
-class CacheHold {
- public:
-  struct Sequence {
-    std::span<const PageNumber> pages;
-    int64_t length = 0;  // with what is appended
-  };
-
-  ~CacheHold();
-  CacheHold(const CacheHold&) = delete;
-  CacheHold& operator=(const CacheHold&) = delete;
-
-  int device() const { return device_; }
-  // That the pages are in: page n begins at base() + n * kPageUnitBytes.
-  DeviceArena& arena() const { return *arena_; }
-  char* base() const { return static_cast<char*>(arena_->memory().data); }
-  const LayerShape& shape() const { return shape_; }
-  const PageLayout& layout() const { return layout_; }
-  const std::vector<Sequence>& sequences() const { return sequences_; }
-  // New rows at the end of every sequence that the request has to write; 0 if it brought none, or
-  // if an earlier request with the same append id has written them.
-  int64_t append_rows() const { return append_rows_; }
-  // Of the longest sequence.
-  int64_t length_max() const;
-  // Moves the sequences' page numbers to a table of the caller's, `stride` entries for each, which
-  // must outlive the hold: long tables are then counted with the request's memory. What is left of
-  // a sequence's entries becomes 0.
-  void MovePages(PageNumber* table, int64_t stride);
-  // The rows have been written: from now on they are the sessions'. Once, before End.
-  void Commit();
-  // The pages are not read any more. What the hold says stays. Also when it is destroyed.
-  void End();
-
- private:
-  friend class SessionTable;
-  explicit CacheHold(SessionTable& table) : table_(table) {}
-
-  SessionTable& table_;
-  int device_ = 0;
-  DeviceArena* arena_ = nullptr;
-  LayerShape shape_;
-  PageLayout layout_;
-  std::vector<Sequence> sequences_;
-  std::vector<std::vector<PageNumber>> pages_;  // of the sequences, until MovePages
-  int64_t append_rows_ = 0;
-  bool committed_ = false;
-  std::vector<CacheUse> uses_;
-  std::vector<std::shared_ptr<Session>> sessions_;
-};
-
 class SessionTable {
  public:
-  enum class End { kFreed, kLease, kDeviceLost };
   struct Stats {
     int64_t sessions = 0;
     int64_t created = 0;  // since the start, as are the rest; forks too
@@ -155,6 +92,8 @@ class SessionTable {
   SessionTable(const SessionTable&) = delete;
   SessionTable& operator=(const SessionTable&) = delete;
 
+  // Whether a session may have so many layers.
+  Status CheckLayers(int64_t layers) const;
   // INVALID_ARGUMENT names the field, the value and the bound. RESOURCE_EXHAUSTED: there are as
   // many sessions as there may be. UNIMPLEMENTED: the device has no memory for sessions.
   Result<SessionInfo> Create(int tenant, const SessionSpec& spec);
@@ -164,15 +103,17 @@ class SessionTable {
   // Layers that are longer keep `length` tokens.
   Result<SessionInfo> Truncate(int tenant, const std::string& id, int64_t length);
   Status Free(int tenant, const std::string& id);
-  // Begins the lease anew.
+  // Renews the lease.
   Result<SessionInfo> KeepAlive(int tenant, const std::string& id);
   Result<SessionInfo> Get(int tenant, const std::string& id);
-  std::vector<SessionInfo> List(int tenant);
+  // At most `count_max` of the tenant's, in the order of their ids, from the first after `after`
+  // on.
+  std::vector<SessionInfo> List(int tenant, const std::string& after, int64_t count_max);
 
-  // Holds the caches for a request that appends `new_rows` rows to each, or only reads. All layers
+  // Finds the caches for a request that appends `new_rows` rows to each, or only reads. All layers
   // must have the same shape, on one device. NOT_FOUND, INVALID_ARGUMENT; OUT_OF_RANGE: tokens were
   // evicted, and the message says how many are left; FAILED_PRECONDITION: the length is another;
-  // UNAVAILABLE: another append is under way; RESOURCE_EXHAUSTED: there is no memory.
+  // UNAVAILABLE: another append is under way.
   Result<std::unique_ptr<CacheHold>> Hold(int tenant, std::span<const CacheUse> uses,
                                           int64_t new_rows);
 
@@ -181,11 +122,16 @@ class SessionTable {
   // The device is lost: its sessions end, and say so to those who name them until their leases end.
   void LoseDevice(int device);
 
+  // Of the devices that `healthy` says are, the one with the most memory left for sessions; -1:
+  // none has any.
+  int ChooseDevice(const std::vector<bool>& healthy) const;
+
   Stats stats() const;
   PagePool::Stats memory(int device) const;
   // Of pages in use, by tenant.
   std::vector<int64_t> tenant_bytes(int device) const;
-  // Whether the pools are consistent, and the tenants' sums are those of the pools. For tests.
+  // Whether the pools are consistent, and the tenants' sums are those of the pools. Debug builds
+  // ask after every change.
   bool Consistent() const;
   const SessionOptions& options() const { return options_; }
 
@@ -199,9 +145,11 @@ class SessionTable {
     bool lost = false;
   };
 
+  bool ConsistentLocked() const ATTEND_REQUIRES(mutex_);
   Result<SessionRef> Find(int tenant, const std::string& id) ATTEND_REQUIRES(mutex_);
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
-  // Its last use is now; it is filed under that, or (Forget) no longer filed.
+  // Its last use is now; it is filed under that, or (Forget) no longer filed. Touch allocates
+  // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
   void Forget(Session& session) ATTEND_REQUIRES(mutex_);
   void Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
@@ -212,15 +160,40 @@ class SessionTable {
   // Takes pages, and evicts others' for it.
   Status TakePages(const Session& session, int64_t page_bytes, int64_t count,
                    std::vector<PageNumber>& pages) ATTEND_REQUIRES(mutex_);
+  // The sessions that refer to a page, of those that may lose it.
+  using Holders = std::unordered_map<PageNumber, std::vector<Session*>>;
   bool MayEvict(const Session& session, const Session& needy) const ATTEND_REQUIRES(mutex_);
-  void EvictTail(Session& session, const Session& needy, int64_t page_bytes, int64_t count)
+  int64_t BeyondShare(int device, int tenant) const ATTEND_REQUIRES(mutex_);
+  bool EnoughToEvict(const Session& needy, int64_t bytes) const ATTEND_REQUIRES(mutex_);
+  void Evict(const Session& needy, int64_t page_bytes, int64_t count, Holders* holders)
       ATTEND_REQUIRES(mutex_);
+  void EvictTail(Session& session, const Session& needy, int64_t page_bytes, int64_t count,
+                 Holders* holders) ATTEND_REQUIRES(mutex_);
   void Shorten(Session& session, Layer& layer, int64_t length) ATTEND_REQUIRES(mutex_);
-  Status CopyPages(int device, std::span<const HostPiece> pieces) ATTEND_REQUIRES(mutex_);
+  // The page that a cut after `length` tokens goes through, of one layer.
+  struct CutPage {
+    size_t layer = 0;
+    PageNumber from = 0;  // which the cut refers to until it is copied
+    PageNumber to = 0;
+  };
+  struct Cut {
+    SessionRef origin;
+    DeviceArena* arena = nullptr;
+    std::vector<CutPage> pages;
+    std::vector<HostPiece> pieces;
+  };
+  void AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  void DropCut(const Cut& cut) ATTEND_REQUIRES(mutex_);
+  Status BeginFork(const Session& origin, int64_t length, Session& fork, Cut& cut)
+      ATTEND_REQUIRES(mutex_);
+  Result<SessionInfo> EndFork(const SessionRef& fork, const Cut& cut, Status status);
+  Status BeginTruncate(Session& session, int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, Status status) ATTEND_REQUIRES(mutex_);
+  Status CheckCount() const ATTEND_REQUIRES(mutex_);
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
                   bool& there) const ATTEND_REQUIRES(mutex_);
   Status FillHold(int tenant, int64_t new_rows, CacheHold& hold) ATTEND_REQUIRES(mutex_);
-  Status TakeAppends(CacheHold& hold, std::vector<SessionRef> sessions) ATTEND_REQUIRES(mutex_);
+  Status ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride);
   void CommitHold(CacheHold& hold);
   void EndHold(CacheHold& hold);
 
@@ -229,7 +202,7 @@ class SessionTable {
   const TokenSource tokens_;
   mutable Mutex mutex_;
   std::vector<Pool> pools_ ATTEND_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, SessionRef> sessions_ ATTEND_GUARDED_BY(mutex_);
+  std::map<std::string, SessionRef> sessions_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_use_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_lease_end_ ATTEND_GUARDED_BY(mutex_);
   Stats stats_ ATTEND_GUARDED_BY(mutex_);

@@ -4,9 +4,9 @@
 // another, and none changes an answer. What clients or operators can see is elsewhere: limits of
 // the protocol are beside what they limit (wire/, net/), what an operator sets is an option
 // (app/config.h), and how often a thread looks at something, or how long a stop may take, is beside
-// that thread. To
-// race another value, change it, rebuild and compare `bench_service --rows inline,chunked` in turns
-// with the old one; what was learned goes to tests/bench/TRIED.md.
+// that thread. To race another value, change it, rebuild and compare
+// `bench_service --rows inline,chunked` in turns with the old one; what was learned goes to
+// tests/bench/TRIED.md.
 
 #pragma once
 
@@ -74,5 +74,10 @@ inline constexpr int64_t kReplyPieceBytesMin = int64_t{1} << 20;
 // leaves, and some 10 % of a core besides. They also answer at that priority: a client that waits
 // for its check waits for the rest too.
 inline constexpr int kCheckNiceness = 10;
+
+// --- An answer is checked.
+
+// Of keys in sessions that one check copies from a device, or the dump of its request out of pages.
+inline constexpr int64_t kCheckedKeysBytesMax = int64_t{1} << 30;
 
 }  // namespace attend::thresholds

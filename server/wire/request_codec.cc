@@ -261,26 +261,32 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
   return plan;
 }
 
+PageNumber* PageTableOf(const MemoryPlan& plan, Request& request) {
+  return reinterpret_cast<PageNumber*>(static_cast<char*>(request.input.data()) + plan.cache_pages);
+}
+
 // K and V become the sessions' pages; where they were is where the new rows come from.
-void PlaceCache(CacheHold& cache, const MemoryPlan& plan, Request& request) {
+void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request) {
   Attention& a = request.attention;
   request.source.SetAppend({cache.append_rows(), a.k, a.v});
   char* const input = static_cast<char*>(request.input.data());
   auto* const lengths = reinterpret_cast<int64_t*>(input + plan.cache_lengths);
-  auto* const pages = reinterpret_cast<PageNumber*>(input + plan.cache_pages);
-  const int64_t stride = PageStride(cache);
   for (int64_t b = 0; b < std::ssize(cache.sequences()); ++b) {
-    const CacheHold::Sequence& sequence = cache.sequences()[b];
-    lengths[b] = sequence.length;
+    lengths[b] = cache.sequences()[b].length;
   }
-  cache.MovePages(pages, stride);
   a.kv_lengths = lengths;
-  a.kv_pages = {pages, stride};
+  a.kv_pages = {PageTableOf(plan, request), PageStride(cache)};
   const LayerShape& shape = cache.shape();
   const int64_t rows = cache.layout().page_rows;
   const int64_t page = kPageUnitBytes / DTypeBytes(shape.dtype);
   a.k = {cache.base(), page, rows * shape.dim, shape.dim};
   a.v = {cache.base() + cache.layout().k_bytes, page, rows * shape.dim_v, shape.dim_v};
+}
+
+Status ReservePages(const MemoryPlan& plan, Request& request) {
+  CacheHold* const cache = request.source.cache();
+  if (cache == nullptr) return Status();
+  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache));
 }
 
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,

@@ -93,8 +93,13 @@ struct MemoryPlan {
 Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated,
                               const CacheHold* cache = nullptr);
 
+// With sessions: takes the pages of what is appended, and writes the page table to the input block,
+// which has the plan's size. What CacheHold::Reserve says.
+Status ReservePages(const MemoryPlan& plan, Request& request);
+
 // Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
-// whose blocks have the plan's sizes and whose shared tensors have been found.
+// whose blocks have the plan's sizes, whose shared tensors have been found and whose pages
+// reserved.
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
 

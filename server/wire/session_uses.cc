@@ -21,11 +21,17 @@ int64_t NewRows(const v1::AttendRequest& message) {
 
 }  // namespace
 
+Status SessionsAreOff() {
+  return Unimplemented("the server has sessions off; --session-memory turns them on");
+}
+
+Status SessionsAreEnding() {
+  return Unavailable("the server is draining, and its sessions end with it");
+}
+
 Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request) {
   if (message.sessions_size() == 0) return Status();
-  if (table == nullptr) {
-    return Unimplemented("the server has sessions off; --session-memory turns them on");
-  }
+  if (table == nullptr) return SessionsAreOff();
   std::vector<CacheUse> uses;
   uses.reserve(static_cast<size_t>(message.sessions_size()));
   for (const v1::SessionUse& use : message.sessions()) {

@@ -13,6 +13,10 @@ namespace attend {
 
 inline constexpr int64_t kAppendIdBytesMax = 32;
 
+// What is said where the server has no memory for sessions, and while it drains.
+Status SessionsAreOff();
+Status SessionsAreEnding();
+
 // Holds the sessions that `message` names, if any, and leaves them to the request, whose tenant is
 // set. `table` is null if the server has no memory for sessions: UNIMPLEMENTED. INVALID_ARGUMENT,
 // and what SessionTable::Hold says.

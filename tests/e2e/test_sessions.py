@@ -277,7 +277,7 @@ def test_ids_are_the_tenants_own(sessions_server, random):
     (lambda r: r.q.__setattr__("dtype", 1), "must equal"),
     (lambda r: r.k.shape.__setitem__(1, 4), "must equal"),
     (lambda r: r.k.shape.__setitem__(2, -1), "k.shape[2] is -1"),
-    (lambda r: r.k.shape.__setitem__(2, 1 << 40), "may have at most"),
+    (lambda r: r.k.shape.__setitem__(2, 1 << 40), "would exceed"),
     (lambda r: r.raw.__delitem__(2), "raw has 2 entries, must have 3"),
 ])
 def test_what_is_malformed_changes_nothing(sessions_server, random, change, words):
@@ -287,6 +287,22 @@ def test_what_is_malformed_changes_nothing(sessions_server, random, change, word
         change(request)
         assert words in refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.attend, request)
         assert tenant.call("GetSession", session=sequence.session.id).length == 0
+
+
+def test_a_refused_request_evicts_nobody(start_server, random):
+    server = start_server("--session-memory=17MiB")
+    with client(server.address) as tenant:
+        idle = Sequence(random, tenant.create())
+        request, _ = step(random, [idle], 2, 1)
+        tenant.attend(request)
+        needy = tenant.create()
+        for rows in (1 << 20, 1 << 29, (1 << 63) - 1):
+            request, _ = step(random, [Sequence(random, needy)], 2, 1)
+            request.k.shape[2] = request.v.shape[2] = rows
+            with pytest.raises(grpc.RpcError) as refusal:
+                tenant.attend(request)
+            assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert tenant.call("GetSession", session=idle.session.id).length == 2
 
 
 @pytest.mark.parametrize("fields,words", [

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,34 @@ void Requests() {
   }
   shared.mutable_o_placement()->mutable_shared_memory()->set_region("region-bbbbbbbbb");
   Write("request", "shared", Join({shared.SerializeAsString()}));
+}
+
+// On the two sessions that request_fuzz.cc makes: one or both are read, or appended to.
+void Sessions() {
+  for (const auto& [name, second, rows] :
+       {std::tuple{"session-read", false, 0}, std::tuple{"session-append", false, 2},
+        std::tuple{"session-append-both", true, 1}}) {
+    v1::AttendRequest request;
+    const int batch = second ? 2 : 1;
+    const auto fill = [&](v1::Tensor* tensor, int heads, int length, int dim) {
+      tensor->set_dtype(v1::DTYPE_FLOAT16);
+      for (const int size : {batch, heads, length, dim}) tensor->add_shape(size);
+      request.add_raw(std::string(static_cast<size_t>(2 * batch * heads * length * dim), 'a'));
+    };
+    fill(request.mutable_q(), 4, 1, 4);
+    if (rows > 0) {
+      fill(request.mutable_k(), 2, rows, 4);
+      fill(request.mutable_v(), 2, rows, 2);
+    }
+    for (const auto& [id, length] : {std::pair{"session-a", 70}, std::pair{"session-b", 3}}) {
+      if (request.sessions_size() == batch) break;
+      v1::SessionUse* const use = request.add_sessions();
+      use->set_session(id);
+      use->set_length(length);
+      if (rows > 0) use->set_append_id("seed");
+    }
+    Write("request", name, Join({request.SerializeAsString()}));
+  }
 }
 
 void Chunked() {
@@ -287,6 +316,7 @@ int main(int argc, char** argv) {
   }
   attend::fuzz::folder = argv[1];
   attend::fuzz::Requests();
+  attend::fuzz::Sessions();
   attend::fuzz::Chunked();
   attend::fuzz::Regions();
   attend::fuzz::Settings();

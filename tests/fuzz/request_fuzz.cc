@@ -8,6 +8,7 @@
 
 #include <google/protobuf/stubs/logging.h>
 
+#include <array>
 #include <cstring>
 #include <memory>
 
@@ -70,7 +71,10 @@ struct Server {
     for (const int64_t rows : {70, 3}) {
       const auto created = sessions->Create(0, {0, {{DType::kFloat16, 2, 4, 2}}});
       const CacheUse use{created->id, 0, 0, "first"};
-      (*sessions->Hold(0, {&use, 1}, rows))->Commit();
+      const auto hold = *sessions->Hold(0, {&use, 1}, rows);
+      std::array<PageNumber, 2> pages;
+      ATTEND_FUZZ_REQUIRE(hold->Reserve(pages.data(), std::ssize(pages)).ok(), "reserved");
+      hold->Commit();
     }
   }
   HeapAllocator allocator;
@@ -119,6 +123,7 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   ATTEND_RETURN_IF_ERROR(output.status());
   out.request.input = std::move(*input);
   out.request.output = std::move(*output);
+  ATTEND_RETURN_IF_ERROR(ReservePages(out.plan, out.request));
   PlaceArrays(message, out.validated, out.plan, out.request);
   if (!as_pieces) {
     CopyTensors(message, out.validated, out.plan, out.request);

@@ -299,8 +299,8 @@ void CudaLane::PoisonInPlace(Batch* batch) {
   }
 }
 
-// Pages that an item writes to are read by nobody else in the batch: no order is needed but that
-// the kernels come after.
+// Rows that an item writes are read by nobody else in the batch, as they lie beyond what others see
+// of the page: no order is needed but that the kernels come after.
 void CudaLane::Append(Batch* batch) {
   if (batch->appends.empty()) return;
   const cudaError_t error = LaunchAppend(batch->appends, stream_);

@@ -58,7 +58,7 @@ ProblemSpec DecodeSpec(int64_t group, int64_t len_q, uint64_t seed) {
   constexpr int64_t kDims[] = {1, 7, 16, 17, 31, 32, 33, 64, 80, 127, 128, 255, 256};
   const int64_t rows = group * len_q;
   int64_t keys = pick(kLengths);
-  if (rows > cpu_flash::kDecodeRows || (keys > 2000 && !chance(20))) keys %= 200;
+  if (rows > kDecodeRows || (keys > 2000 && !chance(20))) keys %= 200;
   const int64_t dim = keys > 2000 ? 8 : pick(kDims);
   ProblemSpec spec = MakeSpec(1, group, 1, len_q, keys, dim,
                               chance(50) || keys > 2000 ? dim : pick(kDims), pick(kDTypes));
@@ -85,7 +85,7 @@ TEST(CpuDecode, EveryGroupAndQueryLengthOnEveryTarget) {
     uint64_t n = seed;
     for (const int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 64}) {
       for (int64_t len_q = 1; len_q <= 17; ++len_q) {
-        const bool decodes = group * len_q <= cpu_flash::kDecodeRows;
+        const bool decodes = group * len_q <= kDecodeRows;
         if (++n % 100 >= static_cast<uint64_t>((decodes ? 100 : 30) * share)) continue;
         const ProblemSpec spec = DecodeSpec(group, len_q, n);
         SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " " + Describe(spec));
@@ -132,7 +132,7 @@ TEST(CpuDecode, WindowsAnywhere) {
         OwnedAttention clean = MakeAttention(InPages(spec, 128), seed);
         OwnedAttention dirty = MakeAttention(InPages(spec, 128), seed);
         const Sequence s = SequenceOf(dirty.attention, 0);
-        const KeyRange seen = cpu_flash::SeenKeys(p, s);
+        const KeyRange seen = SeenKeys(p, s);
         for (int64_t b = 0; b < 2; ++b) {
           for (int64_t j = 0; j < p.len_k; ++j) {
             if (j >= seen.begin && j < seen.end) continue;

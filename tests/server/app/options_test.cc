@@ -41,6 +41,14 @@ TEST(MemoryMost, CountsSessionsWhereTheyLie) {
   EXPECT_EQ(MemoryMost(config, both), none + 4 * kGiB + 3 * CheckerOptions().copied_bytes_max);
 }
 
+TEST(MemoryMost, CountsDumpsOfSessionsOnTheCpu) {
+  Config config = SmallConfig();
+  const std::vector<DeviceInfo> cpu = {Device(DeviceKind::kCpu)};
+  const int64_t without = MemoryMost(config, cpu);
+  config.check_dump_dir = "dumps";
+  EXPECT_EQ(MemoryMost(config, cpu), without + 3 * CheckerOptions().copied_bytes_max);
+}
+
 TEST(MemoryMost, AGpuWithoutSessionsCopiesNoKeys) {
   Config config = SmallConfig();
   config.session_memory_bytes = 0;

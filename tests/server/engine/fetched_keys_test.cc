@@ -97,7 +97,7 @@ TEST(FetchedKeys, MoreThanACheckMayCopyIsRefused) {
   const std::vector<RowId> rows = {{0, 0, 0}};
   const int64_t bytes = far.BytesSeen(rows);
   const Status status = FetchedKeys::Fetch(far.attention, far.arena, rows, bytes - 1).status();
-  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("may copy at most " + std::to_string(bytes - 1)));
   EXPECT_EQ(far.arena.copied_bytes(), 0);
 }

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -78,7 +78,7 @@ class History {
 
   void Check() const {
     ASSERT_TRUE(table_->Consistent());
-    for (const Read& read : reads_) ExpectTokens(*read.hold, 0, read.tokens);
+    for (const Read& read : reads_) ExpectTokens(*read.held.hold, 0, read.tokens);
   }
 
   void End() {
@@ -100,9 +100,14 @@ class History {
 
  private:
   static constexpr int64_t kBytes = 12 * kSlabBytes + kPageUnitBytes;
+  // A hold, and the table of its pages, which outlives it.
+  struct Held {
+    std::vector<PageNumber> table;
+    std::unique_ptr<CacheHold> hold;
+  };
   struct Read {
     std::string id;
-    std::unique_ptr<CacheHold> hold;
+    Held held;
     Tokens tokens;
   };
 
@@ -218,7 +223,7 @@ class History {
 
   void EndRead() {
     if (reads_.empty()) return;
-    const auto read = reads_.begin() + Range(0, std::ssize(reads_) - 1);
+    const auto read = std::next(reads_.begin(), Range(0, std::ssize(reads_) - 1));
     if (const auto used = model_.find(read->id); used != model_.end()) {
       used->second.last_used = clock_.Now();
     }
@@ -235,6 +240,17 @@ class History {
     EXPECT_EQ(other.ToString(), unknown.ToString());
   }
 
+  // Looked at, and its pages taken. What a hold shows before says nothing of pages.
+  Result<Held> Hold(int tenant, const CacheUse& use, int64_t rows) {
+    Result<std::unique_ptr<CacheHold>> hold = table_->Hold(tenant, {&use, 1}, rows);
+    if (!hold.ok()) return hold.status();
+    const int64_t pages = ((*hold)->length_max() + kRows - 1) / kRows;
+    Held held{std::vector<PageNumber>(static_cast<size_t>(pages) + 1, -1), std::move(*hold)};
+    ATTEND_RETURN_IF_ERROR(held.hold->Reserve(held.table.data(), std::ssize(held.table)));
+    EXPECT_EQ(held.table.back(), 0);
+    return held;
+  }
+
   void Use() {
     if (model_.empty()) return;
     const std::string id = Any()->first;
@@ -248,18 +264,18 @@ class History {
     CacheUse use{id, layer, length, rows > 0 ? "append" + std::to_string(++appends_) : ""};
     if (Range(0, 9) == 0) {
       use.length += Range(1, 3);
-      const Status wrong = table_->Hold(session.tenant, {&use, 1}, rows).status();
+      const Status wrong = Hold(session.tenant, use, rows).status();
       EXPECT_TRUE(wrong.code() == Code::kFailedPrecondition || wrong.code() == Code::kOutOfRange);
       ++refused;
       return;
     }
-    Result<std::unique_ptr<CacheHold>> held = table_->Hold(session.tenant, {&use, 1}, rows);
+    Result<Held> held = Hold(session.tenant, use, rows);
     if (!held.ok()) {
       ASSERT_EQ(held.status().code(), Code::kResourceExhausted) << held.status().ToString();
       ++exhausted;
       return;
     }
-    CacheHold& hold = **held;
+    CacheHold& hold = *held->hold;
     ASSERT_EQ(hold.append_rows(), rows);
     ExpectTokens(hold, rows, tokens);
     Tokens longer = tokens;
@@ -270,17 +286,17 @@ class History {
     tokens = longer;
     if (rows > 0 && Range(0, 3) == 0) AskAgain(session.tenant, use, rows, tokens);
     // What was appended may still be read: by the answer's check.
-    if (Range(0, 1) == 0 && reads_.size() < 6) reads_.push_back({id, std::move(*held), tokens});
+    if (Range(0, 1) == 0 && reads_.size() < 6) reads_.push_back({id, *std::move(held), tokens});
   }
 
   void AskAgain(int tenant, const CacheUse& use, int64_t rows, const Tokens& tokens) {
-    Result<std::unique_ptr<CacheHold>> again = table_->Hold(tenant, {&use, 1}, rows);
+    const Result<Held> again = Hold(tenant, use, rows);
     ASSERT_TRUE(again.ok()) << again.status().ToString();
-    EXPECT_EQ((*again)->append_rows(), 0);
-    ExpectTokens(**again, 0, tokens);
+    EXPECT_EQ(again->hold->append_rows(), 0);
+    ExpectTokens(*again->hold, 0, tokens);
     CacheUse other = use;
     other.append_id = "other";
-    EXPECT_EQ(table_->Hold(tenant, {&other, 1}, rows).status().code(), Code::kFailedPrecondition);
+    EXPECT_EQ(Hold(tenant, other, rows).status().code(), Code::kFailedPrecondition);
     ++repeated;
   }
 
@@ -318,7 +334,7 @@ class History {
   testing::TestArena arena_{kBytes};
   std::unique_ptr<SessionTable> table_;
   std::map<std::string, ModelSession> model_;
-  std::deque<Read> reads_;
+  std::list<Read> reads_;
   int64_t ids_ = 0, appends_ = 0;
   uint32_t token_ = 0;
 };

@@ -40,9 +40,12 @@ SpanList SpansOf(const Attention& a, unsigned tensors) {
     if ((tensors >> tensor & 1) == 0 || data == nullptr) return;
     spans.Add({const_cast<void*>(data), cuda::SpannedBytes(run, extents)});
   };
+  const auto rows_of = [&](const auto& view, int64_t heads, int64_t length, int64_t bytes) {
+    return Extents{Extent{length, view.stride_l * bytes}, Extent{heads, view.stride_h * bytes},
+                   Extent{batch, view.stride_b * bytes}};
+  };
   const auto rows = [&](const auto& view, int64_t heads, int64_t length) {
-    return Extents{Extent{length, view.stride_l * size}, Extent{heads, view.stride_h * size},
-                   Extent{batch, view.stride_b * size}};
+    return rows_of(view, heads, length, size);
   };
   add(0, a.q.data, p.dim * size, rows(a.q, p.heads_q, rows_q));
   add(1, a.k.data, p.dim * size, rows(a.k, p.heads_kv, rows_k));
@@ -54,7 +57,8 @@ SpanList SpansOf(const Attention& a, unsigned tensors) {
          Extent{p.heads_q, a.bias.stride_h * bias_size},
          Extent{p.batch, a.bias.stride_b * bias_size}});
   }
-  add(4, a.o.data, p.dim_v * size, rows(a.o, p.heads_q, rows_q));
+  const int64_t o_size = DTypeBytes(p.o_dtype());
+  add(4, a.o.data, p.dim_v * o_size, rows_of(a.o, p.heads_q, rows_q, o_size));
   if (p.return_lse) {
     add(5, a.lse, rows_q * 4,
         {Extent{1, 0}, Extent{p.heads_q, a.lse_stride_h * 4}, Extent{batch, a.lse_stride_b * 4}});

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a request has of the sessions that it reads or appends to. A hold is made by
+// SessionTable::Hold, which looks and changes nothing; once the request has been admitted, Reserve
+// takes the pages of what is appended. From then on the pages stay as they are until End: what is
+// truncated or freed meanwhile stays where the request reads it, and nothing is evicted. Rows that
+// are appended count only once the hold is committed, those of all sequences at once.
+//
+// Used by one thread at a time.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "kernels/util/status.h"
+#include "server/sessions/session.h"
+
+namespace attend {
+
+class SessionTable;
+
+// What one sequence of a request uses.
+struct CacheUse {
+  std::string session;
+  int64_t layer = 0;
+  int64_t length = 0;     // that the client believes the layer has
+  std::string append_id;  // chosen by the client; empty: an append cannot be asked for again
+};
+
+// Ends without appending anything unless it was committed. The table must outlive it.
+class CacheHold {
+ public:
+  struct Sequence {
+    std::span<const PageNumber> pages;  // from Reserve on
+    int64_t length = 0;                 // with what is appended
+  };
+
+  ~CacheHold();
+  CacheHold(const CacheHold&) = delete;
+  CacheHold& operator=(const CacheHold&) = delete;
+
+  int device() const { return device_; }
+  // Where the pages are: page n begins at base() + n * kPageUnitBytes.
+  DeviceArena& arena() const { return *arena_; }
+  char* base() const { return static_cast<char*>(arena_->memory().data); }
+  const LayerShape& shape() const { return shape_; }
+  const PageLayout& layout() const { return layout_; }
+  const std::vector<Sequence>& sequences() const { return sequences_; }
+  // New rows at the end of every sequence that the request has to write; 0 if it brought none, or
+  // if an earlier request with the same append id has written them.
+  int64_t append_rows() const { return append_rows_; }
+  // Of the longest sequence.
+  int64_t length_max() const;
+
+  // Takes pages for the new rows, and writes all sequences' page numbers to the caller's table,
+  // `stride` entries for each (the rest of them 0), which must outlive the hold: long tables are
+  // so counted with the request's memory. Once, before Commit. What Hold says, as the sessions may
+  // have changed since; RESOURCE_EXHAUSTED: there is no memory for the pages.
+  Status Reserve(PageNumber* table, int64_t stride);
+  // The rows have been written: from now on they are the sessions'. Once, before End.
+  void Commit();
+  // The pages are not read any more. What the hold says stays. Also when it is destroyed.
+  void End();
+
+ private:
+  friend class SessionTable;
+  explicit CacheHold(SessionTable& table) : table_(table) {}
+
+  SessionTable& table_;
+  int device_ = 0;
+  DeviceArena* arena_ = nullptr;
+  LayerShape shape_;
+  PageLayout layout_;
+  std::vector<Sequence> sequences_;
+  int64_t new_rows_ = 0;  // that the request brought
+  int64_t append_rows_ = 0;
+  bool reserved_ = false;
+  bool committed_ = false;
+  std::vector<CacheUse> uses_;
+  std::vector<std::shared_ptr<Session>> sessions_;
+};
+
+}  // namespace attend

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forks and truncations. Both cut a sequence after some tokens. The page that the cut goes through
+// will be written to, so whoever shares it needs a copy. The copies are made while the table is not
+// locked, in three steps: take pages, copy, finish. Meanwhile the pages that are read have a
+// reference more. Of a truncation no layer may be appended to meanwhile (`changing`), but its pages
+// may be read, and come to be shared: so if one of its pages is copied, all that it cuts are.
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "server/memory/memory_reserve.h"
+#include "server/sessions/session_table.h"
+
+namespace attend {
+
+// Rows that were there before the cut: an append may be writing the page's others.
+void SessionTable::AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cut) {
+  const Layer& of = cut.origin->layers[layer];
+  PagePool& pool = *pools_[cut.origin->device].pages;
+  const PageNumber from = of.pages[length / options_.page_rows];
+  pool.AddReferences({&from, 1});
+  cut.pages.push_back({layer, from, to});
+  char* const source = pool.data(from);
+  char* const copy = pool.data(to);
+  if (!cut.arena->on_host()) {  // fewer pieces are faster there, and what is beyond is not read
+    cut.pieces.push_back({source, copy, of.layout.page_bytes});
+    return;
+  }
+  const int64_t size = DTypeBytes(of.shape.dtype);
+  for (const auto& [begin, dim] :
+       {std::pair{int64_t{0}, of.shape.dim}, std::pair{of.layout.k_bytes, of.shape.dim_v}}) {
+    for (int64_t head = 0; head < of.shape.heads_kv; ++head) {
+      const int64_t at = begin + head * options_.page_rows * dim * size;
+      cut.pieces.push_back({source + at, copy + at, length % options_.page_rows * dim * size});
+    }
+  }
+}
+
+void SessionTable::DropCut(const Cut& cut) {
+  for (const CutPage& page : cut.pages) {
+    DropPages(*cut.origin, cut.origin->layers[page.layer], {&page.from, 1});
+  }
+}
+
+Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
+                                       std::optional<int64_t> length) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  Result<std::string> fork_id = tokens_();
+  if (!fork_id.ok()) return fork_id.status();
+  auto fork = std::make_shared<Session>();
+  fork->id = *std::move(fork_id);
+  Cut cut;
+  Status status;
+  {
+    const MutexLock lock(mutex_);
+    Result<SessionRef> found = Find(tenant, id);
+    if (!found.ok()) return found.status();
+    cut.origin = *found;
+    const int64_t whole = cut.origin->length();
+    const int64_t kept = length.value_or(whole);
+    if (kept < 0 || kept > whole) {
+      return Status(Code::kOutOfRange, OutOfBounds("length", kept, 0, whole));
+    }
+    ATTEND_RETURN_IF_ERROR(CheckCount());
+    cut.arena = pools_[cut.origin->device].arena;
+    ++cut.origin->in_use;  // so that it is not evicted for its own fork
+    status = BeginFork(*cut.origin, kept, *fork, cut);
+    --cut.origin->in_use;
+  }
+  if (status.ok()) status = cut.arena->Copy(cut.pieces);
+  return EndFork(fork, cut, std::move(status));
+}
+
+// Full pages are shared.
+Status SessionTable::BeginFork(const Session& origin, int64_t length, Session& fork, Cut& cut) {
+  fork.tenant = origin.tenant;
+  fork.device = origin.device;
+  fork.lease = origin.lease;
+  fork.pinned = origin.pinned;
+  const int64_t rows = options_.page_rows;
+  for (size_t n = 0; n < origin.layers.size(); ++n) {
+    const Layer& layer = origin.layers[n];
+    Layer& mine = fork.layers.emplace_back(
+        Layer{.shape = layer.shape, .layout = layer.layout, .length = length});
+    mine.pages.assign(layer.pages.begin(), layer.pages.begin() + length / rows);
+    pools_[origin.device].pages->AddReferences(mine.pages);
+    if (length % rows == 0) continue;
+    ATTEND_RETURN_IF_ERROR(TakePages(fork, layer.layout.page_bytes, 1, mine.pages));
+    AddToCut(n, mine.pages.back(), length, cut);
+  }
+  return Status();
+}
+
+Result<SessionInfo> SessionTable::EndFork(const SessionRef& fork, const Cut& cut, Status status) {
+  const MutexLock lock(mutex_);
+  DropCut(cut);
+  if (status.ok()) status = CheckCount();
+  if (!status.ok()) {
+    for (Layer& layer : fork->layers) Shorten(*fork, layer, 0);
+    return status;
+  }
+  Insert(fork);
+  assert(ConsistentLocked());
+  return InfoOf(*fork);
+}
+
+Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length) {
+  const OnNoMemory wait(OnNoMemory::kWait);
+  Cut cut;
+  Status status;
+  {
+    const MutexLock lock(mutex_);
+    Result<SessionRef> found = Find(tenant, id);
+    if (!found.ok()) return found.status();
+    Session& session = **found;
+    int64_t longest = 0;
+    for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
+    if (length < 0 || length > longest) {
+      return Status(Code::kOutOfRange, OutOfBounds("length", length, 0, longest));
+    }
+    for (const Layer& layer : session.layers) {
+      if (layer.changing) return Unavailable("session: an append or a truncation is under way");
+    }
+    cut.origin = *found;
+    cut.arena = pools_[session.device].arena;
+    ++session.in_use;
+    for (Layer& layer : session.layers) layer.changing = true;
+    status = BeginTruncate(session, length, cut);
+    if (!status.ok() || cut.pieces.empty()) return EndTruncate(length, cut, std::move(status));
+  }
+  status = cut.arena->Copy(cut.pieces);
+  const MutexLock lock(mutex_);
+  return EndTruncate(length, cut, std::move(status));
+}
+
+// Others that read the pages keep them.
+Status SessionTable::BeginTruncate(Session& session, int64_t length, Cut& cut) {
+  const PagePool& pool = *pools_[session.device].pages;
+  const int64_t rows = options_.page_rows;
+  if (length % rows == 0) return Status();
+  bool shared = false;
+  for (const Layer& layer : session.layers) {
+    shared |= length < layer.length && pool.references(layer.pages[length / rows]) > 1;
+  }
+  for (size_t n = 0; n < session.layers.size() && shared; ++n) {
+    const Layer& layer = session.layers[n];
+    if (length >= layer.length) continue;
+    std::vector<PageNumber> taken;
+    ATTEND_RETURN_IF_ERROR(TakePages(session, layer.layout.page_bytes, 1, taken));
+    AddToCut(n, taken.front(), length, cut);
+  }
+  return Status();
+}
+
+Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, Status status) {
+  Session& session = *cut.origin;
+  DropCut(cut);
+  --session.in_use;
+  for (Layer& layer : session.layers) layer.changing = false;
+  if (status.ok() && !sessions_.contains(session.id)) {
+    status = Status(Code::kNotFound, "session: it has been freed");
+  }
+  for (CutPage& page : cut.pages) {
+    Layer& layer = session.layers[page.layer];
+    if (status.ok()) std::swap(layer.pages[length / options_.page_rows], page.to);
+    DropPages(session, layer, {&page.to, 1});
+  }
+  if (!status.ok()) return status;
+  for (Layer& layer : session.layers) {
+    if (length >= layer.length) continue;
+    Shorten(session, layer, length);
+    layer.append_id.clear();
+    layer.evicted_from = -1;
+  }
+  Touch(session);
+  assert(ConsistentLocked());
+  return InfoOf(session);
+}
+
+}  // namespace attend

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Cases with names; random histories are in session_model_test.
+
+#include "server/sessions/session_table.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/contract/limits.h"
+#include "tests/server/support/manual_clock.h"
+#include "tests/server/support/test_arena.h"
+
+namespace attend {
+namespace {
+
+constexpr int64_t kRows = 16;
+constexpr int64_t kPageBytes = 4096;  // the least: 16 rows of 1 head, D 8 in fp16 are smaller
+constexpr int64_t kSlabBytes = 4 * kPageBytes;
+constexpr int64_t kPages = 16;
+const LayerShape kShape{DType::kFloat16, 1, 8, 8};
+
+// Runs something in the middle of a copy.
+class HookedArena final : public DeviceArena {
+ public:
+  explicit HookedArena(int64_t bytes) : arena_(bytes) {}
+  HostSpan memory() const override { return arena_.memory(); }
+  bool on_host() const override { return true; }
+  Status Copy(std::span<const HostPiece> pieces) override {
+    if (hook) hook();
+    return arena_.Copy(pieces);
+  }
+  std::function<void()> hook;
+
+ private:
+  testing::TestArena arena_;
+};
+
+class SessionTableTest : public ::testing::Test {
+ protected:
+  SessionTableTest() {
+    SessionOptions options;
+    options.page_rows = kRows;
+    options.slab_bytes = kSlabBytes;
+    options.sessions_max = 8;
+    options.tenant_weights = {1, 1};
+    table_ = std::make_unique<SessionTable>(
+        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
+        std::vector{SessionDevice{&arena_, {}}, SessionDevice{&other_, {}}, SessionDevice{}});
+  }
+  ~SessionTableTest() override { EXPECT_TRUE(table_->Consistent()); }
+
+  std::string Make(int tenant, int64_t tokens, bool pinned = false) {
+    const Result<SessionInfo> made =
+        table_->Create(tenant, {0, {kShape}, std::chrono::seconds(60), pinned});
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_TRUE(Append(tenant, made->id, 0, tokens).ok());
+    clock_.Advance(std::chrono::milliseconds(1));
+    return made->id;
+  }
+  Status Append(int tenant, const std::string& id, int64_t length, int64_t rows) {
+    const CacheUse use{id, 0, length, ""};
+    std::vector<PageNumber> table;  // outlives the hold
+    const auto hold = table_->Hold(tenant, {&use, 1}, rows);
+    if (!hold.ok()) return hold.status();
+    table.resize(static_cast<size_t>((length + rows + kRows - 1) / kRows));
+    ATTEND_RETURN_IF_ERROR((*hold)->Reserve(table.data(), std::ssize(table)));
+    if (rows > 0) (*hold)->Commit();
+    return Status();
+  }
+  int64_t Length(int tenant, const std::string& id) {
+    const Result<SessionInfo> info = table_->Get(tenant, id);
+    return info.ok() ? info->length : -1;
+  }
+
+  test::ManualClock clock_;
+  HookedArena arena_{kPages * kPageBytes + kPageUnitBytes};
+  HookedArena other_{2 * kPages * kPageBytes + kPageUnitBytes};
+  int ids_ = 0;
+  std::unique_ptr<SessionTable> table_;
+};
+
+TEST_F(SessionTableTest, WhatNeverFitsEvictsNobody) {
+  const std::string idle = Make(0, 6 * kRows);
+  const std::string needy = Make(0, kRows);
+  const Status status = Append(0, needy, kRows, kPages * kRows);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.ToString();
+  EXPECT_EQ(Length(0, idle), 6 * kRows);
+  EXPECT_EQ(table_->stats().evictions_own, 0);
+  // The largest claim that there is, too.
+  EXPECT_EQ(Append(0, needy, kRows, INT64_MAX).code(), Code::kInvalidArgument);
+  EXPECT_EQ(Append(0, needy, kRows, kLengthMax).code(), Code::kInvalidArgument);
+}
+
+TEST_F(SessionTableTest, LookingTakesNothing) {
+  const std::string idle = Make(0, 8 * kRows);
+  const std::string needy = Make(0, 7 * kRows);
+  const int64_t used = table_->memory(0).used_bytes;
+  const CacheUse use{needy, 0, 7 * kRows, ""};
+  const auto hold = table_->Hold(0, {&use, 1}, 4 * kRows);  // would fit if `idle` lost some
+  ASSERT_TRUE(hold.ok());
+  EXPECT_EQ((*hold)->length_max(), 11 * kRows);
+  EXPECT_EQ(table_->memory(0).used_bytes, used);
+  EXPECT_EQ(Length(0, idle), 8 * kRows);
+}
+
+TEST_F(SessionTableTest, EvictsTheOneUsedLongestAgoFromItsEnd) {
+  const std::string oldest = Make(0, 6 * kRows);
+  const std::string older = Make(0, 6 * kRows);
+  const std::string needy = Make(0, 4 * kRows);
+  EXPECT_TRUE(Append(0, needy, 4 * kRows, 2 * kRows).ok());
+  EXPECT_EQ(Length(0, oldest), 4 * kRows);
+  EXPECT_EQ(Length(0, older), 6 * kRows);
+  // It is told how much is left, and appends the tail.
+  const Status status = Append(0, oldest, 6 * kRows, 1);
+  EXPECT_EQ(status.code(), Code::kOutOfRange);
+  EXPECT_NE(status.message().find("has 64 tokens"), std::string::npos) << status.message();
+}
+
+TEST_F(SessionTableTest, PinnedSessionsAndOthersWithinTheirShareLoseNothing) {
+  const std::string pinned = Make(0, 5 * kRows, true);
+  const std::string other = Make(1, 8 * kRows);  // exactly its half
+  const std::string needy = Make(0, 3 * kRows);
+  EXPECT_EQ(Append(0, needy, 3 * kRows, kRows).code(), Code::kResourceExhausted);
+  EXPECT_EQ(Length(0, pinned), 5 * kRows);
+  EXPECT_EQ(Length(1, other), 8 * kRows);
+}
+
+TEST_F(SessionTableTest, ATenantBeyondItsShareLosesWhatIsBeyond) {
+  const std::string greedy = Make(1, 12 * kRows);
+  const std::string needy = Make(0, 4 * kRows);
+  EXPECT_TRUE(Append(0, needy, 4 * kRows, 4 * kRows).ok());
+  EXPECT_EQ(Length(1, greedy), 8 * kRows);
+  EXPECT_EQ(Append(0, needy, 8 * kRows, kRows).code(), Code::kResourceExhausted);
+  EXPECT_EQ(Length(1, greedy), 8 * kRows);
+  EXPECT_EQ(table_->stats().evictions_others, 1);
+}
+
+TEST_F(SessionTableTest, ALeaseEndsUnlessItIsUsed) {
+  const std::string used = Make(0, 1);
+  const std::string idle = Make(0, 1);
+  clock_.Advance(std::chrono::seconds(59));
+  EXPECT_TRUE(table_->KeepAlive(0, used).ok());
+  clock_.Advance(std::chrono::seconds(2));
+  table_->Expire();
+  EXPECT_EQ(Length(0, used), 1);
+  EXPECT_EQ(Length(0, idle), -1);
+  EXPECT_EQ(table_->stats().expired, 1);
+}
+
+TEST_F(SessionTableTest, WhatChangedSinceTheLookIsRefused) {
+  const std::string id = Make(0, 3 * kRows);
+  const CacheUse use{id, 0, 3 * kRows, "one"};
+  std::vector<PageNumber> table(8);
+  const auto reserve = [&](const auto& hold) {
+    return (*hold)->Reserve(table.data(), std::ssize(table)).code();
+  };
+  const auto cut = table_->Hold(0, {&use, 1}, 1);
+  ASSERT_TRUE(table_->Truncate(0, id, 5).ok());
+  EXPECT_EQ(reserve(cut), Code::kFailedPrecondition);
+  const CacheUse shorter{id, 0, 5, "one"};
+  const auto first = table_->Hold(0, {&shorter, 1}, 1);
+  const auto again = table_->Hold(0, {&shorter, 1}, 1);
+  EXPECT_EQ(reserve(first), Code::kOk);
+  EXPECT_EQ(reserve(again), Code::kUnavailable);  // under way
+  (*first)->Commit();
+  EXPECT_EQ(reserve(again), Code::kUnavailable);  // made: a retry finds it
+  (*first)->End();
+  const auto found = table_->Hold(0, {&shorter, 1}, 1);
+  EXPECT_EQ((*found)->append_rows(), 0);
+  ASSERT_TRUE(table_->Free(0, id).ok());
+  EXPECT_EQ(reserve(found), Code::kNotFound);
+}
+
+TEST_F(SessionTableTest, OthersGoOnWhileAForkIsCopied) {
+  const std::string id = Make(0, kRows + 3);
+  const std::string other = Make(0, 1);
+  arena_.hook = [&] {
+    EXPECT_TRUE(Append(0, other, 1, 1).ok());
+    EXPECT_TRUE(Append(0, id, kRows + 3, 2).ok());  // behind the cut
+  };
+  const Result<SessionInfo> fork = table_->Fork(0, id, {});
+  ASSERT_TRUE(fork.ok()) << fork.status().ToString();
+  EXPECT_EQ(fork->length, kRows + 3);
+  EXPECT_EQ(Length(0, id), kRows + 5);
+}
+
+TEST_F(SessionTableTest, AnOriginFreedWhileItIsForkedLeavesAWholeFork) {
+  const std::string id = Make(0, kRows + 3);
+  arena_.hook = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
+  const Result<SessionInfo> fork = table_->Fork(0, id, {});
+  ASSERT_TRUE(fork.ok());
+  EXPECT_EQ(table_->memory(0).used_bytes, 2 * kPageBytes);
+}
+
+TEST_F(SessionTableTest, WhileATruncationCopiesAppendsWaitAndReadersGoOn) {
+  const std::string id = Make(0, kRows + 9);
+  ASSERT_TRUE(table_->Fork(0, id, kRows + 9).ok());
+  const CacheUse use{id, 0, kRows + 9, ""};
+  std::vector<PageNumber> table(2);
+  const auto reader = table_->Hold(0, {&use, 1}, 0);
+  ASSERT_TRUE((*reader)->Reserve(table.data(), 2).ok());  // so that the page is shared
+  int copies = 0;
+  arena_.hook = [&] {
+    ++copies;
+    EXPECT_EQ(Append(0, id, kRows + 9, 1).code(), Code::kUnavailable);
+    EXPECT_EQ(table_->Truncate(0, id, 1).status().code(), Code::kUnavailable);
+    EXPECT_TRUE(Append(0, id, kRows + 9, 0).ok());
+  };
+  const Result<SessionInfo> cut = table_->Truncate(0, id, kRows + 2);
+  ASSERT_TRUE(cut.ok()) << cut.status().ToString();
+  EXPECT_EQ(copies, 1);
+  EXPECT_EQ(cut->length, kRows + 2);
+  arena_.hook = {};
+  EXPECT_TRUE(Append(0, id, kRows + 2, 1).ok());
+}
+
+TEST_F(SessionTableTest, ASessionFreedWhileItIsTruncatedIsGone) {
+  const std::string id = Make(0, kRows + 9);
+  const CacheUse use{id, 0, kRows + 9, ""};
+  std::vector<PageNumber> table(2);
+  auto reader = table_->Hold(0, {&use, 1}, 0);
+  ASSERT_TRUE((*reader)->Reserve(table.data(), 2).ok());
+  arena_.hook = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
+  EXPECT_EQ(table_->Truncate(0, id, kRows + 2).status().code(), Code::kNotFound);
+  reader->reset();
+  EXPECT_EQ(table_->memory(0).used_bytes, 0);
+}
+
+// A fork or a reader that comes while a truncation copies refers to pages that are then cut.
+TEST_F(SessionTableTest, WhatIsCutMeanwhileStaysAsItsReadersSawIt) {
+  const LayerShape shapes[] = {kShape, kShape};
+  const Result<SessionInfo> made =
+      table_->Create(0, {0, {shapes[0], shapes[1]}, std::chrono::seconds(60)});
+  const std::string id = made->id;
+  std::list<std::vector<PageNumber>> tables;  // outlive the holds
+  std::vector<std::unique_ptr<CacheHold>> holds;
+  const auto hold = [&](int64_t layer, int64_t length, int64_t rows) {
+    const CacheUse use{id, layer, length, ""};
+    std::vector<PageNumber>& table = tables.emplace_back(2);
+    holds.push_back(*table_->Hold(0, {&use, 1}, rows));
+    EXPECT_TRUE(holds.back()->Reserve(table.data(), 2).ok());
+    if (rows > 0) holds.back()->Commit();
+    return table;
+  };
+  for (int64_t layer = 0; layer < 2; ++layer) hold(layer, 0, kRows + 9);
+  holds.clear();
+  hold(0, kRows + 9, 0);  // layer 0 is read, so that there is something to copy
+  std::vector<PageNumber> read;
+  arena_.hook = [&] { read = hold(1, kRows + 9, 0); };  // and now layer 1 too
+  ASSERT_TRUE(table_->Truncate(0, id, kRows + 2).ok());
+  arena_.hook = {};
+  const std::vector<PageNumber> written = hold(1, kRows + 2, 3);
+  EXPECT_EQ(written[0], read[0]);
+  EXPECT_NE(written[1], read[1]);
+}
+
+TEST_F(SessionTableTest, IdleForksGiveTheirSharedPages) {
+  const std::string id = Make(0, 8 * kRows);
+  ASSERT_TRUE(table_->Fork(0, id, {}).ok());
+  const std::string needy = Make(0, kRows);
+  EXPECT_TRUE(Append(0, needy, kRows, 10 * kRows).ok());
+  EXPECT_EQ(Length(0, id), 5 * kRows);
+}
+
+TEST_F(SessionTableTest, AnAppendThatIsAskedForAgainAfterAnEvictionIsToldWhatIsLeft) {
+  const std::string id = Make(0, 0);
+  const CacheUse use{id, 0, 0, "prompt"};
+  std::vector<PageNumber> table(8);
+  {
+    const auto hold = table_->Hold(0, {&use, 1}, 8 * kRows);
+    ASSERT_TRUE((*hold)->Reserve(table.data(), 8).ok());
+    (*hold)->Commit();
+  }
+  Make(0, 10 * kRows);
+  EXPECT_EQ(Length(0, id), 6 * kRows);
+  EXPECT_EQ(table_->Hold(0, {&use, 1}, 8 * kRows).status().code(), Code::kOutOfRange);
+}
+
+TEST_F(SessionTableTest, ATruncationThatTakesNothingAwayForgetsNothing) {
+  const std::string id = Make(0, 0);
+  const CacheUse use{id, 0, 0, "one"};
+  std::vector<PageNumber> table(1);
+  {
+    const auto hold = table_->Hold(0, {&use, 1}, 5);
+    ASSERT_TRUE((*hold)->Reserve(table.data(), 1).ok());
+    (*hold)->Commit();
+  }
+  ASSERT_TRUE(table_->Truncate(0, id, 5).ok());
+  const auto again = table_->Hold(0, {&use, 1}, 5);
+  ASSERT_TRUE(again.ok()) << again.status().ToString();
+  EXPECT_EQ((*again)->append_rows(), 0);
+}
+
+TEST_F(SessionTableTest, ListsInPages) {
+  for (int n = 0; n < 5; ++n) Make(n % 2, 1);
+  const auto first = table_->List(0, "", 2);
+  ASSERT_EQ(first.size(), 2u);
+  const auto rest = table_->List(0, first[1].id, 2);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_TRUE(table_->List(0, rest[0].id, 2).empty());
+}
+
+// All sequences of a request are appended to, or none.
+TEST_F(SessionTableTest, SequencesThatWereAppendedToInPartAreRefused) {
+  const std::string one = Make(0, 0), two = Make(0, 0);
+  const auto use = [](const std::string& id) { return CacheUse{id, 0, 0, "same"}; };
+  std::vector<PageNumber> table(2);
+  {
+    const CacheUse alone = use(one);
+    const auto hold = table_->Hold(0, {&alone, 1}, 3);
+    ASSERT_TRUE((*hold)->Reserve(table.data(), 1).ok());
+    (*hold)->Commit();
+  }
+  const CacheUse both[] = {use(one), use(two)};
+  EXPECT_EQ(table_->Hold(0, both, 3).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Length(0, two), 0);
+}
+
+TEST_F(SessionTableTest, TheDeviceWithMostMemoryLeft) {
+  EXPECT_EQ(table_->ChooseDevice({true, true, true}), 1);
+  EXPECT_EQ(table_->ChooseDevice({true, false, true}), 0);
+  EXPECT_EQ(table_->ChooseDevice({false, false, true}), -1);  // it has none
+  const Result<SessionInfo> there = table_->Create(0, {1, {kShape}});
+  ASSERT_TRUE(there.ok());
+  ASSERT_TRUE(Append(0, there->id, 0, 20 * kRows).ok());
+  EXPECT_EQ(table_->ChooseDevice({true, true, true}), 0);
+}
+
+TEST_F(SessionTableTest, AsManySessionsAsThereMayBe) {
+  for (int n = 0; n < 8; ++n) Make(0, 1);
+  const Status one_more = table_->Create(0, {0, {kShape}}).status();
+  EXPECT_EQ(one_more.code(), Code::kResourceExhausted);
+  EXPECT_NE(one_more.message().find("max-sessions"), std::string::npos) << one_more.message();
+  EXPECT_EQ(table_->Fork(0, "1", {}).status().ToString(), one_more.ToString());
+}
+
+}  // namespace
+}  // namespace attend
