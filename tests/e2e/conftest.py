@@ -29,6 +29,14 @@ def server(tmp_path_factory):
     assert running.stop() == 0, running.log()
 
 
+@pytest.fixture(scope="session")
+def sessions_server(tmp_path_factory):
+    """Shared by the tests of sessions: two tenants."""
+    running = harness.Server(tmp_path_factory.mktemp("sessions"), "--tenant=a=1,b=1")
+    yield running
+    assert running.stop() == 0, running.log()
+
+
 @pytest.fixture
 def start_server(tmp_path):
     """start_server(*flags): a server that is killed, if it is still there, after the test."""

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions at their limits: what is refused, and what that costs nobody; leases, eviction."""
+
+import time
+
+import grpc
+import pytest
+
+from sessions import DIM, DIM_V, KV_HEADS, Sequence, client, refused, step
+
+
+@pytest.mark.parametrize("change,words", [
+    (lambda r: r.sessions[0].__setattr__("layer", 1), "sessions[0].layer is 1, must be in [0, 0]"),
+    (lambda r: r.sessions[0].__setattr__("layer", -1), "sessions[0].layer is -1"),
+    (lambda r: r.sessions.append(r.sessions[0]), "sessions[1] names a session a second time"),
+    (lambda r: r.sessions[0].__setattr__("append_id", b"x" * 33), "append_id has 33 bytes"),
+    (lambda r: r.kv_lengths.append(1), "kv_lengths must be empty"),
+    (lambda r: r.__setattr__("layout", 3), "must have 3"),
+    (lambda r: r.ClearField("v"), "v is not set"),
+    (lambda r: r.q.__setattr__("dtype", 1), "must equal"),
+    (lambda r: r.k.shape.__setitem__(1, 4), "must equal"),
+    (lambda r: r.k.shape.__setitem__(2, -1), "k.shape[2] is -1"),
+    (lambda r: r.k.shape.__setitem__(2, 1 << 40), "would exceed"),
+    (lambda r: r.raw.__delitem__(2), "raw has 2 entries, must have 3"),
+])
+def test_what_is_malformed_changes_nothing(sessions_server, random, change, words):
+    with client(sessions_server.address) as tenant:
+        sequence = Sequence(random, tenant.create())
+        request, _ = step(random, [sequence], 2, 1)
+        change(request)
+        assert words in refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.attend, request)
+        assert tenant.call("GetSession", session=sequence.session.id).length == 0
+
+
+def test_a_refused_request_evicts_nobody(start_server, random):
+    server = start_server("--session-memory=17MiB")
+    with client(server.address) as tenant:
+        idle = Sequence(random, tenant.create())
+        request, _ = step(random, [idle], 2, 1)
+        tenant.attend(request)
+        needy = tenant.create()
+        for rows in (1 << 20, 1 << 29, (1 << 63) - 1):
+            request, _ = step(random, [Sequence(random, needy)], 2, 1)
+            request.k.shape[2] = request.v.shape[2] = rows
+            with pytest.raises(grpc.RpcError) as refusal:
+                tenant.attend(request)
+            assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert tenant.call("GetSession", session=idle.session.id).length == 2
+
+
+@pytest.mark.parametrize("fields,words", [
+    ({"layers": 513}, "layers is 513"), ({"layers": -1}, "layers is -1"),
+    ({"lease_seconds": -1.0}, "lease_seconds is -1"),
+    ({"lease_seconds": float("nan")}, "lease_seconds is nan"),
+    ({"device": "cuda:9"}, 'device is "cuda:9"'),
+])
+def test_sessions_that_cannot_be(sessions_server, fields, words):
+    with client(sessions_server.address) as tenant:
+        assert words in refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.create, **fields)
+
+
+def test_a_lease_ends(start_server, random):
+    server = start_server("--session-lease=1")
+    with client(server.address) as tenant:
+        kept, left = tenant.create(), tenant.create()
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            tenant.call("KeepAlive", session=kept.id)
+            if [each.id for each in tenant.call("ListSessions").sessions] == [kept.id]:
+                break
+            time.sleep(0.1)
+        refused(grpc.StatusCode.NOT_FOUND, tenant.call, "GetSession", session=left.id)
+        tenant.call("GetSession", session=kept.id)
+
+
+def test_what_is_evicted_is_said_and_appended_again(start_server, random):
+    server = start_server("--session-memory=24MiB")
+    with client(server.address) as tenant:
+        idle = Sequence(random, tenant.create())
+        tenant.attend(step(random, [idle], 20000, 0)[0])
+        busy = Sequence(random, tenant.create())
+        tenant.attend(step(random, [busy], 20000, 0)[0])
+        info = tenant.call("GetSession", session=idle.session.id)
+        assert 0 <= info.length < 20000
+        request, _ = step(random, [idle], 0, 1)
+        details = refused(grpc.StatusCode.OUT_OF_RANGE, tenant.attend, request)
+        assert f"the layer has {info.length} tokens: the others were evicted" in details
+        pinned = tenant.create(pinned=True)
+        full = Sequence(random, pinned)
+        tenant.attend(step(random, [full], 20000, 0)[0])
+        request, _ = step(random, [Sequence(random, tenant.create())], 60000, 0)
+        details = refused(grpc.StatusCode.RESOURCE_EXHAUSTED, tenant.attend, request)
+        assert "(session-memory)" in details
+        assert tenant.call("GetSession", session=pinned.id).length == 20000
+
+
+def test_sessions_can_be_off(start_server):
+    server = start_server("--session-memory=0")
+    with client(server.address) as tenant:
+        assert "--session-memory" in refused(grpc.StatusCode.UNIMPLEMENTED, tenant.create)
+
+
+def test_a_full_memory_says_when_to_retry_and_is_counted(start_server, random):
+    server = start_server("--session-memory=9MiB")
+    with client(server.address) as tenant:
+        pinned = Sequence(random, tenant.create(pinned=True))
+        rows = 8 * 2**20 // (64 * 4 * KV_HEADS * (DIM + DIM_V)) * 64  # whole pages of one slab
+        request, _ = step(random, [pinned], rows, 0)
+        tenant.attend(request)
+        request, _ = step(random, [Sequence(random, tenant.create())], 2, 1)
+        with pytest.raises(grpc.RpcError) as refusal:
+            tenant.attend(request)
+        assert refusal.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "session-memory" in refusal.value.details()
+        assert int(dict(refusal.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+        assert server.metric("attend_rejected_requests_total", reason="memory") == 1
+        # Refused session calls are counted as all others are.
+        refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.create, layers=513)
+        assert server.metric("attend_rejected_requests_total", reason="invalid") == 1
