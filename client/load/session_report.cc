@@ -18,7 +18,7 @@ void AppendLatency(std::string* out, const char* what, const Histogram& h) {
          Ms(h.max()));
 }
 
-// What of the shape counts.
+// The fields of the spec that sessions use.
 std::string ShapeWords(const CallSpec& spec) {
   std::string out;
   Append(&out, "H%lld,Hkv%lld,D%lld,Dv%lld,dtype=%s", static_cast<long long>(spec.heads_q),

@@ -57,7 +57,7 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::strin
   Status lost;
   for (size_t i = 0; i < devices.size(); ++i) {
     const auto& [backend, healthy, unused] = devices[i];
-    if (pinned != SharedRegion::kHost && static_cast<int>(i) != pinned) continue;
+    if (pinned != kAnyDevice && static_cast<int>(i) != pinned) continue;
     const Result<Selection> selected = Select(problem, backend->info(), kernel);
     if (!selected.ok()) {
       if (healthy) refusal = selected.status();
@@ -65,12 +65,12 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::strin
       candidates.push_back({static_cast<int>(i), *selected});
     } else {
       lost = Unavailable("device " + backend->info().name +
-                         (pinned == SharedRegion::kHost ? ", which could run this, is lost"
-                                                        : ", where the tensors are, is lost"));
+                         (pinned == kAnyDevice ? ", which could run this, is lost"
+                                               : ", where the tensors are, is lost"));
     }
   }
   if (!candidates.empty()) return candidates;
-  if (pinned != SharedRegion::kHost && !lost.ok()) return lost;
+  if (pinned != kAnyDevice && !lost.ok()) return lost;
   // Not the problem's refusal: another server, or this one after a restart, may run the request.
   const bool some_healthy = refusal.code() != Code::kUnavailable;
   return some_healthy && !lost.ok() ? lost : refusal;

@@ -33,7 +33,7 @@ struct PlacementRules {
 };
 
 // Returns the healthy devices that can run the problem; only `pinned` may, unless that is
-// SharedRegion::kHost. Never empty. UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason),
+// kAnyDevice. Never empty. UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason),
 // UNAVAILABLE (no healthy device, or those that could run it are lost).
 Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::string_view kernel,
                                               int pinned, std::span<const PlaceableDevice> devices);

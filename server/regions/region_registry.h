@@ -24,26 +24,12 @@
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/regions/device_importer.h"
+#include "server/regions/region.h"
 #include "server/regions/region_memory.h"
 #include "server/util/clock.h"
 #include "server/util/random_token.h"
 
 namespace attend {
-
-// Immutable except for its bytes, which the client may write at any time.
-struct SharedRegion {
-  static constexpr int kHost = -1;
-
-  std::string token;
-  char* data = nullptr;
-  int64_t bytes = 0;
-  uint64_t client = 0;
-  int device = kHost;            // kHost, or the index of the GPU whose memory is lent
-  ImportedMemory imported;       // if lent
-  SharedRegion* next = nullptr;  // for the registry, once the region is unused
-};
-// Keeps the memory alive.
-using RegionRef = std::shared_ptr<const SharedRegion>;
 
 struct RegionLimits {
   int64_t bytes_max = int64_t{4} << 30;

@@ -2,9 +2,9 @@
 //
 // Where a request's inputs are, and so what a lane reads. Tensors that came in messages are in the
 // request's input block, or still where their message arrived, or in the block with a copy of it on
-// a device; tensors in regions stay there, whatever becomes of the request's other tensors, and so
-// are beside the variant and not in it. One type, so that whoever asks what a request waits for,
-// or which device it is bound to, need not know the cases.
+// a device. Tensors in regions stay there, whatever becomes of the request's other tensors, and so
+// do K and V in sessions: both are beside the variant and not in it. One type, so that code that
+// asks what a request waits for, or which device it is bound to, need not know the cases.
 
 #pragma once
 
@@ -20,8 +20,9 @@
 
 #include "kernels/contract/attention_slice.h"
 #include "kernels/contract/backend.h"
-#include "server/regions/region_registry.h"
+#include "server/regions/region.h"
 #include "server/request/device_copy.h"
+#include "server/request/placement.h"
 #include "server/sessions/cache_hold.h"
 
 namespace attend {
@@ -132,12 +133,13 @@ class InputSource {
   DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
   UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }
 
-  // The only device that can read them, or SharedRegion::kHost.
+  // The only device that can read them, or kAnyDevice.
   int pinned_device() const {
     if (cache_ != nullptr) return cache_->device();
-    return shared_ == nullptr ? SharedRegion::kHost : shared_->device;
+    return CanBeChecked() ? kAnyDevice : shared_->device;
   }
-  // Whether the reference check can read them: all but sessions' pages are in the host's memory.
+  // Whether the reference check can read them: all are in the host's memory, or in pages of
+  // sessions, which the check copies.
   bool CanBeChecked() const { return shared_ == nullptr || shared_->device == SharedRegion::kHost; }
   // Whether the lane begins by waiting for something on the device: a client's own work, or the
   // last copies of an upload.

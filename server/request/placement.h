@@ -13,6 +13,9 @@
 
 namespace attend {
 
+// Of a request whose memory binds it to no device.
+inline constexpr int kAnyDevice = -1;
+
 // A device that can run a request, and what the request costs it.
 struct Candidate {
   int device = 0;  // index into the engine's devices

@@ -295,7 +295,7 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
   Status status = FindSharedTensors(message, validated, regions_, request);
   if (status.ok()) {
     if (request.source.shared() != nullptr) {
-      request.transport = request.source.pinned_device() == SharedRegion::kHost
+      request.transport = request.source.shared()->device == SharedRegion::kHost
                               ? Transport::kSharedMemory
                               : Transport::kCudaIpc;
     }

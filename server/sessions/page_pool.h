@@ -47,7 +47,7 @@ class PagePool {
 
   // Appends `count` pages, each with one reference, to `pages`. All or none: RESOURCE_EXHAUSTED
   // names the bytes that are missing. `page_bytes` is a multiple of kPageUnitBytes, at most
-  // page_bytes_max().
+  // the bytes of a slab.
   Status Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>& pages);
   // How many pages of that size could be taken now.
   int64_t Room(int64_t page_bytes) const;
@@ -61,7 +61,6 @@ class PagePool {
   char* base() const { return static_cast<char*>(memory_.data); }
   char* data(PageNumber page) const { return base() + int64_t{page} * kPageUnitBytes; }
   const HostSpan& memory() const { return memory_; }
-  int64_t page_bytes_max() const { return slab_bytes_; }
   const Stats& stats() const { return stats_; }
   // Whether every page of every slab is either free or referred to, and the sums agree. For tests
   // and debug builds: looks at everything.

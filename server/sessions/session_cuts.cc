@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forks and truncations. Both cut a sequence after some tokens. The page that the cut goes through
-// will be written to, so whoever shares it needs a copy. The copies are made while the table is not
-// locked, in three steps: take pages, copy, finish. Meanwhile the pages that are read have a
+// will be written to, so a session that shares it needs a copy. The copies are made while the table
+// is not locked, in three steps: take pages, copy, finish. Meanwhile the pages that are read have a
 // reference more. Of a truncation no layer may be appended to meanwhile (`changing`), but its pages
 // may be read, and come to be shared: so if one of its pages is copied, all that it cuts are.
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::seconds kExpireInterval(1);
 
 #ifndef NDEBUG
-// NaN in every dtype: whoever reads a page that is free shows it.
+// NaN in every dtype: an answer that read a free page shows it.
 void Poison(char* data, int64_t bytes) { std::memset(data, 0xff, static_cast<size_t>(bytes)); }
 #endif
 

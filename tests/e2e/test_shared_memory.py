@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 import harness
+import sessions
 import wire
 
 CODE = grpc.StatusCode
@@ -132,6 +133,24 @@ def test_same_answer_without_sending_a_byte(shm_server, dtype):
     client.close()
     assert_nothing_left(server)
     assert server.stop() == 0
+
+
+def test_the_prompt_of_a_session(shm_server, random):
+    server = shm_server()
+    with sessions.client(server.address) as tenant:
+        sequence = sessions.Sequence(random, tenant.create())
+        request, _ = sessions.step(random, [sequence], 40, 40)
+        inline = wire.pb.AttendRequest()
+        inline.CopyFrom(request)
+        inline.sessions[0].session = tenant.create().id
+        expected = tenant.attend(inline)
+        client = Client(socket_of(server))
+        region = client.create(1 << 20)
+        answer = tenant.attend(region.take(request))
+        assert answer.transport == "shm" and not answer.raw
+        assert [region.bytes_of(answer.o), region.bytes_of(answer.lse)] == list(expected.raw)
+        assert answer.session_lengths == [40]
+        client.close()
 
 
 def test_the_answer_in_place_of_a_small_bias_inline(shm_server):

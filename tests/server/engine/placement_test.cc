@@ -29,7 +29,7 @@ class PlacementTest : public ::testing::Test {
     return backend;
   }
 
-  Result<std::vector<Candidate>> Find(int pinned = SharedRegion::kHost) {
+  Result<std::vector<Candidate>> Find(int pinned = kAnyDevice) {
     return FindCandidates(request_.attention.problem, request_.kernel, pinned, devices_);
   }
   Status Decide(bool sampled = false) {

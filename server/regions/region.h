@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A region: memory on the server's host, or of one of its GPUs, that a client shares with the
+// server. The registry has them by token; requests keep those that their tensors are in.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/regions/device_importer.h"
+
+namespace attend {
+
+// Immutable except for its bytes, which the client may write at any time.
+struct SharedRegion {
+  static constexpr int kHost = -1;
+
+  std::string token;
+  char* data = nullptr;
+  int64_t bytes = 0;
+  uint64_t client = 0;
+  int device = kHost;            // kHost, or the index of the GPU whose memory is lent
+  ImportedMemory imported;       // if lent
+  SharedRegion* next = nullptr;  // for the registry, once the region is unused
+};
+// Keeps the memory alive.
+using RegionRef = std::shared_ptr<const SharedRegion>;
+
+}  // namespace attend
