@@ -14,6 +14,7 @@
 #include "server/app/config_values.h"
 #include "server/memory/host_memory.h"
 #include "server/regions/unix_listener.h"
+#include "server/sessions/session_table.h"
 #include "server/util/byte_size.h"
 
 namespace attend {
@@ -195,6 +196,12 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   }
   c.session_memory_is_default = !given("--session-memory");
   if (c.session_memory_is_default) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;
+  const int64_t slab = SessionOptions().slab_bytes;
+  if (c.session_memory_bytes > 0 && c.session_memory_bytes < slab && given("--session-memory")) {
+    throw CLI::ValidationError(
+        "--session-memory",
+        FormatByteSize(c.session_memory_bytes) + " must be 0 or at least " + FormatByteSize(slab));
+  }
   if (!given("--grpc-memory-max")) c.grpc_memory_max_bytes = DefaultGrpcMemoryMax(c);
   if (c.grpc_memory_max_bytes > 0 &&
       c.grpc_memory_max_bytes / kGrpcMemoryMessagesMin < c.max_request_bytes) {

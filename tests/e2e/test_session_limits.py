@@ -33,7 +33,7 @@ def test_what_is_malformed_changes_nothing(sessions_server, random, change, word
 
 
 def test_a_refused_request_evicts_nobody(start_server, random):
-    server = start_server("--session-memory=17MiB")
+    server = start_server("--session-memory=16MiB")
     with client(server.address) as tenant:
         idle = Sequence(random, tenant.create())
         request, _ = step(random, [idle], 2, 1)
@@ -74,7 +74,7 @@ def test_a_lease_ends(start_server, random):
 
 
 def test_what_is_evicted_is_said_and_appended_again(start_server, random):
-    server = start_server("--session-memory=24MiB")
+    server = start_server("--session-memory=16MiB")
     with client(server.address) as tenant:
         idle = Sequence(random, tenant.create())
         tenant.attend(step(random, [idle], 20000, 0)[0])
@@ -101,7 +101,7 @@ def test_sessions_can_be_off(start_server):
 
 
 def test_a_full_memory_says_when_to_retry_and_is_counted(start_server, random):
-    server = start_server("--session-memory=9MiB")
+    server = start_server("--session-memory=8MiB")
     with client(server.address) as tenant:
         pinned = Sequence(random, tenant.create(pinned=True))
         rows = 8 * 2**20 // (64 * 4 * KV_HEADS * (DIM + DIM_V)) * 64  # whole pages of one slab

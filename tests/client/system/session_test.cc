@@ -298,7 +298,7 @@ TEST(ClientSession, ALengthThatIsWrongIsLearnt) {
 
 TEST(ClientSession, EvictedTokensAreToldWithTheirCode) {
   ATTEND_FRESH_SEED(seed);
-  TestServer server([](Config& config) { config.session_memory_bytes = 24 << 20; });
+  TestServer server([](Config& config) { config.session_memory_bytes = 16 << 20; });
   const auto client = Connect(server.address(), 1);
   Session idle = Create(*client), busy = Create(*client);
   constexpr int64_t kTokens = 70'000;

@@ -113,8 +113,8 @@ std::vector<Setting> MemorySettings() {
        [](const C& c) { return c.shared_memory_client_max_bytes == 8192; }, "4095"},
       {"shared-memory-client-regions", "9",
        [](const C& c) { return c.shared_memory_client_regions == 9; }, "0"},
-      {"session-memory", "3MiB", [](const C& c) { return c.session_memory_bytes == 3 << 20; },
-       "-1"},
+      {"session-memory", "8MiB", [](const C& c) { return c.session_memory_bytes == 8 << 20; },
+       "8388607B"},
       {"session-lease", "2.5", [](const C& c) { return c.session_lease_seconds == 2.5; }, "0"},
       {"max-sessions", "8", [](const C& c) { return c.max_sessions == 8; }, "0"},
   };
