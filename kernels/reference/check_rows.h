@@ -11,12 +11,12 @@
 //
 // Rows and columns may differ by orders of magnitude, so every element has its own bound. With
 // w = sum p|v|, the weighted mean of |v| that the element was added up from, n keys, u the unit
-// roundoffs of fp32 and of the dtype, and `moved` and `lost` of score_rounding.h (what the scores'
-// rounding does to the element, each key weighed by its weight; what weights cost that are too
-// small for the dtype):
+// roundoffs of fp32, of the dtype and of O, and `moved` and `lost` of score_rounding.h (what the
+// scores' rounding does to the element, each key weighed by its weight; what weights cost that are
+// too small for the dtype):
 //
 //   f           = 8 u32 w + moved
-//   floor       = u_dtype |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes)
+//   floor       = u_o |o| + f + lost (but for fp16) + m / 4 u32 w (for 16-bit dtypes)
 //   unit        = u_dtype w + f + lost + sqrt(n) / 2 u32 w
 //   bound       = 2 r unit + floor
 //

@@ -105,7 +105,8 @@ void AddSessions(CLI::App& app, Config& c) {
   Group group(app, "Sessions");
   group
       .Bytes("--session-memory", c.session_memory_bytes, 0, kBytesMax,
-             "Bytes of memory on each device for K and V that stay at the server. 0: none")
+             "Bytes of memory on each device for K and V that stay at the server, 8 MiB or more. "
+             "0: none")
       ->default_str("an eighth of the memory that the server may use; of a GPU's, a quarter");
   group.Number("--session-lease", c.session_lease_seconds, 1, 86400, "SECONDS",
                "Seconds after its last use at which a session ends, if it does not ask for another "

@@ -134,8 +134,10 @@ void Checker::AddBusy(std::vector<BusyRequest>& busy) const {
 }
 
 void Checker::Fail(Request& request, Status why) {
-  const bool may_go_unchecked =
-      why.code() == Code::kUnavailable || why.code() == Code::kResourceExhausted;
+  // INVALID_ARGUMENT: no check may copy so much.
+  const bool may_go_unchecked = why.code() == Code::kUnavailable ||
+                                why.code() == Code::kResourceExhausted ||
+                                why.code() == Code::kInvalidArgument;
   if (!request.check_sampled || !may_go_unchecked) request.status = std::move(why);
 }
 

@@ -67,7 +67,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Allocates host memory for a request that some healthy device can run; only `pinned` may run it,
-  // unless that is kHost. Refusals change nothing: UNIMPLEMENTED or INVALID_ARGUMENT (Select's
+  // unless that is kAnyDevice. Refusals change nothing: UNIMPLEMENTED or INVALID_ARGUMENT (Select's
   // reason), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (draining, no healthy device).
   Result<Admission> Admit(const Problem& problem, std::string_view kernel, int64_t input_bytes,
                           int64_t output_bytes, int pinned = kAnyDevice);

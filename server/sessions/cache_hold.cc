@@ -151,11 +151,15 @@ Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t str
   };
   int64_t needed = 0;
   for (size_t n = 0; n < count; ++n) {
-    Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    const Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
     const int64_t pages = pages_of(hold.sequences_[n]);
     assert(pages <= stride);
     needed += pages - std::ssize(layer.pages);
-    layer.pages.reserve(static_cast<size_t>(pages));
+  }
+  const int64_t all = pools_[hold.device_].pages->stats().total_bytes / hold.layout_.page_bytes;
+  for (size_t n = 0; n < count && needed <= all; ++n) {
+    hold.sessions_[n]->layers[hold.uses_[n].layer].pages.reserve(
+        static_cast<size_t>(pages_of(hold.sequences_[n])));
   }
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
@@ -197,7 +201,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     pools_[session.device].pages->AddReferences(fresh);
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
     layer.append_begin = layer.length;
-    layer.append_id = hold.uses_[n].append_id;
+    layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
     layer.length = hold.sequences_[n].length;
     layer.evicted_from = -1;
     stats_.appended_tokens += hold.append_rows_;

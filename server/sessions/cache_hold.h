@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a request has of the sessions that it reads or appends to. A hold is made by
-// SessionTable::Hold, which looks and changes nothing; once the request has been admitted, Reserve
-// takes the pages of what is appended. From then on the pages stay as they are until End: what is
-// truncated or freed meanwhile stays where the request reads it, and nothing is evicted. Rows that
-// are appended count only once the hold is committed, those of all sequences at once.
+// SessionTable::Hold, which takes no memory, but renews the leases and keeps the sessions from
+// eviction; once the request has been admitted, Reserve takes the pages of what is appended. From
+// then on the pages stay as they are until End: what is truncated or freed meanwhile stays where
+// the request reads it, and nothing is evicted. Rows that are appended count only once the hold is
+// committed, those of all sequences at once.
 //
 // Used by one thread at a time.
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -49,33 +50,45 @@ Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>
         " bytes, " + std::to_string((count - room) * page_bytes) + " bytes more than are free of " +
         std::to_string(stats_.total_bytes) + " (session-memory)");
   }
-  pages.reserve(pages.size() + static_cast<size_t>(count));
-  for (int64_t n = 0; n < count; ++n) {
-    std::set<int64_t>& open = with_room_[page_bytes];
-    if (open.empty()) Open(*unused_.begin(), page_bytes);
-    const int64_t slab = *open.begin();
-    Slab& from = slabs_[slab];
-    const int32_t index = from.free.back();
-    from.free.pop_back();
-    if (from.free.empty()) open.erase(slab);
-    from.counts[index] = 1;
-    --free_pages_[page_bytes];
-    stats_.used_bytes += page_bytes;
-    pages.push_back(NumberOf(slab, index, page_bytes));
+  const size_t before = pages.size();
+  pages.reserve(before + static_cast<size_t>(count));
+  try {
+    for (int64_t n = 0; n < count; ++n) pages.push_back(TakeOne(page_bytes));
+  } catch (const std::bad_alloc&) {
+    DropReferences(std::span(pages).subspan(before));
+    pages.resize(before);
+    throw;
   }
   return Status();
 }
 
+PageNumber PagePool::TakeOne(int64_t page_bytes) {
+  std::set<int64_t>& open = with_room_[page_bytes];
+  if (open.empty()) Open(*unused_.begin(), page_bytes);
+  const int64_t slab = *open.begin();
+  Slab& from = slabs_[slab];
+  const int32_t index = from.free.back();
+  from.free.pop_back();
+  if (from.free.empty()) open.erase(slab);
+  from.counts[index] = 1;
+  --free_pages_[page_bytes];
+  stats_.used_bytes += page_bytes;
+  return NumberOf(slab, index, page_bytes);
+}
+
 void PagePool::Open(int64_t slab, int64_t page_bytes) {
-  Slab& opened = slabs_[slab];
+  // What may fail comes first.
   const int64_t count = PagesOf(page_bytes);
+  Slab opened;
   opened.page_bytes = page_bytes;
   opened.counts.assign(static_cast<size_t>(count), 0);
   opened.free.resize(static_cast<size_t>(count));
   for (int64_t n = 0; n < count; ++n) opened.free[n] = static_cast<int32_t>(count - 1 - n);
-  unused_.erase(slab);
+  int64_t& free_pages = free_pages_[page_bytes];
   with_room_[page_bytes].insert(slab);
-  free_pages_[page_bytes] += count;
+  free_pages += count;
+  slabs_[slab] = std::move(opened);
+  unused_.erase(slab);
   stats_.free_bytes -= slab_bytes_;
 }
 

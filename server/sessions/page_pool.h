@@ -80,6 +80,7 @@ class PagePool {
   int64_t PagesOf(int64_t page_bytes) const { return slab_bytes_ / page_bytes; }
   Place PlaceOf(PageNumber page) const;
   PageNumber NumberOf(int64_t slab, int64_t index, int64_t page_bytes) const;
+  PageNumber TakeOne(int64_t page_bytes);  // there is room
   void Open(int64_t slab, int64_t page_bytes);
   bool Drop(PageNumber page);
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <new>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -20,8 +21,8 @@ void SessionTable::AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cu
   const Layer& of = cut.origin->layers[layer];
   PagePool& pool = *pools_[cut.origin->device].pages;
   const PageNumber from = of.pages[length / options_.page_rows];
+  cut.pages.push_back({layer, from, to});  // for which Begin has made room: this cannot fail
   pool.AddReferences({&from, 1});
-  cut.pages.push_back({layer, from, to});
   char* const source = pool.data(from);
   char* const copy = pool.data(to);
   if (!cut.arena->on_host()) {  // fewer pieces are faster there, and what is beyond is not read
@@ -38,8 +39,9 @@ void SessionTable::AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cu
   }
 }
 
-void SessionTable::DropCut(const Cut& cut) {
-  for (const CutPage& page : cut.pages) {
+void SessionTable::DropCut(Cut& cut) {
+  for (; !cut.pages.empty(); cut.pages.pop_back()) {
+    const CutPage& page = cut.pages.back();
     DropPages(*cut.origin, cut.origin->layers[page.layer], {&page.from, 1});
   }
 }
@@ -53,32 +55,40 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
   fork->id = *std::move(fork_id);
   Cut cut;
   Status status;
-  {
-    const MutexLock lock(mutex_);
-    Result<SessionRef> found = Find(tenant, id);
-    if (!found.ok()) return found.status();
-    cut.origin = *found;
-    const int64_t whole = cut.origin->length();
-    const int64_t kept = length.value_or(whole);
-    if (kept < 0 || kept > whole) {
-      return Status(Code::kOutOfRange, OutOfBounds("length", kept, 0, whole));
-    }
-    ATTEND_RETURN_IF_ERROR(CheckCount());
-    cut.arena = pools_[cut.origin->device].arena;
-    ++cut.origin->in_use;  // so that it is not evicted for its own fork
-    status = BeginFork(*cut.origin, kept, *fork, cut);
-    --cut.origin->in_use;
+  try {
+    status = BeginFork(tenant, id, length, *fork, cut);
+    if (status.ok()) status = cut.arena->Copy(cut.pieces);
+    return EndFork(fork, cut, std::move(status));
+  } catch (const std::bad_alloc&) {
+    return EndFork(fork, cut, OutOfMemory());
   }
-  if (status.ok()) status = cut.arena->Copy(cut.pieces);
-  return EndFork(fork, cut, std::move(status));
 }
 
-// Full pages are shared.
-Status SessionTable::BeginFork(const Session& origin, int64_t length, Session& fork, Cut& cut) {
+Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<int64_t> length,
+                               Session& fork, Cut& cut) {
+  const MutexLock lock(mutex_);
+  Result<SessionRef> found = Find(tenant, id);
+  if (!found.ok()) return found.status();
+  Session& origin = **found;
+  const int64_t whole = origin.length();
+  const int64_t kept = length.value_or(whole);
+  if (kept < 0 || kept > whole) {
+    return Status(Code::kOutOfRange, OutOfBounds("length", kept, 0, whole));
+  }
+  ATTEND_RETURN_IF_ERROR(CheckCount());
+  cut.origin = *found;
+  cut.arena = pools_[origin.device].arena;
+  cut.pages.reserve(origin.layers.size());
   fork.tenant = origin.tenant;
   fork.device = origin.device;
   fork.lease = origin.lease;
   fork.pinned = origin.pinned;
+  const InUse in_use(origin);  // so that it is not evicted for its own fork
+  return ForkLayers(origin, kept, fork, cut);
+}
+
+// Full pages are shared.
+Status SessionTable::ForkLayers(const Session& origin, int64_t length, Session& fork, Cut& cut) {
   const int64_t rows = options_.page_rows;
   for (size_t n = 0; n < origin.layers.size(); ++n) {
     const Layer& layer = origin.layers[n];
@@ -93,7 +103,7 @@ Status SessionTable::BeginFork(const Session& origin, int64_t length, Session& f
   return Status();
 }
 
-Result<SessionInfo> SessionTable::EndFork(const SessionRef& fork, const Cut& cut, Status status) {
+Result<SessionInfo> SessionTable::EndFork(const SessionRef& fork, Cut& cut, Status status) {
   const MutexLock lock(mutex_);
   DropCut(cut);
   if (status.ok()) status = CheckCount();
@@ -110,36 +120,43 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
   const OnNoMemory wait(OnNoMemory::kWait);
   Cut cut;
   Status status;
-  {
-    const MutexLock lock(mutex_);
-    Result<SessionRef> found = Find(tenant, id);
-    if (!found.ok()) return found.status();
-    Session& session = **found;
-    int64_t longest = 0;
-    for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
-    if (length < 0 || length > longest) {
-      return Status(Code::kOutOfRange, OutOfBounds("length", length, 0, longest));
+  try {
+    {
+      const MutexLock lock(mutex_);
+      status = BeginTruncate(tenant, id, length, cut);
+      if (cut.origin == nullptr) return status;
+      if (!status.ok() || cut.pieces.empty()) return EndTruncate(length, cut, std::move(status));
     }
-    for (const Layer& layer : session.layers) {
-      if (layer.changing) return Unavailable("session: an append or a truncation is under way");
-    }
-    cut.origin = *found;
-    cut.arena = pools_[session.device].arena;
-    ++session.in_use;
-    for (Layer& layer : session.layers) layer.changing = true;
-    status = BeginTruncate(session, length, cut);
-    if (!status.ok() || cut.pieces.empty()) return EndTruncate(length, cut, std::move(status));
+    status = cut.arena->Copy(cut.pieces);
+  } catch (const std::bad_alloc&) {
+    if (cut.origin == nullptr) throw;  // nothing has been changed
+    status = OutOfMemory();
   }
-  status = cut.arena->Copy(cut.pieces);
   const MutexLock lock(mutex_);
   return EndTruncate(length, cut, std::move(status));
 }
 
-// Others that read the pages keep them.
-Status SessionTable::BeginTruncate(Session& session, int64_t length, Cut& cut) {
-  const PagePool& pool = *pools_[session.device].pages;
+// Others that read the pages keep them. With an origin in `cut` EndTruncate must follow.
+Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut) {
+  Result<SessionRef> found = Find(tenant, id);
+  if (!found.ok()) return found.status();
+  Session& session = **found;
+  int64_t longest = 0;
+  for (const Layer& layer : session.layers) longest = std::max(longest, layer.length);
+  if (length < 0 || length > longest) {
+    return Status(Code::kOutOfRange, OutOfBounds("length", length, 0, longest));
+  }
+  for (const Layer& layer : session.layers) {
+    if (layer.changing) return Unavailable("session: an append or a truncation is under way");
+  }
+  cut.pages.reserve(session.layers.size());
+  cut.arena = pools_[session.device].arena;
+  cut.origin = *found;
+  ++session.in_use;
+  for (Layer& layer : session.layers) layer.changing = true;
   const int64_t rows = options_.page_rows;
   if (length % rows == 0) return Status();
+  const PagePool& pool = *pools_[session.device].pages;
   bool shared = false;
   for (const Layer& layer : session.layers) {
     shared |= length < layer.length && pool.references(layer.pages[length / rows]) > 1;
@@ -156,7 +173,6 @@ Status SessionTable::BeginTruncate(Session& session, int64_t length, Cut& cut) {
 
 Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, Status status) {
   Session& session = *cut.origin;
-  DropCut(cut);
   --session.in_use;
   for (Layer& layer : session.layers) layer.changing = false;
   if (status.ok() && !sessions_.contains(session.id)) {
@@ -167,6 +183,7 @@ Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, Status s
     if (status.ok()) std::swap(layer.pages[length / options_.page_rows], page.to);
     DropPages(session, layer, {&page.to, 1});
   }
+  DropCut(cut);
   if (!status.ok()) return status;
   for (Layer& layer : session.layers) {
     if (length >= layer.length) continue;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <new>
 #include <numeric>
 
 #include "kernels/contract/limits.h"
@@ -82,8 +83,14 @@ void SessionTable::Forget(Session& session) {
 }
 
 void SessionTable::Insert(const SessionRef& session) {
-  Touch(*session);
-  sessions_.emplace(session->id, session);
+  const auto placed = sessions_.emplace(session->id, session).first;
+  try {
+    Touch(*session);
+  } catch (const std::bad_alloc&) {
+    Forget(*session);
+    sessions_.erase(placed);
+    throw;
+  }
   ++stats_.created;
 }
 

@@ -5,9 +5,9 @@
 //
 // Memory: when it is full, sessions that nobody uses lose their tails, the one that was used
 // longest ago first: sessions of the tenant that needs memory, and of tenants that have more than
-// their share, but not what is within it. Nobody loses anything if all that they have would not be
-// enough. A pinned session loses nothing while its lease lasts. Every use renews the lease; at its
-// end the session is freed.
+// their share, but not what is within it. A need that exceeds all that they have, what they share
+// counted for each, takes nothing from anybody. A pinned session loses nothing while its lease
+// lasts. Every use renews the lease; at its end the session is freed.
 //
 // Thread-safe. Nothing waits, except that Fork and Truncate copy a page of each layer, while the
 // table is not locked.
@@ -100,7 +100,9 @@ class SessionTable {
   // A session of its own with the first `length` tokens (all, if not given), which shares full
   // pages. OUT_OF_RANGE beyond the session's length.
   Result<SessionInfo> Fork(int tenant, const std::string& id, std::optional<int64_t> length);
-  // Layers that are longer keep `length` tokens.
+  // Layers that are longer keep `length` tokens. OUT_OF_RANGE beyond the longest; UNAVAILABLE: an
+  // append or another truncation is under way; RESOURCE_EXHAUSTED: no memory for copies of pages
+  // that others share.
   Result<SessionInfo> Truncate(int tenant, const std::string& id, int64_t length);
   Status Free(int tenant, const std::string& id);
   // Renews the lease.
@@ -182,12 +184,25 @@ class SessionTable {
     std::vector<CutPage> pages;
     std::vector<HostPiece> pieces;
   };
+  // While this lives the session is neither evicted nor expired.
+  struct InUse {
+    explicit InUse(Session& session) : session_(session) { ++session_.in_use; }
+    ~InUse() { --session_.in_use; }
+    InUse(const InUse&) = delete;
+    InUse& operator=(const InUse&) = delete;
+
+   private:
+    Session& session_;
+  };
   void AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
-  void DropCut(const Cut& cut) ATTEND_REQUIRES(mutex_);
-  Status BeginFork(const Session& origin, int64_t length, Session& fork, Cut& cut)
+  void DropCut(Cut& cut) ATTEND_REQUIRES(mutex_);
+  Status BeginFork(int tenant, const std::string& id, std::optional<int64_t> length, Session& fork,
+                   Cut& cut);
+  Status ForkLayers(const Session& origin, int64_t length, Session& fork, Cut& cut)
       ATTEND_REQUIRES(mutex_);
-  Result<SessionInfo> EndFork(const SessionRef& fork, const Cut& cut, Status status);
-  Status BeginTruncate(Session& session, int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  Result<SessionInfo> EndFork(const SessionRef& fork, Cut& cut, Status status);
+  Status BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut)
+      ATTEND_REQUIRES(mutex_);
   Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, Status status) ATTEND_REQUIRES(mutex_);
   Status CheckCount() const ATTEND_REQUIRES(mutex_);
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,

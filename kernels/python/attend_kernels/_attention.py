@@ -324,7 +324,8 @@ class _Call:
             out = _tensors.empty_like(self.q, shape, self.o_dtype, stream)
             self.made.append(out)
         tensor = _tensors.read("out", out, stream)
-        self._check_same(tensor, "dtype", tensor.dtype, self.o_dtype)
+        if tensor.dtype != self.o_dtype:
+            raise invalid(f"out has dtype {tensor.dtype}, must have {self.o_dtype}")
         self._check_same(tensor, "device", tensor.device, self.q.device)
         if tensor.shape != shape:
             raise invalid(f"out has shape {tensor.shape}, must be {shape}")

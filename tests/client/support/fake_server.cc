@@ -35,7 +35,7 @@ Status Answer(const v1::AttendRequest& request, v1::AttendResponse* response) {
   const Problem& p = shape->problem;
   std::vector<int64_t> o_shape = call->q.shape;
   o_shape.back() = p.dim_v;
-  HostTensor o = *HostTensor::Make("o", p.dtype, o_shape);
+  HostTensor o = *HostTensor::Make("o", p.o_dtype(), o_shape);
   HostTensor lse = *HostTensor::Make("lse", DType::kFloat32,
                                      p.packed ? std::vector<int64_t>{p.heads_q, p.total_q}
                                               : std::vector<int64_t>{p.batch, p.heads_q, p.len_q});
