@@ -185,3 +185,31 @@ def test_large_tensors(server, random):
     some = slice(100, 104)
     part = dataclasses.replace(case, q=case.q[:, some], k=case.k[:, some], v=case.v[:, some])
     judge(part, wire.read_answer(case, "BHLD", answer)[0][:, some])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_partial_answers_merge_without_loss(server, random, dtype):
+    """Of two halves of the keys, each with its LSE: only the inputs are rounded to 16 bits."""
+    whole = make_case(random, dtype, heads=3, len_q=5, len_k=90)
+    halves = [dataclasses.replace(whole, k=whole.k[:, :, part], v=whole.v[:, :, part])
+              for part in (slice(0, 40), slice(40, 90))]
+    parts = []
+    with wire.connect(server.address) as service:
+        for half in halves:
+            request = wire.make_request(half, "BHLD", return_lse=True, check=True)
+            request.o_dtype = wire.DTYPES["float32"]
+            answer = service.Attend(request, timeout=wire.SECONDS)
+            assert answer.o.dtype == wire.DTYPES["float32"] and answer.check.ok
+            shape = tuple(answer.o.shape)
+            parts.append((wire.from_bytes("float32", answer.raw[0], shape).astype(np.float64),
+                          wire.from_bytes("float32", answer.raw[1], shape[:3])))
+    weights = np.exp(np.stack([lse for _, lse in parts]) - np.max([lse for _, lse in parts], 0))
+    merged = sum(w[..., None] * o for w, (o, _) in zip(weights, parts)) / weights.sum(0)[..., None]
+    expected, _, _ = attention(whole)
+    # Rounded to 16 bits, some element of this size would be off by half a unit or nearly so.
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    assert np.abs(merged - expected).max() < unit / 16 * np.abs(expected).max()
+    request = wire.make_request(whole, "BHLD")
+    request.o_dtype = wire.DTYPES[dtype]
+    with wire.connect(server.address) as service:
+        assert service.Attend(request, timeout=wire.SECONDS).o.dtype == wire.DTYPES[dtype]

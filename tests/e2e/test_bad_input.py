@@ -202,6 +202,12 @@ for _value in (-1.0, 2e6, float("nan")):
         request.softcap = value
 
 
+for _value in (1, 2, 4, -1):
+    @bad(f"o_dtype {_value}", ["o_dtype", str(_value), "float32"])
+    def _(request, value=_value):
+        request.o_dtype = value
+
+
 @bad("slopes of another head count", ["alibi_slopes", "3"])
 def _(request):
     request.alibi_slopes.extend([1, 2, 3])

@@ -50,7 +50,7 @@ def head(p, b, h, q_begin, q_len, k_begin, k_len):
     """The operands of one sequence and head in double."""
     dtype, kv = DTYPES[p.dtype], h // (p.heads_q // p.heads_kv)
 
-    def rows(t, head_index, begin, count, dim):
+    def rows(t, head_index, begin, count, dim, dtype=dtype):
         item = np.dtype(dtype).itemsize
         first = t.stride_b * b + t.stride_h * head_index + t.stride_l * begin
         return strided((t.data or 0) + first * item, (count, dim), (t.stride_l, 1), dtype)
@@ -78,7 +78,8 @@ def head(p, b, h, q_begin, q_len, k_begin, k_len):
     return {"q": rows(p.q, h, q_begin, q_len, p.dim).astype(float),
             "k": keys(p.k, p.dim).astype(float),
             "v": keys(p.v, p.dim_v).astype(float),
-            "o": rows(p.o, h, q_begin, q_len if p.packed else p.len_q, p.dim_v),
+            "o": rows(p.o, h, q_begin, q_len if p.packed else p.len_q, p.dim_v,
+                      DTYPES[p.o_dtype]),
             "bias": bias, "slope": slope, "offset": 0 if p.alignment else k_len - q_len}
 
 

@@ -42,7 +42,8 @@ DENSE = [
     (dict(kv_lengths=[1.5, 6]), "kv_lengths holds no plain numbers"),
     (dict(cu_seqlens_q=[0, 5]), "cu_seqlens_q is given, but layout BHLD has none"),
     (dict(out=zeros(2, 4, 5, 7)), "out has shape (2, 4, 5, 7), must be (2, 4, 5, 8)"),
-    (dict(out=zeros(2, 4, 5, 8, dtype=np.float16)), "out has dtype float16, must be q's, float32"),
+    (dict(out=zeros(2, 4, 5, 8, dtype=np.float16)), "out has dtype float16, must have float32"),
+    (dict(o_dtype="float16"), "o_dtype is 'float16', must be q's dtype or 'float32'"),
     (dict(kernel="none"), 'kernel is "none", must be one of'),  # the library's own words
 ]
 

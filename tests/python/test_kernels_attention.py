@@ -208,6 +208,17 @@ def test_pages(fake, layout):
     close(o.transpose(SWAP[layout]), expected(q, k, v)[0])
 
 
+def test_o_of_another_dtype(fake):
+    q, k, v = inputs(dtype=np.float16)
+    o = attend_kernels.attention(q, k, v, o_dtype="float32")
+    assert o.dtype == np.float32
+    close(o, expected(q, k, v)[0])
+    out = np.empty_like(o)
+    assert attend_kernels.attention(q, k, v, o_dtype="float32", out=out) is out
+    assert np.array_equal(out, o)
+    assert attend_kernels.attention(q, k, v).dtype == np.float16
+
+
 @pytest.mark.parametrize("table,text", [
     ([[0, 1], [2, 7]], r"page_table has 7, must be in \[0, 6\]"),
     ([[0, -1], [2, 3]], r"page_table has -1, must be in \[0, 6\]"),

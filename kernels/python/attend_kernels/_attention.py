@@ -165,7 +165,7 @@ class _Call:
         p.dtype = DTYPES[self.q.dtype]
         self.o_dtype = self.q.dtype if self.a["o_dtype"] is None else self.a["o_dtype"]
         if self.o_dtype not in (self.q.dtype, "float32"):
-            raise invalid(f"o_dtype is {self.o_dtype!r}, must be {self.q.dtype!r} or 'float32'")
+            raise invalid(f"o_dtype is {self.o_dtype!r}, must be q's dtype or 'float32'")
         p.o_dtype = DTYPES[self.o_dtype]
         p.heads_q, p.heads_kv, p.dim, p.dim_v = q[h], k[h], q[-1], v[-1]
         if self.packed:
