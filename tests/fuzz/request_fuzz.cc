@@ -71,8 +71,8 @@ struct Server {
     for (const int64_t rows : {70, 3}) {
       const auto created = sessions->Create(0, {0, {{DType::kFloat16, 2, 4, 2}}});
       const CacheUse use{created->id, 0, 0, "first"};
+      std::array<PageNumber, 2> pages;  // outlive the hold
       const auto hold = *sessions->Hold(0, {&use, 1}, rows);
-      std::array<PageNumber, 2> pages;
       ATTEND_FUZZ_REQUIRE(hold->Reserve(pages.data(), std::ssize(pages)).ok(), "reserved");
       hold->Commit();
     }
