@@ -7,6 +7,17 @@
 // A small request that finds the queue empty and a lane free is started by the thread that brought
 // it, if no other thread is planning at that moment: waking one would take longer. If the device
 // was idle, that thread also polls for the request's end for a while, and answers it.
+//
+// One thread at a time plans and starts what was planned: driven_ says that one does. What comes
+// meanwhile sets poked_, which the driver looks at before it stops.
+//
+//            work, a deadline, a free lane (poked_, or watch_ has come)
+//   asleep ------------------------------------------------------------> planning (Run)
+//     ^                                                                      |
+//     +---------------------- nothing to start until watch_ -----------------+
+//
+//   Push: queue empty, lane free, nobody drives --> planning on the caller (RunOnCaller), which
+//   wakes the thread if poked_ was set meanwhile
 
 #pragma once
 

@@ -6,6 +6,11 @@
 // too, and only then are its bytes free for others. Memory is returned on a thread of the
 // registry's own, because that may wait for a device.
 //
+//   Create, Import        Release, RemoveClient        the last RegionRef          Run
+//   --------------> open ---------------------> in use ------------------> unreaped ---> returned
+//
+// Tokens find what is open. "In use" is passed at once where no request holds the region.
+//
 // Thread-safe. Create, Import, Release and RemoveClient are called by the socket's thread, Find by
 // gRPC's, and a RegionRef may be dropped on any. Only Create and Import wait: for the memory and,
 // for a bounded time, for recently released regions. The registry must outlive every RegionRef.

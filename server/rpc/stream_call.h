@@ -4,6 +4,15 @@
 // unanswered; beyond that, what the client sends waits in the client. Answers are written one at a
 // time, in the order in which they were ready.
 //
+//   reading --1--> over --2--> finished
+//
+//   1  The client half-closed or cancelled, a write failed, the server drains, or no memory is left
+//      for a message: nothing is read any more.
+//   2  NextLocked: every request that was read is answered or dropped, and no write is under way.
+//      One thread is given kFinish.
+//
+// A request counts as unanswered from its reading until its answer is written, or cannot be.
+//
 // gRPC's threads enter through the On... methods, the server's through Finish. A mutex guards the
 // state and is never held across a call to gRPC or the engine that may call back.
 

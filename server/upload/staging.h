@@ -4,6 +4,11 @@
 // last chunk. Purely an optimisation: the host block always receives every byte, and a request that
 // cannot get a device copy, or loses it, falls back to the normal path.
 //
+//   copying --Finish: the lane reads the copy--> used
+//      |
+//      +------Drop: a copy failed, the device was lost, its queue was full, the upload ended-->
+//             dropped: the block alone serves the request
+//
 // Ownership. The block on the host, and the request's share of the device's staging memory, belong
 // to one holder (StagedInput::Held) with two owners: the StagedInput, for as long as its request
 // lives, and the device's Staging, for as long as an enqueued copy may read the block or write to

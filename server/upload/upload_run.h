@@ -9,6 +9,11 @@
 // queued, parts are tried one at a time; a refused part is retried when another is queued or ends,
 // or when the last byte arrives.
 //
+//   of a part:
+//   missing bytes --Copied, Complete--> ready --Begin--> open --Finish--> ended
+//                                         ^               |
+//                                         +--- refused ---+
+//
 // An optimisation: if no part was queued before the last byte, the request takes the normal path.
 // From the first part on, the request is bound to its device: if that is lost, the request fails.
 //
