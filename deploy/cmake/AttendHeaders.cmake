@@ -28,4 +28,4 @@ endforeach()
 add_library(attend_headers OBJECT ${alone})
 target_compile_options(attend_headers PRIVATE -O0)
 target_link_libraries(attend_headers PRIVATE
-  attend_client_lib attend_kernels attend_server_lib CLI11::CLI11 TBB::tbb hwy::hwy)
+  attend_client_tool attend_kernels attend_server_lib CLI11::CLI11 TBB::tbb hwy::hwy)
