@@ -59,7 +59,7 @@ bool ReadHead(CodedInputStream* in, int64_t message_bytes, ChunkHead* head) {
 // Against what the call says: what is not its answer may be of any size.
 Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
                    const std::vector<int64_t>& shape) {
-  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+  if (!IsDType(meta.dtype())) {
     return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
   }
   const auto dtype_here = static_cast<DType>(meta.dtype());

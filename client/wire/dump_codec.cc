@@ -10,7 +10,7 @@ namespace {
 
 Result<TensorRef> RefOf(const char* name, const v1::Tensor& meta, int raw_index,
                         const std::shared_ptr<const v1::AttendRequest>& request) {
-  if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+  if (!IsDType(meta.dtype())) {
     return InvalidArgument(std::string(name) + ": dtype is " + std::to_string(meta.dtype()) +
                            ", must be 1 (float16), 2 (bfloat16) or 3 (float32)");
   }

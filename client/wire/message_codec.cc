@@ -128,7 +128,7 @@ class TensorTaker {
 
   Result<HostTensor> Take(const char* name, const v1::Tensor& meta,
                           const std::optional<SharedPlace>& place) {
-    if (meta.dtype() < v1::DTYPE_FLOAT16 || meta.dtype() > v1::DTYPE_FLOAT32) {
+    if (!IsDType(meta.dtype())) {
       return Malformed(std::string(name) + " has dtype " + std::to_string(meta.dtype()));
     }
     HostTensor tensor;

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
@@ -17,6 +18,12 @@ namespace attend {
 enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
 
 inline constexpr std::array kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+
+// Of a number from a message or a file.
+constexpr bool IsDType(int32_t number) {
+  return std::any_of(kDTypes.begin(), kDTypes.end(),
+                     [=](DType dtype) { return static_cast<int32_t>(dtype) == number; });
+}
 
 constexpr int64_t DTypeBytes(DType dtype) {
   switch (dtype) {

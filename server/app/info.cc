@@ -52,7 +52,7 @@ void FillKernel(const KernelInfo& info, const std::vector<Engine::DeviceState>& 
   kernel->set_name(std::string(info.name));
   kernel->set_summary(std::string(info.summary));
   kernel->set_device_kind(info.device == DeviceKind::kCuda ? "cuda" : "cpu");
-  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+  for (const DType dtype : kDTypes) {
     if (!Takes(info, dtype, AnyDevice(info.device))) continue;
     kernel->add_dtypes(static_cast<v1::DType>(dtype));
     for (const Engine::DeviceState& state : devices) {

@@ -24,7 +24,7 @@ constexpr int64_t kRequestBytesMax = int64_t{64} << 10;
 constexpr int64_t kListed = 256;
 
 Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
-  if (shape.dtype() < v1::DTYPE_FLOAT16 || shape.dtype() > v1::DTYPE_FLOAT32) {
+  if (!IsDType(shape.dtype())) {
     return InvalidArgument("shapes[" + std::to_string(index) + "].dtype is " +
                            std::to_string(shape.dtype()) +
                            ", must be FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)");

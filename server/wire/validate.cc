@@ -45,7 +45,7 @@ Status CheckSource(const Text& name, const v1::Tensor& tensor) {
 // Checks dtype, shape and byte length of one tensor by itself. Sets `bytes` to its size.
 Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::string_view dims,
                    DType& dtype, int64_t& bytes) {
-  if (tensor.dtype() < v1::DTYPE_FLOAT16 || tensor.dtype() > v1::DTYPE_FLOAT32) {
+  if (!IsDType(tensor.dtype())) {
     return WrongEnum(name + ".dtype", tensor.dtype(), "FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)");
   }
   dtype = static_cast<DType>(tensor.dtype());

@@ -52,6 +52,12 @@ float Loaded(DType dtype, uint16_t bits) {
   return LoadElement(array, dtype, 0);
 }
 
+TEST(DType, NoOtherNumberIsOne) {
+  for (int32_t number = -1; number < 8; ++number) {
+    EXPECT_EQ(IsDType(number), number >= 1 && number <= 3) << number;
+  }
+}
+
 TEST(DType, EveryPatternWidensToWhatItMeans) {
   for (const Format& format : kFormats) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
