@@ -179,23 +179,29 @@ void Client::AskForLimits(const AttentionCall& call, CallOptions* options) {
   options->timeout = std::max(options->timeout, std::chrono::nanoseconds(1));
 }
 
-Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& call_options) {
-  ATTEND_RETURN_IF_ERROR(CheckTenant(call_options.tenant));
+Result<AttentionResult> Client::Call(const AttentionCall& call, const CallOptions& options) {
+  CallOutcome outcome = CallAndWait(call, options);
+  if (!outcome.status.ok()) return outcome.status;
+  return std::move(outcome.result);
+}
+
+CallOutcome Client::CallAndWait(const AttentionCall& call, const CallOptions& call_options) {
+  if (Status refused = CheckTenant(call_options.tenant); !refused.ok()) {
+    return {.status = std::move(refused)};
+  }
   CallOptions options = call_options;
   AskForLimits(call, &options);
   const auto waiter = std::make_shared<Waiter>();
   std::shared_ptr<const void> keep_alive(nullptr, [waiter](const void*) { waiter->Released(); });
   Result<EncodedCall> encoded =
       EncodeCall(call, options.transport, impl_->bounds(), std::move(keep_alive));
-  if (!encoded.ok()) return encoded.status();
+  if (!encoded.ok()) return {.status = encoded.status()};
   auto shared = std::make_shared<const EncodedCall>(std::move(*encoded));
   const std::string id =
       call.request_id.empty() ? std::string(impl_->ids.Next().view()) : call.request_id;
   impl_->Send(std::move(shared), id, options,
               [waiter](CallOutcome outcome) { waiter->Answered(std::move(outcome)); });
-  CallOutcome outcome = waiter->Wait();
-  if (!outcome.status.ok()) return outcome.status;
-  return std::move(outcome.result);
+  return waiter->Wait();
 }
 
 CallHandle Client::CallAsync(const AttentionCall& call, const CallOptions& options,

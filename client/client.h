@@ -107,6 +107,8 @@ class Client {
   // Asks before a call that may be too large for one message; the time counts towards the call's
   // timeout.
   void AskForLimits(const AttentionCall& call, CallOptions* options);
+  // Call, with all that is known of its end.
+  CallOutcome CallAndWait(const AttentionCall& call, const CallOptions& options);
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

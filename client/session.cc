@@ -97,7 +97,8 @@ struct Session::State {
     for (const int64_t length : session.layer_lengths()) layers.push_back({length, true});
   }
   // Asks for the length of a layer whose last call failed; the others may have calls in flight.
-  Status MakeKnown(int32_t layer);
+  // False: it is another than was believed.
+  Result<bool> MakeKnown(int32_t layer);
   // Null: nobody said.
   const LayerShape* ShapeOf(int32_t layer) const {
     if (options.shapes.empty()) return nullptr;
@@ -123,10 +124,10 @@ struct Session::State {
   Random append_ids ATTEND_GUARDED_BY(mutex);
 };
 
-Status Session::State::MakeKnown(int32_t layer) {
+Result<bool> Session::State::MakeKnown(int32_t layer) {
   {
     const MutexLock lock(mutex);
-    if (layers[layer].known) return Status();
+    if (layers[layer].known) return true;
   }
   v1::GetSessionRequest request;
   request.set_session(id);
@@ -137,8 +138,9 @@ Status Session::State::MakeKnown(int32_t layer) {
     return Internal("the server's session has " + std::to_string(session.layer_lengths_size()) +
                     " layers, it had " + std::to_string(layers.size()));
   }
-  layers[layer] = {session.layer_lengths(layer), true};
-  return Status();
+  const int64_t believed = std::exchange(layers[layer].length, session.layer_lengths(layer));
+  layers[layer].known = true;
+  return believed == layers[layer].length;
 }
 
 // The sessions of one call, from its sending to its answer.
@@ -151,11 +153,12 @@ struct Session::Use {
     if (options.tenant.empty()) options.tenant = states.front()->options.tenant;
     return options;
   }
-  void End(const Status& status, const std::vector<int64_t>& lengths) const {
+  void End(const std::vector<int64_t>& lengths) const {
     for (size_t n = 0; n < states.size(); ++n) {
       const MutexLock lock(states[n]->mutex);
       State::Layer& known = states[n]->layers[layer];
-      known.known = status.ok() && lengths.size() == states.size();
+      // Those that come with a failure are of a request that was refused, and appended nothing.
+      known.known = lengths.size() == states.size() && lengths[n] >= 0;
       if (known.known) known.length = lengths[n];
     }
   }
@@ -310,6 +313,7 @@ Result<Session::Use> Session::Begin(const std::vector<Session*>& sessions, int32
   use.layer = layer;
   if (sessions.empty()) return InvalidArgument("sessions has 0 entries, must have at least 1");
   call->sessions.clear();
+  Status changed;
   for (const Session* const session : sessions) {
     const std::string name = "sessions[" + std::to_string(use.states.size()) + "]";
     if (session == nullptr || session->state_ == nullptr) {
@@ -323,11 +327,20 @@ Result<Session::Use> Session::Begin(const std::vector<Session*>& sessions, int32
       return InvalidArgument("layer is " + std::to_string(layer) + ", must be in [0, " +
                              std::to_string(session->layers() - 1) + "] for " + name);
     }
-    ATTEND_RETURN_IF_ERROR(state->MakeKnown(layer));
+    const Result<bool> as_believed = state->MakeKnown(layer);
+    if (!as_believed.ok()) return as_believed.status();
     const MutexLock lock(state->mutex);
+    if (HasKeys(*call) && !*as_believed && changed.ok()) {
+      changed = Status(Code::kFailedPrecondition,
+                       name + ": its layer " + std::to_string(layer) + " has " +
+                           std::to_string(state->layers[layer].length) +
+                           " tokens: a call that failed before has appended its rows after all, "
+                           "or others have; append what is missing");
+    }
     call->sessions.push_back({state->id, layer, state->layers[layer].length, {}});
     if (HasKeys(*call)) call->sessions.back().append_id = state->NextAppendId();
   }
+  ATTEND_RETURN_IF_ERROR(changed);
   const LayerShape* const shape = use.states.front()->ShapeOf(layer);
   if (!HasKeys(*call) && shape != nullptr) {
     const auto batch = static_cast<int64_t>(sessions.size());
@@ -341,17 +354,10 @@ Result<AttentionResult> Session::Attend(const std::vector<Session*>& sessions, i
                                         AttentionCall call, const CallOptions& options) {
   const Result<Use> use = Begin(sessions, layer, &call);
   if (!use.ok()) return use.status();
-  Result<AttentionResult> result = use->client().Call(call, use->With(options));
-  if (result.ok()) {
-    use->End(Status(), result->session_lengths);
-    return result;
-  }
-  use->End(result.status(), {});
-  const Code code = result.status().code();
-  if (code == Code::kOutOfRange || code == Code::kFailedPrecondition) {
-    for (const auto& state : use->states) (void)state->MakeKnown(layer);
-  }
-  return result;
+  CallOutcome outcome = use->client().CallAndWait(call, use->With(options));
+  use->End(outcome.result.session_lengths);
+  if (!outcome.status.ok()) return outcome.status;
+  return std::move(outcome.result);
 }
 
 CallHandle Session::AttendAsync(const std::vector<Session*>& sessions, int32_t layer,
@@ -364,7 +370,7 @@ CallHandle Session::AttendAsync(const std::vector<Session*>& sessions, int32_t l
   }
   return use->client().CallAsync(call, use->With(options),
                                  [use = *use, callback = std::move(callback)](CallOutcome outcome) {
-                                   use.End(outcome.status, outcome.result.session_lengths);
+                                   use.End(outcome.result.session_lengths);
                                    callback(std::move(outcome));
                                  });
 }
@@ -377,7 +383,7 @@ void Session::Send(Stream& stream, const std::vector<Session*>& sessions, int32_
     return;
   }
   stream.Send(call, [use = *use, callback = std::move(callback)](StreamAnswer answer) {
-    use.End(answer.status, answer.result.session_lengths);
+    use.End(answer.result.session_lengths);
     callback(std::move(answer));
   });
 }

@@ -85,10 +85,12 @@ class Session {
   // Attention over a layer's tokens. `call` is as for Client::Call, with the rows to be appended
   // for k and v, [1, Hkv, n, D] and [1, Hkv, n, Dv] in the layout, before q reads them, or neither.
   // A q of no rows only appends. Not with LAYOUT_LHD, kv_lengths or sessions.
-  // All rows are appended or none. If the call fails, the next one (of any kind, AttendAsync and
-  // Send too) first asks for the true length, and waits for it; after OUT_OF_RANGE (tokens were
-  // evicted: append those from length() on again) and FAILED_PRECONDITION (somebody else appended
-  // or truncated) Attend asks at once.
+  // All rows are appended or none. After OUT_OF_RANGE (tokens were evicted: append those from
+  // length() on again) and FAILED_PRECONDITION (somebody else appended or truncated) the true
+  // length is known. After other failures the next call (of any kind, AttendAsync and Send too)
+  // first asks for it, and waits. If the failed one has appended its rows after all, a next one
+  // that brings rows is FAILED_PRECONDITION, so that whoever just calls again appends nothing
+  // twice.
   Result<AttentionResult> Attend(int32_t layer, const AttentionCall& call,
                                  const CallOptions& options = {}) {
     return Attend({this}, layer, call, options);

@@ -87,6 +87,7 @@ struct AttentionResult {
   std::string transport;
   std::optional<RowsReport> check;       // the server's own reference check, without LSE's errors
   std::vector<int64_t> session_lengths;  // of each sequence's layer, the new rows included
+  bool sessions_ending = false;          // the server is draining: they end with it, soon
 };
 
 // Describes the call to the kernels, with outputs `o` and `lse`, which may be null if only the

@@ -37,7 +37,7 @@ struct CallOptions {
 // How an asynchronous call ended.
 struct CallOutcome {
   Status status;
-  AttentionResult result = {};  // if status is OK
+  AttentionResult result = {};  // if status is OK; else only session_lengths, if a length was wrong
   int64_t payload_bytes = 0;    // of the answer's tensors
   int attempts = 1;
   int connection = 0;  // used by the last attempt; in chunks: the first of several
@@ -53,7 +53,7 @@ struct StreamOptions {
 // How one request of a stream ended.
 struct StreamAnswer {
   Status status;
-  AttentionResult result = {};  // if status is OK
+  AttentionResult result = {};  // as CallOutcome's
   int64_t payload_bytes = 0;    // of the answer's tensors
   int64_t retry_after_ms = 0;   // from the server, with a failure; 0 = none given
 };

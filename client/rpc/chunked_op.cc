@@ -42,6 +42,7 @@ void ChunkedOp::StartAttempt() {
   pieces_ = call_->pieces();
   failure_ = Status();
   pushback_ = Pushback();
+  refused_lengths_.clear();
   StartStripe(pool_->Acquire());
 }
 
@@ -131,6 +132,8 @@ void ChunkedOp::StripeEnded(Stripe& stripe) {
   Status status = FromGrpc(stripe.status);
   // One that never joined brought nothing; whether the request goes on the others say.
   if (status.ok() || (stripe.index > 0 && !stripe.granted)) return;
+  std::vector<int64_t> lengths = RefusedLengths(stripe.context);
+  if (!lengths.empty()) refused_lengths_ = std::move(lengths);
   NoteFailure(std::move(status), PushbackOf(stripe.context));
   CancelStripes();
 }
@@ -212,6 +215,8 @@ CallOutcome ChunkedOp::TakeOutcome(Status status) {
     DecodedResponse response = answer_->TakeResponse();
     outcome.result = std::move(response.result);
     outcome.payload_bytes = response.payload_bytes;
+  } else {
+    outcome.result.session_lengths = std::move(refused_lengths_);
   }
   // Everything that holds the caller's memory goes before the callback runs.
   stripes_.clear();

@@ -106,6 +106,7 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   PieceOrder pieces_ ATTEND_GUARDED_BY(mutex_);  // gives out what no stream has taken
   Status failure_ ATTEND_GUARDED_BY(mutex_);
   Pushback pushback_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<int64_t> refused_lengths_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::client

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "attend/v1/attention.pb.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend::client {
@@ -178,6 +179,17 @@ Pushback PushbackOf(const grpc::ClientContext& context) {
   const auto found = trailers.find("grpc-retry-pushback-ms");
   if (found == trailers.end()) return {};
   return ParsePushback(std::string_view(found->second.data(), found->second.size()));
+}
+
+std::vector<int64_t> RefusedLengths(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("attend-status-bin");
+  v1::RequestStatus status;
+  if (found == trailers.end() ||
+      !status.ParseFromArray(found->second.data(), static_cast<int>(found->second.size()))) {
+    return {};
+  }
+  return {status.session_lengths().begin(), status.session_lengths().end()};
 }
 
 gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout) {

@@ -139,6 +139,8 @@ void NameTenant(const std::string& tenant, grpc::ClientContext* context);
 Status FromGrpc(const grpc::Status& status);
 // What the server said of trying again, once the call has ended.
 Pushback PushbackOf(const grpc::ClientContext& context);
+// What the sessions' lengths are, if the failed call's metadata says so.
+std::vector<int64_t> RefusedLengths(const grpc::ClientContext& context);
 gpr_timespec DeadlineAfter(std::chrono::nanoseconds timeout);
 
 }  // namespace attend::client

@@ -55,6 +55,7 @@ CallOutcome UnaryOp::TakeOutcome(Status status) {
       outcome.payload_bytes = decoded->payload_bytes;
     }
   }
+  if (!outcome.status.ok() && context_) outcome.result.session_lengths = RefusedLengths(*context_);
   // Everything that holds the caller's memory goes before the callback runs.
   reader_.reset();
   context_.reset();

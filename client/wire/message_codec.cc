@@ -201,6 +201,7 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
   result->transport = std::move(*message->mutable_transport());
   result->session_lengths.assign(message->session_lengths().begin(),
                                  message->session_lengths().end());
+  result->sessions_ending = message->sessions_ending();
   if (message->has_check()) {
     const v1::CheckReport& c = message->check();
     result->check = RowsReport{.ok = c.ok(),
@@ -320,6 +321,8 @@ Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload
     decoded.status = Status(static_cast<Code>(message.status().code()), message.status().message());
     decoded.retry_after_ms = message.status().retry_after_ms();
     decoded.result.request_id = message.request_id();
+    decoded.result.session_lengths.assign(message.status().session_lengths().begin(),
+                                          message.status().session_lengths().end());
     return decoded;
   }
   TakeSmallFields(&message, &decoded.result);

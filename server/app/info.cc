@@ -77,6 +77,7 @@ void FillSessions(const SessionTable& sessions, v1::GetServerInfoResponse* respo
   const SessionOptions& options = sessions.options();
   v1::SessionsInfo* const info = response->mutable_sessions();
   info->set_sessions_max(options.sessions_max);
+  info->set_request_sessions_max(kRequestSessionsMax);
   info->set_layers_max(options.layers_max);
   info->set_page_tokens(options.page_rows);
   info->set_lease_seconds_default(seconds(options.lease_default));

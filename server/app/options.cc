@@ -47,11 +47,18 @@ SharedMemoryOptions MakeSharedMemoryOptions(const Config& config) {
   return options;
 }
 
+int64_t SessionTableBytes(const Config& config) {
+  constexpr int64_t kShareOfBudget = 16;
+  constexpr int64_t kLeast = int64_t{1} << 20;
+  return std::max(kLeast, config.memory_budget_bytes / kShareOfBudget);
+}
+
 SessionOptions MakeSessionOptions(const Config& config) {
   SessionOptions options;
   options.lease_default = Seconds(config.session_lease_seconds);
   options.sessions_max = config.max_sessions;
   options.tenant_weights = config.tenants.weights();
+  options.table_bytes_max = SessionTableBytes(config);
   return options;
 }
 
@@ -110,6 +117,7 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
       copied = std::max(copied, std::min(bytes, CheckerOptions().copied_bytes_max));
     }
   }
+  if (config.session_memory_bytes > 0) sessions += SessionTableBytes(config);
   return config.memory_budget_bytes + config.grpc_memory_max_bytes +
          (config.shared_memory ? config.shared_memory_max_bytes : 0) + sessions +
          config.check_threads * copied + MaxCalls(config) * kOpenCallBytes;

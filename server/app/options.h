@@ -24,6 +24,8 @@ Dumper::Options MakeDumperOptions(const Config& config);
 LogSettings MakeLogSettings(const Config& config);
 SharedMemoryOptions MakeSharedMemoryOptions(const Config& config);
 SessionOptions MakeSessionOptions(const Config& config);
+// Host memory that says where their pages are.
+int64_t SessionTableBytes(const Config& config);
 // Memory for sessions on a device.
 int64_t SessionBytes(const Config& config, const DeviceInfo& device);
 // Bytes of the host that requests, messages in transit, shared regions, sessions on the CPU, checks

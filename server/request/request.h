@@ -102,7 +102,9 @@ struct Request {
   int64_t check_ns = 0;
   std::string device_name;           // of a split request "cuda:0+cuda:1"
   std::optional<RowsReport> report;  // if checked
+  bool sessions_ending = false;      // it is on sessions, and the server drains
   Status status;                     // the outcome
+  CacheRefusal cache_refusal;        // with it, of a request on sessions
 
   // Ends its running kernel or check early. Set only by StopRunning, under the lock of the
   // scheduler or checker that runs it.

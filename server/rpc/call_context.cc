@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "server/wire/grpc_status.h"
+#include "server/wire/reply_codec.h"
 
 namespace attend {
 namespace {
 
 constexpr char kRetryPushbackKey[] = "grpc-retry-pushback-ms";
+constexpr char kStatusKey[] = "attend-status-bin";
 
 // Whether a cancellation that comes now is a client's deadline that passes. Clients count from when
 // they send, the server from when it reads, so theirs pass earlier, under load by some 10 ms.
@@ -116,6 +118,7 @@ void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int6
     request.status = Status(Code::kDeadlineExceeded,
                             "the client's deadline passed: " + request.status.message());
   }
+  request.sessions_ending = request.source.cache() != nullptr && context.engine.draining();
   context.metrics.RecordFinished(request, total_ns, response_bytes);
   LogEnd(context, request, total_ns, call);
 }
@@ -125,6 +128,15 @@ grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memo
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call) {
   if (!IsRetryable(code)) return;
   call.AddTrailingMetadata(kRetryPushbackKey, std::to_string(context.engine.RetryAfterMs(code)));
+}
+
+void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
+                grpc::CallbackServerContext& call) {
+  AddRetryPushback(context, code, call);
+  if (refusal.lengths.empty() && refusal.missing_bytes == 0) return;
+  v1::RequestStatus status;
+  FillRefusal(refusal, status);
+  call.AddTrailingMetadata(kStatusKey, status.SerializeAsString());
 }
 
 }  // namespace attend

@@ -92,6 +92,9 @@ void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int6
 
 // Tells the call's client when to retry, if `code` is one that may be retried.
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
+// The same, and what else a program needs to know of a refused request on sessions.
+void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
+                grpc::CallbackServerContext& call);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();
 

@@ -31,17 +31,19 @@ void ChunkedStream::Advance() {
   for (;;) {
     Step step;
     Status end;
+    CacheRefusal refusal;
     {
       const MutexLock lock(mutex_);
       step = NextLocked();
       if (step == Step::kNone) return;
       if (step == Step::kFinish) {
         end = end_;
+        refusal = end_refusal_;
       } else {
         ++starting_;
       }
     }
-    if (step == Step::kFinish) return End(end);
+    if (step == Step::kFinish) return End(end, refusal);
     if (step == Step::kRead) StartRead(&incoming_);
     if (step == Step::kWrite) {
       watched_->Hold(1);  // until OnWriteDone
@@ -97,13 +99,14 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
       if (starting_ > 0) return Step::kNone;  // who starts something looks again afterwards
       finished_ = true;
       end_ = std::move(step.status);
+      end_refusal_ = std::move(step.refusal);
       return Step::kFinish;
   }
   return Step::kNone;
 }
 
-void ChunkedStream::End(const Status& status) {
-  AddRetryPushback(context_, status.code(), call_);
+void ChunkedStream::End(const Status& status, const CacheRefusal& refusal) {
+  AddRefusal(context_, status.code(), refusal, call_);
   Finish(ToGrpc(status));
 }
 

@@ -60,7 +60,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   }
   Step NextLocked() ATTEND_REQUIRES(mutex_);
   Step NextWriteLocked() ATTEND_REQUIRES(mutex_);
-  void End(const Status& status);
+  void End(const Status& status, const CacheRefusal& refusal);
   // These end a stream that belongs to no transfer; RefuseLocked needs a Advance() after it. It
   // must run under the same lock in which it was seen that there is no transfer and no first
   // message in hand: that message may come at any moment, and the request that it begins relies on
@@ -93,6 +93,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   TransferRef transfer_ ATTEND_GUARDED_BY(mutex_);  // set once
   Status refusal_ ATTEND_GUARDED_BY(mutex_);        // why the stream ends without a transfer
   Status end_ ATTEND_GUARDED_BY(mutex_);            // with kFinish
+  CacheRefusal end_refusal_ ATTEND_GUARDED_BY(mutex_);
   bool first_ ATTEND_GUARDED_BY(mutex_) = false;    // it is its transfer's first stream
   bool granted_ ATTEND_GUARDED_BY(mutex_) = false;  // has been sent its grant
   int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling gRPC

@@ -260,9 +260,11 @@ void ChunkedTransfer::UploadEnded(std::unique_ptr<Request> request) {
   // Before any stream may finish: call_, whose peer the record names, is the first one's.
   RecordEnd(context_, *request, NanosecondsBetween(request->received, context_.clock.Now()), 0,
             call_);
+  CacheRefusal refusal = std::move(request->cache_refusal);
   request.reset();  // frees its memory before the client is told and retries
   DropAnswer();
   MutexLock lock(mutex_);
+  refusal_ = std::move(refusal);
   phase_ = Phase::kEnded;
   progress_ = context_.clock.Now();
   lock.Unlock();
@@ -279,9 +281,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& cal
   const MutexLock lock(mutex_);
   StreamStep step;
   if (phase_ == Phase::kEnded) {
-    step.kind = StreamStep::Kind::kFinish;
-    step.status = failure_;
-    return step;
+    return {.kind = StreamStep::Kind::kFinish, .status = failure_, .refusal = refusal_};
   }
   if (phase_ == Phase::kAdmitting || phase_ == Phase::kEnding) return step;
   if (!granted) {

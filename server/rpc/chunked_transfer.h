@@ -63,9 +63,10 @@ class TransferStream {
 struct StreamStep {
   enum class Kind { kNone, kWrite, kFinish };
   Kind kind = Kind::kNone;
-  grpc::ByteBuffer message;  // kWrite
-  bool chunk = false;        // kWrite: Written() must follow
-  Status status;             // kFinish
+  grpc::ByteBuffer message{};  // kWrite
+  bool chunk = false;          // kWrite: Written() must follow
+  Status status{};             // kFinish
+  CacheRefusal refusal{};      // with it
 };
 
 // Where a chunk's bytes go. Valid until Placed(), except that a chunk without bytes may outlive
@@ -174,6 +175,7 @@ class ChunkedTransfer final : public Call {
   Phase phase_ ATTEND_GUARDED_BY(mutex_) = Phase::kAdmitting;
   // Why the request ends; OK while nothing has failed.
   Status failure_ ATTEND_GUARDED_BY(mutex_);
+  CacheRefusal refusal_ ATTEND_GUARDED_BY(mutex_);  // with it
   std::vector<std::shared_ptr<TransferStream>> streams_ ATTEND_GUARDED_BY(mutex_);
   int64_t joined_ ATTEND_GUARDED_BY(mutex_) = 1;  // streams that ever joined
   int64_t open_ ATTEND_GUARDED_BY(mutex_) = 1;    // streams on which the client may still send

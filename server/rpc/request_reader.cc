@@ -283,10 +283,10 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   }
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
-  status = ReservePages(plan, request);
-  if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   PlaceArrays(message, validated, plan, request);
   status = engine_.Place(request);
+  // Last, so that nobody's session loses pages to a request that is refused.
+  if (status.ok()) status = ReservePages(plan, request);
   return status.ok() ? status : RejectRefusal(Rejection::kMemory, std::move(status));
 }
 

@@ -125,6 +125,7 @@ void SessionServiceImpl::FillInfo(const SessionInfo& info, v1::Session& response
   response.set_bytes(info.bytes);
   response.set_shared_bytes(info.shared_bytes);
   response.set_ending(context_.engine.draining());
+  response.set_lost(info.lost);
 }
 
 Status SessionServiceImpl::Fill(const Result<SessionInfo>& info, v1::Session& response) const {

@@ -156,9 +156,10 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
     }
     if (status.ok()) return Answer(std::move(answer));
   }
+  const CacheRefusal refusal = request == nullptr ? CacheRefusal() : request->cache_refusal;
   request.reset();  // its memory before the client hears of it and tries again
   Answer(
-      EncodeFailure(request_id, status,
+      EncodeFailure(request_id, status, refusal,
                     IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
 }
 

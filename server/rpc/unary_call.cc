@@ -55,8 +55,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
       }
     }
     if (status.ok()) return grpc::ServerUnaryReactor::Finish(grpc::Status::OK);
+    const CacheRefusal refusal =
+        request == nullptr ? CacheRefusal() : std::move(request->cache_refusal);
     request.reset();  // its memory before the client hears of it and tries again
-    AddRetryPushback(context_, status.code(), call_);
+    AddRefusal(context_, status.code(), refusal, call_);
     grpc::ServerUnaryReactor::Finish(ToGrpc(status));
   }
 

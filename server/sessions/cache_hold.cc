@@ -40,8 +40,8 @@ int64_t CacheHold::length_max() const {
   return length;
 }
 
-Status CacheHold::Reserve(PageNumber* table, int64_t stride) {
-  return table_.ReserveHold(*this, table, stride);
+Status CacheHold::Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal) {
+  return table_.ReserveHold(*this, table, stride, refusal);
 }
 
 void CacheHold::Commit() { table_.CommitHold(*this); }
@@ -73,13 +73,48 @@ Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session&
 }
 
 Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<const CacheUse> uses,
-                                                      int64_t new_rows) {
+                                                      int64_t new_rows, CacheRefusal* refusal) {
   std::unique_ptr<CacheHold> hold(new CacheHold(*this));
   hold->uses_.assign(uses.begin(), uses.end());
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  ATTEND_RETURN_IF_ERROR(FillHold(tenant, new_rows, *hold));
-  return hold;
+  Status status = FillHold(tenant, new_rows, *hold);
+  if (status.ok()) status = CheckFits(*hold);
+  if (status.ok()) return hold;
+  Explain(status, tenant, uses, refusal);
+  return status;
+}
+
+void SessionTable::Explain(const Status& status, int tenant, std::span<const CacheUse> uses,
+                           CacheRefusal* refusal) const {
+  const bool length =
+      status.code() == Code::kFailedPrecondition || status.code() == Code::kOutOfRange;
+  if (!length || refusal == nullptr) return;
+  for (const CacheUse& use : uses) {
+    const SessionRef session = Look(tenant, use.session);
+    const bool known =
+        session != nullptr && use.layer >= 0 && use.layer < std::ssize(session->layers);
+    refusal->lengths.push_back(known ? session->layers[use.layer].length : -1);
+  }
+}
+
+// However many pages others give up, a sequence needs all of its own at once, and all sequences the
+// new ones.
+Status SessionTable::CheckFits(const CacheHold& hold) const {
+  const int64_t bytes = pools_[hold.device_].pages->stats().total_bytes;
+  const int64_t page_bytes = hold.layout_.page_bytes;
+  int64_t fresh = 0;
+  for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
+    const int64_t pages = hold.PagesOf(n);
+    fresh += pages - std::ssize(hold.sessions_[n]->layers[hold.uses_[n].layer].pages);
+    const int64_t needed = std::max(pages, fresh);
+    if (needed <= bytes / page_bytes) continue;
+    return InvalidArgument(
+        NameOf(static_cast<int64_t>(n)) + ": an append of " + std::to_string(hold.append_rows_) +
+        " rows needs " + std::to_string(needed) + " pages of " + std::to_string(page_bytes) +
+        " bytes, the device has " + std::to_string(bytes) + " bytes for sessions (session-memory)");
+  }
+  return Status();
 }
 
 // Only looks, but that sessions in use are not evicted.
@@ -126,11 +161,19 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   return Status();
 }
 
-Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride) {
+Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride,
+                                 CacheRefusal* refusal) {
   assert(!hold.reserved_);
-  const int64_t rows = hold.layout_.page_rows;
-  const size_t count = hold.sessions_.size();
   const MutexLock lock(mutex_);
+  if (hold.sessions_.empty()) return Status();
+  Status status = TakeFor(hold, table, stride, refusal);
+  if (!status.ok()) Explain(status, hold.sessions_[0]->tenant, hold.uses_, refusal);
+  return status;
+}
+
+Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
+                             CacheRefusal* refusal) {
+  const size_t count = hold.sessions_.size();
   for (size_t n = 0; n < count; ++n) {
     const Session& session = *hold.sessions_[n];
     const std::string name = NameOf(static_cast<int64_t>(n));
@@ -146,26 +189,26 @@ Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t str
     }
   }
   // What is large is allocated before anything is changed, and may fail.
-  const auto pages_of = [rows](const CacheHold::Sequence& sequence) {
-    return (sequence.length + rows - 1) / rows;
-  };
   int64_t needed = 0;
   for (size_t n = 0; n < count; ++n) {
     const Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
-    const int64_t pages = pages_of(hold.sequences_[n]);
-    assert(pages <= stride);
-    needed += pages - std::ssize(layer.pages);
+    assert(hold.PagesOf(n) <= stride);
+    needed += hold.PagesOf(n) - std::ssize(layer.pages);
   }
-  const int64_t all = pools_[hold.device_].pages->stats().total_bytes / hold.layout_.page_bytes;
-  for (size_t n = 0; n < count && needed <= all; ++n) {
+  ATTEND_RETURN_IF_ERROR(CheckTable(0, needed));
+  for (size_t n = 0; n < count; ++n) {
     hold.sessions_[n]->layers[hold.uses_[n].layer].pages.reserve(
-        static_cast<size_t>(pages_of(hold.sequences_[n])));
+        static_cast<size_t>(hold.PagesOf(n)));
   }
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (count > 0) {
-    // All sessions are one tenant's, and none of them is evicted for another.
-    ATTEND_RETURN_IF_ERROR(TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, fresh));
+  // All sessions are one tenant's, and none of them is evicted for another.
+  const int64_t page_bytes = hold.layout_.page_bytes;
+  const Status taken = TakePages(*hold.sessions_[0], page_bytes, needed, fresh);
+  if (!taken.ok()) {
+    const int64_t room = pools_[hold.device_].pages->Room(page_bytes);
+    if (refusal != nullptr) refusal->missing_bytes = (needed - room) * page_bytes;
+    return taken;
   }
   auto next = fresh.begin();
   for (size_t n = 0; n < count; ++n, table += stride) {
@@ -173,7 +216,7 @@ Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t str
     Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
     pools_[hold.device_].pages->AddReferences(layer.pages);
     layer.changing |= hold.append_rows_ > 0;
-    const auto pages = static_cast<size_t>(pages_of(sequence));
+    const auto pages = static_cast<size_t>(hold.PagesOf(n));
     PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
     const auto end = next + (static_cast<int64_t>(pages) - std::ssize(layer.pages));
     std::fill(std::copy(next, end, added), table + stride, 0);
@@ -200,6 +243,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     const std::span<const PageNumber> fresh = hold.sequences_[n].pages.subspan(layer.pages.size());
     pools_[session.device].pages->AddReferences(fresh);
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
+    table_bytes_ += std::ssize(fresh) * kPageEntryBytes;
     layer.append_begin = layer.length;
     layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
     layer.length = hold.sequences_[n].length;

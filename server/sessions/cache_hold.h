@@ -33,6 +33,13 @@ struct CacheUse {
   std::string append_id;  // chosen by the client; empty: an append cannot be asked for again
 };
 
+// What programs need to know of a refusal.
+struct CacheRefusal {
+  std::vector<int64_t> lengths =
+      {};                     // of all sequences' layers, if one was wrong; -1: no such layer
+  int64_t missing_bytes = 0;  // if there was no memory for the pages
+};
+
 // Ends without appending anything unless it was committed. The table must outlive it.
 class CacheHold {
  public:
@@ -62,7 +69,7 @@ class CacheHold {
   // `stride` entries for each (the rest of them 0), which must outlive the hold: long tables are
   // so counted with the request's memory. Once, before Commit. What Hold says, as the sessions may
   // have changed since; RESOURCE_EXHAUSTED: there is no memory for the pages.
-  Status Reserve(PageNumber* table, int64_t stride);
+  Status Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal = nullptr);
   // The rows have been written: from now on they are the sessions'. Once, before End.
   void Commit();
   // The pages are not read any more. What the hold says stays. Also when it is destroyed.
@@ -71,6 +78,10 @@ class CacheHold {
  private:
   friend class SessionTable;
   explicit CacheHold(SessionTable& table) : table_(table) {}
+  // Of the n-th sequence, with what is appended.
+  int64_t PagesOf(size_t n) const {
+    return (sequences_[n].length + layout_.page_rows - 1) / layout_.page_rows;
+  }
 
   SessionTable& table_;
   int device_ = 0;

@@ -21,6 +21,7 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length) {
   const int64_t rows = options_.page_rows;
   const auto keep = static_cast<size_t>((length + rows - 1) / rows);
   DropPages(session, layer, std::span(layer.pages).subspan(keep));
+  table_bytes_ -= (std::ssize(layer.pages) - static_cast<int64_t>(keep)) * kPageEntryBytes;
   layer.pages.resize(keep);
   layer.length = length;
 }
@@ -28,6 +29,7 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length) {
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
                                std::vector<PageNumber>& pages) {
   Pool& pool = pools_[session.device];
+  ATTEND_RETURN_IF_ERROR(CheckPinned(session, count * page_bytes));
   if (pool.pages->Room(page_bytes) < count &&
       count <= pool.pages->stats().total_bytes / page_bytes &&
       EnoughToEvict(session, count * page_bytes)) {
@@ -49,15 +51,36 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
   return Status();
 }
 
+int64_t SessionTable::ShareOf(int tenant, int64_t all) const {
+  const auto weights =
+      std::accumulate(options_.tenant_weights.begin(), options_.tenant_weights.end(), int64_t{0});
+  return static_cast<int64_t>(static_cast<double>(options_.tenant_weights[tenant]) /
+                              static_cast<double>(weights) * static_cast<double>(all));
+}
+
 // Of pages in use, how many bytes the tenant has more than its share.
 int64_t SessionTable::BeyondShare(int device, int tenant) const {
   const Pool& pool = pools_[device];
-  const auto weights =
-      std::accumulate(options_.tenant_weights.begin(), options_.tenant_weights.end(), int64_t{0});
-  const double share = static_cast<double>(options_.tenant_weights[tenant]) /
-                       static_cast<double>(weights) *
-                       static_cast<double>(pool.pages->stats().total_bytes);
-  return pool.tenant_bytes[tenant] - static_cast<int64_t>(share);
+  return pool.tenant_bytes[tenant] - ShareOf(tenant, pool.pages->stats().total_bytes);
+}
+
+// Nobody could take it from them again. What they share is counted for each; a tenant that has no
+// more than its share in all need not be asked.
+Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
+  if (!session.pinned || bytes == 0) return Status();
+  if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
+  int64_t pinned = bytes;
+  for (const auto& [unused, each] : by_use_) {
+    if (!each->pinned || each->tenant != session.tenant || each->device != session.device) continue;
+    for (const Layer& layer : each->layers) {
+      pinned += std::ssize(layer.pages) * layer.layout.page_bytes;
+    }
+  }
+  const int64_t share = ShareOf(session.tenant, pools_[session.device].pages->stats().total_bytes);
+  if (pinned <= share) return Status();
+  return ResourceExhausted("the tenant's pinned sessions would have " + std::to_string(pinned) +
+                           " bytes, may have at most " + std::to_string(share) +
+                           ", its share of the memory (session-memory)");
 }
 
 bool SessionTable::MayEvict(const Session& session, const Session& needy) const {

@@ -26,6 +26,12 @@ PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows) {
   return {page_rows, k_bytes, std::max(bytes, kPageBytesMin)};
 }
 
+int64_t FixedBytes(int64_t layers) {
+  constexpr int64_t kNodes = 512;  // its places in the table's maps, ids included
+  return static_cast<int64_t>(sizeof(Session)) + kNodes +
+         layers * static_cast<int64_t>(sizeof(Layer));
+}
+
 int64_t Session::length() const {
   int64_t length = std::numeric_limits<int64_t>::max();
   for (const Layer& layer : layers) length = std::min(length, layer.length);

@@ -52,6 +52,11 @@ struct Layer {
   int64_t evicted_from = -1;
 };
 
+// What counts towards a table's memory: an entry of a page list, which has room for up to twice as
+// many as it has; and a session without its pages.
+inline constexpr int64_t kPageEntryBytes = 2 * sizeof(PageNumber);
+int64_t FixedBytes(int64_t layers);
+
 struct Session {
   std::string id;  // kTokenBytes random bytes
   int tenant = 0;

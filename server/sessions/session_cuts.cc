@@ -75,7 +75,10 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   if (kept < 0 || kept > whole) {
     return Status(Code::kOutOfRange, OutOfBounds("length", kept, 0, whole));
   }
-  ATTEND_RETURN_IF_ERROR(CheckCount());
+  const int64_t pages = (kept + options_.page_rows - 1) / options_.page_rows;
+  const auto layers = std::ssize(origin.layers);
+  ATTEND_RETURN_IF_ERROR(CheckTable(FixedBytes(layers), layers * pages));
+  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant));
   cut.origin = *found;
   cut.arena = pools_[origin.device].arena;
   cut.pages.reserve(origin.layers.size());
@@ -96,8 +99,10 @@ Status SessionTable::ForkLayers(const Session& origin, int64_t length, Session& 
         Layer{.shape = layer.shape, .layout = layer.layout, .length = length});
     mine.pages.assign(layer.pages.begin(), layer.pages.begin() + length / rows);
     pools_[origin.device].pages->AddReferences(mine.pages);
+    table_bytes_ += std::ssize(mine.pages) * kPageEntryBytes;
     if (length % rows == 0) continue;
     ATTEND_RETURN_IF_ERROR(TakePages(fork, layer.layout.page_bytes, 1, mine.pages));
+    table_bytes_ += kPageEntryBytes;
     AddToCut(n, mine.pages.back(), length, cut);
   }
   return Status();
@@ -106,7 +111,7 @@ Status SessionTable::ForkLayers(const Session& origin, int64_t length, Session& 
 Result<SessionInfo> SessionTable::EndFork(const SessionRef& fork, Cut& cut, Status status) {
   const MutexLock lock(mutex_);
   DropCut(cut);
-  if (status.ok()) status = CheckCount();
+  if (status.ok()) status = MakeRoom(fork->tenant);
   if (!status.ok()) {
     for (Layer& layer : fork->layers) Shorten(*fork, layer, 0);
     return status;

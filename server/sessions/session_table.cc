@@ -38,7 +38,10 @@ Status CheckLayer(const LayerShape& shape, int64_t index, int64_t page_rows, int
 
 SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, TokenSource tokens,
                            const std::vector<SessionDevice>& devices)
-    : options_(options), clock_(clock), tokens_(std::move(tokens)) {
+    : options_(options),
+      clock_(clock),
+      tokens_(std::move(tokens)),
+      tenant_sessions_(options.tenant_weights.size()) {
   for (const SessionDevice& device : devices) {
     Pool pool;
     pool.arena = device.arena;
@@ -51,15 +54,21 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
 
 SessionTable::~SessionTable() = default;
 
+SessionTable::SessionRef SessionTable::Look(int tenant, const std::string& id) const {
+  const auto found = sessions_.find(id);
+  const bool own = found != sessions_.end() && found->second->tenant == tenant;
+  return own ? found->second : nullptr;
+}
+
 Result<SessionTable::SessionRef> SessionTable::Find(int tenant, const std::string& id) {
   ExpireLocked();
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end() || found->second->tenant != tenant) return NoSuchSession();
-  if (pools_[found->second->device].lost) {
+  SessionRef session = Look(tenant, id);
+  if (session == nullptr) return NoSuchSession();
+  if (pools_[session->device].lost) {
     return Unavailable("session " + HexText(id) + " has ended: its device is lost");
   }
-  Touch(*found->second);
-  return found->second;
+  Touch(*session);
+  return session;
 }
 
 void SessionTable::Touch(Session& session) {
@@ -92,11 +101,15 @@ void SessionTable::Insert(const SessionRef& session) {
     throw;
   }
   ++stats_.created;
+  ++tenant_sessions_[session->tenant];
+  table_bytes_ += FixedBytes(std::ssize(session->layers));
 }
 
 void SessionTable::Remove(const SessionRef& session) {
   Forget(*session);
   sessions_.erase(session->id);
+  --tenant_sessions_[session->tenant];
+  table_bytes_ -= FixedBytes(std::ssize(session->layers));
   for (Layer& layer : session->layers) Shorten(*session, layer, 0);
 }
 
@@ -124,7 +137,8 @@ SessionInfo SessionTable::InfoOf(const Session& session) const {
   SessionInfo info{.id = session.id,
                    .device = session.device,
                    .length = session.length(),
-                   .pinned = session.pinned};
+                   .pinned = session.pinned,
+                   .lost = pools_[session.device].lost};
   info.lease_left = std::max(Duration::zero(), session.last_used + session.lease - clock_.Now());
   const PagePool& pool = *pools_[session.device].pages;
   for (const Layer& layer : session.layers) {
@@ -176,14 +190,33 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   if (pool.pages->stats().total_bytes == 0) {
     return Unimplemented("the device has no memory for sessions (session-memory)");
   }
-  ATTEND_RETURN_IF_ERROR(CheckCount());
+  ATTEND_RETURN_IF_ERROR(CheckTable(FixedBytes(layers), 0));
+  ATTEND_RETURN_IF_ERROR(MakeRoom(tenant));
   Insert(session);
   assert(ConsistentLocked());
   return InfoOf(*session);
 }
 
-Status SessionTable::CheckCount() const {
+Status SessionTable::CheckTable(int64_t fixed_bytes, int64_t pages) const {
+  const int64_t bytes = table_bytes_ + fixed_bytes + pages * kPageEntryBytes;
+  if (bytes <= options_.table_bytes_max) return Status();
+  return ResourceExhausted("the tables of sessions would have " + std::to_string(bytes) +
+                           " bytes, may have at most " + std::to_string(options_.table_bytes_max) +
+                           " (memory-budget)");
+}
+
+Status SessionTable::MakeRoom(int tenant) {
   if (std::ssize(sessions_) < options_.sessions_max) return Status();
+  const auto left = [this](int of) {
+    return ShareOf(of, options_.sessions_max) - tenant_sessions_[of];
+  };
+  for (const auto& [unused, each] : by_use_) {
+    if (left(tenant) <= 0) break;
+    if (each->in_use > 0 || each->pinned || left(each->tenant) >= 0) continue;
+    Remove(SessionRef(sessions_.at(each->id)));
+    ++stats_.displaced;
+    return Status();
+  }
   return ResourceExhausted("there are " + std::to_string(sessions_.size()) +
                            " sessions, may be at most " + std::to_string(options_.sessions_max) +
                            " (max-sessions)");
@@ -192,9 +225,10 @@ Status SessionTable::CheckCount() const {
 Status SessionTable::Free(int tenant, const std::string& id) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  Result<SessionRef> found = Find(tenant, id);
-  if (!found.ok()) return found.status();
-  Remove(*found);
+  ExpireLocked();
+  const SessionRef session = Look(tenant, id);
+  if (session == nullptr) return NoSuchSession();
+  Remove(session);
   assert(ConsistentLocked());
   return Status();
 }
@@ -246,6 +280,11 @@ std::vector<int64_t> SessionTable::tenant_bytes(int device) const {
   return pools_[device].tenant_bytes;
 }
 
+int64_t SessionTable::table_bytes() const {
+  const MutexLock lock(mutex_);
+  return table_bytes_;
+}
+
 int SessionTable::ChooseDevice(const std::vector<bool>& healthy) const {
   const MutexLock lock(mutex_);
   int best = -1;
@@ -271,6 +310,17 @@ bool SessionTable::ConsistentLocked() const {
         std::accumulate(pool.tenant_bytes.begin(), pool.tenant_bytes.end(), int64_t{0});
     if (!pool.pages->Consistent() || sum != pool.pages->stats().used_bytes) return false;
   }
+  int64_t table_bytes = 0;
+  std::vector<int64_t> tenant_sessions(tenant_sessions_.size());
+  for (const auto& [id, session] : sessions_) {
+    ++tenant_sessions[session->tenant];
+    table_bytes += FixedBytes(std::ssize(session->layers));
+    for (const Layer& layer : session->layers) {
+      table_bytes += std::ssize(layer.pages) * kPageEntryBytes;
+    }
+  }
+  // Forks that are being made have entries too.
+  if (tenant_sessions != tenant_sessions_ || table_bytes > table_bytes_) return false;
   if (by_use_.size() != sessions_.size() || by_lease_end_.size() != sessions_.size()) return false;
   for (const auto& [id, session] : sessions_) {
     if (!by_use_.contains({session->last_used, session.get()})) return false;

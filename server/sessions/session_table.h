@@ -7,7 +7,8 @@
 // longest ago first: sessions of the tenant that needs memory, and of tenants that have more than
 // their share, but not what is within it. A need that exceeds all that they have, what they share
 // counted for each, takes nothing from anybody. A pinned session loses nothing while its lease
-// lasts. Every use renews the lease; at its end the session is freed.
+// lasts; no tenant's pinned sessions grow beyond its share. Every use renews the lease; at its end
+// the session is freed.
 //
 // Thread-safe. Nothing waits, except that Fork and Truncate copy a page of each layer, while the
 // table is not locked.
@@ -50,7 +51,9 @@ struct SessionOptions {
   int64_t layers_max = 512;  // of one session
   Duration lease_default = std::chrono::seconds(60);
   Duration lease_max = std::chrono::hours(24);
-  std::vector<int32_t> tenant_weights = {1};  // a tenant's share of the memory is by its weight
+  // A tenant's share of the memory, and of the sessions, is by its weight.
+  std::vector<int32_t> tenant_weights = {1};
+  int64_t table_bytes_max = INT64_MAX;  // host memory that says which pages whose are
 };
 
 struct SessionSpec {
@@ -70,6 +73,7 @@ struct SessionInfo {
   bool pinned = false;
   int64_t bytes = 0;         // of its pages
   int64_t shared_bytes = 0;  // of those that others refer to as well
+  bool lost = false;         // its device is: it can only be freed
 };
 
 class SessionTable {
@@ -78,6 +82,7 @@ class SessionTable {
     int64_t sessions = 0;
     int64_t created = 0;  // since the start, as are the rest; forks too
     int64_t expired = 0;
+    int64_t displaced = 0;         // ended for another tenant's
     int64_t evictions_own = 0;     // for the tenant's own needs
     int64_t evictions_others = 0;  // for others', of what exceeded the tenant's share
     int64_t evicted_bytes = 0;
@@ -104,6 +109,7 @@ class SessionTable {
   // append or another truncation is under way; RESOURCE_EXHAUSTED: no memory for copies of pages
   // that others share.
   Result<SessionInfo> Truncate(int tenant, const std::string& id, int64_t length);
+  // Also one whose device is lost.
   Status Free(int tenant, const std::string& id);
   // Renews the lease.
   Result<SessionInfo> KeepAlive(int tenant, const std::string& id);
@@ -115,9 +121,10 @@ class SessionTable {
   // Finds the caches for a request that appends `new_rows` rows to each, or only reads. All layers
   // must have the same shape, on one device. NOT_FOUND, INVALID_ARGUMENT; OUT_OF_RANGE: tokens were
   // evicted, and the message says how many are left; FAILED_PRECONDITION: the length is another;
-  // UNAVAILABLE: another append is under way.
+  // UNAVAILABLE: another append is under way. INVALID_ARGUMENT also for what would never fit the
+  // device's memory. `refusal` is told of lengths that are wrong.
   Result<std::unique_ptr<CacheHold>> Hold(int tenant, std::span<const CacheUse> uses,
-                                          int64_t new_rows);
+                                          int64_t new_rows, CacheRefusal* refusal = nullptr);
 
   // Frees sessions whose lease is over.
   void Expire();
@@ -132,6 +139,8 @@ class SessionTable {
   PagePool::Stats memory(int device) const;
   // Of pages in use, by tenant.
   std::vector<int64_t> tenant_bytes(int device) const;
+  // What counts towards SessionOptions::table_bytes_max.
+  int64_t table_bytes() const;
   // Whether the pools are consistent, and the tenants' sums are those of the pools. Debug builds
   // ask after every change.
   bool Consistent() const;
@@ -148,6 +157,9 @@ class SessionTable {
   };
 
   bool ConsistentLocked() const ATTEND_REQUIRES(mutex_);
+  // Null: the tenant has none with this id.
+  SessionRef Look(int tenant, const std::string& id) const ATTEND_REQUIRES(mutex_);
+  // To be used: its lease is renewed.
   Result<SessionRef> Find(int tenant, const std::string& id) ATTEND_REQUIRES(mutex_);
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
   // Its last use is now; it is filed under that, or (Forget) no longer filed. Touch allocates
@@ -204,11 +216,25 @@ class SessionTable {
   Status BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut)
       ATTEND_REQUIRES(mutex_);
   Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, Status status) ATTEND_REQUIRES(mutex_);
-  Status CheckCount() const ATTEND_REQUIRES(mutex_);
+  // How much of `all` is the tenant's share.
+  int64_t ShareOf(int tenant, int64_t all) const;
+  // For one more session of the tenant: if there are as many as there may be, another tenant's ends
+  // that has more than its share.
+  Status MakeRoom(int tenant) ATTEND_REQUIRES(mutex_);
+  // For `fixed_bytes`, and `pages` more entries of page lists.
+  Status CheckTable(int64_t fixed_bytes, int64_t pages) const ATTEND_REQUIRES(mutex_);
+  // Whether a pinned session may have so many bytes more.
+  Status CheckPinned(const Session& session, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
                   bool& there) const ATTEND_REQUIRES(mutex_);
+  Status CheckFits(const CacheHold& hold) const ATTEND_REQUIRES(mutex_);
   Status FillHold(int tenant, int64_t new_rows, CacheHold& hold) ATTEND_REQUIRES(mutex_);
-  Status ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride);
+  // What `refusal` says of a request that ends with `status`.
+  void Explain(const Status& status, int tenant, std::span<const CacheUse> uses,
+               CacheRefusal* refusal) const ATTEND_REQUIRES(mutex_);
+  Status ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal);
+  Status TakeFor(CacheHold& hold, PageNumber* table, int64_t stride, CacheRefusal* refusal)
+      ATTEND_REQUIRES(mutex_);
   void CommitHold(CacheHold& hold);
   void EndHold(CacheHold& hold);
 
@@ -220,6 +246,8 @@ class SessionTable {
   std::map<std::string, SessionRef> sessions_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_use_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_lease_end_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<int64_t> tenant_sessions_ ATTEND_GUARDED_BY(mutex_);
+  int64_t table_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
 };
 

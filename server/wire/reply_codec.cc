@@ -139,6 +139,7 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
     for (const CacheHold::Sequence& each : cache->sequences()) {
       response->add_session_lengths(each.length);
     }
+    response->set_sessions_ending(request.sessions_ending);
   }
   if (!p.return_lse) return;
   v1::Tensor* lse = response->mutable_lse();
@@ -216,13 +217,19 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
   return Assemble(*response, parts.data(), count, std::move(output), std::move(call));
 }
 
+void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status) {
+  status.mutable_session_lengths()->Add(refusal.lengths.begin(), refusal.lengths.end());
+  status.set_missing_bytes(refusal.missing_bytes);
+}
+
 grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
-                               int64_t retry_after_ms) {
+                               const CacheRefusal& refusal, int64_t retry_after_ms) {
   v1::AttendResponse response;
   response.set_request_id(request_id);
   response.mutable_status()->set_code(static_cast<int32_t>(status.code()));
   response.mutable_status()->set_message(CutMessage(status.message()));
   response.mutable_status()->set_retry_after_ms(retry_after_ms);
+  FillRefusal(refusal, *response.mutable_status());
   grpc::Slice slice(response.ByteSizeLong());
   response.SerializeWithCachedSizesToArray(WritableBytes(slice));
   return grpc::ByteBuffer(&slice, 1);

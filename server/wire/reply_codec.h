@@ -33,6 +33,7 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
 
 // A stream's answer to a failed request.
 grpc::ByteBuffer EncodeFailure(const std::string& request_id, const Status& status,
-                               int64_t retry_after_ms);
+                               const CacheRefusal& refusal, int64_t retry_after_ms);
+void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status);
 
 }  // namespace attend

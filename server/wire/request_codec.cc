@@ -286,7 +286,7 @@ void PlaceCache(const CacheHold& cache, const MemoryPlan& plan, Request& request
 Status ReservePages(const MemoryPlan& plan, Request& request) {
   CacheHold* const cache = request.source.cache();
   if (cache == nullptr) return Status();
-  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache));
+  return cache->Reserve(PageTableOf(plan, request), PageStride(*cache), &request.cache_refusal);
 }
 
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,

@@ -31,8 +31,9 @@
 namespace attend {
 
 // Most bytes of the fields that are neither raw nor repeated numbers, tags included. Requests have
-// some 600 at most, and some 45 for each session; parsed, the worst ones take 64 times as much.
-inline constexpr int64_t kHeaderBytesMax = 4096;
+// some 600 at most, and up to 64 for each of kRequestSessionsMax sessions; parsed, the worst ones
+// take 64 times as much, for as long as one thread needs to decode them.
+inline constexpr int64_t kHeaderBytesMax = 20 * 1024;
 // Most bytes outside raw entries. The walk runs on the thread that brought the message.
 inline constexpr int64_t kFieldBytesMax = int64_t{4} << 20;
 

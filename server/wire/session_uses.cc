@@ -32,6 +32,10 @@ Status SessionsAreEnding() {
 Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request) {
   if (message.sessions_size() == 0) return Status();
   if (table == nullptr) return SessionsAreOff();
+  if (message.sessions_size() > kRequestSessionsMax) {
+    return InvalidArgument("sessions has " + std::to_string(message.sessions_size()) +
+                           " entries, must have at most " + std::to_string(kRequestSessionsMax));
+  }
   std::vector<CacheUse> uses;
   uses.reserve(static_cast<size_t>(message.sessions_size()));
   for (const v1::SessionUse& use : message.sessions()) {
@@ -43,7 +47,8 @@ Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Reque
     }
     uses.push_back({use.session(), use.layer(), use.length(), use.append_id()});
   }
-  Result<std::unique_ptr<CacheHold>> hold = table->Hold(request.tenant, uses, NewRows(message));
+  Result<std::unique_ptr<CacheHold>> hold =
+      table->Hold(request.tenant, uses, NewRows(message), &request.cache_refusal);
   if (!hold.ok()) return hold.status();
   request.source.SetCache(std::move(*hold));
   return Status();

@@ -6,9 +6,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from harness import ROOT, run_client
+from harness import ROOT, binary, run_client
 
 DEFAULT_ADDRESS = "127.0.0.1:8001"
 
@@ -72,6 +73,20 @@ def test_the_sessions_example_runs(server, stub_folder):
     run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
 assert length == 103 and o.shape == (1, 8, 1, 64) and np.isfinite(o).all()
 """, stub_folder)
+
+
+def test_the_commands_on_sessions_run(server, tmp_path):
+    """The quick start's prompt and token. Its client is the one under test, its server this one."""
+    example = block_with("sh", "session attend")
+    assert "build/quickstart/client/attend-client" in example
+    done = subprocess.run(
+        ["bash", "-euc", example.replace("build/quickstart/client/attend-client", "$CLIENT")],
+        cwd=tmp_path, timeout=60, capture_output=True, text=True,
+        env={**os.environ, "CLIENT": str(binary("attend-client")),
+             "ATTEND_SERVER": server.address})
+    assert done.returncode == 0, done.stderr
+    assert "layer 0 has 1000 tokens" in done.stdout and "layer 0 has 1001 tokens" in done.stdout
+    assert np.isfinite(np.load(tmp_path / "o1.npy")).all()
 
 
 def test_a_refused_region_is_an_error_in_python(start_server, stub_folder, tmp_path):

@@ -88,7 +88,7 @@ def test_what_is_evicted_is_said_and_appended_again(start_server, random):
         pinned = tenant.create(pinned=True)
         full = Sequence(random, pinned)
         tenant.attend(step(random, [full], 20000, 0)[0])
-        request, _ = step(random, [Sequence(random, tenant.create())], 60000, 0)
+        request, _ = step(random, [Sequence(random, tenant.create())], 30000, 0)
         details = refused(grpc.StatusCode.RESOURCE_EXHAUSTED, tenant.attend, request)
         assert "(session-memory)" in details
         assert tenant.call("GetSession", session=pinned.id).length == 20000

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
@@ -55,16 +56,33 @@ class SessionCalls {
     grpc::ClientContext context;
     return sessions_->GetSession(&context, request, &now);
   }
+  grpc::Status Free(const v1::Session& session) {
+    v1::FreeSessionRequest request;
+    request.set_session(session.id());
+    v1::FreeSessionResponse response;
+    grpc::ClientContext context;
+    return sessions_->FreeSession(&context, request, &response);
+  }
   // The problem with its K and V appended to the session, which is empty: the same answer.
   grpc::Status Attend(const v1::Session& session, WireProblem& problem,
                       v1::AttendResponse& response) {
     v1::SessionUse* const use = problem.request.add_sessions();
     use->set_session(session.id());
     grpc::ClientContext context;
-    return attention_->Attend(&context, problem.request, &response);
+    const grpc::Status status = attention_->Attend(&context, problem.request, &response);
+    refusal_.Clear();
+    const auto& trailers = context.GetServerTrailingMetadata();
+    if (const auto found = trailers.find("attend-status-bin"); found != trailers.end()) {
+      EXPECT_TRUE(refusal_.ParseFromString({found->second.data(), found->second.size()}));
+    }
+    return status;
   }
 
+  // What the last Attend's metadata said.
+  const v1::RequestStatus& refusal() const { return refusal_; }
+
  private:
+  v1::RequestStatus refusal_;
   std::unique_ptr<v1::SessionService::Stub> sessions_;
   std::unique_ptr<v1::AttentionService::Stub> attention_;
 };
@@ -109,10 +127,50 @@ TEST(Sessions, ALostDeviceEndsItsSessionsAndNoOthers) {
   WireProblem second = PlainWireProblem(2);
   ASSERT_TRUE(calls.Attend(kept, second, response).ok());
   EXPECT_EQ(Judge(second, response), "");
+  EXPECT_TRUE(calls.Free(lost).ok());
+  EXPECT_EQ(calls.Get(lost, now).error_code(), grpc::StatusCode::NOT_FOUND);
   v1::Session fresh;
   EXPECT_EQ(calls.Create(fresh, "cpu").error_code(), grpc::StatusCode::UNAVAILABLE);
   ASSERT_TRUE(calls.Create(fresh).ok());
   EXPECT_EQ(fresh.device(), "cpu1");
+}
+
+TEST(Sessions, ARefusalSaysToProgramsWhatItSaysInWords) {
+  TestServer server(WithSessions);
+  SessionCalls calls(server);
+  v1::Session session;
+  ASSERT_TRUE(calls.Create(session).ok());
+  WireProblem problem = PlainWireProblem(1);
+  v1::AttendResponse response;
+  ASSERT_TRUE(calls.Attend(session, problem, response).ok());
+  EXPECT_FALSE(response.sessions_ending());
+  WireProblem again = PlainWireProblem(1);
+  const grpc::Status status = calls.Attend(session, again, response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(calls.refusal().session_lengths(), ::testing::ElementsAre(8));
+  EXPECT_EQ(calls.refusal().missing_bytes(), 0);
+  // Too many are refused by name.
+  WireProblem many = PlainWireProblem(1);
+  for (int n = 0; n < 256; ++n) many.request.add_sessions()->set_session(session.id());
+  EXPECT_THAT(calls.Attend(session, many, response).error_message(),
+              HasSubstr("sessions has 257 entries, must have at most 256"));
+}
+
+TEST(Sessions, WhatRunsWhileTheServerDrainsIsToldThatTheyEnd) {
+  TestServer server(WithSessions);
+  SessionCalls calls(server);
+  v1::Session session;
+  ASSERT_TRUE(calls.Create(session).ok());
+  server.backend().Hold();
+  WireProblem problem = PlainWireProblem(1);
+  v1::AttendResponse response;
+  std::thread caller([&] { EXPECT_TRUE(calls.Attend(session, problem, response).ok()); });
+  while (server.server().engine().inflight() == 0) std::this_thread::yield();
+  server.WaitForQueued(0);
+  server.server().engine().Drain();
+  server.backend().Release();
+  caller.join();
+  EXPECT_TRUE(response.sessions_ending());
 }
 
 TEST(Sessions, ADrainingServerSaysThatTheyEnd) {

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What sessions may take, of whom, and what is said of it to programs.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/sessions/session_table.h"
+#include "tests/server/support/manual_clock.h"
+#include "tests/server/support/test_arena.h"
+
+namespace attend {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 16;
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kPages = 16;
+const LayerShape kShape{DType::kFloat16, 1, 8, 8};
+
+class SessionLimitsTest : public ::testing::Test {
+ protected:
+  SessionLimitsTest() { Start({}); }
+  ~SessionLimitsTest() override { EXPECT_TRUE(table_->Consistent()); }
+
+  // Two tenants with equal shares.
+  void Start(SessionOptions options) {
+    options.page_rows = kRows;
+    options.slab_bytes = 4 * kPageBytes;
+    options.sessions_max = 8;
+    options.tenant_weights = {1, 1};
+    table_ = std::make_unique<SessionTable>(
+        options, clock_, [this]() -> Result<std::string> { return std::to_string(++ids_); },
+        std::vector{SessionDevice{&arena_, {}}});
+  }
+  Result<SessionInfo> Create(int tenant, bool pinned = false) {
+    clock_.Advance(std::chrono::milliseconds(1));
+    return table_->Create(tenant, {0, {kShape}, std::chrono::seconds(60), pinned});
+  }
+  std::string Make(int tenant, int64_t tokens = 0, bool pinned = false) {
+    const Result<SessionInfo> made = Create(tenant, pinned);
+    EXPECT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_TRUE(tokens == 0 || Append(tenant, made->id, 0, tokens).ok());
+    return made->id;
+  }
+  Status Append(int tenant, const std::string& id, int64_t length, int64_t rows,
+                CacheRefusal* refusal = nullptr) {
+    const CacheUse use{id, 0, length, ""};
+    std::vector<PageNumber> pages(256);  // outlives the hold
+    const auto hold = table_->Hold(tenant, {&use, 1}, rows, refusal);
+    if (!hold.ok()) return hold.status();
+    ATTEND_RETURN_IF_ERROR((*hold)->Reserve(pages.data(), std::ssize(pages), refusal));
+    (*hold)->Commit();
+    return Status();
+  }
+  bool Exists(int tenant, const std::string& id) { return table_->Get(tenant, id).ok(); }
+
+  test::ManualClock clock_;
+  testing::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
+  int ids_ = 0;
+  std::unique_ptr<SessionTable> table_;
+};
+
+TEST_F(SessionLimitsTest, AWrongLengthIsToldWithTheTrueOnes) {
+  const std::string one = Make(0, 5), two = Make(0, 7), other = Make(1, 9);
+  CacheRefusal refusal;
+  const CacheUse uses[] = {{one, 0, 5, ""}, {two, 0, 6, ""}, {other, 0, 9, ""}, {one, 3, 0, ""}};
+  EXPECT_EQ(table_->Hold(0, uses, 1, &refusal).status().code(), Code::kFailedPrecondition);
+  EXPECT_THAT(refusal.lengths, ElementsAre(5, 7, -1, -1));  // of another tenant nothing
+  EXPECT_EQ(refusal.missing_bytes, 0);
+}
+
+TEST_F(SessionLimitsTest, AnEvictionIsToldWithTheLengthThatIsLeft) {
+  const std::string idle = Make(0, 10 * kRows);
+  Make(0, 10 * kRows);
+  CacheRefusal refusal;
+  EXPECT_EQ(Append(0, idle, 10 * kRows, 1, &refusal).code(), Code::kOutOfRange);
+  EXPECT_THAT(refusal.lengths, ElementsAre(6 * kRows));
+}
+
+TEST_F(SessionLimitsTest, WhatIsMissingIsTold) {
+  Make(0, 8 * kRows, true);
+  Make(1, 6 * kRows, true);
+  CacheRefusal refusal;
+  const std::string needy = Make(0);
+  EXPECT_EQ(Append(0, needy, 0, 5 * kRows, &refusal).code(), Code::kResourceExhausted);
+  EXPECT_EQ(refusal.missing_bytes, 3 * kPageBytes);
+  EXPECT_TRUE(refusal.lengths.empty());
+}
+
+TEST_F(SessionLimitsTest, APinnedSessionGrowsNoFurtherThanItsTenantsShare) {
+  const std::string pinned = Make(0, 8 * kRows, true);
+  const Status status = Append(0, pinned, 8 * kRows, 1);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 36864 bytes, may have at "
+                                          "most 32768"));
+  Make(0, 4 * kRows);  // what is not pinned may: others can take it
+  EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());
+}
+
+TEST_F(SessionLimitsTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
+  std::vector<std::string> greedy;
+  for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));
+  EXPECT_EQ(Create(0).status().code(), Code::kResourceExhausted);
+  const CacheUse use{greedy[1], 0, 1, ""};
+  const auto in_use = table_->Hold(0, {&use, 1}, 0);  // and so used last
+  ASSERT_TRUE(in_use.ok());
+  for (int n = 0; n < 4; ++n) Make(1);
+  EXPECT_EQ(table_->stats().displaced, 4);
+  // Gone are those that were used longest ago, but not the pinned one or the one in use.
+  const bool there[] = {true, true, false, false, false, false, true, true};
+  for (int n = 0; n < 8; ++n) EXPECT_EQ(Exists(0, greedy[n]), there[n]) << n;
+  // Now each has its share.
+  for (const int tenant : {0, 1})
+    EXPECT_EQ(Create(tenant).status().code(), Code::kResourceExhausted);
+}
+
+TEST_F(SessionLimitsTest, AForkToo) {
+  const std::string origin = Make(1, 3);
+  for (int n = 0; n < 7; ++n) Make(0);
+  const Result<SessionInfo> fork = table_->Fork(1, origin, {});
+  ASSERT_TRUE(fork.ok()) << fork.status().ToString();
+  EXPECT_EQ(table_->stats().sessions, 8);
+  EXPECT_EQ(table_->stats().displaced, 1);
+}
+
+TEST_F(SessionLimitsTest, TheTablesMemoryIsBounded) {
+  SessionOptions options;
+  options.table_bytes_max = 2 * FixedBytes(1) + 6 * kPageEntryBytes;
+  Start(options);
+  const std::string id = Make(0, 3 * kRows);
+  EXPECT_EQ(table_->table_bytes(), FixedBytes(1) + 3 * kPageEntryBytes);
+  EXPECT_TRUE(table_->Fork(0, id, {}).ok());
+  for (const Status& status :
+       {Create(0).status(), table_->Fork(0, id, 0).status(), Append(0, id, 3 * kRows, 1)}) {
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    EXPECT_THAT(status.message(), HasSubstr("(memory-budget)"));
+  }
+  for (const SessionInfo& info : table_->List(0, "", 8)) {
+    ASSERT_TRUE(table_->Truncate(0, info.id, kRows).ok());
+    EXPECT_TRUE(table_->Free(0, info.id).ok());
+  }
+  EXPECT_EQ(table_->table_bytes(), 0);
+}
+
+TEST_F(SessionLimitsTest, WhatIsOnALostDeviceCanBeListedAndFreed) {
+  const std::string id = Make(0, 3);
+  table_->LoseDevice(0);
+  EXPECT_EQ(table_->Get(0, id).status().code(), Code::kUnavailable);
+  EXPECT_EQ(table_->Truncate(0, id, 0).status().code(), Code::kUnavailable);
+  const std::vector<SessionInfo> list = table_->List(0, "", 8);
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_TRUE(list[0].lost);
+  EXPECT_EQ(table_->Free(1, id).code(), Code::kNotFound);
+  EXPECT_TRUE(table_->Free(0, id).ok());
+  EXPECT_EQ(table_->Free(0, id).code(), Code::kNotFound);
+  EXPECT_EQ(table_->memory(0).used_bytes, 0);
+}
+
+}  // namespace
+}  // namespace attend
