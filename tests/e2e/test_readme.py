@@ -80,9 +80,10 @@ def test_the_commands_on_sessions_run(server, tmp_path):
     example = block_with("sh", "session attend")
     assert "build/quickstart/client/attend-client" in example
     done = subprocess.run(
-        ["bash", "-euc", example.replace("build/quickstart/client/attend-client", "$CLIENT")],
+        ["bash", "-euc", example.replace("build/quickstart/client/attend-client", "$CLIENT")
+         .replace("python3", sys.executable)],
         cwd=tmp_path, timeout=60, capture_output=True, text=True,
-        env={**os.environ, "CLIENT": str(binary("attend-client")),
+        env={**os.environ, "CLIENT": str(binary("attend-client").absolute()),
              "ATTEND_SERVER": server.address})
     assert done.returncode == 0, done.stderr
     assert "layer 0 has 1000 tokens" in done.stdout and "layer 0 has 1001 tokens" in done.stdout
