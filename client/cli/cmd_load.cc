@@ -240,7 +240,9 @@ void AddShape(CLI::App* command, LoadFlags* f) {
       ->capture_default_str();
   command->add_option("--seed", f->load.seed, "Seed for inputs, arrivals and choices")
       ->capture_default_str();
-  command->add_flag("--stream", f->load.stream, "Use AttendStream, with one stream per connection");
+  command->add_flag(
+      "--stream", f->load.stream,
+      "Use AttendStream, with one stream per connection; with --sessions, for their steps");
 }
 
 void AddRate(CLI::App* command, LoadFlags* f) {

@@ -19,9 +19,9 @@ void AddSessionLoad(CLI::App* command, SessionLoad* load) {
                        "after another. --shape gives heads, head dims and dtype")
           ->check(CLI::Range(1, 4096));
   for (const char* other :
-       {"--mix", "--pool", "--stream", "--concurrency", "--rate", "--arrivals", "--warmup",
-        "--duration", "--count", "--max-outstanding", "--search-p99", "--grace", "--check",
-        "--deadline-ms", "--cancel-share", "--shared-memory-socket", "--csv", "--discard-output"}) {
+       {"--mix", "--pool", "--concurrency", "--rate", "--arrivals", "--warmup", "--duration",
+        "--count", "--max-outstanding", "--search-p99", "--grace", "--check", "--deadline-ms",
+        "--cancel-share", "--shared-memory-socket", "--csv", "--discard-output"}) {
     sessions->excludes(command->get_option(other));
   }
   command->add_option("--context", load->context, "Tokens of each prompt")

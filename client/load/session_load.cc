@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -54,11 +55,13 @@ struct History {
 // One sequence and its fork, on a thread of its own.
 class Sequence {
  public:
-  Sequence(const LoadOptions& options, Client& client, const std::atomic<bool>& interrupted,
-           uint64_t seed, bool verified)
+  // Steps go over `stream`, if there is one.
+  Sequence(const LoadOptions& options, Client& client, Stream* stream,
+           const std::atomic<bool>& interrupted, uint64_t seed, bool verified)
       : options_(options),
         load_(options.session),
         client_(client),
+        stream_(stream),
         interrupted_(interrupted),
         verified_(verified),
         random_(seed) {
@@ -90,16 +93,19 @@ class Sequence {
   // A prompt or a step, on all layers: fresh data, then the call. `keep`: the answer is to be
   // verified.
   struct Cost {
-    int64_t begin = 0;  // when the first call was sent
-    int64_t ns = 0;     // of the calls alone
-    double bytes = 0;   // of tensors, sent
+    int64_t begin = 0;    // when the first call was sent
+    int64_t ns = 0;       // of the calls alone
+    double bytes_in = 0;  // of tensors, to the server
+    double bytes_out = 0;
   };
-  Result<Cost> Append(Session& session, int64_t tokens, bool keep, History& history);
+  Result<Cost> Append(Session& session, int64_t tokens, bool keep, Stream* stream,
+                      History& history);
   void Think();
 
   const LoadOptions& options_;
   const SessionLoad& load_;
   Client& client_;
+  Stream* const stream_;
   const std::atomic<bool>& interrupted_;
   const bool verified_;
   bool forks_ = false;
@@ -124,7 +130,7 @@ Status Sequence::RunAll() {
     if (!made.ok()) return made.status();
     history = std::move(*made);
   }
-  const Result<Cost> prompt = Append(*session, load_.context, verified_, history);
+  const Result<Cost> prompt = Append(*session, load_.context, verified_, nullptr, history);
   if (!prompt.ok()) return prompt.status();
   stats_.prompts_end = NowNs();
   stats_.prompt_ns.Record(prompt->ns);
@@ -153,18 +159,37 @@ Status Sequence::Decode(Session& session, History& history) {
   for (int64_t step = 0; step < load_.decode && !interrupted_; ++step) {
     Think();
     const bool keep = verified_ && (step + 1 == load_.decode || random_.Uniform() < share);
-    const Result<Cost> cost = Append(session, 1, keep, history);
+    const Result<Cost> cost = Append(session, 1, keep, stream_, history);
     if (!cost.ok()) return cost.status();
     stats_.steps_begin = std::min(stats_.steps_begin, cost->begin);
     stats_.steps_end = NowNs();
     stats_.step_ns.Record(cost->ns);
-    stats_.step_bytes += cost->bytes;
+    stats_.step_bytes_in += cost->bytes_in;
+    stats_.step_bytes_out += cost->bytes_out;
     ++stats_.tokens;
   }
   return Status();
 }
 
-Result<Sequence::Cost> Sequence::Append(Session& session, int64_t tokens, bool keep,
+double AnswerTensorBytes(const AttentionCall& call) {
+  auto bytes = static_cast<double>(AnswerBytes(call));
+  if (!call.return_lse) return bytes;
+  double rows = 1;
+  for (const int64_t dim : LseShape(call)) rows *= static_cast<double>(dim);
+  return bytes + rows * sizeof(float);
+}
+
+Result<AttentionResult> AttendOn(Stream& stream, Session& session, int32_t layer,
+                                 const AttentionCall& call) {
+  std::promise<StreamAnswer> answered;
+  Session::Send(stream, {&session}, layer, call,
+                [&](StreamAnswer answer) { answered.set_value(std::move(answer)); });
+  StreamAnswer answer = answered.get_future().get();
+  if (!answer.status.ok()) return answer.status;
+  return std::move(answer.result);
+}
+
+Result<Sequence::Cost> Sequence::Append(Session& session, int64_t tokens, bool keep, Stream* stream,
                                         History& history) {
   CallSpec spec = options_.mix.front();
   spec.len_q = spec.len_k = tokens;
@@ -178,11 +203,13 @@ Result<Sequence::Cost> Sequence::Append(Session& session, int64_t tokens, bool k
     const bool remembered = verified_ && layer == layer_verified_;
     call_options.payload = keep && remembered ? Payload::kCopy : Payload::kDiscard;
     const int64_t begin = NowNs();
-    Result<AttentionResult> result = session.Attend(layer, *call, call_options);
+    Result<AttentionResult> result = stream == nullptr ? session.Attend(layer, *call, call_options)
+                                                       : AttendOn(*stream, session, layer, *call);
     if (!result.ok()) return result.status();
     cost.ns += NowNs() - begin;
     if (layer == 0) cost.begin = begin;
-    cost.bytes += static_cast<double>(PayloadBytes(*call));
+    cost.bytes_in += static_cast<double>(PayloadBytes(*call));
+    cost.bytes_out += AnswerTensorBytes(*call);
     if (remembered) history.Append(*call);
     if (!keep || !remembered) continue;
     Kept& kept = kept_.emplace_back(Kept{*call, std::move(*result)});
@@ -233,7 +260,8 @@ void SessionLoadStats::Merge(const SessionLoadStats& other) {
   forks += other.forks;
   prompts += other.prompts;
   tokens += other.tokens;
-  step_bytes += other.step_bytes;
+  step_bytes_in += other.step_bytes_in;
+  step_bytes_out += other.step_bytes_out;
   prompt_ns.Merge(other.prompt_ns);
   step_ns.Merge(other.step_ns);
   prompts_end = std::max(prompts_end, other.prompts_end);
@@ -262,9 +290,14 @@ Result<SessionLoadResult> RunSessionLoad(const LoadOptions& given,
   ATTEND_RETURN_IF_ERROR(CheckMemory(options, std::count(verified.begin(), verified.end(), true)));
   const Result<std::unique_ptr<Client>> client = Client::Make(options.client);
   if (!client.ok()) return client.status();
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int i = 0; options.stream && i < (*client)->connections(); ++i) {
+    streams.push_back((*client)->OpenStream({.tenant = options.tenant}));
+  }
   std::deque<Sequence> sequences;
   for (size_t i = 0; i < seeds.size(); ++i) {
-    sequences.emplace_back(options, **client, interrupted, seeds[i], verified[i]);
+    Stream* const stream = streams.empty() ? nullptr : streams[i % streams.size()].get();
+    sequences.emplace_back(options, **client, stream, interrupted, seeds[i], verified[i]);
   }
   const int64_t begin = NowNs();
   std::vector<std::thread> threads;
@@ -298,8 +331,11 @@ double SessionLoadResult::prompts_per_s() const {
 double SessionLoadResult::tokens_per_s() const {
   return steps_s > 0 ? static_cast<double>(stats.tokens) / steps_s : 0;
 }
-double SessionLoadResult::bytes_per_token() const {
-  return stats.tokens > 0 ? stats.step_bytes / static_cast<double>(stats.tokens) : 0;
+double SessionLoadResult::bytes_in_per_token() const {
+  return stats.tokens > 0 ? stats.step_bytes_in / static_cast<double>(stats.tokens) : 0;
+}
+double SessionLoadResult::bytes_out_per_token() const {
+  return stats.tokens > 0 ? stats.step_bytes_out / static_cast<double>(stats.tokens) : 0;
 }
 
 }  // namespace attend::client

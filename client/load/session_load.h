@@ -2,7 +2,8 @@
 //
 // The load of `attend-client load --sessions`: many sequences at once, each with a session of its
 // own, as language models make them. A sequence's prompt is appended and attended, then one token
-// after another, layer by layer, with a pause between tokens. Each sequence has a thread.
+// after another, layer by layer, with a pause between tokens. Each sequence has a thread. Steps go
+// as calls, or over one stream for each connection; prompts are always calls.
 
 #pragma once
 
@@ -22,7 +23,8 @@ struct SessionLoadStats {
   int64_t forks = 0;
   int64_t prompts = 0;           // answered, on all layers
   int64_t tokens = 0;            // of the steps, answered on all layers
-  double step_bytes = 0;         // of tensors, sent
+  double step_bytes_in = 0;      // of tensors, to the server
+  double step_bytes_out = 0;     // and back
   Histogram prompt_ns, step_ns;  // on all layers, the calls alone
   // Within these, on the steady clock, in ns: the prompts, and the steps.
   int64_t prompts_end = 0;
@@ -44,13 +46,16 @@ struct SessionLoadResult {
 
   double prompts_per_s() const;
   double tokens_per_s() const;
-  double bytes_per_token() const;  // tensor bytes sent, of a step
+  // Tensor bytes of a step, to the server and back.
+  double bytes_in_per_token() const;
+  double bytes_out_per_token() const;
   bool failed() const { return stats.unexpected > 0 || verified.failed > 0; }
 };
 
 // `options.session` says what; of the rest count the client's options, the first shape (heads,
-// dims, dtype, mask), seed, verify_share (of the sequences, some answers of one layer each),
-// transport, tenant, allowed and input_bytes_max. INVALID_ARGUMENT for what does not fit together.
+// dims, dtype, mask), seed, stream, verify_share (of the sequences, some answers of one layer
+// each), transport, tenant, allowed and input_bytes_max. INVALID_ARGUMENT for what does not fit
+// together.
 Result<SessionLoadResult> RunSessionLoad(const LoadOptions& options,
                                          const std::atomic<bool>& interrupted);
 

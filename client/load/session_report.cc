@@ -39,9 +39,12 @@ std::string SessionLoadTable(const LoadOptions& options, const SessionLoadResult
          static_cast<long long>(load.decode), load.layers, load.layers == 1 ? "" : "s",
          static_cast<unsigned long long>(options.seed), result.interrupted ? " (interrupted)" : "");
   out += "  " + ShapeWords(options.mix.front()) + "\n";
-  Append(&out, "  prompts %lld, %.2f/s; tokens %lld, %.1f/s, %.0f bytes sent for each\n",
+  Append(&out, "  prompts %lld, %.2f/s; tokens %lld, %.1f/s%s\n",
          static_cast<long long>(stats.prompts), result.prompts_per_s(),
-         static_cast<long long>(stats.tokens), result.tokens_per_s(), result.bytes_per_token());
+         static_cast<long long>(stats.tokens), result.tokens_per_s(),
+         options.stream ? " over streams" : "");
+  Append(&out, "  bytes for each token: %.0f sent, %.0f received\n", result.bytes_in_per_token(),
+         result.bytes_out_per_token());
   Append(&out, "  sessions %lld, forks among them %lld\n", static_cast<long long>(stats.sessions),
          static_cast<long long>(stats.forks));
   Append(&out, "  %-8s %10s %10s %10s\n", "ms", "p50", "p99", "max");
@@ -61,6 +64,7 @@ std::string SessionLoadJson(const LoadOptions& options, const SessionLoadResult&
   const SessionLoadStats& stats = result.stats;
   ordered_json json = {{"server", options.client.server},
                        {"connections", options.client.connections},
+                       {"method", options.stream ? "AttendStream" : "Attend"},
                        {"seed", options.seed},
                        {"shape", ShapeWords(options.mix.front())},
                        {"sessions", load.sessions},
@@ -76,7 +80,8 @@ std::string SessionLoadJson(const LoadOptions& options, const SessionLoadResult&
                        {"prompts_per_s", result.prompts_per_s()},
                        {"tokens", stats.tokens},
                        {"tokens_per_s", result.tokens_per_s()},
-                       {"bytes_sent_per_token", result.bytes_per_token()},
+                       {"bytes_sent_per_token", result.bytes_in_per_token()},
+                       {"bytes_received_per_token", result.bytes_out_per_token()},
                        {"unexpected", stats.unexpected}};
   for (const auto& [code, count] : stats.failures) {
     json["failures"][std::string(CodeName(code))] = count;

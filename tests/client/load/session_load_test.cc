@@ -56,7 +56,8 @@ TEST(SessionLoad, CountsPromptsAndTokensAndVerifiesThem) {
   EXPECT_EQ(result.stats.prompt_ns.count(), 5);
   EXPECT_EQ(result.stats.step_ns.count(), 60);
   // Of each layer: q of four heads, k and v of two.
-  EXPECT_EQ(result.bytes_per_token(), 2 * (4 * 16 + 2 * 16 + 2 * 8) * 4);
+  EXPECT_EQ(result.bytes_in_per_token(), 2 * (4 * 16 + 2 * 16 + 2 * 8) * 4);
+  EXPECT_EQ(result.bytes_out_per_token(), 2 * (4 * 8 + 4) * 4);  // O and LSE
   EXPECT_GT(result.tokens_per_s(), 0);
   EXPECT_GT(result.prompts_per_s(), 0);
   // Six steps of each are fewer than what is verified at most.
@@ -69,9 +70,37 @@ TEST(SessionLoad, CountsPromptsAndTokensAndVerifiesThem) {
   EXPECT_EQ(json["step_ms"]["count"], 60);
   EXPECT_EQ(json["client_verification"]["passed"], 65);
   EXPECT_EQ(json["bytes_sent_per_token"], 896);
+  EXPECT_EQ(json["bytes_received_per_token"], 288);
+  EXPECT_EQ(json["method"], "Attend");
   const std::string table = SessionLoadTable(options, result);
   EXPECT_THAT(table, HasSubstr("5 sequences at once, prompts of 70 tokens, 6 steps, 2 layers"));
   EXPECT_THAT(table, HasSubstr("H4,Hkv2,D16,Dv8,dtype=float32"));
+}
+
+TEST(SessionLoad, StepsGoOverStreams) {
+  ATTEND_FRESH_SEED(seed);
+  TestServer server(WithSessions);
+  LoadOptions options = Options(server, seed);
+  options.verify_share = 1;
+  options.stream = true;
+  const SessionLoadResult result = RunLoad(options);
+  EXPECT_FALSE(result.failed());
+  EXPECT_EQ(result.stats.tokens, 30);
+  EXPECT_EQ(result.bytes_out_per_token(), 288);
+  EXPECT_EQ(result.verified.passed, 5 * (1 + 6));
+  EXPECT_EQ(nlohmann::json::parse(SessionLoadJson(options, result))["method"], "AttendStream");
+  EXPECT_THAT(SessionLoadTable(options, result), HasSubstr("/s over streams"));
+}
+
+TEST(SessionLoad, ARefusalOnAStreamEndsItsSequence) {
+  TestServer server(WithSessions);
+  server.backend().FailItem(6, Internal("planted"));  // a step's: five prompts come first
+  LoadOptions options = Options(server, 1);
+  options.session.layers = 1;
+  options.stream = true;
+  const SessionLoadResult result = RunLoad(options);
+  EXPECT_EQ(result.stats.unexpected, 1);
+  EXPECT_EQ(result.stats.failures.at(Code::kInternal), 1);
 }
 
 TEST(SessionLoad, AWrongAnswerIsFound) {
@@ -98,7 +127,8 @@ TEST(SessionLoad, ARefusalEndsItsSequence) {
   EXPECT_EQ(refused.stats.unexpected, 5);
   EXPECT_EQ(refused.stats.failures.at(Code::kInvalidArgument), 5);
   EXPECT_EQ(refused.tokens_per_s(), 0);
-  EXPECT_EQ(refused.bytes_per_token(), 0);
+  EXPECT_EQ(refused.bytes_in_per_token(), 0);
+  EXPECT_EQ(refused.bytes_out_per_token(), 0);
   EXPECT_THAT(SessionLoadTable(options, refused),
               HasSubstr("sequences ended by INVALID_ARGUMENT: 5, the first: layers is 1000"));
   options.allowed = {Code::kInvalidArgument};
