@@ -281,8 +281,8 @@ TEST_F(CodecTest, FieldsBesideTheTensorsAreBounded) {
     return decoded.status.message();
   };
   EXPECT_EQ(message_of(fields + Packed(5000, std::string(3500, 'u'))), "");
-  EXPECT_THAT(message_of(Packed(5000, std::string(4100, 'u')) + fields),
-              ::testing::EndsWith("have at least 4105 bytes, must have at most 4096"));
+  EXPECT_THAT(message_of(Packed(5000, std::string(20480, 'u')) + fields),
+              ::testing::EndsWith("have at least 20486 bytes, must have at most 20480"));
   EXPECT_EQ(message_of(fields + Packed(9, std::string(size_t{5} << 20, '\0'))),
             "the message has more than 4194304 bytes that are in no raw entry");
 }
