@@ -28,13 +28,12 @@ struct SequenceId {
 
 inline constexpr int kMultiprocessorsMax = 148;  // that a launch fills
 inline constexpr int kBlocksMax = 4 * kMultiprocessorsMax;
-inline constexpr int kPiecesMax = kPhases * kBlocksMax;
 
 // How many chunks of a group, and groups of a unit, have been computed: zero between launches. One
 // for each piece, whose last unit and whose last group may go on in others.
 struct DecodeCounters {
-  unsigned int groups[kPiecesMax];
-  unsigned int chunks[kPiecesMax];
+  unsigned int groups[kBlocksMax];
+  unsigned int chunks[kBlocksMax];
 };
 static_assert(sizeof(TileQueue) + sizeof(DecodeCounters) <= kTileQueueBytes);
 
@@ -44,11 +43,13 @@ struct DecodeParams {
   const Attention* attentions = nullptr;  // null: `single`
   const SequenceId* sequences = nullptr;  // null: those of `single`
   int32_t sequence_count = 0;
-  // If all sequences are as long as the first, the host plans: `plan` is theirs.
+  // If all sequences are as long as the first, the host plans: `plan` is theirs, and `segment`,
+  // but for what is a unit's own. Costs are below 2^31 then.
   bool alike = false;
   SequencePlan plan;
+  Segment segment;
+  Divisor by_unit_cost, by_chunk_cost, by_units, by_row_tiles;
   Pieces pieces;
-  TileQueue* queue = nullptr;
   DecodeCounters* counters = nullptr;
   // Partial answers of a group's chunks and of a unit's groups: for each block those that are all
   // its own, then for each piece those of runs that begin in it and go on in others.

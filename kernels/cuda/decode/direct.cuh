@@ -181,8 +181,6 @@ struct DirectQuery {
 // Quad n: eight n % kEights of the rows, columns from 32 * (n / kEights) on.
 template <class T>
 __device__ __forceinline__ uint4 LoadQueryQuad(const Segment& segment, int n) {
-  const Attention& a = *segment.attention;
-  const Sequence& s = segment.sequence;
   const int lane = ThreadIndex() % 32;
   const int row = n % T::kEights * 8 + lane / 4;
   const int column = n / T::kEights * 32 + lane % 4 * 8;
@@ -190,9 +188,8 @@ __device__ __forceinline__ uint4 LoadQueryQuad(const Segment& segment, int n) {
   if (row >= segment.rows || !place.exists || column >= segment.columns_k) {
     return make_uint4(0, 0, 0, 0);
   }
-  const char* const q = static_cast<const char*>(a.q.data) + 2 * (segment.b * a.q.stride_b);
-  return __ldg(reinterpret_cast<const uint4*>(
-      q + 2 * (place.head * a.q.stride_h + (s.q_row + place.i) * a.q.stride_l + column)));
+  return __ldg(reinterpret_cast<const uint4*>(segment.q + place.head * segment.q_stride_h +
+                                              place.i * segment.q_stride_l + 2 * column));
 }
 
 // All threads of the block; `shared` may be read after a barrier.

@@ -138,10 +138,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     DecodeKernel(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(128) char shared[];
   __shared__ SharedOf<T> block;
-  StartWalk<T>(params, block.walk);
+  StartWalk<T>(params, block.walk, block.segment);
   for (bool first = true;; first = false) {
     __syncthreads();  // shared memory is free
-    if (threadIdx.x == 0) NextWork<T>(params, block.walk, block.segment, first);
+    if (threadIdx.x == 0) {
+      if (first) EnterPiece<T>(params, block.walk);
+      NextSegment<T>(params, block.walk, block.segment);
+    }
     __syncthreads();
     if (block.segment.attention == nullptr) return;
     ComputeSegment<T, Element>(params, block, shared);  // its own for each kind of block

@@ -41,7 +41,7 @@ struct SlotCounts {
     if (most > kFanIn) groups = std::max(groups, CeilDivide(most, kFanIn));
     rows = std::max(rows, rows_max);
   }
-  int64_t slots() const { return (1 + kPhases) * blocks * (chunks + groups); }
+  int64_t slots() const { return 2 * blocks * (chunks + groups); }
   int64_t floats(int64_t columns) const { return CeilDivide(2 * rows, 4) * 4 + rows * columns; }
 };
 
@@ -93,6 +93,19 @@ void PutSingle(const Attention& a, DecodeParams* params) {
   params->single = a;
   params->sequence_count = static_cast<int32_t>(a.problem.batch);
   params->alike = !a.problem.packed && a.q_lengths == nullptr && a.kv_lengths == nullptr;
+}
+
+// What the device need not work out for sequences that are alike.
+void PlanAlike(int tile_rows, DecodeParams* params) {
+  const SequencePlan& plan = params->plan;
+  params->alike = params->pieces.total < (int64_t{1} << 31);
+  if (!params->alike) return;
+  DescribeSequence(params->single, plan, params->segment);
+  SetRowsAndKeys(params->single.problem.mask, 0, tile_rows, params->segment);
+  params->by_unit_cost = Divisor(static_cast<uint32_t>(plan.unit_cost()));
+  params->by_chunk_cost = Divisor(static_cast<uint32_t>(plan.chunk_cost));
+  params->by_units = Divisor(static_cast<uint32_t>(plan.units));
+  params->by_row_tiles = Divisor(static_cast<uint32_t>(plan.row_tiles));
 }
 
 // Percent of what could be shared memory that is to be: what passes by it on the way to registers
@@ -182,7 +195,6 @@ cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention*
     if (error != cudaSuccess) return error;
     slots = layout.slots;
   }
-  params.queue = reinterpret_cast<TileQueue*>(base);
   params.counters = reinterpret_cast<DecodeCounters*>(base + sizeof(TileQueue));
   params.slots = reinterpret_cast<float*>(base + slots);
   params.slot_floats = counts.floats(variant.columns);
@@ -194,6 +206,7 @@ cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention*
   if (params.alike) {
     params.plan = PlanSequence(params.single, 0, variant.rows);
     params.pieces = CutPieces(params.single.problem.batch * params.plan.cost(), blocks);
+    PlanAlike(variant.rows, &params);
   }
   void* arguments[] = {&params};
   return cudaLaunchKernel(variant.kernel, dim3(static_cast<unsigned>(blocks)),

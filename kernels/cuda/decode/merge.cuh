@@ -45,10 +45,11 @@ __device__ __forceinline__ SlotRun RunOf(const DecodeParams& params, const Piece
                                          const Segment& segment, int first, int last,
                                          bool of_groups) {
   SlotRun run;
-  run.piece = pieces.Of(segment.position + int64_t{first} * segment.chunk_cost);
-  run.split = run.piece != pieces.Of(segment.position + int64_t{last} * segment.chunk_cost);
-  const int owner =
-      run.split ? static_cast<int>(gridDim.x) + run.piece : static_cast<int>(blockIdx.x);
+  const bool begins_here = first >= segment.chunk;
+  run.split = !begins_here || last >= segment.chunk_end;
+  run.piece = begins_here ? static_cast<int>(blockIdx.x)
+                          : pieces.Of(segment.position + int64_t{first} * segment.chunk_cost);
+  const int owner = run.split ? static_cast<int>(gridDim.x) + run.piece : run.piece;
   run.first = int64_t{owner} * (params.chunk_slots + params.group_slots) +
               (of_groups ? params.chunk_slots : 0);
   return run;

@@ -6,7 +6,7 @@
 // A *unit* is one KV head of one sequence with up to a tile's rows: all query heads of the group,
 // row after row. Its keys are cut into *chunks* at places that the sequence alone decides, so that
 // no neighbour changes a bit. Chunks of all units stand in one row, each with a cost; a *piece* of
-// that row is what one block computes at a time. Up to kFanIn chunks make a *group*, whose partial
+// that row is what one block computes. Up to kFanIn chunks make a *group*, whose partial
 // answers are merged in order, and then those of a unit's groups.
 
 #pragma once
@@ -107,54 +107,120 @@ ATTEND_HD inline SequencePlan PlanSequence(const Attention& a, int64_t b, int ti
   return plan;
 }
 
-// The row of chunks, cut into pieces: a chunk belongs to the piece in which it begins. Every block
-// has one of the first pieces, which are large, as blocks do not all read equally fast; the smaller
-// ones behind them go to whoever comes first. Where there is little to share, blocks share it once.
-inline constexpr int kPhases = 3;
-ATTEND_HD constexpr int PhaseShare(int phase) {  // of 64
-  return phase == 0 ? 45 : phase == 1 ? 13 : 6;
-}
-inline constexpr int kOncePerBlock = 64;  // cost of a block up to which
-
+// The row of chunks, cut into a piece for each block: a chunk belongs to the piece in which it
+// begins.
 struct Pieces {
   int64_t total = 0;  // cost of all chunks
-  int64_t begin[kPhases] = {};
-  int64_t each[kPhases] = {};  // cost of a phase's pieces but the last
+  int64_t each = 1;   // of a piece but the last
   int32_t blocks = 1;
-  int32_t count = 1;
 
-  ATTEND_HD int64_t PhaseEnd(int phase) const {
-    return phase + 1 < kPhases ? begin[phase + 1] : total;
-  }
-  ATTEND_HD int64_t Begin(int piece) const {
-    int phase = 0;
-    for (; phase + 1 < kPhases && piece >= blocks; ++phase) piece -= blocks;
-    return Least(begin[phase] + piece * each[phase], PhaseEnd(phase));
-  }
-  ATTEND_HD int64_t End(int piece) const { return piece + 1 < count ? Begin(piece + 1) : total; }
+  ATTEND_HD int64_t Begin(int piece) const { return Least(piece * each, total); }
+  ATTEND_HD int64_t End(int piece) const { return Begin(piece + 1); }
   // `position` is below `total`.
-  ATTEND_HD int Of(int64_t position) const {
-    int phase = kPhases - 1;
-    while (phase > 0 && position < begin[phase]) --phase;
-    return phase * blocks + static_cast<int>(FastDivide(position - begin[phase], each[phase]));
-  }
+  ATTEND_HD int Of(int64_t position) const { return static_cast<int>(FastDivide(position, each)); }
 };
 
 ATTEND_HD inline Pieces CutPieces(int64_t total, int blocks) {
   Pieces pieces;
   pieces.total = total;
   pieces.blocks = blocks;
-  const bool once = total <= int64_t{kOncePerBlock} * blocks;
-  pieces.count = once ? blocks : kPhases * blocks;
-  int64_t begin = 0;
-  for (int phase = 0; phase < kPhases; ++phase) {
-    const int64_t cost = once ? (phase == 0 ? total : 0) : total * PhaseShare(phase) / 64;
-    pieces.begin[phase] = begin;
-    pieces.each[phase] = CeilDivide(phase + 1 < kPhases ? cost : total - begin, blocks);
-    if (pieces.each[phase] == 0) pieces.each[phase] = 1;
-    begin += cost;
-  }
+  if (total > 0) pieces.each = CeilDivide(total, blocks);
   return pieces;
+}
+
+// Division by a number that the host knows, of numbers below 2^31: a multiplication.
+struct Divisor {
+  uint32_t factor = 1;
+  int32_t shift = 0;
+
+  Divisor() = default;
+  explicit Divisor(uint32_t d) {
+    while ((uint64_t{1} << shift) < d) ++shift;
+    factor = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - d)) / d + 1);
+  }
+  ATTEND_HD int Of(int n) const {
+    const auto high = static_cast<uint32_t>((uint64_t{factor} * static_cast<uint32_t>(n)) >> 32);
+    return static_cast<int>((high + static_cast<uint32_t>(n)) >> shift);
+  }
+};
+
+// One KV head's keys or values, dense or in pages. Distances are in units of 16 bytes.
+struct KeySource {
+  const char* data;      // of key 0, or of page 0
+  uint32_t stride;       // between keys
+  uint32_t page_stride;  // between pages
+};
+inline constexpr int kStrideUnit = 16;
+
+// What a block computes next: chunks [chunk, chunk_end) of one unit. In shared memory.
+struct Segment {
+  const Attention* attention;  // null: nothing
+  KeySource k, v;
+  const char* q;                   // of the sequence's first row and head
+  int64_t q_stride_h, q_stride_l;  // bytes
+  const int32_t* pages;            // of the sequence; null: K and V are dense
+  int page_shift, page_mask;       // of a key's row in its page; all bits where there are none
+  int b, h;                        // KV head
+  int group;                       // query heads of it
+  int row_begin;                   // packed row: query row * group + head of the group
+  int rows;                        // packed rows that are written
+  int key_begin, key_end;          // keys that some row of the unit sees
+  int full_begin, full_end;        // keys that every one does
+  int columns_k, columns_v;        // that exist
+  int chunk_shift, first_chunk, chunks, chunk_cost;
+  int chunk, chunk_end;  // counted from first_chunk
+  int64_t position;      // of the unit's first chunk
+  Sequence sequence;
+  float scale, softcap;
+  bool has_alibi;
+};
+
+// What all units of a sequence have in common.
+ATTEND_HD inline void DescribeSequence(const Attention& a, const SequencePlan& plan,
+                                       Segment& segment) {
+  const Problem& p = a.problem;
+  segment.sequence = plan.sequence;
+  segment.group =
+      static_cast<int>(static_cast<uint32_t>(p.heads_q) / static_cast<uint32_t>(p.heads_kv));
+  segment.chunk_shift = plan.chunk_shift;
+  segment.first_chunk = plan.first_chunk;
+  segment.chunks = plan.chunks;
+  segment.chunk_cost = plan.chunk_cost;
+  segment.q_stride_h = 2 * a.q.stride_h;
+  segment.q_stride_l = 2 * a.q.stride_l;
+  segment.k.stride = static_cast<uint32_t>(2 * a.k.stride_l / kStrideUnit);
+  segment.k.page_stride = static_cast<uint32_t>(2 * a.k.stride_b / kStrideUnit);
+  segment.v.stride = static_cast<uint32_t>(2 * a.v.stride_l / kStrideUnit);
+  segment.v.page_stride = static_cast<uint32_t>(2 * a.v.stride_b / kStrideUnit);
+  segment.columns_k = static_cast<int>(p.dim);
+  segment.columns_v = static_cast<int>(p.dim_v);
+  segment.page_mask = static_cast<int>(p.page_rows) - 1;
+  segment.page_shift = 0;
+  while ((int64_t{1} << segment.page_shift) < p.page_rows) ++segment.page_shift;
+  segment.scale = p.scale;
+  segment.softcap = p.softcap;
+  segment.has_alibi = p.has_alibi;
+}
+
+// The segment's rows are up to `tile_rows` from `row_begin` on; the keys that they see.
+ATTEND_HD inline void SetRowsAndKeys(const Mask& mask, int row_begin, int tile_rows,
+                                     Segment& segment) {
+  const Sequence& s = segment.sequence;
+  segment.row_begin = row_begin;
+  segment.rows = static_cast<int>(Least(tile_rows, s.q_rows * segment.group - row_begin));
+  segment.key_begin = segment.key_end = segment.full_begin = segment.full_end = 0;
+  const auto group = static_cast<uint32_t>(segment.group);
+  const int64_t first = static_cast<uint32_t>(row_begin) / group;
+  const int64_t last =
+      Least(static_cast<uint32_t>(row_begin + segment.rows - 1) / group, s.q_len - 1);
+  if (first > last) return;
+  const KeyRange low = VisibleKeys(mask, s, first);
+  const KeyRange high = VisibleKeys(mask, s, last);
+  if (low.begin >= high.end) return;
+  segment.key_begin = static_cast<int>(low.begin);
+  segment.key_end = static_cast<int>(high.end);
+  segment.full_begin = static_cast<int>(Least(high.begin, s.k_len));
+  segment.full_end = low.end < 0 ? 0 : static_cast<int>(low.end);
 }
 
 // Groups of a unit's chunks.

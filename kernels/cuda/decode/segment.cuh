@@ -15,9 +15,7 @@ namespace attend::cuda::decode {
 template <class T>
 struct Walk {
   Pieces pieces;
-  int32_t piece;      // the block's
-  int32_t next;       // the one after it
-  int64_t end;        // of the piece
+  int64_t end;        // of the block's piece
   int64_t position;   // of the next chunk, at or after the piece's begin
   int64_t begin;      // of the sequence's first chunk
   int32_t sequence;   // its number in the launch
@@ -64,6 +62,15 @@ __device__ __forceinline__ int64_t SumBefore(int64_t value, int64_t& all) {
   return before;
 }
 
+// By all threads, a word each.
+template <int kThreads, class Words>
+__device__ __forceinline__ void CopyWords(const Words& from, Words& to) {
+  static_assert(sizeof(Words) % 4 == 0 && sizeof(Words) / 4 <= kThreads);
+  if (threadIdx.x >= sizeof(Words) / 4) return;
+  reinterpret_cast<uint32_t*>(&to)[threadIdx.x] =
+      reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+}
+
 template <class T>
 __device__ __forceinline__ int SequencesEach(const DecodeParams& params) {
   return (params.sequence_count + T::kThreads - 1) / T::kThreads;
@@ -71,11 +78,12 @@ __device__ __forceinline__ int SequencesEach(const DecodeParams& params) {
 
 // Finds out how the launch is cut. All threads; `walk` may be read after the next barrier.
 template <class T>
-__device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& walk) {
+__device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& walk,
+                                          Segment& segment) {
   const int thread = threadIdx.x;
-  if (thread == 0) walk.piece = static_cast<int>(blockIdx.x);
   if (params.alike) {
-    if (thread == 0) walk.pieces = params.pieces;
+    CopyWords<T::kThreads>(params.pieces, walk.pieces);
+    CopyWords<T::kThreads>(params.segment, segment);
     return;
   }
   const int each = SequencesEach<T>(params);
@@ -92,16 +100,11 @@ __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& w
 // Goes to the sequence in which the block's piece begins. One thread.
 template <class T>
 __device__ __forceinline__ void EnterPiece(const DecodeParams& params, Walk<T>& walk) {
-  walk.position = walk.pieces.Begin(walk.piece);
-  walk.end = walk.pieces.End(walk.piece);
+  const auto piece = static_cast<int>(blockIdx.x);
+  walk.position = walk.pieces.Begin(piece);
+  walk.end = walk.pieces.End(piece);
   walk.sequence = params.sequence_count;
-  if (walk.position >= walk.end) return;
-  if (params.alike) {
-    const int64_t cost = params.plan.cost();
-    walk.sequence = static_cast<int>(FastDivide(walk.position, cost));
-    walk.begin = walk.sequence * cost;
-    return;
-  }
+  if (params.alike || walk.position >= walk.end) return;
   int low = 0;  // the last thread whose sequences begin at or before the position
   for (int high = T::kThreads; high - low > 1;) {
     const int middle = (low + high) / 2;
@@ -111,80 +114,73 @@ __device__ __forceinline__ void EnterPiece(const DecodeParams& params, Walk<T>& 
   walk.begin = walk.begins[low];
 }
 
-__device__ __forceinline__ KeySource SourceOf(const Attention& a, const ConstTensorView& view,
+// Where the keys or values of one KV head are.
+__device__ __forceinline__ const char* DataOf(const Attention& a, const ConstTensorView& view,
                                               const Sequence& s, int b, int h) {
-  const bool paged = a.problem.page_rows > 0;
-  KeySource source;
-  source.data = static_cast<const char*>(view.data) +
-                2 * (h * view.stride_h + (paged ? 0 : b * view.stride_b + s.k_row * view.stride_l));
-  source.stride = static_cast<uint32_t>(2 * view.stride_l / kStrideUnit);
-  source.page_stride = static_cast<uint32_t>(2 * view.stride_b / kStrideUnit);
-  return source;
+  const int64_t first = a.problem.page_rows > 0 ? 0 : b * view.stride_b + s.k_row * view.stride_l;
+  return static_cast<const char*>(view.data) + 2 * (h * view.stride_h + first);
 }
 
-// The keys that the unit's rows see.
-__device__ __forceinline__ void SetKeys(const Mask& mask, Segment& segment) {
+// What is the unit's own.
+__device__ __forceinline__ void PlaceUnit(const Attention& a, int b, int h, Segment& segment) {
   const Sequence& s = segment.sequence;
-  segment.key_begin = segment.key_end = segment.full_begin = segment.full_end = 0;
-  const auto group = static_cast<uint32_t>(segment.group);
-  const int64_t first = static_cast<uint32_t>(segment.row_begin) / group;
-  const int64_t last = min(
-      int64_t{static_cast<uint32_t>(segment.row_begin + segment.rows - 1) / group}, s.q_len - 1);
-  if (first > last) return;
-  const KeyRange low = VisibleKeys(mask, s, first);
-  const KeyRange high = VisibleKeys(mask, s, last);
-  if (low.begin >= high.end) return;
-  segment.key_begin = static_cast<int>(low.begin);
-  segment.key_end = static_cast<int>(high.end);
-  segment.full_begin = static_cast<int>(min(high.begin, s.k_len));
-  segment.full_end = static_cast<int>(max(low.end, int64_t{0}));
+  segment.attention = &a;
+  segment.b = b;
+  segment.h = h;
+  segment.q = static_cast<const char*>(a.q.data) + 2 * (b * a.q.stride_b + s.q_row * a.q.stride_l);
+  segment.k.data = DataOf(a, a.k, s, b, h);
+  segment.v.data = DataOf(a, a.v, s, b, h);
+  segment.pages = a.problem.page_rows > 0 ? a.kv_pages.pages + b * a.kv_pages.stride : nullptr;
 }
 
-// Describes unit `unit` of the walk's sequence.
+// The piece's next segment, where all sequences are alike; one thread. Others wait for it, so it
+// does not divide.
 template <class T>
-__device__ __forceinline__ void Describe(const DecodeParams& params, const Walk<T>& walk, int unit,
-                                         Segment& segment) {
-  const SequenceId id = IdOf(params, walk.sequence);
-  const Attention& a = AttentionOf(params, id);
-  const Problem& p = a.problem;
-  const SequencePlan& plan = walk.plan;
-  const Sequence& s = plan.sequence;
-  segment.attention = &a;
-  segment.sequence = s;
-  if (params.alike) segment.sequence.q_row = segment.sequence.k_row = 0;
-  segment.b = id.b;
-  segment.h = plan.row_tiles == 1 ? unit : unit / plan.row_tiles;
-  segment.group =
-      static_cast<int>(static_cast<uint32_t>(p.heads_q) / static_cast<uint32_t>(p.heads_kv));
-  segment.row_begin = (unit - segment.h * plan.row_tiles) * T::kRows;
-  segment.rows = static_cast<int>(Least(T::kRows, s.q_rows * segment.group - segment.row_begin));
-  segment.chunk_shift = plan.chunk_shift;
-  segment.first_chunk = plan.first_chunk;
-  segment.chunks = plan.chunks;
-  segment.chunk_cost = plan.chunk_cost;
-  segment.k = SourceOf(a, a.k, s, id.b, segment.h);
-  segment.v = SourceOf(a, a.v, s, id.b, segment.h);
-  segment.columns_k = static_cast<int>(p.dim);
-  segment.columns_v = static_cast<int>(p.dim_v);
-  segment.pages = p.page_rows > 0 ? a.kv_pages.pages + id.b * a.kv_pages.stride : nullptr;
-  segment.page_shift = __ffs(static_cast<int>(p.page_rows)) - 1;
-  segment.page_mask = static_cast<int>(p.page_rows) - 1;
-  segment.scale = p.scale;
-  segment.softcap = p.softcap;
-  segment.has_alibi = p.has_alibi;
-  SetKeys(p.mask, segment);
+__device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& walk,
+                                          Segment& segment) {
+  segment.attention = nullptr;
+  const SequencePlan& plan = params.plan;
+  const auto end = static_cast<int>(walk.end);
+  const auto position = static_cast<int>(walk.position);
+  if (position >= end) return;
+  const auto unit_cost = static_cast<int>(plan.unit_cost());
+  int unit = params.by_unit_cost.Of(position);  // of all sequences
+  int begin = unit * unit_cost;
+  int chunk = params.by_chunk_cost.Of(position - begin + plan.chunk_cost - 1);
+  if (chunk == plan.chunks) {
+    chunk = 0;
+    ++unit;
+    begin += unit_cost;
+  }
+  if (begin + chunk * plan.chunk_cost >= end) return;  // it ends inside a chunk of another piece
+  segment.position = begin;
+  segment.chunk = chunk;
+  segment.chunk_end = min(params.by_chunk_cost.Of(end - begin + plan.chunk_cost - 1), plan.chunks);
+  walk.position = begin + segment.chunk_end * plan.chunk_cost;
+  const int b = params.by_units.Of(unit);
+  unit -= b * plan.units;
+  const int h = params.by_row_tiles.Of(unit);
+  if (plan.row_tiles > 1) {
+    SetRowsAndKeys(params.single.problem.mask, (unit - h * plan.row_tiles) * T::kRows, T::kRows,
+                   segment);
+  }
+  PlaceUnit(params.single, b, h, segment);
 }
 
 // The piece's next segment; one thread. Its attention is null if there is none.
 template <class T>
 __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>& walk,
                                             Segment& segment) {
+  if (params.alike) {
+    NextAlike<T>(params, walk, segment);
+    return;
+  }
   segment.attention = nullptr;
   int64_t chunk;  // of the sequence, over its units
 #pragma unroll 1
   for (;; ++walk.sequence) {
     if (walk.sequence >= params.sequence_count || walk.position >= walk.end) return;
-    walk.plan = params.alike ? params.plan : PlanOf<T>(params, walk.sequence);
+    walk.plan = PlanOf<T>(params, walk.sequence);
     chunk = CeilDivide(walk.position - walk.begin, walk.plan.chunk_cost);
     if (chunk < int64_t{walk.plan.units} * walk.plan.chunks) break;
     walk.begin += walk.plan.cost();
@@ -202,33 +198,12 @@ __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>&
     walk.position = walk.end;
     return;
   }
-  Describe<T>(params, walk, unit, segment);
-}
-
-// The same over all pieces that the block claims: the next is claimed while this one is computed.
-template <class T>
-__device__ __forceinline__ void NextWork(const DecodeParams& params, Walk<T>& walk,
-                                         Segment& segment, bool enter) {
-#pragma unroll 1
-  for (;; enter = true) {
-    if (enter) {
-      if (walk.piece >= walk.pieces.count) {
-        segment.attention = nullptr;
-        return;
-      }
-      EnterPiece<T>(params, walk);
-      // As many claims as pieces: one for each beyond the blocks' first, and one in vain for each
-      // block. The last one leaves the counter at zero.
-      walk.next = walk.pieces.count;
-      if (walk.pieces.count > walk.pieces.blocks) {
-        walk.next = static_cast<int>(atomicInc(&params.queue->next, walk.pieces.count - 1)) +
-                    walk.pieces.blocks;
-      }
-    }
-    NextSegment<T>(params, walk, segment);
-    if (segment.attention != nullptr) return;
-    walk.piece = walk.next;
-  }
+  const SequenceId id = IdOf(params, walk.sequence);
+  const Attention& a = AttentionOf(params, id);
+  const int h = plan.row_tiles == 1 ? unit : unit / plan.row_tiles;
+  DescribeSequence(a, plan, segment);
+  SetRowsAndKeys(a.problem.mask, (unit - h * plan.row_tiles) * T::kRows, T::kRows, segment);
+  PlaceUnit(a, id.b, h, segment);
 }
 
 }  // namespace attend::cuda::decode

@@ -58,35 +58,6 @@ struct Tile {
   static_assert((kKeyWarps - 1) * kRows <= kKeys);
 };
 
-// One KV head's keys or values, dense or in pages. Distances are in units of 16 bytes.
-struct KeySource {
-  const char* data;      // of key 0, or of page 0
-  uint32_t stride;       // between keys
-  uint32_t page_stride;  // between pages
-};
-inline constexpr int kStrideUnit = 16;
-
-// What a block computes next: chunks [chunk, chunk_end) of one unit. In shared memory.
-struct Segment {
-  const Attention* attention;  // null: nothing
-  KeySource k, v;
-  const int32_t* pages;       // of the sequence; null: K and V are dense
-  int page_shift, page_mask;  // of a key's row in its page; all bits where there are none
-  int b, h;                   // KV head
-  int group;                  // query heads of it
-  int row_begin;              // packed row: query row * group + head of the group
-  int rows;                   // packed rows that are written
-  int key_begin, key_end;     // keys that some row of the unit sees
-  int full_begin, full_end;   // keys that every one does
-  int columns_k, columns_v;   // that exist
-  int chunk_shift, first_chunk, chunks, chunk_cost;
-  int chunk, chunk_end;  // counted from first_chunk
-  int64_t position;      // of the unit's first chunk
-  Sequence sequence;
-  float scale, softcap;
-  bool has_alibi;
-};
-
 // Weights by which no sum over a chunk's values overflows. None does of fp16's.
 template <class Element>
 inline constexpr float kSmallUnit = std::is_same_v<Element, __half> ? 1.0f : 0x1p-24f;
@@ -188,22 +159,20 @@ __device__ __forceinline__ void LoadTile(const Segment& segment, uint32_t stage,
 // Starts the copies of the unit's rows of Q; zeros for those that do not exist.
 template <class T>
 __device__ __forceinline__ void LoadQuery(const Segment& segment, uint32_t shared) {
-  const Attention& a = *segment.attention;
-  const Sequence& s = segment.sequence;
   const int thread = ThreadIndex();
   const int chunk = thread % 8;
-  const char* const q = static_cast<const char*>(a.q.data) + 2 * (segment.b * a.q.stride_b);
 #pragma unroll 1
   for (int row = thread / 8; row < T::kRows; row += T::kPassRows) {
     const int packed = segment.row_begin + row;
     const int i = packed / segment.group;
     const int head = segment.h * segment.group + packed - i * segment.group;
-    const char* data = q + 2 * (head * a.q.stride_h + (s.q_row + i) * a.q.stride_l) + 16 * chunk;
-    const bool exists = row < segment.rows && i < s.q_len;
+    const char* const data =
+        segment.q + head * segment.q_stride_h + i * segment.q_stride_l + 16 * chunk;
+    const bool exists = row < segment.rows && i < segment.sequence.q_len;
 #pragma unroll
     for (int span = 0; span < T::kSpans; ++span) {
       CopyAsync16(shared + T::Row::Offset(row, chunk) + 128 * span, data + 128 * span,
-                  exists && 64 * span + 8 * chunk < a.problem.dim);
+                  exists && 64 * span + 8 * chunk < segment.columns_k);
     }
   }
 }

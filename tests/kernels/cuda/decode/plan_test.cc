@@ -55,7 +55,7 @@ TEST(DecodePlan, ChunksAreThoseThatSomeRowSees) {
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 1) << "somebody writes the empty rows";
 }
 
-// Every chunk is in one piece, pieces of a phase differ by no more than a chunk, and of the runs of
+// Every chunk is in one piece, pieces differ by no more than a chunk, and of the runs of
 // chunks that go on in another piece no two begin in the same: they have one counter.
 TEST(DecodePlan, PiecesShareOutAllChunks) {
   std::mt19937_64 random(FreshSeed());
@@ -74,8 +74,7 @@ TEST(DecodePlan, PiecesShareOutAllChunks) {
     }
     const cuda::Pieces pieces =
         cuda::CutPieces(total, static_cast<int>(1 + random() % cuda::kBlocksMax));
-    ASSERT_LE(pieces.count, cuda::kPiecesMax);
-    std::vector<int64_t> costs(pieces.count, 0);
+    std::vector<int64_t> costs(pieces.blocks, 0);
     std::set<int> groups, units;  // pieces in which one begins that goes on
     int64_t position = 0;
     for (const cuda::SequencePlan& plan : plans) {
@@ -88,7 +87,7 @@ TEST(DecodePlan, PiecesShareOutAllChunks) {
           const int piece = of(chunk);
           ASSERT_GE(at, pieces.Begin(piece));
           ASSERT_LT(at, pieces.End(piece));
-          ASSERT_LT(piece, pieces.count);
+          ASSERT_LT(piece, pieces.blocks);
           costs[piece] += plan.chunk_cost;
         }
         for (int group = 0; group < cuda::GroupCount(plan.chunks); ++group) {
@@ -102,8 +101,22 @@ TEST(DecodePlan, PiecesShareOutAllChunks) {
       }
     }
     EXPECT_EQ(position, total);
-    for (int piece = 0; piece < pieces.count; ++piece) {
-      EXPECT_LE(costs[piece], pieces.each[piece / pieces.blocks] + dearest);
+    for (const int64_t cost : costs) EXPECT_LE(cost, pieces.each + dearest);
+  }
+}
+
+TEST(DecodePlan, AMultiplicationDivides) {
+  std::mt19937_64 random(FreshSeed());
+  for (int n = 0; n < 200000; ++n) {
+    const auto d = static_cast<uint32_t>(1 + (random() % 0x7fffffff >> random() % 31));
+    const cuda::Divisor divisor(d);
+    const auto x = static_cast<int>(random() & 0x7fffffff);
+    const auto multiple = static_cast<int>(static_cast<uint32_t>(x) / d * d);
+    for (const int at :
+         {x, multiple, multiple - 1, multiple + static_cast<int>(d - 1), 0, 0x7fffffff}) {
+      if (at < 0) continue;
+      ASSERT_EQ(divisor.Of(at), static_cast<int>(static_cast<uint32_t>(at) / d))
+          << at << " / " << d;
     }
   }
 }
