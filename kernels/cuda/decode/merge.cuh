@@ -67,9 +67,7 @@ template <class T>
 struct Exchange {
   float max[T::kKeyWarps][T::kRows];
   float sum[T::kKeyWarps][T::kRows];
-  // Of slots to merge.
-  float maxima[kFanIn][T::kRows];
-  float factors[kFanIn][T::kRows];  // first sums
+  float factors[kFanIn][T::kRows];  // of slots that are merged
   int last;
 };
 
@@ -221,67 +219,76 @@ __device__ __forceinline__ float KeepInRange(float mean) {
   return fabsf(mean) > kMost && !isinf(mean) ? copysignf(kMost, mean) : mean;
 }
 
-// The maxima and sums of `count` slots come to shared memory.
-template <class T>
-__device__ __forceinline__ void LoadTotals(const DecodeParams& params, int64_t first, int count,
-                                           int rows, Exchange<T>& exchange) {
-  for (int n = threadIdx.x; n < count * T::kRows; n += T::kThreads) {
-    const int row = n % T::kRows;
-    if (row >= rows) continue;
-    const Slot slot = SlotAt(params, first + n / T::kRows);
-    exchange.maxima[n / T::kRows][row] = __ldcg(&slot.Max(row));
-    exchange.factors[n / T::kRows][row] = __ldcg(&slot.Sum(row));
+// Rows' totals over `count` slots, a lane for each slot, and what each slot's mean is multiplied
+// by: its weight, and factor(row, total, first), where `first` is true once for each row.
+template <class T, class Factor>
+__device__ __forceinline__ void MergeTotals(const DecodeParams& params, int64_t first, int count,
+                                            int rows, Exchange<T>& exchange, const Factor& factor) {
+  static_assert(32 % kFanIn == 0);
+  const int n = threadIdx.x % kFanIn;
+  const Slot slot = SlotAt(params, first + min(n, count - 1));
+#pragma unroll 1
+  for (int begin = 0; begin < rows; begin += T::kThreads / kFanIn) {
+    const int row = begin + threadIdx.x / kFanIn;
+    const bool counts = row < rows && n < count;
+    const float own = counts ? __ldcg(&slot.Max(row)) : NegativeInfinity();
+    const float sum = counts ? __ldcg(&slot.Sum(row)) : 0.0f;
+    SoftmaxState<float> total;
+    total.max = own;
+#pragma unroll
+    for (int step = 1; step < kFanIn; step *= 2) {
+      total.max = fmaxf(total.max, __shfl_xor_sync(0xffffffffu, total.max, step));
+    }
+    const float weight = sum * WeightAgainst(own, ReferenceOf(total.max), kLog2E);
+    total.sum = weight;
+#pragma unroll
+    for (int step = 1; step < kFanIn; step *= 2) {
+      total.sum += __shfl_xor_sync(0xffffffffu, total.sum, step);
+    }
+    if (!counts) continue;
+    const float inverse = total.sum == 0.0f ? 0.0f : 1.0f / total.sum;
+    exchange.factors[n][row] = weight * inverse * factor(row, total, n == 0);
   }
-}
-
-// A row's total over `count` slots, and what each slot's mean is multiplied by.
-template <class T>
-__device__ __forceinline__ SoftmaxState<float> MergeRow(int count, int row, Exchange<T>& exchange) {
-  SoftmaxState<float> total;
-#pragma unroll 4
-  for (int n = 0; n < count; ++n) total.max = fmaxf(total.max, exchange.maxima[n][row]);
-  const float reference = ReferenceOf(total.max);
-#pragma unroll 4
-  for (int n = 0; n < count; ++n) {
-    const float weight =
-        exchange.factors[n][row] * WeightAgainst(exchange.maxima[n][row], reference, kLog2E);
-    total.sum += weight;
-    exchange.factors[n][row] = weight;
-  }
-  const float inverse = total.sum == 0.0f ? 0.0f : 1.0f / total.sum;
-#pragma unroll 4
-  for (int n = 0; n < count; ++n) exchange.factors[n][row] *= inverse;
-  return total;
 }
 
 // The mean of four columns of a row over `count` slots.
 template <class T>
 __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64_t first, int count,
                                                int row, int column, const Exchange<T>& exchange) {
+  constexpr int kAtOnce = 8;
+  const float* const from = SlotAt(params, first).Output() + row * T::kDim + column;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-  for (int n = 0; n < count; ++n) {
-    const float factor = exchange.factors[n][row];
-    const float* const from = SlotAt(params, first + n).Output() + row * T::kDim + column;
-    const float4 x = __ldcg(reinterpret_cast<const float4*>(from));
-    sum.x = fmaf(factor, x.x, sum.x);
-    sum.y = fmaf(factor, x.y, sum.y);
-    sum.z = fmaf(factor, x.z, sum.z);
-    sum.w = fmaf(factor, x.w, sum.w);
+#pragma unroll 1
+  for (int begin = 0; begin < count; begin += kAtOnce) {
+    float4 x[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      // Volatile: the compiler would move each load to its use, and so wait for each by itself.
+      asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(x[n].x), "=f"(x[n].y), "=f"(x[n].z), "=f"(x[n].w)
+                   : "l"(from + min(begin + n, count - 1) * params.slot_floats));
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const bool counts = begin + n < count;
+      const float factor = exchange.factors[min(begin + n, count - 1)][row];
+      sum.x = counts ? fmaf(factor, x[n].x, sum.x) : sum.x;
+      sum.y = counts ? fmaf(factor, x[n].y, sum.y) : sum.y;
+      sum.z = counts ? fmaf(factor, x[n].z, sum.z) : sum.z;
+      sum.w = counts ? fmaf(factor, x[n].w, sum.w) : sum.w;
+    }
   }
   return sum;
 }
 
-// Merges `count` slots: total(row) once for each row when its maxima and sums are there, then
-// store(row, column, mean) for each four columns.
-template <class T, class Total, class Store>
+// Merges `count` slots: factor as in MergeTotals, then store(row, column, mean) for each four
+// columns.
+template <class T, class Factor, class Store>
 __device__ __forceinline__ void Merge(const DecodeParams& params, const Segment& segment,
                                       int64_t first, int count, Exchange<T>& exchange,
-                                      const Total& total, const Store& store) {
+                                      const Factor& factor, const Store& store) {
   constexpr int kRowFours = T::kDim / 4;
-  LoadTotals<T>(params, first, count, segment.rows, exchange);
-  __syncthreads();
-  for (int row = threadIdx.x; row < segment.rows; row += T::kThreads) total(row);
+  MergeTotals<T>(params, first, count, segment.rows, exchange, factor);
   __syncthreads();
 #pragma unroll 1
   for (int n = threadIdx.x; n < segment.rows * kRowFours; n += T::kThreads) {
@@ -296,10 +303,12 @@ __device__ __forceinline__ void MergeToSlot(const DecodeParams& params, const Se
                                             Exchange<T>& exchange) {
   Merge<T>(
       params, segment, first, count, exchange,
-      [&](int row) {
-        const SoftmaxState<float> total = MergeRow<T>(count, row, exchange);
-        to.Max(row) = total.max;
-        to.Sum(row) = total.sum;
+      [&](int row, const SoftmaxState<float>& total, bool first_lane) {
+        if (first_lane) {
+          to.Max(row) = total.max;
+          to.Sum(row) = total.sum;
+        }
+        return 1.0f;
       },
       [&](int row, int column, float4 mean) {
         *reinterpret_cast<float4*>(to.Output() + row * T::kDim + column) = mean;
@@ -339,21 +348,19 @@ __device__ __forceinline__ void MergeToOutput(const DecodeParams& params, const 
   const Sequence& s = segment.sequence;
   Merge<T>(
       params, segment, first, count, exchange,
-      [&](int row) {
+      [&](int row, SoftmaxState<float> total, bool first_lane) {
         const RowPlace place = PlaceRow(segment, row);
-        SoftmaxState<float> total;
-        if (place.exists) {
-          total = MergeRow<T>(count, row, exchange);
-          if (p.has_sinks) {
-            const float sum = total.sum;
-            const float factor = sum * OutputFactor(total, 1.0f, true, a.sinks[place.head]);
-            for (int n = 0; n < count; ++n) exchange.factors[n][row] *= factor;
-          }
+        if (!place.exists) total = SoftmaxState<float>();  // padding
+        float factor = 1.0f;
+        if (place.exists && p.has_sinks) {
+          const float sum = total.sum;
+          factor = sum * OutputFactor(total, 1.0f, true, a.sinks[place.head]);
         }
-        if (p.return_lse) {
+        if (p.return_lse && first_lane) {
           a.lse[segment.b * a.lse_stride_b + place.head * a.lse_stride_h + s.q_row + place.i] =
               LogSumExp(total);
         }
+        return factor;
       },
       [&](int row, int column, float4 mean) {
         if (column >= segment.columns_v) return;
@@ -374,13 +381,17 @@ __device__ __forceinline__ bool Complete(const SlotRun& run, unsigned int* count
     __syncthreads();
     return true;
   }
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
     unsigned int* const counter = counters + run.piece;
-    const bool last = atomicAdd(counter, done) + done == count;
+    unsigned int before;
+    // Releases what the barrier has gathered, and acquires what others have released.
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(done)
+                 : "memory");
+    const bool last = before + done == count;
     if (last) *counter = 0;  // as it was found; nobody else will come
-    __threadfence();
     exchange.last = last;
   }
   __syncthreads();

@@ -29,8 +29,8 @@ inline constexpr int kChunkCost = 1;                // of closing a chunk, besid
 inline constexpr int kShortKeys = 2048;
 inline constexpr int kMediumKeys = 8192;
 inline constexpr int kShortChunk = 7;  // powers of two
-inline constexpr int kMediumChunk = 8;
-inline constexpr int kLongChunk = 9;
+inline constexpr int kMediumChunk = 9;
+inline constexpr int kLongChunk = 10;
 
 // Of numbers that are not negative. Most fit 32 bits, whose division takes a device a tenth of the
 // time, and one thread works these out while others wait.

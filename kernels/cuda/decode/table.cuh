@@ -80,7 +80,7 @@ template <class Element>
 std::span<const FlashVariant> Table128(int rows) {
   using Last = Tile<TileConfig{.head_dim = 128, .row_warps = 1, .key_warps = 4, .stages = 2}>;
   if (rows <= 8) {
-    return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 8, .blocks = 3}>>();
+    return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 8, .blocks = 2}>>();
   }
   if (rows <= 16) {
     return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 16, .blocks = 2}>>();

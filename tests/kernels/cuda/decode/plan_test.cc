@@ -45,11 +45,11 @@ TEST(DecodePlan, ChunksAreThoseThatSomeRowSees) {
   const cuda::SequencePlan plan = cuda::PlanSequence(a, 0, 16);
   EXPECT_EQ(plan.key_begin, 4299);
   EXPECT_EQ(plan.key_end, 5000);
-  EXPECT_EQ(plan.chunk_shift, 8);
-  EXPECT_EQ(plan.first_chunk, 16);
-  EXPECT_EQ(plan.chunks, 4);
+  EXPECT_EQ(plan.chunk_shift, 9);
+  EXPECT_EQ(plan.first_chunk, 8);
+  EXPECT_EQ(plan.chunks, 2);
   a.problem.mask.left = -1;
-  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 20);
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 10);
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunk_shift, plan.chunk_shift);
   a.problem.len_k = 0;
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 1) << "somebody writes the empty rows";
