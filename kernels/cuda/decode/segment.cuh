@@ -20,6 +20,9 @@ struct Walk {
   int64_t begin;      // of the sequence's first chunk
   int32_t sequence;   // its number in the launch
   SequencePlan plan;  // of that sequence
+  // The kernel's parameter: reading a place of that that is not known before takes as long as
+  // reading memory.
+  Attention single;
   // Of sequences that differ: where those begin that each thread has added up.
   int64_t begins[T::kThreads];
 };
@@ -28,14 +31,16 @@ __device__ __forceinline__ SequenceId IdOf(const DecodeParams& params, int seque
   if (params.sequences == nullptr) return {0, sequence};
   return params.sequences[sequence];
 }
+template <class T>
 __device__ __forceinline__ const Attention& AttentionOf(const DecodeParams& params,
-                                                        const SequenceId& id) {
-  return params.attentions == nullptr ? params.single : params.attentions[id.problem];
+                                                        const Walk<T>& walk, const SequenceId& id) {
+  return params.attentions == nullptr ? walk.single : params.attentions[id.problem];
 }
 template <class T>
-__device__ __forceinline__ SequencePlan PlanOf(const DecodeParams& params, int sequence) {
+__device__ __forceinline__ SequencePlan PlanOf(const DecodeParams& params, const Walk<T>& walk,
+                                               int sequence) {
   const SequenceId id = IdOf(params, sequence);
-  return PlanSequence(AttentionOf(params, id), id.b, T::kRows);
+  return PlanSequence(AttentionOf(params, walk, id), id.b, T::kRows);
 }
 
 // The sum of `value` over the threads before this one, and over all.
@@ -62,13 +67,13 @@ __device__ __forceinline__ int64_t SumBefore(int64_t value, int64_t& all) {
   return before;
 }
 
-// By all threads, a word each.
+// By all threads.
 template <int kThreads, class Words>
 __device__ __forceinline__ void CopyWords(const Words& from, Words& to) {
-  static_assert(sizeof(Words) % 4 == 0 && sizeof(Words) / 4 <= kThreads);
-  if (threadIdx.x >= sizeof(Words) / 4) return;
-  reinterpret_cast<uint32_t*>(&to)[threadIdx.x] =
-      reinterpret_cast<const uint32_t*>(&from)[threadIdx.x];
+  static_assert(sizeof(Words) % 4 == 0);
+  for (int n = threadIdx.x; n < static_cast<int>(sizeof(Words) / 4); n += kThreads) {
+    reinterpret_cast<uint32_t*>(&to)[n] = reinterpret_cast<const uint32_t*>(&from)[n];
+  }
 }
 
 template <class T>
@@ -81,17 +86,19 @@ template <class T>
 __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& walk,
                                           Segment& segment) {
   const int thread = threadIdx.x;
+  CopyWords<T::kThreads>(params.single, walk.single);
   if (params.alike) {
     CopyWords<T::kThreads>(params.pieces, walk.pieces);
     CopyWords<T::kThreads>(params.segment, segment);
     return;
   }
+  __syncthreads();
   const int each = SequencesEach<T>(params);
   const int first = min(thread * each, params.sequence_count);
   const int last = min(first + each, params.sequence_count);
   int64_t mine = 0;
 #pragma unroll 1
-  for (int n = first; n < last; ++n) mine += PlanOf<T>(params, n).cost();
+  for (int n = first; n < last; ++n) mine += PlanOf<T>(params, walk, n).cost();
   int64_t all;
   walk.begins[thread] = SumBefore<T::kThreads>(mine, all);
   if (thread == 0) walk.pieces = CutPieces(all, static_cast<int>(gridDim.x));
@@ -161,10 +168,10 @@ __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& w
   unit -= b * plan.units;
   const int h = params.by_row_tiles.Of(unit);
   if (plan.row_tiles > 1) {
-    SetRowsAndKeys(params.single.problem.mask, (unit - h * plan.row_tiles) * T::kRows, T::kRows,
+    SetRowsAndKeys(walk.single.problem.mask, (unit - h * plan.row_tiles) * T::kRows, T::kRows,
                    segment);
   }
-  PlaceUnit(params.single, b, h, segment);
+  PlaceUnit(walk.single, b, h, segment);
 }
 
 // The piece's next segment; one thread. Its attention is null if there is none.
@@ -180,7 +187,7 @@ __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>&
 #pragma unroll 1
   for (;; ++walk.sequence) {
     if (walk.sequence >= params.sequence_count || walk.position >= walk.end) return;
-    walk.plan = PlanOf<T>(params, walk.sequence);
+    walk.plan = PlanOf<T>(params, walk, walk.sequence);
     chunk = CeilDivide(walk.position - walk.begin, walk.plan.chunk_cost);
     if (chunk < int64_t{walk.plan.units} * walk.plan.chunks) break;
     walk.begin += walk.plan.cost();
@@ -199,7 +206,7 @@ __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>&
     return;
   }
   const SequenceId id = IdOf(params, walk.sequence);
-  const Attention& a = AttentionOf(params, id);
+  const Attention& a = AttentionOf(params, walk, id);
   const int h = plan.row_tiles == 1 ? unit : unit / plan.row_tiles;
   DescribeSequence(a, plan, segment);
   SetRowsAndKeys(a.problem.mask, (unit - h * plan.row_tiles) * T::kRows, T::kRows, segment);
