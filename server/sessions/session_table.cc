@@ -207,12 +207,9 @@ Status SessionTable::CheckTable(int64_t fixed_bytes, int64_t pages) const {
 
 Status SessionTable::MakeRoom(int tenant) {
   if (std::ssize(sessions_) < options_.sessions_max) return Status();
-  const auto left = [this](int of) {
-    return ShareOf(of, options_.sessions_max) - tenant_sessions_[of];
-  };
   for (const auto& [unused, each] : by_use_) {
-    if (left(tenant) <= 0) break;
-    if (each->in_use > 0 || each->pinned || left(each->tenant) >= 0) continue;
+    if (SessionsLeft(tenant) <= 0) break;
+    if (each->in_use > 0 || each->pinned || SessionsLeft(each->tenant) >= 0) continue;
     Remove(SessionRef(sessions_.at(each->id)));
     ++stats_.displaced;
     return Status();

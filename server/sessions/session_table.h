@@ -218,6 +218,10 @@ class SessionTable {
   Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, Status status) ATTEND_REQUIRES(mutex_);
   // How much of `all` is the tenant's share.
   int64_t ShareOf(int tenant, int64_t all) const;
+  // How many more sessions are within the tenant's share; below 0: it has more.
+  int64_t SessionsLeft(int tenant) const ATTEND_REQUIRES(mutex_) {
+    return ShareOf(tenant, options_.sessions_max) - tenant_sessions_[tenant];
+  }
   // For one more session of the tenant: if there are as many as there may be, another tenant's ends
   // that has more than its share.
   Status MakeRoom(int tenant) ATTEND_REQUIRES(mutex_);
