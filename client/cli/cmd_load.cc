@@ -234,7 +234,8 @@ void AddShape(CLI::App* command, LoadFlags* f) {
                    "only what differs; repeatable. Default B1,H8,L128,D64")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--mix", f->mix, "JSON file with an array of shapes, see client/README.md");
+  command->add_option("--mix", f->mix,
+                      "JSON file with an array of shapes, see client/load/README.md");
   command->add_option("--pool", f->load.pool, "Number of different inputs for each shape")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
