@@ -8,6 +8,7 @@
 
 #include "server/memory/range_allocator.h"
 #include "server/wire/protobuf_wire.h"
+#include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
 #include "server/wire/wire_fields.h"
 
@@ -60,6 +61,8 @@ class Scanner {
       } else if (field.number == wire::kRawField && field.type == wire::kBytes) {
         TakeRaw(begin, field.bytes);
       } else {
+        const bool session = field.number == v1::AttendRequest::kSessionsFieldNumber;
+        sessions_ += session && field.type == wire::kBytes ? 1 : 0;
         status = TakeSmall(begin, field.bytes);
       }
       if (!status.ok()) return status;
@@ -68,7 +71,9 @@ class Scanner {
                                " bytes that are in no raw entry");
       }
     }
-    return Status();
+    if (sessions_ <= kRequestSessionsMax) return Status();
+    return InvalidArgument("sessions has " + std::to_string(sessions_) +
+                           " entries, must have at most " + std::to_string(kRequestSessionsMax));
   }
 
  private:
@@ -120,6 +125,7 @@ class Scanner {
   SliceReader reader_;
   MessageScan& scan_;
   int64_t field_bytes_ = 0;
+  int64_t sessions_ = 0;
 };
 
 // Gives one part of a block its place: the next aligned offset. False on overflow.

@@ -52,8 +52,8 @@ struct MessageScan {
   std::array<Raw, kTensorsMax> raw{};  // the first entries
 };
 
-// INVALID_ARGUMENT if this is not an AttendRequest or its small fields are too large. `scan` must
-// be new.
+// INVALID_ARGUMENT if this is not an AttendRequest, its small fields are too large or it names more
+// than kRequestSessionsMax sessions. `scan` must be new.
 Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan);
 
 // A decoded message. The bytes that `slices` point to are owned elsewhere.

@@ -32,10 +32,6 @@ Status SessionsAreEnding() {
 Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request) {
   if (message.sessions_size() == 0) return Status();
   if (table == nullptr) return SessionsAreOff();
-  if (message.sessions_size() > kRequestSessionsMax) {
-    return InvalidArgument("sessions has " + std::to_string(message.sessions_size()) +
-                           " entries, must have at most " + std::to_string(kRequestSessionsMax));
-  }
   std::vector<CacheUse> uses;
   uses.reserve(static_cast<size_t>(message.sessions_size()));
   for (const v1::SessionUse& use : message.sessions()) {

@@ -12,7 +12,7 @@
 namespace attend {
 
 inline constexpr int64_t kAppendIdBytesMax = 32;
-inline constexpr int64_t kRequestSessionsMax = 256;
+inline constexpr int64_t kRequestSessionsMax = 256;  // checked before the message is parsed
 
 // What is said where the server has no memory for sessions, and while it drains.
 Status SessionsAreOff();

@@ -255,6 +255,7 @@ TEST_F(CodecTest, AMessageTakesLittleMemoryBesideItsBytesAndItsBlock) {
       {"unknown in a tensor", Packed(2, Times(kCount, std::string_view("\x7a\0", 2))), false},
       {"groups", Times(kCount, std::string_view("\x7b\x7c", 2)) + fields, false},
       {"groups in a tensor", Packed(2, Times(500, std::string_view("\x7b\x7c", 2))), false},
+      {"sessions", fields + Times(6000, std::string_view("\xb2\x01\0", 3)) + raws, false},
       {"a name", Packed(17, std::string(kCount, 'k')) + fields + raws, false},
   };
   for (const Case& each : cases) {
@@ -285,6 +286,19 @@ TEST_F(CodecTest, FieldsBesideTheTensorsAreBounded) {
               ::testing::EndsWith("have at least 20486 bytes, must have at most 20480"));
   EXPECT_EQ(message_of(fields + Packed(9, std::string(size_t{5} << 20, '\0'))),
             "the message has more than 4194304 bytes that are in no raw entry");
+}
+
+TEST_F(CodecTest, SessionsAreCountedBeforeTheyAreParsed) {
+  const std::string fields = test::PlainWireProblem(5).request.SerializeAsString();
+  const auto scan = [&](int64_t sessions, const std::string& rest) {
+    const Pieces pieces(Times(sessions, std::string_view("\xb2\x01\0", 3)) + rest);
+    MessageScan found;
+    return ScanMessage(pieces.spans(), found).ToString();
+  };
+  EXPECT_EQ(scan(256, fields), "OK");
+  EXPECT_EQ(scan(257, fields), "INVALID_ARGUMENT: sessions has 257 entries, must have at most 256");
+  EXPECT_THAT(scan(6000, Packed(22, "") + Packed(22, "")),
+              ::testing::HasSubstr("sessions has 6002 entries"));
 }
 
 TEST_F(CodecTest, DeclaredLengthsAreComparedBeforeMemoryIsTaken) {
