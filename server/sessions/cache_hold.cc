@@ -156,8 +156,10 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   hold.new_rows_ = new_rows;
   hold.append_rows_ = there_count > 0 ? 0 : new_rows;
   for (CacheHold::Sequence& sequence : hold.sequences_) sequence.length += hold.append_rows_;
+  holds_.insert(&hold);
   for (const SessionRef& session : sessions) ++session->in_use;
   hold.sessions_ = std::move(sessions);  // from now on the hold has something to give back
+  assert(ConsistentLocked());
   return Status();
 }
 
@@ -167,6 +169,7 @@ Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t str
   const MutexLock lock(mutex_);
   if (hold.sessions_.empty()) return Status();
   Status status = TakeFor(hold, table, stride, refusal);
+  assert(ConsistentLocked());
   if (!status.ok()) Explain(status, hold.sessions_[0]->tenant, hold.uses_, refusal);
   return status;
 }
@@ -224,7 +227,6 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     sequence.pages = {table, pages};
   }
   hold.reserved_ = true;
-  assert(ConsistentLocked());
   return Status();
 }
 
@@ -267,6 +269,7 @@ void SessionTable::EndHold(CacheHold& hold) {
     if (sessions_.contains(session.id)) Touch(session);
   }
   hold.sessions_.clear();
+  holds_.erase(&hold);
   assert(ConsistentLocked());
 }
 

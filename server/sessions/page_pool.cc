@@ -63,13 +63,13 @@ Status PagePool::Take(int64_t page_bytes, int64_t count, std::vector<PageNumber>
 }
 
 PageNumber PagePool::TakeOne(int64_t page_bytes) {
-  std::set<int64_t>& open = with_room_[page_bytes];
+  SlabSet& open = with_room_[page_bytes];
   if (open.empty()) Open(*unused_.begin(), page_bytes);
   const int64_t slab = *open.begin();
   Slab& from = slabs_[slab];
   const int32_t index = from.free.back();
   from.free.pop_back();
-  if (from.free.empty()) open.erase(slab);
+  if (from.free.empty()) from.entry = open.extract(slab);
   from.counts[index] = 1;
   --free_pages_[page_bytes];
   stats_.used_bytes += page_bytes;
@@ -85,10 +85,9 @@ void PagePool::Open(int64_t slab, int64_t page_bytes) {
   opened.free.resize(static_cast<size_t>(count));
   for (int64_t n = 0; n < count; ++n) opened.free[n] = static_cast<int32_t>(count - 1 - n);
   int64_t& free_pages = free_pages_[page_bytes];
-  with_room_[page_bytes].insert(slab);
+  with_room_[page_bytes].insert(unused_.extract(slab));
   free_pages += count;
   slabs_[slab] = std::move(opened);
-  unused_.erase(slab);
   stats_.free_bytes -= slab_bytes_;
 }
 
@@ -117,13 +116,13 @@ bool PagePool::Drop(PageNumber page) {
   if (on_free_) on_free_(data(page), page_bytes);
   stats_.used_bytes -= page_bytes;
   slab.free.push_back(static_cast<int32_t>(place.index));
-  with_room_[page_bytes].insert(place.slab);
+  SlabSet& open = with_room_[page_bytes];
+  if (!slab.entry.empty()) open.insert(std::move(slab.entry));
   ++free_pages_[page_bytes];
   if (std::ssize(slab.free) < PagesOf(page_bytes)) return true;
-  with_room_[page_bytes].erase(place.slab);
+  unused_.insert(open.extract(place.slab));
   free_pages_[page_bytes] -= std::ssize(slab.free);
   slab = Slab();
-  unused_.insert(place.slab);
   stats_.free_bytes += slab_bytes_;
   return true;
 }
@@ -133,7 +132,9 @@ int64_t PagePool::references(PageNumber page) const {
   return slabs_[place.slab].counts[place.index];
 }
 
-bool PagePool::Consistent() const {
+bool PagePool::Consistent(std::vector<PageNumber> held) const {
+  std::sort(held.begin(), held.end());  // as the slabs have them
+  auto next = held.cbegin();
   Stats sums;
   sums.total_bytes = stats_.total_bytes;
   std::map<int64_t, int64_t> free_pages;
@@ -148,10 +149,16 @@ bool PagePool::Consistent() const {
     if (unreferenced != std::ssize(slab.free) || unreferenced == std::ssize(slab.counts)) {
       return false;
     }
-    for (const int32_t index : slab.free) {
+    const std::set<int32_t> free(slab.free.begin(), slab.free.end());
+    if (std::ssize(free) != unreferenced) return false;  // one of them is there twice
+    for (const int32_t index : free) {
       if (slab.counts[index] != 0) return false;
     }
-    for (const int32_t count : slab.counts) {
+    for (int64_t index = 0; index < std::ssize(slab.counts); ++index) {
+      const int32_t count = slab.counts[index];
+      const auto end = std::upper_bound(next, held.cend(), NumberOf(n, index, slab.page_bytes));
+      if (end - next != count) return false;
+      next = end;
       if (count > 0) sums.used_bytes += slab.page_bytes;
       if (count > 1) sums.shared_bytes += slab.page_bytes;
     }
@@ -163,8 +170,8 @@ bool PagePool::Consistent() const {
     const auto found = free_pages.find(page_bytes);
     if (count != (found == free_pages.end() ? 0 : found->second)) return false;
   }
-  return sums.used_bytes == stats_.used_bytes && sums.free_bytes == stats_.free_bytes &&
-         sums.shared_bytes == stats_.shared_bytes;
+  return next == held.cend() && sums.used_bytes == stats_.used_bytes &&
+         sums.free_bytes == stats_.free_bytes && sums.shared_bytes == stats_.shared_bytes;
 }
 
 }  // namespace attend

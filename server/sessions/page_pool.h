@@ -57,20 +57,24 @@ class PagePool {
   // Returns how many of them are free now.
   int64_t DropReferences(std::span<const PageNumber> pages);
   int64_t references(PageNumber page) const;
+  int64_t page_bytes(PageNumber page) const { return slabs_[PlaceOf(page).slab].page_bytes; }
 
   char* base() const { return static_cast<char*>(memory_.data); }
   char* data(PageNumber page) const { return base() + int64_t{page} * kPageUnitBytes; }
   const HostSpan& memory() const { return memory_; }
   const Stats& stats() const { return stats_; }
-  // Whether every page of every slab is either free or referred to, and the sums agree. For tests
-  // and debug builds: looks at everything.
-  bool Consistent() const;
+  // Whether every page of every slab is either free or has as many references as `held` has
+  // entries of it, and the sums agree. For tests and debug builds: looks at everything.
+  bool Consistent(std::vector<PageNumber> held) const;
 
  private:
+  using SlabSet = std::set<int64_t>;
   struct Slab {
     int64_t page_bytes = 0;       // 0: serves no size
     std::vector<int32_t> counts;  // references, by the page's index in the slab
     std::vector<int32_t> free;    // indices, the next to be used last
+    // A full slab's entry, which is in no set: so a page is given back without taking memory.
+    SlabSet::node_type entry = {};
   };
   struct Place {
     int64_t slab = 0;
@@ -88,9 +92,9 @@ class PagePool {
   const int64_t slab_bytes_;
   const std::function<void(char*, int64_t)> on_free_;
   std::vector<Slab> slabs_;
-  std::set<int64_t> unused_;                        // slabs that serve no size
-  std::map<int64_t, std::set<int64_t>> with_room_;  // by page size: slabs with a free page
-  std::map<int64_t, int64_t> free_pages_;           // by page size, in slabs that serve it
+  SlabSet unused_;                         // slabs that serve no size
+  std::map<int64_t, SlabSet> with_room_;   // by page size: slabs with a free page
+  std::map<int64_t, int64_t> free_pages_;  // by page size, in slabs that serve it
   Stats stats_;
 };
 

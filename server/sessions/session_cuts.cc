@@ -51,21 +51,21 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
   const OnNoMemory wait(OnNoMemory::kWait);
   Result<std::string> fork_id = tokens_();
   if (!fork_id.ok()) return fork_id.status();
-  auto fork = std::make_shared<Session>();
-  fork->id = *std::move(fork_id);
   Cut cut;
+  cut.fork = std::make_shared<Session>();
+  cut.fork->id = *std::move(fork_id);
   Status status;
   try {
-    status = BeginFork(tenant, id, length, *fork, cut);
+    status = BeginFork(tenant, id, length, cut);
     if (status.ok()) status = cut.arena->Copy(cut.pieces);
-    return EndFork(fork, cut, std::move(status));
+    return EndFork(cut, std::move(status));
   } catch (const std::bad_alloc&) {
-    return EndFork(fork, cut, OutOfMemory());
+    return EndFork(cut, OutOfMemory());
   }
 }
 
 Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<int64_t> length,
-                               Session& fork, Cut& cut) {
+                               Cut& cut) {
   const MutexLock lock(mutex_);
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
@@ -82,16 +82,19 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   cut.origin = *found;
   cut.arena = pools_[origin.device].arena;
   cut.pages.reserve(origin.layers.size());
-  fork.tenant = origin.tenant;
-  fork.device = origin.device;
-  fork.lease = origin.lease;
-  fork.pinned = origin.pinned;
+  cut.fork->tenant = origin.tenant;
+  cut.fork->device = origin.device;
+  cut.fork->lease = origin.lease;
+  cut.fork->pinned = origin.pinned;
+  cuts_.insert(&cut);
   const InUse in_use(origin);  // so that it is not evicted for its own fork
-  return ForkLayers(origin, kept, fork, cut);
+  return ForkLayers(kept, cut);
 }
 
 // Full pages are shared.
-Status SessionTable::ForkLayers(const Session& origin, int64_t length, Session& fork, Cut& cut) {
+Status SessionTable::ForkLayers(int64_t length, Cut& cut) {
+  const Session& origin = *cut.origin;
+  Session& fork = *cut.fork;
   const int64_t rows = options_.page_rows;
   for (size_t n = 0; n < origin.layers.size(); ++n) {
     const Layer& layer = origin.layers[n];
@@ -108,40 +111,51 @@ Status SessionTable::ForkLayers(const Session& origin, int64_t length, Session& 
   return Status();
 }
 
-Result<SessionInfo> SessionTable::EndFork(const SessionRef& fork, Cut& cut, Status status) {
+// What throws here has changed nothing that the next call does not see.
+Result<SessionInfo> SessionTable::EndFork(Cut& cut, Status status) {
   const MutexLock lock(mutex_);
   DropCut(cut);
-  if (status.ok()) status = MakeRoom(fork->tenant);
-  if (!status.ok()) {
-    for (Layer& layer : fork->layers) Shorten(*fork, layer, 0);
-    return status;
+  if (status.ok()) status = MakeRoom(cut.fork->tenant);
+  SessionInfo info;
+  if (status.ok()) {
+    info = Insert(cut.fork);
+  } else {
+    for (Layer& layer : cut.fork->layers) Shorten(*cut.fork, layer, 0);
   }
-  Insert(fork);
+  cuts_.erase(&cut);
   assert(ConsistentLocked());
-  return InfoOf(*fork);
+  if (!status.ok()) return status;
+  return info;
 }
 
 Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length) {
   const OnNoMemory wait(OnNoMemory::kWait);
   Cut cut;
+  SessionInfo info;
   Status status;
-  try {
-    {
-      const MutexLock lock(mutex_);
-      status = BeginTruncate(tenant, id, length, cut);
-      if (cut.origin == nullptr) return status;
-      if (!status.ok() || cut.pieces.empty()) return EndTruncate(length, cut, std::move(status));
+  {
+    const MutexLock lock(mutex_);
+    ATTEND_RETURN_IF_ERROR(BeginTruncate(tenant, id, length, cut));
+    try {
+      info = InfoOf(*cut.origin);  // while the session can still be left as it is
+      status = TakeCopies(length, cut);
+    } catch (const std::bad_alloc&) {
+      status = OutOfMemory();
     }
+    assert(ConsistentLocked());
+    // At once, if nothing is copied: a page may come to be shared while the table is not locked.
+    if (!status.ok() || cut.pieces.empty()) return EndTruncate(length, cut, status, info);
+  }
+  try {
     status = cut.arena->Copy(cut.pieces);
   } catch (const std::bad_alloc&) {
-    if (cut.origin == nullptr) throw;  // nothing has been changed
     status = OutOfMemory();
   }
   const MutexLock lock(mutex_);
-  return EndTruncate(length, cut, std::move(status));
+  return EndTruncate(length, cut, status, info);
 }
 
-// Others that read the pages keep them. With an origin in `cut` EndTruncate must follow.
+// If it is OK, EndTruncate must follow.
 Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut) {
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
@@ -157,8 +171,15 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
   cut.pages.reserve(session.layers.size());
   cut.arena = pools_[session.device].arena;
   cut.origin = *found;
+  cuts_.insert(&cut);
   ++session.in_use;
   for (Layer& layer : session.layers) layer.changing = true;
+  return Status();
+}
+
+// Others that read the pages keep them.
+Status SessionTable::TakeCopies(int64_t length, Cut& cut) {
+  const Session& session = *cut.origin;
   const int64_t rows = options_.page_rows;
   if (length % rows == 0) return Status();
   const PagePool& pool = *pools_[session.device].pages;
@@ -176,29 +197,32 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
   return Status();
 }
 
-Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, Status status) {
+Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, const Status& status,
+                                              SessionInfo& info) {
   Session& session = *cut.origin;
+  const bool gone = !sessions_.contains(session.id);
+  const bool cuts = status.ok() && !gone;
   --session.in_use;
   for (Layer& layer : session.layers) layer.changing = false;
-  if (status.ok() && !sessions_.contains(session.id)) {
-    status = Status(Code::kNotFound, "session: it has been freed");
-  }
   for (CutPage& page : cut.pages) {
     Layer& layer = session.layers[page.layer];
-    if (status.ok()) std::swap(layer.pages[length / options_.page_rows], page.to);
+    if (cuts) std::swap(layer.pages[length / options_.page_rows], page.to);
     DropPages(session, layer, {&page.to, 1});
   }
   DropCut(cut);
-  if (!status.ok()) return status;
+  cuts_.erase(&cut);
   for (Layer& layer : session.layers) {
-    if (length >= layer.length) continue;
+    if (!cuts || length >= layer.length) continue;
     Shorten(session, layer, length);
     layer.append_id.clear();
     layer.evicted_from = -1;
   }
-  Touch(session);
+  if (cuts) Touch(session);
   assert(ConsistentLocked());
-  return InfoOf(session);
+  if (!status.ok()) return status;
+  if (gone) return Status(Code::kNotFound, "session: it has been freed");
+  Update(session, info);
+  return std::move(info);
 }
 
 }  // namespace attend

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sessions come and go. How they are forked and cut is in session_cuts.cc, what requests do with
-// them in cache_hold.cc, and how memory is taken from those that have it idle in eviction.cc.
+// them in cache_hold.cc, how memory is taken from those that have it idle in eviction.cc, what is
+// always true of them all in session_audit.cc.
 
 #include "server/sessions/session_table.h"
 
 #include <algorithm>
 #include <cassert>
 #include <new>
-#include <numeric>
 
 #include "kernels/contract/limits.h"
 #include "server/memory/memory_reserve.h"
@@ -91,7 +91,9 @@ void SessionTable::Forget(Session& session) {
   by_lease_end_.erase({session.last_used + session.lease, &session});
 }
 
-void SessionTable::Insert(const SessionRef& session) {
+SessionInfo SessionTable::Insert(const SessionRef& session) {
+  session->last_used = clock_.Now();
+  SessionInfo info = InfoOf(*session);  // first, as it may fail
   const auto placed = sessions_.emplace(session->id, session).first;
   try {
     Touch(*session);
@@ -103,6 +105,7 @@ void SessionTable::Insert(const SessionRef& session) {
   ++stats_.created;
   ++tenant_sessions_[session->tenant];
   table_bytes_ += FixedBytes(std::ssize(session->layers));
+  return info;
 }
 
 void SessionTable::Remove(const SessionRef& session) {
@@ -115,16 +118,14 @@ void SessionTable::Remove(const SessionRef& session) {
 
 void SessionTable::ExpireLocked() {
   const TimePoint now = clock_.Now();
-  std::vector<SessionRef> over;
-  for (const auto& [end, session] : by_lease_end_) {
-    if (end > now) break;
-    if (session->in_use == 0) over.push_back(sessions_.at(session->id));
-  }
-  for (const SessionRef& session : over) {
-    Remove(session);
+  [[maybe_unused]] const int64_t before = stats_.expired;
+  for (auto next = by_lease_end_.begin(); next != by_lease_end_.end() && next->first <= now;) {
+    Session& session = *(next++)->second;
+    if (session.in_use > 0) continue;
+    Remove(SessionRef(sessions_.at(session.id)));
     ++stats_.expired;
   }
-  assert(over.empty() || ConsistentLocked());
+  assert(stats_.expired == before || ConsistentLocked());
 }
 
 void SessionTable::Expire() {
@@ -134,23 +135,28 @@ void SessionTable::Expire() {
 }
 
 SessionInfo SessionTable::InfoOf(const Session& session) const {
-  SessionInfo info{.id = session.id,
-                   .device = session.device,
-                   .length = session.length(),
-                   .pinned = session.pinned,
-                   .lost = pools_[session.device].lost};
+  SessionInfo info{.id = session.id, .device = session.device, .pinned = session.pinned};
+  for (const Layer& layer : session.layers) info.layers.push_back(layer.shape);
+  info.layer_lengths.resize(session.layers.size());
+  Update(session, info);
+  return info;
+}
+
+void SessionTable::Update(const Session& session, SessionInfo& info) const {
+  const Pool& pool = pools_[session.device];
+  info.length = session.length();
   info.lease_left = std::max(Duration::zero(), session.last_used + session.lease - clock_.Now());
-  const PagePool& pool = *pools_[session.device].pages;
-  for (const Layer& layer : session.layers) {
-    info.layers.push_back(layer.shape);
-    info.layer_lengths.push_back(layer.length);
+  info.bytes = info.shared_bytes = 0;
+  info.lost = pool.lost;
+  for (size_t n = 0; n < session.layers.size(); ++n) {
+    const Layer& layer = session.layers[n];
+    info.layer_lengths[n] = layer.length;
     info.bytes += std::ssize(layer.pages) * layer.layout.page_bytes;
     info.shared_bytes +=
         layer.layout.page_bytes *
         std::count_if(layer.pages.begin(), layer.pages.end(),
-                      [&pool](PageNumber page) { return pool.references(page) > 1; });
+                      [&pool](PageNumber page) { return pool.pages->references(page) > 1; });
   }
-  return info;
 }
 
 Status SessionTable::CheckLayers(int64_t layers) const {
@@ -192,9 +198,9 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
   }
   ATTEND_RETURN_IF_ERROR(CheckTable(FixedBytes(layers), 0));
   ATTEND_RETURN_IF_ERROR(MakeRoom(tenant));
-  Insert(session);
+  SessionInfo info = Insert(session);
   assert(ConsistentLocked());
-  return InfoOf(*session);
+  return info;
 }
 
 Status SessionTable::CheckTable(int64_t fixed_bytes, int64_t pages) const {
@@ -294,39 +300,6 @@ int SessionTable::ChooseDevice(const std::vector<bool>& healthy) const {
     most = left;
   }
   return best;
-}
-
-bool SessionTable::Consistent() const {
-  const MutexLock lock(mutex_);
-  return ConsistentLocked();
-}
-
-bool SessionTable::ConsistentLocked() const {
-  for (const Pool& pool : pools_) {
-    const int64_t sum =
-        std::accumulate(pool.tenant_bytes.begin(), pool.tenant_bytes.end(), int64_t{0});
-    if (!pool.pages->Consistent() || sum != pool.pages->stats().used_bytes) return false;
-  }
-  int64_t table_bytes = 0;
-  std::vector<int64_t> tenant_sessions(tenant_sessions_.size());
-  for (const auto& [id, session] : sessions_) {
-    ++tenant_sessions[session->tenant];
-    table_bytes += FixedBytes(std::ssize(session->layers));
-    for (const Layer& layer : session->layers) {
-      table_bytes += std::ssize(layer.pages) * kPageEntryBytes;
-    }
-  }
-  // Forks that are being made have entries too.
-  if (tenant_sessions != tenant_sessions_ || table_bytes > table_bytes_) return false;
-  if (by_use_.size() != sessions_.size() || by_lease_end_.size() != sessions_.size()) return false;
-  for (const auto& [id, session] : sessions_) {
-    if (!by_use_.contains({session->last_used, session.get()})) return false;
-    for (const Layer& layer : session->layers) {
-      const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
-      if (std::ssize(layer.pages) != pages) return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace attend

@@ -141,8 +141,9 @@ class SessionTable {
   std::vector<int64_t> tenant_bytes(int device) const;
   // What counts towards SessionOptions::table_bytes_max.
   int64_t table_bytes() const;
-  // Whether the pools are consistent, and the tenants' sums are those of the pools. Debug builds
-  // ask after every change.
+  // Whether everything adds up: each page is free or has as many references as sessions, holds,
+  // forks and truncations have to it, and all sums are those of what is there. Debug builds ask
+  // after every change.
   bool Consistent() const;
   const SessionOptions& options() const { return options_; }
 
@@ -157,16 +158,21 @@ class SessionTable {
   };
 
   bool ConsistentLocked() const ATTEND_REQUIRES(mutex_);
+  bool PagesAddUp() const ATTEND_REQUIRES(mutex_);
+  bool SessionsAddUp() const ATTEND_REQUIRES(mutex_);
+  bool UsesAddUp() const ATTEND_REQUIRES(mutex_);
   // Null: the tenant has none with this id.
   SessionRef Look(int tenant, const std::string& id) const ATTEND_REQUIRES(mutex_);
   // To be used: its lease is renewed.
   Result<SessionRef> Find(int tenant, const std::string& id) ATTEND_REQUIRES(mutex_);
   SessionInfo InfoOf(const Session& session) const ATTEND_REQUIRES(mutex_);
+  // What may have changed since InfoOf. Takes no memory.
+  void Update(const Session& session, SessionInfo& info) const ATTEND_REQUIRES(mutex_);
   // Its last use is now; it is filed under that, or (Forget) no longer filed. Touch allocates
   // nothing for a session that is filed.
   void Touch(Session& session) ATTEND_REQUIRES(mutex_);
   void Forget(Session& session) ATTEND_REQUIRES(mutex_);
-  void Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
+  SessionInfo Insert(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void Remove(const SessionRef& session) ATTEND_REQUIRES(mutex_);
   void ExpireLocked() ATTEND_REQUIRES(mutex_);
   void DropPages(const Session& session, const Layer& layer, std::span<const PageNumber> pages)
@@ -191,6 +197,7 @@ class SessionTable {
     PageNumber to = 0;
   };
   struct Cut {
+    SessionRef fork;  // null: the origin is truncated
     SessionRef origin;
     DeviceArena* arena = nullptr;
     std::vector<CutPage> pages;
@@ -208,14 +215,15 @@ class SessionTable {
   };
   void AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
   void DropCut(Cut& cut) ATTEND_REQUIRES(mutex_);
-  Status BeginFork(int tenant, const std::string& id, std::optional<int64_t> length, Session& fork,
-                   Cut& cut);
-  Status ForkLayers(const Session& origin, int64_t length, Session& fork, Cut& cut)
-      ATTEND_REQUIRES(mutex_);
-  Result<SessionInfo> EndFork(const SessionRef& fork, Cut& cut, Status status);
+  Status BeginFork(int tenant, const std::string& id, std::optional<int64_t> length, Cut& cut);
+  Status ForkLayers(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  Result<SessionInfo> EndFork(Cut& cut, Status status);
   Status BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut)
       ATTEND_REQUIRES(mutex_);
-  Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, Status status) ATTEND_REQUIRES(mutex_);
+  Status TakeCopies(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  // `info` is the session's before the cut.
+  Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, const Status& status, SessionInfo& info)
+      ATTEND_REQUIRES(mutex_);
   // How much of `all` is the tenant's share.
   int64_t ShareOf(int tenant, int64_t all) const;
   // How many more sessions are within the tenant's share; below 0: it has more.
@@ -251,6 +259,9 @@ class SessionTable {
   std::set<std::pair<TimePoint, Session*>> by_use_ ATTEND_GUARDED_BY(mutex_);
   std::set<std::pair<TimePoint, Session*>> by_lease_end_ ATTEND_GUARDED_BY(mutex_);
   std::vector<int64_t> tenant_sessions_ ATTEND_GUARDED_BY(mutex_);
+  // What uses sessions now, for the audit.
+  std::set<const CacheHold*> holds_ ATTEND_GUARDED_BY(mutex_);
+  std::set<const Cut*> cuts_ ATTEND_GUARDED_BY(mutex_);
   int64_t table_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);
 };

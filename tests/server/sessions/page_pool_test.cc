@@ -26,12 +26,14 @@ class PagePoolTest : public ::testing::Test {
     std::vector<PageNumber> pages;
     const Status status = pool_.Take(page_bytes, count, pages);
     EXPECT_TRUE(status.ok()) << status.ToString();
-    EXPECT_TRUE(pool_.Consistent());
+    taken_.insert(taken_.end(), pages.begin(), pages.end());
+    EXPECT_TRUE(pool_.Consistent(taken_));
     return pages;
   }
 
   test::Block memory_;
   PagePool pool_;
+  std::vector<PageNumber> taken_;
 };
 
 TEST_F(PagePoolTest, PagesAreWithinTheMemoryAndApart) {
@@ -59,7 +61,8 @@ TEST_F(PagePoolTest, AnyShapeTakesAndGivesBackAllOfIt) {
     EXPECT_EQ(pool_.Room(bytes), 0);
     EXPECT_EQ(pool_.Room(256), 0) << "every slab serves the other size";
     EXPECT_EQ(pool_.DropReferences(pages), room);
-    EXPECT_TRUE(pool_.Consistent());
+    taken_.clear();
+    EXPECT_TRUE(pool_.Consistent({}));
     EXPECT_EQ(pool_.stats().free_bytes, pool_.stats().total_bytes);
   }
 }
@@ -73,7 +76,7 @@ TEST_F(PagePoolTest, AllPagesOrNone) {
       << refused.message();
   EXPECT_TRUE(pages.empty());
   EXPECT_EQ(pool_.Take(2 * kSlabBytes, 1, pages).code(), Code::kResourceExhausted);
-  EXPECT_TRUE(pool_.Consistent());
+  EXPECT_TRUE(pool_.Consistent(most));
 }
 
 TEST_F(PagePoolTest, APageIsFreeWhenNobodyRefersToIt) {
@@ -85,7 +88,18 @@ TEST_F(PagePoolTest, APageIsFreeWhenNobodyRefersToIt) {
   EXPECT_EQ(pool_.stats().used_bytes, 2 * 4096);
   EXPECT_EQ(pool_.references(pages[0]), 1);
   EXPECT_EQ(pool_.DropReferences(std::span(pages).first(2)), 2);
-  EXPECT_TRUE(pool_.Consistent());
+  EXPECT_TRUE(pool_.Consistent({}));
+}
+
+TEST_F(PagePoolTest, AReferenceTooManyOrTooFewIsSeen) {
+  const std::vector<PageNumber> pages = MustTake(4096, 3);
+  pool_.AddReferences({&pages[1], 1});
+  EXPECT_TRUE(pool_.Consistent({pages[1], pages[2], pages[0], pages[1]}));
+  EXPECT_FALSE(pool_.Consistent(pages)) << "a reference that nobody has";
+  EXPECT_FALSE(pool_.Consistent({pages[0], pages[1], pages[1]})) << "a page that nobody has";
+  EXPECT_FALSE(pool_.Consistent({pages[0], pages[0], pages[1], pages[1], pages[2]}));
+  EXPECT_FALSE(pool_.Consistent({pages[0], pages[1], pages[1], pages[2], pages[2] + 16}))
+      << "a page that is free";
 }
 
 TEST(PagePoolSizeTest, LessThanASlabHoldsNothing) {
@@ -95,7 +109,7 @@ TEST(PagePoolSizeTest, LessThanASlabHoldsNothing) {
     std::vector<PageNumber> pages;
     EXPECT_EQ(pool.Room(256), 0);
     EXPECT_FALSE(pool.Take(256, 1, pages).ok());
-    EXPECT_TRUE(pool.Consistent());
+    EXPECT_TRUE(pool.Consistent({}));
   }
 }
 

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is always true of all sessions. It is found out from what each of them, and each hold, fork
+// and truncation under way, really has, so that a page that is lost, or let go by somebody who
+// still has it, is seen with the operation that does it.
+
+#include <algorithm>
+#include <map>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "server/sessions/session_table.h"
+
+namespace attend {
+
+bool SessionTable::Consistent() const {
+  const MutexLock lock(mutex_);
+  return ConsistentLocked();
+}
+
+bool SessionTable::ConsistentLocked() const {
+  try {
+    return PagesAddUp() && SessionsAddUp() && UsesAddUp();
+  } catch (const std::bad_alloc&) {
+    return true;  // nothing was found out
+  }
+}
+
+bool SessionTable::PagesAddUp() const {
+  // By device and tenant, once for each reference.
+  std::vector<std::vector<std::vector<PageNumber>>> held(
+      pools_.size(), std::vector<std::vector<PageNumber>>(tenant_sessions_.size()));
+  const auto add = [&held](const Session& session, std::span<const PageNumber> pages) {
+    std::vector<PageNumber>& all = held[session.device][session.tenant];
+    all.insert(all.end(), pages.begin(), pages.end());
+  };
+  for (const auto& [id, session] : sessions_) {
+    for (const Layer& layer : session->layers) add(*session, layer.pages);
+  }
+  for (const CacheHold* const hold : holds_) {
+    for (size_t n = 0; n < hold->sequences_.size(); ++n) {
+      add(*hold->sessions_[n], hold->sequences_[n].pages);
+    }
+  }
+  for (const Cut* const cut : cuts_) {
+    for (const CutPage& page : cut->pages) {
+      add(*cut->origin, {&page.from, 1});
+      if (cut->fork == nullptr) add(*cut->origin, {&page.to, 1});
+    }
+    if (cut->fork == nullptr) continue;
+    for (const Layer& layer : cut->fork->layers) add(*cut->fork, layer.pages);
+  }
+  for (size_t device = 0; device < pools_.size(); ++device) {
+    const PagePool& pool = *pools_[device].pages;
+    std::vector<PageNumber> all;
+    for (size_t tenant = 0; tenant < held[device].size(); ++tenant) {
+      std::vector<PageNumber>& pages = held[device][tenant];
+      all.insert(all.end(), pages.begin(), pages.end());
+      std::sort(pages.begin(), pages.end());
+      pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+      int64_t bytes = 0;
+      for (const PageNumber page : pages) bytes += pool.page_bytes(page);
+      if (bytes != pools_[device].tenant_bytes[tenant]) return false;
+    }
+    if (!pool.Consistent(std::move(all))) return false;
+  }
+  return true;
+}
+
+bool SessionTable::SessionsAddUp() const {
+  int64_t table_bytes = 0;
+  const auto add = [&table_bytes](const Session& session) {
+    for (const Layer& layer : session.layers) {
+      table_bytes += std::ssize(layer.pages) * kPageEntryBytes;
+    }
+  };
+  std::vector<int64_t> tenant_sessions(tenant_sessions_.size());
+  for (const auto& [id, session] : sessions_) {
+    ++tenant_sessions[session->tenant];
+    table_bytes += FixedBytes(std::ssize(session->layers));
+    add(*session);
+    if (!by_use_.contains({session->last_used, session.get()})) return false;
+    if (!by_lease_end_.contains({session->last_used + session->lease, session.get()})) return false;
+    for (const Layer& layer : session->layers) {
+      const int64_t pages = (layer.length + options_.page_rows - 1) / options_.page_rows;
+      if (std::ssize(layer.pages) != pages) return false;
+    }
+  }
+  for (const Cut* const cut : cuts_) {
+    if (cut->fork != nullptr) add(*cut->fork);
+  }
+  return tenant_sessions == tenant_sessions_ && table_bytes == table_bytes_ &&
+         by_use_.size() == sessions_.size() && by_lease_end_.size() == sessions_.size();
+}
+
+bool SessionTable::UsesAddUp() const {
+  std::map<const Session*, int64_t> uses;
+  std::map<const Layer*, int64_t> changes;
+  for (const auto& [id, session] : sessions_) {
+    uses[session.get()] = 0;
+    for (const Layer& layer : session->layers) changes[&layer] = 0;
+  }
+  for (const CacheHold* const hold : holds_) {
+    const bool appends = hold->reserved_ && !hold->committed_ && hold->append_rows_ > 0;
+    for (size_t n = 0; n < hold->sessions_.size(); ++n) {
+      ++uses[hold->sessions_[n].get()];
+      changes[&hold->sessions_[n]->layers[hold->uses_[n].layer]] += appends ? 1 : 0;
+    }
+  }
+  for (const Cut* const cut : cuts_) {
+    if (cut->fork != nullptr) continue;
+    ++uses[cut->origin.get()];
+    for (const Layer& layer : cut->origin->layers) ++changes[&layer];
+  }
+  return std::all_of(uses.begin(), uses.end(),
+                     [](const auto& use) { return use.first->in_use == use.second; }) &&
+         std::all_of(changes.begin(), changes.end(), [](const auto& change) {
+           return (change.first->changing ? 1 : 0) == change.second;
+         });
+}
+
+}  // namespace attend
