@@ -37,7 +37,7 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 
 template <class In, class Out, class Answer>
 Status SessionServiceImpl::AnswerTo(Call& call, const Bytes& request, const Answer& answer,
-                                    Bytes& response) {
+                                    Bytes& response, CacheRefusal& refusal) {
   if (sessions_ == nullptr) return SessionsAreOff();
   if (MemoryIsShort()) return OutOfMemory();
   const auto bytes = static_cast<int64_t>(request.Length());
@@ -52,7 +52,7 @@ Status SessionServiceImpl::AnswerTo(Call& call, const Bytes& request, const Answ
   if (!grpc::SerializationTraits<In>::Deserialize(&message, in).ok()) {
     return InvalidArgument("the message cannot be parsed");
   }
-  ATTEND_RETURN_IF_ERROR(answer(TenantOf(context_, call), *in, *out));
+  ATTEND_RETURN_IF_ERROR(answer(TenantOf(context_, call), *in, *out, refusal));
   bool own = false;
   const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
   return written.ok() ? Status() : Internal("the answer cannot be written");
@@ -62,18 +62,20 @@ template <class In, class Out, class Answer>
 void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& response,
                                  Reactor& reactor, const Answer& answer) {
   Status status;
+  CacheRefusal refusal;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    status = AnswerTo<In, Out>(call, request, answer, response);
+    status = AnswerTo<In, Out>(call, request, answer, response, refusal);
   } catch (const std::bad_alloc&) {
     status = OutOfMemory();
   }
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (!status.ok()) return Refuse(call, std::move(status), reactor);
+  if (!status.ok()) return Refuse(call, std::move(status), refusal, reactor);
   reactor.Finish(grpc::Status());
 }
 
-void SessionServiceImpl::Refuse(Call& call, Status status, Reactor& reactor) {
+void SessionServiceImpl::Refuse(Call& call, Status status, const CacheRefusal& refusal,
+                                Reactor& reactor) {
   status = context_.reader.RejectRefusal(Rejection::kMemory, std::move(status));
   const std::string_view code = CodeName(status.code());
   if (context_.logger.should_log(LogLevel::warn)) {
@@ -85,7 +87,7 @@ void SessionServiceImpl::Refuse(Call& call, Status status, Reactor& reactor) {
          {"peer", call.peer()}},
         code);
   }
-  AddRetryPushback(context_, status.code(), call);
+  AddRefusal(context_, status.code(), refusal, call);
   reactor.Finish(ToGrpc(status));
 }
 
@@ -110,7 +112,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
     });
   } catch (const std::bad_alloc&) {
     const OnNoMemory wait(OnNoMemory::kWait);
-    Refuse(*call, OutOfMemory(), *reactor);
+    Refuse(*call, OutOfMemory(), {}, *reactor);
   }
   return reactor;
 }
@@ -189,39 +191,40 @@ SessionServiceImpl::Reactor* SessionServiceImpl::CreateSession(Call* call, const
                                                                Bytes* response) {
   return RespondNow<v1::CreateSessionRequest, v1::Session>(
       call, request, response,
-      [this](int tenant, const auto& in, auto& out) { return Create(tenant, in, out); });
+      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::ForkSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
   return RespondLater<v1::ForkSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out) {
+      call, request, response, [this](int tenant, const auto& in, auto& out, auto& refusal) {
         ATTEND_RETURN_IF_ERROR(MayBegin());
         std::optional<int64_t> length;
         if (in.has_length()) length = in.length();
-        return Fill(sessions_->Fork(tenant, in.session(), length), out);
+        return Fill(sessions_->Fork(tenant, in.session(), length, &refusal), out);
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::TruncateSession(Call* call, const Bytes* request,
                                                                  Bytes* response) {
   return RespondLater<v1::TruncateSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out) {
-        return Fill(sessions_->Truncate(tenant, in.session(), in.length()), out);
+      call, request, response, [this](int tenant, const auto& in, auto& out, auto& refusal) {
+        return Fill(sessions_->Truncate(tenant, in.session(), in.length(), &refusal), out);
       });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::FreeSession(Call* call, const Bytes* request,
                                                              Bytes* response) {
   return RespondNow<v1::FreeSessionRequest, v1::FreeSessionResponse>(
-      call, request, response,
-      [this](int tenant, const auto& in, auto&) { return sessions_->Free(tenant, in.session()); });
+      call, request, response, [this](int tenant, const auto& in, auto&, auto&) {
+        return sessions_->Free(tenant, in.session());
+      });
 }
 
 SessionServiceImpl::Reactor* SessionServiceImpl::GetSession(Call* call, const Bytes* request,
                                                             Bytes* response) {
   return RespondNow<v1::GetSessionRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out) {
+      call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->Get(tenant, in.session()), out);
       });
 }
@@ -229,7 +232,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::GetSession(Call* call, const By
 SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const Bytes* request,
                                                               Bytes* response) {
   return RespondNow<v1::ListSessionsRequest, v1::ListSessionsResponse>(
-      call, request, response, [this](int tenant, const auto& in, auto& out) -> Status {
+      call, request, response, [this](int tenant, const auto& in, auto& out, auto&) -> Status {
         const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
         if (count < 1 || count > kListed) {
           return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
@@ -245,7 +248,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::ListSessions(Call* call, const 
 SessionServiceImpl::Reactor* SessionServiceImpl::KeepAlive(Call* call, const Bytes* request,
                                                            Bytes* response) {
   return RespondNow<v1::KeepAliveRequest, v1::Session>(
-      call, request, response, [this](int tenant, const auto& in, auto& out) {
+      call, request, response, [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->KeepAlive(tenant, in.session()), out);
       });
 }

@@ -40,7 +40,8 @@ class SessionServiceImpl final
   Reactor* KeepAlive(Call* call, const Bytes* request, Bytes* response) override;
 
  private:
-  // Parses the request, has `answer(tenant, request, response)` fill the response, and finishes.
+  // Parses the request, has `answer(tenant, request, response, refusal)` fill the response, or say
+  // why not, and finishes.
   template <class In, class Out, class Answer>
   void Respond(Call& call, const Bytes& request, Bytes& response, Reactor& reactor,
                const Answer& answer);
@@ -49,9 +50,10 @@ class SessionServiceImpl final
   template <class In, class Out, class Answer>
   Reactor* RespondLater(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out, class Answer>
-  Status AnswerTo(Call& call, const Bytes& request, const Answer& answer, Bytes& response);
+  Status AnswerTo(Call& call, const Bytes& request, const Answer& answer, Bytes& response,
+                  CacheRefusal& refusal);
   // Counts and logs the refusal.
-  void Refuse(Call& call, Status status, Reactor& reactor);
+  void Refuse(Call& call, Status status, const CacheRefusal& refusal, Reactor& reactor);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);

@@ -206,13 +206,8 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
   // All sessions are one tenant's, and none of them is evicted for another.
-  const int64_t page_bytes = hold.layout_.page_bytes;
-  const Status taken = TakePages(*hold.sessions_[0], page_bytes, needed, fresh);
-  if (!taken.ok()) {
-    const int64_t room = pools_[hold.device_].pages->Room(page_bytes);
-    if (refusal != nullptr) refusal->missing_bytes = (needed - room) * page_bytes;
-    return taken;
-  }
+  ATTEND_RETURN_IF_ERROR(
+      TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, fresh, refusal));
   auto next = fresh.begin();
   for (size_t n = 0; n < count; ++n, table += stride) {
     CacheHold::Sequence& sequence = hold.sequences_[n];

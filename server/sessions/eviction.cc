@@ -27,7 +27,7 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length) {
 }
 
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
-                               std::vector<PageNumber>& pages) {
+                               std::vector<PageNumber>& pages, CacheRefusal* refusal) {
   Pool& pool = pools_[session.device];
   ATTEND_RETURN_IF_ERROR(CheckPinned(session, count * page_bytes));
   if (pool.pages->Room(page_bytes) < count &&
@@ -46,7 +46,13 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
       Evict(session, page_bytes, count, &holders);
     }
   }
-  ATTEND_RETURN_IF_ERROR(pool.pages->Take(page_bytes, count, pages));
+  const Status taken = pool.pages->Take(page_bytes, count, pages);
+  if (!taken.ok()) {
+    if (refusal != nullptr) {
+      refusal->missing_bytes = (count - pool.pages->Room(page_bytes)) * page_bytes;
+    }
+    return taken;
+  }
   pool.tenant_bytes[session.tenant] += count * page_bytes;
   return Status();
 }

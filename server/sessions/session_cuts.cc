@@ -47,7 +47,7 @@ void SessionTable::DropCut(Cut& cut) {
 }
 
 Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
-                                       std::optional<int64_t> length) {
+                                       std::optional<int64_t> length, CacheRefusal* refusal) {
   const OnNoMemory wait(OnNoMemory::kWait);
   Result<std::string> fork_id = tokens_();
   if (!fork_id.ok()) return fork_id.status();
@@ -56,7 +56,7 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
   cut.fork->id = *std::move(fork_id);
   Status status;
   try {
-    status = BeginFork(tenant, id, length, cut);
+    status = BeginFork(tenant, id, length, cut, refusal);
     if (status.ok()) status = cut.arena->Copy(cut.pieces);
     return EndFork(cut, std::move(status));
   } catch (const std::bad_alloc&) {
@@ -65,7 +65,7 @@ Result<SessionInfo> SessionTable::Fork(int tenant, const std::string& id,
 }
 
 Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<int64_t> length,
-                               Cut& cut) {
+                               Cut& cut, CacheRefusal* refusal) {
   const MutexLock lock(mutex_);
   Result<SessionRef> found = Find(tenant, id);
   if (!found.ok()) return found.status();
@@ -88,11 +88,24 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
   cut.fork->pinned = origin.pinned;
   cuts_.insert(&cut);
   const InUse in_use(origin);  // so that it is not evicted for its own fork
-  return ForkLayers(kept, cut);
+  return ForkLayers(kept, cut, refusal);
+}
+
+// If there is no memory, what is missing is told for the later layers too.
+Status SessionTable::TakeCopy(const Session& session, size_t n, int64_t length, const Cut& cut,
+                              std::vector<PageNumber>& pages, CacheRefusal* refusal) {
+  const std::vector<Layer>& layers = cut.origin->layers;
+  const Status taken = TakePages(session, layers[n].layout.page_bytes, 1, pages, refusal);
+  if (taken.ok() || refusal == nullptr || refusal->missing_bytes == 0) return taken;
+  for (size_t later = n + 1; later < layers.size(); ++later) {
+    const bool cuts = cut.fork != nullptr || length < layers[later].length;
+    if (cuts) refusal->missing_bytes += layers[later].layout.page_bytes;
+  }
+  return taken;
 }
 
 // Full pages are shared.
-Status SessionTable::ForkLayers(int64_t length, Cut& cut) {
+Status SessionTable::ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal) {
   const Session& origin = *cut.origin;
   Session& fork = *cut.fork;
   const int64_t rows = options_.page_rows;
@@ -104,7 +117,7 @@ Status SessionTable::ForkLayers(int64_t length, Cut& cut) {
     pools_[origin.device].pages->AddReferences(mine.pages);
     table_bytes_ += std::ssize(mine.pages) * kPageEntryBytes;
     if (length % rows == 0) continue;
-    ATTEND_RETURN_IF_ERROR(TakePages(fork, layer.layout.page_bytes, 1, mine.pages));
+    ATTEND_RETURN_IF_ERROR(TakeCopy(fork, n, length, cut, mine.pages, refusal));
     table_bytes_ += kPageEntryBytes;
     AddToCut(n, mine.pages.back(), length, cut);
   }
@@ -128,7 +141,8 @@ Result<SessionInfo> SessionTable::EndFork(Cut& cut, Status status) {
   return info;
 }
 
-Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length) {
+Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, int64_t length,
+                                           CacheRefusal* refusal) {
   const OnNoMemory wait(OnNoMemory::kWait);
   Cut cut;
   SessionInfo info;
@@ -138,7 +152,7 @@ Result<SessionInfo> SessionTable::Truncate(int tenant, const std::string& id, in
     ATTEND_RETURN_IF_ERROR(BeginTruncate(tenant, id, length, cut));
     try {
       info = InfoOf(*cut.origin);  // while the session can still be left as it is
-      status = TakeCopies(length, cut);
+      status = TakeCopies(length, cut, refusal);
     } catch (const std::bad_alloc&) {
       status = OutOfMemory();
     }
@@ -178,7 +192,7 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
 }
 
 // Others that read the pages keep them.
-Status SessionTable::TakeCopies(int64_t length, Cut& cut) {
+Status SessionTable::TakeCopies(int64_t length, Cut& cut, CacheRefusal* refusal) {
   const Session& session = *cut.origin;
   const int64_t rows = options_.page_rows;
   if (length % rows == 0) return Status();
@@ -191,7 +205,7 @@ Status SessionTable::TakeCopies(int64_t length, Cut& cut) {
     const Layer& layer = session.layers[n];
     if (length >= layer.length) continue;
     std::vector<PageNumber> taken;
-    ATTEND_RETURN_IF_ERROR(TakePages(session, layer.layout.page_bytes, 1, taken));
+    ATTEND_RETURN_IF_ERROR(TakeCopy(session, n, length, cut, taken, refusal));
     AddToCut(n, taken.front(), length, cut);
   }
   return Status();

@@ -104,11 +104,13 @@ class SessionTable {
   Result<SessionInfo> Create(int tenant, const SessionSpec& spec);
   // A session of its own with the first `length` tokens (all, if not given), which shares full
   // pages. OUT_OF_RANGE beyond the session's length.
-  Result<SessionInfo> Fork(int tenant, const std::string& id, std::optional<int64_t> length);
+  Result<SessionInfo> Fork(int tenant, const std::string& id, std::optional<int64_t> length,
+                           CacheRefusal* refusal = nullptr);
   // Layers that are longer keep `length` tokens. OUT_OF_RANGE beyond the longest; UNAVAILABLE: an
   // append or another truncation is under way; RESOURCE_EXHAUSTED: no memory for copies of pages
   // that others share.
-  Result<SessionInfo> Truncate(int tenant, const std::string& id, int64_t length);
+  Result<SessionInfo> Truncate(int tenant, const std::string& id, int64_t length,
+                               CacheRefusal* refusal = nullptr);
   // Also one whose device is lost.
   Status Free(int tenant, const std::string& id);
   // Renews the lease.
@@ -177,9 +179,9 @@ class SessionTable {
   void ExpireLocked() ATTEND_REQUIRES(mutex_);
   void DropPages(const Session& session, const Layer& layer, std::span<const PageNumber> pages)
       ATTEND_REQUIRES(mutex_);
-  // Takes pages, and evicts others' for it.
+  // Takes pages, and evicts others' for it. `refusal` is told what is missing.
   Status TakePages(const Session& session, int64_t page_bytes, int64_t count,
-                   std::vector<PageNumber>& pages) ATTEND_REQUIRES(mutex_);
+                   std::vector<PageNumber>& pages, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   // The sessions that refer to a page, of those that may lose it.
   using Holders = std::unordered_map<PageNumber, std::vector<Session*>>;
   bool MayEvict(const Session& session, const Session& needy) const ATTEND_REQUIRES(mutex_);
@@ -215,12 +217,16 @@ class SessionTable {
   };
   void AddToCut(size_t layer, PageNumber to, int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
   void DropCut(Cut& cut) ATTEND_REQUIRES(mutex_);
-  Status BeginFork(int tenant, const std::string& id, std::optional<int64_t> length, Cut& cut);
-  Status ForkLayers(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  Status BeginFork(int tenant, const std::string& id, std::optional<int64_t> length, Cut& cut,
+                   CacheRefusal* refusal);
+  Status ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   Result<SessionInfo> EndFork(Cut& cut, Status status);
   Status BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut)
       ATTEND_REQUIRES(mutex_);
-  Status TakeCopies(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  Status TakeCopies(int64_t length, Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  // Takes the page that layer `n` of the cut is copied to.
+  Status TakeCopy(const Session& session, size_t n, int64_t length, const Cut& cut,
+                  std::vector<PageNumber>& pages, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   // `info` is the session's before the cut.
   Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, const Status& status, SessionInfo& info)
       ATTEND_REQUIRES(mutex_);

@@ -50,8 +50,8 @@ class SessionLimitsTest : public ::testing::Test {
     return made->id;
   }
   Status Append(int tenant, const std::string& id, int64_t length, int64_t rows,
-                CacheRefusal* refusal = nullptr) {
-    const CacheUse use{id, 0, length, ""};
+                CacheRefusal* refusal = nullptr, int64_t layer = 0) {
+    const CacheUse use{id, layer, length, ""};
     std::vector<PageNumber> pages(256);  // outlives the hold
     const auto hold = table_->Hold(tenant, {&use, 1}, rows, refusal);
     if (!hold.ok()) return hold.status();
@@ -94,10 +94,31 @@ TEST_F(SessionLimitsTest, WhatIsMissingIsTold) {
   EXPECT_TRUE(refusal.lengths.empty());
 }
 
+// Of all layers, also of those that were not come to.
+TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
+  const Result<SessionInfo> made =
+      table_->Create(0, {0, {kShape, kShape, kShape}, std::chrono::seconds(60)});
+  ASSERT_TRUE(made.ok());
+  for (const int64_t layer : {0, 1, 2}) {
+    ASSERT_TRUE(Append(0, made->id, 0, kRows, nullptr, layer).ok());
+  }
+  ASSERT_TRUE(table_->Fork(0, made->id, {}).ok());  // shares the pages
+  Make(0, 4 * kRows, true);
+  Make(1, 8 * kRows, true);  // one page is left
+  CacheRefusal fork, truncation;
+  EXPECT_EQ(table_->Fork(0, made->id, 5, &fork).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(fork.missing_bytes, 2 * kPageBytes);
+  EXPECT_EQ(table_->Truncate(0, made->id, 5, &truncation).status().code(),
+            Code::kResourceExhausted);
+  EXPECT_EQ(truncation.missing_bytes, 2 * kPageBytes);
+}
+
 TEST_F(SessionLimitsTest, APinnedSessionGrowsNoFurtherThanItsTenantsShare) {
   const std::string pinned = Make(0, 8 * kRows, true);
-  const Status status = Append(0, pinned, 8 * kRows, 1);
+  CacheRefusal refusal;
+  const Status status = Append(0, pinned, 8 * kRows, 1, &refusal);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(refusal.missing_bytes, 0) << "there is memory";
   EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 36864 bytes, may have at "
                                           "most 32768"));
   Make(0, 4 * kRows);  // what is not pinned may: others can take it

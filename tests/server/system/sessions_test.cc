@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -33,22 +34,36 @@ class SessionCalls {
       : sessions_(v1::SessionService::NewStub(server.Connect())), attention_(server.Stub()) {}
 
   // With the shape of PlainWireProblem.
-  grpc::Status Create(v1::Session& session, const std::string& device = "") {
+  grpc::Status Create(v1::Session& session, const std::string& device = "", bool pinned = false) {
     v1::CreateSessionRequest request;
     v1::LayerShape* const shape = request.add_shapes();
     shape->set_dtype(v1::DTYPE_FLOAT32);
     shape->set_heads_kv(2);
     shape->set_dim(kDim);
     request.set_device(device);
+    request.set_pinned(pinned);
     grpc::ClientContext context;
     return sessions_->CreateSession(&context, request, &session);
   }
-  grpc::Status Fork(const v1::Session& session) {
+  grpc::Status Fork(const v1::Session& session, std::optional<int64_t> length = {}) {
     v1::ForkSessionRequest request;
     request.set_session(session.id());
+    if (length.has_value()) request.set_length(*length);
     v1::Session fork;
     grpc::ClientContext context;
-    return sessions_->ForkSession(&context, request, &fork);
+    const grpc::Status status = sessions_->ForkSession(&context, request, &fork);
+    ReadRefusal(context);
+    return status;
+  }
+  grpc::Status Truncate(const v1::Session& session, int64_t length) {
+    v1::TruncateSessionRequest request;
+    request.set_session(session.id());
+    request.set_length(length);
+    v1::Session now;
+    grpc::ClientContext context;
+    const grpc::Status status = sessions_->TruncateSession(&context, request, &now);
+    ReadRefusal(context);
+    return status;
   }
   grpc::Status Get(const v1::Session& session, v1::Session& now) {
     v1::GetSessionRequest request;
@@ -70,18 +85,22 @@ class SessionCalls {
     use->set_session(session.id());
     grpc::ClientContext context;
     const grpc::Status status = attention_->Attend(&context, problem.request, &response);
+    ReadRefusal(context);
+    return status;
+  }
+
+  // What the metadata of the last call said.
+  const v1::RequestStatus& refusal() const { return refusal_; }
+
+ private:
+  void ReadRefusal(const grpc::ClientContext& context) {
     refusal_.Clear();
     const auto& trailers = context.GetServerTrailingMetadata();
     if (const auto found = trailers.find("attend-status-bin"); found != trailers.end()) {
       EXPECT_TRUE(refusal_.ParseFromString({found->second.data(), found->second.size()}));
     }
-    return status;
   }
 
-  // What the last Attend's metadata said.
-  const v1::RequestStatus& refusal() const { return refusal_; }
-
- private:
   v1::RequestStatus refusal_;
   std::unique_ptr<v1::SessionService::Stub> sessions_;
   std::unique_ptr<v1::AttentionService::Stub> attention_;
@@ -154,6 +173,43 @@ TEST(Sessions, ARefusalSaysToProgramsWhatItSaysInWords) {
   for (int n = 0; n < 256; ++n) many.request.add_sessions()->set_session(session.id());
   EXPECT_THAT(calls.Attend(session, many, response).error_message(),
               HasSubstr("sessions has 257 entries, must have at most 256"));
+}
+
+TEST(Sessions, AForkAndATruncationSayWhatMemoryTheyMiss) {
+  TestServer server([](Config& config) { config.session_memory_bytes = int64_t{8} << 20; });
+  SessionCalls calls(server);
+  constexpr int64_t kPageTokens = 64;
+  constexpr int64_t kPageBytes = kPageTokens * 2 * 2 * kDim * 4;  // K and V of two heads
+  v1::Session session, rest;
+  ASSERT_TRUE(calls.Create(session).ok());
+  ASSERT_TRUE(calls.Create(rest, "", true).ok());
+  const auto append = [&](const v1::Session& to, int64_t tokens) {
+    WireProblem problem = PlainWireProblem(1);
+    v1::AttendRequest& request = problem.request;
+    request.mutable_q()->set_shape(2, 0);  // only appends
+    request.clear_raw();
+    request.add_raw();
+    for (v1::Tensor* const tensor : {request.mutable_k(), request.mutable_v()}) {
+      tensor->set_shape(2, tokens);
+      request.add_raw(std::string(static_cast<size_t>(tokens * 2 * kDim * 4), '\0'));
+    }
+    for (v1::Tensor* const tensor :
+         {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+      tensor->clear_byte_length();
+    }
+    v1::AttendResponse response;
+    const grpc::Status status = calls.Attend(to, problem, response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  };
+  append(session, kPageTokens);
+  ASSERT_TRUE(calls.Fork(session).ok());  // shares the page
+  append(rest, (int64_t{8} << 20) / kPageBytes * kPageTokens - kPageTokens);
+  EXPECT_EQ(calls.Fork(session, 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(calls.refusal().missing_bytes(), kPageBytes);
+  EXPECT_EQ(calls.Truncate(session, 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(calls.refusal().missing_bytes(), kPageBytes);
+  EXPECT_EQ(calls.Fork(session, 65).error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(calls.refusal().missing_bytes(), 0);
 }
 
 TEST(Sessions, WhatRunsWhileTheServerDrainsIsToldThatTheyEnd) {
