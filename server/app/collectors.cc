@@ -3,6 +3,7 @@
 #include "server/app/collectors.h"
 
 #include <cstdint>
+#include <limits>
 
 #include "server/metrics/make_family.h"
 
@@ -21,6 +22,21 @@ MetricFamily GaugeFamily(const char* name, const char* help, int64_t value) {
 MetricFamily CounterFamily(const char* name, const char* help, int64_t value) {
   MetricFamily family = EmptyFamily(MetricType::Counter, name, help);
   family.metric.emplace_back().counter.value = static_cast<double>(value);
+  return family;
+}
+
+MetricFamily IdleFamily(const SessionTable::Stats& stats) {
+  MetricFamily family =
+      EmptyFamily(MetricType::Histogram, "attend_sessions_evicted_idle_seconds",
+                  "How long sessions had not been used when they lost tokens for want of memory");
+  auto& histogram = family.metric.emplace_back().histogram;
+  histogram.sample_sum = stats.evicted_idle_seconds;
+  const auto& bounds = SessionTable::kIdleBoundsSeconds;
+  for (size_t n = 0; n < stats.evictions_by_idle.size(); ++n) {
+    histogram.sample_count += static_cast<uint64_t>(stats.evictions_by_idle[n]);
+    const double bound = n < bounds.size() ? bounds[n] : std::numeric_limits<double>::infinity();
+    histogram.bucket.push_back({histogram.sample_count, bound});
+  }
   return family;
 }
 
@@ -125,20 +141,27 @@ std::vector<MetricFamily> SessionStats::Collect() const {
        {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others}}) {
     AddMetric(evictions, "cause", cause).counter.value = static_cast<double>(count);
   }
-  MetricFamily idle = EmptyFamily(MetricType::Counter, "attend_sessions_evicted_idle_seconds_total",
-                                  "Time that evicted sessions had not been used, summed up");
-  idle.metric.emplace_back().counter.value = stats.evicted_idle_seconds;
+  MetricFamily appended = EmptyFamily(
+      MetricType::Counter, "attend_session_appended_tokens_total",
+      "Tokens appended to sessions, counted in each layer, by the tenant that made them");
+  stats.appended_tokens.resize(tenants_.list().size());
+  for (size_t t = 0; t < stats.appended_tokens.size(); ++t) {
+    AddMetric(appended, "tenant", tenants_.list()[t].name).counter.value =
+        static_cast<double>(stats.appended_tokens[t]);
+  }
   return {
       GaugeFamily("attend_sessions", "Sessions that exist", stats.sessions),
       CounterFamily("attend_sessions_created_total", "Sessions made, forks included",
                     stats.created),
       CounterFamily("attend_sessions_expired_total", "Sessions whose lease ended", stats.expired),
+      CounterFamily("attend_sessions_displaced_total",
+                    "Sessions ended before their lease, for another tenant's new one",
+                    stats.displaced),
       std::move(evictions),
       CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of pages that were evicted",
                     stats.evicted_bytes),
-      std::move(idle),
-      CounterFamily("attend_session_appended_tokens_total",
-                    "Tokens appended to sessions, counted in each layer", stats.appended_tokens),
+      IdleFamily(stats),
+      std::move(appended),
       std::move(memory),
       TenantBytes()};
 }

@@ -60,10 +60,10 @@ class StagingStats final : public prometheus::Collectable {
   const StagingBudget& budget_;
 };
 
-// attend_sessions, attend_sessions_created_total, _expired_total, _evictions_total,
-// _evicted_bytes_total, _evicted_idle_seconds_total, attend_session_appended_tokens_total,
-// attend_session_memory_bytes{device,state} and attend_session_tenant_bytes{device,tenant}; zeros
-// without a table.
+// attend_sessions, attend_sessions_created_total, _expired_total, _displaced_total,
+// _evictions_total, _evicted_bytes_total, _evicted_idle_seconds,
+// attend_session_appended_tokens_total{tenant}, attend_session_memory_bytes{device,state} and
+// attend_session_tenant_bytes{device,tenant}; zeros without a table.
 class SessionStats final : public prometheus::Collectable {
  public:
   // Null: sessions are off. `devices` are the names of the table's.

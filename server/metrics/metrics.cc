@@ -69,6 +69,7 @@ void Count(const CodeCounters& counters, Code code) {
 struct TenantSeries {
   CodeCounters requests{};
   Counter* flops = nullptr;
+  Counter* session_rows = nullptr;
 };
 
 }  // namespace
@@ -99,9 +100,6 @@ struct Metrics::Families {
   std::array<std::array<Counter*, kTransportCount>, kCheckResultCount> checks{};
   Counter& unread = MakeCounter(registry, "attend_unread_calls_total",
                                 "Calls that were ended because their clients did not read");
-  Counter& session_rows = MakeCounter(registry, "attend_session_query_rows_total",
-                                      "Query rows computed over sessions: decoded tokens, where "
-                                      "each step asks for one");
   Counter& check_rows = MakeCounter(registry, "attend_reference_check_rows_total",
                                     "Output rows compared with the reference");
   Histogram& check_error =
@@ -185,6 +183,10 @@ void Metrics::Families::AddTenant(const std::string& name) {
                         "Requests that ended, by tenant and gRPC status code", {{"tenant", name}}),
        &MakeCounter(registry, "attend_tenant_flops_total",
                     "Floating-point operations of answered requests, by tenant",
+                    {{"tenant", name}}),
+       &MakeCounter(registry, "attend_session_query_rows_total",
+                    "Query rows computed over sessions, by tenant: decoded tokens, where each step "
+                    "asks for one",
                     {{"tenant", name}})});
 }
 
@@ -230,7 +232,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   tenant.flops->Increment(request.flops);
   if (request.source.cache() != nullptr) {
     const Problem& p = request.attention.problem;
-    f.session_rows.Increment(static_cast<double>(p.batch * p.len_q));
+    tenant.session_rows->Increment(static_cast<double>(p.batch * p.len_q));
   }
   // What of a request is in messages counts as such, also if the rest lies in shared memory.
   const Transport messages =

@@ -245,7 +245,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     layer.append_id.swap(hold.uses_[n].append_id);  // an assignment might allocate
     layer.length = hold.sequences_[n].length;
     layer.evicted_from = -1;
-    stats_.appended_tokens += hold.append_rows_;
+    stats_.appended_tokens[session.tenant] += hold.append_rows_;
   }
   assert(ConsistentLocked());
 }

@@ -169,8 +169,11 @@ void SessionTable::EvictTail(Session& session, const Session& needy, int64_t pag
   if (freed == 0) return;
   ++(session.tenant == needy.tenant ? stats_.evictions_own : stats_.evictions_others);
   stats_.evicted_bytes += freed;
-  stats_.evicted_idle_seconds +=
-      std::chrono::duration<double>(clock_.Now() - session.last_used).count();
+  const double idle = std::chrono::duration<double>(clock_.Now() - session.last_used).count();
+  stats_.evicted_idle_seconds += idle;
+  const auto* const bound =
+      std::lower_bound(kIdleBoundsSeconds.begin(), kIdleBoundsSeconds.end(), idle);
+  ++stats_.evictions_by_idle[bound - kIdleBoundsSeconds.begin()];
 }
 
 }  // namespace attend

@@ -42,6 +42,7 @@ SessionTable::SessionTable(const SessionOptions& options, const Clock& clock, To
       clock_(clock),
       tokens_(std::move(tokens)),
       tenant_sessions_(options.tenant_weights.size()) {
+  stats_.appended_tokens.resize(options.tenant_weights.size());
   for (const SessionDevice& device : devices) {
     Pool pool;
     pool.arena = device.arena;

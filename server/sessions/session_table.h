@@ -15,6 +15,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -78,6 +79,9 @@ struct SessionInfo {
 
 class SessionTable {
  public:
+  // Of the histogram of how long sessions had not been used when they lost tokens.
+  static constexpr std::array<double, 10> kIdleBoundsSeconds = {0.1, 1,   5,   10,   30,
+                                                                60,  300, 900, 3600, 21600};
   struct Stats {
     int64_t sessions = 0;
     int64_t created = 0;  // since the start, as are the rest; forks too
@@ -87,7 +91,9 @@ class SessionTable {
     int64_t evictions_others = 0;  // for others', of what exceeded the tenant's share
     int64_t evicted_bytes = 0;
     double evicted_idle_seconds = 0;  // sum over evictions
-    int64_t appended_tokens = 0;      // of all layers
+    // Up to each of kIdleBoundsSeconds, but no lower one; the last is beyond them.
+    std::array<int64_t, kIdleBoundsSeconds.size() + 1> evictions_by_idle = {};
+    std::vector<int64_t> appended_tokens = {};  // by tenant, of all layers
   };
 
   // `clock` must outlive the table.

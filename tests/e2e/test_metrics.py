@@ -16,7 +16,7 @@ import wire
 
 DEPLOY = harness.ROOT / "deploy"
 HISTOGRAMS = {"attend_phase_duration_seconds", "attend_batch_requests", "attend_batch_flops",
-              "attend_reference_check_error_ratio"}
+              "attend_reference_check_error_ratio", "attend_sessions_evicted_idle_seconds"}
 FAMILIES = HISTOGRAMS | {
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
     "attend_kernel_requests_total", "attend_flops_total", "attend_transport_bytes_total",

@@ -117,3 +117,21 @@ def test_a_full_memory_says_when_to_retry_and_is_counted(start_server, random):
         # Refused session calls are counted as all others are.
         refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.create, layers=513)
         assert server.metric("attend_rejected_requests_total", reason="invalid") == 1
+
+
+def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, random):
+    server = start_server("--tenant=a=1,b=1", "--session-memory=16MiB", "--max-sessions=3")
+    with client(server.address, "a") as a, client(server.address, "b") as b:
+        for tenant, rows, len_q in ((a, 20000, 0), (a, 3, 2), (a, 20000, 0)):
+            tenant.attend(step(random, [Sequence(random, tenant.create())], rows, len_q)[0])
+        name = "attend_sessions_evicted_idle_seconds"
+        assert server.metric(name + "_count") == server.metric(name + "_bucket", le="+Inf") == 1
+        assert server.metric(name + "_bucket", le="21600") == 1
+        assert 0 < server.metric(name + "_sum") < 21600
+        assert server.metric("attend_sessions_displaced_total") == 0
+        b.attend(step(random, [Sequence(random, b.create())], 5, 4)[0])
+        assert server.metric("attend_sessions_displaced_total") == 1
+        assert server.metric("attend_sessions") == 3
+    for tenant, appended, decoded in (("a", 40003, 2), ("b", 5, 4), ("default", 0, 0)):
+        assert server.metric("attend_session_appended_tokens_total", tenant=tenant) == appended
+        assert server.metric("attend_session_query_rows_total", tenant=tenant) == decoded
