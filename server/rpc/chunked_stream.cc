@@ -84,7 +84,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
     aborted_ = true;
     return Step::kCancel;
   }
-  // What is given out must be written, so nothing is asked for that could not be.
+  // The transfer counts on what it hands out being written, so this asks only if it can write.
   StreamStep step = transfer_->Next(first_, granted_, watched_);
   switch (step.kind) {
     case StreamStep::Kind::kNone:
@@ -96,7 +96,7 @@ ChunkedStream::Step ChunkedStream::NextWriteLocked() {
       outgoing_.Swap(&step.message);
       return Step::kWrite;
     case StreamStep::Kind::kFinish:
-      if (starting_ > 0) return Step::kNone;  // who starts something looks again afterwards
+      if (starting_ > 0) return Step::kNone;  // the thread in gRPC looks again afterwards
       finished_ = true;
       end_ = std::move(step.status);
       end_refusal_ = std::move(step.refusal);
@@ -126,7 +126,7 @@ void ChunkedStream::EndWhenIdle() {
   TransferRef transfer;
   {
     const MutexLock lock(mutex_);
-    if (TakesFirstLocked()) return;  // a header is refused as any other, a token joins what runs
+    if (TakesFirstLocked()) return;  // a header is refused as usual, a token joins
     transfer = transfer_;
     RefuseLocked(Draining());
   }
@@ -150,7 +150,7 @@ void ChunkedStream::OnReadDone(bool ok) {
   }
   if (!transfer) return TakeFirst(ok, std::move(message));
   if (ok) return TakeChunk(std::move(message));
-  // Reads end so too if the call was cancelled, which is then what ended it.
+  // Reads also end like this if the call was cancelled.
   if (call_.IsCancelled()) {
     transfer->FailCancelled();
   } else {
@@ -178,8 +178,8 @@ void ChunkedStream::EndUnread() {
   Advance();
 }
 
-// Reads end without a message also if the call was cancelled, as by clients whose answer came over
-// other streams. Then there was no request; which it was, nobody knows before OnDone.
+// Reads also end without a message if the call was cancelled, for example by a client whose answer
+// came over other streams. Then there was no request. Only in OnDone is it known which it was.
 void ChunkedStream::RecordUnread() {
   if (call_.IsCancelled()) return;
   Request request;
@@ -243,7 +243,7 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, Status statu
   {
     const MutexLock lock(mutex_);
     reading_ = false;
-    if (place.data == nullptr) return;  // nor does any further one
+    if (place.data == nullptr) return;  // no further chunk is wanted either
     ++unplaced_;
   }
   Advance();  // the next read is under way before this chunk is copied
@@ -307,7 +307,7 @@ void ChunkedStream::OnCancel() {
     const MutexLock lock(mutex_);
     if (finished_) return;
     cancelled_ = true;
-    if (TakesFirstLocked()) return;  // who does looks at cancelled_ afterwards
+    if (TakesFirstLocked()) return;  // SetTransfer looks at cancelled_
     transfer = transfer_;
     RefuseLocked(Status(Code::kCancelled, "the call was cancelled"));
   }

@@ -4,6 +4,36 @@
 // joined, and writes what the transfer has for it. At most two chunks are read and not yet placed,
 // and one write is under way: backpressure on both sides.
 //
+//   asked --1--> in hand --2--> carrying --5--> finished
+//     |             |                               ^
+//     3             4                               |
+//     +-> refused <-+                               |
+//            +-------------------6------------------+
+//
+//   1  OnReadDone: the first message has arrived; it is in hand until it is parsed.
+//   2  SetTransfer: the message is a header or malformed, and begins a transfer (which fails if it
+//      is malformed); or its token names a transfer, which the stream joins.
+//   3  RefuseLocked: the call was cancelled, the server drains, or there is no first message.
+//   4  JoinTransfer: no transfer has the token, or it takes no more streams.
+//   5  NextWriteLocked: the transfer lets the stream finish (chunked_transfer.h), and no write is
+//      under way.
+//   6  NextLocked.
+//
+// A stream finishes only when no thread is calling gRPC for it. A cancellation while the first
+// message is in hand is passed on to its transfer. While carrying, a stream reads and writes
+// independently:
+//
+//   reads    idle --a--> reading --b--> placing --c--> done      (each chunk)
+//   writes   idle --d--> writing --e--> idle
+//
+//   a  NextLocked: the transfer wants bytes, the client has not half-closed, and fewer than two
+//      chunks are being placed.
+//   b  PlaceChunk: the chunk's bytes are reserved, so the next read may start. A chunk that is not
+//      wanted, or not valid, is dropped here.
+//   c  ChunkPlaced: the bytes are copied, and the transfer counts them.
+//   d  NextWriteLocked: the transfer has a grant, the answer's header or a chunk for this stream.
+//   e  OnWriteDone. A chunk that the client does not read is cut off by cancelling the call.
+//
 // gRPC's threads enter through the On... methods, all others through Advance. A mutex guards the
 // state and is not held while gRPC is called; `starting_` keeps the call from finishing meanwhile.
 // Lives until gRPC is done with it and no reference is left.
@@ -61,13 +91,13 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Step NextLocked() ATTEND_REQUIRES(mutex_);
   Step NextWriteLocked() ATTEND_REQUIRES(mutex_);
   void End(const Status& status, const CacheRefusal& refusal);
-  // These end a stream that belongs to no transfer; RefuseLocked needs a Advance() after it. It
-  // must run under the same lock in which it was seen that there is no transfer and no first
-  // message in hand: that message may come at any moment, and the request that it begins relies on
-  // the stream's call.
+  // These end a stream that belongs to no transfer. RefuseLocked needs an Advance() after it, and
+  // the caller must have seen under the same lock that there is no transfer and no first message in
+  // hand: that message may arrive at any moment, and the request that it begins relies on the
+  // stream's call.
   void RefuseLocked(Status status) ATTEND_REQUIRES(mutex_);
   void Refuse(Status status);
-  // Takes the first message, or (not `ok`) that there is none.
+  // Takes the first message. Not `ok`: there is none.
   void TakeFirst(bool ok, grpc::ByteBuffer&& message);
   void EndUnread();
   void RecordUnread();
@@ -99,7 +129,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling gRPC
   int64_t unplaced_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks read and not yet placed
   bool asked_ ATTEND_GUARDED_BY(mutex_) = false;    // for the first message
-  // Or a chunk is read and its bytes are not reserved.
+  // A read is under way, or a chunk has been read and its bytes are not reserved.
   bool reading_ ATTEND_GUARDED_BY(mutex_) = false;
   bool writing_ ATTEND_GUARDED_BY(mutex_) = false;
   bool writing_chunk_ ATTEND_GUARDED_BY(mutex_) = false;
