@@ -140,8 +140,8 @@ int Main(int argc, char** argv) {
   std::string json_path;
   CLI::App app("Times cpu_flash against this machine's multiply-add peak");
   app.add_option("--threads", threads, "Threads to use")->capture_default_str();
-  app.add_option("--seconds", seconds, "Time per case, s")->capture_default_str();
-  app.add_option("--filter", filter, "Only cases whose name contains this");
+  app.add_option("--seconds", seconds, "Seconds for each case")->capture_default_str();
+  app.add_option("--filter", filter, "Run only cases whose name contains this");
   app.add_option("--json", json_path, "Also write the results to this file");
   CLI11_PARSE(app, argc, argv);
 

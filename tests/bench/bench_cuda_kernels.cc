@@ -224,8 +224,8 @@ int Main(int argc, char** argv) {
   app.add_option("--rounds", rounds, "Rounds of which the median is taken")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--round-ms", round_ms, "Length of a round, ms")->capture_default_str();
-  app.add_option("--filter", filter, "Only cases whose name contains this");
+  app.add_option("--round-ms", round_ms, "Milliseconds of a round")->capture_default_str();
+  app.add_option("--filter", filter, "Run only cases whose name contains this");
   app.add_option("--json", json_path, "Also write the results to this file");
   CLI11_PARSE(app, argc, argv);
 

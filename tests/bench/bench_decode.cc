@@ -197,8 +197,8 @@ int Main(int argc, char** argv) {
   std::string filter;
   CLI::App app("Times cpu_flash's decoding against this machine's memory");
   app.add_option("--threads", threads, "Threads to use")->capture_default_str();
-  app.add_option("--seconds", seconds, "Time per case, s")->capture_default_str();
-  app.add_option("--filter", filter, "Only cases whose name contains this");
+  app.add_option("--seconds", seconds, "Seconds for each case")->capture_default_str();
+  app.add_option("--filter", filter, "Run only cases whose name contains this");
   CLI11_PARSE(app, argc, argv);
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
                                   static_cast<size_t>(threads));

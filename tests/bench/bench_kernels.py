@@ -32,25 +32,25 @@ def arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      epilog=f"suites: {', '.join(names)}, all (without quick)")
     parser.add_argument("--library", help="libattend_kernels.so (default: as attend_kernels does)")
-    parser.add_argument("--suite", default="quick", help="names, separated by commas")
+    parser.add_argument("--suite", default="quick", help="names of suites, separated by commas")
     parser.add_argument("--out", help="folder for the JSON, the Markdown and the charts")
     parser.add_argument("--kernel", action="append", default=[],
-                        help="race this one of ours (repeat for more; default: the fast ones)")
+                        help="race this kernel of ours (repeat for more; default: the fast ones)")
     parser.add_argument("--configs", choices=["best", "all"], default="best",
-                        help="all: every compiled variant of the kernels")
-    parser.add_argument("--filter", default="", help="only cells whose name contains this")
+                        help="all: race every compiled variant of the kernels")
+    parser.add_argument("--filter", default="", help="run only cells whose name contains this")
     rivals = parser.add_mutually_exclusive_group()
     rivals.add_argument("--rival", action="append", default=[], choices=cells.RIVALS,
-                        help="race against this one (repeat for more; default: all)")
-    rivals.add_argument("--no-rivals", action="store_true", help="ours only")
+                        help="race against this rival (repeat for more; default: all)")
+    rivals.add_argument("--no-rivals", action="store_true", help="run only our kernels")
     parser.add_argument("--unfused", action="store_true",
-                        help="also baddbmm, softmax, bmm, where math runs too")
-    parser.add_argument("--rounds", type=int, default=7, help="per contender and cell, at most")
-    parser.add_argument("--round-ms", type=float, default=3.0, help="calls of one round, ms")
-    parser.add_argument("--seconds-per-cell", type=float, default=1.5, help="timing, at most")
+                        help="also race baddbmm, softmax, bmm, where math runs too")
+    parser.add_argument("--rounds", type=int, default=7, help="most rounds for each contender and cell")
+    parser.add_argument("--round-ms", type=float, default=3.0, help="milliseconds that the calls of one round take")
+    parser.add_argument("--seconds-per-cell", type=float, default=1.5, help="most seconds of timing for each cell")
     parser.add_argument("--budget", type=float, default=float("inf"),
-                        help="start no cell after this many seconds; says what is left out")
-    parser.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
+                        help="start no cell after this many seconds; what is left out is listed")
+    parser.add_argument("--seed", type=int, help="seed of the inputs (default: a fresh one)")
     parser.add_argument("--report", help="print the tables of a JSON file again, without a GPU")
     options = parser.parse_args(words)
     options.unfused |= "unfused" in options.rival

@@ -135,7 +135,7 @@ int Run(const std::vector<std::string>& sections) {
 int main(int argc, char** argv) {
   CLI::App app("Times GPU lanes.");
   std::vector<std::string> sections;
-  app.add_option("--section", sections, "only these")
+  app.add_option("--section", sections, "Run only these sections")
       ->check(
           CLI::IsMember({"copies", "strides", "small", "growth", "large", "beside", "timeline"}));
   CLI11_PARSE(app, argc, argv);

@@ -99,36 +99,41 @@ std::string MachineText(const nlohmann::ordered_json& machine) {
 
 void AddFlags(CLI::App& app, Run& run) {
   Options& options = run.options;
-  app.add_flag("--list", run.list, "print the rows and stop");
-  app.add_option("--rows", run.rows, "these only, separated by commas (default: see --list)")
+  app.add_flag("--list", run.list, "Print the rows and stop");
+  app.add_option("--rows", run.rows,
+                 "Run only these rows, separated by commas (default: see --list)")
       ->delimiter(',');
-  app.add_option("--rounds", options.rounds, "measured rounds, interleaved")
+  app.add_option("--rounds", options.rounds, "Measured rounds, interleaved")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--seconds", options.seconds,
-                 "of each contestant in each round; half as long before it is not counted")
+                 "Seconds of each contestant in each round; half as long before it is not counted")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
-  app.add_flag("--quick", options.quick, "short rounds, fewer cells: for a look, not for claims");
-  app.add_option("--device", options.device,
-                 "of the server: cpu (with small shapes, and no kernel where bytes are measured), "
-                 "cuda:N, a list of these or cuda:all (default: the first GPU, else cpu)");
+  app.add_flag("--quick", options.quick,
+               "Short rounds and fewer cells: for a first look, not for claims");
+  app.add_option(
+      "--device", options.device,
+      "The server's device: cpu (with small shapes, and no kernel where bytes are measured), "
+      "cuda:N, a list of these or cuda:all (default: the first GPU, else cpu)");
   app.add_option("--cells", options.cells,
-                 "those cells of the rows alone whose \"work, rival\" holds this text");
+                 "Run only the cells whose \"work, rival\" contains this text");
   app.add_flag("--pass-through", options.pass_through,
-               "no kernel and no GPU where bytes are measured, as on a CPU");
-  app.add_option("--clients", options.clients, "of the rows of small requests, each a connection")
+               "Use no kernel and no GPU where bytes are measured, as on a CPU");
+  app.add_option("--clients", options.clients,
+                 "Clients in the rows of small requests, each with a connection")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--soak-seconds", options.soak_seconds, "length of the row memory")
+  app.add_option("--soak-seconds", options.soak_seconds, "Seconds that the row memory takes")
       ->check(CLI::Range(1.0, 1e6))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "of the inputs (default: a fresh one)");
-  app.add_option("--python", options.python, "interpreter of the Python rival")
+  app.add_option("--seed", options.seed, "Seed of the inputs (default: a fresh one)");
+  app.add_option("--python", options.python, "Interpreter of the Python rival")
       ->capture_default_str();
-  app.add_option("--python-server", options.python_server,
-                 "python_server.py (default: looked for beside the sources and this program)");
-  app.add_option("--json", run.json, "also write the figures, with every round, to this file");
+  app.add_option(
+      "--python-server", options.python_server,
+      "Path of python_server.py (default: looked for beside the sources and this program)");
+  app.add_option("--json", run.json, "Also write the figures, with every round, to this file");
 }
 
 // One by one, so that rows can take the first, or some. Empty: all is well.

@@ -368,19 +368,21 @@ class Bench {
 
 int Main(int argc, char** argv) {
   Settings s;
-  CLI::App app("What sessions bring, beside whole requests, an echo and memory");
+  CLI::App app("Measures decoding over sessions against whole requests, an echo and memory");
   app.add_option("--device", s.device, "cpu or cuda")->capture_default_str();
-  app.add_option("--sessions", s.sessions, "Clients, each with one")->capture_default_str();
+  app.add_option("--sessions", s.sessions, "Clients, each with one session")->capture_default_str();
   app.add_option("--context", s.context, "Tokens of each prompt")->capture_default_str();
   app.add_option("--heads-q", s.heads_q, "Query heads")->capture_default_str();
   app.add_option("--heads-kv", s.heads_kv, "KV heads")->capture_default_str();
   app.add_option("--dim", s.dim, "Head dim")->capture_default_str();
-  app.add_option("--seconds", s.seconds, "Of each measurement")->capture_default_str();
+  app.add_option("--seconds", s.seconds, "Seconds of each measurement")->capture_default_str();
   app.add_option("--rounds", s.rounds, "Measurements of each kind")->capture_default_str();
-  app.add_option("--threads", s.threads, "Of the CPU device")->capture_default_str();
-  app.add_option("--fork-tokens", s.fork_tokens, "To be forked")->capture_default_str();
-  app.add_option("--session-memory", s.session_memory, "The server's")->capture_default_str();
-  app.add_flag("--streams", s.streams, "Each client's steps on a stream of its own");
+  app.add_option("--threads", s.threads, "Threads of the CPU device")->capture_default_str();
+  app.add_option("--fork-tokens", s.fork_tokens, "Tokens of the session that is forked")
+      ->capture_default_str();
+  app.add_option("--session-memory", s.session_memory, "The server's --session-memory")
+      ->capture_default_str();
+  app.add_flag("--streams", s.streams, "Send each client's steps on a stream of its own");
   CLI11_PARSE(app, argc, argv);
   Bench(s).Run();
   return 0;
