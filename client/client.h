@@ -101,13 +101,13 @@ class Client {
  private:
   friend class Session;
   struct Impl;
-  // For Session's small calls.
+  // Session's small calls use these two.
   std::shared_ptr<grpc::Channel> control() const;
   RetryState MakeRetryState();
-  // Asks before a call that may be too large for one message; the time counts towards the call's
-  // timeout.
+  // Asks the server for its limits before a call that may be too large for one message; the time
+  // counts towards the call's timeout.
   void AskForLimits(const AttentionCall& call, CallOptions* options);
-  // Call, with all that is known of its end.
+  // As Call, but returns the whole outcome.
   CallOutcome CallAndWait(const AttentionCall& call, const CallOptions& options);
   explicit Client(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions: K and V of a sequence stay at the server, layer by layer
-// (proto/attend/v1/session.proto), so that the next token sends its own rows only. A Session is the
+// Sessions: K and V of a sequence stay on the server, layer by layer
+// (proto/attend/v1/session.proto), so that the next token sends only its own rows. A Session is the
 // client's side of one: it knows how many tokens each layer has, and names every append, so that
 // the client's retries append nothing twice. Thread-safe, but one call at a time on a layer, and
 // none while the session is truncated. Destroy sessions before their client.
@@ -20,7 +20,7 @@
 
 namespace attend::client {
 
-// Of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v].
+// The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v].
 struct LayerShape {
   DType dtype = DType::kFloat32;
   int64_t heads_kv = 1;
@@ -32,25 +32,26 @@ struct SessionOptions {
   std::vector<LayerShape> shapes;          // each layer's, or one for all of `layers`
   int32_t layers = 0;                      // 0: as many as there are shapes
   std::string device;                      // "cuda:0" or "cpu"; empty: the server chooses
-  std::chrono::duration<double> lease{0};  // ends so long after its last use; 0: server's default
+  std::chrono::duration<double> lease{0};  // from its last use to its end; 0: server's default
   bool pinned = false;                     // loses no tokens to other sessions
-  // Whose the session is, and of calls on it that name no tenant.
+  // The tenant that owns the session; also of calls on it that name no tenant.
   std::string tenant;
   std::chrono::nanoseconds timeout = std::chrono::seconds(10);  // of each call but Attend; 0 = none
 };
 
 class Session {
  public:
-  // RESOURCE_EXHAUSTED: there are as many as there may be. INVALID_ARGUMENT names the option, the
-  // value and the bound. UNIMPLEMENTED: the server has sessions off. After a lost connection this
-  // is tried again as any call, and what the first attempt may have made ends with its lease.
+  // RESOURCE_EXHAUSTED: the number of sessions is at its limit. INVALID_ARGUMENT names the option,
+  // the value and the bound. UNIMPLEMENTED: the server has sessions off. After a lost connection
+  // this is retried like any call; a session that the first attempt may have made ends with its
+  // lease.
   static Result<Session> Create(Client& client, const SessionOptions& options);
-  // One that was made elsewhere, by its id; the destructor leaves it alone. Of the options: tenant,
-  // timeout and, if they are known, shapes and layers; without shapes, calls that append nothing
-  // are never sent in chunks. NOT_FOUND: there is none.
+  // Opens a session that was made elsewhere, by its id; the destructor leaves it alone. Only these
+  // options count: tenant, timeout and, if they are known, shapes and layers. Without shapes, calls
+  // that append nothing are never sent in chunks. NOT_FOUND: there is no such session.
   static Result<Session> Open(Client& client, const std::string& id,
                               const SessionOptions& options = {});
-  // The tenant's.
+  // Lists the tenant's sessions.
   static Result<v1::ListSessionsResponse> List(Client& client, const std::string& tenant = "",
                                                std::chrono::nanoseconds timeout = {});
 
@@ -60,26 +61,26 @@ class Session {
   // answer, the lease ends it.
   ~Session();
 
-  // Another session that begins with the same tokens, `length` or all. OUT_OF_RANGE beyond this
-  // one's length.
+  // Makes another session that begins with the same tokens, `length` of them or all. OUT_OF_RANGE
+  // beyond this session's length.
   Result<Session> Fork(std::optional<int64_t> length = {}) const;
-  // Layers that have more keep `length` tokens. UNAVAILABLE while an append is under way, which is
-  // tried again as any call.
+  // Layers that have more than `length` tokens keep that many. UNAVAILABLE, which is retried like
+  // any call, while an append is under way.
   Status Truncate(int64_t length);
   // Renews the lease, as every use does.
   Status KeepAlive();
   // Asks the server, and learns the lengths.
   Result<v1::Session> Get();
-  // From here on the object is empty: only to be destroyed or assigned to. OK also if the session
-  // was made here and has ended.
+  // Frees the session. The object is then empty: it may only be destroyed or assigned to. OK also
+  // if the session was made here and has already ended.
   Status Free();
   // As Free, but the session stays at the server until its lease is over. Returns its id.
   std::string Release();
 
   const std::string& id() const;
   int32_t layers() const;
-  // Tokens of a layer, those of the last answer included. After a call that failed it may be other
-  // than at the server, until Get or the next call has asked.
+  // Tokens of a layer, those of the last answer included. After a call that failed it may differ
+  // from the server's number, until Get or the next call has asked.
   int64_t length(int32_t layer = 0) const;
 
   // Attention over a layer's tokens. `call` is as for Client::Call, with the rows to be appended
@@ -88,9 +89,8 @@ class Session {
   // All rows are appended or none. After OUT_OF_RANGE (tokens were evicted: append those from
   // length() on again) and FAILED_PRECONDITION (somebody else appended or truncated) the true
   // length is known. After other failures the next call (of any kind, AttendAsync and Send too)
-  // first asks for it, and waits. If the failed one has appended its rows after all, a next one
-  // that brings rows is FAILED_PRECONDITION, so that whoever just calls again appends nothing
-  // twice.
+  // first asks for it, and waits. If the failed call has appended its rows after all, a next call
+  // that brings rows is FAILED_PRECONDITION, so simply calling again appends nothing twice.
   Result<AttentionResult> Attend(int32_t layer, const AttentionCall& call,
                                  const CallOptions& options = {}) {
     return Attend({this}, layer, call, options);

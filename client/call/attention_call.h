@@ -60,7 +60,7 @@ struct AttentionCall {
   int32_t priority = 0;
   SharedOutputs outputs;
   // One for each sequence: K and V are in sessions. k and v are then the rows to be appended,
-  // [B, Hkv, n, D] and [B, Hkv, n, Dv] in the layout (not LHD), or both have no shape.
+  // [B, Hkv, n, D] and [B, Hkv, n, Dv] in the layout (not LHD), or neither has a shape.
   std::vector<SessionUse> sessions;
 };
 
@@ -96,7 +96,7 @@ struct AttentionResult {
 // refuses calls on sessions, whose K and V are not here.
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse);
 
-// Whether the call has k and v; without, it reads what is in its sessions.
+// Whether the call has k and v; if not, it reads what is in its sessions.
 inline bool HasKeys(const AttentionCall& call) {
   return call.sessions.empty() || !call.k.shape.empty() || !call.v.shape.empty();
 }

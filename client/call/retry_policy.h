@@ -2,7 +2,7 @@
 //
 // Decides when a failed call is retried. Pure: it is given time as numbers and randomness as a
 // seed, so tests drive it with a manual clock. Each call owns its RetryState. One rule is
-// elsewhere: a call whose answer is placed in shared memory is not sent again
+// elsewhere: a call whose answer is placed in shared memory is retried only if the server says when
 // (UnaryOp::TriesAgain).
 
 #pragma once

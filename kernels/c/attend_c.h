@@ -7,9 +7,11 @@
  * Every function returns ATTEND_OK or a code whose numbers are gRPC's; attend_last_error() then
  * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here keeps state
  * between calls, and nothing but the memory functions at the end allocates on the device or waits
- * for it (CUDA itself may, to copy the list of a batch of more than some 64 attentions). In a CUDA
- * graph only single attentions without lengths or offsets can be captured: what else is to be
- * computed is copied from host memory, which is gone when the graph is launched.
+ * for it (CUDA itself may, to copy the list of a batch of more than some 64 attentions).
+ *
+ * A CUDA graph can capture single attentions only, and those with lengths or offsets only if
+ * cuda_decode_sm80 computes them. All others need a list that is copied from host memory, which is
+ * gone when the graph is launched.
  *
  * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or
  * attend_batch_workspace_bytes of it, 256-byte aligned. Its first 16384 bytes are zero before the
@@ -115,13 +117,13 @@ ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
                                     int64_t workspace_bytes, void* stream);
 
-/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384.
- * Memory is not looked at, but where q, k, v and o begin and their strides, as in attend_select. */
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384. No memory is read,
+ * but the addresses and strides of q, k, v and o matter, as in attend_select. */
 ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
 ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
                                                 int64_t* bytes);
 
-/* Which kernel attend_run would take and why, as static strings; NULL where not wanted. */
+/* Which kernel attend_run would use and why, as static strings; NULL where not wanted. */
 ATTEND_API int32_t attend_select(const attend_params* params, const char** kernel,
                                  const char** why);
 
@@ -129,17 +131,17 @@ ATTEND_API int32_t attend_select(const attend_params* params, const char** kerne
 ATTEND_API int32_t attend_configs(const attend_params* params, int32_t* count);
 ATTEND_API const char* attend_config_name(const attend_params* params, int32_t config);
 
-/* What the last call on this thread that did not return ATTEND_OK had to say; "" if none did. */
+/* The message of the last call on this thread that did not return ATTEND_OK; "" if all did. */
 ATTEND_API const char* attend_last_error(void);
 
-/* Device memory for programs without the CUDA runtime. They leave the thread's current device as it
- * was. */
+/* Device memory for programs without the CUDA runtime. These functions leave the thread's current
+ * device as it was. */
 
 /* How many GPUs CUDA shows; 0, and still ATTEND_OK, without a driver or a GPU: attend_last_error()
  * then says which. */
 ATTEND_API int32_t attend_device_count(int32_t* count);
 
-/* 256-byte aligned, uninitialised; NULL for 0 bytes. RESOURCE_EXHAUSTED if there is no more. */
+/* 256-byte aligned, uninitialised; NULL for 0 bytes. RESOURCE_EXHAUSTED if there is not enough. */
 ATTEND_API int32_t attend_malloc(int32_t device, int64_t bytes, void** data);
 
 /* May wait for the device. NULL is fine. */
@@ -150,11 +152,11 @@ ATTEND_API int32_t attend_free(int32_t device, void* data);
 ATTEND_API int32_t attend_memcpy(int32_t device, void* to, const void* from, int64_t bytes,
                                  int32_t kind, void* stream);
 
-/* Enqueues filling with the byte `value`, 0..255. */
+/* Enqueues a fill with the byte `value`, 0..255. */
 ATTEND_API int32_t attend_memset(int32_t device, void* data, int32_t value, int64_t bytes,
                                  void* stream);
 
-/* Waits until everything enqueued on `stream` has run, and returns what became of it. */
+/* Waits until everything enqueued on `stream` has run, and returns its status. */
 ATTEND_API int32_t attend_synchronize(int32_t device, void* stream);
 
 #if defined(__cplusplus)

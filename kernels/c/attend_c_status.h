@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the C functions report: a code for the caller, the words kept for attend_last_error().
+// How the C functions report: they return a code and keep the message for attend_last_error().
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace attend {
 // Keeps the message for the calling thread, unless it is OK's.
 int32_t Return(const Status& status);
 
-// What attend_last_error() says from now on, though the call succeeds.
+// Sets what attend_last_error() says from now on, although the call succeeds.
 void SetLastError(std::string message);
 
 }  // namespace attend
