@@ -160,7 +160,7 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
   }
 
   const int signal = signals.WaitForFirst();
-  logger->info("signal {}: the server ends", signal);
+  logger->info("signal {}: the server is stopping", signal);
   const auto timeout = std::chrono::duration_cast<attend::Duration>(
       std::chrono::duration<double>(config.drain_timeout_seconds));
   const bool drained = (*server)->Drain(timeout);

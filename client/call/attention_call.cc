@@ -208,7 +208,7 @@ Status FillOutput(const AttentionCall& call, const HostTensor* o, const HostTens
 Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const HostTensor* lse) {
   if (!call.sessions.empty()) {
     return InvalidArgument("sessions has " + std::to_string(call.sessions.size()) +
-                           " entries, must have none: their K and V are at the server");
+                           " entries, must have none: their K and V are on the server");
   }
   const size_t rank = call.layout == v1::LAYOUT_LHD ? 3 : 4;
   ATTEND_RETURN_IF_ERROR(CheckRank("q", call.q, rank));

@@ -33,7 +33,7 @@ std::string Hex(const std::string& id) {
   return text;
 }
 
-// Of what CheckId passed.
+// The bytes of an id that CheckId has passed.
 std::string FromHex(const std::string& text) {
   std::string id;
   for (size_t i = 0; i < text.size(); i += 2) {
@@ -97,7 +97,7 @@ int Create(const SessionFlags& flags, Client& client) {
   return kExitOk;
 }
 
-// Of no rows: the call only appends.
+// Gives the call a q of no rows, so that it only appends.
 void AskForNothing(AttentionCall* call) {
   call->q.dtype = call->k.dtype;
   call->q.shape = call->k.shape;
@@ -289,7 +289,7 @@ Command AddSession(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<SessionFlags>();
   CLI::App* const parent = app.add_subcommand(
       "session",
-      "Keep K and V at the server: create, append, attend, fork, truncate, free, list, info");
+      "Keep K and V on the server: create, append, attend, fork, truncate, free, list, info");
   const auto commands = std::make_shared<Commands>(Commands{parent, flags.get(), {}});
   AddShape(commands->Add("create", "Make a session and print its id", Create), flags.get());
   AddCalls(commands.get());

@@ -13,7 +13,7 @@ constexpr const char* kLibrary = "libcuda.so.1";
 constexpr int kOutOfMemory = 2;
 
 Status None(const std::string& why) {
-  return Status(Code::kFailedPrecondition, "no memory of a GPU to lend: " + why);
+  return Status(Code::kFailedPrecondition, "no GPU memory to lend: " + why);
 }
 
 // The driver is never unloaded: its threads would run on.

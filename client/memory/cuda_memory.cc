@@ -80,8 +80,8 @@ Result<std::shared_ptr<CudaMemory>> CudaMemory::Allocate(const std::vector<std::
     (*memory)->bytes_ = bytes;
     return memory;
   }
-  return Status(Code::kNotFound, "of the " + std::to_string(uuids.size()) +
-                                     " GPUs that the server has, this process sees none");
+  return Status(Code::kNotFound,
+                "this process sees none of the server's " + std::to_string(uuids.size()) + " GPUs");
 }
 
 Result<std::shared_ptr<CudaMemory>> CudaMemory::Wrap(void* data, int64_t bytes) {
@@ -174,8 +174,8 @@ Status CudaMemory::FillLoan(v1::ImportCudaMemory* loan) const {
   const Status shared = driver_.Check(driver_.ipc_mem_handle(&handle, base), "cuIpcGetMemHandle");
   if (!shared.ok()) {
     return InvalidArgument(shared.message() +
-                           ": CUDA shares memory of cudaMalloc and cuMemAlloc only, not of "
-                           "stream-ordered pools (cudaMallocAsync) or of cuMemCreate");
+                           ": CUDA shares only memory from cudaMalloc and cuMemAlloc, not from "
+                           "stream-ordered pools (cudaMallocAsync) or cuMemCreate");
   }
   Result<std::string> uuid = UuidOf(driver_, device_);
   if (!uuid.ok()) return uuid.status();

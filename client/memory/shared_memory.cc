@@ -160,7 +160,7 @@ Status SharedMemory::Exchange(const v1::RegionRequest& request, v1::RegionReply*
     errno = send_error != 0 ? send_error : bytes == 0 ? ECONNRESET : errno;
     return Lost("the server has closed it");
   }
-  if (files > 1) return Internal("the server's packet came with more descriptors than one");
+  if (files > 1) return Internal("the server's packet came with more than one descriptor");
   if (bytes > static_cast<ssize_t>(kReplyBytesMax) || !reply->ParseFromString(packet)) {
     return Internal("the server's packet is not a valid RegionReply");
   }
@@ -193,7 +193,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
   const int map_error = errno;
   if (file >= 0) close(file);
   if (!status.ok()) return status;
-  if (!valid) return Internal("the server's packet does not have what makes a region");
+  if (!valid) return Internal("the server's packet does not describe a valid region");
   if (data == MAP_FAILED) {
     Forget(reply.created().token(), nullptr);
     return ResourceExhausted("a region of " + std::to_string(mapped) +
@@ -212,7 +212,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Lend(std::shared_ptr<DeviceM
   if (file >= 0) close(file);
   if (!status.ok()) return status;
   if (reply.imported().token().empty()) {
-    return Internal("the server's packet does not have what makes a region");
+    return Internal("the server's packet has no token");
   }
   std::byte* const data = device->data();
   const int64_t bytes = device->bytes();
@@ -222,10 +222,11 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Lend(std::shared_ptr<DeviceM
 
 Status SharedMemory::Release(SharedRegion& region) {
   if (region.memory_.get() != this) {
-    return InvalidArgument("the region is of another connection to the shared memory's socket");
+    return InvalidArgument(
+        "the region belongs to another connection to the shared memory's socket");
   }
   if (region.released_.exchange(true)) {
-    return Status(Code::kFailedPrecondition, "the region was released before");
+    return Status(Code::kFailedPrecondition, "the region was already released");
   }
   v1::RegionRequest request;
   request.mutable_release()->set_token(region.token_);

@@ -182,7 +182,7 @@ Status ChunkedOp::AttemptStatus() const {
     return Unavailable("a stream of the call was lost: " + failure.message());
   }
   if (!failure.ok()) return failure;
-  return Internal("the server ended the call before all of the answer had come");
+  return Internal("the server ended the call before the whole answer had arrived");
 }
 
 std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {

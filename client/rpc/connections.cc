@@ -160,8 +160,9 @@ Status FromGrpc(const grpc::Status& status) {
   // gRPC's words for a server that speaks something else, HTTP/1 for the most part.
   if (status.error_message().find("Failed parsing HTTP/2") != std::string::npos ||
       status.error_message().find("http1.x server") != std::string::npos) {
-    return Unavailable("what listens there is no gRPC server; the port of its metrics, perhaps? (" +
-                       status.error_message() + ")");
+    return Unavailable(
+        "what listens there is not a gRPC server; is this the port of its metrics? (" +
+        status.error_message() + ")");
   }
   switch (status.error_code()) {
     case grpc::StatusCode::ABORTED:

@@ -46,7 +46,7 @@ bool RetryingOp::ScheduleRetry(Status& status, const Pushback& pushback) {
 }
 
 Status RetryingOp::CancelledWaiting() {
-  return Status(Code::kCancelled, "cancelled while waiting to try again");
+  return Status(Code::kCancelled, "cancelled while waiting to retry");
 }
 
 CallOutcome RetryingOp::OutcomeOf(Status status, int connection) const {

@@ -272,7 +272,7 @@ Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max) {
   if (all > *bytes_max) {
     return InvalidArgument("its inputs, " + std::to_string(calls) + " of each, take " +
                            BytesText(all) + ", more than the " + BytesText(*bytes_max) +
-                           " of memory there are for them");
+                           " of memory available for them");
   }
   *bytes_max -= all;
   return Status();

@@ -15,7 +15,8 @@ namespace attend::client {
 Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult& result,
                                 uint64_t seed, double work_budget) {
   if (call.return_lse != result.lse.has_value()) {
-    return Internal(call.return_lse ? "the answer has no lse" : "the answer has an lse unasked");
+    return Internal(call.return_lse ? "the answer has no lse"
+                                    : "the answer has an lse that was not requested");
   }
   const Result<Attention> attention =
       Describe(call, &result.o, result.lse ? &*result.lse : nullptr);

@@ -70,7 +70,7 @@ Status CheckTensor(const char* name, const v1::Tensor& meta, DType dtype,
                    ShapeText(shape));
 }
 
-// Of an answer. Not initialised; without memory if the bytes are not wanted.
+// A tensor of an answer. Not initialised; without memory if the bytes are not wanted.
 Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<int64_t>& shape,
                               Payload payload) {
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
@@ -205,7 +205,7 @@ Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
                                  std::optional<v1::ChunkedGrant>* grant) {
   v1::AttendChunkedResponse fields;
   if (!grpc::SerializationTraits<v1::AttendChunkedResponse>::Deserialize(message, &fields).ok()) {
-    return Malformed("it does not parse");
+    return Malformed("it cannot be parsed");
   }
   if (fields.has_grant()) {
     *grant = std::move(*fields.mutable_grant());
@@ -220,8 +220,8 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
       CheckTensor("o", response->o(), call_->answer_dtype(), call_->answer_shape()));
   const bool lse_wanted = !call_->lse_shape().empty();
   if (response->has_lse() != lse_wanted) {
-    return Malformed(lse_wanted ? "it has no lse, one was asked for"
-                                : "it has an lse, none was asked for");
+    return Malformed(lse_wanted ? "it has no lse, but one was requested"
+                                : "it has an lse, but none was requested");
   }
   if (lse_wanted) {
     ATTEND_RETURN_IF_ERROR(
@@ -244,7 +244,7 @@ Status ChunkedAnswer::MakeTensors() {
     Result<HostTensor> lse = MakeTensor("lse", DType::kFloat32, call_->lse_shape(), payload_);
     if (!lse.ok()) return lse.status();
     if (__builtin_add_overflow(bytes, lse->bytes, &bytes)) {
-      return Malformed("o and lse have more bytes than 64 bits count");
+      return Malformed("the bytes of o and lse overflow 64 bits");
     }
     response_.result.lse = std::move(*lse);
   }

@@ -16,7 +16,7 @@ Result<EncodedCall> EncodedCall::MakeChunked(const AttentionCall& call,
     return InvalidArgument("a call over shared memory is sent as one message, not in chunks");
   }
   if (!HasKeys(call)) {
-    return InvalidArgument("v has no shape, so that O's size is not known: one message, no chunks");
+    return InvalidArgument("v has no shape, so O's size is unknown: the call must be one message");
   }
   Result<ChunkedCall> chunked = ChunkedCall::Make(call, std::move(keep_alive));
   if (!chunked.ok()) return chunked.status();

@@ -47,8 +47,8 @@ AnswerSizes SizesOf(const AttentionCall& call) {
 Status EncodedCall::CheckAnswer(const AttentionResult& result) const {
   ATTEND_RETURN_IF_ERROR(CheckBytes("o", result.o.bytes, sizes_.o));
   if (result.lse.has_value() != sizes_.has_lse) {
-    return Internal(sizes_.has_lse ? "the server's answer has no lse, one was asked for"
-                                   : "the server's answer has an lse, none was asked for");
+    return Internal(sizes_.has_lse ? "the server's answer has no lse, but one was requested"
+                                   : "the server's answer has an lse, but none was requested");
   }
   return sizes_.has_lse ? CheckBytes("lse", result.lse->bytes, sizes_.lse) : Status();
 }

@@ -163,7 +163,7 @@ class TensorTaker {
     if (!place || where.region() != place->region->token() ||
         where.offset() != static_cast<uint64_t>(place->offset) ||
         tensor->bytes > place->region->bytes() - place->offset) {
-      return Malformed(std::string(name) + " is in shared memory where nobody wants it");
+      return Malformed(std::string(name) + " is in shared memory, but was not requested there");
     }
     DeviceMemory* const device = place->region->device();
     if (device == nullptr) {

@@ -11,7 +11,7 @@ namespace {
 Status CheckRange(const char* what, int64_t begin, int64_t end, int64_t size) {
   if (0 <= begin && begin < end && end <= size) return Status();
   return InvalidArgument(std::string(what) + " are [" + std::to_string(begin) + ", " +
-                         std::to_string(end) + "), must be a part of [0, " + std::to_string(size) +
+                         std::to_string(end) + "), must be within [0, " + std::to_string(size) +
                          ")");
 }
 
@@ -59,7 +59,7 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
 }
 
 // Rows keep their distance to the diagonal: bottom-right again, with the keys up to the last row's
-// diagonal. What is behind it no row sees.
+// diagonal. No row sees what comes after it.
 void TakeRows(const AttentionSlice& slice, Attention* a) {
   Problem& p = a->problem;
   const int64_t row = slice.rows_begin;

@@ -286,16 +286,16 @@ class Backend {
   // device. Memory borrowed twice must be returned twice, and no longer be in use then. The lender
   // must keep it until then: CUDA does not define what happens if it is freed before.
   virtual Result<LentMemory> BorrowMemory(std::string_view) {
-    return Unimplemented("device " + info().name + " takes no other process's memory");
+    return Unimplemented("device " + info().name + " cannot open another process's memory");
   }
   virtual void ReturnMemory(char*) {}
   virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view) {
-    return Unimplemented("device " + info().name + " takes no other process's events");
+    return Unimplemented("device " + info().name + " cannot open another process's events");
   }
 
   // RESOURCE_EXHAUSTED: there is not that much memory.
   virtual Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t) {
-    return Unimplemented("device " + info().name + " has no memory that stays");
+    return Unimplemented("device " + info().name + " has no arenas");
   }
 
   // Whether MakeStaging is supported; not on devices whose kernels read host memory.

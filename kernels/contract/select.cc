@@ -23,8 +23,8 @@ constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
     {KernelId::kCudaFlashSm90, "cuda_flash_sm90", DeviceKind::kCuda,
      "wgmma Tensor Cores, TMA, specialised warps, fp16 and bf16; Hopper"},
     {KernelId::kCudaDecodeSm80, "cuda_decode_sm80", DeviceKind::kCuda,
-     "few query rows against long K and V, whose keys are shared out; fp16 and bf16; Ampere and "
-     "later"},
+     "few query rows against long K and V, whose keys are divided among blocks; fp16 and bf16; "
+     "Ampere and later"},
 }};
 
 const KernelInfo* Find(std::string_view name) {
@@ -125,12 +125,13 @@ Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
   if (IsDecode(problem) && WhyNotDecode(problem, device, memory).empty()) {
     return Fit(*Find("cuda_decode_sm80"), problem, device,
-               "few query rows against long K and V: reading those is what takes the time");
+               "few query rows against long K and V: reading them takes the time");
   }
   const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
   if (not_sm90.empty()) {
-    return Fit(*Find("cuda_flash_sm90"), problem, device,
-               "wgmma and TMA are the fastest on Hopper, and it computes all that is asked");
+    return Fit(
+        *Find("cuda_flash_sm90"), problem, device,
+        "wgmma and TMA are the fastest on Hopper, and the kernel supports all that is asked");
   }
   const std::string_view not_sm80 = WhyNotSm80(problem, device);
   if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, not_sm90);

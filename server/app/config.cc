@@ -105,12 +105,11 @@ void AddSessions(CLI::App& app, Config& c) {
   Group group(app, "Sessions");
   group
       .Bytes("--session-memory", c.session_memory_bytes, 0, kBytesMax,
-             "Bytes of memory on each device for K and V that stay at the server, 8 MiB or more. "
-             "0: none")
-      ->default_str("an eighth of the memory that the server may use; of a GPU's, a quarter");
-  group.Number("--session-lease", c.session_lease_seconds, 1, 86400, "SECONDS",
-               "Seconds after its last use at which a session ends, if it does not ask for another "
-               "lease");
+             "Memory on each device for the K and V of sessions, 8 MiB or more. 0: no sessions")
+      ->default_str("an eighth of the memory that the server may use; a quarter of a GPU's");
+  group.Number(
+      "--session-lease", c.session_lease_seconds, 1, 86400, "SECONDS",
+      "Seconds after its last use at which a session ends, unless it asks for another lease");
   group.Int("--max-sessions", c.max_sessions, 1, 1 << 20, "Sessions that may exist at once");
 }
 

@@ -90,7 +90,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
     queue_.Push(request, static_cast<int64_t>(share * static_cast<double>(kBatchCost)));
   } catch (const std::bad_alloc&) {
     lock.Unlock();
-    Fail(*request, ResourceExhausted("there is no memory to have the answer checked"));
+    Fail(*request, ResourceExhausted("there is no memory to check the answer"));
     return finish_(std::move(request));
   }
   const bool earlier = deadline < watched_;

@@ -41,7 +41,7 @@ void Engine::FinishChecked(std::unique_ptr<Request> request) {
 }
 
 void Engine::Abort() {
-  const Status status = Unavailable("the server ends, and the request was still queued");
+  const Status status = Unavailable("the server is stopping, and the request was still queued");
   for (const auto& worker : workers_) worker->Abort(status);
   checker_->Abort();
 }

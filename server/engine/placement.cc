@@ -28,7 +28,7 @@ Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> device
     // cannot make other requests of the batch fail.
     each.cost = batcher.Cost(each.kernel_cost, tensor_bytes + each.selection.workspace_bytes);
     if (each.kernel_cost <= device.cost_max) return false;
-    refusal = InvalidArgument("the request costs " + Gflop(each.kernel_cost) + " GFLOP by " +
+    refusal = InvalidArgument("the request costs " + Gflop(each.kernel_cost) + " GFLOP with " +
                               std::string(KernelName(each.selection.kernel)) + " on " +
                               device.backend->info().name + ", may cost at most " +
                               Gflop(device.cost_max) + " (max-request-gflop)");

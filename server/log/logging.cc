@@ -138,16 +138,17 @@ void Logger::SayLeftOut(bool all) {
 void Logger::Reopen() {
   if (file_ == nullptr) {
     if (!std::exchange(said_no_file_, true)) {
-      Log(LogLevel::info, "SIGHUP does nothing: there is no --log-file to open anew", {});
+      Log(LogLevel::info, "SIGHUP does nothing: there is no --log-file to reopen", {});
     }
     return;
   }
   flush();
   if (const Status opened = file_->Open(); !opened.ok()) {
-    Log(LogLevel::err, "the log file stays the old one", {{"error", opened.message()}});
+    Log(LogLevel::err, "the log file was not reopened; the old one stays in use",
+        {{"error", opened.message()}});
     return;
   }
-  Log(LogLevel::info, "log file opened anew", {{"path", file_->path()}});
+  Log(LogLevel::info, "log file reopened", {{"path", file_->path()}});
 }
 
 Result<std::shared_ptr<Logger>> MakeLogger(const LogSettings& settings) {

@@ -151,7 +151,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
 
 Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& loan) {
   if (importer_ == nullptr) {
-    return Refuse(Unimplemented("the server takes no memory of GPUs; --cuda-ipc turns it on"));
+    return Refuse(Unimplemented("the server takes no GPU memory; --cuda-ipc turns that on"));
   }
   if (Status status = Reserve(client, 0); !status.ok()) return Refuse(std::move(status));
   Result<ImportedMemory> memory = importer_->Import(loan);
@@ -214,7 +214,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
     const MutexLock lock(mutex_);
     const auto owner = clients_.find(client);
     if (owner == clients_.end() || owner->second.tokens.erase(token) == 0) {
-      return Status(Code::kNotFound, "the token is of no region of this connection");
+      return Status(Code::kNotFound, "the token names no region of this connection");
     }
     const auto found = regions_.find(token);
     forgotten = std::move(found->second);

@@ -128,7 +128,7 @@ void RegionSocket::Run() {
 }
 
 void RegionSocket::End(Connections::iterator connection) {
-  logger_.Log(LogLevel::debug, "shared memory client has left",
+  logger_.Log(LogLevel::debug, "shared memory client disconnected",
               {{"client", connection->second.client}});
   registry_.RemoveClient(connection->second.client);
   connections_.erase(connection);
@@ -138,7 +138,7 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) const {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    return Status(Code::kPermissionDenied, "the peer cannot be told");
+    return Status(Code::kPermissionDenied, "the user of the process is unknown");
   }
   if (!options_.any_user && peer.uid != geteuid()) {
     return Status(Code::kPermissionDenied, "the process runs as user " + std::to_string(peer.uid) +
@@ -179,7 +179,7 @@ void RegionSocket::Accept() {
     const int fd = socket.get();
     const uint64_t client = registry_.AddClient();
     connections_.emplace(fd, Connection{std::move(socket), client, *user, false});
-    logger_.Log(LogLevel::debug, "shared memory client has come", {{"client", client}});
+    logger_.Log(LogLevel::debug, "shared memory client connected", {{"client", client}});
   }
 }
 
@@ -203,9 +203,9 @@ bool RegionSocket::Serve(Connection& connection) {
   v1::RegionRequest request;
   if (bytes > static_cast<ssize_t>(packet.size()) ||
       !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
-    const Status malformed =
-        InvalidArgument("the packet of " + std::to_string(bytes) +
-                        " bytes is no RegionRequest of at most " + std::to_string(kPacketBytesMax));
+    const Status malformed = InvalidArgument("the packet of " + std::to_string(bytes) +
+                                             " bytes is not a RegionRequest of at most " +
+                                             std::to_string(kPacketBytesMax));
     Send(socket, ErrorReply(malformed), UniqueFd());
     return false;
   }

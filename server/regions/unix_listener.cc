@@ -124,7 +124,7 @@ Status RemoveStale(const Options& options, const sockaddr_un& address,
   if (fstatat(folder, listener.file.c_str(), &about, AT_SYMLINK_NOFOLLOW) != 0) {
     return errno == ENOENT ? Status() : FailedBySystem(options);
   }
-  if (!S_ISSOCK(about.st_mode)) return Failed(options, "there is something that is no socket");
+  if (!S_ISSOCK(about.st_mode)) return Failed(options, "the path exists and is not a socket");
   const UniqueFd probe(socket(AF_UNIX, options.type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const int connected =
       connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));

@@ -52,7 +52,7 @@ struct Request {
   HostBlock input;        // every tensor and array that the kernel reads, unless they are elsewhere
   InputSource source;     // where they are
   HostBlock output;       // O, then LSE if asked for, each 256-byte aligned
-  SpanList input_spans;   // the bytes that `attention` reads, wherever they lie
+  SpanList input_spans;   // the bytes that `attention` reads, wherever they are
   SpanList output_spans;  // and writes
   UploadBudget::Hold upload;  // chunked: until the bytes are complete
   std::string kernel;         // asked for by name; empty = the server's choice
@@ -146,7 +146,7 @@ inline Status EndedStatus(Code code, const std::string& did, const std::string& 
     case Code::kDeadlineExceeded:
       return Status(code, "the deadline passed while " + did);
     case Code::kUnavailable:
-      return Unavailable("the server ends, and " + still_did);
+      return Unavailable("the server is stopping, and " + still_did);
     default:
       return Status(code, "cancelled by the client while " + did);
   }

@@ -154,7 +154,8 @@ void ChunkedTransfer::HalfClosed() {
 }
 
 Status ChunkedTransfer::MissingLocked() const {
-  return InvalidArgument("all streams are half-closed and missing are " + places_.MissingText());
+  return InvalidArgument("all streams are half-closed, and bytes are missing: " +
+                         places_.MissingText());
 }
 
 void ChunkedTransfer::Fail(Status status) {

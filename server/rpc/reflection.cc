@@ -133,7 +133,8 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
     const grpc::Status parsed =
         grpc::SerializationTraits<proto::ServerReflectionRequest>::Deserialize(&bytes_, &request);
     if (!parsed.ok()) {
-      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no reflection request");
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                          "the message is not a reflection request");
     }
     // On an arena: Protobuf's messages lose what they hold where an allocation fails.
     google::protobuf::Arena arena;

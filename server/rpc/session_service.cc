@@ -150,7 +150,7 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   const double lease = request.lease_seconds();
   constexpr double kCountable = 1e9;
   if (!(lease >= -kCountable && lease <= kCountable)) {
-    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be a time");
+    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be in [0, 1e9]");
   }
   spec.lease = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(lease));
   const int shapes = request.shapes_size();

@@ -57,8 +57,8 @@ Result<Tenants> Tenants::Parse(const std::vector<std::string>& settings) {
     }
     if (index == kTenantsMax) {
       return InvalidArgument("tenant \"" + tenant->name + "\" is one more than the " +
-                             std::to_string(kTenantsMax) + " that there may be, " + kDefaultTenant +
-                             " among them");
+                             std::to_string(kTenantsMax) + " allowed, " + kDefaultTenant +
+                             " included");
     }
     tenants.list_.push_back(std::move(*tenant));
   }

@@ -222,8 +222,8 @@ Status SessionTable::MakeRoom(int tenant) {
     return Status();
   }
   return ResourceExhausted("there are " + std::to_string(sessions_.size()) +
-                           " sessions, may be at most " + std::to_string(options_.sessions_max) +
-                           " (max-sessions)");
+                           " sessions, there may be at most " +
+                           std::to_string(options_.sessions_max) + " (max-sessions)");
 }
 
 Status SessionTable::Free(int tenant, const std::string& id) {

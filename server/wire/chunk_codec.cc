@@ -119,7 +119,7 @@ Status ChunkMessage::ParseChunk(int64_t bytes_max) {
   const auto take = [this](const wire::Field& field, SliceReader value) {
     if (Is(field, Message::kHeaderFieldNumber, wire::kBytes) ||
         Is(field, Message::kTokenFieldNumber, wire::kBytes)) {
-      return InvalidArgument("header and token belong into the stream's first message only");
+      return InvalidArgument("header and token belong only in the stream's first message");
     }
     if (Is(field, Message::kTensorFieldNumber, wire::kVarint)) {
       uint64_t tensor = 0;

@@ -93,7 +93,7 @@ class Scanner {
     }
     if (!whole) {
       return Malformed("field " + std::to_string(field.number) + " at byte " +
-                       std::to_string(begin.position()) + " has no whole numbers");
+                       std::to_string(begin.position()) + " does not hold whole numbers");
     }
     run.end = reader_.position();
     scan_.array_bytes += run.end - begin.position();
@@ -191,8 +191,8 @@ Status CheckSources(const RequestMessage& message, Transport transport, Validate
     const bool is_chunked = source == v1::Tensor::kChunked;
     if (is_chunked == chunked) continue;
     return InvalidArgument(std::string(kInputNames[i]) + ".source is " +
-                           (is_chunked ? "chunked, which AttendChunked alone takes"
-                                       : "not chunked, which AttendChunked demands"));
+                           (is_chunked ? "chunked, which only AttendChunked takes"
+                                       : "not chunked, which AttendChunked requires"));
   }
   if (chunked && message.scan.raw_count > 0) {
     return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +

@@ -42,7 +42,7 @@ Status Find(const RegionRegistry& registry, const std::string& field, const v1::
   RegionRef region = registry.Find(where.region());
   if (region == nullptr) {
     return Status(Code::kNotFound,
-                  field + ".region is of no region: released, or its connection has gone");
+                  field + ".region names no region: it was released, or its connection has ended");
   }
   if (bytes > region->bytes || offset > static_cast<uint64_t>(region->bytes - bytes)) {
     return InvalidArgument(field + ".offset is " + std::to_string(offset) + ", with " +

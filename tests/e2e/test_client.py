@@ -87,7 +87,7 @@ def test_no_server():
 
 def test_the_metrics_port_is_no_grpc_server(server):
     done = run_client("info", "--server", server.metrics_address, check=False)
-    assert done.returncode == 1 and "no gRPC server" in done.stderr, done.stderr
+    assert done.returncode == 1 and "not a gRPC server" in done.stderr, done.stderr
 
 
 def test_load_says_what_was_due_and_never_sent(server, tmp_path):

@@ -258,7 +258,7 @@ def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
     assert third.stop() == 0
     assert path.read_text() == "another's"
     code, said = failed_start(tmp_path, "--listen", listen, "--metrics-listen", "off")
-    assert code == 1 and "there is something that is no socket" in said
+    assert code == 1 and "the path exists and is not a socket" in said
     assert path.read_text() == "another's"
 
 

@@ -64,7 +64,7 @@ def test_sighup_makes_a_rotated_log_anew_and_ends_nothing(start_server, tmp_path
     server = start_server("--log-file", path)
     path.rename(tmp_path / "attend.log.1")
     server.signal(signal.SIGHUP)
-    harness.wait_for("a new log", lambda: path.exists() and "opened anew" in path.read_text())
+    harness.wait_for("a new log", lambda: path.exists() and "reopened" in path.read_text())
     with wire.connect(server.address) as service, pytest.raises(grpc.RpcError):
         service.Attend(wire.small_request(request_id="late", softcap=-1), timeout=wire.SECONDS)
     assert server.stop() == 0

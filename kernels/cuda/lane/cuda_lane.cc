@@ -81,7 +81,8 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     }
     for (const DeviceEvent* event : item.after) {
       if (event == nullptr || dynamic_cast<const CudaEvent*>(event) != nullptr) continue;
-      return InvalidArgument("an item waits for an event that is not of " + context_.device.name);
+      return InvalidArgument("an item waits for an event that does not belong to " +
+                             context_.device.name);
     }
     ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
     ATTEND_RETURN_IF_ERROR(CheckScattered(item));
@@ -299,8 +300,8 @@ void CudaLane::PoisonInPlace(Batch* batch) {
   }
 }
 
-// Rows that an item writes are read by nobody else in the batch, as they lie beyond what others see
-// of the page: no order is needed but that the kernels come after.
+// No other item of the batch reads the rows that an item writes, as they are beyond what others see
+// of the page: the only order needed is that the kernels come after.
 void CudaLane::Append(Batch* batch) {
   if (batch->appends.empty()) return;
   const cudaError_t error = LaunchAppend(batch->appends, stream_);

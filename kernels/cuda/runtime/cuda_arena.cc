@@ -18,7 +18,7 @@ Result<std::unique_ptr<DeviceArena>> CudaArena::Make(const DeviceInfo& device,
       cudaStreamCreateWithFlags(&arena->stream_, cudaStreamNonBlocking), "making a stream"));
   void* data = nullptr;
   ATTEND_RETURN_IF_ERROR(
-      arena->Note(cudaMalloc(&data, static_cast<size_t>(bytes)), "allocating memory that stays"));
+      arena->Note(cudaMalloc(&data, static_cast<size_t>(bytes)), "allocating an arena"));
   arena->memory_ = {data, bytes};
   return std::unique_ptr<DeviceArena>(std::move(arena));
 }

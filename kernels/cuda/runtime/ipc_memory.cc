@@ -36,15 +36,15 @@ Status Refused(cudaError_t error, const std::string& where) {
       return InvalidArgument(text + ": the process that made a handle cannot open it itself");
     case cudaErrorPeerAccessUnsupported:
     case cudaErrorInvalidDevice:
-      return InvalidArgument(text + ": the memory is of a GPU that this one cannot reach");
+      return InvalidArgument(text + ": the memory is on a GPU that this one cannot reach");
     case cudaErrorNotSupported:
-      return Unimplemented(text + ": this system does not share memory of GPUs");
+      return Unimplemented(text + ": this system does not share GPU memory");
     case cudaErrorInvalidValue:
     case cudaErrorInvalidResourceHandle:
     case cudaErrorMapBufferObjectFailed:
       return InvalidArgument(text +
                              ": it was freed, its process has ended or is not on this machine, or "
-                             "it is no handle");
+                             "it is not a handle");
     default:
       return Internal(text);
   }
@@ -89,7 +89,7 @@ Result<LentMemory> IpcMemory::Map(std::string_view handle) const {
   if (asked != cudaSuccess) {
     status = Refused(asked, where);
   } else if (attributes.type != cudaMemoryTypeDevice || attributes.device != device_.index) {
-    status = InvalidArgument(where + ": the memory is not " + device_.name + "'s");
+    status = InvalidArgument(where + ": the memory is not on " + device_.name);
   } else if (ranged != CUDA_SUCCESS) {
     status = Internal(where + ": the driver does not say how large it is (error " +
                       std::to_string(ranged) + ")");

@@ -269,7 +269,7 @@ TEST(CudaMemory, SaysWhyThereIsNone) {
   } else {
     EXPECT_EQ(driver.status().code(), Code::kFailedPrecondition);
     EXPECT_EQ(memory.status().message(), driver.status().message());
-    EXPECT_NE(memory.status().message().find("no memory of a GPU to lend: "), std::string::npos);
+    EXPECT_NE(memory.status().message().find("no GPU memory to lend: "), std::string::npos);
   }
 }
 

@@ -166,12 +166,12 @@ TEST(Client, AnLseThatWasNotAskedForIsAnError) {
     response->clear_lse();
     response->mutable_raw()->RemoveLast();
   });
-  expect(with, "the server's answer has no lse, one was asked for");
+  expect(with, "the server's answer has no lse, but one was requested");
   server.SetAfter([](v1::AttendResponse* response) {
     *response->mutable_lse() = response->o();
     response->add_raw(response->raw(0));
   });
-  expect(without, "the server's answer has an lse, none was asked for");
+  expect(without, "the server's answer has an lse, but none was requested");
 }
 
 TEST(Client, DeadlineEndsTheCall) {

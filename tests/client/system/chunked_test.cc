@@ -261,8 +261,8 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
   const AttentionCall call = RandomCall("B1,H1,L4,D8", 1);
   using Messages = std::vector<v1::AttendChunkedResponse>;
   const std::pair<Messages, const char*> cases[] = {
-      {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 127)}, "before all of the answer had come"},
-      {{Grant(), Data(5, 0, 128)}, "before all of the answer had come"},
+      {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 127)}, "before the whole answer had arrived"},
+      {{Grant(), Data(5, 0, 128)}, "before the whole answer had arrived"},
       {{Grant(), Header({1, 1, 4, 8}), Data(5, 1, 128)}, "not within the tensor's 128"},
       {{Grant(), Header({1, 1, 4, 8}), Data(5, UINT64_MAX, 2)}, "not within the tensor's 128"},
       {{Grant(), Header({1, 1, 4, 8}), Data(6, 0, 4)}, "not within the tensor's 0"},
@@ -279,7 +279,7 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
       {{Grant(), Header({1, 1, 4, 8}), Data(5, 0, 64), Data(5, 63, 65)}, "[63, 128) came twice"},
       {{Grant(), Header({-1, 8})}, "float32 [-1, 8], must be float32 [1, 1, 4, 8]"},
       {{Grant(), Header({1 << 20, 1 << 20, 4, 8})}, "must be float32 [1, 1, 4, 8]"},
-      {{Grant(), WithLse()}, "it has an lse, none was asked for"},
+      {{Grant(), WithLse()}, "it has an lse, but none was requested"},
       {{Grant(), Header({1, 1, 4, 8}), Header({1, 1, 4, 8})}, "a second header"},
       {{Grant(), v1::AttendChunkedResponse()}, "neither grant nor response nor data"},
   };

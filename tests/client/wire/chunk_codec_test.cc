@@ -171,7 +171,7 @@ TEST(ChunkedAnswer, NoLseUnlessAskedFor) {
   ChunkedAnswer answer(CallOf("B1,H2,L5,D8"), Payload::kCopy);
   EXPECT_THAT(Take(answer, Data(v1::TENSOR_NAME_LSE, 0, 4)).message(),
               HasSubstr("not within the tensor's 0"));
-  EXPECT_THAT(Take(answer, HeaderWithLse()).message(), HasSubstr("an lse, none was asked for"));
+  EXPECT_THAT(Take(answer, HeaderWithLse()).message(), HasSubstr("an lse, but none was requested"));
 }
 
 TEST(ChunkedAnswer, HeadersSayWhatTheCallAskedFor) {
@@ -182,7 +182,7 @@ TEST(ChunkedAnswer, HeadersSayWhatTheCallAskedFor) {
   v1::AttendChunkedResponse other = HeaderWithLse();
   other.mutable_response()->mutable_o()->set_shape(2, 6);
   const std::pair<v1::AttendChunkedResponse, const char*> cases[] = {
-      {Header({1, 2, 5, 8}), "it has no lse, one was asked for"},
+      {Header({1, 2, 5, 8}), "it has no lse, but one was requested"},
       {HeaderWithLse({1, 2, 6}), "lse is float32 [1, 2, 6], must be float32 [1, 2, 5]"},
       {half, "lse is float16 [1, 2, 5], must be float32"},
       {no_dtype, "o has dtype 0"},

@@ -205,7 +205,7 @@ TEST_F(EngineStopTest, WhatCostsTooMuchByItsKernelIsRefused) {
   early->placement = {};
   EXPECT_EQ(engine_->Place(*early).message(), refused.message());
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_NE(refused.message().find("GFLOP by cpu_reference on cpu, may cost at most 1 "),
+  EXPECT_NE(refused.message().find("GFLOP with cpu_reference on cpu, may cost at most 1 "),
             std::string::npos)
       << refused.ToString();
   collector_.WaitFor(1);

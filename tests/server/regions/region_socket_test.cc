@@ -317,7 +317,7 @@ TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
 
   std::ofstream(options_.path) << "precious";
   const Status refused = Start();
-  EXPECT_NE(refused.message().find("no socket"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("not a socket"), std::string::npos) << refused.message();
   EXPECT_TRUE(fs::exists(options_.path));
 }
 

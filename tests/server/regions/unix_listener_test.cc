@@ -113,7 +113,7 @@ TEST_F(UnixListenerTest, SymbolicLinksAreNotFollowed) {
   fs::remove(folder_ / "real" / "shm.sock.lock");
   fs::create_symlink(victim, folder_ / "real" / "shm.sock");
   refused = Start();
-  EXPECT_NE(refused.message().find("no socket"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("not a socket"), std::string::npos) << refused.message();
 }
 
 TEST_F(UnixListenerTest, FoldersThatOthersMayWriteToAreRefused) {
@@ -172,7 +172,7 @@ TEST_F(UnixListenerTest, AStaleSocketIsReplacedAndAFileIsKept) {
   StopListening(&*listener_);
   EXPECT_TRUE(fs::is_empty(folder_));
   { std::ofstream(path_) << "precious"; }
-  EXPECT_NE(Start().message().find("no socket"), std::string::npos);
+  EXPECT_NE(Start().message().find("not a socket"), std::string::npos);
   EXPECT_EQ(fs::file_size(path_), 8u);
   EXPECT_FALSE(fs::exists(path_ + ".lock"));
 }

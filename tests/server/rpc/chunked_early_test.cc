@@ -234,7 +234,7 @@ TEST(ChunkedEarlyTest, HalfClosedWithBytesMissingAfterAPartRan) {
   while (upload.device.calls().item == 0) std::this_thread::yield();
   upload.streams[0]->HalfClose();
   upload.ExpectEnd(StatusCode::INVALID_ARGUMENT,
-                   "missing are 1048576 of q's 2097152 bytes, 1048576 of k's 2097152 bytes, "
+                   "bytes are missing: 1048576 of q's 2097152 bytes, 1048576 of k's 2097152 bytes, "
                    "1048576 of v's 2097152 bytes");
   ExpectServed(*upload.server, *upload.problem);
 }

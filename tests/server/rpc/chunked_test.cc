@@ -189,16 +189,17 @@ const BadUpload kBadUploads[] = {
      "data has 4194305 bytes, must have 1 to 4194304"},
     {"far too much data", [](auto& c) { c.SendChunk(1, 0, std::string(6 << 20, 'x')); },
      "the chunk's message has "},
-    {"a second header", [](auto& c) { c.SendHeader({}); }, "first message only"},
-    {"a token on the same stream", [](auto& c) { c.SendToken("abc"); }, "first message only"},
+    {"a second header", [](auto& c) { c.SendHeader({}); }, "only in the stream's first message"},
+    {"a token on the same stream", [](auto& c) { c.SendToken("abc"); },
+     "only in the stream's first message"},
     {"missing bytes",
      [](auto& c) {
        c.SendChunk(1, 0, kKilobyte);
        c.SendChunk(2, 1, "abc");
        c.HalfClose();
      },
-     "missing are 1021 of k's 1024 bytes, 1024 of v's 1024 bytes"},
-    {"nothing at all", [](auto& c) { c.HalfClose(); }, "missing are 1024 of q's 1024 bytes"},
+     "bytes are missing: 1021 of k's 1024 bytes, 1024 of v's 1024 bytes"},
+    {"nothing at all", [](auto& c) { c.HalfClose(); }, "bytes are missing: 1024 of q's 1024 bytes"},
 };
 
 TEST(ChunkedTest, BadUploadsAreRefusedAndLeaveNothing) {

@@ -49,7 +49,7 @@ TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
       while (stats().clients > 0) std::this_thread::yield();
     }
     EXPECT_EQ(borrowed(), 2) << "memory and event are held by the request";
-    ExpectRefused(problem.request, StatusCode::NOT_FOUND, "of no region");
+    ExpectRefused(problem.request, StatusCode::NOT_FOUND, "names no region");
     server_->backend().Release();
     if (release) {
       const auto reply = client->Receive();

@@ -258,12 +258,12 @@ TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_v()->mutable_shared_memory()->set_region(std::string(16, 'x'));
                 }),
-                StatusCode::NOT_FOUND, "v.shared_memory.region is of no region");
+                StatusCode::NOT_FOUND, "v.shared_memory.region names no region");
   ASSERT_TRUE(client.Release(again->token()).has_released());
   ExpectRefused(with([&](v1::AttendRequest& request) {
                   request.mutable_q()->mutable_shared_memory()->set_region(again->token());
                 }),
-                StatusCode::NOT_FOUND, "q.shared_memory.region is of no region");
+                StatusCode::NOT_FOUND, "q.shared_memory.region names no region");
   v1::AttendResponse response;
   ASSERT_TRUE(Attend(good.request, &response).ok());
   EXPECT_EQ(test::Judge(const_cast<WireProblem&>(good), test::WithBytes(*region, response)), "");

@@ -42,7 +42,7 @@ TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
     }
     EXPECT_EQ(stats().regions, 0);
     EXPECT_EQ(stats().changing_bytes, 65536) << "held by the request";
-    ExpectRefused(problem.request, StatusCode::NOT_FOUND, "of no region");
+    ExpectRefused(problem.request, StatusCode::NOT_FOUND, "names no region");
     server_->backend().Release();
     ASSERT_TRUE(call.get().ok());
     EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");

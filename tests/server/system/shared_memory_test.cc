@@ -182,7 +182,7 @@ TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_v()->mutable_shared_memory()->set_region(std::string(16, 'x'));
                 }),
-                StatusCode::NOT_FOUND, "v.shared_memory.region is of no region");
+                StatusCode::NOT_FOUND, "v.shared_memory.region names no region");
   // Places of later versions, by numbers that this server does not know.
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_o_placement()->ParseFromString(std::string("\x12\x00", 2));
@@ -208,8 +208,8 @@ TEST_F(SharedMemoryTest, StaleTokensAndThoseOfTheGoneAreNotFound) {
   ASSERT_TRUE(client.Release(released->token()).has_released());
   gone.reset();
   while (stats().clients > 1) std::this_thread::yield();
-  ExpectRefused(stale.request, StatusCode::NOT_FOUND, "q.shared_memory.region is of no region");
-  ExpectRefused(orphaned.request, StatusCode::NOT_FOUND, "its connection has gone");
+  ExpectRefused(stale.request, StatusCode::NOT_FOUND, "q.shared_memory.region names no region");
+  ExpectRefused(orphaned.request, StatusCode::NOT_FOUND, "its connection has ended");
   v1::AttendResponse response;
   ASSERT_TRUE(Attend(problem.request, &response).ok()) << "others go on";
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
