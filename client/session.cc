@@ -61,7 +61,7 @@ Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, Ret
   }
 }
 
-// Of no rows, so that the call says how large O is.
+// A tensor of no rows, so that the call says how large O is.
 TensorRef NoRows(const LayerShape& shape, v1::Layout layout, int64_t batch, int64_t dim) {
   std::vector<int64_t> dims = {batch, shape.heads_kv, 0, dim};
   if (layout == v1::LAYOUT_BLHD) std::swap(dims[1], dims[2]);

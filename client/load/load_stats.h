@@ -81,7 +81,7 @@ struct LoadResult {
   bool interrupted = false;
 
   double requests_per_s() const { return elapsed_s > 0 ? stats.window_ok / elapsed_s : 0; }
-  // Of the requests that were due, how many the latencies speak for.
+  // The share of the requests that were due whose latencies are known.
   double latency_share() const {
     return due > 0 ? static_cast<double>(stats.from_intended.count()) / static_cast<double>(due)
                    : 1;

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of a verified sequence, besides its prompt's and its last.
+// Steps of a verified sequence that are verified besides its prompt and its last step.
 constexpr double kStepsVerified = 8;
 
 int64_t NowNs() { return Clock::now().time_since_epoch().count(); }

@@ -97,8 +97,7 @@ class ChunkedOp final : public RetryingOp, public std::enable_shared_from_this<C
   // Once the call goes on as one message.
   std::shared_ptr<UnaryOp> message_op_ ATTEND_GUARDED_BY(mutex_);
 
-  // Of the present attempt.
-  // Reserved: none moves while events are out.
+  // The present attempt's. Reserved, so that none moves while events are out.
   std::vector<std::unique_ptr<Stripe>> stripes_ ATTEND_GUARDED_BY(mutex_);
   int64_t open_stripes_ ATTEND_GUARDED_BY(mutex_) = 0;
   std::optional<v1::ChunkedGrant> grant_ ATTEND_GUARDED_BY(mutex_);  // the first stream's

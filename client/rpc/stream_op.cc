@@ -49,7 +49,7 @@ void StreamOp::Start() {
 void StreamOp::Send(std::shared_ptr<const EncodedCall> call, std::string_view id,
                     StreamCallback callback) {
   std::string name = id.empty() ? std::string(ids_->Next().view()) : std::string(id);
-  // Of a message that is too large gRPC would end the whole stream.
+  // gRPC would end the whole stream because of one message that is too large.
   Status refused =
       call->chunked() != nullptr
           ? InvalidArgument("the call is encoded in chunks, a stream takes one message")

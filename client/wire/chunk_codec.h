@@ -20,7 +20,7 @@
 
 namespace attend::client {
 
-// Of a header, its request_id apart, that a server surely takes: it bounds them at 4 MiB.
+// Bytes of a header, without its request_id, that every server takes: the bound is 4 MiB.
 inline constexpr int64_t kChunkedHeaderBytesMax = (int64_t{4} << 20) - (int64_t{4} << 10);
 
 // A call ready to be sent in chunks any number of times. Immutable.
@@ -34,7 +34,7 @@ class ChunkedCall {
   // The bytes [offset, offset + bytes) of a tensor; the slice holds what EncodedCall's hold.
   grpc::ByteBuffer Chunk(int tensor, int64_t offset, int64_t bytes) const;
 
-  // Of all its bytes, for an attempt to copy.
+  // The order of all its bytes; each attempt copies it.
   const PieceOrder& pieces() const { return pieces_; }
   int64_t payload_bytes() const { return payload_bytes_; }
   int64_t answer_bytes() const { return answer_bytes_; }  // of O

@@ -58,7 +58,7 @@ class EncodedCall {
   std::shared_ptr<const EncodedCall> WithOutputs(const SharedOutputs& outputs) const;
   const SharedOutputs& outputs() const { return outputs_; }
 
-  // Of all tensors, those in shared memory too.
+  // Bytes of all tensors, including those in shared memory.
   int64_t payload_bytes() const { return payload_bytes_; }
   // INTERNAL if an answer's tensors are not those that were asked for, by their sizes where these
   // are known. Of one message.

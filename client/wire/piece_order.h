@@ -15,7 +15,7 @@ namespace attend::client {
 
 class PieceOrder {
  public:
-  // Of one message. Large enough that the overhead does not matter, small enough to spread out.
+  // Bytes of one message: enough that the overhead does not matter, few enough to spread out.
   static constexpr int64_t kPieceBytes = int64_t{2} << 20;
 
   struct Tensor {

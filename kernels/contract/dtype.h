@@ -19,7 +19,7 @@ enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
 
 inline constexpr std::array kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
-// Of a number from a message or a file.
+// Whether a number from a message or a file is a DType.
 constexpr bool IsDType(int32_t number) {
   return std::any_of(kDTypes.begin(), kDTypes.end(),
                      [=](DType dtype) { return static_cast<int32_t>(dtype) == number; });

@@ -148,7 +148,8 @@ struct Sequence {
   int64_t offset = 0;  // of the diagonal, see Alignment
 };
 
-// Of a sequence with these lengths, see Alignment: from the part's keys, if they are a part.
+// The offset for a sequence with these lengths, see Alignment: from the part's keys, if they are a
+// part.
 ATTEND_HD inline int64_t DiagonalOffset(const Problem& p, int64_t q_len, int64_t k_len) {
   if (p.mask.alignment == Alignment::kTopLeft) return -p.key_offset;
   return k_len + p.keys_after - q_len;
@@ -180,7 +181,7 @@ ATTEND_HD inline int64_t KeyElement(const Attention& a, const ConstTensorView& v
   return page * view.stride_b + h * view.stride_h + j % rows * view.stride_l;
 }
 
-// Of keys [j, j + keys), how many from j on are evenly spaced, stride_l apart.
+// How many of the keys [j, j + keys), from j on, are evenly spaced, stride_l apart.
 ATTEND_HD inline int64_t EvenKeys(const Problem& p, int64_t j, int64_t keys) {
   const int64_t rows = p.page_rows;
   return rows == 0 || keys < rows - j % rows ? keys : rows - j % rows;

@@ -104,7 +104,7 @@ class DecodeRun {
   const double unit_;
   const float to_log2_;
   SoftmaxState<double> merged_[kDecodeRows];
-  // Of the present block: rows that see all its keys, and rows that see some.
+  // Rows that see all keys of the present block, and rows that see some.
   int64_t whole_[kDecodeRows];
   int64_t partly_[kDecodeRows];
   int64_t whole_count_ = 0;
@@ -177,7 +177,7 @@ void DecodeRun::Locate(const ConstTensorView& view, int64_t block, int64_t first
   std::fill(rows->at + last, rows->at + kKeyTile, rows->at[last - 1]);
 }
 
-// Rows that are shorter than a step: to fp32, with zeros behind them.
+// Rows that are shorter than a step: to fp32, followed by zeros.
 void DecodeRun::Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
                       BlockRows* rows) const {
   for (int64_t j = first; j < last; ++j) {

@@ -53,7 +53,7 @@ inline Chunks ChunksOf(const Problem& p, const Sequence& s) {
 }
 
 // A chunk's partial answer is, for each of the tile's rows, its maximum, its sum and its O, which
-// is not divided yet and lies as the instruction set has it.
+// is not divided yet, in the order of the instruction set.
 inline int64_t PartialRowFloats(int64_t dim_v) { return 2 + (dim_v + 31) / 32 * 32; }
 inline int64_t PartialFloats(const Tile& tile) {
   return tile.heads * tile.rows * PartialRowFloats(tile.attention->problem.dim_v);

@@ -74,7 +74,7 @@ HWY_INLINE V32 LoadStep(const void* row, int64_t begin) {
 }
 
 // How rows of a matrix are read: `type` decides the steps, and rows shorter than a step are widened
-// to scratch first, with zeros behind them.
+// to scratch first, followed by zeros.
 struct RowShape {
   DType type;
   int64_t dim;    // as it is read

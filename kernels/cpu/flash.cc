@@ -42,7 +42,7 @@ constexpr double kTileOverhead = 20000;
 // Reading a key takes a decoding thread as long as this many rows' multiply-adds with it.
 constexpr int64_t kDecodeRowsLeast = 4;
 
-// Of the calling thread, made when first needed and kept.
+// The calling thread's, made when first needed and kept.
 Scratch* ThreadScratch() {
   thread_local std::unique_ptr<Scratch> scratch;
   if (scratch == nullptr) scratch.reset(new Scratch);  // not make_unique: no need to zero it
@@ -187,7 +187,7 @@ struct Task {
   int64_t join = -1;  // the number of what brings the tile's chunks together; -1: there is none
 };
 
-// Chunks of one tile. Who computes the last one merges them.
+// Chunks of one tile. The thread that computes the last one merges them.
 struct Join {
   int64_t partials;  // where they begin
   int64_t chunks;

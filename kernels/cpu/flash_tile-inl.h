@@ -215,8 +215,8 @@ HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys
   Output<kVectors, kSkip>(panel, keys);
 }
 
-// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows lie end to end; rows
-// that lie apart may share a cache set.
+// K and V of keys [j, j + keys) as fp32. K is read where it is if its rows are contiguous; rows
+// that are apart may share a cache set.
 void TileRun::LoadKeys(int64_t j, int64_t keys) {
   const int64_t h_kv = tile_.head / p_.group();
   block_stride_ = ValueBlockStride(keys);

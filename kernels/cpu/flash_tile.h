@@ -15,8 +15,8 @@
 
 namespace attend::cpu_flash {
 
-// Most query rows of a tile. They lie across SIMD lanes, so keys and values are broadcast and need
-// no transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
+// Most query rows of a tile. They are spread across SIMD lanes, so keys and values are broadcast
+// and need no transposing, and the softmax of all rows runs lane by lane without a horizontal sum.
 inline constexpr int64_t kRowTile = 192;
 
 // Keys between two rescalings of the output. Tiles begin at multiples of it, whatever the mask, so

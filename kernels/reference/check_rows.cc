@@ -284,7 +284,7 @@ Comparison CompareLse(const Attention& a, const RowId& id, const RowTruth& truth
   const double roundings = r.keys > 0 ? kWeightRoundings : 0;
   c.floor = kFloat32Roundoff * (roundings + std::abs(c.reference)) + moved;
   c.unit = c.floor + kFloat32Roundoff * sum_unit;
-  // Where scores may overflow nothing is known but that a finite LSE is one of fp32's numbers.
+  // Where scores may overflow, all that is known is that a finite LSE is one of fp32's numbers.
   c.side =
       std::max(0.0, Overflow(DType::kFloat32) + (c.got > c.reference ? -c.reference : c.reference));
   return c;

@@ -20,7 +20,7 @@ constexpr double kOverflow = 0x1.ffffffp127;
 // Roundings of a score beside those of q.k: see the header.
 constexpr double kTermRoundings = 4;
 constexpr double kTanhRoundings = 8;
-// Of q.k where Tensor Cores add it up, for each element.
+// Roundings of q.k for each element, where Tensor Cores add it up.
 constexpr double kTruncations = 1.0 / 8;
 
 // A key whose weight may become exp(kOpen) times the largest makes a row's weights unknown; below
@@ -30,7 +30,7 @@ constexpr double kOpen = 100;
 // Weights come with no less than the smallest normal number, so that a smaller K knows nothing.
 constexpr double kKeptMin = 1e-290;
 
-// Of the three sums that a spread is computed from, beside one for each key.
+// Roundings of the three sums that a spread is computed from, besides one for each key.
 constexpr double kSpreadRoundings = 8;
 
 // Below this a query's elements, or their products with the scale, lose bits in products with K's

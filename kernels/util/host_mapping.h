@@ -19,7 +19,7 @@ Result<void*> MapHostMemory(int64_t bytes);
 // `bytes` as they were asked for.
 void UnmapHostMemory(void* data, int64_t bytes);
 
-// Of the machine.
+// The machine's memory.
 int64_t PhysicalMemoryBytes();
 
 }  // namespace attend

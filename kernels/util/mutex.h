@@ -17,12 +17,12 @@
 #define ATTEND_THREAD_ATTRIBUTE(...)
 #endif
 
-// Of a member: it is used only with the mutex held.
+// On a member: it is used only with the mutex held.
 #define ATTEND_GUARDED_BY(mutex) ATTEND_THREAD_ATTRIBUTE(guarded_by(mutex))
-// Of a function: its caller holds the mutex, or must not hold it.
+// On a function: its caller holds the mutex, or must not hold it.
 #define ATTEND_REQUIRES(...) ATTEND_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
 #define ATTEND_EXCLUDES(...) ATTEND_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
-// Of locks and their functions.
+// On locks and their functions.
 #define ATTEND_LOCK ATTEND_THREAD_ATTRIBUTE(capability("mutex"))
 #define ATTEND_SCOPED_LOCK ATTEND_THREAD_ATTRIBUTE(scoped_lockable)
 #define ATTEND_ACQUIRE(...) ATTEND_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))

@@ -10,11 +10,11 @@
 namespace attend {
 
 // A stack of block numbers that threads share without a lock: what was given back last is taken
-// first, as it is still in some cache. A number belongs to whoever took it; what its owner wrote
-// before GiveBack is seen by the next one after Take. (R. K. Treiber, "Systems Programming: Coping
-// with Parallelism", 1986. The links lie outside of the blocks. A count of changes beside the top
-// keeps it from being taken for an earlier one with the same number, but for a thread that stands
-// still in the midst of Take for exactly 2^32 changes, which are minutes.)
+// first, as it is still in some cache. A number belongs to the thread that took it; what its owner
+// wrote before GiveBack is seen by the next one after Take. (R. K. Treiber, "Systems Programming:
+// Coping with Parallelism", 1986. The links are outside the blocks. A count of changes beside the
+// top keeps it from being taken for an earlier one with the same number, except by a thread that is
+// stopped inside Take for exactly 2^32 changes, which take minutes.)
 class BlockStack {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -23,8 +23,8 @@ class BlockStack {
   BlockStack(const BlockStack&) = delete;
   BlockStack& operator=(const BlockStack&) = delete;
 
-  // Numbers below `count`, which is below kTaken; none was ever taken. Once, before anybody takes
-  // one. `links`, one of each, are zeros and alive as long as this is.
+  // Numbers below `count`, which is below kTaken; none was ever taken. Call once, before any thread
+  // takes one. `links`, one of each, are zeros and alive as long as this is.
   void Make(std::atomic<uint32_t>* links, uint32_t count) {
     links_ = links;
     count_.store(count, std::memory_order_release);
@@ -36,7 +36,7 @@ class BlockStack {
     for (;;) {
       const auto block = static_cast<uint32_t>(top);
       if (block == kNone) return TakeFresh();
-      // Of a block that somebody else takes meanwhile this is anything; then the exchange fails.
+      // Anything, if another thread takes the block meanwhile; then the exchange fails.
       const uint32_t below = links_[block].load(std::memory_order_relaxed);
       if (top_.compare_exchange_weak(top, Top(Changes(top) + 1, below), std::memory_order_acquire,
                                      std::memory_order_acquire)) {

@@ -96,7 +96,7 @@ class Blocks {
     return small_.IsFor(bytes) ? small_.Take() : nullptr;
   }
   bool Contains(const void* data) const {
-    // Before there are blocks this is 0, and what stands behind it is not looked at.
+    // Before there are blocks this is 0, and what it guards is not looked at.
     const size_t bytes = bytes_.load(std::memory_order_acquire);
     return bytes != 0 && reinterpret_cast<uintptr_t>(data) - begin_ < bytes;
   }
@@ -191,7 +191,7 @@ constinit Next next;
 }  // namespace attend
 
 // Exported whatever this is compiled with: libraries must have these too. What else gives memory
-// (calloc, aligned_alloc) stays as it is, as blocks are told from other memory by where they lie.
+// (calloc, aligned_alloc) stays as it is, as blocks are told from other memory by their addresses.
 #define ATTEND_EXPORT extern "C" __attribute__((visibility("default")))
 
 ATTEND_EXPORT void* malloc(size_t bytes) {

@@ -9,7 +9,7 @@
 // none of their memory ever goes back to the system, and the range may be page-locked: then a GPU
 // reads a message's tensors where they arrived.
 //
-// A buffer for which there is no block comes from malloc's own heap, as ever.
+// A buffer for which there is no block comes from malloc's own heap, as usual.
 
 #pragma once
 

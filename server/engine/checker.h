@@ -32,7 +32,7 @@ struct CheckerOptions {
   // While this many checks wait or run, the server samples no request. Several may be sampled
   // before the first of them has been computed, and then wait for each other.
   int64_t backlog_max = 256;
-  // Of keys in sessions that one check, or the dump of its request, copies.
+  // The most bytes of sessions' keys that one check, or the dump of its request, copies.
   int64_t copied_bytes_max = thresholds::kCheckedKeysBytesMax;
   int64_t places_max = 256;  // accepted requests that will be checked, at any stage
   std::vector<int32_t> tenant_weights = {1};  // the engine sets them

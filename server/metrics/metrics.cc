@@ -81,7 +81,7 @@ std::string_view ConnectionRefusalName(ConnectionRefusal reason) {
 struct Metrics::Families {
   explicit Families(const std::string& version);
   void AddTenant(const std::string& name);
-  // Of the devices that computed it.
+  // Records it for the devices that computed it.
   void RecordAnswer(const Request& request) const;
 
   const std::shared_ptr<Registry> shared_registry = std::make_shared<Registry>();
@@ -234,7 +234,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
     const Problem& p = request.attention.problem;
     tenant.session_rows->Increment(static_cast<double>(p.batch * p.len_q));
   }
-  // What of a request is in messages counts as such, also if the rest lies in shared memory.
+  // Tensors in messages count as inline or chunked, even if others are in shared memory.
   const Transport messages =
       request.transport == Transport::kChunked ? Transport::kChunked : Transport::kInline;
   const size_t transport = static_cast<size_t>(messages);

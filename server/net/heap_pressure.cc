@@ -19,7 +19,7 @@ constexpr int kShare = 10;
 int64_t HeapPressure::CallsAllowed(TimePoint now, int64_t most) {
   calls_.fetch_add(1, std::memory_order_relaxed);
   TimePoint next = next_.load(std::memory_order_relaxed);
-  // One of those who come at once looks; the others take what was seen last.
+  // If several threads come at once, one looks; the others take what was seen last.
   if (now >= next && next_.compare_exchange_strong(next, now + kApart)) {
     const TimePoint began = clock_.Now();
     calls_.store(1, std::memory_order_relaxed);

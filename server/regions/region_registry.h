@@ -124,14 +124,14 @@ class RegionRegistry {
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);  // but for clients and changing_bytes
-  // Of host memory: open regions, those being made and those not yet returned.
+  // Bytes of host memory: open regions, those being made and those not yet returned.
   int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.
   bool reaping_ ATTEND_GUARDED_BY(mutex_) = false;
   // While reaping_: when returning the current one began.
   TimePoint reaping_since_ ATTEND_GUARDED_BY(mutex_);
-  // Of lent ones, by token.
+  // What to call when a lent region is closed, by token.
   std::unordered_map<std::string, std::function<void()>> closed_ ATTEND_GUARDED_BY(mutex_);
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   std::thread thread_;

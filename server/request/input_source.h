@@ -129,7 +129,7 @@ class InputSource {
   const UploadPart* part() const { return std::get_if<UploadPart>(&messages_); }
   const SharedTensors* shared() const { return shared_.get(); }
   CacheHold* cache() const { return cache_.get(); }
-  // Of staged().
+  // The copy of staged().
   DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
   UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }
 

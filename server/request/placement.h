@@ -13,7 +13,7 @@
 
 namespace attend {
 
-// Of a request whose memory binds it to no device.
+// The device of a request whose memory binds it to none.
 inline constexpr int kAnyDevice = -1;
 
 // A device that can run a request, and what the request costs it.

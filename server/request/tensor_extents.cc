@@ -5,14 +5,14 @@
 namespace attend {
 namespace {
 
-// Of a [batch, heads, rows, columns] view, in elements.
+// The extent of a [batch, heads, rows, columns] view, in elements.
 int64_t Elements(int64_t batch, int64_t stride_b, int64_t heads, int64_t stride_h, int64_t rows,
                  int64_t stride_l, int64_t columns) {
   if (batch == 0 || heads == 0 || rows == 0) return 0;
   return (batch - 1) * stride_b + (heads - 1) * stride_h + (rows - 1) * stride_l + columns;
 }
 
-// Rows of a tensor: packed ones lie in one sequence.
+// Rows of a tensor: packed ones form one sequence.
 struct Rows {
   int64_t batch = 0;
   int64_t q = 0;

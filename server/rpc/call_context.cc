@@ -25,7 +25,7 @@ bool CancelledLate(const Request& request, TimePoint now) {
   return request.deadline - now <= std::max(kLeast, allowed / 4);
 }
 
-// Log lines name who asked only when something is to be logged: peer() builds a string.
+// The peer is asked for only when something is logged: peer() builds a string.
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
             const grpc::CallbackServerContext& call) {
   const LogLevel level = request.status.ok() ? LogLevel::debug : LogLevel::warn;

@@ -310,7 +310,7 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
 }
 
 Status RequestReader::Admit(Request& request, const Validated& validated, const MemoryPlan& plan) {
-  // Of one message; chunks are bounded by the budget alone.
+  // The bound of one message; chunks are bounded by the budget alone.
   if (request.transport != Transport::kChunked && plan.output_bytes > limits_.answer_bytes_max) {
     return Reject(Rejection::kTooLarge,
                   InvalidArgument("the answer would have " + std::to_string(plan.output_bytes) +

@@ -117,7 +117,7 @@ Status SessionTable::CheckFits(const CacheHold& hold) const {
   return Status();
 }
 
-// Only looks, but that sessions in use are not evicted.
+// Changes nothing, except that sessions in use are not evicted.
 Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
   int64_t there_count = 0;
   std::vector<SessionRef> sessions;

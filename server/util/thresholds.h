@@ -57,7 +57,7 @@ inline constexpr double kThreadsPerMultiprocessor = 16;
 inline constexpr std::chrono::microseconds kPollAtMost{150};
 // Rows of Q that shards are multiples of.
 inline constexpr int64_t kSplitRows = 512;
-// Of the whole; where the largest shard would be more, a split is not worth its parts.
+// A fraction of the whole; where the largest shard would be more, a split does not pay.
 inline constexpr double kLargestShardMax = 0.75;
 // How far from its place a cut may be for the sake of a coarser boundary, in shards.
 inline constexpr double kSplitTolerance = 1.0 / 16;
@@ -77,7 +77,7 @@ inline constexpr int kCheckNiceness = 10;
 
 // --- An answer is checked.
 
-// Of keys in sessions that one check copies from a device, or the dump of its request out of pages.
+// Bytes of keys that one check copies from sessions on a device, or a dump copies out of pages.
 inline constexpr int64_t kCheckedKeysBytesMax = int64_t{1} << 30;
 
 }  // namespace attend::thresholds

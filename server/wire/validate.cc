@@ -309,7 +309,7 @@ Status Validator::CachedKeys(const Dims& dims) {
     ATTEND_RETURN_IF_ERROR(
         MustAgree("k", request_.k(), dims.h, "Hkv", sessions_name, shape.heads_kv));
     ATTEND_RETURN_IF_ERROR(MustAgree("v", request_.v(), dims.d, "Dv", sessions_name, shape.dim_v));
-    // As the new rows lie in their message.
+    // As the new rows are in their message.
     SetStrides(out_.layout, shape.heads_kv, problem_.len_k, shape.dim, out_.attention.k);
     SetStrides(out_.layout, shape.heads_kv, problem_.len_k, shape.dim_v, out_.attention.v);
   }

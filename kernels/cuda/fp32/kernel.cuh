@@ -369,8 +369,8 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
   return StoreOutput<T>(a, work, place, kGeneral ? 1.0f : fabsf(a.problem.scale), state);
 }
 
-// Of weights, each at most 1, by which no sum of finite values overflows. fp16's never do, but for
-// a sequence that no memory holds.
+// The unit of weights, each at most one unit, with which no sum of finite values overflows. fp16's
+// never do, except for a sequence that no memory holds.
 __device__ __forceinline__ float SmallUnit(const BlockWork& work) {
   const int bits = 33 - __clz(max(work.key_end - work.key_begin, 1));
   return __int_as_float((127 - bits) << 23);
@@ -406,7 +406,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
       // Everything shared has been read.
       if (!__syncthreads_or(overflowed && attention->problem.dtype != DType::kFloat16) || again)
         break;
-      if (threadIdx.x == 0) work.unit = SmallUnit(work);  // read behind ComputeTile's first barrier
+      if (threadIdx.x == 0) work.unit = SmallUnit(work);  // read after ComputeTile's first barrier
     }
   }
   if (threadIdx.x == 0) LeaveQueue(params);

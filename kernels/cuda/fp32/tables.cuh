@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The tiles of cuda_flash_fp32 that plain and general instances share, and how lists of tiles
-// become variants. Device code behind it, so included only by plain.cu and general.cu.
+// become variants. It includes device code, so only plain.cu and general.cu include it.
 
 #pragma once
 

@@ -65,8 +65,8 @@ class CudaLane : public Lane {
   void Poll(std::chrono::nanoseconds at_most) override;
 
  private:
-  // Of the small items, in stream order: before copy-in, after copy-in, after the kernels, after
-  // copy-out. kEnd is after everything, if parts run at the same time.
+  // Marks in the small items' stream, in order: before copy-in, after copy-in, after the kernels,
+  // after copy-out. kEnd is after everything, if parts run at the same time.
   enum Mark { kBegin, kCopiedIn, kComputed, kCopiedOut, kEnd, kMarks };
 
   // A batch from Submit to Done.

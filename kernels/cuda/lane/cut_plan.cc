@@ -100,12 +100,12 @@ double LargestShare(const Problem& p, const Grid& grid) {
          (grid.rows == 1 ? 1 : share(DivideUp(p.len_q, kCutRows), grid.rows));
 }
 
-// Of an average tile.
+// The time of an average tile.
 double TileSeconds(const Cost& cost, double rate) {
   return cost.flops / cost.tiles / (rate / kUnits);
 }
 
-// Of the largest part, its tiles average ones.
+// The time of the largest part, if its tiles are average ones.
 double KernelSeconds(const Problem& p, const Cost& cost, const Grid& grid, double rate) {
   const double waves = std::ceil(cost.tiles * LargestShare(p, grid) / kUnits);
   return waves * TileSeconds(cost, rate);

@@ -60,7 +60,7 @@ struct Array {
   int64_t bytes;
 };
 
-// Of the page table, as far as the sequences reach: a table may end there.
+// Bytes of the page table as far as the sequences reach: a table may end there.
 int64_t PageTableBytes(const Attention& host) {
   const Problem& p = host.problem;
   int64_t entries = 0;

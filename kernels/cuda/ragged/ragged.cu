@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kSortThreads)
 
 int64_t RoundUp(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Where things lie in the workspace; all but `ordered` are copied there from the host in one piece.
+// Where things are in the workspace; all but `ordered` are copied there from the host in one piece.
 struct Layout {
   int64_t attentions, maps, groups, ordered, bytes;
 
@@ -163,7 +163,7 @@ cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* c
   const Layout layout(static_cast<int64_t>(attentions.size()), static_cast<int64_t>(groups.size()));
   const int64_t bytes = layout.ordered - layout.attentions;
   char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
-  // Of pageable memory the copy call has taken the bytes when it returns.
+  // With pageable memory, the copy call has taken the bytes when it returns.
   std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
   char* const host = locked == nullptr ? pageable.data() : locked;
   cudaError_t error = FillList(variant, attentions, groups, layout, host);
@@ -171,7 +171,7 @@ cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* c
   char* const list = workspace + layout.attentions;
   if (locked == nullptr) {
     error = cudaMemcpyAsync(list, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream);
-  } else {  // not by the copy engine: a list does not wait there behind large tensors
+  } else {  // not by the copy engine, where a list would wait for large tensors
     const CopyPiece piece{list, host, bytes};
     error = LaunchCopy({&piece, 1}, stream);
   }

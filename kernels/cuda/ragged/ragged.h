@@ -39,7 +39,7 @@ inline constexpr int64_t kLaunchTilesMax = int64_t{1} << 30;
 inline constexpr int kTileRowsMin = 32;  // of any variant
 
 // The kernel's parameter. One attention whose lengths the host knows travels in it; a list, or
-// lengths that lie on the device, are read from the workspace.
+// lengths that are on the device, are read from the workspace.
 struct RaggedParams {
   TensorMaps single_maps;
   Attention single;

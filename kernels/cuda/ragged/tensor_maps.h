@@ -21,8 +21,8 @@ struct TensorMaps {
   bool writes_o;  // dense layout, and the copy engine can address O
 };
 
-// A box of 64 columns lies in 128-byte rows under the 128-byte swizzle, one of 32 in 64-byte rows
-// under the 64-byte swizzle.
+// A box of 64 columns is stored in 128-byte rows under the 128-byte swizzle, one of 32 in 64-byte
+// rows under the 64-byte swizzle.
 struct TensorBox {
   int rows = 0;  // 1..256
   int cols = 0;  // 32 or 64

@@ -61,8 +61,8 @@ struct Quotient {
   int rest;
 };
 
-// Of numbers that are not negative, b a power of two or not: a shift has a fraction of a division's
-// latency, and one thread works all this out while others wait.
+// Divides numbers that are not negative, b a power of two or not: a shift has a fraction of a
+// division's latency, and one thread works all this out while others wait.
 ATTEND_HD inline Quotient Divide(int a, int b) {
   const auto dividend = static_cast<unsigned>(a);
   const auto divisor = static_cast<unsigned>(b);
@@ -77,7 +77,7 @@ ATTEND_HD inline Quotient Divide(int a, int b) {
   return {whole, a - whole * b};
 }
 
-// Where tile number `tile`, one of the group's, lies.
+// Where tile number `tile` of the group is.
 ATTEND_HD inline void PlaceTile(const TileGroup& group, int64_t heads_q, int tile, int rows,
                                 TileWork& work) {
   const Quotient section = Divide(tile - group.first_tile, group.section * group.row_tiles);

@@ -380,7 +380,7 @@ __device__ __forceinline__ void AddNonFinite(const char* values, float to_log2, 
 }
 
 // Where the tile of V that begins with `key` is noted as holding NaN or Inf. Neighbours have two
-// places, so that no warp overwrites what others, still one barrier behind, have to read.
+// places, so that no warp overwrites what others, one barrier late, still have to read.
 template <class T>
 __device__ __forceinline__ int& SpoiledKey(BlockWork& work, int key) {
   return work.spoiled[key / T::kKeys % 2];

@@ -29,7 +29,7 @@ struct Consumer {
   StageCursor<T::kStages> k = {}, v = {};
   StageCursor<T::kStagesQ> q = {};
 
-  // Of the tile at hand.
+  // The tile in hand.
   int row;                   // this thread's first; the second is 8 further
   float cap_factor;          // softcap: score = tanh(q.k * cap_factor); 0 without
   int full_begin, full_end;  // keys that all rows of this warpgroup see

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuda_flash_sm90, producer: one warp keeps the copy engine ahead of the consumers. Keys are walked
-// from the last tile to the first, so that masked tiles come first; V runs one tile behind K, as
+// from the last tile to the first, so that masked tiles come first; V comes one tile after K, as
 // the consumers use them.
 
 #pragma once
