@@ -45,9 +45,12 @@ def arguments(words=None):
     rivals.add_argument("--no-rivals", action="store_true", help="run only our kernels")
     parser.add_argument("--unfused", action="store_true",
                         help="also race baddbmm, softmax, bmm, where math runs too")
-    parser.add_argument("--rounds", type=int, default=7, help="most rounds for each contender and cell")
-    parser.add_argument("--round-ms", type=float, default=3.0, help="milliseconds that the calls of one round take")
-    parser.add_argument("--seconds-per-cell", type=float, default=1.5, help="most seconds of timing for each cell")
+    parser.add_argument("--rounds", type=int, default=7,
+                        help="most rounds for each contender and cell")
+    parser.add_argument("--round-ms", type=float, default=3.0,
+                        help="milliseconds that the calls of one round take")
+    parser.add_argument("--seconds-per-cell", type=float, default=1.5,
+                        help="most seconds of timing for each cell")
     parser.add_argument("--budget", type=float, default=float("inf"),
                         help="start no cell after this many seconds; what is left out is listed")
     parser.add_argument("--seed", type=int, help="seed of the inputs (default: a fresh one)")

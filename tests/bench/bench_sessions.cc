@@ -378,10 +378,8 @@ int Main(int argc, char** argv) {
   app.add_option("--seconds", s.seconds, "Seconds of each measurement")->capture_default_str();
   app.add_option("--rounds", s.rounds, "Measurements of each kind")->capture_default_str();
   app.add_option("--threads", s.threads, "Threads of the CPU device")->capture_default_str();
-  app.add_option("--fork-tokens", s.fork_tokens, "Tokens of the session that is forked")
-      ->capture_default_str();
-  app.add_option("--session-memory", s.session_memory, "The server's --session-memory")
-      ->capture_default_str();
+  app.add_option("--fork-tokens", s.fork_tokens, "Tokens that are forked")->capture_default_str();
+  app.add_option("--session-memory", s.session_memory, "The server's flag")->capture_default_str();
   app.add_flag("--streams", s.streams, "Send each client's steps on a stream of its own");
   CLI11_PARSE(app, argc, argv);
   Bench(s).Run();
