@@ -86,7 +86,8 @@ struct Client::Impl {
   Impl(const ClientOptions& options, const std::string& target, uint64_t seed)
       : chunked_bytes_min(options.chunked_bytes_min),
         retry(options.retry),
-        pool(target, options.connections, options.completion_threads),
+        pool(target, options.connections, options.completion_threads,
+             options.clock != nullptr ? *options.clock : steady_clock),
         ids(seed),
         next_seed(seed),
         message_bytes_max(options.message_bytes_max),
@@ -103,6 +104,7 @@ struct Client::Impl {
   const int64_t chunked_bytes_min;
   std::atomic<bool> chunks_refused = false;  // the server does not know AttendChunked
   RetryPolicy retry;
+  const SteadyClock steady_clock;
   ConnectionPool pool;
   RequestIds ids;
   std::atomic<uint64_t> next_seed;
@@ -164,7 +166,7 @@ void Client::AskForLimits(const AttentionCall& call, CallOptions* options) {
   if (impl_->message_bytes_max > 0 || PayloadBytes(call) + AnswerBytes(call) < kAskForLimitsBytes) {
     return;
   }
-  const auto start = std::chrono::steady_clock::now();  // gRPC sees to the timeout by it, too
+  const TimePoint start = clock().Now();
   const bool bounded = options->timeout.count() > 0;
   const auto info =
       GetServerInfo(bounded ? std::min<std::chrono::nanoseconds>(options->timeout, kAskForLimitsMax)
@@ -175,7 +177,7 @@ void Client::AskForLimits(const AttentionCall& call, CallOptions* options) {
     impl_->message_bytes_max = INT64_MAX;
   }
   if (!bounded) return;
-  options->timeout -= std::chrono::steady_clock::now() - start;
+  options->timeout -= clock().Now() - start;
   options->timeout = std::max(options->timeout, std::chrono::nanoseconds(1));
 }
 
@@ -275,6 +277,8 @@ Result<Health> Client::CheckHealth(const std::string& service, std::chrono::nano
 int Client::connections() const { return impl_->pool.size(); }
 
 std::shared_ptr<grpc::Channel> Client::control() const { return impl_->pool.control(); }
+
+const Clock& Client::clock() const { return impl_->pool.clock(); }
 
 RetryState Client::MakeRetryState() {
   return RetryState(impl_->retry, impl_->next_seed.fetch_add(1, std::memory_order_relaxed));

@@ -25,6 +25,7 @@
 #include "client/call/retry_policy.h"
 #include "client/stream.h"
 #include "client/wire/message_codec.h"
+#include "kernels/util/clock.h"
 
 namespace attend::client {
 
@@ -45,6 +46,9 @@ struct ClientOptions {
   int64_t message_bytes_max = 0;
   RetryPolicy retry;
   uint64_t seed = 0;  // for the jitter of retries and for request ids; 0: from the system
+  // For deadlines and retries; must outlive the client. Null: the steady clock. gRPC ends attempts,
+  // and waits between them, by the true time in any case.
+  const Clock* clock = nullptr;
 };
 
 class Operation;
@@ -103,6 +107,7 @@ class Client {
   struct Impl;
   // Session's small calls use these two.
   std::shared_ptr<grpc::Channel> control() const;
+  const Clock& clock() const;
   RetryState MakeRetryState();
   // Asks the server for its limits before a call that may be too large for one message; the time
   // counts towards the call's timeout.

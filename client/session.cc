@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <random>
-#include <thread>
 #include <utility>
 
 #include "attend/v1/session.grpc.pb.h"
@@ -42,10 +41,9 @@ Status AskOnce(v1::SessionService::Stub& stub, Method<Request, Response> method,
 // behind ends with its lease.
 template <class Request, class Response>
 Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, RetryState retry,
-           const std::string& tenant, std::chrono::nanoseconds timeout, const Request& request,
-           Response* response) {
-  using Clock = std::chrono::steady_clock;
-  const Clock::time_point begin = Clock::now();
+           const Clock& clock, const std::string& tenant, std::chrono::nanoseconds timeout,
+           const Request& request, Response* response) {
+  const TimePoint begin = clock.Now();
   std::optional<std::chrono::nanoseconds> left;
   if (timeout.count() > 0) left = timeout;
   for (;;) {
@@ -53,10 +51,10 @@ Status Ask(v1::SessionService::Stub& stub, Method<Request, Response> method, Ret
     const Status status =
         AskOnce(stub, method, tenant, left.value_or(timeout), request, response, &pushback);
     if (status.ok()) return status;
-    if (left) left = timeout - (Clock::now() - begin);
+    if (left) left = timeout - (clock.Now() - begin);
     const auto wait = retry.AfterFailure(status.code(), pushback, left);
     if (!wait) return status;
-    std::this_thread::sleep_for(*wait);
+    clock.SleepFor(*wait);
     if (left) left = std::max<std::chrono::nanoseconds>(*left - *wait, std::chrono::nanoseconds(1));
   }
 }
@@ -79,8 +77,8 @@ struct Session::State {
 
   template <class Request, class Response>
   Status Ask(Method<Request, Response> method, const Request& request, Response* response) {
-    return client::Ask(*stub, method, client.MakeRetryState(), options.tenant, options.timeout,
-                       request, response);
+    return client::Ask(*stub, method, client.MakeRetryState(), client.clock(), options.tenant,
+                       options.timeout, request, response);
   }
   // A call that names the session and has it as its answer, whose lengths are learnt.
   template <class Request>

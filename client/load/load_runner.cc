@@ -15,7 +15,7 @@
 namespace attend::client {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;  // what is measured is the true time
 
 // A closed loop rests this long after a refusal, so that a server that is down or full is not
 // hammered by a loop that does nothing else.

@@ -17,7 +17,7 @@
 namespace attend::client {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = std::chrono::steady_clock;  // what is measured is the true time
 
 // Steps of a verified sequence that are verified besides its prompt and its last step.
 constexpr double kStepsVerified = 8;

@@ -176,7 +176,7 @@ Status ChunkedOp::AttemptStatus() const {
   if (failure.code() == Code::kCancelled && !cancelled_) {
     // This client did not ask for it. When a connection is lost, or a deadline passes on one
     // stream, the server cancels the other streams, and that may arrive first.
-    if (has_deadline() && deadline_ - Clock::now() <= kDeadlineSlack) {
+    if (has_deadline() && time_left() <= kDeadlineSlack) {
       return Status(Code::kDeadlineExceeded, "the deadline passed");
     }
     return Unavailable("a stream of the call was lost: " + failure.message());
@@ -191,8 +191,7 @@ std::shared_ptr<UnaryOp> ChunkedOp::MakeMessageOp(const Status& status) {
   }
   CallOptions options = options_;
   if (has_deadline()) {
-    options.timeout =
-        std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(1));
+    options.timeout = std::max(time_left(), std::chrono::nanoseconds(1));
   }
   const int attempts = retry_.attempts();
   auto finish = [self = shared_from_this(), attempts](CallOutcome outcome) {

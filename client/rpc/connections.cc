@@ -86,7 +86,9 @@ void CompletionLoop::Close() {
   while (first_ != nullptr) empty_.Wait(mutex_);
 }
 
-ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads) {
+ConnectionPool::ConnectionPool(const std::string& server, int connections, int completion_threads,
+                               const Clock& clock)
+    : clock_(clock) {
   if (completion_threads == 0) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
     completion_threads = std::clamp(connections, 1, std::max(1, cores / 2));

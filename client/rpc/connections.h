@@ -18,6 +18,7 @@
 
 #include "client/call/random.h"
 #include "client/call/retry_policy.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
@@ -95,7 +96,9 @@ struct Connection {
 
 class ConnectionPool {
  public:
-  ConnectionPool(const std::string& server, int connections, int completion_threads);
+  // `clock` must outlive the pool.
+  ConnectionPool(const std::string& server, int connections, int completion_threads,
+                 const Clock& clock);
 
   // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
   int Acquire();
@@ -106,9 +109,12 @@ class ConnectionPool {
   int size() const { return static_cast<int>(connections_.size()); }
   // For small calls, which must not wait for tensors to be sent.
   const std::shared_ptr<grpc::Channel>& control() const { return control_; }
+  // What deadlines and retries go by.
+  const Clock& clock() const { return clock_; }
   void Close();
 
  private:
+  const Clock& clock_;
   std::vector<std::unique_ptr<CompletionLoop>> loops_;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::shared_ptr<grpc::Channel> control_;

@@ -12,8 +12,7 @@ RetryingOp::RetryingOp(ConnectionPool* pool, std::string_view id, const CallOpti
     : pool_(pool),
       id_(id),
       options_(options),
-      deadline_(options.timeout.count() > 0 ? Clock::now() + options.timeout
-                                            : Clock::time_point::max()),
+      deadline_(options.timeout.count() > 0 ? pool->clock().Now() + options.timeout : kNever),
       callback_(std::move(callback)),
       retry_(retry, seed) {}
 
@@ -27,13 +26,12 @@ bool RetryingOp::Register(int connection) {
 
 void RetryingOp::Prepare(grpc::ClientContext& context) const {
   NameTenant(options_.tenant, &context);
-  if (has_deadline()) context.set_deadline(DeadlineAfter(deadline_ - Clock::now()));
+  if (has_deadline()) context.set_deadline(DeadlineAfter(time_left()));
 }
 
 bool RetryingOp::ScheduleRetry(Status& status, const Pushback& pushback) {
-  std::optional<std::chrono::nanoseconds> time_left;
-  if (has_deadline()) time_left = deadline_ - Clock::now();
-  const auto wait = retry_.AfterFailure(status.code(), pushback, time_left);
+  const auto left = has_deadline() ? std::optional(time_left()) : std::nullopt;
+  const auto wait = retry_.AfterFailure(status.code(), pushback, left);
   if (!wait) return false;
   if (cancelled_) {
     // As if it had come a moment later, during the wait.

@@ -17,14 +17,13 @@
 #include "client/call/call_options.h"
 #include "client/call/retry_policy.h"
 #include "client/rpc/connections.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 
 namespace attend::client {
 
 class RetryingOp : public Operation {
  protected:
-  using Clock = std::chrono::steady_clock;  // which gRPC sees to deadlines by
-
   static constexpr int kBackoff = -1;  // the slot of the wait's end
 
   RetryingOp(ConnectionPool* pool, std::string_view id, const CallOptions& options,
@@ -35,7 +34,8 @@ class RetryingOp : public Operation {
   // call has ended.
   bool Register(int connection);
 
-  bool has_deadline() const { return deadline_ != Clock::time_point::max(); }
+  bool has_deadline() const { return deadline_ != kNever; }
+  std::chrono::nanoseconds time_left() const { return deadline_ - pool_->clock().Now(); }
   // For an attempt that begins now.
   void Prepare(grpc::ClientContext& context) const;
 
@@ -52,7 +52,7 @@ class RetryingOp : public Operation {
   ConnectionPool* const pool_;
   const std::string id_;
   const CallOptions options_;
-  const Clock::time_point deadline_;
+  const TimePoint deadline_;
   CallCallback callback_;
   CompletionLoop* home_ = nullptr;  // where the operation is registered
   Event backoff_{this, kBackoff};

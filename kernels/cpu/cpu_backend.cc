@@ -272,7 +272,7 @@ void TryThreads(int count) {
 // Makes every thread of the pool now. oneTBB makes a thread when it is first needed, on another
 // thread, where a failure to make it cannot be caught.
 void MakeThreads(int threads, tbb::task_arena& pool) {
-  constexpr std::chrono::seconds kPatience(2);  // for a busy machine; it goes on without
+  constexpr std::chrono::seconds kPatience(2);  // true ones, for a busy machine; it goes on without
   // Another backend of this process may have set a lower bound for all.
   threads = std::min(threads, static_cast<int>(tbb::global_control::active_value(
                                   tbb::global_control::max_allowed_parallelism)));

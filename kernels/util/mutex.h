@@ -65,14 +65,10 @@ class ATTEND_SCOPED_LOCK MutexLock {
 class CondVar {
  public:
   void Wait(Mutex& mutex) ATTEND_REQUIRES(mutex) { changed_.wait(*Adopted(mutex)); }
-  // False: the time has come.
+  // By the true time; what is given a clock waits by Clock::WaitUntil. False: the time has come.
   template <class TimePoint>
   bool WaitUntil(Mutex& mutex, const TimePoint& until) ATTEND_REQUIRES(mutex) {
     return changed_.wait_until(*Adopted(mutex), until) == std::cv_status::no_timeout;
-  }
-  template <class Duration>
-  bool WaitFor(Mutex& mutex, const Duration& duration) ATTEND_REQUIRES(mutex) {
-    return WaitUntil(mutex, std::chrono::steady_clock::now() + duration);
   }
   void NotifyOne() { changed_.notify_one(); }
   void NotifyAll() { changed_.notify_all(); }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/app/config.h"
 #include "server/log/logging.h"
@@ -21,7 +22,6 @@
 #include "server/net/read_guard.h"
 #include "server/regions/unix_listener.h"
 #include "server/rpc/reflection.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

@@ -5,11 +5,11 @@
 #pragma once
 
 #include "attend/v1/attention.pb.h"
+#include "kernels/util/clock.h"
 #include "server/app/config.h"
 #include "server/engine/engine.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/sessions/session_table.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/status.h"
-#include "server/util/clock.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/app/config.h"
 #include "server/app/dump.h"
@@ -24,7 +25,6 @@
 #include "server/rpc/request_reader.h"
 #include "server/rpc/session_service.h"
 #include "server/sessions/session_memory.h"
-#include "server/util/clock.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
 

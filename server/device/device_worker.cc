@@ -240,11 +240,7 @@ void DeviceWorker::Run() {
     // may have ended by then: so there is one wake-up for all of them, not one for each.
     if (watch_ <= now) watch_ = kNever;
     watch_ = std::min(watch_, step.wake);
-    if (watch_ == kNever) {
-      while (!WokenLocked()) wake_.Wait(mutex_);
-    } else {
-      while (!WokenLocked() && wake_.WaitUntil(mutex_, watch_)) {
-      }
+    while (!WokenLocked() && clock_.WaitUntil(wake_, mutex_, watch_)) {
     }
   }
 }

@@ -30,12 +30,12 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/device/completion.h"
 #include "server/metrics/metrics.h"
 #include "server/request/request.h"
 #include "server/schedule/scheduler.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

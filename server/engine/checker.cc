@@ -16,8 +16,6 @@
 namespace attend {
 namespace {
 
-constexpr Duration kLookLeast = std::chrono::milliseconds(1);
-
 // SplitMix64 (Steele, Lea & Flood 2014): well-mixed bits of a counter.
 uint64_t Mix(uint64_t value) {
   value += 0x9e3779b97f4a7c15u;
@@ -169,12 +167,7 @@ void Checker::WatchDeadlines() {
     }
     if (stop_) return;  // set while a request was ended
     watched_ = EarliestDeadline();
-    if (watched_ == kNever) {
-      due_.Wait(mutex_);
-    } else {
-      // Not less: this must not spin if the clock does not advance.
-      due_.WaitFor(mutex_, std::max<Duration>(watched_ - now, kLookLeast));
-    }
+    clock_.WaitUntil(due_, mutex_, watched_);
   }
 }
 

@@ -15,10 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/request/request.h"
 #include "server/schedule/check_queue.h"
-#include "server/util/clock.h"
 #include "server/util/thresholds.h"
 #include "server/util/worker_threads.h"
 

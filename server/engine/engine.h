@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/device/completion.h"
 #include "server/device/device_worker.h"
@@ -31,7 +32,6 @@
 #include "server/split/splitter.h"
 #include "server/upload/staging.h"
 #include "server/upload/upload_run.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/util/clock.h"
+#include "kernels/util/clock.h"
 
 namespace attend {
 

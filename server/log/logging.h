@@ -14,11 +14,11 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/log_limit.h"
 #include "server/log/log_line.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

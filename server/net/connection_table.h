@@ -15,7 +15,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "server/util/clock.h"
+#include "kernels/util/clock.h"
 
 namespace attend {
 

@@ -14,7 +14,7 @@
 #include <limits>
 #include <utility>
 
-#include "server/util/clock.h"
+#include "kernels/util/clock.h"
 
 namespace attend {
 

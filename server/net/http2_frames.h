@@ -18,10 +18,10 @@
 #include <memory>
 #include <span>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/net/heap_pressure.h"
 #include "server/net/open_calls.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

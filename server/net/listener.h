@@ -16,13 +16,13 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/net/connection_limits.h"
 #include "server/net/connection_table.h"
-#include "server/util/clock.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {

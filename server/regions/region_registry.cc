@@ -100,7 +100,7 @@ Status RegionRegistry::WaitForRoomLocked(uint64_t client, int64_t bytes) {
     if (status.ok() || !reaping_ || clock_.Now() - reaping_since_ >= limits_.return_wait) {
       return status;
     }
-    changed_.WaitUntil(mutex_, reaping_since_ + limits_.return_wait);
+    clock_.WaitUntil(changed_, mutex_, reaping_since_ + limits_.return_wait);
   }
 }
 

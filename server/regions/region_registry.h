@@ -26,12 +26,12 @@
 #include <thread>
 #include <unordered_map>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/regions/device_importer.h"
 #include "server/regions/region.h"
 #include "server/regions/region_memory.h"
-#include "server/util/clock.h"
 #include "server/util/random_token.h"
 
 namespace attend {

@@ -59,13 +59,14 @@ bool Send(int socket, const v1::RegionReply& reply, const UniqueFd& file) {
 
 }  // namespace
 
-RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger)
-    : options_(options), registry_(registry), logger_(logger) {}
+RegionSocket::RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger,
+                           const Clock& clock)
+    : options_(options), registry_(registry), logger_(logger), clock_(clock) {}
 
 Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options,
-                                                          RegionRegistry& registry,
-                                                          Logger& logger) {
-  std::unique_ptr<RegionSocket> socket(new RegionSocket(options, registry, logger));
+                                                          RegionRegistry& registry, Logger& logger,
+                                                          const Clock& clock) {
+  std::unique_ptr<RegionSocket> socket(new RegionSocket(options, registry, logger, clock));
   UnixListenOptions listen;
   listen.path = options.path;
   listen.name = "shared-memory-socket " + options.path;
@@ -92,7 +93,12 @@ bool RegionSocket::Stop(TimePoint until) {
     return true;
   }
   eventfd_write(wake_.get(), 1);
-  if (until != kNever && end_.wait_until(until) != std::future_status::ready) return false;
+  {
+    const MutexLock lock(mutex_);
+    while (!ended_ && clock_.WaitUntil(changed_, mutex_, until)) {
+    }
+    if (!ended_) return false;
+  }
   thread_.join();
   return true;
 }
@@ -124,7 +130,9 @@ void RegionSocket::Run() {
   StopListening(&listener_);
   for (const auto& [fd, connection] : connections_) registry_.RemoveClient(connection.client);
   connections_.clear();
-  ended_.set_value();
+  const MutexLock lock(mutex_);
+  ended_ = true;
+  changed_.NotifyAll();
 }
 
 void RegionSocket::End(Connections::iterator connection) {

@@ -9,7 +9,6 @@
 
 #include <sys/types.h>
 
-#include <future>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,12 +17,12 @@
 #include <vector>
 
 #include "attend/v1/shared_memory.pb.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/log/logging.h"
 #include "server/regions/region_registry.h"
 #include "server/regions/unix_listener.h"
-#include "server/util/clock.h"
 #include "server/util/unique_fd.h"
 
 namespace attend {
@@ -36,9 +35,10 @@ class RegionSocket {
     int connections_max = 256;  // if any user may connect, one of them has a quarter
   };
 
-  // The socket is listening when this returns. `registry` and `logger` must outlive it.
+  // The socket is listening when this returns. `registry`, `logger` and `clock` must outlive it.
   static Result<std::unique_ptr<RegionSocket>> Start(const Options& options,
-                                                     RegionRegistry& registry, Logger& logger);
+                                                     RegionRegistry& registry, Logger& logger,
+                                                     const Clock& clock);
   ~RegionSocket();  // stops
   RegionSocket(const RegionSocket&) = delete;
   RegionSocket& operator=(const RegionSocket&) = delete;
@@ -67,7 +67,8 @@ class RegionSocket {
     UniqueFd wake;  // readable while there are any
   };
 
-  RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger);
+  RegionSocket(const Options& options, RegionRegistry& registry, Logger& logger,
+               const Clock& clock);
   void Run();
   void Accept();
   // The user of the peer's process, if it may connect.
@@ -86,13 +87,15 @@ class RegionSocket {
   const Options options_;
   RegionRegistry& registry_;
   Logger& logger_;
+  const Clock& clock_;
   UnixListener listener_;
   UniqueFd wake_;  // readable when the thread must end
   const std::shared_ptr<Done> done_ = std::make_shared<Done>();
-  Connections connections_;   // the thread's
-  bool accepting_ = true;     // the thread's; false while there are no descriptors
-  std::promise<void> ended_;  // by the thread, as the last thing it does
-  std::future<void> end_ = ended_.get_future();
+  Connections connections_;  // the thread's
+  bool accepting_ = true;    // the thread's; false while there are no descriptors
+  Mutex mutex_;
+  CondVar changed_;
+  bool ended_ ATTEND_GUARDED_BY(mutex_) = false;  // the thread's last act
   std::thread thread_;
 };
 

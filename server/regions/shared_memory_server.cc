@@ -27,7 +27,7 @@ Result<std::unique_ptr<SharedMemoryServer>> SharedMemoryServer::Start(
                   "cuda-ipc is on, but no device of this server is a GPU");
   }
   Result<std::unique_ptr<RegionSocket>> socket =
-      RegionSocket::Start(options.socket, server->registry_, logger);
+      RegionSocket::Start(options.socket, server->registry_, logger, clock);
   if (!socket.ok()) return socket.status();
   server->socket_ = std::move(*socket);
   return server;

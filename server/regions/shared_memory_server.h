@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
 #include "server/log/logging.h"
 #include "server/regions/device_importer.h"
 #include "server/regions/region_memory.h"
 #include "server/regions/region_registry.h"
 #include "server/regions/region_socket.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

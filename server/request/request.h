@@ -18,12 +18,12 @@
 #include "kernels/contract/select.h"
 #include "kernels/contract/stop_flag.h"
 #include "kernels/reference/check_rows.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/memory/host_pool.h"
 #include "server/memory/upload_budget.h"
 #include "server/request/input_source.h"
 #include "server/request/placement.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

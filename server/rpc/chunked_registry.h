@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "kernels/util/thread_name.h"
 #include "server/rpc/call.h"
-#include "server/util/clock.h"
 #include "server/util/random_token.h"
 
 namespace attend {
@@ -113,13 +113,13 @@ void TransferRegistry<Transfer>::Run() {
       wake_.Wait(mutex_);
       continue;
     }
-    // A transfer that is added meanwhile wakes the thread, too, but does not make the pause longer.
-    const TimePoint until = std::chrono::steady_clock::now() + pause;
-    while (!stop_ && wake_.WaitUntil(mutex_, until)) {
-    }
+    const TimePoint until = clock_.Now() + pause;
     lock.Unlock();
     EndIdle();
     lock.Lock();
+    // A transfer that is added meanwhile wakes the thread, too, but does not make the pause longer.
+    while (!stop_ && clock_.WaitUntil(wake_, mutex_, until)) {
+    }
   }
 }
 

@@ -15,9 +15,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "server/schedule/queue_order.h"
 #include "server/schedule/request_queue.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

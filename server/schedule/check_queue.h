@@ -13,9 +13,9 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "server/request/request.h"
 #include "server/schedule/fair_share.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

@@ -33,9 +33,9 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "server/schedule/fair_share.h"
 #include "server/schedule/request_queue.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

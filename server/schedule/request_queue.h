@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/schedule/fair_share.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

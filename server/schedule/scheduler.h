@@ -14,11 +14,11 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/schedule/batcher.h"
 #include "server/schedule/request_queue.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

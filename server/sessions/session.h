@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/contract/dtype.h"
+#include "kernels/util/clock.h"
 #include "server/sessions/page_pool.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

@@ -33,7 +33,7 @@ SessionDevice DeviceOf(DeviceArena* arena) {
 
 SessionMemory::SessionMemory(std::vector<std::unique_ptr<DeviceArena>> arenas,
                              const SessionOptions& options, const Clock& clock)
-    : arenas_(std::move(arenas)) {
+    : arenas_(std::move(arenas)), clock_(clock) {
   std::vector<SessionDevice> devices;
   for (const auto& arena : arenas_) devices.push_back(DeviceOf(arena.get()));
   table_ = std::make_unique<SessionTable>(options, clock, RandomToken, devices);
@@ -53,10 +53,12 @@ void SessionMemory::Run() {
   NameThread("attend-leases");
   MutexLock lock(mutex_);
   while (!stop_) {
-    wake_.WaitFor(mutex_, kExpireInterval);
+    const TimePoint until = clock_.Now() + kExpireInterval;
     lock.Unlock();
     table_->Expire();
     lock.Lock();
+    while (!stop_ && clock_.WaitUntil(wake_, mutex_, until)) {
+    }
   }
 }
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "server/sessions/session_table.h"
-#include "server/util/clock.h"
 
 namespace attend {
 
@@ -31,6 +31,7 @@ class SessionMemory {
   void Run();
 
   const std::vector<std::unique_ptr<DeviceArena>> arenas_;
+  const Clock& clock_;
   std::unique_ptr<SessionTable> table_;
   Mutex mutex_;
   CondVar wake_;

@@ -28,12 +28,12 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 #include "server/sessions/cache_hold.h"
 #include "server/sessions/page_pool.h"
 #include "server/sessions/session.h"
-#include "server/util/clock.h"
 #include "server/util/random_token.h"
 
 namespace attend {

@@ -94,9 +94,10 @@ void AnswerWatch::Run() {
       std::max<Duration>(timeout_ / kLooksPerTimeout, std::chrono::milliseconds(1));
   const MutexLock lock(mutex_);
   while (!stop_) {
-    if (wake_.WaitFor(mutex_, pause) || stop_) continue;  // woken early
     const TimePoint now = clock_.Now();
     for (Stripe& stripe : stripes_) Look(stripe, now);
+    while (!stop_ && clock_.WaitUntil(wake_, mutex_, now + pause)) {
+    }
   }
 }
 

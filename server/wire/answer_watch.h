@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
-#include "server/util/clock.h"
 
 namespace attend {
 

@@ -47,7 +47,7 @@ struct Regions {
     std::string pattern = std::filesystem::temp_directory_path() / "attend-fuzz-XXXXXX";
     const std::filesystem::path folder = mkdtemp(pattern.data());
     options.path = folder / "regions.sock";
-    auto started = RegionSocket::Start(options, registry, logger);
+    auto started = RegionSocket::Start(options, registry, logger, clock);
     ATTEND_FUZZ_REQUIRE(started.ok(), started.status().ToString());
     socket = std::move(*started);
     // The process ends without destructors.

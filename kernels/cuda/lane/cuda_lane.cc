@@ -158,7 +158,7 @@ void CudaLane::Poll(std::chrono::nanoseconds at_most) {
     if (polled_ && polled_->submitter == std::this_thread::get_id()) mine.swap(polled_);
   }
   if (!mine) return;
-  const auto until = std::chrono::steady_clock::now() + at_most;
+  const auto until = std::chrono::steady_clock::now() + at_most;  // a device works in true time
   do {
     const cudaError_t error = context_.poller.StateOf(events_[kCopiedOut], mine->recorded);
     if (error != cudaErrorNotReady) return Finish(mine->batch.get(), error);

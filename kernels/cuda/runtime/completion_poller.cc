@@ -14,7 +14,7 @@
 namespace attend::cuda {
 namespace {
 
-constexpr std::chrono::microseconds kPollInterval{10};
+constexpr std::chrono::microseconds kPollInterval{10};  // a device works in true time
 // Linux may add this much to a sleep; its default of 50 us would be most of a small batch's time.
 constexpr unsigned long kTimerSlackNs = 1000;
 

@@ -9,6 +9,7 @@
 #include <future>
 
 #include "tests/client/support/chunked_calls.h"
+#include "tests/kernels/support/manual_clock.h"
 
 namespace attend::client {
 namespace {
@@ -136,6 +137,39 @@ TEST(Refusals, HonoursPushback) {
   EXPECT_EQ(client->Call(RandomCall("B1,H1,L4,D8", 1), options).status().code(),
             Code::kUnavailable);
   EXPECT_EQ(server.calls(), 2) << "an hour does not fit the deadline";
+}
+
+TEST(Refusals, WhatIsRefusedAfterTheDeadlineIsNotTriedAgain) {
+  test::ManualClock clock;
+  CallOptions options;
+  options.timeout = std::chrono::hours(1);  // in true time, gRPC does not end it
+  std::chrono::nanoseconds passes = options.timeout;
+  const auto late = [&](grpc::ServerContext*) {
+    clock.Advance(passes);
+    return grpc::Status(grpc::UNAVAILABLE, "too late");
+  };
+  FakeServer server;
+  server.SetBefore([&](int64_t, grpc::ServerContext* context) { return late(context); });
+  server.SetChunked(
+      [&](grpc::ServerContext* context, FakeServer::ChunkedStream*) { return late(context); });
+  ClientOptions client_options;
+  client_options.server = server.address();
+  client_options.retry.attempts_max = 4;
+  client_options.retry.backoff_initial = milliseconds(1);
+  client_options.clock = &clock;
+  const std::unique_ptr<Client> client = *Client::Make(client_options);
+  int64_t calls = 0;
+  for (const CallTransport transport : {CallTransport::kInline, CallTransport::kChunked}) {
+    options.transport = transport;
+    // The second attempt comes after half of the time, the third would come after all of it.
+    for (const int attempts : {1, 2}) {
+      passes = options.timeout / attempts;
+      const CallOutcome outcome = Wait(*client, RandomCall("B1,H1,L4,D8", 1), options);
+      EXPECT_EQ(outcome.status.code(), Code::kUnavailable) << outcome.status.ToString();
+      EXPECT_EQ(outcome.attempts, attempts);
+      EXPECT_EQ(server.calls(), calls += attempts);
+    }
+  }
 }
 
 TEST(Refusals, CancelEndsTheWaitForARetry) {

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/temporary_directory.h"
 #include "tests/server/support/test_server.h"

@@ -16,8 +16,8 @@
 
 #include "server/util/byte_size.h"
 #include "server/util/whole_file.h"
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/kernels/support/problems.h"
-#include "tests/server/support/manual_clock.h"
 #include "tests/server/support/temporary_directory.h"
 
 namespace attend {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 
 namespace attend {
 namespace {

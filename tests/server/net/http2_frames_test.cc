@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "server/net/read_guard.h"
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 
 namespace attend {
 namespace {

@@ -24,7 +24,7 @@
 #include <deque>
 
 #include "server/net/tcp_listener.h"
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 
 namespace {
 

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/kernels/support/problems.h"
-#include "tests/server/support/manual_clock.h"
 
 namespace attend {
 namespace {
@@ -250,7 +250,12 @@ TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
   memory_.Hold();
   ASSERT_TRUE(registry_->Release(client, token).ok());
   memory_.WaitForUnmapping(1);
+  std::thread waiting([&] {
+    ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  });
+  clock_.AwaitWaiter();
   clock_.Advance(kReturnWait);
+  waiting.join();
   ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
   memory_.Release();
   WaitUntilTaken(0);

@@ -44,7 +44,7 @@ class RegionSocketTest : public ::testing::Test {
 
   Status Start() {
     Result<std::unique_ptr<RegionSocket>> socket =
-        RegionSocket::Start(options_, registry_, logger_);
+        RegionSocket::Start(options_, registry_, logger_, clock_);
     if (!socket.ok()) return socket.status();
     socket_ = std::move(*socket);
     return Status();
@@ -295,7 +295,8 @@ TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
 TEST_F(RegionSocketTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path);
-  Result<std::unique_ptr<RegionSocket>> second = RegionSocket::Start(options_, registry_, logger_);
+  Result<std::unique_ptr<RegionSocket>> second =
+      RegionSocket::Start(options_, registry_, logger_, clock_);
   ASSERT_FALSE(second.ok());
   EXPECT_NE(second.status().message().find("another server owns it"), std::string::npos)
       << second.status().message();
@@ -344,7 +345,8 @@ class SlowMemory final : public RegionMemory {
 TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
   SlowMemory slow(memory_);
   RegionRegistry registry({1 << 20, 1 << 19, 4}, slow, clock_, RandomToken);
-  Result<std::unique_ptr<RegionSocket>> socket = RegionSocket::Start(options_, registry, logger_);
+  Result<std::unique_ptr<RegionSocket>> socket =
+      RegionSocket::Start(options_, registry, logger_, clock_);
   ASSERT_TRUE(socket.ok());
   RegionClient client(options_.path);
   v1::RegionRequest request;

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/chunked_early_fixture.h"
-#include "tests/server/support/manual_clock.h"
 
 namespace attend {
 namespace {

@@ -12,8 +12,8 @@
 #include <memory>
 #include <thread>
 
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/chunked_client.h"
-#include "tests/server/support/manual_clock.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"
 

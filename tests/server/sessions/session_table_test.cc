@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/contract/limits.h"
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/test_arena.h"
 
 namespace attend {

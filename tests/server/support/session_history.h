@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/session_calls.h"
 #include "tests/server/support/session_steps.h"
 #include "tests/server/support/test_server.h"

@@ -25,7 +25,7 @@
 
 #include "server/sessions/session_table.h"
 #include "tests/kernels/support/counted_new.h"
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/test_arena.h"
 
 namespace attend::test {

@@ -212,7 +212,7 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
     Logger logger({}, std::make_shared<spdlog::sinks::null_sink_mt>());
     RegionSocket::Options options;
     options.path = folder / "shm.sock";
-    const auto socket = RegionSocket::Start(options, registry, logger);
+    const auto socket = RegionSocket::Start(options, registry, logger, clock);
     ASSERT_TRUE(socket.ok()) << socket.status().ToString();
     RegionClient stuck(options.path), gone(options.path), other(options.path);
     const auto release = [](RegionClient& client, const std::string& token) {

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <thread>
 
+#include "kernels/util/mutex.h"
+
 namespace attend {
 
 using TimePoint = std::chrono::steady_clock::time_point;
@@ -22,6 +24,14 @@ class Clock {
   // For pauses, and between two looks at what other threads do. By a clock that a test moves it may
   // return at once.
   virtual void SleepFor(Duration duration) const { std::this_thread::sleep_for(duration); }
+  // CondVar::Wait that also ends when `until` has come by this clock; kNever: it does not. False:
+  // the time has come.
+  virtual bool WaitUntil(CondVar& changed, Mutex& mutex, TimePoint until) const
+      ATTEND_REQUIRES(mutex) {
+    if (until != kNever) return changed.WaitUntil(mutex, until);
+    changed.Wait(mutex);
+    return true;
+  }
 };
 
 class SteadyClock final : public Clock {
