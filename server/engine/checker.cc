@@ -91,17 +91,17 @@ void Checker::Post(std::unique_ptr<Request> request) {
     Fail(*request, ResourceExhausted("there is no memory to check the answer"));
     return finish_(std::move(request));
   }
-  const bool earlier = deadline < watched_;
-  if (earlier) watched_ = deadline;
+  if (deadline < watched_) {
+    watched_ = deadline;
+    due_.NotifyOne();
+  }
   // A cancellation that came before the request was here found nothing to cancel.
   if (responder.unwanted()) {
     if (request = queue_.TakeById(id); request != nullptr) {
       const Code why = CancelCode(*request, clock_.Now());
       End(std::move(request), why);
     }
-    return;
   }
-  if (earlier) due_.NotifyOne();
 }
 
 void Checker::Cancel(uint64_t id) {

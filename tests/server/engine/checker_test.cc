@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/engine_fixture.h"
 
 namespace attend {
@@ -91,6 +92,44 @@ TEST_F(EngineTest, ARunningCheckTakesRoom) {
   EXPECT_FALSE(checker.HasRoom());
   release.set_value();
   while (!checker.HasRoom()) std::this_thread::yield();
+}
+
+class Unwanted final : public Responder {
+ public:
+  void Finish(std::unique_ptr<Request>) override {}
+  bool unwanted() const override { return true; }
+};
+
+TEST_F(EngineTest, ADeadlineIsWatchedBehindAnEarlierOneThatWasCancelled) {
+  test::ManualClock clock;
+  CheckerOptions options;
+  options.threads = 1;
+  std::promise<void> begun, release;
+  Collector ended;
+  Checker checker(options, clock, [&](std::unique_ptr<Request> request) {
+    if (request->deadline == kNever) {  // the first, on the only thread
+      begun.set_value();
+      release.get_future().wait();
+    }
+    ended.Finish(std::move(request));
+  });
+  checker.Post(NewRequest());
+  begun.get_future().wait();
+  Unwanted unwanted;
+  auto cancelled = NewRequest();
+  cancelled->responder = &unwanted;
+  cancelled->deadline = clock.Now() + std::chrono::hours(1);
+  const uint64_t cancelled_id = cancelled->id;
+  checker.Post(std::move(cancelled));
+  EXPECT_EQ(ended.WaitFor(cancelled_id).status.code(), Code::kCancelled);
+  auto late = NewRequest();
+  late->deadline = clock.Now() + std::chrono::hours(2);
+  const uint64_t late_id = late->id;
+  checker.Post(std::move(late));
+  clock.Advance(std::chrono::hours(2));
+  // Would hang here if nobody looked at the time.
+  EXPECT_EQ(ended.WaitFor(late_id).status.code(), Code::kDeadlineExceeded);
+  release.set_value();
 }
 
 TEST_F(EngineTest, SamplingIsSeededAndKeepsItsShare) {
