@@ -8,6 +8,7 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cstdio>
 
 #include "attend/v1/attention.pb.h"
@@ -42,6 +43,10 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& server) {
 CompletionLoop::CompletionLoop() : thread_([this] { Run(); }) {}
 
 CompletionLoop::~CompletionLoop() {
+  {
+    const MutexLock lock(mutex_);
+    assert(first_ == nullptr && "an operation outlived its loop");
+  }
   queue_.Shutdown();
   thread_.join();
 }

@@ -3,6 +3,7 @@
 #include "client/rpc/retrying_op.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 namespace attend::client {
@@ -56,7 +57,8 @@ CallOutcome RetryingOp::OutcomeOf(Status status, int connection) const {
 }
 
 void RetryingOp::End(CallOutcome outcome) {
-  const CallCallback callback = std::move(callback_);
+  assert(callback_ != nullptr && "a call ended twice");
+  const CallCallback callback = std::exchange(callback_, nullptr);
   callback(std::move(outcome));
   home_->Remove(this);
 }

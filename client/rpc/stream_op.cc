@@ -2,6 +2,8 @@
 
 #include "client/rpc/stream_op.h"
 
+#include <cassert>
+
 namespace attend::client {
 
 void Refuse(const StreamCallback& callback, Status status) {
@@ -145,6 +147,7 @@ void StreamOp::OnEvent(int slot, bool ok) {
   {
     const MutexLock lock(mutex_);
     --expected_;
+    assert(expected_ >= 0 && !ended_);
     switch (slot) {
       case kStarted:
         started_ = ok;

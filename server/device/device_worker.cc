@@ -75,6 +75,7 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   const Request& pushed = *request;
   const bool first = scheduler_.queue().empty();
   ATTEND_RETURN_IF_ERROR(scheduler_.Push(request, clock_.Now()));
+  assert(request == nullptr && "taken if and only if OK");
   const OnNoMemory wait(OnNoMemory::kWait);  // the request is accepted
   if (first && MayRunOnCallerLocked(pushed)) {
     Scheduler::Step step;
@@ -98,6 +99,7 @@ bool DeviceWorker::MayRunOnCallerLocked(const Request& request) const {
 }
 
 std::shared_ptr<DeviceWorker::CallersRun> DeviceWorker::PlanOnCallerLocked(Scheduler::Step* step) {
+  assert(!driven_ && "two threads would plan at once");
   const LaneState lanes = scheduler_.lanes();
   auto run = std::make_shared<CallersRun>();
   run->caller = std::this_thread::get_id();
@@ -124,6 +126,7 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
   if (run->ended) completion_.Handle(*std::move(run->ended));
   const MutexLock lock(mutex_);
   --callers_;
+  assert(callers_ >= 0);
   if (stop_) idle_.NotifyAll();  // under the lock: this object may be destroyed right after
 }
 
@@ -276,6 +279,7 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
 
 void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batch,
                             BatchOutcome outcome, CallersRun* run) {
+  assert(outcome.statuses.size() == batch.size() && "a status for each request");
   const TimePoint now = clock_.Now();
   for (const auto& request : batch) request->completed = now;
   metrics_.RecordOutcome(index_, outcome);  // here, because completion splits the batch

@@ -3,6 +3,7 @@
 #include "server/engine/checker.h"
 
 #include <algorithm>
+#include <cassert>
 #include <new>
 #include <optional>
 #include <utility>
@@ -177,6 +178,7 @@ void Checker::CheckNext() {
     const MutexLock lock(mutex_);
     request = queue_.TakeNext();
     if (request == nullptr) return;  // it ended while it waited
+    assert(running_.size() < running_.capacity() && "more run than there are threads");
     running_.push_back(request.get());
     ++busy_;
   }

@@ -2,6 +2,7 @@
 
 #include "server/memory/upload_budget.h"
 
+#include <cassert>
 #include <string>
 
 namespace attend {
@@ -9,6 +10,7 @@ namespace attend {
 Result<UploadBudget::Hold> UploadBudget::Take(int64_t bytes) {
   int64_t held = held_bytes_.load(std::memory_order_relaxed);
   do {
+    assert(0 <= held && held <= bytes_max_);
     if (bytes > bytes_max_ - held) {
       return ResourceExhausted("tensor memory: request needs " + std::to_string(bytes) +
                                " bytes, " + std::to_string(held) + " of the " +

@@ -49,7 +49,7 @@ RegionRegistry::~RegionRegistry() {
   }
   changed_.NotifyAll();
   thread_.join();
-  assert(taken_bytes_ == 0 && "a region outlived its registry");
+  assert(taken_bytes_ == 0 && closed_.empty() && "a region outlived its registry");
 }
 
 uint64_t RegionRegistry::AddClient() {
@@ -65,6 +65,7 @@ void RegionRegistry::RemoveClient(uint64_t client) {
   if (found == clients_.end()) return;
   for (const std::string& token : found->second.tokens) {
     const auto region = regions_.find(token);
+    assert(region != regions_.end());
     CountOpenLocked(*region->second, -1);
     forgotten.push_back(std::move(region->second));
     regions_.erase(region);
@@ -111,6 +112,7 @@ Status RegionRegistry::Reserve(uint64_t client, int64_t bytes) {
   found->second.bytes += bytes;
   ++found->second.regions;
   taken_bytes_ += bytes;
+  assert(taken_bytes_ <= limits_.bytes_max && found->second.bytes <= limits_.client_bytes_max);
   return Status();
 }
 
@@ -205,6 +207,7 @@ void RegionRegistry::CountOpenLocked(const SharedRegion& region, int sign) {
   if (region.device != SharedRegion::kHost) return;
   stats_.regions += sign;
   stats_.bytes += sign * region.bytes;
+  assert(0 <= stats_.bytes && stats_.bytes <= taken_bytes_);
 }
 
 Status RegionRegistry::Release(uint64_t client, const std::string& token,
@@ -217,6 +220,7 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
       return Status(Code::kNotFound, "the token names no region of this connection");
     }
     const auto found = regions_.find(token);
+    assert(found != regions_.end());
     forgotten = std::move(found->second);
     regions_.erase(found);
     CountOpenLocked(*forgotten, -1);
@@ -255,10 +259,12 @@ void RegionRegistry::Reap(SharedRegion* region) {
 
 void RegionRegistry::ReturnLocked(uint64_t client, int64_t bytes) {
   taken_bytes_ -= bytes;
+  assert(taken_bytes_ >= 0);
   const auto owner = clients_.find(client);
   if (owner == clients_.end()) return;
   owner->second.bytes -= bytes;
   --owner->second.regions;
+  assert(owner->second.bytes >= 0 && owner->second.regions >= 0);
 }
 
 std::function<void()> RegionRegistry::TakeClosedLocked(const SharedRegion& region) {

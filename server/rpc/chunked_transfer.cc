@@ -3,6 +3,7 @@
 #include "server/rpc/chunked_transfer.h"
 
 #include <algorithm>
+#include <cassert>
 #include <chrono>
 #include <utility>
 
@@ -16,10 +17,6 @@ namespace {
 // alive; and by this fraction of all its bytes, so that it holds memory for at most 16 timeouts.
 constexpr int64_t kProgressBytesMin = int64_t{64} << 10;
 constexpr int64_t kProgressParts = 16;
-
-int64_t Milliseconds(Duration duration) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
-}
 
 }  // namespace
 
@@ -126,6 +123,7 @@ void ChunkedTransfer::Placed(int64_t bytes) {
   MutexLock lock(mutex_);
   --in_hand_;
   placed_bytes_ += bytes;
+  assert(in_hand_ >= 0 && placed_bytes_ <= places_.total_bytes());
   if (placed_bytes_ - progress_bytes_ >= progress_step_bytes_) {
     progress_bytes_ = placed_bytes_;
     progress_ = context_.clock.Now();
@@ -196,12 +194,12 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
     return AdvanceAll();
   }
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
-  Rest rest =
-      FailLocked(Status(Code::kDeadlineExceeded,
-                        "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
-                            std::to_string(Milliseconds(timeout)) + " ms (chunked-idle-timeout), " +
-                            std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
-                            std::to_string(places_.total_bytes()) + " are missing"));
+  Rest rest = FailLocked(Status(
+      Code::kDeadlineExceeded,
+      "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
+          std::to_string(timeout / std::chrono::milliseconds(1)) + " ms (chunked-idle-timeout), " +
+          std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
+          std::to_string(places_.total_bytes()) + " are missing"));
   lock.Unlock();
   Do(std::move(rest));
 }
@@ -223,6 +221,7 @@ ChunkedTransfer::Rest ChunkedTransfer::FailLocked(Status status) {
 }
 
 ChunkedTransfer::Rest ChunkedTransfer::EndUploadLocked() {
+  assert(phase_ <= Phase::kUploading && in_hand_ == 0 && !failure_.ok());
   phase_ = Phase::kEnding;
   request_->status = failure_;
   return {.kind = Rest::kEndUpload, .request = std::move(request_), .run = run_};
@@ -289,7 +288,7 @@ StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& cal
     step.kind = StreamStep::Kind::kWrite;
     const ChunkedOptions& options = context_.chunked.options();
     step.message = EncodeGrant(first ? token_ : "", options.streams_max, options.chunk_bytes_max,
-                               Milliseconds(options.idle_timeout));
+                               options.idle_timeout / std::chrono::milliseconds(1));
     return step;
   }
   const bool answering = phase_ == Phase::kAnswering;
@@ -377,6 +376,7 @@ void ChunkedTransfer::Ended(std::unique_ptr<Request> request) {
   {
     AnswerChunks unwanted;
     const MutexLock lock(mutex_);
+    assert(phase_ == Phase::kRunning);
     phase_ = failure_.ok() ? Phase::kAnswering : Phase::kEnded;
     progress_ = context_.clock.Now();
     if (failure_.ok()) {

@@ -2,6 +2,7 @@
 
 #include "server/rpc/stream_call.h"
 
+#include <cassert>
 #include <new>
 #include <string>
 #include <utility>
@@ -41,8 +42,11 @@ void StreamCall::EndWhenIdle() {
 
 StreamCall::Step StreamCall::NextLocked() {
   if (finished_) return Step::kNone;
+  assert(0 <= unanswered_ && unanswered_ <= context_.stream_requests_max);
+  assert(std::ssize(answers_) <= unanswered_ && writing_ == !answers_.empty());
   const bool over = half_closed_ || broken_ || ending_ || no_memory_;
   if (over && unanswered_ == 0 && !writing_) {
+    assert(queued_.empty());
     finished_ = true;
     return Step::kFinish;
   }

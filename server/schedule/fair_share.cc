@@ -2,6 +2,8 @@
 
 #include "server/schedule/fair_share.h"
 
+#include <cassert>
+
 namespace attend {
 namespace {
 
@@ -25,6 +27,7 @@ void FairShare::Reset() {
 }
 
 void FairShare::Charge(int tenant, int64_t cost, int64_t floor) {
+  assert(0 < cost && cost <= kCostMax);
   virtual_time_ = std::max(virtual_time_, floor);
   tags_[tenant] = Tag(tenant) + VirtualCost(cost, weights_[tenant]);
   if (virtual_time_ > kRebaseAt) Rebase();

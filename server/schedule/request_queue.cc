@@ -22,8 +22,11 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
                              std::to_string(options_.capacity));
   }
   Request& r = *request;
+  assert(!by_id_.contains(r.id) && "an id came twice");
   r.sequence = next_sequence_++;
   Level& level = levels_.try_emplace(r.priority, options_.tenant_weights).first->second;
+  assert((level.arrivals.empty() || level.arrivals.rbegin()->second <= r.enqueued) &&
+         "pushed in another order than that of arrival");
   TenantLines& lines = level.tenants[r.tenant];
   const bool arrives = lines.empty();
   try {
@@ -40,6 +43,7 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   if (arrives) level.share.Arrive(r.tenant);
   if (TakesPlace(r)) ++places_;
   ++tenant_sizes_[r.tenant];
+  assert(places_ <= size() && places_ <= options_.capacity);
   return Status();
 }
 
@@ -58,6 +62,7 @@ std::unique_ptr<Request> RequestQueue::Remove(const Request& request) {
   level.arrivals.erase(taken->sequence);
   --tenant_sizes_[taken->tenant];
   if (TakesPlace(*taken)) --places_;
+  assert(0 <= places_ && places_ <= size() && "a request's slot changed while it waited");
   return taken;
 }
 

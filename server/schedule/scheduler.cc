@@ -62,6 +62,8 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
     const auto slot =
         std::find_if(lanes_.begin(), lanes_.end(), [](const LaneSlot& each) { return !each.busy; });
     assert(slot != lanes_.end());
+    assert(slot->running.empty() && slot->deadline == kNever);
+    assert((!decision.large || decision.take.size() == 1) && "a large request runs alone");
     Launch launch{static_cast<int>(slot - lanes_.begin()),
                   decision.large,
                   decision.aged,
@@ -70,6 +72,7 @@ Scheduler::Step Scheduler::Plan(TimePoint now) {
                   queue_.TakeBatch(decision.take, decision.aged)};
     slot->busy = true;
     slot->large = decision.large;
+    assert((lanes_.size() == 1 || lanes().large < lanes().total) && "large ones have every lane");
     for (const auto& request : launch.requests) {
       launch.flops += request->flops;
       slot->running.push_back(request.get());

@@ -119,6 +119,7 @@ Status Splitter::Join::Push(size_t n, std::unique_ptr<Request>& part) {
     part->device = devices_[device].index;
     part->selection = *selection;
     Status status = splitter_.hooks_.push(part);
+    assert(status.ok() == (part == nullptr) && "taken if and only if OK");
     if (status.ok() || !MayPassOn(status.code())) return status;
     if (refused.ok()) refused = std::move(status);
   }
@@ -245,6 +246,7 @@ std::optional<Status> Splitter::Submit(std::unique_ptr<Request>& request,
     joins_.emplace(id, join);
   }
   Status status = join->Start(std::move(*parts), request);
+  assert(status.ok() == (request == nullptr) && "taken if and only if OK");
   if (!status.ok()) Remove(id);
   return status;
 }

@@ -3,6 +3,7 @@
 #include "server/upload/staging.h"
 
 #include <algorithm>
+#include <cassert>
 
 #include "server/memory/range_allocator.h"
 #include "server/request/request.h"
@@ -49,6 +50,7 @@ void StagingBudget::Return(int device, int64_t bytes) {
   const MutexLock lock(mutex_);
   held_bytes_[device] -= bytes;
   --holds_;
+  assert(held_bytes_[device] >= 0 && holds_ >= 0);
   returned_.NotifyAll();  // under the lock: the budget may be destroyed right after
 }
 
@@ -137,6 +139,7 @@ void StagedInput::Drop(StagingEnd why) {
 
 void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
   if (copy_ == nullptr) return;
+  assert((after != nullptr || good_) && "a kernel would read what is still being copied");
   if (after == nullptr) Count(StagingEnd::kUsed);
   const auto move = [this](const void** tensor) {
     if (*tensor == nullptr) return;

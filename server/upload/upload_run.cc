@@ -3,6 +3,7 @@
 #include "server/upload/upload_run.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 #include "server/request/tensor_extents.h"
@@ -53,10 +54,11 @@ void UploadRun::Copied(std::span<const ByteRange> ranges) {
     for (Part& part : parts_) {
       int64_t came = 0;
       for (const ByteRange& each : part.tensors) came += Overlap(each, range);
+      if (came == 0) continue;
       // Released by every call that enqueued copies, acquired by the call for the last ones.
-      const bool last =
-          came > 0 && part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel) == came;
-      if (last) ready.push_back(&part);
+      const int64_t missing = part.missing_bytes.fetch_sub(came, std::memory_order_acq_rel);
+      assert(missing >= came && "a byte came twice");
+      if (missing == came) ready.push_back(&part);
     }
   }
   for (Part* const part : ready) {
@@ -120,6 +122,7 @@ UploadRun::Part* UploadRun::Push(Part& part) {
   if (!std::exchange(part.cost_released, true)) staged_.ForgetShare(parts());
   std::unique_ptr<Request> request = std::move(part.request);
   Status status = hooks_.push(request);
+  assert(status.ok() == (request == nullptr) && "taken if and only if OK");
   if (!status.ok()) {
     part.request = std::move(request);
     Refused(part, std::move(status));
@@ -160,6 +163,7 @@ void UploadRun::Complete(std::unique_ptr<Request> whole, bool copied) {
   const auto self = shared_from_this();
   {
     const MutexLock lock(mutex_);
+    assert(!complete_ && whole_ == nullptr);
     whole_ = std::move(whole);
     copied_ = copied;
     complete_ = completing_ = true;
@@ -188,6 +192,7 @@ void UploadRun::Stop(std::function<void()> idle) {
   {
     const MutexLock lock(mutex_);
     running = set_.open() > 0 || completing_;
+    assert(idle_ == nullptr && whole_ == nullptr);
     if (running) idle_ = std::exchange(idle, nullptr);
   }
   if (!running) return idle();
@@ -196,6 +201,7 @@ void UploadRun::Stop(std::function<void()> idle) {
 
 void UploadRun::Finish(std::unique_ptr<Request> part) {
   const auto self = shared_from_this();
+  assert(part->id - first_id_ < parts_.size());
   if (part_ended_) part_ended_(*part);
   bool first_failure = false;
   if (part->status.ok()) {
