@@ -119,8 +119,8 @@ std::vector<MetricFamily> SessionStats::Collect() const {
   if (table_ != nullptr) stats = table_->stats();
   MetricFamily memory = EmptyFamily(
       MetricType::Gauge, "attend_session_memory_bytes",
-      "Memory for sessions: used (pages that hold tokens), shared (of these, by several sessions "
-      "or running requests), free, and the limit");
+      "Memory for sessions: used (pages that hold tokens), shared (of these, by several "
+      "sessions), free, and the limit");
   for (size_t n = 0; n < devices_.size(); ++n) {
     PagePool::Stats pool;
     if (table_ != nullptr) pool = table_->memory(static_cast<int>(n));

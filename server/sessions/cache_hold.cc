@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
+#include <list>
 #include <utility>
 
 #include "kernels/contract/limits.h"
@@ -203,6 +205,8 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     hold.sessions_[n]->layers[hold.uses_[n].layer].pages.reserve(
         static_cast<size_t>(hold.PagesOf(n)));
   }
+  std::vector<CacheHold::Part> parts(count);
+  std::list<Readers> readers(count);
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
   // All sessions are one tenant's, and none of them is evicted for another.
@@ -212,7 +216,11 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
   for (size_t n = 0; n < count; ++n, table += stride) {
     CacheHold::Sequence& sequence = hold.sequences_[n];
     Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
-    pools_[hold.device_].pages->AddReferences(layer.pages);
+    if (layer.readers.empty() || !layer.readers.back().cut.empty()) {
+      layer.readers.splice(layer.readers.end(), readers, readers.begin());
+    }
+    ++layer.readers.back().count;
+    parts[n] = {layer.pages.size(), std::prev(layer.readers.end())};
     layer.changing |= hold.append_rows_ > 0;
     const auto pages = static_cast<size_t>(hold.PagesOf(n));
     PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
@@ -221,6 +229,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     next = end;
     sequence.pages = {table, pages};
   }
+  hold.parts_ = std::move(parts);
   hold.reserved_ = true;
   return Status();
 }
@@ -237,8 +246,8 @@ void SessionTable::CommitHold(CacheHold& hold) {
     layer.changing = false;
     if (!sessions_.contains(session.id)) continue;
     assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
-    const std::span<const PageNumber> fresh = hold.sequences_[n].pages.subspan(layer.pages.size());
-    pools_[session.device].pages->AddReferences(fresh);
+    const std::span<const PageNumber> fresh = hold.sequences_[n].pages.subspan(hold.parts_[n].own);
+    hold.parts_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
     table_bytes_ += std::ssize(fresh) * kPageEntryBytes;
     layer.append_begin = layer.length;
@@ -250,6 +259,16 @@ void SessionTable::CommitHold(CacheHold& hold) {
   assert(ConsistentLocked());
 }
 
+void SessionTable::EndRead(Session& session, Layer& layer, Readers& readers) {
+  --readers.count;
+  std::list<Readers>& all = layer.readers;
+  for (; !all.empty() && all.front().count == 0; all.pop_front()) {
+    DropPages(session, layer, all.front().cut);
+  }
+  // The last readers of a session that was freed meanwhile leave nothing.
+  if (all.empty() && !sessions_.contains(session.id)) Shorten(session, layer, 0);
+}
+
 void SessionTable::EndHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
@@ -258,7 +277,8 @@ void SessionTable::EndHold(CacheHold& hold) {
     Layer& layer = session.layers[hold.uses_[n].layer];
     if (hold.reserved_) {
       if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
-      DropPages(session, layer, hold.sequences_[n].pages);
+      DropPages(session, layer, hold.sequences_[n].pages.subspan(hold.parts_[n].own));
+      EndRead(session, layer, *hold.parts_[n].readers);
     }
     --session.in_use;
     if (sessions_.contains(session.id)) Touch(session);

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <span>
 #include <string>
@@ -95,6 +96,12 @@ class CacheHold {
   bool committed_ = false;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;
+  // Of each sequence, from Reserve on.
+  struct Part {
+    size_t own = 0;  // the first of its pages that is the hold's own, not the session's
+    std::list<Readers>::iterator readers = {};
+  };
+  std::vector<Part> parts_;
 };
 
 }  // namespace attend

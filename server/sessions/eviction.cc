@@ -3,6 +3,7 @@
 // How sessions come to pages and lose them.
 
 #include <algorithm>
+#include <cassert>
 #include <chrono>
 #include <limits>
 #include <numeric>
@@ -17,10 +18,17 @@ void SessionTable::DropPages(const Session& session, const Layer& layer,
   pool.tenant_bytes[session.tenant] -= pool.pages->DropReferences(pages) * layer.layout.page_bytes;
 }
 
-void SessionTable::Shorten(Session& session, Layer& layer, int64_t length) {
+void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
+                           std::vector<PageNumber>* cut) {
   const int64_t rows = options_.page_rows;
   const auto keep = static_cast<size_t>((length + rows - 1) / rows);
-  DropPages(session, layer, std::span(layer.pages).subspan(keep));
+  const auto tail = std::span(layer.pages).subspan(keep);
+  if (cut != nullptr) {
+    cut->insert(cut->end(), tail.begin(), tail.end());
+  } else {
+    assert(layer.readers.empty());
+    DropPages(session, layer, tail);
+  }
   table_bytes_ -= (std::ssize(layer.pages) - static_cast<int64_t>(keep)) * kPageEntryBytes;
   layer.pages.resize(keep);
   layer.length = length;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,12 @@ struct PageLayout {
 };
 PageLayout LayoutOf(const LayerShape& shape, int64_t page_rows);
 
+// Requests that read a layer's pages, all begun since the last cut before `cut`.
+struct Readers {
+  int64_t count = 0;
+  std::vector<PageNumber> cut = {};  // free when these and all earlier readers have ended
+};
+
 struct Layer {
   LayerShape shape;
   PageLayout layout;
@@ -50,6 +57,9 @@ struct Layer {
   int64_t append_begin = 0;
   // Eviction took tokens from here on away; -1: it did not, or they were appended again.
   int64_t evicted_from = -1;
+  // In the order in which they began; the last may be joined if nothing has been cut since. Empty:
+  // nobody reads.
+  std::list<Readers> readers = {};
 };
 
 // What counts towards a table's memory: an entry of a page list, which has room for up to twice as

@@ -27,6 +27,15 @@ bool SessionTable::ConsistentLocked() const {
   }
 }
 
+std::set<const Session*> SessionTable::AllInUse() const {
+  std::set<const Session*> all;
+  for (const auto& [id, session] : sessions_) all.insert(session.get());
+  for (const CacheHold* const hold : holds_) {
+    for (const SessionRef& session : hold->sessions_) all.insert(session.get());
+  }
+  return all;
+}
+
 bool SessionTable::PagesAddUp() const {
   // By device and tenant, once for each reference.
   std::vector<std::vector<std::vector<PageNumber>>> held(
@@ -35,12 +44,15 @@ bool SessionTable::PagesAddUp() const {
     std::vector<PageNumber>& all = held[session.device][session.tenant];
     all.insert(all.end(), pages.begin(), pages.end());
   };
-  for (const auto& [id, session] : sessions_) {
-    for (const Layer& layer : session->layers) add(*session, layer.pages);
+  for (const Session* const session : AllInUse()) {
+    for (const Layer& layer : session->layers) {
+      add(*session, layer.pages);
+      for (const Readers& readers : layer.readers) add(*session, readers.cut);
+    }
   }
   for (const CacheHold* const hold : holds_) {
-    for (size_t n = 0; n < hold->sequences_.size(); ++n) {
-      add(*hold->sessions_[n], hold->sequences_[n].pages);
+    for (size_t n = 0; n < hold->parts_.size(); ++n) {
+      add(*hold->sessions_[n], hold->sequences_[n].pages.subspan(hold->parts_[n].own));
     }
   }
   for (const Cut* const cut : cuts_) {
@@ -79,7 +91,6 @@ bool SessionTable::SessionsAddUp() const {
   for (const auto& [id, session] : sessions_) {
     ++tenant_sessions[session->tenant];
     table_bytes += FixedBytes(std::ssize(session->layers));
-    add(*session);
     if (!by_use_.contains({session->last_used, session.get()})) return false;
     if (!by_lease_end_.contains({session->last_used + session->lease, session.get()})) return false;
     for (const Layer& layer : session->layers) {
@@ -87,6 +98,7 @@ bool SessionTable::SessionsAddUp() const {
       if (std::ssize(layer.pages) != pages) return false;
     }
   }
+  for (const Session* const session : AllInUse()) add(*session);
   for (const Cut* const cut : cuts_) {
     if (cut->fork != nullptr) add(*cut->fork);
   }
@@ -97,15 +109,20 @@ bool SessionTable::SessionsAddUp() const {
 bool SessionTable::UsesAddUp() const {
   std::map<const Session*, int64_t> uses;
   std::map<const Layer*, int64_t> changes;
-  for (const auto& [id, session] : sessions_) {
-    uses[session.get()] = 0;
-    for (const Layer& layer : session->layers) changes[&layer] = 0;
+  std::map<const Readers*, int64_t> readers;
+  for (const Session* const session : AllInUse()) {
+    uses[session] = 0;
+    for (const Layer& layer : session->layers) {
+      changes[&layer] = 0;
+      for (const Readers& each : layer.readers) readers[&each] = 0;
+    }
   }
   for (const CacheHold* const hold : holds_) {
     const bool appends = hold->reserved_ && !hold->committed_ && hold->append_rows_ > 0;
     for (size_t n = 0; n < hold->sessions_.size(); ++n) {
       ++uses[hold->sessions_[n].get()];
       changes[&hold->sessions_[n]->layers[hold->uses_[n].layer]] += appends ? 1 : 0;
+      if (hold->reserved_) ++readers[&*hold->parts_[n].readers];
     }
   }
   for (const Cut* const cut : cuts_) {
@@ -115,6 +132,8 @@ bool SessionTable::UsesAddUp() const {
   }
   return std::all_of(uses.begin(), uses.end(),
                      [](const auto& use) { return use.first->in_use == use.second; }) &&
+         std::all_of(readers.begin(), readers.end(),
+                     [](const auto& each) { return each.first->count == each.second; }) &&
          std::all_of(changes.begin(), changes.end(), [](const auto& change) {
            return (change.first->changing ? 1 : 0) == change.second;
          });

@@ -2,9 +2,9 @@
 //
 // Forks and truncations. Both cut a sequence after some tokens. The page that the cut goes through
 // will be written to, so a session that shares it needs a copy. The copies are made while the table
-// is not locked, in three steps: take pages, copy, finish. Meanwhile the pages that are read have a
-// reference more. Of a truncation no layer may be appended to meanwhile (`changing`), but its pages
-// may be read, and come to be shared: so if one of its pages is copied, all that it cuts are.
+// is not locked, in three steps: take pages, copy, finish. Meanwhile the pages that are copied have
+// a reference more. Of a truncation no layer may be appended to meanwhile (`changing`), but its
+// pages may be read, and come to be shared: so if one of its pages is copied, all that it cuts are.
 
 #include <algorithm>
 #include <cassert>
@@ -183,6 +183,9 @@ Status SessionTable::BeginTruncate(int tenant, const std::string& id, int64_t le
     if (layer.changing) return Unavailable("session: an append or a truncation is under way");
   }
   cut.pages.reserve(session.layers.size());
+  for (const Layer& layer : session.layers) {
+    cut.room.emplace_back(1).front().cut.reserve(layer.pages.size() + 1);
+  }
   cut.arena = pools_[session.device].arena;
   cut.origin = *found;
   cuts_.insert(&cut);
@@ -199,7 +202,8 @@ Status SessionTable::TakeCopies(int64_t length, Cut& cut, CacheRefusal* refusal)
   const PagePool& pool = *pools_[session.device].pages;
   bool shared = false;
   for (const Layer& layer : session.layers) {
-    shared |= length < layer.length && pool.references(layer.pages[length / rows]) > 1;
+    shared |= length < layer.length &&
+              (!layer.readers.empty() || pool.references(layer.pages[length / rows]) > 1);
   }
   for (size_t n = 0; n < session.layers.size() && shared; ++n) {
     const Layer& layer = session.layers[n];
@@ -220,14 +224,27 @@ Result<SessionInfo> SessionTable::EndTruncate(int64_t length, Cut& cut, const St
   for (Layer& layer : session.layers) layer.changing = false;
   for (CutPage& page : cut.pages) {
     Layer& layer = session.layers[page.layer];
-    if (cuts) std::swap(layer.pages[length / options_.page_rows], page.to);
-    DropPages(session, layer, {&page.to, 1});
+    if (cuts) {
+      std::swap(layer.pages[length / options_.page_rows], page.to);
+      cut.room[page.layer].front().cut.push_back(page.to);
+    } else {
+      DropPages(session, layer, {&page.to, 1});
+    }
   }
   DropCut(cut);
   cuts_.erase(&cut);
-  for (Layer& layer : session.layers) {
-    if (!cuts || length >= layer.length) continue;
-    Shorten(session, layer, length);
+  for (size_t n = 0; n < session.layers.size() && cuts; ++n) {
+    Layer& layer = session.layers[n];
+    if (length >= layer.length) continue;
+    std::list<Readers>& room = cut.room[n];
+    Shorten(session, layer, length, &room.front().cut);
+    if (layer.readers.empty()) {
+      DropPages(session, layer, room.front().cut);
+    } else if (layer.readers.back().cut.empty()) {
+      layer.readers.back().cut.swap(room.front().cut);
+    } else {
+      layer.readers.splice(layer.readers.end(), room);
+    }
     layer.append_id.clear();
     layer.evicted_from = -1;
   }

@@ -114,7 +114,9 @@ void SessionTable::Remove(const SessionRef& session) {
   sessions_.erase(session->id);
   --tenant_sessions_[session->tenant];
   table_bytes_ -= FixedBytes(std::ssize(session->layers));
-  for (Layer& layer : session->layers) Shorten(*session, layer, 0);
+  for (Layer& layer : session->layers) {
+    if (layer.readers.empty()) Shorten(*session, layer, 0);
+  }
 }
 
 void SessionTable::ExpireLocked() {

@@ -18,6 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -169,6 +170,8 @@ class SessionTable {
   bool PagesAddUp() const ATTEND_REQUIRES(mutex_);
   bool SessionsAddUp() const ATTEND_REQUIRES(mutex_);
   bool UsesAddUp() const ATTEND_REQUIRES(mutex_);
+  // Also those that were freed while requests use them.
+  std::set<const Session*> AllInUse() const ATTEND_REQUIRES(mutex_);
   // Null: the tenant has none with this id.
   SessionRef Look(int tenant, const std::string& id) const ATTEND_REQUIRES(mutex_);
   // To be used: its lease is renewed.
@@ -197,7 +200,10 @@ class SessionTable {
       ATTEND_REQUIRES(mutex_);
   void EvictTail(Session& session, const Session& needy, int64_t page_bytes, int64_t count,
                  Holders* holders) ATTEND_REQUIRES(mutex_);
-  void Shorten(Session& session, Layer& layer, int64_t length) ATTEND_REQUIRES(mutex_);
+  // Of a layer that nobody reads; or `cut`, which has room for them, gets the pages.
+  void Shorten(Session& session, Layer& layer, int64_t length,
+               std::vector<PageNumber>* cut = nullptr) ATTEND_REQUIRES(mutex_);
+  void EndRead(Session& session, Layer& layer, Readers& readers) ATTEND_REQUIRES(mutex_);
   // The page that a cut after `length` tokens goes through, of one layer.
   struct CutPage {
     size_t layer = 0;
@@ -210,6 +216,7 @@ class SessionTable {
     DeviceArena* arena = nullptr;
     std::vector<CutPage> pages;
     std::vector<HostPiece> pieces;
+    std::vector<std::list<Readers>> room;  // of a truncation: for what it cuts, by layer
   };
   // While this lives the session is neither evicted nor expired.
   struct InUse {

@@ -263,6 +263,37 @@ TEST_F(SessionTableTest, WhatIsCutMeanwhileStaysAsItsReadersSawIt) {
   EXPECT_NE(written[1], read[1]);
 }
 
+// Not with those that came later: others would wait for them in vain.
+TEST_F(SessionTableTest, WhatIsCutGoesWithTheReadersThatCameBefore) {
+  const std::string id = Make(0, 6 * kRows);
+  const auto pages = [&] { return table_->memory(0).used_bytes / kPageBytes; };
+  std::list<std::vector<PageNumber>> tables;  // outlive the holds
+  const auto read = [&](int64_t length) {
+    const CacheUse use{id, 0, length, ""};
+    std::vector<PageNumber>& table = tables.emplace_back(6);
+    std::unique_ptr<CacheHold> hold = *table_->Hold(0, {&use, 1}, 0);
+    EXPECT_TRUE(hold->Reserve(table.data(), 6).ok());
+    return hold;
+  };
+  std::unique_ptr<CacheHold> first = read(6 * kRows), second = read(6 * kRows);
+  ASSERT_TRUE(table_->Truncate(0, id, 4 * kRows).ok());
+  std::unique_ptr<CacheHold> third = read(4 * kRows);
+  ASSERT_TRUE(table_->Truncate(0, id, 3 * kRows).ok());
+  ASSERT_TRUE(table_->Truncate(0, id, kRows).ok());  // nobody came in between
+  std::unique_ptr<CacheHold> fourth = read(kRows);
+  EXPECT_EQ(pages(), 6);
+  second->End();
+  EXPECT_EQ(pages(), 6);
+  first->End();
+  EXPECT_EQ(pages(), 4);
+  ASSERT_TRUE(table_->Free(0, id).ok());
+  EXPECT_EQ(pages(), 4);
+  third->End();
+  EXPECT_EQ(pages(), 1);
+  fourth->End();
+  EXPECT_EQ(pages(), 0);
+}
+
 TEST_F(SessionTableTest, IdleForksGiveTheirSharedPages) {
   const std::string id = Make(0, 8 * kRows);
   ASSERT_TRUE(table_->Fork(0, id, {}).ok());
