@@ -35,6 +35,19 @@ struct KernelModel {
   bool hidden_pairs = false;  // computes what the mask hides
 };
 
+// Of both decoding kernels: reading K and V is most of it.
+constexpr KernelModel kCudaDecode = {.slower = 1,
+                                     .slower_half = 1,
+                                     .pair = 40,
+                                     .softcap = 40,
+                                     .alibi = 20,
+                                     .key_dim = 200,
+                                     .tile = 1e6,
+                                     .tile_rows = 64,
+                                     .vector_rows = 16,
+                                     .edge_keys = 64,
+                                     .shares_heads = true};
+
 // In the order of KernelId. README.md beside this file says where the numbers come from.
 constexpr std::array<KernelModel, kKernelCount> kModels = {{
     {.slower = 19,
@@ -101,17 +114,8 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .tile_rows = 128,
      .vector_rows = 128,
      .edge_keys = 128},
-    {.slower = 1,
-     .slower_half = 1,
-     .pair = 40,
-     .softcap = 40,
-     .alibi = 20,
-     .key_dim = 200,
-     .tile = 1e6,
-     .tile_rows = 64,
-     .vector_rows = 16,
-     .edge_keys = 64,
-     .shares_heads = true},
+    kCudaDecode,
+    kCudaDecode,
 }};
 
 constexpr double kCpuPerThread = 90e9;

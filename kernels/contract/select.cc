@@ -25,6 +25,8 @@ constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
     {KernelId::kCudaDecodeSm80, "cuda_decode_sm80", DeviceKind::kCuda,
      "few query rows against long K and V, whose keys are divided among blocks; fp16 and bf16; "
      "Ampere and later"},
+    {KernelId::kCudaDecodeSm90, "cuda_decode_sm90", DeviceKind::kCuda,
+     "the same with wgmma, faster from 17 query rows of a KV head on; Hopper"},
 }};
 
 const KernelInfo* Find(std::string_view name) {
@@ -60,21 +62,34 @@ constexpr int kSm80 = 80;
 constexpr int kSm90 = 90;
 constexpr int kBeyondHopper = 100;
 
+bool IsHopper(const DeviceInfo& device) {
+  return device.compute_capability >= kSm90 && device.compute_capability < kBeyondHopper;
+}
+
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
 // Query rows of all query heads of a KV head. More are the flash kernels' business, and so are more
 // than 64 where few heads share a KV head's keys; fewer keys would not fill a device.
 constexpr int64_t kDecodeRowsMost = 128;
 constexpr int64_t kDecodeRowsFew = 64;
+constexpr int64_t kDecodeRowsFewest = 8;
+constexpr int64_t kWgmmaRowsMin = 17;  // fewer are as fast without
 constexpr int64_t kDecodeKeysMin = 512;
+constexpr int64_t kFewestRowsKeysMin = 64;
 constexpr int64_t kManyRowsGroupMin = 4;
 constexpr int64_t kManyRowsKeysMin = 2048;
 
 bool IsDecode(const Problem& p) {
   if (p.heads_kv == 0 || p.len_q == 0 || p.len_q > kDecodeRowsMost / p.group()) return false;
-  const bool few = p.len_q * p.group() <= kDecodeRowsFew;
-  return p.len_k >= (few ? kDecodeKeysMin : kManyRowsKeysMin) &&
-         (few || p.group() >= kManyRowsGroupMin);
+  const int64_t rows = p.len_q * p.group();
+  if (rows <= kDecodeRowsFewest) return p.len_k >= kFewestRowsKeysMin;
+  if (rows <= kDecodeRowsFew) return p.len_k >= kDecodeKeysMin;
+  return p.len_k >= kManyRowsKeysMin && p.group() >= kManyRowsGroupMin;
+}
+
+std::string_view BestDecode(const Problem& p, const DeviceInfo& device) {
+  const bool wgmma = IsHopper(device) && p.len_q * p.group() >= kWgmmaRowsMin;
+  return wgmma ? "cuda_decode_sm90" : "cuda_decode_sm80";
 }
 
 // Why the kernel cannot compute the problem; "" if it can.
@@ -88,7 +103,7 @@ std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
 
 std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
                             const MemoryTraits& memory) {
-  if (device.compute_capability < kSm90 || device.compute_capability >= kBeyondHopper) {
+  if (!IsHopper(device)) {
     return "cuda_flash_sm90 needs compute capability 9.x (Hopper)";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
@@ -102,29 +117,36 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   return memory.not_tma;
 }
 
+// Of either kernel.
 std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
                               const MemoryTraits& memory) {
   if (device.compute_capability < kSm80) {
-    return "cuda_decode_sm80 needs compute capability 8.0 or later";
+    return "decoding kernels need compute capability 8.0 or later";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
-  if (p.has_bias) return "cuda_decode_sm80 has no bias";
+  if (p.has_bias) return "decoding kernels have no bias";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
-    return "cuda_decode_sm80 needs D and Dv that are multiples of 8";
+    return "decoding kernels need D and Dv that are multiples of 8";
   }
   if (p.heads_kv > 0 && p.len_q > kDecodeRowsMost / p.group()) {
-    return "cuda_decode_sm80 takes at most 128 query rows of all heads of a KV head";
+    return "decoding kernels take at most 128 query rows of all heads of a KV head";
   }
   // What the copy engine needs is what 16-byte copies need.
-  if (!memory.not_tma.empty()) return "cuda_decode_sm80 needs rows on 16-byte boundaries";
+  if (!memory.not_tma.empty()) return "decoding kernels need rows on 16-byte boundaries";
   return {};
+}
+
+std::string_view WhyNotDecodeSm90(const Problem& p, const DeviceInfo& device,
+                                  const MemoryTraits& memory) {
+  if (!IsHopper(device)) return "cuda_decode_sm90 needs compute capability 9.x (Hopper)";
+  return WhyNotDecode(p, device, memory);
 }
 
 // The reason given is what kept a faster kernel away.
 Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
   if (IsDecode(problem) && WhyNotDecode(problem, device, memory).empty()) {
-    return Fit(*Find("cuda_decode_sm80"), problem, device,
+    return Fit(*Find(BestDecode(problem, device)), problem, device,
                "few query rows against long K and V: reading them takes the time");
   }
   const std::string_view not_sm90 = WhyNotSm90(problem, device, memory);
@@ -180,6 +202,7 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
   if (kernel->id == KernelId::kCudaDecodeSm80) why_not = WhyNotDecode(problem, device, memory);
+  if (kernel->id == KernelId::kCudaDecodeSm90) why_not = WhyNotDecodeSm90(problem, device, memory);
   if (!why_not.empty()) {
     return Unimplemented("kernel " + std::string(kernel->name) + " cannot compute this on " +
                          device.name + ": " + std::string(why_not));

@@ -38,8 +38,9 @@ enum class KernelId : int32_t {
   kCudaFlashSm80,
   kCudaFlashSm90,
   kCudaDecodeSm80,
+  kCudaDecodeSm90,
 };
-inline constexpr int kKernelCount = 7;
+inline constexpr int kKernelCount = 8;
 
 // A kernel's description for people: GetServerInfo, READMEs.
 struct KernelInfo {

@@ -37,6 +37,7 @@ class Cell:
 CELLS = [
     Cell("B1 2k", (2048,)), Cell("B1 8k", (8192,)), Cell("B1 128k", (131072,)),
     Cell("B8 32k", (32768,) * 8), Cell("B32 8k", (8192,) * 32),
+    Cell("B8 32k, 2 rows", (32768,) * 8, rows=2), Cell("B8 32k, 4 rows", (32768,) * 8, rows=4),
     Cell("B8 32k, 8 rows", (32768,) * 8, rows=8), Cell("B8 32k, 16 rows", (32768,) * 8, rows=16),
     Cell("B33, one 100x", (131072,) + (1312,) * 32), Cell("B33 even", (5248,) * 33),
     Cell("B32 32k D256", (32768,) * 32, heads_q=32, heads_kv=2, dim=256),
@@ -193,6 +194,7 @@ def race(cell, attend, page_rows, contenders):
         lines.append(line)
         try:
             contender.prepare(sets)
+            sets[0].out.fill_(math.nan)
             wrong = fault(cell, sets[0], contender.run(0, sets[0]))
             if wrong:
                 line["failure"] = f"wrong answer ({wrong}): not timed"

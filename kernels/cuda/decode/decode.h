@@ -13,6 +13,7 @@
 #include <span>
 
 #include "kernels/contract/problem.h"
+#include "kernels/contract/select.h"
 #include "kernels/cuda/decode/plan.h"
 #include "kernels/cuda/ragged/launch_options.h"
 #include "kernels/cuda/ragged/ragged.h"
@@ -60,16 +61,18 @@ struct DecodeParams {
   int32_t group_slots = 0;  // of a unit
 };
 
-// The compiled variants, best first; empty for problems of other dtypes than fp16 and bf16.
-std::span<const FlashVariant> DecodeVariantsFor(const Problem& problem);
+// The compiled variants of cuda_decode_sm80 or cuda_decode_sm90, best first; empty for problems of
+// other dtypes than fp16 and bf16.
+std::span<const FlashVariant> DecodeVariantsFor(KernelId kernel, const Problem& problem);
 
-// Bytes of workspace for a launch of these attentions, kTileQueueBytes included.
+// Bytes of workspace for a launch of these attentions by either kernel, kTileQueueBytes included.
 Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems);
 
 // As LaunchRagged.
 cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention* const> attentions,
                          void* workspace, const LaunchOptions& options, cudaStream_t stream);
 
-cudaError_t LoadDecode();
+// Brings the kernel's code to the current device.
+cudaError_t LoadDecode(KernelId kernel);
 
 }  // namespace attend::cuda

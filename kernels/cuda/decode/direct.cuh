@@ -29,6 +29,7 @@ struct DirectConfig {
 template <DirectConfig kConfig>
 struct Direct {
   static constexpr bool kDirect = true;
+  static constexpr bool kWgmma = false;
   static constexpr int kDim = kConfig.head_dim;
   static constexpr int kRows = kConfig.rows;
   static constexpr int kKeyWarps = kConfig.warps;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the instances of cuda_decode_sm80, one file for each dtype, offer launch.cc.
+// What the instances of cuda_decode_sm80 and cuda_decode_sm90, one file for each dtype, offer
+// launch.cc.
 
 #pragma once
 
@@ -13,5 +14,9 @@ namespace attend::cuda::decode {
 // Variants for D and Dv up to `dim` (64, 128 or 256) and units of `rows` packed rows, best first.
 std::span<const FlashVariant> Float16(int dim, int rows);
 std::span<const FlashVariant> BFloat16(int dim, int rows);
+
+// The same of cuda_decode_sm90.
+std::span<const FlashVariant> HopperFloat16(int dim, int rows);
+std::span<const FlashVariant> HopperBFloat16(int dim, int rows);
 
 }  // namespace attend::cuda::decode

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_decode_sm80: few query rows against long K and V, with the Tensor Core instructions of
-// Ampere. What bounds it is reading K and V once, so all query heads of a KV head and all query
-// rows share a tile, keys are cut over the whole device (plan.h), and a ring of tiles is on its way
-// to shared memory all the time, through a chunk's end too. Device code, instantiated by f16.cu and
-// bf16.cu.
+// The decoding kernels: few query rows against long K and V. What bounds them is reading K and V
+// once, so all query heads of a KV head and all query rows share a tile, keys are cut over the
+// whole device (plan.h), and a ring of tiles is on its way to shared memory all the time, through a
+// chunk's end too. cuda_decode_sm80 multiplies with mma.sync, cuda_decode_sm90 with wgmma. Device
+// code, instantiated by f16.cu, bf16.cu, sm90_f16.cu and sm90_bf16.cu.
 
 #pragma once
 
@@ -54,12 +54,14 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>
 #pragma unroll 1
   for (int stage = 0; key < end; key += T::kKeys, stage = stage + 1 == T::kStages ? 0 : stage + 1) {
     WaitCopyGroups<T::kStages - 2>();
+    ShowToProducts<T>();
     __syncthreads();  // the tile has arrived; the one before it has been read
     const int far = key + (T::kStages - 1) * T::kKeys;
     if (far < end) {
       const int behind = stage == 0 ? T::kStages - 1 : stage - 1;
+      if constexpr (T::kFewRegisters) FindPages<T>(segment, far, end, next);
       LoadTile<T>(segment, place.shared + StageAt<T>(behind), far, end, next);
-      FindPages<T>(segment, far + T::kKeys, end, next);
+      if constexpr (!T::kFewRegisters) FindPages<T>(segment, far + T::kKeys, end, next);
     }
     CommitCopies();
     if (first) KeepQuery<T>(place);
@@ -97,6 +99,7 @@ __device__ __forceinline__ void CarefulChunk(const DecodeParams& params, BlockSh
     LoadTile<T>(segment, place.shared + StageAt<T>(0), key, range.end, pages);
     CommitCopies();
     WaitCopyGroups<0>();
+    ShowToProducts<T>();
     __syncthreads();
     CarefulStep<T, Element>(segment, place, shared, StageAt<T>(0), key, state);
     __syncthreads();
@@ -136,7 +139,9 @@ using SharedOf = std::conditional_t<T::kDirect, DirectShared<T>, BlockShared<T>>
 template <class T, class Element>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     DecodeKernel(const __grid_constant__ DecodeParams params) {
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(128) char memory[];
+  char* shared = memory;
+  if constexpr (T::kWgmma) shared += (T::kAlign - SharedAddress(memory) % T::kAlign) % T::kAlign;
   __shared__ SharedOf<T> block;
   StartWalk<T>(params, block.walk, block.segment);
   for (bool first = true;; first = false) {

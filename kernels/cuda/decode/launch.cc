@@ -133,15 +133,16 @@ cudaError_t Prepare(const FlashVariant& variant, int* multiprocessors) {
 
 }  // namespace
 
-std::span<const FlashVariant> DecodeVariantsFor(const Problem& p) {
+std::span<const FlashVariant> DecodeVariantsFor(KernelId kernel, const Problem& p) {
+  const bool hopper = kernel == KernelId::kCudaDecodeSm90;
   const int64_t most = std::max(p.dim, p.dim_v);
   const int dim = *std::lower_bound(std::begin(kDims), std::end(kDims) - 1, most);
   const int rows = *std::lower_bound(std::begin(kRowTiles), std::end(kRowTiles) - 1, RowsOf(p));
   switch (p.dtype) {
     case DType::kFloat16:
-      return decode::Float16(dim, rows);
+      return hopper ? decode::HopperFloat16(dim, rows) : decode::Float16(dim, rows);
     case DType::kBFloat16:
-      return decode::BFloat16(dim, rows);
+      return hopper ? decode::HopperBFloat16(dim, rows) : decode::BFloat16(dim, rows);
     default:
       return {};
   }
@@ -157,9 +158,11 @@ Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
                              std::to_string(kLaunchTilesMax));
     }
     // Every variant's, of which a unit may have fewer rows than the best's.
-    for (const FlashVariant& variant : DecodeVariantsFor(*p)) {
-      counts.Add(*p, variant);
-      floats = std::max(floats, counts.floats(variant.columns));
+    for (const KernelId kernel : {KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90}) {
+      for (const FlashVariant& variant : DecodeVariantsFor(kernel, *p)) {
+        counts.Add(*p, variant);
+        floats = std::max(floats, counts.floats(variant.columns));
+      }
     }
   }
   const Layout layout(static_cast<int64_t>(problems.size()), sequences);
@@ -214,11 +217,16 @@ cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention*
                           static_cast<size_t>(variant.shared_bytes), stream);
 }
 
-cudaError_t LoadDecode() {
+cudaError_t LoadDecode(KernelId kernel) {
+  Problem p;
+  p.batch = p.heads_q = p.heads_kv = 1;
   for (const int dim : kDims) {
     for (const int rows : kRowTiles) {
-      for (const auto& variants : {decode::Float16(dim, rows), decode::BFloat16(dim, rows)}) {
-        const cudaError_t error = LoadVariants(variants);
+      p.dim = p.dim_v = dim;
+      p.len_q = rows;
+      for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+        p.dtype = dtype;
+        const cudaError_t error = LoadVariants(DecodeVariantsFor(kernel, p));
         if (error != cudaSuccess) return error;
       }
     }

@@ -30,7 +30,7 @@ inline constexpr int kShortKeys = 2048;
 inline constexpr int kMediumKeys = 8192;
 inline constexpr int kShortChunk = 7;  // powers of two
 inline constexpr int kMediumChunk = 9;
-inline constexpr int kLongChunk = 10;
+inline constexpr int kLongChunk = 11;
 
 // Of numbers that are not negative. Most fit 32 bits, whose division takes a device a tenth of the
 // time, and one thread works these out while others wait.
@@ -44,8 +44,9 @@ ATTEND_HD inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 // The chunks of a sequence of k_len keys, for units of `rows`, have 2^ChunkShift keys each: a
 // multiple of kCostKeys.
 ATTEND_HD inline int ChunkShift(int64_t k_len, int64_t rows) {
-  int shift = k_len <= kShortKeys ? kShortChunk : k_len <= kMediumKeys ? kMediumChunk : kLongChunk;
+  int shift = k_len <= kShortKeys ? kShortChunk : kMediumChunk;
   shift += rows > 32 ? 2 : rows > 16 ? 1 : 0;
+  if (k_len > kMediumKeys) shift = rows > 32 ? kLongChunk + 1 : kLongChunk;
   while ((int64_t{kChunksMax} << shift) < k_len) ++shift;
   return shift;
 }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_decode_sm80 between the arrival of a tile and a chunk's end: scores, the online softmax, the
-// second product. A warp has sixteen rows and its share of each tile's keys, and a softmax of its
-// own until the chunk ends. Scores are subtracted from the row's maximum before anything else, so
-// that no score is too large for its weight. Device code; a warp calls each function together.
+// The decoding kernels between the arrival of a tile and a chunk's end: scores, the online softmax,
+// the second product. A warp has sixteen rows and its share of each tile's keys, and a softmax of
+// its own until the chunk ends. Scores are subtracted from the row's maximum before anything else,
+// so that no score is too large for its weight. Device code; a warp calls each function together.
 
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/decode/tile.cuh"
+#include "kernels/cuda/decode/wgmma_products.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 
 namespace attend::cuda::decode {
@@ -28,7 +29,7 @@ struct Place {
   uint32_t query[T::kQueryStays ? T::kDimSteps : 1][4];
 
   __device__ __forceinline__ uint32_t QueryRows() const {
-    return shared + row_warp * 16 * T::Row::kBytes;
+    return shared + row_warp * 16 * T::kRowPitch;
   }
 };
 
@@ -97,9 +98,18 @@ __device__ __forceinline__ void KeepQuery(Place<T>& place) {
 
 // ---- score --------------------------------------------------------------------------------------
 
+// The warp's keys of the tile, and their values.
+template <class T>
+__device__ __forceinline__ uint32_t KeysOf(const Place<T>& place, uint32_t stage) {
+  return stage + place.key_warp * T::kWarpKeys * T::kRowPitch;
+}
+template <class T>
+__device__ __forceinline__ uint32_t ValuesOf(const Place<T>& place, uint32_t stage) {
+  return KeysOf(place, stage) + T::kTileBytes;
+}
+
 template <class T, class Element>
-__device__ __forceinline__ void Score(const Place<T>& place, uint32_t stage, Scores<T>& s) {
-  const uint32_t keys = stage + place.key_warp * T::kWarpKeys * T::Row::kBytes;
+__device__ __forceinline__ void ScoreMma(const Place<T>& place, uint32_t keys, Scores<T>& s) {
   // Each product of a chain waits for the one before: few keys make two chains of each.
   constexpr int kChains = T::kKeyBlocks == 2 ? 2 : 1;
   Scores<T> more;
@@ -129,6 +139,16 @@ __device__ __forceinline__ void Score(const Place<T>& place, uint32_t stage, Sco
   if constexpr (kChains == 2) {
 #pragma unroll
     for (int n = 0; n < 4 * T::kKeyBlocks; ++n) s[n / 4][n % 4] += more[n / 4][n % 4];
+  }
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void Score(const Place<T>& place, uint32_t stage, Scores<T>& s) {
+  if constexpr (T::kWgmma) {
+    const int warpgroup = place.row_warp / 4;
+    ScoreWgmma<T, Element>(place.shared + warpgroup * 64 * T::kRowPitch, KeysOf(place, stage), s);
+  } else {
+    ScoreMma<T, Element>(place, KeysOf(place, stage), s);
   }
 }
 
@@ -184,10 +204,11 @@ __device__ __forceinline__ void FinishScores(const Segment& segment, const Place
 
 // ---- rescale and accumulate ---------------------------------------------------------------------
 
-// Follows the rows' maxima; scores become weights.
-template <class T, class Element>
-__device__ __forceinline__ void Weigh(float unit, Scores<T>& s, RowState<T>& state, Weights<T>& p) {
-  float rescale[2], reference[2];
+// Follows the rows' maxima: what weights are counted from.
+template <class T>
+__device__ __forceinline__ void FollowMaxima(const Scores<T>& s, RowState<T>& state,
+                                             float (&reference)[2]) {
+  float rescale[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float top = state.max[r];
@@ -206,8 +227,15 @@ __device__ __forceinline__ void Weigh(float unit, Scores<T>& s, RowState<T>& sta
 #pragma unroll
     for (int j = 0; j < T::kDim / 2; ++j) state.output[j / 4][j % 4] *= rescale[j % 4 / 2];
   }
+}
+
+// Scores become weights, of blocks [begin, end) of eight keys.
+template <class T, class Element>
+__device__ __forceinline__ void WeighBlocks(float unit, const Scores<T>& s,
+                                            const float (&reference)[2], int begin, int end,
+                                            RowState<T>& state, Weights<T>& p) {
 #pragma unroll
-  for (int n = 0; n < T::kKeyBlocks; ++n) {
+  for (int n = begin; n < end; ++n) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float low = WeightAgainst(s[n][2 * r], reference[r], kLog2E);
@@ -219,9 +247,16 @@ __device__ __forceinline__ void Weigh(float unit, Scores<T>& s, RowState<T>& sta
 }
 
 template <class T, class Element>
-__device__ __forceinline__ void Accumulate(const Place<T>& place, uint32_t stage,
-                                           const Weights<T>& p, RowState<T>& state) {
-  const uint32_t values = stage + T::kTileBytes + place.key_warp * T::kWarpKeys * T::Row::kBytes;
+__device__ __forceinline__ void Weigh(float unit, const Scores<T>& s, RowState<T>& state,
+                                      Weights<T>& p) {
+  float reference[2];
+  FollowMaxima<T>(s, state, reference);
+  WeighBlocks<T, Element>(unit, s, reference, 0, T::kKeyBlocks, state, p);
+}
+
+template <class T, class Element>
+__device__ __forceinline__ void AccumulateMma(const Place<T>& place, uint32_t values,
+                                              const Weights<T>& p, RowState<T>& state) {
 #pragma unroll
   for (int k = 0; k < T::kKeyBlocks / 2; ++k) {
     const uint32_t a[4] = {p[2 * k][0], p[2 * k][1], p[2 * k + 1][0], p[2 * k + 1][1]};
@@ -235,6 +270,17 @@ __device__ __forceinline__ void Accumulate(const Place<T>& place, uint32_t stage
   }
 }
 
+template <class T, class Element>
+__device__ __forceinline__ void Accumulate(const Place<T>& place, uint32_t stage,
+                                           const Weights<T>& p, RowState<T>& state) {
+  if constexpr (T::kWgmma) {
+    StartAccumulate<T, Element>(ValuesOf(place, stage), p, 0, T::kKeyBlocks, state.output);
+    FinishAccumulate<T>(state.output);
+  } else {
+    AccumulateMma<T, Element>(place, ValuesOf(place, stage), p, state);
+  }
+}
+
 // One tile of keys.
 template <class T, class Element>
 __device__ __forceinline__ void Step(const Segment& segment, const Place<T>& place, uint32_t stage,
@@ -243,8 +289,21 @@ __device__ __forceinline__ void Step(const Segment& segment, const Place<T>& pla
   Score<T, Element>(place, stage, s);
   FinishScores<T>(segment, place, key, s);
   Weights<T> p;
-  Weigh<T, Element>(1.0f, s, state, p);
-  Accumulate<T, Element>(place, stage, p, state);
+  if constexpr (T::kWgmma) {
+    // One half's product runs while the other's weights are worked out.
+    constexpr int kHalf = T::kKeyBlocks < 8 ? T::kKeyBlocks : T::kKeyBlocks / 2;
+    float reference[2];
+    FollowMaxima<T>(s, state, reference);
+#pragma unroll
+    for (int n = 0; n < T::kKeyBlocks; n += kHalf) {
+      WeighBlocks<T, Element>(1.0f, s, reference, n, n + kHalf, state, p);
+      StartAccumulate<T, Element>(ValuesOf(place, stage), p, n, n + kHalf, state.output);
+    }
+    FinishAccumulate<T>(state.output);
+  } else {
+    Weigh<T, Element>(1.0f, s, state, p);
+    Accumulate<T, Element>(place, stage, p, state);
+  }
 }
 
 // ---- values that are not finite -----------------------------------------------------------------
@@ -280,7 +339,7 @@ __device__ __forceinline__ void AddNonFinite(const Place<T>& place, const char* 
 #pragma unroll 1
       for (int j = 0; j < T::kDim / 8; ++j) {
         const auto pair =
-            *reinterpret_cast<const uint32_t*>(values + T::Row::Offset(row, j) + lane % 4 * 4);
+            *reinterpret_cast<const uint32_t*>(values + T::Offset(T::kKeys, row, j) + lane % 4 * 4);
         const float2 v = Unpack<Element>(pair);
         float* const o = output + 4 * j + 2 * r;
         if (NonFinite(v.x)) o[0] = fmaf(weight, v.x, o[0]);
@@ -319,6 +378,7 @@ __device__ __forceinline__ void CarefulStep(const Segment& segment, const Place<
   AddNonFinite<T, Element>(place, values, s, p, state);
   __syncthreads();
   TakeOutNonFinite<T, Element>(values);
+  ShowToProducts<T>();
   __syncthreads();
   Accumulate<T, Element>(place, place.shared + offset, p, state);
 }

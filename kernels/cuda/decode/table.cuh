@@ -5,49 +5,14 @@
 
 #pragma once
 
-#include <span>
-#include <string>
-#include <tuple>
-
-#include "kernels/cuda/decode/instances.h"
-#include "kernels/cuda/decode/kernel.cuh"
+#include "kernels/cuda/decode/variants.cuh"
 
 namespace attend::cuda::decode {
 
-// "rows8_keys64_threads128_direct", "rows32_keys64_threads128_stages3"
-template <class T>
-std::string NameOf() {
-  const std::string name = "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) +
-                           "_threads" + std::to_string(T::kThreads);
-  if constexpr (T::kDirect) {
-    return name + "_direct";
-  } else {
-    return name + "_stages" + std::to_string(T::kStages);
-  }
-}
-
-template <class T, class Element>
-FlashVariant Variant() {
-  static const std::string name = NameOf<T>();
-  FlashVariant variant;
-  variant.name = name;
-  variant.rows = T::kRows;
-  variant.keys = T::kKeys;
-  variant.threads = T::kThreads;
-  variant.shared_bytes = T::kSharedBytes;
-  variant.blocks = T::kBlocks;
-  variant.kernel = reinterpret_cast<const void*>(&DecodeKernel<T, Element>);
-  variant.columns = T::kDim;
-  return variant;
-}
-
-// The best first. The last one runs everywhere: 99 KiB is what the smallest GPUs allow.
+// 99 KiB is what the smallest GPUs allow.
 template <class Element, class... Tiles>
 std::span<const FlashVariant> Variants() {
-  using Last = std::tuple_element_t<sizeof...(Tiles) - 1, std::tuple<Tiles...>>;
-  static_assert(Last::kSharedBytes + sizeof(SharedOf<Last>) <= 99 * 1024);
-  static const FlashVariant variants[] = {Variant<Tiles, Element>()...};
-  return variants;
+  return VariantsWithin<Element, 99, Tiles...>();
 }
 
 template <class Element>
@@ -83,7 +48,10 @@ std::span<const FlashVariant> Table128(int rows) {
     return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 8, .blocks = 2}>>();
   }
   if (rows <= 16) {
-    return Variants<Element, Direct<DirectConfig{.head_dim = 128, .rows = 16, .blocks = 2}>>();
+    return Variants<
+        Element,
+        Tile<TileConfig{.head_dim = 128, .row_warps = 1, .key_warps = 4, .stages = 3, .blocks = 2}>,
+        Last>();
   }
   if (rows <= 32) {
     return Variants<

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The geometry of cuda_decode_sm80's tiles, what a block knows of its work, and the phases that
+// The geometry of the decoding kernels' tiles, what a block knows of its work, and the phases that
 // only move data. Device code; all threads of a block call each function together.
 
 #pragma once
@@ -19,14 +19,16 @@ struct TileConfig {
   int head_dim;   // most that D or Dv may be: a multiple of 64
   int row_warps;  // x 16 rows
   int key_warps;
-  int keys = 64;   // of a tile of K or V: a multiple of 16 * key_warps
-  int stages = 3;  // tiles in shared memory
-  int blocks = 1;  // to a multiprocessor
+  int keys = 64;       // of a tile of K or V: a multiple of 16 * key_warps
+  int stages = 3;      // tiles in shared memory
+  int blocks = 1;      // to a multiprocessor
+  bool wgmma = false;  // Hopper's products, of four row warps together
 };
 
 template <TileConfig kConfig>
 struct Tile {
   static constexpr bool kDirect = false;
+  static constexpr bool kWgmma = kConfig.wgmma;
   static constexpr int kDim = kConfig.head_dim;
   static constexpr int kRowWarps = kConfig.row_warps;
   static constexpr int kKeyWarps = kConfig.key_warps;
@@ -39,23 +41,35 @@ struct Tile {
   static constexpr int kWarpKeys = kKeys / kKeyWarps;
   static constexpr int kKeyBlocks = kWarpKeys / 8;
   static constexpr int kDimSteps = kDim / 16;
-  static constexpr bool kQueryStays = kDim <= 128;  // in registers
+  static constexpr bool kQueryStays = kDim <= 128 && !kWgmma;  // in registers
+  // Where outputs and scores leave few registers, pages are not looked up a tile ahead, and a
+  // tile's rows are copied one pass after another.
+  static constexpr bool kFewRegisters = kWgmma && kRowWarps > 4 && kKeys > 64;
 
-  using Row = TileRow<kDim>;
-  static constexpr int kTileBytes = kKeys * Row::kBytes;  // of K or V
+  // A tile has its rows one after another, or for wgmma each 64 columns of all rows, a box as the
+  // copy engine would write it. Chunks of 16 bytes are swizzled alike.
+  static constexpr int kRowPitch = kWgmma ? 128 : TileRow<kDim>::kBytes;
+  static constexpr int SpanPitch(int rows) { return kWgmma ? rows * kRowPitch : 128; }
+  static __device__ __forceinline__ int Offset(int rows, int row, int chunk) {
+    return row * kRowPitch + chunk / 8 * SpanPitch(rows) + 16 * (chunk % 8 ^ row % 8);
+  }
+  static constexpr int kAlign = kWgmma ? 1024 : 128;
+  static constexpr int kTileBytes = kKeys * 2 * kDim;  // of K or V
   static constexpr int kStageBytes = 2 * kTileBytes;
-  static constexpr int kOffsetStages = kRows * Row::kBytes;
-  static constexpr int kSharedBytes = kOffsetStages + kStages * kStageBytes;
+  static constexpr int kOffsetStages = kRows * 2 * kDim;
+  static constexpr int kSharedBytes = kOffsetStages + kStages * kStageBytes + (kWgmma ? kAlign : 0);
 
   // A pass of copies: eight threads bring 128 bytes of a row, span after span.
   static constexpr int kPassRows = kThreads / 8;
   static constexpr int kPasses = kKeys / kPassRows;
+  static constexpr int kPassesAtOnce = kFewRegisters ? 1 : kPasses;
   static constexpr int kSpans = kDim / 64;
 
   static_assert(kDim % 64 == 0 && kKeys % (16 * kKeyWarps) == 0 && (1 << kShortChunk) % kKeys == 0);
   static_assert(kKeys % kPassRows == 0 && kStages >= 2);
   // The key warps' outputs but the first's pass through the stage that was computed last.
   static_assert((kKeyWarps - 1) * kRows <= kKeys);
+  static_assert(!kWgmma || kRowWarps % 4 == 0);
 };
 
 // Weights by which no sum over a chunk's values overflows. None does of fp16's.
@@ -115,8 +129,8 @@ __device__ __forceinline__ void CopyRows(const KeySource& source, int in_page, i
   const int chunk = thread % 8;
   const int first = key + thread / 8;
   const char* const base = source.data + kStrideUnit * chunk;
-  shared += T::Row::Offset(thread / 8, chunk);
-#pragma unroll
+  shared += T::Offset(T::kKeys, thread / 8, chunk);
+#pragma unroll T::kPassesAtOnce
   for (int pass = 0; pass < T::kPasses; ++pass) {
     const int row = first + pass * T::kPassRows;
     uint64_t at = uint64_t{static_cast<uint32_t>(kPaged ? row & in_page : row)} * source.stride;
@@ -124,8 +138,8 @@ __device__ __forceinline__ void CopyRows(const KeySource& source, int in_page, i
     const char* const data = base + at * kStrideUnit;
 #pragma unroll
     for (int span = 0; span < T::kSpans; ++span) {
-      CopyAsync16(shared + pass * T::kPassRows * T::Row::kBytes + 128 * span, data + 128 * span,
-                  kWhole || (row < end && 64 * span + 8 * chunk < columns));
+      CopyAsync16(shared + pass * T::kPassRows * T::kRowPitch + T::SpanPitch(T::kKeys) * span,
+                  data + 128 * span, kWhole || (row < end && 64 * span + 8 * chunk < columns));
     }
   }
 }
@@ -171,7 +185,7 @@ __device__ __forceinline__ void LoadQuery(const Segment& segment, uint32_t share
     const bool exists = row < segment.rows && i < segment.sequence.q_len;
 #pragma unroll
     for (int span = 0; span < T::kSpans; ++span) {
-      CopyAsync16(shared + T::Row::Offset(row, chunk) + 128 * span, data + 128 * span,
+      CopyAsync16(shared + T::Offset(T::kRows, row, chunk + 8 * span), data + 128 * span,
                   exists && 64 * span + 8 * chunk < segment.columns_k);
     }
   }

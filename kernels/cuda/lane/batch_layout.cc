@@ -144,7 +144,8 @@ Status CheckInPlace(const WorkItem& item) {
   }
   const KernelId kernel = item.selection.kernel;
   if (item.in_place.size() == 0 ||
-      (kernel != KernelId::kCudaFlashSm90 && kernel != KernelId::kCudaDecodeSm80)) {
+      (kernel != KernelId::kCudaFlashSm90 && kernel != KernelId::kCudaDecodeSm80 &&
+       kernel != KernelId::kCudaDecodeSm90)) {
     return Status();
   }
   // What is moved keeps its address modulo kLayoutAlignment.

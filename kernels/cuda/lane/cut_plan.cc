@@ -27,6 +27,7 @@ double FlopsPerSecond(KernelId kernel) {
     case KernelId::kCudaFlashFp32:
       return 36e12;
     case KernelId::kCudaDecodeSm80:
+    case KernelId::kCudaDecodeSm90:
       return 30e12;  // eight rows at 4.3 TB/s
     default:
       return 10e12;

@@ -19,7 +19,9 @@
 namespace attend::cuda {
 namespace {
 
-bool IsDecode(KernelId kernel) { return kernel == KernelId::kCudaDecodeSm80; }
+bool IsDecode(KernelId kernel) {
+  return kernel == KernelId::kCudaDecodeSm80 || kernel == KernelId::kCudaDecodeSm90;
+}
 
 Status Failure(cudaError_t error, KernelId kernel) {
   (void)cudaGetLastError();
@@ -89,7 +91,8 @@ std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& proble
     case KernelId::kCudaFlashSm90:
       return Sm90VariantsFor(problem);
     case KernelId::kCudaDecodeSm80:
-      return DecodeVariantsFor(problem);
+    case KernelId::kCudaDecodeSm90:
+      return DecodeVariantsFor(kernel, problem);
     default:
       return {};
   }
@@ -182,8 +185,9 @@ cudaError_t LoadKernels() {
   if (error == cudaSuccess) error = LoadNaive();
   if (error == cudaSuccess) error = LoadFp32();
   if (error == cudaSuccess && major >= 8) error = LoadSm80();
-  if (error == cudaSuccess && major >= 8) error = LoadDecode();
+  if (error == cudaSuccess && major >= 8) error = LoadDecode(KernelId::kCudaDecodeSm80);
   if (error == cudaSuccess && major == 9) error = LoadSm90();
+  if (error == cudaSuccess && major == 9) error = LoadDecode(KernelId::kCudaDecodeSm90);
   return error;
 }
 

@@ -82,9 +82,10 @@ template <int kN, bool kBfloat16>
 struct Wgmma;
 
 // The numbers of the N / 2 accumulators, and their registers.
-#define ATTEND_TEXT_64                                                     \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTEND_TEXT_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTEND_TEXT_64 \
+  ATTEND_TEXT_32       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define ATTEND_TEXT_80 ATTEND_TEXT_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define ATTEND_TEXT_96 ATTEND_TEXT_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define ATTEND_TEXT_112 ATTEND_TEXT_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
@@ -101,7 +102,8 @@ struct Wgmma;
 #define ATTEND_D(i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define ATTEND_D_64 ATTEND_D(0), ATTEND_D(8), ATTEND_D(16), ATTEND_D(24)
+#define ATTEND_D_32 ATTEND_D(0), ATTEND_D(8)
+#define ATTEND_D_64 ATTEND_D_32, ATTEND_D(16), ATTEND_D(24)
 #define ATTEND_D_80 ATTEND_D_64, ATTEND_D(32)
 #define ATTEND_D_96 ATTEND_D_80, ATTEND_D(40)
 #define ATTEND_D_112 ATTEND_D_96, ATTEND_D(48)
@@ -142,6 +144,7 @@ struct Wgmma;
   ATTEND_WGMMA(N, false, "f16", __VA_ARGS__) \
   ATTEND_WGMMA(N, true, "bf16", __VA_ARGS__)
 
+ATTEND_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
 ATTEND_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
 ATTEND_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
 ATTEND_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
@@ -150,6 +153,7 @@ ATTEND_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
 ATTEND_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
 ATTEND_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
+#undef ATTEND_TEXT_32
 #undef ATTEND_TEXT_64
 #undef ATTEND_TEXT_80
 #undef ATTEND_TEXT_96
@@ -157,6 +161,7 @@ ATTEND_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 #undef ATTEND_TEXT_128
 #undef ATTEND_TEXT_192
 #undef ATTEND_TEXT_256
+#undef ATTEND_D_32
 #undef ATTEND_D_64
 #undef ATTEND_D_80
 #undef ATTEND_D_96

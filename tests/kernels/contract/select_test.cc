@@ -65,9 +65,9 @@ TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
     const DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
     const DeviceInfo other = kernel.device == DeviceKind::kCpu ? Gpu(1 << 30) : Cpu();
     Problem problem = Small();
-    const bool tensor_cores = kernel.id == KernelId::kCudaFlashSm80 ||
-                              kernel.id == KernelId::kCudaFlashSm90 ||
-                              kernel.id == KernelId::kCudaDecodeSm80;
+    const bool tensor_cores =
+        kernel.id == KernelId::kCudaFlashSm80 || kernel.id == KernelId::kCudaFlashSm90 ||
+        kernel.id == KernelId::kCudaDecodeSm80 || kernel.id == KernelId::kCudaDecodeSm90;
     if (tensor_cores) problem.dtype = DType::kFloat16;
     const Result<Selection> good = Select(problem, own, kernel.name);
     ASSERT_TRUE(good.ok()) << kernel.name << ": " << good.status().message();
@@ -182,15 +182,20 @@ Problem Decoding(int64_t rows, int64_t keys) {
 }
 
 TEST(Select, FewRowsAgainstManyKeysDecode) {
-  EXPECT_EQ(Auto(Decoding(1, 512), GpuOf(90)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(1, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "eight rows";
+  EXPECT_EQ(Auto(Decoding(1, 64), GpuOf(90)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(1, 63), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(2, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "sixteen rows";
+  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(90)), KernelId::kCudaDecodeSm90) << "24 rows";
+  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(80)), KernelId::kCudaDecodeSm80);
   EXPECT_EQ(Auto(Decoding(8, 1 << 20), GpuOf(80)), KernelId::kCudaDecodeSm80);
-  EXPECT_EQ(Auto(Decoding(9, 4096), GpuOf(90)), KernelId::kCudaDecodeSm80) << "72 rows";
+  EXPECT_EQ(Auto(Decoding(9, 4096), GpuOf(90)), KernelId::kCudaDecodeSm90) << "72 rows";
   EXPECT_EQ(Auto(Decoding(9, 2047), GpuOf(90)), KernelId::kCudaFlashSm90);
   EXPECT_EQ(Auto(Decoding(17, 4096), GpuOf(90)), KernelId::kCudaFlashSm90) << "136 rows";
   Problem alone = Decoding(100, 4096);
   alone.heads_q = alone.heads_kv;
   EXPECT_EQ(Auto(alone, GpuOf(90)), KernelId::kCudaFlashSm90) << "nobody shares a KV head";
-  EXPECT_EQ(Auto(Decoding(1, 511), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(2, 511), GpuOf(90)), KernelId::kCudaFlashSm90);
   EXPECT_EQ(Auto(Decoding(1, 4096), GpuOf(75)), KernelId::kCudaFlashFp32);
   Problem biased = Decoding(1, 4096);
   biased.has_bias = true;
@@ -206,6 +211,10 @@ TEST(Select, FewRowsAgainstManyKeysDecode) {
   EXPECT_THAT(refusal(Decoding(17, 64)), HasSubstr("128 query rows"));
   EXPECT_THAT(refusal(Small()), HasSubstr("float32"));
   EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm80").ok());
+  EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm90").ok());
+  EXPECT_THAT(Select(Decoding(16, 0), GpuOf(80), "cuda_decode_sm90").status().message(),
+              HasSubstr("Hopper"));
+  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(100)), KernelId::kCudaDecodeSm80);
   const MemoryTraits elsewhere{.not_tma = "it lies elsewhere"};
   EXPECT_THAT(Select(Decoding(1, 64), GpuOf(90), "cuda_decode_sm80", elsewhere).status().message(),
               HasSubstr("16-byte"));

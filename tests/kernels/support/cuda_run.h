@@ -60,9 +60,9 @@ class DeviceRun {
 // Resets the output, runs once.
 Status RunOnDevice(OwnedAttention* owned, KernelId kernel, int config = cuda::kDefaultConfig);
 
-inline constexpr KernelId kCudaKernels[] = {KernelId::kCudaNaive, KernelId::kCudaFlashFp32,
-                                            KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90,
-                                            KernelId::kCudaDecodeSm80};
+inline constexpr KernelId kCudaKernels[] = {KernelId::kCudaNaive,      KernelId::kCudaFlashFp32,
+                                            KernelId::kCudaFlashSm80,  KernelId::kCudaFlashSm90,
+                                            KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90};
 
 // Whether device 0 can compute this with `kernel`. The attention may lie on the host: a DeviceRun
 // keeps its alignment.

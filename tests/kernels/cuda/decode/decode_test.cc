@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_decode_sm80, and every kernel over K and V in pages, against double precision and against
-// itself: alone, in a batch, in a list, dense, in pages, in a graph.
+// The decoding kernels, and every kernel over K and V in pages, against double precision and
+// against itself: alone, in a batch, in a list, dense, in pages, in a graph.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,6 @@
 namespace attend::test {
 namespace {
 
-constexpr KernelId kDecode = KernelId::kCudaDecodeSm80;
 constexpr double kCheckWork = 2e7;
 
 int64_t Pick(std::mt19937_64* random, const std::vector<int64_t>& of) {
@@ -41,7 +40,7 @@ const std::vector<int64_t>& Lengths() {
   return lengths;
 }
 
-// A problem that cuda_decode_sm80 takes.
+// A problem that decoding kernels take.
 ProblemSpec DecodeSpec(std::mt19937_64* random, int64_t len_q, int64_t group) {
   const int64_t batch = Pick(random, {1, 1, 2, 5});
   const int64_t heads_kv = Pick(random, {1, 2, 3});
@@ -69,7 +68,21 @@ ProblemSpec DecodeSpec(std::mt19937_64* random, int64_t len_q, int64_t group) {
   return spec;
 }
 
-TEST(CudaDecode, EveryRowCountAndGroup) {
+class CudaDecode : public testing::TestWithParam<KernelId> {
+ protected:
+  void SetUp() override {
+    OwnedAttention one =
+        MakeAttention(MakeSpec(1, 1, 1, 1, 64, 64, 64, DType::kFloat16), FreshSeed());
+    if (!CanRun(one.attention, kernel_)) GTEST_SKIP() << "not on this GPU";
+  }
+
+  const KernelId kernel_ = GetParam();
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaDecode,
+                         testing::Values(KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90),
+                         [](const auto& kernel) { return std::string(KernelName(kernel.param)); });
+
+TEST_P(CudaDecode, EveryRowCountAndGroup) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   const double share = TestScale();
@@ -78,21 +91,21 @@ TEST(CudaDecode, EveryRowCountAndGroup) {
       if (share < 1 && len_q > 5) continue;
       ProblemSpec spec = DecodeSpec(&random, len_q, group);
       if (random() % 2 == 0) spec = InPages(spec, Pick(&random, {16, 32, 64, 256, 1024}));
-      for (const int config : ConfigsOf(spec, kDecode, seed + static_cast<uint64_t>(len_q))) {
-        const Status status = RunAndCheck(spec, kDecode, config, seed + len_q, kCheckWork);
+      for (const int config : ConfigsOf(spec, kernel_, seed + static_cast<uint64_t>(len_q))) {
+        const Status status = RunAndCheck(spec, kernel_, config, seed + len_q, kCheckWork);
         ASSERT_TRUE(status.ok()) << status.ToString();
       }
     }
   }
 }
 
-TEST(CudaDecode, LongSequences) {
+TEST_P(CudaDecode, LongSequences) {
   const uint64_t seed = FreshSeed();
   for (const int64_t len : {8191, 8193, 40000, 140000}) {
     for (const int64_t len_q : {1, 5, 16}) {
       ProblemSpec spec = MakeSpec(1, 8, 1, len_q, len, 128, 128, DType::kBFloat16);
       spec.problem.mask.right = 0;
-      const Status status = RunAndCheck(InPages(spec, 64), kDecode, -1, seed, 1e8);
+      const Status status = RunAndCheck(InPages(spec, 64), kernel_, -1, seed, 1e8);
       ASSERT_TRUE(status.ok()) << status.ToString();
     }
   }
@@ -150,7 +163,7 @@ TEST(CudaPages, SequencesMayShareThem) {
 }
 
 // Sequences of any lengths together and each alone, as a list and as a batch.
-TEST(CudaDecode, NeighboursDoNotChangeBits) {
+TEST_P(CudaDecode, NeighboursDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   for (int n = 0; n < static_cast<int>(40 * TestScale()) + 1; ++n) {
@@ -163,16 +176,16 @@ TEST(CudaDecode, NeighboursDoNotChangeBits) {
           DecodeSpec(&random, 1 + static_cast<int64_t>(random() % 8), Pick(&random, {1, 2, 7, 8}));
       if (random() % 2 == 0) spec = InPages(spec, Pick(&random, {16, 128}));
       OwnedAttention one = MakeAttention(spec, seed + i);
-      if (!CanRun(one.attention, kDecode)) continue;
-      ASSERT_TRUE(RunOnDevice(&one, kDecode).ok());
+      if (!CanRun(one.attention, kernel_)) continue;
+      ASSERT_TRUE(RunOnDevice(&one, kernel_).ok());
       alone.push_back(one.OutputBytes());
       owned.push_back(std::move(one));
     }
     for (OwnedAttention& each : owned) {
       each.ResetOutput();
-      runs.push_back(std::make_unique<DeviceRun>(&each, kDecode));
+      runs.push_back(std::make_unique<DeviceRun>(&each, kernel_));
       ASSERT_TRUE(runs.back()->Prepare().ok());
-      items.push_back({kDecode, runs.back()->attention()});
+      items.push_back({kernel_, runs.back()->attention()});
     }
     if (items.empty()) continue;
     const Result<int64_t> bytes = cuda::BatchWorkspaceBytes(items);
@@ -195,7 +208,7 @@ TEST(CudaDecode, NeighboursDoNotChangeBits) {
   }
 }
 
-TEST(CudaDecode, ABatchsSequencesAreAsAlone) {
+TEST_P(CudaDecode, ABatchsSequencesAreAsAlone) {
   const uint64_t seed = FreshSeed();
   for (const int64_t len_q : {1, 4}) {
     ProblemSpec spec = MakeSpec(6, 16, 2, len_q, 9000, 128, 128, DType::kBFloat16);
@@ -203,7 +216,7 @@ TEST(CudaDecode, ABatchsSequencesAreAsAlone) {
     spec.kv_lengths = {9000, 1, 130, 8192, 2049, 600};
     spec = InPages(spec, 32);
     OwnedAttention together = MakeAttention(spec, seed);
-    ASSERT_TRUE(RunOnDevice(&together, kDecode).ok());
+    ASSERT_TRUE(RunOnDevice(&together, kernel_).ok());
     for (int64_t b = 0; b < 6; ++b) {
       OwnedAttention alone = MakeAttention(spec, seed);
       Attention& a = alone.attention;
@@ -214,22 +227,22 @@ TEST(CudaDecode, ABatchsSequencesAreAsAlone) {
       a.o.data = static_cast<char*>(a.o.data) + 2 * b * a.o.stride_b;
       a.lse += b * a.lse_stride_b;
       a.kv_pages.pages += b * a.kv_pages.stride;
-      ASSERT_TRUE(RunOnDevice(&alone, kDecode).ok());
+      ASSERT_TRUE(RunOnDevice(&alone, kernel_).ok());
       EXPECT_TRUE(SameBits(Rows(together, b, len_q), Rows(alone, 0, len_q))) << b;
     }
   }
 }
 
 // A captured step runs again when a sequence has grown.
-TEST(CudaDecode, GraphsFollowTheLengths) {
+TEST_P(CudaDecode, GraphsFollowTheLengths) {
   const uint64_t seed = FreshSeed();
   ProblemSpec spec = MakeSpec(2, 8, 1, 1, 5000, 128, 128, DType::kFloat16);
   spec.kv_lengths = {4000, 5000};
   spec = InPages(spec, 64);
   OwnedAttention owned = MakeAttention(spec, seed);
-  DeviceRun run(&owned, kDecode);
+  DeviceRun run(&owned, kernel_);
   ASSERT_TRUE(run.Run().ok());
-  const cuda::LaunchItem item{kDecode, run.attention()};
+  const cuda::LaunchItem item{kernel_, run.attention()};
   const Result<int64_t> bytes = cuda::BatchWorkspaceBytes({&item, 1});
   const DeviceMemory workspace(*bytes);
   ASSERT_EQ(cudaMemset(workspace.get(), 0, *bytes), cudaSuccess);

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The instances of cuda_decode_sm90 for bf16.
+
+#include "kernels/cuda/decode/instances.h"
+#include "kernels/cuda/decode/sm90_table.cuh"
+
+namespace attend::cuda::decode {
+
+std::span<const FlashVariant> HopperBFloat16(int dim, int rows) {
+  return HopperTable<__nv_bfloat16>(dim, rows);
+}
+
+}  // namespace attend::cuda::decode

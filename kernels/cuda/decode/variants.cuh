@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A list of compiled variants of a decoding kernel, for its table of tiles. Device code behind it.
+
+#pragma once
+
+#include <span>
+#include <string>
+#include <tuple>
+
+#include "kernels/cuda/decode/instances.h"
+#include "kernels/cuda/decode/kernel.cuh"
+
+namespace attend::cuda::decode {
+
+// "rows8_keys64_threads128_direct", "rows32_keys64_threads128_stages3",
+// "rows64_keys128_threads256_wgmma3"
+template <class T>
+std::string NameOf() {
+  const std::string name = "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) +
+                           "_threads" + std::to_string(T::kThreads);
+  if constexpr (T::kDirect) {
+    return name + "_direct";
+  } else {
+    return name + (T::kWgmma ? "_wgmma" : "_stages") + std::to_string(T::kStages);
+  }
+}
+
+template <class T, class Element>
+FlashVariant Variant() {
+  static const std::string name = NameOf<T>();
+  FlashVariant variant;
+  variant.name = name;
+  variant.rows = T::kRows;
+  variant.keys = T::kKeys;
+  variant.threads = T::kThreads;
+  variant.shared_bytes = T::kSharedBytes;
+  variant.blocks = T::kBlocks;
+  variant.kernel = reinterpret_cast<const void*>(&DecodeKernel<T, Element>);
+  variant.columns = T::kDim;
+  return variant;
+}
+
+// The best first. The last one runs everywhere: in kKibibytes of shared memory.
+template <class Element, int kKibibytes, class... Tiles>
+std::span<const FlashVariant> VariantsWithin() {
+  using Last = std::tuple_element_t<sizeof...(Tiles) - 1, std::tuple<Tiles...>>;
+  static_assert(Last::kSharedBytes + sizeof(SharedOf<Last>) <= kKibibytes * 1024);
+  static const FlashVariant variants[] = {Variant<Tiles, Element>()...};
+  return variants;
+}
+
+}  // namespace attend::cuda::decode
