@@ -155,12 +155,16 @@ def test_bad_use_of_sessions(args, words):
     assert all(word in done.stderr for word in words), done.stderr
 
 
-def test_load_of_sessions(server, tmp_path):
+@pytest.mark.parametrize("method", ["Attend", "AttendStream"])
+def test_load_of_sessions(server, tmp_path, method):
     report = tmp_path / "load.json"
+    flags = ["--stream"] if method == "AttendStream" else []
     done = run_client("load", "--server", server.address, "--sessions", "4", "--context", "100",
                       "--decode", "12", "--layers", "2", "--fork-share", "1", "--think-ms", "1",
-                      "--shape", "H4,Hkv2,D64,dtype=bfloat16", "--verify", "1", "--json", report)
+                      "--shape", "H4,Hkv2,D64,dtype=bfloat16", "--verify", "1", "--json", report,
+                      *flags)
     figures = json.loads(report.read_text())
+    assert figures["method"] == method and ("over streams" in done.stdout) == bool(flags)
     assert figures["prompts"] == 4 and figures["forks"] == 4 and figures["tokens"] == 2 * 4 * 12
     assert figures["tokens_per_s"] > 0 and figures["prompts_per_s"] > 0
     assert figures["bytes_sent_per_token"] == 2 * (4 + 2 + 2) * 64 * 2
