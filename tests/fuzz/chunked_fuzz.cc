@@ -13,7 +13,9 @@
 #include "server/rpc/upload_places.h"
 #include "server/wire/chunk_codec.h"
 #include "server/wire/request_codec.h"
+#include "server/wire/session_uses.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/two_sessions.h"
 
 namespace attend::fuzz {
 namespace {
@@ -30,13 +32,18 @@ struct Upload {
 
 // Nothing if the header is refused or asks for more than this target gives.
 std::unique_ptr<Upload> Begin(const RequestMessage& header) {
+  static auto* const sessions = new TwoSessions();
+  Request request;
   Validated validated;
-  Status status = Validate(*header.fields, header.arrays(), validated);
+  Status status = HoldSessions(*header.fields, &sessions->table(), request);
+  const CacheHold* const cache = request.source.cache();
+  if (status.ok()) status = Validate(*header.fields, header.arrays(), validated, cache);
   if (status.ok()) status = CheckSources(header, Transport::kChunked, validated);
   const Result<MemoryPlan> plan =
-      status.ok() ? PlanMemory(header, validated) : Result<MemoryPlan>(status);
+      status.ok() ? PlanMemory(header, validated, cache) : Result<MemoryPlan>(status);
   if (!plan.ok()) {
-    RequireRefusal(plan.status(), {Code::kInvalidArgument, Code::kUnimplemented});
+    RequireRefusal(plan.status(), {Code::kInvalidArgument, Code::kUnimplemented, Code::kNotFound,
+                                   Code::kFailedPrecondition});
     return nullptr;
   }
   if (plan->input_bytes > kTensorsBytesMax) return nullptr;

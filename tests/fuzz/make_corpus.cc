@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/server/support/interleaved_history.h"
 #include "tests/server/support/messages.h"
 
 namespace attend::fuzz {
@@ -60,7 +62,33 @@ void Requests() {
   Write("request", "shared", Join({shared.SerializeAsString()}));
 }
 
-// On the two sessions that request_fuzz.cc makes: one or both are read, or appended to.
+// As AttendChunked takes it, in chunks of 100 bytes.
+std::string InChunks(v1::AttendRequest request) {
+  const std::vector<std::string> tensors(request.raw().begin(), request.raw().end());
+  request.clear_raw();
+  std::vector<std::pair<v1::TensorName, v1::Tensor*>> metas = {
+      {v1::TENSOR_NAME_Q, request.mutable_q()}};
+  if (request.has_k()) metas.emplace_back(v1::TENSOR_NAME_K, request.mutable_k());
+  if (request.has_v()) metas.emplace_back(v1::TENSOR_NAME_V, request.mutable_v());
+  if (request.has_bias()) metas.emplace_back(v1::TENSOR_NAME_BIAS, request.mutable_bias());
+  std::vector<std::string> messages(1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    metas[i].second->mutable_chunked();
+    for (size_t at = 0; at < tensors[i].size(); at += 100) {
+      v1::AttendChunkedRequest chunk;
+      chunk.set_tensor(metas[i].first);
+      chunk.set_offset(at);
+      chunk.set_data(tensors[i].substr(at, 100));
+      messages.push_back(chunk.SerializeAsString());
+    }
+  }
+  v1::AttendChunkedRequest first;
+  *first.mutable_header() = std::move(request);
+  messages[0] = first.SerializeAsString();
+  return Join(messages);
+}
+
+// On the sessions of two_sessions.h: one or both are read, or appended to.
 void Sessions() {
   for (const auto& [name, second, rows] :
        {std::tuple{"session-read", false, 0}, std::tuple{"session-append", false, 2},
@@ -85,31 +113,30 @@ void Sessions() {
       if (rows > 0) use->set_append_id("seed");
     }
     Write("request", name, Join({request.SerializeAsString()}));
+    Write("chunked", name, InChunks(request));
+  }
+}
+
+// Random ones, as the bytes that sessions_fuzz.cc reads their choices from.
+void Histories() {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    std::mt19937_64 random(seed);
+    std::string input;
+    test::InterleavedHistory history([&](int64_t low, int64_t high) {
+      const int64_t choice = static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+      if (high - low >= 256) input += static_cast<char>(choice >> 8);
+      input += static_cast<char>(choice);
+      return low + choice;
+    });
+    while (input.size() < 400 + 200 * seed) history.Step();
+    Write("sessions", std::to_string(seed), input);
   }
 }
 
 void Chunked() {
   int number = 0;
-  for (v1::AttendRequest request : SmallRequests(6)) {
-    const std::vector<std::string> tensors(request.raw().begin(), request.raw().end());
-    request.clear_raw();
-    v1::Tensor* const metas[] = {request.mutable_q(), request.mutable_k(), request.mutable_v(),
-                                 request.has_bias() ? request.mutable_bias() : nullptr};
-    std::vector<std::string> messages(1);
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      metas[i]->mutable_chunked();
-      for (size_t at = 0; at < tensors[i].size(); at += 100) {
-        v1::AttendChunkedRequest chunk;
-        chunk.set_tensor(static_cast<v1::TensorName>(v1::TENSOR_NAME_Q + i));
-        chunk.set_offset(at);
-        chunk.set_data(tensors[i].substr(at, 100));
-        messages.push_back(chunk.SerializeAsString());
-      }
-    }
-    v1::AttendChunkedRequest first;
-    *first.mutable_header() = request;
-    messages[0] = first.SerializeAsString();
-    Write("chunked", std::to_string(number++), Join(messages));
+  for (const v1::AttendRequest& request : SmallRequests(6)) {
+    Write("chunked", std::to_string(number++), InChunks(request));
   }
   v1::AttendChunkedRequest token;
   token.set_token("0123456789abcdef");
@@ -317,6 +344,7 @@ int main(int argc, char** argv) {
   attend::fuzz::folder = argv[1];
   attend::fuzz::Requests();
   attend::fuzz::Sessions();
+  attend::fuzz::Histories();
   attend::fuzz::Chunked();
   attend::fuzz::Regions();
   attend::fuzz::Settings();

@@ -8,7 +8,6 @@
 
 #include <google/protobuf/stubs/logging.h>
 
-#include <array>
 #include <cstring>
 #include <memory>
 
@@ -17,20 +16,18 @@
 #include "server/app/dump.h"
 #include "server/memory/host_pool.h"
 #include "server/regions/region_registry.h"
-#include "server/sessions/session_table.h"
 #include "server/wire/request_codec.h"
 #include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/two_sessions.h"
 #include "tests/server/support/messages.h"
-#include "tests/server/support/test_arena.h"
 
 namespace attend::fuzz {
 namespace {
 
 constexpr int64_t kPoolBytes = int64_t{16} << 20;
 constexpr int64_t kRegionBytes = int64_t{1} << 16;
-constexpr int64_t kSessionBytes = int64_t{2} << 20;
 
 class HeapAllocator final : public HostAllocator {
  public:
@@ -59,8 +56,7 @@ class HeapMemory final : public RegionMemory {
 };
 
 // What every input is decoded with: a pool, two regions that messages can name, "region-aaaaaaaaa"
-// and "region-bbbbbbbbb", and two sessions, "session-a" and "session-b", of 2 KV heads, D 4 and Dv
-// 2 in fp16. Nothing is committed, so they are as they are for every input.
+// and "region-bbbbbbbbb", and two sessions.
 struct Server {
   Server() {
     const uint64_t client = registry.AddClient();
@@ -68,26 +64,13 @@ struct Server {
       const auto created = registry.Create(client, kRegionBytes);
       ATTEND_FUZZ_REQUIRE(created.ok(), created.status().ToString());
     }
-    for (const int64_t rows : {70, 3}) {
-      const auto created = sessions->Create(0, {0, {{DType::kFloat16, 2, 4, 2}}});
-      const CacheUse use{created->id, 0, 0, "first"};
-      std::array<PageNumber, 2> pages;  // outlive the hold
-      const auto hold = *sessions->Hold(0, {&use, 1}, rows);
-      ATTEND_FUZZ_REQUIRE(hold->Reserve(pages.data(), std::ssize(pages)).ok(), "reserved");
-      hold->Commit();
-    }
   }
   HeapAllocator allocator;
   std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
   HeapMemory memory{allocator};
   char next = 'a';
   const SteadyClock clock;
-  char next_session = 'a';
-  testing::TestArena arena{kSessionBytes};
-  std::unique_ptr<SessionTable> sessions = std::make_unique<SessionTable>(
-      SessionOptions{.slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24)}, clock,
-      [this]() -> Result<std::string> { return std::string("session-") + next_session++; },
-      std::vector{SessionDevice{.arena = &arena}});
+  TwoSessions sessions;
   RegionRegistry registry{RegionLimits(), memory, clock, [this]() -> Result<std::string> {
                             return "region-" + std::string(kTokenBytes - 7, next++);
                           }};
@@ -107,7 +90,7 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   message.slices = slices;
   ATTEND_RETURN_IF_ERROR(ScanMessage(slices, message.scan));
   ATTEND_RETURN_IF_ERROR(ParseMessage(out.arena, message));
-  ATTEND_RETURN_IF_ERROR(HoldSessions(*message.fields, server.sessions.get(), out.request));
+  ATTEND_RETURN_IF_ERROR(HoldSessions(*message.fields, &server.sessions.table(), out.request));
   const CacheHold* const cache = out.request.source.cache();
   ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), out.validated, cache));
   ATTEND_RETURN_IF_ERROR(CheckSources(message, Transport::kInline, out.validated));

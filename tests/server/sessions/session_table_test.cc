@@ -25,22 +25,6 @@ constexpr int64_t kSlabBytes = 4 * kPageBytes;
 constexpr int64_t kPages = 16;
 const LayerShape kShape{DType::kFloat16, 1, 8, 8};
 
-// Runs something in the middle of a copy.
-class HookedArena final : public DeviceArena {
- public:
-  explicit HookedArena(int64_t bytes) : arena_(bytes) {}
-  HostSpan memory() const override { return arena_.memory(); }
-  bool on_host() const override { return true; }
-  Status Copy(std::span<const HostPiece> pieces) override {
-    if (hook) hook();
-    return arena_.Copy(pieces);
-  }
-  std::function<void()> hook;
-
- private:
-  testing::TestArena arena_;
-};
-
 class SessionTableTest : public ::testing::Test {
  protected:
   SessionTableTest() {
@@ -79,8 +63,8 @@ class SessionTableTest : public ::testing::Test {
   }
 
   test::ManualClock clock_;
-  HookedArena arena_{kPages * kPageBytes + kPageUnitBytes};
-  HookedArena other_{2 * kPages * kPageBytes + kPageUnitBytes};
+  testing::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
+  testing::TestArena other_{2 * kPages * kPageBytes + kPageUnitBytes};
   int ids_ = 0;
   std::unique_ptr<SessionTable> table_;
 };
@@ -183,7 +167,7 @@ TEST_F(SessionTableTest, WhatChangedSinceTheLookIsRefused) {
 TEST_F(SessionTableTest, OthersGoOnWhileAForkIsCopied) {
   const std::string id = Make(0, kRows + 3);
   const std::string other = Make(0, 1);
-  arena_.hook = [&] {
+  arena_.on_copy = [&] {
     EXPECT_TRUE(Append(0, other, 1, 1).ok());
     EXPECT_TRUE(Append(0, id, kRows + 3, 2).ok());  // behind the cut
   };
@@ -195,7 +179,7 @@ TEST_F(SessionTableTest, OthersGoOnWhileAForkIsCopied) {
 
 TEST_F(SessionTableTest, AnOriginFreedWhileItIsForkedLeavesAWholeFork) {
   const std::string id = Make(0, kRows + 3);
-  arena_.hook = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
+  arena_.on_copy = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
   const Result<SessionInfo> fork = table_->Fork(0, id, {});
   ASSERT_TRUE(fork.ok());
   EXPECT_EQ(table_->memory(0).used_bytes, 2 * kPageBytes);
@@ -209,7 +193,7 @@ TEST_F(SessionTableTest, WhileATruncationCopiesAppendsWaitAndReadersGoOn) {
   const auto reader = table_->Hold(0, {&use, 1}, 0);
   ASSERT_TRUE((*reader)->Reserve(table.data(), 2).ok());  // so that the page is shared
   int copies = 0;
-  arena_.hook = [&] {
+  arena_.on_copy = [&] {
     ++copies;
     EXPECT_EQ(Append(0, id, kRows + 9, 1).code(), Code::kUnavailable);
     EXPECT_EQ(table_->Truncate(0, id, 1).status().code(), Code::kUnavailable);
@@ -219,7 +203,7 @@ TEST_F(SessionTableTest, WhileATruncationCopiesAppendsWaitAndReadersGoOn) {
   ASSERT_TRUE(cut.ok()) << cut.status().ToString();
   EXPECT_EQ(copies, 1);
   EXPECT_EQ(cut->length, kRows + 2);
-  arena_.hook = {};
+  arena_.on_copy = {};
   EXPECT_TRUE(Append(0, id, kRows + 2, 1).ok());
 }
 
@@ -229,7 +213,7 @@ TEST_F(SessionTableTest, ASessionFreedWhileItIsTruncatedIsGone) {
   std::vector<PageNumber> table(2);
   auto reader = table_->Hold(0, {&use, 1}, 0);
   ASSERT_TRUE((*reader)->Reserve(table.data(), 2).ok());
-  arena_.hook = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
+  arena_.on_copy = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
   EXPECT_EQ(table_->Truncate(0, id, kRows + 2).status().code(), Code::kNotFound);
   reader->reset();
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
@@ -255,9 +239,9 @@ TEST_F(SessionTableTest, WhatIsCutMeanwhileStaysAsItsReadersSawIt) {
   holds.clear();
   hold(0, kRows + 9, 0);  // layer 0 is read, so that there is something to copy
   std::vector<PageNumber> read;
-  arena_.hook = [&] { read = hold(1, kRows + 9, 0); };  // and now layer 1 too
+  arena_.on_copy = [&] { read = hold(1, kRows + 9, 0); };  // and now layer 1 too
   ASSERT_TRUE(table_->Truncate(0, id, kRows + 2).ok());
-  arena_.hook = {};
+  arena_.on_copy = {};
   const std::vector<PageNumber> written = hold(1, kRows + 2, 3);
   EXPECT_EQ(written[0], read[0]);
   EXPECT_NE(written[1], read[1]);

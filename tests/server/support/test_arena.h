@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <span>
 
 #include "kernels/contract/backend.h"
@@ -22,6 +23,7 @@ class TestArena final : public DeviceArena {
   HostSpan memory() const override { return {memory_.get(), bytes_}; }
   bool on_host() const override { return on_host_; }
   Status Copy(std::span<const HostPiece> pieces) override {
+    if (on_copy) on_copy();
     if (lost_) return Unavailable("the device is lost");
     for (const HostPiece& piece : pieces) {
       std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
@@ -33,6 +35,8 @@ class TestArena final : public DeviceArena {
   // From now on nothing can be copied.
   void Lose() { lost_ = true; }
   int64_t copied_bytes() const { return copied_bytes_; }
+
+  std::function<void()> on_copy;  // what happens in the middle of a copy
 
  private:
   const test::Block memory_;

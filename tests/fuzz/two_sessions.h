@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sessions for inputs that are requests: "session-a" of 70 tokens and "session-b" of 3, each with a
+// layer of 2 KV heads, D 4 and Dv 2 in fp16. If no input commits what it appends they are as they
+// are for every input.
+
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/sessions/session_table.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/server/support/test_arena.h"
+
+namespace attend::fuzz {
+
+class TwoSessions {
+ public:
+  TwoSessions() {
+    for (const int64_t rows : {70, 3}) {
+      const auto created = table_.Create(0, {0, {{DType::kFloat16, 2, 4, 2}}});
+      const CacheUse use{created->id, 0, 0, "first"};
+      std::array<PageNumber, 2> pages;  // outlive the hold
+      const auto hold = *table_.Hold(0, {&use, 1}, rows);
+      ATTEND_FUZZ_REQUIRE(hold->Reserve(pages.data(), std::ssize(pages)).ok(), "reserved");
+      hold->Commit();
+    }
+  }
+
+  SessionTable& table() { return table_; }
+
+ private:
+  const SteadyClock clock_;
+  char next_ = 'a';
+  testing::TestArena arena_{int64_t{2} << 20};
+  SessionTable table_{
+      SessionOptions{.slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24)}, clock_,
+      [this]() -> Result<std::string> { return std::string("session-") + next_++; },
+      std::vector{SessionDevice{.arena = &arena_}}};
+};
+
+}  // namespace attend::fuzz

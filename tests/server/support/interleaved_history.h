@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A history of a session table, and a model that keeps each layer's tokens in a vector. Requests
+// are taken step by step, so that several are under way at once, and steps come between while a
+// fork or a truncation copies its pages. What becomes free is poisoned. After each step the table
+// must list exactly the model's sessions, each open request must find its rows as they were, and
+// the pools' sums must be those of what refers to their pages.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/sessions/session_table.h"
+#include "tests/server/support/manual_clock.h"
+#include "tests/server/support/test_arena.h"
+
+namespace attend::test {
+
+class InterleavedHistory {
+ public:
+  // The next choice, from `low` to `high`.
+  using Choose = std::function<int64_t(int64_t low, int64_t high)>;
+  explicit InterleavedHistory(Choose choose);
+
+  // Expectations are GoogleTest's.
+  void Step();
+  // Ends all requests, reads all that is left and frees it.
+  void End();
+
+  // What has happened, and how often.
+  using Counts = std::map<std::string, int64_t>;
+  Counts counts() const;
+
+ private:
+  static constexpr int kTenants = 2, kDevices = 2;
+  static constexpr int64_t kRows = 16;
+  static constexpr int64_t kSlabBytes = 16 * 1024;
+  static constexpr int64_t kBytes = 12 * kSlabBytes + kPageUnitBytes;
+
+  // Every element of a token's rows of K and V is its own number.
+  using Tokens = std::vector<uint16_t>;
+  struct ModelLayer {
+    LayerShape shape;
+    Tokens tokens = {};
+    std::string append_id = {};  // of the last append
+    int64_t append_begin = 0;
+
+    int64_t length() const { return std::ssize(tokens); }
+  };
+  struct ModelSession {
+    int tenant = 0;
+    int device = 0;
+    Duration lease{};
+    TimePoint last_used{};
+    bool pinned = false;
+    std::vector<ModelLayer> layers = {};
+
+    int64_t length() const;  // of the shortest layer
+    int64_t longest() const;
+  };
+  using Sessions = std::map<std::string, ModelSession>;
+  struct Request {
+    int tenant = 0;
+    std::vector<CacheUse> uses = {};
+    int64_t rows = 0;
+  };
+  // One that is under way.
+  struct Open {
+    enum class State { kLooked, kReserved, kCommitted };
+    Request request;
+    std::vector<Tokens> tokens;  // of each sequence, with what is appended
+    State state = State::kLooked;
+    std::vector<PageNumber> table = {};  // outlives the hold
+    std::unique_ptr<CacheHold> hold = {};
+  };
+  using OpenRef = std::list<Open>::iterator;
+
+  int64_t Range(int64_t low, int64_t high) { return choose_(low, high); }
+  Sessions::iterator Any();
+  bool InUse(const std::string& id) const;
+  // A lease does not end while a request uses the session.
+  bool Over(const std::string& id) const;
+  // Whether an append or a truncation is under way.
+  bool Changing(const std::string& id, int64_t layer) const;
+  void Touch(const std::string& id);
+
+  // Steps.
+  void Create();
+  void Fork();
+  void Truncate();
+  void Free();
+  void Advance();
+  void KeepAlive();
+  void Guess();
+  void LoseDevice();
+  void Begin();
+  void GoOn(OpenRef open);
+
+  // While pages are copied.
+  void Meanwhile();
+  Request MakeRequest();
+  // What the table should say to a request that is looked at (`hold` is null), or whose pages are
+  // taken, if there is room. `there`: how many of its appends have been made.
+  Code Judge(const Request& request, const CacheHold* hold, int64_t& there) const;
+  bool Fits(const Request& request, int64_t rows) const;
+  void Reserve(OpenRef open);
+  void Commit(Open& open);
+  void Close(OpenRef open);
+  void ReadAll();
+
+  // Compares the table with the model.
+  void Settle();
+  void TakeEvictions(const std::string& id, const SessionInfo& info);
+  void ExpectSums(const std::vector<SessionInfo>& listed) const;
+  static void Write(const Open& open);
+  // Every so many tokens, at both ends of their rows.
+  static void ExpectTokens(const Open& open, int64_t first, int64_t step);
+
+  const Choose choose_;
+  ManualClock clock_;
+  std::array<std::unique_ptr<testing::TestArena>, kDevices> arenas_;
+  std::unique_ptr<SessionTable> table_;
+  Sessions sessions_;
+  std::list<Open> open_;
+  std::vector<Request> requests_;  // the last ones, which may be sent again
+  std::string truncating_;         // the session of a truncation that copies
+  bool copying_ = false;
+  bool lost_ = false;  // device 1 is
+  int64_t ids_ = 0, settled_ = 0;
+  int64_t created_ = 0, expired_ = 0, displaced_ = 0;
+  std::vector<int64_t> appended_ = std::vector<int64_t>(kTenants);  // tokens, by tenant
+  uint32_t token_ = 0;
+  Counts counts_;
+};
+
+}  // namespace attend::test

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the table should say, and what it should look like.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "tests/server/support/interleaved_history.h"
+
+namespace attend::test {
+namespace {
+
+// Of the n-th sequence: the token's rows of K and V, head by head.
+template <class Visit>
+void ForEachRow(const CacheHold& hold, size_t n, int64_t token, Visit visit) {
+  const LayerShape& shape = hold.shape();
+  const int64_t rows = hold.layout().page_rows;
+  const PageNumber number = hold.sequences()[n].pages[token / rows];
+  char* const page = hold.base() + int64_t{number} * kPageUnitBytes;
+  for (const auto& [at, dim] :
+       {std::pair{int64_t{0}, shape.dim}, std::pair{hold.layout().k_bytes, shape.dim_v}}) {
+    for (int64_t h = 0; h < shape.heads_kv; ++h) {
+      auto* const row = reinterpret_cast<uint16_t*>(page + at) + (h * rows + token % rows) * dim;
+      visit(std::span(row, static_cast<size_t>(dim)));
+    }
+  }
+}
+
+int64_t PagesOf(int64_t tokens, int64_t rows) { return (tokens + rows - 1) / rows; }
+
+}  // namespace
+
+bool InterleavedHistory::InUse(const std::string& id) const {
+  const auto uses = [&](const Open& open) {
+    return std::any_of(open.request.uses.begin(), open.request.uses.end(),
+                       [&](const CacheUse& use) { return use.session == id; });
+  };
+  return id == truncating_ || std::any_of(open_.begin(), open_.end(), uses);
+}
+
+bool InterleavedHistory::Over(const std::string& id) const {
+  const ModelSession& session = sessions_.at(id);
+  return clock_.Now() - session.last_used >= session.lease && !InUse(id);
+}
+
+bool InterleavedHistory::Changing(const std::string& id, int64_t layer) const {
+  const auto appends = [&](const Open& open) {
+    return open.state == Open::State::kReserved && open.hold->append_rows() > 0 &&
+           std::any_of(open.request.uses.begin(), open.request.uses.end(),
+                       [&](const CacheUse& u) { return u.session == id && u.layer == layer; });
+  };
+  return id == truncating_ || std::any_of(open_.begin(), open_.end(), appends);
+}
+
+Code InterleavedHistory::Judge(const Request& request, const CacheHold* hold,
+                               int64_t& there) const {
+  for (const CacheUse& use : request.uses) {
+    const auto session = sessions_.find(use.session);
+    if (session == sessions_.end()) return Code::kNotFound;
+    if (hold == nullptr && lost_ && session->second.device == 1) return Code::kUnavailable;
+    const ModelLayer& layer = session->second.layers[use.layer];
+    const bool made = request.rows > 0 && !use.append_id.empty() &&
+                      use.append_id == layer.append_id && use.length == layer.append_begin &&
+                      layer.length() - layer.append_begin == request.rows;
+    there += made ? 1 : 0;
+    if (!made && use.length != layer.length()) return Code::kFailedPrecondition;
+    if (!made && request.rows > 0 && Changing(use.session, use.layer)) return Code::kUnavailable;
+    if (hold != nullptr && made != (hold->append_rows() < request.rows)) return Code::kUnavailable;
+  }
+  const bool some = there > 0 && there < std::ssize(request.uses);
+  return some ? Code::kFailedPrecondition : Code::kOk;
+}
+
+bool InterleavedHistory::Fits(const Request& request, int64_t rows) const {
+  int64_t fresh = 0, longest = 0, page_bytes = 0;
+  for (const CacheUse& use : request.uses) {
+    const ModelLayer& layer = sessions_.at(use.session).layers[use.layer];
+    const int64_t pages = PagesOf(layer.length() + rows, kRows);
+    fresh += pages - PagesOf(layer.length(), kRows);
+    longest = std::max(longest, pages);
+    page_bytes = LayoutOf(layer.shape, kRows).page_bytes;
+  }
+  return rows == 0 || std::max(fresh, longest) <= table_->memory(0).total_bytes / page_bytes;
+}
+
+void InterleavedHistory::ReadAll() {
+  for (auto& [id, session] : sessions_) {
+    if (lost_ && session.device == 1) continue;
+    for (int64_t n = 0; n < std::ssize(session.layers); ++n) {
+      const Tokens& tokens = session.layers[n].tokens;
+      Open open{{session.tenant, {{id, n, std::ssize(tokens), ""}}, 0}, {tokens}};
+      Result<std::unique_ptr<CacheHold>> hold = table_->Hold(session.tenant, open.request.uses, 0);
+      ASSERT_TRUE(hold.ok()) << hold.status().ToString();
+      open.hold = *std::move(hold);
+      open.table.resize(tokens.size() / kRows + 1);
+      ASSERT_TRUE(open.hold->Reserve(open.table.data(), std::ssize(open.table)).ok());
+      open.state = Open::State::kReserved;
+      ExpectTokens(open, 0, 1);
+      session.last_used = clock_.Now();
+    }
+  }
+}
+
+void InterleavedHistory::Settle() {
+  std::vector<SessionInfo> listed;
+  std::set<std::string> seen;
+  for (int tenant = 0; tenant < kTenants; ++tenant) {
+    for (SessionInfo& info : table_->List(tenant, "", INT64_MAX)) {
+      ASSERT_TRUE(sessions_.contains(info.id)) << info.id;
+      ASSERT_EQ(sessions_.at(info.id).tenant, tenant);
+      EXPECT_FALSE(Over(info.id));
+      TakeEvictions(info.id, info);
+      seen.insert(info.id);
+      listed.push_back(std::move(info));
+    }
+  }
+  for (auto it = sessions_.begin(); it != sessions_.end();) {
+    const auto session = it++;
+    if (seen.contains(session->first)) continue;
+    EXPECT_FALSE(InUse(session->first)) << "what is in use does not end by itself";
+    if (Over(session->first)) {
+      ++expired_;
+    } else {
+      EXPECT_FALSE(session->second.pinned) << "what is pinned does not give way";
+      ++displaced_;
+    }
+    sessions_.erase(session);
+  }
+  const SessionTable::Stats stats = table_->stats();
+  EXPECT_EQ(stats.sessions, std::ssize(sessions_));
+  EXPECT_EQ(stats.created, created_);
+  EXPECT_EQ(stats.expired, expired_);
+  EXPECT_EQ(stats.displaced, displaced_);
+  EXPECT_EQ(stats.appended_tokens, appended_);
+  EXPECT_TRUE(table_->Consistent());
+  ExpectSums(listed);
+  constexpr int64_t kSample = 7;
+  ++settled_;
+  for (const Open& open : open_) ExpectTokens(open, settled_ % kSample, kSample);
+}
+
+void InterleavedHistory::TakeEvictions(const std::string& id, const SessionInfo& info) {
+  ModelSession& session = sessions_.at(id);
+  ASSERT_EQ(std::ssize(info.layer_lengths), std::ssize(session.layers));
+  for (size_t n = 0; n < session.layers.size(); ++n) {
+    ModelLayer& layer = session.layers[n];
+    const int64_t length = info.layer_lengths[n];
+    ASSERT_LE(length, layer.length());
+    if (length == layer.length()) continue;
+    EXPECT_FALSE(session.pinned) << "what is pinned is not evicted";
+    EXPECT_FALSE(InUse(id)) << "what is in use is not evicted";
+    EXPECT_EQ(length % kRows, 0) << "whole pages are evicted";
+    layer.tokens.resize(static_cast<size_t>(length));
+    layer.append_id.clear();
+  }
+}
+
+// If only sessions refer to pages, each page in use is one session's alone, or several share it.
+void InterleavedHistory::ExpectSums(const std::vector<SessionInfo>& listed) const {
+  for (int device = 0; device < kDevices; ++device) {
+    const PagePool::Stats memory = table_->memory(device);
+    int64_t alone = 0, shared = 0;
+    for (const SessionInfo& info : listed) {
+      if (info.device != device) continue;
+      alone += info.bytes - info.shared_bytes;
+      shared += info.shared_bytes;
+    }
+    const int64_t used_alone = memory.used_bytes - memory.shared_bytes;
+    EXPECT_LE(alone, used_alone);
+    if (copying_ || !open_.empty()) continue;
+    EXPECT_EQ(alone, used_alone);
+    EXPECT_GE(shared, 2 * memory.shared_bytes);
+  }
+}
+
+void InterleavedHistory::Write(const Open& open) {
+  for (size_t s = 0; s < open.tokens.size(); ++s) {
+    const Tokens& tokens = open.tokens[s];
+    for (auto n = std::ssize(tokens) - open.hold->append_rows(); n < std::ssize(tokens); ++n) {
+      ForEachRow(*open.hold, s, n,
+                 [&](std::span<uint16_t> row) { std::fill(row.begin(), row.end(), tokens[n]); });
+    }
+  }
+}
+
+void InterleavedHistory::ExpectTokens(const Open& open, int64_t first, int64_t step) {
+  for (size_t s = 0; s < open.tokens.size(); ++s) {
+    const Tokens& tokens = open.tokens[s];
+    ASSERT_EQ(open.hold->sequences()[s].length, std::ssize(tokens));
+    if (open.state == Open::State::kLooked) continue;  // it shows no pages yet
+    int64_t wrong = 0;
+    for (int64_t n = first; n < std::ssize(tokens); n += step) {
+      ForEachRow(*open.hold, s, n, [&](std::span<const uint16_t> row) {
+        wrong += row.front() != tokens[n] || row.back() != tokens[n];
+      });
+    }
+    EXPECT_EQ(wrong, 0);
+  }
+}
+
+}  // namespace attend::test
