@@ -232,6 +232,25 @@ def test_page_tables_that_cannot_be(fake, table, text):
         attend_kernels.attention(q, pages, pages, page_table=table)
 
 
+def test_keys_beyond_the_page_table(fake):
+    pages = random(7, 2, 16, 8)
+    with pytest.raises(attend_kernels.Error, match=r"kv_lengths.*33.*32"):
+        attend_kernels.attention(inputs()[0], pages, pages, page_table=[[0, 1], [2, 3]],
+                                 kv_lengths=[32, 33])
+    assert not fake.launches
+
+
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
+def test_sequences_that_share_pages(fake, layout):
+    q, k, v = inputs(lk=37)
+    k[1, :, :16], v[1, :, :16] = k[0, :, :16], v[0, :, :16]
+    order = [[4, 3, 2], [4, 1, 0]]
+    paged = [in_pages(x, order, 16) for x in (k, v)]
+    o = attend_kernels.attention(*(x.transpose(SWAP[layout]) for x in (q, *paged)), layout=layout,
+                                 page_table=order, kv_lengths=[37, 37])
+    close(o.transpose(SWAP[layout]), expected(q, k, v)[0])
+
+
 def test_select_copies_nothing(fake):
     q, k, v = inputs()
     assert attend_kernels.select(q, k, v, causal=True, sinks=[0.0] * 4,

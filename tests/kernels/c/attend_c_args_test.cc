@@ -65,6 +65,28 @@ TEST(AttendCArguments, AreNamedWithValueAndBound) {
   expect(bad, "q_offsets");
 }
 
+TEST(AttendCArguments, PagesAreCheckedBeforeTheyAreRead) {
+  const auto expect = [](const attend_params& params, const char* words) {
+    EXPECT_EQ(attend_run(&params, nullptr), ATTEND_INVALID_ARGUMENT);
+    ExpectSays(words);
+  };
+  const int32_t pages[] = {0};
+  attend_params bad = Good();
+  bad.page_rows = 16;
+  expect(bad, "kv_pages is NULL, but page_rows is 16");
+  bad.kv_pages = pages;
+  bad.page_rows = 24;
+  expect(bad, "rows of a page are 24, must be a power of two");
+  bad.page_rows = 8;
+  expect(bad, "rows of a page");
+  bad.page_rows = -16;
+  expect(bad, "rows of a page");
+  bad.page_rows = 16;
+  bad.packed = 1;
+  bad.total_q = bad.total_k = 1;
+  expect(bad, "must not be packed");
+}
+
 TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
   std::array<attend_params, 3> params = {Good(), Good(), Good()};
   const auto run = [&](int32_t count) {

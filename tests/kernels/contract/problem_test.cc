@@ -39,6 +39,9 @@ TEST(Check, AcceptsItsBoundsAndRefusesTheNextValue) {
        kTotalTokensMax},
       {"packed key rows", [](Problem* p, int64_t v) { p->packed = true, p->total_k = v; }, 0,
        kTotalTokensMax},
+      {"key offset", [](Problem* p, int64_t v) { p->len_k = 0, p->key_offset = v; }, 0, kLengthMax},
+      {"keys after the part", [](Problem* p, int64_t v) { p->len_k = 0, p->keys_after = v; }, 0,
+       kLengthMax},
   };
   for (const Bound& bound : bounds) {
     for (const int64_t value : {bound.low, bound.low + 1, bound.high}) {
@@ -112,6 +115,48 @@ TEST(Check, WindowSidesAreAtLeastMinusOne) {
     p.mask = {Alignment::kTopLeft, side, side};
     EXPECT_TRUE(Check(p).ok());
   }
+}
+
+TEST(Check, PagesArePowersOfTwoOfDenseKeys) {
+  for (const int64_t rows : {16, 32, 64, 128, 256, 512, 1024}) {
+    Problem p = Good();
+    p.page_rows = rows;
+    EXPECT_TRUE(Check(p).ok()) << rows;
+    p.packed = true;
+    EXPECT_NE(Check(p).message().find("must not be packed"), std::string::npos);
+  }
+  for (const int64_t rows : {int64_t{-16}, int64_t{1}, int64_t{8}, int64_t{15}, int64_t{17},
+                             int64_t{48}, int64_t{1023}, int64_t{2048}, INT64_MAX, INT64_MIN}) {
+    Problem p = Good();
+    p.page_rows = rows;
+    const Status status = Check(p);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << rows;
+    EXPECT_NE(status.message().find("rows of a page"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(std::to_string(rows)), std::string::npos) << status.message();
+  }
+}
+
+TEST(Check, APartIsOfASequenceWithinTheBound) {
+  Problem p = Good();
+  p.len_k = kLengthMax / 2;
+  p.key_offset = kLengthMax / 4;
+  p.keys_after = kLengthMax / 4;
+  EXPECT_TRUE(Check(p).ok()) << Check(p).message();
+  ++p.keys_after;
+  EXPECT_NE(Check(p).message().find("keys of the whole"), std::string::npos) << Check(p).message();
+}
+
+// As many as there may be, and more elements than 32 bits can count.
+TEST(Check, ManySequencesAndElements) {
+  Problem p = Good();
+  p.batch = kBatchMax;
+  p.heads_q = p.heads_kv = 64;
+  p.len_q = p.len_k = 1024;
+  p.dim = p.dim_v = 128;
+  EXPECT_TRUE(Check(p).ok()) << Check(p).message();
+  EXPECT_EQ(ElementsQ(p), int64_t{1} << 43);
+  EXPECT_EQ(ElementsK(p), int64_t{1} << 43);
+  EXPECT_EQ(ElementsV(p), int64_t{1} << 43);
 }
 
 TEST(Check, ProductsThatOverflowAreRefused) {

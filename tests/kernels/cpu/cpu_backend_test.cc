@@ -71,7 +71,7 @@ TEST_F(CpuBackendTest, RunsBothKernelsInOneBatch) {
   std::vector<OwnedAttention> all;
   std::vector<WorkItem> items;
   for (uint64_t n = 0; n < 12; ++n) {
-    all.push_back(MakeAttention(RandomSpec(seed_ + n), seed_ + n));
+    all.push_back(MakeAttention(RandomKernelSpec(seed_ + n), seed_ + n));
     items.push_back(
         all.back().Item(Kernel(n % 3 == 0 ? KernelId::kCpuReference : KernelId::kCpuFlash)));
   }
@@ -185,7 +185,7 @@ TEST_F(CpuBackendTest, LanesRunConcurrentlyAndDoneIsCalledOncePerBatch) {
         std::vector<OwnedAttention> all;
         std::vector<WorkItem> items;
         for (uint64_t k = 0; k < seed % 4; ++k) {
-          all.push_back(MakeAttention(RandomSpec(seed + k, 5e5), seed + k));
+          all.push_back(MakeAttention(RandomKernelSpec(seed + k, 5e5), seed + k));
           items.push_back(all.back().Item(Kernel(KernelId::kCpuFlash)));
         }
         const BatchOutcome outcome = RunBatch(lane.get(), items);

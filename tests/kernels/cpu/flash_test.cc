@@ -45,7 +45,7 @@ TEST(CpuFlash, RandomProblemsOnEveryTarget) {
   const uint64_t count = static_cast<uint64_t>(800 * TestScale());
   ForEachTarget([&] {
     for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
-      const ProblemSpec spec = RandomSpec(seed + n);
+      const ProblemSpec spec = RandomKernelSpec(seed + n);
       SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
       const OwnedAttention owned = MakeAttention(spec, seed + n);
       Flash(owned);
@@ -58,8 +58,9 @@ TEST(CpuFlash, RandomProblemsOnEveryTarget) {
 TEST(CpuFlash, TheSweepMeetsEveryFeature) {
   int packed = 0, bias = 0, alibi = 0, sinks = 0, softcap = 0, window = 0, causal = 0, top_left = 0;
   int q_lengths = 0, strided = 0, group5 = 0, dv = 0, empty = 0, all = 0;
+  int paged = 0, descending = 0, shared = 0, offset = 0, after = 0;
   for (uint64_t n = 0; n < 3000; ++n) {
-    const ProblemSpec spec = RandomSpec(1000 + n);
+    const ProblemSpec spec = RandomKernelSpec(1000 + n);
     const Problem& p = spec.problem;
     packed += p.packed;
     bias += p.has_bias;
@@ -74,11 +75,29 @@ TEST(CpuFlash, TheSweepMeetsEveryFeature) {
     group5 += p.group() == 5;
     dv += p.dim != p.dim_v;
     empty += p.len_k == 0 || p.len_q == 0;
+    paged += p.page_rows > 0;
+    descending += p.page_rows > 0 && spec.page_order == PageOrder::kDescending;
+    shared += p.page_rows > 0 && spec.page_order == PageOrder::kShared && p.batch > 1;
+    offset += p.key_offset > 0 && p.has_alibi && p.mask.right == 0;
+    after += p.keys_after > 0 && p.mask.alignment == Alignment::kBottomRight;
     all += p.has_bias && p.has_alibi && p.has_sinks && p.softcap > 0;
   }
-  for (const int count : {packed, bias, alibi, sinks, softcap, window, causal, top_left, q_lengths,
-                          strided, group5, dv, empty, all}) {
+  for (const int count :
+       {packed, bias, alibi, sinks, softcap, window, causal, top_left, q_lengths, strided, group5,
+        dv, empty, all, paged, descending, shared, offset, after}) {
     EXPECT_GE(count, 3);
+  }
+}
+
+// More than 16 bits count, dense and in pages.
+TEST(CpuFlash, ManySequences) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const ProblemSpec& spec : {MakeSpec(65537, 1, 1, 1, 3, 4, 2, DType::kFloat16),
+                                  InPages(MakeSpec(65537, 2, 1, 1, 17, 1, 1), 16)}) {
+    const OwnedAttention owned = MakeAttention(spec, seed);
+    Flash(owned);
+    ExpectAllRowsRight(owned);
   }
 }
 
@@ -279,7 +298,7 @@ TEST(CpuFlash, BitsDoNotDependOnNeighboursOrThreads) {
   std::vector<const Attention*> batch;
   std::vector<std::vector<std::byte>> alone;
   for (uint64_t n = 0; n < static_cast<uint64_t>(20 + 60 * TestScale()); ++n) {
-    all.push_back(MakeAttention(RandomSpec(seed + n, 2e7), seed + n));
+    all.push_back(MakeAttention(RandomKernelSpec(seed + n, 2e7), seed + n));
   }
   tbb::task_arena one(1);
   for (OwnedAttention& owned : all) {

@@ -161,7 +161,7 @@ void FillBias(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
   }
 }
 
-// Each sequence's pages, all different and in no order; one page in between is nobody's.
+// One page among the others is nobody's.
 struct Pages {
   int64_t stride = 0;  // of the table
   int64_t count = 0;
@@ -171,13 +171,20 @@ Pages CountPages(const Problem& p) {
   return {stride, p.batch * stride + 1};
 }
 
-void FillPageTable(Attention* a, std::byte* place, uint64_t seed) {
+void FillPageTable(PageOrder order, Attention* a, std::byte* place, uint64_t seed) {
   const Problem& p = a->problem;
   if (p.page_rows == 0) return;
   const Pages pages = CountPages(p);
   std::vector<int32_t> numbers(static_cast<size_t>(pages.count));
   std::iota(numbers.begin(), numbers.end(), 0);
-  std::shuffle(numbers.begin(), numbers.end(), std::mt19937_64(seed));
+  if (order == PageOrder::kDescending) {
+    std::reverse(numbers.begin(), numbers.end());
+  } else {
+    std::shuffle(numbers.begin(), numbers.end(), std::mt19937_64(seed));
+  }
+  for (int64_t b = 1; b < p.batch && order == PageOrder::kShared; ++b) {
+    std::copy_n(numbers.begin(), (pages.stride + 1) / 2, numbers.begin() + b * pages.stride);
+  }
   std::memcpy(place, numbers.data(), static_cast<size_t>(p.batch * pages.stride) * 4);
   a->kv_pages = {reinterpret_cast<const int32_t*>(place), pages.stride};
 }
@@ -324,7 +331,7 @@ OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed) {
   const int64_t* kv_lengths = StoreLengths(in + at.kv_lengths, spec.kv_lengths, packed);
   (packed ? a.q_offsets : a.q_lengths) = q_lengths;
   (packed ? a.kv_offsets : a.kv_lengths) = kv_lengths;
-  FillPageTable(&a, in + at.kv_pages, seed);
+  FillPageTable(spec.page_order, &a, in + at.kv_pages, seed);
   a.q.data = in + at.q;
   a.k.data = in + at.k;
   a.v.data = in + at.v;

@@ -25,6 +25,13 @@ enum class Layout {
   kStrided,  // gaps after every row, head and sequence
 };
 
+// Which pages a sequence's keys are in, if they are in pages.
+enum class PageOrder {
+  kShuffled,    // its own, in no order
+  kDescending,  // its own, each right before the one that it follows
+  kShared,      // of the front half of the keys all sequences have the same ones
+};
+
 struct ProblemSpec {
   // batch, len_q, len_k, total_q and total_k of a packed problem are filled in from the lengths.
   Problem problem;
@@ -40,6 +47,7 @@ struct ProblemSpec {
   bool alibi_per_sequence = false;
   int64_t misaligned_elements = 0;  // q, k, v, o begin that many elements past a 64-byte boundary
   double magnitude_q = 1;           // standard deviation of Q's elements; K's and V's is 1
+  PageOrder page_order = PageOrder::kShuffled;
 };
 
 // float32 by default, scale 1/sqrt(D), no mask, LSE returned.
@@ -50,8 +58,12 @@ ProblemSpec MakeSpec(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t l
 // (multiply-adds <= work_max) for every row to be checked in double.
 ProblemSpec RandomSpec(uint64_t seed, double work_max = 2e6);
 
+// RandomSpec's with what no request has but kernels are given: half of them are in pages, of every
+// order, and some are parts of longer sequences.
+ProblemSpec RandomKernelSpec(uint64_t seed, double work_max = 2e6);
+
 // The same with K and V in pages; nothing changes if it is packed. From the same seed it has the
-// same values.
+// same values, unless sequences share pages.
 ProblemSpec InPages(ProblemSpec spec, int64_t page_rows);
 
 // Everything Describe says and what only the spec knows: the text of a failure.

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <random>
+#include <utility>
 
 #include "tests/kernels/support/problems.h"
 
@@ -115,6 +116,18 @@ ProblemSpec RandomSpec(uint64_t seed, double work_max) {
   return spec;
 }
 
+ProblemSpec RandomKernelSpec(uint64_t seed, double work_max) {
+  ProblemSpec spec = RandomSpec(seed, work_max);
+  Draw draw(~seed);
+  if (draw.Chance(0.5)) spec = InPages(std::move(spec), int64_t{16} << draw.Range(0, 4));
+  constexpr PageOrder kOrders[] = {PageOrder::kShuffled, PageOrder::kDescending,
+                                   PageOrder::kShared};
+  spec.page_order = draw.Pick(kOrders);
+  if (draw.Chance(0.2)) spec.problem.key_offset = draw.Range(1, 200);
+  if (draw.Chance(0.2)) spec.problem.keys_after = draw.Range(1, 200);
+  return spec;
+}
+
 ProblemSpec InPages(ProblemSpec spec, int64_t page_rows) {
   spec.problem.page_rows = spec.problem.packed ? 0 : page_rows;
   return spec;
@@ -138,6 +151,8 @@ std::string Describe(const ProblemSpec& spec) {
     text += " masked " + std::to_string(spec.bias_masked_share);
   }
   if (spec.alibi_per_sequence) text += " alibi[B]";
+  constexpr const char* kOrderNames[] = {" shuffled", " descending", " shared"};
+  if (spec.problem.page_rows > 0) text += kOrderNames[static_cast<int>(spec.page_order)];
   text += " misaligned " + std::to_string(spec.misaligned_elements);
   text += " magnitude " + std::to_string(spec.magnitude_q);
   return text;

@@ -111,11 +111,11 @@ TEST_P(CudaDecode, LongSequences) {
   }
 }
 
-// Every kernel that takes pages.
+// Every kernel that takes them.
 TEST(CudaPages, RandomSweep) {
   const uint64_t first = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(400 * TestScale()); ++n) {
-    const ProblemSpec spec = InPages(RandomSpec(first + n), int64_t{16} << (n % 4));
+    const ProblemSpec spec = RandomKernelSpec(first + n);
     for (const KernelId kernel : kCudaKernels) {
       const std::vector<int> configs = ConfigsOf(spec, kernel, first + n);
       if (configs.empty()) continue;
