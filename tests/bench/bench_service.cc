@@ -8,14 +8,10 @@
 // is timed, and answers go on being judged while it is; what is wrong gets no figure. Rounds are
 // interleaved; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
 
-#include <grpcpp/grpcpp.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -26,6 +22,7 @@
 #include "proto/process/receive_blocks.h"
 #include "server/app/config.h"
 #include "server/app/config_values.h"
+#include "tests/bench/service/machine.h"
 #include "tests/bench/service/rows.h"
 #include "tests/bench/service/serve.h"
 
@@ -53,48 +50,15 @@ std::string FindPythonServer() {
   return "";
 }
 
-std::string FirstLine(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line.empty() ? "unknown" : line;
-}
-
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
-// What the figures depend on beside the code.
-nlohmann::ordered_json Machine(const Options& options) {
-  const Result<std::unique_ptr<Backend>> backend =
-      MakeBackend(Bench(options).first_device(), BackendOptions());
-  return {{"device", options.device},
-          {"device_description", backend.ok() ? (*backend)->info().description : "unknown"},
-          {"cpu", CpuName()},
-          {"cores", std::thread::hardware_concurrency()},
-          {"cores_online", sysconf(_SC_NPROCESSORS_ONLN)},
-          {"congestion_control", FirstLine("/proc/sys/net/ipv4/tcp_congestion_control")},
-          {"kernel", FirstLine("/proc/sys/kernel/osrelease")},
-          {"grpc", grpc::Version()},
-          {"build", BuildText()},
-          {"rounds", options.rounds},
-          {"seconds", options.seconds},
-          {"quick", options.quick},
-          {"clients", options.clients},
-          {"seed", options.seed}};
-}
-
-std::string MachineText(const nlohmann::ordered_json& machine) {
-  std::string text;
-  for (const auto& [name, value] : machine.items()) {
-    text += (text.empty() ? "" : "; ") + name + " " +
-            (value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  return text;
+nlohmann::ordered_json MachineOf(const Options& options) {
+  nlohmann::ordered_json machine = Machine(Bench(options).first_device());
+  machine["device"] = options.device;
+  machine["rounds"] = options.rounds;
+  machine["seconds"] = options.seconds;
+  machine["quick"] = options.quick;
+  machine["clients"] = options.clients;
+  machine["seed"] = options.seed;
+  return machine;
 }
 
 void AddFlags(CLI::App& app, Run& run) {
@@ -156,7 +120,7 @@ bool PickRows(const std::vector<std::string>& names, std::vector<const Row*>& pi
 }
 
 int Measure(const Run& run, const std::vector<const Row*>& rows) {
-  const nlohmann::ordered_json machine = Machine(run.options);
+  const nlohmann::ordered_json machine = MachineOf(run.options);
   Bench bench(run.options);
   for (const Row* row : rows) row->run(bench);
   if (bench.figures().empty()) {
@@ -165,12 +129,10 @@ int Measure(const Run& run, const std::vector<const Row*>& rows) {
   }
   std::printf("%s\n\n%s", MachineText(machine).c_str(), MarkdownTable(bench.figures()).c_str());
   if (!run.json.empty()) {
-    std::ofstream file(run.json);
-    file << nlohmann::ordered_json{{"machine", machine}, {"figures", ToJson(bench.figures())}}.dump(
-                2)
-         << "\n";
-    if (!file.flush()) {
-      std::fprintf(stderr, "bench_service: cannot write %s\n", run.json.c_str());
+    const Status written =
+        WriteJson(run.json, {{"machine", machine}, {"figures", ToJson(bench.figures())}});
+    if (!written.ok()) {
+      std::fprintf(stderr, "bench_service: %s\n", written.message().c_str());
       return 1;
     }
   }

@@ -16,9 +16,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/client.h"
@@ -27,136 +29,36 @@
 #include "proto/process/receive_blocks.h"
 #include "tests/bench/read_rate.h"
 #include "tests/bench/service/call_driver.h"
+#include "tests/bench/service/machine.h"
 #include "tests/bench/service/report.h"
 #include "tests/bench/service/serve.h"
 #include "tests/bench/service/server_process.h"
+#include "tests/bench/session_sequence.h"
 
 namespace attend::bench {
 namespace {
 
 using client::AttentionCall;
 using client::AttentionResult;
-using client::HostTensor;
 using client::Session;
 using Clock = std::chrono::steady_clock;
 
-struct Settings {
+struct Settings : SequenceShape {
   std::string device = "cpu";
   int sessions = 16;
-  int64_t context = 4096;
-  int64_t heads_q = 32, heads_kv = 8, dim = 128;
   double seconds = 2;
   int rounds = 5;
   int threads = static_cast<int>(std::thread::hardware_concurrency());  // of the CPU's kernel
   int64_t fork_tokens = 32768;
   bool streams = false;
   std::string session_memory = "4GiB";
+  std::string json;
 };
 
 long long Int(int64_t value) { return static_cast<long long>(value); }
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
-  return values[values.size() / 2];
-}
-
-[[noreturn]] void Fail(const std::string& what) {
-  std::fprintf(stderr, "bench_sessions: %s\n", what.c_str());
-  std::exit(1);
-}
-template <class T>
-T Take(Result<T> result, const char* what) {
-  if (!result.ok()) Fail(std::string(what) + ": " + result.status().ToString());
-  return *std::move(result);
-}
-
-// Fresh bfloat16 numbers of magnitude 0.5 to 2.
-HostTensor Random(std::mt19937_64& random, std::vector<int64_t> shape) {
-  HostTensor tensor = Take(HostTensor::Make("t", DType::kBFloat16, std::move(shape)), "memory");
-  auto* const values = reinterpret_cast<uint16_t*>(tensor.data.get());
-  for (int64_t n = 0; n < tensor.bytes / 2; ++n) {
-    const uint64_t bits = random();
-    values[n] = static_cast<uint16_t>((bits & 0x80ff) | (bits & 0x100 ? 0x3f80 : 0x3f00));
-  }
-  return tensor;
-}
-
-// One client's sequence: the tokens that it appends in turn, and those that it has appended.
-class Sequence {
- public:
-  Sequence(client::Client& client, const Settings& settings, uint64_t seed)
-      : settings_(settings), random_(seed), session_(Open(client)) {
-    for (int n = 0; n < kTokens; ++n) tokens_.push_back(Call(1, 1));
-    constexpr int64_t kPiece = 512;
-    for (int64_t done = 0; done < settings.context; done += kPiece) {
-      prompt_.push_back(Call(0, std::min(kPiece, settings.context - done)));
-      Take(session_.Attend(0, prompt_.back()), "prompt");
-    }
-  }
-
-  Session& session() { return session_; }
-  // The next step's call.
-  const AttentionCall& Step() { return tokens_[static_cast<size_t>(steps_++ % kTokens)]; }
-  void Truncate() {
-    const Status status = session_.Truncate(settings_.context);
-    if (!status.ok()) Fail("truncate: " + status.ToString());
-    steps_ = 0;
-  }
-  // The prompt and one token, as a request without sessions.
-  AttentionCall Whole() const {
-    std::vector<AttentionCall> calls = prompt_;
-    calls.push_back(tokens_[0]);
-    AttentionCall whole = tokens_[0];
-    whole.k = Joined(
-        calls, [](const AttentionCall& call) -> const auto& { return call.k; });
-    whole.v = Joined(
-        calls, [](const AttentionCall& call) -> const auto& { return call.v; });
-    return whole;
-  }
-
- private:
-  static constexpr int kTokens = 8;  // different ones
-
-  Session Open(client::Client& client) const {
-    client::SessionOptions options;
-    options.shapes = {{DType::kBFloat16, settings_.heads_kv, settings_.dim, settings_.dim}};
-    return Take(Session::Create(client, options), "session");
-  }
-  AttentionCall Call(int64_t rows_q, int64_t rows_k) {
-    AttentionCall call;
-    call.mask.kind = v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
-    call.q = Random(random_, {1, settings_.heads_q, rows_q, settings_.dim});
-    call.k = Random(random_, {1, settings_.heads_kv, rows_k, settings_.dim});
-    call.v = Random(random_, {1, settings_.heads_kv, rows_k, settings_.dim});
-    return call;
-  }
-  template <class Of>
-  HostTensor Joined(const std::vector<AttentionCall>& calls, const Of& of) const {
-    HostTensor all =
-        Take(HostTensor::Make("t", DType::kBFloat16,
-                              {1, settings_.heads_kv, settings_.context + 1, settings_.dim}),
-             "memory");
-    std::byte* to = all.data.get();
-    for (int64_t h = 0; h < settings_.heads_kv; ++h) {
-      for (const AttentionCall& call : calls) {
-        const int64_t bytes = call.k.shape[2] * settings_.dim * 2;
-        std::memcpy(to, static_cast<const std::byte*>(of(call).data) + h * bytes,
-                    static_cast<size_t>(bytes));
-        to += bytes;
-      }
-    }
-    return all;
-  }
-
-  const Settings& settings_;
-  std::mt19937_64 random_;
-  Session session_;
-  std::vector<AttentionCall> tokens_, prompt_;
-  int64_t steps_ = 0;
-};
 
 // Calls that follow one another in as many chains as there are sequences, until time is up.
 struct Rate {
@@ -233,13 +135,30 @@ class Bench {
     }
     Verify();
     Print(m, step_bytes, whole_bytes);
-    Forks();
+    const nlohmann::ordered_json fork = Forks();
+    if (settings_.json.empty()) return;
+    const Status written =
+        WriteJson(settings_.json, {{"machine", Machine(settings_.device)},
+                                   {"settings", SettingsJson()},
+                                   {"bytes", {{"step", step_bytes}, {"whole", whole_bytes}}},
+                                   {"rows", RowsJson(m)},
+                                   {"memory_bytes_per_second", m.reads},
+                                   {"fork", fork}});
+    if (!written.ok()) Fail(written.message());
   }
 
  private:
   struct Measured {
     std::vector<Rate> steps, wholes, echoes, alone, echo_alone;
-    std::vector<double> reads;
+    std::vector<double> reads;  // 0 where nothing was measured
+
+    std::vector<std::pair<const char*, const std::vector<Rate>*>> Rows() const {
+      return {{"steps", &steps},
+              {"the same as whole requests", &wholes},
+              {"echo of a step's bytes", &echoes},
+              {"steps of one client alone", &alone},
+              {"its echo", &echo_alone}};
+    }
   };
   static std::vector<std::string> Flags(const Settings& settings) {
     return {"--listen",         "127.0.0.1:0",
@@ -305,7 +224,7 @@ class Bench {
     return MeasureReadRate(memory_, settings_.threads);
   }
 
-  void Forks() {
+  nlohmann::ordered_json Forks() {
     Settings settings = settings_;
     settings.context = settings_.fork_tokens;
     Sequence sequence(*client_, settings, 1);
@@ -322,12 +241,41 @@ class Bench {
         "fork of %lld tokens: p50 %.0f us, worst %.0f us of 30; at most %lld bytes its own\n",
         Int(settings.context), Median(times), *std::max_element(times.begin(), times.end()),
         Int(own_bytes));
+    return {{"tokens", settings.context}, {"us", times}, {"own_bytes_max", own_bytes}};
   }
 
   static double Of(const std::vector<Rate>& rates, double Rate::*value) {
     std::vector<double> values;
     for (const Rate& rate : rates) values.push_back(rate.*value);
     return Median(values);
+  }
+  nlohmann::ordered_json SettingsJson() const {
+    return {{"sessions", settings_.sessions},
+            {"context", settings_.context},
+            {"heads_q", settings_.heads_q},
+            {"heads_kv", settings_.heads_kv},
+            {"dim", settings_.dim},
+            {"dtype", "bfloat16"},
+            {"streams", settings_.streams},
+            {"threads", settings_.threads},
+            {"seconds", settings_.seconds},
+            {"rounds", settings_.rounds},
+            {"session_memory", settings_.session_memory}};
+  }
+  // The medians, and the rounds that they are of.
+  static nlohmann::ordered_json RowsJson(const Measured& m) {
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const auto& [name, rates] : m.Rows()) {
+      nlohmann::ordered_json row = {{"row", name}};
+      for (const auto& [unit, value] : {std::pair{"per_second", &Rate::per_second},
+                                        {"p50_us", &Rate::p50_us},
+                                        {"p99_us", &Rate::p99_us}}) {
+        row[unit] = Of(*rates, value);
+        for (const Rate& rate : *rates) row[std::string(unit) + "_rounds"].push_back(rate.*value);
+      }
+      rows.push_back(std::move(row));
+    }
+    return rows;
   }
   static void Line(const char* name, const std::vector<Rate>& rates) {
     std::printf("%-28s %10.0f %10.0f %10.0f\n", name, Of(rates, &Rate::per_second),
@@ -340,11 +288,7 @@ class Bench {
         Int(settings_.dim), settings_.device.c_str(), settings_.streams ? "streams" : "calls",
         settings_.rounds);
     std::printf("%-28s %10s %10s %10s\n", "", "per second", "p50 us", "p99 us");
-    Line("steps", m.steps);
-    Line("the same as whole requests", m.wholes);
-    Line("echo of a step's bytes", m.echoes);
-    Line("steps of one client alone", m.alone);
-    Line("its echo", m.echo_alone);
+    for (const auto& [name, rates] : m.Rows()) Line(name, *rates);
     const double rate = Of(m.steps, &Rate::per_second);
     std::printf("whole requests: %.1fx the bytes, steps %.1fx as many\n", whole_bytes / step_bytes,
                 rate / Of(m.wholes, &Rate::per_second));
@@ -381,6 +325,7 @@ int Main(int argc, char** argv) {
   app.add_option("--fork-tokens", s.fork_tokens, "Tokens that are forked")->capture_default_str();
   app.add_option("--session-memory", s.session_memory, "The server's flag")->capture_default_str();
   app.add_flag("--streams", s.streams, "Send each client's steps on a stream of its own");
+  app.add_option("--json", s.json, "Also write the figures, with every round, to this file");
   CLI11_PARSE(app, argc, argv);
   Bench(s).Run();
   return 0;

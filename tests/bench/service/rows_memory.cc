@@ -27,6 +27,11 @@ constexpr double kFirstSeconds = 60;
 constexpr char kDeviceMemory[] = "attend_gpu_memory_used_bytes";
 constexpr char kHostMemory[] = "attend_host_memory_used_bytes";
 constexpr char kRegionMemory[] = "attend_shared_memory_bytes";
+constexpr char kSessionMemory[] = "attend_session_memory_bytes";
+constexpr char kSessions[] = "attend_sessions";
+// Less than the load's, so that it evicts; a CPU's is all resident soon. One work's K and V fit.
+constexpr char kSessionMemoryCpu[] = "32MiB";
+constexpr char kSessionMemoryGpu[] = "256MiB";
 constexpr double kLineSeconds = 60;  // between lines about how far it is
 constexpr double kMib = 1 << 20;
 
@@ -98,7 +103,10 @@ class Watch {
                                       {counts.ended_otherwise, "cancelled or late"},
                                       {counts.regions, "regions made"},
                                       {counts.region_answers, "answered in them"},
-                                      {counts.killed_clients, "clients killed"}}) {
+                                      {counts.killed_clients, "clients killed"},
+                                      {counts.sessions, "sessions"},
+                                      {counts.session_answers, "answered over them"},
+                                      {counts.dropped_sessions, "dropped"}}) {
       line += ", " + std::to_string(count) + " " + what;
     }
     const std::string fault = load_.fault();
@@ -145,24 +153,32 @@ std::vector<std::shared_ptr<Work>> SoakWorks(const Bench& bench) {
 struct Readings {
   Memory first;
   Memory last;
-  // Held once all have ended: by requests, and of shared memory.
+  // Held once all have ended: by requests, of shared memory, and by sessions.
   double host_left_mib = 0;
   double regions_left_mib = 0;
+  double sessions_left_mib = 0;
 };
 
-// What killed clients had under way ends with the check that their connection is gone.
+// What killed clients had under way ends with the check that their connection is gone, sessions
+// that nobody freed with their leases.
 Status WaitUntilNothingIsHeld(const ServerProcess& server, Readings& readings) {
   const Clock::time_point patience = Clock::now() + std::chrono::seconds(60);
   do {
     const std::string metrics = Scrape(server.metrics_address());
     const std::optional<double> host = MetricSum(metrics, kHostMemory);
     const std::optional<double> regions = MetricSum(metrics, kRegionMemory);
-    if (!host.has_value() || !regions.has_value()) {
+    const std::optional<double> pages = MetricSum(metrics, kSessionMemory, "state=\"used\"");
+    const std::optional<double> sessions = MetricSum(metrics, kSessions);
+    if (!host.has_value() || !regions.has_value() || !pages.has_value() || !sessions.has_value()) {
       return Unavailable("the server's metrics cannot be read");
     }
     readings.host_left_mib = *host / kMib;
     readings.regions_left_mib = *regions / kMib;
-    if (*host == 0 && *regions == 0) break;
+    readings.sessions_left_mib = *pages / kMib;
+    if (*host == 0 && *regions == 0 && *pages == 0 && *sessions == 0) return Status();
+    if (Clock::now() >= patience && *sessions > 0) {
+      return Internal(std::to_string(std::lround(*sessions)) + " sessions outlive their leases");
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   } while (Clock::now() < patience);
   return Status();
@@ -183,7 +199,8 @@ Result<Readings> Soak(Bench& bench, const ServerProcess& server, const std::stri
   if (!last.ok()) return last.status();
   const SoakLoad::Counts counts = load.counts();
   if (counts.answered == 0 || counts.ended_otherwise == 0 || counts.regions == 0 ||
-      counts.region_answers == 0 || counts.killed_clients == 0) {
+      counts.region_answers == 0 || counts.killed_clients == 0 || counts.session_answers == 0 ||
+      counts.dropped_sessions == 0) {
     return Internal("a kind of load did not run");
   }
   Readings readings{*first, *last};
@@ -216,14 +233,17 @@ void RunMemory(Bench& bench) {
                       Target{Target::Sense::kAtMost, 0}};
   Question regions_left = left;
   regions_left.work = "shared memory held by regions once all clients have gone";
-  const std::vector<Question> all = {resident, device, left, regions_left};
+  Question sessions_left = left;
+  sessions_left.work = "memory held by sessions once all leases are over";
+  const std::vector<Question> all = {resident, device, left, regions_left, sessions_left};
   if (!bench.WantsAny(all)) return;  // one load measures all of them
   const TempFolder folder;
   const std::string socket = folder.Path("shared.sock");
   // Cancelled calls are no news for the log.
   const Result<std::unique_ptr<ServerProcess>> server = bench.StartAttend(
       Serves::kComputing, {"--metrics-listen", "127.0.0.1:0", "--log-level", "error",
-                           "--shared-memory", "--shared-memory-socket", socket});
+                           "--shared-memory", "--shared-memory-socket", socket, "--session-memory",
+                           bench.gpu() ? kSessionMemoryGpu : kSessionMemoryCpu});
   if (!server.ok()) return bench.AddWithout(all, server.status());
   const Result<Readings> read = Soak(bench, **server, socket, first_seconds);
   if (!read.ok()) return bench.AddWithout(all, read.status());
@@ -235,6 +255,7 @@ void RunMemory(Bench& bench) {
   }
   bench.Add(Judge(left, {read->host_left_mib}, {0.0}));
   bench.Add(Judge(regions_left, {read->regions_left_mib}, {0.0}));
+  bench.Add(Judge(sessions_left, {read->sessions_left_mib}, {0.0}));
 }
 
 }  // namespace attend::bench
