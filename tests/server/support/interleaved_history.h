@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "server/sessions/session_table.h"
-#include "tests/server/support/manual_clock.h"
+#include "tests/kernels/support/manual_clock.h"
 #include "tests/server/support/test_arena.h"
 
 namespace attend::test {
