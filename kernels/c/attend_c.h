@@ -10,7 +10,7 @@
  * for it (CUDA itself may, to copy the list of a batch of more than some 64 attentions).
  *
  * A CUDA graph can capture single attentions only, and those with lengths or offsets only if
- * cuda_decode_sm80 computes them. All others need a list that is copied from host memory, which is
+ * a decoding kernel computes them. All others need a list that is copied from host memory, which is
  * gone when the graph is launched.
  *
  * Workspace: device memory that a call uses while it runs, attend_workspace_bytes or

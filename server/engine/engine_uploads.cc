@@ -32,12 +32,12 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {
       PlanUpload(request.attention, parts, options_.staging.bytes_min);
   if (groups.empty()) return nullptr;
   const int64_t group = request.attention.problem.group();
-  std::vector<QuerySlice> pieces;
+  std::vector<QuerySlice> slices;
   for (const auto& [slice, unused] : groups) {
-    pieces.push_back({0, slice.batch_begin, slice.batch_end, slice.heads_begin * group,
+    slices.push_back({0, slice.batch_begin, slice.batch_end, slice.heads_begin * group,
                       slice.heads_end * group, slice.rows_begin, slice.rows_end});
   }
-  Result<std::vector<std::unique_ptr<Request>>> made = MakeParts(request, pieces, *host_pool_);
+  Result<std::vector<std::unique_ptr<Request>>> made = MakeParts(request, slices, *host_pool_);
   if (!made.ok()) return nullptr;
   request.device = device;
   request.device_name = workers_[device]->info().name;

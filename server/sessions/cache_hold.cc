@@ -19,8 +19,8 @@ namespace {
 
 std::string NameOf(int64_t index) { return "sessions[" + std::to_string(index) + "]"; }
 
-// What the client has appended may be gone again: then it asks for an append, or a length, that
-// ends behind what is there.
+// What the client has appended may have been evicted: then it asks for an append, or a length, that
+// ends after the layer's last token.
 Status WrongLength(const Layer& layer, const CacheUse& use, int64_t new_rows,
                    const std::string& name) {
   const std::string lengths = name + ".length is " + std::to_string(use.length) +

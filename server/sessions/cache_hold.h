@@ -67,9 +67,9 @@ class CacheHold {
   int64_t length_max() const;
 
   // Takes pages for the new rows, and writes all sequences' page numbers to the caller's table,
-  // `stride` entries for each (the rest of them 0), which must outlive the hold: long tables are
-  // so counted with the request's memory. Once, before Commit. What Hold says, as the sessions may
-  // have changed since; RESOURCE_EXHAUSTED: there is no memory for the pages.
+  // `stride` entries for each (the rest of them 0), which must outlive the hold: so long tables
+  // count towards the request's memory. Once, before Commit. Returns the same errors as Hold, as
+  // the sessions may have changed since; RESOURCE_EXHAUSTED: there is no memory for the pages.
   Status Reserve(PageNumber* table, int64_t stride, CacheRefusal* refusal = nullptr);
   // The rows have been written: from now on they are the sessions'. Once, before End.
   void Commit();

@@ -78,8 +78,8 @@ int64_t SessionTable::BeyondShare(int device, int tenant) const {
   return pool.tenant_bytes[tenant] - ShareOf(tenant, pool.pages->stats().total_bytes);
 }
 
-// Nobody could take it from them again. What they share is counted for each; a tenant that has no
-// more than its share in all need not be asked.
+// Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
+// share counts for each; a tenant that has no more than its share in all need not be asked.
 Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
   if (!session.pinned || bytes == 0) return Status();
   if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();

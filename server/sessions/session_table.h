@@ -5,10 +5,10 @@
 //
 // Memory: when it is full, sessions that nobody uses lose their tails, the one that was used
 // longest ago first: sessions of the tenant that needs memory, and of tenants that have more than
-// their share, but not what is within it. A need that exceeds all that they have, what they share
-// counted for each, takes nothing from anybody. A pinned session loses nothing while its lease
-// lasts; no tenant's pinned sessions grow beyond its share. Every use renews the lease; at its end
-// the session is freed.
+// their share, but not what is within it. If all of them together could not cover the need,
+// nothing is evicted; pages that they share count for each of them. A pinned session loses nothing
+// while its lease lasts; no tenant's pinned sessions grow beyond its share. Every use renews the
+// lease; at its end the session is freed.
 //
 // Thread-safe. Nothing waits, except that Fork and Truncate copy a page of each layer, while the
 // table is not locked.
@@ -80,7 +80,7 @@ struct SessionInfo {
 
 class SessionTable {
  public:
-  // Of the histogram of how long sessions had not been used when they lost tokens.
+  // The buckets of the histogram of how long sessions had not been used when they lost tokens.
   static constexpr std::array<double, 10> kIdleBoundsSeconds = {0.1, 1,   5,   10,   30,
                                                                 60,  300, 900, 3600, 21600};
   struct Stats {
@@ -146,7 +146,7 @@ class SessionTable {
 
   Stats stats() const;
   PagePool::Stats memory(int device) const;
-  // Of pages in use, by tenant.
+  // The pages in use, by tenant.
   std::vector<int64_t> tenant_bytes(int device) const;
   // What counts towards SessionOptions::table_bytes_max.
   int64_t table_bytes() const;

@@ -160,11 +160,11 @@ Status Place(const Request& whole, HostPool& pool, Request* part) {
 }  // namespace
 
 Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
-                                                        std::span<const QuerySlice> pieces,
+                                                        std::span<const QuerySlice> slices,
                                                         HostPool& pool) {
   std::vector<std::unique_ptr<Request>> parts;
-  for (const QuerySlice& piece : pieces) {
-    Result<Attention> attention = TakeQuerySlice(whole.attention, piece);
+  for (const QuerySlice& slice : slices) {
+    Result<Attention> attention = TakeQuerySlice(whole.attention, slice);
     if (!attention.ok()) return attention.status();
     auto part = std::make_unique<Request>();
     part->part = true;
@@ -185,17 +185,17 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
   return parts;
 }
 
-void GatherLse(const Request& part, const QuerySlice& piece, const Attention& whole) {
+void GatherLse(const Request& part, const QuerySlice& slice, const Attention& whole) {
   const Problem& p = part.attention.problem;
   if (part.output.data() == nullptr) return;
   const int64_t rows = p.packed ? p.total_q : p.len_q;
-  const int64_t row = p.packed ? whole.q_offsets[piece.batch_begin] : piece.rows_begin;
+  const int64_t row = p.packed ? whole.q_offsets[slice.batch_begin] : slice.rows_begin;
   for (int64_t b = 0; b < (p.packed ? 1 : p.batch); ++b) {
     for (int64_t h = 0; h < p.heads_q; ++h) {
-      const int64_t to_b = p.packed ? 0 : (piece.batch_begin + b) * whole.lse_stride_b;
+      const int64_t to_b = p.packed ? 0 : (slice.batch_begin + b) * whole.lse_stride_b;
       const float* const from =
           part.attention.lse + b * part.attention.lse_stride_b + h * part.attention.lse_stride_h;
-      float* const to = whole.lse + to_b + (piece.heads_begin + h) * whole.lse_stride_h + row;
+      float* const to = whole.lse + to_b + (slice.heads_begin + h) * whole.lse_stride_h + row;
       std::memcpy(to, from, static_cast<size_t>(rows) * sizeof(float));
     }
   }

@@ -20,10 +20,10 @@ namespace attend {
 // Returns one part for each slice, in order, without id, device, selection and responder. `whole`'s
 // memory must outlive them. RESOURCE_EXHAUSTED: no memory for the small blocks.
 Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
-                                                        std::span<const QuerySlice> pieces,
+                                                        std::span<const QuerySlice> slices,
                                                         HostPool& pool);
 
 // Copies the part's LSE to its place in the whole's, if it is elsewhere.
-void GatherLse(const Request& part, const QuerySlice& piece, const Attention& whole);
+void GatherLse(const Request& part, const QuerySlice& slice, const Attention& whole);
 
 }  // namespace attend

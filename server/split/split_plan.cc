@@ -67,13 +67,13 @@ class Line {
   double CostBefore(const Position& at) const;
   Position Cut(double target, double tolerance) const;
   // Appends the slices of [begin, end).
-  void Cover(Position begin, const Position& end, int shard, std::vector<QuerySlice>* pieces) const;
+  void Cover(Position begin, const Position& end, int shard, std::vector<QuerySlice>* slices) const;
 
  private:
   Position Normal(Position at) const;
   double RowsCost(int64_t rows) const;  // of the first rows of any head
   int64_t RowsBelow(double cost) const;
-  QuerySlice NextPiece(const Position& begin, const Position& end) const;
+  QuerySlice NextSlice(const Position& begin, const Position& end) const;
 
   const Attention& whole_;
   const int64_t len_q_;
@@ -158,46 +158,46 @@ Position Line::Cut(double target, double tolerance) const {
 }
 
 // The longest slice from `begin` on that is one attention.
-QuerySlice Line::NextPiece(const Position& begin, const Position& end) const {
+QuerySlice Line::NextSlice(const Position& begin, const Position& end) const {
   const Problem& p = whole_.problem;
-  QuerySlice piece{0, begin.b, begin.b + 1, 0, p.heads_q, 0, len_q_};
+  QuerySlice slice{0, begin.b, begin.b + 1, 0, p.heads_q, 0, len_q_};
   const bool same_sequence = end.b == begin.b;
   if (begin.r > 0 || (same_sequence && end.h == begin.h)) {
-    piece.rows_begin = begin.r;
-    if (same_sequence && end.h == begin.h) piece.rows_end = end.r;
+    slice.rows_begin = begin.r;
+    if (same_sequence && end.h == begin.h) slice.rows_end = end.r;
     if (heads_ > 1) {
-      piece.heads_begin = begin.h;
-      piece.heads_end = begin.h + 1;
+      slice.heads_begin = begin.h;
+      slice.heads_end = begin.h + 1;
     }
   } else if (begin.h > 0 || same_sequence) {
-    piece.heads_begin = begin.h;
-    piece.heads_end = same_sequence ? end.h : heads_;
+    slice.heads_begin = begin.h;
+    slice.heads_end = same_sequence ? end.h : heads_;
     const int64_t next_kv = (begin.h / group_ + 1) * group_;
     if (begin.h % group_ != 0) {
-      piece.heads_end = std::min(piece.heads_end, next_kv);
-    } else if (piece.heads_end >= next_kv) {
-      piece.heads_end = piece.heads_end / group_ * group_;
+      slice.heads_end = std::min(slice.heads_end, next_kv);
+    } else if (slice.heads_end >= next_kv) {
+      slice.heads_end = slice.heads_end / group_ * group_;
     }
   } else {
-    piece.batch_end = end.b;
+    slice.batch_end = end.b;
   }
-  return piece;
+  return slice;
 }
 
 void Line::Cover(Position begin, const Position& end, int shard,
-                 std::vector<QuerySlice>* pieces) const {
+                 std::vector<QuerySlice>* slices) const {
   while (begin < end) {
-    QuerySlice piece = NextPiece(begin, end);
-    piece.shard = shard;
-    pieces->push_back(piece);
-    if (piece.batch_end > begin.b + 1) {
-      begin = {piece.batch_end, 0, 0};
+    QuerySlice slice = NextSlice(begin, end);
+    slice.shard = shard;
+    slices->push_back(slice);
+    if (slice.batch_end > begin.b + 1) {
+      begin = {slice.batch_end, 0, 0};
     } else if (heads_ == 1) {
-      begin = Normal({begin.b, 0, piece.rows_end});
-    } else if (piece.heads_end > begin.h + 1) {
-      begin = Normal({begin.b, piece.heads_end, 0});
+      begin = Normal({begin.b, 0, slice.rows_end});
+    } else if (slice.heads_end > begin.h + 1) {
+      begin = Normal({begin.b, slice.heads_end, 0});
     } else {
-      begin = Normal({begin.b, begin.h, piece.rows_end});
+      begin = Normal({begin.b, begin.h, slice.rows_end});
     }
   }
 }
@@ -205,10 +205,10 @@ void Line::Cover(Position begin, const Position& end, int shard,
 }  // namespace
 
 std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards, int64_t rows_multiple) {
-  std::vector<QuerySlice> pieces;
-  if (shards < 2 || OrderOf(whole) == Order::kNone) return pieces;
+  std::vector<QuerySlice> slices;
+  if (shards < 2 || OrderOf(whole) == Order::kNone) return slices;
   const Line line(whole, rows_multiple);
-  if (!(line.total() > 0)) return pieces;
+  if (!(line.total() > 0)) return slices;
   const double shard_cost = line.total() / shards;
   std::vector<Position> cuts = {Position()};
   std::vector<double> costs = {0.0};
@@ -223,27 +223,27 @@ std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards, int64_t ro
   costs.push_back(line.total());
   for (size_t n = 0; n + 1 < cuts.size(); ++n) {
     if (costs[n + 1] - costs[n] > thresholds::kLargestShardMax * line.total()) return {};
-    line.Cover(cuts[n], cuts[n + 1], static_cast<int>(n), &pieces);
+    line.Cover(cuts[n], cuts[n + 1], static_cast<int>(n), &slices);
   }
-  return pieces;
+  return slices;
 }
 
-Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& piece) {
+Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& slice) {
   const int64_t group = whole.problem.group();
-  if (piece.heads_begin % group == 0 && piece.heads_end % group == 0) {
-    return TakeSlice(whole, {piece.batch_begin, piece.batch_end, piece.heads_begin / group,
-                             piece.heads_end / group, piece.rows_begin, piece.rows_end});
+  if (slice.heads_begin % group == 0 && slice.heads_end % group == 0) {
+    return TakeSlice(whole, {slice.batch_begin, slice.batch_end, slice.heads_begin / group,
+                             slice.heads_end / group, slice.rows_begin, slice.rows_end});
   }
   // Some query heads of one KV head: each as if it had its own KV head, all of them the same one.
-  const int64_t kv = piece.heads_begin / group;
+  const int64_t kv = slice.heads_begin / group;
   Result<Attention> shared =
-      TakeSlice(whole, {piece.batch_begin, piece.batch_end, kv, kv + 1, 0, whole.problem.len_q});
+      TakeSlice(whole, {slice.batch_begin, slice.batch_end, kv, kv + 1, 0, whole.problem.len_q});
   if (!shared.ok()) return shared;
   shared->problem.heads_kv = group;
   shared->k.stride_h = shared->v.stride_h = 0;
   Result<Attention> part =
-      TakeSlice(*shared, {0, shared->problem.batch, piece.heads_begin - kv * group,
-                          piece.heads_end - kv * group, piece.rows_begin, piece.rows_end});
+      TakeSlice(*shared, {0, shared->problem.batch, slice.heads_begin - kv * group,
+                          slice.heads_end - kv * group, slice.rows_begin, slice.rows_end});
   if (!part.ok()) return part;
   part->problem.heads_kv = 1;
   part->k.stride_h = whole.k.stride_h;

@@ -34,6 +34,6 @@ std::vector<QuerySlice> PlanSplit(const Attention& whole, int shards,
 
 // The slice as an attention over the whole's memory. A packed slice keeps the whole's rows: its
 // offsets count from the whole's first row.
-Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& piece);
+Result<Attention> TakeQuerySlice(const Attention& whole, const QuerySlice& slice);
 
 }  // namespace attend

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sizes and times at which the server goes about its work another way: each trades one cost for
-// another, and none changes an answer. What clients or operators can see is elsewhere: limits of
+// another, and none changes an answer, but the last, which bounds what a check may take. What clients or operators can see is elsewhere: limits of
 // the protocol are beside what they limit (wire/, net/), what an operator sets is an option
 // (app/config.h), and how often a thread looks at something, or how long a stop may take, is beside
 // that thread. To race another value, change it, rebuild and compare
@@ -70,12 +70,13 @@ inline constexpr int64_t kReplyCopiedBytesMax = 8192;
 // that its client reads.
 inline constexpr int64_t kReplyPiecesMax = 16;
 inline constexpr int64_t kReplyPieceBytesMin = int64_t{1} << 20;
+
+// --- An answer is checked.
+
 // Niceness of the threads that check answers. Where all cores are busy, checks take what serving
 // leaves, and some 10 % of a core besides. They also answer at that priority: a client that waits
 // for its check waits for the rest too.
 inline constexpr int kCheckNiceness = 10;
-
-// --- An answer is checked.
 
 // Bytes of keys that one check copies from sessions on a device, or a dump copies out of pages.
 inline constexpr int64_t kCheckedKeysBytesMax = int64_t{1} << 30;

@@ -5,7 +5,7 @@
 //
 // A block computes one tile of query rows of one head. Q stays in shared memory; tiles of K and V
 // pass through it. There is one buffer for each: the next K tile arrives while O is accumulated,
-// the next V tile while scores are computed. Device code, instantiated by flash_fp32_*.cu.
+// the next V tile while scores are computed. Device code, instantiated by general.cu and plain.cu.
 
 #pragma once
 

@@ -8,7 +8,7 @@
 // come first), in two stages: one barrier for each tile, after which the stage of the tile before
 // is refilled. Where shared memory is short there is one stage, K and V taking turns, and a second
 // barrier. Scores become weights in the registers in which the second product reads them.
-// Device code, instantiated by flash_sm80_*.cu.
+// Device code, instantiated by the .cu files beside it.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which tile serves which head dim: the only place of cuda_flash_sm80 that tuning changes. Measured
-// on an H200. It refers to device code, so only flash_sm80_*.cu include it.
+// on an H200. It refers to device code, so only the .cu files beside it include it.
 
 #pragma once
 

@@ -3,7 +3,7 @@
 // cuda_flash_sm90: FlashAttention forward for Hopper. A block is one warpgroup of which one warp
 // drives the copy engine and one thread describes tiles ahead, and one to four consumer warpgroups
 // of 64 query rows; they meet at mbarriers. Blocks are persistent and claim tiles longest first
-// (ragged.h). Device code, instantiated by flash_sm90_*.cu.
+// (ragged.h). Device code, instantiated by bf16.cu and f16.cu.
 //
 // After "FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision" (Shah et
 // al., 2024).
