@@ -82,6 +82,8 @@ constexpr int64_t kManyRowsKeysMin = 2048;
 bool IsDecode(const Problem& p) {
   if (p.heads_kv == 0 || p.len_q == 0 || p.len_q > kDecodeRowsMost / p.group()) return false;
   const int64_t rows = p.len_q * p.group();
+  // In pages, a request's sequences are sessions, whose lengths must not change each other's bits.
+  if (p.page_rows > 0) return rows <= kDecodeRowsFew || p.group() >= kManyRowsGroupMin;
   if (rows <= kDecodeRowsFewest) return p.len_k >= kFewestRowsKeysMin;
   if (rows <= kDecodeRowsFew) return p.len_k >= kDecodeKeysMin;
   return p.len_k >= kManyRowsKeysMin && p.group() >= kManyRowsGroupMin;

@@ -194,24 +194,30 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     }
   }
   // What is large is allocated before anything is changed, and may fail.
-  int64_t needed = 0;
+  int64_t needed = 0, pinned = 0;
   for (size_t n = 0; n < count; ++n) {
-    const Layer& layer = hold.sessions_[n]->layers[hold.uses_[n].layer];
+    const Session& session = *hold.sessions_[n];
     assert(hold.PagesOf(n) <= stride);
-    needed += hold.PagesOf(n) - std::ssize(layer.pages);
+    const int64_t more = hold.PagesOf(n) - std::ssize(session.layers[hold.uses_[n].layer].pages);
+    needed += more;
+    if (session.pinned) pinned += more;
   }
   ATTEND_RETURN_IF_ERROR(CheckTable(0, needed));
+  // All sessions are one tenant's, and none of them is evicted for another.
+  const Session& first = *hold.sessions_[0];
+  const int64_t page_bytes = hold.layout_.page_bytes;
+  ATTEND_RETURN_IF_ERROR(CheckPinned(first, pinned * page_bytes));
   for (size_t n = 0; n < count; ++n) {
-    hold.sessions_[n]->layers[hold.uses_[n].layer].pages.reserve(
-        static_cast<size_t>(hold.PagesOf(n)));
+    std::vector<PageNumber>& pages = hold.sessions_[n]->layers[hold.uses_[n].layer].pages;
+    const auto wanted = static_cast<size_t>(hold.PagesOf(n));
+    // Twice as many at least, so that a list that grows by a page each time is rarely moved.
+    if (pages.capacity() < wanted) pages.reserve(std::max(wanted, 2 * pages.capacity()));
   }
   std::vector<CacheHold::Part> parts(count);
   std::list<Readers> readers(count);
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
-  // All sessions are one tenant's, and none of them is evicted for another.
-  ATTEND_RETURN_IF_ERROR(
-      TakePages(*hold.sessions_[0], hold.layout_.page_bytes, needed, fresh, refusal));
+  ATTEND_RETURN_IF_ERROR(TakePages(first, page_bytes, needed, fresh, refusal));
   auto next = fresh.begin();
   for (size_t n = 0; n < count; ++n, table += stride) {
     CacheHold::Sequence& sequence = hold.sequences_[n];

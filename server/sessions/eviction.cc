@@ -37,7 +37,6 @@ void SessionTable::Shorten(Session& session, Layer& layer, int64_t length,
 Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64_t count,
                                std::vector<PageNumber>& pages, CacheRefusal* refusal) {
   Pool& pool = pools_[session.device];
-  ATTEND_RETURN_IF_ERROR(CheckPinned(session, count * page_bytes));
   if (pool.pages->Room(page_bytes) < count &&
       count <= pool.pages->stats().total_bytes / page_bytes &&
       EnoughToEvict(session, count * page_bytes)) {
@@ -81,7 +80,7 @@ int64_t SessionTable::BeyondShare(int device, int tenant) const {
 // Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
 // share counts for each; a tenant that has no more than its share in all need not be asked.
 Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
-  if (!session.pinned || bytes == 0) return Status();
+  if (bytes == 0) return Status();
   if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
   int64_t pinned = bytes;
   for (const auto& [unused, each] : by_use_) {

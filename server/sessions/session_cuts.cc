@@ -95,7 +95,9 @@ Status SessionTable::BeginFork(int tenant, const std::string& id, std::optional<
 Status SessionTable::TakeCopy(const Session& session, size_t n, int64_t length, const Cut& cut,
                               std::vector<PageNumber>& pages, CacheRefusal* refusal) {
   const std::vector<Layer>& layers = cut.origin->layers;
-  const Status taken = TakePages(session, layers[n].layout.page_bytes, 1, pages, refusal);
+  const int64_t page_bytes = layers[n].layout.page_bytes;
+  ATTEND_RETURN_IF_ERROR(CheckPinned(session, session.pinned ? page_bytes : 0));
+  const Status taken = TakePages(session, page_bytes, 1, pages, refusal);
   if (taken.ok() || refusal == nullptr || refusal->missing_bytes == 0) return taken;
   for (size_t later = n + 1; later < layers.size(); ++later) {
     const bool cuts = cut.fork != nullptr || length < layers[later].length;

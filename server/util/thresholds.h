@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sizes and times at which the server goes about its work another way: each trades one cost for
-// another, and none changes an answer, but the last, which bounds what a check may take. What clients or operators can see is elsewhere: limits of
-// the protocol are beside what they limit (wire/, net/), what an operator sets is an option
-// (app/config.h), and how often a thread looks at something, or how long a stop may take, is beside
-// that thread. To race another value, change it, rebuild and compare
-// `bench_service --rows inline,chunked` in turns with the old one; what was learned goes to
-// tests/bench/TRIED.md.
+// another, and none changes an answer, but the last, which bounds what a check may take. What
+// clients or operators can see is elsewhere: limits of the protocol are beside what they limit
+// (wire/, net/), what an operator sets is an option (app/config.h), and how often a thread looks at
+// something, or how long a stop may take, is beside that thread. To race another value, change it,
+// rebuild and compare `bench_service --rows inline,chunked` in turns with the old one; what was
+// learned goes to tests/bench/TRIED.md.
 
 #pragma once
 

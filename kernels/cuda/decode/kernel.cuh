@@ -89,6 +89,8 @@ __device__ __forceinline__ void CarefulChunk(const DecodeParams& params, BlockSh
                                              char* shared, const Place<T>& place, OpenGroup& group,
                                              int chunk) {
   const Segment& segment = block.segment;
+  CommitCopies();
+  WaitCopyGroups<0>();  // of Q, if no tile has waited for it: the next segment's goes to its place
   const ChunkRange range = RangeOf<T>(segment, chunk);
   RowState<T> state;
   Start<T>(state);

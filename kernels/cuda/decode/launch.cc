@@ -149,24 +149,34 @@ std::span<const FlashVariant> DecodeVariantsFor(KernelId kernel, const Problem& 
 }
 
 Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
+  // Of a launch by each variant, which would take all that it can.
+  struct Launch {
+    const FlashVariant* variant;
+    SlotCounts counts;
+  };
+  std::vector<Launch> launches;
   int64_t sequences = 0;
-  int64_t floats = 0;
-  SlotCounts counts;
   for (const Problem* p : problems) {
     if (__builtin_add_overflow(sequences, p->batch, &sequences) || sequences > kLaunchTilesMax) {
       return InvalidArgument("sequences of the launch are more than " +
                              std::to_string(kLaunchTilesMax));
     }
-    // Every variant's, of which a unit may have fewer rows than the best's.
     for (const KernelId kernel : {KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90}) {
       for (const FlashVariant& variant : DecodeVariantsFor(kernel, *p)) {
-        counts.Add(*p, variant);
-        floats = std::max(floats, counts.floats(variant.columns));
+        auto launch = std::find_if(launches.begin(), launches.end(), [&](const Launch& each) {
+          return each.variant->kernel == variant.kernel;
+        });
+        if (launch == launches.end()) launch = launches.insert(launch, {&variant, {}});
+        launch->counts.Add(*p, variant);
       }
     }
   }
   const Layout layout(static_cast<int64_t>(problems.size()), sequences);
-  return layout.slots + RoundUp(counts.slots() * floats * static_cast<int64_t>(sizeof(float)));
+  int64_t floats = 0;
+  for (const auto& [variant, counts] : launches) {
+    floats = std::max(floats, counts.slots() * counts.floats(variant->columns));
+  }
+  return layout.slots + RoundUp(floats * static_cast<int64_t>(sizeof(float)));
 }
 
 cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention* const> attentions,

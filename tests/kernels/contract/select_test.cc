@@ -220,6 +220,21 @@ TEST(Select, FewRowsAgainstManyKeysDecode) {
               HasSubstr("16-byte"));
 }
 
+// Sequences of a request may be sessions of any lengths, none of which may change another's bits.
+TEST(Select, InPagesTheLengthDoesNotMatter) {
+  for (const int compute_capability : {80, 90}) {
+    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 300}) {
+      Problem p = Decoding(rows, 1);
+      p.page_rows = 16;
+      const KernelId alone = Auto(p, GpuOf(compute_capability));
+      for (const int64_t keys : {63, 64, 511, 512, 2047, 2048, 1 << 20}) {
+        p.len_k = keys;
+        EXPECT_EQ(Auto(p, GpuOf(compute_capability)), alone) << rows << " rows, " << keys;
+      }
+    }
+  }
+}
+
 TEST(Select, PagesAreReadByAllButOne) {
   for (const KernelInfo& kernel : Kernels()) {
     const bool on_gpu = kernel.device == DeviceKind::kCuda;

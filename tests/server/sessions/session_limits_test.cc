@@ -125,6 +125,22 @@ TEST_F(SessionLimitsTest, APinnedSessionGrowsNoFurtherThanItsTenantsShare) {
   EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());
 }
 
+// Whichever is named first.
+TEST_F(SessionLimitsTest, OfOneRequestsSessionsThePinnedOnesCount) {
+  const std::string pinned = Make(0, 4 * kRows, true), other = Make(0);
+  std::vector<PageNumber> pages(512);
+  const auto append = [&](const std::vector<CacheUse>& uses, int64_t rows) {
+    const auto hold = table_->Hold(0, uses, rows);
+    return hold.ok() ? (*hold)->Reserve(pages.data(), 256) : hold.status();
+  };
+  const CacheUse to_pinned{pinned, 0, 4 * kRows, ""}, to_other{other, 0, 0, ""};
+  for (const bool first : {true, false}) {
+    const auto uses = first ? std::vector{to_pinned, to_other} : std::vector{to_other, to_pinned};
+    EXPECT_EQ(append(uses, 5 * kRows).code(), Code::kResourceExhausted) << "pinned first " << first;
+    EXPECT_TRUE(append(uses, 4 * kRows).ok()) << "pinned first " << first;
+  }
+}
+
 TEST_F(SessionLimitsTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
   std::vector<std::string> greedy;
   for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));

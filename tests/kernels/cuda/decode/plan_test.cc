@@ -67,8 +67,8 @@ TEST(DecodePlan, PiecesShareOutAllChunks) {
       a.problem = MakeSpec(1, 8, 1 + random() % 8, 1, 1 + random() % (1 << (random() % 18)), 64, 64,
                            DType::kFloat16)
                       .problem;
-      a.problem.heads_q = a.problem.heads_kv;
-      plans.push_back(cuda::PlanSequence(a, 0, 16));
+      a.problem.heads_q = a.problem.heads_kv << random() % 8;
+      plans.push_back(cuda::PlanSequence(a, 0, 8 << random() % 5));
       total += plans.back().cost();
       dearest = std::max<int64_t>(dearest, plans.back().chunk_cost);
     }
@@ -132,6 +132,18 @@ TEST(DecodePlan, WorkspaceIsBoundedWhateverTheBatch) {
   ASSERT_TRUE(many.ok());
   EXPECT_LT(*many, *alone + (1 << 20));
   EXPECT_EQ(*cuda::DecodeWorkspaceBytes({}), cuda::kTileQueueBytes);
+}
+
+// Launches by different variants run one after another in the same memory.
+TEST(DecodePlan, WorkspaceOfDifferentLaunchesIsThatOfTheLargest) {
+  const Problem few = MakeSpec(64, 64, 8, 1, 32768, 64, 64, DType::kBFloat16).problem;
+  const Problem many = MakeSpec(8, 64, 8, 16, 32768, 256, 256, DType::kBFloat16).problem;
+  const Problem* const both[] = {&few, &many};
+  const Result<int64_t> first = cuda::DecodeWorkspaceBytes({both, 1});
+  const Result<int64_t> second = cuda::DecodeWorkspaceBytes({both + 1, 1});
+  const Result<int64_t> together = cuda::DecodeWorkspaceBytes(both);
+  ASSERT_TRUE(first.ok() && second.ok() && together.ok());
+  EXPECT_LT(*together, std::max(*first, *second) + (1 << 20));
 }
 
 }  // namespace
