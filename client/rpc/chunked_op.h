@@ -5,6 +5,23 @@
 // the next piece of the tensors when it has sent one. A stream takes pieces only once the server
 // has granted it, so one that never joins (it met another server, or the request's end) brings
 // nothing and takes nothing with it.
+//
+// A stream:   starting --1--> joining --2--> granted --3--> half-closed
+//                                |              |                |
+//                                +------4-------+-------4--------+--> finishing --5--> ended
+// The call:   attempt --6--> waiting --7--> attempt
+//             attempt --8--> one message (UnaryOp) --9--> ended
+//             attempt, waiting --9--> ended
+//
+//   1  It sends the header or, if it is not the first, the token of the first one's grant.
+//   2  Its grant has come: it takes pieces. The first one's grant starts the other streams.
+//   3  No piece is left (only the first stays open, lest bytes seem missing), or a write failed.
+//   4  Reading is over, and no write is with gRPC, which is asked for the status.
+//   5  A failure cancels the other streams, unless this one never joined. Once the first has ended
+//      and the answer is complete, those that have not joined are cancelled.
+//   6  All streams have ended, with a failure that may be tried again.  7  The wait is over.
+//   8  All have ended with UNIMPLEMENTED before any grant, and the call fits one message.
+//   9  With the answer, a failure that is final, or a cancellation.
 
 #pragma once
 

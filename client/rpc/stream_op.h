@@ -2,6 +2,21 @@
 //
 // Internal to the client: the state machine of one AttendStream. At most one read and one write are
 // with gRPC at a time; requests queue for the write. Keeps itself alive while gRPC holds an event.
+//
+//   starting --1--> open --2--> half-closed
+//      |              |              |
+//      +------3-------+------3-------+--> finishing --4--> closing --5--> ended
+//
+//   1  gRPC has started the call. From now on one read is with it, and what is queued is written.
+//   2  Finish was called, and all that was queued is written: WritesDone. Answers still come.
+//   3  gRPC could not start the call, or a read failed: the server ended the call, its connection
+//      was lost, its deadline passed, or it was cancelled, as it is here where an answer makes no
+//      sense. Nothing is written any more, and gRPC is asked for the call's status. (A write that
+//      fails changes nothing: the read then fails too.)
+//   4  The status is there. New requests are refused with it.
+//   5  gRPC holds no event. Requests without an answer have got the status.
+//
+// A stream that Start refuses is ended at once.
 
 #pragma once
 

@@ -7,6 +7,17 @@
 // the request reads it, and nothing is evicted. Rows that are appended count only once the hold is
 // committed, those of all sequences at once.
 //
+//   held --1--> reserved --2--> committed
+//     |            |                |
+//     +-----3------+-------3--------+--> ended
+//
+//   1  Reserve, if OK: the hold has its pages and is a reader of each layer. If it appends, no
+//      other append and no truncation may begin.
+//   2  Commit: the new rows are the sessions', and others may append. (Those of a session that was
+//      freed meanwhile are nobody's.)
+//   3  End: the hold no longer uses the sessions. Pages whose rows were not committed go at once,
+//      pages that were cut off meanwhile with their last reader.
+//
 // Used by one thread at a time.
 
 #pragma once

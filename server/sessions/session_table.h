@@ -10,6 +10,22 @@
 // while its lease lasts; no tenant's pinned sessions grow beyond its share. Every use renews the
 // lease; at its end the session is freed.
 //
+//   Create, Fork --> idle <--1--> in use
+//                     |              |
+//                     2              3
+//                     v              v
+//                   ended <--4--- freed, in use
+//
+//   1  In use while it has a hold (cache_hold.h) or is being truncated. Only an idle session loses
+//      tokens to eviction; it stays idle, even with none left.
+//   2  Free; the lease is over; or, unless it is pinned, it makes room for another tenant's session
+//      (max-sessions). Its pages go, but for those that others refer to.
+//   3  Free: nobody finds it any more. Layers that are read keep their pages, the others lose them.
+//   4  Its last use has ended, and each layer's pages went with the layer's last reader.
+//
+// A lost device's sessions stay what they are, but to name one is UNAVAILABLE (except to free it)
+// and renews no lease.
+//
 // Thread-safe. Nothing waits, except that Fork and Truncate copy a page of each layer, while the
 // table is not locked.
 
