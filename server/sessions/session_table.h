@@ -270,8 +270,7 @@ class SessionTable {
   Status MakeRoom(int tenant) ATTEND_REQUIRES(mutex_);
   // For `fixed_bytes`, and `pages` more entries of page lists.
   Status CheckTable(int64_t fixed_bytes, int64_t pages) const ATTEND_REQUIRES(mutex_);
-  // Whether a pinned session may have so many bytes more.
-  // `bytes`: that pinned sessions of its tenant are to get on its device.
+  // Whether the pinned sessions of the session's tenant may have so many bytes more on its device.
   Status CheckPinned(const Session& session, int64_t bytes) const ATTEND_REQUIRES(mutex_);
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,
                   bool& there) const ATTEND_REQUIRES(mutex_);
