@@ -126,9 +126,10 @@ TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
   const BatchDecision late = batcher.Next(queue, {1, 1, 0}, kStart + microseconds(50));
   EXPECT_EQ(late.take.size(), 2u);
   EXPECT_EQ(late.closed, BatchClosed::kDelay);
-  Push(queue, {.id = 3});
-  Push(queue, {.id = 4});
-  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kStart).take.size(), 4u) << "a full batch does not wait";
+  const TimePoint now = kStart + microseconds(10);
+  Push(queue, {.id = 3, .enqueued = now});
+  Push(queue, {.id = 4, .enqueued = now});
+  EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, now).take.size(), 4u) << "a full batch does not wait";
   queue.TakeAll();
   Push(queue, {.id = 5});
   Push(queue, {.id = 6, .flops = 1000});
