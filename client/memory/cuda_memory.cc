@@ -98,8 +98,8 @@ Result<std::shared_ptr<CudaMemory>> CudaMemory::Wrap(void* data, int64_t bytes) 
   if (!memory.ok()) return memory.status();
   (*memory)->data_ = pointer;
   (*memory)->bytes_ = bytes;
-  v1::ImportCudaMemory loan;
-  ATTEND_RETURN_IF_ERROR((*memory)->FillLoan(&loan));  // tells now what cannot be lent
+  v1::ImportCudaMemory lent;
+  ATTEND_RETURN_IF_ERROR((*memory)->Describe(&lent));  // tells now what cannot be lent
   return memory;
 }
 
@@ -157,7 +157,7 @@ Status CudaMemory::Read(int64_t offset, void* to, int64_t bytes) {
                        "copying from a GPU");
 }
 
-Status CudaMemory::FillLoan(v1::ImportCudaMemory* loan) const {
+Status CudaMemory::Describe(v1::ImportCudaMemory* lent) const {
   const Current current(driver_, context_);
   ATTEND_RETURN_IF_ERROR(current.status());
   CudaDriver::Pointer base = 0;
@@ -179,14 +179,14 @@ Status CudaMemory::FillLoan(v1::ImportCudaMemory* loan) const {
   }
   Result<std::string> uuid = UuidOf(driver_, device_);
   if (!uuid.ok()) return uuid.status();
-  loan->set_device_uuid(std::move(*uuid));
-  loan->set_memory_handle(handle.bytes, sizeof(handle.bytes));
-  loan->set_offset(static_cast<uint64_t>(offset));
-  loan->set_bytes(static_cast<uint64_t>(bytes_));
+  lent->set_device_uuid(std::move(*uuid));
+  lent->set_memory_handle(handle.bytes, sizeof(handle.bytes));
+  lent->set_offset(static_cast<uint64_t>(offset));
+  lent->set_bytes(static_cast<uint64_t>(bytes_));
   if (event_ == nullptr) return Status();
   ATTEND_RETURN_IF_ERROR(
       driver_.Check(driver_.ipc_event_handle(&handle, event_), "cuIpcGetEventHandle"));
-  loan->set_event_handle(handle.bytes, sizeof(handle.bytes));
+  lent->set_event_handle(handle.bytes, sizeof(handle.bytes));
   return Status();
 }
 

@@ -42,7 +42,7 @@ class CudaMemory final : public DeviceMemory {
   int64_t bytes() const override { return bytes_; }
   Status Write(int64_t offset, const void* from, int64_t bytes) override;
   Status Read(int64_t offset, void* to, int64_t bytes) override;
-  Status FillLoan(v1::ImportCudaMemory* loan) const override;
+  Status Describe(v1::ImportCudaMemory* lent) const override;
 
  private:
   CudaMemory(const CudaDriver& driver, CudaDriver::Device device)

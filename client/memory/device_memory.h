@@ -27,7 +27,7 @@ class DeviceMemory {
   virtual Status Write(int64_t offset, const void* from, int64_t bytes) = 0;
   virtual Status Read(int64_t offset, void* to, int64_t bytes) = 0;
   // Fills in what a server needs to open it.
-  virtual Status FillLoan(v1::ImportCudaMemory* loan) const = 0;
+  virtual Status Describe(v1::ImportCudaMemory* lent) const = 0;
 };
 
 }  // namespace attend::client

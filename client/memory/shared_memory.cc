@@ -205,7 +205,7 @@ Result<std::shared_ptr<SharedRegion>> SharedMemory::Create(int64_t bytes) {
 
 Result<std::shared_ptr<SharedRegion>> SharedMemory::Lend(std::shared_ptr<DeviceMemory> device) {
   v1::RegionRequest request;
-  ATTEND_RETURN_IF_ERROR(device->FillLoan(request.mutable_import_cuda()));
+  ATTEND_RETURN_IF_ERROR(device->Describe(request.mutable_import_cuda()));
   v1::RegionReply reply;
   int file;
   const Status status = Exchange(request, &reply, &file);

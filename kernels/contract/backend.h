@@ -110,11 +110,12 @@ struct WorkItem {
   Selection selection;
   SpanList inputs;
   SpanList outputs;
-  // Bytes of the input spans that are elsewhere, in page-locked memory. The span's addresses then
-  // only name their position and are not read. Pieces are in rising order of `to`, do not overlap,
-  // are each inside one span, and live until Done. Only for devices that gather, and not for items
-  // that run in parts there.
-  std::span<const HostPiece> scattered = {};
+  // Bytes of the input spans that are elsewhere, in page-locked memory, and are gathered from
+  // there. `to` is in one of the spans (an offset would not say in which) and names a position;
+  // what is there is not read. Pieces are in rising order of `to`, do not overlap, are each inside
+  // one span, and live until Done. Only for devices that gather, and not for items that run in
+  // parts there.
+  std::span<const HostPiece> gathered = {};
   // Fill the output with NaN (all bits set) where the kernel writes, before it runs: a row that it
   // forgets then cannot be mistaken for an earlier answer.
   bool poison_output = false;
@@ -248,15 +249,16 @@ struct DeviceMemoryUse {
   int64_t limit_bytes = 0;  // the most that they can hold: what arenas have is not theirs
 };
 
-// Device memory that another process lends, as mapped in this process.
-struct LentMemory {
+// Device memory of another process, as mapped in this one.
+struct ImportedMemory {
   char* data = nullptr;  // of the whole allocation; 256-byte aligned
   int64_t bytes = 0;
 };
 
 class Backend {
  public:
-  virtual ~Backend() = default;  // after all its lanes, arenas, stagings, lent memory and events
+  virtual ~Backend() =
+      default;  // after all its lanes, arenas, stagings, imported memory and events
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
@@ -274,22 +276,22 @@ class Backend {
   virtual bool RunsInParts(const Attention& attention, const Selection& selection) const {
     return !Parts(attention, selection).empty();
   }
-  // Whether lanes take WorkItem::scattered.
+  // Whether lanes take WorkItem::gathered.
   virtual bool Gathers() const { return false; }
   // The current use, for monitoring. Any thread, at any time; does not ask the device.
   virtual DeviceMemoryUse memory_use() const { return {}; }
 
-  // Open memory of this device (WorkItem::in_place), and an event (WorkItem::after), that another
-  // process on this machine lends. Handles are the device's: for CUDA the 64 bytes of
-  // cudaIpcMemHandle_t and cudaIpcEventHandle_t. Only devices with a uuid do this; UNIMPLEMENTED
-  // otherwise. INVALID_ARGUMENT says what is wrong with a handle. Thread-safe; all may wait for the
-  // device. Memory borrowed twice must be returned twice, and no longer be in use then. The lender
-  // must keep it until then: CUDA does not define what happens if it is freed before.
-  virtual Result<LentMemory> BorrowMemory(std::string_view) {
+  // Import memory of this device (WorkItem::in_place), and an event (WorkItem::after), of another
+  // process on this machine. Handles are the device's: for CUDA the 64 bytes of cudaIpcMemHandle_t
+  // and cudaIpcEventHandle_t. Only devices with a uuid do this; UNIMPLEMENTED otherwise.
+  // INVALID_ARGUMENT says what is wrong with a handle. Thread-safe; all may wait for the device.
+  // Memory imported twice must be released twice, and no longer be in use then. Its owner must keep
+  // it until then: CUDA does not define what happens if it is freed before.
+  virtual Result<ImportedMemory> ImportMemory(std::string_view) {
     return Unimplemented("device " + info().name + " cannot open another process's memory");
   }
-  virtual void ReturnMemory(char*) {}
-  virtual Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view) {
+  virtual void ReleaseMemory(char*) {}
+  virtual Result<std::unique_ptr<DeviceEvent>> ImportEvent(std::string_view) {
     return Unimplemented("device " + info().name + " cannot open another process's events");
   }
 

@@ -60,10 +60,12 @@ class CudaBackend : public Backend {
     return {pool_.used_bytes(), info_.memory_bytes - arena_bytes_};
   }
 
-  Result<LentMemory> BorrowMemory(std::string_view handle) override { return ipc_.Open(handle); }
-  void ReturnMemory(char* data) override { ipc_.Close(data); }
-  Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override {
-    return ipc_.OpenEvent(handle);
+  Result<ImportedMemory> ImportMemory(std::string_view handle) override {
+    return ipc_.Import(handle);
+  }
+  void ReleaseMemory(char* data) override { ipc_.Release(data); }
+  Result<std::unique_ptr<DeviceEvent>> ImportEvent(std::string_view handle) override {
+    return ipc_.ImportEvent(handle);
   }
 
   Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t bytes) override {

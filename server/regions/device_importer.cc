@@ -19,15 +19,15 @@ std::string UuidText(const std::string& uuid) {
   return "GPU-" + text;
 }
 
-Status CheckLoan(const DeviceLoan& loan) {
-  if (loan.device_uuid.size() != kDeviceUuidBytes) {
-    return InvalidArgument("device_uuid has " + std::to_string(loan.device_uuid.size()) +
+Status CheckRequest(const ImportRequest& request) {
+  if (request.device_uuid.size() != kDeviceUuidBytes) {
+    return InvalidArgument("device_uuid has " + std::to_string(request.device_uuid.size()) +
                            " bytes, must have " + std::to_string(kDeviceUuidBytes));
   }
-  if (loan.bytes == 0) return InvalidArgument("bytes is 0, must be at least 1");
-  if (loan.offset % kTensorAlignBytes != 0) {
-    return InvalidArgument("offset is " + std::to_string(loan.offset) + ", must be a multiple of " +
-                           std::to_string(kTensorAlignBytes));
+  if (request.bytes == 0) return InvalidArgument("bytes is 0, must be at least 1");
+  if (request.offset % kTensorAlignBytes != 0) {
+    return InvalidArgument("offset is " + std::to_string(request.offset) +
+                           ", must be a multiple of " + std::to_string(kTensorAlignBytes));
   }
   return Status();
 }
@@ -39,35 +39,35 @@ bool DeviceImporter::usable() const {
                      [](const Backend* backend) { return !backend->info().uuid.empty(); });
 }
 
-Result<ImportedMemory> DeviceImporter::Import(const DeviceLoan& loan) const {
-  ATTEND_RETURN_IF_ERROR(CheckLoan(loan));
+Result<DeviceImport> DeviceImporter::Import(const ImportRequest& request) const {
+  ATTEND_RETURN_IF_ERROR(CheckRequest(request));
   std::string known;
   for (size_t i = 0; i < backends_.size(); ++i) {
     const DeviceInfo& info = backends_[i]->info();
     if (info.uuid.empty()) continue;
-    if (info.uuid == loan.device_uuid) return Open(static_cast<int>(i), loan);
+    if (info.uuid == request.device_uuid) return Open(static_cast<int>(i), request);
     known += (known.empty() ? "" : ", ") + info.name + " " + UuidText(info.uuid);
   }
-  return Status(Code::kNotFound, "the memory is on " + UuidText(loan.device_uuid) +
+  return Status(Code::kNotFound, "the memory is on " + UuidText(request.device_uuid) +
                                      ", this server computes on " + known);
 }
 
-Result<ImportedMemory> DeviceImporter::Open(int device, const DeviceLoan& loan) const {
+Result<DeviceImport> DeviceImporter::Open(int device, const ImportRequest& request) const {
   Backend& backend = *backends_[static_cast<size_t>(device)];
-  const Result<LentMemory> lent = backend.BorrowMemory(loan.memory_handle);
-  if (!lent.ok()) return lent.status();
-  ImportedMemory memory;
+  const Result<ImportedMemory> opened = backend.ImportMemory(request.memory_handle);
+  if (!opened.ok()) return opened.status();
+  DeviceImport memory;
   memory.device = device;
   memory.device_name = backend.info().name;
-  memory.allocation = lent->data;
+  memory.allocation = opened->data;
   Status status;
-  const auto size = static_cast<uint64_t>(lent->bytes);
-  if (loan.bytes > size || loan.offset > size - loan.bytes) {
-    status = InvalidArgument("offset is " + std::to_string(loan.offset) + " and bytes " +
-                             std::to_string(loan.bytes) + ", the allocation has " +
-                             std::to_string(lent->bytes));
-  } else if (!loan.event_handle.empty()) {
-    Result<std::unique_ptr<DeviceEvent>> event = backend.BorrowEvent(loan.event_handle);
+  const auto size = static_cast<uint64_t>(opened->bytes);
+  if (request.bytes > size || request.offset > size - request.bytes) {
+    status = InvalidArgument("offset is " + std::to_string(request.offset) + " and bytes " +
+                             std::to_string(request.bytes) + ", the allocation has " +
+                             std::to_string(opened->bytes));
+  } else if (!request.event_handle.empty()) {
+    Result<std::unique_ptr<DeviceEvent>> event = backend.ImportEvent(request.event_handle);
     status = event.status();
     if (event.ok()) memory.event = std::move(*event);
   }
@@ -75,14 +75,14 @@ Result<ImportedMemory> DeviceImporter::Open(int device, const DeviceLoan& loan) 
     Release(std::move(memory));
     return status;
   }
-  memory.data = lent->data + static_cast<std::ptrdiff_t>(loan.offset);
-  memory.bytes = static_cast<int64_t>(loan.bytes);
+  memory.data = opened->data + static_cast<std::ptrdiff_t>(request.offset);
+  memory.bytes = static_cast<int64_t>(request.bytes);
   return memory;
 }
 
-void DeviceImporter::Release(ImportedMemory memory) const {
+void DeviceImporter::Release(DeviceImport memory) const {
   memory.event.reset();
-  backends_[static_cast<size_t>(memory.device)]->ReturnMemory(memory.allocation);
+  backends_[static_cast<size_t>(memory.device)]->ReleaseMemory(memory.allocation);
 }
 
 }  // namespace attend

@@ -18,8 +18,8 @@ namespace attend {
 
 inline constexpr int kDeviceUuidBytes = 16;
 
-// A client's description of memory that it lends; nothing in it has been checked.
-struct DeviceLoan {
+// What a client says of memory that it lends; nothing in it has been checked.
+struct ImportRequest {
   std::string device_uuid;
   std::string memory_handle;
   uint64_t offset = 0;  // of the lent bytes within the allocation
@@ -27,10 +27,10 @@ struct DeviceLoan {
   std::string event_handle;  // empty: requests wait for nothing
 };
 
-struct ImportedMemory {
+struct DeviceImport {
   int device = 0;  // index into the backends
   std::string device_name;
-  char* allocation = nullptr;  // to be returned to the backend
+  char* allocation = nullptr;  // to be released by the backend
   char* data = nullptr;
   int64_t bytes = 0;
   std::unique_ptr<DeviceEvent> event;  // null: none
@@ -46,12 +46,12 @@ class DeviceImporter {
 
   // NOT_FOUND: this server does not have that GPU. INVALID_ARGUMENT names what is wrong. Otherwise
   // the backend's error about the handles.
-  Result<ImportedMemory> Import(const DeviceLoan& loan) const;
+  Result<DeviceImport> Import(const ImportRequest& request) const;
   // The memory must no longer be in use.
-  void Release(ImportedMemory memory) const;
+  void Release(DeviceImport memory) const;
 
  private:
-  Result<ImportedMemory> Open(int device, const DeviceLoan& loan) const;
+  Result<DeviceImport> Open(int device, const ImportRequest& request) const;
 
   const std::vector<Backend*> backends_;
 };

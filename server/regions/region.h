@@ -22,7 +22,7 @@ struct SharedRegion {
   int64_t bytes = 0;
   uint64_t client = 0;
   int device = kHost;            // kHost, or the index of the GPU whose memory is lent
-  ImportedMemory imported;       // if lent
+  DeviceImport imported;         // if lent
   SharedRegion* next = nullptr;  // for the registry, once the region is unused
 };
 // Keeps the memory alive.

@@ -138,7 +138,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   Result<RegionMapping> mapping = memory_.Map(rounded);
   if (!mapping.ok()) {
     const MutexLock lock(mutex_);
-    ReturnLocked(client, rounded);
+    UncountLocked(client, rounded);
     ++stats_.refused;
     return mapping.status();
   }
@@ -151,16 +151,16 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
   return Created{std::move(*token), mapping->bytes, std::move(mapping->file)};
 }
 
-Result<std::string> RegionRegistry::Import(uint64_t client, const DeviceLoan& loan) {
+Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest& request) {
   if (importer_ == nullptr) {
     return Refuse(Unimplemented("the server takes no GPU memory; --cuda-ipc turns that on"));
   }
   if (Status status = Reserve(client, 0); !status.ok()) return Refuse(std::move(status));
-  Result<ImportedMemory> memory = importer_->Import(loan);
+  Result<DeviceImport> memory = importer_->Import(request);
   {
     const MutexLock lock(mutex_);
     if (!memory.ok()) {
-      ReturnLocked(client, 0);
+      UncountLocked(client, 0);
       ++stats_.refused;
       return memory.status();
     }
@@ -257,7 +257,7 @@ void RegionRegistry::Reap(SharedRegion* region) {
   changed_.NotifyAll();
 }
 
-void RegionRegistry::ReturnLocked(uint64_t client, int64_t bytes) {
+void RegionRegistry::UncountLocked(uint64_t client, int64_t bytes) {
   taken_bytes_ -= bytes;
   assert(taken_bytes_ >= 0);
   const auto owner = clients_.find(client);
@@ -291,7 +291,7 @@ void RegionRegistry::Run() {
       memory_.Unmap(region->data, region->bytes);
     }
     lock.Lock();
-    ReturnLocked(region->client, lent ? 0 : region->bytes);
+    UncountLocked(region->client, lent ? 0 : region->bytes);
     if (lent) {
       --stats_.lent_regions;
       stats_.lent_bytes -= region->bytes;

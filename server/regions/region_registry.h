@@ -78,7 +78,7 @@ class RegionRegistry {
   Result<Created> Create(uint64_t client, uint64_t bytes);
   // Returns the region's token. UNIMPLEMENTED: clients may not lend memory. RESOURCE_EXHAUSTED: the
   // client has as many regions as it may. Otherwise the importer's error.
-  Result<std::string> Import(uint64_t client, const DeviceLoan& loan);
+  Result<std::string> Import(uint64_t client, const ImportRequest& request);
   // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is called once:
   // for host memory, before Release returns; for lent memory, on the registry's thread, when no
   // request uses it any more and it was returned. `closed` must not wait, nor call the registry.
@@ -106,7 +106,7 @@ class RegionRegistry {
   void Reap(SharedRegion* region);
   // Waits while regions being returned may make the room that the client lacks.
   Status WaitForRoomLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
-  void ReturnLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
+  void UncountLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
   std::function<void()> TakeClosedLocked(const SharedRegion& region) ATTEND_REQUIRES(mutex_);
   void CountOpenLocked(const SharedRegion& region, int sign) ATTEND_REQUIRES(mutex_);

@@ -290,15 +290,15 @@ v1::RegionReply RegionSocket::Refuse(uint64_t client, const Status& status) {
 }
 
 v1::RegionReply RegionSocket::Import(uint64_t client, const v1::ImportCudaMemory& request) {
-  DeviceLoan loan;
-  loan.device_uuid = request.device_uuid();
-  loan.memory_handle = request.memory_handle();
-  loan.offset = request.offset();
-  loan.bytes = request.bytes();
-  loan.event_handle = request.event_handle();
-  const Result<std::string> token = registry_.Import(client, loan);
+  ImportRequest lent;
+  lent.device_uuid = request.device_uuid();
+  lent.memory_handle = request.memory_handle();
+  lent.offset = request.offset();
+  lent.bytes = request.bytes();
+  lent.event_handle = request.event_handle();
+  const Result<std::string> token = registry_.Import(client, lent);
   if (!token.ok()) return Refuse(client, token.status());
-  logger_.Log(LogLevel::debug, "device memory lent", {{"client", client}, {"bytes", loan.bytes}});
+  logger_.Log(LogLevel::debug, "device memory lent", {{"client", client}, {"bytes", lent.bytes}});
   v1::RegionReply reply;
   reply.mutable_imported()->set_token(*token);
   return reply;

@@ -21,7 +21,7 @@ void InputSource::ApplyTo(WorkItem& item) {
     item.append = append_;
   }
   if (const GatheredInput* const input = gathered()) {
-    item.scattered = input->pieces;
+    item.gathered = input->pieces;
   } else if (DeviceCopy* const whole = copy()) {
     whole->Apply(&item);
   } else if (UploadPart* const upload = part()) {

@@ -36,7 +36,7 @@ class TwoSessions {
  private:
   const SteadyClock clock_;
   char next_ = 'a';
-  testing::TestArena arena_{int64_t{2} << 20};
+  test::TestArena arena_{int64_t{2} << 20};
   SessionTable table_{
       SessionOptions{.slab_bytes = 1 << 20, .lease_default = std::chrono::hours(24)}, clock_,
       [this]() -> Result<std::string> { return std::string("session-") + next_++; },

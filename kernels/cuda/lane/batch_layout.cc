@@ -156,10 +156,10 @@ Status CheckInPlace(const WorkItem& item) {
       " was selected for memory that it cannot address: " + std::string(why_not));
 }
 
-Status CheckScattered(const WorkItem& item) {
+Status CheckGathered(const WorkItem& item) {
   uintptr_t end = 0;  // of the pieces so far
-  for (size_t n = 0; n < item.scattered.size(); ++n) {
-    const HostPiece& piece = item.scattered[n];
+  for (size_t n = 0; n < item.gathered.size(); ++n) {
+    const HostPiece& piece = item.gathered[n];
     const auto begin = reinterpret_cast<uintptr_t>(piece.to);
     const char* fault = nullptr;
     if (piece.bytes < 0) fault = "must have at least 0";
@@ -169,7 +169,7 @@ Status CheckScattered(const WorkItem& item) {
       fault = "is not inside any input span";
     }
     if (fault != nullptr) {
-      return InvalidArgument("scattered piece " + std::to_string(n) + " of " +
+      return InvalidArgument("gathered piece " + std::to_string(n) + " of " +
                              std::to_string(piece.bytes) + " bytes " + fault);
     }
     end = begin + static_cast<uintptr_t>(piece.bytes);
@@ -181,7 +181,7 @@ void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<In
   for (int i = 0; i < item.inputs.size(); ++i) {
     const auto* const begin = static_cast<const char*>(item.inputs[i].data);
     int64_t done = 0;
-    for (const HostPiece& piece : item.scattered) {
+    for (const HostPiece& piece : item.gathered) {
       if (!SpanList{item.inputs[i]}.Contains(piece.to, piece.bytes) || piece.bytes == 0) continue;
       const int64_t at = static_cast<const char*>(piece.to) - begin;
       if (at > done) copies->push_back({place.inputs[i] + done, begin + done, at - done});

@@ -61,8 +61,8 @@ struct ItemPlace {
 };
 ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout);
 
-// Checks that the item's scattered pieces are inside its input spans, as WorkItem requires.
-Status CheckScattered(const WorkItem& item);
+// Checks that the item's gathered pieces are inside its input spans, as WorkItem requires.
+Status CheckGathered(const WorkItem& item);
 
 // One copy to the device. `mapped`: known to be page-locked.
 struct InputCopy {
@@ -71,7 +71,7 @@ struct InputCopy {
   int64_t bytes = 0;
   bool mapped = false;
 };
-// Adds the copies that bring the item's inputs to their places: its spans, or the scattered pieces
+// Adds the copies that bring the item's inputs to their places: its spans, or the gathered pieces
 // and the rest of the spans.
 void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<InputCopy>* copies);
 

@@ -67,7 +67,7 @@ std::vector<AttentionSlice> CudaLane::PartsOf(const WorkItem& item) const {
   const CutBounds& bounds = context_.tuning.cut;
   std::vector<AttentionSlice> parts(item.parts.begin(), item.parts.end());
   if (parts.empty()) parts = PlanParts(item.attention, kernel, bounds);
-  if (!item.scattered.empty() || (!parts.empty() && !CanMoveInParts(item))) parts.clear();
+  if (!item.gathered.empty() || (!parts.empty() && !CanMoveInParts(item))) parts.clear();
   if (!item.parts.empty() || !TensorsAreInPlace(item)) return parts;
   return JoinParts(item.attention, kernel, bounds, parts);
 }
@@ -85,7 +85,7 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
                              context_.device.name);
     }
     ATTEND_RETURN_IF_ERROR(CheckInPlace(item));
-    ATTEND_RETURN_IF_ERROR(CheckScattered(item));
+    ATTEND_RETURN_IF_ERROR(CheckGathered(item));
     batch->cuts.push_back(PartsOf(item));
   }
   Result<BatchLayout> layout = LayOut(items, context_.device.workspace_bytes_max, batch->cuts);

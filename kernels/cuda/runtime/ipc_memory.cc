@@ -51,7 +51,7 @@ Status Refused(cudaError_t error, const std::string& where) {
 }
 
 // The allocation that contains an address, as the driver reports it; no caller's word is trusted.
-CUresult RangeOf(void* data, LentMemory* range) {
+CUresult RangeOf(void* data, ImportedMemory* range) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found;
   const cudaError_t error = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function,
@@ -74,7 +74,7 @@ CUresult RangeOf(void* data, LentMemory* range) {
 
 }  // namespace
 
-Result<LentMemory> IpcMemory::Map(std::string_view handle) const {
+Result<ImportedMemory> IpcMemory::Map(std::string_view handle) const {
   const std::string where = "opening memory of another process on " + device_.name;
   cudaIpcMemHandle_t opaque;
   std::memcpy(&opaque, handle.data(), sizeof(opaque));
@@ -83,7 +83,7 @@ Result<LentMemory> IpcMemory::Map(std::string_view handle) const {
   if (error != cudaSuccess) return Refused(error, where);
   cudaPointerAttributes attributes;
   const cudaError_t asked = cudaPointerGetAttributes(&attributes, data);
-  LentMemory memory;
+  ImportedMemory memory;
   const CUresult ranged = asked == cudaSuccess ? RangeOf(data, &memory) : CUDA_SUCCESS;
   Status status;
   if (asked != cudaSuccess) {
@@ -102,33 +102,33 @@ Result<LentMemory> IpcMemory::Map(std::string_view handle) const {
   return status;
 }
 
-Result<LentMemory> IpcMemory::Open(std::string_view handle) {
+Result<ImportedMemory> IpcMemory::Import(std::string_view handle) {
   ATTEND_RETURN_IF_ERROR(CheckHandle("the memory's", handle, sizeof(cudaIpcMemHandle_t)));
   const MutexLock lock(mutex_);
-  auto found = opened_.find(handle);
-  if (found == opened_.end()) {
+  auto found = imported_.find(handle);
+  if (found == imported_.end()) {
     ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_.index), "using " + device_.name));
-    const Result<LentMemory> memory = Map(handle);
+    const Result<ImportedMemory> memory = Map(handle);
     if (!memory.ok()) return memory.status();
-    found = opened_.emplace(std::string(handle), Opened{*memory, 0}).first;
+    found = imported_.emplace(std::string(handle), Imported{*memory, 0}).first;
   }
   ++found->second.users;
   return found->second.memory;
 }
 
-void IpcMemory::Close(char* data) {
+void IpcMemory::Release(char* data) {
   const MutexLock lock(mutex_);
-  const auto found = std::find_if(opened_.begin(), opened_.end(), [data](const auto& each) {
+  const auto found = std::find_if(imported_.begin(), imported_.end(), [data](const auto& each) {
     return each.second.memory.data == data;
   });
-  if (found == opened_.end() || --found->second.users > 0) return;
-  opened_.erase(found);
+  if (found == imported_.end() || --found->second.users > 0) return;
+  imported_.erase(found);
   (void)cudaSetDevice(device_.index);
   (void)cudaIpcCloseMemHandle(data);
   (void)cudaGetLastError();
 }
 
-Result<std::unique_ptr<DeviceEvent>> IpcMemory::OpenEvent(std::string_view handle) {
+Result<std::unique_ptr<DeviceEvent>> IpcMemory::ImportEvent(std::string_view handle) {
   ATTEND_RETURN_IF_ERROR(CheckHandle("the event's", handle, sizeof(cudaIpcEventHandle_t)));
   ATTEND_RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_.index), "using " + device_.name));
   cudaIpcEventHandle_t opaque;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory and events of one GPU that other processes lend by CUDA's interprocess handles. Opened
-// handles are counted here, because CUDA maps an allocation only once per process, and drivers
+// Memory and events of one GPU that other processes lend by CUDA's interprocess handles. Imports
+// of a handle are counted here, because CUDA maps an allocation only once per process, and drivers
 // differ in how they answer a second request.
 //
 // Thread-safe. Every call makes the device the calling thread's current one.
@@ -25,22 +25,22 @@ class IpcMemory {
   IpcMemory(const IpcMemory&) = delete;
   IpcMemory& operator=(const IpcMemory&) = delete;
 
-  // Backend's BorrowMemory, ReturnMemory and BorrowEvent.
-  Result<LentMemory> Open(std::string_view handle);
-  void Close(char* data);
-  Result<std::unique_ptr<DeviceEvent>> OpenEvent(std::string_view handle);
+  // Backend's ImportMemory, ReleaseMemory and ImportEvent.
+  Result<ImportedMemory> Import(std::string_view handle);
+  void Release(char* data);
+  Result<std::unique_ptr<DeviceEvent>> ImportEvent(std::string_view handle);
 
  private:
-  struct Opened {
-    LentMemory memory;
+  struct Imported {
+    ImportedMemory memory;
     int64_t users = 0;
   };
 
-  Result<LentMemory> Map(std::string_view handle) const;
+  Result<ImportedMemory> Map(std::string_view handle) const;
 
   const DeviceInfo& device_;
   Mutex mutex_;
-  std::map<std::string, Opened, std::less<>> opened_ ATTEND_GUARDED_BY(mutex_);  // by handle
+  std::map<std::string, Imported, std::less<>> imported_ ATTEND_GUARDED_BY(mutex_);  // by handle
 };
 
 }  // namespace attend::cuda

@@ -236,7 +236,7 @@ TEST_F(CudaIpcGpuTest, WaitsForTheClientsEvent) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// A loan that says something else than the truth.
+// An import that says something else than the truth.
 class FalseMemory final : public DeviceMemory {
  public:
   FalseMemory(std::shared_ptr<DeviceMemory> memory,
@@ -250,9 +250,9 @@ class FalseMemory final : public DeviceMemory {
   Status Read(int64_t offset, void* to, int64_t bytes) override {
     return memory_->Read(offset, to, bytes);
   }
-  Status FillLoan(v1::ImportCudaMemory* loan) const override {
-    const Status filled = memory_->FillLoan(loan);
-    change_(loan);
+  Status Describe(v1::ImportCudaMemory* lent) const override {
+    const Status filled = memory_->Describe(lent);
+    change_(lent);
     return filled;
   }
 
@@ -267,14 +267,14 @@ TEST_F(CudaIpcGpuTest, RefusesWhatIsNotThere) {
   const auto lend = [&](std::function<void(v1::ImportCudaMemory*)> change) {
     return memory_->Lend(std::make_shared<FalseMemory>(*memory, std::move(change))).status();
   };
-  const Status large = lend([](v1::ImportCudaMemory* loan) { loan->set_bytes(8 << 20); });
+  const Status large = lend([](v1::ImportCudaMemory* lent) { lent->set_bytes(8 << 20); });
   EXPECT_EQ(large.code(), Code::kInvalidArgument) << large.ToString();
   EXPECT_NE(large.message().find("the allocation has"), std::string::npos) << large.message();
   const Status handle =
-      lend([](v1::ImportCudaMemory* loan) { loan->set_memory_handle(std::string(64, '\x5a')); });
+      lend([](v1::ImportCudaMemory* lent) { lent->set_memory_handle(std::string(64, '\x5a')); });
   EXPECT_FALSE(handle.ok());
   const Status event =
-      lend([](v1::ImportCudaMemory* loan) { loan->set_event_handle(std::string(64, '\x5a')); });
+      lend([](v1::ImportCudaMemory* lent) { lent->set_event_handle(std::string(64, '\x5a')); });
   EXPECT_FALSE(event.ok());
   EXPECT_EQ(Metric("attend_cuda_ipc_regions"), 0);
   ExpectServes("B1,H8,L128,D64,dtype=float16", FreshSeed());
@@ -303,13 +303,13 @@ TEST_F(CudaIpcGpuTest, LentTwiceIsMappedOnceAndOwnHandlesAreRefused) {
   ASSERT_TRUE(lent.ok()) << lent.status().ToString();
   EXPECT_TRUE(SameBits(plain.o, MustCall(*lent).o));
   *first = nullptr;
-  EXPECT_TRUE(SameBits(plain.o, MustCall(*lent).o)) << "the other loan stays";
+  EXPECT_TRUE(SameBits(plain.o, MustCall(*lent).o)) << "the other import stays";
 
-  v1::ImportCudaMemory loan;
-  ASSERT_TRUE((*memory)->FillLoan(&loan).ok());
+  v1::ImportCudaMemory lent;
+  ASSERT_TRUE((*memory)->Describe(&lent).ok());
   const Result<std::unique_ptr<Backend>> own = MakeBackend("cuda:0", BackendOptions());
   ASSERT_TRUE(own.ok()) << own.status().ToString();
-  EXPECT_FALSE((*own)->BorrowMemory(loan.memory_handle()).ok());
+  EXPECT_FALSE((*own)->ImportMemory(lent.memory_handle()).ok());
 }
 
 // What CUDA does when a lender dies is its own; the others must not notice.

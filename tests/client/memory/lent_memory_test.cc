@@ -34,7 +34,7 @@ namespace fs = std::filesystem;
 class FakeDeviceMemory final : public DeviceMemory {
  public:
   // `freed` is called in the end.
-  FakeDeviceMemory(testing::FakeBackend& backend, std::string handle, int64_t bytes,
+  FakeDeviceMemory(test::FakeBackend& backend, std::string handle, int64_t bytes,
                    std::function<void()> freed)
       : handle_(std::move(handle)),
         bytes_(bytes),
@@ -58,10 +58,10 @@ class FakeDeviceMemory final : public DeviceMemory {
     read_ += bytes;
     return refusal_;
   }
-  Status FillLoan(v1::ImportCudaMemory* loan) const override {
-    loan->set_device_uuid(test::TestServer::DeviceUuid(0));
-    loan->set_memory_handle(handle_);
-    loan->set_bytes(static_cast<uint64_t>(bytes_));
+  Status Describe(v1::ImportCudaMemory* lent) const override {
+    lent->set_device_uuid(test::TestServer::DeviceUuid(0));
+    lent->set_memory_handle(handle_);
+    lent->set_bytes(static_cast<uint64_t>(bytes_));
     return Status();
   }
 
@@ -114,7 +114,7 @@ class LentMemoryTest : public ::testing::Test {
         call);
   }
   void WaitUntilReturned() {
-    while (server_->backend().borrowed() > 0) std::this_thread::yield();
+    while (server_->backend().imported() > 0) std::this_thread::yield();
   }
 
   fs::path folder_;
@@ -174,10 +174,10 @@ TEST_F(LentMemoryTest, ReleasedMemoryIsTheClientsAgain) {
   for (int i = 0; i < 50; ++i) {
     const Result<std::shared_ptr<SharedRegion>> region = memory_->Lend(Allocate(4096));
     ASSERT_TRUE(region.ok()) << region.status().ToString();
-    EXPECT_EQ(server_->backend().borrowed(), 1);
+    EXPECT_EQ(server_->backend().imported(), 1);
     const Status closed = memory_->Release(**region);
     ASSERT_TRUE(closed.ok()) << closed.ToString();
-    EXPECT_EQ(server_->backend().borrowed(), 0);
+    EXPECT_EQ(server_->backend().imported(), 0);
     EXPECT_EQ(memory_->Release(**region).code(), Code::kFailedPrecondition);
   }
 }
@@ -188,7 +188,7 @@ TEST_F(LentMemoryTest, DroppedMemoryIsFreedOnceTheServerHasClosedIt) {
   const auto drop = [&] {
     const auto region = memory_->Lend(Allocate(4096, [&] {
       ++freed;
-      early += server_->backend().borrowed() > 0;
+      early += server_->backend().imported() > 0;
     }));
     ASSERT_TRUE(region.ok()) << region.status().ToString();
   };
@@ -215,17 +215,17 @@ TEST_F(LentMemoryTest, CallsThatStillRunAreWaitedFor) {
   auto released = std::async(std::launch::async, [&] { return memory_->Release(**region); });
   const RegionRegistry& registry = server_->server().shared_memory()->registry();
   while (registry.Find((*region)->token()) != nullptr) std::this_thread::yield();
-  EXPECT_EQ(server_->backend().borrowed(), 1);
+  EXPECT_EQ(server_->backend().imported(), 1);
   EXPECT_NE(released.wait_for(std::chrono::seconds(0)), std::future_status::ready);
   server_->backend().Release();
   const Status closed = released.get();
   EXPECT_TRUE(closed.ok()) << closed.ToString();
-  EXPECT_EQ(server_->backend().borrowed(), 0);
+  EXPECT_EQ(server_->backend().imported(), 0);
   EXPECT_TRUE(called.get().ok());
 }
 
 TEST_F(LentMemoryTest, TheServersRefusalIsTold) {
-  server_->backend().RefuseLoans(InvalidArgument("it was freed"));
+  server_->backend().RefuseImports(InvalidArgument("it was freed"));
   const auto region = memory_->Lend(Allocate(4096));
   EXPECT_EQ(region.status().code(), Code::kInvalidArgument);
   EXPECT_EQ(region.status().message(), "it was freed");

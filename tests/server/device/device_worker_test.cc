@@ -138,8 +138,8 @@ TEST_F(CallersRunTest, ManyCallersAndAStop) {
     options_.worker.lanes = 2;
     options_.worker.queue_requests_max = kThreads * kEach;
     options_.worker.batcher.batch_requests_max = 4;
-    std::vector<std::unique_ptr<testing::FakeBackend>> backends;
-    backends.push_back(std::make_unique<testing::FakeBackend>());
+    std::vector<std::unique_ptr<test::FakeBackend>> backends;
+    backends.push_back(std::make_unique<test::FakeBackend>());
     backends.back()->SetCompute([](const Attention&) {});
     StartOn(std::move(backends));
     std::vector<std::vector<std::unique_ptr<Request>>> requests(kThreads);

@@ -20,7 +20,7 @@
 namespace attend {
 namespace {
 
-using testing::FakeBackend;
+using test::FakeBackend;
 
 struct Coverage {
   int64_t requests = 0, split = 0, ok = 0, cancelled = 0, expired = 0, lost = 0, failed = 0;

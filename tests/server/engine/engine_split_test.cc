@@ -31,10 +31,10 @@ class SplitTest : public EngineTest {
   std::vector<test::ScatteredInputs> scattered_;
 
   void HoldAll() {
-    for (testing::FakeBackend* device : devices_) device->Hold();
+    for (test::FakeBackend* device : devices_) device->Hold();
   }
   void ReleaseAll() {
-    for (testing::FakeBackend* device : devices_) device->Release();
+    for (test::FakeBackend* device : devices_) device->Release();
   }
   void ExpectIdle() {
     EXPECT_TRUE(engine_->WaitIdle(kNever));
@@ -63,7 +63,7 @@ TEST_F(SplitTest, TheAnswerIsTheWholes) {
   for (const auto& each : ended.device_flops) EXPECT_EQ(each.flops, ended.flops / 4);
   EXPECT_LE(ended.enqueued, ended.started);
   EXPECT_LE(ended.started, ended.completed);
-  for (const testing::FakeBackend* device : devices_) EXPECT_EQ(device->submitted_items(), 1);
+  for (const test::FakeBackend* device : devices_) EXPECT_EQ(device->submitted_items(), 1);
   ExpectIdle();
 }
 
@@ -137,8 +137,8 @@ TEST_F(SplitTest, SmallOnesAndOtherKindsStayWhole) {
   devices_.clear();
   Metrics metrics("test");
   std::vector<std::unique_ptr<Backend>> backends;
-  backends.push_back(std::make_unique<testing::FakeBackend>("cpu"));
-  backends.push_back(std::make_unique<testing::FakeBackend>("cuda:0", DeviceKind::kCuda));
+  backends.push_back(std::make_unique<test::FakeBackend>("cpu"));
+  backends.push_back(std::make_unique<test::FakeBackend>("cuda:0", DeviceKind::kCuda));
   Result<std::unique_ptr<Engine>> engine =
       Engine::Make(std::move(backends), options_, metrics, clock_);
   ASSERT_TRUE(engine.ok());
@@ -158,14 +158,14 @@ TEST_F(SplitTest, CancelDropsAllPartsThatAreQueued) {
   StartGpus(2);
   HoldAll();
   for (int i = 0; i < 2; ++i) MustSubmit(NewRequest(Small()));
-  for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
+  for (test::FakeBackend* device : devices_) device->WaitForWaiting(1);
   const uint64_t id = MustSubmit(NewRequest(Large()));
   engine_->Cancel(id);
   EXPECT_EQ(collector_.WaitFor(id).status.code(), Code::kCancelled);
   engine_->Cancel(id);
   ReleaseAll();
   ExpectIdle();
-  for (const testing::FakeBackend* device : devices_) EXPECT_EQ(device->submitted_items(), 1);
+  for (const test::FakeBackend* device : devices_) EXPECT_EQ(device->submitted_items(), 1);
 }
 
 TEST_F(SplitTest, ACancelledPartWaitsForTheOneThatRuns) {
@@ -187,7 +187,7 @@ TEST_F(SplitTest, WhatRunsRunsOn) {
   StartGpus(2);
   HoldAll();
   const uint64_t id = MustSubmit(NewRequest(Large()));
-  for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
+  for (test::FakeBackend* device : devices_) device->WaitForWaiting(1);
   engine_->Cancel(id);
   ReleaseAll();
   EXPECT_TRUE(collector_.WaitFor(id).status.ok());
@@ -198,7 +198,7 @@ TEST_F(SplitTest, ADeadlineInTheQueueEndsIt) {
   StartGpus(2);
   HoldAll();
   for (int i = 0; i < 2; ++i) MustSubmit(NewRequest(Small()));
-  for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
+  for (test::FakeBackend* device : devices_) device->WaitForWaiting(1);
   auto request = NewRequest(Large());
   request->deadline = clock_.Now() + std::chrono::milliseconds(5);
   const uint64_t id = MustSubmit(std::move(request));
@@ -226,7 +226,7 @@ TEST_F(SplitTest, AFullQueueOfOneDevicePassesItsPartsOn) {
   HoldAll();
   // The first device has one request that runs and two that wait.
   for (int i = 0; i < 2; ++i) MustSubmit(NewRequest(Small()));
-  for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
+  for (test::FakeBackend* device : devices_) device->WaitForWaiting(1);
   for (int i = 0; i < 3; ++i) MustSubmit(NewRequest(Small()));
   devices_[1]->ReleaseOne();
   devices_[1]->WaitForBatches(2);
@@ -250,12 +250,12 @@ TEST_F(SplitTest, AFullQueueOfOneDevicePassesItsPartsOn) {
 // Devices of another kind take what those that are alike have no room for: whole.
 TEST_F(SplitTest, AFullGroupPassesTheWholeOn) {
   options_.worker.queue_requests_max = 1;
-  std::vector<std::unique_ptr<testing::FakeBackend>> backends;
+  std::vector<std::unique_ptr<test::FakeBackend>> backends;
   for (const char* name : {"cuda:0", "cuda:1"}) {
-    backends.push_back(std::make_unique<testing::FakeBackend>(name, DeviceKind::kCuda));
+    backends.push_back(std::make_unique<test::FakeBackend>(name, DeviceKind::kCuda));
     backends.back()->MoveSpans();
   }
-  backends.push_back(std::make_unique<testing::FakeBackend>("cpu"));
+  backends.push_back(std::make_unique<test::FakeBackend>("cpu"));
   StartOn(std::move(backends));
   HoldAll();
   std::vector<uint64_t> ids;
@@ -311,7 +311,7 @@ TEST_F(SplitTest, StopEndsWhatIsQueued) {
   StartGpus(2);
   HoldAll();
   const uint64_t running = MustSubmit(NewRequest(Large()));
-  for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
+  for (test::FakeBackend* device : devices_) device->WaitForWaiting(1);
   const uint64_t queued = MustSubmit(NewRequest(Large()));
   std::thread release([&] {
     collector_.WaitFor(queued);
@@ -327,7 +327,7 @@ TEST_F(SplitTest, ALostDeviceFailsTheWhole) {
   StartGpus(3);
   HoldAll();
   const uint64_t running = MustSubmit(NewRequest(Large()));
-  for (testing::FakeBackend* device : devices_) device->WaitForWaiting(1);
+  for (test::FakeBackend* device : devices_) device->WaitForWaiting(1);
   const uint64_t queued = MustSubmit(NewRequest(Large()));
   devices_[1]->LoseDevice();
   devices_[1]->Release();

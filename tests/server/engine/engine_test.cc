@@ -11,7 +11,7 @@
 namespace attend {
 namespace {
 
-using testing::FakeBackend;
+using test::FakeBackend;
 
 TEST_F(EngineTest, AnswersAreRightAndEndOnce) {
   options_.worker.lanes = 3;

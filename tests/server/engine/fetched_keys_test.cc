@@ -58,7 +58,7 @@ struct InArena {
   }
 
   test::OwnedAttention owned;
-  testing::TestArena arena;
+  test::TestArena arena;
   Attention attention;
 };
 

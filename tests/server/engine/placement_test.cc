@@ -18,13 +18,13 @@ namespace {
 
 class PlacementTest : public ::testing::Test {
  protected:
-  testing::FakeBackend& Add(const std::string& name, DeviceKind kind) {
-    backends_.push_back(std::make_unique<testing::FakeBackend>(name, kind));
+  test::FakeBackend& Add(const std::string& name, DeviceKind kind) {
+    backends_.push_back(std::make_unique<test::FakeBackend>(name, kind));
     devices_.push_back({backends_.back().get(), true, std::numeric_limits<double>::infinity()});
     return *backends_.back();
   }
-  testing::FakeBackend& AddGathering(const std::string& name) {
-    testing::FakeBackend& backend = Add(name, DeviceKind::kCuda);
+  test::FakeBackend& AddGathering(const std::string& name) {
+    test::FakeBackend& backend = Add(name, DeviceKind::kCuda);
     backend.GatherSpans();
     return backend;
   }
@@ -58,7 +58,7 @@ class PlacementTest : public ::testing::Test {
   test::OwnedAttention owned_ =
       test::MakeAttention(test::MakeSpec(4, 4, 4, 64, 64, 16, 16), test::FreshSeed());
   Request request_;
-  std::vector<std::unique_ptr<testing::FakeBackend>> backends_;
+  std::vector<std::unique_ptr<test::FakeBackend>> backends_;
   std::vector<PlaceableDevice> devices_;
   double split_flops_min_ = 0;
 };
@@ -120,7 +120,7 @@ TEST_F(PlacementTest, LargeOnesAreSplitOverThoseAlike) {
 
 TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
   AddGathering("cuda:0");
-  testing::FakeBackend& other = AddGathering("cuda:1");
+  test::FakeBackend& other = AddGathering("cuda:1");
   ASSERT_TRUE(Decide().ok());
   EXPECT_TRUE(placement().may_gather);
   ASSERT_TRUE(Decide(/*sampled=*/true).ok());

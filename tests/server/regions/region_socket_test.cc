@@ -62,7 +62,7 @@ class RegionSocketTest : public ::testing::Test {
   }
 
   fs::path folder_;
-  testing::FakeBackend backend_;
+  test::FakeBackend backend_;
   MemfdMemory memory_{backend_.host_allocator()};
   const SteadyClock clock_;
   RegionRegistry registry_{{1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};

@@ -28,7 +28,7 @@ class InputSourceTest : public ::testing::Test {
   }
 
   test::ManualClock clock_;
-  testing::TestArena arena_{2 * kSlabBytes};
+  test::TestArena arena_{2 * kSlabBytes};
   SessionTable table_{{.slab_bytes = kSlabBytes},
                       clock_,
                       []() -> Result<std::string> { return std::string("id"); },

@@ -30,14 +30,14 @@ using test::AwaitNothingHeld;
 using test::Budget;
 using test::ChunkedStreamClient;
 using test::ExpectServed;
+using test::FakeBackend;
+using test::FakeStream;
 using test::kHeadBytes;
 using test::LargeProblem;
 using test::ManualClock;
 using test::PartsServer;
 using test::TestServer;
 using test::Upload;
-using testing::FakeBackend;
-using testing::FakeStream;
 
 // Their O, 1 MiB each, is more than sockets and windows take in while nobody reads.
 constexpr size_t kStuckHeads = 8;

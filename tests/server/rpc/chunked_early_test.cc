@@ -25,6 +25,7 @@ using grpc::StatusCode;
 using test::AwaitNothingHeld;
 using test::Budget;
 using test::ExpectServed;
+using test::FakeStream;
 using test::kHeadBytes;
 using test::kRows;
 using test::LargeProblem;
@@ -32,7 +33,6 @@ using test::PartsServer;
 using test::TestServer;
 using test::Upload;
 using test::WireProblem;
-using testing::FakeStream;
 
 TEST(ChunkedEarlyTest, TheFirstHeadIsAnsweredWhileTheLastIsToBeSent) {
   Upload upload(2, 2);

@@ -29,9 +29,9 @@ using grpc::StatusCode;
 using std::chrono::milliseconds;
 using test::ChunkedHeader;
 using test::ChunkedStreamClient;
+using test::FakeStream;
 using test::TestServer;
 using test::WireProblem;
-using testing::FakeStream;
 
 std::unique_ptr<TestServer> StagingServer(int devices = 1,
                                           const std::function<void(Config&)>& change = {}) {

@@ -62,7 +62,7 @@ class SessionLimitsTest : public ::testing::Test {
   bool Exists(int tenant, const std::string& id) { return table_->Get(tenant, id).ok(); }
 
   test::ManualClock clock_;
-  testing::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
+  test::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
   int ids_ = 0;
   std::unique_ptr<SessionTable> table_;
 };

@@ -63,8 +63,8 @@ class SessionTableTest : public ::testing::Test {
   }
 
   test::ManualClock clock_;
-  testing::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
-  testing::TestArena other_{2 * kPages * kPageBytes + kPageUnitBytes};
+  test::TestArena arena_{kPages * kPageBytes + kPageUnitBytes};
+  test::TestArena other_{2 * kPages * kPageBytes + kPageUnitBytes};
   int ids_ = 0;
   std::unique_ptr<SessionTable> table_;
 };

@@ -31,7 +31,7 @@ constexpr int64_t kPoolBytes = int64_t{1} << 20;
 
 // The whole by its parts, over what `owned` holds.
 Status ComputeByParts(const OwnedAttention& owned, const std::vector<QuerySlice>& slices) {
-  testing::FakeBackend device;
+  test::FakeBackend device;
   const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), kPoolBytes);
   const auto parts = test::ComputeParts(owned, slices, *pool);
   if (!parts.ok()) return parts.status();
@@ -188,7 +188,7 @@ TEST(SplitParts, WithoutMemoryForTheirBlocksThereAreNone) {
   ProblemSpec spec = MakeSpec(1, 6, 2, 2048, 30, 1, 1);
   spec.layout = test::Layout::kBLHD;
   const OwnedAttention owned = MakeAttention(spec, test::FreshSeed());
-  testing::FakeBackend device;
+  test::FakeBackend device;
   const std::unique_ptr<HostPool> pool = *HostPool::Make(device.host_allocator(), 4096);
   Request whole;
   whole.attention = owned.attention;

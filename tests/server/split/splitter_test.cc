@@ -181,7 +181,7 @@ class Schedule {
       part->status = Dice(2) ? Unavailable("planted: lost") : Internal("planted: fault");
     } else {
       const WorkItem item = {part->attention, {}, part->input_spans, part->output_spans};
-      part->status = testing::ComputeInCopies(item, CpuReference);
+      part->status = test::ComputeInCopies(item, CpuReference);
       EXPECT_TRUE(part->status.ok()) << part->status.ToString();
       part->completed = TimePoint(std::chrono::nanoseconds(++clock_));
       part->kernel_ns = clock_;
@@ -231,7 +231,7 @@ class Schedule {
 
   std::mt19937_64 random_;
   Coverage& coverage_;
-  testing::FakeBackend backend_{"cuda:0", DeviceKind::kCuda};
+  test::FakeBackend backend_{"cuda:0", DeviceKind::kCuda};
   Metrics metrics_{"test"};
   const std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), kPoolBytes);
   std::map<uint64_t, std::unique_ptr<test::OwnedAttention>> memory_;

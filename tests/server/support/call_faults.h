@@ -10,7 +10,7 @@
 
 #include "kernels/util/status.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 // The calls of one entry point, counted, and which of them fail with what. Not thread-safe.
 class CallFaults {
@@ -30,4 +30,4 @@ class CallFaults {
   std::map<int64_t, Status> planned_;  // by number of the call
 };
 
-}  // namespace attend::testing
+}  // namespace attend::test

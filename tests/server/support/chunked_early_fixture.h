@@ -214,7 +214,7 @@ struct Upload {
   }
 
   const std::shared_ptr<TestServer> server;
-  testing::FakeBackend& device;
+  test::FakeBackend& device;
   const std::shared_ptr<const LargeProblem> problem;
   std::vector<std::unique_ptr<ChunkedStreamClient>> streams;
   std::unique_ptr<Blocker> blocker;  // null: no lane is taken

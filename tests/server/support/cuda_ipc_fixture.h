@@ -16,7 +16,7 @@ namespace attend {
 
 class CudaIpcTest : public SharedMemoryTest {
  protected:
-  ~CudaIpcTest() override { server_.reset(); }  // before the memory that it has borrowed
+  ~CudaIpcTest() override { server_.reset(); }  // before the memory that it has imported
 
   void StartIpc(const std::function<void(Config&)>& change = {}, int devices = 1) {
     Start(
@@ -42,26 +42,26 @@ class CudaIpcTest : public SharedMemoryTest {
     server_->backend(device).Lend(made.handle, {made.data, bytes});
     return made;
   }
-  static v1::ImportCudaMemory Loan(const Allocation& of, uint64_t offset, uint64_t bytes) {
-    v1::ImportCudaMemory loan;
-    loan.set_device_uuid(test::TestServer::DeviceUuid(of.device));
-    loan.set_memory_handle(of.handle);
-    loan.set_offset(offset);
-    loan.set_bytes(bytes);
-    return loan;
+  static v1::ImportCudaMemory ImportOf(const Allocation& of, uint64_t offset, uint64_t bytes) {
+    v1::ImportCudaMemory lent;
+    lent.set_device_uuid(test::TestServer::DeviceUuid(of.device));
+    lent.set_memory_handle(of.handle);
+    lent.set_offset(offset);
+    lent.set_bytes(bytes);
+    return lent;
   }
   // The whole of an allocation, or a part.
   std::unique_ptr<test::MappedRegion> Lend(test::RegionClient& client, const Allocation& of,
                                            int64_t offset = 0, const std::string& event = "") {
-    v1::ImportCudaMemory loan =
-        Loan(of, static_cast<uint64_t>(offset), static_cast<uint64_t>(of.bytes - offset));
-    loan.set_event_handle(event);
-    const v1::RegionReply reply = client.Import(loan);
+    v1::ImportCudaMemory lent =
+        ImportOf(of, static_cast<uint64_t>(offset), static_cast<uint64_t>(of.bytes - offset));
+    lent.set_event_handle(event);
+    const v1::RegionReply reply = client.Import(lent);
     EXPECT_TRUE(reply.has_imported()) << reply.ShortDebugString();
     return std::make_unique<test::MappedRegion>(reply.imported().token(), of.data + offset,
                                                 of.bytes - offset);
   }
-  int64_t borrowed(int device = 0) { return server_->backend(device).borrowed(); }
+  int64_t imported(int device = 0) { return server_->backend(device).imported(); }
 
  private:
   std::vector<test::Block> memory_;

@@ -65,7 +65,7 @@ class EngineTest : public ::testing::Test {
 
   // Not in the destructor: requests may still end at what derived tests have as members.
   void TearDown() override {
-    for (testing::FakeBackend* device : devices_) {
+    for (test::FakeBackend* device : devices_) {
       device->Release();
       if (device->CanStage()) device->staging().Release();
     }
@@ -73,24 +73,24 @@ class EngineTest : public ::testing::Test {
   }
 
   void Start(int devices = 1) {
-    std::vector<std::unique_ptr<testing::FakeBackend>> backends;
+    std::vector<std::unique_ptr<test::FakeBackend>> backends;
     for (int i = 0; i < devices; ++i) {
       backends.push_back(
-          std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i)));
+          std::make_unique<test::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i)));
     }
     StartOn(std::move(backends));
   }
   // GPUs, as far as the server can see, that compute in memory of their own.
   void StartGpus(int devices) {
-    std::vector<std::unique_ptr<testing::FakeBackend>> backends;
+    std::vector<std::unique_ptr<test::FakeBackend>> backends;
     for (int i = 0; i < devices; ++i) {
       backends.push_back(
-          std::make_unique<testing::FakeBackend>("cuda:" + std::to_string(i), DeviceKind::kCuda));
+          std::make_unique<test::FakeBackend>("cuda:" + std::to_string(i), DeviceKind::kCuda));
       backends.back()->MoveSpans();
     }
     StartOn(std::move(backends));
   }
-  void StartOn(std::vector<std::unique_ptr<testing::FakeBackend>> fakes) {
+  void StartOn(std::vector<std::unique_ptr<test::FakeBackend>> fakes) {
     std::vector<std::unique_ptr<Backend>> backends;
     for (auto& fake : fakes) {
       devices_.push_back(fake.get());
@@ -165,7 +165,7 @@ class EngineTest : public ::testing::Test {
   Collector collector_;
   std::mutex mutex_;
   std::vector<uint64_t> failed_checks_;
-  std::vector<testing::FakeBackend*> devices_;
+  std::vector<test::FakeBackend*> devices_;
   std::vector<std::unique_ptr<test::OwnedAttention>> memory_;
   std::unique_ptr<Engine> engine_;
   uint64_t last_id_ = 0;

@@ -16,7 +16,7 @@
 #include "kernels/util/host_mapping.h"
 #include "tests/server/support/span_copies.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 class FakeBackend::FakeAllocator final : public HostAllocator {
  public:
@@ -147,7 +147,7 @@ FakeBackend::FakeBackend(std::string name, DeviceKind kind)
   info_.workspace_bytes_max = int64_t{1} << 30;
 }
 
-FakeBackend::~FakeBackend() { EXPECT_EQ(borrowed(), 0) << "loans were kept"; }
+FakeBackend::~FakeBackend() { EXPECT_EQ(imported(), 0) << "imports were kept"; }
 
 Status FakeBackend::LostStatus() const { return Unavailable("device " + info_.name + " was lost"); }
 
@@ -250,8 +250,8 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
     {
       const std::lock_guard lock(mutex_);
       moves_spans = moves_spans_;
-      EXPECT_TRUE(item.scattered.empty() || gathers_);
-      if (!item.scattered.empty()) ++gathered_items_;
+      EXPECT_TRUE(item.gathered.empty() || gathers_);
+      if (!item.gathered.empty()) ++gathered_items_;
       compute = compute_;
       corrupt = corrupt_;
       status = items_.Next();
@@ -280,4 +280,4 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
   return outcome;
 }
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -23,7 +23,7 @@
 #include "tests/server/support/fake_staging.h"
 #include "tests/server/support/test_arena.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 class FakeBackend final : public Backend {
  public:
@@ -72,19 +72,19 @@ class FakeBackend final : public Backend {
   void Corrupt(Compute corrupt);
 
   // Makes the device one that takes other processes' memory; before the server starts. Its memory
-  // is the test's own, which it lends by handles of any bytes: nothing may be borrowed when the
+  // is the test's own, which it lends by handles of any bytes: nothing may be imported when the
   // device goes.
   void SetUuid(std::string uuid) { info_.uuid = std::move(uuid); }
-  void Lend(const std::string& handle, const LentMemory& memory);
+  void Lend(const std::string& handle, const ImportedMemory& memory);
   // An event that is reached when the test says so.
   void LendEvent(const std::string& handle);
   void Reach(const std::string& handle);
-  int64_t borrowed() const;  // memory and events now
-  // What is borrowed from now on is refused so, until a good status.
-  void RefuseLoans(Status status);
-  Result<LentMemory> BorrowMemory(std::string_view handle) override;
-  void ReturnMemory(char* data) override;
-  Result<std::unique_ptr<DeviceEvent>> BorrowEvent(std::string_view handle) override;
+  int64_t imported() const;  // memory and events now
+  // What is imported from now on is refused so, until a good status.
+  void RefuseImports(Status status);
+  Result<ImportedMemory> ImportMemory(std::string_view handle) override;
+  void ReleaseMemory(char* data) override;
+  Result<std::unique_ptr<DeviceEvent>> ImportEvent(std::string_view handle) override;
 
   // Items whose stop flag is set end with CANCELLED, and do not wait at the gate for it. Before the
   // first batch.
@@ -102,8 +102,8 @@ class FakeBackend final : public Backend {
   void FailAllocate(int n, Status status);  // of host memory
   void FailRegister(int n, Status status);  // of the caller's pages
   void FailMakeLane(int n, Status status);
-  void FailBorrowMemory(int n, Status status);  // nothing is borrowed
-  void FailBorrowEvent(int n, Status status);
+  void FailImportMemory(int n, Status status);  // nothing is imported
+  void FailImportEvent(int n, Status status);
   // The N-th batch from now, and whatever comes later, ends with device_lost, and with UNAVAILABLE
   // or what the test says: a GPU says INTERNAL of the batch that finds it lost.
   void LoseDevice(int n = 1);
@@ -117,8 +117,8 @@ class FakeBackend final : public Backend {
     int64_t item = 0;
     int64_t batch = 0;
     int64_t registration = 0;
-    int64_t memory_loan = 0;
-    int64_t event_loan = 0;
+    int64_t memory_import = 0;
+    int64_t event_import = 0;
   };
   Calls calls() const;
   int64_t submitted_batches() const;
@@ -175,16 +175,16 @@ class FakeBackend final : public Backend {
   CallFaults allocations_;
   CallFaults registrations_;
   CallFaults lanes_;
-  CallFaults memory_loans_;
-  CallFaults event_loans_;
+  CallFaults memory_imports_;
+  CallFaults event_imports_;
   CallFaults losses_;  // counts batches, as batches_ does
   bool lost_ = false;
-  std::map<std::string, LentMemory, std::less<>> lent_;
+  std::map<std::string, ImportedMemory, std::less<>> lent_;
   std::map<std::string, bool, std::less<>> events_;  // whether they have been reached
-  std::map<char*, int64_t> borrowed_memory_;
-  int64_t borrowed_events_ = 0;
-  Status loan_refusal_;
+  std::map<char*, int64_t> imported_memory_;
+  int64_t imported_events_ = 0;
+  Status import_refusal_;
   std::vector<int64_t> batch_sizes_;
 };
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -6,7 +6,7 @@
 
 #include "tests/server/support/fake_backend.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 void FakeBackend::SetCompute(Compute compute) {
   const std::lock_guard lock(mutex_);
@@ -118,14 +118,14 @@ void FakeBackend::FailMakeLane(int n, Status status) {
   lanes_.FailNth(n, std::move(status));
 }
 
-void FakeBackend::FailBorrowMemory(int n, Status status) {
+void FakeBackend::FailImportMemory(int n, Status status) {
   const std::lock_guard lock(mutex_);
-  memory_loans_.FailNth(n, std::move(status));
+  memory_imports_.FailNth(n, std::move(status));
 }
 
-void FakeBackend::FailBorrowEvent(int n, Status status) {
+void FakeBackend::FailImportEvent(int n, Status status) {
   const std::lock_guard lock(mutex_);
-  event_loans_.FailNth(n, std::move(status));
+  event_imports_.FailNth(n, std::move(status));
 }
 
 void FakeBackend::LoseDevice(int n) { LoseDevice(n, LostStatus()); }
@@ -138,15 +138,15 @@ void FakeBackend::LoseDevice(int n, Status found) {
 void FakeBackend::ForgetFaults() {
   const std::lock_guard lock(mutex_);
   for (CallFaults* each : {&submits_, &items_, &batches_, &allocations_, &registrations_, &lanes_,
-                           &memory_loans_, &event_loans_, &losses_}) {
+                           &memory_imports_, &event_imports_, &losses_}) {
     each->Forget();
   }
 }
 
 FakeBackend::Calls FakeBackend::calls() const {
   const std::lock_guard lock(mutex_);
-  return {submits_.calls(),       items_.calls(),        batches_.calls(),
-          registrations_.calls(), memory_loans_.calls(), event_loans_.calls()};
+  return {submits_.calls(),       items_.calls(),          batches_.calls(),
+          registrations_.calls(), memory_imports_.calls(), event_imports_.calls()};
 }
 
 int64_t FakeBackend::submitted_batches() const {
@@ -179,4 +179,4 @@ void FakeBackend::WaitForWaiting(int64_t count) const {
   changed_.wait(lock, [&] { return waiting_ >= count; });
 }
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -11,7 +11,7 @@
 
 #include "tests/kernels/support/problems.h"
 
-namespace attend::testing {
+namespace attend::test {
 namespace {
 
 constexpr uintptr_t kAlignment = 256;
@@ -239,4 +239,4 @@ void FakeStream::Run() {
   }
 }
 
-}  // namespace attend::testing
+}  // namespace attend::test

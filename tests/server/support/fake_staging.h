@@ -18,7 +18,7 @@
 #include "kernels/contract/backend.h"
 #include "tests/server/support/call_faults.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 // All controls may be called from any thread.
 class FakeStream {
@@ -74,4 +74,4 @@ class FakeStream {
   std::thread thread_;  // last: it uses the rest
 };
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -38,7 +38,7 @@ InterleavedHistory::InterleavedHistory(Choose choose) : choose_(std::move(choose
   std::vector<SessionDevice> devices;
   for (auto& arena : arenas_) {
     // Where pages are not the host's, a cut copies whole ones.
-    arena = std::make_unique<testing::TestArena>(kBytes, devices.empty());
+    arena = std::make_unique<test::TestArena>(kBytes, devices.empty());
     arena->on_copy = [this] { Meanwhile(); };
     Poison(static_cast<char*>(arena->memory().data), kBytes);
     devices.push_back({arena.get(), Poison});

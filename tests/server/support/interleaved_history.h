@@ -125,7 +125,7 @@ class InterleavedHistory {
 
   const Choose choose_;
   ManualClock clock_;
-  std::array<std::unique_ptr<testing::TestArena>, kDevices> arenas_;
+  std::array<std::unique_ptr<test::TestArena>, kDevices> arenas_;
   std::unique_ptr<SessionTable> table_;
   Sessions sessions_;
   std::list<Open> open_;

@@ -43,8 +43,9 @@ Owner OwnerOf(std::string_view mangled) {
   if (!mangled.starts_with("_Z") || at == std::string_view::npos) return Owner::kCaller;
   const std::string_view name = mangled.substr(at);
   if (name.starts_with("4grpc") || name.starts_with("9grpc_core")) return Owner::kOther;
-  if (name.starts_with("6attend7testing")) return Owner::kOther;  // devices that are none
-  if (name.starts_with("6attend4test")) return Owner::kCaller;    // operator new
+  if (name.starts_with("6attend4test")) {  // devices that are none; operator new
+    return Has(name, "4Fake") || Has(name, "9TestArena") ? Owner::kOther : Owner::kCaller;
+  }
   for (const char* const assertion : {"Consistent", "AddUp", "AllInUse"}) {
     if (Has(name, assertion)) return Owner::kOther;
   }

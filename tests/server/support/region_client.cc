@@ -123,9 +123,9 @@ v1::RegionReply RegionClient::Release(const std::string& token) {
   return Ask(request, nullptr);
 }
 
-v1::RegionReply RegionClient::Import(const v1::ImportCudaMemory& loan) {
+v1::RegionReply RegionClient::Import(const v1::ImportCudaMemory& lent) {
   v1::RegionRequest request;
-  *request.mutable_import_cuda() = loan;
+  *request.mutable_import_cuda() = lent;
   return Ask(request, nullptr);
 }
 

@@ -56,7 +56,7 @@ class RegionClient {
   // These may.
   v1::RegionReply TryCreate(uint64_t bytes);
   v1::RegionReply Release(const std::string& token);
-  v1::RegionReply Import(const v1::ImportCudaMemory& loan);
+  v1::RegionReply Import(const v1::ImportCudaMemory& lent);
   void Close() { socket_.Reset(); }
 
  private:

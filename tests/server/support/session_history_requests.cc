@@ -275,7 +275,7 @@ void SessionHistory::InFlight() {
   Model* const session = Any();
   if (session == nullptr) return;
   Request request = MakeRequest(*session, Chance(25) ? 0 : Range(1, 100), Range(0, 2));
-  testing::FakeBackend& backend = server_.backend(request.device);
+  test::FakeBackend& backend = server_.backend(request.device);
   backend.Hold();
   grpc::ClientContext context;
   v1::AttendResponse response;

@@ -9,7 +9,7 @@
 
 #include "tests/kernels/support/problems.h"
 
-namespace attend::testing {
+namespace attend::test {
 namespace {
 
 constexpr uintptr_t kAlignment = 256;
@@ -39,7 +39,7 @@ class Copies {
       std::memcpy(places_[n] + offset, piece.from, static_cast<size_t>(piece.bytes));
       return;
     }
-    if (fault_.empty()) fault_ = "a scattered piece lies in none of the spans";
+    if (fault_.empty()) fault_ = "a gathered piece lies in none of the spans";
   }
   void CopyOut() {
     for (int n = 0; n < spans_.size(); ++n) std::memcpy(spans_[n].data, places_[n], Bytes(n));
@@ -102,7 +102,7 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   if (!in.fault().empty()) return Internal("input: " + in.fault());
   if (!out.fault().empty()) return Internal("output: " + out.fault());
   in.CopyIn();
-  for (const HostPiece& piece : item.scattered) in.CopyIn(piece);
+  for (const HostPiece& piece : item.gathered) in.CopyIn(piece);
   if (!in.fault().empty()) return Internal("input: " + in.fault());
   const Problem& p = a.problem;
   const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
@@ -114,4 +114,4 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   return Status();
 }
 
-}  // namespace attend::testing
+}  // namespace attend::test

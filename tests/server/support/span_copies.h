@@ -11,9 +11,9 @@
 
 #include "kernels/contract/backend.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 // INTERNAL names a pointer that lies in none of the item's spans, or spans that overlap.
 Status ComputeInCopies(const WorkItem& item, const std::function<void(const Attention&)>& compute);
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -88,7 +88,7 @@ inline Result<std::vector<std::unique_ptr<Request>>> ComputeParts(
   for (const auto& part : *parts) {
     ATTEND_RETURN_IF_ERROR(Check(part->attention.problem));
     const WorkItem item = {part->attention, {}, part->input_spans, part->output_spans};
-    ATTEND_RETURN_IF_ERROR(testing::ComputeInCopies(item, CpuReference));
+    ATTEND_RETURN_IF_ERROR(test::ComputeInCopies(item, CpuReference));
   }
   return parts;
 }

@@ -30,10 +30,10 @@ class StagingTest : public EngineTest {
   }
 
   void StartStaging(int devices = 1) {
-    std::vector<std::unique_ptr<testing::FakeBackend>> fakes;
+    std::vector<std::unique_ptr<test::FakeBackend>> fakes;
     for (int i = 0; i < devices; ++i) {
       fakes.push_back(
-          std::make_unique<testing::FakeBackend>("cuda:" + std::to_string(i), DeviceKind::kCuda));
+          std::make_unique<test::FakeBackend>("cuda:" + std::to_string(i), DeviceKind::kCuda));
       fakes.back()->MoveSpans();
       fakes.back()->AddStaging();
     }

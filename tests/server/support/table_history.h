@@ -42,7 +42,7 @@ class ShortArena final : public DeviceArena {
   std::function<bool()> short_of_memory;
 
  private:
-  testing::TestArena arena_;
+  test::TestArena arena_;
 };
 
 class TableHistory {

@@ -13,7 +13,7 @@
 #include "kernels/contract/backend.h"
 #include "tests/kernels/support/problems.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 class TestArena final : public DeviceArena {
  public:
@@ -46,4 +46,4 @@ class TestArena final : public DeviceArena {
   std::atomic<int64_t> copied_bytes_{0};
 };
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -49,8 +49,7 @@ TestServer::TestServer(const std::function<void(Config&)>& change, int devices, 
   if (change) change(config);
   std::vector<std::unique_ptr<Backend>> backends;
   for (int i = 0; i < devices; ++i) {
-    auto backend =
-        std::make_unique<testing::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
+    auto backend = std::make_unique<test::FakeBackend>(i == 0 ? "cpu" : "cpu" + std::to_string(i));
     if (config.cuda_ipc) backend->SetUuid(DeviceUuid(i));
     if (kind == Devices::kStaging) backend->AddStaging();
     if (kind == Devices::kGathering) backend->GatherSpans();
@@ -71,7 +70,7 @@ std::string TestServer::DeviceUuid(int i) {
 }
 
 TestServer::~TestServer() {
-  for (testing::FakeBackend* backend : backends_) {
+  for (test::FakeBackend* backend : backends_) {
     backend->Release();
     if (backend->CanStage()) backend->staging().Release();
   }

@@ -36,7 +36,7 @@ class TestServer {
   static std::string DeviceUuid(int i);
 
   Server& server() { return *server_; }
-  testing::FakeBackend& backend(int i = 0) { return *backends_[i]; }
+  test::FakeBackend& backend(int i = 0) { return *backends_[i]; }
   const std::string& address() const { return server_->addresses().front(); }
   std::string log() const;  // so far
   // One scrape over HTTP, of a server whose metrics_listen was set.
@@ -54,7 +54,7 @@ class TestServer {
  private:
   struct Log;
   std::unique_ptr<Log> log_;
-  std::vector<testing::FakeBackend*> backends_;
+  std::vector<test::FakeBackend*> backends_;
   std::unique_ptr<Server> server_;
 };
 

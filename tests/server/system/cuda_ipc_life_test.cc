@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Lent memory whose client goes while it is used, events that are not reached yet, devices that do
-// not give memory back, and servers that end meanwhile. Nothing may stay borrowed.
+// not give memory back, and servers that end meanwhile. Nothing may stay imported.
 
 #include <spdlog/sinks/null_sink.h>
 
@@ -48,19 +48,19 @@ TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
       client.reset();
       while (stats().clients > 0) std::this_thread::yield();
     }
-    EXPECT_EQ(borrowed(), 2) << "memory and event are held by the request";
+    EXPECT_EQ(imported(), 2) << "memory and event are held by the request";
     ExpectRefused(problem.request, StatusCode::NOT_FOUND, "names no region");
     server_->backend().Release();
     if (release) {
       const auto reply = client->Receive();
       EXPECT_TRUE(reply && reply->has_released());
-      EXPECT_EQ(borrowed(), 0) << "the reply says that it is closed";
+      EXPECT_EQ(imported(), 0) << "the reply says that it is closed";
     }
     ASSERT_TRUE(call.get().ok());
     EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
     client.reset();
     WaitUntilEmpty();
-    EXPECT_EQ(borrowed(), 0);
+    EXPECT_EQ(imported(), 0);
     ExpectServes();
     server_.reset();
     std::filesystem::remove_all(folder_);
@@ -128,7 +128,7 @@ TEST_F(CudaIpcTest, ARequestWaitsForTheEventsOfAllItsRegions) {
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*first, response)), "");
 }
 
-TEST_F(CudaIpcTest, DrainingForgetsLoansAndFinishesWhatUsesThem) {
+TEST_F(CudaIpcTest, DrainingForgetsImportsAndFinishesWhatUsesThem) {
   StartIpc();
   server_->backend().Hold();
   RegionClient client(path());
@@ -145,30 +145,30 @@ TEST_F(CudaIpcTest, DrainingForgetsLoansAndFinishesWhatUsesThem) {
   EXPECT_TRUE(drained.get());
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
   WaitUntilEmpty();
-  EXPECT_EQ(borrowed(), 0);
+  EXPECT_EQ(imported(), 0);
 }
 
 // A device that gives memory back only when the test lets it; it computes nothing.
 class HeldDevice final : public Backend {
  public:
   HeldDevice() { info_.uuid = test::TestServer::DeviceUuid(0); }
-  ~HeldDevice() override { EXPECT_EQ(borrowed_, 0); }
+  ~HeldDevice() override { EXPECT_EQ(imported_, 0); }
   const DeviceInfo& info() const override { return info_; }
   HostAllocator& host_allocator() override { return host_.host_allocator(); }
   Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions&) override {
     return Unimplemented("it computes nothing");
   }
-  Result<LentMemory> BorrowMemory(std::string_view) override {
+  Result<ImportedMemory> ImportMemory(std::string_view) override {
     const std::lock_guard lock(mutex_);
-    ++borrowed_;
-    return LentMemory{block_.data(), static_cast<int64_t>(block_.size())};
+    ++imported_;
+    return ImportedMemory{block_.data(), static_cast<int64_t>(block_.size())};
   }
-  void ReturnMemory(char*) override {
+  void ReleaseMemory(char*) override {
     std::unique_lock lock(mutex_);
     returning_ = true;
     changed_.notify_all();
     changed_.wait(lock, [this] { return !held_; });
-    --borrowed_;
+    --imported_;
   }
   void WaitUntilReturning() {
     std::unique_lock lock(mutex_);
@@ -179,22 +179,22 @@ class HeldDevice final : public Backend {
     held_ = false;
     changed_.notify_all();
   }
-  v1::ImportCudaMemory Loan() const {
-    v1::ImportCudaMemory loan;
-    loan.set_device_uuid(info_.uuid);
-    loan.set_bytes(block_.size());
-    return loan;
+  v1::ImportCudaMemory ImportOf() const {
+    v1::ImportCudaMemory lent;
+    lent.set_device_uuid(info_.uuid);
+    lent.set_bytes(block_.size());
+    return lent;
   }
 
  private:
-  testing::FakeBackend host_;
+  test::FakeBackend host_;
   DeviceInfo info_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<char> block_ = std::vector<char>(4096);
   bool held_ = true;
   bool returning_ = false;
-  int borrowed_ = 0;
+  int imported_ = 0;
 };
 
 // Who releases waits alone, however long the device takes.
@@ -220,9 +220,9 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
       request.mutable_release()->set_token(token);
       return client.Send(request.SerializeAsString());
     };
-    ASSERT_TRUE(release(stuck, stuck.Import(device.Loan()).imported().token()));
+    ASSERT_TRUE(release(stuck, stuck.Import(device.ImportOf()).imported().token()));
     device.WaitUntilReturning();
-    ASSERT_TRUE(release(gone, gone.Import(device.Loan()).imported().token()));
+    ASSERT_TRUE(release(gone, gone.Import(device.ImportOf()).imported().token()));
     gone.Close();
     for (int i = 0; i < 3; ++i) {
       // What is released now lies behind the stuck one; with two the client's bound is reached, and
@@ -243,12 +243,12 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
   std::filesystem::remove_all(folder);
 }
 
-TEST_F(CudaIpcTest, AnEndWithLoansOpen) {
+TEST_F(CudaIpcTest, AnEndWithImportsOpen) {
   StartIpc();
   RegionClient client(path());
   const auto region = Lend(client, Allocate(65536));
   stub_.reset();
-  server_.reset();  // the device asserts at its end that nothing is borrowed
+  server_.reset();  // the device asserts at its end that nothing is imported
   EXPECT_FALSE(client.Receive().has_value());
 }
 

@@ -48,7 +48,7 @@ TEST_F(CudaIpcTest, AnswersAnyRequestInPlace) {
   }
   client.Close();
   WaitUntilEmpty();
-  EXPECT_EQ(borrowed(), 0);
+  EXPECT_EQ(imported(), 0);
 }
 
 TEST_F(CudaIpcTest, TensorsOfAllKindsMixAndAreCountedByTheirs) {
@@ -185,43 +185,45 @@ TEST_F(CudaIpcTest, ALostDevicesTensorsAreUnavailable) {
   ExpectServes();
 }
 
-TEST_F(CudaIpcTest, LoansThatDoNotFitAreRefused) {
+TEST_F(CudaIpcTest, ImportsThatDoNotFitAreRefused) {
   StartIpc();
   RegionClient client(path());
   const Allocation memory = Allocate(1 << 16);
-  const auto refuse = [&](const v1::ImportCudaMemory& loan, Code code, const std::string& part) {
-    const v1::RegionReply reply = client.Import(loan);
+  const auto refuse = [&](const v1::ImportCudaMemory& lent, Code code, const std::string& part) {
+    const v1::RegionReply reply = client.Import(lent);
     ASSERT_TRUE(reply.has_error());
     EXPECT_EQ(reply.error().code(), static_cast<int>(code)) << reply.error().message();
     EXPECT_NE(reply.error().message().find(part), std::string::npos) << reply.error().message();
-    EXPECT_EQ(borrowed(), 0);
+    EXPECT_EQ(imported(), 0);
     EXPECT_EQ(stats().lent_regions, 0);
   };
-  v1::ImportCudaMemory loan = Loan(memory, 0, 65536);
-  loan.set_device_uuid("short");
-  refuse(loan, Code::kInvalidArgument, "device_uuid has 5 bytes, must have 16");
-  loan.set_device_uuid(std::string(16, '\xab'));
-  refuse(loan, Code::kNotFound,
+  v1::ImportCudaMemory lent = ImportOf(memory, 0, 65536);
+  lent.set_device_uuid("short");
+  refuse(lent, Code::kInvalidArgument, "device_uuid has 5 bytes, must have 16");
+  lent.set_device_uuid(std::string(16, '\xab'));
+  refuse(lent, Code::kNotFound,
          "GPU-abababab-abab-abab-abab-abababababab, this server computes on cpu");
-  loan = Loan(memory, 0, 65536);
-  loan.set_memory_handle("nobody's");
-  refuse(loan, Code::kInvalidArgument, "the memory's handle is nobody's");
-  loan = Loan(memory, 0, 65536);
-  loan.set_event_handle("nobody's");
-  refuse(loan, Code::kInvalidArgument, "the event's handle is nobody's");
-  refuse(Loan(memory, 0, 0), Code::kInvalidArgument, "bytes is 0");
-  refuse(Loan(memory, 16, 256), Code::kInvalidArgument, "offset is 16, must be a multiple of 256");
-  refuse(Loan(memory, 0, 65537), Code::kInvalidArgument, "the allocation has 65536");
-  refuse(Loan(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes 65536");
-  refuse(Loan(memory, 65536, 1), Code::kInvalidArgument, "offset is 65536");
-  refuse(Loan(memory, UINT64_MAX - 255, 512), Code::kInvalidArgument, "the allocation has 65536");
-  refuse(Loan(memory, 256, UINT64_MAX), Code::kInvalidArgument, "the allocation has 65536");
-  server_->backend().RefuseLoans(Status(Code::kAlreadyExists, "mapped before"));
-  refuse(Loan(memory, 0, 65536), Code::kAlreadyExists, "mapped before");
-  server_->backend().RefuseLoans(Status());
+  lent = ImportOf(memory, 0, 65536);
+  lent.set_memory_handle("nobody's");
+  refuse(lent, Code::kInvalidArgument, "the memory's handle is nobody's");
+  lent = ImportOf(memory, 0, 65536);
+  lent.set_event_handle("nobody's");
+  refuse(lent, Code::kInvalidArgument, "the event's handle is nobody's");
+  refuse(ImportOf(memory, 0, 0), Code::kInvalidArgument, "bytes is 0");
+  refuse(ImportOf(memory, 16, 256), Code::kInvalidArgument,
+         "offset is 16, must be a multiple of 256");
+  refuse(ImportOf(memory, 0, 65537), Code::kInvalidArgument, "the allocation has 65536");
+  refuse(ImportOf(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes 65536");
+  refuse(ImportOf(memory, 65536, 1), Code::kInvalidArgument, "offset is 65536");
+  refuse(ImportOf(memory, UINT64_MAX - 255, 512), Code::kInvalidArgument,
+         "the allocation has 65536");
+  refuse(ImportOf(memory, 256, UINT64_MAX), Code::kInvalidArgument, "the allocation has 65536");
+  server_->backend().RefuseImports(Status(Code::kAlreadyExists, "mapped before"));
+  refuse(ImportOf(memory, 0, 65536), Code::kAlreadyExists, "mapped before");
+  server_->backend().RefuseImports(Status());
   EXPECT_EQ(stats().refused, 12);
   Lend(client, memory, 65536 - 256);
-  EXPECT_EQ(borrowed(), 1);
+  EXPECT_EQ(imported(), 1);
 }
 
 TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
@@ -269,19 +271,19 @@ TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
   EXPECT_EQ(test::Judge(const_cast<WireProblem&>(good), test::WithBytes(*region, response)), "");
 }
 
-TEST_F(CudaIpcTest, ClientsHaveTheirOwnLoansAndABoundOnThem) {
+TEST_F(CudaIpcTest, ClientsHaveTheirOwnImportsAndABoundOnThem) {
   StartIpc([](Config& config) { config.shared_memory_client_regions = 3; });
   RegionClient client(path()), thief(path());
   const Allocation memory = Allocate(65536);
   const auto region = Lend(client, memory);
   client.Create(4096);
   Lend(client, memory);
-  const v1::RegionReply full = client.Import(Loan(memory, 0, 65536));
+  const v1::RegionReply full = client.Import(ImportOf(memory, 0, 65536));
   EXPECT_EQ(full.error().code(), static_cast<int>(Code::kResourceExhausted));
   EXPECT_NE(full.error().message().find("may have at most 3"), std::string::npos);
   EXPECT_EQ(thief.Release(region->token()).error().code(), static_cast<int>(Code::kNotFound));
   Lend(thief, memory);
-  EXPECT_EQ(borrowed(), 3);
+  EXPECT_EQ(imported(), 3);
   EXPECT_TRUE(client.Release(region->token()).has_released());
   Lend(client, memory);
 }
@@ -316,9 +318,9 @@ TEST_F(CudaIpcTest, TheServerSaysWhatItAllows) {
 TEST_F(CudaIpcTest, OffItIsUnimplementedAndSaysHowToTurnItOn) {
   Start();
   RegionClient client(path());
-  v1::ImportCudaMemory loan;
-  loan.set_bytes(1);
-  const v1::RegionReply reply = client.Import(loan);
+  v1::ImportCudaMemory lent;
+  lent.set_bytes(1);
+  const v1::RegionReply reply = client.Import(lent);
   EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kUnimplemented));
   EXPECT_NE(reply.error().message().find("--cuda-ipc"), std::string::npos);
   grpc::ClientContext context;
@@ -338,7 +340,7 @@ TEST_F(CudaIpcTest, WithoutAGpuTheServerDoesNotStart) {
   folder_ = mkdtemp(pattern.data());
   config.shared_memory_socket = folder_ / "shm.sock";
   std::vector<std::unique_ptr<Backend>> backends;
-  backends.push_back(std::make_unique<testing::FakeBackend>());
+  backends.push_back(std::make_unique<test::FakeBackend>());
   const auto server = Server::Start(
       config, std::move(backends),
       std::make_shared<Logger>(Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>()));

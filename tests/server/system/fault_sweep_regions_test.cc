@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The fault sweep's part for regions: the N-th registration of a region's pages fails, the N-th
-// loan of a device's memory, and the N-th of an event, for every N.
+// import of a device's memory, and the N-th of an event, for every N.
 
 #include <memory>
 #include <string>
@@ -45,29 +45,29 @@ TEST_F(SharedMemoryTest, TheNthRegistrationFails) {
   EXPECT_EQ(stats().refused, kRegions);
 }
 
-class FaultSweepLoansTest : public CudaIpcTest {
+class FaultSweepImportsTest : public CudaIpcTest {
  protected:
-  static constexpr int kLoans = 4;
-  static constexpr int64_t kLoanBytes = 1 << 16;
+  static constexpr int kImports = 4;
+  static constexpr int64_t kImportBytes = 1 << 16;
 
   // A client lends each allocation with an event; the n-th is refused. Gives the others.
   std::vector<std::unique_ptr<test::MappedRegion>> LendAllBut(int n, const Status& fault,
                                                               RegionClient& client) {
     const RegionRegistry::Stats before = stats();
-    const int64_t borrowed_before = borrowed();
+    const int64_t imported_before = imported();
     std::vector<std::unique_ptr<test::MappedRegion>> regions;
-    for (int i = 1; i <= kLoans; ++i) {
+    for (int i = 1; i <= kImports; ++i) {
       const Allocation& memory = allocations_[static_cast<size_t>(i - 1)];
       if (i == n) {
-        v1::ImportCudaMemory loan = Loan(memory, 0, kLoanBytes);
-        loan.set_event_handle("event");
-        const v1::RegionReply reply = client.Import(loan);
+        v1::ImportCudaMemory lent = ImportOf(memory, 0, kImportBytes);
+        lent.set_event_handle("event");
+        const v1::RegionReply reply = client.Import(lent);
         EXPECT_EQ(reply.error().code(), static_cast<int>(fault.code()));
         EXPECT_EQ(reply.error().message(), fault.message());
         const auto open = static_cast<int64_t>(regions.size());
-        EXPECT_EQ(borrowed() - borrowed_before, 2 * open) << "memory or event of what was refused";
+        EXPECT_EQ(imported() - imported_before, 2 * open) << "memory or event of what was refused";
         EXPECT_EQ(stats().lent_regions - before.lent_regions, open);
-        EXPECT_EQ(stats().lent_bytes - before.lent_bytes, open * kLoanBytes);
+        EXPECT_EQ(stats().lent_bytes - before.lent_bytes, open * kImportBytes);
         EXPECT_EQ(stats().refused - before.refused, 1);
         continue;
       }
@@ -88,46 +88,46 @@ class FaultSweepLoansTest : public CudaIpcTest {
 
 // The device does not take a client's memory, or its event: the client is told, may lend the same
 // again, and nobody else notices.
-TEST_F(FaultSweepLoansTest, TheNthLoanFails) {
+TEST_F(FaultSweepImportsTest, TheNthImportFails) {
   struct Fault {
     const char* name;
-    void (testing::FakeBackend::*fail)(int, Status);
-    int64_t testing::FakeBackend::Calls::*calls;
+    void (test::FakeBackend::*fail)(int, Status);
+    int64_t test::FakeBackend::Calls::*calls;
     Status status;
   };
   const Fault faults[] = {
-      {"memory", &testing::FakeBackend::FailBorrowMemory, &testing::FakeBackend::Calls::memory_loan,
+      {"memory", &test::FakeBackend::FailImportMemory, &test::FakeBackend::Calls::memory_import,
        ResourceExhausted("opening memory of another process on cpu: cudaErrorPretend")},
-      {"event", &testing::FakeBackend::FailBorrowEvent, &testing::FakeBackend::Calls::event_loan,
+      {"event", &test::FakeBackend::FailImportEvent, &test::FakeBackend::Calls::event_import,
        Internal("opening an event of another process on cpu: cudaErrorPretend")}};
   StartIpc();
-  testing::FakeBackend& backend = server_->backend();
+  test::FakeBackend& backend = server_->backend();
   backend.LendEvent("event");
   backend.Reach("event");
-  for (int i = 0; i < kLoans; ++i) allocations_.push_back(Allocate(kLoanBytes));
+  for (int i = 0; i < kImports; ++i) allocations_.push_back(Allocate(kImportBytes));
   RegionClient other(path());
-  const auto others_loan = Lend(other, Allocate(kLoanBytes), 0, "event");
-  const auto others_region = other.Create(kLoanBytes);
+  const auto others_import = Lend(other, Allocate(kImportBytes), 0, "event");
+  const auto others_region = other.Create(kImportBytes);
   for (const Fault& fault : faults) {
-    for (int n = 1; n <= kLoans; ++n) {
-      SCOPED_TRACE(std::string(fault.name) + ", loan " + std::to_string(n));
+    for (int n = 1; n <= kImports; ++n) {
+      SCOPED_TRACE(std::string(fault.name) + ", import " + std::to_string(n));
       const int64_t before = backend.calls().*fault.calls;
       (backend.*fault.fail)(n, fault.status);
       RegionClient client(path());
       auto regions = LendAllBut(n, fault.status, client);
-      EXPECT_EQ(backend.calls().*fault.calls - before, kLoans);
+      EXPECT_EQ(backend.calls().*fault.calls - before, kImports);
       regions.push_back(Lend(client, allocations_[static_cast<size_t>(n - 1)], 0, "event"));
       for (const auto& region : regions) ExpectServed(*region, static_cast<uint64_t>(n));
-      ExpectServed(*others_loan, static_cast<uint64_t>(n));
+      ExpectServed(*others_import, static_cast<uint64_t>(n));
       ExpectServed(*others_region, static_cast<uint64_t>(n));
       client.Close();
       while (stats().lent_regions > 1) std::this_thread::yield();
-      EXPECT_EQ(borrowed(), 2) << "the other client's";
+      EXPECT_EQ(imported(), 2) << "the other client's";
     }
   }
   other.Close();
   WaitUntilEmpty();
-  EXPECT_EQ(borrowed(), 0);
+  EXPECT_EQ(imported(), 0);
   EXPECT_EQ(stats().lent_bytes, 0);
 }
 

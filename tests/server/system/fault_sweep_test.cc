@@ -3,7 +3,7 @@
 // The N-th call of every entry point of the backend's interface fails, for every N, under a whole
 // server with callers of every kind: each call ends once, with a right answer or the one status
 // that names the fault; nothing is kept; and the server serves on, or says that it cannot. For
-// regions and loans see fault_sweep_regions_test.cc, for stagings chunked_staging_test.cc.
+// regions and imports see fault_sweep_regions_test.cc, for stagings chunked_staging_test.cc.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -30,10 +30,10 @@ namespace {
 
 using grpc::StatusCode;
 using test::ChunkedStreamClient;
+using test::FakeBackend;
 using test::Health;
 using test::TestServer;
 using test::WireProblem;
-using testing::FakeBackend;
 
 constexpr char kService[] = "attend.v1.AttentionService";
 constexpr int kLanes = 2;

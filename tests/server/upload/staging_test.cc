@@ -12,7 +12,7 @@
 namespace attend {
 namespace {
 
-using testing::FakeStream;
+using test::FakeStream;
 
 TEST_F(StagingTest, BytesInAnyOrderReachTheCopyOnce) {
   SCOPED_TRACE("seed " + std::to_string(seed_));

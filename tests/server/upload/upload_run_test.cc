@@ -19,7 +19,7 @@
 namespace attend {
 namespace {
 
-using testing::FakeBackend;
+using test::FakeBackend;
 
 // As a device would compute it: each KV head of each sequence for itself, in two parts of rows
 // where there are some. Those of one head are one part of the upload.

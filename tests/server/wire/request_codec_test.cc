@@ -62,7 +62,7 @@ class CodecTest : public ::testing::Test {
     return std::move(*block);
   }
 
-  testing::FakeBackend backend_;
+  test::FakeBackend backend_;
   std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), int64_t{1} << 30);
 };
 

@@ -115,7 +115,7 @@ TEST_F(CudaLaneTest, CompanyAndCopiesDoNotChangeBits) {
 
 // Tensors in pieces of any sizes at any addresses, some bytes left where they belong: the bits of
 // the same attention in one piece.
-TEST_F(CudaLaneTest, ReadsScatteredInputs) {
+TEST_F(CudaLaneTest, GathersInputs) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   std::unique_ptr<Lane> lane = MakeLane({});
@@ -158,7 +158,7 @@ TEST_F(CudaLaneTest, ReadsScatteredInputs) {
         to += bytes;
         at += bytes + static_cast<int64_t>(random() % 3 * (random() % 100));
       }
-      items.back().scattered = pieces[n];
+      items.back().gathered = pieces[n];
     }
     const Result<BatchOutcome> outcome = RunBatch(lane.get(), items);
     ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();

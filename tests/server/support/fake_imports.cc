@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a FakeBackend borrows: memory and events of other processes, which are the test's own.
+// What a FakeBackend imports: memory and events of other processes, which are the test's own.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "tests/server/support/fake_backend.h"
 
-namespace attend::testing {
+namespace attend::test {
 
 class FakeBackend::FakeEvent final : public DeviceEvent {
  public:
@@ -17,7 +17,7 @@ class FakeBackend::FakeEvent final : public DeviceEvent {
       : backend_(backend), handle_(std::move(handle)) {}
   ~FakeEvent() override {
     const std::lock_guard lock(backend_.mutex_);
-    --backend_.borrowed_events_;
+    --backend_.imported_events_;
   }
   const std::string& handle() const { return handle_; }
 
@@ -26,7 +26,7 @@ class FakeBackend::FakeEvent final : public DeviceEvent {
   const std::string handle_;
 };
 
-void FakeBackend::Lend(const std::string& handle, const LentMemory& memory) {
+void FakeBackend::Lend(const std::string& handle, const ImportedMemory& memory) {
   const std::lock_guard lock(mutex_);
   lent_[handle] = memory;
 }
@@ -44,41 +44,41 @@ void FakeBackend::Reach(const std::string& handle) {
   changed_.notify_all();
 }
 
-int64_t FakeBackend::borrowed() const {
+int64_t FakeBackend::imported() const {
   const std::lock_guard lock(mutex_);
-  int64_t borrowed = borrowed_events_;
-  for (const auto& [data, times] : borrowed_memory_) borrowed += times;
-  return borrowed;
+  int64_t imported = imported_events_;
+  for (const auto& [data, times] : imported_memory_) imported += times;
+  return imported;
 }
 
-void FakeBackend::RefuseLoans(Status status) {
+void FakeBackend::RefuseImports(Status status) {
   const std::lock_guard lock(mutex_);
-  loan_refusal_ = std::move(status);
+  import_refusal_ = std::move(status);
 }
 
-Result<LentMemory> FakeBackend::BorrowMemory(std::string_view handle) {
+Result<ImportedMemory> FakeBackend::ImportMemory(std::string_view handle) {
   const std::lock_guard lock(mutex_);
-  ATTEND_RETURN_IF_ERROR(memory_loans_.Next());
-  ATTEND_RETURN_IF_ERROR(loan_refusal_);
+  ATTEND_RETURN_IF_ERROR(memory_imports_.Next());
+  ATTEND_RETURN_IF_ERROR(import_refusal_);
   const auto found = lent_.find(handle);
   if (found == lent_.end()) return InvalidArgument("the memory's handle is nobody's");
-  ++borrowed_memory_[found->second.data];
+  ++imported_memory_[found->second.data];
   return found->second;
 }
 
-void FakeBackend::ReturnMemory(char* data) {
+void FakeBackend::ReleaseMemory(char* data) {
   const std::lock_guard lock(mutex_);
-  EXPECT_GT(borrowed_memory_[data], 0) << "returned what was not borrowed";
-  --borrowed_memory_[data];
+  EXPECT_GT(imported_memory_[data], 0) << "returned what was not imported";
+  --imported_memory_[data];
 }
 
-Result<std::unique_ptr<DeviceEvent>> FakeBackend::BorrowEvent(std::string_view handle) {
+Result<std::unique_ptr<DeviceEvent>> FakeBackend::ImportEvent(std::string_view handle) {
   const std::lock_guard lock(mutex_);
-  ATTEND_RETURN_IF_ERROR(event_loans_.Next());
+  ATTEND_RETURN_IF_ERROR(event_imports_.Next());
   if (events_.find(handle) == events_.end()) {
     return InvalidArgument("the event's handle is nobody's");
   }
-  ++borrowed_events_;
+  ++imported_events_;
   return std::unique_ptr<DeviceEvent>(std::make_unique<FakeEvent>(*this, std::string(handle)));
 }
 
@@ -96,4 +96,4 @@ void FakeBackend::Await(const std::vector<WorkItem>& items) {
   }
 }
 
-}  // namespace attend::testing
+}  // namespace attend::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a lane copies of scattered inputs. Needs no GPU.
+// What a lane copies of gathered inputs. Needs no GPU.
 
 #include <gtest/gtest.h>
 
@@ -55,8 +55,8 @@ TEST(AddInputCopies, TakesThePiecesAndTheRest) {
       item.inputs.Add({spans[i].data(), static_cast<int64_t>(spans[i].size())});
       place.inputs[i] = places[i].data();
     }
-    item.scattered = pieces;
-    const Status status = cuda::CheckScattered(item);
+    item.gathered = pieces;
+    const Status status = cuda::CheckGathered(item);
     ASSERT_TRUE(status.ok()) << status.ToString() << " seed " << seed;
     std::vector<cuda::InputCopy> copies;
     cuda::AddInputCopies(item, place, &copies);
@@ -69,12 +69,12 @@ TEST(AddInputCopies, TakesThePiecesAndTheRest) {
   }
 }
 
-TEST(CheckScattered, RefusesWhatLiesElsewhereOrTwice) {
+TEST(CheckGathered, RefusesWhatLiesElsewhereOrTwice) {
   char data[8] = {};
   const auto check = [&](std::initializer_list<HostPiece> pieces) {
     WorkItem item = ItemAt(1000, 100);
-    item.scattered = {pieces.begin(), pieces.size()};
-    return cuda::CheckScattered(item);
+    item.gathered = {pieces.begin(), pieces.size()};
+    return cuda::CheckGathered(item);
   };
   EXPECT_TRUE(check({{data, Address(1000), 60}, {data, Address(1060), 40}}).ok());
   EXPECT_EQ(check({{data, Address(999), 8}}).code(), Code::kInvalidArgument);
