@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One chunk of keys for all query rows of a KV head, and the merging of chunks. Included once per
+// One split of keys for all query rows of a KV head, and the merging of splits. Included once per
 // instruction set by decode.cc; runs on any thread, on its own Scratch.
 
 #if defined(ATTEND_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -45,7 +45,7 @@ class DecodeRun {
         unit_(plain_ ? static_cast<double>(p_.scale) : 1.0),
         to_log2_(static_cast<float>(unit_ * 1.44269504088896341)) {}
 
-  Chunks chunks() const { return ChunksOf(p_, sequence_); }
+  Splits splits() const { return SplitsOf(p_, sequence_); }
   bool stopped() const { return Stopped(tile_.stop); }
 
   // What Attend needs; what merging begins with.
@@ -445,11 +445,11 @@ void DecodeRun::StoreRow(int64_t r) {
   }
 }
 
-void DecodeChunk(const Tile& tile, int64_t n, float* partial, Scratch* scratch) {
+void DecodeSplit(const Tile& tile, int64_t n, float* partial, Scratch* scratch) {
   DecodeRun run(tile, scratch);
   if (run.stopped()) return;
   run.PackQuery();
-  run.Attend(run.chunks()[n]);
+  run.Attend(run.splits()[n]);
   run.StorePartial(partial);
 }
 
@@ -457,7 +457,7 @@ void FinishDecode(const Tile& tile, const float* partials, TileFunction careful,
   DecodeRun run(tile, scratch);
   if (run.stopped()) return;
   run.BeginMerge();
-  const int64_t count = run.chunks().count;
+  const int64_t count = run.splits().count;
   for (int64_t n = 0; n < count; ++n) run.MergePartial(partials + n * PartialFloats(tile));
   run.Store(careful);
 }
@@ -467,9 +467,9 @@ void DecodeWhole(const Tile& tile, TileFunction careful, Scratch* scratch) {
   if (run.stopped()) return;
   run.PackQuery();
   run.BeginMerge();
-  const Chunks chunks = run.chunks();
-  for (int64_t n = 0; n < chunks.count && !run.stopped(); ++n) {
-    run.Attend(chunks[n]);
+  const Splits splits = run.splits();
+  for (int64_t n = 0; n < splits.count && !run.stopped(); ++n) {
+    run.Attend(splits[n]);
     run.MergeState();
   }
   if (!run.stopped()) run.Store(careful);

@@ -19,7 +19,7 @@
 #if HWY_ONCE
 namespace attend::cpu_flash {
 
-HWY_EXPORT(DecodeChunk);
+HWY_EXPORT(DecodeSplit);
 HWY_EXPORT(FinishDecode);
 HWY_EXPORT(DecodeWhole);
 
@@ -28,7 +28,7 @@ DecodeFunctions ChooseDecodeFunctions() {
   if (!hwy::GetChosenTarget().IsInitialized()) {
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   }
-  return {&HWY_DYNAMIC_DISPATCH(DecodeChunk), &HWY_DYNAMIC_DISPATCH(FinishDecode),
+  return {&HWY_DYNAMIC_DISPATCH(DecodeSplit), &HWY_DYNAMIC_DISPATCH(FinishDecode),
           &HWY_DYNAMIC_DISPATCH(DecodeWhole)};
 }
 

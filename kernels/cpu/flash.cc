@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scheduler of cpu_flash: cuts a batch into tiles, and tiles of few rows into chunks of keys,
+// The scheduler of cpu_flash: cuts a batch into tiles, and tiles of few rows into splits of keys,
 // and has the arena's threads take them, longest first.
 
 #include "kernels/cpu/flash.h"
@@ -20,9 +20,9 @@
 namespace attend {
 namespace {
 
-using cpu_flash::Chunks;
 using cpu_flash::kRowTile;
 using cpu_flash::Scratch;
+using cpu_flash::Splits;
 using cpu_flash::Tile;
 
 // Below this, waking another thread costs more than it can save (some 40 us of one core's work).
@@ -32,7 +32,7 @@ constexpr double kInlineWork = 3e6;
 // last ones, few enough to take less memory (half a MiB) than the threads' scratch.
 constexpr size_t kTilesListedMax = 8192;
 
-// Memory for the partial answers of the chunks that are listed at once: as many as that many bytes
+// Memory for the partials of the splits that are listed at once: as many as that many bytes
 // hold, whatever the lengths.
 constexpr int64_t kPartialBytesMax = int64_t{2} << 20;
 
@@ -180,17 +180,17 @@ struct Functions {
   cpu_flash::DecodeFunctions decode;
 };
 
-// What one thread takes: a tile, or one chunk of a tile's keys.
+// What one thread takes: a tile, or one split of a tile's keys.
 struct Task {
   Tile tile;
-  int64_t chunk = 0;
-  int64_t join = -1;  // the number of what brings the tile's chunks together; -1: there is none
+  int64_t split = 0;
+  int64_t join = -1;  // the number of what brings the tile's splits together; -1: there is none
 };
 
-// Chunks of one tile. The thread that computes the last one merges them.
+// Splits of one tile. The thread that computes the last one merges them.
 struct Join {
   int64_t partials;  // where they begin
-  int64_t chunks;
+  int64_t splits;
 };
 
 // Tasks that are sorted and run together.
@@ -204,9 +204,9 @@ class Wave {
     joins_.clear();
     floats_ = 0;
     constexpr int64_t kFloats = kPartialBytesMax / static_cast<int64_t>(sizeof(float));
-    constexpr int64_t kJoinFloats = cpu_flash::kChunksMax * cpu_flash::kPartialFloatsMax;
+    constexpr int64_t kJoinFloats = cpu_flash::kSplitsMax * cpu_flash::kPartialFloatsMax;
     static_assert(kFloats >= kJoinFloats);
-    for (Tile tile; tasks_.size() + cpu_flash::kChunksMax <= kTilesListedMax &&
+    for (Tile tile; tasks_.size() + cpu_flash::kSplitsMax <= kTilesListedMax &&
                     floats_ + kJoinFloats <= kFloats;) {
       if (!walk->Next(tile)) return false;
       Add(tile);
@@ -223,7 +223,7 @@ class Wave {
       held_ = floats_;
     }
     left_ = std::vector<std::atomic<int64_t>>(joins_.size());
-    for (size_t n = 0; n < joins_.size(); ++n) left_[n].store(joins_[n].chunks);
+    for (size_t n = 0; n < joins_.size(); ++n) left_[n].store(joins_[n].splits);
     ParallelInOrder(
         static_cast<int64_t>(tasks_.size()),
         [&](int64_t n) { RunTask(tasks_[static_cast<size_t>(n)], ThreadScratch()); }, stop);
@@ -237,16 +237,16 @@ class Wave {
       tasks_.push_back(task);
       return;
     }
-    const Chunks chunks = cpu_flash::ChunksOf(p, SequenceOf(*tile.attention, tile.b));
-    if (chunks.count > 1) {
+    const Splits splits = cpu_flash::SplitsOf(p, SequenceOf(*tile.attention, tile.b));
+    if (splits.count > 1) {
       task.join = static_cast<int64_t>(joins_.size());
-      joins_.push_back({floats_, chunks.count});
-      floats_ += chunks.count * cpu_flash::PartialFloats(tile);
+      joins_.push_back({floats_, splits.count});
+      floats_ += splits.count * cpu_flash::PartialFloats(tile);
     }
-    for (int64_t n = 0; n < chunks.count; ++n) {
-      const KeyRange keys = chunks[n];
+    for (int64_t n = 0; n < splits.count; ++n) {
+      const KeyRange keys = splits[n];
       const int64_t rows = std::max(tile.heads * tile.rows, kDecodeRowsLeast);
-      task.chunk = n;
+      task.split = n;
       task.tile.work = static_cast<double>((keys.end - keys.begin) * (p.dim + p.dim_v) * rows);
       tasks_.push_back(task);
     }
@@ -258,8 +258,8 @@ class Wave {
     if (task.join < 0) return functions_.decode.whole(tile, functions_.tile, scratch);
     const auto n = static_cast<size_t>(task.join);
     float* partials = partials_.get() + joins_[n].partials;
-    functions_.decode.chunk(tile, task.chunk,
-                            partials + task.chunk * cpu_flash::PartialFloats(tile), scratch);
+    functions_.decode.split(tile, task.split,
+                            partials + task.split * cpu_flash::PartialFloats(tile), scratch);
     if (left_[n].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     functions_.decode.finish(tile, partials, functions_.tile, scratch);
   }
@@ -267,7 +267,7 @@ class Wave {
   const Functions functions_;
   std::vector<Task> tasks_;
   std::vector<Join> joins_;
-  std::vector<std::atomic<int64_t>> left_;  // chunks of each join
+  std::vector<std::atomic<int64_t>> left_;  // splits of each join
   std::unique_ptr<float[]> partials_;
   int64_t held_ = 0;    // floats of partials_
   int64_t floats_ = 0;  // in use

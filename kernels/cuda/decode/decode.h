@@ -30,11 +30,11 @@ struct SequenceId {
 inline constexpr int kMultiprocessorsMax = 148;  // that a launch fills
 inline constexpr int kBlocksMax = 4 * kMultiprocessorsMax;
 
-// How many chunks of a group, and groups of a unit, have been computed: zero between launches. One
-// for each piece, whose last unit and whose last group may go on in others.
+// How many splits of a group, and groups of a unit, have been computed: zero between launches. One
+// for each share, whose last unit and whose last group may go on in others.
 struct DecodeCounters {
   unsigned int groups[kBlocksMax];
-  unsigned int chunks[kBlocksMax];
+  unsigned int splits[kBlocksMax];
 };
 static_assert(sizeof(TileQueue) + sizeof(DecodeCounters) <= kTileQueueBytes);
 
@@ -49,16 +49,16 @@ struct DecodeParams {
   bool alike = false;
   SequencePlan plan;
   Segment segment;
-  Divisor by_unit_cost, by_chunk_cost, by_units, by_row_tiles;
-  Pieces pieces;
+  Divisor by_unit_cost, by_split_cost, by_units, by_row_tiles;
+  Shares shares;
   DecodeCounters* counters = nullptr;
-  // Partial answers of a group's chunks and of a unit's groups: for each block those that are all
-  // its own, then for each piece those of runs that begin in it and go on in others.
-  float* slots = nullptr;
-  int64_t slot_floats = 0;
-  int32_t slot_rows = 0;
-  int32_t chunk_slots = 0;  // of a group
-  int32_t group_slots = 0;  // of a unit
+  // Partials of a group's splits and of a unit's groups: for each block those that are all its own,
+  // then for each share those of runs that begin in it and go on in others.
+  float* partials = nullptr;
+  int64_t partial_floats = 0;
+  int32_t partial_rows = 0;
+  int32_t split_partials = 0;  // of a group
+  int32_t group_partials = 0;  // of a unit
 };
 
 // The compiled variants of cuda_decode_sm80 or cuda_decode_sm90, best first; empty for problems of

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuda_decode_sm80 for up to sixteen packed rows: K and V go from memory to registers, in the
-// order that the Tensor Cores want them, and no warp waits for another until a chunk ends. The
+// order that the Tensor Cores want them, and no warp waits for another until a split ends. The
 // products are turned round, so that keys (then columns of V) fill the instruction's sixteen rows
 // and the few query rows its eight columns. Device code; a warp calls each function together.
 //
@@ -48,15 +48,15 @@ struct Direct {
   static constexpr int kQueryQuads = kDim / 32 * kEights;  // a lane's, of four registers
   static constexpr bool kQueryStays = kQueryQuads <= 4;    // in registers
 
-  // Where outputs take so many registers, the next values wait until a chunk has been closed.
+  // Where outputs take so many registers, the next values wait until a split has been closed.
   static constexpr bool kHoldsBack = kDim * kRows > 2048;
 
-  // At a chunk's end the warps' outputs pass through shared memory.
+  // At a split's end the warps' outputs pass through shared memory.
   static constexpr int kLaneFours = kDim / 16 * kEights;
   static constexpr int kJoinBytes = kKeyWarps * kLaneFours * 32 * 16;
   static constexpr int kSharedBytes = kJoinBytes + (kQueryStays ? 0 : kQueryQuads * 32 * 16);
 
-  static_assert(kRows % 8 == 0 && kDim % kPart == 0 && (1 << kShortChunk) % kKeys == 0);
+  static_assert(kRows % 8 == 0 && kDim % kPart == 0 && (1 << kShortSplit) % kKeys == 0);
   static_assert(kLaneFours % kKeyWarps == 0);
 };
 
@@ -446,7 +446,7 @@ __device__ __forceinline__ void TakeOutNonFinite(DirectValues<T>& v) {
   }
 }
 
-// One block of keys of a chunk that needs care, nothing under way.
+// One block of keys of a split that needs care, nothing under way.
 template <class T, class Element>
 __device__ __forceinline__ void CarefulDirect(const Segment& segment, const DirectQuery<T>& query,
                                               const DirectRows<T>& rows, int key, int end,

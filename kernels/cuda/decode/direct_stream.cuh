@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuda_decode_sm80 for up to sixteen packed rows (direct.cuh): a segment's chunks. Device code; all
+// cuda_decode_sm80 for up to sixteen packed rows (direct.cuh): a segment's splits. Device code; all
 // threads of a block call each function together.
 
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/decode/chunks.cuh"
+#include "kernels/cuda/decode/between_splits.cuh"
 #include "kernels/cuda/decode/direct.cuh"
 
 namespace attend::cuda::decode {
@@ -20,7 +20,7 @@ struct DirectShared {
   DirectRows<T> rows;
 };
 
-// ---- a chunk's end ------------------------------------------------------------------------------
+// ---- a split's end ------------------------------------------------------------------------------
 
 // Whether an output of the lane is not finite though its row's weights, all added up, are.
 template <class T>
@@ -59,8 +59,9 @@ __device__ __forceinline__ void ShareTotals(Exchange<T>& exchange, DirectState<T
 
 // What the warp's outputs of the lane's row r are multiplied by. The first warp stores the totals.
 template <class T>
-__device__ __forceinline__ float ChunkFactor(const Segment& segment, const Exchange<T>& exchange,
-                                             float own_max, float unit, int r, const Slot& slot) {
+__device__ __forceinline__ float SplitFactor(const Segment& segment, const Exchange<T>& exchange,
+                                             float own_max, float unit, int r,
+                                             const Partial& partial) {
   const int row = DirectRow(r);
   float max = exchange.max[0][row];
 #pragma unroll
@@ -72,8 +73,8 @@ __device__ __forceinline__ float ChunkFactor(const Segment& segment, const Excha
     total += exchange.sum[w][row] * WeightAgainst(exchange.max[w][row], reference, kLog2E);
   }
   if (ThreadIndex() < 4 && row < segment.rows) {
-    slot.Max(row) = max;
-    slot.Sum(row) = total;
+    partial.Max(row) = max;
+    partial.Sum(row) = total;
   }
   return total == 0.0f ? 0.0f : WeightAgainst(own_max, reference, kLog2E) / unit / total;
 }
@@ -81,7 +82,7 @@ __device__ __forceinline__ float ChunkFactor(const Segment& segment, const Excha
 // Adds up the warps' outputs in shared memory, in order, and stores them.
 template <class T>
 __device__ __forceinline__ void StoreSums(const Segment& segment, const float4* join,
-                                          const Slot& slot) {
+                                          const Partial& partial) {
   const int lane = ThreadIndex() % 32;
 #pragma unroll
   for (int i = 0; i < T::kLaneFours / T::kKeyWarps; ++i) {
@@ -95,15 +96,16 @@ __device__ __forceinline__ void StoreSums(const Segment& segment, const float4* 
     const int row = DirectRow(four / (2 * T::kSpans));
     const int column = four / 2 % T::kSpans * 64 + lane / 4 * 8 + four % 2 * 4;
     if (row >= segment.rows) continue;
-    *reinterpret_cast<float4*>(slot.Output() + row * T::kDim + column) = sum;
+    *reinterpret_cast<float4*>(partial.Output() + row * T::kDim + column) = sum;
   }
 }
 
-// Writes the chunk's partial answer. False, and nothing is written, if `may_want_care` and it does.
+// Writes the split's partial. False, and nothing is written, if `may_want_care` and it does.
 // `unit`: of the outputs' weights.
 template <class T, class Element>
 __device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_want_care, float unit,
-                                            char* shared, const Slot& slot, DirectState<T>& state) {
+                                            char* shared, const Partial& partial,
+                                            DirectState<T>& state) {
   ShareTotals<T>(block.exchange, state);
   const bool wants = may_want_care && DirectWantsCare<T>(block.rows, state);
   if (__syncthreads_or(wants)) return false;
@@ -111,7 +113,7 @@ __device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_wan
   auto* const own = join + (ThreadIndex() / 32 * T::kLaneFours) * 32 + ThreadIndex() % 32;
 #pragma unroll
   for (int r = 0; r < T::kLaneRows; ++r) {
-    const float f = ChunkFactor<T>(block.segment, block.exchange, state.max[r], unit, r, slot);
+    const float f = SplitFactor<T>(block.segment, block.exchange, state.max[r], unit, r, partial);
 #pragma unroll
     for (int j = 0; j < T::kDim / 16; j += 2) {
       const float* const low = state.output[j][r / 2] + r % 2;
@@ -121,25 +123,25 @@ __device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_wan
     }
   }
   __syncthreads();
-  StoreSums<T>(block.segment, join, slot);
+  StoreSums<T>(block.segment, join, partial);
   return true;
 }
 
-// ---- chunks -------------------------------------------------------------------------------------
+// ---- splits -------------------------------------------------------------------------------------
 
 template <class T>
 __device__ __forceinline__ int WarpKey() {
   return ThreadIndex() / 32 * T::kWarpKeys;
 }
 
-// As kernel.cuh's: streams the segment's keys from chunk `chunk` on, which has some. Returns the
-// chunk that it could not close as it wants care, or the segment's end.
+// As kernel.cuh's: streams the segment's keys from split `split` on, which has some. Returns the
+// split that it could not close as it wants care, or the segment's end.
 template <class T, class Element>
 __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T>& block,
-                                      char* shared, OpenGroup& group, int chunk, bool& care) {
+                                      char* shared, OpenGroup& group, int split, bool& care) {
   const Segment& segment = block.segment;
-  int key = RangeOf<T>(segment, chunk).begin;  // the first warp's
-  const int end = RangeOf<T>(segment, segment.chunk_end - 1).end;
+  int key = RangeOf<T>(segment, split).begin;  // the first warp's
+  const int end = RangeOf<T>(segment, segment.split_end - 1).end;
   int page = FindPage(segment, key + WarpKey<T>(), end);
   int next_page = FindPage(segment, key + WarpKey<T>() + T::kKeys, end);
   DirectKeys<T> k;
@@ -149,8 +151,8 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
   DirectQuery<T> query;
   LoadQuery<T>(segment, shared, query);
   SetRows<T>(segment, block.rows);
-  Open(params, block, chunk, group);
-  int chunk_end = RangeOf<T>(segment, chunk).end;
+  Open(params, block, split, group);
+  int split_end = RangeOf<T>(segment, split).end;
   DirectState<T> state;
   Start<T>(state);
   __syncthreads();
@@ -158,7 +160,7 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
   for (; key < end; key += T::kKeys) {
     const int own = key + WarpKey<T>();
     const bool more = key + T::kKeys < end;
-    const bool closes = key + T::kKeys >= chunk_end;
+    const bool closes = key + T::kKeys >= split_end;
     DirectScores<T> chains[2];
 #pragma unroll
     for (int part = 0; part < T::kParts; ++part) {
@@ -186,26 +188,26 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, DirectShared<T
     page = next_page;
     if (more) next_page = FindPage(segment, own + 2 * T::kKeys, end);
     if (!closes) continue;
-    Open(params, block, chunk, group);
-    const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
-    care = !StoreDirect<T, Element>(block, true, 1.0f, shared, slot, state);
+    Open(params, block, split, group);
+    const Partial partial = PartialAt(params, group.run.first + split % kFanIn);
+    care = !StoreDirect<T, Element>(block, true, 1.0f, shared, partial, state);
     if (care) break;
-    AfterChunk<T, Element>(params, block, group, chunk);
-    ++chunk;
-    if (more) chunk_end = RangeOf<T>(segment, chunk).end;
+    AfterSplit<T, Element>(params, block, group, split);
+    ++split;
+    if (more) split_end = RangeOf<T>(segment, split).end;
     if (T::kHoldsBack && more) LoadValues<T>(segment, own + T::kKeys, page, end, 0, v);
     Start<T>(state);
   }
   __syncthreads();
-  return chunk;
+  return split;
 }
 
-// A chunk again, whose values are not finite or whose sums left fp32's range; or one of no keys.
+// A split again, whose values are not finite or whose sums left fp32's range; or one of no keys.
 template <class T, class Element>
-__device__ __forceinline__ void CarefulChunk(const DecodeParams& params, DirectShared<T>& block,
-                                             char* shared, OpenGroup& group, int chunk) {
+__device__ __forceinline__ void CarefulSplit(const DecodeParams& params, DirectShared<T>& block,
+                                             char* shared, OpenGroup& group, int split) {
   const Segment& segment = block.segment;
-  const ChunkRange range = RangeOf<T>(segment, chunk);
+  const SplitRange range = RangeOf<T>(segment, split);
   DirectQuery<T> query;
   LoadQuery<T>(segment, shared, query);
   SetRows<T>(segment, block.rows);
@@ -216,10 +218,10 @@ __device__ __forceinline__ void CarefulChunk(const DecodeParams& params, DirectS
   for (int key = range.begin; key < range.end; key += T::kKeys) {
     CarefulDirect<T, Element>(segment, query, block.rows, key + WarpKey<T>(), range.end, state);
   }
-  Open(params, block, chunk, group);
-  const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
-  (void)StoreDirect<T, Element>(block, false, kSmallUnit<Element>, shared, slot, state);
-  AfterChunk<T, Element>(params, block, group, chunk);
+  Open(params, block, split, group);
+  const Partial partial = PartialAt(params, group.run.first + split % kFanIn);
+  (void)StoreDirect<T, Element>(block, false, kSmallUnit<Element>, shared, partial, state);
+  AfterSplit<T, Element>(params, block, group, split);
   __syncthreads();  // what the warps told each other has been read
 }
 
@@ -229,15 +231,15 @@ __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, Direc
   const Segment& segment = block.segment;
   OpenGroup group;
 #pragma unroll 1
-  for (int chunk = segment.chunk; chunk < segment.chunk_end;) {
-    const ChunkRange range = RangeOf<T>(segment, chunk);
+  for (int split = segment.split; split < segment.split_end;) {
+    const SplitRange range = RangeOf<T>(segment, split);
     bool care = false;
     if (range.begin < range.end) {
-      chunk = Stream<T, Element>(params, block, shared, group, chunk, care);
+      split = Stream<T, Element>(params, block, shared, group, split, care);
       if (!care) continue;
     }
-    CarefulChunk<T, Element>(params, block, shared, group, chunk);
-    ++chunk;
+    CarefulSplit<T, Element>(params, block, shared, group, split);
+    ++split;
   }
 }
 

@@ -3,14 +3,14 @@
 // The decoding kernels: few query rows against long K and V. What bounds them is reading K and V
 // once, so all query heads of a KV head and all query rows share a tile, keys are cut over the
 // whole device (plan.h), and a ring of tiles is on its way to shared memory all the time, through a
-// chunk's end too. cuda_decode_sm80 multiplies with mma.sync, cuda_decode_sm90 with wgmma. Device
+// split's end too. cuda_decode_sm80 multiplies with mma.sync, cuda_decode_sm90 with wgmma. Device
 // code, instantiated by f16.cu, bf16.cu, sm90_f16.cu and sm90_bf16.cu.
 
 #pragma once
 
 #include <type_traits>
 
-#include "kernels/cuda/decode/chunks.cuh"
+#include "kernels/cuda/decode/between_splits.cuh"
 #include "kernels/cuda/decode/direct_stream.cuh"
 #include "kernels/cuda/decode/softmax.cuh"
 
@@ -28,16 +28,16 @@ __device__ __forceinline__ uint32_t StageAt(int stage) {
   return T::kOffsetStages + stage * T::kStageBytes;
 }
 
-// Streams the segment's keys from chunk `chunk` on, which has some. Returns the chunk that it could
+// Streams the segment's keys from split `split` on, which has some. Returns the split that it could
 // not close as it wants care, or the first that has no keys, or the segment's end.
 template <class T, class Element>
 __device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>& block,
-                                      char* shared, Place<T>& place, OpenGroup& group, int chunk,
+                                      char* shared, Place<T>& place, OpenGroup& group, int split,
                                       bool& care) {
   const Segment& segment = block.segment;
-  int key = RangeOf<T>(segment, chunk).begin;
-  const int end = RangeOf<T>(segment, segment.chunk_end - 1).end;
-  int chunk_end = RangeOf<T>(segment, chunk).end;
+  int key = RangeOf<T>(segment, split).begin;
+  const int end = RangeOf<T>(segment, segment.split_end - 1).end;
+  int split_end = RangeOf<T>(segment, split).end;
   PageNumbers<T> pages[T::kStages - 1];
 #pragma unroll
   for (int n = 0; n < T::kStages - 1; ++n) FindPages<T>(segment, key + n * T::kKeys, end, pages[n]);
@@ -67,31 +67,31 @@ __device__ __forceinline__ int Stream(const DecodeParams& params, BlockShared<T>
     if (first) KeepQuery<T>(place);
     first = false;
     Step<T, Element>(segment, place, place.shared + StageAt<T>(stage), key, state);
-    if (key + T::kKeys < chunk_end) continue;
-    Open(params, block, chunk, group);
-    const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
-    care = !StoreChunk<T, Element>(segment, place, true, 1.0f, shared + StageAt<T>(stage), slot,
+    if (key + T::kKeys < split_end) continue;
+    Open(params, block, split, group);
+    const Partial partial = PartialAt(params, group.run.first + split % kFanIn);
+    care = !StoreSplit<T, Element>(segment, place, true, 1.0f, shared + StageAt<T>(stage), partial,
                                    block.exchange, state);
     if (care) break;
-    AfterChunk<T, Element>(params, block, group, chunk);
-    ++chunk;
-    if (chunk < segment.chunk_end) chunk_end = RangeOf<T>(segment, chunk).end;
+    AfterSplit<T, Element>(params, block, group, split);
+    ++split;
+    if (split < segment.split_end) split_end = RangeOf<T>(segment, split).end;
     Start<T>(state);
   }
   WaitCopyGroups<0>();
   __syncthreads();
-  return chunk;
+  return split;
 }
 
-// A chunk again, whose values are not finite or whose sums left fp32's range: one tile at a time.
+// A split again, whose values are not finite or whose sums left fp32's range: one tile at a time.
 template <class T, class Element>
-__device__ __forceinline__ void CarefulChunk(const DecodeParams& params, BlockShared<T>& block,
+__device__ __forceinline__ void CarefulSplit(const DecodeParams& params, BlockShared<T>& block,
                                              char* shared, const Place<T>& place, OpenGroup& group,
-                                             int chunk) {
+                                             int split) {
   const Segment& segment = block.segment;
   CommitCopies();
   WaitCopyGroups<0>();  // of Q, if no tile has waited for it: the next segment's goes to its place
-  const ChunkRange range = RangeOf<T>(segment, chunk);
+  const SplitRange range = RangeOf<T>(segment, split);
   RowState<T> state;
   Start<T>(state);
 #pragma unroll 1
@@ -106,11 +106,11 @@ __device__ __forceinline__ void CarefulChunk(const DecodeParams& params, BlockSh
     CarefulStep<T, Element>(segment, place, shared, StageAt<T>(0), key, state);
     __syncthreads();
   }
-  Open(params, block, chunk, group);
-  const Slot slot = SlotAt(params, group.run.first + chunk % kFanIn);
-  (void)StoreChunk<T, Element>(segment, place, false, kSmallUnit<Element>, shared + StageAt<T>(0),
-                               slot, block.exchange, state);
-  AfterChunk<T, Element>(params, block, group, chunk);
+  Open(params, block, split, group);
+  const Partial partial = PartialAt(params, group.run.first + split % kFanIn);
+  (void)StoreSplit<T, Element>(segment, place, false, kSmallUnit<Element>, shared + StageAt<T>(0),
+                               partial, block.exchange, state);
+  AfterSplit<T, Element>(params, block, group, split);
   __syncthreads();  // what the warps told each other has been read
 }
 
@@ -123,15 +123,15 @@ __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, Block
   LoadQuery<T>(segment, place.shared);  // arrives with the first tile
   OpenGroup group;
 #pragma unroll 1
-  for (int chunk = segment.chunk; chunk < segment.chunk_end;) {
-    const ChunkRange range = RangeOf<T>(segment, chunk);
+  for (int split = segment.split; split < segment.split_end;) {
+    const SplitRange range = RangeOf<T>(segment, split);
     bool care = false;
     if (range.begin < range.end) {
-      chunk = Stream<T, Element>(params, block, shared, place, group, chunk, care);
+      split = Stream<T, Element>(params, block, shared, place, group, split, care);
       if (!care) continue;
     }
-    CarefulChunk<T, Element>(params, block, shared, place, group, chunk);  // also of no keys
-    ++chunk;
+    CarefulSplit<T, Element>(params, block, shared, place, group, split);  // also of no keys
+    ++split;
   }
 }
 
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   for (bool first = true;; first = false) {
     __syncthreads();  // shared memory is free
     if (threadIdx.x == 0) {
-      if (first) EnterPiece<T>(params, block.walk);
+      if (first) EnterShare<T>(params, block.walk);
       NextSegment<T>(params, block.walk, block.segment);
     }
     __syncthreads();

@@ -21,38 +21,38 @@ int64_t RoundUp(int64_t bytes) { return CeilDivide(bytes, 256) * 256; }
 
 int64_t RowsOf(const Problem& p) { return p.heads_kv == 0 ? 0 : p.len_q * p.group(); }
 
-// The most slots of a group of chunks, and of a unit's groups.
-struct SlotCounts {
-  int64_t chunks = 1;
+// The most partials of a group of splits, and of a unit's groups.
+struct PartialCounts {
+  int64_t splits = 1;
   int64_t groups = 0;
-  int64_t chunks_all = 0;  // of all units, or enough for all blocks
+  int64_t splits_all = 0;  // of all units, or enough for all blocks
   int64_t blocks = 0;      // at most
   int64_t rows = 1;
 
   void Add(const Problem& p, const FlashVariant& variant) {
     const int64_t tile_rows = variant.rows;  // of a unit, at most
     const int64_t rows_max = std::min(RowsOf(p), tile_rows);
-    // A packed sequence may have fewer rows than the longest, and shorter chunks then.
-    const int64_t most = ChunksAtMost(p.len_k, p.packed ? 1 : rows_max);
+    // A packed sequence may have fewer rows than the longest, and shorter splits then.
+    const int64_t most = SplitsAtMost(p.len_k, p.packed ? 1 : rows_max);
     const int64_t units = p.batch * p.heads_kv * CeilDivide(RowsOf(p), tile_rows);
     const int64_t room = std::min(kBlocksMax, kMultiprocessorsMax * variant.blocks);
-    blocks = std::max(blocks, std::min(room, chunks_all += std::min(room, units) * most));
-    chunks = std::max(chunks, std::min<int64_t>(kFanIn, most));
+    blocks = std::max(blocks, std::min(room, splits_all += std::min(room, units) * most));
+    splits = std::max(splits, std::min<int64_t>(kFanIn, most));
     if (most > kFanIn) groups = std::max(groups, CeilDivide(most, kFanIn));
     rows = std::max(rows, rows_max);
   }
-  int64_t slots() const { return 2 * blocks * (chunks + groups); }
+  int64_t partials() const { return 2 * blocks * (splits + groups); }
   int64_t floats(int64_t columns) const { return CeilDivide(2 * rows, 4) * 4 + rows * columns; }
 };
 
 // Where things lie in the workspace.
 struct Layout {
-  int64_t attentions, sequences, slots;
+  int64_t attentions, sequences, partials;
 
   Layout(int64_t problems, int64_t sequence_count) {
     attentions = kTileQueueBytes;
     sequences = attentions + RoundUp(problems * static_cast<int64_t>(sizeof(Attention)));
-    slots = sequences + RoundUp(sequence_count * static_cast<int64_t>(sizeof(SequenceId)));
+    partials = sequences + RoundUp(sequence_count * static_cast<int64_t>(sizeof(SequenceId)));
   }
 };
 
@@ -64,7 +64,7 @@ cudaError_t UploadList(std::span<const Attention* const> attentions, const Layou
   const cudaError_t asked = cudaStreamIsCapturing(stream, &capture);
   if (asked != cudaSuccess) return asked;
   if (capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
-  const int64_t bytes = layout.slots - layout.attentions;
+  const int64_t bytes = layout.partials - layout.attentions;
   char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
   // Of pageable memory the copy call has taken the bytes when it returns.
   std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
@@ -98,12 +98,12 @@ void PutSingle(const Attention& a, DecodeParams* params) {
 // What the device need not work out for sequences that are alike.
 void PlanAlike(int tile_rows, DecodeParams* params) {
   const SequencePlan& plan = params->plan;
-  params->alike = params->pieces.total < (int64_t{1} << 31);
+  params->alike = params->shares.total < (int64_t{1} << 31);
   if (!params->alike) return;
   DescribeSequence(params->single, plan, params->segment);
   SetRowsAndKeys(params->single.problem.mask, 0, tile_rows, params->segment);
   params->by_unit_cost = Divisor(static_cast<uint32_t>(plan.unit_cost()));
-  params->by_chunk_cost = Divisor(static_cast<uint32_t>(plan.chunk_cost));
+  params->by_split_cost = Divisor(static_cast<uint32_t>(plan.split_cost));
   params->by_units = Divisor(static_cast<uint32_t>(plan.units));
   params->by_row_tiles = Divisor(static_cast<uint32_t>(plan.row_tiles));
 }
@@ -152,7 +152,7 @@ Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
   // Of a launch by each variant, which would take all that it can.
   struct Launch {
     const FlashVariant* variant;
-    SlotCounts counts;
+    PartialCounts counts;
   };
   std::vector<Launch> launches;
   int64_t sequences = 0;
@@ -174,14 +174,14 @@ Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
   const Layout layout(static_cast<int64_t>(problems.size()), sequences);
   int64_t floats = 0;
   for (const auto& [variant, counts] : launches) {
-    floats = std::max(floats, counts.slots() * counts.floats(variant->columns));
+    floats = std::max(floats, counts.partials() * counts.floats(variant->columns));
   }
-  return layout.slots + RoundUp(floats * static_cast<int64_t>(sizeof(float)));
+  return layout.partials + RoundUp(floats * static_cast<int64_t>(sizeof(float)));
 }
 
 cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention* const> attentions,
                          void* workspace, const LaunchOptions& options, cudaStream_t stream) {
-  SlotCounts counts;
+  PartialCounts counts;
   int64_t sequences = 0;
   for (const Attention* a : attentions) {
     if (RowsOf(a->problem) == 0) continue;
@@ -196,7 +196,7 @@ cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention*
       std::clamp(multiprocessors - options.multiprocessors_free, 1, kMultiprocessorsMax);
   DecodeParams params;
   auto* const base = static_cast<char*>(workspace);
-  int64_t slots = kTileQueueBytes;
+  int64_t partials = kTileQueueBytes;
   if (attentions.size() == 1) {
     PutSingle(*attentions.front(), &params);
   } else {
@@ -206,19 +206,19 @@ cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention*
     const Layout layout(static_cast<int64_t>(attentions.size()), sequences);
     error = UploadList(attentions, layout, base, options.lists, stream, &params);
     if (error != cudaSuccess) return error;
-    slots = layout.slots;
+    partials = layout.partials;
   }
   params.counters = reinterpret_cast<DecodeCounters*>(base + sizeof(TileQueue));
-  params.slots = reinterpret_cast<float*>(base + slots);
-  params.slot_floats = counts.floats(variant.columns);
-  params.slot_rows = static_cast<int32_t>(counts.rows);
-  params.chunk_slots = static_cast<int32_t>(counts.chunks);
-  params.group_slots = static_cast<int32_t>(counts.groups);
+  params.partials = reinterpret_cast<float*>(base + partials);
+  params.partial_floats = counts.floats(variant.columns);
+  params.partial_rows = static_cast<int32_t>(counts.rows);
+  params.split_partials = static_cast<int32_t>(counts.splits);
+  params.group_partials = static_cast<int32_t>(counts.groups);
   const auto blocks =
       static_cast<int>(std::min<int64_t>(counts.blocks, int64_t{multiprocessors} * variant.blocks));
   if (params.alike) {
     params.plan = PlanSequence(params.single, 0, variant.rows);
-    params.pieces = CutPieces(params.single.problem.batch * params.plan.cost(), blocks);
+    params.shares = CutShares(params.single.problem.batch * params.plan.cost(), blocks);
     PlanAlike(variant.rows, &params);
   }
   void* arguments[] = {&params};

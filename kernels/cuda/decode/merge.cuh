@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a decoding launch joins partial answers. A chunk's answer goes to a slot of the workspace:
-// for each row the largest score, the sum of weights against it, and the mean of V by them. Whoever
-// finishes the last chunk of a group merges its slots in order; whoever merges the last group of a
-// unit merges those, and writes O and LSE. The order of additions is the chunks', whoever adds.
-// Device code; all threads of a block call each function together.
+// How a decoding launch joins partial answers. A split's is a partial in the workspace: for each
+// row the largest score, the sum of weights against it, and the mean of V by them. Whoever finishes
+// the last split of a group merges its partials in order; whoever merges the last group of a unit
+// merges those, and writes O and LSE. The order of additions is the splits', whoever adds. Device
+// code; all threads of a block call each function together.
 
 #pragma once
 
@@ -16,9 +16,9 @@
 
 namespace attend::cuda::decode {
 
-// ---- slots --------------------------------------------------------------------------------------
+// ---- partials -----------------------------------------------------------------------------------
 
-struct Slot {
+struct Partial {
   float* data;
   int rows;
 
@@ -28,46 +28,46 @@ struct Slot {
   __device__ __forceinline__ float* Output() const { return data + (2 * rows + 3) / 4 * 4; }
 };
 
-// Partial answers that are merged together.
-struct SlotRun {
-  int piece;   // where they begin
-  bool split;  // other pieces have a part in them
+// Partials that are merged together.
+struct PartialRun {
+  int share;     // in which they begin
+  bool goes_on;  // in other shares
   int64_t first;
 };
 
-__device__ __forceinline__ Slot SlotAt(const DecodeParams& params, int64_t index) {
-  return {params.slots + index * params.slot_floats, params.slot_rows};
+__device__ __forceinline__ Partial PartialAt(const DecodeParams& params, int64_t index) {
+  return {params.partials + index * params.partial_floats, params.partial_rows};
 }
 
-// Of the chunks [first, last] of the unit: their own answers, or those of their groups. First come
-// the blocks' own slots, then those of pieces.
-__device__ __forceinline__ SlotRun RunOf(const DecodeParams& params, const Pieces& pieces,
-                                         const Segment& segment, int first, int last,
-                                         bool of_groups) {
-  SlotRun run;
-  const bool begins_here = first >= segment.chunk;
-  run.split = !begins_here || last >= segment.chunk_end;
-  run.piece = begins_here ? static_cast<int>(blockIdx.x)
-                          : pieces.Of(segment.position + int64_t{first} * segment.chunk_cost);
-  const int owner = run.split ? static_cast<int>(gridDim.x) + run.piece : run.piece;
-  run.first = int64_t{owner} * (params.chunk_slots + params.group_slots) +
-              (of_groups ? params.chunk_slots : 0);
+// Of the splits [first, last] of the unit: their own partials, or those of their groups. First come
+// those that are all a block's own, then those that go on in other shares.
+__device__ __forceinline__ PartialRun RunOf(const DecodeParams& params, const Shares& shares,
+                                            const Segment& segment, int first, int last,
+                                            bool of_groups) {
+  PartialRun run;
+  const bool begins_here = first >= segment.split;
+  run.goes_on = !begins_here || last >= segment.split_end;
+  run.share = begins_here ? static_cast<int>(blockIdx.x)
+                          : shares.Of(segment.position + int64_t{first} * segment.split_cost);
+  const int owner = run.goes_on ? static_cast<int>(gridDim.x) + run.share : run.share;
+  run.first = int64_t{owner} * (params.split_partials + params.group_partials) +
+              (of_groups ? params.split_partials : 0);
   return run;
 }
-__device__ __forceinline__ SlotRun GroupRun(const DecodeParams& params, const Pieces& pieces,
-                                            const Segment& segment, int group) {
+__device__ __forceinline__ PartialRun GroupRun(const DecodeParams& params, const Shares& shares,
+                                               const Segment& segment, int group) {
   const int first = group * kFanIn;
-  return RunOf(params, pieces, segment, first, first + GroupSize(segment.chunks, group) - 1, false);
+  return RunOf(params, shares, segment, first, first + GroupSize(segment.splits, group) - 1, false);
 }
 
-// ---- a chunk's end ------------------------------------------------------------------------------
+// ---- a split's end ------------------------------------------------------------------------------
 
 // What the block's warps tell each other.
 template <class T>
 struct Exchange {
   float max[T::kKeyWarps][T::kRows];
   float sum[T::kKeyWarps][T::kRows];
-  float factors[kFanIn][T::kRows];  // of slots that are merged
+  float factors[kFanIn][T::kRows];  // of partials that are merged
   int last;
 };
 
@@ -92,13 +92,13 @@ __device__ __forceinline__ bool WantsCare(const Place<T>& place, const RowState<
 // Of the thread's outputs, blocks of eight columns [begin, end) of its rows.
 template <class T>
 __device__ __forceinline__ void StoreColumns(const Segment& segment, const Place<T>& place,
-                                             const Slot& slot, int begin,
+                                             const Partial& partial, int begin,
                                              const float (&o)[T::kDim / 8 / T::kKeyWarps][4]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = RowOf(place, r);
     if (row >= segment.rows) continue;
-    float* const to = slot.Output() + row * T::kDim + 8 * begin + ThreadIndex() % 4 * 2;
+    float* const to = partial.Output() + row * T::kDim + 8 * begin + ThreadIndex() % 4 * 2;
 #pragma unroll
     for (int j = 0; j < T::kDim / 8 / T::kKeyWarps; ++j) {
       *reinterpret_cast<float2*>(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
@@ -106,25 +106,25 @@ __device__ __forceinline__ void StoreColumns(const Segment& segment, const Place
   }
 }
 
-// Adds up the key warps' outputs, of which each has a share of the columns, and stores them. What
+// Adds up the key warps' outputs, of which each has some of the columns, and stores them. What
 // belongs to others passes through `stage`.
 template <class T>
 __device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place<T>& place,
-                                             char* stage, const Slot& slot,
+                                             char* stage, const Partial& partial,
                                              const RowState<T>& state) {
-  constexpr int kShare = T::kDim / 8 / T::kKeyWarps;  // blocks of eight columns
+  constexpr int kOwnBlocks = T::kDim / 8 / T::kKeyWarps;  // blocks of eight columns
   auto* const fours = reinterpret_cast<float4*>(stage) + place.row_warp * 32 + ThreadIndex() % 32;
   // Where warp `from` leaves block j of warp `to`.
   const auto at = [&](int from, int to, int j) {
     const int other = from < to ? from : from - 1;
-    return fours + ((to * (T::kKeyWarps - 1) + other) * kShare + j) * T::kRowWarps * 32;
+    return fours + ((to * (T::kKeyWarps - 1) + other) * kOwnBlocks + j) * T::kRowWarps * 32;
   };
 #pragma unroll
   for (int to = 0; to < T::kKeyWarps; ++to) {
     if (to == place.key_warp) continue;
 #pragma unroll
-    for (int j = 0; j < kShare; ++j) {
-      const float* o = state.output[to * kShare + j];
+    for (int j = 0; j < kOwnBlocks; ++j) {
+      const float* o = state.output[to * kOwnBlocks + j];
       *at(place.key_warp, to, j) = make_float4(o[0], o[1], o[2], o[3]);
     }
   }
@@ -132,12 +132,12 @@ __device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place
 #pragma unroll
   for (int own = 0; own < T::kKeyWarps; ++own) {
     if (own != place.key_warp) continue;
-    float sum[kShare][4];
+    float sum[kOwnBlocks][4];
 #pragma unroll
-    for (int j = 0; j < kShare; ++j) {
+    for (int j = 0; j < kOwnBlocks; ++j) {
 #pragma unroll
       for (int from = 0; from < T::kKeyWarps; ++from) {
-        const float* o = state.output[own * kShare + j];
+        const float* o = state.output[own * kOwnBlocks + j];
         const float4 x = from == own ? make_float4(o[0], o[1], o[2], o[3]) : *at(from, own, j);
         sum[j][0] = from == 0 ? x.x : sum[j][0] + x.x;
         sum[j][1] = from == 0 ? x.y : sum[j][1] + x.y;
@@ -145,17 +145,17 @@ __device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place
         sum[j][3] = from == 0 ? x.w : sum[j][3] + x.w;
       }
     }
-    StoreColumns<T>(segment, place, slot, own * kShare, sum);
+    StoreColumns<T>(segment, place, partial, own * kOwnBlocks, sum);
   }
 }
 
-// Writes the chunk's partial answer. False, and nothing is written, if `may_want_care` and it does.
+// Writes the split's partial. False, and nothing is written, if `may_want_care` and it does.
 // `unit`: of the outputs' weights. `stage`: shared memory that nobody reads any more once all are
 // here.
 template <class T, class Element>
-__device__ __forceinline__ bool StoreChunk(const Segment& segment, const Place<T>& place,
+__device__ __forceinline__ bool StoreSplit(const Segment& segment, const Place<T>& place,
                                            bool may_want_care, float unit, char* stage,
-                                           const Slot& slot, Exchange<T>& exchange,
+                                           const Partial& partial, Exchange<T>& exchange,
                                            RowState<T>& state) {
   const int lane = ThreadIndex() % 32;
   float sum[2];
@@ -197,14 +197,14 @@ __device__ __forceinline__ bool StoreChunk(const Segment& segment, const Place<T
     for (int r = 0; r < 2; ++r) {
       const int row = RowOf(place, r);
       if (row >= segment.rows) continue;
-      slot.Max(row) = max[r];
-      slot.Sum(row) = total[r];
+      partial.Max(row) = max[r];
+      partial.Sum(row) = total[r];
     }
   }
   if constexpr (T::kKeyWarps > 1) {
-    JoinKeyWarps<T>(segment, place, stage, slot, state);
+    JoinKeyWarps<T>(segment, place, stage, partial, state);
   } else {
-    StoreColumns<T>(segment, place, slot, 0, state.output);
+    StoreColumns<T>(segment, place, partial, 0, state.output);
   }
   return true;
 }
@@ -219,20 +219,21 @@ __device__ __forceinline__ float KeepInRange(float mean) {
   return fabsf(mean) > kMost && !isinf(mean) ? copysignf(kMost, mean) : mean;
 }
 
-// Rows' totals over `count` slots, a lane for each slot, and what each slot's mean is multiplied
-// by: its weight, and factor(row, total, first), where `first` is true once for each row.
+// Rows' totals over `count` partials, a lane for each partial, and what each one's mean is
+// multiplied by: its weight, and factor(row, total, first), where `first` is true once for each
+// row.
 template <class T, class Factor>
 __device__ __forceinline__ void MergeTotals(const DecodeParams& params, int64_t first, int count,
                                             int rows, Exchange<T>& exchange, const Factor& factor) {
   static_assert(32 % kFanIn == 0);
   const int n = threadIdx.x % kFanIn;
-  const Slot slot = SlotAt(params, first + min(n, count - 1));
+  const Partial partial = PartialAt(params, first + min(n, count - 1));
 #pragma unroll 1
   for (int begin = 0; begin < rows; begin += T::kThreads / kFanIn) {
     const int row = begin + threadIdx.x / kFanIn;
     const bool counts = row < rows && n < count;
-    const float own = counts ? __ldcg(&slot.Max(row)) : NegativeInfinity();
-    const float sum = counts ? __ldcg(&slot.Sum(row)) : 0.0f;
+    const float own = counts ? __ldcg(&partial.Max(row)) : NegativeInfinity();
+    const float sum = counts ? __ldcg(&partial.Sum(row)) : 0.0f;
     SoftmaxState<float> total;
     total.max = own;
 #pragma unroll
@@ -251,12 +252,12 @@ __device__ __forceinline__ void MergeTotals(const DecodeParams& params, int64_t 
   }
 }
 
-// The mean of four columns of a row over `count` slots.
+// The mean of four columns of a row over `count` partials.
 template <class T>
 __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64_t first, int count,
                                                int row, int column, const Exchange<T>& exchange) {
   constexpr int kAtOnce = 8;
-  const float* const from = SlotAt(params, first).Output() + row * T::kDim + column;
+  const float* const from = PartialAt(params, first).Output() + row * T::kDim + column;
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kAtOnce) {
@@ -266,7 +267,7 @@ __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64
       // Volatile: the compiler would move each load to its use, and so wait for each by itself.
       asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                    : "=f"(x[n].x), "=f"(x[n].y), "=f"(x[n].z), "=f"(x[n].w)
-                   : "l"(from + min(begin + n, count - 1) * params.slot_floats));
+                   : "l"(from + min(begin + n, count - 1) * params.partial_floats));
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -281,7 +282,7 @@ __device__ __forceinline__ float4 MergeColumns(const DecodeParams& params, int64
   return sum;
 }
 
-// Merges `count` slots: factor as in MergeTotals, then store(row, column, mean) for each four
+// Merges `count` partials: factor as in MergeTotals, then store(row, column, mean) for each four
 // columns.
 template <class T, class Factor, class Store>
 __device__ __forceinline__ void Merge(const DecodeParams& params, const Segment& segment,
@@ -298,9 +299,9 @@ __device__ __forceinline__ void Merge(const DecodeParams& params, const Segment&
 }
 
 template <class T>
-__device__ __forceinline__ void MergeToSlot(const DecodeParams& params, const Segment& segment,
-                                            int64_t first, int count, const Slot& to,
-                                            Exchange<T>& exchange) {
+__device__ __forceinline__ void MergeToPartial(const DecodeParams& params, const Segment& segment,
+                                               int64_t first, int count, const Partial& to,
+                                               Exchange<T>& exchange) {
   Merge<T>(
       params, segment, first, count, exchange,
       [&](int row, const SoftmaxState<float>& total, bool first_lane) {
@@ -372,18 +373,18 @@ __device__ __forceinline__ void MergeToOutput(const DecodeParams& params, const 
       });
 }
 
-// Counts `done` more of the `count` partial answers of a run; true for the block that finds them
-// complete, and what others wrote of them can then be seen.
+// Counts `done` more of the `count` partials of a run; true for the block that finds them complete,
+// and what others wrote of them can then be seen.
 template <class T>
-__device__ __forceinline__ bool Complete(const SlotRun& run, unsigned int* counters, int done,
+__device__ __forceinline__ bool Complete(const PartialRun& run, unsigned int* counters, int done,
                                          int count, Exchange<T>& exchange) {
-  if (!run.split) {  // all of them are this block's
+  if (!run.goes_on) {  // all of them are this block's
     __syncthreads();
     return true;
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    unsigned int* const counter = counters + run.piece;
+    unsigned int* const counter = counters + run.share;
     unsigned int before;
     // Releases what the barrier has gathered, and acquires what others have released.
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -398,26 +399,27 @@ __device__ __forceinline__ bool Complete(const SlotRun& run, unsigned int* count
   return exchange.last != 0;
 }
 
-// After chunk `chunk` of the segment, the last of its group or of the segment: `done` chunks of the
+// After split `split` of the segment, the last of its group or of the segment: `done` splits of the
 // group, whose run is `run`, are this block's. Merges what is complete.
 template <class T, class Element>
-__device__ __forceinline__ void FinishChunks(const DecodeParams& params, const Pieces& pieces,
-                                             const Segment& segment, const SlotRun& run, int chunk,
-                                             int done, Exchange<T>& exchange) {
-  const int group = chunk / kFanIn;
-  const int size = GroupSize(segment.chunks, group);
-  if (!Complete<T>(run, params.counters->chunks, done, size, exchange)) return;
-  const int groups = GroupCount(segment.chunks);
+__device__ __forceinline__ void FinishSplits(const DecodeParams& params, const Shares& shares,
+                                             const Segment& segment, const PartialRun& run,
+                                             int split, int done, Exchange<T>& exchange) {
+  const int group = split / kFanIn;
+  const int size = GroupSize(segment.splits, group);
+  if (!Complete<T>(run, params.counters->splits, done, size, exchange)) return;
+  const int groups = GroupCount(segment.splits);
   if (groups == 1) {
     MergeToOutput<T, Element>(params, segment, run.first, size, exchange);
     __syncthreads();
     return;
   }
-  const SlotRun whole = RunOf(params, pieces, segment, 0, segment.chunks - 1, true);
-  MergeToSlot<T>(params, segment, run.first, size, SlotAt(params, whole.first + group), exchange);
+  const PartialRun whole = RunOf(params, shares, segment, 0, segment.splits - 1, true);
+  MergeToPartial<T>(params, segment, run.first, size, PartialAt(params, whole.first + group),
+                    exchange);
   __syncthreads();
   // Of a unit that is all the block's, groups are complete in their order.
-  if (!whole.split && group != groups - 1) return;
+  if (!whole.goes_on && group != groups - 1) return;
   if (!Complete<T>(whole, params.counters->groups, 1, groups, exchange)) return;
   MergeToOutput<T, Element>(params, segment, whole.first, groups, exchange);
   __syncthreads();

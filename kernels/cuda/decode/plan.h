@@ -4,10 +4,10 @@
 // blocks of a launch and the tests work it out alike.
 //
 // A *unit* is one KV head of one sequence with up to a tile's rows: all query heads of the group,
-// row after row. Its keys are cut into *chunks* at places that the sequence alone decides, so that
-// no neighbour changes a bit. Chunks of all units stand in one row, each with a cost; a *piece* of
-// that row is what one block computes. Up to kFanIn chunks make a *group*, whose partial
-// answers are merged in order, and then those of a unit's groups.
+// row after row. Its keys are cut into *splits* at places that the sequence alone decides, so that
+// no neighbour changes a bit. Splits of all units stand in one row, each with a cost; a *share* of
+// that row is what one block computes. The answer over a split is a *partial*. Up to kFanIn splits
+// make a *group*, whose partials are merged in order, and then those of a unit's groups.
 
 #pragma once
 
@@ -19,18 +19,18 @@
 
 namespace attend::cuda {
 
-inline constexpr int kFanIn = 16;                   // partial answers that one merge takes
-inline constexpr int kChunksMax = kFanIn * kFanIn;  // of a unit
+inline constexpr int kFanIn = 16;                   // partials that one merge takes
+inline constexpr int kSplitsMax = kFanIn * kFanIn;  // of a unit
 inline constexpr int kCostKeys = 64;                // keys that cost one
-inline constexpr int kChunkCost = 1;                // of closing a chunk, beside its keys
+inline constexpr int kSplitCost = 1;                // of closing a split, beside its keys
 
-// Short sequences have short chunks: they alone must fill a device. A partial answer of many rows
-// is worth more keys.
+// Short sequences have short splits: they alone must fill a device. A partial of many rows is worth
+// more keys.
 inline constexpr int kShortKeys = 2048;
 inline constexpr int kMediumKeys = 8192;
-inline constexpr int kShortChunk = 7;  // powers of two
-inline constexpr int kMediumChunk = 9;
-inline constexpr int kLongChunk = 11;
+inline constexpr int kShortSplit = 7;  // powers of two
+inline constexpr int kMediumSplit = 9;
+inline constexpr int kLongSplit = 11;
 
 // Of numbers that are not negative. Most fit 32 bits, whose division takes a device a tenth of the
 // time, and one thread works these out while others wait.
@@ -41,27 +41,27 @@ ATTEND_HD inline int64_t FastDivide(int64_t a, int64_t b) {
 ATTEND_HD inline int64_t CeilDivide(int64_t a, int64_t b) { return FastDivide(a + b - 1, b); }
 ATTEND_HD inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The chunks of a sequence of k_len keys, for units of `rows`, have 2^ChunkShift keys each: a
+// The splits of a sequence of k_len keys, for units of `rows`, have 2^SplitShift keys each: a
 // multiple of kCostKeys.
-ATTEND_HD inline int ChunkShift(int64_t k_len, int64_t rows) {
-  int shift = k_len <= kShortKeys ? kShortChunk : kMediumChunk;
+ATTEND_HD inline int SplitShift(int64_t k_len, int64_t rows) {
+  int shift = k_len <= kShortKeys ? kShortSplit : kMediumSplit;
   shift += rows > 32 ? 2 : rows > 16 ? 1 : 0;
-  if (k_len > kMediumKeys) shift = rows > 32 ? kLongChunk + 1 : kLongChunk;
-  while ((int64_t{kChunksMax} << shift) < k_len) ++shift;
+  if (k_len > kMediumKeys) shift = rows > 32 ? kLongSplit + 1 : kLongSplit;
+  while ((int64_t{kSplitsMax} << shift) < k_len) ++shift;
   return shift;
 }
-ATTEND_HD inline int64_t ChunkKeys(int64_t k_len, int64_t rows) {
-  return int64_t{1} << ChunkShift(k_len, rows);
+ATTEND_HD inline int64_t SplitKeys(int64_t k_len, int64_t rows) {
+  return int64_t{1} << SplitShift(k_len, rows);
 }
 
-// The most chunks of any sequence of up to k_len keys.
-inline int64_t ChunksAtMost(int64_t k_len, int64_t rows) {
+// The most splits of any sequence of up to k_len keys.
+inline int64_t SplitsAtMost(int64_t k_len, int64_t rows) {
   int64_t most = 1;
   for (const int64_t keys : {int64_t{kShortKeys}, int64_t{kMediumKeys}, k_len}) {
     const int64_t least = Least(keys, k_len);
-    most = std::max(most, CeilDivide(least, ChunkKeys(least, rows)));
+    most = std::max(most, CeilDivide(least, SplitKeys(least, rows)));
   }
-  return CeilDivide(k_len, ChunkKeys(k_len, rows)) * 2 > kChunksMax ? kChunksMax : most;
+  return CeilDivide(k_len, SplitKeys(k_len, rows)) * 2 > kSplitsMax ? kSplitsMax : most;
 }
 
 // How a sequence is cut. All of its units are cut alike.
@@ -71,12 +71,12 @@ struct SequencePlan {
   int32_t units = 0;      // KV heads x row_tiles
   int32_t key_begin = 0;  // keys that some row sees
   int32_t key_end = 0;
-  int32_t chunk_shift = 0;
-  int32_t first_chunk = 0;  // of the sequence's chunks, the first that has such keys
-  int32_t chunks = 1;       // from there on; one without keys if there are none
-  int32_t chunk_cost = 0;
+  int32_t split_shift = 0;
+  int32_t first_split = 0;  // of the sequence's splits, the first that has such keys
+  int32_t splits = 1;       // from there on; one without keys if there are none
+  int32_t split_cost = 0;
 
-  ATTEND_HD int64_t unit_cost() const { return int64_t{chunks} * chunk_cost; }
+  ATTEND_HD int64_t unit_cost() const { return int64_t{splits} * split_cost; }
   ATTEND_HD int64_t cost() const { return units * unit_cost(); }
 };
 
@@ -99,34 +99,34 @@ ATTEND_HD inline SequencePlan PlanSequence(const Attention& a, int64_t b, int ti
       plan.key_end = static_cast<int32_t>(end);
     }
   }
-  plan.chunk_shift = ChunkShift(s.k_len, Least(rows, tile_rows));
-  plan.first_chunk = plan.key_begin >> plan.chunk_shift;
-  const int64_t keys = int64_t{1} << plan.chunk_shift;
-  const int64_t chunks = ((plan.key_end + keys - 1) >> plan.chunk_shift) - plan.first_chunk;
-  plan.chunks = chunks > 1 ? static_cast<int32_t>(chunks) : 1;
-  plan.chunk_cost = static_cast<int32_t>(keys / kCostKeys) + kChunkCost;
+  plan.split_shift = SplitShift(s.k_len, Least(rows, tile_rows));
+  plan.first_split = plan.key_begin >> plan.split_shift;
+  const int64_t keys = int64_t{1} << plan.split_shift;
+  const int64_t splits = ((plan.key_end + keys - 1) >> plan.split_shift) - plan.first_split;
+  plan.splits = splits > 1 ? static_cast<int32_t>(splits) : 1;
+  plan.split_cost = static_cast<int32_t>(keys / kCostKeys) + kSplitCost;
   return plan;
 }
 
-// The row of chunks, cut into a piece for each block: a chunk belongs to the piece in which it
+// The row of splits, cut into a share for each block: a split belongs to the share in which it
 // begins.
-struct Pieces {
-  int64_t total = 0;  // cost of all chunks
-  int64_t each = 1;   // of a piece but the last
+struct Shares {
+  int64_t total = 0;  // cost of all splits
+  int64_t each = 1;   // of a share but the last
   int32_t blocks = 1;
 
-  ATTEND_HD int64_t Begin(int piece) const { return Least(piece * each, total); }
-  ATTEND_HD int64_t End(int piece) const { return Begin(piece + 1); }
+  ATTEND_HD int64_t Begin(int share) const { return Least(share * each, total); }
+  ATTEND_HD int64_t End(int share) const { return Begin(share + 1); }
   // `position` is below `total`.
   ATTEND_HD int Of(int64_t position) const { return static_cast<int>(FastDivide(position, each)); }
 };
 
-ATTEND_HD inline Pieces CutPieces(int64_t total, int blocks) {
-  Pieces pieces;
-  pieces.total = total;
-  pieces.blocks = blocks;
-  if (total > 0) pieces.each = CeilDivide(total, blocks);
-  return pieces;
+ATTEND_HD inline Shares CutShares(int64_t total, int blocks) {
+  Shares shares;
+  shares.total = total;
+  shares.blocks = blocks;
+  if (total > 0) shares.each = CeilDivide(total, blocks);
+  return shares;
 }
 
 // Division by a number that the host knows, of numbers below 2^31: a multiplication.
@@ -153,7 +153,7 @@ struct KeySource {
 };
 inline constexpr int kStrideUnit = 16;
 
-// What a block computes next: chunks [chunk, chunk_end) of one unit. In shared memory.
+// What a block computes next: splits [split, split_end) of one unit. In shared memory.
 struct Segment {
   const Attention* attention;  // null: nothing
   KeySource k, v;
@@ -168,9 +168,9 @@ struct Segment {
   int key_begin, key_end;          // keys that some row of the unit sees
   int full_begin, full_end;        // keys that every one does
   int columns_k, columns_v;        // that exist
-  int chunk_shift, first_chunk, chunks, chunk_cost;
-  int chunk, chunk_end;  // counted from first_chunk
-  int64_t position;      // of the unit's first chunk
+  int split_shift, first_split, splits, split_cost;
+  int split, split_end;  // counted from first_split
+  int64_t position;      // of the unit's first split
   Sequence sequence;
   float scale, softcap;
   bool has_alibi;
@@ -183,10 +183,10 @@ ATTEND_HD inline void DescribeSequence(const Attention& a, const SequencePlan& p
   segment.sequence = plan.sequence;
   segment.group =
       static_cast<int>(static_cast<uint32_t>(p.heads_q) / static_cast<uint32_t>(p.heads_kv));
-  segment.chunk_shift = plan.chunk_shift;
-  segment.first_chunk = plan.first_chunk;
-  segment.chunks = plan.chunks;
-  segment.chunk_cost = plan.chunk_cost;
+  segment.split_shift = plan.split_shift;
+  segment.first_split = plan.first_split;
+  segment.splits = plan.splits;
+  segment.split_cost = plan.split_cost;
   segment.q_stride_h = 2 * a.q.stride_h;
   segment.q_stride_l = 2 * a.q.stride_l;
   segment.k.stride = static_cast<uint32_t>(2 * a.k.stride_l / kStrideUnit);
@@ -224,10 +224,10 @@ ATTEND_HD inline void SetRowsAndKeys(const Mask& mask, int row_begin, int tile_r
   segment.full_end = low.end < 0 ? 0 : static_cast<int>(low.end);
 }
 
-// Groups of a unit's chunks.
-ATTEND_HD inline int GroupCount(int chunks) { return (chunks + kFanIn - 1) / kFanIn; }
-ATTEND_HD inline int GroupSize(int chunks, int group) {
-  return static_cast<int>(Least(kFanIn, chunks - group * kFanIn));
+// Groups of a unit's splits.
+ATTEND_HD inline int GroupCount(int splits) { return (splits + kFanIn - 1) / kFanIn; }
+ATTEND_HD inline int GroupSize(int splits, int group) {
+  return static_cast<int>(Least(kFanIn, splits - group * kFanIn));
 }
 
 }  // namespace attend::cuda

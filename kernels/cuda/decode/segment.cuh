@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a block of a decoding launch finds its piece of the work, and what each segment of it is: the
-// chunks of one unit. Device code.
+// How a block of a decoding launch finds its share of the work, and what each segment of it is: the
+// splits of one unit. Device code.
 
 #pragma once
 
@@ -11,13 +11,13 @@
 
 namespace attend::cuda::decode {
 
-// Where a block stands in the row of chunks. In shared memory; one thread moves it on.
+// Where a block stands in the row of splits. In shared memory; one thread moves it on.
 template <class T>
 struct Walk {
-  Pieces pieces;
-  int64_t end;        // of the block's piece
-  int64_t position;   // of the next chunk, at or after the piece's begin
-  int64_t begin;      // of the sequence's first chunk
+  Shares shares;
+  int64_t end;        // of the block's share
+  int64_t position;   // of the next split, at or after the share's begin
+  int64_t begin;      // of the sequence's first split
   int32_t sequence;   // its number in the launch
   SequencePlan plan;  // of that sequence
   // The kernel's parameter: reading a place of that that is not known before takes as long as
@@ -88,7 +88,7 @@ __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& w
   const int thread = threadIdx.x;
   CopyWords<T::kThreads>(params.single, walk.single);
   if (params.alike) {
-    CopyWords<T::kThreads>(params.pieces, walk.pieces);
+    CopyWords<T::kThreads>(params.shares, walk.shares);
     CopyWords<T::kThreads>(params.segment, segment);
     return;
   }
@@ -101,15 +101,15 @@ __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& w
   for (int n = first; n < last; ++n) mine += PlanOf<T>(params, walk, n).cost();
   int64_t all;
   walk.begins[thread] = SumBefore<T::kThreads>(mine, all);
-  if (thread == 0) walk.pieces = CutPieces(all, static_cast<int>(gridDim.x));
+  if (thread == 0) walk.shares = CutShares(all, static_cast<int>(gridDim.x));
 }
 
-// Goes to the sequence in which the block's piece begins. One thread.
+// Goes to the sequence in which the block's share begins. One thread.
 template <class T>
-__device__ __forceinline__ void EnterPiece(const DecodeParams& params, Walk<T>& walk) {
-  const auto piece = static_cast<int>(blockIdx.x);
-  walk.position = walk.pieces.Begin(piece);
-  walk.end = walk.pieces.End(piece);
+__device__ __forceinline__ void EnterShare(const DecodeParams& params, Walk<T>& walk) {
+  const auto share = static_cast<int>(blockIdx.x);
+  walk.position = walk.shares.Begin(share);
+  walk.end = walk.shares.End(share);
   walk.sequence = params.sequence_count;
   if (params.alike || walk.position >= walk.end) return;
   int low = 0;  // the last thread whose sequences begin at or before the position
@@ -140,7 +140,7 @@ __device__ __forceinline__ void PlaceUnit(const Attention& a, int b, int h, Segm
   segment.pages = a.problem.page_rows > 0 ? a.kv_pages.pages + b * a.kv_pages.stride : nullptr;
 }
 
-// The piece's next segment, where all sequences are alike; one thread. Others wait for it, so it
+// The share's next segment, where all sequences are alike; one thread. Others wait for it, so it
 // does not divide.
 template <class T>
 __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& walk,
@@ -153,17 +153,17 @@ __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& w
   const auto unit_cost = static_cast<int>(plan.unit_cost());
   int unit = params.by_unit_cost.Of(position);  // of all sequences
   int begin = unit * unit_cost;
-  int chunk = params.by_chunk_cost.Of(position - begin + plan.chunk_cost - 1);
-  if (chunk == plan.chunks) {
-    chunk = 0;
+  int split = params.by_split_cost.Of(position - begin + plan.split_cost - 1);
+  if (split == plan.splits) {
+    split = 0;
     ++unit;
     begin += unit_cost;
   }
-  if (begin + chunk * plan.chunk_cost >= end) return;  // it ends inside a chunk of another piece
+  if (begin + split * plan.split_cost >= end) return;  // it ends inside a split of another share
   segment.position = begin;
-  segment.chunk = chunk;
-  segment.chunk_end = min(params.by_chunk_cost.Of(end - begin + plan.chunk_cost - 1), plan.chunks);
-  walk.position = begin + segment.chunk_end * plan.chunk_cost;
+  segment.split = split;
+  segment.split_end = min(params.by_split_cost.Of(end - begin + plan.split_cost - 1), plan.splits);
+  walk.position = begin + segment.split_end * plan.split_cost;
   const int b = params.by_units.Of(unit);
   unit -= b * plan.units;
   const int h = params.by_row_tiles.Of(unit);
@@ -174,7 +174,7 @@ __device__ __forceinline__ void NextAlike(const DecodeParams& params, Walk<T>& w
   PlaceUnit(walk.single, b, h, segment);
 }
 
-// The piece's next segment; one thread. Its attention is null if there is none.
+// The share's next segment; one thread. Its attention is null if there is none.
 template <class T>
 __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>& walk,
                                             Segment& segment) {
@@ -183,25 +183,25 @@ __device__ __forceinline__ void NextSegment(const DecodeParams& params, Walk<T>&
     return;
   }
   segment.attention = nullptr;
-  int64_t chunk;  // of the sequence, over its units
+  int64_t split;  // of the sequence, over its units
 #pragma unroll 1
   for (;; ++walk.sequence) {
     if (walk.sequence >= params.sequence_count || walk.position >= walk.end) return;
     walk.plan = PlanOf<T>(params, walk, walk.sequence);
-    chunk = CeilDivide(walk.position - walk.begin, walk.plan.chunk_cost);
-    if (chunk < int64_t{walk.plan.units} * walk.plan.chunks) break;
+    split = CeilDivide(walk.position - walk.begin, walk.plan.split_cost);
+    if (split < int64_t{walk.plan.units} * walk.plan.splits) break;
     walk.begin += walk.plan.cost();
     walk.position = max(walk.position, walk.begin);
   }
   const SequencePlan& plan = walk.plan;
-  const auto unit = static_cast<int>(FastDivide(chunk, plan.chunks));
+  const auto unit = static_cast<int>(FastDivide(split, plan.splits));
   segment.position = walk.begin + unit * plan.unit_cost();
-  segment.chunk = static_cast<int>(chunk - int64_t{unit} * plan.chunks);
+  segment.split = static_cast<int>(split - int64_t{unit} * plan.splits);
   const int64_t left = walk.end - segment.position;
-  segment.chunk_end =
-      left <= 0 ? 0 : static_cast<int>(Least(CeilDivide(left, plan.chunk_cost), plan.chunks));
-  walk.position = segment.position + int64_t{segment.chunk_end} * plan.chunk_cost;
-  if (segment.chunk >= segment.chunk_end) {  // the piece ends inside a chunk of another
+  segment.split_end =
+      left <= 0 ? 0 : static_cast<int>(Least(CeilDivide(left, plan.split_cost), plan.splits));
+  walk.position = segment.position + int64_t{segment.split_end} * plan.split_cost;
+  if (segment.split >= segment.split_end) {  // the share ends inside a split of another
     walk.position = walk.end;
     return;
   }

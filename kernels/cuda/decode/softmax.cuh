@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoding kernels between the arrival of a tile and a chunk's end: scores, the online softmax,
-// the second product. A warp has sixteen rows and its share of each tile's keys, and a softmax of
-// its own until the chunk ends. Scores are subtracted from the row's maximum before anything else,
-// so that no score is too large for its weight. Device code; a warp calls each function together.
+// The decoding kernels between the arrival of a tile and a split's end: scores, the online softmax,
+// the second product. A warp has sixteen rows and some of each tile's keys, and a softmax of its
+// own until the split ends. Scores are subtracted from the row's maximum before anything else, so
+// that no score is too large for its weight. Device code; a warp calls each function together.
 
 #pragma once
 
@@ -364,7 +364,7 @@ __device__ __forceinline__ void TakeOutNonFinite(char* values) {
   }
 }
 
-// As Step, of a chunk that needs care; all threads of the block. `shared`: the block's memory, and
+// As Step, of a split that needs care; all threads of the block. `shared`: the block's memory, and
 // `offset` the stage in it.
 template <class T, class Element>
 __device__ __forceinline__ void CarefulStep(const Segment& segment, const Place<T>& place,

@@ -65,14 +65,14 @@ struct Tile {
   static constexpr int kPassesAtOnce = kFewRegisters ? 1 : kPasses;
   static constexpr int kSpans = kDim / 64;
 
-  static_assert(kDim % 64 == 0 && kKeys % (16 * kKeyWarps) == 0 && (1 << kShortChunk) % kKeys == 0);
+  static_assert(kDim % 64 == 0 && kKeys % (16 * kKeyWarps) == 0 && (1 << kShortSplit) % kKeys == 0);
   static_assert(kKeys % kPassRows == 0 && kStages >= 2);
   // The key warps' outputs but the first's pass through the stage that was computed last.
   static_assert((kKeyWarps - 1) * kRows <= kKeys);
   static_assert(!kWgmma || kRowWarps % 4 == 0);
 };
 
-// Weights by which no sum over a chunk's values overflows. None does of fp16's.
+// Weights by which no sum over a split's values overflows. None does of fp16's.
 template <class Element>
 inline constexpr float kSmallUnit = std::is_same_v<Element, __half> ? 1.0f : 0x1p-24f;
 
@@ -90,15 +90,15 @@ __device__ __forceinline__ RowPlace PlaceRow(const Segment& segment, int row) {
   return place;
 }
 
-// The keys [begin, end) of a segment's chunk that some row sees; begin is rounded down to a tile.
-struct ChunkRange {
+// The keys [begin, end) of a segment's split that some row sees; begin is rounded down to a tile.
+struct SplitRange {
   int begin, end;
 };
 template <class T>
-__device__ __forceinline__ ChunkRange RangeOf(const Segment& segment, int chunk) {
-  const int shift = segment.chunk_shift;
-  const int64_t end = int64_t{segment.first_chunk + chunk + 1} << shift;
-  return {max((segment.first_chunk + chunk) << shift, segment.key_begin / T::kKeys * T::kKeys),
+__device__ __forceinline__ SplitRange RangeOf(const Segment& segment, int split) {
+  const int shift = segment.split_shift;
+  const int64_t end = int64_t{segment.first_split + split + 1} << shift;
+  return {max((segment.first_split + split) << shift, segment.key_begin / T::kKeys * T::kKeys),
           static_cast<int>(min(end, int64_t{segment.key_end}))};
 }
 

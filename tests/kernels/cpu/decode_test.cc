@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cpu_flash's decoding path: few query rows, keys in chunks. Against the reference, once per
+// cpu_flash's decoding path: few query rows, keys in splits. Against the reference, once per
 // instruction set, and its promises: bits that depend on the problem alone, and keys that cannot be
 // felt unseen.
 
@@ -29,7 +29,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 constexpr int64_t kPageRows[] = {16, 64, 128, 1024};
-// Keys around the edges of vectors, tiles, chunks, and chunks that had to grow.
+// Keys around the edges of vectors, tiles, splits, and splits that had to grow.
 constexpr int64_t kLengths[] = {1,   2,   15,  16,   17,   63,   64,    65,    100,
                                 511, 512, 513, 1023, 1024, 1500, 32767, 32768, 33000};
 
@@ -116,7 +116,7 @@ TEST(CpuDecode, EveryLengthAroundAnEdge) {
   });
 }
 
-// Chunks and pages that nobody sees, windows that begin and end within one; what is not seen holds
+// Splits and pages that nobody sees, windows that begin and end within one; what is not seen holds
 // NaN, which no row may feel, not even in its roundings.
 TEST(CpuDecode, WindowsAnywhere) {
   const uint64_t seed = FreshSeed();
@@ -188,7 +188,7 @@ TEST(CpuDecode, SumsThatOverflowAndValuesThatAreNot) {
     ExpectAllRowsRight(owned);
     EXPECT_NEAR(Get(owned.attention, owned.O(0, 1, 1, 33)) / value, 1, 1e-5);
   }
-  // Inf whose key has a weight that underflows, in another chunk than the heavy one.
+  // Inf whose key has a weight that underflows, in another split than the heavy one.
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1500, 8, 8), FreshSeed());
   for (int64_t d = 0; d < 8; ++d) {
     Set(owned.attention, owned.Q(0, 0, 0, d), 30);

@@ -14,7 +14,7 @@
 namespace attend::test {
 namespace {
 
-// Scratch of a thread, tiles that are sorted together, partial answers of chunks, and what TBB
+// Scratch of a thread, tiles that are sorted together, partials of splits, and what TBB
 // makes when it is first used.
 constexpr int64_t kHeapBytesMax = int64_t{4} << 20;
 
@@ -41,7 +41,7 @@ TEST(CpuMemoryTest, TilesAreNeverAllListed) {
   EXPECT_EQ(std::count(o.begin(), o.end(), 0.0f), static_cast<int64_t>(rows));
 }
 
-// Partial answers of all chunks of all heads at once would be 35 MiB.
+// Partials of all splits of all heads at once would be 35 MiB.
 TEST(CpuMemoryTest, PartialAnswersAreNeverAllKept) {
   Attention a;
   Problem& p = a.problem;

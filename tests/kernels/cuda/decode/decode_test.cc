@@ -32,7 +32,7 @@ std::vector<int> ConfigsOf(const ProblemSpec& spec, KernelId kernel, uint64_t se
   return Configs(MakeAttention(spec, seed).attention.problem, kernel);
 }
 
-// Lengths at the edges of tiles, pages and chunks.
+// Lengths at the edges of tiles, pages and splits.
 const std::vector<int64_t>& Lengths() {
   static const std::vector<int64_t> lengths = {0,    1,    15,   16,   17,   63,   64,   65,  127,
                                                128,  129,  255,  256,  257,  511,  512,  513, 1000,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a decoding launch cuts keys into chunks and chunks into pieces: arithmetic without a GPU.
+// How a decoding launch cuts keys into splits and splits into shares: arithmetic without a GPU.
 
 #include "kernels/cuda/decode/plan.h"
 
@@ -19,25 +19,25 @@
 namespace attend::test {
 namespace {
 
-TEST(DecodePlan, ChunksAreWholeTilesAndNotTooMany) {
+TEST(DecodePlan, SplitsAreWholeTilesAndNotTooMany) {
   std::mt19937_64 random(FreshSeed());
   for (int n = 0; n < 20000; ++n) {
     const int64_t most = int64_t{1} << (random() % 31);
     const int64_t len = std::min<int64_t>(1 + static_cast<int64_t>(random()) % most, kLengthMax);
     if (len <= 0) continue;
     const int64_t rows = 1 + static_cast<int64_t>(random() % 128);
-    const int64_t keys = cuda::ChunkKeys(len, rows);
+    const int64_t keys = cuda::SplitKeys(len, rows);
     EXPECT_EQ(keys % cuda::kCostKeys, 0);
-    const int64_t chunks = cuda::CeilDivide(len, keys);
-    EXPECT_LE(chunks, cuda::kChunksMax) << len;
+    const int64_t splits = cuda::CeilDivide(len, keys);
+    EXPECT_LE(splits, cuda::kSplitsMax) << len;
     for (const int64_t longer : {len, len + 1, 2 * len, 3 * len}) {
-      EXPECT_LE(chunks, cuda::ChunksAtMost(longer, rows)) << len << " of " << longer;
+      EXPECT_LE(splits, cuda::SplitsAtMost(longer, rows)) << len << " of " << longer;
     }
   }
 }
 
-// Where a window begins changes which chunks there are, not where they begin.
-TEST(DecodePlan, ChunksAreThoseThatSomeRowSees) {
+// Where a window begins changes which splits there are, not where they begin.
+TEST(DecodePlan, SplitsAreThoseThatSomeRowSees) {
   ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
   spec.problem.mask = {Alignment::kBottomRight, 700, 0};
   Attention a;
@@ -45,19 +45,19 @@ TEST(DecodePlan, ChunksAreThoseThatSomeRowSees) {
   const cuda::SequencePlan plan = cuda::PlanSequence(a, 0, 16);
   EXPECT_EQ(plan.key_begin, 4299);
   EXPECT_EQ(plan.key_end, 5000);
-  EXPECT_EQ(plan.chunk_shift, 9);
-  EXPECT_EQ(plan.first_chunk, 8);
-  EXPECT_EQ(plan.chunks, 2);
+  EXPECT_EQ(plan.split_shift, 9);
+  EXPECT_EQ(plan.first_split, 8);
+  EXPECT_EQ(plan.splits, 2);
   a.problem.mask.left = -1;
-  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 10);
-  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunk_shift, plan.chunk_shift);
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).splits, 10);
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).split_shift, plan.split_shift);
   a.problem.len_k = 0;
-  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).chunks, 1) << "somebody writes the empty rows";
+  EXPECT_EQ(cuda::PlanSequence(a, 0, 16).splits, 1) << "somebody writes the empty rows";
 }
 
-// Every chunk is in one piece, pieces differ by no more than a chunk, and of the runs of
-// chunks that go on in another piece no two begin in the same: they have one counter.
-TEST(DecodePlan, PiecesShareOutAllChunks) {
+// Every split is in one share, shares differ by no more than a split, and of the runs of
+// splits that go on in another share no two begin in the same: they have one counter.
+TEST(DecodePlan, SharesTakeAllSplits) {
   std::mt19937_64 random(FreshSeed());
   for (int n = 0; n < 300; ++n) {
     std::vector<cuda::SequencePlan> plans;
@@ -70,38 +70,38 @@ TEST(DecodePlan, PiecesShareOutAllChunks) {
       a.problem.heads_q = a.problem.heads_kv << random() % 8;
       plans.push_back(cuda::PlanSequence(a, 0, 8 << random() % 5));
       total += plans.back().cost();
-      dearest = std::max<int64_t>(dearest, plans.back().chunk_cost);
+      dearest = std::max<int64_t>(dearest, plans.back().split_cost);
     }
-    const cuda::Pieces pieces =
-        cuda::CutPieces(total, static_cast<int>(1 + random() % cuda::kBlocksMax));
-    std::vector<int64_t> costs(pieces.blocks, 0);
-    std::set<int> groups, units;  // pieces in which one begins that goes on
+    const cuda::Shares shares =
+        cuda::CutShares(total, static_cast<int>(1 + random() % cuda::kBlocksMax));
+    std::vector<int64_t> costs(shares.blocks, 0);
+    std::set<int> groups, units;  // shares in which one begins that goes on
     int64_t position = 0;
     for (const cuda::SequencePlan& plan : plans) {
       for (int unit = 0; unit < plan.units; ++unit) {
-        const auto of = [&](int chunk) {
-          return pieces.Of(position + int64_t{chunk} * plan.chunk_cost);
+        const auto of = [&](int split) {
+          return shares.Of(position + int64_t{split} * plan.split_cost);
         };
-        for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-          const int64_t at = position + int64_t{chunk} * plan.chunk_cost;
-          const int piece = of(chunk);
-          ASSERT_GE(at, pieces.Begin(piece));
-          ASSERT_LT(at, pieces.End(piece));
-          ASSERT_LT(piece, pieces.blocks);
-          costs[piece] += plan.chunk_cost;
+        for (int split = 0; split < plan.splits; ++split) {
+          const int64_t at = position + int64_t{split} * plan.split_cost;
+          const int share = of(split);
+          ASSERT_GE(at, shares.Begin(share));
+          ASSERT_LT(at, shares.End(share));
+          ASSERT_LT(share, shares.blocks);
+          costs[share] += plan.split_cost;
         }
-        for (int group = 0; group < cuda::GroupCount(plan.chunks); ++group) {
+        for (int group = 0; group < cuda::GroupCount(plan.splits); ++group) {
           const int first = group * cuda::kFanIn;
-          const int last = first + cuda::GroupSize(plan.chunks, group) - 1;
+          const int last = first + cuda::GroupSize(plan.splits, group) - 1;
           const bool goes_on = of(first) != of(last);
           EXPECT_TRUE(!goes_on || groups.insert(of(first)).second);
         }
-        EXPECT_TRUE(of(0) == of(plan.chunks - 1) || units.insert(of(0)).second);
+        EXPECT_TRUE(of(0) == of(plan.splits - 1) || units.insert(of(0)).second);
         position += plan.unit_cost();
       }
     }
     EXPECT_EQ(position, total);
-    for (const int64_t cost : costs) EXPECT_LE(cost, pieces.each + dearest);
+    for (const int64_t cost : costs) EXPECT_LE(cost, shares.each + dearest);
   }
 }
 
