@@ -276,6 +276,7 @@ std::string Dumper::TakePlace(const Request& request) {
 }
 
 Result<std::string> Dumper::WriteDirectory(const Request& request) const {
+  // The name has the date, by which people find it in logs; nothing is decided by it.
   const auto now = std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
   const auto millis = now.time_since_epoch().count() % 1000;
   const std::string name = fmt::format("{:%Y%m%dT%H%M%S}.{:03}Z-{}",

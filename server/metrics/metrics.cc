@@ -159,6 +159,7 @@ Metrics::Families::Families(const std::string& version) {
   MakeGauge(registry, "attend_build_info", "Always 1; the labels say what was built",
             {{"version", version}, {"compiler", "gcc " __VERSION__}, {"cuda", CudaBuildVersion()}})
       .Set(1);
+  // Prometheus compares it with the times of its scrapes, which are by the wall clock.
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   MakeGauge(registry, "process_start_time_seconds", "Start of the process, seconds since 1970")
       .Set(std::chrono::duration<double>(now).count());

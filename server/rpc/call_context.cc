@@ -97,6 +97,7 @@ std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responde
 TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
   const auto deadline = call.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return kNever;
+  // gRPC gives the deadline by the wall clock, so only that clock tells what is left.
   const auto left = deadline - std::chrono::system_clock::now();
   // Far deadlines would overflow the sum.
   if (left > std::chrono::hours(24 * 365)) return kNever;
