@@ -26,8 +26,9 @@ struct Candidate {
 };
 
 struct Placement {
-  // The device that is chosen when the request is queued is one of these: never none once the
-  // request is admitted. Their selections are set then, the rest with the other fields.
+  // The devices that can run the request; one of them is chosen when it is queued. Engine::Admit
+  // finds them with their selections, at least one. Engine::Place sets the rest of each and may
+  // drop some; if none is left, it refuses the request.
   std::vector<Candidate> candidates;
   // If not empty, the request is split: its shards, for as many devices that are alike.
   std::vector<QuerySlice> shards;

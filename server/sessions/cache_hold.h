@@ -74,7 +74,7 @@ class CacheHold {
   // New rows at the end of every sequence that the request has to write; 0 if it brought none, or
   // if an earlier request with the same append id has written them.
   int64_t append_rows() const { return append_rows_; }
-  // Of the longest sequence.
+  // The length of the longest sequence.
   int64_t length_max() const;
 
   // Takes pages for the new rows, and writes all sequences' page numbers to the caller's table,
@@ -90,7 +90,7 @@ class CacheHold {
  private:
   friend class SessionTable;
   explicit CacheHold(SessionTable& table) : table_(table) {}
-  // Of the n-th sequence, with what is appended.
+  // The pages of the n-th sequence, with what is appended.
   int64_t PagesOf(size_t n) const {
     return (sequences_[n].length + layout_.page_rows - 1) / layout_.page_rows;
   }
@@ -107,7 +107,7 @@ class CacheHold {
   bool committed_ = false;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;
-  // Of each sequence, from Reserve on.
+  // What the hold has of each sequence, from Reserve on.
   struct Part {
     size_t own = 0;  // the first of its pages that is the hold's own, not the session's
     std::list<Readers>::iterator readers = {};

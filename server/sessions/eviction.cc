@@ -71,7 +71,7 @@ int64_t SessionTable::ShareOf(int tenant, int64_t all) const {
                               static_cast<double>(weights) * static_cast<double>(all));
 }
 
-// Of pages in use, how many bytes the tenant has more than its share.
+// The bytes of pages in use that the tenant has beyond its share; negative: it has fewer.
 int64_t SessionTable::BeyondShare(int device, int tenant) const {
   const Pool& pool = pools_[device];
   return pool.tenant_bytes[tenant] - ShareOf(tenant, pool.pages->stats().total_bytes);

@@ -77,7 +77,7 @@ struct Session {
   int64_t in_use = 0;  // requests that read or change it
   std::vector<Layer> layers;
 
-  // Of the shortest layer.
+  // The length of its shortest layer.
   int64_t length() const;
 };
 

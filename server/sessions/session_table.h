@@ -156,8 +156,7 @@ class SessionTable {
   // The device is lost: its sessions end, and say so to those who name them until their leases end.
   void LoseDevice(int device);
 
-  // Of the devices that `healthy` says are, the one with the most memory left for sessions; -1:
-  // none has any.
+  // Returns the healthy device with the most memory left for sessions; -1: none has any.
   int ChooseDevice(const std::vector<bool>& healthy) const;
 
   Stats stats() const;
@@ -216,7 +215,8 @@ class SessionTable {
       ATTEND_REQUIRES(mutex_);
   void EvictTail(Session& session, const Session& needy, int64_t page_bytes, int64_t count,
                  Holders* holders) ATTEND_REQUIRES(mutex_);
-  // Of a layer that nobody reads; or `cut`, which has room for them, gets the pages.
+  // Cuts the layer to `length` tokens. Its other pages are freed, and nobody may read the layer; or
+  // `cut`, which has room for them, gets the pages.
   void Shorten(Session& session, Layer& layer, int64_t length,
                std::vector<PageNumber>* cut = nullptr) ATTEND_REQUIRES(mutex_);
   void EndRead(Session& session, Layer& layer, Readers& readers) ATTEND_REQUIRES(mutex_);

@@ -66,7 +66,7 @@ cudaError_t UploadList(std::span<const Attention* const> attentions, const Layou
   if (capture != cudaStreamCaptureStatusNone) return cudaErrorStreamCaptureUnsupported;
   const int64_t bytes = layout.partials - layout.attentions;
   char* const locked = lists == nullptr ? nullptr : lists->Take(bytes);
-  // Of pageable memory the copy call has taken the bytes when it returns.
+  // When the copy call returns, it has taken the bytes of pageable memory.
   std::vector<char> pageable(locked == nullptr ? static_cast<size_t>(bytes) : 0);
   char* const host = locked == nullptr ? pageable.data() : locked;
   int32_t count = 0;
@@ -149,7 +149,7 @@ std::span<const FlashVariant> DecodeVariantsFor(KernelId kernel, const Problem& 
 }
 
 Result<int64_t> DecodeWorkspaceBytes(std::span<const Problem* const> problems) {
-  // Of a launch by each variant, which would take all that it can.
+  // One launch for each variant, as if that variant took all that it can.
   struct Launch {
     const FlashVariant* variant;
     PartialCounts counts;
