@@ -83,8 +83,10 @@ ROOMS = {
 }
 KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}
 # Where gRPC and generated headers may be included.
-WIRE = re.compile(r"(server/(app|rpc|wire)|client)/|server/regions/region_socket\.|"
-                  r"server/main\.cc$|proto/process/")
+WIRE = re.compile(r"(server/(app|rpc|wire)|client/(rpc|wire))/|"
+                  r"(server/main|client/cli/cmd_info|client/memory/(cuda|shared)_memory)\.cc$|"
+                  r"(server/regions/region_socket|client/(client|session))\.|"
+                  r"client/call/attention_call\.h$")
 
 BANNED = [
     (re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"), "unfinished work belongs in an issue"),
