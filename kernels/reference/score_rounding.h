@@ -54,17 +54,9 @@
 
 #include "kernels/contract/limits.h"
 #include "kernels/contract/problem.h"
+#include "kernels/reference/score_terms.h"
 
 namespace attend {
-
-// The terms of one score (problem.h), in double.
-struct ScoreTerms {
-  double dot = 0;        // q.k
-  double magnitude = 0;  // sum |q||k|
-  double capped = 0;     // scale * q.k, capped
-  double bias = 0;
-  double penalty = 0;  // slope * distance
-};
 
 // One key's score and E_j of the above.
 struct KeyScore {

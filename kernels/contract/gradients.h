@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass of one attention: from the loss's gradients by O and LSE to those by Q, K, V
+// and, if asked for, bias and sinks.
+//
+// With P the weights, dP = dO V^T, delta_i = sum_j P_ij dP_ij (which is dO_i . O_i):
+//
+//   dS_ij = P_ij (dP_ij - delta_i + dLSE_i)            by the score that the mask and softmax see
+//   dT_ij = dS_ij (1 - (capped_ij / softcap)^2)        by scale * q.k; dS_ij without softcap
+//   dQ_i = scale sum_j dT_ij K_j       dK_j = scale sum_i dT_ij Q_i       dV_j = sum_i P_ij dO_i
+//   dBias_ij = dS_ij                   dSink_h = -sum_i exp(sink_h - LSE_i) (delta_i - dLSE_i)
+//
+// summed over a group's query heads in dK and dV, and in dBias over the dimensions that bias
+// broadcasts. (Dao et al. 2022, appendix B; dLSE is what merging partial answers sends back.)
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/contract/problem.h"
+#include "kernels/util/status.h"
+
+namespace attend {
+
+// What goes into and comes out of the backward pass beside the Attention, whose O and LSE are its
+// answer. Where that is: as in Attention. Non-owning. A gradient that is not wanted has null data.
+// A pass writes all rows of what it is asked for: rows beyond a dense sequence's length, rows that
+// see no key and keys that no row sees get 0. Elements of a dimension with stride 0 would be
+// written more than once: only dBias has such.
+struct Gradients {
+  ConstTensorView d_o;           // as O, in its dtype
+  const float* d_lse = nullptr;  // as LSE, with its strides; null: 0
+  TensorView d_q, d_k, d_v;      // as Q, K and V, in their dtype
+  TensorView d_bias;             // float32 [B|1, Hq|1, Lq|1, Lk]: stride 0 where bias has it
+  float* d_sinks = nullptr;      // [Hq]
+};
+
+// OK, or INVALID_ARGUMENT or UNIMPLEMENTED naming what cannot be differentiated: without LSE, for
+// keys in pages, the gradient of a bias or of sinks that are not there.
+Status Check(const Attention& attention, const Gradients& gradients);
+
+// Floating-point operations of the backward pass, recomputation included: 2 * (3 D + 2 Dv) per
+// visible pair and query head.
+double BackwardFlops(const Attention& attention);
+
+}  // namespace attend

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the backward pass takes and gives beside an Attention, with memory of its own. dQ, dK, dV
+// and dO have the strides of Q, K, V and O. What must not be read holds NaN, and what must not be
+// written a pattern.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/contract/gradients.h"
+
+namespace attend::test {
+
+class OwnedGradients {
+ public:
+  // dO and dLSE drawn from `seed`; room for every gradient that there is, filled with NaN. The
+  // attention must stay, and is on the host.
+  OwnedGradients(const Attention& attention, uint64_t seed);
+  OwnedGradients(OwnedGradients&&) = default;
+
+  const Gradients& get() const { return gradients_; }
+  Gradients& get() { return gradients_; }
+
+  // False if anything beside the gradients' elements was written.
+  bool GuardsIntact() const;
+
+ private:
+  // A tensor's elements that count: rows of `dim`, by sequence, head and row.
+  struct Shape {
+    bool keys = false;  // rows of K and V
+    int64_t heads = 0;
+    int64_t dim = 0;
+    bool padding = true;  // rows beyond the length are written too
+  };
+
+  template <class Visit>
+  void ForEachRow(const Shape& shape, const TensorView& view, Visit visit) const;
+  TensorView Make(const Shape& shape, DType dtype, const ConstTensorView& like);
+
+  const Attention& a_;
+  Gradients gradients_;
+  std::vector<std::vector<std::byte>> blocks_;
+  std::vector<std::vector<bool>> writable_;  // by block, byte by byte
+};
+
+}  // namespace attend::test
