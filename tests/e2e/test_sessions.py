@@ -7,6 +7,7 @@ import time
 import grpc
 import pytest
 
+import harness
 import wire
 from reference import Mask, judge
 from sessions import Sequence, client, refused, step
@@ -157,6 +158,32 @@ def test_ids_are_the_tenants_own(sessions_server, random):
         assert session.id not in [each.id for each in b.call("ListSessions").sessions]
         a.call("FreeSession", session=session.id)
         assert guessed in refused(grpc.StatusCode.NOT_FOUND, a.attend, request)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_after_a_restart_an_id_is_nobodys(start_server, random, end):
+    """Neither a call nor a request on it finds what another has in the same memory since."""
+    listen = f"127.0.0.1:{harness.free_port()}"
+    first = start_server(listen=listen)
+    with client(listen) as tenant:
+        before = Sequence(random, tenant.create())
+        tenant.attend(step(random, [before], 70, 0)[0])
+    getattr(first, end)()
+    start_server(listen=listen)
+    with client(listen) as tenant:
+        after = Sequence(random, tenant.create())
+        tenant.attend(step(random, [after], 70, 0)[0])
+        guessed = refused(grpc.StatusCode.NOT_FOUND, tenant.call, "GetSession", session=bytes(16))
+        for call, fields in (("GetSession", {}), ("KeepAlive", {}), ("ForkSession", {}),
+                             ("TruncateSession", {"length": 0}), ("FreeSession", {})):
+            assert refused(grpc.StatusCode.NOT_FOUND, tenant.call, call,
+                           session=before.session.id, **fields) == guessed
+        for new_rows, len_q in ((0, 1), (1, 1)):
+            request, _ = step(random, [before], new_rows, len_q)
+            assert guessed in refused(grpc.StatusCode.NOT_FOUND, tenant.attend, request)
+        assert [each.id for each in tenant.call("ListSessions").sessions] == [after.session.id]
+        request, case = step(random, [after], 1, 1)
+        judge(case, *wire.read_answer(case, "BHLD", tenant.attend(request)))
 
 
 def test_a_cancelled_append_appends_nothing_or_all(sessions_server, random):
