@@ -60,7 +60,7 @@ struct HeldBlock {
   }
 };
 
-struct RawPart {
+struct RawTensor {
   const void* data = nullptr;
   int64_t bytes = 0;
   bool copied() const { return bytes <= thresholds::kReplyCopiedBytesMax; }
@@ -68,35 +68,35 @@ struct RawPart {
 
 uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
 
-// The serialised small fields, then each part after its tag: copied, or as a slice over `block`.
-grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawPart* parts, int count,
+// The serialised small fields, then each tensor after its tag: copied, or as a slice over `block`.
+grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawTensor* tensors, int count,
                           HostBlock block, WatchedRef call) {
   std::vector<grpc::Slice> slices;
   slices.reserve(5);                                    // of most answers
-  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a part is not copied
+  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a tensor is not copied
   int64_t head_bytes = static_cast<int64_t>(fields.ByteSizeLong());
   bool first = true;
   for (int next = 0; first || next < count;) {
-    // One slice: the fields (once), then prefixes and small parts up to the next large one.
+    // One slice: the fields (once), then prefixes and small tensors up to the next large one.
     int end = next;
     while (end < count) {
-      head_bytes += wire::RawPrefixBytes(parts[end].bytes);
-      if (!parts[end].copied()) break;
-      head_bytes += parts[end++].bytes;
+      head_bytes += wire::RawPrefixBytes(tensors[end].bytes);
+      if (!tensors[end].copied()) break;
+      head_bytes += tensors[end++].bytes;
     }
     grpc::Slice head(static_cast<size_t>(head_bytes));
     uint8_t* out = WritableBytes(head);
     if (first) out = fields.SerializeWithCachedSizesToArray(out);
     for (; next < end; ++next) {
-      out = wire::WriteRawPrefix(parts[next].bytes, out);
-      if (parts[next].bytes > 0) std::memcpy(out, parts[next].data, parts[next].bytes);
-      out += parts[next].bytes;
+      out = wire::WriteRawPrefix(tensors[next].bytes, out);
+      if (tensors[next].bytes > 0) std::memcpy(out, tensors[next].data, tensors[next].bytes);
+      out += tensors[next].bytes;
     }
-    if (next < count) wire::WriteRawPrefix(parts[next].bytes, out);
+    if (next < count) wire::WriteRawPrefix(tensors[next].bytes, out);
     slices.push_back(std::move(head));
     if (next < count) {
       if (held == nullptr) held.reset(new HeldBlock(call));
-      held->AddSlices(parts[next].data, parts[next].bytes, slices);
+      held->AddSlices(tensors[next].data, tensors[next].bytes, slices);
       ++next;
     }
     head_bytes = 0;
@@ -204,17 +204,17 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
   auto* response = google::protobuf::Arena::CreateMessage<v1::AttendResponse>(&arena);
   FillResponse(*request, total_ns, response);
   const Attention& attention = request->attention;
-  std::array<RawPart, 2> parts;
+  std::array<RawTensor, 2> tensors;
   int count = 0;
   if (!response->o().has_shared_memory()) {
-    parts[count++] = {attention.o.data, BytesO(attention.problem)};
+    tensors[count++] = {attention.o.data, BytesO(attention.problem)};
   }
   if (attention.problem.return_lse && !response->lse().has_shared_memory()) {
-    parts[count++] = {attention.lse, BytesLse(attention.problem)};
+    tensors[count++] = {attention.lse, BytesLse(attention.problem)};
   }
   HostBlock output = std::move(request->output);
   request.reset();  // frees the input block and shared regions before the answer is sent
-  return Assemble(*response, parts.data(), count, std::move(output), std::move(call));
+  return Assemble(*response, tensors.data(), count, std::move(output), std::move(call));
 }
 
 void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status) {
