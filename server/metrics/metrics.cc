@@ -19,8 +19,8 @@ using prometheus::Registry;
 
 constexpr size_t kCodeCount = 15;  // gRPC's numbers up to UNAVAILABLE, with gaps
 constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
-    "invalid",  "unimplemented",   "memory",    "queue_full",
-    "draining", "deadline_passed", "too_large", "unknown_method"};
+    "invalid",         "unimplemented", "memory",         "queue_full", "draining",
+    "deadline_passed", "too_large",     "unknown_method", "sessions"};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused"};

@@ -37,8 +37,9 @@ enum class Rejection {
   kDeadlinePassed,  // already past on arrival
   kTooLarge,        // message above the limit
   kUnknownMethod,
+  kSessions,  // no room for a session, or for what it would hold
 };
-inline constexpr int kRejectionCount = 8;
+inline constexpr int kRejectionCount = 9;
 
 // The outcome of a reference check.
 enum class CheckResult {

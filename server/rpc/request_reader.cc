@@ -285,9 +285,10 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
   status = engine_.Place(request);
+  if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   // Last, so that nobody's session loses pages to a request that is refused.
-  if (status.ok()) status = ReservePages(plan, request);
-  return status.ok() ? status : RejectRefusal(Rejection::kMemory, std::move(status));
+  status = ReservePages(plan, request);
+  return status.ok() ? status : RejectRefusal(Rejection::kSessions, std::move(status));
 }
 
 Status RequestReader::FindShared(const v1::AttendRequest& message, const Validated& validated,

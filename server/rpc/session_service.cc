@@ -39,7 +39,6 @@ template <class In, class Out, class Answer>
 Status SessionServiceImpl::AnswerTo(Call& call, const Bytes& request, const Answer& answer,
                                     Bytes& response, CacheRefusal& refusal) {
   if (sessions_ == nullptr) return SessionsAreOff();
-  if (MemoryIsShort()) return OutOfMemory();
   const auto bytes = static_cast<int64_t>(request.Length());
   if (bytes > kRequestBytesMax) {
     return InvalidArgument("the message has " + std::to_string(bytes) +
@@ -62,21 +61,24 @@ template <class In, class Out, class Answer>
 void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& response,
                                  Reactor& reactor, const Answer& answer) {
   Status status;
+  Rejection exhausted = Rejection::kSessions;
   CacheRefusal refusal;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
+    if (MemoryIsShort()) throw std::bad_alloc();
     status = AnswerTo<In, Out>(call, request, answer, response, refusal);
   } catch (const std::bad_alloc&) {
     status = OutOfMemory();
+    exhausted = Rejection::kMemory;
   }
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (!status.ok()) return Refuse(call, std::move(status), refusal, reactor);
+  if (!status.ok()) return Refuse(call, exhausted, std::move(status), refusal, reactor);
   reactor.Finish(grpc::Status());
 }
 
-void SessionServiceImpl::Refuse(Call& call, Status status, const CacheRefusal& refusal,
-                                Reactor& reactor) {
-  status = context_.reader.RejectRefusal(Rejection::kMemory, std::move(status));
+void SessionServiceImpl::Refuse(Call& call, Rejection exhausted, Status status,
+                                const CacheRefusal& refusal, Reactor& reactor) {
+  status = context_.reader.RejectRefusal(exhausted, std::move(status));
   const std::string_view code = CodeName(status.code());
   if (context_.logger.should_log(LogLevel::warn)) {
     context_.logger.Log(
@@ -112,7 +114,7 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
     });
   } catch (const std::bad_alloc&) {
     const OnNoMemory wait(OnNoMemory::kWait);
-    Refuse(*call, OutOfMemory(), {}, *reactor);
+    Refuse(*call, Rejection::kMemory, OutOfMemory(), {}, *reactor);
   }
   return reactor;
 }

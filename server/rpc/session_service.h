@@ -8,6 +8,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include "attend/v1/session.grpc.pb.h"
+#include "server/metrics/metrics.h"
 #include "server/rpc/call_context.h"
 #include "server/sessions/session_table.h"
 
@@ -53,7 +54,8 @@ class SessionServiceImpl final
   Status AnswerTo(Call& call, const Bytes& request, const Answer& answer, Bytes& response,
                   CacheRefusal& refusal);
   // Counts and logs the refusal.
-  void Refuse(Call& call, Status status, const CacheRefusal& refusal, Reactor& reactor);
+  void Refuse(Call& call, Rejection exhausted, Status status, const CacheRefusal& refusal,
+              Reactor& reactor);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);

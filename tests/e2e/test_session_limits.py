@@ -113,7 +113,8 @@ def test_a_full_memory_says_when_to_retry_and_is_counted(start_server, random):
         assert refusal.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "session-memory" in refusal.value.details()
         assert int(dict(refusal.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
-        assert server.metric("attend_rejected_requests_total", reason="memory") == 1
+        assert server.metric("attend_rejected_requests_total", reason="sessions") == 1
+        assert server.metric("attend_rejected_requests_total", reason="memory") == 0
         # Refused session calls are counted as all others are.
         refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.create, layers=513)
         assert server.metric("attend_rejected_requests_total", reason="invalid") == 1
