@@ -252,7 +252,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     layer.changing = false;
     if (!sessions_.contains(session.id)) continue;
     assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
-    const std::span<const PageNumber> fresh = hold.sequences_[n].pages.subspan(hold.parts_[n].own);
+    const std::span<const PageNumber> fresh = hold.OwnPages(n);
     hold.parts_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
     table_bytes_ += std::ssize(fresh) * kPageEntryBytes;
@@ -283,7 +283,7 @@ void SessionTable::EndHold(CacheHold& hold) {
     Layer& layer = session.layers[hold.uses_[n].layer];
     if (hold.reserved_) {
       if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
-      DropPages(session, layer, hold.sequences_[n].pages.subspan(hold.parts_[n].own));
+      DropPages(session, layer, hold.OwnPages(n));
       EndRead(session, layer, *hold.parts_[n].readers);
     }
     --session.in_use;

@@ -94,6 +94,11 @@ class CacheHold {
   int64_t PagesOf(size_t n) const {
     return (sequences_[n].length + layout_.page_rows - 1) / layout_.page_rows;
   }
+  // From Reserve on: those of the n-th sequence that are not the session's, as nothing of what is
+  // appended has been committed.
+  std::span<const PageNumber> OwnPages(size_t n) const {
+    return sequences_[n].pages.subspan(parts_[n].own);
+  }
 
   SessionTable& table_;
   int device_ = 0;

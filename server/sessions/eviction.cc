@@ -78,15 +78,30 @@ int64_t SessionTable::BeyondShare(int device, int tenant) const {
 }
 
 // Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
-// share counts for each; a tenant that has no more than its share in all need not be asked.
+// share counts for each, and so do appends and forks that are under way; a tenant that has no more
+// than its share in all need not be asked.
 Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
   if (bytes == 0) return Status();
   if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
   int64_t pinned = bytes;
+  const auto counts = [&session](const Session& each) {
+    return each.pinned && each.tenant == session.tenant && each.device == session.device;
+  };
   for (const auto& [unused, each] : by_use_) {
-    if (!each->pinned || each->tenant != session.tenant || each->device != session.device) continue;
     for (const Layer& layer : each->layers) {
-      pinned += std::ssize(layer.pages) * layer.layout.page_bytes;
+      if (counts(*each)) pinned += std::ssize(layer.pages) * layer.layout.page_bytes;
+    }
+  }
+  for (const CacheHold* const hold : holds_) {
+    for (size_t n = 0; n < hold->parts_.size(); ++n) {
+      if (counts(*hold->sessions_[n]))
+        pinned += hold->OwnPages(n).size() * hold->layout_.page_bytes;
+    }
+  }
+  for (const Cut* const cut : cuts_) {
+    for (const CutPage& page : cut->pages) {
+      if (cut->fork == nullptr || !counts(*cut->fork)) continue;
+      pinned += cut->fork->layers[page.layer].layout.page_bytes;
     }
   }
   const int64_t share = ShareOf(session.tenant, pools_[session.device].pages->stats().total_bytes);

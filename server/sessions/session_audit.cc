@@ -52,7 +52,7 @@ bool SessionTable::PagesAddUp() const {
   }
   for (const CacheHold* const hold : holds_) {
     for (size_t n = 0; n < hold->parts_.size(); ++n) {
-      add(*hold->sessions_[n], hold->sequences_[n].pages.subspan(hold->parts_[n].own));
+      add(*hold->sessions_[n], hold->OwnPages(n));
     }
   }
   for (const Cut* const cut : cuts_) {

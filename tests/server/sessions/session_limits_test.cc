@@ -141,6 +141,36 @@ TEST_F(SessionLimitsTest, OfOneRequestsSessionsThePinnedOnesCount) {
   }
 }
 
+// Whatever else the tenant has, until they are given up.
+TEST_F(SessionLimitsTest, AppendsToPinnedSessionsThatAreUnderWayCount) {
+  const CacheUse one{Make(0, 0, true), 0, 0, ""}, two{Make(0, 0, true), 0, 0, ""};
+  std::vector<PageNumber> pages(512);
+  auto first = table_->Hold(0, {&one, 1}, 5 * kRows);
+  const auto second = table_->Hold(0, {&two, 1}, 5 * kRows);
+  ASSERT_TRUE(first.ok() && second.ok());
+  ASSERT_TRUE((*first)->Reserve(pages.data(), 256).ok());
+  const Status status = (*second)->Reserve(pages.data() + 256, 256);
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 40960 bytes"));
+  first->reset();
+  EXPECT_TRUE((*second)->Reserve(pages.data() + 256, 256).ok());
+}
+
+TEST_F(SessionLimitsTest, AllThatAForkOfAPinnedSessionCopiesCounts) {
+  const Result<SessionInfo> made =
+      table_->Create(0, {0, {kShape, kShape, kShape}, std::chrono::seconds(60), true});
+  ASSERT_TRUE(made.ok());
+  for (const int64_t layer : {0, 1, 2}) {
+    ASSERT_TRUE(Append(0, made->id, 0, kRows, nullptr, layer).ok());
+  }
+  Make(0, 4 * kRows);  // so the tenant has more than its share with them
+  Make(0, 4 * kRows, true);
+  const Status status = table_->Fork(0, made->id, 5).status();
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("pinned sessions would have 36864 bytes"));
+  EXPECT_TRUE(table_->Fork(0, made->id, {}).ok()) << "copies nothing";
+}
+
 TEST_F(SessionLimitsTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
   std::vector<std::string> greedy;
   for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));
