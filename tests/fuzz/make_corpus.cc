@@ -16,8 +16,8 @@
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/server/support/interleaved_history.h"
 #include "tests/server/support/messages.h"
+#include "tests/server/support/table_history.h"
 
 namespace attend::fuzz {
 namespace {
@@ -122,7 +122,7 @@ void Histories() {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     std::mt19937_64 random(seed);
     std::string input;
-    test::InterleavedHistory history([&](int64_t low, int64_t high) {
+    test::TableHistory history([&](int64_t low, int64_t high) {
       const int64_t choice = static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
       if (high - low >= 256) input += static_cast<char>(choice >> 8);
       input += static_cast<char>(choice);

@@ -2,12 +2,12 @@
 //
 // Histories of a session table, each choice of which is a byte of the input, or two: create,
 // append, fork, truncate, free, read, give up, time that passes and memory that runs out. A model
-// says what must be there after every step (tests/server/support/interleaved_history.h).
+// says what must be there after every step (tests/server/support/table_history.h).
 
 #include <gtest/gtest.h>
 
 #include "tests/fuzz/fuzz.h"
-#include "tests/server/support/interleaved_history.h"
+#include "tests/server/support/table_history.h"
 
 namespace attend::fuzz {
 namespace {
@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   attend::fuzz::Choices choices(attend::fuzz::View(data, size));
-  attend::test::InterleavedHistory history(std::ref(choices));
+  attend::test::TableHistory history(std::ref(choices));
   while (choices.left()) history.Step();
   history.End();
   return 0;

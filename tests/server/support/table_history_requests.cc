@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The steps of requests.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "tests/server/support/table_history.h"
+
+namespace attend::test {
+namespace {
+
+constexpr size_t kOpenMax = 6;
+constexpr size_t kRequestsKept = 4;
+// A device's memory has fewer.
+constexpr int64_t kTooManyRows = 1000;
+
+}  // namespace
+
+// New, of sessions that are alike, or an old one.
+TableHistory::Request TableHistory::MakeRequest() {
+  if (!requests_.empty() && Range(0, 3) == 3) {
+    return requests_[Range(0, std::ssize(requests_) - 1)];
+  }
+  const auto first = Any();
+  const ModelSession& session = first->second;
+  const int64_t layer = Range(0, std::ssize(session.layers) - 1);
+  std::vector<CacheUse> uses;
+  const auto add = [&](const std::string& id, int64_t n) {
+    uses.push_back({id, n, sessions_.at(id).layers[n].length(), ""});
+  };
+  add(first->first, layer);
+  for (const auto& [id, other] : sessions_) {
+    if (id == first->first || other.tenant != session.tenant || other.device != session.device) {
+      continue;
+    }
+    for (int64_t n = 0; n < std::ssize(other.layers); ++n) {
+      if (other.layers[n].shape != session.layers[layer].shape || Range(0, 3) == 3) continue;
+      add(id, n);
+      break;
+    }
+  }
+  const int64_t kind = Range(0, 15);
+  const int64_t rows = kind < 5 ? 0 : kind == 15 ? kTooManyRows : Range(1, 70);
+  if (kind == 4) uses.back().length += Range(1, 3);
+  for (CacheUse& use : uses) {
+    if (rows > 0 && kind != 5) use.append_id = "append " + std::to_string(token_);
+  }
+  return {session.tenant, std::move(uses), rows};
+}
+
+void TableHistory::Begin() {
+  if (sessions_.empty() || open_.size() == kOpenMax) return;
+  Request request = MakeRequest();
+  if (requests_.size() == kRequestsKept) requests_.erase(requests_.begin());
+  requests_.push_back(request);
+  int64_t there = 0;
+  Code code = Judge(request, nullptr, there);
+  const int64_t rows = there > 0 ? 0 : request.rows;
+  if (code == Code::kOk && !Fits(request, rows)) code = Code::kInvalidArgument;
+  Result<std::unique_ptr<CacheHold>> hold =
+      Try([&] { return table_->Hold(request.tenant, request.uses, request.rows); });
+  for (const CacheUse& use : request.uses) Renew(request.tenant, use.session);
+  if (!hold.ok()) {
+    ++counts_["refused"];
+    return ExpectCode(hold.status(), code);
+  }
+  ASSERT_EQ(code, Code::kOk);
+  ASSERT_EQ((*hold)->append_rows(), rows);
+  if (rows < request.rows) ++counts_["repeated"];
+  Open open{std::move(request), {}};
+  for (const CacheUse& use : open.request.uses) {
+    Tokens& tokens = open.tokens.emplace_back(sessions_.at(use.session).layers[use.layer].tokens);
+    for (int64_t n = 0; n < rows; ++n) tokens.push_back(static_cast<uint16_t>(++token_ & 0x7bff));
+  }
+  open.hold = *std::move(hold);
+  open_.push_back(std::move(open));
+  for (int64_t steps = Range(0, 3); steps > 0; --steps) {
+    if (!open_.empty()) GoOn(std::prev(open_.end()));
+  }
+}
+
+void TableHistory::GoOn(OpenRef open) {
+  switch (open->state) {
+    case Open::State::kLooked:
+      return Reserve(open);
+    case Open::State::kReserved:
+      if (open->hold->append_rows() == 0) return Close(open);
+      if (Range(0, 4) == 4) {
+        ++counts_["given up"];
+        return Close(open);
+      }
+      return Commit(*open);
+    case Open::State::kCommitted:  // what was appended may still be read: by the answer's check
+      return Close(open);
+  }
+}
+
+void TableHistory::Reserve(OpenRef open) {
+  CacheHold& hold = *open->hold;
+  const int64_t stride = (hold.length_max() + kRows - 1) / kRows + 1;
+  open->table.assign(static_cast<size_t>(stride * std::ssize(open->tokens)), -1);
+  int64_t there = 0;
+  const Code code = Judge(open->request, &hold, there);
+  const Status status = Try([&] { return hold.Reserve(open->table.data(), stride); });
+  if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
+    EXPECT_TRUE(shortage_ || hold.append_rows() > 0) << status.ToString();
+    ++counts_["exhausted"];
+    return Close(open);
+  }
+  ExpectCode(status, code);
+  if (!status.ok()) {
+    ++counts_["refused late"];
+    return Close(open);
+  }
+  open->state = Open::State::kReserved;
+  // Its tokens may be others than when it was looked at: lengths are all that was compared.
+  for (size_t n = 0; n < open->tokens.size(); ++n) {
+    const CacheUse& use = open->request.uses[n];
+    const Tokens& now = sessions_.at(use.session).layers[use.layer].tokens;
+    std::copy(now.begin(), now.end(), open->tokens[n].begin());
+  }
+  for (size_t n = 1; n <= open->tokens.size(); ++n) {
+    EXPECT_EQ(open->table[n * static_cast<size_t>(stride) - 1], 0);
+  }
+  Write(*open);
+}
+
+void TableHistory::Commit(Open& open) {
+  Must([&] { open.hold->Commit(); });
+  open.state = Open::State::kCommitted;
+  for (size_t n = 0; n < open.tokens.size(); ++n) {
+    const CacheUse& use = open.request.uses[n];
+    const auto session = sessions_.find(use.session);
+    if (session == sessions_.end()) continue;
+    ModelLayer& layer = session->second.layers[use.layer];
+    layer.append_begin = layer.length();
+    layer.append_id = use.append_id;
+    layer.tokens = open.tokens[n];
+    appended_[open.request.tenant] += open.request.rows;
+  }
+}
+
+void TableHistory::Close(OpenRef open) {
+  ExpectTokens(*open, 0, 1);
+  for (const CacheUse& use : open->request.uses) Touch(use.session);
+  Must([&] { open_.erase(open); });
+}
+
+}  // namespace attend::test
