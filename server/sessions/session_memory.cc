@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "kernels/util/thread_name.h"
@@ -15,16 +16,23 @@ namespace {
 // A lease ends at most so much late, if nobody names its session before.
 constexpr std::chrono::seconds kExpireInterval(1);
 
-#ifndef NDEBUG
-// NaN in every dtype: an answer that read a free page shows it.
-void Poison(char* data, int64_t bytes) { std::memset(data, 0xff, static_cast<size_t>(bytes)); }
-#endif
-
-// Debug builds poison what becomes free in host memory.
-SessionDevice DeviceOf(DeviceArena* arena) {
+// Debug builds poison what becomes free with NaN in every dtype: an answer that read it shows it.
+// Elsewhere than in host memory it is copied from a block that all pages of the device share.
+SessionDevice DeviceOf(DeviceArena* arena, [[maybe_unused]] int64_t page_bytes_max) {
   SessionDevice device{arena, {}};
 #ifndef NDEBUG
-  if (arena != nullptr && arena->on_host()) device.on_free = Poison;
+  if (arena == nullptr) return device;
+  if (arena->on_host()) {
+    device.on_free = [](char* data, int64_t bytes) {
+      std::memset(data, 0xff, static_cast<size_t>(bytes));
+    };
+    return device;
+  }
+  const auto nan = std::make_shared<const std::string>(static_cast<size_t>(page_bytes_max), '\xff');
+  device.on_free = [arena, nan](char* data, int64_t bytes) {
+    const HostPiece piece{nan->data(), data, bytes};
+    (void)arena->Copy({&piece, 1});  // of a lost device nothing is read any more
+  };
 #endif
   return device;
 }
@@ -35,7 +43,9 @@ SessionMemory::SessionMemory(std::vector<std::unique_ptr<DeviceArena>> arenas,
                              const SessionOptions& options, const Clock& clock)
     : arenas_(std::move(arenas)), clock_(clock) {
   std::vector<SessionDevice> devices;
-  for (const auto& arena : arenas_) devices.push_back(DeviceOf(arena.get()));
+  for (const auto& arena : arenas_) {
+    devices.push_back(DeviceOf(arena.get(), options.slab_bytes));
+  }
   table_ = std::make_unique<SessionTable>(options, clock, RandomToken, devices);
   thread_ = std::thread([this] { Run(); });
 }
