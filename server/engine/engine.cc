@@ -10,15 +10,10 @@
 
 #include "kernels/contract/cost.h"
 #include "kernels/util/trace_range.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
-
-constexpr double kRequestSecondsMax = 600;
-constexpr int64_t kRetryAfterMsMin = 5;
-constexpr int64_t kRetryAfterMsMax = 1000;
-constexpr int64_t kRetryAfterMsMemoryMin = 100;
-constexpr int64_t kRetryAfterMsDraining = 1000;
 
 // The first id of parts, out of reach of the requests' ids, which count from 1.
 constexpr uint64_t kFirstPartId = uint64_t{1} << 63;
@@ -31,8 +26,8 @@ EngineOptions WithWeights(EngineOptions options) {
 
 // Kernel cost of one request on the device.
 double CostMax(const EngineOptions& options, const DeviceInfo& info) {
-  if (!options.request_cost_max.has_value()) return kRequestSecondsMax * CostPerSecond(info);
-  const double max = *options.request_cost_max;
+  const double max =
+      options.request_cost_max.value_or(thresholds::kRequestSecondsMax * CostPerSecond(info));
   return max > 0 ? max : std::numeric_limits<double>::infinity();
 }
 
@@ -355,7 +350,7 @@ void Engine::Stop() {
 }
 
 int64_t Engine::RetryAfterMs(Code code) const {
-  if (draining() || !healthy()) return kRetryAfterMsDraining;
+  if (draining() || !healthy()) return thresholds::kRetryAfterMsDraining;
   int64_t queued = 0;
   bool full = false;
   for (const auto& worker : workers_) {
@@ -366,10 +361,11 @@ int64_t Engine::RetryAfterMs(Code code) const {
     // Memory was short. Uploads and slow readers may hold it while nothing is queued.
     const double used = static_cast<double>(host_pool_->used_bytes()) /
                         static_cast<double>(std::max<int64_t>(1, host_pool_->budget_bytes()));
-    const auto growth = static_cast<double>(kRetryAfterMsMax - kRetryAfterMsMemoryMin);
-    return kRetryAfterMsMemoryMin + static_cast<int64_t>(used * growth);
+    const auto growth =
+        static_cast<double>(thresholds::kRetryAfterMsMax - thresholds::kRetryAfterMsMemoryMin);
+    return thresholds::kRetryAfterMsMemoryMin + static_cast<int64_t>(used * growth);
   }
-  return std::clamp(queued / 8, kRetryAfterMsMin, kRetryAfterMsMax);
+  return std::clamp(queued / 8, thresholds::kRetryAfterMsMin, thresholds::kRetryAfterMsMax);
 }
 
 std::vector<Engine::DeviceState> Engine::Devices() const {

@@ -6,6 +6,8 @@
 #include <cassert>
 #include <iterator>
 
+#include "server/util/thresholds.h"
+
 namespace attend {
 
 RangeAllocator::RangeAllocator(int64_t capacity)
@@ -36,7 +38,7 @@ int64_t RangeAllocator::Take(int64_t bytes) {
   const auto [free_bytes, free_begin] = *best;
   RemoveFree(by_begin_.find(free_begin));
   const int64_t rest = free_bytes - rounded;
-  const bool small = rounded <= kSmallBytesMax;
+  const bool small = rounded <= thresholds::kSmallRangeBytesMax;
   if (rest > 0) AddFree(small ? free_begin : free_begin + rounded, rest);
   used_bytes_ += rounded;
   return small ? free_begin + rest : free_begin;

@@ -22,7 +22,6 @@ class RangeAllocator {
  public:
   static constexpr int64_t kUnitBytes =
       kTensorAlignBytes;  // every range begins at a multiple of it
-  static constexpr int64_t kSmallBytesMax = int64_t{1} << 20;
 
   explicit RangeAllocator(int64_t capacity);  // rounded down to whole units
 

@@ -8,17 +8,10 @@
 #include <utility>
 
 #include "server/rpc/chunked_registry.h"
+#include "server/util/thresholds.h"
 #include "server/wire/reply_codec.h"
 
 namespace attend {
-namespace {
-
-// An upload must progress by this many bytes per idle timeout, so that single bytes do not keep it
-// alive; and by this fraction of all its bytes, so that it holds memory for at most 16 timeouts.
-constexpr int64_t kProgressBytesMin = int64_t{64} << 10;
-constexpr int64_t kProgressParts = 16;
-
-}  // namespace
 
 ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
                                  TimePoint deadline, std::shared_ptr<TransferStream> first)
@@ -67,7 +60,8 @@ Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   const MutexLock lock(mutex_);
   token_ = std::move(*token);
   places_ = UploadPlaces(places);
-  progress_step_bytes_ = std::max(kProgressBytesMin, places_.total_bytes() / kProgressParts);
+  progress_step_bytes_ = std::max(thresholds::kUploadProgressBytesMin,
+                                  places_.total_bytes() / thresholds::kUploadProgressParts);
   progress_ = context_.clock.Now();
   answer_ = AnswerChunks(request.attention, std::move(request.output));
   if (StagedUpload* const staged = request.source.staged()) run_ = staged->run;
@@ -316,7 +310,7 @@ StreamStep ChunkedTransfer::NextChunkLocked(const WatchedRef& call) {
   }
   step.kind = StreamStep::Kind::kWrite;
   step.chunk = true;
-  step.message = answer_.Next(kAnswerChunkBytes, call);
+  step.message = answer_.Next(thresholds::kAnswerChunkBytes, call);
   ++writing_;
   return step;
 }

@@ -5,13 +5,10 @@
 #include <algorithm>
 #include <string>
 
+#include "server/util/thresholds.h"
+
 namespace attend {
 namespace {
-
-// One piece for each of so many bytes, within bounds.
-constexpr int64_t kRangeBytes = 1024;
-constexpr int64_t kRangesLeast = 64;
-constexpr int64_t kRangesMost = 16384;
 
 std::string ChunkText(int tensor, const ChunkMessage& chunk) {
   return "chunk of " + std::string(kInputNames[tensor]) + ", offset " +
@@ -45,7 +42,9 @@ Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
   }
   int64_t ranges = 0;
   for (const ByteRanges& each : ranges_) ranges += each.count();
-  const int64_t ranges_max = std::clamp(total_bytes_ / kRangeBytes, kRangesLeast, kRangesMost);
+  const int64_t ranges_max =
+      std::clamp(total_bytes_ / thresholds::kUploadRangeBytes, thresholds::kUploadRangesLeast,
+                 thresholds::kUploadRangesMost);
   if (ranges > ranges_max) {
     return InvalidArgument(ChunkText(tensor, chunk) + "makes more than " +
                            std::to_string(ranges_max) + " separate pieces of the tensors");

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "server/util/thresholds.h"
+
 namespace attend {
 
 QueueOrder::QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint now) {
@@ -22,7 +24,7 @@ QueueOrder::QueueOrder(const RequestQueue& queue, bool large_allowed, TimePoint 
     }
     if (!candidates.empty()) views_.push_back({&level, level.share, std::move(candidates)});
   }
-  if (queue.batches_since_aged() + 1 >= kAgedEvery) ChooseAged(queue, now);
+  if (queue.batches_since_aged() + 1 >= thresholds::kAgedEvery) ChooseAged(queue, now);
 }
 
 void QueueOrder::ChooseAged(const RequestQueue& queue, TimePoint now) {

@@ -10,8 +10,9 @@
 // 3. Else the tenant furthest behind its fair share (FairShare).
 // 4. Within a tenant, the request that is due first: at its deadline, but at most `aging` after its
 //    arrival.
-// 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch begins
-//    with the next request of such a priority, of the one not served for longest among them.
+// 5. Where requests of lower priorities have waited for `aging`, every kAgedEvery-th batch
+//    (util/thresholds.h) begins with the next request of such a priority, of the one not served for
+//    longest among them.
 //
 // No request starves, except where large requests of higher priorities take every turn that large
 // ones get (QueueOrder's `large_allowed`, with several lanes). With costs in batches, B_t the
@@ -38,8 +39,6 @@
 #include "server/schedule/request_queue.h"
 
 namespace attend {
-
-inline constexpr int64_t kAgedEvery = 4;
 
 class QueueOrder {
  public:

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The sizes and times at which the server goes about its work another way: each trades one cost for
-// another, and none changes an answer, but the last, which bounds what a check may take. What
-// clients or operators can see is elsewhere: limits of the protocol are beside what they limit
-// (wire/, net/), what an operator sets is an option (app/config.h), and how often a thread looks at
-// something, or how long a stop may take, is beside that thread. To race another value, change it,
-// rebuild and compare `bench_service --rows inline,chunked` in turns with the old one; what was
-// learned goes to tests/bench/TRIED.md.
+// another, and none changes an answer. Some bound what a request may take: how slow its client may
+// be, in how many pieces it may come, what its kernel or its check may cost. Elsewhere are limits
+// on what a message may say, beside what they limit (wire/, net/); what an operator sets, which is
+// an option (app/config.h); and how often a thread looks at something, or how long a stop may take,
+// beside that thread. To race another value, change it, rebuild and compare `bench_service --rows
+// inline,chunked` in turns with the old one; what was learned goes to tests/bench/TRIED.md.
 
 #pragma once
 
@@ -36,6 +36,16 @@ inline constexpr int64_t kGatheredPiecesFree = 16;
 inline constexpr int64_t kGatheredPieceBytesLeast = 4096;
 // Chunks of a stream that may wait for their copy: one is copied while the next one comes in.
 inline constexpr int64_t kUnplacedChunksMax = 2;
+// An upload must progress by so many bytes per idle timeout, so that single bytes do not keep it
+// alive; and by one of so many parts of all its bytes, so that it holds memory for at most as many
+// timeouts.
+inline constexpr int64_t kUploadProgressBytesMin = int64_t{64} << 10;
+inline constexpr int64_t kUploadProgressParts = 16;
+// The bytes that have come may be in one range for each of so many bytes of the upload, within
+// bounds: every range costs memory, and chunks are compared with them.
+inline constexpr int64_t kUploadRangeBytes = 1024;
+inline constexpr int64_t kUploadRangesLeast = 64;
+inline constexpr int64_t kUploadRangesMost = 16384;
 // What the small fields of an ordinary request and of its answer need; more comes from the heap.
 inline constexpr size_t kRequestArenaBytes = 4096;
 inline constexpr size_t kReplyArenaBytes = 2048;
@@ -46,8 +56,25 @@ inline constexpr size_t kReplyArenaBytes = 2048;
 // thread from others' copies for long.
 inline constexpr int64_t kCopyPartBytesMin = int64_t{512} << 10;
 inline constexpr int64_t kCopyPartBytesMax = int64_t{4} << 20;
+// Ranges of the host's memory up to here are cut from the end of a free range, larger ones from its
+// beginning.
+inline constexpr int64_t kSmallRangeBytesMax = int64_t{1} << 20;
 // Uploads may hold 1 / this of a device's memory, so that on a small one lanes find the rest.
 inline constexpr int64_t kStagingDeviceShare = 4;
+
+// --- It waits, or is refused.
+
+// One batch in so many begins with a request of a lower priority that has waited for long
+// (schedule/queue_order.h).
+inline constexpr int64_t kAgedEvery = 4;
+// A refused client is told to try again after so long. It is longer the more requests wait or, if
+// memory was short, the more of it is used. The last is for a server that drains or has no device.
+inline constexpr int64_t kRetryAfterMsMin = 5;
+inline constexpr int64_t kRetryAfterMsMax = 1000;
+inline constexpr int64_t kRetryAfterMsMemoryMin = 100;
+inline constexpr int64_t kRetryAfterMsDraining = 1000;
+// What one request may cost unless an operator says: what its device computes in so long.
+inline constexpr double kRequestSecondsMax = 600;
 
 // --- It runs.
 
@@ -70,6 +97,13 @@ inline constexpr int64_t kReplyCopiedBytesMax = 8192;
 // that its client reads.
 inline constexpr int64_t kReplyPiecesMax = 16;
 inline constexpr int64_t kReplyPieceBytesMin = int64_t{1} << 20;
+// Bytes of data in one chunk to a client. With its fields this is below the 4 MiB that every client
+// accepts by default; small enough to be spread over streams, and large enough for the fields not
+// to matter.
+inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
+// A client that takes so many bytes of its answers, or all of them if they are fewer, has its
+// timeout begin again.
+inline constexpr int64_t kAnswerBytesPerTimeout = int64_t{1} << 20;
 
 // --- An answer is checked.
 

@@ -12,6 +12,7 @@
 
 #include "kernels/util/thread_name.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/thresholds.h"
 
 namespace attend {
 namespace {
@@ -52,7 +53,7 @@ bool WatchedCall::KeepsUp() {
   const int64_t held = held_bytes_.load(std::memory_order_relaxed);
   const int64_t taken = taken_bytes_.load(std::memory_order_relaxed);
   if (held > 0 && taken < due_bytes_) return false;
-  due_bytes_ = taken + std::min(held, kBytesPerTimeout);
+  due_bytes_ = taken + std::min(held, thresholds::kAnswerBytesPerTimeout);
   return true;
 }
 

@@ -46,7 +46,6 @@ class WatchedCall {
 
  private:
   friend class AnswerWatch;
-  static constexpr int64_t kBytesPerTimeout = int64_t{1} << 20;
 
   // Whether the client has taken enough bytes for the timeout to begin again.
   bool KeepsUp();

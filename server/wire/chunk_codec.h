@@ -29,10 +29,6 @@ inline constexpr int64_t kChunkBytesMax = int64_t{4} << 20;
 constexpr int64_t ChunkBytesMax(int64_t message_bytes_max) {
   return std::min(kChunkBytesMax, message_bytes_max);
 }
-// Bytes of data in one message to a client. With its fields this is below the 4 MiB that every
-// client accepts by default; small enough to be spread over streams, and large enough for the
-// fields not to matter.
-inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
 // Most bytes of a message around its data.
 inline constexpr int64_t kChunkMarginBytes = 1024;
 

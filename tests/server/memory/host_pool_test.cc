@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/util/thresholds.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend {
@@ -164,7 +165,7 @@ TEST(HostPool, ManyThreadsNeverShareABlock) {
 // Against a map of every unit: ranges never overlap, and a request fails only if no hole holds it.
 TEST(RangeAllocator, AgreesWithAMapOfEveryUnit) {
   constexpr int64_t kUnit = RangeAllocator::kUnitBytes;
-  constexpr int64_t kUnits = 3 * RangeAllocator::kSmallBytesMax / kUnit;
+  constexpr int64_t kUnits = 3 * thresholds::kSmallRangeBytesMax / kUnit;
   const uint64_t seed = test::FreshSeed();
   std::mt19937_64 random(seed);
   RangeAllocator ranges(kUnits * kUnit + 77);

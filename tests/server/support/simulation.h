@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "server/schedule/scheduler.h"
+#include "server/util/thresholds.h"
 
 namespace attend::test {
 
@@ -131,7 +132,7 @@ class Simulation {
   int64_t arrived_ = 0;
   int64_t accepted_ = 0;
   int64_t ended_ = 0;
-  int64_t batches_since_aged_ = kAgedEvery;
+  int64_t batches_since_aged_ = thresholds::kAgedEvery;
   bool poked_ = false;  // something changed since the last plan
   bool closed_ = false;
   bool draining_ = false;

@@ -96,7 +96,7 @@ void Simulation::CheckAging(const Scheduler::Launch& launch, bool large_allowed)
   ++batches_since_aged_;
   if (launch.aged) {
     EXPECT_TRUE(waits_long(launch.requests.front()->priority));
-    EXPECT_GE(batches_since_aged_, kAgedEvery) << "aged requests crowd out the order";
+    EXPECT_GE(batches_since_aged_, thresholds::kAgedEvery) << "aged requests crowd out the order";
     batches_since_aged_ = 0;
   }
   for (auto& [priority, level] : levels_) {
@@ -104,7 +104,8 @@ void Simulation::CheckAging(const Scheduler::Launch& launch, bool large_allowed)
       level.passed_over = 0;
     } else {
       ++level.passed_over;
-      EXPECT_LT(level.passed_over, kAgedEvery * (priorities_ - 1)) << "priority " << priority;
+      EXPECT_LT(level.passed_over, thresholds::kAgedEvery * (priorities_ - 1))
+          << "priority " << priority;
     }
   }
 }
