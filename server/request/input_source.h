@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a request's inputs are, and so what a lane reads. Tensors that came in messages are in the
-// request's input block, or still where their message arrived, or in the block with a copy of it on
-// a device. Tensors in regions stay there, whatever becomes of the request's other tensors, and so
-// do K and V in sessions: both are beside the variant and not in it. One type, so that code that
-// asks what a request waits for, or which device it is bound to, need not know the cases.
+// Where a request's inputs are, and so what a lane reads: where they were placed when the request
+// came; or in its input block and a device's copy of that, which are made while it comes in chunks;
+// or in those of an upload that the request is a part of. One type, so that code that asks what a
+// request waits for, or which device it is bound to, need not know the cases.
 
 #pragma once
 
@@ -12,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -88,10 +88,10 @@ struct GatheredInput {
 
 class UploadRun;
 
-// A chunked request's inputs: in the input block, of which a device has a copy.
+// A chunked request's inputs: all in the input block, of which a device has a copy.
 struct StagedUpload {
-  std::unique_ptr<DeviceCopy> copy;
-  std::shared_ptr<UploadRun> run;  // computes the request while it arrives; null: nothing does
+  std::unique_ptr<DeviceCopy> copy;  // never null
+  std::shared_ptr<UploadRun> run;    // computes the request while it arrives; null: nothing does
 };
 
 // The inputs of a request that is a part of a chunked one, begun while the rest may still be
@@ -103,44 +103,60 @@ struct UploadPart {
   bool has_slot = false;  // its upload has a queue slot already, which its parts share
 };
 
+// K and V in sessions' pages, and the rows to be written there first.
+struct SessionKeys {
+  std::unique_ptr<CacheHold> hold;
+  KeyAppend append = {};
+};
+
+// The inputs of a request that is not uploaded in advance. What came in messages is in its input
+// block, unless it is gathered. What is in regions or sessions stays there. The three are
+// independent: a request may have any of them, or all.
+struct PlacedInputs {
+  std::optional<GatheredInput> gathered;
+  std::unique_ptr<SharedTensors> shared;  // null: no tensor is in a region
+  std::optional<SessionKeys> keys;        // none: K and V are not in sessions
+};
+
 class InputSource {
  public:
-  // Tensors that came in messages are in the input block, until one of these is called.
-  void Gather(GatheredInput input) { messages_ = std::move(input); }
-  void Stage(std::unique_ptr<DeviceCopy> copy) { messages_ = StagedUpload{std::move(copy), {}}; }
-  void SetPart(UploadPart part) { messages_ = std::move(part); }
-  void SetShared(std::unique_ptr<SharedTensors> shared) { shared_ = std::move(shared); }
-  // K and V are in sessions' pages. `append` are the rows to be written there first.
-  void SetCache(std::unique_ptr<CacheHold> cache) { cache_ = std::move(cache); }
-  void SetAppend(const KeyAppend& append) { append_ = append; }
+  // Until one of the next four is called, all inputs are in the input block.
+  void Gather(GatheredInput input) { placed().gathered = std::move(input); }
+  void SetShared(std::unique_ptr<SharedTensors> shared) { placed().shared = std::move(shared); }
+  void SetCache(std::unique_ptr<CacheHold> cache) { placed().keys = {std::move(cache)}; }
+  // After SetCache: the rows that are to be written to the sessions' pages first.
+  void SetAppend(const KeyAppend& append);
+  // In place of those: all inputs must still be in the input block.
+  void Stage(std::unique_ptr<DeviceCopy> copy);
+  void SetPart(UploadPart part);
+
   // The attention has been computed: what it appended is the sessions'.
   void Commit() {
-    if (cache_ != nullptr) cache_->Commit();
+    if (cache() != nullptr) cache()->Commit();
   }
   // Nothing reads the inputs any more.
   void End() {
-    if (cache_ != nullptr) cache_->End();
+    if (cache() != nullptr) cache()->End();
   }
 
   // Null if the inputs are elsewhere.
-  const GatheredInput* gathered() const { return std::get_if<GatheredInput>(&messages_); }
-  StagedUpload* staged() { return std::get_if<StagedUpload>(&messages_); }
-  UploadPart* part() { return std::get_if<UploadPart>(&messages_); }
-  const UploadPart* part() const { return std::get_if<UploadPart>(&messages_); }
-  const SharedTensors* shared() const { return shared_.get(); }
-  CacheHold* cache() const { return cache_.get(); }
+  const GatheredInput* gathered() const;
+  StagedUpload* staged() { return std::get_if<StagedUpload>(&inputs_); }
+  UploadPart* part() { return std::get_if<UploadPart>(&inputs_); }
+  const UploadPart* part() const { return std::get_if<UploadPart>(&inputs_); }
+  const SharedTensors* shared() const;
+  CacheHold* cache() const;
   // The copy of staged().
   DeviceCopy* copy() { return staged() == nullptr ? nullptr : staged()->copy.get(); }
   UploadRun* run() { return staged() == nullptr ? nullptr : staged()->run.get(); }
 
   // The only device that can read them, or kAnyDevice.
-  int pinned_device() const {
-    if (cache_ != nullptr) return cache_->device();
-    return CanBeChecked() ? kAnyDevice : shared_->device;
-  }
+  int pinned_device() const;
   // Whether the reference check can read them: all are in the host's memory, or in pages of
   // sessions, which the check copies.
-  bool CanBeChecked() const { return shared_ == nullptr || shared_->device == SharedRegion::kHost; }
+  bool CanBeChecked() const {
+    return shared() == nullptr || shared()->device == SharedRegion::kHost;
+  }
   // Whether the lane begins by waiting for something on the device: a client's own work, or the
   // last copies of an upload.
   bool Awaits() const;
@@ -148,10 +164,10 @@ class InputSource {
   void ApplyTo(WorkItem& item);
 
  private:
-  std::variant<std::monostate, GatheredInput, StagedUpload, UploadPart> messages_;
-  std::unique_ptr<SharedTensors> shared_;  // null: no tensor is in a region
-  std::unique_ptr<CacheHold> cache_;       // null: K and V are not in sessions
-  KeyAppend append_;
+  PlacedInputs& placed() { return std::get<PlacedInputs>(inputs_); }
+  bool InBlockOnly() const;
+
+  std::variant<PlacedInputs, StagedUpload, UploadPart> inputs_;
 };
 
 }  // namespace attend
