@@ -212,7 +212,7 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   message->set_return_lse(p.return_lse);
   if (p.o_float32) message->set_o_dtype(v1::DTYPE_FLOAT32);
   message->set_kernel(request.kernel);
-  message->set_check(request.check);
+  message->set_check(request.to_be_checked());
   message->set_priority(request.priority);
 }
 

@@ -30,7 +30,7 @@ WorkItem ToWorkItem(Request& request) {
   item.selection = request.selection;
   item.inputs = request.input_spans;
   item.outputs = request.output_spans;
-  item.poison_output = request.check;
+  item.poison_output = request.to_be_checked();
   item.stop = &request.stop;
   request.source.ApplyTo(item);
   return item;
@@ -69,7 +69,7 @@ DeviceWorker::~DeviceWorker() { Stop(Unavailable("the server is stopping")); }
 
 Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   assert(request->source.gathered() == nullptr ||
-         (backend_.Gathers() && !request->in_parts && !request->check));
+         (backend_.Gathers() && !request->in_parts && !request->to_be_checked()));
   MutexLock lock(mutex_);
   request->device_name = info().name;
   const Request& pushed = *request;

@@ -61,6 +61,11 @@ bool Checker::Sampled(uint64_t id) const {
   return draw < options_.sample;
 }
 
+double Checker::WorkBudget(const Request& request) const {
+  const bool sampled = request.check == AnswerCheck::kSampled;
+  return sampled ? options_.sampled_work_budget : options_.work_budget;
+}
+
 bool Checker::HasRoom() const {
   const MutexLock lock(mutex_);
   return queue_.size() + busy_ < options_.backlog_max;
@@ -75,11 +80,9 @@ bool Checker::Reserve() {
 void Checker::Post(std::unique_ptr<Request> request) {
   const uint64_t id = request->id;
   Responder& responder = *request->responder;
-  const double budget =
-      request->check_sampled ? options_.sampled_work_budget : options_.work_budget;
   const double work =
       static_cast<double>(CountRows(request->attention)) * CheckWork(request->attention.problem);
-  const double share = std::min(1.0, work / budget);
+  const double share = std::min(1.0, work / WorkBudget(*request));
   MutexLock lock(mutex_);
   if (aborted_) return End(std::move(request), Code::kUnavailable);
   const TimePoint deadline = request->deadline;
@@ -137,7 +140,7 @@ void Checker::Fail(Request& request, Status why) {
   const bool may_go_unchecked = why.code() == Code::kUnavailable ||
                                 why.code() == Code::kResourceExhausted ||
                                 why.code() == Code::kInvalidArgument;
-  if (!request.check_sampled || !may_go_unchecked) request.status = std::move(why);
+  if (request.check != AnswerCheck::kSampled || !may_go_unchecked) request.status = std::move(why);
 }
 
 void Checker::End(std::unique_ptr<Request> request, Code code) {
@@ -199,7 +202,6 @@ void Checker::CheckNext() {
 
 void Checker::Check(Request& request) {
   const TraceRange range("attend: check an answer");
-  const double budget = request.check_sampled ? options_.sampled_work_budget : options_.work_budget;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const TimePoint begin = clock_.Now();
@@ -208,7 +210,7 @@ void Checker::Check(Request& request) {
     const bool fetch = cache != nullptr && !cache->arena().on_host();
     if (fetch) attention.v.data = nullptr;  // so rows are chosen without a look at V
     const std::vector<RowId> rows =
-        SampleRows(attention, Mix(options_.seed ^ request.id), budget, &request.stop);
+        SampleRows(attention, Mix(options_.seed ^ request.id), WorkBudget(request), &request.stop);
     std::optional<FetchedKeys> keys;
     if (fetch) {
       Result<FetchedKeys> fetched =

@@ -72,6 +72,7 @@ class Checker {
   void CheckNext();
   // Ends waiting requests and stops running checks at their deadlines, until destruction.
   void WatchDeadlines();
+  double WorkBudget(const Request& request) const;
   TimePoint EarliestDeadline() const ATTEND_REQUIRES(mutex_);
   void Check(Request& request);
   // Ends a request that waited. Releases the lock meanwhile.

@@ -184,7 +184,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
     if (status.ok() && request->placement.decided_lost < 0) status = Place(*request);
     if (status.ok()) {
       status = PlanCheck(*request);
-      checked = status.ok() && request->check;
+      checked = status.ok() && request->to_be_checked();
     }
     if (status.ok()) status = Route(request);
     if (!status.ok()) refuse();
@@ -306,7 +306,7 @@ void Engine::FinishBatch(CompletedBatch batch) {
 
 void Engine::FinishRun(std::unique_ptr<Request> request) {
   if (request->status.ok()) request->source.Commit();
-  if (request->status.ok() && request->check && !request->part) {
+  if (request->status.ok() && request->to_be_checked() && !request->part) {
     checker_->Post(std::move(request));
   } else {
     FinishOne(std::move(request));
@@ -317,7 +317,7 @@ void Engine::FinishOne(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
   const bool part = request->part;
   const bool of_upload = request->source.part() != nullptr;
-  if (request->check && !part) checker_->Release();
+  if (request->to_be_checked() && !part) checker_->Release();
   request->source.End();
   responder->Finish(std::move(request));
   if (of_upload) upload_parts_.fetch_sub(1, std::memory_order_release);

@@ -11,13 +11,14 @@
 
 namespace attend {
 Status Engine::PlanCheck(Request& request) {
-  if (!request.check) {
-    if (!request.placement.sampled) return Status();
-    request.check = request.check_sampled = checker_->HasRoom() && checker_->Reserve();
-    if (!request.check) metrics_.RecordCheck(CheckResult::kSkipped, request.transport);
+  if (!request.to_be_checked()) return Status();
+  const bool sampled = request.check == AnswerCheck::kSampled;
+  if ((!sampled || checker_->HasRoom()) && checker_->Reserve()) return Status();
+  if (sampled) {
+    request.check = AnswerCheck::kSkipped;
+    metrics_.RecordCheck(CheckResult::kSkipped, request.transport);
     return Status();
   }
-  if (checker_->Reserve()) return Status();
   metrics_.RecordCheck(CheckResult::kRefused, request.transport);
   return ResourceExhausted("check: " + std::to_string(options_.checker.places_max) +
                            " requests wait for their reference check, the limit (max-checks)");

@@ -43,7 +43,6 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {
   request.device_name = workers_[device]->info().name;
   request.selection = chosen->selection;
   uint64_t id = TakePartIds(made->size());
-  const bool may_be_checked = request.check || request.placement.sampled;
   for (const auto& part : *made) {
     // The whole's kernel, even if Select would choose another for the part. The part needs less.
     const Result<Selection> selection = Select(part->attention.problem, workers_[device]->info(),
@@ -51,7 +50,6 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {
     if (!selection.ok()) return nullptr;
     part->selection = *selection;
     part->id = id++;
-    part->check = may_be_checked;
   }
   UploadRun::Hooks hooks;
   hooks.push = [this](std::unique_ptr<Request>& part) {

@@ -96,9 +96,11 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
   } else if (request.source.cache() == nullptr) {  // which is one device's
     DecideShards(rules, request, placement);
   }
-  placement.sampled = sampled && request.source.CanBeChecked();
+  if (request.check == AnswerCheck::kNone && sampled && request.source.CanBeChecked()) {
+    request.check = AnswerCheck::kSampled;
+  }
   placement.may_gather =
-      !request.check && !placement.sampled && placement.shards.empty() &&
+      !request.to_be_checked() && placement.shards.empty() &&
       std::all_of(placement.candidates.begin(), placement.candidates.end(), reads_pieces);
   return Status();
 }

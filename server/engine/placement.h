@@ -38,10 +38,11 @@ struct PlacementRules {
 Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::string_view kernel,
                                               int pinned, std::span<const PlaceableDevice> devices);
 
-// Sets the request's flops and the rest of its placement. The candidates and the spans must be set,
-// and the attention's arrays must have their values. `sampled`: the server wants the answer
-// checked. INVALID_ARGUMENT if the attention costs more than any candidate's cost_max. UNAVAILABLE
-// if the tensors are already gathered and no candidate can read them there.
+// Sets the request's flops, the rest of its placement and, if the server wants the answer checked
+// (`sampled`) and the client did not ask, its check. The candidates and the spans must be set, and
+// the attention's arrays must have their values. INVALID_ARGUMENT if the attention costs more than
+// any candidate's cost_max. UNAVAILABLE if the tensors are already gathered and no candidate can
+// read them there.
 Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devices, bool sampled,
               Request& request);
 

@@ -33,7 +33,6 @@ struct Placement {
   // If not empty, the request is split: its shards, for as many devices that are alike.
   std::vector<QuerySlice> shards;
   std::vector<int> shard_devices;
-  bool sampled = false;  // the server wants the answer checked, though the client did not ask
   // Every candidate can read tensors where their message arrived, and nothing else needs them in
   // the input block.
   bool may_gather = false;

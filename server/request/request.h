@@ -30,6 +30,14 @@ namespace attend {
 // Values equal attend.v1.Layout.
 enum class Layout : int32_t { kBhld = 1, kBlhd = 2, kLhd = 3 };
 
+// Whether the reference check is to see the answer, and for whom.
+enum class AnswerCheck {
+  kNone,
+  kAsked,    // the client asked for it: without it, its request fails
+  kSampled,  // Engine::Place chose the request; what keeps it from being checked is no failure
+  kSkipped,  // was kSampled; when it was submitted, the checker had no room
+};
+
 struct Request;
 
 // Where an answer goes. Finish is called exactly once, from any thread, and takes the request.
@@ -56,10 +64,7 @@ struct Request {
   SpanList output_spans;  // and writes
   UploadBudget::Hold upload;  // chunked: until the bytes are complete
   std::string kernel;         // asked for by name; empty = the server's choice
-  // Asked for by the client, or (set by Engine::Submit) by the server; the request then has a place
-  // with the checker until it ends.
-  bool check = false;
-  bool check_sampled = false;  // the latter
+  AnswerCheck check = AnswerCheck::kNone;
   int32_t priority = 0;
   int tenant = 0;  // index into the engine's tenants
   TimePoint deadline = kNever;
@@ -110,6 +115,11 @@ struct Request {
   // scheduler or checker that runs it.
   StopFlag stop;
   Code stop_code = Code::kOk;  // with it: why
+
+  // Once submitted, and no part, such a request has a place with the checker until it ends.
+  bool to_be_checked() const {
+    return check == AnswerCheck::kAsked || check == AnswerCheck::kSampled;
+  }
 };
 
 // A running request, described for people.

@@ -260,7 +260,7 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   const v1::AttendRequest& fields = *message.fields;
   NameRequest(fields, request);  // before anything can fail
   request.kernel = fields.kernel();
-  request.check = fields.check();
+  if (fields.check()) request.check = AnswerCheck::kAsked;
   request.priority = fields.priority();
 
   const bool chunked = request.transport == Transport::kChunked;

@@ -133,7 +133,7 @@ class Schedule {
     request->responder = &collector_;
     request->priority = static_cast<int32_t>(Pick(3));
     request->tenant = static_cast<int>(Pick(2));
-    request->check = Pick(10) == 0;
+    if (Pick(10) == 0) request->check = AnswerCheck::kAsked;
     if (Pick(5) == 0) request->deadline = clock_.Now() + std::chrono::microseconds(Pick(3000));
     bool any_lost = false;
     for (const Engine::DeviceState& state : engine_->Devices()) any_lost |= !state.healthy;

@@ -62,7 +62,7 @@ TEST_F(EngineMemoryTest, WhatIsNotAcceptedLeavesNothingBehind) {
     const uint64_t id = request->id;
     request->deadline = clock_.Now() + std::chrono::hours(1);
     request->priority = static_cast<int32_t>(nth);  // the first of it
-    request->check = true;
+    request->check = AnswerCheck::kAsked;
     const int64_t inflight = engine_->inflight();
     const double outstanding = Outstanding();
     const Outcome outcome = SubmitFailing(request, nth);

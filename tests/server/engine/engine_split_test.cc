@@ -49,7 +49,7 @@ class SplitTest : public EngineTest {
 TEST_F(SplitTest, TheAnswerIsTheWholes) {
   StartGpus(4);
   auto request = NewRequest(Large());
-  request->check = true;
+  request->check = AnswerCheck::kAsked;
   const Request& ended = collector_.WaitFor(MustSubmit(std::move(request)));
   ASSERT_TRUE(ended.status.ok()) << ended.status.ToString();
   EXPECT_TRUE(CheckAllRows(ended.attention).ok);

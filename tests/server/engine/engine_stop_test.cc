@@ -33,7 +33,7 @@ class EngineStopTest : public EngineTest {
     auto request = NewRequest(test::MakeSpec(1, 1, 1, 1, 1, 256, 256));
     request->attention.problem.len_k = kLengthMax;
     request->attention.k.stride_l = request->attention.v.stride_l = 0;
-    request->check = true;
+    request->check = AnswerCheck::kAsked;
     return request;
   }
   // The device computes in no time, and checks take for ever.
@@ -130,7 +130,7 @@ TEST_F(EngineStopTest, AbortEndsAllThereIs) {
   WaitForRunning("reference check");
   const uint64_t waiting = MustSubmit(NewEndlessCheck());
   auto sampled = NewEndlessCheck();
-  sampled->check_sampled = true;  // as if the server had chosen it
+  sampled->check = AnswerCheck::kSampled;  // as if the server had chosen it
   const uint64_t sampled_id = MustSubmit(std::move(sampled));
   collector_.WaitFor(MustSubmit(NewRequest()));  // those have left their lane
   const uint64_t running = HoldLane();
@@ -181,7 +181,7 @@ TEST_F(EngineStopTest, EveryTenantsAnswersAreChecked) {
   Start();
   for (int tenant = 0; tenant < 3; ++tenant) {
     auto request = NewRequest();
-    request->check = true;
+    request->check = AnswerCheck::kAsked;
     request->tenant = tenant;
     const Request& checked = collector_.WaitFor(MustSubmit(std::move(request)));
     ASSERT_TRUE(checked.report.has_value());
@@ -237,8 +237,7 @@ TEST_F(EngineStopTest, WithoutMemoryACheckFailsAndNotTheProcess) {
     clock.Starve();
     auto request = NewRequest();
     const uint64_t id = request->id;
-    request->check = true;
-    request->check_sampled = sampled;
+    request->check = sampled ? AnswerCheck::kSampled : AnswerCheck::kAsked;
     checker.Post(std::move(request));
     const Request& unchecked = ended.WaitFor(id);
     EXPECT_FALSE(unchecked.report.has_value());

@@ -124,12 +124,12 @@ TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
   ASSERT_TRUE(Decide().ok());
   EXPECT_TRUE(placement().may_gather);
   ASSERT_TRUE(Decide(/*sampled=*/true).ok());
-  EXPECT_TRUE(placement().sampled);
+  EXPECT_EQ(request_.check, AnswerCheck::kSampled);
   EXPECT_FALSE(placement().may_gather) << "the checker reads the block";
-  request_.check = true;
+  request_.check = AnswerCheck::kAsked;
   ASSERT_TRUE(Decide().ok());
   EXPECT_FALSE(placement().may_gather);
-  request_.check = false;
+  request_.check = AnswerCheck::kNone;
   split_flops_min_ = 1;
   ASSERT_TRUE(Decide().ok());
   EXPECT_FALSE(placement().may_gather) << "its shards read the block";

@@ -50,7 +50,7 @@ TEST_F(StagingTest, TheKernelReadsTheCopyAndTheCheckTheHost) {
   ExpectRight(upload);
 
   Upload checked = Begin();
-  checked.request->check = true;
+  checked.request->check = AnswerCheck::kAsked;
   Arrive(checked);
   MustSend(checked);
   ExpectRight(checked);

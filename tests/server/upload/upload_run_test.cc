@@ -152,7 +152,7 @@ TEST_F(UploadRunTest, AnyOrderOfBytesByManyThreads) {
     test::ProblemSpec spec = test::MakeSpec(pick(3), heads * pick(3), heads, pick(30), pick(40),
                                             8 * pick(3), 8 * pick(3));
     Upload upload = Begin(spec);
-    if (i % 3 == 0) upload.request->check = true;
+    if (i % 3 == 0) upload.request->check = AnswerCheck::kAsked;
     Arrive(upload);
     MustSend(upload);
     ExpectRight(upload);
