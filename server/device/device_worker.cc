@@ -87,7 +87,7 @@ Status DeviceWorker::Push(std::unique_ptr<Request>& request) {
   ReportQueueLocked(pushed.tenant);
   // One wake-up is enough until the scheduler has looked; a thread that drives looks before it
   // ends.
-  const bool notify = !std::exchange(poked_, true) && !driven_;
+  const bool notify = !std::exchange(plan_stale_, true) && !driven_;
   lock.Unlock();
   if (notify) wake_.NotifyOne();
   return Status();
@@ -118,8 +118,8 @@ void DeviceWorker::RunOnCaller(Scheduler::Step& step, const std::shared_ptr<Call
     const MutexLock lock(mutex_);
     driven_ = false;
     // For requests that arrived meanwhile, or that wait for a fuller batch or for their deadline.
-    poked_ = WatchDeadlinesLocked() || poked_ || !scheduler_.queue().empty();
-    notify = poked_;
+    plan_stale_ = WatchDeadlinesLocked() || plan_stale_ || !scheduler_.queue().empty();
+    notify = plan_stale_;
   }
   if (notify) wake_.NotifyOne();
   if (run->polled && run->lane >= 0) lanes_[run->lane].lane->Poll(thresholds::kPollAtMost);
@@ -216,18 +216,18 @@ void DeviceWorker::Execute(Scheduler::Step& step, const std::shared_ptr<CallersR
   for (Scheduler::Launch& launch : step.launches) Start(launch, run);
 }
 
-bool DeviceWorker::WokenLocked() const { return stop_ || (poked_ && !driven_); }
+bool DeviceWorker::WokenLocked() const { return stop_ || (plan_stale_ && !driven_); }
 
 void DeviceWorker::Run() {
   NameThread("attend-schedule");
   MutexLock lock(mutex_);
   while (!stop_) {
-    if (driven_) {  // by a caller, which checks poked_ when it is done
-      poked_ = true;
+    if (driven_) {  // by a caller, which checks plan_stale_ when it is done
+      plan_stale_ = true;
       while (!WokenLocked()) wake_.Wait(mutex_);
       continue;
     }
-    poked_ = false;
+    plan_stale_ = false;
     const TimePoint now = clock_.Now();
     Scheduler::Step step = scheduler_.Plan(now);
     if (!step.empty()) {
@@ -324,7 +324,7 @@ void DeviceWorker::LaneDone(int lane, std::vector<std::unique_ptr<Request>> batc
   metrics_.SetLanesBusy(index_, lanes.total - lanes.free);
   // Under the lock: once Stop() has seen the lane free, this object may be destroyed.
   if (!scheduler_.queue().empty() || stop_) {
-    poked_ = true;
+    plan_stale_ = true;
     if (!driven_) wake_.NotifyOne();
   }
   if (stop_) idle_.NotifyAll();

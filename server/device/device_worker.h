@@ -9,15 +9,15 @@
 // was idle, that thread also polls for the request's end for a while, and answers it.
 //
 // One thread at a time plans and starts what was planned: driven_ says that one does. What comes
-// meanwhile sets poked_, which the driver looks at before it stops.
+// meanwhile sets plan_stale_, which the driver looks at before it stops.
 //
-//            work, a deadline, a free lane (poked_, or watch_ has come)
+//            work, a deadline, a free lane (plan_stale_, or watch_ has come)
 //   asleep ------------------------------------------------------------> planning (Run)
 //     ^                                                                      |
 //     +---------------------- nothing to start until watch_ -----------------+
 //
 //   Push: queue empty, lane free, nobody drives --> planning on the caller (RunOnCaller), which
-//   wakes the thread if poked_ was set meanwhile
+//   wakes the thread if plan_stale_ was set meanwhile
 
 #pragma once
 
@@ -132,7 +132,7 @@ class DeviceWorker {
   std::atomic<bool> healthy_ = true;  // written under the lock
   bool stop_ ATTEND_GUARDED_BY(mutex_) = false;
   // Something changed since the scheduler last planned.
-  bool poked_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool plan_stale_ ATTEND_GUARDED_BY(mutex_) = false;
   // A thread is planning or starting what was planned.
   bool driven_ ATTEND_GUARDED_BY(mutex_) = false;
   // Threads from PlanOnCallerLocked to the end of RunOnCaller.

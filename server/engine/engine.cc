@@ -60,11 +60,11 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   engine->host_pool_ = std::move(*pool);
   engine->checker_ = std::make_unique<Checker>(
       engine->options_.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
-        raw->FinishChecked(std::move(request));
+        raw->CheckDone(std::move(request));
       });
   engine->completion_ = std::make_unique<CompletionThreads>(
       options.completion_threads,
-      [raw = engine.get()](CompletedBatch batch) { raw->FinishBatch(std::move(batch)); });
+      [raw = engine.get()](CompletedBatch batch) { raw->BatchDone(std::move(batch)); });
   std::vector<Metrics::Device> devices;
   std::vector<DeviceInfo> infos;
   for (const auto& backend : engine->backends_) {
@@ -80,7 +80,7 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
         static_cast<int>(i), *engine->backends_[i], engine->options_.worker, metrics, clock,
         *engine->completion_, [raw = engine.get()](std::unique_ptr<Request> request) {
           raw->router_->Release(request->device, request->cost);
-          raw->FinishOne(std::move(request));
+          raw->EndRequest(std::move(request));
         });
     if (!worker.ok()) return worker.status();
     engine->workers_.push_back(std::move(*worker));
@@ -93,7 +93,7 @@ void Engine::MakeSplitter() {
   Splitter::Hooks hooks;
   hooks.push = [this](std::unique_ptr<Request>& part) { return PushPart(part); };
   hooks.cancel = [this](int device, uint64_t id) { workers_[device]->Cancel(id); };
-  hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
+  hooks.finish = [this](std::unique_ptr<Request> whole) { RunDone(std::move(whole)); };
   hooks.take_ids = [this](size_t count) { return TakePartIds(count); };
   splitter_ = std::make_unique<Splitter>(*host_pool_, metrics_, std::move(hooks));
 }
@@ -284,7 +284,7 @@ void Engine::Cancel(uint64_t id) {
   checker_->Cancel(id);
 }
 
-void Engine::FinishBatch(CompletedBatch batch) {
+void Engine::BatchDone(CompletedBatch batch) {
   const TraceRange range("attend: answer a batch");
   if (batch.outcome.device_lost) {
     // While the hook runs, no other batch of this device ends.
@@ -300,20 +300,20 @@ void Engine::FinishBatch(CompletedBatch batch) {
     request->copy_in_ns = batch.outcome.copy_in_ns;
     request->kernel_ns = batch.outcome.kernel_ns;
     request->copy_out_ns = batch.outcome.copy_out_ns;
-    FinishRun(std::move(request));
+    RunDone(std::move(request));
   }
 }
 
-void Engine::FinishRun(std::unique_ptr<Request> request) {
+void Engine::RunDone(std::unique_ptr<Request> request) {
   if (request->status.ok()) request->source.Commit();
   if (request->status.ok() && request->to_be_checked() && !request->part) {
     checker_->Post(std::move(request));
   } else {
-    FinishOne(std::move(request));
+    EndRequest(std::move(request));
   }
 }
 
-void Engine::FinishOne(std::unique_ptr<Request> request) {
+void Engine::EndRequest(std::unique_ptr<Request> request) {
   Responder* const responder = request->responder;
   const bool part = request->part;
   const bool of_upload = request->source.part() != nullptr;

@@ -177,11 +177,12 @@ class Engine {
   Status PushToOne(std::unique_ptr<Request>& request);
   Status PushPart(std::unique_ptr<Request>& part);
   std::vector<SplitDevice> SplitDevices(const Request& request) const;
-  void FinishBatch(CompletedBatch batch);
-  // Checks the answer first if it must be checked.
-  void FinishRun(std::unique_ptr<Request> request);
-  void FinishChecked(std::unique_ptr<Request> request);
-  void FinishOne(std::unique_ptr<Request> request);
+  // The steps of a request's end: its batch has left the lane; it has been computed, a split one
+  // in all its shards, and may have to be checked; it has been checked; it is answered.
+  void BatchDone(CompletedBatch batch);
+  void RunDone(std::unique_ptr<Request> request);
+  void CheckDone(std::unique_ptr<Request> request);
+  void EndRequest(std::unique_ptr<Request> request);
 
   const EngineOptions options_;
   const Batcher batcher_;  // what requests cost

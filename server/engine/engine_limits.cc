@@ -24,7 +24,7 @@ Status Engine::PlanCheck(Request& request) {
                            " requests wait for their reference check, the limit (max-checks)");
 }
 
-void Engine::FinishChecked(std::unique_ptr<Request> request) {
+void Engine::CheckDone(std::unique_ptr<Request> request) {
   if (request->report.has_value()) {
     if (!request->report->ok && on_check_failed_) {
       try {
@@ -38,7 +38,7 @@ void Engine::FinishChecked(std::unique_ptr<Request> request) {
   } else if (request->status.code() == Code::kResourceExhausted) {
     metrics_.RecordCheck(CheckResult::kRefused, request->transport);
   }
-  FinishOne(std::move(request));
+  EndRequest(std::move(request));
 }
 
 void Engine::Abort() {

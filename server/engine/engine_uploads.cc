@@ -59,7 +59,7 @@ std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {
     return status;
   };
   hooks.cancel = [this](int index, uint64_t part) { workers_[index]->Cancel(part); };
-  hooks.finish = [this](std::unique_ptr<Request> whole) { FinishRun(std::move(whole)); };
+  hooks.finish = [this](std::unique_ptr<Request> whole) { RunDone(std::move(whole)); };
   hooks.count_early = [this] { stager_->CountPart(); };
   return std::make_shared<UploadRun>(request, std::move(groups), std::move(*made),
                                      static_cast<int64_t>(workers_[device]->lanes()),

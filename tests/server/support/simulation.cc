@@ -69,7 +69,7 @@ void Simulation::Run() {
       Handle(event);
     }
     // As the device worker: when something came or ended, and when it was told to.
-    if (poked_ || wake_ <= now_) Plan();
+    if (plan_stale_ || wake_ <= now_) Plan();
     if (::testing::Test::HasFailure()) return;
   }
   CheckEnd();
@@ -142,7 +142,7 @@ void Simulation::Arrive() {
                            : waiting == options_.queue.capacity ? Code::kResourceExhausted
                                                                 : Code::kOk);
   if (status.ok()) {
-    poked_ = true;
+    plan_stale_ = true;
     ++accepted_;
     ++coverage_.accepted;
     if (Uniform(0, 1) < cancel_share_) {
@@ -182,7 +182,7 @@ void Simulation::EndLane(int lane) {
     End(std::move(request));
   }
   scheduler_->LaneDone(lane);
-  poked_ = true;
+  plan_stale_ = true;
 }
 
 void Simulation::Close(const Status& status) {
@@ -197,7 +197,7 @@ void Simulation::Close(const Status& status) {
 }
 
 void Simulation::Plan() {
-  poked_ = false;
+  plan_stale_ = false;
   Scheduler::Step step = scheduler_->Plan(now_);
   for (auto& request : step.ended) {
     const auto found = known_.find(request->id);

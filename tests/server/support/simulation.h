@@ -133,7 +133,7 @@ class Simulation {
   int64_t accepted_ = 0;
   int64_t ended_ = 0;
   int64_t batches_since_aged_ = thresholds::kAgedEvery;
-  bool poked_ = false;  // something changed since the last plan
+  bool plan_stale_ = false;  // something changed since the last plan
   bool closed_ = false;
   bool draining_ = false;
 };
