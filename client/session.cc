@@ -3,6 +3,7 @@
 #include "client/session.h"
 
 #include <algorithm>
+#include <cassert>
 #include <random>
 #include <utility>
 
@@ -146,7 +147,10 @@ struct Session::Use {
   std::vector<std::shared_ptr<State>> states;
   int32_t layer = 0;
 
-  Client& client() const { return states.front()->client; }
+  Client& client() const {
+    assert(!states.empty());
+    return states.front()->client;
+  }
   CallOptions With(CallOptions options) const {
     if (options.tenant.empty()) options.tenant = states.front()->options.tenant;
     return options;
@@ -279,6 +283,7 @@ Result<v1::Session> Session::Get() {
 }
 
 Status Session::Free() {
+  assert(state_ != nullptr && "the session is empty");
   const std::shared_ptr<State> state = std::move(state_);
   v1::FreeSessionRequest request;
   request.set_session(state->id);
@@ -289,11 +294,15 @@ Status Session::Free() {
 }
 
 std::string Session::Release() {
+  assert(state_ != nullptr && "the session is empty");
   const std::shared_ptr<State> state = std::move(state_);
   return state->id;
 }
 
-const std::string& Session::id() const { return state_->id; }
+const std::string& Session::id() const {
+  assert(state_ != nullptr && "the session is empty");
+  return state_->id;
+}
 
 int32_t Session::layers() const {
   const MutexLock lock(state_->mutex);
@@ -302,6 +311,7 @@ int32_t Session::layers() const {
 
 int64_t Session::length(int32_t layer) const {
   const MutexLock lock(state_->mutex);
+  assert(layer >= 0 && layer < std::ssize(state_->layers));
   return state_->layers[static_cast<size_t>(layer)].length;
 }
 

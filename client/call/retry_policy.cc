@@ -22,6 +22,7 @@ Pushback ParsePushback(std::optional<std::string_view> value) {
 
 std::optional<std::chrono::nanoseconds> RetryState::AfterFailure(
     Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left) {
+  assert(code != Code::kOk && failures_ < policy_.attempts_max && "no attempt has failed since");
   ++failures_;
   if (code != Code::kResourceExhausted && code != Code::kUnavailable) return std::nullopt;
   if (code == Code::kResourceExhausted && pushback.kind == Pushback::Kind::kNone) {

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <cassert>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -35,7 +36,9 @@ Pushback ParsePushback(std::optional<std::string_view> value);
 
 class RetryState {
  public:
-  RetryState(const RetryPolicy& policy, uint64_t seed) : policy_(policy), random_(seed) {}
+  RetryState(const RetryPolicy& policy, uint64_t seed) : policy_(policy), random_(seed) {
+    assert(policy.attempts_max >= 1);
+  }
 
   // Call once for every failed attempt. Returns how long to wait before the next one, or nothing if
   // the failure is final: the code is neither UNAVAILABLE nor RESOURCE_EXHAUSTED; it is the latter

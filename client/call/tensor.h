@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,7 +62,9 @@ struct TensorRef {
       : dtype(whole.dtype),
         data(static_cast<const std::byte*>(whole.data) + offset),
         bytes(bytes),
-        owner(whole.owner) {}
+        owner(whole.owner) {
+    assert(offset >= 0 && bytes >= 0 && offset <= whole.bytes - bytes && "beyond the tensor");
+  }
   // A tensor in shared memory, which it keeps alive. The bytes must not change until the call has
   // ended.
   TensorRef(DType dtype, std::vector<int64_t> shape, const SharedPlace& place, int64_t bytes)

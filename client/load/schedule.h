@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 
 #include "client/call/random.h"
@@ -17,7 +18,9 @@ class Schedule {
  public:
   // `rate` in requests per second, above 0.
   Schedule(Arrivals arrivals, double rate, uint64_t seed)
-      : arrivals_(arrivals), mean_gap_ns_(1e9 / rate), random_(seed) {}
+      : arrivals_(arrivals), mean_gap_ns_(1e9 / rate), random_(seed) {
+    assert(rate > 0);
+  }
 
   // Nanoseconds from the start to the next request; never falls. The first is one gap after 0.
   int64_t NextNs() {

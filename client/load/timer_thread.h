@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <cassert>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -23,6 +24,7 @@ class TimerThread {
 
   // Drops what is not due, and all that comes later. Idempotent; not from a function it runs.
   void Stop() {
+    assert(std::this_thread::get_id() != thread_.get_id() && "it would wait for itself");
     {
       const MutexLock lock(mutex_);
       stop_ = true;

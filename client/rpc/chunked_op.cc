@@ -3,6 +3,7 @@
 #include "client/rpc/chunked_op.h"
 
 #include <algorithm>
+#include <cassert>
 
 namespace attend::client {
 namespace {
@@ -35,6 +36,7 @@ void ChunkedOp::Start() {
 }
 
 void ChunkedOp::StartAttempt() {
+  assert(open_stripes_ == 0 && "streams of the last attempt are open");
   stripes_.clear();
   stripes_.reserve(static_cast<size_t>(pool_->size()));
   grant_.reset();
@@ -79,6 +81,7 @@ void ChunkedOp::Perform(Stripe& stripe, const Ops& ops) {
 }
 
 void ChunkedOp::Write(Stripe& stripe, grpc::ByteBuffer message, Ops* ops) {
+  assert(!stripe.writing && !stripe.half_closed && "one write at a time, none after the last");
   stripe.writing = true;
   ops->message.Swap(&message);
 }
@@ -126,6 +129,7 @@ void ChunkedOp::CancelLatecomers() {
 }
 
 void ChunkedOp::StripeEnded(Stripe& stripe) {
+  assert(!stripe.ended && stripe.read_over && !stripe.writing && "gRPC still holds an event");
   stripe.ended = true;
   --open_stripes_;
   pool_->Release(stripe.connection);
@@ -170,6 +174,7 @@ Status ChunkedOp::UnjoinedFailure() const {
 }
 
 Status ChunkedOp::AttemptStatus() const {
+  assert(open_stripes_ == 0);
   const bool first_ok = stripes_.front()->status.ok();
   if (first_ok && answer_->complete()) return Status();
   const Status failure = failure_.ok() ? UnjoinedFailure() : failure_;
@@ -228,6 +233,7 @@ CallOutcome ChunkedOp::TakeOutcome(Status status) {
 
 void ChunkedOp::OnEvent(int slot, bool ok) {
   MutexLock lock(mutex_);
+  assert(self_ != nullptr && "an event came after the last");
   Status status;
   if (slot == kBackoff) {
     if (ok && !cancelled_) return StartAttempt();

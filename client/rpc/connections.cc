@@ -67,6 +67,7 @@ void CompletionLoop::Run() {
 bool CompletionLoop::Add(Operation* operation) {
   const MutexLock lock(mutex_);
   if (closed_) return false;
+  assert(operation->next_ == nullptr && operation->previous_ == nullptr && operation != first_);
   operation->next_ = first_;
   if (first_ != nullptr) first_->previous_ = operation;
   first_ = operation;
@@ -75,6 +76,7 @@ bool CompletionLoop::Add(Operation* operation) {
 
 void CompletionLoop::Remove(Operation* operation) {
   const MutexLock lock(mutex_);
+  assert((operation == first_) == (operation->previous_ == nullptr) && "it is not here");
   if (operation->previous_ != nullptr) operation->previous_->next_ = operation->next_;
   if (operation->next_ != nullptr) operation->next_->previous_ = operation->previous_;
   if (first_ == operation) first_ = operation->next_;
@@ -140,6 +142,7 @@ RequestIds::Id RequestIds::Next() {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed) % 1'000'000'000'000;
   id.size = std::snprintf(id.text, sizeof id.text, "%s-%llu", prefix_,
                           static_cast<unsigned long long>(number));
+  assert(id.size > 0 && id.size <= Id::kSizeMax);
   return id;
 }
 

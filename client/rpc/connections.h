@@ -11,6 +11,7 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <atomic>
+#include <cassert>
 #include <memory>
 #include <string>
 #include <thread>
@@ -103,7 +104,9 @@ class ConnectionPool {
   // The connection with the fewest unanswered calls; in turn among equals. Counts one more there.
   int Acquire();
   void Release(int index) {
-    connections_[index]->outstanding.fetch_sub(1, std::memory_order_relaxed);
+    [[maybe_unused]] const int64_t before =
+        connections_[index]->outstanding.fetch_sub(1, std::memory_order_relaxed);
+    assert(before > 0 && "released more often than acquired");
   }
   Connection& at(int index) { return *connections_[index]; }
   int size() const { return static_cast<int>(connections_.size()); }
@@ -127,6 +130,7 @@ class RequestIds {
  public:
   explicit RequestIds(uint64_t seed);
   struct Id {
+    static constexpr int kSizeMax = 21;  // EncodedCall's, for an id without memory
     char text[24];
     int size;
     std::string_view view() const { return {text, static_cast<size_t>(size)}; }

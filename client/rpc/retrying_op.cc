@@ -18,10 +18,12 @@ RetryingOp::RetryingOp(ConnectionPool* pool, std::string_view id, const CallOpti
       retry_(retry, seed) {}
 
 bool RetryingOp::Register(int connection) {
+  assert(home_ == nullptr && "a call was started twice");
   home_ = pool_->at(connection).loop;
   if (home_->Add(this)) return true;
   pool_->Release(connection);
-  callback_({.status = Status(Code::kCancelled, "the client is being destroyed")});
+  const CallCallback callback = std::exchange(callback_, nullptr);
+  callback({.status = Status(Code::kCancelled, "the client is being destroyed")});
   return false;
 }
 
@@ -39,6 +41,7 @@ bool RetryingOp::ScheduleRetry(Status& status, const Pushback& pushback) {
     status = CancelledWaiting();
     return false;
   }
+  assert(self_ != nullptr && "nothing would keep it alive until the wait's end");
   alarm_.emplace();
   alarm_->Set(home_->queue(), DeadlineAfter(*wait), backoff_.Tag());
   return true;

@@ -8,6 +8,7 @@
 
 #include <grpcpp/alarm.h>
 
+#include <cassert>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -28,7 +29,8 @@ class RetryingOp : public Operation {
 
   RetryingOp(ConnectionPool* pool, std::string_view id, const CallOptions& options,
              const RetryPolicy& retry, uint64_t seed, CallCallback callback);
-  ~RetryingOp() override = default;
+  // Every call has ended, exactly once.
+  ~RetryingOp() override { assert(callback_ == nullptr); }
 
   // Makes the connection's loop the operation's. False: the client is being destroyed, and the
   // call has ended.

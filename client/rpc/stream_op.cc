@@ -21,6 +21,7 @@ StreamOp::StreamOp(ConnectionPool* pool, int connection, const StreamOptions& op
 }
 
 void* StreamOp::Expect(Slot slot) {
+  assert(!ended_ && self_ != nullptr && "nothing would keep it alive until the event");
   ++expected_;
   return events_[slot].Tag();
 }

@@ -2,6 +2,8 @@
 
 #include "client/rpc/unary_op.h"
 
+#include <cassert>
+
 namespace attend::client {
 
 UnaryOp::UnaryOp(ConnectionPool* pool, std::shared_ptr<const EncodedCall> call, std::string_view id,
@@ -66,6 +68,7 @@ CallOutcome UnaryOp::TakeOutcome(Status status) {
 
 void UnaryOp::OnEvent(int slot, bool ok) {
   MutexLock lock(mutex_);
+  assert(self_ != nullptr && "an event came after the last");
   Status status;
   if (slot == kBackoff) {
     if (ok && !cancelled_) {

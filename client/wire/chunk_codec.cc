@@ -6,6 +6,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 
 #include "attend/v1/attention.grpc.pb.h"
@@ -167,6 +168,7 @@ grpc::ByteBuffer TokenMessage(const std::string& token) {
 }
 
 bool ByteRanges::Add(int64_t begin, int64_t bytes) {
+  assert(begin >= 0 && bytes >= 0 && begin <= INT64_MAX - bytes);
   if (bytes == 0) return true;
   int64_t end = begin + bytes;
   auto next = ends_.upper_bound(begin);
@@ -297,6 +299,7 @@ Status ChunkedAnswer::TakeChunk(grpc::ByteBuffer* message, int tensor, uint64_t 
   }
   const MutexLock lock(mutex_);
   missing_bytes_ -= bytes;
+  assert(missing_bytes_ >= 0 && "a byte came twice");
   return Status();
 }
 
@@ -307,6 +310,7 @@ bool ChunkedAnswer::complete() const {
 
 DecodedResponse ChunkedAnswer::TakeResponse() {
   const MutexLock lock(mutex_);
+  assert(header_ && missing_bytes_ == 0 && "the answer is not complete");
   return std::move(response_);
 }
 

@@ -4,6 +4,8 @@
 
 #include "client/wire/message_codec.h"
 
+#include <cassert>
+
 namespace attend::client {
 namespace {
 
@@ -45,6 +47,7 @@ AnswerSizes SizesOf(const AttentionCall& call) {
 }
 
 Status EncodedCall::CheckAnswer(const AttentionResult& result) const {
+  assert(chunked_ == nullptr && "it is not one message");
   ATTEND_RETURN_IF_ERROR(CheckBytes("o", result.o.bytes, sizes_.o));
   if (result.lse.has_value() != sizes_.has_lse) {
     return Internal(sizes_.has_lse ? "the server's answer has no lse, but one was requested"

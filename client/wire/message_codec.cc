@@ -6,6 +6,7 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <array>
+#include <cassert>
 #include <cstring>
 
 namespace attend::client {
@@ -274,6 +275,7 @@ Status EncodedCall::CheckMessageBytes(int64_t bytes_max) const {
 }
 
 std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs& outputs) const {
+  assert(chunked_ == nullptr && !outputs_.o && !outputs_.lse && "it has places already");
   auto with = std::make_shared<EncodedCall>(*this);
   v1::AttendRequest placements;
   FillOutputs(outputs, &placements);
@@ -285,6 +287,7 @@ std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs&
 }
 
 grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
+  assert(chunked_ == nullptr && "it is not one message");
   // The usual q, k, v make 7 slices, bias 9: no memory is needed for the list.
   constexpr size_t kSlicesMax = 11;
   std::array<grpc::Slice, kSlicesMax> all;

@@ -3,6 +3,7 @@
 #include "client/wire/piece_order.h"
 
 #include <algorithm>
+#include <cassert>
 
 namespace attend::client {
 namespace {
@@ -15,6 +16,7 @@ constexpr int64_t kSmallShare = 8;
 }  // namespace
 
 PieceOrder::PieceOrder(const std::vector<Tensor>& tensors, int64_t run_bytes_min) {
+  assert(run_bytes_min > 0);
   int64_t largest = 0;
   int64_t units = kRunsMax;
   for (Tensor tensor : tensors) {
@@ -40,6 +42,7 @@ int64_t PieceOrder::RunEnd(const Tensor& tensor) const {
 }
 
 std::optional<PieceOrder::Piece> PieceOrder::Next(int64_t bytes_max) {
+  assert(bytes_max > 0);
   for (; run_ < runs_; ++run_, track_ = 0) {
     for (; track_ < tracks_.size(); ++track_) {
       Track& track = tracks_[track_];

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <cassert>
 #include <cstdint>
 
 namespace attend {
@@ -26,6 +27,7 @@ class BlockStack {
   // Numbers below `count`, which is below kTaken; none was ever taken. Call once, before any thread
   // takes one. `links`, one of each, are zeros and alive as long as this is.
   void Make(std::atomic<uint32_t>* links, uint32_t count) {
+    assert(links_ == nullptr && count < kTaken);
     links_ = links;
     count_.store(count, std::memory_order_release);
   }

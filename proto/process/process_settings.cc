@@ -4,6 +4,7 @@
 
 #include <absl/synchronization/mutex.h>
 
+#include <cassert>
 #include <cstdlib>  // says which C library it is
 
 #if defined(__GLIBC__)
@@ -13,6 +14,7 @@
 namespace attend {
 
 bool TuneAllocator([[maybe_unused]] int arenas) {
+  assert(arenas >= 1);
 #if defined(__GLIBC__)
   bool ok = true;
   ok &= mallopt(M_MMAP_THRESHOLD, 1 << 30) == 1;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
@@ -70,6 +71,7 @@ class Blocks {
  public:
   ReceiveBlocks Make(size_t bytes) {
     constexpr size_t kShareOfSmall = 8;
+    assert(begin_ == 0 && "the blocks are made once");
     if (bytes == 0) return {};
     // Huge pages are faulted in and page-locked faster. That is only advice.
     const size_t whole = (bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
