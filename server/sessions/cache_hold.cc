@@ -167,7 +167,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, CacheHold& hold) {
 
 Status SessionTable::ReserveHold(CacheHold& hold, PageNumber* table, int64_t stride,
                                  CacheRefusal* refusal) {
-  assert(!hold.reserved_);
+  assert(hold.reserved_.empty());
   const MutexLock lock(mutex_);
   if (hold.sessions_.empty()) return Status();
   Status status = TakeFor(hold, table, stride, refusal);
@@ -213,7 +213,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     // Twice as many at least, so that a list that grows by a page each time is rarely moved.
     if (pages.capacity() < wanted) pages.reserve(std::max(wanted, 2 * pages.capacity()));
   }
-  std::vector<CacheHold::Part> parts(count);
+  std::vector<CacheHold::Reserved> reserved(count);
   std::list<Readers> readers(count);
   std::vector<PageNumber> fresh;
   const OnNoMemory wait(OnNoMemory::kWait);
@@ -226,7 +226,7 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
       layer.readers.splice(layer.readers.end(), readers, readers.begin());
     }
     ++layer.readers.back().count;
-    parts[n] = {layer.pages.size(), std::prev(layer.readers.end())};
+    reserved[n] = {layer.pages.size(), std::prev(layer.readers.end())};
     layer.changing |= hold.append_rows_ > 0;
     const auto pages = static_cast<size_t>(hold.PagesOf(n));
     PageNumber* const added = std::copy(layer.pages.begin(), layer.pages.end(), table);
@@ -235,15 +235,14 @@ Status SessionTable::TakeFor(CacheHold& hold, PageNumber* table, int64_t stride,
     next = end;
     sequence.pages = {table, pages};
   }
-  hold.parts_ = std::move(parts);
-  hold.reserved_ = true;
+  hold.reserved_ = std::move(reserved);
   return Status();
 }
 
 void SessionTable::CommitHold(CacheHold& hold) {
   const OnNoMemory wait(OnNoMemory::kWait);
   const MutexLock lock(mutex_);
-  assert(hold.reserved_ && !hold.committed_);
+  assert(!hold.reserved_.empty() && !hold.committed_);
   hold.committed_ = true;
   for (size_t n = 0; n < hold.sessions_.size() && hold.append_rows_ > 0; ++n) {
     Session& session = *hold.sessions_[n];
@@ -253,7 +252,7 @@ void SessionTable::CommitHold(CacheHold& hold) {
     if (!sessions_.contains(session.id)) continue;
     assert(layer.length + hold.append_rows_ == hold.sequences_[n].length);
     const std::span<const PageNumber> fresh = hold.OwnPages(n);
-    hold.parts_[n].own = hold.sequences_[n].pages.size();
+    hold.reserved_[n].own = hold.sequences_[n].pages.size();
     layer.pages.insert(layer.pages.end(), fresh.begin(), fresh.end());
     table_bytes_ += std::ssize(fresh) * kPageEntryBytes;
     layer.append_begin = layer.length;
@@ -281,10 +280,10 @@ void SessionTable::EndHold(CacheHold& hold) {
   for (size_t n = 0; n < hold.sessions_.size(); ++n) {
     Session& session = *hold.sessions_[n];
     Layer& layer = session.layers[hold.uses_[n].layer];
-    if (hold.reserved_) {
+    if (!hold.reserved_.empty()) {
       if (hold.append_rows_ > 0 && !hold.committed_) layer.changing = false;
       DropPages(session, layer, hold.OwnPages(n));
-      EndRead(session, layer, *hold.parts_[n].readers);
+      EndRead(session, layer, *hold.reserved_[n].readers);
     }
     --session.in_use;
     if (sessions_.contains(session.id)) Touch(session);

@@ -97,7 +97,7 @@ class CacheHold {
   // From Reserve on: those of the n-th sequence that are not the session's, as nothing of what is
   // appended has been committed.
   std::span<const PageNumber> OwnPages(size_t n) const {
-    return sequences_[n].pages.subspan(parts_[n].own);
+    return sequences_[n].pages.subspan(reserved_[n].own);
   }
 
   SessionTable& table_;
@@ -108,16 +108,15 @@ class CacheHold {
   std::vector<Sequence> sequences_;
   int64_t new_rows_ = 0;  // that the request brought
   int64_t append_rows_ = 0;
-  bool reserved_ = false;
   bool committed_ = false;
   std::vector<CacheUse> uses_;
   std::vector<std::shared_ptr<Session>> sessions_;
   // What the hold has of each sequence, from Reserve on.
-  struct Part {
+  struct Reserved {
     size_t own = 0;  // the first of its pages that is the hold's own, not the session's
     std::list<Readers>::iterator readers = {};
   };
-  std::vector<Part> parts_;
+  std::vector<Reserved> reserved_;
 };
 
 }  // namespace attend

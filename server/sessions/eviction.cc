@@ -93,9 +93,9 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
     }
   }
   for (const CacheHold* const hold : holds_) {
-    for (size_t n = 0; n < hold->parts_.size(); ++n) {
-      if (counts(*hold->sessions_[n]))
-        pinned += hold->OwnPages(n).size() * hold->layout_.page_bytes;
+    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
+      if (!counts(*hold->sessions_[n])) continue;
+      pinned += std::ssize(hold->OwnPages(n)) * hold->layout_.page_bytes;
     }
   }
   for (const Cut* const cut : cuts_) {

@@ -51,7 +51,7 @@ bool SessionTable::PagesAddUp() const {
     }
   }
   for (const CacheHold* const hold : holds_) {
-    for (size_t n = 0; n < hold->parts_.size(); ++n) {
+    for (size_t n = 0; n < hold->reserved_.size(); ++n) {
       add(*hold->sessions_[n], hold->OwnPages(n));
     }
   }
@@ -118,11 +118,11 @@ bool SessionTable::UsesAddUp() const {
     }
   }
   for (const CacheHold* const hold : holds_) {
-    const bool appends = hold->reserved_ && !hold->committed_ && hold->append_rows_ > 0;
+    const bool appends = !hold->reserved_.empty() && !hold->committed_ && hold->append_rows_ > 0;
     for (size_t n = 0; n < hold->sessions_.size(); ++n) {
       ++uses[hold->sessions_[n].get()];
       changes[&hold->sessions_[n]->layers[hold->uses_[n].layer]] += appends ? 1 : 0;
-      if (hold->reserved_) ++readers[&*hold->parts_[n].readers];
+      if (!hold->reserved_.empty()) ++readers[&*hold->reserved_[n].readers];
     }
   }
   for (const Cut* const cut : cuts_) {
