@@ -310,6 +310,7 @@ int32_t Session::layers() const {
 }
 
 int64_t Session::length(int32_t layer) const {
+  assert(state_ != nullptr && "the session is empty");
   const MutexLock lock(state_->mutex);
   assert(layer >= 0 && layer < std::ssize(state_->layers));
   return state_->layers[static_cast<size_t>(layer)].length;

@@ -22,7 +22,8 @@ Pushback ParsePushback(std::optional<std::string_view> value) {
 
 std::optional<std::chrono::nanoseconds> RetryState::AfterFailure(
     Code code, const Pushback& pushback, std::optional<std::chrono::nanoseconds> time_left) {
-  assert(code != Code::kOk && failures_ < policy_.attempts_max && "no attempt has failed since");
+  assert(code != Code::kOk && failures_ < policy_.attempts_max &&
+         "a success, or after the last attempt");
   ++failures_;
   if (code != Code::kResourceExhausted && code != Code::kUnavailable) return std::nullopt;
   if (code == Code::kResourceExhausted && pushback.kind == Pushback::Kind::kNone) {

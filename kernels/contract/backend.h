@@ -33,7 +33,7 @@ struct HostSpan {
   int64_t bytes = 0;
 };
 
-// Bytes on the host, and where they belong.
+// Bytes to be copied: within the host's memory or, by a DeviceArena, to and from a device's.
 struct HostPiece {
   const void* from = nullptr;
   void* to = nullptr;
@@ -43,7 +43,7 @@ struct HostPiece {
 // A few spans, which do not overlap (except in WorkItem::in_place). Empty ones are dropped.
 class SpanList {
  public:
-  // Of inputs: q, k, v, bias and the small arrays, each in its own memory, and offsets made for a
+  // Inputs: q, k, v, bias and the small arrays, each in its own memory, and offsets made for a
   // part. In place: q, k and v (of sessions: what is appended), bias, O, LSE, and sessions' pages.
   static constexpr int kMax = 7;
 

@@ -35,7 +35,7 @@ struct KernelModel {
   bool hidden_pairs = false;  // computes what the mask hides
 };
 
-// Of both decoding kernels: reading K and V is most of it.
+// For both decoding kernels: reading K and V is most of it.
 constexpr KernelModel kCudaDecode = {.slower = 1,
                                      .slower_half = 1,
                                      .pair = 40,

@@ -119,7 +119,7 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   return memory.not_tma;
 }
 
-// Of either kernel.
+// True of either kernel.
 std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
                               const MemoryTraits& memory) {
   if (device.compute_capability < kSm80) {

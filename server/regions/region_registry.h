@@ -3,11 +3,11 @@
 // All shared regions, by token: host memory that the server made, and GPU memory that clients lend.
 // A region belongs to the client (the connection) that made or lent it. Its token is valid from
 // Create or Import to Release or RemoveClient. Its memory lives until the last RegionRef is gone
-// too, and only then are its bytes free for others. Memory is returned on a thread of the
+// too, and only then are its bytes free for others. Memory is closed on a thread of the
 // registry's own, because that may wait for a device.
 //
 //   Create, Import        Release, RemoveClient        the last RegionRef          Run
-//   --------------> open ---------------------> in use ------------------> unreaped ---> returned
+//   --------------> open ---------------------> in use ------------------> unreaped ---> closed
 //
 // Tokens find what is open. "In use" is passed at once where no request holds the region.
 //
@@ -55,10 +55,10 @@ class RegionRegistry {
     int64_t clients = 0;
     int64_t regions = 0;         // in host memory, with a valid token
     int64_t bytes = 0;           // of these regions
-    int64_t changing_bytes = 0;  // being made, or released and not yet returned
+    int64_t changing_bytes = 0;  // being made, or released and not yet closed
     int64_t created = 0;         // since the start
     int64_t refused = 0;         // since the start
-    int64_t lent_regions = 0;    // of GPUs, from Import until they are returned
+    int64_t lent_regions = 0;    // of GPUs, from Import until they are closed
     int64_t lent_bytes = 0;
   };
 
@@ -66,7 +66,7 @@ class RegionRegistry {
   // not lend memory.
   RegionRegistry(const RegionLimits& limits, RegionMemory& memory, const Clock& clock,
                  TokenSource tokens, const DeviceImporter* importer = nullptr);
-  ~RegionRegistry();  // releases every region and waits until their memory is returned
+  ~RegionRegistry();  // releases every region and waits until their memory is closed
   RegionRegistry(const RegionRegistry&) = delete;
   RegionRegistry& operator=(const RegionRegistry&) = delete;
 
@@ -81,7 +81,7 @@ class RegionRegistry {
   Result<std::string> Import(uint64_t client, const ImportRequest& request);
   // NOT_FOUND unless the region is this client's. Does not wait. If OK, `closed` is called once:
   // for host memory, before Release returns; for lent memory, on the registry's thread, when no
-  // request uses it any more and it was returned. `closed` must not wait, nor call the registry.
+  // request uses it any more and it was closed. `closed` must not wait, nor call the registry.
   Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
 
   // Null if no region has this token.
@@ -93,18 +93,18 @@ class RegionRegistry {
  private:
   struct Client {
     std::set<std::string> tokens;
-    int64_t bytes = 0;    // until they are returned
+    int64_t bytes = 0;    // until they are closed
     int64_t regions = 0;  // the same
   };
 
   Status Reserve(uint64_t client, int64_t bytes);
   Status CheckLocked(const Client& client, int64_t bytes) const ATTEND_REQUIRES(mutex_);
-  // Adds the region and returns its token. From now on its memory is returned like any region's.
+  // Adds the region and returns its token. From now on its memory is closed like any region's.
   Result<std::string> Add(std::unique_ptr<SharedRegion> made);
   Status Refuse(Status status);
   // The last reference is gone. Any thread.
   void Reap(SharedRegion* region);
-  // Waits while regions being returned may make the room that the client lacks.
+  // Waits while regions being closed may make the room that the client lacks.
   Status WaitForRoomLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   void UncountLocked(uint64_t client, int64_t bytes) ATTEND_REQUIRES(mutex_);
   // The function to call when the region is closed; may be empty.
@@ -124,7 +124,7 @@ class RegionRegistry {
   std::unordered_map<uint64_t, Client> clients_ ATTEND_GUARDED_BY(mutex_);
   uint64_t last_client_ ATTEND_GUARDED_BY(mutex_) = 0;
   Stats stats_ ATTEND_GUARDED_BY(mutex_);  // but for clients and changing_bytes
-  // Bytes of host memory: open regions, those being made and those not yet returned.
+  // Bytes of host memory: open regions, those being made and those not yet closed.
   int64_t taken_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;
   SharedRegion* unreaped_ ATTEND_GUARDED_BY(mutex_) = nullptr;
   // From the first unreaped region until the last one's bytes are free.

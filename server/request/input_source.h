@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -105,7 +106,7 @@ struct UploadPart {
 
 // K and V in sessions' pages, and the rows to be written there first.
 struct SessionKeys {
-  std::unique_ptr<CacheHold> hold;
+  std::unique_ptr<CacheHold> hold;  // never null
   KeyAppend append = {};
 };
 
@@ -120,10 +121,13 @@ struct PlacedInputs {
 
 class InputSource {
  public:
-  // Until one of the next four is called, all inputs are in the input block.
+  // Until one of the next three is called, all inputs are in the input block.
   void Gather(GatheredInput input) { placed().gathered = std::move(input); }
   void SetShared(std::unique_ptr<SharedTensors> shared) { placed().shared = std::move(shared); }
-  void SetCache(std::unique_ptr<CacheHold> cache) { placed().keys = {std::move(cache)}; }
+  void SetCache(std::unique_ptr<CacheHold> cache) {
+    assert(cache != nullptr);
+    placed().keys = {std::move(cache)};
+  }
   // After SetCache: the rows that are to be written to the sessions' pages first.
   void SetAppend(const KeyAppend& append);
   // In place of those: all inputs must still be in the input block.

@@ -65,8 +65,12 @@ void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& respon
   CacheRefusal refusal;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (MemoryIsShort()) throw std::bad_alloc();
-    status = AnswerTo<In, Out>(call, request, answer, response, refusal);
+    if (!MemoryIsShort()) {
+      status = AnswerTo<In, Out>(call, request, answer, response, refusal);
+    } else {
+      status = OutOfMemory();
+      exhausted = Rejection::kMemory;
+    }
   } catch (const std::bad_alloc&) {
     status = OutOfMemory();
     exhausted = Rejection::kMemory;

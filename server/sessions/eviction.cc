@@ -78,8 +78,8 @@ int64_t SessionTable::BeyondShare(int device, int tenant) const {
 }
 
 // Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
-// share counts for each, and so do appends and forks that are under way; a tenant that has no more
-// than its share in all need not be asked.
+// share counts for each, and so do the pages that appends and forks under way have taken. A tenant
+// that has no more than its share in all need not be asked.
 Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
   if (bytes == 0) return Status();
   if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
@@ -88,8 +88,9 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
     return each.pinned && each.tenant == session.tenant && each.device == session.device;
   };
   for (const auto& [unused, each] : by_use_) {
+    if (!counts(*each)) continue;
     for (const Layer& layer : each->layers) {
-      if (counts(*each)) pinned += std::ssize(layer.pages) * layer.layout.page_bytes;
+      pinned += std::ssize(layer.pages) * layer.layout.page_bytes;
     }
   }
   for (const CacheHold* const hold : holds_) {
@@ -99,8 +100,8 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
     }
   }
   for (const Cut* const cut : cuts_) {
+    if (cut->fork == nullptr || !counts(*cut->fork)) continue;
     for (const CutPage& page : cut->pages) {
-      if (cut->fork == nullptr || !counts(*cut->fork)) continue;
       pinned += cut->fork->layers[page.layer].layout.page_bytes;
     }
   }

@@ -236,7 +236,7 @@ TEST_F(CudaIpcGpuTest, WaitsForTheClientsEvent) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// An import that says something else than the truth.
+// Memory whose description is changed before it is sent.
 class FalseMemory final : public DeviceMemory {
  public:
   FalseMemory(std::shared_ptr<DeviceMemory> memory,

@@ -113,7 +113,7 @@ class LentMemoryTest : public ::testing::Test {
         },
         call);
   }
-  void WaitUntilReturned() {
+  void WaitUntilReleased() {
     while (server_->backend().imported() > 0) std::this_thread::yield();
   }
 
@@ -256,7 +256,7 @@ TEST_F(LentMemoryTest, Loads) {
     EXPECT_GT(result->verified.passed, 0);
     EXPECT_EQ(result->verified.failed, 0);
   }
-  WaitUntilReturned();
+  WaitUntilReleased();
 }
 
 TEST(CudaMemory, SaysWhyThereIsNone) {

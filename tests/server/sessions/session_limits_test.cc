@@ -94,7 +94,7 @@ TEST_F(SessionLimitsTest, WhatIsMissingIsTold) {
   EXPECT_TRUE(refusal.lengths.empty());
 }
 
-// Of all layers, also of those that were not come to.
+// It says what all layers lack, also those that were not come to.
 TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
   const Result<SessionInfo> made =
       table_->Create(0, {0, {kShape, kShape, kShape}, std::chrono::seconds(60)});
@@ -141,7 +141,7 @@ TEST_F(SessionLimitsTest, OfOneRequestsSessionsThePinnedOnesCount) {
   }
 }
 
-// Whatever else the tenant has, until they are given up.
+// They count whatever else the tenant has, until they are given up.
 TEST_F(SessionLimitsTest, AppendsToPinnedSessionsThatAreUnderWayCount) {
   const CacheUse one{Make(0, 0, true), 0, 0, ""}, two{Make(0, 0, true), 0, 0, ""};
   std::vector<PageNumber> pages(512);

@@ -54,7 +54,7 @@ class FakeBackend final : public Backend {
   void SetCompute(Compute compute);
   // From now on items are computed in copies of their spans, as a GPU does. Before the first batch.
   void MoveSpans();
-  // The same, and items' inputs may be scattered. Before the server starts.
+  // The same, and items' inputs may be gathered. Before the server starts.
   void GatherSpans();
   void StopGathering() { gathers_ = false; }
   int64_t gathered_items() const;  // computed so

@@ -68,7 +68,7 @@ Result<ImportedMemory> FakeBackend::ImportMemory(std::string_view handle) {
 
 void FakeBackend::ReleaseMemory(char* data) {
   const std::lock_guard lock(mutex_);
-  EXPECT_GT(imported_memory_[data], 0) << "returned what was not imported";
+  EXPECT_GT(imported_memory_[data], 0) << "released what was not imported";
   --imported_memory_[data];
 }
 
