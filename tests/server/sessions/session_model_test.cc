@@ -51,9 +51,9 @@ TEST(SessionModelTest, RandomHistories) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n));
     RunHistory(seed + n, 300, 0, counts);
   }
-  ExpectMet(counts,
-            {"displaced", "evictions", "evictions of others", "exhausted", "expired",
-             "freed in use", "given up", "refused", "refused late", "repeated", "shared cuts"});
+  ExpectMet(counts, {"displaced", "evictions", "evictions of others", "exhausted", "expired",
+                     "freed in use", "given up", "pinned refused", "refused", "refused late",
+                     "repeated", "shared cuts"});
 }
 
 TEST(SessionModelTest, MemoryRunsOutAnywhere) {

@@ -135,6 +135,16 @@ void TableHistory::Meanwhile() {
   if (BeginShortage() != nullptr) throw std::bad_alloc();
 }
 
+TableHistory::PinnedCopies TableHistory::CopiesOf(const ModelSession& session, int64_t length,
+                                                  int64_t tokens) {
+  PinnedCopies copies{session.tenant, session.device};
+  for (const ModelLayer& layer : session.layers) {
+    if (!session.pinned || length % kRows == 0 || layer.length() < tokens) continue;
+    copies.bytes += LayoutOf(layer.shape, kRows).page_bytes;
+  }
+  return copies;
+}
+
 void TableHistory::Create() {
   ModelSession session;
   session.tenant = static_cast<int>(Range(0, kTenants - 1));
@@ -163,7 +173,9 @@ void TableHistory::Fork() {
   const int64_t length = Range(0, whole + 1);
   const bool lost = lost_ && origin.device == 1;
   if (!lost) Touch(id);
+  const PinnedCopies outer = std::exchange(copies_, CopiesOf(origin, length, length));
   const Result<SessionInfo> fork = Try([&] { return table_->Fork(origin.tenant, id, length); });
+  copies_ = outer;
   if (shortage_ && !fork.ok()) Renew(origin.tenant, id);
   if (lost) return ExpectCode(fork.status(), Code::kUnavailable);
   if (length > whole) return ExpectCode(fork.status(), Code::kOutOfRange);
@@ -193,8 +205,10 @@ void TableHistory::Truncate() {
   const bool lost = lost_ && before.device == 1;
   if (!lost) Touch(id);
   std::string outer = std::exchange(truncating_, changing || lost ? truncating_ : id);
+  const PinnedCopies copies = std::exchange(copies_, CopiesOf(before, length, length + 1));
   const Result<SessionInfo> cut = Try([&] { return table_->Truncate(before.tenant, id, length); });
   truncating_ = std::move(outer);
+  copies_ = copies;
   if (shortage_ && !cut.ok()) Renew(before.tenant, id);
   const auto now = sessions_.find(id);
   if (!cut.ok()) {

@@ -86,8 +86,15 @@ class TableHistory {
     State state = State::kLooked;
     std::vector<PageNumber> table = {};  // outlives the hold
     std::unique_ptr<CacheHold> hold = {};
+    int64_t pinned_bytes = 0;  // taken for pinned sessions, and not yet theirs
   };
   using OpenRef = std::list<Open>::iterator;
+  // What is taken for the copies of a cut, if its session is pinned.
+  struct PinnedCopies {
+    int tenant = 0;
+    int device = 0;
+    int64_t bytes = 0;
+  };
 
   int64_t Range(int64_t low, int64_t high) { return choose_(low, high); }
   std::shared_ptr<void> BeginShortage() const { return shortage_ ? shortage_() : nullptr; }
@@ -138,11 +145,23 @@ class TableHistory {
 
   // While pages are copied.
   void Meanwhile();
+  // Of layers that have as many tokens at least.
+  static PinnedCopies CopiesOf(const ModelSession& session, int64_t length, int64_t tokens);
   Request MakeRequest();
   // What the table should say to a request that is looked at (`hold` is null), or whose pages are
   // taken, if there is room. `there`: how many of its appends have been made.
   Code Judge(const Request& request, const CacheHold* hold, int64_t& there) const;
   bool Fits(const Request& request, int64_t rows) const;
+  // Of the pages that the request's append takes for its n-th sequence.
+  static int64_t FreshBytes(const Open& open, size_t n);
+  // Of those that are in the model.
+  int64_t PinnedFreshBytes(const Open& open) const;
+  int64_t ShareOf(int device, int tenant) const;
+  bool PinnedFits(const Open& open) const;
+  // How many pages can be taken at least; exactly, if all in use have this size.
+  int64_t RoomFor(int device, int64_t page_bytes) const;
+  // That the pages were refused because there are fewer.
+  void ExpectShort(const Open& open, const CacheRefusal& refusal) const;
   void Reserve(OpenRef open);
   void Commit(Open& open);
   void Close(OpenRef open);
@@ -166,6 +185,7 @@ class TableHistory {
   std::list<Open> open_;
   std::vector<Request> requests_;  // the last ones, which may be sent again
   std::string truncating_;         // the session of a truncation that copies
+  PinnedCopies copies_;            // while that one copies, or a fork
   bool copying_ = false;
   bool lost_ = false;  // device 1 is
   int64_t ids_ = 0, settled_ = 0;

@@ -93,6 +93,77 @@ bool TableHistory::Fits(const Request& request, int64_t rows) const {
   return rows == 0 || std::max(fresh, longest) <= table_->memory(0).total_bytes / page_bytes;
 }
 
+int64_t TableHistory::FreshBytes(const Open& open, size_t n) {
+  const int64_t length = std::ssize(open.tokens[n]);
+  const int64_t before = length - open.hold->append_rows();
+  return (PagesOf(length, kRows) - PagesOf(before, kRows)) * open.hold->layout().page_bytes;
+}
+
+int64_t TableHistory::PinnedFreshBytes(const Open& open) const {
+  int64_t bytes = 0;
+  for (size_t n = 0; n < open.tokens.size(); ++n) {
+    const auto session = sessions_.find(open.request.uses[n].session);
+    if (session != sessions_.end() && session->second.pinned) bytes += FreshBytes(open, n);
+  }
+  return bytes;
+}
+
+int64_t TableHistory::ShareOf(int device, int tenant) const {
+  int64_t all = 0;
+  for (const int64_t weight : table_->options().tenant_weights) all += weight;
+  return table_->memory(device).total_bytes * table_->options().tenant_weights[tenant] / all;
+}
+
+// What is under way counts, and pages that are shared do for each; but not beyond all that the
+// tenant has.
+bool TableHistory::PinnedFits(const Open& open) const {
+  const int tenant = open.request.tenant, device = open.hold->device();
+  const int64_t more = PinnedFreshBytes(open);
+  int64_t pinned = 0;
+  for (const auto& [id, session] : sessions_) {
+    if (!session.pinned || session.tenant != tenant || session.device != device) continue;
+    for (const ModelLayer& layer : session.layers) {
+      pinned += PagesOf(layer.length(), kRows) * LayoutOf(layer.shape, kRows).page_bytes;
+    }
+  }
+  for (const Open& each : open_) {
+    if (each.request.tenant == tenant && each.hold->device() == device) pinned += each.pinned_bytes;
+  }
+  if (copying_ && copies_.tenant == tenant && copies_.device == device) pinned += copies_.bytes;
+  pinned = std::min(pinned, table_->tenant_bytes(device)[tenant]);
+  return more == 0 || pinned + more <= ShareOf(device, tenant);
+}
+
+int64_t TableHistory::RoomFor(int device, int64_t page_bytes) const {
+  const PagePool::Stats memory = table_->memory(device);
+  const int64_t in_slab = kSlabBytes / page_bytes;
+  bool alike = !copying_;
+  for (const auto& [id, session] : sessions_) {
+    for (const ModelLayer& layer : session.layers) {
+      alike &= session.device != device || layer.length() == 0 ||
+               LayoutOf(layer.shape, kRows).page_bytes == page_bytes;
+    }
+  }
+  for (const Open& open : open_) {
+    alike &= open.hold->device() != device || open.hold->layout().page_bytes == page_bytes;
+  }
+  if (!alike) return memory.free_bytes / kSlabBytes * in_slab;
+  return memory.total_bytes / kSlabBytes * in_slab - memory.used_bytes / page_bytes;
+}
+
+// The table has evicted what it may: no more was free before.
+void TableHistory::ExpectShort(const Open& open, const CacheRefusal& refusal) const {
+  const int device = open.hold->device();
+  const int64_t page_bytes = open.hold->layout().page_bytes;
+  const PagePool::Stats memory = table_->memory(device);
+  int64_t needed = 0;
+  for (size_t n = 0; n < open.tokens.size(); ++n) needed += FreshBytes(open, n);
+  const int64_t room = needed - refusal.missing_bytes;
+  EXPECT_LT(room, needed);
+  EXPECT_GE(room, RoomFor(device, page_bytes) * page_bytes);
+  EXPECT_LE(room, memory.total_bytes - memory.used_bytes);
+}
+
 void TableHistory::ReadAll() {
   for (auto& [id, session] : sessions_) {
     if (lost_ && session.device == 1) continue;

@@ -105,9 +105,17 @@ void TableHistory::Reserve(OpenRef open) {
   open->table.assign(static_cast<size_t>(stride * std::ssize(open->tokens)), -1);
   int64_t there = 0;
   const Code code = Judge(open->request, &hold, there);
-  const Status status = Try([&] { return hold.Reserve(open->table.data(), stride); });
+  const bool fits = code != Code::kOk || PinnedFits(*open);
+  CacheRefusal refusal;
+  const Status status = Try([&] { return hold.Reserve(open->table.data(), stride, &refusal); });
+  if (!fits) {
+    ExpectCode(status, Code::kResourceExhausted);
+    EXPECT_EQ(refusal.missing_bytes, 0);
+    ++counts_["pinned refused"];
+    return Close(open);
+  }
   if (code == Code::kOk && status.code() == Code::kResourceExhausted) {
-    EXPECT_TRUE(shortage_ || hold.append_rows() > 0) << status.ToString();
+    if (!shortage_) ExpectShort(*open, refusal);
     ++counts_["exhausted"];
     return Close(open);
   }
@@ -117,6 +125,7 @@ void TableHistory::Reserve(OpenRef open) {
     return Close(open);
   }
   open->state = Open::State::kReserved;
+  open->pinned_bytes = PinnedFreshBytes(*open);
   // Its tokens may be others than when it was looked at: lengths are all that was compared.
   for (size_t n = 0; n < open->tokens.size(); ++n) {
     const CacheUse& use = open->request.uses[n];
@@ -132,6 +141,7 @@ void TableHistory::Reserve(OpenRef open) {
 void TableHistory::Commit(Open& open) {
   Must([&] { open.hold->Commit(); });
   open.state = Open::State::kCommitted;
+  open.pinned_bytes -= PinnedFreshBytes(open);  // those of what was freed are nobody's
   for (size_t n = 0; n < open.tokens.size(); ++n) {
     const CacheUse& use = open.request.uses[n];
     const auto session = sessions_.find(use.session);
