@@ -52,8 +52,8 @@ TEST(SessionModelTest, RandomHistories) {
     RunHistory(seed + n, 300, 0, counts);
   }
   ExpectMet(counts, {"displaced", "evictions", "evictions of others", "exhausted", "expired",
-                     "freed in use", "given up", "pinned refused", "refused", "refused late",
-                     "repeated", "shared cuts"});
+                     "freed in use", "given up", "pinned refused", "refused", "refused as evicted",
+                     "refused late", "repeated", "shared cuts"});
 }
 
 TEST(SessionModelTest, MemoryRunsOutAnywhere) {

@@ -188,6 +188,7 @@ void TableHistory::Fork() {
   for (ModelLayer& layer : copy.layers) {
     layer.tokens.resize(static_cast<size_t>(length));
     layer.append_id.clear();
+    layer.evicted = false;
   }
   ++created_;
   sessions_[fork->id] = std::move(copy);
@@ -227,6 +228,7 @@ void TableHistory::Truncate() {
     if (length >= layer.length()) continue;
     layer.tokens.resize(static_cast<size_t>(length));
     layer.append_id.clear();
+    layer.evicted = false;
   }
 }
 

@@ -58,6 +58,7 @@ class TableHistory {
     Tokens tokens = {};
     std::string append_id = {};  // of the last append
     int64_t append_begin = 0;
+    bool evicted = false;  // it has lost tokens, and none were appended or cut off since
 
     int64_t length() const { return std::ssize(tokens); }
   };

@@ -56,10 +56,8 @@ bool TableHistory::Changing(const std::string& id, int64_t layer) const {
   return id == truncating_ || std::any_of(open_.begin(), open_.end(), appends);
 }
 
-// What was evicted is not told apart here.
 void TableHistory::ExpectCode(const Status& status, Code code) const {
-  const bool evicted = status.code() == Code::kOutOfRange && code == Code::kFailedPrecondition;
-  if (evicted || (shortage_ && status.code() == Code::kResourceExhausted)) return;
+  if (shortage_ && status.code() == Code::kResourceExhausted) return;
   EXPECT_EQ(status.code(), code) << status.ToString();
 }
 
@@ -73,7 +71,11 @@ Code TableHistory::Judge(const Request& request, const CacheHold* hold, int64_t&
                       use.append_id == layer.append_id && use.length == layer.append_begin &&
                       layer.length() - layer.append_begin == request.rows;
     there += made ? 1 : 0;
-    if (!made && use.length != layer.length()) return Code::kFailedPrecondition;
+    if (!made && use.length != layer.length()) {
+      // What it counts on, or asks to append again, ends after the last token that is left.
+      const bool evicted = layer.evicted && use.length + request.rows > layer.length();
+      return evicted ? Code::kOutOfRange : Code::kFailedPrecondition;
+    }
     if (!made && request.rows > 0 && Changing(use.session, use.layer)) return Code::kUnavailable;
     if (hold != nullptr && made != (hold->append_rows() < request.rows)) return Code::kUnavailable;
   }
@@ -233,6 +235,7 @@ void TableHistory::TakeEvictions(const std::string& id, const SessionInfo& info)
     EXPECT_EQ(length % kRows, 0) << "whole pages are evicted";
     layer.tokens.resize(static_cast<size_t>(length));
     layer.append_id.clear();
+    layer.evicted = true;
   }
 }
 

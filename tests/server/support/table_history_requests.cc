@@ -65,7 +65,7 @@ void TableHistory::Begin() {
       Try([&] { return table_->Hold(request.tenant, request.uses, request.rows); });
   for (const CacheUse& use : request.uses) Renew(request.tenant, use.session);
   if (!hold.ok()) {
-    ++counts_["refused"];
+    ++counts_[code == Code::kOutOfRange ? "refused as evicted" : "refused"];
     return ExpectCode(hold.status(), code);
   }
   ASSERT_EQ(code, Code::kOk);
@@ -149,6 +149,7 @@ void TableHistory::Commit(Open& open) {
     ModelLayer& layer = session->second.layers[use.layer];
     layer.append_begin = layer.length();
     layer.append_id = use.append_id;
+    layer.evicted = false;
     layer.tokens = open.tokens[n];
     appended_[open.request.tenant] += open.request.rows;
   }
