@@ -78,8 +78,8 @@ int64_t SessionTable::BeyondShare(int device, int tenant) const {
 }
 
 // Pinned memory cannot be evicted, so a tenant may pin no more than its share. What its sessions
-// share counts for each, and so do the pages that appends and forks under way have taken. A tenant
-// that has no more than its share in all need not be asked.
+// share counts for each, and so do the pages that appends, forks and truncations under way have
+// taken. A tenant that has no more than its share in all need not be asked.
 Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
   if (bytes == 0) return Status();
   if (BeyondShare(session.device, session.tenant) + bytes <= 0) return Status();
@@ -100,9 +100,10 @@ Status SessionTable::CheckPinned(const Session& session, int64_t bytes) const {
     }
   }
   for (const Cut* const cut : cuts_) {
-    if (cut->fork == nullptr || !counts(*cut->fork)) continue;
+    const Session& owner = cut->fork == nullptr ? *cut->origin : *cut->fork;
+    if (!counts(owner)) continue;
     for (const CutPage& page : cut->pages) {
-      pinned += cut->fork->layers[page.layer].layout.page_bytes;
+      pinned += owner.layers[page.layer].layout.page_bytes;
     }
   }
   const int64_t share = ShareOf(session.tenant, pools_[session.device].pages->stats().total_bytes);

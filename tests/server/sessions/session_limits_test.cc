@@ -171,6 +171,21 @@ TEST_F(SessionLimitsTest, AllThatAForkOfAPinnedSessionCopiesCounts) {
   EXPECT_TRUE(table_->Fork(0, made->id, {}).ok()) << "copies nothing";
 }
 
+// A fork meanwhile may keep the page that it copies.
+TEST_F(SessionLimitsTest, ATruncationOfAPinnedSessionThatCopiesCounts) {
+  const std::string pinned = Make(0, 7 * kRows, true), other = Make(0, 0, true);
+  const CacheUse use{pinned, 0, 7 * kRows, ""};
+  std::vector<PageNumber> pages(16);
+  const auto reader = table_->Hold(0, {&use, 1}, 0);
+  ASSERT_TRUE(reader.ok() && (*reader)->Reserve(pages.data(), std::ssize(pages)).ok());
+  Status meanwhile;
+  arena_.on_copy = [&] { meanwhile = Append(0, other, 0, 1); };
+  ASSERT_TRUE(table_->Truncate(0, pinned, 6 * kRows + 1).ok());
+  EXPECT_EQ(meanwhile.code(), Code::kResourceExhausted);
+  EXPECT_THAT(meanwhile.message(), HasSubstr("pinned sessions would have 36864 bytes"));
+  EXPECT_TRUE(Append(0, other, 0, 1).ok());
+}
+
 TEST_F(SessionLimitsTest, AFullTableHasRoomForWhoHasFewerThanItsShare) {
   std::vector<std::string> greedy;
   for (int n = 0; n < 8; ++n) greedy.push_back(Make(0, 1, n == 0));

@@ -244,11 +244,15 @@ void TableHistory::ExpectSums(const std::vector<SessionInfo>& listed) const {
   for (int device = 0; device < kDevices; ++device) {
     const PagePool::Stats memory = table_->memory(device);
     int64_t alone = 0, shared = 0;
+    std::array<int64_t, kTenants> pinned = {};
     for (const SessionInfo& info : listed) {
       if (info.device != device) continue;
       alone += info.bytes - info.shared_bytes;
       shared += info.shared_bytes;
+      if (info.pinned) pinned[sessions_.at(info.id).tenant] += info.bytes - info.shared_bytes;
     }
+    // Shared pages are left out: each fork of them adds to what is pinned, and takes nothing.
+    for (int n = 0; n < kTenants; ++n) EXPECT_LE(pinned[n], ShareOf(device, n));
     const int64_t used_alone = memory.used_bytes - memory.shared_bytes;
     EXPECT_LE(alone, used_alone);
     if (copying_ || !open_.empty()) continue;
