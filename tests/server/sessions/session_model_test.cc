@@ -46,7 +46,7 @@ void ExpectMet(TableHistory::Counts& counts, std::initializer_list<const char*> 
 TEST(SessionModelTest, RandomHistories) {
   const uint64_t seed = FreshSeed();
   TableHistory::Counts counts;
-  const int histories = std::max(100, static_cast<int>(400 * TestScale()));  // so that all is met
+  const int histories = std::max(100, static_cast<int>(1000 * TestScale()));  // so that all is met
   for (int n = 0; n < histories && !::testing::Test::HasFailure(); ++n) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n));
     RunHistory(seed + n, 300, 0, counts);
