@@ -30,7 +30,10 @@ TableHistory::Request TableHistory::MakeRequest() {
   const int64_t layer = Range(0, std::ssize(session.layers) - 1);
   std::vector<CacheUse> uses;
   const auto add = [&](const std::string& id, int64_t n) {
-    uses.push_back({id, n, sessions_.at(id).layers[n].length(), ""});
+    const ModelLayer& layer = sessions_.at(id).layers[n];
+    // Its client may not know yet of an eviction.
+    const int64_t more = layer.evicted && Range(0, 1) == 1 ? 1 : 0;
+    uses.push_back({id, n, layer.length() + more, ""});
   };
   add(first->first, layer);
   for (const auto& [id, other] : sessions_) {
