@@ -305,11 +305,11 @@ TEST_F(CudaIpcGpuTest, LentTwiceIsMappedOnceAndOwnHandlesAreRefused) {
   *first = nullptr;
   EXPECT_TRUE(SameBits(plain.o, MustCall(*lent).o)) << "the other import stays";
 
-  v1::ImportCudaMemory lent;
-  ASSERT_TRUE((*memory)->Describe(&lent).ok());
+  v1::ImportCudaMemory described;
+  ASSERT_TRUE((*memory)->Describe(&described).ok());
   const Result<std::unique_ptr<Backend>> own = MakeBackend("cuda:0", BackendOptions());
   ASSERT_TRUE(own.ok()) << own.status().ToString();
-  EXPECT_FALSE((*own)->ImportMemory(lent.memory_handle()).ok());
+  EXPECT_FALSE((*own)->ImportMemory(described.memory_handle()).ok());
 }
 
 // What CUDA does when a lender dies is its own; the others must not notice.
