@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SIMD building blocks of cpu_flash: exp2, and the register-blocked products that its time goes to.
-// Included once per instruction set by flash_tile.cc.
+// Included once per instruction set by every source that has SIMD code of cpu_flash.
 
 #if defined(ATTEND_CPU_FLASH_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_MATH_INL_H_
@@ -58,6 +58,15 @@ HWY_INLINE V32 AtLeast(V32 low, V32 x) {
 #endif
 }
 
+// min(high, x), but NaN if x is.
+HWY_INLINE V32 AtMost(V32 high, V32 x) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Min(high, x);
+#else
+  return hn::IfThenElse(hn::Gt(x, high), high, x);
+#endif
+}
+
 // 2^(x * factor) for x * factor <= 0 and a factor that is finite and above 0, to 1 ulp beside the
 // roundings of x and factor; 0 for -inf and wherever the result would not be a normal number (but
 // for a sliver of subnormal ones), NaN for any NaN. The product is never rounded by itself, nor can
@@ -90,12 +99,18 @@ HWY_INLINE V32 AboveZero(V32 weight) {
   return AtLeast(hn::Set(F32(), std::numeric_limits<float>::denorm_min()), weight);
 }
 
-// Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
-// k[r][d] * q[d][lane]. One fused multiply-add per product, first d first.
+// Lanes of a panel of so many vectors.
 template <int kVectors>
-HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, float* s) {
+constexpr int64_t kPanelLanes = kVectors* kLanes;
+
+// Scores of kBlockRows keys and one panel of query rows: s[r][lane] = sum over d of
+// k[r][d] * q[d][lane]. One fused multiply-add per product, first d first. With kAdd, the sum is
+// added to what is there. Strides are from one d of the panel, and one row of s, to the next.
+template <int kVectors, bool kAdd = false>
+HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, float* s,
+                           int64_t q_stride = kPanelLanes<kVectors>,
+                           int64_t s_stride = kPanelLanes<kVectors>) {
   constexpr int kRows = kBlockRows;
-  constexpr int64_t kWidth = kVectors * kLanes;
   const F32 d;
   V32 sum[kRows][kVectors];
   HWY_UNROLL(8)
@@ -106,7 +121,7 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
   for (int64_t i = 0; i < dim; ++i) {
     V32 row[kVectors];
     HWY_UNROLL(8)
-    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, q + i * kWidth + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, q + i * q_stride + n * kLanes);
     HWY_UNROLL(8)
     for (int r = 0; r < kRows; ++r) {
       const V32 key = hn::Set(d, k[r][i]);
@@ -117,7 +132,10 @@ HWY_INLINE void ScoreBlock(const float* const* k, const float* q, int64_t dim, f
   HWY_UNROLL(8)
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(8)
-    for (int n = 0; n < kVectors; ++n) hn::Store(sum[r][n], d, s + r * kWidth + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) {
+      float* at = s + r * s_stride + n * kLanes;
+      hn::Store(kAdd ? hn::Add(hn::Load(d, at), sum[r][n]) : sum[r][n], d, at);
+    }
   }
 }
 
@@ -129,16 +147,17 @@ HWY_INLINE auto IsHiddenWeight(V32 weight) {
 }
 
 // kBlockRows dims of O for one panel: o[r][lane] = weight[lane] * o[r][lane] + sum over keys of
-// p[key][lane] * v[key * kValueBlock + r]. The sum is taken first, from zero: terms that are added
+// p[key][lane] * v[key * v_stride + r]. The sum is taken first, from zero: terms that are added
 // one by one to the sum of many keys lose more with every further key. With kSkip, values that are
 // NaN or Inf are felt by those rows alone that see their key, whose weight is not -0, and by these
 // however small the weight: one that underflowed is +0, and 0 * Inf would be NaN; and weights are
 // multiplied by down[r][lane]. Results are otherwise the same.
 template <int kVectors, bool kSkip>
 HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const float* weight,
-                            const float* down, float* o) {
+                            const float* down, float* o, int64_t v_stride = kValueBlock,
+                            int64_t p_stride = kPanelLanes<kVectors>) {
   constexpr int kRows = kBlockRows;
-  constexpr int64_t kWidth = kVectors * kLanes;
+  constexpr int64_t kWidth = kPanelLanes<kVectors>;
   const F32 d;
   V32 sum[kRows][kVectors];
   HWY_UNROLL(8)
@@ -149,13 +168,13 @@ HWY_INLINE void OutputBlock(const float* v, const float* p, int64_t keys, const 
   for (int64_t j = 0; j < keys; ++j) {
     V32 row[kVectors];
     HWY_UNROLL(8)
-    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, p + j * kWidth + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::Load(d, p + j * p_stride + n * kLanes);
     HWY_UNROLL(8)
     for (int r = 0; r < kRows; ++r) {
-      const V32 value = hn::Set(d, v[j * kValueBlock + r]);
+      const V32 value = hn::Set(d, v[j * v_stride + r]);
       HWY_UNROLL(8)
       for (int n = 0; n < kVectors; ++n) {
-        if (kSkip && !std::isfinite(v[j * kValueBlock + r])) {
+        if (kSkip && !std::isfinite(v[j * v_stride + r])) {
           const V32 next = hn::MulAdd(value, AboveZero(row[n]), sum[r][n]);
           sum[r][n] = hn::IfThenElse(IsHiddenWeight(row[n]), sum[r][n], next);
         } else {

@@ -146,7 +146,7 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
   return keys;
 }
 
-void CpuReferenceGradients(const Attention& a, const Gradients& g) {
+void CpuReferenceGradients(const Attention& a, const Gradients& g, const StopFlag* stop) {
   const Problem& p = a.problem;
   BiasSums d_bias(p, g.d_bias);
   std::vector<double> d_sinks(static_cast<size_t>(p.heads_q));
@@ -158,10 +158,10 @@ void CpuReferenceGradients(const Attention& a, const Gradients& g) {
       Sums d_k(k_rows, p.dim), d_v(k_rows, p.dim_v);
       for (int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h) {
         Sums d_q(s.q_rows, p.dim);
-        for (int64_t i = 0; i < s.q_len; ++i) {
+        for (int64_t i = 0; i < s.q_len && !Stopped(stop); ++i) {
           const RowId id{b, h, i};
           double d_sink = 0;
-          const std::vector<KeyGradient> keys = ReferenceKeyGradients(a, g, id, &d_sink);
+          const std::vector<KeyGradient> keys = ReferenceKeyGradients(a, g, id, &d_sink, stop);
           d_sinks[static_cast<size_t>(h)] += d_sink;
           d_bias.Add(id, keys);
           LoadElements(a.q.data, p.dtype, ElementOf(a.q, b, h, s.q_row + i), p.dim, q.data());

@@ -31,7 +31,8 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& attention,
                                                const StopFlag* stop = nullptr);
 
 // The whole backward pass. Holds dK and dV of one KV head, dBias if wanted, and one row's keys in
-// double.
-void CpuReferenceGradients(const Attention& attention, const Gradients& gradients);
+// double. Left soon after `stop` is set; what was written then means nothing.
+void CpuReferenceGradients(const Attention& attention, const Gradients& gradients,
+                           const StopFlag* stop = nullptr);
 
 }  // namespace attend

@@ -93,6 +93,14 @@ OwnedGradients::OwnedGradients(const Attention& a, uint64_t seed) : a_(a) {
   }
 }
 
+std::vector<std::byte> OwnedGradients::Bytes() const {
+  std::vector<std::byte> all;
+  for (const std::vector<std::byte>& block : blocks_) {
+    all.insert(all.end(), block.begin(), block.end());
+  }
+  return all;
+}
+
 bool OwnedGradients::GuardsIntact() const {
   for (size_t n = 0; n < blocks_.size(); ++n) {
     for (size_t at = 0; at < blocks_[n].size(); ++at) {

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,9 @@ class OwnedGradients {
 
   const Gradients& get() const { return gradients_; }
   Gradients& get() { return gradients_; }
+
+  // All of it, to compare two runs from one seed bit for bit.
+  std::vector<std::byte> Bytes() const;
 
   // False if anything beside the gradients' elements was written.
   bool GuardsIntact() const;

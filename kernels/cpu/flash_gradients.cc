@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scheduler of the backward pass. The keys of a KV head are cut into slabs, which threads take;
+// each adds to its own dK and dV, and makes a part of dQ, band of query rows by band. After each
+// band the parts are summed in order.
+
+#include "kernels/cpu/flash_gradients.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/contract/attention_slice.h"
+#include "kernels/cpu/flash_gradients_tile.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/reference/reference_gradients.h"
+
+namespace attend {
+namespace cpu_flash {
+
+RowsKeys KeysOfRows(const GradientTask& task, int64_t first, int64_t count) {
+  const Mask& mask = task.attention->problem.mask;
+  RowsKeys keys{{task.sequence.k_len, 0}, {0, task.sequence.k_len}};
+  while (count > 0) {  // head after head: in each, both ends only rise
+    const int64_t i = first % task.rows;
+    const int64_t rows = std::min(count, task.rows - i);
+    const KeyRange low = VisibleKeys(mask, task.sequence, task.row + i);
+    const KeyRange high = VisibleKeys(mask, task.sequence, task.row + i + rows - 1);
+    keys.any.begin = std::min(keys.any.begin, low.begin);
+    keys.any.end = std::max(keys.any.end, high.end);
+    keys.all.begin = std::max(keys.all.begin, high.begin);
+    keys.all.end = std::min(keys.all.end, low.end);
+    first += rows;
+    count -= rows;
+  }
+  return keys;
+}
+
+}  // namespace cpu_flash
+
+namespace {
+
+using cpu_flash::GradientFunctions;
+using cpu_flash::GradientScratch;
+using cpu_flash::GradientTask;
+using cpu_flash::kGradientKeys;
+using cpu_flash::kGradientRows;
+using cpu_flash::PaddedDim;
+using cpu_flash::PaddedKeys;
+using cpu_flash::PaddedRows;
+
+// Tasks that a problem is cut into, as far as its slabs then have the least keys.
+constexpr int64_t kTasksWanted = 64;
+constexpr int64_t kSlabKeysMin = 5 * kGradientKeys;
+constexpr int64_t kSlabKeysMax = 20 * kGradientKeys;
+
+// Memory for partial sums: of a wave, a slab's part of dQ, and all parts of a KV head.
+constexpr int64_t kWaveFloats = (int64_t{256} << 20) / sizeof(float);
+constexpr int64_t kPartFloats = (int64_t{1} << 20) / sizeof(float);
+constexpr int64_t kPartsFloats = (int64_t{64} << 20) / sizeof(float);
+
+// KV heads that are listed at once, however small.
+constexpr size_t kWaveHeads = 4096;
+
+// A task of a pass for dBias alone.
+constexpr int64_t kBiasKeys = 6 * kGradientKeys;
+constexpr int64_t kBiasRows = 4 * kGradientRows;
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The calling thread's, made when first needed and kept.
+GradientScratch* ThreadScratch() {
+  thread_local std::unique_ptr<GradientScratch> scratch;
+  if (scratch == nullptr) scratch.reset(new GradientScratch);  // not make_unique: no zeroing
+  return scratch.get();
+}
+
+// Sums, aligned for any vector and not zeroed.
+class Floats {
+ public:
+  void Reserve(int64_t count) {
+    if (count <= held_) return;
+    floats_.reset();  // first, or there would be both
+    held_ = 0;
+    floats_.reset(static_cast<float*>(
+        ::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment)));
+    held_ = count;
+  }
+  float* at(int64_t n) { return floats_.get() + n; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{128};
+  struct Delete {
+    void operator()(float* floats) const { ::operator delete(floats, kAlignment); }
+  };
+  std::unique_ptr<float[], Delete> floats_;
+  int64_t held_ = 0;
+};
+
+// One KV head of one sequence: how it is cut, by the problem alone, and where its sums are.
+struct KeyHead {
+  int64_t b = 0;
+  int64_t h_kv = 0;
+  Sequence sequence;
+  int64_t slab_keys = 0;
+  int64_t slabs = 0;  // none if there is no key
+  // A band is that many heads and rows of each at most.
+  int64_t heads = 0;
+  int64_t rows = 0;
+  int64_t row_bands = 0;
+  int64_t bands = 0;  // one at least, be it without a row
+  int64_t part = 0;   // floats of a slab's part of dQ
+  int64_t d_q = 0, d_k = 0, d_v = 0;
+
+  int64_t lanes() const { return PaddedKeys(sequence.k_len); }
+};
+
+KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv) {
+  const Problem& p = a.problem;
+  KeyHead head{.b = b, .h_kv = h_kv, .sequence = SequenceOf(a, b)};
+  const Sequence& s = head.sequence;
+  if (s.k_len > 0) {
+    const int64_t wanted = CeilDiv(kTasksWanted, p.batch * p.heads_kv);
+    const int64_t most = std::max<int64_t>(1, s.k_len / kSlabKeysMin);
+    const int64_t slabs = std::max(std::min(wanted, most), CeilDiv(s.k_len, kSlabKeysMax));
+    head.slab_keys = CeilDiv(CeilDiv(s.k_len, slabs), kGradientKeys) * kGradientKeys;
+    head.slabs = CeilDiv(s.k_len, head.slab_keys);
+  }
+  const int64_t floats = std::min(kPartFloats, kPartsFloats / std::max<int64_t>(1, head.slabs));
+  const int64_t most = std::max(kGradientRows, floats / PaddedDim(p.dim));
+  const int64_t q_len = std::max<int64_t>(1, s.q_len);
+  head.heads = std::clamp<int64_t>(most / q_len, 1, p.group());
+  head.row_bands = CeilDiv(q_len, most);
+  head.rows = CeilDiv(CeilDiv(q_len, head.row_bands), kGradientRows) * kGradientRows;
+  if (head.row_bands == 1) head.rows = q_len;
+  head.row_bands = CeilDiv(q_len, head.rows);
+  head.bands = CeilDiv(p.group(), head.heads) * head.row_bands;
+  head.part = PaddedRows(head.heads * head.rows) * PaddedDim(p.dim);
+  return head;
+}
+
+void ZeroRows(const TensorView& to, DType dtype, int64_t dim, int64_t b, int64_t h, int64_t first,
+              int64_t rows) {
+  if (to.data == nullptr) return;
+  const auto bytes = static_cast<size_t>(dim * DTypeBytes(dtype));
+  for (int64_t row = first; row < first + rows; ++row) {
+    const int64_t at = b * to.stride_b + h * to.stride_h + row * to.stride_l;
+    std::memset(static_cast<char*>(to.data) + at * DTypeBytes(dtype), 0, bytes);
+  }
+}
+
+// Whether KV heads or sequences add to the same elements of dBias.
+bool SharesBias(const Problem& p, const TensorView& d_bias) {
+  return (p.batch > 1 && d_bias.stride_b == 0) || (p.heads_kv > 1 && d_bias.stride_h == 0);
+}
+
+// The gradients of one KV head of one sequence, without dSinks, to which other sequences add.
+Gradients SliceOf(const Attention& a, const Gradients& g, int64_t b, int64_t h_kv, bool bias) {
+  const Problem& p = a.problem;
+  const int64_t h = h_kv * p.group();
+  const auto move = [&](auto* view, DType dtype, int64_t head) {
+    if (view->data == nullptr) return;
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(view->data)>>,
+                                    const char, char>;
+    view->data = static_cast<Byte*>(view->data) +
+                 (b * view->stride_b + head * view->stride_h) * DTypeBytes(dtype);
+  };
+  Gradients part = g;
+  move(&part.d_o, p.o_dtype(), h);
+  move(&part.d_q, p.dtype, h);
+  move(&part.d_k, p.dtype, h_kv);
+  move(&part.d_v, p.dtype, h_kv);
+  move(&part.d_bias, DType::kFloat32, h);
+  if (part.d_lse != nullptr) part.d_lse += b * a.lse_stride_b + h * a.lse_stride_h;
+  if (!bias) part.d_bias.data = nullptr;
+  part.d_sinks = nullptr;
+  return part;
+}
+
+class Backward {
+ public:
+  Backward(const Attention& a, const Gradients& g, const StopFlag* stop)
+      : a_(a),
+        g_(g),
+        p_(a.problem),
+        stop_(stop),
+        functions_(cpu_flash::ChooseGradientFunctions()),
+        bias_(g.d_bias.data != nullptr),
+        bias_shared_(bias_ && SharesBias(a.problem, g.d_bias)) {}
+
+  void Run() {
+    if (bias_) ZeroBias();
+    if (g_.d_q.data != nullptr || g_.d_k.data != nullptr || g_.d_v.data != nullptr ||
+        (bias_ && !bias_shared_)) {
+      RunHeads();
+    }
+    if (bias_shared_) RunBias();
+    if (g_.d_sinks == nullptr) return;
+    ParallelInOrder(
+        p_.heads_q,
+        [&](int64_t h) {
+          g_.d_sinks[h] = static_cast<float>(functions_.sum_sink(a_, g_, h, stop_));
+        },
+        stop_);
+  }
+
+ private:
+  // What threads take.
+  struct Item {
+    size_t head;
+    int64_t n;  // of a slab, or of a tile of rows
+    double work;
+  };
+
+  void ZeroBias();
+  void RunHeads();
+  void RunWave();
+  void RunBand(int64_t band);
+  void StoreBand(int64_t band);
+  void StoreKeys();
+  void RunBias();
+  void AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t row, int64_t rows);
+  void Redo();
+
+  template <class Body>
+  void ForEach(std::vector<Item>* items, const Body& body) {
+    const auto longer = [](const Item& x, const Item& y) { return x.work > y.work; };
+    std::stable_sort(items->begin(), items->end(), longer);
+    ParallelInOrder(
+        static_cast<int64_t>(items->size()),
+        [&](int64_t n) { body((*items)[static_cast<size_t>(n)]); }, stop_);
+  }
+
+  GradientTask TaskOf(size_t n, int64_t band, int64_t slab);
+  double WorkOf(const GradientTask& task) const;
+  uint8_t* ComputedOf(size_t n) { return computed_.data() + computed_at_[n]; }
+
+  const Attention& a_;
+  const Gradients& g_;
+  const Problem& p_;
+  const StopFlag* const stop_;
+  const GradientFunctions functions_;
+  const bool bias_;
+  const bool bias_shared_;  // then a pass of its own adds it up
+  std::atomic<bool> bias_careful_{false};
+  // The wave.
+  std::vector<KeyHead> heads_;
+  std::vector<std::atomic<bool>> careful_;  // by KV head: something came out NaN or Inf
+  std::vector<uint8_t> computed_;           // by KV head and slab: its part of the band's dQ
+  std::vector<size_t> computed_at_;
+  Floats floats_;
+};
+
+void Backward::ZeroBias() {
+  const TensorView& to = g_.d_bias;
+  const int64_t batch = to.stride_b == 0 ? std::min<int64_t>(p_.batch, 1) : p_.batch;
+  const int64_t heads = to.stride_h == 0 ? 1 : p_.heads_q;
+  const int64_t rows = to.stride_l == 0 ? std::min<int64_t>(p_.len_q, 1) : p_.len_q;
+  ParallelInOrder(
+      batch * heads,
+      [&](int64_t n) { ZeroRows(to, DType::kFloat32, p_.len_k, n / heads, n % heads, 0, rows); },
+      stop_);
+}
+
+// Wave after wave of KV heads: as many as their sums have room.
+void Backward::RunHeads() {
+  int64_t next = 0;
+  const int64_t count = p_.batch * p_.heads_kv;
+  while (next < count && !Stopped(stop_)) {
+    heads_.clear();
+    computed_at_.clear();
+    int64_t floats = 0;
+    int64_t slabs = 0;
+    while (next < count && heads_.size() < kWaveHeads) {
+      KeyHead head = MakeKeyHead(a_, next / p_.heads_kv, next % p_.heads_kv);
+      const auto take = [](int64_t* from, int64_t size) {
+        const int64_t at = *from;
+        *from += size;
+        return at;
+      };
+      int64_t end = floats;
+      head.d_q = take(&end, g_.d_q.data == nullptr ? 0 : head.slabs * head.part);
+      head.d_k = take(&end, g_.d_k.data == nullptr ? 0 : head.lanes() * PaddedDim(p_.dim));
+      head.d_v = take(&end, g_.d_v.data == nullptr ? 0 : head.lanes() * PaddedDim(p_.dim_v));
+      if (end > kWaveFloats && !heads_.empty()) break;
+      floats = end;
+      computed_at_.push_back(static_cast<size_t>(take(&slabs, head.slabs)));
+      heads_.push_back(head);
+      ++next;
+    }
+    floats_.Reserve(floats);
+    computed_.resize(static_cast<size_t>(slabs));
+    RunWave();
+  }
+}
+
+void Backward::RunWave() {
+  careful_ = std::vector<std::atomic<bool>>(heads_.size());
+  int64_t bands = 0;
+  for (const KeyHead& head : heads_) bands = std::max(bands, head.bands);
+  for (int64_t band = 0; band < bands && !Stopped(stop_); ++band) {
+    RunBand(band);
+    if (g_.d_q.data != nullptr && !Stopped(stop_)) StoreBand(band);
+  }
+  if (!Stopped(stop_)) StoreKeys();
+  if (!Stopped(stop_)) Redo();
+}
+
+GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
+  const KeyHead& head = heads_[n];
+  const Sequence& s = head.sequence;
+  const int64_t first_head = band / head.row_bands * head.heads;
+  const int64_t row = band % head.row_bands * head.rows;
+  GradientTask task{
+      .attention = &a_,
+      .gradients = &g_,
+      .sequence = s,
+      .b = head.b,
+      .head = head.h_kv * p_.group() + first_head,
+      .heads = std::min(head.heads, p_.group() - first_head),
+      .row = row,
+      .rows = std::min(head.rows, s.q_len - row),
+      .keys = {slab * head.slab_keys, std::min(s.k_len, (slab + 1) * head.slab_keys)}};
+  const int64_t lane = task.keys.begin;
+  if (g_.d_q.data != nullptr) task.d_q = floats_.at(head.d_q + slab * head.part);
+  if (g_.d_k.data != nullptr) task.d_k = floats_.at(head.d_k + lane * PaddedDim(p_.dim));
+  if (g_.d_v.data != nullptr) task.d_v = floats_.at(head.d_v + lane * PaddedDim(p_.dim_v));
+  task.begins = band == 0;
+  task.d_bias = bias_ && !bias_shared_;
+  task.careful = &careful_[n];
+  task.stop = stop_;
+  return task;
+}
+
+// Pairs of rows and keys, by whole tiles of rows.
+double Backward::WorkOf(const GradientTask& task) const {
+  double pairs = 0;
+  for (int64_t i = 0; i < task.rows; i += kGradientRows) {
+    const int64_t rows = std::min(kGradientRows, task.rows - i);
+    const KeyRange any = KeysOfRows(task, i, rows).any;
+    const int64_t keys = std::min(any.end, task.keys.end) - std::max(any.begin, task.keys.begin);
+    pairs += static_cast<double>(rows) * static_cast<double>(std::max<int64_t>(0, keys));
+  }
+  return pairs * static_cast<double>(task.heads);
+}
+
+void Backward::RunBand(int64_t band) {
+  std::vector<Item> items;
+  for (size_t n = 0; n < heads_.size(); ++n) {
+    for (int64_t slab = 0; slab < heads_[n].slabs && band < heads_[n].bands; ++slab) {
+      const double work = WorkOf(TaskOf(n, band, slab));
+      ComputedOf(n)[slab] = work > 0 ? 1 : 0;
+      if (work > 0 || band == 0) items.push_back({n, slab, work});
+    }
+  }
+  ForEach(&items, [&](const Item& item) {
+    functions_.run(TaskOf(item.head, band, item.n), ThreadScratch());
+  });
+}
+
+void Backward::StoreBand(int64_t band) {
+  std::vector<Item> items;
+  for (size_t n = 0; n < heads_.size(); ++n) {
+    if (band >= heads_[n].bands) continue;
+    const GradientTask task = TaskOf(n, band, 0);
+    for (int64_t row = 0; row < task.heads * task.rows; row += kGradientRows) {
+      items.push_back({n, row, 0});
+    }
+  }
+  ForEach(&items, [&](const Item& item) {
+    const KeyHead& head = heads_[item.head];
+    const GradientTask task = TaskOf(item.head, band, 0);
+    const int64_t rows = std::min(kGradientRows, task.heads * task.rows - item.n);
+    const cpu_flash::PartialQueries parts{task.d_q, head.part, ComputedOf(item.head), head.slabs};
+    if (!functions_.store_queries(task, parts, item.n, rows)) careful_[item.head].store(true);
+  });
+}
+
+// And rows of all three that nothing is added to.
+void Backward::StoreKeys() {
+  std::vector<Item> items;
+  for (size_t n = 0; n < heads_.size(); ++n) {
+    for (int64_t slab = 0; slab < heads_[n].slabs; ++slab) items.push_back({n, slab, 0});
+    items.push_back({n, -1, 0});
+  }
+  ForEach(&items, [&](const Item& item) {
+    if (item.n >= 0) {
+      const GradientTask task = TaskOf(item.head, 0, item.n);
+      if (!functions_.store_keys(task, ThreadScratch())) careful_[item.head].store(true);
+      return;
+    }
+    const auto& [b, h_kv, s] =
+        std::tie(heads_[item.head].b, heads_[item.head].h_kv, heads_[item.head].sequence);
+    for (int64_t h = h_kv * p_.group(); h < (h_kv + 1) * p_.group(); ++h) {
+      ZeroRows(g_.d_q, p_.dtype, p_.dim, b, h, s.q_row + s.q_len, s.q_rows - s.q_len);
+    }
+    const int64_t k_rows = p_.packed ? 0 : p_.len_k - s.k_len;
+    ZeroRows(g_.d_k, p_.dtype, p_.dim, b, h_kv, s.k_row + s.k_len, k_rows);
+    ZeroRows(g_.d_v, p_.dtype, p_.dim_v, b, h_kv, s.k_row + s.k_len, k_rows);
+  });
+}
+
+// dBias where several KV heads add to it: a task is some of its elements and adds to them head
+// after head, so that the order is one. It costs S and dP once more.
+void Backward::RunBias() {
+  const int64_t batch = g_.d_bias.stride_b == 0 ? std::min<int64_t>(p_.batch, 1) : p_.batch;
+  const int64_t heads = g_.d_bias.stride_h == 0 ? 1 : p_.heads_kv;
+  const int64_t rows = g_.d_bias.stride_l == 0 ? std::max<int64_t>(1, p_.len_q) : kBiasRows;
+  const int64_t row_runs = CeilDiv(p_.len_q, rows);
+  const int64_t key_runs = CeilDiv(p_.len_k, kBiasKeys);
+  ParallelInOrder(
+      batch * heads * row_runs * key_runs,
+      [&](int64_t n) {
+        const int64_t row = n % row_runs * rows;
+        const int64_t key = n / row_runs % key_runs * kBiasKeys;
+        const int64_t head = n / row_runs / key_runs % heads;
+        const int64_t sequence = n / row_runs / key_runs / heads;
+        const int64_t b_end = batch == p_.batch ? sequence + 1 : p_.batch;
+        const int64_t h_end = heads == p_.heads_kv ? head + 1 : p_.heads_kv;
+        for (int64_t b = sequence; b < b_end; ++b) {
+          for (int64_t h = head; h < h_end && !Stopped(stop_); ++h) {
+            AddBias(b, h, {key, key + kBiasKeys}, row, rows);
+          }
+        }
+      },
+      stop_);
+  if (!bias_careful_.load() || Stopped(stop_)) return;
+  Gradients bias_alone = g_;
+  bias_alone.d_q.data = bias_alone.d_k.data = bias_alone.d_v.data = nullptr;
+  bias_alone.d_sinks = nullptr;
+  CpuReferenceGradients(a_, bias_alone, stop_);
+}
+
+void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t row, int64_t rows) {
+  const Sequence s = SequenceOf(a_, b);
+  const KeyRange present{keys.begin, std::min(keys.end, s.k_len)};
+  rows = std::min(rows, s.q_len - row);
+  if (rows <= 0 || present.begin >= present.end) return;
+  functions_.run({.attention = &a_,
+                  .gradients = &g_,
+                  .sequence = s,
+                  .b = b,
+                  .head = h_kv * p_.group(),
+                  .heads = p_.group(),
+                  .row = row,
+                  .rows = rows,
+                  .keys = present,
+                  .d_bias = true,
+                  .careful = &bias_careful_,
+                  .stop = stop_},
+                 ThreadScratch());
+}
+
+// What came out NaN or Inf: it may be so, or 0 times what is hidden.
+void Backward::Redo() {
+  std::vector<Item> items;
+  for (size_t n = 0; n < heads_.size(); ++n) {
+    if (careful_[n].load()) items.push_back({n, 0, 0});
+  }
+  ForEach(&items, [&](const Item& item) {
+    const auto& [b, h_kv] = std::tie(heads_[item.head].b, heads_[item.head].h_kv);
+    const Attention part =
+        TakeSlice(a_, {b, b + 1, h_kv, h_kv + 1, 0, p_.len_q}).value();  // which is within a_
+    CpuReferenceGradients(part, SliceOf(a_, g_, b, h_kv, !bias_shared_), stop_);
+  });
+}
+
+}  // namespace
+
+void CpuFlashGradients(const Attention& attention, const Gradients& gradients,
+                       const StopFlag* stop) {
+  Backward(attention, gradients, stop).Run();
+}
+
+}  // namespace attend

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Compiles the SIMD code of the backward pass once per instruction set and picks the best at run
+// time.
+
+#include "kernels/cpu/flash_gradients_tile.h"
+
+// As in flash_tile.cc, with which blocks of registers are shared.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/flash_gradients_tile.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/flash_gradients_tile-inl.h"
+
+#if HWY_ONCE
+namespace attend::cpu_flash {
+
+HWY_EXPORT(RunGradients);
+HWY_EXPORT(StoreQueryGradients);
+HWY_EXPORT(StoreKeyGradients);
+HWY_EXPORT(SumSinkGradient);
+
+GradientFunctions ChooseGradientFunctions() {
+  // Until the first dynamic call the table's first entry would choose at each call.
+  if (!hwy::GetChosenTarget().IsInitialized()) {
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  return {&HWY_DYNAMIC_DISPATCH(RunGradients), &HWY_DYNAMIC_DISPATCH(StoreQueryGradients),
+          &HWY_DYNAMIC_DISPATCH(StoreKeyGradients), &HWY_DYNAMIC_DISPATCH(SumSinkGradient)};
+}
+
+}  // namespace attend::cpu_flash
+#endif  // HWY_ONCE

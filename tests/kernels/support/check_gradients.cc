@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/kernels/support/check_gradients.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "kernels/contract/limits.h"
+#include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/reference_gradients.h"
+#include "kernels/reference/score_rounding.h"
+#include "kernels/reference/score_terms.h"
+
+namespace attend::test {
+namespace {
+
+constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
+
+using Elements = std::array<float, kHeadDimMax>;
+
+double SumRoundings(int64_t terms) {
+  return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
+}
+
+// Half a step between the dtype's subnormal numbers.
+double SubnormalRounding(DType dtype) {
+  return dtype == DType::kFloat16 ? 0x1p-25 : dtype == DType::kBFloat16 ? 0x1p-134 : 0x1p-149;
+}
+
+double Overflow(DType dtype) {
+  return dtype == DType::kFloat16 ? 65520 : dtype == DType::kBFloat16 ? 0x1.ffp127 : 0x1.ffffffp127;
+}
+
+Elements Load(const ConstTensorView& t, DType dtype, int64_t dim, int64_t b, int64_t h,
+              int64_t row) {
+  Elements out{};
+  LoadElements(t.data, dtype, b * t.stride_b + h * t.stride_h + row * t.stride_l, dim, out.data());
+  return out;
+}
+
+}  // namespace
+
+// Of the header's quantities, those of a row.
+struct GradientsJudge::Row {
+  RowId id;
+  Sequence sequence;
+  int64_t kv_head = 0;
+  int64_t bias_row = 0;
+  Elements q, d_o;
+  double lse = 0;
+  double lse_error = 0;
+  double less = 0;
+  double less_error = 0;
+};
+
+// And of one of its keys.
+struct GradientsJudge::Key {
+  KeyGradient truth;
+  Elements k;
+  double weight_error = 0;
+  double d_score_error = 0;
+  double d_dot_error = 0;
+};
+
+void JudgedTensor::Resize(int64_t batch, int64_t head_count, int64_t row_count, int64_t row_dim) {
+  heads = head_count;
+  rows = row_count;
+  dim = row_dim;
+  terms.resize(static_cast<size_t>(batch * heads * rows));
+  for (std::vector<double>* all : {&value, &error, &magnitude}) {
+    all->resize(static_cast<size_t>(batch * heads * rows * dim));
+  }
+}
+
+GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& gradients)
+    : a_(attention), g_(gradients) {
+  const Problem& p = a_.problem;
+  d_q_.Resize(p.batch, p.heads_q, p.len_q, p.dim);
+  d_k_.Resize(p.batch, p.heads_kv, p.len_k, p.dim);
+  d_v_.Resize(p.batch, p.heads_kv, p.len_k, p.dim_v);
+  if (p.has_bias) {
+    d_bias_.Resize(a_.bias.stride_b == 0 ? std::min<int64_t>(p.batch, 1) : p.batch,
+                   a_.bias.stride_h == 0 ? 1 : p.heads_q,
+                   a_.bias.stride_q == 0 ? std::min<int64_t>(p.len_q, 1) : p.len_q, p.len_k);
+  }
+  if (p.has_sinks) d_sinks_.Resize(1, p.heads_q, 1, 1);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = SequenceOf(a_, b);
+    for (int64_t h = 0; h < p.heads_q; ++h) {
+      for (int64_t i = 0; i < s.q_len; ++i) AddRow({b, h, i});
+    }
+  }
+}
+
+GradientsJudge::Row GradientsJudge::RowOf(const RowId& id) const {
+  const Problem& p = a_.problem;
+  Row row{.id = id, .sequence = SequenceOf(a_, id.b), .kv_head = id.h / p.group()};
+  const int64_t at = row.sequence.q_row + id.i;
+  row.q = Load(a_.q, p.dtype, p.dim, id.b, id.h, at);
+  row.d_o = Load(g_.d_o, p.o_dtype(), p.dim_v, id.b, id.h, at);
+  const ConstTensorView o{a_.o.data, a_.o.stride_b, a_.o.stride_h, a_.o.stride_l};
+  const Elements got = Load(o, p.o_dtype(), p.dim_v, id.b, id.h, at);
+  std::array<double, kHeadDimMax> truth{};
+  ReferenceRow(a_, id.b, id.h, id.i, truth.data(), &row.lse);
+  const int64_t lse = id.b * a_.lse_stride_b + id.h * a_.lse_stride_h + at;
+  if (std::isfinite(row.lse)) {
+    row.lse_error = std::abs(static_cast<double>(a_.lse[lse]) - row.lse);
+  }
+  double delta = 0, off = 0, magnitude = 0;
+  for (size_t d = 0; d < static_cast<size_t>(p.dim_v); ++d) {
+    const auto x = static_cast<double>(row.d_o[d]);
+    delta += x * truth[d];
+    off += x * (static_cast<double>(got[d]) - truth[d]);
+    magnitude += std::abs(x * static_cast<double>(got[d]));
+  }
+  row.less = delta - (g_.d_lse == nullptr ? 0 : static_cast<double>(g_.d_lse[lse]));
+  row.less_error =
+      std::abs(off) + SumRoundings(p.dim_v) * magnitude + kRoundoff * std::abs(row.less);
+  const auto index = [](int64_t n, int64_t stride) { return stride == 0 ? 0 : n; };
+  row.bias_row = d_bias_.Row(index(id.b, a_.bias.stride_b), index(id.h, a_.bias.stride_h),
+                             index(id.i, a_.bias.stride_q));
+  return row;
+}
+
+void GradientsJudge::AddRow(const RowId& id) {
+  const Problem& p = a_.problem;
+  const Row row = RowOf(id);
+  double d_sink = 0;
+  const std::vector<KeyGradient> keys = ReferenceKeyGradients(a_, g_, id, &d_sink);
+  ScoreRounding rounding(p, row.q.data());
+  for (const KeyGradient& truth : keys) {
+    const int64_t at = row.sequence.k_row + truth.j;
+    Key key{.truth = truth, .k = Load(a_.k, p.dtype, p.dim, id.b, row.kv_head, at)};
+    const ScoreTerms terms = TermsOf(a_, row.sequence, id, truth.j, row.q.data(), key.k.data());
+    KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
+    rounding.Judge(terms, key.k.data(), &score);
+    const double x = std::abs(score.value - row.lse);
+    const double rho = std::expm1(score.error + row.lse_error + 2 * kRoundoff * x) + 4 * kRoundoff;
+    key.weight_error = rho * truth.weight + 0x1p-126;
+
+    const Elements v = Load(a_.v, p.dtype, p.dim_v, id.b, row.kv_head, at);
+    double d_weight = 0, magnitude = 0;
+    for (size_t d = 0; d < static_cast<size_t>(p.dim_v); ++d) {
+      const double product = static_cast<double>(row.d_o[d]) * static_cast<double>(v[d]);
+      d_weight += product;
+      magnitude += std::abs(product);
+    }
+    const double m = std::abs(d_weight - row.less);
+    const double m_error = SumRoundings(p.dim_v) * magnitude + row.less_error + kRoundoff * m;
+    key.d_score_error = (truth.weight + key.weight_error) * m_error + key.weight_error * m +
+                        2 * kRoundoff * std::abs(truth.d_score) + 0x1p-149;
+    double slope = 1, slope_error = 0;
+    if (p.softcap > 0) {
+      const double t = terms.capped / static_cast<double>(p.softcap);
+      const double t_error = score.error / static_cast<double>(p.softcap);
+      slope = 1 - t * t;
+      slope_error = (2 + t_error) * t_error + 4 * kRoundoff;
+    }
+    const double scale = std::abs(static_cast<double>(p.scale));
+    key.d_dot_error = scale * (slope * key.d_score_error + std::abs(truth.d_score) * slope_error) +
+                      2 * kRoundoff * std::abs(truth.d_dot);
+    AddKey(row, key);
+  }
+  if (p.has_bias) ++d_bias_.terms[static_cast<size_t>(row.bias_row)];
+  if (!p.has_sinks) return;
+  const auto n = static_cast<size_t>(id.h);
+  const double weight = std::exp(static_cast<double>(a_.sinks[id.h]) - row.lse);
+  const double weight_error = weight * std::expm1(row.lse_error);
+  d_sinks_.value[n] += d_sink;
+  d_sinks_.error[n] += weight_error * std::abs(row.less) + (weight + weight_error) * row.less_error;
+}
+
+void GradientsJudge::AddKey(const Row& row, const Key& key) {
+  const Problem& p = a_.problem;
+  const auto add = [](JudgedTensor* to, int64_t at, int64_t dim, const Elements& by, double factor,
+                      double error) {
+    ++to->terms[static_cast<size_t>(at)];
+    for (int64_t d = 0; d < dim; ++d) {
+      const auto n = static_cast<size_t>(at * dim + d);
+      const auto x = static_cast<double>(by[static_cast<size_t>(d)]);
+      to->value[n] += factor * x;
+      to->magnitude[n] += std::abs(factor * x);
+      to->error[n] += error * std::abs(x);
+    }
+  };
+  const int64_t key_row = d_k_.Row(row.id.b, row.kv_head, key.truth.j);
+  add(&d_q_, d_q_.Row(row.id.b, row.id.h, row.id.i), p.dim, key.k, key.truth.d_dot,
+      key.d_dot_error);
+  add(&d_k_, key_row, p.dim, row.q, key.truth.d_dot, key.d_dot_error);
+  add(&d_v_, key_row, p.dim_v, row.d_o, key.truth.weight, key.weight_error);
+  if (!p.has_bias) return;
+  const auto n = static_cast<size_t>(row.bias_row * p.len_k + key.truth.j);
+  d_bias_.value[n] += key.truth.d_score;
+  d_bias_.magnitude[n] += std::abs(key.truth.d_score);
+  d_bias_.error[n] += key.d_score_error;
+}
+
+namespace {
+
+// Looks at one element after another of what was answered.
+class Verdict {
+ public:
+  void See(const char* what, const JudgedTensor& truth, int64_t row, int64_t d, const void* data,
+           DType dtype, int64_t at) {
+    const auto n = static_cast<size_t>(row * truth.dim + d);
+    const auto got = static_cast<double>(LoadElement(data, dtype, at));
+    const double value = truth.value[n];
+    double allowed =
+        truth.error[n] + SumRoundings(truth.terms[static_cast<size_t>(row)]) * truth.magnitude[n];
+    // What is off before it is rounded is rounded too.
+    allowed += kRoundoff * (std::abs(value) + allowed);
+    double rounding = UnitRoundoff(dtype) * (std::abs(value) + allowed);
+    if (value != 0 || allowed > 0) rounding += SubnormalRounding(dtype);
+    double off = std::abs(got - value);
+    if (!std::isfinite(value)) {
+      off = (std::isnan(value) ? std::isnan(got) : got == value) ? 0 : 2;
+      allowed = 1;
+      rounding = 0;
+    } else if (std::isinf(got) && std::abs(value) + allowed + rounding >= Overflow(dtype)) {
+      off = 0;
+    }
+    allowed += rounding;
+    if (off <= allowed || !fault_.empty()) return;
+    fault_ = std::string(what) + " row " + std::to_string(row) + " of [" +
+             std::to_string(truth.heads) + " heads, " + std::to_string(truth.rows) +
+             " rows], element " + std::to_string(d) + ": " + std::to_string(got) + ", not " +
+             std::to_string(value) + ", off by " + std::to_string(off / allowed) + " bounds";
+  }
+
+  // dQ, dK or dV.
+  void SeeRows(const char* what, const Attention& a, const JudgedTensor& truth,
+               const TensorView& to, bool keys) {
+    const Problem& p = a.problem;
+    for (int64_t b = 0; b < p.batch && to.data != nullptr; ++b) {
+      const Sequence s = SequenceOf(a, b);
+      const int64_t first = keys ? s.k_row : s.q_row;
+      const int64_t rows = p.packed ? (keys ? s.k_len : s.q_len) : truth.rows;
+      for (int64_t n = 0; n < truth.heads * rows; ++n) {
+        const int64_t h = n / rows, i = n % rows;
+        const int64_t at = b * to.stride_b + h * to.stride_h + (first + i) * to.stride_l;
+        for (int64_t d = 0; d < truth.dim; ++d) {
+          See(what, truth, truth.Row(b, h, i), d, to.data, p.dtype, at + d);
+        }
+      }
+    }
+  }
+
+  const std::string& fault() const { return fault_; }
+
+ private:
+  std::string fault_;
+};
+
+}  // namespace
+
+std::string GradientsJudge::Fault(const Gradients& answer) const {
+  Verdict verdict;
+  verdict.SeeRows("dQ", a_, d_q_, answer.d_q, false);
+  verdict.SeeRows("dK", a_, d_k_, answer.d_k, true);
+  verdict.SeeRows("dV", a_, d_v_, answer.d_v, true);
+  const TensorView& bias = answer.d_bias;
+  const auto bias_rows = static_cast<int64_t>(d_bias_.terms.size());
+  for (int64_t row = 0; row < bias_rows && bias.data != nullptr; ++row) {
+    const int64_t at = row / d_bias_.rows / d_bias_.heads * bias.stride_b +
+                       row / d_bias_.rows % d_bias_.heads * bias.stride_h +
+                       row % d_bias_.rows * bias.stride_l;
+    for (int64_t j = 0; j < d_bias_.dim; ++j) {
+      verdict.See("dBias", d_bias_, row, j, bias.data, DType::kFloat32, at + j);
+    }
+  }
+  for (int64_t h = 0; answer.d_sinks != nullptr && h < a_.problem.heads_q; ++h) {
+    verdict.See("dSink", d_sinks_, h, 0, answer.d_sinks, DType::kFloat32, h);
+  }
+  return verdict.fault();
+}
+
+}  // namespace attend::test
