@@ -95,7 +95,10 @@ GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& grad
 
 GradientsJudge::Row GradientsJudge::RowOf(const RowId& id) const {
   const Problem& p = a_.problem;
-  Row row{.id = id, .sequence = SequenceOf(a_, id.b), .kv_head = id.h / p.group()};
+  Row row;
+  row.id = id;
+  row.sequence = SequenceOf(a_, id.b);
+  row.kv_head = id.h / p.group();
   const int64_t at = row.sequence.q_row + id.i;
   row.q = Load(a_.q, p.dtype, p.dim, id.b, id.h, at);
   row.d_o = Load(g_.d_o, p.o_dtype(), p.dim_v, id.b, id.h, at);
