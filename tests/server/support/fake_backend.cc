@@ -267,9 +267,12 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
         item.parts.empty() ? Parts(item.attention, item.selection)
                            : std::vector<AttentionSlice>(item.parts.begin(), item.parts.end());
     if (!parts.empty()) compute = InParts(parts, std::move(compute));
-    if (status.ok() && item.append.rows > 0) AppendKeys(item.attention, item.append);
-    if (status.ok() && moves_spans) status = ComputeInCopies(item, compute);
-    if (status.ok() && !moves_spans) compute(item.attention);
+    if (status.ok() && moves_spans) {
+      status = ComputeInCopies(item, compute);
+    } else if (status.ok()) {
+      if (item.append.rows > 0) AppendKeys(item.attention, item.append);
+      compute(item.attention);
+    }
     if (status.ok() && corrupt) corrupt(item.attention);
     outcome.statuses.push_back(std::move(status));
   }

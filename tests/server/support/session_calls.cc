@@ -2,9 +2,11 @@
 
 #include "tests/server/support/session_calls.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
+#include "kernels/contract/dtype.h"
 #include "server/schedule/tenants.h"
 #include "tests/server/support/chunked_client.h"
 
@@ -12,6 +14,25 @@ namespace attend::test {
 namespace {
 
 constexpr int64_t kChunkBytesMax = 100'000;
+constexpr size_t kPageTokens = 64;
+
+// Half the time, chunks end where a head's rows of a page do, or a byte before or after.
+std::vector<Chunk> Cut(const v1::AttendRequest& request, std::mt19937_64& random) {
+  if (random() % 2 == 0) return CutToChunks(request, kChunkBytesMax, random);
+  std::vector<Chunk> chunks;
+  for (int i = 0; i < request.raw_size(); ++i) {
+    const std::string& raw = request.raw(i);
+    const v1::Tensor& tensor = i == 0 ? request.q() : i == 1 ? request.k() : request.v();
+    const auto row_bytes =
+        static_cast<size_t>(tensor.shape(3) * DTypeBytes(static_cast<DType>(tensor.dtype())));
+    const size_t bytes = kPageTokens * row_bytes - 1 + random() % 3;
+    for (size_t at = 0; at < raw.size(); at += bytes) {
+      chunks.push_back({i + 1, at, raw.substr(at, bytes)});
+    }
+  }
+  std::shuffle(chunks.begin(), chunks.end(), random);
+  return chunks;
+}
 
 }  // namespace
 
@@ -131,7 +152,7 @@ grpc::Status SessionCalls::AttendInChunks(const v1::AttendRequest& request,
   if (!client.Receive(&message)) return client.Finish();
   AnswerBuilder answer;
   if (!message.has_grant()) answer.Add(message);
-  for (const Chunk& chunk : CutToChunks(request, kChunkBytesMax, random)) {
+  for (const Chunk& chunk : Cut(request, random)) {
     client.SendChunk(chunk.tensor, chunk.offset, chunk.data);
   }
   client.HalfClose();
@@ -149,7 +170,7 @@ grpc::Status SessionCalls::AbandonChunks(const v1::AttendRequest& request,
   client.SendHeader(ChunkedHeader(request));
   v1::AttendChunkedResponse grant;
   if (!client.Receive(&grant)) return client.Finish();
-  std::vector<Chunk> chunks = CutToChunks(request, kChunkBytesMax, random);
+  std::vector<Chunk> chunks = Cut(request, random);
   if (!chunks.empty()) chunks.resize(random() % chunks.size());
   for (const Chunk& chunk : chunks) client.SendChunk(chunk.tensor, chunk.offset, chunk.data);
   client.Cancel();

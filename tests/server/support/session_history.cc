@@ -19,14 +19,18 @@ namespace {
 using grpc::StatusCode;
 using std::chrono::seconds;
 
-constexpr int64_t kPageTokens = 64;
-
 // Pages of 512, 224 and 4 KiB: few of the first fill the memory.
 constexpr struct {
   DType dtype;
   int64_t heads_kv, dim, dim_v;
 } kShapes[] = {
     {DType::kFloat32, 4, 256, 256}, {DType::kFloat16, 8, 128, 96}, {DType::kBFloat16, 1, 8, 16}};
+
+TestServer::Devices AnyKind(std::mt19937_64& random) {
+  using enum TestServer::Devices;
+  constexpr TestServer::Devices kKinds[] = {kPlain, kStaging, kGathering, kFarSessions};
+  return kKinds[random() % std::size(kKinds)];
+}
 
 }  // namespace
 
@@ -42,7 +46,8 @@ SessionHistory::SessionHistory(uint64_t seed)
             }
             config.tenants = *Tenants::Parse(tenants);
           },
-          kDevices, TestServer::Devices::kPlain, TestServer::kAnywhere, clock_) {
+          kDevices, AnyKind(random_), TestServer::kAnywhere, clock_) {
+  if (!server_.backend(0).arena().on_host()) ++counts_["not in host memory"];
   if (Chance(50)) {
     for (int device = 0; device < kDevices; ++device) server_.backend(device).HonourStops();
   }

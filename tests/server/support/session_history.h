@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A random history of sessions at a whole server, and a model of what each should hold. The devices
-// compute with the double-precision reference over the server's pages, what becomes free is
-// poisoned, and time is the history's own. After each step the server must list exactly the model's
-// sessions; tokens may be missing only where eviction may have taken them.
+// compute with the double-precision reference over the server's pages, which some say are not in
+// host memory, what becomes free is poisoned, and time is the history's own. After each step the
+// server must list exactly the model's sessions; tokens may be missing only where eviction may have
+// taken them.
 
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -43,6 +45,7 @@ class SessionHistory {
   static constexpr std::array<int64_t, kTenants> kWeights = {3, 1};
   static constexpr int64_t kMemory = int64_t{16} << 20;
   static constexpr int64_t kSessionsMax = 16;
+  static constexpr int64_t kPageTokens = 64;
 
   struct Layer {
     LayerTokens tokens;
@@ -99,7 +102,8 @@ class SessionHistory {
   // What the server says of lost devices' sessions.
   void ExpectLost(int tenant, const std::string& id);
   void ExpectExhausted(const grpc::Status& status);
-  Request MakeRequest(Model& first, int64_t rows, int64_t len_q);
+  // Without `rows`: as many as lead to the end of the first layer's page, or one more or less.
+  Request MakeRequest(Model& first, std::optional<int64_t> rows, int64_t len_q);
   void Judge(Request& request, const v1::AttendResponse& response);
   // The rows are the sessions'; those that were freed meanwhile have none.
   void Append(const Request& request);

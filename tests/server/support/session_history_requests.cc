@@ -41,7 +41,8 @@ void SessionHistory::ExpectExhausted(const grpc::Status& status) {
 }
 
 // With others of the tenant's sessions, if there are any like the first.
-SessionHistory::Request SessionHistory::MakeRequest(Model& first, int64_t rows, int64_t len_q) {
+SessionHistory::Request SessionHistory::MakeRequest(Model& first, std::optional<int64_t> rows,
+                                                    int64_t len_q) {
   Request request;
   request.tenant = first.tenant;
   request.device = first.device;
@@ -59,7 +60,11 @@ SessionHistory::Request SessionHistory::MakeRequest(Model& first, int64_t rows, 
                        a.dtype == b.dtype && a.dim == b.dim;
     if (alike && &session != &first && !Over(session) && Chance(25)) add(session);
   }
-  request.step = MakeSessionStep(layers, rows, len_q, random_);
+  if (!rows.has_value()) {
+    rows = kPageTokens - layers[0]->length() % kPageTokens + Range(-1, 1);
+    ++counts_["page edges"];
+  }
+  request.step = MakeSessionStep(layers, *rows, len_q, random_);
   v1::AttendRequest& message = request.step.problem.request;
   for (int n = 0; n < message.sessions_size(); ++n) {
     const Use& use = request.uses[static_cast<size_t>(n)];
@@ -92,7 +97,8 @@ void SessionHistory::Append(const Request& request) {
 void SessionHistory::Attend() {
   Model* const session = Any();
   if (session == nullptr) return;
-  const int64_t rows = Chance(30) ? 0 : Chance(40) ? 1 : Range(1, 300);
+  std::optional<int64_t> rows;
+  if (Chance(70)) rows = Chance(40) ? 0 : Chance(40) ? 1 : Range(1, 300);
   Request request = MakeRequest(*session, rows, Range(0, 3));
   v1::AttendRequest& message = request.step.problem.request;
   const bool named = Chance(50);
@@ -113,7 +119,7 @@ void SessionHistory::Attend() {
   if (status.ok()) {
     Judge(request, response);
     Append(request);
-    if (named && rows > 0 && Chance(40)) AskAgain(request, response);
+    if (named && request.step.rows > 0 && Chance(40)) AskAgain(request, response);
   } else {
     ExpectExhausted(status);
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cpu/append_keys.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend::test {
@@ -96,6 +97,9 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   in.Move("kv_lengths", &a.kv_lengths);
   in.Move("q_offsets", &a.q_offsets);
   in.Move("kv_offsets", &a.kv_offsets);
+  KeyAppend append = item.append;
+  in.Move("k to be appended", &append.k.data);
+  in.Move("v to be appended", &append.v.data);
   Copies out(item.outputs, item.in_place);
   out.Move("o", &a.o.data);
   out.Move("lse", &a.lse);
@@ -109,6 +113,7 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   int64_t written = moved(a.o.data) ? BytesO(p) : 0;
   if (p.return_lse && moved(a.lse)) written += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
   written == item.outputs.bytes() ? out.Fill() : out.CopyIn();
+  if (append.rows > 0) AppendKeys(a, append);
   compute(a);
   out.CopyOut();
   return Status();

@@ -29,7 +29,7 @@ TEST(SessionServiceModel, RandomHistories) {
   // The histories are only worth something if they meet what is not rare.
   for (const char* const what :
        {"answered", "evicted", "expired", "forked", "cut", "again", "wrong lengths", "malformed",
-        "abandoned", "in flight", "cancelled", "failed"}) {
+        "abandoned", "in flight", "cancelled", "failed", "page edges", "not in host memory"}) {
     EXPECT_GT(sum[what], 0) << what;
   }
 }
