@@ -257,8 +257,8 @@ struct ImportedMemory {
 
 class Backend {
  public:
-  virtual ~Backend() =
-      default;  // after all its lanes, arenas, stagings, imported memory and events
+  // After all its lanes, arenas, stagings, imported memory and events.
+  virtual ~Backend() = default;
   virtual const DeviceInfo& info() const = 0;
   virtual HostAllocator& host_allocator() = 0;
   virtual Result<std::unique_ptr<Lane>> MakeLane(const LaneOptions& options) = 0;
