@@ -2,6 +2,7 @@
 
 #include "kernels/contract/select.h"
 
+#include <algorithm>
 #include <array>
 
 #include "kernels/contract/limits.h"
@@ -66,6 +67,8 @@ bool IsHopper(const DeviceInfo& device) {
   return device.compute_capability >= kSm90 && device.compute_capability < kBeyondHopper;
 }
 
+constexpr int64_t kSm90PagesDimMax = 192;  // as in sm90/variants.h
+
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
 // Query rows of all query heads of a KV head. More are the flash kernels' business, and so are more
@@ -110,7 +113,9 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
   if (p.o_float32) return "cuda_flash_sm90 writes O in the type of its inputs";
-  if (p.page_rows > 0) return "cuda_flash_sm90 does not read K and V in pages";
+  if (p.page_rows > 0 && std::max(p.dim, p.dim_v) > kSm90PagesDimMax) {
+    return "cuda_flash_sm90 reads K and V in pages up to a D and Dv of 192";
+  }
   if (p.has_bias) return "cuda_flash_sm90 has no bias";
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
   if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {

@@ -59,21 +59,24 @@ Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max)
   return &variants[item.config];
 }
 
-// Items of one variant, in their order.
+// Items of one variant, in their order. A variant with tensor maps wants those whose keys are in
+// pages, and those whose keys are not, in launches of their own.
 struct Group {
   const FlashVariant* variant;
   KernelId kernel;
+  bool pages_apart;
   std::vector<const Attention*> attentions;
 };
 
 Status AddToGroup(const LaunchItem& item, int shared_bytes_max, std::vector<Group>* groups) {
   const Result<const FlashVariant*> variant = Choose(item, shared_bytes_max);
   if (!variant.ok()) return variant.status();
+  const bool pages_apart = (*variant)->tensor_maps && item.attention.problem.page_rows > 0;
   auto group = std::find_if(groups->begin(), groups->end(), [&](const Group& each) {
-    return each.variant->kernel == (*variant)->kernel;
+    return each.variant->kernel == (*variant)->kernel && each.pages_apart == pages_apart;
   });
   if (group == groups->end()) {
-    groups->push_back({*variant, item.kernel, {}});
+    groups->push_back({*variant, item.kernel, pages_apart, {}});
     group = groups->end() - 1;
   }
   group->attentions.push_back(&item.attention);

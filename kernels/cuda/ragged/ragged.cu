@@ -176,6 +176,7 @@ cudaError_t UploadList(const FlashVariant& variant, std::span<const Attention* c
     error = LaunchCopy({&piece, 1}, stream);
   }
   if (error != cudaSuccess) return error;
+  params->single.problem.page_rows = attentions.front()->problem.page_rows;
   params->attentions = reinterpret_cast<const Attention*>(workspace + layout.attentions);
   params->maps = reinterpret_cast<const TensorMaps*>(workspace + layout.maps);
   params->groups = reinterpret_cast<const TileGroup*>(workspace + layout.ordered);

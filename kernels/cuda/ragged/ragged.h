@@ -42,7 +42,7 @@ inline constexpr int kTileRowsMin = 32;  // of any variant
 // lengths that are on the device, are read from the workspace.
 struct RaggedParams {
   TensorMaps single_maps;
-  Attention single;
+  Attention single;           // of a list: only its page_rows, which is 0 in all or in none
   TileGroup single_group[2];  // the second only ends the first
   const TensorMaps* maps = nullptr;
   const Attention* attentions = nullptr;  // null: `single`
@@ -95,7 +95,7 @@ Result<int64_t> RaggedWorkspaceBytes(std::span<const Problem* const> problems);
 
 // Enqueues one launch of `variant`. `workspace` is 256-byte aligned, has RaggedWorkspaceBytes
 // bytes, and its queue is zero; launches that share it must be ordered. Returns before anything has
-// run. Empty attentions are allowed.
+// run. Empty attentions are allowed. Of variants with maps: keys of all are in pages, or of none.
 cudaError_t LaunchRagged(const FlashVariant& variant, std::span<const Attention* const> attentions,
                          void* workspace, cudaStream_t stream);
 

@@ -53,7 +53,7 @@ __device__ __forceinline__ float LargestOfRow(const At& at, int r) {
 
 // A warp's sixteen rows of one query head, from `first` on. Works in local memory and in loops that
 // are not unrolled: the registers are those of code that is not rare. kGeneral: there may be bias
-// and ALiBi. kPaged: K and V are in pages.
+// and ALiBi. kPaged: K and V may be in pages.
 template <class Element, int kBlocks, bool kGeneral, bool kPaged>
 class RowRedo {
  public:
@@ -70,7 +70,7 @@ class RowRedo {
     v = FirstKey(a.v, kv_head);
     aligned = IsAligned(a.q, q_first, a.problem.dim) && IsAligned(a.k, k, a.problem.dim) &&
               IsAligned(a.v, v, a.problem.dim_v);
-    if (kPaged) aligned = aligned && a.k.stride_b % 8 == 0 && a.v.stride_b % 8 == 0;
+    if (InPages()) aligned = aligned && a.k.stride_b % 8 == 0 && a.v.stride_b % 8 == 0;
     begin = INT32_MAX;
     common_begin = 0;
     common_end = INT32_MAX;
@@ -191,21 +191,23 @@ class RowRedo {
            at_row * t.stride_l;
   }
 
+  __device__ __forceinline__ bool InPages() const { return kPaged && a.problem.page_rows > 0; }
+
   // Key 0 of the sequence, or of page 0.
   __device__ __forceinline__ const uint16_t* FirstKey(const ConstTensorView& t,
                                                       int64_t head) const {
-    if constexpr (!kPaged) return RowAt(t, head, s.k_row);
+    if (!InPages()) return RowAt(t, head, s.k_row);
     return static_cast<const uint16_t*>(t.data) + head * t.stride_h;
   }
 
   // Some address if there is no such key.
   __device__ __forceinline__ const uint16_t* KeyAt(const ConstTensorView& t, const uint16_t* first,
                                                    int key, int keys) const {
-    if constexpr (!kPaged) return first + key * t.stride_l;
+    if (!InPages()) return first + key * t.stride_l;
     if (key >= keys) return first;
-    const auto rows = static_cast<int>(a.problem.page_rows);
-    const int64_t page = a.kv_pages.pages[b * a.kv_pages.stride + key / rows];
-    return first + page * t.stride_b + key % rows * t.stride_l;
+    const auto rows = static_cast<int>(a.problem.page_rows);  // a power of two
+    const int64_t page = a.kv_pages.pages[b * a.kv_pages.stride + (key >> (__ffs(rows) - 1))];
+    return first + page * t.stride_b + (key & (rows - 1)) * t.stride_l;
   }
 
   static __device__ __forceinline__ bool IsAligned(const ConstTensorView& t, const uint16_t* row,

@@ -25,6 +25,7 @@ constexpr int64_t kAlignment = 16;
 constexpr int64_t kStrideMax = int64_t{1} << 40;
 constexpr int64_t kElementBytes = 2;
 constexpr int64_t kRowsMax = INT32_MAX;  // coordinates have 32 bits
+constexpr int64_t kPagesMax = INT32_MAX;
 
 // A stride of a dimension that is walked; 0 (broadcast) is not: see Extent.
 bool StrideFits(int64_t extent, int64_t stride) {
@@ -73,6 +74,17 @@ struct Shape {
   int64_t dim, rows, heads, batch;
 };
 
+// Of K; pages take the place of sequences.
+Shape KeysShape(const Problem& p) {
+  if (p.page_rows > 0) return {p.dim, p.page_rows, p.heads_kv, kPagesMax};
+  return {p.dim, p.packed ? p.total_k : p.len_k, p.heads_kv, p.packed ? 1 : p.batch};
+}
+
+TensorBox KeysBox(const Problem& p, const TensorBox& box) {
+  if (p.page_rows == 0) return box;
+  return {PageBoxRows(static_cast<int>(p.page_rows), box.rows), box.cols};
+}
+
 bool Encode(EncodeTiled encode, const ConstTensorView& view, const Shape& shape, DType dtype,
             const TensorBox& box, CUtensorMap* map) {
   // An empty tensor is never loaded from, but a map must have an address.
@@ -119,10 +131,11 @@ cudaError_t EncodeTensorMaps(const Attention& a, const TensorBoxes& boxes, Tenso
   const Problem& p = a.problem;
   const int64_t batch = p.packed ? 1 : p.batch;
   const int64_t rows_q = p.packed ? p.total_q : p.len_q;
-  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  const Shape keys = KeysShape(p);
+  const Shape values{p.dim_v, keys.rows, keys.heads, keys.batch};
   bool ok = Encode(encode, a.q, {p.dim, rows_q, p.heads_q, batch}, p.dtype, boxes.q, &maps->q) &&
-            Encode(encode, a.k, {p.dim, rows_k, p.heads_kv, batch}, p.dtype, boxes.k, &maps->k) &&
-            Encode(encode, a.v, {p.dim_v, rows_k, p.heads_kv, batch}, p.dtype, boxes.v, &maps->v);
+            Encode(encode, a.k, keys, p.dtype, KeysBox(p, boxes.k), &maps->k) &&
+            Encode(encode, a.v, values, p.dtype, KeysBox(p, boxes.v), &maps->v);
   const ConstTensorView o{a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
   // A packed sequence may end inside a box, where the next one's rows begin.
   maps->writes_o =

@@ -38,8 +38,16 @@ struct TensorBoxes {
   TensorBox q, k, v, o;
 };
 
+// Rows of a box of keys that are in pages of `page_rows`, if a tile has `tile_rows`, a multiple of
+// 16: the most by which both can be divided, so that a box lies in one page and boxes fill a tile.
+ATTEND_HD constexpr int PageBoxRows(int page_rows, int tile_rows) {
+  const int most = tile_rows & -tile_rows;
+  return page_rows < most ? page_rows : most;
+}
+
 // Describes an attention for which TmaAligned holds and whose dtype has 16 bits. A dimension of
-// stride 0 is described by its only element; its index is always 0 (BroadcastIndex).
+// stride 0 is described by its only element; its index is always 0 (BroadcastIndex). K and V in
+// pages are tensors of as many pages as numbers can name; their boxes have PageBoxRows of `boxes`.
 // cudaErrorNotSupported: the driver has no tensor maps.
 cudaError_t EncodeTensorMaps(const Attention& attention, const TensorBoxes& boxes,
                              TensorMaps* maps);

@@ -427,7 +427,7 @@ struct Consumer {
   __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
     // The warp's first row is computed again, which saves a register in the loop over keys.
-    RedoRows<std::conditional_t<kBfloat16, __nv_bfloat16, __half>, kOutputs / 4, false>(
+    RedoRows<std::conditional_t<kBfloat16, __nv_bfloat16, __half>, kOutputs / 4, false, true>(
         *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
         [&](int j) { return output + 4 * j; }, ends);
     FinishRow(work, 0, ends[0]);

@@ -64,8 +64,15 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   if (warp < 4) {
     ReleaseRegisters<T::kProducerRegisters>();
     if (warp == 0) {
-      Producer<T> producer{shared, storage, lane};
-      producer.Run();
+      // All keys of a launch are in pages, or none: each kind has a loop of its own, which saves
+      // registers.
+      if (T::kReadsPages && params.single.problem.page_rows > 0) {
+        Producer<T, true> producer{shared, storage, lane};
+        producer.Run();
+      } else {
+        Producer<T, false> producer{shared, storage, lane};
+        producer.Run();
+      }
     } else if (warp == 1 && lane == 0) {
       auto& state = *reinterpret_cast<Sm90State<T>*>(shared + T::kOffsetState);
       Scheduler<T> scheduler{params, state, storage};

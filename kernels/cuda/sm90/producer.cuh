@@ -10,41 +10,71 @@
 
 namespace attend::cuda {
 
-template <class T>
+// kPaged: K and V are in pages.
+template <class T, bool kPaged>
 struct Producer {
   char* shared;
   const Sm90SharedStorage<T> storage;
   const int lane;
-  StageCursor<T::kStages> k = {}, v = {};
-  StageCursor<T::kStagesQ> q = {};
+  PackedCursor<T::kStages> k = {}, v = {};
+  PackedCursor<T::kStagesQ> q = {};
   uint32_t tail_parity = 0;
+
+  // Announces the tile's bytes, at `row_bytes` a row, and calls load(row of the tile, row, batch)
+  // for each box of it, the latter two as the tensor map counts. In pages there are as many boxes
+  // as have keys of the sequence, and places beyond keep what was there: those weights are 0, and
+  // LoadLastV deletes the values.
+  template <class Load>
+  __device__ __forceinline__ void ForBoxes(const Sm90Work& at, int tile, int batch, uint32_t full,
+                                           int row_bytes, const Load& load) {
+    const int first = tile * T::kKeys;
+    if constexpr (!kPaged) {
+      ArriveExpecting(full, T::kKeys * row_bytes);
+      load(0, at.k_row + first, batch);
+      return;
+    }
+    const int box_rows = PageBoxRows(1 << at.page_shift, T::kKeys);
+    const int rows = min(at.window.k_len - first, T::kKeys);
+    ArriveExpecting(full, ((rows + box_rows - 1) & -box_rows) * row_bytes);
+#pragma unroll 1
+    for (int row = 0; row < rows; row += box_rows) {
+      const int key = first + row;
+      const PageTable& table = at.attention->kv_pages;
+      const int page = table.pages[at.o_batch * table.stride + (key >> at.page_shift)];
+      load(row, key & ((1 << at.page_shift) - 1), page);
+    }
+  }
 
   __device__ __forceinline__ void LoadK(const Sm90Work& at, int tile) {
     if (lane == 0) {
-      Wait(storage.EmptyK(k.stage), k.parity ^ 1);
-      const uint32_t full = storage.FullK(k.stage);
-      ArriveExpecting(full, T::kBytesK);
+      Wait(storage.EmptyK(k.stage()), k.parity() ^ 1);
+      const uint32_t full = storage.FullK(k.stage());
+      ForBoxes(at, tile, at.k_batch, full, 2 * T::kD, [&](int at_row, int row, int batch) {
+        const uint32_t to = storage.K(k.stage()) + at_row * 2 * T::kCols;
 #pragma unroll
-      for (int n = 0; n < T::kBoxesQK; ++n) {
-        LoadBox(&at.maps->k, storage.K(k.stage) + n * T::kBoxBytesK, full, n * T::kCols,
-                at.k_row + tile * T::kKeys, at.k_head, at.k_batch, CachePolicy::kEvictLast);
-      }
+        for (int n = 0; n < T::kBoxesQK; ++n) {
+          LoadBox(&at.maps->k, to + n * T::kBoxBytesK, full, n * T::kCols, row, at.k_head, batch,
+                  CachePolicy::kEvictLast);
+        }
+      });
     }
     k.Step();
   }
 
   __device__ __forceinline__ void CopyV(const Sm90Work& at, int tile, uint32_t full) {
-    Wait(storage.EmptyV(v.stage), v.parity ^ 1);
-    ArriveExpecting(full, T::kBytesV);
+    Wait(storage.EmptyV(v.stage()), v.parity() ^ 1);
+    ForBoxes(at, tile, at.v_batch, full, 2 * T::kDv, [&](int at_row, int row, int batch) {
+      const uint32_t to = storage.V(v.stage()) + at_row * 2 * T::kColsV;
 #pragma unroll
-    for (int n = 0; n < T::kBoxesV; ++n) {
-      LoadBox(&at.maps->v, storage.V(v.stage) + n * T::kBoxBytesV, full, n * T::kColsV,
-              at.k_row + tile * T::kKeys, at.v_head, at.v_batch, CachePolicy::kEvictLast);
-    }
+      for (int n = 0; n < T::kBoxesV; ++n) {
+        LoadBox(&at.maps->v, to + n * T::kBoxBytesV, full, n * T::kColsV, row, at.v_head, batch,
+                CachePolicy::kEvictLast);
+      }
+    });
   }
 
   __device__ __forceinline__ void LoadV(const Sm90Work& at, int tile) {
-    if (lane == 0) CopyV(at, tile, storage.FullV(v.stage));
+    if (lane == 0) CopyV(at, tile, storage.FullV(v.stage()));
     v.Step();
   }
 
@@ -56,7 +86,7 @@ struct Producer {
     tail_parity ^= 1;
     constexpr int kRowBytes = 2 * T::kColsV;
     const int begin = (at.window.k_len - tile * T::kKeys) * kRowBytes;
-    char* tile_data = shared + T::kOffsetV + v.stage * T::kBytesV;
+    char* tile_data = shared + T::kOffsetV + v.stage() * T::kBytesV;
 #pragma unroll 1
     for (int n = 0; n < T::kBoxesV; ++n) {
 #pragma unroll 1
@@ -66,20 +96,20 @@ struct Producer {
     }
     FenceAsyncProxy();
     __syncwarp();
-    if (lane == 0) Arrive(storage.FullV(v.stage));
+    if (lane == 0) Arrive(storage.FullV(v.stage()));
     v.Step();
   }
 
   // Lets the consumers read what was written of the tile, and loads Q.
   __device__ __forceinline__ void Publish(const Sm90Work& at) {
     if (lane == 0) {
-      const uint32_t full = storage.FullQ(q.stage);
-      Wait(storage.EmptyQ(q.stage), q.parity ^ 1);
+      const uint32_t full = storage.FullQ(q.stage());
+      Wait(storage.EmptyQ(q.stage()), q.parity() ^ 1);
       if (at.tile_begin < at.tile_end) {
         ArriveExpecting(full, T::kBytesQ);
 #pragma unroll
         for (int n = 0; n < T::kBoxesQK; ++n) {
-          LoadBox(&at.maps->q, storage.Q(q.stage) + n * T::kBoxBytesQ, full, n * T::kCols,
+          LoadBox(&at.maps->q, storage.Q(q.stage()) + n * T::kBoxBytesQ, full, n * T::kCols,
                   at.q_row + at.row_begin, at.q_head, at.q_batch, CachePolicy::kEvictFirst);
         }
       } else {
@@ -119,9 +149,9 @@ struct Producer {
   __device__ __forceinline__ void Run() {
     const auto& state = *reinterpret_cast<const Sm90State<T>*>(shared + T::kOffsetState);
     AwaitEarlierLaunches();
-    for (StageCursor<Sm90State<T>::kSlots> slot;; slot.Step()) {
-      Wait(storage.FullWork(slot.stage), slot.parity);
-      const Sm90Work& at = state.work[slot.stage];
+    for (PackedCursor<Sm90State<T>::kSlots> slot;; slot.Step()) {
+      Wait(storage.FullWork(slot.stage()), slot.parity());
+      const Sm90Work& at = state.work[slot.stage()];
       if (at.end) {
         Publish(at);
         return;

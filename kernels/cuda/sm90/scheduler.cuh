@@ -54,7 +54,8 @@ __device__ __forceinline__ void DescribeKeys(const Attention& a, const TileWork&
   if (begin >= end) return;
   work.tile_begin = begin / T::kKeys;
   work.tile_end = (end + T::kKeys - 1) / T::kKeys;
-  work.patch = work.tile_end * T::kKeys > k_len && (p.packed || a.kv_lengths != nullptr);
+  work.patch =
+      work.tile_end * T::kKeys > k_len && (p.packed || a.kv_lengths != nullptr || p.page_rows > 0);
 }
 
 // Where Q, K and V are in their tensors, and O and LSE in memory.
@@ -64,6 +65,7 @@ __device__ __forceinline__ void DescribeMemory(const Attention& a, const TileWor
   const Problem& p = a.problem;
   const int batch = p.packed ? 0 : tile.b;
   const int kv_head = tile.h / static_cast<int>(p.group());
+  work.page_shift = max(__ffs(static_cast<int>(p.page_rows)) - 1, 0);
   work.q_head = BroadcastIndex(a.q.stride_h, tile.h);
   work.q_batch = BroadcastIndex(a.q.stride_b, batch);
   work.k_head = BroadcastIndex(a.k.stride_h, kv_head);

@@ -12,6 +12,7 @@
 #include "kernels/cuda/ptx/hopper.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ragged/tile_queue.cuh"
+#include "kernels/cuda/sm90/variants.h"
 
 namespace attend::cuda {
 
@@ -60,6 +61,8 @@ struct Sm90Tile {
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
+  // D256 has no registers for the producer of pages.
+  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax;
   // A register that D256 does not have for what is read once for each tile of keys.
   static constexpr bool kCapInRegister = kD < 256;
 
@@ -126,6 +129,7 @@ struct Sm90Work {
   int32_t k_row, k_head, k_batch;
   int32_t v_head, v_batch;
   bool patch;  // the last tile holds rows that are beyond the length, but not beyond the tensor
+  int32_t page_shift;  // keys in pages: of 2^page_shift
 };
 
 // After the tiles in shared memory.
@@ -200,6 +204,22 @@ struct StageCursor {
       parity ^= 1;
     }
   }
+};
+
+// The same in one register, of which the producer has few.
+template <int kStages>
+class PackedCursor {
+ public:
+  __device__ __forceinline__ int stage() const { return packed & 0xffff; }
+  __device__ __forceinline__ uint32_t parity() const { return packed >> 16; }
+  __device__ __forceinline__ void Step() {
+    ++packed;
+    if (stage() == kStages) packed = parity() != 0 ? 0 : kParity;
+  }
+
+ private:
+  static constexpr uint32_t kParity = 0x10000;
+  uint32_t packed = 0;
 };
 
 }  // namespace attend::cuda

@@ -2,6 +2,8 @@
 
 #include "kernels/cuda/sm90/variants.h"
 
+#include <algorithm>
+
 #include "kernels/contract/limits.h"
 #include "kernels/cuda/ragged/ragged.h"
 
@@ -11,6 +13,7 @@ std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
   if (p.has_bias || p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
     return {};
   }
+  if (p.page_rows > 0 && std::max(p.dim, p.dim_v) > kSm90PagesDimMax) return {};
   switch (p.dtype) {
     case DType::kFloat16:
       return Sm90VariantsF16(p);

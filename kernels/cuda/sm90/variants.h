@@ -13,8 +13,10 @@
 
 namespace attend::cuda {
 
-// See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, a scale of 2^-20 to 2^20. Empty
-// for others.
+inline constexpr int kSm90PagesDimMax = 192;  // D and Dv of keys in pages
+
+// See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, a scale of 2^-20 to 2^20, pages
+// up to kSm90PagesDimMax. Empty for others.
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& problem);
 
 // The same for one dtype (f16.cu, bf16.cu).
