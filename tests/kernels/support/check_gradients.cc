@@ -59,6 +59,7 @@ struct GradientsJudge::Key {
   KeyGradient truth;
   Elements k;
   double weight_error = 0;
+  double factor_error = 0;  // of the weight as dV's factor
   double d_score_error = 0;
   double d_dot_error = 0;
 };
@@ -73,8 +74,9 @@ void JudgedTensor::Resize(int64_t batch, int64_t head_count, int64_t row_count, 
   }
 }
 
-GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& gradients)
-    : a_(attention), g_(gradients) {
+GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& gradients,
+                               DType factors)
+    : a_(attention), g_(gradients), factors_(factors) {
   const Problem& p = a_.problem;
   d_q_.Resize(p.batch, p.heads_q, p.len_q, p.dim);
   d_k_.Resize(p.batch, p.heads_kv, p.len_k, p.dim);
@@ -139,8 +141,16 @@ void GradientsJudge::AddRow(const RowId& id) {
     KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
     rounding.Judge(terms, key.k.data(), &score);
     const double x = std::abs(score.value - row.lse);
-    const double rho = std::expm1(score.error + row.lse_error + 2 * kRoundoff * x) + 4 * kRoundoff;
+    const bool rounded = factors_ != DType::kFloat32;
+    const double products = rounded ? std::abs(score.value) + std::abs(row.lse) : 0;
+    const double rho =
+        std::expm1(score.error + row.lse_error + 2 * kRoundoff * (x + products)) + 4 * kRoundoff;
     key.weight_error = rho * truth.weight + 0x1p-126;
+    const auto as_factor = [&](double value, double error) {
+      if (!rounded) return error;
+      return error + UnitRoundoff(factors_) * (value + error) + SubnormalRounding(factors_);
+    };
+    key.factor_error = as_factor(truth.weight, key.weight_error);
 
     const Elements v = Load(a_.v, p.dtype, p.dim_v, id.b, row.kv_head, at);
     double d_weight = 0, magnitude = 0;
@@ -161,7 +171,8 @@ void GradientsJudge::AddRow(const RowId& id) {
       slope_error = (2 + t_error) * t_error + 4 * kRoundoff;
     }
     const double scale = std::abs(static_cast<double>(p.scale));
-    key.d_dot_error = scale * (slope * key.d_score_error + std::abs(truth.d_score) * slope_error) +
+    const double d_score_error = as_factor(std::abs(truth.d_score), key.d_score_error);
+    key.d_dot_error = scale * (slope * d_score_error + std::abs(truth.d_score) * slope_error) +
                       2 * kRoundoff * std::abs(truth.d_dot);
     AddKey(row, key);
   }
@@ -191,7 +202,7 @@ void GradientsJudge::AddKey(const Row& row, const Key& key) {
   add(&d_q_, d_q_.Row(row.id.b, row.id.h, row.id.i), p.dim, key.k, key.truth.d_dot,
       key.d_dot_error);
   add(&d_k_, key_row, p.dim, row.q, key.truth.d_dot, key.d_dot_error);
-  add(&d_v_, key_row, p.dim_v, row.d_o, key.truth.weight, key.weight_error);
+  add(&d_v_, key_row, p.dim_v, row.d_o, key.truth.weight, key.factor_error);
   if (!p.has_bias) return;
   const auto n = static_cast<size_t>(row.bias_row * p.len_k + key.truth.j);
   d_bias_.value[n] += key.truth.d_score;

@@ -29,6 +29,10 @@
 //   dBias  sum err dS + c(n) sum |dS|
 //   dSink  sum P (exp(e_LSE) - 1) |less| + (P + err P) err less over rows, P = exp(sink - LSE)
 //
+// A kernel of 16-bit products rounds P and dS once more before it multiplies them (u16, and half a
+// step of subnormal numbers), and has score - LSE as a difference of two products with log2(e),
+// each of which is off by 2 u.
+//
 // NaN and Inf must be where the reference has them.
 
 #pragma once
@@ -59,8 +63,10 @@ struct JudgedTensor {
 // The truth about an attention's gradients, whose O and LSE are there.
 class GradientsJudge {
  public:
-  // Both must stay; what `gradients` asks for is not read yet.
-  GradientsJudge(const Attention& attention, const Gradients& gradients);
+  // Both must stay; what `gradients` asks for is not read yet. `factors`: what a kernel rounds P
+  // and dS to before it multiplies them with rows.
+  GradientsJudge(const Attention& attention, const Gradients& gradients,
+                 DType factors = DType::kFloat32);
 
   // Empty, or what is wrong with this answer and where.
   std::string Fault(const Gradients& answer) const;
@@ -75,6 +81,7 @@ class GradientsJudge {
 
   const Attention& a_;
   const Gradients& g_;
+  const DType factors_;
   JudgedTensor d_q_, d_k_, d_v_, d_bias_, d_sinks_;
 };
 

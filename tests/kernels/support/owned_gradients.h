@@ -27,6 +27,9 @@ class OwnedGradients {
   // All of it, to compare two runs from one seed bit for bit.
   std::vector<std::byte> Bytes() const;
 
+  // Its memory, piece by piece, to be mirrored elsewhere.
+  std::vector<std::vector<std::byte>>& blocks() { return blocks_; }
+
   // False if anything beside the gradients' elements was written.
   bool GuardsIntact() const;
 

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/cuda/backward/backward.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/contract/limits.h"
+#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/ragged/ragged.h"
+#include "kernels/cuda/ragged/tensor_maps.h"
+#include "kernels/cuda/runtime/cuda_status.h"
+
+namespace attend::cuda {
+namespace {
+
+constexpr int64_t kFlagBytes = 256;  // before the terms
+constexpr int64_t kSm90BackwardDimMax = 128;
+constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
+
+// Items run one after another and share their workspace.
+Result<int64_t> WorkspaceBytes(const Problem& p) {
+  // Tiles of rows or keys of every head: a grid of each.
+  const int64_t longest = std::max(p.len_q, p.len_k) / kFewestRows + 1;
+  const Result<int64_t> tiles = CheckedProduct("tiles", p.batch, p.heads_q, longest);
+  if (!tiles.ok()) return tiles;
+  if (*tiles > kLaunchTilesMax) {
+    return InvalidArgument("tiles of the backward pass are " + std::to_string(*tiles) +
+                           ", must be at most " + std::to_string(kLaunchTilesMax));
+  }
+  const Result<int64_t> terms = CheckedProduct("terms of rows", TermsOfHead(p), p.heads_q);
+  if (!terms.ok()) return terms;
+  const Result<int64_t> bytes = CheckedProduct("bytes of terms", *terms, 2 * sizeof(float));
+  if (!bytes.ok()) return bytes;
+  return *bytes + kFlagBytes;
+}
+
+// Why the kernel has no backward pass for the item; "" if it has.
+std::string_view WhyNot(const BackwardItem& item) {
+  if (item.kernel == KernelId::kCudaFlashFp32) return {};
+  if (item.kernel == KernelId::kCudaFlashSm90) {
+    return WhyNotSm90Backward(item.attention, item.gradients);
+  }
+  return "it has none";
+}
+
+// What the Tensor Cores left is computed again where it is not finite.
+cudaError_t Launch(const BackwardPass& pass, cudaStream_t stream) {
+  cudaError_t error = LaunchRowTerms(pass, stream);
+  if (error == cudaSuccess) error = LaunchSinkGradients(pass, stream);
+  if (error == cudaSuccess && pass.redo != nullptr) error = LaunchSm90Gradients(pass, stream);
+  if (error == cudaSuccess) error = LaunchFp32Gradients(pass, stream);
+  return error;
+}
+
+}  // namespace
+
+std::string_view WhyNotSm90Backward(const Attention& a, const Gradients& g) {
+  const Problem& p = a.problem;
+  if (DTypeBytes(p.dtype) != 2) return "Tensor Cores would round float32 inputs";
+  if (p.o_float32) return "it takes O in the type of its inputs";
+  if (p.has_bias) return "it has no bias";
+  if (p.has_alibi) return "it has no ALiBi";
+  if (p.softcap > 0.0f) return "it has no softcap";
+  if (std::max(p.dim, p.dim_v) > kSm90BackwardDimMax) return "D or Dv is above 128";
+  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "D or Dv is not a multiple of 8";
+  if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
+    return "it needs a scale of 2^-20 to 2^20";
+  }
+  Attention of_d_o = a;
+  of_d_o.q = g.d_o;
+  const std::string_view why_not = WhyNotTma(a);
+  return why_not.empty() ? WhyNotTma(of_d_o) : why_not;
+}
+
+Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items) {
+  int64_t most = 0;
+  for (const BackwardItem& item : items) {
+    const Result<int64_t> bytes = WorkspaceBytes(item.attention.problem);
+    if (!bytes.ok()) return bytes;
+    most = std::max(most, *bytes);
+  }
+  return most;
+}
+
+Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int64_t workspace_bytes,
+                      cudaStream_t stream) {
+  for (const BackwardItem& item : items) {
+    const std::string_view why_not = WhyNot(item);
+    if (why_not.empty()) continue;
+    return Unimplemented("the backward pass of " + std::string(KernelName(item.kernel)) +
+                         " cannot compute this: " + std::string(why_not));
+  }
+  const Result<int64_t> needed = BackwardWorkspaceBytes(items);
+  if (!needed.ok()) return needed.status();
+  if (workspace_bytes < *needed) {
+    return InvalidArgument("workspace_bytes is " + std::to_string(workspace_bytes) +
+                           ", must be at least " + std::to_string(*needed));
+  }
+  for (const BackwardItem& item : items) {
+    BackwardPass pass{item.attention, item.gradients};
+    const Problem& p = item.attention.problem;
+    pass.lse2 = reinterpret_cast<float*>(static_cast<char*>(workspace) + kFlagBytes);
+    pass.less = pass.lse2 + TermsOfHead(p) * p.heads_q;
+    if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = static_cast<int*>(workspace);
+    const cudaError_t error = Launch(pass, stream);
+    if (error == cudaSuccess) continue;
+    (void)cudaGetLastError();
+    return Internal(
+        ErrorText(error, "launching the backward pass of " + std::string(KernelName(item.kernel))));
+  }
+  return Status();
+}
+
+cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream) {
+  return pass.attention.problem.dtype == DType::kFloat16 ? LaunchSm90GradientsF16(pass, stream)
+                                                         : LaunchSm90GradientsBf16(pass, stream);
+}
+
+}  // namespace attend::cuda

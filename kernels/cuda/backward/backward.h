@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass on a GPU (contract/gradients.h): launches that leave dQ, dK, dV and, if asked
+// for, dBias and dSinks. Bits depend on a problem alone: every element of a gradient is summed by
+// one block in one order, and nothing is added atomically.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/contract/gradients.h"
+#include "kernels/contract/select.h"
+#include "kernels/util/status.h"
+
+namespace attend::cuda {
+
+// All memory is the device's, lengths and offsets too. `attention` and `gradients` passed Check.
+struct BackwardItem {
+  KernelId kernel = KernelId::kCudaFlashFp32;
+  Attention attention;
+  Gradients gradients;
+};
+
+// Why cuda_flash_sm90 cannot compute the backward pass of this on a Hopper GPU, as a clause in
+// static storage; "" if it can.
+std::string_view WhyNotSm90Backward(const Attention& attention, const Gradients& gradients);
+
+// Bytes of workspace for one call with these items. Overflow, and more tiles than a grid has
+// blocks, are INVALID_ARGUMENT.
+Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items);
+
+// Enqueues the launches; returns before they have run. `workspace`: 256-byte aligned, of
+// BackwardWorkspaceBytes; calls that share it must be ordered. Nothing is enqueued if an argument
+// is bad; what CUDA refuses (INTERNAL) may leave some of it enqueued. Kernels that have no backward
+// pass are UNIMPLEMENTED.
+Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int64_t workspace_bytes,
+                      cudaStream_t stream);
+
+}  // namespace attend::cuda

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward pass on CUDA cores: a tile of query rows against a tile of keys in shared memory, and
+// the products of the two. Takes every problem; rungs that are faster take fewer. Device code; a
+// block calls each function together.
+
+#pragma once
+
+#include <cfloat>
+
+#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/ptx/device_math.cuh"
+
+namespace attend::cuda {
+
+// kHeadDim: most that D and Dv may be.
+template <int kHeadDim, int kQueryRows>
+struct Fp32Tile {
+  static constexpr int kD = kHeadDim;
+  static constexpr int kRows = kQueryRows;
+  static constexpr int kKeys = 64;
+  static constexpr int kThreads = 256;
+  // Rows begin four banks apart, so that neighbours' 16 bytes do not collide.
+  static constexpr int kStride = kD + 4;
+  static constexpr int kStrideP = kKeys + 4;
+  static constexpr int kRowsEach = kRows / 16;  // of a thread: 16 apart, as are its keys
+  static constexpr int kKeysEach = kKeys / 16;
+
+  struct Shared {
+    float q[kRows][kStride], d_o[kRows][kStride];
+    float k[kKeys][kStride], v[kKeys][kStride];
+    float weight[kRows][kStrideP];  // P
+    float d_dot[kRows][kStrideP];   // dT times scale
+    float lse[kRows], less[kRows];
+    uint64_t seen[kRows];  // bits: the keys that count for the row
+  };
+};
+
+// One sequence and head, and what its tiles have in common.
+struct Fp32Head {
+  const BackwardPass& pass;
+  int64_t b, h;
+  Sequence s;
+
+  __device__ __forceinline__ Fp32Head(const BackwardPass& pass, int64_t b, int64_t h)
+      : pass(pass), b(b), h(h), s(SequenceOf(pass.attention, b)) {}
+  __device__ __forceinline__ int64_t kv_head() const { return h / pass.attention.problem.group(); }
+};
+
+// Rows [first, first + kCount) of a tensor's head to shared memory, zeros where there are none.
+// True if an element is NaN or Inf.
+template <class T, int kCount>
+__device__ __forceinline__ bool LoadRows(float (&to)[kCount][T::kStride], const ConstTensorView& t,
+                                         DType dtype, int64_t b, int64_t head, int64_t first,
+                                         int64_t rows, int64_t dim) {
+  const int64_t base = b * t.stride_b + head * t.stride_h + first * t.stride_l;
+  const bool fast = FourAligned(Advance(t.data, dtype, base), dtype, t.stride_l, dim);
+  bool found = false;
+  for (int n = threadIdx.x; n < kCount * T::kD / 4; n += T::kThreads) {
+    const int row = n / (T::kD / 4);
+    const int col = n % (T::kD / 4) * 4;
+    float x[4] = {};
+    if (row < rows && col < dim) {
+      const int64_t at = base + row * t.stride_l + col;
+      if (fast && dtype == DType::kFloat32) {
+        const float4 four =
+            *reinterpret_cast<const float4*>(static_cast<const float*>(t.data) + at);
+        x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+      } else if (fast) {
+        const uint2 four =
+            *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(t.data) + at);
+        x[0] = Widen(dtype, static_cast<uint16_t>(four.x));
+        x[1] = Widen(dtype, static_cast<uint16_t>(four.x >> 16));
+        x[2] = Widen(dtype, static_cast<uint16_t>(four.y));
+        x[3] = Widen(dtype, static_cast<uint16_t>(four.y >> 16));
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (col + i < dim) x[i] = LoadGlobal(t.data, dtype, at + i);
+        }
+      }
+    }
+    found = found || NonFinite(x[0]) || NonFinite(x[1]) || NonFinite(x[2]) || NonFinite(x[3]);
+    *reinterpret_cast<float4*>(&to[row][col]) = make_float4(x[0], x[1], x[2], x[3]);
+  }
+  return found;
+}
+
+// Query rows from `first` on, with their dO, LSE and less. As LoadRows.
+template <class T>
+__device__ __forceinline__ bool LoadQueries(typename T::Shared& shared, const Fp32Head& at,
+                                            int64_t first) {
+  const Attention& a = at.pass.attention;
+  const Problem& p = a.problem;
+  const int64_t rows = at.s.q_len - first;
+  bool found =
+      LoadRows<T, T::kRows>(shared.q, a.q, p.dtype, at.b, at.h, at.s.q_row + first, rows, p.dim);
+  found |= LoadRows<T, T::kRows>(shared.d_o, at.pass.gradients.d_o, p.o_dtype(), at.b, at.h,
+                                 at.s.q_row + first, rows, p.dim_v);
+  for (int i = threadIdx.x; i < T::kRows; i += T::kThreads) {
+    const bool exists = i < rows;
+    const int64_t row = at.s.q_row + first + i;
+    shared.lse[i] = exists ? a.lse[at.b * a.lse_stride_b + at.h * a.lse_stride_h + row] : 0.0f;
+    shared.less[i] = exists ? at.pass.less[TermIndex(p, at.s, at.b, at.h, first + i)] : 0.0f;
+  }
+  return found;
+}
+
+template <class T>
+__device__ __forceinline__ bool LoadKeys(typename T::Shared& shared, const Fp32Head& at,
+                                         int64_t first) {
+  const Attention& a = at.pass.attention;
+  const Problem& p = a.problem;
+  const int64_t rows = at.s.k_len - first;
+  bool found = LoadRows<T, T::kKeys>(shared.k, a.k, p.dtype, at.b, at.kv_head(), at.s.k_row + first,
+                                     rows, p.dim);
+  found |= LoadRows<T, T::kKeys>(shared.v, a.v, p.dtype, at.b, at.kv_head(), at.s.k_row + first,
+                                 rows, p.dim_v);
+  return found;
+}
+
+// Whether some row of the tile sees some key of it. Both ends of what rows see never fall.
+template <class T>
+__device__ __forceinline__ bool TilesMeet(const Fp32Head& at, int64_t row, int64_t key) {
+  if (row >= at.s.q_len || key >= at.s.k_len) return false;
+  const Mask& mask = at.pass.attention.problem.mask;
+  const int64_t last = min(row + T::kRows, at.s.q_len) - 1;
+  return VisibleKeys(mask, at.s, row).begin < key + T::kKeys &&
+         VisibleKeys(mask, at.s, last).end > key;
+}
+
+// Each thread's products of rows of `a` and `b`: sums[r][c] = a[y + 16 r] . b[x + 16 c].
+template <class T, int kA, int kB>
+__device__ __forceinline__ void Multiply(const float (*a)[T::kStride], const float (*b)[T::kStride],
+                                         float (&sums)[kA][kB]) {
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+#pragma unroll
+  for (int n = 0; n < kA * kB; ++n) sums[n / kB][n % kB] = 0.0f;
+#pragma unroll 4
+  for (int d = 0; d < T::kD; d += 4) {
+    float4 right[kB];
+#pragma unroll
+    for (int c = 0; c < kB; ++c) right[c] = LoadShared4(&b[x + 16 * c][d]);
+#pragma unroll
+    for (int r = 0; r < kA; ++r) {
+      const float4 left = LoadShared4(&a[y + 16 * r][d]);
+#pragma unroll
+      for (int c = 0; c < kB; ++c) {
+        float& sum = sums[r][c];
+        sum = fmaf(left.x, right[c].x, sum);
+        sum = fmaf(left.y, right[c].y, sum);
+        sum = fmaf(left.z, right[c].z, sum);
+        sum = fmaf(left.w, right[c].w, sum);
+      }
+    }
+  }
+}
+
+struct Fp32Score {
+  float score;  // what softmax sees
+  float slope;  // its derivative by q.k
+};
+
+__device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int64_t j, float dot) {
+  const Attention& a = at.pass.attention;
+  const Problem& p = a.problem;
+  Fp32Score result{dot * p.scale, p.scale};
+  if (p.softcap > 0.0f) {
+    const float share = tanhf(result.score / p.softcap);
+    result.score = p.softcap * share;
+    result.slope = p.scale * (1.0f - share * share);
+  }
+  if (p.has_bias) {
+    result.score +=
+        LoadGlobal(a.bias.data, a.bias.dtype,
+                   at.b * a.bias.stride_b + at.h * a.bias.stride_h + i * a.bias.stride_q + j);
+  }
+  if (p.has_alibi) {
+    const float distance = static_cast<float>(j - i - at.s.offset);
+    result.score -= a.alibi_slopes[at.b * a.alibi_stride_b + at.h] * fabsf(distance);
+  }
+  return result;
+}
+
+// What the tile's keys get of its rows: calls visit(row, key, P, dS, slope) for each pair of the
+// thread, with zeros for those that do not count, and whether it counts.
+template <class T, class Visit>
+__device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const Fp32Head& at,
+                                         int64_t row, int64_t key, const Visit& visit) {
+  float dots[T::kRowsEach][T::kKeysEach], d_weights[T::kRowsEach][T::kKeysEach];
+  Multiply<T>(shared.q, shared.k, dots);
+  Multiply<T>(shared.d_o, shared.v, d_weights);
+  const int x = threadIdx.x % 16;
+  const int y = threadIdx.x / 16;
+#pragma unroll
+  for (int r = 0; r < T::kRowsEach; ++r) {
+    const int mine = y + 16 * r;
+    const int64_t i = row + mine;
+    const float lse = shared.lse[mine];
+    KeyRange range{0, 0};
+    if (i < at.s.q_len) range = VisibleKeys(at.pass.attention.problem.mask, at.s, i);
+#pragma unroll
+    for (int c = 0; c < T::kKeysEach; ++c) {
+      const int64_t j = key + x + 16 * c;
+      float weight = 0.0f, d_score = 0.0f, slope = 0.0f;
+      bool counts = j >= range.begin && j < range.end;
+      if (counts) {
+        const Fp32Score score = ScoreOf(at, i, j, dots[r][c]);
+        // A key of this score has no weight whatever else is; a row without weights has no LSE.
+        counts = score.score != NegativeInfinity() && lse != NegativeInfinity();
+        if (counts) {
+          weight = expf(score.score - lse);
+          d_score = weight * (d_weights[r][c] - shared.less[mine]);
+          slope = score.slope;
+        }
+      }
+      visit(mine, x + 16 * c, weight, d_score, slope, counts);
+    }
+  }
+}
+
+// Leaves P and the derivatives by q.k in shared memory, and which pairs count.
+template <class T>
+__device__ __forceinline__ void ComputeWeights(typename T::Shared& shared, const Fp32Head& at,
+                                               int64_t row, int64_t key) {
+  uint32_t seen[T::kRowsEach] = {};
+  ForPairs<T>(shared, at, row, key,
+              [&](int r, int c, float weight, float d_score, float slope, bool counts) {
+                shared.weight[r][c] = weight;
+                shared.d_dot[r][c] = d_score * slope;
+                seen[r / 16] |= counts ? 1u << (c / 16) : 0u;
+              });
+  // Sixteen lanes have a row's keys, four each: bit x + 16 * c.
+  const int half = threadIdx.x % 32 / 16 * 16;
+#pragma unroll
+  for (int r = 0; r < T::kRowsEach; ++r) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int c = 0; c < T::kKeysEach; ++c) {
+      const uint32_t lanes = __ballot_sync(0xffffffffu, seen[r] >> c & 1);
+      bits |= static_cast<uint64_t>(lanes >> half & 0xffff) << (16 * c);
+    }
+    if (threadIdx.x % 16 == 0) shared.seen[threadIdx.x / 16 + 16 * r] = bits;
+  }
+}
+
+}  // namespace attend::cuda

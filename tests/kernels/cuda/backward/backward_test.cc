@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The GPU's backward pass against the reference. O and LSE are the CPU's, so that nothing is judged
+// but the gradients.
+
+#include "kernels/cuda/backward/backward.h"
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/support/check_gradients.h"
+#include "tests/kernels/support/cuda_run.h"
+#include "tests/kernels/support/owned_gradients.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Gradients and what they come from, on the device.
+class DeviceGradients {
+ public:
+  explicit DeviceGradients(OwnedGradients* owned) : owned_(owned), gradients_(owned->get()) {
+    for (const std::vector<std::byte>& block : owned->blocks()) {
+      blocks_.push_back(std::make_unique<DeviceMemory>(Room(block)));
+    }
+    gradients_.d_o.data = Moved(gradients_.d_o.data);
+    gradients_.d_lse = Moved(gradients_.d_lse);
+    gradients_.d_q.data = Moved(gradients_.d_q.data);
+    gradients_.d_k.data = Moved(gradients_.d_k.data);
+    gradients_.d_v.data = Moved(gradients_.d_v.data);
+    gradients_.d_bias.data = Moved(gradients_.d_bias.data);
+    gradients_.d_sinks = Moved(gradients_.d_sinks);
+  }
+
+  const Gradients& get() const { return gradients_; }
+
+  Status Upload() { return Copy(cudaMemcpyHostToDevice); }
+  Status Fetch() { return Copy(cudaMemcpyDeviceToHost); }
+
+ private:
+  static int64_t Room(const std::vector<std::byte>& block) {
+    return static_cast<int64_t>(block.size()) + 1;
+  }
+
+  // Where a host address of the blocks is on the device; null stays null.
+  template <class T>
+  T* Moved(T* host) const {
+    const auto* const at = reinterpret_cast<const std::byte*>(host);
+    for (size_t n = 0; host != nullptr && n < blocks_.size(); ++n) {
+      const std::vector<std::byte>& block = owned_->blocks()[n];
+      if (at < block.data() || at >= block.data() + block.size()) continue;
+      return reinterpret_cast<T*>(blocks_[n]->get() + (at - block.data()));
+    }
+    return nullptr;
+  }
+
+  Status Copy(cudaMemcpyKind kind) {
+    for (size_t n = 0; n < blocks_.size(); ++n) {
+      void* const host = owned_->blocks()[n].data();
+      void* const device = blocks_[n]->get();
+      const bool up = kind == cudaMemcpyHostToDevice;
+      const cudaError_t error =
+          cudaMemcpy(up ? device : host, up ? host : device, owned_->blocks()[n].size(), kind);
+      ATTEND_RETURN_IF_ERROR(cuda::ToStatus(error, "copying gradients"));
+    }
+    return Status();
+  }
+
+  OwnedGradients* const owned_;
+  Gradients gradients_;
+  std::vector<std::unique_ptr<DeviceMemory>> blocks_;
+};
+
+Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, KernelId kernel) {
+  DeviceRun run(owned, KernelId::kCudaFlashFp32);
+  ATTEND_RETURN_IF_ERROR(run.Prepare());
+  DeviceGradients moved(gradients);
+  ATTEND_RETURN_IF_ERROR(moved.Upload());
+  const cuda::BackwardItem item{kernel, run.attention(), moved.get()};
+  const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&item, 1});
+  if (!bytes.ok()) return bytes.status();
+  const DeviceMemory workspace(*bytes + 1);
+  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(
+      cudaMemset(workspace.get(), 0xff, static_cast<size_t>(*bytes)), "poisoning the workspace"));
+  ATTEND_RETURN_IF_ERROR(cuda::LaunchBackward({&item, 1}, workspace.get(), *bytes, nullptr));
+  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(cudaDeviceSynchronize(), "the backward pass"));
+  return moved.Fetch();
+}
+
+constexpr KernelId kBackwardKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm90};
+
+bool Takes(KernelId kernel, const Attention& a, const Gradients& g) {
+  if (kernel == KernelId::kCudaFlashFp32) return true;
+  int major = 0;
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  return major == 9 && cuda::WhyNotSm90Backward(a, g).empty();
+}
+
+void Forward(const Attention& a) { CpuReference(a); }
+
+void ExpectAllRight(OwnedAttention* owned, uint64_t seed) {
+  Forward(owned->attention);
+  for (const KernelId kernel : kBackwardKernels) {
+    SCOPED_TRACE(std::string(KernelName(kernel)) + " ATTEND_TEST_SEED=" + std::to_string(seed));
+    OwnedGradients gradients(owned->attention, seed + 1);
+    ASSERT_TRUE(Check(owned->attention, gradients.get()).ok());
+    if (!Takes(kernel, owned->attention, gradients.get())) continue;
+    const DType factors =
+        kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : owned->attention.problem.dtype;
+    const Status status = RunBackward(owned, &gradients, kernel);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(GradientsJudge(owned->attention, gradients.get(), factors).Fault(gradients.get()),
+              "");
+    EXPECT_TRUE(gradients.GuardsIntact()) << "wrote outside its rows";
+  }
+}
+
+void ExpectSpecRight(ProblemSpec spec, uint64_t seed) {
+  spec.problem.return_lse = true;
+  SCOPED_TRACE(Describe(spec));
+  OwnedAttention owned = MakeAttention(spec, seed);
+  ExpectAllRight(&owned, seed);
+}
+
+TEST(CudaBackward, RandomProblems) {
+  const uint64_t seed = FreshSeed();
+  const auto count = static_cast<uint64_t>(300 * TestScale());
+  for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
+    ProblemSpec spec = RandomSpec(seed + n, 3e5);
+    if (spec.problem.page_rows > 0) continue;
+    if (n % 5 == 1) spec.problem.key_offset = static_cast<int64_t>(n % 37);
+    if (n % 7 == 1) spec.problem.keys_after = static_cast<int64_t>(n % 41);
+    ExpectSpecRight(spec, seed + n);
+  }
+}
+
+// What Tensor Cores take is rare among random problems.
+TEST(CudaBackward, RandomAlignedProblems) {
+  const uint64_t seed = FreshSeed();
+  const auto count = static_cast<uint64_t>(300 * TestScale());
+  for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
+    ProblemSpec spec = AlignedSpec(seed + n);
+    if (spec.problem.dim > 128 || spec.problem.heads_q > 10) continue;  // the judge takes long
+    if (spec.problem.page_rows > 0) continue;
+    spec.problem.softcap = 0;
+    ExpectSpecRight(spec, seed + n);
+  }
+}
+
+TEST(CudaBackward, HardShapesInEveryDType) {
+  const uint64_t seed = FreshSeed();
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+    for (const auto& [len_q, len_k, dim, dim_v] : {std::tuple{1, 1, 1, 1},
+                                                   {1, 300, 1, 1},
+                                                   {70, 1, 256, 256},
+                                                   {97, 129, 255, 1},
+                                                   {35, 1000, 1, 255},
+                                                   {193, 65, 7, 9},
+                                                   {3, 2500, 16, 16},
+                                                   {130, 200, 64, 64},
+                                                   {200, 130, 128, 128},
+                                                   {100, 130, 192, 128}}) {
+      for (const bool causal : {false, true}) {
+        ProblemSpec spec = MakeSpec(1, 4, 2, len_q, len_k, dim, dim_v, dtype);
+        if (causal) spec.problem.mask.right = 0;
+        ExpectSpecRight(spec, seed);
+      }
+    }
+  }
+}
+
+TEST(CudaBackward, BiasThatIsSharedByAll) {
+  const uint64_t seed = FreshSeed();
+  for (const bool per_query : {false, true}) {
+    ProblemSpec spec = MakeSpec(3, 4, 2, 300, 650, 8, 8);
+    spec.problem.has_bias = true;
+    spec.bias_per_sequence = spec.bias_per_head = false;
+    spec.bias_per_query = per_query;
+    spec.q_lengths = {300, 0, 270};
+    spec.kv_lengths = {20, 650, 600};
+    ExpectSpecRight(spec, seed);
+  }
+}
+
+TEST(CudaBackward, EmptySequencesAmongOthers) {
+  ProblemSpec spec = MakeSpec(0, 4, 2, 0, 0, 24, 16);
+  spec.problem.packed = true;
+  spec.q_lengths = {5, 0, 70, 3, 0, 9};
+  spec.kv_lengths = {0, 7, 130, 0, 0, 2};
+  ExpectSpecRight(spec, FreshSeed());
+}
+
+// What a row does not see must not reach its gradients, nor those of keys that it does not see.
+TEST(CudaBackward, NonFiniteValuesStayWhereTheyAre) {
+  const uint64_t seed = FreshSeed();
+  for (const float value : {kNan, kInfinity}) {
+    for (int where = 0; where < 3; ++where) {
+      ProblemSpec spec = MakeSpec(1, 2, 1, 100, 150, 16, 16, DType::kBFloat16);
+      spec.problem.mask.right = 0;
+      spec.problem.return_lse = true;
+      OwnedAttention owned = MakeAttention(spec, seed);
+      void* const element = where == 0   ? owned.Q(0, 1, 40, 3)
+                            : where == 1 ? owned.K(0, 0, 90, 5)
+                                         : owned.V(0, 0, 90, 7);
+      Set(owned.attention, element, value);
+      SCOPED_TRACE(std::to_string(where) + " is " + std::to_string(value));
+      ExpectAllRight(&owned, seed);
+    }
+  }
+}
+
+TEST(CudaBackward, RepeatsAreBitwiseEqual) {
+  const uint64_t seed = FreshSeed();
+  ProblemSpec spec = MakeSpec(2, 8, 2, 300, 500, 64, 64, DType::kFloat16);
+  spec.problem.mask.right = 0;
+  spec.problem.return_lse = true;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  Forward(owned.attention);
+  for (const KernelId kernel : kBackwardKernels) {
+    std::vector<std::byte> first;
+    for (int n = 0; n < static_cast<int>(100 * TestScale()) + 2; ++n) {
+      OwnedGradients gradients(owned.attention, seed + 1);
+      if (!Takes(kernel, owned.attention, gradients.get())) break;
+      const Status status = RunBackward(&owned, &gradients, kernel);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      if (n == 0) first = gradients.Bytes();
+      ASSERT_EQ(gradients.Bytes(), first) << KernelName(kernel) << ", run " << n;
+    }
+  }
+}
+
+TEST(CudaBackward, RefusesWhatItCannotDo) {
+  cuda::BackwardItem item;
+  item.attention.problem = MakeSpec(1, 1, 1, 4, 4, 8, 8).problem;
+  item.kernel = KernelId::kCudaNaive;
+  char workspace[256];
+  EXPECT_EQ(cuda::LaunchBackward({&item, 1}, workspace, sizeof(workspace), nullptr).code(),
+            Code::kUnimplemented);
+  item.kernel = KernelId::kCudaFlashFp32;
+  const Status small = cuda::LaunchBackward({&item, 1}, workspace, 3, nullptr);
+  EXPECT_EQ(small.code(), Code::kInvalidArgument);
+  EXPECT_NE(small.message().find("workspace_bytes is 3"), std::string::npos);
+  item.attention.problem.len_q = int64_t{1} << 60;
+  EXPECT_EQ(cuda::BackwardWorkspaceBytes({&item, 1}).status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace attend::test
