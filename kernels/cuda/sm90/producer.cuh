@@ -21,67 +21,77 @@ struct Producer {
   uint32_t tail_parity = 0;
 
   // Announces the tile's bytes, at `row_bytes` a row, and calls load(row of the tile, row, batch)
-  // for each box of it, the latter two as the tensor map counts. In pages there are as many boxes
-  // as have keys of the sequence, and places beyond keep what was there: those weights are 0, and
-  // LoadLastV deletes the values.
+  // for each box of it, the latter two as the tensor map counts. In pages, boxes lie in one page
+  // each, and there are as many as have keys of the sequence. Places beyond keep what was there:
+  // those weights are 0, and LoadLastV deletes the values. Lane n looks up the page of box n before
+  // the wait for a place, under which the number arrives.
   template <class Load>
-  __device__ __forceinline__ void ForBoxes(const Sm90Work& at, int tile, int batch, uint32_t full,
-                                           int row_bytes, const Load& load) {
+  __device__ __forceinline__ void ForBoxes(const Sm90Work& at, int tile, int batch, uint32_t empty,
+                                           uint32_t parity, uint32_t full, int row_bytes,
+                                           const Load& load) {
     const int first = tile * T::kKeys;
     if constexpr (!kPaged) {
+      if (lane != 0) return;
+      Wait(empty, parity);
       ArriveExpecting(full, T::kKeys * row_bytes);
       load(0, at.k_row + first, batch);
       return;
     }
-    const int box_rows = PageBoxRows(1 << at.page_shift, T::kKeys);
+    const int shift = at.page_shift;
+    const int box_rows = PageBoxRows(1 << shift, T::kKeys);
     const int rows = min(at.window.k_len - first, T::kKeys);
-    ArriveExpecting(full, ((rows + box_rows - 1) & -box_rows) * row_bytes);
-#pragma unroll 1
-    for (int row = 0; row < rows; row += box_rows) {
-      const int key = first + row;
+    const int mine = lane * box_rows;
+    int page = 0;
+    if (mine < rows) {
       const PageTable& table = at.attention->kv_pages;
-      const int page = table.pages[at.o_batch * table.stride + (key >> at.page_shift)];
-      load(row, key & ((1 << at.page_shift) - 1), page);
+      page = table.pages[at.o_batch * table.stride + ((first + mine) >> shift)];
+    }
+    if (lane == 0) {
+      Wait(empty, parity);
+      ArriveExpecting(full, ((rows + box_rows - 1) & -box_rows) * row_bytes);
+    }
+#pragma unroll 1
+    for (int n = 0, row = 0; row < rows; ++n, row += box_rows) {
+      const int number = __shfl_sync(0xffffffffu, page, n);
+      if (lane == 0) load(row, (first + row) & ((1 << shift) - 1), number);
     }
   }
 
   __device__ __forceinline__ void LoadK(const Sm90Work& at, int tile) {
-    if (lane == 0) {
-      Wait(storage.EmptyK(k.stage()), k.parity() ^ 1);
-      const uint32_t full = storage.FullK(k.stage());
-      ForBoxes(at, tile, at.k_batch, full, 2 * T::kD, [&](int at_row, int row, int batch) {
-        const uint32_t to = storage.K(k.stage()) + at_row * 2 * T::kCols;
+    const uint32_t full = storage.FullK(k.stage());
+    ForBoxes(at, tile, at.k_batch, storage.EmptyK(k.stage()), k.parity() ^ 1, full, 2 * T::kD,
+             [&](int at_row, int row, int batch) {
+               const uint32_t to = storage.K(k.stage()) + at_row * 2 * T::kCols;
 #pragma unroll
-        for (int n = 0; n < T::kBoxesQK; ++n) {
-          LoadBox(&at.maps->k, to + n * T::kBoxBytesK, full, n * T::kCols, row, at.k_head, batch,
-                  CachePolicy::kEvictLast);
-        }
-      });
-    }
+               for (int n = 0; n < T::kBoxesQK; ++n) {
+                 LoadBox(&at.maps->k, to + n * T::kBoxBytesK, full, n * T::kCols, row, at.k_head,
+                         batch, CachePolicy::kEvictLast);
+               }
+             });
     k.Step();
   }
 
   __device__ __forceinline__ void CopyV(const Sm90Work& at, int tile, uint32_t full) {
-    Wait(storage.EmptyV(v.stage()), v.parity() ^ 1);
-    ForBoxes(at, tile, at.v_batch, full, 2 * T::kDv, [&](int at_row, int row, int batch) {
-      const uint32_t to = storage.V(v.stage()) + at_row * 2 * T::kColsV;
+    ForBoxes(at, tile, at.v_batch, storage.EmptyV(v.stage()), v.parity() ^ 1, full, 2 * T::kDv,
+             [&](int at_row, int row, int batch) {
+               const uint32_t to = storage.V(v.stage()) + at_row * 2 * T::kColsV;
 #pragma unroll
-      for (int n = 0; n < T::kBoxesV; ++n) {
-        LoadBox(&at.maps->v, to + n * T::kBoxBytesV, full, n * T::kColsV, row, at.v_head, batch,
-                CachePolicy::kEvictLast);
-      }
-    });
+               for (int n = 0; n < T::kBoxesV; ++n) {
+                 LoadBox(&at.maps->v, to + n * T::kBoxBytesV, full, n * T::kColsV, row, at.v_head,
+                         batch, CachePolicy::kEvictLast);
+               }
+             });
   }
 
   __device__ __forceinline__ void LoadV(const Sm90Work& at, int tile) {
-    if (lane == 0) CopyV(at, tile, storage.FullV(v.stage()));
+    CopyV(at, tile, storage.FullV(v.stage()));
     v.Step();
   }
 
   // A tile that ends beyond the length, where rows are another sequence's or padding: the weights
   // there are 0, but 0 * NaN is NaN, so what was loaded of these rows must go.
   __device__ __forceinline__ void LoadLastV(const Sm90Work& at, int tile) {
-    if (lane == 0) CopyV(at, tile, storage.Tail());
+    CopyV(at, tile, storage.Tail());
     Wait(storage.Tail(), tail_parity);
     tail_parity ^= 1;
     constexpr int kRowBytes = 2 * T::kColsV;
@@ -132,8 +142,8 @@ struct Producer {
     const int begin = at.tile_begin;
     const int last = at.tile_end - 1;
     const bool patch = at.patch;
-    __syncwarp();  // once Q is published, consumers may free the description
     Acquire(at);
+    __syncwarp();  // once Q is published, consumers may free the description
     if (begin <= last) LoadK(at, last);
     Publish(at);
     for (int n = last; n >= begin; --n) {
