@@ -30,6 +30,8 @@ constexpr std::array<KernelInfo, kKernelCount> kKernels = {{
      "the same with wgmma, faster from 17 query rows of a KV head on; Hopper"},
 }};
 
+constexpr bool IsAuto(std::string_view forced) { return forced.empty() || forced == "auto"; }
+
 const KernelInfo* Find(std::string_view name) {
   for (const KernelInfo& kernel : kKernels) {
     if (kernel.name == name) return &kernel;
@@ -41,6 +43,19 @@ std::string KernelNames() {
   std::string names = "auto";
   for (const KernelInfo& kernel : kKernels) names += ", " + std::string(kernel.name);
   return names;
+}
+
+// The kernel that was asked for by name, if it is one of the device's.
+Result<const KernelInfo*> FindForced(std::string_view forced, const DeviceInfo& device) {
+  const KernelInfo* kernel = Find(forced);
+  if (kernel == nullptr) {
+    return InvalidArgument("kernel is \"" + std::string(forced.substr(0, 64)) +
+                           "\", must be one of " + KernelNames());
+  }
+  if (kernel->device != device.kind) {
+    return Unimplemented("kernel " + std::string(kernel->name) + " does not run on " + device.name);
+  }
+  return kernel;
 }
 
 Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
@@ -193,18 +208,13 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
 
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
                          const MemoryTraits& memory) {
-  if (forced.empty() || forced == "auto") {
+  if (IsAuto(forced)) {
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
     return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");
   }
-  const KernelInfo* kernel = Find(forced);
-  if (kernel == nullptr) {
-    return InvalidArgument("kernel is \"" + std::string(forced.substr(0, 64)) +
-                           "\", must be one of " + KernelNames());
-  }
-  if (kernel->device != device.kind) {
-    return Unimplemented("kernel " + std::string(kernel->name) + " does not run on " + device.name);
-  }
+  const Result<const KernelInfo*> found = FindForced(forced, device);
+  if (!found.ok()) return found.status();
+  const KernelInfo* kernel = *found;
   std::string_view why_not;
   if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
@@ -215,6 +225,21 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
                          device.name + ": " + std::string(why_not));
   }
   return Fit(*kernel, problem, device, "asked for by name");
+}
+
+Result<Selection> SelectBackward(const Problem&, const DeviceInfo& device,
+                                 std::string_view forced) {
+  Selection selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
+  if (!IsAuto(forced)) {
+    const Result<const KernelInfo*> kernel = FindForced(forced, device);
+    if (!kernel.ok()) return kernel.status();
+    selection = {(*kernel)->id, "asked for by name", 0};
+  }
+  if (device.kind == DeviceKind::kCuda) {
+    return Unimplemented("no kernel of a CUDA device has a backward pass: " + device.name +
+                         " computes no gradients");
+  }
+  return selection;
 }
 
 }  // namespace attend

@@ -80,4 +80,9 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
                          std::string_view forced = {});  // with ContiguousTraits
 
+// As Select, for the backward pass (gradients.h) of a problem that its Check has passed. Kernels
+// have the names of the forward's: one that has a backward pass has it under its own name.
+Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
+                                 std::string_view forced = {});
+
 }  // namespace attend

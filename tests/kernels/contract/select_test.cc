@@ -262,5 +262,38 @@ TEST(Select, TensorCoreKernelsRefuseOtherDevicesAndDTypes) {
   EXPECT_EQ(Select(Half(), GpuOf(90), "cuda_flash_sm80")->kernel, KernelId::kCudaFlashSm80);
 }
 
+TEST(SelectBackward, TheCpusKernelsHaveABackwardPass) {
+  for (const std::string_view forced : {"", "auto", "cpu_flash"}) {
+    const Result<Selection> flash = SelectBackward(Small(), Cpu(), forced);
+    ASSERT_TRUE(flash.ok());
+    EXPECT_EQ(flash->kernel, KernelId::kCpuFlash);
+    EXPECT_FALSE(flash->why.empty());
+  }
+  const Result<Selection> reference = SelectBackward(Half(), Cpu(), "cpu_reference");
+  ASSERT_TRUE(reference.ok());
+  EXPECT_EQ(reference->kernel, KernelId::kCpuReference);
+  EXPECT_EQ(reference->why, "asked for by name");
+}
+
+TEST(SelectBackward, ACudaDeviceSaysThatItHasNone) {
+  for (const std::string_view forced : {"", "auto", "cuda_flash_fp32", "cuda_flash_sm90"}) {
+    const Status refused = SelectBackward(Half(), GpuOf(90), forced).status();
+    EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
+    EXPECT_THAT(refused.message(), HasSubstr("CUDA device"));
+    EXPECT_THAT(refused.message(), HasSubstr("cuda:3"));
+  }
+}
+
+TEST(SelectBackward, NamesAreJudgedAsTheForwardsAre) {
+  for (const std::string_view forced : {"cpu_flashy", "cuda_flash_sm90"}) {
+    const Status backward = SelectBackward(Half(), Cpu(), forced).status();
+    const Status forward = Select(Half(), Cpu(), forced).status();
+    EXPECT_EQ(backward.code(), forward.code());
+    EXPECT_EQ(backward.message(), forward.message());
+  }
+  EXPECT_EQ(SelectBackward(Half(), GpuOf(90), "cpu_flash").status().message(),
+            Select(Half(), GpuOf(90), "cpu_flash").status().message());
+}
+
 }  // namespace
 }  // namespace attend
