@@ -14,8 +14,9 @@
 
 namespace attend {
 
-// Values equal attend.v1.DType on the wire.
-enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
+// Values equal attend.v1.DType on the wire. float64 is not there: it is for cpu_reference in
+// process, which differences of its answers are taken of, and no element of kDTypes.
+enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3, kFloat64 = 64 };
 
 inline constexpr std::array kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
@@ -32,6 +33,8 @@ constexpr int64_t DTypeBytes(DType dtype) {
       return 2;
     case DType::kFloat32:
       return 4;
+    case DType::kFloat64:
+      return 8;
   }
   return 0;
 }
@@ -44,6 +47,8 @@ constexpr std::string_view DTypeName(DType dtype) {
       return "bfloat16";
     case DType::kFloat32:
       return "float32";
+    case DType::kFloat64:
+      return "float64";
   }
   return "unknown";
 }
@@ -57,6 +62,8 @@ constexpr double UnitRoundoff(DType dtype) {
       return 0x1p-8;
     case DType::kFloat32:
       return 0x1p-24;
+    case DType::kFloat64:
+      return 0x1p-53;
   }
   return 1.0;
 }
@@ -96,7 +103,7 @@ inline uint16_t FloatToHalf(float value) {
   return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + rounding) >> 13));
 }
 
-// Element `index` of an array of `dtype`, widened exactly.
+// Element `index` of an array of `dtype`, widened exactly (float64: rounded).
 inline float LoadElement(const void* data, DType dtype, int64_t index) {
   switch (dtype) {
     case DType::kFloat16:
@@ -105,11 +112,19 @@ inline float LoadElement(const void* data, DType dtype, int64_t index) {
       return BFloat16ToFloat(static_cast<const uint16_t*>(data)[index]);
     case DType::kFloat32:
       return static_cast<const float*>(data)[index];
+    case DType::kFloat64:
+      return static_cast<float>(static_cast<const double*>(data)[index]);
   }
   return 0.0f;
 }
 
-// Elements [index, index + count) of an array of `dtype`, widened exactly.
+// The same in double, which holds every value of every dtype.
+inline double LoadElementAsDouble(const void* data, DType dtype, int64_t index) {
+  if (dtype == DType::kFloat64) return static_cast<const double*>(data)[index];
+  return static_cast<double>(LoadElement(data, dtype, index));
+}
+
+// Elements [index, index + count) of an array of `dtype`, as LoadElement has them.
 inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t count, float* out) {
   const uint16_t* const narrow = static_cast<const uint16_t*>(data) + index;
   switch (dtype) {
@@ -122,6 +137,28 @@ inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t c
     case DType::kFloat32:
       std::memcpy(out, static_cast<const float*>(data) + index,
                   static_cast<size_t>(count) * sizeof(float));
+      return;
+    case DType::kFloat64:
+      for (int64_t n = 0; n < count; ++n) out[n] = LoadElement(data, dtype, index + n);
+      return;
+  }
+}
+
+// The same in double.
+inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t count, double* out) {
+  const uint16_t* const narrow = static_cast<const uint16_t*>(data) + index;
+  switch (dtype) {
+    case DType::kFloat16:
+      for (int64_t n = 0; n < count; ++n) out[n] = static_cast<double>(HalfToFloat(narrow[n]));
+      return;
+    case DType::kBFloat16:
+      for (int64_t n = 0; n < count; ++n) out[n] = static_cast<double>(BFloat16ToFloat(narrow[n]));
+      return;
+    case DType::kFloat32:
+      std::copy_n(static_cast<const float*>(data) + index, count, out);
+      return;
+    case DType::kFloat64:
+      std::copy_n(static_cast<const double*>(data) + index, count, out);
       return;
   }
 }
@@ -137,6 +174,9 @@ inline void StoreElement(void* data, DType dtype, int64_t index, float value) {
       return;
     case DType::kFloat32:
       static_cast<float*>(data)[index] = value;
+      return;
+    case DType::kFloat64:
+      static_cast<double*>(data)[index] = static_cast<double>(value);
       return;
   }
 }

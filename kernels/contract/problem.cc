@@ -72,8 +72,10 @@ Status CheckSizes(const Problem& p) {
                           Tensor{"bytes of k", p.heads_kv, rows_k, p.dim},
                           Tensor{"bytes of v", p.heads_kv, rows_k, p.dim_v},
                           Tensor{"bytes of o", p.heads_q, rows_q, p.dim_v}}) {
-    // Bytes too must fit, hence the factor: fp32 is the widest dtype.
-    const Result<int64_t> bytes = CheckedProduct(t.what, sequences, t.heads, t.rows, 4 * t.dim);
+    // Bytes too must fit, hence the factor: fp32 is the widest dtype of O and the others.
+    const int64_t item_bytes = std::max<int64_t>(4, DTypeBytes(p.dtype));
+    const Result<int64_t> bytes =
+        CheckedProduct(t.what, sequences, t.heads, t.rows, item_bytes * t.dim);
     if (!bytes.ok()) return bytes.status();
   }
   return Status();

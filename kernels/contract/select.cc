@@ -58,6 +58,13 @@ Result<const KernelInfo*> FindForced(std::string_view forced, const DeviceInfo& 
   return kernel;
 }
 
+// `kernel` is null where the best one is wanted.
+Status CheckDType(const Problem& problem, const KernelInfo* kernel) {
+  if (problem.dtype != DType::kFloat64) return Status();
+  if (kernel != nullptr && kernel->id == KernelId::kCpuReference) return Status();
+  return Unimplemented("float64 is computed by cpu_reference alone, asked for by name");
+}
+
 Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                       std::string_view why) {
   Selection selection{kernel.id, why, 0};
@@ -209,12 +216,14 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
 Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::string_view forced,
                          const MemoryTraits& memory) {
   if (IsAuto(forced)) {
+    ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
     return Fit(*Find("cpu_flash"), problem, device, "the fast kernel of the CPU takes any problem");
   }
   const Result<const KernelInfo*> found = FindForced(forced, device);
   if (!found.ok()) return found.status();
   const KernelInfo* kernel = *found;
+  ATTEND_RETURN_IF_ERROR(CheckDType(problem, kernel));
   std::string_view why_not;
   if (kernel->id == KernelId::kCudaFlashSm80) why_not = WhyNotSm80(problem, device);
   if (kernel->id == KernelId::kCudaFlashSm90) why_not = WhyNotSm90(problem, device, memory);
@@ -227,14 +236,17 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   return Fit(*kernel, problem, device, "asked for by name");
 }
 
-Result<Selection> SelectBackward(const Problem&, const DeviceInfo& device,
+Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
                                  std::string_view forced) {
   Selection selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
+  const KernelInfo* kernel = nullptr;
   if (!IsAuto(forced)) {
-    const Result<const KernelInfo*> kernel = FindForced(forced, device);
-    if (!kernel.ok()) return kernel.status();
-    selection = {(*kernel)->id, "asked for by name", 0};
+    const Result<const KernelInfo*> found = FindForced(forced, device);
+    if (!found.ok()) return found.status();
+    kernel = *found;
+    selection = {kernel->id, "asked for by name", 0};
   }
+  ATTEND_RETURN_IF_ERROR(CheckDType(problem, kernel));
   if (device.kind == DeviceKind::kCuda) {
     return Unimplemented("no kernel of a CUDA device has a backward pass: " + device.name +
                          " computes no gradients");

@@ -203,6 +203,8 @@ void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const Ne
       return DotOf<DType::kBFloat16>(keys, first, last, next);
     case DType::kFloat32:
       return DotOf<DType::kFloat32>(keys, first, last, next);
+    case DType::kFloat64:  // Select keeps it away
+      return;
   }
 }
 
@@ -332,6 +334,8 @@ void DecodeRun::AddValues(const BlockRows& values, int64_t first, int64_t last,
       return AddValuesOf<DType::kBFloat16>(values, first, last, next);
     case DType::kFloat32:
       return AddValuesOf<DType::kFloat32>(values, first, last, next);
+    case DType::kFloat64:  // Select keeps it away
+      return;
   }
 }
 

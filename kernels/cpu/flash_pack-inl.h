@@ -65,6 +65,8 @@ HWY_INLINE void WidenRow(const void* data, DType dtype, int64_t index, int64_t d
       return WidenRowOf<DType::kBFloat16>(data, index, dim, out);
     case DType::kFloat32:
       return WidenRowOf<DType::kFloat32>(data, index, dim, out);
+    case DType::kFloat64:  // Select keeps it away
+      return;
   }
 }
 
@@ -102,6 +104,8 @@ HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dty
       return NarrowRowOf<DType::kBFloat16>(row, factor, dim, data, index);
     case DType::kFloat32:
       return NarrowRowOf<DType::kFloat32>(row, factor, dim, data, index);
+    case DType::kFloat64:  // Select keeps it away
+      return;
   }
 }
 
@@ -141,6 +145,8 @@ HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t
       return PackValuesOf<DType::kBFloat16>(data, index, stride, rows, block_stride, dim, out);
     case DType::kFloat32:
       return PackValuesOf<DType::kFloat32>(data, index, stride, rows, block_stride, dim, out);
+    case DType::kFloat64:  // Select keeps it away
+      return;
   }
 }
 

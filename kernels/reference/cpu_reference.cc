@@ -68,8 +68,8 @@ class RowScores {
   const RowId id_;
   const StopFlag* const stop_;
   KeyRange keys_{0, 0};
-  std::array<float, kHeadDimMax> q_;
-  std::array<float, kHeadDimMax> k_;
+  std::array<double, kHeadDimMax> q_;
+  std::array<double, kHeadDimMax> k_;
   std::optional<ScoreRounding> rounding_;
   std::vector<KeyScore> kept_;
 };
@@ -97,7 +97,7 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
     sums.emplace(p, state.max, highest, row.keys(), rounding);
   }
 
-  std::array<float, kHeadDimMax> v;
+  std::array<double, kHeadDimMax> v;
   row.ForEach([&](int64_t j, const KeyScore& score) {
     if (score.value == -kInfinity) return;
     // Never 0, however small: a visible key's Inf is Inf times something.
@@ -105,7 +105,7 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
     const double weight = exponential == 0 ? std::numeric_limits<double>::min() : exponential;
     const int64_t v_at = KeyElement(a, a.v, s, b, h / p.group(), j);
     LoadElements(a.v.data, p.dtype, v_at, p.dim_v, v.data());
-    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * static_cast<double>(v[d]);
+    for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * v[d];
     if (sums) sums->Add(score, weight, v.data());
     state.sum += weight;
   });

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-using Row = std::array<float, kHeadDimMax>;
+using Row = std::array<double, kHeadDimMax>;
 
 int64_t ElementOf(const ConstTensorView& t, int64_t b, int64_t h, int64_t row) {
   return b * t.stride_b + h * t.stride_h + row * t.stride_l;
@@ -28,8 +28,7 @@ int64_t ElementOf(const TensorView& t, int64_t b, int64_t h, int64_t row) {
 }
 
 double Dot(const Row& a, const Row& b, int64_t count) {
-  return std::inner_product(a.begin(), a.begin() + count, b.begin(), 0.0, std::plus<>(),
-                            [](float x, float y) { return double{x} * double{y}; });
+  return std::inner_product(a.begin(), a.begin() + count, b.begin(), 0.0);
 }
 
 // Doubles of one head's rows, rounded once when all has been added.
@@ -37,7 +36,7 @@ struct Sums {
   Sums(int64_t rows, int64_t dim) : dim(dim), values(static_cast<size_t>(rows * dim)) {}
   void Add(int64_t row, double factor, const Row& x) {
     double* const to = values.data() + row * dim;
-    for (int64_t d = 0; d < dim; ++d) to[d] += factor * static_cast<double>(x[d]);
+    for (int64_t d = 0; d < dim; ++d) to[d] += factor * x[d];
   }
   void Store(const TensorView& to, DType dtype, int64_t b, int64_t h, int64_t first) const {
     if (to.data == nullptr) return;

@@ -48,24 +48,24 @@ constexpr double kCountingWeight = 0x1p-40;
 
 }  // namespace
 
-ScoreRounding::ScoreRounding(const Problem& problem, const float* q) : p_(problem), q_(q) {
+ScoreRounding::ScoreRounding(const Problem& problem, const double* q) : p_(problem), q_(q) {
   const double dim = static_cast<double>(p_.dim);
   const double scale = std::abs(static_cast<double>(p_.scale));
   const double truncations = p_.dtype == DType::kFloat32 ? 0 : dim * kTruncations;
   dot_units_ = (2 + std::sqrt(dim) / 2 + truncations) * kRoundoff;
-  tiny_query_ = std::any_of(q, q + p_.dim, [&](float x) {
-    const double element = std::abs(static_cast<double>(x));
+  tiny_query_ = std::any_of(q, q + p_.dim, [&](double x) {
+    const double element = std::abs(x);
     return element != 0 && element * std::min(1.0, scale) < kTinyQuery;
   });
 }
 
-double ScoreRounding::DotError(double magnitude, const float* k) const {
+double ScoreRounding::DotError(double magnitude, const double* k) const {
   const double scale = std::abs(static_cast<double>(p_.scale));
   double error =
       dot_units_ * scale * magnitude + kSmallestSubnormal * scale * static_cast<double>(p_.dim);
   if (tiny_query_) {
     double keys = 0;
-    for (int64_t d = 0; d < p_.dim; ++d) keys += std::abs(static_cast<double>(k[d]));
+    for (int64_t d = 0; d < p_.dim; ++d) keys += std::abs(k[d]);
     error += kSmallestSubnormal * keys;
   }
   return error;
@@ -85,21 +85,21 @@ double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool hi
 
 // The sum and the magnitude cancel: if one part is below 2^-53 of the other, they no longer contain
 // it, but it may still overflow. If it cannot, so small a part does not count.
-ScoreRounding::Parts ScoreRounding::PartsOf(const ScoreTerms& terms, const float* k) const {
+ScoreRounding::Parts ScoreRounding::PartsOf(const ScoreTerms& terms, const double* k) const {
   const double scale = std::abs(static_cast<double>(p_.scale));
   if (terms.magnitude * std::max(scale, 1.0) <= kOverflow) {
     return {(terms.magnitude + terms.dot) / 2, (terms.magnitude - terms.dot) / 2};
   }
   Parts parts;
   for (int64_t d = 0; d < p_.dim; ++d) {
-    const double product = static_cast<double>(q_[d]) * static_cast<double>(k[d]);
+    const double product = q_[d] * k[d];
     if (!std::isfinite(product)) continue;
     (product > 0 ? parts.up : parts.down) += std::abs(product);
   }
   return parts;
 }
 
-void ScoreRounding::Judge(const ScoreTerms& terms, const float* k, KeyScore* score) {
+void ScoreRounding::Judge(const ScoreTerms& terms, const double* k, KeyScore* score) {
   const double scale = static_cast<double>(p_.scale);
   // An Inf among the elements is as IEEE says wherever the others do not overflow.
   const bool special = !std::isfinite(terms.magnitude);
@@ -141,7 +141,7 @@ double RoundingSums::Raised(double value, double error, double max) const {
   return std::exp(value + error - max) * -std::expm1(-error);
 }
 
-void RoundingSums::Add(const KeyScore& score, double weight, const float* v) {
+void RoundingSums::Add(const KeyScore& score, double weight, const double* v) {
   // Few scores are off by so much that the two-term expansion is not good enough.
   constexpr double kSmall = 0x1p-10;
   const bool small = score.error <= kSmall;
@@ -156,7 +156,7 @@ void RoundingSums::Add(const KeyScore& score, double weight, const float* v) {
   row_->some_vanish = row_->some_vanish || score.may_vanish;
   raised_ += raised;
   for (int64_t d = 0; d < p_.dim_v; ++d) {
-    const double value = static_cast<double>(v[d]);
+    const double value = v[d];
     row_->o[d] += weight * std::abs(value);
     first_[d] += raised * value;
     second_[d] += raised * value * value;
@@ -169,7 +169,7 @@ void RoundingSums::Add(const KeyScore& score, double weight, const float* v) {
   const double lost =
       weight < tiny_weight_ ? std::min(weight, kSmallestNormal) + kSmallestSubnormal : 0;
   for (int64_t d = 0; d < p_.dim_v; ++d) {
-    const double value = std::abs(static_cast<double>(v[d]));
+    const double value = std::abs(v[d]);
     lost_halves_[d] += lost_half * value;
     row_->lost[d] += lost * value;
   }

@@ -69,10 +69,10 @@ struct KeyScore {
 class ScoreRounding {
  public:
   // `q` must stay.
-  ScoreRounding(const Problem& problem, const float* q);
+  ScoreRounding(const Problem& problem, const double* q);
 
   // Sets error and may_vanish of a score with these terms.
-  void Judge(const ScoreTerms& terms, const float* k, KeyScore* score);
+  void Judge(const ScoreTerms& terms, const double* k, KeyScore* score);
 
   bool may_overflow() const { return may_overflow_; }
 
@@ -83,12 +83,12 @@ class ScoreRounding {
     double down = 0;
   };
 
-  Parts PartsOf(const ScoreTerms& terms, const float* k) const;
-  double DotError(double magnitude, const float* k) const;
+  Parts PartsOf(const ScoreTerms& terms, const double* k) const;
+  double DotError(double magnitude, const double* k) const;
   double CappedError(const ScoreTerms& terms, double error, bool high, bool low) const;
 
   const Problem& p_;
-  const float* q_;
+  const double* q_;
   double dot_units_;  // roundings of scale * q.k relative to its magnitude
   bool tiny_query_;   // scale * q may be below fp32's normal numbers
   bool may_overflow_ = false;
@@ -114,7 +114,7 @@ class RoundingSums {
   RoundingSums(const Problem& problem, double max, double highest, int64_t keys, RowRounding* row);
 
   // `weight` is exp(score - max).
-  void Add(const KeyScore& score, double weight, const float* v);
+  void Add(const KeyScore& score, double weight, const double* v);
   // `sum` is that of the weights, `sink` the sink's logit or -inf; `o` the row's O.
   void Finish(double sum, double sink, const double* o);
 

@@ -11,7 +11,7 @@
 namespace attend {
 
 ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64_t j,
-                   const float* q, const float* k) {
+                   const double* q, const double* k) {
   const Problem& p = a.problem;
   // Several sums at once: one would wait for itself with every addition.
   constexpr int64_t kSums = 8;
@@ -19,7 +19,7 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
   std::array<double, kSums> magnitudes{};
   std::array<double, kHeadDimMax> products;
   for (int64_t d = 0; d < p.dim; ++d) {
-    products[d] = static_cast<double>(q[d]) * static_cast<double>(k[d]);
+    products[d] = q[d] * k[d];
   }
   // Whole blocks in a loop of known length, which compilers make vectors of.
   const int64_t whole = p.dim / kSums * kSums;
@@ -43,7 +43,7 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
   }
   if (p.has_bias) {
     const int64_t at = id.b * a.bias.stride_b + id.h * a.bias.stride_h + id.i * a.bias.stride_q + j;
-    terms.bias = static_cast<double>(LoadElement(a.bias.data, a.bias.dtype, at));
+    terms.bias = LoadElementAsDouble(a.bias.data, a.bias.dtype, at);
   }
   if (p.has_alibi) {
     const double slope = static_cast<double>(a.alibi_slopes[id.b * a.alibi_stride_b + id.h]);

@@ -21,6 +21,6 @@ struct ScoreTerms {
 
 // The terms for query row id.i of sequence `s` and key j, whose elements are q[D] and k[D].
 ScoreTerms TermsOf(const Attention& attention, const Sequence& s, const RowId& id, int64_t j,
-                   const float* q, const float* k);
+                   const double* q, const double* k);
 
 }  // namespace attend

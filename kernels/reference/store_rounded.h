@@ -17,6 +17,10 @@ namespace attend {
 // round twice, so the float is rounded to odd: its last bit then remembers that something was cut
 // off.
 inline void StoreRounded(void* data, DType dtype, int64_t index, double value) {
+  if (dtype == DType::kFloat64) {
+    static_cast<double*>(data)[index] = value;
+    return;
+  }
   float narrow = static_cast<float>(value);
   if (dtype != DType::kFloat32 && std::isfinite(narrow) && static_cast<double>(narrow) != value) {
     if ((std::bit_cast<uint32_t>(narrow) & 1u) == 0) {

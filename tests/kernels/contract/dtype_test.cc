@@ -6,9 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
+#include "kernels/reference/store_rounded.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend {
@@ -39,16 +42,16 @@ double Meaning(const Format& format, uint32_t bits) {
   return sign * std::ldexp(1 + fraction, exponent - bias);
 }
 
-// Room for a float, as the compiler cannot know that the dtype is never fp32 here.
+// Room for a double, as the compiler cannot know that the dtype is never a wide one here.
 uint16_t Stored(DType dtype, float value) {
-  alignas(float) uint16_t bits[2] = {0xdead, 0xbeef};
+  alignas(double) uint16_t bits[4] = {0xdead, 0xbeef, 0xbeef, 0xbeef};
   StoreElement(bits, dtype, 0, value);
   EXPECT_EQ(bits[1], 0xbeef);
   return bits[0];
 }
 
 float Loaded(DType dtype, uint16_t bits) {
-  alignas(float) const uint16_t array[2] = {bits, 0};
+  alignas(double) const uint16_t array[4] = {bits, 0, 0, 0};
   return LoadElement(array, dtype, 0);
 }
 
@@ -56,6 +59,7 @@ TEST(DType, NoOtherNumberIsOne) {
   for (int32_t number = -1; number < 8; ++number) {
     EXPECT_EQ(IsDType(number), number >= 1 && number <= 3) << number;
   }
+  EXPECT_FALSE(IsDType(static_cast<int32_t>(DType::kFloat64)));  // in process alone
 }
 
 TEST(DType, EveryPatternWidensToWhatItMeans) {
@@ -162,6 +166,38 @@ TEST(DType, Float32IsStoredAsItIs) {
   EXPECT_EQ(LoadElement(array, DType::kFloat32, 1), 0x1.234567p-140f);
   EXPECT_EQ(array[0], 1);
   EXPECT_EQ(array[2], 3);
+}
+
+TEST(DType, Float64IsStoredAsItIsAndRoundedForFloats) {
+  double array[3] = {1, 2, 3};
+  StoreRounded(array, DType::kFloat64, 1, 0x1.23456789abcdep-1000);
+  EXPECT_EQ(LoadElementAsDouble(array, DType::kFloat64, 1), 0x1.23456789abcdep-1000);
+  EXPECT_EQ(array[0], 1);
+  EXPECT_EQ(array[2], 3);
+  array[1] = 1 + 0x1p-24 + 0x1p-50;
+  EXPECT_EQ(LoadElement(array, DType::kFloat64, 1), 1 + 0x1p-23f);
+  StoreElement(array, DType::kFloat64, 0, 0.1f);
+  EXPECT_EQ(array[0], static_cast<double>(0.1f));
+  EXPECT_EQ(UnitRoundoff(DType::kFloat64), std::numeric_limits<double>::epsilon() / 2);
+  EXPECT_EQ(DTypeBytes(DType::kFloat64), 8);
+}
+
+TEST(DType, ElementsInDoubleAreThoseInFloat) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
+    alignas(double) std::byte memory[8 * 8];
+    for (int64_t n = 0; n < 8; ++n) {
+      StoreElement(memory, dtype, n, std::ldexp(1.5f, static_cast<int>(n) - 4));
+    }
+    std::array<float, 5> floats{};
+    std::array<double, 5> doubles{};
+    LoadElements(memory, dtype, 2, 5, floats.data());
+    LoadElements(memory, dtype, 2, 5, doubles.data());
+    for (size_t n = 0; n < floats.size(); ++n) {
+      EXPECT_EQ(floats[n], std::ldexp(1.5f, static_cast<int>(n) - 2));
+      EXPECT_EQ(doubles[n], static_cast<double>(floats[n]));
+      EXPECT_EQ(LoadElementAsDouble(memory, dtype, static_cast<int64_t>(n) + 2), doubles[n]);
+    }
+  }
 }
 
 }  // namespace

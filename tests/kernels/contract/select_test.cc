@@ -275,6 +275,23 @@ TEST(SelectBackward, TheCpusKernelsHaveABackwardPass) {
   EXPECT_EQ(reference->why, "asked for by name");
 }
 
+TEST(Select, OnlyTheReferenceTakesFloat64AndOnlyByName) {
+  Problem p = Small();
+  p.dtype = DType::kFloat64;
+  EXPECT_EQ(Select(p, Cpu(), "cpu_reference")->kernel, KernelId::kCpuReference);
+  EXPECT_EQ(SelectBackward(p, Cpu(), "cpu_reference")->kernel, KernelId::kCpuReference);
+  for (const std::string_view forced : {"", "auto", "cpu_flash"}) {
+    for (const Status& refused :
+         {Select(p, Cpu(), forced).status(), SelectBackward(p, Cpu(), forced).status()}) {
+      EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
+      EXPECT_THAT(refused.message(), HasSubstr("float64 is computed by cpu_reference alone"));
+    }
+  }
+  for (const std::string_view forced : {"", "cuda_naive", "cuda_flash_fp32", "cuda_flash_sm80"}) {
+    EXPECT_EQ(Select(p, GpuOf(90), forced).status().code(), Code::kUnimplemented) << forced;
+  }
+}
+
 TEST(SelectBackward, ACudaDeviceSaysThatItHasNone) {
   for (const std::string_view forced : {"", "auto", "cuda_flash_fp32", "cuda_flash_sm90"}) {
     const Status refused = SelectBackward(Half(), GpuOf(90), forced).status();

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 
-using Elements = std::array<float, kHeadDimMax>;
+using Elements = std::array<double, kHeadDimMax>;
 
 double SumRoundings(int64_t terms) {
   return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
