@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installing and shipping:
-#   cmake --install build/release --prefix /opt/attend    the two binaries, with this machine's
-#                                                         libraries
+#   cmake --install build/release --prefix /opt/attend    the two binaries and libattend_kernels.so,
+#                                                         with this machine's libraries
 #   cmake --build build/release --target dist             dist/: the binaries and every library
 #                                                         they need, to be moved as one folder
 # Binaries look for libraries beside themselves first. It must be DT_RPATH, not DT_RUNPATH: only
@@ -27,7 +27,7 @@ function(attend_install)
   add_custom_target(
     dist
     COMMAND ${CMAKE_SOURCE_DIR}/deploy/make-dist ${CMAKE_BINARY_DIR} ${ATTEND_DIST_DIR}
-    DEPENDS attend-server attend-client
+    DEPENDS attend-server attend-client attend_kernels_c
     USES_TERMINAL VERBATIM)
 endfunction()
 cmake_language(DEFER CALL attend_install)

@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libattend_kernels.so: attend's CUDA kernels as a plain C interface, for programs that hold their
- * tensors on a GPU already (ctypes, DLPack, other languages). The words and the order of score
- * terms are those of kernels/contract/problem.h.
+ * libattend_kernels.so: attend's kernels as a plain C interface, for programs that hold their
+ * tensors on a GPU or in host memory already (ctypes, DLPack, other languages). The words and the
+ * order of score terms are those of kernels/contract/problem.h.
  *
  * Every function returns ATTEND_OK or a code whose numbers are gRPC's; attend_last_error() then
  * says, for the calling thread, which field, value and bound. Thread-safe. Nothing here keeps state
- * between calls, and nothing but the memory functions at the end allocates on the device or waits
- * for it (CUDA itself may, to copy the list of a batch of more than some 64 attentions).
+ * between calls.
+ *
+ * On a GPU (`device` is CUDA's ordinal) all pointers are device memory, and calls enqueue. Nothing
+ * but the memory functions at the end allocates on the device or waits for it (CUDA itself may, to
+ * copy the list of a batch of more than some 64 attentions). A library that was built without CUDA
+ * refuses GPUs with ATTEND_UNIMPLEMENTED.
+ *
+ * On the CPU (`device` is ATTEND_CPU) all pointers are host memory, there are no streams (they must
+ * be NULL) and no workspace, and what a call computes is there when it returns. It computes with
+ * all cores that the process may use. Lengths and offsets are checked before they are followed;
+ * page tables are trusted.
  *
  * A CUDA graph can capture single attentions only, and those with lengths or offsets only if
  * a decoding kernel computes them. All others need a list that is copied from host memory, which is
@@ -41,12 +50,18 @@ enum {
   ATTEND_INTERNAL = 13
 };
 
-enum { ATTEND_FLOAT16 = 1, ATTEND_BFLOAT16 = 2, ATTEND_FLOAT32 = 3 };
+enum {
+  ATTEND_FLOAT16 = 1,
+  ATTEND_BFLOAT16 = 2,
+  ATTEND_FLOAT32 = 3,
+  ATTEND_FLOAT64 = 64 /* for cpu_reference alone, by name */
+};
 enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
+enum { ATTEND_CPU = -1 }; /* as `device` */
 enum { ATTEND_HOST_TO_DEVICE = 1, ATTEND_DEVICE_TO_HOST = 2, ATTEND_DEVICE_TO_DEVICE = 3 };
 
-/* A [B, H, L, D] tensor in device memory. Strides count elements; D is contiguous. Packed tensors
- * have stride_b = 0 and rows counted over all sequences. */
+/* A [B, H, L, D] tensor in the device's memory. Strides count elements; D is contiguous. Packed
+ * tensors have stride_b = 0 and rows counted over all sequences. */
 typedef struct attend_tensor {
   void* data;
   int64_t stride_b;
@@ -54,11 +69,12 @@ typedef struct attend_tensor {
   int64_t stride_l;
 } attend_tensor;
 
-/* One attention. Zero it, set struct_bytes, then what applies. All pointers are device memory. */
+/* One attention. Zero it, set struct_bytes, then what applies. All pointers are the device's
+ * memory. */
 typedef struct attend_params {
   uint64_t struct_bytes; /* sizeof(attend_params), which a library of another version refuses */
-  int32_t device;        /* CUDA ordinal that all memory and the stream belong to */
-  int32_t dtype;         /* of q, k and v: ATTEND_FLOAT16, ATTEND_BFLOAT16, ATTEND_FLOAT32 */
+  int32_t device;        /* that all memory and the stream belong to: an ordinal, or ATTEND_CPU */
+  int32_t dtype;         /* of q, k and v: ATTEND_FLOAT16, ... */
   int32_t o_dtype;       /* of o: dtype (or 0, which means that), or ATTEND_FLOAT32 */
   int64_t batch;
   int64_t heads_q;
@@ -103,9 +119,26 @@ typedef struct attend_params {
   int64_t workspace_bytes;
 } attend_params;
 
+/* The backward pass of one attention: from the gradients by O and LSE to those by Q, K, V and, if
+ * asked for, bias and sinks. Zero it, set struct_bytes, then what applies. */
+typedef struct attend_backward_params {
+  uint64_t struct_bytes; /* sizeof(attend_backward_params) */
+  attend_params
+      attention;      /* as attend_run took it, with the O and LSE that it gave, which are read;
+                       * kernel and workspace are the backward pass's, config must be -1 */
+  attend_tensor d_o;  /* as o, in its dtype */
+  const float* d_lse; /* as lse, with its strides; NULL = 0 */
+  attend_tensor d_q, d_k, d_v; /* written, as q, k and v; data is NULL = not wanted */
+  float* d_bias;               /* written, [B|1, Hq|1, Lq|1, Lk]; NULL = not wanted */
+  int64_t d_bias_stride_b;     /* 0 where bias is broadcast: the sum over that dimension */
+  int64_t d_bias_stride_h;
+  int64_t d_bias_stride_q;
+  float* d_sinks; /* written, [Hq]; NULL = not wanted */
+} attend_backward_params;
+
 /* Enqueues the attention on `stream` (a cudaStream_t, NULL = the default stream). Returns before it
- * has run. Lengths and offsets are on the device and are trusted. A kernel of your own that is
- * launched after it with programmatic stream serialization must call griddepcontrol.wait
+ * has run; on the CPU, after. Lengths and offsets on a GPU are trusted. A kernel of your own that
+ * is launched after it with programmatic stream serialization must call griddepcontrol.wait
  * (cudaGridDependencySynchronize) before it ends. */
 ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 
@@ -117,8 +150,8 @@ ATTEND_API int32_t attend_run(const attend_params* params, void* stream);
 ATTEND_API int32_t attend_run_batch(const attend_params* params, int32_t count, void* workspace,
                                     int64_t workspace_bytes, void* stream);
 
-/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384. No memory is read,
- * but the addresses and strides of q, k, v and o matter, as in attend_select. */
+/* Bytes of workspace that attend_run and attend_run_batch need: at least 16384; on the CPU 0. No
+ * memory is read, but the addresses and strides of q, k, v and o matter, as in attend_select. */
 ATTEND_API int32_t attend_workspace_bytes(const attend_params* params, int64_t* bytes);
 ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int32_t count,
                                                 int64_t* bytes);
@@ -127,6 +160,18 @@ ATTEND_API int32_t attend_batch_workspace_bytes(const attend_params* params, int
 ATTEND_API int32_t attend_select(const attend_params* params, const char** kernel,
                                  const char** why);
 
+/* Enqueues the backward pass on `stream`, as attend_run does the forward's. Writes every row of
+ * what is asked for: rows that are beyond a sequence's length or see no key, and keys that no row
+ * sees, get 0. Its bits depend on its arguments alone. LSE is needed. Keys in pages have no
+ * gradients (UNIMPLEMENTED). On the CPU it may take up to some 256 MiB for partial sums. */
+ATTEND_API int32_t attend_run_backward(const attend_backward_params* params, void* stream);
+
+/* attend_workspace_bytes and attend_select for the backward pass. */
+ATTEND_API int32_t attend_backward_workspace_bytes(const attend_backward_params* params,
+                                                   int64_t* bytes);
+ATTEND_API int32_t attend_select_backward(const attend_backward_params* params, const char** kernel,
+                                          const char** why);
+
 /* How many compiled variants the kernel has for this problem, and the name of one ("" beyond). */
 ATTEND_API int32_t attend_configs(const attend_params* params, int32_t* count);
 ATTEND_API const char* attend_config_name(const attend_params* params, int32_t config);
@@ -134,11 +179,11 @@ ATTEND_API const char* attend_config_name(const attend_params* params, int32_t c
 /* The message of the last call on this thread that did not return ATTEND_OK; "" if all did. */
 ATTEND_API const char* attend_last_error(void);
 
-/* Device memory for programs without the CUDA runtime. These functions leave the thread's current
- * device as it was. */
+/* Device memory for programs without the CUDA runtime; on the CPU the host's. These functions leave
+ * the thread's current device as it was. */
 
-/* How many GPUs CUDA shows; 0, and still ATTEND_OK, without a driver or a GPU: attend_last_error()
- * then says which. */
+/* How many GPUs CUDA shows; 0, and still ATTEND_OK, without a driver, a GPU or CUDA in this build:
+ * attend_last_error() then says which. */
 ATTEND_API int32_t attend_device_count(int32_t* count);
 
 /* 256-byte aligned, uninitialised; NULL for 0 bytes. RESOURCE_EXHAUSTED if there is not enough. */

@@ -18,19 +18,17 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <fstream>
 #include <future>
 #include <mutex>
-#include <new>
 #include <span>
 #include <thread>
 
 #include "kernels/cpu/append_keys.h"
 #include "kernels/cpu/flash.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/guarded.h"
+#include "kernels/cpu/parallel_reference.h"
 #include "kernels/reference/check_rows.h"
-#include "kernels/reference/cpu_reference.h"
 #include "kernels/util/host_mapping.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/thread_name.h"
@@ -43,31 +41,6 @@ constexpr int64_t kInlineAppendRowsMax = 16;
 
 int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
-}
-
-// Runs `work`, which may throw, and says how it went: no exception leaves the library.
-template <class Work>
-Status Guarded(const Work& work) {
-  try {
-    work();
-    return Status();
-  } catch (const std::bad_alloc&) {
-    return ResourceExhausted("the CPU backend is out of memory for its scratch buffers");
-  } catch (const std::exception& error) {
-    return Internal(std::string("CPU kernel failed: ") + error.what());
-  } catch (...) {
-    return Internal("CPU kernel failed with an unknown exception");
-  }
-}
-
-// cpu_reference, its rows spread over the arena's threads; each row is computed alone anyway.
-void ParallelReference(const Attention& a, const StopFlag* stop) {
-  const int64_t heads = a.problem.heads_q;
-  for (int64_t b = 0; b < a.problem.batch && !Stopped(stop); ++b) {
-    const int64_t rows = SequenceOf(a, b).q_rows;
-    ParallelInOrder(
-        heads * rows, [&](int64_t n) { StoreReferenceRow(a, b, n / rows, n % rows, stop); }, stop);
-  }
 }
 
 class CpuLane : public Lane {

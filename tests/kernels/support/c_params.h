@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/c/attend_c.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
 
 namespace attend::test {
@@ -14,6 +15,7 @@ namespace attend::test {
 // The C struct of an attention, with its pointers as they are, on device 0, no kernel named and no
 // workspace.
 attend_params ToParams(const Attention& attention);
+attend_backward_params ToParams(const Attention& attention, const Gradients& gradients);
 
 // `data` as far into `block_to` as it lies in `block_from`; NULL stays NULL.
 template <class T>

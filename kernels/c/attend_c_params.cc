@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/c/attend_c_params.h"
+
+#include <string>
+
+namespace attend::c {
+namespace {
+
+constexpr uintptr_t kWorkspaceAlignment = 256;
+
+ConstTensorView Const(const attend_tensor& t) {
+  return {t.data, t.stride_b, t.stride_h, t.stride_l};
+}
+
+// float64 is taken beside float64 alone.
+Status CheckDType(const char* field, int32_t dtype, const attend_params& params) {
+  if (dtype == ATTEND_FLOAT64 && params.dtype == ATTEND_FLOAT64) return Status();
+  return CheckRange(field, dtype, ATTEND_FLOAT16, ATTEND_FLOAT32);
+}
+
+}  // namespace
+
+Status CheckRange(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return Status();
+  return InvalidArgument(std::string(field) + " is " + std::to_string(value) + ", must be in [" +
+                         std::to_string(low) + ", " + std::to_string(high) + "]");
+}
+
+Status CheckStructBytes(const char* name, uint64_t bytes, uint64_t expected) {
+  if (bytes == expected) return Status();
+  return InvalidArgument("struct_bytes is " + std::to_string(bytes) + ", this library's " + name +
+                         " has " + std::to_string(expected));
+}
+
+Status ReadProblem(const attend_params* params, Problem* p) {
+  if (params == nullptr) return InvalidArgument("params is NULL");
+  ATTEND_RETURN_IF_ERROR(CheckStructBytes("attend_params", params->struct_bytes, sizeof(*params)));
+  ATTEND_RETURN_IF_ERROR(CheckDType("dtype", params->dtype, *params));
+  if (params->o_dtype != 0 && params->o_dtype != params->dtype &&
+      params->o_dtype != ATTEND_FLOAT32) {
+    return InvalidArgument("o_dtype is " + std::to_string(params->o_dtype) + ", must be dtype " +
+                           std::to_string(params->dtype) + " (or 0) or ATTEND_FLOAT32");
+  }
+  ATTEND_RETURN_IF_ERROR(
+      CheckRange("alignment", params->alignment, ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT));
+  if (params->bias != nullptr) {
+    ATTEND_RETURN_IF_ERROR(CheckDType("bias_dtype", params->bias_dtype, *params));
+  }
+  p->dtype = static_cast<DType>(params->dtype);
+  p->o_float32 = params->o_dtype == ATTEND_FLOAT32;
+  p->batch = params->batch;
+  p->heads_q = params->heads_q;
+  p->heads_kv = params->heads_kv;
+  p->len_q = params->len_q;
+  p->len_k = params->len_k;
+  p->dim = params->dim;
+  p->dim_v = params->dim_v;
+  p->packed = params->packed != 0;
+  p->total_q = params->total_q;
+  p->total_k = params->total_k;
+  p->page_rows = params->page_rows;
+  p->mask.alignment = static_cast<Alignment>(params->alignment);
+  p->mask.left = params->window_left;
+  p->mask.right = params->window_right;
+  p->scale = params->scale;
+  p->softcap = params->softcap;
+  p->has_bias = params->bias != nullptr;
+  p->has_alibi = params->alibi_slopes != nullptr;
+  p->has_sinks = params->sinks != nullptr;
+  p->return_lse = params->lse != nullptr;
+  return Check(*p);
+}
+
+Status CheckMemory(const attend_params& params, const Problem& p) {
+  const struct {
+    const char* name;
+    const void* data;
+    int64_t elements;
+  } tensors[] = {{"q", params.q.data, ElementsQ(p)},
+                 {"k", params.k.data, ElementsK(p)},
+                 {"v", params.v.data, ElementsV(p)},
+                 {"o", params.o.data, ElementsO(p)}};
+  for (const auto& tensor : tensors) {
+    if (tensor.data == nullptr && tensor.elements > 0) {
+      return InvalidArgument(std::string(tensor.name) + " is NULL, but has " +
+                             std::to_string(tensor.elements) + " elements");
+    }
+  }
+  if (p.packed && (params.q_offsets == nullptr || params.kv_offsets == nullptr)) {
+    return InvalidArgument("packed needs q_offsets and kv_offsets, one is NULL");
+  }
+  if (p.page_rows > 0 && params.kv_pages == nullptr) {
+    return InvalidArgument("kv_pages is NULL, but page_rows is " + std::to_string(p.page_rows));
+  }
+  return Status();
+}
+
+Attention ReadAttention(const attend_params& params, const Problem& p) {
+  Attention a;
+  a.problem = p;
+  a.q = Const(params.q);
+  a.k = Const(params.k);
+  a.v = Const(params.v);
+  a.o = {params.o.data, params.o.stride_b, params.o.stride_h, params.o.stride_l};
+  a.lse = params.lse;
+  a.lse_stride_b = params.lse_stride_b;
+  a.lse_stride_h = params.lse_stride_h;
+  a.bias.data = params.bias;
+  if (p.has_bias) a.bias.dtype = static_cast<DType>(params.bias_dtype);
+  a.bias.stride_b = params.bias_stride_b;
+  a.bias.stride_h = params.bias_stride_h;
+  a.bias.stride_q = params.bias_stride_q;
+  a.alibi_slopes = params.alibi_slopes;
+  a.alibi_stride_b = params.alibi_stride_b;
+  a.sinks = params.sinks;
+  a.q_lengths = params.q_lengths;
+  a.kv_lengths = params.kv_lengths;
+  a.q_offsets = params.q_offsets;
+  a.kv_offsets = params.kv_offsets;
+  a.kv_pages = {params.kv_pages, params.kv_pages_stride};
+  return a;
+}
+
+Status CheckWorkspace(const void* workspace, int64_t bytes, int64_t needed) {
+  if (needed > 0 && (workspace == nullptr || bytes < needed)) {
+    return InvalidArgument("workspace_bytes is " + std::to_string(bytes) +
+                           (workspace == nullptr ? " at NULL" : "") + ", must be at least " +
+                           std::to_string(needed));
+  }
+  const uintptr_t beyond = reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment;
+  if (needed > 0 && beyond != 0) {
+    return InvalidArgument("workspace is " + std::to_string(beyond) + " bytes past a multiple of " +
+                           std::to_string(kWorkspaceAlignment) + ", must be aligned to it");
+  }
+  return Status();
+}
+
+}  // namespace attend::c

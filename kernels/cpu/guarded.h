@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the CPU's kernels end: no exception leaves the library.
+
+#pragma once
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "kernels/util/status.h"
+
+namespace attend {
+
+// Runs `work`, which may throw, and says how it went.
+template <class Work>
+Status Guarded(const Work& work) {
+  try {
+    work();
+    return Status();
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("the CPU backend is out of memory for its scratch buffers");
+  } catch (const std::exception& error) {
+    return Internal(std::string("CPU kernel failed: ") + error.what());
+  } catch (...) {
+    return Internal("CPU kernel failed with an unknown exception");
+  }
+}
+
+}  // namespace attend
