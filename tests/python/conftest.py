@@ -16,6 +16,7 @@ from attend_kernels import _attention, _library  # noqa: E402
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU and the library; else visibly skipped")
+    config.addinivalue_line("markers", "cpu: needs the library; else visibly skipped")
 
 
 @pytest.fixture
@@ -28,16 +29,18 @@ def fake(monkeypatch):
     _attention._workspaces.release()
 
 
-def _missing_gpu():
+def _missing(gpu):
+    """Why a test that needs the library, and perhaps a GPU, cannot run; "" if it can."""
     try:
-        return "" if attend_kernels.device_count() > 0 else "no GPU is visible"
+        return "" if attend_kernels.device_count() > 0 or not gpu else "no GPU is visible"
     except attend_kernels.Error as failure:
         return str(failure)
 
 
 def pytest_collection_modifyitems(items):
-    if any(item.get_closest_marker("gpu") for item in items):
-        why = _missing_gpu()
-        for item in items:
-            if why and item.get_closest_marker("gpu"):
+    for marker in ("cpu", "gpu"):
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        why = _missing(marker == "gpu") if marked else ""
+        for item in marked:
+            if why:
                 item.add_marker(pytest.mark.skip(reason=why))

@@ -42,7 +42,8 @@ class PtrTensor:
 
 class DlpackTensor:
     """A producer of DLPack capsules over a NumPy array, told when its tensor is deleted."""
-    TYPES = {"float16": (2, 16), "float32": (2, 32), "int64": (0, 64), "float64": (2, 64)}
+    TYPES = {"float16": (2, 16), "float32": (2, 32), "int64": (0, 64), "float64": (2, 64),
+             "int16": (0, 16)}
 
     def __init__(self, values, device_type=_dlpack.CUDA, with_strides=True, byte_offset=0):
         self.values, self.device_type = values, device_type

@@ -13,6 +13,8 @@ def zeros(*shape, dtype=np.float32):
 
 
 Q, K = zeros(2, 4, 5, 8), zeros(2, 2, 7, 8)
+READ_ONLY = zeros(2, 4, 5, 8)
+READ_ONLY.flags.writeable = False
 LHD = dict(q=zeros(6, 4, 8), k=zeros(9, 2, 8), v=zeros(9, 2, 8), layout="LHD",
            cu_seqlens_q=[0, 2, 6], cu_seqlens_k=[0, 4, 9])
 
@@ -21,10 +23,16 @@ DENSE = [
     (dict(alignment="left"), "alignment is 'left', must be bottom_right or top_left"),
     (dict(q=[1.0]), "q is a list, must be a NumPy array, or have data_ptr"),
     (dict(q=zeros(2, 5, 8)), "q has 3 dimensions, layout BHLD needs 4"),
-    (dict(q=Q.astype(np.float64)), "q has dtype float64, must be float16 or bfloat16 or float32"),
+    (dict(q=Q.astype(np.int32)), "q has dtype int32, must be float16 or bfloat16 or float32 or"),
     (dict(k=K.astype(np.float16)), "k has dtype float16, must be q's, float32"),
     (dict(k=PtrTensor(K)), "k has device 0, must be q's, the host"),
-    (dict(q=PtrTensor(Q, Device("cpu"))), "q is on cpu:0, must be on a CUDA device"),
+    (dict(q=PtrTensor(Q, Device("xpu"))), "q is on xpu:0, must be on the CPU or a CUDA device"),
+    (dict(k=PtrTensor(K, Device("cpu"))), "k has device the CPU, must be q's, the host"),
+    (dict(device="tpu"), "device is 'tpu', must be 'cpu' or 'cuda:N'"),
+    (dict(device="cpu:1"), "device is 'cpu:1', must be 'cpu' or 'cuda:N'"),
+    (dict(q=PtrTensor(Q), device="cuda:1"), "device is 'cuda:1', but q is on cuda:0"),
+    (dict(q=PtrTensor(Q, Device("cpu")), device="cuda"), "device is 'cuda', but q is on the CPU"),
+    (dict(q=Q.astype(">f4")), "q has dtype >f4, must have this machine's byte order"),
     (dict(k=zeros(2, 2, 7, 9)), "k has head dim 9, must be 8"),
     (dict(k=zeros(3, 2, 7, 8)), "k has batch 3, must be 2"),
     (dict(v=zeros(2, 3, 7, 8)), "v has heads 3, must be 2"),
@@ -43,6 +51,7 @@ DENSE = [
     (dict(cu_seqlens_q=[0, 5]), "cu_seqlens_q is given, but layout BHLD has none"),
     (dict(out=zeros(2, 4, 5, 7)), "out has shape (2, 4, 5, 7), must be (2, 4, 5, 8)"),
     (dict(out=zeros(2, 4, 5, 8, dtype=np.float16)), "out has dtype float16, must have float32"),
+    (dict(out=READ_ONLY), "out is read-only, must be writable"),
     (dict(o_dtype="float16"), "o_dtype is 'float16', must be q's dtype or 'float32'"),
     (dict(kernel="none"), 'kernel is "none", must be one of'),  # the library's own words
 ]
@@ -58,6 +67,10 @@ PACKED = [
     (dict(cu_seqlens_k=[0, 4, 10]), "cu_seqlens_k[2] is 10, must be in [0, 9]"),
     (dict(max_seqlen_q=3), "max_seqlen_q is 3, must be at least 4"),
 ]
+
+
+class WithGradient(np.ndarray):
+    requires_grad = True
 
 
 def refused(message, function, *args, **arguments):
@@ -92,8 +105,23 @@ def test_gpu_tensors(fake):
             attend_kernels.attention,
             **{**LHD, **{n: PtrTensor(LHD[n]) for n in "qkv"},
                "cu_seqlens_q": PtrTensor(np.array([0, 2, 6]))})
-    refused("q is on DLPack device (1, 0), must be on CUDA", attend_kernels.attention,
+    refused("q is on DLPack device (10, 0), must be on the CPU or CUDA", attend_kernels.attention,
+            DlpackTensor(Q, device_type=10), k, k)
+    refused("k has device 0, must be q's, the CPU", attend_kernels.attention,
             DlpackTensor(Q, device_type=1), k, k)
+
+
+@pytest.mark.parametrize("name", ["q", "v", "bias", "sinks", "out"])
+def test_no_gradient_is_dropped(fake, name):
+    arguments = dict(q=PtrTensor(Q), k=PtrTensor(K), v=PtrTensor(K))
+    shapes = dict(bias=(5, 7), sinks=(4,), out=(2, 4, 5, 8))
+    arguments.setdefault(name, PtrTensor(zeros(*shapes.get(name, ()))))
+    arguments[name].requires_grad = True
+    refused(f"{name} requires grad, which this function would drop: use attend.torch, or "
+            f"{name}.detach()", attend_kernels.attention, **arguments)
+    host = zeros(4).view(WithGradient)
+    refused("sinks requires grad", attend_kernels.attention, Q, K, K, sinks=host)
+    assert not fake.launches
 
 
 def test_batches(fake):

@@ -38,8 +38,8 @@ def test_a_capsule_is_taken_once():
 
 
 @pytest.mark.parametrize("tensor,message", [
-    (DlpackTensor(np.zeros(3, np.float64)), "k has DLPack type code 2, 64 bits, 1 lanes"),
-    (DlpackTensor(np.zeros(3, np.float32), device_type=1), "k is on DLPack device type 1"),
+    (DlpackTensor(np.zeros(3, np.int16)), "k has DLPack type code 0, 16 bits, 1 lanes"),
+    (DlpackTensor(np.zeros(3, np.float32), device_type=10), "k is on DLPack device type 10"),
 ])
 def test_refused_capsules_are_deleted_too(tensor, message):
     with pytest.raises(attend_kernels.Error, match=message):

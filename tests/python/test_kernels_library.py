@@ -11,7 +11,8 @@ from attend_kernels import _library
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "kernels/c/attend_c.h"
 C_TYPES = {"uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
-           "float": ctypes.c_float, "attend_tensor": _library.TensorStruct}
+           "float": ctypes.c_float, "attend_tensor": _library.TensorStruct,
+           "attend_params": _library.Params}
 
 
 def c_fields(struct):
@@ -30,14 +31,16 @@ def c_fields(struct):
 
 
 @pytest.mark.parametrize("struct,ours", [("attend_tensor", _library.TensorStruct),
-                                         ("attend_params", _library.Params)])
+                                         ("attend_params", _library.Params),
+                                         ("attend_backward_params", _library.BackwardParams)])
 def test_structs_are_the_headers(struct, ours):
     assert c_fields(struct) == list(ours._fields_)
 
 
 def test_constants_are_the_headers():
     text = HEADER.read_text()
-    values = {name: int(value) for name, value in re.findall(r"ATTEND_(\w+) = (\d+)", text)}
+    values = {name: int(value) for name, value in re.findall(r"ATTEND_(\w+) = (-?\d+)", text)}
+    assert values["CPU"] == _library.CPU
     for name, value in _library.DTYPES.items():
         assert values[name.upper()] == value
     for name, value in _library.ALIGNMENTS.items():
@@ -60,7 +63,7 @@ def test_where_it_looks(tmp_path, monkeypatch):
     name = _library.LIBRARY_NAME
     assert places[0] == f"root/kernels/python/attend_kernels/{name}"
     assert f"root/kernels/lib/{name}" in places  # DIST/lib for DIST/python/attend_kernels
-    assert f"root/build/cuda/kernels/cuda/{name}" in places and f"root/dist/lib/{name}" in places
+    assert f"root/build/cuda/kernels/c/{name}" in places and f"root/dist/lib/{name}" in places
     monkeypatch.setenv(_library.ENVIRONMENT, str(tmp_path / "own.so"))
     assert _library.candidates(module) == [tmp_path / "own.so"]
 

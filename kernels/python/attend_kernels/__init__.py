@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention on CUDA GPUs, in process: attend's kernels through their C interface.
+"""Exact attention on CUDA GPUs and on the CPU, in process: attend's kernels through their C
+interface.
 
     import attend_kernels
-    o = attend_kernels.attention(q, k, v, causal=True)
+    o, lse = attend_kernels.attention(q, k, v, causal=True, return_lse=True)
+    d_q, d_k, d_v = attend_kernels.attention_backward(d_o, q, k, v, o, lse, causal=True)
 
-q, k and v are NumPy arrays (copied to GPU 0 and back), torch CUDA tensors or anything else with
-data_ptr() (used in place), or DLPack tensors such as CuPy's and JAX's. Nothing but the
-standard library is needed for the last two. The library libattend_kernels.so is looked for in
+q, k and v are torch tensors or anything else with data_ptr(), or DLPack tensors such as CuPy's and
+JAX's, all computed where they are; or NumPy arrays (copied to GPU 0 and back, or computed in place
+on the CPU where there is no GPU or device="cpu"). Nothing but the standard library is needed for
+the first two. The library libattend_kernels.so is looked for in
 $ATTEND_KERNELS_LIBRARY, beside this module, and in the lib and build folders around it.
 """
 
 from ._attention import attention, attention_batch, release_workspaces, select
 from ._dlpack import DeviceArray
+from ._gradients import attention_backward
 from ._library import Error, device_count
 
-__all__ = ["DeviceArray", "Error", "attention", "attention_batch", "device_count",
-           "release_workspaces", "select"]
+__all__ = ["DeviceArray", "Error", "attention", "attention_backward", "attention_batch",
+           "device_count", "release_workspaces", "select"]

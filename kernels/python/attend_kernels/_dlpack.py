@@ -8,13 +8,13 @@ the tensor's deleter when done.
 
 import ctypes
 
-from ._library import ITEM_BYTES, check, invalid, library
+from ._library import CPU, ITEM_BYTES, check, invalid, library
 
-CUDA, CUDA_MANAGED = 2, 13
+CPU_TYPE, CUDA, CUDA_MANAGED = 1, 2, 13
 LEGACY_DEFAULT_STREAM = 1  # how DLPack names CUDA's stream 0
 _NAME, _USED_NAME = b"dltensor", b"used_dltensor"
-_DTYPES = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (0, 64): "int64",
-           (0, 32): "int32"}
+_DTYPES = {(2, 16): "float16", (4, 16): "bfloat16", (2, 32): "float32", (2, 64): "float64",
+           (0, 64): "int64", (0, 32): "int32"}
 _CODES = {name: key for key, name in _DTYPES.items()}
 
 
@@ -71,18 +71,19 @@ class Import:
         _rename(capsule, _USED_NAME)
         self._managed = managed  # ours from here on, also if it is refused below
         tensor = managed.dl_tensor
-        if tensor.device_type not in (CUDA, CUDA_MANAGED):
+        if tensor.device_type not in (CPU_TYPE, CUDA, CUDA_MANAGED):
             raise invalid(f"{name} is on DLPack device type {tensor.device_type}, must be on "
-                          f"CUDA, {CUDA}")
+                          f"CUDA, {CUDA}, or the CPU, {CPU_TYPE}")
         self.dtype = _DTYPES.get((tensor.code, tensor.bits))
         if self.dtype is None or tensor.lanes != 1:
             raise invalid(f"{name} has DLPack type code {tensor.code}, {tensor.bits} bits, "
-                          f"{tensor.lanes} lanes, must be float16, bfloat16 or float32")
+                          f"{tensor.lanes} lanes, must be float16, bfloat16, float32 or "
+                          f"float64")
         self.shape = tuple(tensor.shape[:tensor.ndim])
         self.strides = tuple(tensor.strides[:tensor.ndim]) if tensor.strides else \
             packed_strides(self.shape)
         self.address = (tensor.data or 0) + tensor.byte_offset
-        self.device = tensor.device_id
+        self.device = CPU if tensor.device_type == CPU_TYPE else tensor.device_id
 
     def __del__(self):
         managed, self._managed = self._managed, None
@@ -99,7 +100,7 @@ class _Export:
         self.shape = (ctypes.c_int64 * size)(*array.shape)
         self.strides = (ctypes.c_int64 * size)(*packed_strides(array.shape))
         code, bits = _CODES[array.dtype]
-        tensor = DLTensor(array.data_ptr(), CUDA, array.device_index, size, code, bits, 1,
+        tensor = DLTensor(array.data_ptr(), *array.__dlpack_device__(), size, code, bits, 1,
                           self.shape, self.strides, 0)
         self.managed = DLManagedTensor(tensor, None, ctypes.cast(_delete, ctypes.c_void_p))
         self.address = ctypes.addressof(self.managed)
@@ -121,10 +122,11 @@ def _destroy(capsule):
 
 
 class DeviceArray:
-    """A C-contiguous array on a GPU that other libraries take by DLPack without a copy
+    """A C-contiguous array on a GPU or the CPU that other libraries take by DLPack without a copy
     (torch.from_dlpack(o), cupy.from_dlpack(o)). Frees its memory with its last reference.
 
-    shape: tuple; dtype: "float16", "bfloat16" or "float32"; device_index: CUDA ordinal."""
+    shape: tuple; dtype: "float16", "bfloat16" or "float32"; device_index: CUDA ordinal, -1 for the
+    CPU."""
 
     def __init__(self, memory, shape, dtype, stream):
         self._memory, self._stream = memory, stream
@@ -142,13 +144,13 @@ class DeviceArray:
         return self._memory.address
 
     def __dlpack_device__(self):
-        return CUDA, self.device_index
+        return (CPU_TYPE, 0) if self.device_index == CPU else (CUDA, self.device_index)
 
     def __dlpack__(self, *, stream=None, **_):
         # The consumer's stream must see the kernel's writes; waiting here is right for any. -1: the
         # consumer wants no such thing.
         consumer = LEGACY_DEFAULT_STREAM if stream is None else stream
-        if consumer not in (-1, self._stream or LEGACY_DEFAULT_STREAM):
+        if self.device_index != CPU and consumer not in (-1, self._stream or LEGACY_DEFAULT_STREAM):
             self.synchronize()
         export = _Export(self)
         _exports[export.address] = export

@@ -8,8 +8,9 @@ import threading
 
 LIBRARY_NAME = "libattend_kernels.so"
 ENVIRONMENT = "ATTEND_KERNELS_LIBRARY"
-DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int64": 8, "uint8": 1}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 64}
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8, "uint8": 1}
+CPU = -1  # as a device; GPUs are CUDA's ordinals
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 WORKSPACE_ZERO_BYTES = 16384  # at its start, before the first use
@@ -63,6 +64,17 @@ class Params(ctypes.Structure):
     ]
 
 
+class BackwardParams(ctypes.Structure):
+    """attend_backward_params, field by field."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64), ("attention", Params), ("d_o", TensorStruct),
+        ("d_lse", ctypes.c_void_p), ("d_q", TensorStruct), ("d_k", TensorStruct),
+        ("d_v", TensorStruct), ("d_bias", ctypes.c_void_p), ("d_bias_stride_b", ctypes.c_int64),
+        ("d_bias_stride_h", ctypes.c_int64), ("d_bias_stride_q", ctypes.c_int64),
+        ("d_sinks", ctypes.c_void_p),
+    ]
+
+
 _int32, _int64, _address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _ARGUMENTS = {
     "attend_run": [_address, _address],
@@ -70,6 +82,9 @@ _ARGUMENTS = {
     "attend_workspace_bytes": [_address, _address],
     "attend_batch_workspace_bytes": [_address, _int32, _address],
     "attend_select": [_address, _address, _address],
+    "attend_run_backward": [_address, _address],
+    "attend_backward_workspace_bytes": [_address, _address],
+    "attend_select_backward": [_address, _address, _address],
     "attend_configs": [_address, _address],
     "attend_device_count": [_address],
     "attend_malloc": [_int32, _int64, _address],
@@ -105,8 +120,8 @@ def candidates(module=pathlib.Path(__file__)):
     found = [folder / LIBRARY_NAME, around[0].parent / "lib" / LIBRARY_NAME]
     if len(around) > 2:  # ROOT/kernels/python/attend_kernels
         root = around[2]
-        found += [root / "build" / preset / "kernels/cuda" / LIBRARY_NAME
-                  for preset in ("cuda", "release")]
+        found += [root / "build" / preset / "kernels/c" / LIBRARY_NAME
+                  for preset in ("cuda", "release", "dev")]
         found.append(root / "dist/lib" / LIBRARY_NAME)
     return found
 
@@ -144,14 +159,14 @@ def check(code):
 
 
 def device_count():
-    """GPUs that CUDA shows; 0 without a driver."""
+    """GPUs that CUDA shows; 0 without a driver, or CUDA in the library."""
     count = ctypes.c_int32()
     check(library().attend_device_count(ctypes.byref(count)))
     return count.value
 
 
 class Memory:
-    """Uninitialised device memory, freed with its last reference. Error: RESOURCE_EXHAUSTED."""
+    """Uninitialised memory of a device, freed with its last reference."""
 
     def __init__(self, device, byte_count):
         self.device, self.bytes = device, byte_count

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One attention's Python arguments, checked and turned into attend_params."""
+
+import ctypes
+import math
+
+from . import _tensors
+from ._library import ALIGNMENTS, CPU, DTYPES, Params, TensorStruct, invalid
+from ._staging import NoStaging
+
+# Where B, H and L stand in a shape; packed tensors have no B.
+LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
+INT64_MAX = 2**63 - 1
+
+
+class Call:
+    """One attention: checks its arguments, and fills `params` with memory from `staging`."""
+
+    def __init__(self, arguments, staging):
+        self.a, self.staging = arguments, staging
+        self.made = []  # arrays for the caller that were allocated here
+        if arguments["layout"] not in LAYOUTS:
+            raise invalid(f"layout is {arguments['layout']!r}, must be BHLD, BLHD or LHD")
+        if arguments["alignment"] not in ALIGNMENTS:
+            raise invalid(f"alignment is {arguments['alignment']!r}, must be bottom_right or "
+                          f"top_left")
+        self.axes = LAYOUTS[arguments["layout"]]
+        self.packed = self.axes[0] is None
+        self.params = Params(struct_bytes=ctypes.sizeof(Params), device=staging.device, config=-1,
+                             packed=self.packed, alignment=ALIGNMENTS[arguments["alignment"]],
+                             kernel=arguments["kernel"].encode())
+        self.q = self._operand("q")
+        self.k, self.v = self._operand("k"), self._operand("v")
+        self._read_shape()
+        self._read_lengths()
+        self._read_terms()
+        self._make_outputs()
+
+    def _operand(self, name):
+        tensor = self.staging.read(name, self.a[name])
+        self._check_form(tensor)
+        if name != "q":
+            self._check_same(tensor, "dtype", tensor.dtype, self.q.dtype)
+            self._check_place(tensor)
+        return tensor
+
+    def _check_form(self, tensor):
+        """It has the layout's dimensions."""
+        name = tensor.name
+        dimensions = 3 if self.packed else 4
+        if len(tensor.shape) != dimensions:
+            raise invalid(f"{name} has {len(tensor.shape)} dimensions, layout {self.a['layout']} "
+                          f"needs {dimensions}")
+        self._check_last(tensor)
+
+    def _check_place(self, tensor):
+        self._check_same(tensor, "device", self.staging.device_of(tensor),
+                         self.staging.device_of(self.q))
+
+    @staticmethod
+    def _check_last(tensor):
+        if tensor.shape and tensor.shape[-1] > 1 and tensor.strides[-1] != 1:
+            raise invalid(f"{tensor.name} has stride {tensor.strides[-1]} in its last dimension, "
+                          f"must be 1")
+
+    @staticmethod
+    def _check_same(tensor, what, value, wanted):
+        if value != wanted:
+            names = ({None: "the host", CPU: "the CPU"}.get(x, x) for x in (value, wanted))
+            raise invalid("{} has {} {}, must be q's, {}".format(tensor.name, what, *names))
+
+    def _struct(self, tensor):
+        b, h, l = self.axes
+        strides = tensor.strides
+        return TensorStruct(tensor.address, 0 if b is None else strides[b], strides[h], strides[l])
+
+    def _read_shape(self):
+        b, h, l = self.axes
+        q, k, v, p = self.q.shape, self.k.shape, self.v.shape, self.params
+        wanted = [("k", "head dim", k[-1], q[-1]), ("v", "heads", v[h], k[h]),
+                  ("v", "rows", v[l], k[l])]
+        paged = self.a["page_table"] is not None
+        if b is not None:
+            wanted += [("v", "pages", v[b], k[b])] if paged else [
+                ("k", "batch", k[b], q[b]), ("v", "batch", v[b], q[b])]
+        for name, what, value, bound in wanted:
+            if value != bound:
+                raise invalid(f"{name} has {what} {value}, must be {bound}")
+        p.dtype = DTYPES[self.q.dtype]
+        self.o_dtype = self.q.dtype if self.a["o_dtype"] is None else self.a["o_dtype"]
+        if self.o_dtype not in (self.q.dtype, "float32"):
+            raise invalid(f"o_dtype is {self.o_dtype!r}, must be q's dtype or 'float32'")
+        p.o_dtype = DTYPES[self.o_dtype]
+        p.heads_q, p.heads_kv, p.dim, p.dim_v = q[h], k[h], q[-1], v[-1]
+        if self.packed:
+            p.total_q, p.total_k = q[l], k[l]
+        else:
+            p.batch, p.len_q, p.len_k = q[b], q[l], k[l]
+        if paged:
+            self._read_pages(None if b is None else k[b])
+        for name in "qkv":
+            setattr(p, name, self._struct(self.staging.place(getattr(self, name))))
+
+    def _read_pages(self, pages):
+        """`pages`: how many there are, or None where the layout has none."""
+        p, value = self.params, self.a["page_table"]
+        if pages is None:
+            raise invalid(f"page_table is given, but layout {self.a['layout']} has none")
+        if _tensors.device_of(value) is not None:
+            table = self.staging.read("page_table", value, ("int32",))
+            self._check_place(table)
+            self._check_last(table)
+            shape, stride, place = table.shape, table.strides[0], self.staging.place(table).address
+        else:
+            values, shape = _tensors.numbers("page_table", value, "i")
+            wrong = [number for number in values if not 0 <= number < pages]
+            if wrong:
+                raise invalid(f"page_table has {wrong[0]}, must be in [0, {pages - 1}]")
+            stride, place = shape[-1], self.staging.place_numbers(values)
+        if len(shape) != 2 or shape[0] != p.batch:
+            raise invalid(f"page_table has shape {tuple(shape)}, must be ({p.batch}, n)")
+        p.page_rows, p.len_k = p.len_k, p.len_k * shape[1]
+        p.kv_pages, p.kv_pages_stride = place, stride
+
+    def _read_lengths(self):
+        p = self.params
+        unwanted = ("q_lengths", "kv_lengths") if self.packed else (
+            "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        for name in unwanted:
+            if self.a[name] is not None:
+                raise invalid(f"{name} is given, but layout {self.a['layout']} has none")
+        if not self.packed:
+            p.q_lengths, _ = self._lengths("q_lengths", p.batch, p.len_q)
+            p.kv_lengths, _ = self._lengths("kv_lengths", p.batch, p.len_k)
+            return
+        p.q_offsets, p.len_q, p.batch = self._offsets("q", p.total_q)
+        p.kv_offsets, p.len_k, batch = self._offsets("k", p.total_k)
+        if batch != p.batch:
+            raise invalid(f"cu_seqlens_k has {batch + 1} elements, must have cu_seqlens_q's "
+                          f"{p.batch + 1}")
+
+    def _lengths(self, name, count, bound):
+        """(address, values): values is None if they are on the GPU."""
+        value = self.a[name]
+        if value is None:
+            return None, None
+        if _tensors.device_of(value) is not None:
+            if str(value.dtype).endswith("int32") and hasattr(value, "long"):
+                value = value.long()
+            tensor = self.staging.read(name, value, ("int64",))
+            self._check_place(tensor)
+            if len(tensor.shape) != 1 or count is not None and tensor.shape[0] != count:
+                raise invalid(f"{name} has shape {tensor.shape}, must be ({count or 'B + 1'},)")
+            self._check_last(tensor)
+            return self.staging.place(tensor).address, (None, tensor.shape[0])
+        values, shape = _tensors.numbers(name, value, "q")
+        if len(shape) != 1 or count is not None and shape[0] != count:
+            raise invalid(f"{name} has shape {shape}, must be ({count or 'B + 1'},)")
+        for n, length in enumerate(values):
+            if not 0 <= length <= bound:
+                raise invalid(f"{name}[{n}] is {length}, must be in [0, {bound}]")
+        return self.staging.place_numbers(values), (values, shape[0])
+
+    def _offsets(self, side, total):
+        """(address, longest sequence, B) of cu_seqlens_q or _k."""
+        name, longest = "cu_seqlens_" + side, self.a["max_seqlen_" + side]
+        if self.a[name] is None:
+            raise invalid(f"{name} is None, layout LHD needs it")
+        address, (values, count) = self._lengths(name, None, total)
+        if count < 1:
+            raise invalid(f"{name} has no elements, must have B + 1")
+        if values is None:
+            if longest is None:
+                raise invalid(f"max_seqlen_{side} is None, must be given if {name} is on the GPU")
+            return address, longest, count - 1
+        if values[0] != 0:
+            raise invalid(f"{name}[0] is {values[0]}, must be 0")
+        lengths = [after - before for before, after in zip(values, values[1:])]
+        if lengths and min(lengths) < 0:
+            raise invalid(f"{name} falls after element {lengths.index(min(lengths))}, must rise")
+        found = max(lengths, default=0)
+        if longest is not None and longest < found:
+            raise invalid(f"max_seqlen_{side} is {longest}, must be at least {found}")
+        return address, found if longest is None else longest, count - 1
+
+    def _read_terms(self):
+        p, window = self.params, self.a["window"]
+        left, right = (-1, -1) if window is None else window
+        for name, side in (("left", left), ("right", right)):
+            if not -1 <= side <= INT64_MAX:
+                raise invalid(f"window's {name} side is {side}, must be at least -1")
+        p.window_left, p.window_right = left, 0 if self.a["causal"] else right
+        scale = self.a["scale"]
+        p.scale = 1 / math.sqrt(max(p.dim, 1)) if scale is None else scale
+        p.softcap = self.a["softcap"]
+        p.alibi_slopes, shape = self._floats("alibi_slopes", [(p.heads_q,), (p.batch, p.heads_q)])
+        p.alibi_stride_b = p.heads_q if shape and len(shape) == 2 else 0
+        p.sinks, _ = self._floats("sinks", [(p.heads_q,)])
+        if self.a["bias"] is not None:
+            self._read_bias()
+
+    def _floats(self, name, shapes):
+        """(address, shape) of float32 numbers per head, contiguous on the GPU."""
+        value = self.a[name]
+        if value is None:
+            return None, None
+        if _tensors.device_of(value) is not None:
+            tensor = self.staging.read(name, value, ("float32",))
+            self._check_place(tensor)
+            if tensor.strides != tensor.contiguous().strides:
+                raise invalid(f"{name} has strides {tensor.strides}, must be contiguous")
+            shape, place = tensor.shape, lambda: self.staging.place(tensor).address
+        else:
+            values, shape = _tensors.numbers(name, value, "f")
+            place = lambda: self.staging.place_numbers(values)  # noqa: E731
+        if shape not in shapes:
+            raise invalid(f"{name} has shape {shape}, must be {' or '.join(map(str, shapes))}")
+        return place(), shape
+
+    def _read_bias(self):
+        p = self.params
+        bias = self.staging.read("bias", self.a["bias"])
+        if bias.device is not None:
+            self._check_place(bias)
+        self._check_last(bias)
+        bounds = (p.batch, p.heads_q, p.len_q)
+        fits = 1 <= len(bias.shape) <= 4 and bias.shape[-1] == p.len_k and all(
+            size in (1, bound) for size, bound in zip(reversed(bias.shape[:-1]), reversed(bounds)))
+        if not fits:
+            raise invalid(f"bias has shape {bias.shape}, must broadcast to {(*bounds, p.len_k)} "
+                          f"with its last dimension whole")
+        self.bias_shape = tuple(bias.shape)
+        bias = self.staging.place(bias)
+        strides = [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.strides)]
+        strides = [0] * (4 - len(strides)) + strides
+        p.bias, p.bias_dtype = bias.address or None, DTYPES[bias.dtype]
+        p.bias_stride_b, p.bias_stride_h, p.bias_stride_q = strides[:3]
+
+    def _make_outputs(self):
+        p, stream = self.params, self.staging.stream
+        shape = (*self.q.shape[:-1], p.dim_v)
+        asking = isinstance(self.staging, NoStaging)
+        out = self.a["out"]
+        if out is None and asking:
+            fresh = _tensors.Tensor("out", self.q.kind, 0, shape, (), self.o_dtype, None, None)
+            p.o = self._struct(self.staging.output(fresh.contiguous()))
+            return
+        if out is None:
+            out = _tensors.empty_like(self.q, shape, self.o_dtype, stream)
+            self.made.append(out)
+        tensor = self.staging.read("out", out)
+        if tensor.dtype != self.o_dtype:
+            raise invalid(f"out has dtype {tensor.dtype}, must have {self.o_dtype}")
+        self._check_place(tensor)
+        if tensor.shape != shape:
+            raise invalid(f"out has shape {tensor.shape}, must be {shape}")
+        self._check_last(tensor)
+        if tensor.kind == "numpy" and not out.flags.writeable:
+            raise invalid("out is read-only, must be writable")
+        p.o = self._struct(self.staging.output(tensor))
+        self.result = out
+        if self.a["return_lse"] and not asking:
+            self._make_lse()
+
+    def _lse_shape(self):
+        p = self.params
+        return (p.heads_q, p.total_q) if self.packed else (p.batch, p.heads_q, p.len_q)
+
+    def _make(self, shape, dtype):
+        """A new array for the caller, and where the kernel writes it."""
+        made = _tensors.empty_like(self.q, shape, dtype, self.staging.stream)
+        self.made.append(made)
+        return made, self.staging.output(self.staging.read("result", made))
+
+    def _make_lse(self):
+        lse, placed = self._make(self._lse_shape(), "float32")
+        self._set_lse(placed)
+        self.result = (self.result, lse)
+
+    def _set_lse(self, tensor):
+        p = self.params
+        p.lse, p.lse_stride_h = tensor.address or None, tensor.strides[-2]
+        p.lse_stride_b = 0 if self.packed else tensor.strides[0]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention_backward(): Python arguments to attend_backward_params, and the launch."""
+
+import ctypes
+import inspect
+
+from . import _attention
+from ._call import Call
+from ._library import DTYPES, BackwardParams, check, invalid, library
+from ._staging import staging_for
+from ._torch import allocating_on
+
+GRADIENTS = ("q", "k", "v", "bias", "sinks")
+
+
+def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v"), causal=False,
+                       alignment="bottom_right", window=None, scale=None, softcap=0.0, bias=None,
+                       alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
+                       page_table=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+                       max_seqlen_k=None, layout="BHLD", kernel="auto", stream=None, device=None):
+    """The gradients of a loss by what went into `attention`, from those by its O and LSE.
+
+    d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse, in its shape; None for 0.
+    o, lse: what attention(q, k, v, ..., return_lse=True) gave. All other arguments as there, and as
+        they were in that call.
+    wanted: what to differentiate by: "q", "k", "v", "bias", "sinks".
+
+    Returns a tuple in the order of `wanted`: of q, k and v in their dtype, C-contiguous; of bias
+    and sinks in float32. Dimensions that bias broadcasts are summed over. Rows and keys that have
+    no part in the answer have gradient 0. What they are matches q, as in `attention`. Keys in pages
+    have no gradients. Error says what is wrong.
+    """
+    return _run(dict(locals()))
+
+
+_DEFAULTS = {name: None for name in inspect.signature(_attention.attention).parameters}
+
+
+class _BackwardCall(Call):
+    """One backward pass: `backward` is its attend_backward_params."""
+
+    def _make_outputs(self):
+        self.backward = BackwardParams(struct_bytes=ctypes.sizeof(BackwardParams))
+        for name in self.a["wanted"]:
+            if name not in GRADIENTS:
+                raise invalid(f"wanted has {name!r}, must be some of {', '.join(GRADIENTS)}")
+            if self.a[name] is None:
+                raise invalid(f"wanted has {name!r}, but there are none")
+        self._read_answer()
+        self.result = tuple(self._gradient(name) for name in self.a["wanted"])
+        self.backward.attention = self.params
+
+    @staticmethod
+    def _check_shape(tensor, shape):
+        if tuple(tensor.shape) != shape:
+            raise invalid(f"{tensor.name} has shape {tuple(tensor.shape)}, must be {shape}")
+
+    def _read_answer(self):
+        p, shape = self.params, (*self.q.shape[:-1], self.params.dim_v)
+        o = self.staging.read("o", self.a["o"])
+        if o.dtype not in (self.q.dtype, "float32"):
+            raise invalid(f"o has dtype {o.dtype}, must be q's, {self.q.dtype}, or float32")
+        p.o_dtype = DTYPES[o.dtype]
+        d_o = self.staging.read("d_o", self.a["d_o"])
+        if d_o.dtype != o.dtype:
+            raise invalid(f"d_o has dtype {d_o.dtype}, must be o's, {o.dtype}")
+        for target, name, tensor in ((p, "o", o), (self.backward, "d_o", d_o)):
+            self._check_form(tensor)
+            self._check_place(tensor)
+            self._check_shape(tensor, shape)
+            setattr(target, name, self._struct(self.staging.place(tensor)))
+        lse = self._row_numbers("lse")
+        self._set_lse(lse)
+        if self.a["d_lse"] is None:
+            return
+        d_lse = self._row_numbers("d_lse")
+        if any(size > 1 and one != other
+               for size, one, other in zip(lse.shape, lse.strides, d_lse.strides)):
+            raise invalid(f"d_lse has strides {d_lse.strides}, must be lse's, {lse.strides}")
+        self.backward.d_lse = d_lse.address or None
+
+    def _row_numbers(self, name):
+        """LSE or its gradient, placed."""
+        tensor = self.staging.read(name, self.a[name], ("float32",))
+        self._check_place(tensor)
+        self._check_last(tensor)
+        self._check_shape(tensor, self._lse_shape())
+        return self.staging.place(tensor)
+
+    def _gradient(self, name):
+        b = self.backward
+        if name == "sinks":
+            made, placed = self._make((self.params.heads_q,), "float32")
+            b.d_sinks = placed.address or None
+        elif name == "bias":
+            made, placed = self._make(self.bias_shape, "float32")
+            strides = [0 if size == 1 else stride
+                       for size, stride in zip(placed.shape, placed.strides)]
+            strides = [0] * (4 - len(strides)) + strides
+            b.d_bias = placed.address or None
+            b.d_bias_stride_b, b.d_bias_stride_h, b.d_bias_stride_q = strides[:3]
+        else:
+            made, placed = self._make(getattr(self, name).shape, self.q.dtype)
+            setattr(b, "d_" + name, self._struct(placed))
+        return made
+
+
+def _run(arguments):
+    arguments = {**_DEFAULTS, **arguments}
+    device, stream = _attention.place(arguments)
+    staging = staging_for(device, stream)
+    with allocating_on(arguments["stream"], stream, device, arguments.values()) as made:
+        call = _BackwardCall(arguments, staging)
+        made += call.made
+    needed = ctypes.c_int64()
+    check(library().attend_backward_workspace_bytes(ctypes.byref(call.backward),
+                                                    ctypes.byref(needed)))
+    with _attention.workspaces().use(device, stream, needed.value) as workspace:
+        call.backward.attention.workspace = workspace
+        call.backward.attention.workspace_bytes = needed.value
+        check(library().attend_run_backward(ctypes.byref(call.backward), stream or None))
+    staging.finish()
+    return call.result
