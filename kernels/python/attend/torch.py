@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention for PyTorch, in process, with gradients: on the CPU, and on GPUs what their
+kernels can.
+
+    import attend.torch
+    o = attend.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # as PyTorch's own
+    o, lse = attend.torch.attention(q, k, v, causal=True, window=(127, 0), return_lse=True)
+
+All of it is made of operators that autograd and torch.compile know. What cannot be differentiated
+raises.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from . import _operators
+
+__all__ = ["FlashAttention", "StandardAttention", "attention", "run_flash",
+           "scaled_dot_product_attention"]
+
+
+def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
+              softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
+              kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+              max_seqlen_k=None, layout="BHLD", return_lse=False, kernel="auto"):
+    """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
+    and LSE. All arguments as there; those that may be lists there are tensors here. float64 is
+    computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32."""
+    left, right = (-1, -1) if window is None else window
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if q.dtype == torch.float64 and kernel == "auto":
+        kernel = "cpu_reference"
+    o, lse = _operators.attention(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
+                                  cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
+                                  alignment, left, 0 if causal else right, float(scale),
+                                  float(softcap), kernel)
+    return (o, lse) if return_lse else o
+
+
+def _as_autocast(*tensors):
+    """What autocast makes of the arguments of PyTorch's attention."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+
+
+def _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() < 2:
+            raise ValueError(f"{name} has {tensor.dim()} dimensions, must have at least 2")
+    if dropout_p != 0.0:
+        raise NotImplementedError(f"dropout_p is {dropout_p}, must be 0: there is no dropout")
+    if is_causal and attn_mask is not None:
+        raise ValueError("attn_mask is given, must be None if is_causal")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"value has {value.shape[-2]} rows, must have key's {key.shape[-2]}")
+    if enable_gqa and min(x.dim() for x in (query, key, value)) < 3:
+        raise ValueError("enable_gqa needs query, key and value with heads, 3 dimensions or more")
+
+
+def _four(tensor, lead):
+    """[*lead, rows, columns] as [B, H, rows, columns]; `lead` broadcasts."""
+    rows_and_columns = tensor.shape[-2:]
+    return tensor.expand(*lead, *rows_and_columns).reshape(
+        math.prod(lead[:-1]), lead[-1] if lead else 1, *rows_and_columns)
+
+
+def _bias(attn_mask, query, keys, lead):
+    """attn_mask as attend takes a bias: numbers to add, [B|1, H|1, Lq|1, Lk]."""
+    if attn_mask.dtype == torch.bool:
+        hidden = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = hidden.masked_fill(attn_mask.logical_not(), float("-inf"))
+    mask = attn_mask.reshape((1,) * (2 - attn_mask.dim()) + tuple(attn_mask.shape))
+    if mask.shape[-1] != keys:
+        mask = mask.expand(*mask.shape[:-1], keys)
+    if mask.shape[-2] not in (1, query.shape[-2]):
+        raise ValueError(f"attn_mask has {mask.shape[-2]} rows, must have 1 or query's "
+                         f"{query.shape[-2]}")
+    if len(lead) <= 2:
+        return mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    return _four(mask, lead)
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
+                                 scale=None, enable_gqa=False):
+    """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments, the
+    same answer. Also by attn_mask there is a gradient, if it is of numbers. Rows that attn_mask
+    hides all keys from are 0. dropout_p must be 0."""
+    _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    query, key, value = _as_autocast(query, key, value)
+    if enable_gqa:
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+        leads = [torch.Size((*batch, x.shape[-3])) for x in (query, key, value)]
+    else:
+        leads = [torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))] * 3
+    bias = None if attn_mask is None else _bias(attn_mask, query, key.shape[-2], leads[0])
+    o = attention(*(_four(x, lead) for x, lead in zip((query, key, value), leads)), bias=bias,
+                  causal=is_causal, alignment="top_left", scale=scale)
+    return o.reshape(*leads[0], *o.shape[-2:])
+
+
+def run_flash(Q, K, V):
+    """softmax(Q K^T / sqrt(d)) V of plain matrices: Q [N, d], K [M, d], V [M, e]; gives [N, e]."""
+    for name, matrix in (("Q", Q), ("K", K), ("V", V)):
+        if matrix.dim() != 2:
+            raise ValueError(f"{name} has {matrix.dim()} dimensions, must have 2")
+    return scaled_dot_product_attention(Q, K, V)
+
+
+class FlashAttention(nn.Module):
+    """attention() with its options kept: FlashAttention(causal=True)(q, k, v). Has no parameters.
+    Options that are tensors (bias, sinks, lengths) are the call's."""
+
+    def __init__(self, *, causal=False, alignment="bottom_right", window=None, scale=None,
+                 softcap=0.0, layout="BHLD", kernel="auto"):
+        super().__init__()
+        self.options = dict(causal=causal, alignment=alignment, window=window, scale=scale,
+                            softcap=softcap, layout=layout, kernel=kernel)
+
+    def forward(self, q, k, v, **tensors):
+        return attention(q, k, v, **self.options, **tensors)
+
+    def extra_repr(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class StandardAttention(nn.Module):
+    """What FlashAttention is compared with: the same answer in PyTorch's own operators, one after
+    the other, with all scores in memory at once. [B, H, L, D]; KV heads may be fewer."""
+
+    def __init__(self, *, causal=False, alignment="bottom_right", scale=None):
+        super().__init__()
+        if alignment not in ("bottom_right", "top_left"):
+            raise ValueError(f"alignment is {alignment!r}, must be bottom_right or top_left")
+        self.causal, self.alignment, self.scale = causal, alignment, scale
+
+    def forward(self, q, k, v, bias=None):
+        group = q.shape[1] // k.shape[1]
+        if group > 1:
+            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if self.scale is None else
+                                            self.scale)
+        if bias is not None:
+            scores = scores + bias
+        if self.causal:
+            lq, lk = scores.shape[-2:]
+            first = 1 + (lk - lq if self.alignment == "bottom_right" else 0)
+            hidden = torch.ones(lq, lk, dtype=torch.bool, device=q.device).triu(first)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        # A row that sees no key is 0, as everywhere, and so are its gradients.
+        blind = scores.isneginf().all(-1, keepdim=True)
+        return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ v
+
+    def extra_repr(self):
+        return f"causal={self.causal}, alignment={self.alignment!r}, scale={self.scale}"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators under autograd and torch.compile, the modules, and the plain module that has no
+gradients."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attend.torch  # noqa: E402
+import attend_kernels  # noqa: E402
+from closeness import check  # noqa: E402
+from attend import _operators  # noqa: E402
+
+
+def inputs(b=2, hq=4, hkv=2, lq=6, lk=9, d=8, dv=5):
+    return [torch.randn(shape) for shape in ((b, hq, lq, d), (b, hkv, lk, d), (b, hkv, lk, dv))]
+
+
+def leaves(*tensors):
+    return [x.detach().requires_grad_() for x in tensors]
+
+
+OPTIONS = [dict(), dict(causal=True), dict(window=(3, 1), softcap=2.0, scale=0.4),
+           dict(causal=True, alignment="top_left", alibi_slopes=torch.tensor([.5, .2, .1, 0.])),
+           dict(q_lengths=torch.tensor([6, 2]), kv_lengths=torch.tensor([4, 9]))]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_differences(options):
+    """With sinks and LSE, which are float32. A difference is off by its answers' roundings, some
+    1e-6 of numbers around 1, over a step of 2^-5, and by the third derivative, below 8, times the
+    step squared over 6."""
+    q, k, v = leaves(*inputs(lq=4, lk=5, d=3, dv=2, b=2))
+    options = {name: x.clamp(max=4) if "lengths" in name else x for name, x in options.items()}
+    bias, sinks = leaves(torch.randn(2, 1, 1, 5), torch.randn(4))
+
+    def function(q, k, v, bias, sinks):
+        return attend.torch.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True,
+                                      kernel="cpu_reference", **options)
+
+    def finite(*tensors):  # -inf has no differences
+        o, lse = function(*tensors)
+        return o, lse.masked_fill(lse.isinf(), 0.0)
+
+    step = 2.0**-5
+    assert torch.autograd.gradcheck(finite, (q, k, v, bias, sinks), eps=step, rtol=0.0,
+                                    atol=1e-6 * 4 / step + 8 * step**2 / 6)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_kernels_agree(options):
+    tensors = inputs()
+    d_o = torch.randn(2, 4, 6, 5)
+    got = []
+    for kernel in ("cpu_reference", "cpu_flash"):
+        q, k, v = leaves(*tensors)
+        attend.torch.attention(q, k, v, kernel=kernel, **options).backward(d_o)
+        got.append([q.grad, k.grad, v.grad])
+    for one, other in zip(*got):
+        assert (one - other).abs().max() < 1e-5 * one.abs().max()
+
+
+def test_opcheck():
+    q, k, v = leaves(*inputs())
+    bias, sinks = leaves(torch.randn(1, 4, 1, 9), torch.randn(4))
+    arguments = (q, k, v, bias, sinks, None, None, None, None, None, None, None, "BHLD",
+                 "bottom_right", -1, 0, 0.3, 0.0, "auto")
+    torch.library.opcheck(_operators.attention, arguments)
+    o, lse = (x.detach() for x in _operators.attention(*arguments))
+    plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
+    torch.library.opcheck(_operators.attention_backward, (
+        torch.randn_like(o), torch.randn_like(lse), *plain[:3], o, lse, *plain[3:], "k bias q"))
+
+
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD", "LHD"])
+def test_compiled_is_as_eager(layout):
+    def loss(q, k, v, sinks, lengths):
+        packed = dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_q=q.shape[0],
+                      max_seqlen_k=k.shape[0]) if layout == "LHD" else {}
+        o, lse = attend.torch.attention(q, k, v, sinks=sinks, causal=True, layout=layout,
+                                        return_lse=True, **packed)
+        return (o * o).sum() + lse.exp().sum()
+
+    shapes = {"BHLD": [(2, 4, 7, 8), (2, 2, 7, 8)], "BLHD": [(2, 7, 4, 8), (2, 7, 2, 8)],
+              "LHD": [(7, 4, 8), (7, 2, 8)]}[layout]
+    tensors = [torch.randn(shape) for shape in (*shapes, shapes[1])]
+    lengths = torch.tensor([0, 3, 7])
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True)
+    got = []
+    for function in (loss, compiled):
+        given = leaves(*tensors, torch.arange(4.0))
+        value = function(*given, lengths)
+        value.backward()
+        got.append([x.grad for x in given])
+        assert torch.isfinite(value)
+    for eager, other in zip(*got):
+        assert (eager - other).abs().max() <= 1e-5 * eager.abs().max()
+
+
+def test_compiled_attention_for_other_lengths():
+    attention = torch.compile(attend.torch.scaled_dot_product_attention, fullgraph=True,
+                              dynamic=True)
+    for length in (5, 8, 33):
+        tensors = [torch.randn(2, 3, length, 8) for _ in range(3)]
+        got = attention(*tensors, is_causal=True)
+        assert torch.equal(got, attend.torch.scaled_dot_product_attention(*tensors,
+                                                                          is_causal=True))
+
+
+def test_what_has_no_gradient_raises():
+    q, k, v = leaves(*inputs())
+    slopes = torch.ones(4, requires_grad=True)
+    with pytest.raises(attend_kernels.Error, match="alibi_slopes requires grad"):
+        attend.torch.attention(q, k, v, alibi_slopes=slopes)
+    o = attend.torch.attention(q, k, v)
+    first, = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="attention_backward.*no autograd formula"):
+        first.sum().backward()
+
+
+def test_the_plain_module_drops_no_gradient():
+    q, k, v = leaves(*inputs())
+    for tensors in ((q, k, v), (q.detach(), k, v)):
+        with pytest.raises(attend_kernels.Error, match="requires grad.*attend.torch"):
+            attend_kernels.attention(*tensors)
+    with torch.no_grad():
+        o = attend_kernels.attention(q, k, v)
+    assert torch.equal(o, attend_kernels.attention(q.detach(), k.detach(), v.detach()))
+    sinks = torch.zeros(4, requires_grad=True)
+    with pytest.raises(attend_kernels.Error, match="sinks requires grad"):
+        attend_kernels.attention(q.detach(), k.detach(), v.detach(), sinks=sinks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_cpu_tensors_in_the_plain_module(dtype):
+    q, k, v = (x.to(dtype) for x in inputs())
+    o, lse = attend_kernels.attention(q, k, v, causal=True, return_lse=True)
+    assert o.dtype == dtype and o.device.type == "cpu" and lse.dtype == torch.float32
+    assert attend_kernels.select(q, k, v)[0] == "cpu_flash"
+    d_q, d_k, d_v = attend_kernels.attention_backward(torch.ones_like(o), q, k, v, o, lse,
+                                                      causal=True)
+    given = leaves(q, k, v)
+    attend.torch.attention(*given, causal=True).sum().backward()
+    for plain, x in zip((d_q, d_k, d_v), given):
+        assert torch.equal(plain, x.grad)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(causal=True),
+                                     dict(causal=True, alignment="top_left"), dict(scale=0.7)])
+def test_modules(options):
+    tensors = inputs(lq=9, lk=7)  # bottom right: two rows that see no key
+    flash = attend.torch.FlashAttention(**options)
+    standard = attend.torch.StandardAttention(**options)
+    check(flash, standard, tensors, torch.randn(2, 4, 9, 5))
+    bias = torch.randn(1, 4, 9, 7)
+    check(lambda q, k, v, bias: flash(q, k, v, bias=bias), standard, [*tensors, bias],
+          torch.randn(2, 4, 9, 5))
+    assert "causal" in repr(flash) and "causal" in repr(standard)
+    assert not list(flash.parameters()) and not flash.state_dict()
+
+
+def test_plain_matrices():
+    q, k, v = torch.randn(70, 16), torch.randn(50, 16), torch.randn(50, 24)
+    check(attend.torch.run_flash,
+          lambda q, k, v: (q @ k.T / 4).softmax(-1) @ v, [q, k, v], torch.randn(70, 24))
+    with pytest.raises(ValueError, match="K has 3 dimensions, must have 2"):
+        attend.torch.run_flash(q, k[None], v)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attend.torch.scaled_dot_product_attention in the place of PyTorch's."""
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attend.torch  # noqa: E402
+import attend_kernels  # noqa: E402
+from closeness import check  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention as theirs  # noqa: E402
+
+ours = attend.torch.scaled_dot_product_attention
+
+
+def inputs(*shapes, dtype=torch.float32):
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def both(tensors, **options):
+    o = theirs(*tensors[:3], **options)
+    check(functools.partial(ours, **options), functools.partial(theirs, **options), tensors,
+          torch.randn(o.shape).to(o.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(scale=0.3),
+                                     dict(is_causal=True, scale=1.0)])
+def test_dtypes(dtype, options):
+    both(inputs((2, 4, 65, 32), (2, 4, 65, 32), (2, 4, 65, 32), dtype=dtype), **options)
+
+
+@pytest.mark.parametrize("q,k,v", [
+    ((7, 16), (9, 16), (9, 24)),
+    ((3, 7, 16), (3, 9, 16), (3, 9, 16)),
+    ((2, 3, 7, 5), (2, 3, 9, 5), (2, 3, 9, 1)),
+    ((2, 2, 3, 7, 16), (2, 2, 3, 9, 16), (2, 2, 3, 9, 16)),
+    ((2, 3, 7, 16), (1, 3, 9, 16), (3, 9, 16)),
+    ((2, 3, 1, 16), (2, 3, 300, 16), (2, 3, 300, 16)),
+    ((2, 3, 9, 16), (2, 3, 7, 16), (2, 3, 7, 16)),
+])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_shapes(q, k, v, is_causal):
+    both(inputs(q, k, v), is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_grouped_heads(is_causal):
+    tensors = inputs((2, 6, 17, 16), (2, 2, 20, 16), (2, 2, 20, 16))
+    both(tensors, is_causal=is_causal, enable_gqa=True)
+
+
+@pytest.mark.parametrize("shape", [(17, 20), (1, 20), (17, 1), (3, 17, 20), (2, 1, 17, 20),
+                                   (1, 3, 1, 20), (2, 3, 17, 20), (2, 3, 1, 1)])
+@pytest.mark.parametrize("kind", [bool, float])
+def test_masks(shape, kind):
+    tensors = inputs((2, 3, 17, 16), (2, 3, 20, 16), (2, 3, 20, 16))
+    mask = torch.rand(shape) < 0.7 if kind is bool else torch.randn(shape)
+    if kind is bool:
+        mask.flatten()[0] = True  # a mask that hides everything has a test of its own
+        both(tensors, attn_mask=mask)
+        return
+    if shape[-1] == 1:
+        both(tensors, attn_mask=mask)
+        return
+    o = theirs(*tensors)
+    check(lambda *x: ours(*x[:3], attn_mask=x[3]), lambda *x: theirs(*x[:3], attn_mask=x[3]),
+          [*tensors, mask], torch.randn(o.shape))
+
+
+def test_the_gradient_of_what_all_keys_have_in_common_is_rounding():
+    """It is 0, and is summed from the gradients of the scores."""
+    tensors, d_o = inputs(*[(2, 3, 17, 16)] * 3), torch.randn(2, 3, 17, 16)
+    whole = torch.zeros(2, 3, 17, 17, dtype=torch.float64, requires_grad=True)
+    theirs(*(x.double() for x in tensors), attn_mask=whole).backward(d_o.double())
+    mask = torch.zeros(2, 3, 17, 1, requires_grad=True)
+    ours(*tensors, attn_mask=mask).backward(d_o)
+    bound = 8 * torch.finfo(torch.float32).eps * whole.grad.abs().sum(-1, keepdim=True)
+    assert (mask.grad.abs() <= bound).all()
+
+
+def test_masks_of_more_dimensions():
+    tensors = inputs((2, 2, 3, 7, 16), (2, 2, 3, 9, 16), (2, 2, 3, 9, 16))
+    for shape in ((7, 9), (3, 1, 9), (2, 1, 7, 9), (2, 1, 3, 7, 9)):
+        both(tensors, attn_mask=torch.randn(shape).bfloat16().float())
+
+
+def test_rows_without_a_key_are_0_and_so_are_their_gradients():
+    q, k, v = (x.requires_grad_() for x in inputs(*[(1, 2, 5, 8)] * 3))
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    o = ours(q, k, v, attn_mask=mask)
+    assert (o[:, :, 2] == 0).all() and o[:, :, 1].abs().min() > 0
+    o.square().sum().backward()
+    assert (q.grad[:, :, 2] == 0).all() and all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_memory_in_any_order():
+    q, k, v = (x.transpose(1, 2) for x in inputs(*[(2, 17, 3, 16)] * 3))
+    both([q, k, v], is_causal=True)
+    turned = inputs(*[(2, 3, 16, 17)] * 3)
+    both([x.transpose(-1, -2) for x in turned])
+    # The gradient of a sum has stride 0 in every dimension.
+    leaf = q.detach().contiguous().requires_grad_()
+    ours(leaf, k, v).sum().backward()
+    again = q.detach().contiguous().requires_grad_()
+    ours(again, k, v).backward(torch.ones_like(q))
+    assert torch.equal(leaf.grad, again.grad)
+
+
+def test_autocast():
+    tensors = inputs(*[(1, 2, 9, 16)] * 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o, wanted = ours(*tensors), theirs(*tensors)
+    assert o.dtype == wanted.dtype == torch.bfloat16
+    assert torch.equal(o, ours(*(x.bfloat16() for x in tensors)))
+
+
+@pytest.mark.parametrize("options,failure,words", [
+    (dict(dropout_p=0.1), NotImplementedError, "dropout_p is 0.1, must be 0"),
+    (dict(is_causal=True, attn_mask=torch.zeros(7, 9)), ValueError, "must be None if is_causal"),
+    (dict(attn_mask=torch.zeros(6, 9)), ValueError, "attn_mask has 6 rows, must have 1 or query's"),
+    (dict(attn_mask=torch.zeros(7, 9, dtype=torch.int32)), attend_kernels.Error, "bias has dtype"),
+    (dict(scale=float("nan")), attend_kernels.Error, "scale"),
+])
+def test_what_is_refused(options, failure, words):
+    with pytest.raises(failure, match=words):
+        ours(*inputs((1, 2, 7, 16), (1, 2, 9, 16), (1, 2, 9, 16)), **options)
+
+
+@pytest.mark.parametrize("q,k,v,failure,words", [
+    ((16,), (9, 16), (9, 16), ValueError, "query has 1 dimensions, must have at least 2"),
+    ((7, 16), (9, 16), (8, 16), ValueError, "value has 8 rows, must have key's 9"),
+    ((7, 16), (9, 15), (9, 16), attend_kernels.Error, "k has head dim 15, must be 16"),
+    ((7, 300), (9, 300), (9, 16), attend_kernels.Error, "300"),
+])
+def test_shapes_that_are_refused(q, k, v, failure, words):
+    with pytest.raises(failure, match=words):
+        ours(*inputs(q, k, v))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(attn_mask=True)])
+def test_double(options):
+    tensors = inputs((2, 4, 9, 16), (2, 2, 9, 16), (2, 2, 9, 8), dtype=torch.float64)
+    if "attn_mask" in options:
+        options = dict(attn_mask=torch.randn(2, 1, 9, 9, dtype=torch.float64))
+    got, wanted = (f(*tensors, enable_gqa=True, **options) for f in (ours, theirs))
+    assert got.dtype == torch.float64 and (got - wanted).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradcheck(is_causal):
+    q, k, v = (x.requires_grad_() for x in inputs(
+        (1, 4, 5, 4), (1, 2, 6, 4), (1, 2, 6, 3), dtype=torch.float64))
+    mask = None if is_causal else torch.randn(4, 1, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda *x: ours(*x[:3], attn_mask=x[3], is_causal=is_causal, enable_gqa=True),
+        (q, k, v, mask))
