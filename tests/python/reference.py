@@ -4,6 +4,7 @@
 import numpy as np
 
 MASKED = -np.inf
+UNIT = 2.0**-24  # float32's unit roundoff
 
 
 def scores_of(q, k, causal=False, alignment="bottom_right", window=None, scale=None, softcap=0.0,
@@ -85,17 +86,56 @@ def summed_to(x, shape):
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1), keepdims=True)
 
 
-def bound(function, arrays, rounded_to=np.float32, **options):
-    """How far from the truth in double an answer may be: twice what the plain formula in float32 is
-    off, and a few roundings of the largest number to `rounded_to`. Like the function's answer."""
-    truth, plain = function(*arrays, **options), function(*arrays, dtype=np.float32, **options)
-    epsilon = np.finfo(rounded_to).eps
+def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, **options):
+    """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
+    a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients().
 
-    def one(exact, single):
-        finite = np.isfinite(exact)
-        error = np.abs(single - exact)[finite].max(initial=0)
-        return 2 * error + 4 * epsilon * np.abs(exact[finite]).max(initial=0)
+    With u float32's unit roundoff, a sum of n products is off by c u times its magnitude, c = 4 +
+    sqrt(n) / 2: roundings add up like a random walk. From there as tests/kernels/support/
+    check_gradients.h has it: errors of scores go into weights, those into O and delta, and all into
+    dS. Everything is in units of u until the end."""
+    q, k, v, d_o = (x.astype(np.float64) for x in (q, k, v, d_o))
+    group = q.shape[1] // k.shape[1]
+    c = 4 + np.sqrt(max(q.shape[-1], v.shape[-1], k.shape[2], group * q.shape[2])) / 2
+    wide_k, wide_v = (np.abs(np.repeat(x, group, axis=1)) for x in (k, v))
+    scores, slope = scores_of(q, k, **options)
+    weights, lse, sink_weights = weights_of(scores, options.get("sinks"))
+    o = weights @ np.repeat(v, group, axis=1)
+    scale = q.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    sizes = abs(scale) * np.abs(q) @ wide_k.swapaxes(-1, -2)
+    score_error = np.where(weights > 0, c * (sizes + np.abs(np.where(weights > 0, scores, 0)) + 1),
+                           0)
+    if options.get("bias") is not None:
+        score_error = score_error + np.where(weights > 0, c * np.abs(options["bias"]), 0)
+    row_error = (weights * score_error).sum(-1, keepdims=True)
+    weight_error = weights * (score_error + row_error + c)
 
-    if isinstance(truth, dict):
-        return {name: one(truth[name], plain[name]) for name in truth}
-    return [one(*pair) for pair in zip(truth, plain)]
+    products = np.abs(d_o) @ wide_v.swapaxes(-1, -2)
+    less = (weights * products).sum(-1, keepdims=True)
+    less_error = (weight_error * products).sum(-1, keepdims=True) + \
+        unit / UNIT * (np.abs(d_o) * np.abs(o)).sum(-1, keepdims=True)
+    if d_lse is not None:
+        less = less + np.abs(d_lse.astype(np.float64))[..., None]
+    largest = products + less
+    d_score_error = weight_error * largest + weights * (c * largest + less_error)
+    d_dot_error = d_score_error * slope
+    if options.get("softcap"):
+        d_dot_error = d_dot_error + weights * largest * abs(scale) * 2 * score_error / \
+            options["softcap"]
+
+    def shared(x):
+        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+
+    error = {"o": weight_error @ wide_v, "q": d_dot_error @ wide_k,
+             "k": shared(d_dot_error.swapaxes(-1, -2) @ np.abs(q)),
+             "v": shared(weight_error.swapaxes(-1, -2) @ np.abs(d_o))}
+    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, **options)}
+    if "bias" in truth:
+        error["bias"] = summed_to(d_score_error, options["bias"].shape)
+    if "sinks" in truth:
+        error["sinks"] = (sink_weights * ((row_error + 2 * c) * less + less_error)).sum((0, 2, 3))
+    rounded = {name: UNIT if name in ("bias", "sinks") else unit for name in error}
+    answer = {name: UNIT * error[name] + 1.01 * rounded[name] * np.abs(truth[name]) + 2.0**-24 *
+              (unit > UNIT) + 2.0**-126 for name in error}
+    answer["lse"] = UNIT * (row_error[..., 0] + 2 * np.abs(np.where(np.isinf(lse), 0, lse)) + c)
+    return answer
