@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close two answers must be: derived from what PyTorch's own arithmetic does in the same
-precision."""
+"""How close our answers must be to PyTorch's in double: within what tests/python/reference.py
+derives for each element."""
 
+import math
+
+import numpy as np
+import reference
 import torch
 
 
@@ -9,21 +13,53 @@ def run(function, tensors, d_o, dtype):
     """function(*tensors) in `dtype` and the gradients by the tensors, all in double."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in tensors]
     o = function(*inputs)
-    gradients = torch.autograd.grad(o, inputs, d_o.to(dtype))
-    return [x.detach().double() for x in (o, *gradients)]
+    return [x.detach().double().numpy()
+            for x in (o, *torch.autograd.grad(o, inputs, d_o.to(dtype)))]
 
 
-def check(ours, theirs, tensors, d_o):
-    """ours(*tensors) and its gradients against theirs in double: at most twice as far off as theirs
-    in the tensors' dtype, and a few roundings of the largest number."""
-    dtype = tensors[0].dtype
-    exact, plain, got = (run(f, tensors, d_o, precision) for f, precision in
-                         ((theirs, torch.float64), (theirs, dtype), (ours, dtype)))
-    names = ["o", *(f"gradient {n}" for n in range(len(tensors)))]
-    for name, truth, single, answer in zip(names, exact, plain, got):
-        assert answer.shape == truth.shape, name
-        largest = truth.abs().max() if truth.numel() else torch.tensor(0.0)
-        off = (single - truth).abs().max() if truth.numel() else torch.tensor(0.0)
-        bound = 2 * off + 4 * torch.finfo(dtype).eps * largest
-        error = (answer - truth).abs().max() if truth.numel() else torch.tensor(0.0)
-        assert error <= bound, f"{name} is off by {error:.2e}, at most {bound:.2e}"
+def four(x, batch, heads=None):
+    """x as [B, H, rows, columns]; `batch` are the dimensions before heads, to which it is
+    broadcast."""
+    heads = (x.shape[-3] if x.ndim > 2 else 1) if heads is None else heads
+    whole = np.broadcast_to(x if x.ndim > 2 else x[None], (*batch, heads, *x.shape[-2:]))
+    return whole.reshape(math.prod(batch), heads, *x.shape[-2:])
+
+
+def bounds_of(tensors, d_o, mask, gqa, options):
+    """Of O and the gradients by q, k, v and, if it is one of `tensors`, the mask."""
+    q, k, v, *masks = (x.detach().double().numpy() for x in tensors)
+    batch = np.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+    heads = None if gqa else max(x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
+    if mask is not None:
+        mask = mask.detach().numpy()
+        mask = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask.astype(float)
+        scores = (q.shape[-2], k.shape[-2])
+        mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, scores))
+        options = dict(options, bias=four(mask, batch, heads or q.shape[-3]))
+    found = reference.bounds(
+        *(four(x, batch, heads) for x in (q, k, v)), four(d_o.double().numpy(), batch),
+        unit=torch.finfo(tensors[0].dtype).eps / 2, **options)
+    own = dict(o=d_o, q=q, k=k, v=v, **({"bias": tensors[3]} if masks else {}))
+    return [spread(found[name], batch, tuple(x.shape)) for name, x in own.items()]
+
+
+def spread(x, batch, shape):
+    """[B, H, rows, columns] summed to what was broadcast to it."""
+    x = x.reshape(*batch, *x.shape[1:])
+    x = x.sum(tuple(range(x.ndim - len(shape))))
+    return x.sum(tuple(n for n, size in enumerate(shape) if size == 1 != x.shape[n]),
+                 keepdims=True)
+
+
+def check(ours, theirs, tensors, mask=None, gqa=False, **options):
+    """ours(*tensors) and its gradients against theirs. What the two compute: reference.py's
+    `options`; q, k, v and, if given, a mask of numbers are `tensors`, another mask is `mask`."""
+    d_o = torch.randn(theirs(*tensors).shape).to(tensors[0].dtype)
+    exact = run(theirs, tensors, d_o, torch.float64)
+    got = run(ours, tensors, d_o, tensors[0].dtype)
+    within = bounds_of(tensors, d_o, tensors[3] if len(tensors) > 3 else mask, gqa, options)
+    for n, (truth, answer, bound) in enumerate(zip(exact, got, within)):
+        name = f"gradient {n - 1}" if n else "o"
+        assert answer.shape == truth.shape == bound.shape, name
+        off = np.abs(answer - truth)
+        assert (off <= bound).all(), f"{name} is {(off / bound).max():.2f} of what it may be off"
