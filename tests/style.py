@@ -79,7 +79,7 @@ ROOMS = {
                            "cuda/sm80 cuda/sm90",
     "kernels/cuda/lane": "contract util cuda/launch cuda/ragged cuda/runtime",
     "kernels/cuda": "contract cuda/lane cuda/launch cuda/runtime",
-    "kernels/c": "contract cpu reference util cuda/launch cuda/runtime",
+    "kernels/c": "contract cpu reference util cuda/backward cuda/launch cuda/runtime",
     "proto/process": "",
 }
 KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}

@@ -8,6 +8,7 @@
 
 #include "kernels/c/attend_c.h"
 #include "kernels/c/device.h"
+#include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/launch/launch.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/runtime/device_scope.h"
@@ -36,6 +37,12 @@ Status OnDevice(int32_t index, const std::string& what, Function function) {
   const cudaError_t error = function();
   if (error != cudaSuccess) (void)cudaGetLastError();
   return cuda::ToStatus(error, where);
+}
+
+cuda::BackwardItem Launched(const BackwardItem& item) {
+  return {.kernel = item.forward.kernel,
+          .attention = item.forward.attention,
+          .gradients = item.gradients};
 }
 
 cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }
@@ -86,12 +93,25 @@ class Cuda : public Device {
     return cuda::LaunchBatch(LaunchItems(items), workspace, workspace_bytes, Stream(stream));
   }
 
-  // SelectBackward has refused what no kernel computes.
+  // The backward pass writes anywhere in its workspace, so the bytes that stay zero come before it.
   Result<int64_t> WorkspaceBytes(const BackwardItem& item) const override {
-    return NoBackward(item.forward.kernel);
+    const cuda::BackwardItem launched = Launched(item);
+    const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&launched, 1});
+    if (!bytes.ok()) return bytes;
+    if (*bytes > INT64_MAX - cuda::kTileQueueBytes) {
+      return InvalidArgument("bytes of workspace overflow 64 bits: " + std::to_string(*bytes) +
+                             " for the backward pass");
+    }
+    return *bytes + cuda::kTileQueueBytes;
   }
-  Status Run(int32_t, const BackwardItem& item, void*, int64_t, void*) const override {
-    return NoBackward(item.forward.kernel);
+  Status Run(int32_t index, const BackwardItem& item, void* workspace, int64_t workspace_bytes,
+             void* stream) const override {
+    const cuda::BackwardItem launched = Launched(item);
+    const cuda::DeviceScope scope(index);
+    ATTEND_RETURN_IF_ERROR(cuda::ToStatus(scope.error(), "changing the device"));
+    return cuda::LaunchBackward({&launched, 1},
+                                static_cast<char*>(workspace) + cuda::kTileQueueBytes,
+                                workspace_bytes - cuda::kTileQueueBytes, Stream(stream));
   }
 
   Result<void*> Malloc(int32_t index, int64_t bytes) const override {
@@ -122,11 +142,6 @@ class Cuda : public Device {
 
   Status Synchronize(int32_t index, void* stream) const override {
     return OnDevice(index, "waiting", [&] { return cudaStreamSynchronize(Stream(stream)); });
-  }
-
- private:
-  static Status NoBackward(KernelId kernel) {
-    return Internal("kernel " + std::string(KernelName(kernel)) + " has no backward pass");
   }
 };
 
