@@ -120,6 +120,17 @@ def test_what_has_no_gradient_raises():
         first.sum().backward()
 
 
+@pytest.mark.parametrize("function", [attend.torch.attention, attend_kernels.attention,
+                                      attend.torch.scaled_dot_product_attention])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_forward_mode_raises(function, place):
+    tensors = inputs(hq=2)
+    with torch.autograd.forward_ad.dual_level():
+        tensors[place] = torch.autograd.forward_ad.make_dual(tensors[place], tensors[place] + 1)
+        with pytest.raises(attend_kernels.Error, match=f"{'qkv'[place]} has a tangent"):
+            function(*tensors)
+
+
 def test_the_plain_module_drops_no_gradient():
     q, k, v = leaves(*inputs())
     for tensors in ((q, k, v), (q.detach(), k, v)):

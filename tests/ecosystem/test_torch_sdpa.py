@@ -99,6 +99,16 @@ def test_memory_in_any_order():
     assert torch.equal(leaf.grad, again.grad)
 
 
+@pytest.mark.parametrize("batch,lq,lk", [(1, 0, 5), (1, 5, 0), (0, 5, 5)])
+def test_empty_tensors(batch, lq, lk):
+    q, k, v = (x.requires_grad_() for x in inputs(
+        (batch, 2, lq, 8), (batch, 2, lk, 8), (batch, 2, lk, 8)))
+    o = ours(q, k, v)
+    assert o.shape == q.shape and (o == 0).all()
+    o.sum().backward()
+    assert all(x.grad.shape == x.shape and (x.grad == 0).all() for x in (q, k, v))
+
+
 def test_autocast():
     tensors = inputs(*[(1, 2, 9, 16)] * 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -6,6 +6,7 @@ from typing import List, Optional, Tuple
 
 import attend_kernels
 import torch
+from attend_kernels._library import unimplemented
 from torch import Tensor
 
 # Which of the operator's arguments have gradients.
@@ -98,8 +99,8 @@ def _setup_context(ctx, inputs, output):
     needed = [name for name, needs in zip(_NAMES, ctx.needs_input_grad) if needs]
     for name in needed:
         if name not in _DIFFERENTIABLE:
-            raise attend_kernels.Error(12, f"{name} requires grad, but attention has no gradient "
-                                           f"by it: pass {name}.detach()")
+            raise unimplemented(f"{name} requires grad, but attention has no gradient by it: pass "
+                                f"{name}.detach()")
     ctx.wanted = [name for name in _DIFFERENTIABLE if name in needed]
     tensors = [name for name in _NAMES if isinstance(arguments[name], Tensor)]
     ctx.save_for_backward(*output, *(arguments[name] for name in tensors))

@@ -13,6 +13,7 @@ raises.
 import math
 
 import torch
+from attend_kernels._tensors import check_tangent
 from torch import nn
 
 from . import _operators
@@ -28,6 +29,10 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
     and LSE. All arguments as there; those that may be lists there are tensors here. float64 is
     computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32."""
+    if not torch.compiler.is_compiling():
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
+                             ("alibi_slopes", alibi_slopes)):
+            check_tangent(name, tensor)
     left, right = (-1, -1) if window is None else window
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype == torch.float64 and kernel == "auto":

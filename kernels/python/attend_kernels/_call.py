@@ -59,7 +59,8 @@ class Call:
 
     @staticmethod
     def _check_last(tensor):
-        if tensor.shape and tensor.shape[-1] > 1 and tensor.strides[-1] != 1:
+        several = tensor.shape and tensor.shape[-1] > 1 and 0 not in tensor.shape
+        if several and tensor.strides[-1] != 1:
             raise invalid(f"{tensor.name} has stride {tensor.strides[-1]} in its last dimension, "
                           f"must be 1")
 

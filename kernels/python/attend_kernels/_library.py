@@ -32,6 +32,11 @@ def invalid(message):
     return Error(3, message)
 
 
+def unimplemented(message):
+    """The exception for what there is not."""
+    return Error(12, message)
+
+
 class TensorStruct(ctypes.Structure):
     """attend_tensor: address and strides in elements."""
     _fields_ = [("data", ctypes.c_void_p), ("stride_b", ctypes.c_int64),

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 
 from . import _dlpack
-from ._library import CPU, DTYPES, ITEM_BYTES, Memory, invalid
+from ._library import CPU, DTYPES, ITEM_BYTES, Memory, invalid, unimplemented
 
 
 @dataclasses.dataclass
@@ -59,8 +59,19 @@ def stays_on_host(value):
     return dlpack_on_host(value)
 
 
+def check_tangent(name, value):
+    """Whoever differentiates in torch's forward mode learns that there is no such derivative."""
+    autograd = getattr(sys.modules.get("torch"), "autograd", None)
+    if autograd is None or not isinstance(value, sys.modules["torch"].Tensor):
+        return
+    if autograd.forward_ad.unpack_dual(value).tangent is not None:
+        raise unimplemented(f"{name} has a tangent, but attention has no derivative in forward "
+                            f"mode")
+
+
 def _check_gradient(name, value):
     """Whoever asks for a gradient learns that there is none."""
+    check_tangent(name, value)
     if not getattr(value, "requires_grad", False):
         return
     torch = sys.modules.get("torch")
