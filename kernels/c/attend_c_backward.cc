@@ -64,7 +64,8 @@ Result<Pass> ReadPass(const attend_backward_params* params) {
   if (!info.ok()) return info.status();
   const char* const kernel = params->attention.kernel;
   const Result<Selection> selection = SelectBackward(
-      pass.item.forward.attention.problem, *info, kernel == nullptr ? std::string_view() : kernel);
+      pass.item.forward.attention.problem, *info, kernel == nullptr ? std::string_view() : kernel,
+      pass.device->Traits(pass.item));
   if (!selection.ok()) return selection.status();
   pass.selection = *selection;
   pass.item.forward.kernel = selection->kernel;

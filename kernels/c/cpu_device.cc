@@ -94,6 +94,7 @@ class Cpu : public Device {
   }
 
   MemoryTraits Traits(const Attention&) const override { return {}; }
+  MemoryTraits Traits(const BackwardItem&) const override { return {}; }
 
   std::vector<std::string_view> Variants(KernelId, const Problem&) const override {
     return {kOnlyVariant};

@@ -72,6 +72,9 @@ class Cuda : public Device {
   MemoryTraits Traits(const Attention& attention) const override {
     return {.not_tma = cuda::WhyNotTma(attention)};
   }
+  MemoryTraits Traits(const BackwardItem& item) const override {
+    return {.not_tma = cuda::WhyNotTma(item.forward.attention, item.gradients)};
+  }
 
   std::vector<std::string_view> Variants(KernelId kernel, const Problem& problem) const override {
     std::vector<std::string_view> names;

@@ -40,6 +40,7 @@ class Device {
 
   virtual Result<DeviceInfo> Info(int32_t index) const = 0;
   virtual MemoryTraits Traits(const Attention& attention) const = 0;
+  virtual MemoryTraits Traits(const BackwardItem& item) const = 0;
   // Static strings, terminated; one at least.
   virtual std::vector<std::string_view> Variants(KernelId kernel, const Problem& problem) const = 0;
 

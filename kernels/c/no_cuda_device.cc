@@ -18,6 +18,7 @@ class NoCuda : public Device {
  public:
   Result<DeviceInfo> Info(int32_t index) const override { return Refusal(index); }
   MemoryTraits Traits(const Attention&) const override { return {}; }
+  MemoryTraits Traits(const BackwardItem&) const override { return {}; }
   std::vector<std::string_view> Variants(KernelId, const Problem&) const override {
     return {kOnlyVariant};
   }

@@ -90,6 +90,7 @@ bool IsHopper(const DeviceInfo& device) {
 }
 
 constexpr int64_t kSm90PagesDimMax = 192;  // as in sm90/variants.h
+constexpr int64_t kSm90BackwardDimMax = 128;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
@@ -144,6 +145,17 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
     return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
   }
   return memory.not_tma;
+}
+
+std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
+                                    const MemoryTraits& memory) {
+  const std::string_view why_not = WhyNotSm90(p, device, memory);
+  if (!why_not.empty()) return why_not;
+  if (p.softcap > 0.0f) return "the backward pass of cuda_flash_sm90 has no softcap";
+  if (std::max(p.dim, p.dim_v) > kSm90BackwardDimMax) {
+    return "the backward pass of cuda_flash_sm90 takes a D and Dv of up to 128";
+  }
+  return {};
 }
 
 // True of either kernel.
@@ -238,20 +250,34 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
 
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
                                  std::string_view forced) {
-  Selection selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
-  const KernelInfo* kernel = nullptr;
-  if (!IsAuto(forced)) {
-    const Result<const KernelInfo*> found = FindForced(forced, device);
-    if (!found.ok()) return found.status();
-    kernel = *found;
-    selection = {kernel->id, "asked for by name", 0};
+  return SelectBackward(problem, device, forced, ContiguousTraits(problem));
+}
+
+Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
+                                 std::string_view forced, const MemoryTraits& memory) {
+  const std::string_view not_sm90 = WhyNotSm90Backward(problem, device, memory);
+  if (IsAuto(forced)) {
+    ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
+    if (device.kind == DeviceKind::kCpu) {
+      return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
+    }
+    if (!not_sm90.empty()) return Selection{KernelId::kCudaFlashFp32, not_sm90, 0};
+    return Selection{KernelId::kCudaFlashSm90,
+                     "wgmma and TMA are the fastest on Hopper, and take all that is asked", 0};
   }
-  ATTEND_RETURN_IF_ERROR(CheckDType(problem, kernel));
-  if (device.kind == DeviceKind::kCuda) {
-    return Unimplemented("no kernel of a CUDA device has a backward pass: " + device.name +
-                         " computes no gradients");
-  }
-  return selection;
+  const Result<const KernelInfo*> kernel = FindForced(forced, device);
+  if (!kernel.ok()) return kernel.status();
+  ATTEND_RETURN_IF_ERROR(CheckDType(problem, *kernel));
+  const KernelId id = (*kernel)->id;
+  const bool exists = device.kind == DeviceKind::kCpu || id == KernelId::kCudaFlashFp32 ||
+                      id == KernelId::kCudaFlashSm90;
+  const std::string_view why_not = !exists                          ? "it has none"
+                                   : id == KernelId::kCudaFlashSm90 ? not_sm90
+                                                                    : std::string_view();
+  if (why_not.empty()) return Selection{id, "asked for by name", 0};
+  return Unimplemented("kernel " + std::string((*kernel)->name) +
+                       " cannot compute this backward pass on " + device.name + ": " +
+                       std::string(why_not));
 }
 
 }  // namespace attend

@@ -83,6 +83,8 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device,
 // As Select, for the backward pass (gradients.h) of a problem that its Check has passed. Kernels
 // have the names of the forward's: one that has a backward pass has it under its own name.
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
-                                 std::string_view forced = {});
+                                 std::string_view forced, const MemoryTraits& memory);
+Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
+                                 std::string_view forced = {});  // with ContiguousTraits
 
 }  // namespace attend

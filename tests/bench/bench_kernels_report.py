@@ -115,7 +115,8 @@ def faults(report):
     found += [f"{r['kernel']}, {r['mask']}, {r['case']}: {r['failure']}"
               for r in report.get("redo", []) if "wrong" in r.get("failure", "")]
     found += [f"{r['contender']} at {r['cell']}: {r['failure']}"
-              for r in report.get("decode", []) if "wrong" in r.get("failure", "")]
+              for r in report.get("decode", []) + report.get("backward", [])
+              if "wrong" in r.get("failure", "")]
     return found
 
 
@@ -200,7 +201,27 @@ def markdown(report):
         lines += [f"| {r['cell']} | {r['contender']} | " + (
             f"{r['us']:.1f} | {r['tbs']:.2f} |" if "us" in r else f"{r['failure']} | |")
                   for r in report["decode"]]
+    if report.get("backward"):
+        lines.append(backward_table(report["backward"]))
     return "\n".join([*lines, "", summary(report), ""])
+
+
+def backward_table(rows):
+    """A line for each cell; ratios are the rival's time over ours."""
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    lines = ["", "## The backward pass: ms, TFLOP/s of five products, a rival's time over ours", "",
+             "| cell | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for cell in dict.fromkeys(row["cell"] for row in rows):
+        of = {row["contender"]: row for row in rows if row["cell"] == cell}
+        shown = []
+        for name in names:
+            row, ours = of[name], of[names[0]]
+            text = f"{row['ms']:.3f}, {row['tflops']:.0f}" if "ms" in row else row["failure"]
+            if name != names[0] and "ms" in row and "ms" in ours:
+                text += f", {row['ms'] / ours['ms']:.2f}x"
+            shown.append(text)
+        lines.append(f"| {cell} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
 
 
 def memory_table(rows):

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/contract/limits.h"
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ragged/ragged.h"
 #include "kernels/cuda/ragged/tensor_maps.h"
@@ -15,7 +14,7 @@ namespace attend::cuda {
 namespace {
 
 constexpr int64_t kFlagBytes = 256;  // before the terms
-constexpr int64_t kSm90BackwardDimMax = 128;
+constexpr int kHopper = 90;
 constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
 
 // Items run one after another and share their workspace.
@@ -35,13 +34,15 @@ Result<int64_t> WorkspaceBytes(const Problem& p) {
   return *bytes + kFlagBytes;
 }
 
-// Why the kernel has no backward pass for the item; "" if it has.
-std::string_view WhyNot(const BackwardItem& item) {
-  if (item.kernel == KernelId::kCudaFlashFp32) return {};
-  if (item.kernel == KernelId::kCudaFlashSm90) {
-    return WhyNotSm90Backward(item.attention, item.gradients);
-  }
-  return "it has none";
+// OK if the item's kernel can compute it, on a GPU that has it.
+Status CheckKernel(const BackwardItem& item) {
+  DeviceInfo device;
+  device.kind = DeviceKind::kCuda;
+  device.name = "CUDA";
+  device.compute_capability = kHopper;
+  return SelectBackward(item.attention.problem, device, KernelName(item.kernel),
+                        {.not_tma = WhyNotTma(item.attention, item.gradients)})
+      .status();
 }
 
 // What the Tensor Cores left is computed again where it is not finite.
@@ -55,18 +56,7 @@ cudaError_t Launch(const BackwardPass& pass, cudaStream_t stream) {
 
 }  // namespace
 
-std::string_view WhyNotSm90Backward(const Attention& a, const Gradients& g) {
-  const Problem& p = a.problem;
-  if (DTypeBytes(p.dtype) != 2) return "Tensor Cores would round float32 inputs";
-  if (p.o_float32) return "it takes O in the type of its inputs";
-  if (p.has_bias) return "it has no bias";
-  if (p.has_alibi) return "it has no ALiBi";
-  if (p.softcap > 0.0f) return "it has no softcap";
-  if (std::max(p.dim, p.dim_v) > kSm90BackwardDimMax) return "D or Dv is above 128";
-  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) return "D or Dv is not a multiple of 8";
-  if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
-    return "it needs a scale of 2^-20 to 2^20";
-  }
+std::string_view WhyNotTma(const Attention& a, const Gradients& g) {
   Attention of_d_o = a;
   of_d_o.q = g.d_o;
   const std::string_view why_not = WhyNotTma(a);
@@ -86,10 +76,7 @@ Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items) {
 Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int64_t workspace_bytes,
                       cudaStream_t stream) {
   for (const BackwardItem& item : items) {
-    const std::string_view why_not = WhyNot(item);
-    if (why_not.empty()) continue;
-    return Unimplemented("the backward pass of " + std::string(KernelName(item.kernel)) +
-                         " cannot compute this: " + std::string(why_not));
+    ATTEND_RETURN_IF_ERROR(CheckKernel(item));
   }
   const Result<int64_t> needed = BackwardWorkspaceBytes(items);
   if (!needed.ok()) return needed.status();

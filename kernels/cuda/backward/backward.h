@@ -25,9 +25,8 @@ struct BackwardItem {
   Gradients gradients;
 };
 
-// Why cuda_flash_sm90 cannot compute the backward pass of this on a Hopper GPU, as a clause in
-// static storage; "" if it can.
-std::string_view WhyNotSm90Backward(const Attention& attention, const Gradients& gradients);
+// As WhyNotTma of an attention, of dO too.
+std::string_view WhyNotTma(const Attention& attention, const Gradients& gradients);
 
 // Bytes of workspace for one call with these items. Overflow, and more tiles than a grid has
 // blocks, are INVALID_ARGUMENT.

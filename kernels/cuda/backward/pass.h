@@ -47,7 +47,7 @@ cudaError_t LaunchSinkGradients(const BackwardPass& pass, cudaStream_t stream);
 // After it: dQ, dK, dV and dBias on CUDA cores, of any problem; nothing if pass.redo is there and
 // not set.
 cudaError_t LaunchFp32Gradients(const BackwardPass& pass, cudaStream_t stream);
-// After it: dQ, dK and dV by wgmma. Of items that WhyNotSm90Backward says nothing of.
+// After it: dQ, dK and dV by wgmma. Of problems that SelectBackward has it for.
 cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream);
 
 // For one dtype (sm90_f16.cu, sm90_bf16.cu).

@@ -292,12 +292,41 @@ TEST(Select, OnlyTheReferenceTakesFloat64AndOnlyByName) {
   }
 }
 
-TEST(SelectBackward, ACudaDeviceSaysThatItHasNone) {
-  for (const std::string_view forced : {"", "auto", "cuda_flash_fp32", "cuda_flash_sm90"}) {
+// What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
+TEST(SelectBackward, GpusHaveTwoKernels) {
+  const Result<Selection> hopper = SelectBackward(Half(), GpuOf(90));
+  ASSERT_TRUE(hopper.ok());
+  EXPECT_EQ(hopper->kernel, KernelId::kCudaFlashSm90);
+  struct Case {
+    const char* word;
+    void (*change)(Problem*);
+  };
+  const Case cases[] = {
+      {"bias", [](Problem* p) { p->has_bias = true; }},
+      {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
+      {"softcap", [](Problem* p) { p->softcap = 30.0f; }},
+      {"up to 128", [](Problem* p) { p->dim = 136; }},
+      {"16-byte", [](Problem* p) { p->dim_v = 3; }},
+      {"float32", [](Problem* p) { p->dtype = DType::kFloat32; }},
+      {"type of its inputs", [](Problem* p) { p->o_float32 = true; }},
+  };
+  for (const Case& each : cases) {
+    Problem problem = Half();
+    each.change(&problem);
+    const Result<Selection> chosen = SelectBackward(problem, GpuOf(90));
+    ASSERT_TRUE(chosen.ok());
+    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32) << each.word;
+    EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
+    const Status forced = SelectBackward(problem, GpuOf(90), "cuda_flash_sm90").status();
+    EXPECT_EQ(forced.code(), Code::kUnimplemented);
+    EXPECT_THAT(forced.message(), HasSubstr(each.word));
+  }
+  EXPECT_EQ(SelectBackward(Half(), GpuOf(80))->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_TRUE(SelectBackward(Half(), GpuOf(80), "cuda_flash_fp32").ok());
+  for (const std::string_view forced : {"cuda_naive", "cuda_flash_sm80", "cuda_decode_sm90"}) {
     const Status refused = SelectBackward(Half(), GpuOf(90), forced).status();
     EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
-    EXPECT_THAT(refused.message(), HasSubstr("CUDA device"));
-    EXPECT_THAT(refused.message(), HasSubstr("cuda:3"));
+    EXPECT_THAT(refused.message(), HasSubstr("it has none")) << forced;
   }
 }
 

@@ -313,8 +313,7 @@ class RowJudge {
   Fate FateOf(int64_t d) const {
     if (nan_) return Fate::kKnown;
     Fate fate = Fate::kKnown;
-    // Weights that a kernel may take for 0, by the exponent of what it stores them in; of bfloat16
-    // and float32 with 24 powers of two to spare, in which careful sums have room.
+    // Weights that a kernel may take for 0, by its dtype's exponent less what careful sums need.
     const double vanishing = p_.dtype == DType::kFloat16 ? 10 : 70;
     for (int64_t j = 0; j < s_.k_len && id_.i < s_.q_len; ++j) {
       const float v = LoadElement(a_.v.data, p_.dtype,

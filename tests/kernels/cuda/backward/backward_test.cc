@@ -102,9 +102,13 @@ constexpr KernelId kBackwardKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCu
 
 bool Takes(KernelId kernel, const Attention& a, const Gradients& g) {
   if (kernel == KernelId::kCudaFlashFp32) return true;
+  DeviceInfo device;
+  device.kind = DeviceKind::kCuda;
   int major = 0;
   (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  return major == 9 && cuda::WhyNotSm90Backward(a, g).empty();
+  device.compute_capability = 10 * major;
+  return SelectBackward(a.problem, device, KernelName(kernel), {.not_tma = cuda::WhyNotTma(a, g)})
+      .ok();
 }
 
 void Forward(const Attention& a) { CpuReference(a); }
