@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "server/regions/unix_listener.h"
+#include "server/util/thresholds.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
@@ -107,20 +108,18 @@ ChunkedOptions MakeChunkedOptions(const Config& config) {
 int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
   constexpr int64_t kOpenCallBytes = int64_t{56} << 10;  // of one with 7 KiB of metadata
   int64_t sessions = 0;
-  int64_t copied = 0;  // each check of a session on a GPU copies keys
+  int64_t dumped = 0;  // copied of sessions for one dump
   for (const DeviceInfo& device : devices) {
     const int64_t bytes = SessionBytes(config, device);
-    const bool on_host = device.kind == DeviceKind::kCpu;
-    if (on_host) sessions += bytes;
-    // Dumps copy a CPU's too.
-    if (!on_host || !config.check_dump_dir.empty()) {
-      copied = std::max(copied, std::min(bytes, CheckerOptions().copied_bytes_max));
+    if (device.kind == DeviceKind::kCpu) sessions += bytes;
+    if (!config.check_dump_dir.empty()) {
+      dumped = std::max(dumped, std::min(bytes, thresholds::kCheckedKeysBytesMax));
     }
   }
   if (config.session_memory_bytes > 0) sessions += SessionTableBytes(config);
   return config.memory_budget_bytes + config.grpc_memory_max_bytes +
          (config.shared_memory ? config.shared_memory_max_bytes : 0) + sessions +
-         config.check_threads * copied + MaxCalls(config) * kOpenCallBytes;
+         config.check_threads * dumped + MaxCalls(config) * kOpenCallBytes;
 }
 
 Duration WriteTimeout(const Config& config) { return Seconds(config.write_timeout_seconds); }

@@ -10,7 +10,6 @@
 
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
-#include "server/engine/fetched_keys.h"
 #include "server/memory/memory_reserve.h"
 #include "server/util/thresholds.h"
 
@@ -33,10 +32,11 @@ Status WaitingStatus(Code code) {
 
 }  // namespace
 
-Checker::Checker(const CheckerOptions& options, const Clock& clock,
+Checker::Checker(const CheckerOptions& options, const Clock& clock, HostPool& pool,
                  std::function<void(std::unique_ptr<Request>)> finish)
     : options_(options),
       clock_(clock),
+      pool_(pool),
       finish_(std::move(finish)),
       queue_(options.tenant_weights),
       workers_(std::make_unique<WorkerThreads>("attend-check", options.threads,
@@ -200,21 +200,27 @@ void Checker::CheckNext() {
   --busy_;
 }
 
+Result<FetchedKeys> Checker::FetchKeys(const Request& request, std::span<const RowId> rows) const {
+  // More than all of the budget could never be had.
+  const int64_t bytes_max = std::min(options_.copied_bytes_max, pool_.budget_bytes());
+  return FetchedKeys::Fetch(request.attention, request.source.cache()->arena(), rows, pool_,
+                            bytes_max);
+}
+
 void Checker::Check(Request& request) {
   const TraceRange range("attend: check an answer");
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const TimePoint begin = clock_.Now();
     Attention attention = request.attention;
-    CacheHold* const cache = request.source.cache();
+    const CacheHold* const cache = request.source.cache();
     const bool fetch = cache != nullptr && !cache->arena().on_host();
     if (fetch) attention.v.data = nullptr;  // so rows are chosen without a look at V
     const std::vector<RowId> rows =
         SampleRows(attention, Mix(options_.seed ^ request.id), WorkBudget(request), &request.stop);
     std::optional<FetchedKeys> keys;
     if (fetch) {
-      Result<FetchedKeys> fetched =
-          FetchedKeys::Fetch(request.attention, cache->arena(), rows, options_.copied_bytes_max);
+      Result<FetchedKeys> fetched = FetchKeys(request, rows);
       if (!fetched.ok()) return Fail(request, fetched.status());
       keys.emplace(*std::move(fetched));
       attention = keys->attention();

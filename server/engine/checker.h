@@ -12,11 +12,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/engine/fetched_keys.h"
+#include "server/memory/host_pool.h"
 #include "server/request/request.h"
 #include "server/schedule/check_queue.h"
 #include "server/util/thresholds.h"
@@ -32,7 +35,7 @@ struct CheckerOptions {
   // While this many checks wait or run, the server samples no request. Several may be sampled
   // before the first of them has been computed, and then wait for each other.
   int64_t backlog_max = 256;
-  // The most bytes of sessions' keys that one check, or the dump of its request, copies.
+  // The most bytes of sessions' keys that one check copies, or its dump.
   int64_t copied_bytes_max = thresholds::kCheckedKeysBytesMax;
   int64_t places_max = 256;  // accepted requests that will be checked, at any stage
   std::vector<int32_t> tenant_weights = {1};  // the engine sets them
@@ -41,11 +44,12 @@ struct CheckerOptions {
 
 class Checker {
  public:
+  // `pool`, the server's memory budget, has what checks copy from devices.
   // `finish` receives each request: with its report set; or, if it was cancelled, its deadline
   // passed or there was no memory for the check, with that as its status. A request that only the
   // server wanted checked, and that could not be, has no report and stays OK. Called on a checker
   // thread, or within Post, Cancel or Abort.
-  Checker(const CheckerOptions& options, const Clock& clock,
+  Checker(const CheckerOptions& options, const Clock& clock, HostPool& pool,
           std::function<void(std::unique_ptr<Request>)> finish);
   ~Checker();  // checks every posted request, then joins
 
@@ -75,6 +79,7 @@ class Checker {
   double WorkBudget(const Request& request) const;
   TimePoint EarliestDeadline() const ATTEND_REQUIRES(mutex_);
   void Check(Request& request);
+  Result<FetchedKeys> FetchKeys(const Request& request, std::span<const RowId> rows) const;
   // Ends a request that waited. Releases the lock meanwhile.
   void End(std::unique_ptr<Request> request, Code code) ATTEND_REQUIRES(mutex_);
   // Sets the outcome of a request whose check could not be made.
@@ -82,6 +87,7 @@ class Checker {
 
   const CheckerOptions options_;
   const Clock& clock_;
+  HostPool& pool_;
   const std::function<void(std::unique_ptr<Request>)> finish_;
   std::atomic<int64_t> places_{0};
   mutable Mutex mutex_;

@@ -58,10 +58,11 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
     return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
   }
   engine->host_pool_ = std::move(*pool);
-  engine->checker_ = std::make_unique<Checker>(
-      engine->options_.checker, clock, [raw = engine.get()](std::unique_ptr<Request> request) {
-        raw->CheckDone(std::move(request));
-      });
+  engine->checker_ =
+      std::make_unique<Checker>(engine->options_.checker, clock, *engine->host_pool_,
+                                [raw = engine.get()](std::unique_ptr<Request> request) {
+                                  raw->CheckDone(std::move(request));
+                                });
   engine->completion_ = std::make_unique<CompletionThreads>(
       options.completion_threads,
       [raw = engine.get()](CompletedBatch batch) { raw->BatchDone(std::move(batch)); });

@@ -6,98 +6,145 @@
 #include <string>
 #include <utility>
 
-#include "kernels/util/host_mapping.h"
-
 namespace attend {
 namespace {
 
-// A KV head of a sequence.
-struct HeadId {
-  int64_t b = 0, h = 0;
-  auto operator<=>(const HeadId&) const = default;
+// The n-th page of a sequence, of one KV head.
+struct HeadPage {
+  int64_t b = 0, n = 0, h = 0;
+  auto operator<=>(const HeadPage&) const = default;
 };
 
-std::vector<HeadId> HeadsOf(const Problem& p, std::span<const RowId> rows) {
-  std::vector<HeadId> heads;
-  for (const RowId& row : rows) heads.push_back({row.b, row.h / p.group()});
-  std::sort(heads.begin(), heads.end());
-  heads.erase(std::unique(heads.begin(), heads.end()), heads.end());
-  return heads;
+// The rows with their KV head instead of their own, those of one head together, in rising order.
+std::vector<RowId> ByKvHead(const Problem& p, std::span<const RowId> rows) {
+  std::vector<RowId> sorted;
+  for (const RowId& row : rows) sorted.push_back({row.b, row.h / p.group(), row.i});
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
 }
 
-int64_t PagesOf(const Attention& a, int64_t b) {
-  return (SequenceOf(a, b).k_len + a.problem.page_rows - 1) / a.problem.page_rows;
+// Calls visit(page) once for each page that one of the rows, sorted as above, sees.
+template <class Visit>
+void VisitPages(const Attention& a, const std::vector<RowId>& rows, const Visit& visit) {
+  const int64_t page_rows = a.problem.page_rows;
+  const RowId* last = nullptr;
+  int64_t next = 0;  // of this head, no page before it is still to be visited
+  for (const RowId& row : rows) {
+    if (last == nullptr || row.b != last->b || row.h != last->h) next = 0;
+    last = &row;
+    const Sequence s = SequenceOf(a, row.b);
+    const KeyRange keys = VisibleKeys(a.problem.mask, s, row.i);
+    if (row.i >= s.q_len || keys.begin >= keys.end) continue;
+    // What a row of this head sees begins and ends no earlier than what the row before it sees.
+    for (next = std::max(next, keys.begin / page_rows); next * page_rows < keys.end; ++next) {
+      visit(HeadPage{row.b, next, row.h});
+    }
+  }
+}
+
+// The places of pages, one for each head's. Page number n of all heads that are in it together has
+// one entry in the table: head h of entry e is at place e + h, so that entries whose heads are not
+// neighbours interlock.
+class Places {
+ public:
+  explicit Places(int64_t heads) : heads_(heads) {}
+
+  // An entry, perhaps negative, for these heads' pages, which are in rising order.
+  int64_t Add(std::span<const HeadPage> pages) {
+    // Whatever is still free further back stays so: the search would grow with the pages.
+    const int64_t reach = std::max<int64_t>(0, count() - heads_);
+    int64_t entry = reach - pages.front().h;
+    while (!Fits(entry, pages)) ++entry;
+    taken_.resize(static_cast<size_t>(std::max(count(), entry + pages.back().h + 1)));
+    for (const HeadPage& page : pages) taken_[static_cast<size_t>(entry + page.h)] = true;
+    return entry;
+  }
+  int64_t count() const { return std::ssize(taken_); }
+
+ private:
+  bool Fits(int64_t entry, std::span<const HeadPage> pages) const {
+    return std::none_of(pages.begin(), pages.end(), [&](const HeadPage& page) {
+      const int64_t place = entry + page.h;
+      return place < count() && taken_[static_cast<size_t>(place)];
+    });
+  }
+
+  const int64_t heads_;
+  std::vector<bool> taken_;
+};
+
+// Adds the pieces of K or V of one page.
+void AddPieces(const Attention& from, const ConstTensorView& source, const Attention& to,
+               const ConstTensorView& target, int64_t dim, const HeadPage& page,
+               std::vector<HostPiece>& pieces) {
+  const Problem& p = from.problem;
+  const Sequence s = SequenceOf(from, page.b);
+  const int64_t size = DTypeBytes(p.dtype);
+  const int64_t end = std::min(s.k_len, (page.n + 1) * p.page_rows);
+  for (int64_t j = page.n * p.page_rows, run = 1; j < end; j += run) {
+    if (source.stride_l == dim) run = end - j;
+    pieces.push_back({static_cast<const char*>(source.data) +
+                          KeyElement(from, source, s, page.b, page.h, j) * size,
+                      static_cast<char*>(const_cast<void*>(target.data)) +
+                          KeyElement(to, target, s, page.b, page.h, j) * size,
+                      run * dim * size});
+  }
 }
 
 }  // namespace
 
-FetchedKeys::FetchedKeys(FetchedKeys&& other) noexcept
-    : attention_(other.attention_),
-      memory_(std::exchange(other.memory_, {})),
-      pages_(std::move(other.pages_)) {}
-
-FetchedKeys::~FetchedKeys() {
-  if (memory_.data != nullptr) UnmapHostMemory(memory_.data, memory_.bytes);
-}
-
 Result<FetchedKeys> FetchedKeys::Fetch(const Attention& a, DeviceArena& arena,
-                                       std::span<const RowId> rows, int64_t bytes_max) {
+                                       std::span<const RowId> rows, HostPool& pool,
+                                       int64_t bytes_max) {
   const Problem& p = a.problem;
-  const std::vector<HeadId> heads = HeadsOf(p, rows);
+  const std::vector<RowId> sorted = ByKvHead(p, rows);
+  const int64_t page_elements = p.page_rows * (p.dim + p.dim_v);
+  const int64_t page_bytes = page_elements * DTypeBytes(p.dtype);
+  int64_t count = 0, longest = 0;
+  VisitPages(a, sorted, [&](const HeadPage& page) {
+    ++count;
+    longest = std::max(longest, page.n + 1);
+  });
+  if (count * page_bytes > bytes_max) {
+    return InvalidArgument("check: the keys that the checked rows see take " +
+                           std::to_string(count * page_bytes) +
+                           " bytes, a check may copy at most " + std::to_string(bytes_max));
+  }
+  std::vector<HeadPage> pages;
+  pages.reserve(static_cast<size_t>(count));
+  VisitPages(a, sorted, [&](const HeadPage& page) { pages.push_back(page); });
+  std::sort(pages.begin(), pages.end());
+
   FetchedKeys keys;
+  keys.pages_.resize(static_cast<size_t>(p.batch * longest));
+  Places places(p.heads_kv);
+  for (auto first = pages.begin(); first != pages.end();) {
+    const auto last = std::find_if(first, pages.end(), [&](const HeadPage& page) {
+      return page.b != first->b || page.n != first->n;
+    });
+    keys.pages_[static_cast<size_t>(first->b * longest + first->n)] =
+        static_cast<int32_t>(places.Add({first, last}));
+    first = last;
+  }
+  Result<HostBlock> memory = pool.Take(places.count() * page_bytes);
+  if (!memory.ok()) return Status(memory.status().code(), "check: " + memory.status().message());
+  keys.memory_ = *std::move(memory);
+
   Attention& host = keys.attention_;
   host = a;
-  // Pages are numbered one after another, each sequence's from `first` on. One page of one head has
-  // K, then V; those of head h are all before those of head h + 1.
-  const int64_t page_elements = p.page_rows * (p.dim + p.dim_v);
-  std::vector<int64_t> first(static_cast<size_t>(p.batch));
-  int64_t count = 0, longest = 0;
-  for (const HeadId& head : heads) {
-    if (first[head.b] == 0) first[head.b] = std::exchange(count, count + PagesOf(a, head.b)) + 1;
-    longest = std::max(longest, PagesOf(a, head.b));
+  host.k.data = host.v.data = keys.memory_.data();
+  if (!pages.empty()) {  // in each place K, then V
+    host.v.data =
+        static_cast<char*>(keys.memory_.data()) + p.page_rows * p.dim * DTypeBytes(p.dtype);
   }
-  int64_t bytes = 0;
-  for (const HeadId& head : heads) {
-    bytes += PagesOf(a, head.b) * page_elements * DTypeBytes(p.dtype);
-  }
-  if (bytes > bytes_max) {
-    return InvalidArgument("check: the keys that the checked rows see take " +
-                           std::to_string(bytes) + " bytes, a check may copy at most " +
-                           std::to_string(bytes_max));
-  }
-  host.k.stride_b = host.v.stride_b = page_elements;
-  host.k.stride_h = host.v.stride_h = count * page_elements;
+  host.k.stride_b = host.v.stride_b = host.k.stride_h = host.v.stride_h = page_elements;
   host.k.stride_l = p.dim;
   host.v.stride_l = p.dim_v;
-  const int64_t mapped = p.heads_kv * host.k.stride_h * DTypeBytes(p.dtype);
-  const Result<void*> memory = MapHostMemory(mapped);
-  if (!memory.ok()) return memory.status();
-  keys.memory_ = {*memory, mapped};
-  char* const base = static_cast<char*>(*memory);
-  host.k.data = base;
-  host.v.data = base + p.page_rows * p.dim * DTypeBytes(p.dtype);
-  host.kv_pages.stride = longest;
-  keys.pages_.resize(static_cast<size_t>(p.batch * longest));
-  host.kv_pages.pages = keys.pages_.data();
+  host.kv_pages = {keys.pages_.data(), longest};
   std::vector<HostPiece> pieces;
-  for (const HeadId& head : heads) {
-    const Sequence s = SequenceOf(a, head.b);
-    for (int64_t n = 0; n < PagesOf(a, head.b); ++n) {
-      keys.pages_[head.b * longest + n] = static_cast<int32_t>(first[head.b] - 1 + n);
-    }
-    const auto add = [&](const ConstTensorView& from, const ConstTensorView& to, int64_t dim) {
-      for (int64_t j = 0, run = 0; j < s.k_len; j += run) {
-        run = from.stride_l == dim ? EvenKeys(p, j, s.k_len - j) : 1;
-        const int64_t size = DTypeBytes(p.dtype);
-        const auto* const source = static_cast<const char*>(from.data);
-        auto* const place = static_cast<char*>(const_cast<void*>(to.data));
-        pieces.push_back({source + KeyElement(a, from, s, head.b, head.h, j) * size,
-                          place + KeyElement(host, to, s, head.b, head.h, j) * size,
-                          run * dim * size});
-      }
-    };
-    add(a.k, host.k, p.dim);
-    add(a.v, host.v, p.dim_v);
+  for (const HeadPage& page : pages) {
+    AddPieces(a, a.k, host, host.k, p.dim, page, pieces);
+    AddPieces(a, a.v, host, host.v, p.dim_v, page, pieces);
   }
   ATTEND_RETURN_IF_ERROR(arena.Copy(pieces));
   return keys;

@@ -6,6 +6,8 @@
 
 #include <vector>
 
+#include "server/util/thresholds.h"
+
 namespace attend {
 namespace {
 
@@ -34,24 +36,27 @@ TEST(MemoryMost, CountsSessionsWhereTheyLie) {
   EXPECT_GT(none, 2 * kGiB);
   const std::vector<DeviceInfo> cpu = {Device(DeviceKind::kCpu)};
   EXPECT_EQ(MemoryMost(config, cpu), none + 4 * kGiB);
-  // A GPU's sessions take no memory of the host, but each check of one copies keys there.
+  // A GPU's sessions take no memory of the host; what checks copy of them is in the budget.
   const std::vector<DeviceInfo> gpus = {Device(DeviceKind::kCuda), Device(DeviceKind::kCuda)};
-  EXPECT_EQ(MemoryMost(config, gpus), none + 3 * CheckerOptions().copied_bytes_max);
+  EXPECT_EQ(MemoryMost(config, gpus), none);
   const std::vector<DeviceInfo> both = {cpu[0], gpus[0]};
-  EXPECT_EQ(MemoryMost(config, both), none + 4 * kGiB + 3 * CheckerOptions().copied_bytes_max);
+  EXPECT_EQ(MemoryMost(config, both), none + 4 * kGiB);
 }
 
-TEST(MemoryMost, CountsDumpsOfSessionsOnTheCpu) {
-  Config config = SmallConfig();
-  const std::vector<DeviceInfo> cpu = {Device(DeviceKind::kCpu)};
-  const int64_t without = MemoryMost(config, cpu);
-  config.check_dump_dir = "dumps";
-  EXPECT_EQ(MemoryMost(config, cpu), without + 3 * CheckerOptions().copied_bytes_max);
+TEST(MemoryMost, CountsDumpsOfSessions) {
+  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    Config config = SmallConfig();
+    const std::vector<DeviceInfo> device = {Device(kind)};
+    const int64_t without = MemoryMost(config, device);
+    config.check_dump_dir = "dumps";
+    EXPECT_EQ(MemoryMost(config, device), without + 3 * thresholds::kCheckedKeysBytesMax);
+  }
 }
 
-TEST(MemoryMost, AGpuWithoutSessionsCopiesNoKeys) {
+TEST(MemoryMost, WithoutSessionsADumpCopiesNoKeys) {
   Config config = SmallConfig();
   config.session_memory_bytes = 0;
+  config.check_dump_dir = "dumps";
   const std::vector<DeviceInfo> gpu = {Device(DeviceKind::kCuda)};
   EXPECT_EQ(MemoryMost(config, gpu), MemoryMost(config, {}));
 }

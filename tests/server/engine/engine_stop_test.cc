@@ -231,7 +231,7 @@ class StarvingClock final : public Clock {
 TEST_F(EngineStopTest, WithoutMemoryACheckFailsAndNotTheProcess) {
   StarvingClock clock;
   Collector ended;
-  Checker checker(CheckerOptions(), clock,
+  Checker checker(CheckerOptions(), clock, *pool_,
                   [&](std::unique_ptr<Request> request) { ended.Finish(std::move(request)); });
   for (const bool sampled : {false, true}) {
     clock.Starve();

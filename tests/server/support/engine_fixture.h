@@ -161,6 +161,10 @@ class EngineTest : public ::testing::Test {
   const uint64_t seed_ = test::FreshSeed();
   EngineOptions options_;
   SteadyClock clock_;
+  // For parts of an engine that are tested without one.
+  test::FakeBackend pool_device_;
+  const std::unique_ptr<HostPool> pool_ =
+      *HostPool::Make(pool_device_.host_allocator(), int64_t{1} << 20);
   Metrics metrics_{"test"};
   Collector collector_;
   std::mutex mutex_;

@@ -8,6 +8,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -78,15 +79,35 @@ class SessionCalls {
     grpc::ClientContext context;
     return sessions_->FreeSession(&context, request, &response);
   }
-  // The problem with its K and V appended to the session, which is empty: the same answer.
+  // The problem with its K and V appended to the session. If that was empty: the same answer.
   grpc::Status Attend(const v1::Session& session, WireProblem& problem,
-                      v1::AttendResponse& response) {
+                      v1::AttendResponse& response, int64_t length = 0) {
     v1::SessionUse* const use = problem.request.add_sessions();
     use->set_session(session.id());
+    use->set_length(length);
     grpc::ClientContext context;
     const grpc::Status status = attention_->Attend(&context, problem.request, &response);
     ReadRefusal(context);
     return status;
+  }
+
+  // Appends so many tokens of zeros.
+  grpc::Status Append(const v1::Session& session, int64_t tokens, int64_t length = 0) {
+    WireProblem problem = PlainWireProblem(1);
+    v1::AttendRequest& request = problem.request;
+    request.mutable_q()->set_shape(2, 0);  // only appends
+    request.clear_raw();
+    request.add_raw();
+    for (v1::Tensor* const tensor : {request.mutable_k(), request.mutable_v()}) {
+      tensor->set_shape(2, tokens);
+      request.add_raw(std::string(static_cast<size_t>(tokens * 2 * kDim * 4), '\0'));
+    }
+    for (v1::Tensor* const tensor :
+         {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+      tensor->clear_byte_length();
+    }
+    v1::AttendResponse response;
+    return Attend(session, problem, response, length);
   }
 
   // What the metadata of the last call said.
@@ -125,6 +146,53 @@ TEST(Sessions, ACheckFetchesKeysThatAreNotOnTheHost) {
     EXPECT_EQ(Judge(problem, response).empty(), !wrong);
     // K and V of two heads, eight tokens each.
     EXPECT_EQ(server.backend().arena().copied_bytes(), (wrong ? 2 : 1) * 2 * 2 * 8 * kDim * 4);
+  }
+}
+
+// What a check copies is part of the memory budget, which has room for all but the request that is
+// to be checked: of a sampled one for the keys of the one head that its one row sees.
+TEST(Sessions, ACheckWithoutRoomForItsKeysIsSkippedAndCounted) {
+  constexpr int64_t kTokens = 4096;
+  constexpr int64_t kRows = 8;  // of the request
+  for (const bool asked : {false, true}) {
+    TestServer server(
+        [&](Config& config) {
+          WithSessions(config);
+          config.memory_budget_bytes = kTokens * (asked ? 2 : 1) * 2 * kDim * 4;
+          config.check_sample = asked ? 0 : 1;
+          config.metrics_listen = "127.0.0.1:0";
+        },
+        1, TestServer::Devices::kFarSessions);
+    SessionCalls calls(server);
+    const auto checks = [&](const std::string& result) {
+      return server.Metric("attend_reference_checks_total{result=\"" + result +
+                           "\",transport=\"inline\"}");
+    };
+    v1::Session session;
+    ASSERT_TRUE(calls.Create(session).ok());
+    for (int64_t length = 0; length < kTokens - kRows;) {
+      const int64_t tokens = std::min<int64_t>(512, kTokens - kRows - length);
+      ASSERT_TRUE(calls.Append(session, tokens, length).ok());
+      length += tokens;
+    }
+    const double fit = checks("ok");
+    WireProblem problem = PlainWireProblem(FreshSeed(), kRows);
+    problem.request.set_check(asked);
+    v1::AttendResponse response;
+    const grpc::Status status = calls.Attend(session, problem, response, kTokens - kRows);
+    if (asked) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+      EXPECT_THAT(status.error_message(), HasSubstr("check: tensor memory: "));
+      EXPECT_EQ(checks("refused"), 1);
+    } else {
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      EXPECT_FALSE(response.has_check());
+      EXPECT_EQ(response.o().shape(2), kRows);
+      EXPECT_EQ(checks("skipped"), 1);
+    }
+    EXPECT_EQ(checks("ok"), fit);
+    EXPECT_EQ(server.backend().arena().copied_bytes(), 0);
+    EXPECT_EQ(server.server().engine().host_pool().used_bytes(), 0);
   }
 }
 
@@ -183,27 +251,10 @@ TEST(Sessions, AForkAndATruncationSayWhatMemoryTheyMiss) {
   v1::Session session, rest;
   ASSERT_TRUE(calls.Create(session).ok());
   ASSERT_TRUE(calls.Create(rest, "", true).ok());
-  const auto append = [&](const v1::Session& to, int64_t tokens) {
-    WireProblem problem = PlainWireProblem(1);
-    v1::AttendRequest& request = problem.request;
-    request.mutable_q()->set_shape(2, 0);  // only appends
-    request.clear_raw();
-    request.add_raw();
-    for (v1::Tensor* const tensor : {request.mutable_k(), request.mutable_v()}) {
-      tensor->set_shape(2, tokens);
-      request.add_raw(std::string(static_cast<size_t>(tokens * 2 * kDim * 4), '\0'));
-    }
-    for (v1::Tensor* const tensor :
-         {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
-      tensor->clear_byte_length();
-    }
-    v1::AttendResponse response;
-    const grpc::Status status = calls.Attend(to, problem, response);
-    ASSERT_TRUE(status.ok()) << status.error_message();
-  };
-  append(session, kPageTokens);
+  ASSERT_TRUE(calls.Append(session, kPageTokens).ok());
   ASSERT_TRUE(calls.Fork(session).ok());  // shares the page
-  append(rest, (int64_t{8} << 20) / kPageBytes * kPageTokens - kPageTokens);
+  constexpr int64_t kTokens = (int64_t{8} << 20) / kPageBytes * kPageTokens;
+  ASSERT_TRUE(calls.Append(rest, kTokens - kPageTokens).ok());
   EXPECT_EQ(calls.Fork(session, 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(calls.refusal().missing_bytes(), kPageBytes);
   EXPECT_EQ(calls.Truncate(session, 5).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
