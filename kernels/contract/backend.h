@@ -96,7 +96,8 @@ class DeviceEvent {
 // before anything reads them.
 struct KeyAppend {
   int64_t rows = 0;      // to each sequence; counted in its length already
-  ConstTensorView k, v;  // [B, Hkv, rows, D] and [B, Hkv, rows, Dv], in one of the item's inputs
+  // [B, Hkv, rows, D] and [B, Hkv, rows, Dv], each in one of the item's inputs or in place.
+  ConstTensorView k, v;
 };
 
 // One attention of a batch. Every input pointer of `attention` is inside one of `inputs` and every

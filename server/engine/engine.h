@@ -81,8 +81,9 @@ class Engine {
   // Gives a placed request whose bytes have not arrived a staging (staging.h) on the device that
   // would run it now, if it is large enough, will not be split, and memory is available. If that
   // device computes it in parts, and some can begin before the bytes of others arrive, the staging
-  // also gets a run (upload_run.h). The attention's pointers point into the input block, and
-  // `tensors` are as Stager::Stage requires. Not on gRPC's threads.
+  // also gets a run (upload_run.h); not those whose K and V are in sessions. What came of the
+  // attention is to be in the input block, and `tensors` are as Stager::Stage requires. Not on
+  // gRPC's threads.
   void Stage(Request& request, std::span<const HostSpan> tensors);
 
   // Queues the request on the device of its placement with the least outstanding cost (router.h).

@@ -59,9 +59,9 @@ class DeviceCopy {
   virtual int device() const = 0;
   // The request goes on without the copy, if there is one.
   virtual void Drop(StagingEnd why) = 0;
-  // For the lane: makes the tensors of `item`, which are in the block, refer to the copy, if there
-  // is one. The small arrays stay on the host, and for other uses the tensors do too. `after`: the
-  // event after which the tensors are there; if null, the one of Seal or Finish.
+  // For the lane: makes the tensors of `item` that are in the block, and what it appends, refer to
+  // the copy, if there is one. The small arrays stay on the host, and for other uses the tensors do
+  // too. `after`: the event after which the tensors are there; if null, the one of Seal or Finish.
   virtual void Apply(WorkItem* item, const DeviceEvent* after = nullptr) = 0;
   virtual const DeviceEvent* after() const = 0;  // the latter
   // The host address of the first tensor.

@@ -8,23 +8,23 @@ namespace attend {
 
 bool InputSource::InBlockOnly() const {
   const auto* const placed = std::get_if<PlacedInputs>(&inputs_);
-  return placed != nullptr && !placed->gathered && placed->shared == nullptr && !placed->keys;
+  return placed != nullptr && !placed->gathered && placed->shared == nullptr;
 }
 
 void InputSource::Stage(std::unique_ptr<DeviceCopy> copy) {
   assert(copy != nullptr);
-  assert(InBlockOnly() && "the copy would not have all inputs");
+  assert(InBlockOnly() && "the copy would not have all that came");
   inputs_ = StagedUpload{std::move(copy), {}};
 }
 
 void InputSource::SetPart(UploadPart part) {
-  assert(InBlockOnly() && "a part has inputs of its own");
+  assert(InBlockOnly() && !keys_ && "a part has inputs of its own");
   inputs_ = std::move(part);
 }
 
 void InputSource::SetAppend(const KeyAppend& append) {
   assert(cache() != nullptr && "there are no sessions to append to");
-  placed().keys->append = append;
+  keys_->append = append;
 }
 
 const GatheredInput* InputSource::gathered() const {
@@ -37,10 +37,7 @@ const SharedTensors* InputSource::shared() const {
   return placed == nullptr ? nullptr : placed->shared.get();
 }
 
-CacheHold* InputSource::cache() const {
-  const auto* const placed = std::get_if<PlacedInputs>(&inputs_);
-  return placed != nullptr && placed->keys ? placed->keys->hold.get() : nullptr;
-}
+CacheHold* InputSource::cache() const { return keys_ ? keys_->hold.get() : nullptr; }
 
 int InputSource::pinned_device() const {
   if (cache() != nullptr) return cache()->device();
@@ -56,22 +53,20 @@ bool InputSource::Awaits() const {
 }
 
 void InputSource::ApplyTo(WorkItem& item) {
-  if (DeviceCopy* const whole = copy()) return whole->Apply(&item);
+  if (const SharedTensors* const regions = shared()) {
+    item.in_place = regions->in_place;
+    item.after = regions->after;
+  }
+  if (keys_) {
+    item.in_place.Add(keys_->hold->arena().memory());
+    item.append = keys_->append;
+  }
+  if (const GatheredInput* const pieces = gathered()) item.gathered = pieces->pieces;
+  if (DeviceCopy* const whole = copy()) whole->Apply(&item);
   if (UploadPart* const upload = part()) {
     item.parts = upload->parts;
     if (upload->copy != nullptr) upload->copy->Apply(&item, upload->after);
-    return;
   }
-  const PlacedInputs& inputs = placed();
-  if (inputs.shared != nullptr) {
-    item.in_place = inputs.shared->in_place;
-    item.after = inputs.shared->after;
-  }
-  if (inputs.keys) {
-    item.in_place.Add(inputs.keys->hold->arena().memory());
-    item.append = inputs.keys->append;
-  }
-  if (inputs.gathered) item.gathered = inputs.gathered->pieces;
 }
 
 }  // namespace attend

@@ -2,7 +2,8 @@
 //
 // Where a request's inputs are, and so what a lane reads: where they were placed when the request
 // came; or in its input block and a device's copy of that, which are made while it comes in chunks;
-// or in those of an upload that the request is a part of. One type, so that code that asks what a
+// or in those of an upload that the request is a part of. In the first two cases K and V may be in
+// sessions, and what came of them is to be appended there. One type, so that code that asks what a
 // request waits for, or which device it is bound to, need not know the cases.
 
 #pragma once
@@ -111,26 +112,25 @@ struct SessionKeys {
 };
 
 // The inputs of a request that is not uploaded in advance. What came in messages is in its input
-// block, unless it is gathered. What is in regions or sessions stays there. The three are
-// independent: a request may have any of them, or all.
+// block, unless it is gathered. What is in regions stays there. The two are independent: a request
+// may have either, or both.
 struct PlacedInputs {
   std::optional<GatheredInput> gathered;
   std::unique_ptr<SharedTensors> shared;  // null: no tensor is in a region
-  std::optional<SessionKeys> keys;        // none: K and V are not in sessions
 };
 
 class InputSource {
  public:
-  // Until one of the next three is called, all inputs are in the input block.
+  // Until one of these is called, all inputs are in the input block.
   void Gather(GatheredInput input) { placed().gathered = std::move(input); }
   void SetShared(std::unique_ptr<SharedTensors> shared) { placed().shared = std::move(shared); }
   void SetCache(std::unique_ptr<CacheHold> cache) {
     assert(cache != nullptr);
-    placed().keys = {std::move(cache)};
+    keys_ = {std::move(cache)};
   }
   // After SetCache: the rows that are to be written to the sessions' pages first.
   void SetAppend(const KeyAppend& append);
-  // In place of those: all inputs must still be in the input block.
+  // All that came, or all inputs of a part, must still be in the input block.
   void Stage(std::unique_ptr<DeviceCopy> copy);
   void SetPart(UploadPart part);
 
@@ -172,6 +172,7 @@ class InputSource {
   bool InBlockOnly() const;
 
   std::variant<PlacedInputs, StagedUpload, UploadPart> inputs_;
+  std::optional<SessionKeys> keys_;  // none: K and V are not in sessions
 };
 
 }  // namespace attend

@@ -249,7 +249,7 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
     tensors.push_back({places.data[i], places.bytes[i]});
   }
   const OnNoMemory wait(OnNoMemory::kWait);  // a device's copies are begun in several steps
-  if (input != nullptr && request.source.cache() == nullptr) engine_.Stage(request, tensors);
+  if (input != nullptr) engine_.Stage(request, tensors);
   return Status();
 } catch (const std::bad_alloc&) {
   return Reject(Rejection::kMemory, OutOfMemory());

@@ -146,16 +146,17 @@ void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
     *tensor = copy_->data() + (static_cast<const char*>(*tensor) - block());
   };
   Attention& a = item->attention;
+  const bool in_pages = a.problem.page_rows > 0;  // what came of K and V is to be appended there
   move(&a.q.data);
-  move(&a.k.data);
-  move(&a.v.data);
+  move(in_pages ? &item->append.k.data : &a.k.data);
+  move(in_pages ? &item->append.v.data : &a.v.data);
   if (a.problem.has_bias) move(&a.bias.data);
   // The arrays begin at the next aligned offset.
   const int64_t end = held_->block.bytes();
   const int64_t arrays =
       std::min(end, (bytes_ + kTensorAlignBytes - 1) / kTensorAlignBytes * kTensorAlignBytes);
   item->inputs = {{static_cast<char*>(held_->block.data()) + arrays, end - arrays}};
-  item->in_place = {{copy_->data(), bytes_}};
+  item->in_place.Add({copy_->data(), bytes_});
   item->after[0] = after != nullptr ? after : copy_->after();
 }
 

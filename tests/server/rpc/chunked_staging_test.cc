@@ -20,6 +20,7 @@
 
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
+#include "tests/server/support/session_calls.h"
 #include "tests/server/support/test_server.h"
 
 namespace attend {
@@ -103,6 +104,45 @@ TEST(ChunkedStagingTest, LargeChunks) {
   }
   EXPECT_EQ(Budget(*server).ends(StagingEnd::kUsed), 2);
   AwaitNothingHeld(*server);
+}
+
+// Rows that a session is to be appended go on to the device as they arrive, and from there to its
+// pages; without the copy, or with bytes missing, all of them are appended or none.
+TEST(ChunkedStagingTest, AppendsToSessions) {
+  const auto server =
+      StagingServer(1, [](Config& config) { config.session_memory_bytes = int64_t{32} << 20; });
+  server->backend().MoveSpans();
+  test::SessionCalls calls(*server);
+  v1::CreateSessionRequest create;
+  v1::LayerShape* const shape = create.add_shapes();
+  shape->set_dtype(v1::DTYPE_FLOAT32);
+  shape->set_heads_kv(2);
+  shape->set_dim(16);
+  std::mt19937_64 random(test::FreshSeed());
+  enum { kWell, kCopyFails, kAbandoned };
+  for (const int what : {kWell, kCopyFails, kAbandoned}) {
+    v1::Session session;
+    ASSERT_TRUE(calls.Create(create, session).ok());
+    WireProblem problem = test::PlainWireProblem(random(), 150);
+    problem.request.set_check(true);
+    problem.request.add_sessions()->set_session(session.id());
+    if (what == kAbandoned) {
+      EXPECT_EQ(calls.AbandonChunks(problem.request, random).error_code(), StatusCode::CANCELLED);
+    } else {
+      if (what == kCopyFails) server->backend().staging().FailCopy(2, Internal("planned"));
+      const test::ChunkedOutcome outcome =
+          test::AttendOverStreams(*server, problem.request, 2, 3000, random());
+      ASSERT_TRUE(outcome.ok()) << outcome.fault << outcome.statuses[0].error_message();
+      EXPECT_EQ(test::Judge(problem, outcome.response), "");
+      EXPECT_TRUE(outcome.response.check().ok()) << outcome.response.check().detail();
+    }
+    AwaitNothingHeld(*server);
+    ASSERT_TRUE(calls.Get(session.id(), session).ok());
+    EXPECT_EQ(session.length(), what == kAbandoned ? 0 : 150);
+  }
+  EXPECT_EQ(Budget(*server).ends(StagingEnd::kUsed), 1);
+  EXPECT_EQ(Budget(*server).ends(StagingEnd::kCopyFailed), 1);
+  EXPECT_EQ(Budget(*server).ends(StagingEnd::kAborted), 1);
 }
 
 TEST(ChunkedStagingTest, TheSettingTurnsItOff) {

@@ -40,6 +40,7 @@ SessionHistory::SessionHistory(uint64_t seed)
           [](Config& config) {
             config.session_memory_bytes = kMemory;
             config.max_sessions = kSessionsMax;
+            config.staging_min_bytes = 1;
             std::vector<std::string> tenants;
             for (int n = 0; n < kTenants; ++n) {
               tenants.push_back(std::string(kNames[n]) + "=" + std::to_string(kWeights[n]));
