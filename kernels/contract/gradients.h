@@ -25,8 +25,8 @@ namespace attend {
 // What goes into and comes out of the backward pass beside the Attention, whose O and LSE are its
 // answer. Where that is: as in Attention. Non-owning. A gradient that is not wanted has null data.
 // A pass writes all rows of what it is asked for: rows beyond a dense sequence's length, rows that
-// see no key and keys that no row sees get 0. Elements of a dimension with stride 0 would be
-// written more than once: only dBias has such.
+// see no key, keys that no row sees and a bias that is broadcast to nothing get 0. Elements of a
+// dimension with stride 0 would be written more than once: only dBias has such.
 struct Gradients {
   ConstTensorView d_o;           // as O, in its dtype
   const float* d_lse = nullptr;  // as LSE, with its strides; null: 0

@@ -258,9 +258,10 @@ class Backward {
 
 void Backward::ZeroBias() {
   const TensorView& to = g_.d_bias;
-  const int64_t batch = to.stride_b == 0 ? std::min<int64_t>(p_.batch, 1) : p_.batch;
+  // What is broadcast is there even if there is nothing to broadcast it to.
+  const int64_t batch = to.stride_b == 0 ? 1 : p_.batch;
   const int64_t heads = to.stride_h == 0 ? 1 : p_.heads_q;
-  const int64_t rows = to.stride_l == 0 ? std::min<int64_t>(p_.len_q, 1) : p_.len_q;
+  const int64_t rows = to.stride_l == 0 ? 1 : p_.len_q;
   ParallelInOrder(
       batch * heads,
       [&](int64_t n) { ZeroRows(to, DType::kFloat32, p_.len_k, n / heads, n % heads, 0, rows); },

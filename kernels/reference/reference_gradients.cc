@@ -56,9 +56,10 @@ class BiasSums {
  public:
   BiasSums(const Problem& p, const TensorView& to) : to_(to), len_k_(p.len_k) {
     if (to.data == nullptr) return;
-    batch_ = to.stride_b != 0 ? p.batch : std::min<int64_t>(p.batch, 1);
+    // What is broadcast is there even if there is nothing to broadcast it to.
+    batch_ = to.stride_b != 0 ? p.batch : 1;
     heads_ = to.stride_h != 0 ? p.heads_q : 1;
-    rows_ = to.stride_l != 0 ? p.len_q : std::min<int64_t>(p.len_q, 1);
+    rows_ = to.stride_l != 0 ? p.len_q : 1;
     values_.resize(static_cast<size_t>(batch_ * heads_ * rows_ * len_k_));
   }
   void Add(const RowId& id, const std::vector<KeyGradient>& keys) {

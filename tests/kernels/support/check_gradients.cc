@@ -82,9 +82,8 @@ GradientsJudge::GradientsJudge(const Attention& attention, const Gradients& grad
   d_k_.Resize(p.batch, p.heads_kv, p.len_k, p.dim);
   d_v_.Resize(p.batch, p.heads_kv, p.len_k, p.dim_v);
   if (p.has_bias) {
-    d_bias_.Resize(a_.bias.stride_b == 0 ? std::min<int64_t>(p.batch, 1) : p.batch,
-                   a_.bias.stride_h == 0 ? 1 : p.heads_q,
-                   a_.bias.stride_q == 0 ? std::min<int64_t>(p.len_q, 1) : p.len_q, p.len_k);
+    d_bias_.Resize(a_.bias.stride_b == 0 ? 1 : p.batch, a_.bias.stride_h == 0 ? 1 : p.heads_q,
+                   a_.bias.stride_q == 0 ? 1 : p.len_q, p.len_k);
   }
   if (p.has_sinks) d_sinks_.Resize(1, p.heads_q, 1, 1);
   for (int64_t b = 0; b < p.batch; ++b) {
