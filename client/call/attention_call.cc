@@ -3,6 +3,7 @@
 #include "client/call/attention_call.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 namespace attend::client {
@@ -245,7 +246,9 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
 }
 
 int64_t PayloadBytes(const AttentionCall& call) {
-  return call.q.bytes + call.k.bytes + call.v.bytes + (call.bias ? call.bias->bytes : 0);
+  int64_t bytes = 0;
+  ForTensors(call, [&](v1::TensorName, const TensorRef& tensor) { bytes += tensor.bytes; });
+  return bytes;
 }
 
 std::vector<int64_t> AnswerShape(const AttentionCall& call) {
@@ -264,7 +267,116 @@ std::vector<int64_t> LseShape(const AttentionCall& call) {
   return shape;
 }
 
+std::vector<AnswerTensor> AnswerTensors(const AttentionCall& call) {
+  std::vector<AnswerTensor> tensors;
+  if (!call.backward) {
+    if (HasKeys(call)) tensors.push_back({v1::TENSOR_NAME_O, AnswerDType(call), AnswerShape(call)});
+    if (call.return_lse) tensors.push_back({v1::TENSOR_NAME_LSE, DType::kFloat32, LseShape(call)});
+    return tensors;
+  }
+  const BackwardCall& backward = *call.backward;
+  if (backward.d_q) tensors.push_back({v1::TENSOR_NAME_D_Q, call.q.dtype, call.q.shape});
+  if (backward.d_k) tensors.push_back({v1::TENSOR_NAME_D_K, call.q.dtype, call.k.shape});
+  if (backward.d_v) tensors.push_back({v1::TENSOR_NAME_D_V, call.q.dtype, call.v.shape});
+  if (backward.d_bias && call.bias) {
+    tensors.push_back({v1::TENSOR_NAME_D_BIAS, DType::kFloat32, call.bias->shape});
+  }
+  if (backward.d_sinks) {
+    tensors.push_back(
+        {v1::TENSOR_NAME_D_SINKS, DType::kFloat32, {static_cast<int64_t>(call.sinks.size())}});
+  }
+  return tensors;
+}
+
+const char* NameOf(v1::TensorName name) {
+  switch (name) {
+    case v1::TENSOR_NAME_Q:
+      return "q";
+    case v1::TENSOR_NAME_K:
+      return "k";
+    case v1::TENSOR_NAME_V:
+      return "v";
+    case v1::TENSOR_NAME_BIAS:
+      return "bias";
+    case v1::TENSOR_NAME_O:
+      return "o";
+    case v1::TENSOR_NAME_LSE:
+      return "lse";
+    case v1::TENSOR_NAME_D_O:
+      return "d_o";
+    case v1::TENSOR_NAME_D_LSE:
+      return "d_lse";
+    case v1::TENSOR_NAME_D_Q:
+      return "d_q";
+    case v1::TENSOR_NAME_D_K:
+      return "d_k";
+    case v1::TENSOR_NAME_D_V:
+      return "d_v";
+    case v1::TENSOR_NAME_D_BIAS:
+      return "d_bias";
+    case v1::TENSOR_NAME_D_SINKS:
+      return "d_sinks";
+    default:
+      return "a tensor without a name";
+  }
+}
+
+const HostTensor* TensorOf(const AttentionResult& result, v1::TensorName name) {
+  const auto there = [](const std::optional<HostTensor>& tensor) {
+    return tensor ? &*tensor : nullptr;
+  };
+  if (name == v1::TENSOR_NAME_O) return result.gradients ? nullptr : &result.o;
+  if (name == v1::TENSOR_NAME_LSE) return there(result.lse);
+  if (!result.gradients) return nullptr;
+  const GradientTensors& gradients = *result.gradients;
+  switch (name) {
+    case v1::TENSOR_NAME_D_Q:
+      return there(gradients.d_q);
+    case v1::TENSOR_NAME_D_K:
+      return there(gradients.d_k);
+    case v1::TENSOR_NAME_D_V:
+      return there(gradients.d_v);
+    case v1::TENSOR_NAME_D_BIAS:
+      return there(gradients.d_bias);
+    case v1::TENSOR_NAME_D_SINKS:
+      return there(gradients.d_sinks);
+    default:
+      return nullptr;
+  }
+}
+
+HostTensor& MakeTensorOf(AttentionResult& result, v1::TensorName name) {
+  const auto made = [](std::optional<HostTensor>& tensor) -> HostTensor& {
+    return tensor ? *tensor : tensor.emplace();
+  };
+  if (name == v1::TENSOR_NAME_O) return result.o;
+  if (name == v1::TENSOR_NAME_LSE) return made(result.lse);
+  if (!result.gradients) result.gradients.emplace();
+  GradientTensors& gradients = *result.gradients;
+  switch (name) {
+    case v1::TENSOR_NAME_D_Q:
+      return made(gradients.d_q);
+    case v1::TENSOR_NAME_D_K:
+      return made(gradients.d_k);
+    case v1::TENSOR_NAME_D_V:
+      return made(gradients.d_v);
+    case v1::TENSOR_NAME_D_BIAS:
+      return made(gradients.d_bias);
+    default:
+      assert(name == v1::TENSOR_NAME_D_SINKS && "no answer has such a tensor");
+      return made(gradients.d_sinks);
+  }
+}
+
 int64_t AnswerBytes(const AttentionCall& call) {
+  if (call.backward) {
+    int64_t sum = 0;
+    for (const AnswerTensor& each : AnswerTensors(call)) {
+      const Result<int64_t> bytes = TensorBytes(NameOf(each.name), each.dtype, each.shape);
+      if (!bytes.ok() || __builtin_add_overflow(sum, *bytes, &sum)) return 0;
+    }
+    return sum;
+  }
   if (call.q.shape.empty() || call.v.shape.empty() || call.q.shape.back() <= 0) return 0;
   int64_t bytes = 0;
   const int64_t widening = DTypeBytes(AnswerDType(call)) / DTypeBytes(call.q.dtype);

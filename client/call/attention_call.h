@@ -29,7 +29,10 @@ struct MaskOption {
 // call was cancelled, timed out or lost its connection: only a new region is safe then.
 struct SharedOutputs {
   std::optional<SharedPlace> o;
-  std::optional<SharedPlace> lse;  // with return_lse
+  std::optional<SharedPlace> lse;                             // with return_lse
+  std::optional<SharedPlace> d_q, d_k, d_v, d_bias, d_sinks;  // of a backward pass
+
+  bool any() const { return o || lse || d_q || d_k || d_v || d_bias || d_sinks; }
 };
 
 // The KV cache that one sequence of a call reads, as SessionUse in attention.proto. session.h fills
@@ -39,6 +42,14 @@ struct SessionUse {
   int32_t layer = 0;
   int64_t length = 0;     // tokens that the layer has
   std::string append_id;  // names the append; at most 32 bytes
+};
+
+// What makes a call one for gradients, as BackwardPass in attention.proto: O and LSE of the same
+// attention, the loss's gradients by them, and what is wanted.
+struct BackwardCall {
+  TensorRef o, lse, d_o;
+  std::optional<TensorRef> d_lse;  // none: 0
+  bool d_q = true, d_k = true, d_v = true, d_bias = false, d_sinks = false;
 };
 
 struct AttentionCall {
@@ -62,6 +73,8 @@ struct AttentionCall {
   // One for each sequence: K and V are in sessions. k and v are then the rows to be appended,
   // [B, Hkv, n, D] and [B, Hkv, n, Dv] in the layout (not LHD), or neither has a shape.
   std::vector<SessionUse> sessions;
+  // Set: the call asks for gradients instead of O and LSE. Not with return_lse or sessions.
+  std::optional<BackwardCall> backward;
 };
 
 // Nanoseconds of the server's steady clock.
@@ -75,10 +88,17 @@ struct PhaseTimings {
   int64_t total_ns = 0;
 };
 
+// Those that were asked for.
+struct GradientTensors {
+  std::optional<HostTensor> d_q, d_k, d_v, d_bias, d_sinks;
+};
+
+// Tensors are in the call's place for them, if it named one; the next call there overwrites them.
 struct AttentionResult {
   std::string request_id;
-  HostTensor o;  // in the call's place for O, if it named one; the next call there overwrites it
+  HostTensor o;  // empty after a backward pass
   std::optional<HostTensor> lse;
+  std::optional<GradientTensors> gradients;  // of a backward pass
   PhaseTimings timings;
   int64_t batch_requests = 0;
   std::string kernel;
@@ -103,13 +123,64 @@ inline bool HasKeys(const AttentionCall& call) {
 inline DType AnswerDType(const AttentionCall& call) {
   return call.o_float32 ? DType::kFloat32 : call.q.dtype;
 }
+// The call's tensors in the order of their raw entries, with their names there. Of `call`'s type,
+// const or not.
+template <class Call, class Visit>
+void ForTensors(Call& call, const Visit& visit) {
+  visit(v1::TENSOR_NAME_Q, call.q);
+  if (HasKeys(call)) {
+    visit(v1::TENSOR_NAME_K, call.k);
+    visit(v1::TENSOR_NAME_V, call.v);
+  }
+  if (call.bias) visit(v1::TENSOR_NAME_BIAS, *call.bias);
+  if (!call.backward) return;
+  visit(v1::TENSOR_NAME_O, call.backward->o);
+  visit(v1::TENSOR_NAME_LSE, call.backward->lse);
+  visit(v1::TENSOR_NAME_D_O, call.backward->d_o);
+  if (call.backward->d_lse) visit(v1::TENSOR_NAME_D_LSE, *call.backward->d_lse);
+}
 // Tensor bytes that the call sends or names.
 int64_t PayloadBytes(const AttentionCall& call);
 // Shapes of the answer's tensors; meaningless unless the call's own tensors fit together. O's is
 // not known without v.
 std::vector<int64_t> AnswerShape(const AttentionCall& call);
 std::vector<int64_t> LseShape(const AttentionCall& call);
-// Bytes of O in the answer, if the shapes fit together.
+// The tensors of the answer in the order of their raw entries, LSE or gradients included. Without v
+// O is not among them.
+struct AnswerTensor {
+  v1::TensorName name = v1::TENSOR_NAME_UNSPECIFIED;
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+};
+std::vector<AnswerTensor> AnswerTensors(const AttentionCall& call);
+inline constexpr int kAnswerTensorsMax = 7;
+// "o", "d_q".
+const char* NameOf(v1::TensorName name);
+// The result's tensor of that name, made if it is not there. One of those that answers have.
+HostTensor& MakeTensorOf(AttentionResult& result, v1::TensorName name);
+// Null if it is not there.
+const HostTensor* TensorOf(const AttentionResult& result, v1::TensorName name);
+// Its place in shared memory, if it has one. Of `outputs`' type, const or not.
+template <class Outputs>
+auto& PlaceOf(Outputs& outputs, v1::TensorName name) {
+  switch (name) {
+    case v1::TENSOR_NAME_LSE:
+      return outputs.lse;
+    case v1::TENSOR_NAME_D_Q:
+      return outputs.d_q;
+    case v1::TENSOR_NAME_D_K:
+      return outputs.d_k;
+    case v1::TENSOR_NAME_D_V:
+      return outputs.d_v;
+    case v1::TENSOR_NAME_D_BIAS:
+      return outputs.d_bias;
+    case v1::TENSOR_NAME_D_SINKS:
+      return outputs.d_sinks;
+    default:
+      return outputs.o;
+  }
+}
+// Bytes of O in the answer, or of the gradients, if the shapes fit together.
 int64_t AnswerBytes(const AttentionCall& call);
 
 }  // namespace attend::client

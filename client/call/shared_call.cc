@@ -10,35 +10,30 @@
 namespace attend::client {
 namespace {
 
-template <class Call, class Visit>
-void ForTensors(Call& call, const Visit& visit) {
-  visit(call.q);
-  visit(call.k);
-  visit(call.v);
-  if (call.bias) visit(*call.bias);
-}
-
-int64_t LseBytes(const AttentionCall& call) {
-  if (!call.return_lse) return 0;
-  return TensorBytes("lse", DType::kFloat32, LseShape(call)).value();
+int64_t BytesOf(const AnswerTensor& tensor) {
+  return TensorBytes(NameOf(tensor.name), tensor.dtype, tensor.shape).value();
 }
 
 }  // namespace
 
 int64_t SharedInputBytes(const AttentionCall& call) {
   int64_t bytes = 0;
-  ForTensors(call, [&bytes](const TensorRef& tensor) { bytes += SharedSpace(tensor.bytes); });
+  ForTensors(call, [&bytes](v1::TensorName, const TensorRef& tensor) {
+    bytes += SharedSpace(tensor.bytes);
+  });
   return bytes;
 }
 
 int64_t SharedOutputBytes(const AttentionCall& call) {
-  return SharedSpace(AnswerBytes(call)) + SharedSpace(LseBytes(call));
+  int64_t bytes = 0;
+  for (const AnswerTensor& each : AnswerTensors(call)) bytes += SharedSpace(BytesOf(each));
+  return bytes;
 }
 
 Status ShareInputs(const SharedPlace& place, AttentionCall* call) {
   SharedPlace next = place;
   Status status;
-  ForTensors(*call, [&](TensorRef& tensor) {
+  ForTensors(*call, [&](v1::TensorName, TensorRef& tensor) {
     if (DeviceMemory* const device = next.region->device(); device != nullptr) {
       if (status.ok()) status = device->Write(next.offset, tensor.data, tensor.bytes);
       tensor.shared = next;
@@ -54,9 +49,10 @@ Status ShareInputs(const SharedPlace& place, AttentionCall* call) {
 
 SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call) {
   SharedOutputs outputs;
-  outputs.o = place;
-  if (call.return_lse) {
-    outputs.lse = SharedPlace{place.region, place.offset + SharedSpace(AnswerBytes(call))};
+  SharedPlace next = place;
+  for (const AnswerTensor& each : AnswerTensors(call)) {
+    PlaceOf(outputs, each.name) = next;
+    next.offset += SharedSpace(BytesOf(each));
   }
   return outputs;
 }

@@ -8,6 +8,7 @@
 #include "client/call/random.h"
 #include "client/call/shared_call.h"
 #include "client/cli/commands.h"
+#include "client/forward_pass.h"
 #include "client/tool/call_spec.h"
 #include "client/tool/verify.h"
 #include "kernels/util/host_mapping.h"
@@ -17,6 +18,7 @@ namespace {
 
 struct CheckOptions {
   bool quick = false;
+  bool backward = false;
   std::vector<std::string> dtypes;
   std::vector<std::string> shapes;
   std::string kernel;
@@ -80,6 +82,7 @@ Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
       Result<CallSpec> spec = ParseCallSpec(text);
       if (!spec.ok()) return spec.status();
       spec->dtype = *parsed;
+      spec->backward |= options.backward;
       if (!options.kernel.empty()) spec->kernel = options.kernel;
       specs.push_back(std::move(*spec));
     }
@@ -98,16 +101,20 @@ bool CheckOne(Client& client, SharedMemory* memory, const CallSpec& spec, uint64
     std::fflush(stdout);
   };
   Result<AttentionCall> call = MakeRandomCall(spec, seed);
+  CallOptions call_options;
+  call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
+  call_options.transport = options.transport.transport;
+  call_options.tenant = options.tenant;
+  if (call.ok()) {
+    const Status forward = AddForwardPass(client, call_options, &*call);
+    if (!forward.ok()) call = forward;
+  }
   if (call.ok() && memory != nullptr) call = ShareCall(*memory, *call);
   if (!call.ok()) {
     row("-", 0, 0, "FAILED", call.status().ToString());
     return false;
   }
   call->check = true;
-  CallOptions call_options;
-  call_options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(options.deadline_s * 1e9));
-  call_options.transport = options.transport.transport;
-  call_options.tenant = options.tenant;
   const Result<AttentionResult> result = client.Call(*call, call_options);
   if (!result.ok()) {
     row("-", 0, 0, "FAILED", result.status().ToString());
@@ -168,6 +175,8 @@ Command AddCheck(CLI::App& app, const CommonOptions& common) {
   CLI::App* command =
       app.add_subcommand("check", "Check a grid of shapes and features against double precision");
   command->add_flag("--quick", options->quick, "Check a small grid only");
+  command->add_flag("--backward", options->backward,
+                    "Check gradients, by the O and LSE that the server gives first");
   command->add_option("--dtype", options->dtypes, "float32, float16, bfloat16; comma-separated")
       ->delimiter(',')
       ->capture_default_str();

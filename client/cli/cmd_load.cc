@@ -2,6 +2,7 @@
 //
 // attend-client load: puts load on a server and reports what it measured.
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <functional>
@@ -23,6 +24,7 @@ struct LoadFlags {
   TransportOptions transport;
   std::vector<std::string> shapes;
   std::string mix;
+  bool backward = false;
   std::vector<int64_t> concurrency;
   std::vector<double> rates;
   std::string arrivals = "poisson";
@@ -62,6 +64,7 @@ Status FillMix(LoadFlags* flags) {
     flags->load.mix.push_back(std::move(*spec));
   }
   if (flags->load.mix.empty()) flags->load.mix.push_back(*ParseCallSpec("B1,H8,L128,D64"));
+  for (CallSpec& spec : flags->load.mix) spec.backward |= flags->backward;
   return Status();
 }
 
@@ -94,6 +97,11 @@ Status Finish(LoadFlags* flags, const CommonOptions& common) {
     return InvalidArgument(
         "--transport cuda-ipc excludes --check: the server cannot check tensors in a GPU's memory; "
         "--verify checks them here");
+  }
+  const bool backward = std::any_of(load.mix.begin(), load.mix.end(),
+                                    [](const CallSpec& spec) { return spec.backward; });
+  if (load.session.sessions > 0 && backward) {
+    return InvalidArgument("--sessions excludes backward: keys in sessions have no gradients");
   }
   if (load.session.sessions > 0 && flags->transport.shared_memory) {
     return InvalidArgument("--sessions excludes --transport shm and cuda-ipc");
@@ -230,12 +238,15 @@ void AddShape(CLI::App* command, LoadFlags* f) {
   command
       ->add_option("--shape", f->shapes,
                    "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,window="
-                   "L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,kernel=NAME,weight=1; give "
-                   "only what differs; repeatable. Default B1,H8,L128,D64")
+                   "L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,backward,kernel=NAME,"
+                   "weight=1; give only what differs; repeatable. Default B1,H8,L128,D64")
       ->take_all()
       ->allow_extra_args(false);
   command->add_option("--mix", f->mix,
                       "JSON file with an array of shapes, see client/load/README.md");
+  command->add_flag("--backward", f->backward,
+                    "Ask for gradients, whatever the shapes say; their forward passes are made "
+                    "before the measurement");
   command->add_option("--pool", f->load.pool, "Number of different inputs for each shape")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

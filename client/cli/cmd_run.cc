@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client run: computes one attention on tensors from files and writes its answer to files.
+// attend-client run: computes one attention, or its gradients, on tensors from files and writes the
+// answer to files.
 
 #include <cstdio>
 
 #include "client/call/shared_call.h"
+#include "client/cli/backward_flags.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
+#include "client/forward_pass.h"
 #include "client/memory/cuda_memory.h"
 #include "client/tool/verify.h"
 
@@ -15,6 +18,7 @@ namespace {
 
 struct RunOptions : CallFlags {
   bool verify = false;
+  BackwardFlags gradients;
   TransportOptions transport;
 };
 
@@ -41,23 +45,38 @@ Status Share(const RunOptions& options, Client& client, AttentionCall* call) {
   return Status();
 }
 
-int Run(const RunOptions& options, const CommonOptions& common) {
+// The call with what it needs from files, if its outputs could be written.
+Result<AttentionCall> Prepare(const RunOptions& options) {
   Result<AttentionCall> call = MakeCall(options, {});
+  if (!call.ok()) return call;
+  ATTEND_RETURN_IF_ERROR(CheckOutputs(options, *call));
+  if (!options.gradients.backward) return call;
+  ATTEND_RETURN_IF_ERROR(CheckGradientsFile(options.gradients, options.out));
+  ATTEND_RETURN_IF_ERROR(FillBackward(options.gradients, options.safetensors, &*call));
+  return call;
+}
+
+int Run(const RunOptions& options, const CommonOptions& common) {
+  Result<AttentionCall> call = Prepare(options);
   if (!call.ok()) return Fail(call.status(), kExitUsage);
-  const Status outputs = CheckOutputs(options, *call);
-  if (!outputs.ok()) return Fail(outputs, kExitUsage);
   const Result<std::unique_ptr<Client>> client = Client::Make(ClientOptionsOf(common));
   if (!client.ok()) return Fail(client.status(), kExitUsage);
   WarnOfTenant(options.tenant, **client);
+  CallOptions call_options = CallOptionsOf(options);
+  const Status forward = AddForwardPass(**client, call_options, &*call);
+  if (!forward.ok()) return Fail(forward, kExitFailed);
   const Status shared = Share(options, **client, &*call);
   if (!shared.ok()) return Fail(shared, kExitFailed);
-  CallOptions call_options = CallOptionsOf(options);
   call_options.transport = options.transport.transport;
   const Result<AttentionResult> result = (*client)->Call(*call, call_options);
   if (!result.ok()) return Fail(result.status(), kExitFailed);
-  const Status written = WriteOutputs(options, *result);
+  const bool backward = call->backward.has_value();
+  const Status written =
+      backward ? WriteGradients(options.out, *result) : WriteOutputs(options, *result);
   if (!written.ok()) return Fail(written, kExitUsage);
-  std::string line = DescribeOutputs(options, *result) + ", " + DescribeAnswer(*result);
+  std::string line =
+      (backward ? DescribeGradients(options.out, *result) : DescribeOutputs(options, *result)) +
+      ", " + DescribeAnswer(*result);
   bool ok = true;
   if (result->check) {
     ok = result->check->ok;
@@ -80,6 +99,7 @@ Command AddRun(CLI::App& app, const CommonOptions& common) {
   CLI::App* command = app.add_subcommand("run", "Compute one attention on tensors from files");
   AddFiles(command, options.get(), {});
   AddMeaning(command, options.get(), /*packed=*/true);
+  AddBackward(command, &options->gradients);
   AddCallOptions(command, options.get());
   command->add_flag("--verify", options->verify,
                     "Check a sample of rows here, in double precision");

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "client/call/shared_call.h"
+#include "client/forward_pass.h"
+#include "kernels/contract/gradients.h"
 
 namespace attend::client {
 namespace {
@@ -16,8 +18,20 @@ Result<WorkItem> MakeItem(const CallSpec& spec, uint64_t seed) {
   item.call = std::move(*call);
   const Result<Attention> attention = Describe(item.call, nullptr, nullptr);
   if (!attention.ok()) return attention.status();
-  item.flops = Flops(*attention);
+  item.flops = item.call.backward ? BackwardFlops(*attention) : Flops(*attention);
   return item;
+}
+
+// What calls for gradients need of their forward passes, which are made one after another.
+Status AddForwardPasses(const LoadOptions& options, std::vector<WorkItem>& items) {
+  const Result<std::unique_ptr<Client>> client = Client::Make(options.client);
+  if (!client.ok()) return client.status();
+  CallOptions call_options;
+  call_options.tenant = options.tenant;
+  for (WorkItem& item : items) {
+    ATTEND_RETURN_IF_ERROR(AddForwardPass(**client, call_options, &item.call));
+  }
+  return Status();
 }
 
 Status EncodeItem(const LoadOptions& options, WorkItem& item) {
@@ -57,6 +71,7 @@ Result<Workload> Workload::Make(const LoadOptions& options) {
       }
       items.push_back(std::move(*item));
     }
+    if (spec.backward) ATTEND_RETURN_IF_ERROR(AddForwardPasses(options, items));
     weight += spec.weight;
     workload.cumulative_weight_.push_back(weight);
   }

@@ -21,7 +21,10 @@ void UnaryOp::Start() {
 }
 
 void UnaryOp::StartAttempt() {
-  static const std::string* const method = new std::string("/attend.v1.AttentionService/Attend");
+  static const std::string* const attend = new std::string("/attend.v1.AttentionService/Attend");
+  static const std::string* const backward =
+      new std::string("/attend.v1.AttentionService/Backward");
+  const std::string* const method = call_->backward() ? backward : attend;
   Connection& connection = pool_->at(connection_);
   reader_.reset();
   context_.emplace();
@@ -38,8 +41,7 @@ bool UnaryOp::TriesAgain(Status& status) {
   const Pushback pushback = PushbackOf(*context_);
   // The server says when to try again. Where it has not, the connection was lost, and the request
   // may still run: one that was tried again would share its place with it.
-  const bool placed = call_->outputs().o.has_value() || call_->outputs().lse.has_value();
-  if (placed && pushback.kind == Pushback::Kind::kNone) return false;
+  if (call_->outputs().any() && pushback.kind == Pushback::Kind::kNone) return false;
   return ScheduleRetry(status, pushback);
 }
 

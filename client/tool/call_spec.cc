@@ -36,9 +36,10 @@ constexpr Word<int64_t> kSizes[] = {
 };
 
 constexpr Word<bool> kFlags[] = {
-    {"ragged", &CallSpec::ragged}, {"causal", &CallSpec::causal}, {"top-left", &CallSpec::top_left},
-    {"bias", &CallSpec::bias},     {"alibi", &CallSpec::alibi},   {"sinks", &CallSpec::sinks},
-    {"lse", &CallSpec::lse},
+    {"ragged", &CallSpec::ragged},     {"causal", &CallSpec::causal},
+    {"top-left", &CallSpec::top_left}, {"bias", &CallSpec::bias},
+    {"alibi", &CallSpec::alibi},       {"sinks", &CallSpec::sinks},
+    {"lse", &CallSpec::lse},           {"backward", &CallSpec::backward},
 };
 
 // Whether `word` is a size, and then whether it was a good one.
@@ -101,7 +102,7 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
   } else {
     return BadWord(word,
                    "unknown; known are B H Hq Hkv L Lq Lk D Dv dtype layout ragged causal window "
-                   "top-left scale softcap bias alibi sinks lse kernel weight");
+                   "top-left scale softcap bias alibi sinks lse backward kernel weight");
   }
   return Status();
 }
@@ -186,7 +187,7 @@ Status FillTerms(const CallSpec& spec, int64_t longest_q, int64_t longest_k, Ran
                  AttentionCall* call) {
   call->scale = spec.scale;
   call->softcap = spec.softcap;
-  call->return_lse = spec.lse;
+  call->return_lse = spec.lse && !spec.backward;
   call->kernel = spec.kernel;
   if (spec.alibi) {
     for (int64_t h = 0; h < spec.heads_q; ++h) {
@@ -263,7 +264,9 @@ Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max) {
        {std::pair{"q", Shape{calls, spec.batch, spec.heads_q, spec.len_q, spec.dim}},
         std::pair{"k", Shape{calls, spec.batch, spec.heads_kv, spec.len_k, spec.dim}},
         std::pair{"v", Shape{calls, spec.batch, spec.heads_kv, spec.len_k, spec.dim_v}},
-        std::pair{"bias", Shape{spec.bias ? calls : 0, spec.heads_q, spec.len_q, spec.len_k}}}) {
+        std::pair{"bias", Shape{spec.bias ? calls : 0, spec.heads_q, spec.len_q, spec.len_k}},
+        std::pair{"o and d_o", Shape{spec.backward ? calls : 0, 2 * spec.batch, spec.heads_q,
+                                     spec.len_q, spec.dim_v}}}) {
     const Result<int64_t> bytes = TensorBytes(name, spec.dtype, shape);
     if (!bytes.ok() || __builtin_add_overflow(all, *bytes, &all)) {
       return InvalidArgument("the bytes of its inputs overflow 64 bits");
@@ -311,6 +314,13 @@ Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
   }
   FillMask(spec, &call);
   ATTEND_RETURN_IF_ERROR(FillTerms(spec, longest_q, longest_k, random, &call));
+  if (!spec.backward) return call;
+  BackwardCall& backward = call.backward.emplace();
+  backward.d_bias = spec.bias;
+  backward.d_sinks = spec.sinks;
+  Result<TensorRef> d_o = RandomTensor("d_o", spec.dtype, AnswerShape(call), random);
+  if (!d_o.ok()) return d_o.status();
+  backward.d_o = std::move(*d_o);
   return call;
 }
 

@@ -36,6 +36,7 @@ struct CallSpec {
   bool alibi = false;
   bool sinks = false;
   bool lse = false;
+  bool backward = false;  // all gradients that there are, and not O and LSE
   std::string kernel;
   double weight = 1;  // share of the mix, relative to the others
 };
@@ -45,6 +46,7 @@ struct CallSpec {
 //   dtype=float16|bfloat16|float32  layout=bhld|blhd|lhd  ragged
 //   causal  window=LEFT:RIGHT  top-left          mask; -1 = no bound
 //   scale=X softcap=X bias alibi sinks lse       terms of the scores, and the log-sum-exp
+//   backward                                     gradients instead of O
 //   kernel=NAME  weight=X
 Result<CallSpec> ParseCallSpec(const std::string& text);
 
@@ -56,7 +58,8 @@ Result<std::vector<CallSpec>> ReadMix(const std::string& path);
 // off it otherwise.
 Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max);
 
-// The call, its tensors filled from `seed` with values of mean 0 and variance 1.
+// The call, its tensors filled from `seed` with values of mean 0 and variance 1. One for gradients
+// lacks O and LSE (forward_pass.h).
 Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed);
 
 }  // namespace attend::client

@@ -8,12 +8,19 @@
 
 #include <algorithm>
 
+#include "client/call/backward_call.h"
+#include "kernels/reference/check_gradients.h"
 #include "kernels/util/thread_name.h"
 
 namespace attend::client {
 
 Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult& result,
                                 uint64_t seed, double work_budget) {
+  if (call.backward) {
+    const Result<DescribedBackward> described = DescribeBackward(call, result);
+    if (!described.ok()) return described.status();
+    return CheckGradients(described->attention, described->gradients, seed, work_budget);
+  }
   if (call.return_lse != result.lse.has_value()) {
     return Internal(call.return_lse ? "the answer has no lse"
                                     : "the answer has an lse that was not requested");
@@ -36,7 +43,10 @@ VerifyQueue::~VerifyQueue() {
 }
 
 void VerifyQueue::Add(const AttentionCall& call, AttentionResult result, uint64_t seed) {
-  const int64_t bytes = result.o.bytes + (result.lse ? result.lse->bytes : 0) + 1024;
+  int64_t bytes = 1024;
+  for (const AnswerTensor& each : AnswerTensors(call)) {
+    if (const HostTensor* const tensor = TensorOf(result, each.name)) bytes += tensor->bytes;
+  }
   const MutexLock lock(mutex_);
   // One answer is always taken, however large.
   if (!entries_.empty() && bytes_ + bytes > bytes_max_) {

@@ -82,6 +82,27 @@ Result<HostTensor> MakeTensor(const char* name, DType dtype, const std::vector<i
   return made;
 }
 
+v1::Tensor& InputOf(v1::AttendRequest& request, v1::TensorName name) {
+  switch (name) {
+    case v1::TENSOR_NAME_K:
+      return *request.mutable_k();
+    case v1::TENSOR_NAME_V:
+      return *request.mutable_v();
+    case v1::TENSOR_NAME_BIAS:
+      return *request.mutable_bias();
+    case v1::TENSOR_NAME_O:
+      return *request.mutable_backward()->mutable_o();
+    case v1::TENSOR_NAME_LSE:
+      return *request.mutable_backward()->mutable_lse();
+    case v1::TENSOR_NAME_D_O:
+      return *request.mutable_backward()->mutable_d_o();
+    case v1::TENSOR_NAME_D_LSE:
+      return *request.mutable_backward()->mutable_d_lse();
+    default:
+      return *request.mutable_q();
+  }
+}
+
 // The number of consecutive units in a tensor of a call: heads, or sequences whose heads are
 // interleaved. At least 1.
 int64_t UnitsIn(v1::Layout layout, const std::vector<int64_t>& shape) {
@@ -94,6 +115,13 @@ int64_t UnitsIn(v1::Layout layout, const std::vector<int64_t>& shape) {
 // KV heads one after another, each with its query heads and their bias. Shapes that do not fit
 // together make one unit: the server refuses them.
 PieceOrder OrderOf(const AttentionCall& call) {
+  if (call.backward) {  // which is computed as one
+    std::vector<PieceOrder::Tensor> all;
+    ForTensors(call, [&](v1::TensorName, const TensorRef& each) {
+      all.push_back({each.bytes, 1});
+    });
+    return PieceOrder(all);
+  }
   const int64_t heads_q = UnitsIn(call.layout, call.q.shape);
   int64_t units = UnitsIn(call.layout, call.k.shape);
   if (UnitsIn(call.layout, call.v.shape) != units || heads_q % units != 0) units = 1;
@@ -113,15 +141,13 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
                                       std::shared_ptr<const void> keep_alive) {
   ChunkedCall chunked;
   chunked.header_ = RequestHeader(call);
-  chunked.header_.mutable_q()->mutable_chunked();
-  chunked.header_.mutable_k()->mutable_chunked();
-  chunked.header_.mutable_v()->mutable_chunked();
-  if (call.bias) chunked.header_.mutable_bias()->mutable_chunked();
-  chunked.tensors_ = {call.q, call.k, call.v};
-  if (call.bias) chunked.tensors_.push_back(*call.bias);
+  ForTensors(call, [&](v1::TensorName name, const TensorRef& tensor) {
+    InputOf(chunked.header_, name).mutable_chunked();
+    chunked.tensors_.emplace_back(name, tensor);
+  });
   chunked.keep_alive_ = std::move(keep_alive);
   chunked.owned_ = true;
-  for (const TensorRef& tensor : chunked.tensors_) {
+  for (const auto& [name, tensor] : chunked.tensors_) {
     if (tensor.bytes < 0) {
       return InvalidArgument("a tensor has " + std::to_string(tensor.bytes) +
                              " bytes, must have at least 0");
@@ -131,9 +157,7 @@ Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
   }
   chunked.pieces_ = OrderOf(call);
   chunked.answer_bytes_ = AnswerBytes(call);
-  chunked.answer_dtype_ = AnswerDType(call);
-  chunked.answer_shape_ = AnswerShape(call);
-  if (call.return_lse) chunked.lse_shape_ = LseShape(call);
+  chunked.answer_ = AnswerTensors(call);
   chunked.header_bytes_ = static_cast<int64_t>(chunked.header_.ByteSizeLong());
   return chunked;
 }
@@ -146,10 +170,10 @@ grpc::ByteBuffer ChunkedCall::Header(std::string_view request_id) const {
 }
 
 grpc::ByteBuffer ChunkedCall::Chunk(int tensor, int64_t offset, int64_t bytes) const {
-  const TensorRef& from = tensors_[static_cast<size_t>(tensor)];
+  const auto& [name, from] = tensors_[static_cast<size_t>(tensor)];
   std::array<uint8_t, 40> head;
   uint8_t* end = CodedOutputStream::WriteVarint32ToArray(kTensorTag, head.data());
-  end = CodedOutputStream::WriteVarint32ToArray(v1::TENSOR_NAME_Q + tensor, end);
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(name), end);
   end = CodedOutputStream::WriteVarint32ToArray(kOffsetTag, end);
   end = CodedOutputStream::WriteVarint64ToArray(static_cast<uint64_t>(offset), end);
   end = CodedOutputStream::WriteVarint32ToArray(kDataTag, end);
@@ -218,16 +242,18 @@ Status ChunkedAnswer::TakeFields(grpc::ByteBuffer* message,
 }
 
 Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
-  ATTEND_RETURN_IF_ERROR(
-      CheckTensor("o", response->o(), call_->answer_dtype(), call_->answer_shape()));
-  const bool lse_wanted = !call_->lse_shape().empty();
-  if (response->has_lse() != lse_wanted) {
-    return Malformed(lse_wanted ? "it has no lse, but one was requested"
-                                : "it has an lse, but none was requested");
-  }
-  if (lse_wanted) {
-    ATTEND_RETURN_IF_ERROR(
-        CheckTensor("lse", response->lse(), DType::kFloat32, call_->lse_shape()));
+  auto wanted = call_->answer().begin();
+  for (const v1::TensorName name : kAnswerNames) {
+    const v1::Tensor* const meta = TensorOf(*response, name);
+    const bool asked = wanted != call_->answer().end() && wanted->name == name;
+    if ((meta != nullptr) != asked) {
+      return Malformed(asked
+                           ? "it has no " + std::string(NameOf(name)) + ", but one was requested"
+                           : "it has an " + std::string(NameOf(name)) + ", but none was requested");
+    }
+    if (!asked) continue;
+    ATTEND_RETURN_IF_ERROR(CheckTensor(NameOf(name), *meta, wanted->dtype, wanted->shape));
+    ++wanted;
   }
   const MutexLock lock(mutex_);
   if (header_) return Malformed("a second header");
@@ -239,18 +265,16 @@ Status ChunkedAnswer::TakeHeader(v1::AttendResponse* response) {
 
 Status ChunkedAnswer::MakeTensors() {
   if (made_) return Status();
-  Result<HostTensor> o = MakeTensor("o", call_->answer_dtype(), call_->answer_shape(), payload_);
-  if (!o.ok()) return o.status();
-  int64_t bytes = o->bytes;
-  if (!call_->lse_shape().empty()) {
-    Result<HostTensor> lse = MakeTensor("lse", DType::kFloat32, call_->lse_shape(), payload_);
-    if (!lse.ok()) return lse.status();
-    if (__builtin_add_overflow(bytes, lse->bytes, &bytes)) {
-      return Malformed("the bytes of o and lse overflow 64 bits");
+  if (call_->backward()) response_.result.gradients.emplace();
+  int64_t bytes = 0;
+  for (const AnswerTensor& each : call_->answer()) {
+    Result<HostTensor> made = MakeTensor(NameOf(each.name), each.dtype, each.shape, payload_);
+    if (!made.ok()) return made.status();
+    if (__builtin_add_overflow(bytes, made->bytes, &bytes)) {
+      return Malformed("the bytes of its tensors overflow 64 bits");
     }
-    response_.result.lse = std::move(*lse);
+    MakeTensorOf(response_.result, each.name) = std::move(*made);
   }
-  response_.result.o = std::move(*o);
   missing_bytes_ = response_.payload_bytes = bytes;
   made_ = true;
   return Status();
@@ -258,17 +282,19 @@ Status ChunkedAnswer::MakeTensors() {
 
 Result<std::byte*> ChunkedAnswer::Reserve(int tensor, uint64_t offset, int64_t bytes) {
   ATTEND_RETURN_IF_ERROR(MakeTensors());
-  const bool lse = tensor == v1::TENSOR_NAME_LSE;
-  const HostTensor* to = nullptr;
-  if (tensor == v1::TENSOR_NAME_O) to = &response_.result.o;
-  if (lse && response_.result.lse) to = &*response_.result.lse;
+  const std::vector<AnswerTensor>& answer = call_->answer();
+  const auto found = std::find_if(answer.begin(), answer.end(),
+                                  [&](const AnswerTensor& each) { return each.name == tensor; });
+  const HostTensor* const to =
+      found == answer.end() ? nullptr : TensorOf(response_.result, found->name);
   const int64_t size = to == nullptr ? 0 : to->bytes;
   if (to == nullptr || bytes > size || offset > static_cast<uint64_t>(size - bytes)) {
     return Malformed("a chunk of tensor " + std::to_string(tensor) + " at offset " +
                      std::to_string(offset) + " with " + std::to_string(bytes) +
                      " bytes is not within the tensor's " + std::to_string(size));
   }
-  if (!came_[lse ? 1 : 0].Add(static_cast<int64_t>(offset), bytes)) {
+  if (!came_[static_cast<size_t>(found - answer.begin())].Add(static_cast<int64_t>(offset),
+                                                              bytes)) {
     return Malformed("bytes of tensor " + std::to_string(tensor) + " in [" +
                      std::to_string(offset) + ", " +
                      std::to_string(static_cast<int64_t>(offset) + bytes) + ") came twice");

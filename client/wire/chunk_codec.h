@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/call/attention_call.h"
@@ -37,25 +38,22 @@ class ChunkedCall {
   // The order of all its bytes; each attempt copies it.
   const PieceOrder& pieces() const { return pieces_; }
   int64_t payload_bytes() const { return payload_bytes_; }
-  int64_t answer_bytes() const { return answer_bytes_; }  // of O
-  // What O and the LSE of its answer must be. The LSE's shape is empty if none was asked for.
-  DType answer_dtype() const { return answer_dtype_; }
-  const std::vector<int64_t>& answer_shape() const { return answer_shape_; }
-  const std::vector<int64_t>& lse_shape() const { return lse_shape_; }
+  int64_t answer_bytes() const { return answer_bytes_; }  // of O, or of the gradients
+  // What its answer must have.
+  const std::vector<AnswerTensor>& answer() const { return answer_; }
+  bool backward() const { return header_.has_backward(); }
   int64_t header_bytes() const { return header_bytes_; }  // without request_id
   bool owned() const { return owned_; }
 
  private:
   v1::AttendRequest header_;
-  std::vector<TensorRef> tensors_;  // q, k, v and perhaps bias
+  std::vector<std::pair<v1::TensorName, TensorRef>> tensors_;
   PieceOrder pieces_;
   std::shared_ptr<const void> keep_alive_;
   int64_t payload_bytes_ = 0;
   int64_t answer_bytes_ = 0;
   int64_t header_bytes_ = 0;
-  DType answer_dtype_ = DType::kFloat32;
-  std::vector<int64_t> answer_shape_;
-  std::vector<int64_t> lse_shape_;
+  std::vector<AnswerTensor> answer_;
   bool owned_ = false;
 };
 
@@ -102,8 +100,9 @@ class ChunkedAnswer {
   bool header_ ATTEND_GUARDED_BY(mutex_) = false;
   bool made_ ATTEND_GUARDED_BY(mutex_) = false;  // the response's tensors
   DecodedResponse response_ ATTEND_GUARDED_BY(mutex_);
-  std::array<ByteRanges, 2> came_ ATTEND_GUARDED_BY(mutex_);  // of O and LSE
-  int64_t missing_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;       // once the tensors are made
+  // Of each tensor of the call's answer.
+  std::array<ByteRanges, kAnswerTensorsMax> came_ ATTEND_GUARDED_BY(mutex_);
+  int64_t missing_bytes_ ATTEND_GUARDED_BY(mutex_) = 0;  // once the tensors are made
 };
 
 }  // namespace attend::client

@@ -5,6 +5,11 @@
 
 #include "client/wire/message_codec.h"
 
+#include <algorithm>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 namespace attend::client {
 namespace {
 
@@ -28,6 +33,33 @@ Result<TensorRef> RefOf(const char* name, const v1::Tensor& meta, int raw_index,
   return ref;
 }
 
+// The backward pass of `request`, whose first raw entry is that one.
+Result<BackwardCall> BackwardOf(const std::shared_ptr<const v1::AttendRequest>& request,
+                                int raw_index) {
+  const v1::BackwardPass& from = request->backward();
+  BackwardCall to;
+  TensorRef d_lse;
+  std::vector<std::tuple<const char*, const v1::Tensor*, TensorRef*>> tensors = {
+      {"o", &from.o(), &to.o}, {"lse", &from.lse(), &to.lse}, {"d_o", &from.d_o(), &to.d_o}};
+  if (from.has_d_lse()) tensors.emplace_back("d_lse", &from.d_lse(), &d_lse);
+  for (const auto& [name, meta, target] : tensors) {
+    Result<TensorRef> ref = RefOf(name, *meta, raw_index++, request);
+    if (!ref.ok()) return ref.status();
+    *target = std::move(*ref);
+  }
+  if (from.has_d_lse()) to.d_lse = std::move(d_lse);
+  const auto wanted = [&](v1::TensorName name) {
+    return std::count(from.wanted().begin(), from.wanted().end(), name) > 0;
+  };
+  const bool usual = from.wanted_size() == 0;
+  to.d_q = usual || wanted(v1::TENSOR_NAME_D_Q);
+  to.d_k = usual || wanted(v1::TENSOR_NAME_D_K);
+  to.d_v = usual || wanted(v1::TENSOR_NAME_D_V);
+  to.d_bias = wanted(v1::TENSOR_NAME_D_BIAS);
+  to.d_sinks = wanted(v1::TENSOR_NAME_D_SINKS);
+  return to;
+}
+
 }  // namespace
 
 Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> request) {
@@ -45,6 +77,11 @@ Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> r
     Result<TensorRef> ref = RefOf("bias", m.bias(), raw_index++, request);
     if (!ref.ok()) return ref.status();
     call.bias = std::move(*ref);
+  }
+  if (m.has_backward()) {
+    Result<BackwardCall> backward = BackwardOf(request, raw_index);
+    if (!backward.ok()) return backward.status();
+    call.backward = std::move(*backward);
   }
   call.request_id = m.request_id();
   call.layout = m.layout() == v1::LAYOUT_UNSPECIFIED ? v1::LAYOUT_BHLD : m.layout();

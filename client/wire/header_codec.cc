@@ -4,7 +4,9 @@
 
 #include "client/wire/message_codec.h"
 
+#include <algorithm>
 #include <cassert>
+#include <utility>
 
 namespace attend::client {
 namespace {
@@ -25,14 +27,31 @@ void FillTensor(const TensorRef& from, v1::Tensor* to) {
   }
 }
 
+const char* Article(v1::TensorName name) {
+  return name == v1::TENSOR_NAME_O || name == v1::TENSOR_NAME_LSE ? "an " : "a ";
+}
+
+void FillBackward(const BackwardCall& from, v1::BackwardPass* to) {
+  FillTensor(from.o, to->mutable_o());
+  FillTensor(from.lse, to->mutable_lse());
+  FillTensor(from.d_o, to->mutable_d_o());
+  if (from.d_lse) FillTensor(*from.d_lse, to->mutable_d_lse());
+  for (const auto& [wanted, name] :
+       {std::pair{from.d_q, v1::TENSOR_NAME_D_Q}, std::pair{from.d_k, v1::TENSOR_NAME_D_K},
+        std::pair{from.d_v, v1::TENSOR_NAME_D_V}, std::pair{from.d_bias, v1::TENSOR_NAME_D_BIAS},
+        std::pair{from.d_sinks, v1::TENSOR_NAME_D_SINKS}}) {
+    if (wanted) to->add_wanted(name);
+  }
+}
+
 std::optional<int64_t> BytesOf(const char* name, DType dtype, const std::vector<int64_t>& shape) {
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
   return bytes.ok() ? std::optional(*bytes) : std::nullopt;
 }
 
-Status CheckBytes(const char* name, int64_t bytes, std::optional<int64_t> asked) {
+Status CheckBytes(v1::TensorName name, int64_t bytes, std::optional<int64_t> asked) {
   if (!asked || bytes == *asked) return Status();
-  return Internal("the server's answer has an " + std::string(name) + " of " +
+  return Internal("the server's answer has " + std::string(Article(name)) + NameOf(name) + " of " +
                   std::to_string(bytes) + " bytes, the request's has " + std::to_string(*asked));
 }
 
@@ -40,31 +59,73 @@ Status CheckBytes(const char* name, int64_t bytes, std::optional<int64_t> asked)
 
 AnswerSizes SizesOf(const AttentionCall& call) {
   AnswerSizes sizes;
-  sizes.has_lse = call.return_lse;
-  if (HasKeys(call)) sizes.o = BytesOf("o", AnswerDType(call), AnswerShape(call));
-  if (call.return_lse) sizes.lse = BytesOf("lse", DType::kFloat32, LseShape(call));
+  if (!call.backward && !HasKeys(call)) sizes.push_back({v1::TENSOR_NAME_O, std::nullopt});
+  for (const AnswerTensor& each : AnswerTensors(call)) {
+    sizes.push_back({each.name, BytesOf(NameOf(each.name), each.dtype, each.shape)});
+  }
   return sizes;
 }
 
 Status EncodedCall::CheckAnswer(const AttentionResult& result) const {
   assert(chunked_ == nullptr && "it is not one message");
-  ATTEND_RETURN_IF_ERROR(CheckBytes("o", result.o.bytes, sizes_.o));
-  if (result.lse.has_value() != sizes_.has_lse) {
-    return Internal(sizes_.has_lse ? "the server's answer has no lse, but one was requested"
-                                   : "the server's answer has an lse, but none was requested");
+  for (const v1::TensorName name : kAnswerNames) {
+    const HostTensor* const tensor = TensorOf(result, name);
+    const auto asked = std::find_if(sizes_.begin(), sizes_.end(),
+                                    [&](const AnswerSize& each) { return each.name == name; });
+    const bool wanted = asked != sizes_.end();
+    if ((tensor != nullptr) != wanted) {
+      const std::string what = NameOf(name);
+      return Internal(wanted ? "the server's answer has no " + what + ", but one was requested"
+                             : "the server's answer has " + std::string(Article(name)) + what +
+                                   ", but none was requested");
+    }
+    if (wanted) ATTEND_RETURN_IF_ERROR(CheckBytes(name, tensor->bytes, asked->bytes));
   }
-  return sizes_.has_lse ? CheckBytes("lse", result.lse->bytes, sizes_.lse) : Status();
+  return Status();
+}
+
+const v1::Tensor* TensorOf(const v1::AttendResponse& response, v1::TensorName name) {
+  const v1::Gradients& g = response.gradients();
+  const auto present = [](bool has, const v1::Tensor& tensor) { return has ? &tensor : nullptr; };
+  switch (name) {
+    case v1::TENSOR_NAME_O:
+      return present(response.has_o(), response.o());
+    case v1::TENSOR_NAME_LSE:
+      return present(response.has_lse(), response.lse());
+    case v1::TENSOR_NAME_D_Q:
+      return present(g.has_d_q(), g.d_q());
+    case v1::TENSOR_NAME_D_K:
+      return present(g.has_d_k(), g.d_k());
+    case v1::TENSOR_NAME_D_V:
+      return present(g.has_d_v(), g.d_v());
+    case v1::TENSOR_NAME_D_BIAS:
+      return present(g.has_d_bias(), g.d_bias());
+    case v1::TENSOR_NAME_D_SINKS:
+      return present(g.has_d_sinks(), g.d_sinks());
+    default:
+      return nullptr;
+  }
 }
 
 void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to) {
-  if (from.o) FillPlace(*from.o, to->mutable_o_placement()->mutable_shared_memory());
-  if (from.lse) FillPlace(*from.lse, to->mutable_lse_placement()->mutable_shared_memory());
+  const auto fill = [&](const std::optional<SharedPlace>& place, const auto& placement) {
+    if (place) FillPlace(*place, placement()->mutable_shared_memory());
+  };
+  fill(from.o, [&] { return to->mutable_o_placement(); });
+  fill(from.lse, [&] { return to->mutable_lse_placement(); });
+  fill(from.d_q, [&] { return to->mutable_backward()->mutable_d_q_placement(); });
+  fill(from.d_k, [&] { return to->mutable_backward()->mutable_d_k_placement(); });
+  fill(from.d_v, [&] { return to->mutable_backward()->mutable_d_v_placement(); });
+  fill(from.d_bias, [&] { return to->mutable_backward()->mutable_d_bias_placement(); });
+  fill(from.d_sinks, [&] { return to->mutable_backward()->mutable_d_sinks_placement(); });
 }
 
 bool UsesSharedMemory(const AttentionCall& call) {
-  const auto shared = [](const TensorRef& tensor) { return tensor.shared.region != nullptr; };
-  return shared(call.q) || shared(call.k) || shared(call.v) || (call.bias && shared(*call.bias)) ||
-         call.outputs.o || call.outputs.lse;
+  bool any = call.outputs.any();
+  ForTensors(call, [&](v1::TensorName, const TensorRef& tensor) {
+    any |= tensor.shared.region != nullptr;
+  });
+  return any;
 }
 
 v1::AttendRequest RequestHeader(const AttentionCall& call) {
@@ -94,6 +155,7 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
   m.set_kernel(call.kernel);
   m.set_check(call.check);
   m.set_priority(call.priority);
+  if (call.backward) FillBackward(*call.backward, m.mutable_backward());
   FillOutputs(call.outputs, &m);
   for (const SessionUse& use : call.sessions) {
     v1::SessionUse* const to = m.add_sessions();

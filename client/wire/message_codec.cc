@@ -5,6 +5,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 #include <cstring>
@@ -102,7 +103,7 @@ Status ReadFields(grpc::ByteBuffer* buffer, Payload payload, std::string* header
       continue;
     }
     uint64_t size;
-    if (!ReadShort(&in, &size) || raw->size() >= 2 ||
+    if (!ReadShort(&in, &size) || raw->size() >= size_t{kAnswerTensorsMax} ||
         size > static_cast<uint64_t>(total - in.CurrentPosition())) {
       return Malformed("entry " + std::to_string(raw->size()) + " of raw is cut short or too many");
     }
@@ -220,9 +221,9 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
                                       std::shared_ptr<const void> keep_alive) {
   EncodedCall encoded;
   std::string pending = RequestHeader(call).SerializeAsString();
-  std::vector<const TensorRef*> tensors = {&call.q};
-  if (HasKeys(call)) tensors.insert(tensors.end(), {&call.k, &call.v});
-  if (call.bias) tensors.push_back(&*call.bias);
+  std::vector<const TensorRef*> tensors;
+  ForTensors(call, [&](v1::TensorName, const TensorRef& tensor) { tensors.push_back(&tensor); });
+  encoded.backward_ = call.backward.has_value();
   encoded.owned_ = true;
   encoded.outputs_ = call.outputs;
   int64_t total = static_cast<int64_t>(pending.size());
@@ -258,7 +259,7 @@ Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
   }
   encoded.sizes_ = SizesOf(call);
   if (!UsesSharedMemory(call)) {
-    encoded.answer_bytes_ = AnswerBytes(call) + encoded.sizes_.lse.value_or(0);
+    for (const AnswerSize& each : encoded.sizes_) encoded.answer_bytes_ += each.bytes.value_or(0);
   }
   return encoded;
 }
@@ -275,7 +276,7 @@ Status EncodedCall::CheckMessageBytes(int64_t bytes_max) const {
 }
 
 std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs& outputs) const {
-  assert(chunked_ == nullptr && !outputs_.o && !outputs_.lse && "it has places already");
+  assert(chunked_ == nullptr && !outputs_.any() && "it has places already");
   auto with = std::make_shared<EncodedCall>(*this);
   v1::AttendRequest placements;
   FillOutputs(outputs, &placements);
@@ -288,8 +289,9 @@ std::shared_ptr<const EncodedCall> EncodedCall::WithOutputs(const SharedOutputs&
 
 grpc::ByteBuffer EncodedCall::ToByteBuffer(std::string_view request_id) const {
   assert(chunked_ == nullptr && "it is not one message");
-  // The usual q, k, v make 7 slices, bias 9: no memory is needed for the list.
-  constexpr size_t kSlicesMax = 11;
+  // Each tensor makes two slices, and the fields before and after them one each. No memory is
+  // needed for the list.
+  constexpr size_t kSlicesMax = 20;
   std::array<grpc::Slice, kSlicesMax> all;
   size_t count = 0;
   if (!request_id.empty()) {
@@ -329,21 +331,25 @@ Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload
     return decoded;
   }
   TakeSmallFields(&message, &decoded.result);
-  if (!message.has_o()) return Malformed("it has no o");
-  SharedOutputs outputs;
-  if (message.o().has_shared_memory() || message.lse().has_shared_memory()) {
-    if (find_outputs) outputs = find_outputs(decoded.result.request_id);
+  if (message.has_o() == message.has_gradients()) {
+    return Malformed(message.has_o() ? "it has o and gradients" : "it has no o");
   }
+  SharedOutputs outputs;
+  if (find_outputs && std::any_of(kAnswerNames.begin(), kAnswerNames.end(), [&](auto name) {
+        const v1::Tensor* const meta = TensorOf(message, name);
+        return meta != nullptr && meta->has_shared_memory();
+      })) {
+    outputs = find_outputs(decoded.result.request_id);
+  }
+  if (message.has_gradients()) decoded.result.gradients.emplace();
   TensorTaker taker(&raw, payload);
-  Result<HostTensor> o = taker.Take("o", message.o(), outputs.o);
-  if (!o.ok()) return o.status();
-  decoded.result.o = std::move(*o);
-  decoded.payload_bytes = decoded.result.o.bytes;
-  if (message.has_lse()) {
-    Result<HostTensor> lse = taker.Take("lse", message.lse(), outputs.lse);
-    if (!lse.ok()) return lse.status();
-    decoded.payload_bytes += lse->bytes;
-    decoded.result.lse = std::move(*lse);
+  for (const v1::TensorName name : kAnswerNames) {
+    const v1::Tensor* const meta = TensorOf(message, name);
+    if (meta == nullptr) continue;
+    Result<HostTensor> tensor = taker.Take(NameOf(name), *meta, PlaceOf(outputs, name));
+    if (!tensor.ok()) return tensor.status();
+    decoded.payload_bytes += tensor->bytes;
+    MakeTensorOf(decoded.result, name) = std::move(*tensor);
   }
   if (taker.taken() != raw.size()) {
     return Malformed("it has " + std::to_string(raw.size()) + " entries of raw, must have " +

@@ -9,6 +9,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,12 +28,13 @@ struct MessageBounds {
 
 class ChunkedCall;
 
-// Bytes of an answer's tensors. Null: the call's shapes do not fit together, the server shall say
+// What an answer has. Bytes are null if the call's shapes do not fit together, the server shall say
 // so, or it has no v, whose dim is O's.
-struct AnswerSizes {
-  bool has_lse = false;
-  std::optional<int64_t> o, lse;
+struct AnswerSize {
+  v1::TensorName name = v1::TENSOR_NAME_UNSPECIFIED;
+  std::optional<int64_t> bytes;
 };
+using AnswerSizes = std::vector<AnswerSize>;
 
 // A request ready to be sent any number of times: the request_id apart, it is a list of
 // reference-counted slices, so that sending it again costs neither serialisation nor memory.
@@ -57,6 +59,8 @@ class EncodedCall {
   // The same message with the answer's tensors elsewhere; of calls that have no places for them.
   std::shared_ptr<const EncodedCall> WithOutputs(const SharedOutputs& outputs) const;
   const SharedOutputs& outputs() const { return outputs_; }
+  // Whether it asks for gradients.
+  bool backward() const { return backward_; }
 
   // Bytes of all tensors, including those in shared memory.
   int64_t payload_bytes() const { return payload_bytes_; }
@@ -84,6 +88,7 @@ class EncodedCall {
   int64_t answer_bytes_ = 0;   // of the answer's tensors, if they come in one message
   AnswerSizes sizes_;
   bool owned_ = false;
+  bool backward_ = false;
 };
 
 // Encodes the call for `transport`, in one message if any of its tensors is in shared memory. kAuto
@@ -100,7 +105,7 @@ grpc::Slice BorrowedSlice(const TensorRef& tensor, std::shared_ptr<const void> k
 
 struct DecodedResponse {
   AttentionResult result;
-  int64_t payload_bytes = 0;   // of o and lse, copied or not
+  int64_t payload_bytes = 0;   // of its tensors, copied or not
   bool has_status = false;     // streams: the request failed alone
   Status status;               // that failure
   int64_t retry_after_ms = 0;  // with it; 0 = none given
@@ -110,7 +115,7 @@ struct DecodedResponse {
 using FindOutputs = std::function<SharedOutputs(const std::string& request_id)>;
 
 // Takes the buffer apart and clears it. Tensor bytes must match the declared shapes. With kDiscard
-// `o` and `lse` have their dtype and shape but no data. What the server wrote to shared memory must
+// tensors have their dtype and shape but no data. What the server wrote to shared memory must
 // be in its call's place, and refers to it (what it wrote to a device's is copied from there); only
 // then `find_outputs` is asked.
 Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload,
@@ -120,6 +125,12 @@ Result<DecodedResponse> DecodeResponse(grpc::ByteBuffer* buffer, Payload payload
 void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result);
 
 AnswerSizes SizesOf(const AttentionCall& call);
+// The answer's tensor of that name; null if it has none.
+const v1::Tensor* TensorOf(const v1::AttendResponse& response, v1::TensorName name);
+// The names that answers may have, in the order of their raw entries.
+inline constexpr std::array<v1::TensorName, kAnswerTensorsMax> kAnswerNames = {
+    v1::TENSOR_NAME_O,   v1::TENSOR_NAME_LSE,    v1::TENSOR_NAME_D_Q,    v1::TENSOR_NAME_D_K,
+    v1::TENSOR_NAME_D_V, v1::TENSOR_NAME_D_BIAS, v1::TENSOR_NAME_D_SINKS};
 // The small fields of `call` (no request_id, no raw) as a message.
 v1::AttendRequest RequestHeader(const AttentionCall& call);
 void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to);

@@ -14,6 +14,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "kernels/contract/attention_slice.h"
+#include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
 #include "kernels/contract/select.h"
 #include "kernels/contract/stop_flag.h"
@@ -43,9 +45,10 @@ struct HostPiece {
 // A few spans, which do not overlap (except in WorkItem::in_place). Empty ones are dropped.
 class SpanList {
  public:
-  // Inputs: q, k, v, bias and the small arrays, each in its own memory, and offsets made for a
-  // part. In place: q, k and v (of sessions: what is appended), bias, O, LSE, and sessions' pages.
-  static constexpr int kMax = 7;
+  // Most are in place: of a backward pass q, k, v, bias, O, LSE, their gradients dO and dLSE, and
+  // the five that are computed. Inputs: the first eight and the small arrays, each in its own
+  // memory, or fewer and offsets made for a part.
+  static constexpr int kMax = 13;
 
   SpanList() = default;
   SpanList(std::initializer_list<HostSpan> spans) {
@@ -95,17 +98,17 @@ class DeviceEvent {
 // New rows for the end of every sequence's K and V, which are in pages. A lane writes them there
 // before anything reads them.
 struct KeyAppend {
-  int64_t rows = 0;      // to each sequence; counted in its length already
+  int64_t rows = 0;  // to each sequence; counted in its length already
   // [B, Hkv, rows, D] and [B, Hkv, rows, Dv], each in one of the item's inputs or in place.
   ConstTensorView k, v;
 };
 
-// One attention of a batch. Every input pointer of `attention` is inside one of `inputs` and every
-// output pointer inside one of `outputs` (or at its end, if nothing is read or written there);
-// these are host memory, which a device lane copies. Or the pointer is inside one of `in_place`.
-// All must stay alive and untouched until Done. Any host memory will do, but only with memory that
-// the device's HostAllocator allocated or registered does a lane copy many small spans at once and
-// never wait in Submit.
+// One attention of a batch, or its backward pass. Every input pointer of `attention` is inside one
+// of `inputs` and every output pointer inside one of `outputs` (or at its end, if nothing is read
+// or written there); these are host memory, which a device lane copies. Or the pointer is inside
+// one of `in_place`. All must stay alive and untouched until Done. Any host memory will do, but
+// only with memory that the device's HostAllocator allocated or registered does a lane copy many
+// small spans at once and never wait in Submit.
 struct WorkItem {
   Attention attention;
   Selection selection;
@@ -129,6 +132,10 @@ struct WorkItem {
   SpanList in_place = {};
   // Rows to be written to K and V first; their pages are in place.
   KeyAppend append = {};
+  // Set: the item is the backward pass of `attention`, whose O and LSE are inputs, as dO and dLSE
+  // are; the gradients that are not null are the outputs. Selected by SelectBackward, passes Check
+  // (gradients.h), and is computed as one.
+  std::optional<Gradients> gradients = {};
   // Events that must have ended on the device before anything of this item begins: events of this
   // backend that live until Done, or null. They hold back every item of the batch, and the lane:
   // submit such an item alone, and leave another lane free. Work that never ends holds the lane

@@ -177,6 +177,12 @@ double Cost(const Attention& attention, KernelId kernel) {
   return 2 * static_cast<double>(p.heads_kv) * (half ? model.slower_half : model.slower) * sum;
 }
 
+double BackwardCost(const Attention& attention, KernelId kernel) {
+  const Problem& p = attention.problem;
+  const double products = static_cast<double>(3 * p.dim + 2 * p.dim_v);
+  return Cost(attention, kernel) * products / static_cast<double>(p.dim + p.dim_v);
+}
+
 double CostPerSecond(const DeviceInfo& device) {
   const double units = std::max(1, device.units);
   if (device.kind == DeviceKind::kCpu) return kCpuPerThread * units;

@@ -21,6 +21,10 @@ namespace attend {
 // computes them no faster than the fast one.
 double Cost(const Attention& attention, KernelId kernel);
 
+// The same for the backward pass (gradients.h): the forward's, times as many as the products of
+// the backward pass are more.
+double BackwardCost(const Attention& attention, KernelId kernel);
+
 // Cost that the device computes per second with requests that keep all of it busy. A model, within
 // a factor of two on the machines it was compared with.
 double CostPerSecond(const DeviceInfo& device);

@@ -26,9 +26,11 @@
 
 #include "kernels/cpu/append_keys.h"
 #include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_gradients.h"
 #include "kernels/cpu/guarded.h"
 #include "kernels/cpu/parallel_reference.h"
 #include "kernels/reference/check_rows.h"
+#include "kernels/reference/reference_gradients.h"
 #include "kernels/util/host_mapping.h"
 #include "kernels/util/mutex.h"
 #include "kernels/util/thread_name.h"
@@ -41,6 +43,19 @@ constexpr int64_t kInlineAppendRowsMax = 16;
 
 int64_t Nanoseconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+}
+
+bool RunsInFlash(const WorkItem& item) {
+  return item.selection.kernel == KernelId::kCpuFlash && !item.gradients;
+}
+
+// NaN wherever the item writes, until `stop` is set.
+void Poison(const WorkItem& item) {
+  if (!item.gradients) return PoisonOutput(item.attention, item.stop);
+  for (const HostSpan& span : item.outputs) {
+    if (Stopped(item.stop)) return;
+    std::memset(span.data, 0xff, static_cast<size_t>(span.bytes));
+  }
 }
 
 class CpuLane : public Lane {
@@ -85,6 +100,8 @@ class CpuLane : public Lane {
   void Loop();
   bool RunsOnCaller();
   BatchOutcome Run();
+  // Computes an item that is not in flash_.
+  Status RunAlone(const WorkItem& item);
 
   tbb::task_arena arena_;
   Mutex mutex_;
@@ -125,7 +142,7 @@ void CpuLane::Loop() {
 bool CpuLane::RunsOnCaller() {
   flash_.clear();
   for (const WorkItem& item : items_) {
-    if (item.selection.kernel != KernelId::kCpuFlash) return false;
+    if (!RunsInFlash(item)) return false;
     if (item.append.rows > kInlineAppendRowsMax) return false;
     flash_.push_back(&item.attention);
   }
@@ -139,9 +156,9 @@ BatchOutcome CpuLane::Run() {
   flash_.clear();
   stops_.clear();
   for (const WorkItem& item : items_) {
-    if (item.poison_output) PoisonOutput(item.attention, item.stop);
+    if (item.poison_output) Poison(item);
     if (item.append.rows > 0) AppendKeys(item.attention, item.append);
-    if (item.selection.kernel != KernelId::kCpuFlash) continue;
+    if (!RunsInFlash(item)) continue;
     flash_.push_back(&item.attention);
     stops_.push_back(item.stop);
   }
@@ -154,18 +171,7 @@ BatchOutcome CpuLane::Run() {
   });
   for (size_t n = 0; n < items_.size(); ++n) {
     const WorkItem& item = items_[n];
-    switch (item.selection.kernel) {
-      case KernelId::kCpuFlash:
-        outcome.statuses[n] = flash;
-        break;
-      case KernelId::kCpuReference:
-        outcome.statuses[n] =
-            Guarded([&] { arena_.execute([&] { ParallelReference(item.attention, item.stop); }); });
-        break;
-      default:
-        outcome.statuses[n] = Internal("kernel " + std::string(KernelName(item.selection.kernel)) +
-                                       " was sent to the CPU backend");
-    }
+    outcome.statuses[n] = RunsInFlash(item) ? flash : RunAlone(item);
     if (Stopped(item.stop)) {
       outcome.statuses[n] = Status(Code::kCancelled, "the item was stopped while it ran");
     }
@@ -173,6 +179,23 @@ BatchOutcome CpuLane::Run() {
   outcome.kernel_ns = Nanoseconds(std::chrono::steady_clock::now() - begin);
   outcome.span_ns = outcome.kernel_ns;
   return outcome;
+}
+
+Status CpuLane::RunAlone(const WorkItem& item) {
+  const Attention& a = item.attention;
+  const auto run = [&](const auto& work) {
+    return Guarded([&] { arena_.execute([&] { work(); }); });
+  };
+  switch (item.selection.kernel) {
+    case KernelId::kCpuFlash:
+      return run([&] { CpuFlashGradients(a, *item.gradients, item.stop); });
+    case KernelId::kCpuReference:
+      if (!item.gradients) return run([&] { ParallelReference(a, item.stop); });
+      return run([&] { CpuReferenceGradients(a, *item.gradients, item.stop); });
+    default:
+      return Internal("kernel " + std::string(KernelName(item.selection.kernel)) +
+                      " was sent to the CPU backend");
+  }
 }
 
 class CpuAllocator : public HostAllocator {

@@ -60,6 +60,31 @@ void FillBias(const Attention& a, v1::Tensor* bias) {
   bias->mutable_inline_bytes();
 }
 
+// What a backward pass has beside its attention.
+void FillBackward(const Request& request, v1::BackwardPass* message) {
+  const Problem& p = request.attention.problem;
+  const int64_t rows = p.packed ? p.total_q : p.len_q;
+  for (v1::Tensor* each : {message->mutable_o(), message->mutable_d_o()}) {
+    FillTensor(p.o_dtype(), request.layout, p.batch, p.heads_q, rows, p.dim_v, each);
+    each->mutable_inline_bytes();
+  }
+  std::vector<v1::Tensor*> numbers = {message->mutable_lse()};
+  if (request.backward->gradients.d_lse != nullptr) numbers.push_back(message->mutable_d_lse());
+  for (v1::Tensor* each : numbers) {
+    if (p.packed) {
+      FillTensor(DType::kFloat32, {p.heads_q, rows}, each);
+    } else {
+      FillTensor(DType::kFloat32, {p.batch, p.heads_q, rows}, each);
+    }
+    each->mutable_inline_bytes();
+  }
+  for (int i = static_cast<int>(Output::kDQ); i < kOutputsMax; ++i) {
+    if (!request.backward->wanted[static_cast<size_t>(i)]) continue;
+    message->add_wanted(
+        static_cast<v1::TensorName>(v1::TENSOR_NAME_D_Q + i - static_cast<int>(Output::kDQ)));
+  }
+}
+
 void FillMask(const Mask& mask, v1::Mask* message) {
   const bool top_left = mask.alignment == Alignment::kTopLeft;
   if (mask.unrestricted() && !top_left) return;
@@ -209,7 +234,8 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   FillArray(a.alibi_slopes, (a.alibi_stride_b != 0 ? p.batch : 1) * p.heads_q,
             message->mutable_alibi_slopes());
   FillArray(a.sinks, p.heads_q, message->mutable_sinks());
-  message->set_return_lse(p.return_lse);
+  message->set_return_lse(p.return_lse && !request.backward);
+  if (request.backward) FillBackward(request, message->mutable_backward());
   if (p.o_float32) message->set_o_dtype(v1::DTYPE_FLOAT32);
   message->set_kernel(request.kernel);
   message->set_check(request.to_be_checked());
@@ -230,16 +256,25 @@ Status Dumper::WriteFiles(const Request& request, const std::string& temporary) 
   if (a.problem.has_bias) {
     tensors.push_back({a.bias.data, static_cast<int64_t>(message.bias().byte_length())});
   }
+  if (request.backward) {
+    tensors.push_back({a.o.data, BytesO(a.problem)});
+    tensors.push_back({a.lse, BytesLse(a.problem)});
+    tensors.push_back({request.backward->gradients.d_o.data, BytesO(a.problem)});
+    if (const float* const d_lse = request.backward->gradients.d_lse) {
+      tensors.push_back({d_lse, BytesLse(a.problem)});
+    }
+  }
   ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/request.binpb", message, tensors));
 
   v1::AttendResponse response;
   FillResponse(request, NanosecondsBetween(request.received, request.completed), &response);
   // The file holds all tensors inline, whatever their transport was.
-  response.mutable_o()->mutable_inline_bytes();
-  std::vector<Bytes> outputs = {{a.o.data, BytesO(a.problem)}};
-  if (a.problem.return_lse) {
-    response.mutable_lse()->mutable_inline_bytes();
-    outputs.push_back({a.lse, BytesLse(a.problem)});
+  std::vector<Bytes> outputs;
+  const auto tensors_out = OutputsOf(a, request.backward);
+  for (size_t i = 0; i < tensors_out.size(); ++i) {
+    if (!tensors_out[i].wanted) continue;
+    ResponseTensor(response, static_cast<Output>(i)).mutable_inline_bytes();
+    outputs.push_back({tensors_out[i].data, tensors_out[i].bytes});
   }
   ATTEND_RETURN_IF_ERROR(WriteMessage(temporary + "/response.binpb", response, outputs));
 

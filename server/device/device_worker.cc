@@ -32,6 +32,7 @@ WorkItem ToWorkItem(Request& request) {
   item.outputs = request.output_spans;
   item.poison_output = request.to_be_checked();
   item.stop = &request.stop;
+  if (request.backward) item.gradients = request.backward->gradients;
   request.source.ApplyTo(item);
   return item;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/reference/check_gradients.h"
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
 #include "server/memory/memory_reserve.h"
@@ -212,6 +213,13 @@ void Checker::Check(Request& request) {
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     const TimePoint begin = clock_.Now();
+    if (request.backward) {
+      request.report =
+          CheckGradients(request.attention, request.backward->gradients,
+                         Mix(options_.seed ^ request.id), WorkBudget(request), &request.stop);
+      request.check_ns = NanosecondsBetween(begin, clock_.Now());
+      return;
+    }
     Attention attention = request.attention;
     const CacheHold* const cache = request.source.cache();
     const bool fetch = cache != nullptr && !cache->arena().on_host();

@@ -129,13 +129,13 @@ int64_t Engine::lost_devices() const {
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
-                                int64_t input_bytes, int64_t output_bytes, int pinned) {
+                                int64_t input_bytes, int64_t output_bytes, int pinned, Pass pass) {
   if (draining()) return DrainingStatus();
   Admission admission;
   // Counted first: a device lost meanwhile makes the candidates stale.
   admission.placement.candidates_lost = lost_devices();
   Result<std::vector<Candidate>> candidates =
-      FindCandidates(problem, kernel, pinned, PlaceableDevices());
+      FindCandidates(problem, pass, kernel, pinned, PlaceableDevices());
   if (!candidates.ok()) return candidates.status();
   admission.placement.candidates = std::move(*candidates);
   Result<HostBlock> input = host_pool_->Take(input_bytes);
@@ -152,8 +152,9 @@ Status Engine::Place(Request& request) const {
   const int64_t lost = lost_devices();
   const std::vector<PlaceableDevice> devices = PlaceableDevices();
   if (placement.candidates_lost != lost) {
-    Result<std::vector<Candidate>> candidates = FindCandidates(
-        request.attention.problem, request.kernel, request.source.pinned_device(), devices);
+    Result<std::vector<Candidate>> candidates =
+        FindCandidates(request.attention.problem, request.pass(), request.kernel,
+                       request.source.pinned_device(), devices);
     if (!candidates.ok()) return candidates.status();
     placement.candidates = std::move(*candidates);
     placement.candidates_lost = lost;

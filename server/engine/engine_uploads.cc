@@ -18,8 +18,10 @@ void Engine::Stage(Request& request, std::span<const HostSpan> tensors) {
   std::unique_ptr<StagedInput> copy = stager_->Stage(placement.candidates, request.input, tensors);
   if (copy == nullptr) return;
   request.source.Stage(std::move(copy));
-  // Nothing of a session's request can be computed before its append, which is all or nothing.
-  if (request.source.cache() == nullptr) request.source.staged()->run = MakeUploadRun(request);
+  // Nothing of a session's request can be computed before its append, which is all or nothing, and
+  // a backward pass is computed as one.
+  if (request.source.cache() != nullptr || request.backward) return;
+  request.source.staged()->run = MakeUploadRun(request);
 }
 
 std::shared_ptr<UploadRun> Engine::MakeUploadRun(Request& request) {

@@ -23,7 +23,7 @@ Status LimitCost(const Batcher& batcher, std::span<const PlaceableDevice> device
   Status refusal;
   std::erase_if(candidates, [&](Candidate& each) {
     const PlaceableDevice& device = devices[each.device];
-    each.kernel_cost = Cost(request.attention, each.selection.kernel);
+    each.kernel_cost = KernelCost(request, each.selection.kernel);
     // Includes the kernel's workspace, so that a kernel that keeps its score matrix runs alone and
     // cannot make other requests of the batch fail.
     each.cost = batcher.Cost(each.kernel_cost, tensor_bytes + each.selection.workspace_bytes);
@@ -49,8 +49,13 @@ void DecideShards(const PlacementRules& rules, const Request& request, Placement
 
 }  // namespace
 
-Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::string_view kernel,
-                                              int pinned,
+double KernelCost(const Request& request, KernelId kernel) {
+  return request.backward ? BackwardCost(request.attention, kernel)
+                          : Cost(request.attention, kernel);
+}
+
+Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
+                                              std::string_view kernel, int pinned,
                                               std::span<const PlaceableDevice> devices) {
   std::vector<Candidate> candidates;
   Status refusal = Unavailable("no device is healthy");
@@ -58,7 +63,9 @@ Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::strin
   for (size_t i = 0; i < devices.size(); ++i) {
     const auto& [backend, healthy, unused] = devices[i];
     if (pinned != kAnyDevice && static_cast<int>(i) != pinned) continue;
-    const Result<Selection> selected = Select(problem, backend->info(), kernel);
+    const Result<Selection> selected = pass == Pass::kBackward
+                                           ? SelectBackward(problem, backend->info(), kernel)
+                                           : Select(problem, backend->info(), kernel);
     if (!selected.ok()) {
       if (healthy) refusal = selected.status();
     } else if (healthy) {
@@ -80,9 +87,11 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
               Request& request) {
   Placement& placement = request.placement;
   ATTEND_RETURN_IF_ERROR(LimitCost(rules.batcher, devices, request, placement.candidates));
-  request.flops = Flops(request.attention);
+  const bool forward = !request.backward;  // only that is computed in parts, or split
+  request.flops = forward ? Flops(request.attention) : BackwardFlops(request.attention);
   for (Candidate& each : placement.candidates) {
-    each.in_parts = devices[each.device].backend->RunsInParts(request.attention, each.selection);
+    each.in_parts =
+        forward && devices[each.device].backend->RunsInParts(request.attention, each.selection);
   }
   const auto reads_pieces = [&](const Candidate& each) {
     return !each.in_parts && devices[each.device].backend->Gathers();
@@ -93,7 +102,7 @@ Status Decide(const PlacementRules& rules, std::span<const PlaceableDevice> devi
     if (placement.candidates.empty()) {
       return Unavailable("the device that could read the request's tensors is lost");
     }
-  } else if (request.source.cache() == nullptr) {  // which is one device's
+  } else if (forward && request.source.cache() == nullptr) {  // which is one device's
     DecideShards(rules, request, placement);
   }
   if (request.check == AnswerCheck::kNone && sampled && request.source.CanBeChecked()) {

@@ -32,11 +32,15 @@ struct PlacementRules {
   const Router& router;        // for which devices are equal
 };
 
-// Returns the healthy devices that can run the problem; only `pinned` may, unless that is
-// kAnyDevice. Never empty. UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason),
-// UNAVAILABLE (no healthy device, or those that could run it are lost).
-Result<std::vector<Candidate>> FindCandidates(const Problem& problem, std::string_view kernel,
-                                              int pinned, std::span<const PlaceableDevice> devices);
+// Returns the healthy devices that can run that pass of the problem; only `pinned` may, unless that
+// is kAnyDevice. Never empty. UNIMPLEMENTED or INVALID_ARGUMENT (Select's reason), UNAVAILABLE (no
+// healthy device, or those that could run it are lost).
+Result<std::vector<Candidate>> FindCandidates(const Problem& problem, Pass pass,
+                                              std::string_view kernel, int pinned,
+                                              std::span<const PlaceableDevice> devices);
+
+// What the request costs a device whose kernel that is.
+double KernelCost(const Request& request, KernelId kernel);
 
 // Sets the request's flops, the rest of its placement and, if the server wants the answer checked
 // (`sampled`) and the client did not ask, its check. The candidates and the spans must be set, and

@@ -88,6 +88,9 @@ struct Metrics::Families {
   Registry& registry = *shared_registry;
   const CodeCounters requests = MakeCodeCounters(registry, "attend_requests_total",
                                                  "Requests that ended, by gRPC status code");
+  const CodeCounters backward_requests =
+      MakeCodeCounters(registry, "attend_backward_requests_total",
+                       "Requests for gradients that ended, by gRPC status code");
   const std::array<Counter*, kRejectionCount> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);
@@ -214,6 +217,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   Families& f = *families_;
   const TenantSeries& tenant = f.tenants[request.tenant];
   Count(f.requests, request.status.code());
+  if (request.asked == Pass::kBackward) Count(f.backward_requests, request.status.code());
   Count(tenant.requests, request.status.code());
   if (request.report.has_value()) {
     RecordCheck(request.report->ok ? CheckResult::kOk : CheckResult::kFailed, request.transport);

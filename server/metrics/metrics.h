@@ -81,8 +81,9 @@ class Metrics {
   std::shared_ptr<prometheus::Registry> registry() const;
 
   // Records a finished request, refused ones included (then only the status counts):
-  // attend_requests_total{code}, attend_tenant_requests_total{tenant,code},
-  // attend_tenant_flops_total{tenant}, attend_phase_duration_seconds{phase}, attend_flops_total and
+  // attend_requests_total{code}, attend_backward_requests_total{code},
+  // attend_tenant_requests_total{tenant,code}, attend_tenant_flops_total{tenant},
+  // attend_phase_duration_seconds{phase}, attend_flops_total and
   // attend_kernel_requests_total{kernel,dtype,device}, attend_transport_bytes_total{transport,
   // direction}, attend_reference_checks_total{result,transport}.
   void RecordFinished(const Request& request, int64_t total_ns, int64_t response_bytes);

@@ -24,13 +24,17 @@
 #include "kernels/contract/backend.h"
 #include "server/regions/region.h"
 #include "server/request/device_copy.h"
+#include "server/request/output_tensors.h"
 #include "server/request/placement.h"
 #include "server/sessions/cache_hold.h"
 
 namespace attend {
 
-inline constexpr int kTensorsMax = 4;
-inline constexpr std::array<const char*, kTensorsMax> kInputNames = {"q", "k", "v", "bias"};
+// In the order of their raw entries; the last four are a backward pass's.
+inline constexpr int kTensorsMax = 8;
+inline constexpr std::array<const char*, kTensorsMax> kInputNames = {
+    "q", "k", "v", "bias", "backward.o", "backward.lse", "backward.d_o", "backward.d_lse"};
+enum { kInputO = 4, kInputLse, kInputDO, kInputDLse };  // those of a backward pass
 
 // How tensors were transferred; a metrics label and a field of the answer.
 enum class Transport : int32_t { kInline = 0, kChunked = 1, kSharedMemory = 2, kCudaIpc = 3 };
@@ -52,9 +56,8 @@ struct RegionPlace {
 
 // A request's tensors that are in regions, which this keeps alive until the request has ended.
 struct SharedTensors {
-  std::array<RegionPlace, kTensorsMax> inputs;  // q, k, v, bias
-  RegionPlace o;
-  RegionPlace lse;
+  std::array<RegionPlace, kTensorsMax> inputs;
+  std::array<RegionPlace, kOutputsMax> outputs;  // by Output
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
   // The GPU that has some of them in its memory, and computes the request; kHost: none.

@@ -16,6 +16,9 @@ namespace attend {
 // The device of a request whose memory binds it to none.
 inline constexpr int kAnyDevice = -1;
 
+// What a request asks for: O, or the gradients.
+enum class Pass { kForward, kBackward };
+
 // A device that can run a request, and what the request costs it.
 struct Candidate {
   int device = 0;  // index into the engine's devices

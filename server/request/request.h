@@ -23,6 +23,7 @@
 #include "server/memory/host_pool.h"
 #include "server/memory/upload_budget.h"
 #include "server/request/input_source.h"
+#include "server/request/output_tensors.h"
 #include "server/request/placement.h"
 
 namespace attend {
@@ -56,13 +57,15 @@ struct Request {
   uint64_t id = 0;         // the server's own, unique while it runs: cancellation, logs
   std::string request_id;  // the client's, or made from id
   Layout layout = Layout::kBhld;
-  Attention attention;    // pointers lead into the spans
+  Attention attention;                   // pointers lead into the spans
+  std::optional<BackwardPass> backward;  // set: the gradients are asked for; in the spans too
   HostBlock input;        // every tensor and array that the kernel reads, unless they are elsewhere
   InputSource source;     // where they are
-  HostBlock output;       // O, then LSE if asked for, each 256-byte aligned
-  SpanList input_spans;   // the bytes that `attention` reads, wherever they are
-  SpanList output_spans;  // and writes
+  HostBlock output;       // what the answer has (output_tensors.h), each 256-byte aligned
+  SpanList input_spans;   // the bytes that are read, wherever they are
+  SpanList output_spans;  // and written
   UploadBudget::Hold upload;  // chunked: until the bytes are complete
+  std::optional<Pass> asked;  // the pass that the call takes, then what the message asks for
   std::string kernel;         // asked for by name; empty = the server's choice
   AnswerCheck check = AnswerCheck::kNone;
   int32_t priority = 0;
@@ -116,6 +119,7 @@ struct Request {
   StopFlag stop;
   Code stop_code = Code::kOk;  // with it: why
 
+  Pass pass() const { return backward ? Pass::kBackward : Pass::kForward; }
   // Once submitted, and no part, such a request has a place with the checker until it ends.
   bool to_be_checked() const {
     return check == AnswerCheck::kAsked || check == AnswerCheck::kSampled;
@@ -169,10 +173,12 @@ inline Status StoppedStatus(Code code) {
 
 // Tensor bytes in the messages of a successful answer.
 inline int64_t AnswerBytes(const Request& request) {
-  const Problem& problem = request.attention.problem;
-  const int64_t shared =
-      request.source.shared() == nullptr ? 0 : request.source.shared()->output_bytes;
-  return BytesO(problem) + BytesLse(problem) - shared;
+  const SharedTensors* const shared = request.source.shared();
+  int64_t bytes = shared == nullptr ? 0 : -shared->output_bytes;
+  for (const OutputTensor& each : OutputsOf(request.attention, request.backward)) {
+    bytes += each.bytes;
+  }
+  return bytes;
 }
 
 // Ends the request with `status` (OK: its results are in `output`).

@@ -26,7 +26,13 @@ constexpr int64_t kInfoBytesMax = 4096;
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
-  return BeginUnary(context_, *call, *request, *response);
+  return BeginUnary(context_, Pass::kForward, *call, *request, *response);
+}
+
+grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call,
+                                                         const grpc::ByteBuffer* request,
+                                                         grpc::ByteBuffer* response) {
+  return BeginUnary(context_, Pass::kBackward, *call, *request, *response);
 }
 
 // A stream that there is no memory for.

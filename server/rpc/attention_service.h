@@ -25,10 +25,11 @@ class UnknownMethods final : public grpc::CallbackGenericService {
 
 class AttentionServiceImpl final
     : public v1::AttentionService::WithRawCallbackMethod_Attend<
-          v1::AttentionService::WithRawCallbackMethod_AttendStream<
-              v1::AttentionService::WithRawCallbackMethod_AttendChunked<
-                  v1::AttentionService::WithRawCallbackMethod_GetServerInfo<
-                      v1::AttentionService::Service>>>> {
+          v1::AttentionService::WithRawCallbackMethod_Backward<
+              v1::AttentionService::WithRawCallbackMethod_AttendStream<
+                  v1::AttentionService::WithRawCallbackMethod_AttendChunked<
+                      v1::AttentionService::WithRawCallbackMethod_GetServerInfo<
+                          v1::AttentionService::Service>>>>> {
  public:
   using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
@@ -37,6 +38,9 @@ class AttentionServiceImpl final
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* call,
                                    const grpc::ByteBuffer* request,
                                    grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* call,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
   Stream* AttendStream(grpc::CallbackServerContext* call) override;
   Stream* AttendChunked(grpc::CallbackServerContext* call) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,

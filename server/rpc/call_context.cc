@@ -44,18 +44,19 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
                        code);
     return;
   }
-  context.logger.Log(level, "request done",
-                     {{"id", request.id},
-                      {"request_id", request.request_id},
-                      {"tenant", tenant},
-                      {"problem", Describe(request.attention.problem)},
-                      {"kernel", KernelName(request.selection.kernel)},
-                      {"device", request.device_name},
-                      {"batch_requests", request.batch_requests},
-                      {"queue_us", NanosecondsBetween(request.enqueued, request.started) / 1000},
-                      {"kernel_us", request.kernel_ns / 1000},
-                      {"total_us", total_ns / 1000},
-                      {"peer", peer}});
+  context.logger.Log(
+      level, "request done",
+      {{"id", request.id},
+       {"request_id", request.request_id},
+       {"tenant", tenant},
+       {"problem", Describe(request.attention.problem) + (request.backward ? " backward" : "")},
+       {"kernel", KernelName(request.selection.kernel)},
+       {"device", request.device_name},
+       {"batch_requests", request.batch_requests},
+       {"queue_us", NanosecondsBetween(request.enqueued, request.started) / 1000},
+       {"kernel_us", request.kernel_ns / 1000},
+       {"total_us", total_ns / 1000},
+       {"peer", peer}});
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "server/wire/message_slices.h"
 #include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
+#include "server/wire/validate_backward.h"
 
 namespace attend {
 namespace {
@@ -242,9 +243,10 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   ATTEND_RETURN_IF_ERROR(TakeFields(header, request, validated, plan));
   char* const input = static_cast<char*>(request.input.data());
   std::vector<HostSpan> tensors;
-  places.tensors = validated.tensors;
+  places.present = validated.present;
   places.bytes = validated.tensor_bytes;
-  for (int i = 0; i < validated.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
+    if (!validated.present[i]) continue;
     places.data[i] = input == nullptr ? nullptr : input + plan.tensors[i];
     tensors.push_back({places.data[i], places.bytes[i]});
   }
@@ -268,7 +270,8 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   Status status = ending ? SessionsAreEnding() : HoldSessions(fields, sessions_, request);
   if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
   const CacheHold* const cache = request.source.cache();
-  status = Validate(fields, message.arrays(), validated, cache);
+  status = CheckPass(fields, request.asked);
+  if (status.ok()) status = Validate(fields, message.arrays(), validated, cache);
   if (status.ok()) status = CheckSources(message, request.transport, validated);
   if (status.ok() && !chunked) status = CheckRaw(message, validated);
   if (status.ok()) {
@@ -276,11 +279,7 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
     status = planned.status();
     if (planned.ok()) plan = *planned;
   }
-  if (!status.ok()) {
-    const bool unknown_source = status.code() == Code::kUnimplemented;
-    return Reject(unknown_source ? Rejection::kUnimplemented : Rejection::kInvalid,
-                  std::move(status));
-  }
+  if (!status.ok()) return RejectRefusal(Rejection::kInvalid, std::move(status));
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));
   PlaceArrays(message, validated, plan, request);
@@ -341,9 +340,9 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
     if (!taken.ok()) return RejectRefusal(Rejection::kMemory, taken.status());
     upload = std::move(*taken);
   }
-  Result<Admission> admission =
-      engine_.Admit(validated.attention.problem, request.kernel, plan.input_bytes,
-                    plan.output_bytes, request.source.pinned_device());
+  Result<Admission> admission = engine_.Admit(
+      validated.attention.problem, request.kernel, plan.input_bytes, plan.output_bytes,
+      request.source.pinned_device(), validated.gradients ? Pass::kBackward : Pass::kForward);
   if (!admission.ok()) return RejectRefusal(Rejection::kMemory, admission.status());
   request.input = std::move(admission->input);
   request.output = std::move(admission->output);

@@ -27,9 +27,9 @@
 
 namespace attend {
 
-// Where a chunked request's tensors go, in the order q, k, v, bias.
+// Where a chunked request's tensors go, in the order of kInputNames.
 struct TensorPlaces {
-  int tensors = 0;
+  std::array<bool, kTensorsMax> present{};
   std::array<char*, kTensorsMax> data{};
   std::array<int64_t, kTensorsMax> bytes{};
 };

@@ -18,12 +18,14 @@ namespace {
 // Made by BeginUnary, deleted when gRPC and the request reader are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
-  UnaryCall(ServiceContext& context, grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
+  UnaryCall(ServiceContext& context, Pass pass, grpc::CallbackServerContext& call,
+            grpc::ByteBuffer& response)
       : context_(context),
         call_(call),
         response_(response),
         request_(NewRequest(context_, *this, DeadlineOf(context_, call_))),
         id_(request_->id) {
+    request_->asked = pass;
     request_->tenant = TenantOf(context_, call_);
     request_->may_end_in_submit = true;
   }
@@ -116,12 +118,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, grpc::CallbackServerContext& call,
+grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, Pass pass,
+                                     grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
   UnaryCall* unary = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    unary = new UnaryCall(context, call, response);
+    unary = new UnaryCall(context, pass, call, response);
   } catch (const std::bad_alloc&) {
     grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
     reactor->Finish(NoMemory());

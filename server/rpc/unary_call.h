@@ -10,8 +10,10 @@
 
 namespace attend {
 
-// Takes the call to the engine. gRPC owns the returned reactor until its OnDone.
-grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, grpc::CallbackServerContext& call,
+// Takes the call, which is for that pass, to the engine. gRPC owns the returned reactor until its
+// OnDone.
+grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, Pass pass,
+                                     grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 
 }  // namespace attend

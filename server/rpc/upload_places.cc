@@ -15,18 +15,34 @@ std::string ChunkText(int tensor, const ChunkMessage& chunk) {
          std::to_string(chunk.offset()) + ", " + std::to_string(chunk.bytes()) + " bytes, ";
 }
 
+// "Q (1), K (2) or V (3)": the tensors that chunks may belong to.
+std::string NamesText(const TensorPlaces& places) {
+  constexpr std::array<const char*, kTensorsMax> kNames = {"Q", "K",   "V",   "BIAS",
+                                                           "O", "LSE", "D_O", "D_LSE"};
+  std::string text;
+  int left = static_cast<int>(std::count(places.present.begin(), places.present.end(), true));
+  for (int i = 0; i < kTensorsMax; ++i) {
+    if (!places.present[i]) continue;
+    const char* const before = text.empty() ? "" : left == 1 ? " or " : ", ";
+    text += before + std::string(kNames[i]) + " (" + std::to_string(i + v1::TENSOR_NAME_Q) + ")";
+    --left;
+  }
+  return text;
+}
+
 }  // namespace
 
 UploadPlaces::UploadPlaces(const TensorPlaces& places) : places_(places) {
-  for (int i = 0; i < places_.tensors; ++i) total_bytes_ += places_.bytes[i];
+  for (const int64_t bytes : places_.bytes) total_bytes_ += bytes;
 }
 
 Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
   // Any 32 bits may come: compared before they are computed with.
-  if (chunk.tensor() < v1::TENSOR_NAME_Q || chunk.tensor() >= v1::TENSOR_NAME_Q + places_.tensors) {
-    return InvalidArgument("a chunk's tensor is " + std::to_string(chunk.tensor()) +
-                           ", must be Q (1), K (2)" +
-                           (places_.tensors == 4 ? ", V (3) or BIAS (4)" : " or V (3)"));
+  const bool known =
+      chunk.tensor() >= v1::TENSOR_NAME_Q && chunk.tensor() < v1::TENSOR_NAME_Q + kTensorsMax;
+  if (!known || !places_.present[chunk.tensor() - v1::TENSOR_NAME_Q]) {
+    return InvalidArgument("a chunk's tensor is " + std::to_string(chunk.tensor()) + ", must be " +
+                           NamesText(places_));
   }
   const int tensor = chunk.tensor() - v1::TENSOR_NAME_Q;
   const int64_t size = places_.bytes[tensor];
@@ -54,7 +70,7 @@ Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
 
 std::string UploadPlaces::MissingText() const {
   std::string text;
-  for (int i = 0; i < places_.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
     const int64_t missing = places_.bytes[i] - ranges_[i].bytes();
     if (missing == 0) continue;
     text += (text.empty() ? "" : ", ") + std::to_string(missing) + " of " + kInputNames[i] + "'s " +

@@ -151,6 +151,17 @@ void StagedInput::Apply(WorkItem* item, const DeviceEvent* after) {
   move(in_pages ? &item->append.k.data : &a.k.data);
   move(in_pages ? &item->append.v.data : &a.v.data);
   if (a.problem.has_bias) move(&a.bias.data);
+  if (item->gradients) {
+    move(const_cast<const void**>(&a.o.data));
+    const auto move_numbers = [&](auto& numbers) {
+      const void* place = numbers;
+      move(&place);
+      numbers = static_cast<float*>(const_cast<void*>(place));
+    };
+    move_numbers(a.lse);
+    move(&item->gradients->d_o.data);
+    move_numbers(item->gradients->d_lse);
+  }
   // The arrays begin at the next aligned offset.
   const int64_t end = held_->block.bytes();
   const int64_t arrays =

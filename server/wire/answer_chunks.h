@@ -6,6 +6,7 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -21,19 +22,19 @@ namespace attend {
 class AnswerChunks {
  public:
   AnswerChunks() = default;
-  // For the tensors that `whole` will write into `block`; empty at first.
-  AnswerChunks(const Attention& whole, HostBlock block)
-      : o_(static_cast<const char*>(whole.o.data)),
-        lse_(reinterpret_cast<const char*>(whole.lse)),
-        block_(std::make_shared<const HostBlock>(std::move(block))) {}
+  using Tensors = std::array<OutputTensor, kOutputsMax>;
+  // For the tensors of `whole`, which will be written into `block`; empty at first.
+  AnswerChunks(const Tensors& whole, HostBlock block)
+      : whole_(whole), block_(std::make_shared<const HostBlock>(std::move(block))) {}
 
-  // O and LSE of this part of the whole, each contiguous in memory, are computed.
-  void Add(const Attention& part) {
-    const auto* const o = static_cast<const char*>(part.o.data);
-    Add(v1::TENSOR_NAME_O, o, o - o_, BytesO(part.problem));
-    if (!part.problem.return_lse) return;
-    const auto* const lse = reinterpret_cast<const char*>(part.lse);
-    Add(v1::TENSOR_NAME_LSE, lse, lse - lse_, BytesLse(part.problem));
+  // The tensors of this part of the whole, each contiguous in memory, are computed.
+  void Add(const Tensors& part) {
+    for (size_t i = 0; i < part.size(); ++i) {
+      if (part[i].bytes == 0) continue;
+      const auto* const data = static_cast<const char*>(part[i].data);
+      const int64_t offset = data - static_cast<const char*>(whole_[i].data);
+      runs_.push_back({kNames[i], data, offset, part[i].bytes});
+    }
   }
   bool empty() const { return runs_.empty(); }
   // The next chunk, of at most `bytes_max`; not if empty(). It shares the block. `call` writes it.
@@ -46,12 +47,12 @@ class AnswerChunks {
     int64_t offset = 0;  // in the tensor
     int64_t bytes = 0;
   };
-  void Add(v1::TensorName name, const char* data, int64_t offset, int64_t bytes) {
-    if (bytes > 0) runs_.push_back({name, data, offset, bytes});
-  }
+  // By Output.
+  static constexpr std::array<v1::TensorName, kOutputsMax> kNames = {
+      v1::TENSOR_NAME_O,   v1::TENSOR_NAME_LSE,    v1::TENSOR_NAME_D_Q,    v1::TENSOR_NAME_D_K,
+      v1::TENSOR_NAME_D_V, v1::TENSOR_NAME_D_BIAS, v1::TENSOR_NAME_D_SINKS};
 
-  const char* o_ = nullptr;
-  const char* lse_ = nullptr;
+  Tensors whole_;
   std::shared_ptr<const HostBlock> block_;
   std::deque<Run> runs_;
 };

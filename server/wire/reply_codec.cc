@@ -30,7 +30,8 @@ struct HeldBlock {
   const WatchedRef call;
   HostBlock block;
   std::atomic<int> holders{1};  // the first is the function that makes it
-  std::array<Piece, 2 * thresholds::kReplyPiecesMax> pieces;  // of O and LSE
+  // Gradients are three large tensors, as a rule; O and LSE are two.
+  std::array<Piece, kOutputsMax * thresholds::kReplyPiecesMax> pieces;
   size_t count = 0;
 
   void Drop() {
@@ -128,27 +129,51 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_detail(report.detail);
 }
 
-void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
+// Fills in what FillTensor says of a tensor of the answer.
+void FillOutput(const Request& request, Output output, v1::Tensor* tensor) {
   const Problem& p = request.attention.problem;
+  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  const auto rows = [&](DType dtype, int64_t heads, int64_t count, int64_t dim) {
+    FillTensor(dtype, request.layout, p.batch, heads, count, dim, tensor);
+  };
+  switch (output) {
+    case Output::kO:
+      return rows(p.o_dtype(), p.heads_q, rows_q, p.dim_v);
+    case Output::kLse:
+      if (p.packed) return FillTensor(DType::kFloat32, {p.heads_q, rows_q}, tensor);
+      return FillTensor(DType::kFloat32, {p.batch, p.heads_q, rows_q}, tensor);
+    case Output::kDQ:
+      return rows(p.dtype, p.heads_q, rows_q, p.dim);
+    case Output::kDK:
+      return rows(p.dtype, p.heads_kv, rows_k, p.dim);
+    case Output::kDV:
+      return rows(p.dtype, p.heads_kv, rows_k, p.dim_v);
+    case Output::kDBias: {
+      const std::array<int64_t, 4>& s = request.backward->bias_shape;
+      return FillTensor(DType::kFloat32, {s[0], s[1], s[2], s[3]}, tensor);
+    }
+    case Output::kDSinks:
+      return FillTensor(DType::kFloat32, {p.heads_q}, tensor);
+  }
+}
+
+void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
   const SharedTensors* const shared = request.source.shared();
-  v1::Tensor* o = response->mutable_o();
-  FillTensor(p.o_dtype(), request.layout, p.batch, p.heads_q, p.packed ? p.total_q : p.len_q,
-             p.dim_v, o);
-  SetSource(request.transport, shared != nullptr ? &shared->o : nullptr, o);
+  const auto outputs = OutputsOf(request.attention, request.backward);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].wanted) continue;
+    v1::Tensor& tensor = ResponseTensor(*response, static_cast<Output>(i));
+    FillOutput(request, static_cast<Output>(i), &tensor);
+    SetSource(request.transport, shared != nullptr ? &shared->outputs[i] : nullptr, &tensor);
+  }
+  if (request.backward) response->mutable_gradients();
   if (const CacheHold* const cache = request.source.cache()) {
     for (const CacheHold::Sequence& each : cache->sequences()) {
       response->add_session_lengths(each.length);
     }
     response->set_sessions_ending(request.sessions_ending);
   }
-  if (!p.return_lse) return;
-  v1::Tensor* lse = response->mutable_lse();
-  if (p.packed) {
-    FillTensor(DType::kFloat32, {p.heads_q, p.total_q}, lse);
-  } else {
-    FillTensor(DType::kFloat32, {p.batch, p.heads_q, p.len_q}, lse);
-  }
-  SetSource(request.transport, shared != nullptr ? &shared->lse : nullptr, lse);
 }
 
 }  // namespace
@@ -173,6 +198,26 @@ void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_
     case Layout::kLhd:
       return FillTensor(dtype, {rows, heads, dim}, tensor);
   }
+}
+
+v1::Tensor& ResponseTensor(v1::AttendResponse& response, Output output) {
+  switch (output) {
+    case Output::kO:
+      return *response.mutable_o();
+    case Output::kLse:
+      return *response.mutable_lse();
+    case Output::kDQ:
+      return *response.mutable_gradients()->mutable_d_q();
+    case Output::kDK:
+      return *response.mutable_gradients()->mutable_d_k();
+    case Output::kDV:
+      return *response.mutable_gradients()->mutable_d_v();
+    case Output::kDBias:
+      return *response.mutable_gradients()->mutable_d_bias();
+    case Output::kDSinks:
+      break;
+  }
+  return *response.mutable_gradients()->mutable_d_sinks();
 }
 
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response) {
@@ -203,14 +248,13 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
   google::protobuf::Arena arena(options);
   auto* response = google::protobuf::Arena::CreateMessage<v1::AttendResponse>(&arena);
   FillResponse(*request, total_ns, response);
-  const Attention& attention = request->attention;
-  std::array<RawTensor, 2> tensors;
+  const SharedTensors* const shared = request->source.shared();
+  const auto outputs = OutputsOf(request->attention, request->backward);
+  std::array<RawTensor, kOutputsMax> tensors;
   int count = 0;
-  if (!response->o().has_shared_memory()) {
-    tensors[count++] = {attention.o.data, BytesO(attention.problem)};
-  }
-  if (attention.problem.return_lse && !response->lse().has_shared_memory()) {
-    tensors[count++] = {attention.lse, BytesLse(attention.problem)};
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const bool placed = shared != nullptr && shared->outputs[i].region != nullptr;
+    if (outputs[i].wanted && !placed) tensors[count++] = {outputs[i].data, outputs[i].bytes};
   }
   HostBlock output = std::move(request->output);
   request.reset();  // frees the input block and shared regions before the answer is sent

@@ -22,6 +22,8 @@ namespace attend {
 
 // Fills in the small fields of a successful answer; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
+// The message's field for a tensor of the answer.
+v1::Tensor& ResponseTensor(v1::AttendResponse& response, Output output);
 // Fills in dtype, shape and byte length.
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
 // The same for a tensor in the layout; `rows` are those of all sequences if it is packed.

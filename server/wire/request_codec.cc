@@ -138,8 +138,9 @@ bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
 }
 
 // Fields 2 to 15 of Placement are reserved for places that later servers may support.
-Status CheckPlacement(const std::string& name, const v1::Placement& placement, bool chunked,
+Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted, bool chunked,
                       bool& shared) {
+  const std::string name = PlacementName(output);
   const auto& unknown = v1::Placement::GetReflection()->GetUnknownFields(placement);
   for (int i = 0; i < unknown.field_count(); ++i) {
     const int number = unknown.field(i).number();
@@ -147,9 +148,14 @@ Status CheckPlacement(const std::string& name, const v1::Placement& placement, b
     return Unimplemented(name + " is field " + std::to_string(number) +
                          ", this server knows shared_memory");
   }
-  shared = placement.place_case() == v1::Placement::kSharedMemory;
-  if (!shared || !chunked) return Status();
-  return InvalidArgument(name + " is set, must be unset in AttendChunked");
+  const bool set = placement.place_case() == v1::Placement::kSharedMemory;
+  if (set && chunked) return InvalidArgument(name + " is set, must be unset in AttendChunked");
+  if (set && !wanted) {
+    return InvalidArgument(name + " is set, " + kOutputNames[static_cast<size_t>(output)] +
+                           " is not asked for");
+  }
+  shared = set;
+  return Status();
 }
 
 // Writes the entries to their place in the block and returns that; null if there are none.
@@ -184,7 +190,7 @@ Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {
 Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated) {
   const v1::AttendRequest& request = *message.fields;
   const bool chunked = transport == Transport::kChunked;
-  for (int i = 0; i < validated.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
     if (!validated.in_message(i)) continue;
     const auto source = InputOf(request, i).source_case();
     validated.shared[i] = source == v1::Tensor::kSharedMemory;
@@ -198,12 +204,10 @@ Status CheckSources(const RequestMessage& message, Transport transport, Validate
     return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
                            " entries, must have none in AttendChunked");
   }
-  ATTEND_RETURN_IF_ERROR(
-      CheckPlacement("o_placement", request.o_placement(), chunked, validated.o_shared));
-  ATTEND_RETURN_IF_ERROR(
-      CheckPlacement("lse_placement", request.lse_placement(), chunked, validated.lse_shared));
-  if (validated.lse_shared && !request.return_lse()) {
-    return InvalidArgument("lse_placement is set, return_lse is not");
+  for (int i = 0; i < kOutputsMax; ++i) {
+    const auto output = static_cast<Output>(i);
+    ATTEND_RETURN_IF_ERROR(CheckPlacement(output, PlacementOf(request, output), validated.wanted[i],
+                                          chunked, validated.output_shared[i]));
   }
   return Status();
 }
@@ -211,7 +215,7 @@ Status CheckSources(const RequestMessage& message, Transport transport, Validate
 Status CheckRaw(const RequestMessage& message, const Validated& validated) {
   std::string names;
   int64_t expected = 0;
-  for (int i = 0; i < validated.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
     if (!validated.in_message(i)) continue;
     ++expected;
     names += std::string(names.empty() ? ", one for each of " : ", ") + kInputNames[i];
@@ -220,7 +224,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated) {
     return InvalidArgument("raw has " + std::to_string(message.scan.raw_count) +
                            " entries, must have " + std::to_string(expected) + names);
   }
-  for (int i = 0, raw = 0; i < validated.tensors; ++i) {
+  for (int i = 0, raw = 0; i < kTensorsMax; ++i) {
     if (!validated.in_message(i)) continue;
     const int64_t bytes = message.scan.raw[raw].bytes;
     if (bytes != validated.tensor_bytes[i]) {
@@ -240,10 +244,9 @@ int64_t PageStride(const CacheHold& cache) {
 
 Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& validated,
                               const CacheHold* cache) {
-  const Problem& problem = validated.attention.problem;
   MemoryPlan plan;
   bool fits = true;
-  for (int i = 0; i < validated.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
     if (!validated.in_message(i)) continue;
     fits &= Append(validated.tensor_bytes[i], plan.input_bytes, plan.tensors[i]);
   }
@@ -259,9 +262,10 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
     fits &= Append(sequences * PageStride(*cache) * static_cast<int64_t>(sizeof(PageNumber)),
                    plan.input_bytes, plan.cache_pages);
   }
-  if (!validated.o_shared) fits &= Append(BytesO(problem), plan.output_bytes, plan.o);
-  if (problem.return_lse && !validated.lse_shared) {
-    fits &= Append(BytesLse(problem), plan.output_bytes, plan.lse);
+  for (int i = 0; i < kOutputsMax; ++i) {
+    if (!validated.wanted[i] || validated.output_shared[i]) continue;
+    const int64_t bytes = OutputBytes(validated.attention, static_cast<Output>(i));
+    fits &= Append(bytes, plan.output_bytes, plan.outputs[i]);
   }
   if (!fits) return InvalidArgument("the tensors' bytes together overflow 64 bits");
   return plan;
@@ -327,11 +331,28 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
     a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan);
   }
   if (request.source.cache() != nullptr) PlaceCache(*request.source.cache(), plan, request);
-  a.o.data = place(output, plan.o, shared == nullptr ? nullptr : &shared->o);
-  if (a.problem.return_lse) {
-    a.lse = reinterpret_cast<float*>(
-        place(output, plan.lse, shared == nullptr ? nullptr : &shared->lse));
+  const auto answer = [&](Output name) -> void* {
+    const auto i = static_cast<size_t>(name);
+    if (!validated.wanted[i]) return nullptr;
+    return place(output, plan.outputs[i], shared == nullptr ? nullptr : &shared->outputs[i]);
+  };
+  if (!validated.gradients) {
+    a.o.data = answer(Output::kO);
+    a.lse = static_cast<float*>(answer(Output::kLse));
+    return;
   }
+  // The forward pass's answer is only read.
+  a.o.data = const_cast<void*>(tensor(kInputO));
+  a.lse = static_cast<float*>(const_cast<void*>(tensor(kInputLse)));
+  Gradients g = *validated.gradients;
+  g.d_o.data = tensor(kInputDO);
+  if (validated.present[kInputDLse]) g.d_lse = static_cast<const float*>(tensor(kInputDLse));
+  g.d_q.data = answer(Output::kDQ);
+  g.d_k.data = answer(Output::kDK);
+  g.d_v.data = answer(Output::kDV);
+  g.d_bias.data = answer(Output::kDBias);
+  g.d_sinks = static_cast<float*>(answer(Output::kDSinks));
+  request.backward = {g, validated.wanted, validated.bias_shape};
 }
 
 // Calls take(reader, place, bytes) for each inline tensor, with the reader at its first byte. The
@@ -342,7 +363,7 @@ void ForEachRaw(const RequestMessage& message, const Validated& validated, const
   char* const input = static_cast<char*>(request.input.data());
   if (input == nullptr) return;  // every inline tensor is empty
   SliceReader reader(message.slices);
-  for (int i = 0, raw = 0; i < validated.tensors; ++i) {
+  for (int i = 0, raw = 0; i < kTensorsMax; ++i) {
     if (!validated.in_message(i)) continue;
     reader.Skip(message.scan.raw[raw++].offset - reader.position());
     take(reader, input + plan.tensors[i], validated.tensor_bytes[i]);

@@ -70,8 +70,8 @@ struct RequestMessage {
 Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message);
 
 // Checks that each tensor's bytes are where the call can read them: in the message (inline) or in
-// shared memory, or all in chunks that follow it; and that O and LSE go where the call can write
-// them. Sets which are in shared memory. UNIMPLEMENTED for places that this server does not know.
+// shared memory, or all in chunks that follow it; and that the answer goes where the call can write
+// it. Sets which are in shared memory. UNIMPLEMENTED for places that this server does not know.
 Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated);
 
 // Checks that there is one raw entry of the right length for each inline tensor.
@@ -85,8 +85,7 @@ struct MemoryPlan {
   int64_t cache_lengths = 0;  // with sessions: int64_t of each sequence
   int64_t cache_pages = 0;    // and the table of their pages
   int64_t input_bytes = 0;
-  int64_t o = 0;  // offsets in the output block
-  int64_t lse = 0;
+  std::array<int64_t, kOutputsMax> outputs{};  // offsets in the output block, by Output
   int64_t output_bytes = 0;
 };
 
@@ -98,9 +97,9 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
 // which has the plan's size. What CacheHold::Reserve says.
 Status ReservePages(const MemoryPlan& plan, Request& request);
 
-// Sets the layout, the attention with its pointers, the spans and the small arrays of `request`,
-// whose blocks have the plan's sizes, whose shared tensors have been found and whose pages
-// reserved.
+// Sets the layout, the attention and its backward pass with their pointers, the spans and the small
+// arrays of `request`, whose blocks have the plan's sizes, whose shared tensors have been found and
+// whose pages reserved.
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
 

@@ -4,6 +4,7 @@
 #include "server/memory/range_allocator.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -81,13 +82,40 @@ Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
   return Status();
 }
 
-Status CheckOutput(const char* name, const RegionPlace& output, const SharedTensors& shared) {
+// The output must not overlap an input or an earlier output.
+Status CheckOutput(const std::string& name, int output, const SharedTensors& shared) {
+  constexpr std::array<const char*, kOutputsMax> kTitles = {"O",  "LSE",   "dQ",    "dK",
+                                                            "dV", "dBias", "dSinks"};
+  const RegionPlace& place = shared.outputs[output];
+  const auto check = [&](const RegionPlace& other, const char* title) {
+    if (!Overlap(place, other)) return Status();
+    return InvalidArgument(name + " is " + RangeText(place) + " of its region, must not overlap " +
+                           title + "'s " + RangeText(other));
+  };
   for (int i = 0; i < kTensorsMax; ++i) {
-    const RegionPlace& input = shared.inputs[i];
-    if (!Overlap(output, input)) continue;
-    return InvalidArgument(std::string(name) + " is " + RangeText(output) +
-                           " of its region, must not overlap " + kInputNames[i] + "'s " +
-                           RangeText(input));
+    ATTEND_RETURN_IF_ERROR(check(shared.inputs[i], kInputNames[i]));
+  }
+  for (int i = 0; i < output; ++i) {
+    ATTEND_RETURN_IF_ERROR(check(shared.outputs[i], kTitles[i]));
+  }
+  return Status();
+}
+
+// Finds the places of the answer.
+Status FindOutputs(const v1::AttendRequest& message, const Validated& validated,
+                   const RegionRegistry& registry, SharedTensors& shared) {
+  for (int i = 0; i < kOutputsMax; ++i) {
+    if (!validated.output_shared[i]) continue;
+    const auto output = static_cast<Output>(i);
+    const std::string name = PlacementName(output);
+    const int64_t bytes = OutputBytes(validated.attention, output);
+    ATTEND_RETURN_IF_ERROR(Find(registry, name + ".shared_memory",
+                                PlacementOf(message, output).shared_memory(), bytes,
+                                shared.outputs[i]));
+    shared.output_bytes += bytes;
+    ATTEND_RETURN_IF_ERROR(
+        PlaceOnDevice(name.c_str(), shared.outputs[i], shared.device_output_bytes, shared));
+    ATTEND_RETURN_IF_ERROR(CheckOutput(name, i, shared));
   }
   return Status();
 }
@@ -101,7 +129,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     return Unimplemented("the server has shared memory off; --shared-memory turns it on");
   }
   auto shared = std::make_unique<SharedTensors>();
-  for (int i = 0; i < validated.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
     if (!validated.shared[i]) continue;
     const char* const name = kInputNames[i];
     const int64_t bytes = validated.tensor_bytes[i];
@@ -111,24 +139,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
         PlaceOnDevice(name, shared->inputs[i], shared->device_input_bytes, *shared));
     shared->input_bytes += bytes;  // each within a region: no overflow
   }
-  const Problem& problem = validated.attention.problem;
-  const auto output = [&](bool wanted, const char* name, const v1::Placement& placement,
-                          int64_t bytes, RegionPlace& place) {
-    if (!wanted) return Status();
-    ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
-                                placement.shared_memory(), bytes, place));
-    shared->output_bytes += bytes;
-    ATTEND_RETURN_IF_ERROR(PlaceOnDevice(name, place, shared->device_output_bytes, *shared));
-    return CheckOutput(name, place, *shared);
-  };
-  ATTEND_RETURN_IF_ERROR(
-      output(validated.o_shared, "o_placement", message.o_placement(), BytesO(problem), shared->o));
-  ATTEND_RETURN_IF_ERROR(output(validated.lse_shared, "lse_placement", message.lse_placement(),
-                                BytesLse(problem), shared->lse));
-  if (Overlap(shared->o, shared->lse)) {
-    return InvalidArgument("lse_placement is " + RangeText(shared->lse) +
-                           " of its region, must not overlap O's " + RangeText(shared->o));
-  }
+  ATTEND_RETURN_IF_ERROR(FindOutputs(message, validated, *registry, *shared));
   if (shared->device != SharedRegion::kHost && message.check()) {
     return Unimplemented("check is set, and tensors are in memory of " + shared->device_name +
                          ", where this server cannot check them; send them another way to have "
@@ -160,9 +171,9 @@ void AddSharedSpans(const SharedTensors& shared, Request& request) {
     }
     request.input_spans.Add({first.data(), end - first.offset});
   }
-  for (const RegionPlace* output : {&shared.o, &shared.lse}) {
-    if (output->bytes == 0 || output->region->device != SharedRegion::kHost) continue;
-    request.output_spans.Add({output->data(), output->bytes});
+  for (const RegionPlace& output : shared.outputs) {
+    if (output.bytes == 0 || output.region->device != SharedRegion::kHost) continue;
+    request.output_spans.Add({output.data(), output.bytes});
   }
 }
 

@@ -7,116 +7,14 @@
 #include <string>
 #include <string_view>
 
+#include "server/wire/tensor_rules.h"
+#include "server/wire/validate_backward.h"
 #include "server/wire/validate_lengths.h"
 
 namespace attend {
 namespace {
 
 using Text = std::string;
-
-Text ShapeText(const v1::Tensor& tensor) {
-  constexpr int kShown = 8;
-  Text text = "[";
-  for (int i = 0; i < std::min(tensor.shape_size(), kShown); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(tensor.shape(i));
-  }
-  return text + (tensor.shape_size() > kShown ? ", ...]" : "]");
-}
-
-Status WrongEnum(std::string_view field, int value, std::string_view allowed) {
-  return InvalidArgument(Text(field) + " is " + std::to_string(value) + ", must be " +
-                         Text(allowed));
-}
-
-// Fields 7 to 15 of Tensor are reserved for places of bytes that later servers may support.
-Status CheckSource(const Text& name, const v1::Tensor& tensor) {
-  const google::protobuf::UnknownFieldSet& unknown =
-      v1::Tensor::GetReflection()->GetUnknownFields(tensor);
-  for (int i = 0; i < unknown.field_count(); ++i) {
-    const int number = unknown.field(i).number();
-    if (number >= 7 && number <= 15) {
-      return Unimplemented(name + ".source is field " + std::to_string(number) +
-                           ", this server knows inline_bytes, chunked and shared_memory");
-    }
-  }
-  return Status();
-}
-
-// Checks dtype, shape and byte length of one tensor by itself. Sets `bytes` to its size.
-Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::string_view dims,
-                   DType& dtype, int64_t& bytes) {
-  if (!IsDType(tensor.dtype())) {
-    return WrongEnum(name + ".dtype", tensor.dtype(), "FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)");
-  }
-  dtype = static_cast<DType>(tensor.dtype());
-  if (tensor.shape_size() != rank) {
-    return InvalidArgument(name + ".shape " + ShapeText(tensor) + " has " +
-                           std::to_string(tensor.shape_size()) + " dimensions, must have " +
-                           std::to_string(rank) + ": " + Text(dims));
-  }
-  bytes = DTypeBytes(dtype);
-  bool empty = false;
-  bool overflow = false;
-  for (int i = 0; i < rank; ++i) {
-    const int64_t dim = tensor.shape(i);
-    if (dim < 0) {
-      return InvalidArgument(name + ".shape[" + std::to_string(i) + "] is " + std::to_string(dim) +
-                             ", must be at least 0");
-    }
-    empty |= dim == 0;
-    overflow |= __builtin_mul_overflow(bytes, dim, &bytes);
-  }
-  if (empty) {
-    bytes = 0;
-  } else if (overflow) {
-    return InvalidArgument(name + ".shape " + ShapeText(tensor) + " times " +
-                           std::to_string(DTypeBytes(dtype)) +
-                           " bytes an element overflows 64 bits");
-  }
-  if (tensor.has_byte_length() && tensor.byte_length() != static_cast<uint64_t>(bytes)) {
-    return InvalidArgument(name + ".byte_length is " + std::to_string(tensor.byte_length()) +
-                           ", must be " + std::to_string(bytes) + " for shape " +
-                           ShapeText(tensor) + " of " + Text(DTypeName(dtype)));
-  }
-  return CheckSource(name, tensor);
-}
-
-// Checks that shape[index] of `name`, which is `what`, equals that of the tensor `other`.
-Status MustAgree(const Text& name, const v1::Tensor& tensor, int index, const Text& what,
-                 const Text& other, int64_t expected) {
-  if (tensor.shape(index) == expected) return Status();
-  return InvalidArgument(name + ".shape[" + std::to_string(index) + "] (" + what + ") is " +
-                         std::to_string(tensor.shape(index)) + ", must equal " + other + "'s " +
-                         std::to_string(expected));
-}
-
-// The index of each dimension in a layout's shape; -1: none.
-struct Dims {
-  int rank;
-  int b, h, l, d;
-  std::string_view text_q, text_k, text_v;
-};
-
-constexpr Dims DimsOf(Layout layout) {
-  switch (layout) {
-    case Layout::kBlhd:
-      return {4, 0, 2, 1, 3, "[B, Lq, Hq, D]", "[B, Lk, Hkv, D]", "[B, Lk, Hkv, Dv]"};
-    case Layout::kLhd:
-      return {3, -1, 1, 0, 2, "[q rows, Hq, D]", "[kv rows, Hkv, D]", "[kv rows, Hkv, Dv]"};
-    case Layout::kBhld:
-      break;
-  }
-  return {4, 0, 1, 2, 3, "[B, Hq, Lq, D]", "[B, Hkv, Lk, D]", "[B, Hkv, Lk, Dv]"};
-}
-
-// The strides of a dense tensor in `layout`. The sizes must have passed Check.
-template <class View>
-void SetStrides(Layout layout, int64_t heads, int64_t length, int64_t dim, View& view) {
-  const bool heads_outside = layout == Layout::kBhld;
-  view.stride_b = layout == Layout::kLhd ? 0 : heads * length * dim;
-  view.stride_h = heads_outside ? length * dim : dim;
-  view.stride_l = heads_outside ? dim : heads * dim;
-}
 
 class Validator {
  public:
@@ -139,7 +37,11 @@ class Validator {
     ATTEND_RETURN_IF_ERROR(Check(problem_));
     ATTEND_RETURN_IF_ERROR(HeadArrays());
     Strides();
-    return Bias();
+    ATTEND_RETURN_IF_ERROR(Bias());
+    if (request_.has_backward()) return ValidateBackward(request_, out_);
+    out_.Want(Output::kO);
+    if (problem_.return_lse) out_.Want(Output::kLse);
+    return Status();
   }
 
  private:
@@ -187,6 +89,11 @@ Status Validator::SmallFields() {
   problem_.scale = request_.scale();
   problem_.softcap = request_.softcap();
   problem_.return_lse = request_.return_lse();
+  if (request_.has_backward()) {
+    if (problem_.return_lse)
+      return InvalidArgument("return_lse is set, must be unset with backward");
+    problem_.return_lse = true;  // it is there
+  }
   return Status();
 }
 
@@ -237,12 +144,13 @@ Status Validator::MaskFields() {
 Status Validator::Tensors() {
   const Dims dims = DimsOf(out_.layout);
   const v1::Tensor& q = request_.q();
-  out_.no_keys = cache_ != nullptr && !request_.has_k() && !request_.has_v();
+  const bool no_keys = cache_ != nullptr && !request_.has_k() && !request_.has_v();
   for (const auto& [name, present] :
-       {std::pair{"q", request_.has_q()}, std::pair{"k", out_.no_keys || request_.has_k()},
-        std::pair{"v", out_.no_keys || request_.has_v()}}) {
+       {std::pair{"q", request_.has_q()}, std::pair{"k", no_keys || request_.has_k()},
+        std::pair{"v", no_keys || request_.has_v()}}) {
     if (!present) return InvalidArgument(Text(name) + " is not set, must be a tensor");
   }
+  out_.present = {true, !no_keys, !no_keys};
   ATTEND_RETURN_IF_ERROR(
       CheckTensor("q", q, dims.rank, dims.text_q, problem_.dtype, out_.tensor_bytes[0]));
   ATTEND_RETURN_IF_ERROR(OutputDType());
@@ -250,7 +158,7 @@ Status Validator::Tensors() {
   problem_.heads_q = q.shape(dims.h);
   problem_.dim = q.shape(dims.d);
   (problem_.packed ? problem_.total_q : problem_.len_q) = q.shape(dims.l);
-  if (!out_.no_keys) ATTEND_RETURN_IF_ERROR(Keys(dims));
+  if (!no_keys) ATTEND_RETURN_IF_ERROR(Keys(dims));
   return cache_ == nullptr ? Status() : CachedKeys(dims);
 }
 
@@ -271,9 +179,7 @@ Status Validator::Keys(const Dims& dims) {
   ATTEND_RETURN_IF_ERROR(CheckTensor("k", k, dims.rank, dims.text_k, dtype_k, bytes[1]));
   ATTEND_RETURN_IF_ERROR(CheckTensor("v", v, dims.rank, dims.text_v, dtype_v, bytes[2]));
   for (const auto& [name, dtype] : {std::pair{"k", dtype_k}, std::pair{"v", dtype_v}}) {
-    if (dtype == problem_.dtype) continue;
-    return InvalidArgument(Text(name) + ".dtype is " + Text(DTypeName(dtype)) +
-                           ", must equal q.dtype " + Text(DTypeName(problem_.dtype)));
+    ATTEND_RETURN_IF_ERROR(MustHaveDType(name, dtype, "q.dtype", problem_.dtype));
   }
   if (dims.b >= 0) {
     ATTEND_RETURN_IF_ERROR(MustAgree("k", k, dims.b, "B", "q", problem_.batch));
@@ -305,7 +211,7 @@ Status Validator::CachedKeys(const Dims& dims) {
   }
   const Text sessions_name = "the sessions";
   ATTEND_RETURN_IF_ERROR(MustAgree("q", request_.q(), dims.d, "D", sessions_name, shape.dim));
-  if (!out_.no_keys) {
+  if (out_.present[1]) {
     ATTEND_RETURN_IF_ERROR(
         MustAgree("k", request_.k(), dims.h, "Hkv", sessions_name, shape.heads_kv));
     ATTEND_RETURN_IF_ERROR(MustAgree("v", request_.v(), dims.d, "Dv", sessions_name, shape.dim_v));
@@ -379,7 +285,7 @@ Status Validator::Bias() {
   (void)__builtin_mul_overflow(step, tensor.shape(1), &step);
   view.stride_b = stride(0, step);
   problem_.has_bias = true;
-  out_.tensors = 4;
+  out_.present[3] = true;
   return Status();
 }
 

@@ -6,8 +6,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/contract/problem.h"
@@ -25,30 +28,52 @@ struct Validated {
   Layout layout = Layout::kBhld;
   // Everything but the pointers: problem and strides.
   Attention attention;
-  // Bytes of q, k, v and bias; the raw entries of inline ones must have these lengths, in this
-  // order.
+  // Which inputs the request has: k and v of one on sessions may be missing, it appends nothing.
+  std::array<bool, kTensorsMax> present{};
+  // Bytes of each; the raw entries of inline ones must have these lengths, in this order.
   std::array<int64_t, kTensorsMax> tensor_bytes{};
-  int tensors = 3;  // 4 with a bias
   // Which tensors are in shared memory and have no raw entry; set by CheckSources.
   std::array<bool, kTensorsMax> shared{};
-  // k and v that a request on sessions lacks: it appends nothing.
-  bool no_keys = false;
-  bool o_shared = false;
-  bool lse_shared = false;
+  // By Output: what the answer has, and what of it goes to shared memory, set by CheckSources.
+  std::array<bool, kOutputsMax> wanted{};
+  std::array<bool, kOutputsMax> output_shared{};
+  // Set: a backward pass. The strides of dO and of the gradients.
+  std::optional<Gradients> gradients;
+  std::array<int64_t, 4> bias_shape{};  // with them, if there is a bias
 
+  void Want(Output output) { wanted[static_cast<size_t>(output)] = true; }
+  bool wants(Output output) const { return wanted[static_cast<size_t>(output)]; }
   // Whether the bytes of that tensor come in the request's messages.
-  bool in_message(int tensor) const {
-    return !shared[tensor] && !(no_keys && (tensor == 1 || tensor == 2));
-  }
+  bool in_message(int tensor) const { return present[tensor] && !shared[tensor]; }
   bool any_shared() const {
-    return shared[0] || shared[1] || shared[2] || shared[3] || o_shared || lse_shared;
+    const auto is_set = [](bool each) { return each; };
+    return std::any_of(shared.begin(), shared.end(), is_set) ||
+           std::any_of(output_shared.begin(), output_shared.end(), is_set);
   }
 };
 
 // The tensor with the name kInputNames[input].
 inline const v1::Tensor& InputOf(const v1::AttendRequest& request, int input) {
-  const std::array inputs = {&request.q(), &request.k(), &request.v(), &request.bias()};
+  const v1::BackwardPass& backward = request.backward();
+  const std::array inputs = {&request.q(),  &request.k(),    &request.v(),    &request.bias(),
+                             &backward.o(), &backward.lse(), &backward.d_o(), &backward.d_lse()};
   return *inputs[input];
+}
+
+// Where that part of the answer goes.
+inline const v1::Placement& PlacementOf(const v1::AttendRequest& request, Output output) {
+  const v1::BackwardPass& backward = request.backward();
+  const std::array outputs = {&request.o_placement(),       &request.lse_placement(),
+                              &backward.d_q_placement(),    &backward.d_k_placement(),
+                              &backward.d_v_placement(),    &backward.d_bias_placement(),
+                              &backward.d_sinks_placement()};
+  return *outputs[static_cast<size_t>(output)];
+}
+
+// The field that names it: "o_placement", "backward.d_q_placement".
+inline std::string PlacementName(Output output) {
+  return std::string(output > Output::kLse ? "backward." : "") +
+         kOutputNames[static_cast<size_t>(output)] + "_placement";
 }
 
 // INVALID_ARGUMENT names the field, the value and the bound; UNIMPLEMENTED names a place for tensor

@@ -75,6 +75,25 @@ assert length == 103 and o.shape == (1, 8, 1, 64) and np.isfinite(o).all()
 """, stub_folder)
 
 
+def test_the_gradients_example_runs(server, stub_folder):
+    example = block_with("python", "stub.Backward", "proto/README.md")
+    assert DEFAULT_ADDRESS in example
+    run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
+seen = np.tril(np.ones((100, 100), bool))
+wide = lambda x: np.repeat(x.astype(np.float64), 4, axis=1)
+s = np.where(seen, np.einsum("bhid,bhjd->bhij", q, wide(k)) / 8, -np.inf)
+p = np.exp(s - s.max(-1, keepdims=True))
+p /= p.sum(-1, keepdims=True)
+d_p = np.einsum("bhid,bhjd->bhij", d_o, wide(v))
+d_s = p * (d_p - (p * d_p).sum(-1, keepdims=True)) / 8
+narrow = lambda x: x.reshape(2, 2, 4, 100, 64).sum(2)
+right = (np.einsum("bhij,bhjd->bhid", d_s, wide(k)), narrow(np.einsum("bhij,bhid->bhjd", d_s, q)),
+         narrow(np.einsum("bhij,bhid->bhjd", p, d_o)))
+for got, want in zip((d_q, d_k, d_v), right):
+    assert np.abs(got - want).max() < 1e-4, np.abs(got - want).max()
+""", stub_folder)
+
+
 def test_the_commands_on_sessions_run(server, tmp_path):
     """The quick start's prompt and token. Its client is the one under test, its server this one."""
     example = block_with("sh", "session attend")

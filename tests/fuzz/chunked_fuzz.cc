@@ -48,14 +48,14 @@ std::unique_ptr<Upload> Begin(const RequestMessage& header) {
   }
   if (plan->input_bytes > kTensorsBytesMax) return nullptr;
   auto upload = std::make_unique<Upload>();
-  upload->places.tensors = validated.tensors;
+  upload->places.present = validated.present;
   upload->places.bytes = validated.tensor_bytes;
-  for (int i = 0; i < validated.tensors; ++i) {
+  for (int i = 0; i < kTensorsMax; ++i) {
     const auto bytes = static_cast<size_t>(validated.tensor_bytes[i]);
     upload->memory.emplace_back(bytes);
     upload->came.emplace_back(bytes);
   }
-  for (int i = 0; i < validated.tensors; ++i) upload->places.data[i] = upload->memory[i].data();
+  for (int i = 0; i < kTensorsMax; ++i) upload->places.data[i] = upload->memory[i].data();
   return upload;
 }
 

@@ -18,6 +18,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/table_history.h"
+#include "tests/server/support/wire_gradients.h"
 
 namespace attend::fuzz {
 namespace {
@@ -49,6 +50,10 @@ void Requests() {
   for (const v1::AttendRequest& request : SmallRequests(12)) {
     Write("request", std::to_string(number++), Join({request.SerializeAsString()}));
   }
+  test::ProblemSpec spec = test::MakeSpec(1, 2, 1, 2, 3, 4, 4);
+  spec.problem.has_bias = spec.problem.has_sinks = true;
+  const test::WireGradients gradients(spec, 1);
+  Write("request", "backward", Join({gradients.request.SerializeAsString()}));
   // In the two regions that request_fuzz.cc makes.
   v1::AttendRequest shared = test::PlainWireProblem(1, 2, 4).request;
   shared.clear_raw();

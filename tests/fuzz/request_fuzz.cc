@@ -164,8 +164,16 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
   RequireArray(sent.cu_kv(), a.kv_offsets, "cu_kv");
   RequireArray(sent.alibi_slopes(), a.alibi_slopes, "alibi_slopes");
   RequireArray(sent.sinks(), a.sinks, "sinks");
-  const void* const tensors[] = {a.q.data, a.k.data, a.v.data, a.bias.data};
-  for (int i = 0, raw = 0; i < decoded.validated.tensors; ++i) {
+  const std::optional<BackwardPass>& backward = decoded.request.backward;
+  const void* tensors[kTensorsMax] = {a.q.data, a.k.data, a.v.data, a.bias.data};
+  if (backward) {
+    tensors[kInputO] = a.o.data;
+    tensors[kInputLse] = a.lse;
+    tensors[kInputDO] = backward->gradients.d_o.data;
+    tensors[kInputDLse] = backward->gradients.d_lse;
+  }
+  for (int i = 0, raw = 0; i < kTensorsMax; ++i) {
+    if (!decoded.validated.present[i]) continue;
     const auto bytes = static_cast<size_t>(decoded.validated.tensor_bytes[i]);
     if (sent.sessions_size() > 0 && (i == 1 || i == 2)) {  // they are in pages
       raw += decoded.validated.in_message(i) ? 1 : 0;
@@ -184,8 +192,10 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
         "tensor " + std::to_string(i));
   }
   // Into memory that is the request's to write: AddressSanitizer has the last word.
-  if (a.o.data != nullptr) std::memset(a.o.data, 1, static_cast<size_t>(BytesO(a.problem)));
-  if (a.lse != nullptr) std::memset(a.lse, 1, static_cast<size_t>(BytesLse(a.problem)));
+  for (const OutputTensor& each : OutputsOf(a, backward)) {
+    if (each.data == nullptr) continue;
+    std::memset(const_cast<void*>(each.data), 1, static_cast<size_t>(each.bytes));
+  }
 }
 
 // The same request again: from what a dump would say, and as the client reads it from there.
@@ -246,9 +256,17 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
 void FitRaw(google::protobuf::Message& message, std::mt19937_64& random) {
   auto& request = static_cast<v1::AttendRequest&>(message);
   int raw = 0;
-  for (const v1::Tensor* tensor : {&request.q(), &request.k(), &request.v(), &request.bias()}) {
+  const v1::BackwardPass& backward = request.backward();
+  for (const v1::Tensor* tensor :
+       {&request.q(), &request.k(), &request.v(), &request.bias(), &backward.o(), &backward.lse(),
+        &backward.d_o(), &backward.d_lse()}) {
     if (tensor->source_case() == v1::Tensor::kSharedMemory) continue;
     if (tensor == &request.bias() && !request.has_bias()) continue;
+    if (tensor == &backward.d_lse() && !backward.has_d_lse()) continue;
+    if (!request.has_backward() &&
+        (tensor == &backward.o() || tensor == &backward.lse() || tensor == &backward.d_o())) {
+      continue;
+    }
     if (request.sessions_size() > 0 && tensor == &request.k() && !request.has_k()) continue;
     if (request.sessions_size() > 0 && tensor == &request.v() && !request.has_v()) continue;
     int64_t bytes = tensor->dtype() == v1::DTYPE_FLOAT32 ? 4 : 2;

@@ -79,6 +79,9 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
       return Unimplemented("kernel " + std::string(KernelName(kernel)) + " does not run on " +
                            context_.device.name);
     }
+    if (item.gradients) {
+      return Unimplemented("device " + context_.device.name + " has no backward pass");
+    }
     for (const DeviceEvent* event : item.after) {
       if (event == nullptr || dynamic_cast<const CudaEvent*>(event) != nullptr) continue;
       return InvalidArgument("an item waits for an event that does not belong to " +

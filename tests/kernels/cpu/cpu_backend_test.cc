@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <future>
 #include <thread>
@@ -15,6 +16,8 @@
 #include "kernels/cpu/flash.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/support/check_gradients.h"
+#include "tests/kernels/support/owned_gradients.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend::test {
@@ -88,6 +91,62 @@ TEST_F(CpuBackendTest, RunsBothKernelsInOneBatch) {
     EXPECT_TRUE(report.ok) << report.detail;
     EXPECT_TRUE(all[n].GuardsIntact());
   }
+}
+
+TEST_F(CpuBackendTest, BackwardPassesRunAmongOthers) {
+  const std::unique_ptr<Lane> lane = MakeLane();
+  std::vector<std::unique_ptr<OwnedAttention>> all;
+  std::vector<std::unique_ptr<OwnedGradients>> gradients;
+  std::vector<WorkItem> items;
+  for (uint64_t n = 0; n < 12; ++n) {
+    ProblemSpec spec = RandomSpec(seed_ + n, 1e5);
+    spec.problem.return_lse = true;
+    all.push_back(std::make_unique<OwnedAttention>(MakeAttention(spec, seed_ + n)));
+    WorkItem item =
+        all.back()->Item(Kernel(n % 4 == 0 ? KernelId::kCpuReference : KernelId::kCpuFlash));
+    if (n % 2 == 0) {
+      CpuReference(all.back()->attention);
+      gradients.push_back(std::make_unique<OwnedGradients>(all.back()->attention, n));
+      item.gradients = gradients.back()->get();
+      item.inputs = {all.back()->input, all.back()->output};
+      item.outputs = {};
+    }
+    items.push_back(item);
+  }
+  const BatchOutcome outcome = RunBatch(lane.get(), items);
+  for (size_t n = 0; n < all.size(); ++n) {
+    ASSERT_TRUE(outcome.statuses[n].ok()) << outcome.statuses[n].ToString();
+    const Attention& a = all[n]->attention;
+    EXPECT_TRUE(CheckAllRows(a).ok) << "O and LSE are only read";
+    if (n % 2 != 0) continue;
+    const OwnedGradients& own = *gradients[n / 2];
+    EXPECT_EQ(GradientsJudge(a, own.get()).Fault(own.get()), "");
+    EXPECT_TRUE(own.GuardsIntact());
+  }
+}
+
+TEST_F(CpuBackendTest, APoisonedBackwardPassWritesAllThatItIsAskedFor) {
+  const std::unique_ptr<Lane> lane = MakeLane();
+  ProblemSpec spec = MakeSpec(1, 2, 1, 20, 30, 16, 16);
+  spec.problem.return_lse = true;
+  OwnedAttention owned = MakeAttention(spec, seed_);
+  CpuReference(owned.attention);
+  OwnedGradients gradients(owned.attention, seed_);
+  std::vector<float> d_q(2 * 20 * 16, 1.0f);
+  WorkItem item = owned.Item(Kernel(KernelId::kCpuFlash));
+  Gradients& only = item.gradients.emplace();
+  only.d_o = gradients.get().d_o;
+  only.d_q = {d_q.data(), 0, 20 * 16, 16};
+  item.outputs = {{d_q.data(), std::ssize(d_q) * 4}};
+  item.poison_output = true;
+  ASSERT_TRUE(RunBatch(lane.get(), {&item, 1}).statuses[0].ok());
+  for (const float each : d_q) EXPECT_TRUE(std::isfinite(each));
+  EXPECT_TRUE(CheckAllRows(owned.attention).ok);
+  // Stopped before it begins: what is left is the poison, or what was there.
+  StopFlag stop;
+  stop.Set();
+  item.stop = &stop;
+  EXPECT_EQ(RunBatch(lane.get(), {&item, 1}).statuses[0].code(), Code::kCancelled);
 }
 
 TEST_F(CpuBackendTest, ReferenceOnALaneHasTheBitsOfThePlainCall) {

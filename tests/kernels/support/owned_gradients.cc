@@ -34,7 +34,9 @@ void OwnedGradients::ForEachRow(const Shape& shape, const TensorView& view, Visi
 TensorView OwnedGradients::Make(const Shape& shape, DType dtype, const ConstTensorView& like) {
   TensorView view{nullptr, like.stride_b, like.stride_h, like.stride_l};
   int64_t elements = 1;
-  ForEachRow(shape, view, [&](int64_t at) { elements = std::max(elements, at + shape.dim); });
+  Shape whole = shape;
+  whole.padding = true;  // it is there, whatever it holds
+  ForEachRow(whole, view, [&](int64_t at) { elements = std::max(elements, at + shape.dim); });
   const int64_t size = DTypeBytes(dtype);
   std::vector<std::byte>& block =
       blocks_.emplace_back(static_cast<size_t>(elements * size), kGuard);

@@ -30,7 +30,8 @@ class PlacementTest : public ::testing::Test {
   }
 
   Result<std::vector<Candidate>> Find(int pinned = kAnyDevice) {
-    return FindCandidates(request_.attention.problem, request_.kernel, pinned, devices_);
+    return FindCandidates(request_.attention.problem, request_.pass(), request_.kernel, pinned,
+                          devices_);
   }
   Status Decide(bool sampled = false) {
     std::vector<DeviceInfo> infos;

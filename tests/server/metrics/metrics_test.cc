@@ -56,6 +56,7 @@ std::string Serialize(const Metrics& metrics) {
 // All of the contract's families but those that NVML fills.
 const char* const kFamilies[] = {"attend_build_info",
                                  "attend_requests_total",
+                                 "attend_backward_requests_total",
                                  "attend_rejected_requests_total",
                                  "attend_unread_calls_total",
                                  "attend_phase_duration_seconds",

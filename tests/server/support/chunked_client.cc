@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <thread>
+#include <utility>
 
 #include "server/schedule/tenants.h"
 
@@ -69,8 +71,39 @@ v1::AttendRequest ChunkedHeader(const v1::AttendRequest& request) {
   header.mutable_k()->mutable_chunked();
   header.mutable_v()->mutable_chunked();
   if (header.has_bias()) header.mutable_bias()->mutable_chunked();
+  if (!header.has_backward()) return header;
+  v1::BackwardPass& backward = *header.mutable_backward();
+  backward.mutable_o()->mutable_chunked();
+  backward.mutable_lse()->mutable_chunked();
+  backward.mutable_d_o()->mutable_chunked();
+  if (backward.has_d_lse()) backward.mutable_d_lse()->mutable_chunked();
   return header;
 }
+
+namespace {
+
+// The tensor that is the i-th entry of raw.
+int NameOf(const v1::AttendRequest& request, int i) {
+  const bool behind_bias = i >= 3 && !request.has_bias();
+  return v1::TENSOR_NAME_Q + i + (behind_bias ? 1 : 0);
+}
+
+// The tensor of an answer; null if it has none of that name.
+const v1::Tensor* TensorOf(const v1::AttendResponse& response, v1::TensorName name) {
+  const v1::Gradients& g = response.gradients();
+  const std::map<v1::TensorName, std::pair<bool, const v1::Tensor*>> tensors = {
+      {v1::TENSOR_NAME_O, {response.has_o(), &response.o()}},
+      {v1::TENSOR_NAME_LSE, {response.has_lse(), &response.lse()}},
+      {v1::TENSOR_NAME_D_Q, {g.has_d_q(), &g.d_q()}},
+      {v1::TENSOR_NAME_D_K, {g.has_d_k(), &g.d_k()}},
+      {v1::TENSOR_NAME_D_V, {g.has_d_v(), &g.d_v()}},
+      {v1::TENSOR_NAME_D_BIAS, {g.has_d_bias(), &g.d_bias()}},
+      {v1::TENSOR_NAME_D_SINKS, {g.has_d_sinks(), &g.d_sinks()}}};
+  const auto found = tensors.find(name);
+  return found == tensors.end() || !found->second.first ? nullptr : found->second.second;
+}
+
+}  // namespace
 
 std::vector<Chunk> CutToChunks(const v1::AttendRequest& request, int64_t bytes_max,
                                std::mt19937_64& random) {
@@ -80,7 +113,7 @@ std::vector<Chunk> CutToChunks(const v1::AttendRequest& request, int64_t bytes_m
     const std::string& raw = request.raw(i);
     for (size_t at = 0; at < raw.size();) {
       const size_t bytes = std::min(size(random), raw.size() - at);
-      chunks.push_back({i + 1, at, raw.substr(at, bytes)});
+      chunks.push_back({NameOf(request, i), at, raw.substr(at, bytes)});
       at += bytes;
     }
   }
@@ -102,9 +135,11 @@ v1::AttendResponse AnswerBuilder::Build(std::string* fault) {
   const std::lock_guard lock(mutex_);
   if (headers_ != 1) *fault = std::to_string(headers_) + " headers";
   if (response_.raw_size() > 0) *fault = "the header has raw";
-  for (const v1::TensorName name : {v1::TENSOR_NAME_O, v1::TENSOR_NAME_LSE}) {
-    if (name == v1::TENSOR_NAME_LSE && !response_.has_lse()) continue;
-    const v1::Tensor& tensor = name == v1::TENSOR_NAME_O ? response_.o() : response_.lse();
+  for (int number = v1::TENSOR_NAME_O; number <= v1::TENSOR_NAME_D_SINKS; ++number) {
+    const auto name = static_cast<v1::TensorName>(number);
+    const v1::Tensor* const meta = TensorOf(response_, name);
+    if (meta == nullptr) continue;
+    const v1::Tensor& tensor = *meta;
     if (!tensor.has_chunked()) *fault = "the source of an answer's tensor is not chunked";
     std::string bytes(tensor.byte_length(), '\0');
     std::vector<bool> came(bytes.size());

@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/append_keys.h"
 #include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/reference_gradients.h"
 #include "kernels/util/host_mapping.h"
 #include "tests/server/support/span_copies.h"
 
@@ -264,11 +265,14 @@ BatchOutcome FakeBackend::RunItems(const std::vector<WorkItem>& items) {
       if (status.ok() && FakeStream::Knows(event)) status = FakeStream::WaitFor(event);
     }
     const std::vector<AttentionSlice> parts =
-        item.parts.empty() ? Parts(item.attention, item.selection)
-                           : std::vector<AttentionSlice>(item.parts.begin(), item.parts.end());
+        item.gradients       ? std::vector<AttentionSlice>()
+        : item.parts.empty() ? Parts(item.attention, item.selection)
+                             : std::vector<AttentionSlice>(item.parts.begin(), item.parts.end());
     if (!parts.empty()) compute = InParts(parts, std::move(compute));
     if (status.ok() && moves_spans) {
       status = ComputeInCopies(item, compute);
+    } else if (status.ok() && item.gradients) {
+      CpuReferenceGradients(item.attention, *item.gradients, item.stop);
     } else if (status.ok()) {
       if (item.append.rows > 0) AppendKeys(item.attention, item.append);
       compute(item.attention);

@@ -3,11 +3,13 @@
 #include "tests/server/support/span_copies.h"
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/append_keys.h"
+#include "kernels/reference/reference_gradients.h"
 #include "tests/kernels/support/problems.h"
 
 namespace attend::test {
@@ -86,6 +88,7 @@ class Copies {
 
 Status ComputeInCopies(const WorkItem& item, const std::function<void(const Attention&)>& compute) {
   Attention a = item.attention;
+  std::optional<Gradients> gradients = item.gradients;
   Copies in(item.inputs, item.in_place);
   in.Move("q", &a.q.data);
   in.Move("k", &a.k.data);
@@ -101,8 +104,18 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   in.Move("k to be appended", &append.k.data);
   in.Move("v to be appended", &append.v.data);
   Copies out(item.outputs, item.in_place);
-  out.Move("o", &a.o.data);
-  out.Move("lse", &a.lse);
+  Copies& answer = gradients ? in : out;  // of the forward pass
+  answer.Move("o", &a.o.data);
+  answer.Move("lse", &a.lse);
+  if (gradients) {
+    in.Move("d_o", &gradients->d_o.data);
+    in.Move("d_lse", &gradients->d_lse);
+    out.Move("d_q", &gradients->d_q.data);
+    out.Move("d_k", &gradients->d_k.data);
+    out.Move("d_v", &gradients->d_v.data);
+    out.Move("d_bias", &gradients->d_bias.data);
+    out.Move("d_sinks", &gradients->d_sinks);
+  }
   if (!in.fault().empty()) return Internal("input: " + in.fault());
   if (!out.fault().empty()) return Internal("output: " + out.fault());
   in.CopyIn();
@@ -112,9 +125,9 @@ Status ComputeInCopies(const WorkItem& item, const std::function<void(const Atte
   const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
   int64_t written = moved(a.o.data) ? BytesO(p) : 0;
   if (p.return_lse && moved(a.lse)) written += ElementsLse(p) * static_cast<int64_t>(sizeof(float));
-  written == item.outputs.bytes() ? out.Fill() : out.CopyIn();
+  !gradients&& written == item.outputs.bytes() ? out.Fill() : out.CopyIn();
   if (append.rows > 0) AppendKeys(a, append);
-  compute(a);
+  gradients ? CpuReferenceGradients(a, *gradients) : compute(a);
   out.CopyOut();
   return Status();
 }

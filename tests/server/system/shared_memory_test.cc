@@ -174,7 +174,7 @@ TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
                   request.set_return_lse(false);
                   *request.mutable_lse_placement() = request.o_placement();
                 }),
-                invalid, "lse_placement is set, return_lse is not");
+                invalid, "lse_placement is set, lse is not asked for");
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_q()->mutable_shared_memory()->set_region("short");
                 }),

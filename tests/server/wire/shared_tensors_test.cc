@@ -72,8 +72,7 @@ TEST_F(SharedTensorsTest, EmptyTensorsTakeNothing) {
 }
 
 TEST_F(SharedTensorsTest, OutputsAreNeverWidened) {
-  shared_.o = Place(0, 1000);
-  shared_.lse = Place(1024, 64);
+  shared_.outputs = {Place(0, 1000), Place(1024, 64)};
   Request request;
   char block[8];
   request.output_spans = {{block, 0}};

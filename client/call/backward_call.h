@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A call for gradients and its answer as the kernels see them. Plain values.
+
+#pragma once
+
+#include "client/call/attention_call.h"
+#include "kernels/contract/gradients.h"
+#include "kernels/contract/problem.h"
+
+namespace attend::client {
+
+struct DescribedBackward {
+  Attention attention;  // with the O and LSE of the call
+  Gradients gradients;  // with the tensors of the answer
+};
+// As Describe. Refers to the memory of both. INVALID_ARGUMENT names what does not fit together.
+Result<DescribedBackward> DescribeBackward(const AttentionCall& call,
+                                           const AttentionResult& result);
+
+}  // namespace attend::client

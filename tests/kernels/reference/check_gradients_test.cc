@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The check of gradients: it passes what both kernels of the CPU compute from either's O and LSE,
+// finds planted faults, and its cost is bounded.
+
+#include "kernels/reference/check_gradients.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_gradients.h"
+#include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/reference_gradients.h"
+#include "tests/kernels/support/owned_gradients.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kAll = 1e12;
+
+// An attention with its forward pass, and the backward pass of it.
+struct Passes {
+  Passes(ProblemSpec spec, uint64_t seed, bool reference_forward = false,
+         bool reference_backward = false)
+      : owned(Forward(std::move(spec), seed, reference_forward)),
+        gradients(owned.attention, seed + 1) {
+    if (reference_backward) {
+      CpuReferenceGradients(owned.attention, gradients.get());
+    } else {
+      CpuFlashGradients(owned.attention, gradients.get());
+    }
+  }
+  static OwnedAttention Forward(ProblemSpec spec, uint64_t seed, bool reference) {
+    spec.problem.return_lse = true;
+    OwnedAttention made = MakeAttention(spec, seed);
+    const Attention* batch[] = {&made.attention};
+    reference ? CpuReference(made.attention) : CpuFlash(batch);
+    return made;
+  }
+  RowsReport Check(double budget = kAll) const {
+    return CheckGradients(owned.attention, gradients.get(), 7, budget);
+  }
+
+  OwnedAttention owned;
+  OwnedGradients gradients;
+};
+
+TEST(CheckGradients, RightOnesPass) {
+  const uint64_t seed = FreshSeed();
+  const int rounds = static_cast<int>(160 * TestScale());
+  for (int n = 0; n < rounds; ++n) {
+    const uint64_t one = seed + static_cast<uint64_t>(n);
+    const Passes passes(RandomSpec(one, 4e4), one, (n & 1) != 0, (n & 2) != 0);
+    const RowsReport report = passes.Check();
+    EXPECT_TRUE(report.ok) << report.detail << "\n"
+                           << Describe(passes.owned.attention.problem)
+                           << " ATTEND_TEST_SEED=" << seed << " n " << n;
+    if (report.rows_total < 1 << 16) {
+      EXPECT_EQ(report.rows_checked, report.rows_total);
+    }
+    EXPECT_TRUE(std::isfinite(report.max_abs_error));
+    EXPECT_LE(report.mean_abs_error, report.max_abs_error);
+  }
+}
+
+TEST(CheckGradients, ASampleIsBoundedAndPasses) {
+  const uint64_t seed = FreshSeed();
+  const Passes passes(MakeSpec(2, 4, 2, 150, 170, 32, 24, DType::kBFloat16), seed);
+  const RowsReport report = passes.Check(6 * 20 * 300.0 * 300);
+  EXPECT_TRUE(report.ok) << report.detail << " ATTEND_TEST_SEED=" << seed;
+  EXPECT_EQ(report.rows_total, 2 * (4 * 150 + 2 * 2 * 170));
+  EXPECT_GE(report.rows_checked, 3);
+  EXPECT_LT(report.rows_checked, report.rows_total / 4);
+  const RowsReport least = passes.Check(1);
+  EXPECT_TRUE(least.ok);
+  EXPECT_EQ(least.rows_checked, 3) << "one of each gradient";
+}
+
+ProblemSpec WithEverything() {
+  ProblemSpec spec = MakeSpec(2, 4, 2, 21, 26, 16, 8);
+  spec.problem.has_bias = spec.problem.has_sinks = true;
+  spec.bias_per_head = true;
+  return spec;
+}
+
+void Spoil(const TensorView& view, int64_t b, int64_t h, int64_t row, float value) {
+  static_cast<float*>(view.data)[b * view.stride_b + h * view.stride_h + row * view.stride_l + 3] =
+      value;
+}
+
+TEST(CheckGradients, FaultsAreFoundAndNamed) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  struct Fault {
+    const char* name;
+    void (*plant)(const Gradients&);
+    const char* says;
+  };
+  const Fault faults[] = {
+      {"dQ", [](const Gradients& g) { Spoil(g.d_q, 1, 3, 20, 0.5f); },
+       "d_q of sequence 1, head 3, row 20, element 3 is 0.5"},
+      {"dK", [](const Gradients& g) { Spoil(g.d_k, 0, 1, 25, 4); },
+       "d_k of sequence 0, head 1, row 25"},
+      {"dV", [](const Gradients& g) { Spoil(g.d_v, 1, 0, 0, -kNan); },
+       "d_v of sequence 1, head 0, row 0"},
+      {"dBias", [](const Gradients& g) { Spoil(g.d_bias, 0, 2, 0, 9); }, "d_bias of"},
+      {"dSinks", [](const Gradients& g) { g.d_sinks[2] *= -1; }, "d_sinks of sequence 0, head 2"},
+  };
+  for (const Fault& fault : faults) {
+    const uint64_t seed = FreshSeed();
+    const Passes passes(WithEverything(), seed);
+    ASSERT_TRUE(passes.Check().ok);
+    fault.plant(passes.gradients.get());
+    const RowsReport report = passes.Check();
+    EXPECT_FALSE(report.ok) << fault.name << " ATTEND_TEST_SEED=" << seed;
+    EXPECT_THAT(report.detail, HasSubstr(fault.says));
+  }
+}
+
+// Nothing was drawn: it was seen.
+TEST(CheckGradients, RowsThatWereNotWrittenComeFirst) {
+  const Passes passes(MakeSpec(1, 2, 2, 300, 300, 16, 16), FreshSeed());
+  Spoil(passes.gradients.get().d_k, 0, 1, 133, std::numeric_limits<float>::quiet_NaN());
+  const RowsReport report = passes.Check(1);
+  EXPECT_FALSE(report.ok);
+  EXPECT_THAT(report.detail, HasSubstr("d_k of sequence 0, head 1, row 133, element 3 is nan"));
+}
+
+// A part in a thousand of one row.
+TEST(CheckGradients, SmallFaultsAreFound) {
+  const Passes passes(MakeSpec(1, 1, 1, 64, 64, 32, 32), FreshSeed());
+  const TensorView& d_v = passes.gradients.get().d_v;
+  for (int64_t d = 0; d < 32; ++d) static_cast<float*>(d_v.data)[9 * d_v.stride_l + d] *= 1.001f;
+  EXPECT_THAT(passes.Check().detail, HasSubstr("d_v of sequence 0, head 0, row 9"));
+}
+
+TEST(CheckGradients, AnotherForwardPassIsSaid) {
+  for (const bool lse : {true, false}) {
+    const Passes passes(MakeSpec(1, 2, 1, 40, 50, 16, 16), FreshSeed());
+    const Attention& a = passes.owned.attention;
+    for (int64_t h = 0; h < 2; ++h) {
+      for (int64_t i = 0; i < 40; ++i) {
+        if (lse) a.lse[h * a.lse_stride_h + i] += 0.01f;
+        if (!lse) Set(a, static_cast<float*>(a.o.data) + h * a.o.stride_h + i * a.o.stride_l, 3);
+      }
+    }
+    // What the pass makes of it is right, as far as that goes.
+    CpuFlashGradients(a, passes.gradients.get());
+    const RowsReport report = passes.Check();
+    EXPECT_FALSE(report.ok);
+    EXPECT_THAT(report.detail, HasSubstr("O and LSE are not those of q, k and v"));
+  }
+}
+
+TEST(CheckGradients, EndsSoonOnceStopped) {
+  const Passes passes(MakeSpec(1, 1, 1, 300, 300, 16, 16), FreshSeed());
+  StopFlag stop;
+  stop.Set();
+  const RowsReport report =
+      CheckGradients(passes.owned.attention, passes.gradients.get(), 1, kAll, &stop);
+  EXPECT_LT(report.rows_checked, 10);
+}
+
+}  // namespace
+}  // namespace attend::test
