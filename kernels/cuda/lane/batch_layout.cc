@@ -107,6 +107,14 @@ Status AddWorkspace(std::span<const LaunchItem> launches, BatchLayout* layout) {
 Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, BatchLayout* layout) {
   std::vector<LaunchItem> together;
   for (size_t n = 0; n < items.size(); ++n) {
+    if (items[n].gradients) {
+      const BackwardItem backward = ToBackward(items[n]);
+      const Result<int64_t> bytes = BackwardWorkspaceBytes({&backward, 1});
+      if (!bytes.ok()) return bytes.status();
+      // After what launches of a batch find and leave at zero.
+      layout->workspace_bytes = std::max(layout->workspace_bytes, kTileQueueBytes + *bytes);
+      continue;
+    }
     LaunchItem launch = ToLaunch(items[n]);
     if (cuts.empty() || cuts[n].empty()) {
       together.push_back(launch);
@@ -149,7 +157,7 @@ Status CheckInPlace(const WorkItem& item) {
     return Status();
   }
   // What is moved keeps its address modulo kLayoutAlignment.
-  const std::string_view why_not = WhyNotTma(a);
+  const std::string_view why_not = item.gradients ? WhyNotTma(a, *item.gradients) : WhyNotTma(a);
   if (why_not.empty()) return Status();
   return InvalidArgument(
       std::string(KernelName(kernel)) +
@@ -225,6 +233,10 @@ LaunchItem ToLaunch(const WorkItem& item) {
   return {item.selection.kernel, item.attention, kDefaultConfig};
 }
 
+BackwardItem ToBackward(const WorkItem& item) {
+  return {item.selection.kernel, item.attention, *item.gradients};
+}
+
 ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout) {
   char* const base = static_cast<char*>(memory);
   ItemPlace place;
@@ -250,12 +262,29 @@ Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place) {
   host.Move("q_offsets", &a.q_offsets);
   host.Move("kv_offsets", &a.kv_offsets);
   Rebaser out(item.outputs, place.outputs, item.in_place);
-  out.Move("o", &a.o.data);
-  out.Move("lse", &a.lse);
+  Rebaser& answer = item.gradients ? in : out;  // of the forward pass
+  answer.Move("o", &a.o.data);
+  answer.Move("lse", &a.lse);
   ATTEND_RETURN_IF_ERROR(in.status("input"));
   ATTEND_RETURN_IF_ERROR(host.status("input"));
   ATTEND_RETURN_IF_ERROR(out.status("output"));
   return a;
+}
+
+Result<Gradients> RebaseGradients(const WorkItem& item, const ItemPlace& place) {
+  Gradients g = *item.gradients;
+  Rebaser in(item.inputs, place.inputs, item.in_place);
+  in.Move("d_o", &g.d_o.data);
+  in.Move("d_lse", &g.d_lse);
+  Rebaser out(item.outputs, place.outputs, item.in_place);
+  out.Move("d_q", &g.d_q.data);
+  out.Move("d_k", &g.d_k.data);
+  out.Move("d_v", &g.d_v.data);
+  out.Move("d_bias", &g.d_bias.data);
+  out.Move("d_sinks", &g.d_sinks);
+  ATTEND_RETURN_IF_ERROR(in.status("input"));
+  ATTEND_RETURN_IF_ERROR(out.status("output"));
+  return g;
 }
 
 Result<KeyAppend> RebaseAppend(const WorkItem& item, const ItemPlace& place) {
@@ -270,6 +299,7 @@ Result<KeyAppend> RebaseAppend(const WorkItem& item, const ItemPlace& place) {
 bool OutputIsDense(const WorkItem& item) {
   const Attention& a = item.attention;
   const Problem& p = a.problem;
+  if (item.gradients) return false;
   const auto moved = [&](const void* data) { return !item.in_place.Contains(data, 1); };
   int64_t bytes = moved(a.o.data) ? BytesO(p) : 0;
   if (moved(a.lse)) bytes += BytesLse(p);

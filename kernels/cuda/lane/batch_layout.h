@@ -13,6 +13,7 @@
 
 #include "kernels/contract/attention_slice.h"
 #include "kernels/contract/backend.h"
+#include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/launch/launch.h"
 
 namespace attend::cuda {
@@ -53,6 +54,8 @@ Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_by
 
 // The launch of an item, with its memory still where the item has it.
 LaunchItem ToLaunch(const WorkItem& item);
+// Of an item with gradients.
+BackwardItem ToBackward(const WorkItem& item);
 
 // The same as addresses, which need not be in one piece of memory.
 struct ItemPlace {
@@ -79,6 +82,9 @@ void AddInputCopies(const WorkItem& item, const ItemPlace& place, std::vector<In
 // memory in place stay as they are. INVALID_ARGUMENT names a tensor that does not begin inside one
 // of its spans.
 Result<Attention> Rebase(const WorkItem& item, const ItemPlace& place);
+
+// Likewise the gradients of an item that has them.
+Result<Gradients> RebaseGradients(const WorkItem& item, const ItemPlace& place);
 
 // Likewise the rows that the item appends.
 Result<KeyAppend> RebaseAppend(const WorkItem& item, const ItemPlace& place);

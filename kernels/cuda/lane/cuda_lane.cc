@@ -63,6 +63,7 @@ CudaLane::~CudaLane() {
 }
 
 std::vector<AttentionSlice> CudaLane::PartsOf(const WorkItem& item) const {
+  if (item.gradients) return {};
   const KernelId kernel = item.selection.kernel;
   const CutBounds& bounds = context_.tuning.cut;
   std::vector<AttentionSlice> parts(item.parts.begin(), item.parts.end());
@@ -78,9 +79,6 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     if (Kernels()[static_cast<size_t>(kernel)].device != DeviceKind::kCuda) {
       return Unimplemented("kernel " + std::string(KernelName(kernel)) + " does not run on " +
                            context_.device.name);
-    }
-    if (item.gradients) {
-      return Unimplemented("device " + context_.device.name + " has no backward pass");
     }
     for (const DeviceEvent* event : item.after) {
       if (event == nullptr || dynamic_cast<const CudaEvent*>(event) != nullptr) continue;
@@ -103,6 +101,12 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     Result<Attention> moved = Rebase(items[n], batch->places[n]);
     if (!moved.ok()) return moved.status();
     batch->attentions.push_back(*std::move(moved));
+    if (items[n].gradients) {
+      const Result<Gradients> gradients = RebaseGradients(items[n], batch->places[n]);
+      if (!gradients.ok()) return gradients.status();
+      batch->backward.push_back(
+          {n, {items[n].selection.kernel, batch->attentions.back(), *gradients}});
+    }
     if (items[n].append.rows == 0) continue;
     Result<KeyAppend> append = RebaseAppend(items[n], batch->places[n]);
     if (!append.ok()) return append.status();
@@ -291,7 +295,8 @@ void CudaLane::PoisonInPlace(Batch* batch) {
   for (size_t n = 0; n < batch->items.size(); ++n) {
     const WorkItem& item = batch->items[n];
     Status* const status = &batch->statuses[n];
-    if (!batch->IsSmall(n) || !item.poison_output || !status->ok()) continue;
+    // Every row of a gradient is written.
+    if (!batch->IsSmall(n) || !item.poison_output || item.gradients || !status->ok()) continue;
     const Result<std::vector<ByteRuns>> outputs = OutputsInPlace(item);
     if (!outputs.ok()) {
       *status = outputs.status();
@@ -315,12 +320,21 @@ void CudaLane::Append(Batch* batch) {
 void CudaLane::Compute(Batch* batch) {
   std::vector<LaunchItem> launches;
   for (size_t n = 0; n < batch->items.size(); ++n) {
-    if (!batch->IsSmall(n) || !batch->statuses[n].ok()) continue;
+    if (!batch->IsSmall(n) || !batch->statuses[n].ok() || batch->items[n].gradients) continue;
     launches.push_back(ToLaunch(batch->items[n]));
     launches.back().attention = batch->attentions[n];
   }
   char* const workspace = memory_.data() + batch->layout.workspace;
   const int64_t bytes = batch->layout.workspace_bytes;
+  for (const auto& [n, item] : batch->backward) {
+    Status* const status = &batch->statuses[n];
+    if (!status->ok()) continue;
+    *status =
+        LaunchBackward({&item, 1}, workspace + kTileQueueBytes, bytes - kTileQueueBytes, stream_);
+    if (status->ok()) continue;
+    const cudaError_t error = cudaStreamQuery(stream_);  // every call reports a lost device
+    if (IsSticky(error)) context_.poller.ReportLoss(error);
+  }
   LaunchOptions options = OptionsOf(false);
   // A kernel that starts before the stream's last one has ended would wait for that one only.
   options.may_begin_early &= !batch->awaits;
@@ -334,7 +348,7 @@ void CudaLane::Compute(Batch* batch) {
   size_t next = 0;
   for (size_t n = 0; n < batch->items.size(); ++n) {
     Status& each = batch->statuses[n];
-    if (!batch->IsSmall(n) || !each.ok()) continue;
+    if (!batch->IsSmall(n) || !each.ok() || batch->items[n].gradients) continue;
     const std::span<const LaunchItem> alone(&launches[next++], 1);
     each = lost ? status : LaunchBatch(alone, workspace, bytes, stream_, options);
   }

@@ -25,9 +25,11 @@
 #include <optional>
 #include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/contract/backend.h"
+#include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/lane/batch_layout.h"
 #include "kernels/cuda/lane/cut_run.h"
 #include "kernels/cuda/lane/lane_memory.h"
@@ -76,6 +78,8 @@ class CudaLane : public Lane {
     std::vector<Attention> attentions;  // the same on the device
     std::vector<AppendItem> appends;    // of the items that append
     std::vector<size_t> appending;      // their numbers
+    // Backward passes, and their numbers.
+    std::vector<std::pair<size_t, BackwardItem>> backward;
     BatchCuts cuts;
     BatchLayout layout;
     std::vector<Status> statuses;
