@@ -26,8 +26,11 @@
 //   dBias  sum err dS + c(n) sum |dS| over what bias broadcasts
 //   dSink  sum P (exp(e_LSE) - 1) |less| + (P + err P) err less over rows, P = exp(sink - LSE)
 //
-// and the rounding to each gradient's dtype. e_LSE and the 4 u_o are there because a pass may as
-// well compute O and LSE anew, as cpu_reference does: then it has what theirs were rounded from.
+// and the rounding to each gradient's dtype. Of 16-bit dtypes, Tensor Cores take P and dS as
+// factors rounded to the dtype (u of the dtype, and half a step of subnormal numbers more in err P
+// of dV and in err dS of dT), and x is the difference of two products with log2(e): 2 u (|score| +
+// |LSE|) more. e_LSE and the 4 u_o are there because a pass may as well compute O and LSE anew, as
+// cpu_reference does: then it has what theirs were rounded from.
 //
 // Elements whose truth is not a finite number are not judged; elements that are not, and should be,
 // fail.

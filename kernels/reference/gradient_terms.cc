@@ -42,6 +42,17 @@ Products Multiply(const RowElements& x, const RowElements& y, int64_t dim) {
   return products;
 }
 
+bool Has16Bits(const Problem& p) {
+  return p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
+}
+
+// What a factor of that magnitude may be off by because Tensor Cores take it in the problem's
+// dtype: half a step, of subnormal numbers too.
+double FactorRounding(const Problem& p, double magnitude) {
+  if (!Has16Bits(p)) return 0;
+  return UnitRoundoff(p.dtype) * magnitude + (p.dtype == DType::kFloat16 ? 0x1p-25 : 0x1p-134);
+}
+
 }  // namespace
 
 double SumRoundings(int64_t terms) {
@@ -107,10 +118,13 @@ GradientPair GradientTerms::Pair(const GradientRow& row, const GradientKey& key)
   ScoreRounding(p, row.q.data()).Judge(terms, key.k.data(), &score);
   GradientPair pair;
   const double x = score.value - row.lse;
+  const double products = Has16Bits(p) ? std::abs(score.value) + std::abs(row.lse) : 0;
   const double rho =
-      std::expm1(score.error + row.lse_error + 2 * kRoundoff * std::abs(x)) + 4 * kRoundoff;
+      std::expm1(score.error + row.lse_error + 2 * kRoundoff * (std::abs(x) + products)) +
+      4 * kRoundoff;
   pair.weight = std::exp(x);
   pair.weight_error = rho * pair.weight + 0x1p-126;
+  pair.factor_error = pair.weight_error + FactorRounding(p, pair.weight + pair.weight_error);
 
   const Products d_weight = Multiply(row.d_o, key.v, p.dim_v);
   const double m = d_weight.sum - row.less;
@@ -129,8 +143,10 @@ GradientPair GradientTerms::Pair(const GradientRow& row, const GradientKey& key)
   }
   const double scale = static_cast<double>(p.scale);
   pair.d_dot = scale * slope * pair.d_score;
+  const double d_score_error =
+      pair.d_score_error + FactorRounding(p, std::abs(pair.d_score) + pair.d_score_error);
   pair.d_dot_error =
-      std::abs(scale) * (slope * pair.d_score_error + std::abs(pair.d_score) * slope_error) +
+      std::abs(scale) * (slope * d_score_error + std::abs(pair.d_score) * slope_error) +
       2 * kRoundoff * std::abs(pair.d_dot);
   return pair;
 }

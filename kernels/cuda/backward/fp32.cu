@@ -298,7 +298,7 @@ cudaError_t LaunchAll(const BackwardPass& pass, cudaStream_t stream) {
   if (error == cudaSuccess && g.d_q.data != nullptr) {
     error = Launch<T>(QueryGradients<T>, row_tiles, pass, stream);
   }
-  if (error == cudaSuccess && g.d_bias.data != nullptr && row_tiles > 0) {
+  if (error == cudaSuccess && g.d_bias.data != nullptr) {
     const BiasShape shape = ShapeOfBias(p, g.d_bias);
     const int64_t tiles = key_tiles * RowTilesOfBias<T>(shape) * shape.heads * shape.batch;
     error = Launch<T>(BiasGradients<T>, tiles, pass, stream);
