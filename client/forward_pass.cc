@@ -8,6 +8,7 @@ Status AddForwardPass(Client& client, const CallOptions& options, AttentionCall*
   if (!call->backward || !call->backward->o.shape.empty()) return Status();
   AttentionCall forward = *call;
   forward.backward.reset();
+  forward.outputs = {};
   forward.return_lse = true;
   forward.check = false;
   forward.request_id.clear();

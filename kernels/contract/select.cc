@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/limits.h"
 
 namespace attend {
@@ -81,6 +82,18 @@ Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const De
   return selection;
 }
 
+Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceInfo& device,
+                              std::string_view why) {
+  if (device.kind == DeviceKind::kCpu) return Selection{id, why, 0};
+  const Result<int64_t> bytes = GradientTermsBytes(problem);
+  if (bytes.ok() && *bytes <= device.workspace_bytes_max) return Selection{id, why, *bytes};
+  return Unimplemented("the backward pass keeps two numbers of each query row: " +
+                       (bytes.ok() ? std::to_string(*bytes) + " bytes"
+                                   : std::string("more than 64 bits can count")) +
+                       ", the limit on " + device.name + " is " +
+                       std::to_string(device.workspace_bytes_max));
+}
+
 constexpr int kSm80 = 80;
 constexpr int kSm90 = 90;
 constexpr int kBeyondHopper = 100;
@@ -154,6 +167,9 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
   if (p.softcap > 0.0f) return "the backward pass of cuda_flash_sm90 has no softcap";
   if (std::max(p.dim, p.dim_v) > kSm90BackwardDimMax) {
     return "the backward pass of cuda_flash_sm90 takes a D and Dv of up to 128";
+  }
+  if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
+    return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
   }
   return {};
 }
@@ -261,9 +277,9 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
     if (device.kind == DeviceKind::kCpu) {
       return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
     }
-    if (!not_sm90.empty()) return Selection{KernelId::kCudaFlashFp32, not_sm90, 0};
-    return Selection{KernelId::kCudaFlashSm90,
-                     "wgmma and TMA are the fastest on Hopper, and take all that is asked", 0};
+    if (!not_sm90.empty()) return FitBackward(KernelId::kCudaFlashFp32, problem, device, not_sm90);
+    return FitBackward(KernelId::kCudaFlashSm90, problem, device,
+                       "wgmma and TMA are the fastest on Hopper, and take all that is asked");
   }
   const Result<const KernelInfo*> kernel = FindForced(forced, device);
   if (!kernel.ok()) return kernel.status();
@@ -274,7 +290,7 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
   const std::string_view why_not = !exists                          ? "it has none"
                                    : id == KernelId::kCudaFlashSm90 ? not_sm90
                                                                     : std::string_view();
-  if (why_not.empty()) return Selection{id, "asked for by name", 0};
+  if (why_not.empty()) return FitBackward(id, problem, device, "asked for by name");
   return Unimplemented("kernel " + std::string((*kernel)->name) +
                        " cannot compute this backward pass on " + device.name + ": " +
                        std::string(why_not));

@@ -65,6 +65,7 @@ namespace attend {
 
 struct RowsReport {
   bool ok = true;
+  bool of_inputs = false;  // what is wrong came with the request; nothing is said of the answer
   int64_t rows_checked = 0;
   int64_t rows_total = 0;
   int64_t rows_wide = 0;      // of those checked: see above

@@ -60,14 +60,12 @@ double SumRoundings(int64_t terms) {
 }
 
 GradientTerms::GradientTerms(const Attention& attention, const Gradients& gradients)
-    : a_(attention),
-      g_(gradients),
-      largest_(static_cast<size_t>(a_.problem.batch * a_.problem.heads_kv), -1) {}
+    : a_(attention), g_(gradients) {}
 
 double GradientTerms::LargestKey(int64_t b, int64_t kv_head) {
-  double& largest = largest_[static_cast<size_t>(b * a_.problem.heads_kv + kv_head)];
-  if (largest >= 0) return largest;
-  largest = 0;
+  const auto [entry, unknown] = largest_.try_emplace({b, kv_head}, 0.0);
+  double& largest = entry->second;
+  if (!unknown) return largest;
   const Sequence s = SequenceOf(a_, b);
   RowElements k;
   for (int64_t j = 0; j < s.k_len; ++j) {

@@ -7,7 +7,8 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
+#include <map>
+#include <utility>
 
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/limits.h"
@@ -64,7 +65,7 @@ class GradientTerms {
 
   const Attention& a_;
   const Gradients& g_;
-  std::vector<double> largest_;  // |k| by sequence and KV head; negative: not yet known
+  std::map<std::pair<int64_t, int64_t>, double> largest_;  // |k| by sequence and KV head, if known
 };
 
 }  // namespace attend

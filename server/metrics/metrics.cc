@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
     "deadline_passed", "too_large",     "unknown_method", "sessions"};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
-    "ok", "failed", "skipped", "refused"};
+    "ok", "failed", "skipped", "refused", "inputs"};
 
 constexpr std::array<std::string_view, kConnectionRefusalCount> kConnectionRefusalNames = {
     "limit", "peer_limit", "silent", "descriptors", "frames"};
@@ -45,6 +45,11 @@ double ErrorRatio(const RowsReport& report) {
   if (report.max_abs_error == 0) return 0;
   const double ratio = report.max_abs_error / report.bound;
   return ratio <= kErrorRatioMax ? ratio : kErrorRatioMax;  // NaN too
+}
+
+CheckResult ResultOf(const RowsReport& report) {
+  if (report.ok) return CheckResult::kOk;
+  return report.of_inputs ? CheckResult::kInputs : CheckResult::kFailed;
 }
 
 // By code; the numbers between codes count as UNKNOWN.
@@ -220,7 +225,7 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   if (request.asked == Pass::kBackward) Count(f.backward_requests, request.status.code());
   Count(tenant.requests, request.status.code());
   if (request.report.has_value()) {
-    RecordCheck(request.report->ok ? CheckResult::kOk : CheckResult::kFailed, request.transport);
+    RecordCheck(ResultOf(*request.report), request.transport);
     f.check_rows.Increment(static_cast<double>(request.report->rows_checked));
     f.check_error.Observe(ErrorRatio(*request.report));
     f.phases[kCheck]->Observe(Seconds(request.check_ns));

@@ -47,8 +47,9 @@ enum class CheckResult {
   kFailed,
   kSkipped,  // sampled by the server; there was no time, room or memory for it
   kRefused,  // asked for by a client, likewise: its request got RESOURCE_EXHAUSTED
+  kInputs,   // of gradients: the O and LSE that came with the request are not those of its tensors
 };
-inline constexpr int kCheckResultCount = 4;
+inline constexpr int kCheckResultCount = 5;
 
 // Why a connection was closed.
 enum class ConnectionRefusal {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/contract/gradient_terms.h"
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ragged/ragged.h"
 #include "kernels/cuda/ragged/tensor_maps.h"
@@ -13,7 +14,6 @@
 namespace attend::cuda {
 namespace {
 
-constexpr int64_t kFlagBytes = 256;  // before the terms
 constexpr int kHopper = 90;
 constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
 
@@ -27,11 +27,7 @@ Result<int64_t> WorkspaceBytes(const Problem& p) {
     return InvalidArgument("tiles of the backward pass are " + std::to_string(*tiles) +
                            ", must be at most " + std::to_string(kLaunchTilesMax));
   }
-  const Result<int64_t> terms = CheckedProduct("terms of rows", TermsOfHead(p), p.heads_q);
-  if (!terms.ok()) return terms;
-  const Result<int64_t> bytes = CheckedProduct("bytes of terms", *terms, 2 * sizeof(float));
-  if (!bytes.ok()) return bytes;
-  return *bytes + kFlagBytes;
+  return GradientTermsBytes(p);
 }
 
 // OK if the item's kernel can compute it, on a GPU that has it.
@@ -40,6 +36,7 @@ Status CheckKernel(const BackwardItem& item) {
   device.kind = DeviceKind::kCuda;
   device.name = "CUDA";
   device.compute_capability = kHopper;
+  device.workspace_bytes_max = INT64_MAX;  // the caller's
   return SelectBackward(item.attention.problem, device, KernelName(item.kernel),
                         {.not_tma = WhyNotTma(item.attention, item.gradients)})
       .status();
@@ -60,7 +57,9 @@ std::string_view WhyNotTma(const Attention& a, const Gradients& g) {
   Attention of_d_o = a;
   of_d_o.q = g.d_o;
   const std::string_view why_not = WhyNotTma(a);
-  return why_not.empty() ? WhyNotTma(of_d_o) : why_not;
+  if (!why_not.empty() || WhyNotTma(of_d_o).empty()) return why_not;
+  return "d_o does not begin, or has strides that are not, on 16-byte boundaries, as Hopper's copy "
+         "engine needs";
 }
 
 Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items) {
@@ -87,10 +86,13 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
   for (const BackwardItem& item : items) {
     BackwardPass pass{item.attention, item.gradients};
     const Problem& p = item.attention.problem;
-    pass.lse2 = reinterpret_cast<float*>(static_cast<char*>(workspace) + kFlagBytes);
-    pass.less = pass.lse2 + TermsOfHead(p) * p.heads_q;
+    pass.lse2 = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTermFlagBytes);
+    pass.less = pass.lse2 + TermsOfHead(p) * p.heads_q + kTermSlack;
     if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = static_cast<int*>(workspace);
-    const cudaError_t error = Launch(pass, stream);
+    const Result<int64_t> bytes = WorkspaceBytes(p);
+    if (!bytes.ok()) return bytes.status();
+    cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(*bytes), stream);
+    if (error == cudaSuccess) error = Launch(pass, stream);
     if (error == cudaSuccess) continue;
     (void)cudaGetLastError();
     return Internal(

@@ -9,38 +9,25 @@
 
 #include <cstdint>
 
+#include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
 
 namespace attend::cuda {
 
-// A kernel's parameter. The terms of a sequence's rows begin at multiples of kTermRows and are
-// padded to one, with what makes a row count for nothing, so that tiles of them can be loaded.
+// A kernel's parameter. Where a row's terms are: TermIndex. What is between sequences, and after
+// the last, is 0.
 struct BackwardPass {
   Attention attention;
   Gradients gradients;
-  float* lse2 = nullptr;  // LSE in powers of two; Inf of rows that count for nothing
+  float* lse2 = nullptr;  // LSE in powers of two; Inf of rows without keys
   float* less = nullptr;  // delta - dLSE
   // Set by kernels of 16-bit products that left something that is not finite: it may come from what
   // does not count. Null: no such kernel runs.
   int* redo = nullptr;
 };
 
-inline constexpr int kTermRows = 128;
-
-// Terms of one head. Packed sequences may begin anywhere: each has a tile more than it may fill.
-ATTEND_HD inline int64_t TermsOfHead(const Problem& p) {
-  return p.packed ? (p.total_q / kTermRows + p.batch) * kTermRows
-                  : (p.len_q + kTermRows - 1) / kTermRows * kTermRows * p.batch;
-}
-ATTEND_HD inline int64_t TermIndex(const Problem& p, const Sequence& s, int64_t b, int64_t h,
-                                   int64_t i) {
-  const int64_t first = p.packed ? (s.q_row / kTermRows + b) * kTermRows
-                                 : (p.len_q + kTermRows - 1) / kTermRows * kTermRows * b;
-  return h * TermsOfHead(p) + first + i;
-}
-
-// Writes the terms, and redo = 0. Needs no other launch.
+// Writes the terms. Needs no other launch, but that all is 0 before.
 cudaError_t LaunchRowTerms(const BackwardPass& pass, cudaStream_t stream);
 // After it: dSinks.
 cudaError_t LaunchSinkGradients(const BackwardPass& pass, cudaStream_t stream);

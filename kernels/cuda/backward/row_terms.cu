@@ -3,6 +3,8 @@
 // What the backward pass needs of each query row, and the gradients of sinks, which need nothing
 // else.
 
+#include <algorithm>
+
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ptx/device_math.cuh"
 
@@ -11,6 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+constexpr int64_t kBlocksMax = 1 << 20;
 
 template <class T>
 __device__ __forceinline__ T WarpSum(T x) {
@@ -21,44 +24,38 @@ __device__ __forceinline__ T WarpSum(T x) {
   return x;
 }
 
-ATTEND_HD inline int64_t PaddedRows(int64_t rows) {
-  return (rows + kTermRows - 1) / kTermRows * kTermRows;
-}
-
-// A warp for each row, padding included.
+// A warp for each row, and then for another.
 __global__ void __launch_bounds__(kThreads) RowTerms(const __grid_constant__ BackwardPass pass) {
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
   const int lane = threadIdx.x % 32;
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  const int64_t rows = PaddedRows(p.len_q);
-  const int64_t i = at % rows;
-  const int64_t h = at / rows % p.heads_q;
-  const int64_t b = at / rows / p.heads_q;
-  if (at == 0 && lane == 0 && pass.redo != nullptr) *pass.redo = 0;
-  if (b >= p.batch) return;
-  const Sequence s = SequenceOf(a, b);
-  if (i >= PaddedRows(s.q_rows)) return;
-  float sum = 0.0f;
-  float lse2 = INFINITY;
-  if (i < s.q_len) {
+  const int64_t rows = p.batch * p.heads_q * p.len_q;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; at < rows;
+       at += warps) {
+    const int64_t i = at % p.len_q;
+    const int64_t h = at / p.len_q % p.heads_q;
+    const int64_t b = at / p.len_q / p.heads_q;
+    const Sequence s = SequenceOf(a, b);
+    if (i >= s.q_len) continue;
     const int64_t row = s.q_row + i;
     const int64_t o = b * a.o.stride_b + h * a.o.stride_h + row * a.o.stride_l;
     const ConstTensorView& d_o = pass.gradients.d_o;
     const int64_t other = b * d_o.stride_b + h * d_o.stride_h + row * d_o.stride_l;
+    float less = 0.0f;
     for (int64_t d = lane; d < p.dim_v; d += 32) {
-      sum +=
+      less +=
           LoadGlobal(a.o.data, p.o_dtype(), o + d) * LoadGlobal(d_o.data, p.o_dtype(), other + d);
     }
-    sum = WarpSum(sum);
+    less = WarpSum(less);
     const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + row;
-    if (pass.gradients.d_lse != nullptr) sum -= pass.gradients.d_lse[in_lse];
-    if (a.lse[in_lse] != NegativeInfinity()) lse2 = a.lse[in_lse] * kLog2E;
+    if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
+    if (lane != 0) continue;
+    const float lse = a.lse[in_lse];
+    const int64_t term = TermIndex(p, s, b, h, i);
+    pass.less[term] = less;
+    pass.lse2[term] = lse == NegativeInfinity() ? INFINITY : lse * kLog2E;
   }
-  if (lane != 0) return;
-  const int64_t term = TermIndex(p, s, b, h, i);
-  pass.less[term] = sum;
-  pass.lse2[term] = lse2;
 }
 
 // A block for each head; threads take rows in turn, and their sums are added in one order. In
@@ -91,9 +88,10 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t LaunchRowTerms(const BackwardPass& pass, cudaStream_t stream) {
   const Problem& p = pass.attention.problem;
-  const int64_t rows = p.batch * p.heads_q * PaddedRows(p.len_q);
+  const int64_t rows = p.batch * p.heads_q * p.len_q;
   if (rows == 0) return cudaSuccess;
-  RowTerms<<<static_cast<unsigned>((rows + kWarps - 1) / kWarps), kThreads, 0, stream>>>(pass);
+  const int64_t blocks = std::min<int64_t>((rows + kWarps - 1) / kWarps, kBlocksMax);
+  RowTerms<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(pass);
   return cudaGetLastError();
 }
 

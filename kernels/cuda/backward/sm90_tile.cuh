@@ -73,7 +73,7 @@ struct Band {
 
   // What does not fit hides nothing.
   static __device__ __forceinline__ int Bound(int64_t distance) {
-    return distance > (1 << 30) ? -1 : static_cast<int>(distance);
+    return distance >= (1 << 30) ? -1 : static_cast<int>(distance);
   }
 };
 

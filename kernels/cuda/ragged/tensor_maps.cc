@@ -119,6 +119,8 @@ std::string_view WhyNotTma(const Attention& a) {
   const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
                           FaultOf(a.k, batch_k, p.heads_kv, rows_k),
                           FaultOf(a.v, batch_k, p.heads_kv, rows_k)};
+  if (paged && a.k.stride_b == 0) return kClauses[1][kStride];
+  if (paged && a.v.stride_b == 0) return kClauses[2][kStride];
   for (int n = 0; n < 3; ++n) {
     if (faults[n] != kNone) return kClauses[n][faults[n]];
   }

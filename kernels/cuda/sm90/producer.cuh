@@ -20,28 +20,15 @@ struct Producer {
   PackedCursor<T::kStagesQ> q = {};
   uint32_t tail_parity = 0;
 
-  // The page of the lane's box of a tile: boxes of keys lie in one page each, the n-th in lane n's.
-  // If the warp has registers for it, pages are looked up a tile ahead: a lookup is three loads
-  // that wait for each other, too long between two tiles.
-  static constexpr bool kLooksAhead = kPaged && T::kProducerRegisters >= 40;
-  const int32_t* numbers = nullptr;  // of the sequence's pages
-  int next_page = 0;                 // of the next tile of K
-
-  __device__ __forceinline__ int PageOf(const Sm90Work& at, int tile) const {
-    const int mine = lane * PageBoxRows(1 << at.page_shift, T::kKeys);
-    const int key = tile * T::kKeys + mine;
-    if (tile < at.tile_begin || mine >= T::kKeys || key >= at.window.k_len) return 0;
-    return numbers[key >> at.page_shift];
-  }
-
   // Announces the tile's bytes, at `row_bytes` a row, and calls load(row of the tile, row, batch)
-  // for each box of it, the latter two as the tensor map counts. In pages there are as many boxes
-  // as have keys of the sequence, and places beyond keep what was there: those weights are 0, and
-  // LoadLastV deletes the values.
+  // for each box of it, the latter two as the tensor map counts. In pages, boxes lie in one page
+  // each, and there are as many as have keys of the sequence. Places beyond keep what was there:
+  // those weights are 0, and LoadLastV deletes the values. Lane n looks up the page of box n before
+  // the wait for a place, under which the number arrives.
   template <class Load>
-  __device__ __forceinline__ void ForBoxes(const Sm90Work& at, int tile, int batch, int page,
-                                           uint32_t empty, uint32_t parity, uint32_t full,
-                                           int row_bytes, const Load& load) {
+  __device__ __forceinline__ void ForBoxes(const Sm90Work& at, int tile, int batch, uint32_t empty,
+                                           uint32_t parity, uint32_t full, int row_bytes,
+                                           const Load& load) {
     const int first = tile * T::kKeys;
     if constexpr (!kPaged) {
       if (lane != 0) return;
@@ -53,13 +40,11 @@ struct Producer {
     const int shift = at.page_shift;
     const int box_rows = PageBoxRows(1 << shift, T::kKeys);
     const int rows = min(at.window.k_len - first, T::kKeys);
-    if constexpr (!kLooksAhead) {  // it arrives under the wait for a place
-      const int mine = lane * box_rows;
-      page = 0;
-      if (mine < rows) {
-        const PageTable& table = at.attention->kv_pages;
-        page = table.pages[at.o_batch * table.stride + ((first + mine) >> shift)];
-      }
+    const int mine = lane * box_rows;
+    int page = 0;
+    if (mine < rows) {
+      const PageTable& table = at.attention->kv_pages;
+      page = table.pages[at.o_batch * table.stride + ((first + mine) >> shift)];
     }
     if (lane == 0) {
       Wait(empty, parity);
@@ -72,9 +57,9 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void LoadK(const Sm90Work& at, int tile, int page) {
+  __device__ __forceinline__ void LoadK(const Sm90Work& at, int tile) {
     const uint32_t full = storage.FullK(k.stage());
-    ForBoxes(at, tile, at.k_batch, page, storage.EmptyK(k.stage()), k.parity() ^ 1, full, 2 * T::kD,
+    ForBoxes(at, tile, at.k_batch, storage.EmptyK(k.stage()), k.parity() ^ 1, full, 2 * T::kD,
              [&](int at_row, int row, int batch) {
                const uint32_t to = storage.K(k.stage()) + at_row * 2 * T::kCols;
 #pragma unroll
@@ -86,9 +71,9 @@ struct Producer {
     k.Step();
   }
 
-  __device__ __forceinline__ void CopyV(const Sm90Work& at, int tile, int page, uint32_t full) {
-    ForBoxes(at, tile, at.v_batch, page, storage.EmptyV(v.stage()), v.parity() ^ 1, full,
-             2 * T::kDv, [&](int at_row, int row, int batch) {
+  __device__ __forceinline__ void CopyV(const Sm90Work& at, int tile, uint32_t full) {
+    ForBoxes(at, tile, at.v_batch, storage.EmptyV(v.stage()), v.parity() ^ 1, full, 2 * T::kDv,
+             [&](int at_row, int row, int batch) {
                const uint32_t to = storage.V(v.stage()) + at_row * 2 * T::kColsV;
 #pragma unroll
                for (int n = 0; n < T::kBoxesV; ++n) {
@@ -98,15 +83,15 @@ struct Producer {
              });
   }
 
-  __device__ __forceinline__ void LoadV(const Sm90Work& at, int tile, int page) {
-    CopyV(at, tile, page, storage.FullV(v.stage()));
+  __device__ __forceinline__ void LoadV(const Sm90Work& at, int tile) {
+    CopyV(at, tile, storage.FullV(v.stage()));
     v.Step();
   }
 
   // A tile that ends beyond the length, where rows are another sequence's or padding: the weights
   // there are 0, but 0 * NaN is NaN, so what was loaded of these rows must go.
-  __device__ __forceinline__ void LoadLastV(const Sm90Work& at, int tile, int page) {
-    CopyV(at, tile, page, storage.Tail());
+  __device__ __forceinline__ void LoadLastV(const Sm90Work& at, int tile) {
+    CopyV(at, tile, storage.Tail());
     Wait(storage.Tail(), tail_parity);
     tail_parity ^= 1;
     constexpr int kRowBytes = 2 * T::kColsV;
@@ -153,36 +138,21 @@ struct Producer {
     AcquireTensorMap(&at.maps->o);
   }
 
-  // Loads K of the tile, and asks for the pages of the one after it. Returns its own.
-  __device__ __forceinline__ int LoadNextK(const Sm90Work& at, int tile) {
-    const int page = next_page;
-    LoadK(at, tile, page);
-    if (kLooksAhead) next_page = PageOf(at, tile - 1);
-    return page;
-  }
-
   __device__ __forceinline__ void RunTile(const Sm90Work& at) {
     const int begin = at.tile_begin;
     const int last = at.tile_end - 1;
     const bool patch = at.patch;
-    if constexpr (kLooksAhead) {
-      const PageTable& table = at.attention->kv_pages;
-      numbers = table.pages + at.o_batch * table.stride;
-      next_page = PageOf(at, last);
-    }
-    int page = 0, page_of_next = 0;
     Acquire(at);
     __syncwarp();  // once Q is published, consumers may free the description
-    if (begin <= last) page = LoadNextK(at, last);
+    if (begin <= last) LoadK(at, last);
     Publish(at);
     for (int n = last; n >= begin; --n) {
-      if (n > begin) page_of_next = LoadNextK(at, n - 1);
+      if (n > begin) LoadK(at, n - 1);
       if (n == last && patch) {
-        LoadLastV(at, n, page);
+        LoadLastV(at, n);
       } else {
-        LoadV(at, n, page);
+        LoadV(at, n);
       }
-      page = page_of_next;
     }
   }
 

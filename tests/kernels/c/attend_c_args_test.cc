@@ -182,6 +182,12 @@ TEST(AttendCArguments, OfTheBackwardPass) {
   bad.d_o.data = nullptr;
   expect(bad, ATTEND_INVALID_ARGUMENT, "d_o is NULL, but has 8 elements");
   bad = good;
+  bad.attention.heads_q = 2;
+  bad.d_q = bad.attention.q;
+  bad.d_q.data = memory;
+  bad.d_q.stride_h = 0;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "d_q has a stride of 0, must have a place");
+  bad = good;
   bad.d_bias = memory;
   expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, there is no bias");
   bad = good;

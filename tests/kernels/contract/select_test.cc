@@ -321,6 +321,13 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
     EXPECT_EQ(forced.code(), Code::kUnimplemented);
     EXPECT_THAT(forced.message(), HasSubstr(each.word));
   }
+  // Rows of 12 columns in rows of 16: the copy engine takes them, and stores of eight would not.
+  Problem odd = Half();
+  odd.dim = 12;
+  const Result<Selection> chosen = SelectBackward(odd, GpuOf(90), "", MemoryTraits{});
+  ASSERT_TRUE(chosen.ok());
+  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_THAT(std::string(chosen->why), HasSubstr("multiples of 8"));
   EXPECT_EQ(SelectBackward(Half(), GpuOf(80))->kernel, KernelId::kCudaFlashFp32);
   EXPECT_TRUE(SelectBackward(Half(), GpuOf(80), "cuda_flash_fp32").ok());
   for (const std::string_view forced : {"cuda_naive", "cuda_flash_sm80", "cuda_decode_sm90"}) {
@@ -328,6 +335,24 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
     EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
     EXPECT_THAT(refused.message(), HasSubstr("it has none")) << forced;
   }
+}
+
+// As many short sequences as there may be: their terms are most of what a GPU needs.
+TEST(SelectBackward, TheTermsOfRowsMustFit) {
+  Problem many = Half();
+  many.batch = 1 << 20;
+  many.packed = true;
+  many.len_q = many.len_k = many.total_q = many.total_k = 0;
+  DeviceInfo gpu = GpuOf(90);
+  gpu.workspace_bytes_max = 1 << 30;
+  const Result<Selection> fits = SelectBackward(many, gpu);
+  ASSERT_TRUE(fits.ok());
+  EXPECT_GE(fits->workspace_bytes, int64_t{8} * (4 << 20) * many.heads_q);
+  gpu.workspace_bytes_max = fits->workspace_bytes - 1;
+  const Status refused = SelectBackward(many, gpu).status();
+  EXPECT_EQ(refused.code(), Code::kUnimplemented);
+  EXPECT_THAT(refused.message(), HasSubstr(std::to_string(fits->workspace_bytes)));
+  EXPECT_TRUE(SelectBackward(many, Cpu()).ok());
 }
 
 TEST(SelectBackward, NamesAreJudgedAsTheForwardsAre) {

@@ -120,6 +120,7 @@ TEST(CheckGradients, FaultsAreFoundAndNamed) {
     fault.plant(passes.gradients.get());
     const RowsReport report = passes.Check();
     EXPECT_FALSE(report.ok) << fault.name << " ATTEND_TEST_SEED=" << seed;
+    EXPECT_FALSE(report.of_inputs) << fault.name;
     EXPECT_THAT(report.detail, HasSubstr(fault.says));
   }
 }
@@ -155,6 +156,7 @@ TEST(CheckGradients, AnotherForwardPassIsSaid) {
     CpuFlashGradients(a, passes.gradients.get());
     const RowsReport report = passes.Check();
     EXPECT_FALSE(report.ok);
+    EXPECT_TRUE(report.of_inputs);
     EXPECT_THAT(report.detail, HasSubstr("O and LSE are not those of q, k and v"));
   }
 }

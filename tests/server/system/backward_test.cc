@@ -120,6 +120,11 @@ TEST(Backward, TheCheckJudgesGradients) {
   ASSERT_TRUE(Backward(server, gradients.request, &response).ok());
   EXPECT_FALSE(response.check().ok());
   EXPECT_THAT(response.check().detail(), HasSubstr("O and LSE are not those of q, k and v"));
+  // It is no fault of the server, which must wake nobody.
+  EXPECT_EQ(server.Metric("attend_reference_checks_total{result=\"inputs\",transport=\"inline\"}"),
+            1);
+  EXPECT_EQ(server.Metric("attend_reference_checks_total{result=\"failed\",transport=\"inline\"}"),
+            0);
 }
 
 TEST(Backward, TheServerSamplesGradientsToo) {
