@@ -75,7 +75,7 @@ Result<Pass> ReadPass(const attend_backward_params* params) {
 // Every element has a place of its own.
 Status CheckDistinct(const char* name, const attend_tensor& t, int64_t batch, int64_t heads,
                      int64_t rows) {
-  if (t.data == nullptr) return Status();
+  if (t.data == nullptr || batch == 0 || heads == 0 || rows == 0) return Status();
   const bool distinct = (batch <= 1 || t.stride_b != 0) && (heads <= 1 || t.stride_h != 0) &&
                         (rows <= 1 || t.stride_l != 0);
   if (distinct) return Status();

@@ -321,8 +321,8 @@ RowsReport Judge::Run(uint64_t seed, double work_budget) {
   CheckSinks(share);
   report_.mean_abs_error = elements_ == 0 ? 0 : error_sum_ / static_cast<double>(elements_);
   if (forward.ok) return report_;
-  report_.of_inputs = report_.ok;
   report_.ok = false;
+  report_.of_inputs = true;
   report_.detail = "O and LSE are not those of q, k and v: " + forward.detail;
   return report_;
 }

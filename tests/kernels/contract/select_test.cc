@@ -292,9 +292,15 @@ TEST(Select, OnlyTheReferenceTakesFloat64AndOnlyByName) {
   }
 }
 
+DeviceInfo RoomyGpuOf(int compute_capability) {
+  DeviceInfo device = GpuOf(compute_capability);
+  device.workspace_bytes_max = 1 << 30;
+  return device;
+}
+
 // What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
 TEST(SelectBackward, GpusHaveTwoKernels) {
-  const Result<Selection> hopper = SelectBackward(Half(), GpuOf(90));
+  const Result<Selection> hopper = SelectBackward(Half(), RoomyGpuOf(90));
   ASSERT_TRUE(hopper.ok());
   EXPECT_EQ(hopper->kernel, KernelId::kCudaFlashSm90);
   struct Case {
@@ -313,25 +319,25 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
   for (const Case& each : cases) {
     Problem problem = Half();
     each.change(&problem);
-    const Result<Selection> chosen = SelectBackward(problem, GpuOf(90));
+    const Result<Selection> chosen = SelectBackward(problem, RoomyGpuOf(90));
     ASSERT_TRUE(chosen.ok());
     EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32) << each.word;
     EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
-    const Status forced = SelectBackward(problem, GpuOf(90), "cuda_flash_sm90").status();
+    const Status forced = SelectBackward(problem, RoomyGpuOf(90), "cuda_flash_sm90").status();
     EXPECT_EQ(forced.code(), Code::kUnimplemented);
     EXPECT_THAT(forced.message(), HasSubstr(each.word));
   }
   // Rows of 12 columns in rows of 16: the copy engine takes them, and stores of eight would not.
   Problem odd = Half();
   odd.dim = 12;
-  const Result<Selection> chosen = SelectBackward(odd, GpuOf(90), "", MemoryTraits{});
+  const Result<Selection> chosen = SelectBackward(odd, RoomyGpuOf(90), "", MemoryTraits{});
   ASSERT_TRUE(chosen.ok());
   EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32);
   EXPECT_THAT(std::string(chosen->why), HasSubstr("multiples of 8"));
-  EXPECT_EQ(SelectBackward(Half(), GpuOf(80))->kernel, KernelId::kCudaFlashFp32);
-  EXPECT_TRUE(SelectBackward(Half(), GpuOf(80), "cuda_flash_fp32").ok());
+  EXPECT_EQ(SelectBackward(Half(), RoomyGpuOf(80))->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_TRUE(SelectBackward(Half(), RoomyGpuOf(80), "cuda_flash_fp32").ok());
   for (const std::string_view forced : {"cuda_naive", "cuda_flash_sm80", "cuda_decode_sm90"}) {
-    const Status refused = SelectBackward(Half(), GpuOf(90), forced).status();
+    const Status refused = SelectBackward(Half(), RoomyGpuOf(90), forced).status();
     EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
     EXPECT_THAT(refused.message(), HasSubstr("it has none")) << forced;
   }
