@@ -44,6 +44,20 @@ void RequireTensor(const client::HostTensor& tensor, const std::string& came, Pa
   ATTEND_FUZZ_REQUIRE(std::memcmp(tensor.data.get(), came.data(), came.size()) == 0, "the bytes");
 }
 
+// In the order of the names in the protocol.
+std::vector<const client::HostTensor*> TensorsOf(const client::AttentionResult& result) {
+  std::vector<const client::HostTensor*> tensors;
+  if (!result.gradients) tensors.push_back(&result.o);
+  if (result.lse) tensors.push_back(&*result.lse);
+  if (!result.gradients) return tensors;
+  const client::GradientTensors& g = *result.gradients;
+  for (const std::optional<client::HostTensor>* each :
+       {&g.d_q, &g.d_k, &g.d_v, &g.d_bias, &g.d_sinks}) {
+    if (*each) tensors.push_back(&**each);
+  }
+  return tensors;
+}
+
 void DecodeOne(const std::string& bytes, Payload payload, std::mt19937_64& random) {
   grpc::ByteBuffer buffer = Buffer(bytes, random);
   const MemoryPeak peak;
@@ -59,9 +73,11 @@ void DecodeOne(const std::string& bytes, Payload payload, std::mt19937_64& rando
     ATTEND_FUZZ_REQUIRE(!decoded->status.ok(), "a failure that is none");
     return;
   }
-  ATTEND_FUZZ_REQUIRE(generated.raw_size() == (decoded->result.lse ? 2 : 1), "raw");
-  RequireTensor(decoded->result.o, generated.raw(0), payload);
-  if (decoded->result.lse) RequireTensor(*decoded->result.lse, generated.raw(1), payload);
+  const std::vector<const client::HostTensor*> tensors = TensorsOf(decoded->result);
+  ATTEND_FUZZ_REQUIRE(generated.raw_size() == static_cast<int>(tensors.size()), "raw");
+  for (size_t n = 0; n < tensors.size(); ++n) {
+    RequireTensor(*tensors[n], generated.raw(static_cast<int>(n)), payload);
+  }
 }
 
 void DecodeChunked(const std::vector<std::string>& messages, Payload payload,
