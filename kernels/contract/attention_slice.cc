@@ -21,11 +21,11 @@ T* Advance(T* pointer, int64_t elements) {
 }
 
 const void* Advance(const void* pointer, int64_t elements, DType dtype) {
-  return Advance(static_cast<const char*>(pointer), elements * DTypeBytes(dtype));
+  return Advance(static_cast<const char*>(pointer), RowBytes(dtype, elements));
 }
 
 void* Advance(void* pointer, int64_t elements, DType dtype) {
-  return Advance(static_cast<char*>(pointer), elements * DTypeBytes(dtype));
+  return Advance(static_cast<char*>(pointer), RowBytes(dtype, elements));
 }
 
 void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
@@ -48,6 +48,8 @@ void TakeSequencesAndHeads(const AttentionSlice& slice, Attention* a) {
       Advance(a->bias.data, b * a->bias.stride_b + head_q * a->bias.stride_h, a->bias.dtype);
   a->alibi_slopes = Advance(a->alibi_slopes, b * a->alibi_stride_b + head_q);
   a->sinks = Advance(a->sinks, head_q);
+  a->dropout.sequence += b;
+  a->dropout.head += head_q;
   a->q_lengths = Advance(a->q_lengths, b);
   a->kv_lengths = Advance(a->kv_lengths, b);
   a->q_offsets = Advance(a->q_offsets, b);
@@ -66,6 +68,7 @@ void TakeRows(const AttentionSlice& slice, Attention* a) {
   a->q.data = Advance(a->q.data, row * a->q.stride_l, p.dtype);
   a->o.data = Advance(a->o.data, row * a->o.stride_l, p.o_dtype());
   a->lse = Advance(a->lse, row);
+  a->dropout.row += row;
   a->bias.data = Advance(a->bias.data, row * a->bias.stride_q, a->bias.dtype);
   if (!p.mask.unrestricted()) {
     const int64_t offset =

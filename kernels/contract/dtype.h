@@ -10,13 +10,21 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 namespace attend {
 
 // Values equal attend.v1.DType on the wire. float64 is not there: it is for cpu_reference in
-// process, which differences of its answers are taken of, and no element of kDTypes.
-enum class DType : int32_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3, kFloat64 = 64 };
+// process, which differences of its answers are taken of. kBit is a mask's, eight to a byte from
+// the lowest bit on: as a bias, 0 where it is set and -inf where it is not. Neither is in kDTypes.
+enum class DType : int32_t {
+  kFloat16 = 1,
+  kBFloat16 = 2,
+  kFloat32 = 3,
+  kBit = 4,
+  kFloat64 = 64,
+};
 
 inline constexpr std::array kDTypes = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 
@@ -26,6 +34,7 @@ constexpr bool IsDType(int32_t number) {
                      [=](DType dtype) { return static_cast<int32_t>(dtype) == number; });
 }
 
+// Of one element; 0 for bits.
 constexpr int64_t DTypeBytes(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -35,8 +44,20 @@ constexpr int64_t DTypeBytes(DType dtype) {
       return 4;
     case DType::kFloat64:
       return 8;
+    case DType::kBit:
+      return 0;
   }
   return 0;
+}
+
+// Of so many elements in a row.
+constexpr int64_t RowBytes(DType dtype, int64_t elements) {
+  return dtype == DType::kBit ? elements / 8 + (elements % 8 != 0) : elements * DTypeBytes(dtype);
+}
+
+// Element `index` of a row of bits, as a bias.
+constexpr float BitAsBias(const uint8_t* bits, int64_t index) {
+  return (bits[index / 8] >> (index % 8) & 1) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
 }
 
 constexpr std::string_view DTypeName(DType dtype) {
@@ -49,6 +70,8 @@ constexpr std::string_view DTypeName(DType dtype) {
       return "float32";
     case DType::kFloat64:
       return "float64";
+    case DType::kBit:
+      return "bit";
   }
   return "unknown";
 }
@@ -64,6 +87,8 @@ constexpr double UnitRoundoff(DType dtype) {
       return 0x1p-24;
     case DType::kFloat64:
       return 0x1p-53;
+    case DType::kBit:
+      return 0.0;
   }
   return 1.0;
 }
@@ -114,6 +139,8 @@ inline float LoadElement(const void* data, DType dtype, int64_t index) {
       return static_cast<const float*>(data)[index];
     case DType::kFloat64:
       return static_cast<float>(static_cast<const double*>(data)[index]);
+    case DType::kBit:
+      return BitAsBias(static_cast<const uint8_t*>(data), index);
   }
   return 0.0f;
 }
@@ -139,6 +166,7 @@ inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t c
                   static_cast<size_t>(count) * sizeof(float));
       return;
     case DType::kFloat64:
+    case DType::kBit:
       for (int64_t n = 0; n < count; ++n) out[n] = LoadElement(data, dtype, index + n);
       return;
   }
@@ -160,6 +188,9 @@ inline void LoadElements(const void* data, DType dtype, int64_t index, int64_t c
     case DType::kFloat64:
       std::copy_n(static_cast<const double*>(data) + index, count, out);
       return;
+    case DType::kBit:
+      for (int64_t n = 0; n < count; ++n) out[n] = LoadElementAsDouble(data, dtype, index + n);
+      return;
   }
 }
 
@@ -178,6 +209,8 @@ inline void StoreElement(void* data, DType dtype, int64_t index, float value) {
     case DType::kFloat64:
       static_cast<double*>(data)[index] = static_cast<double>(value);
       return;
+    case DType::kBit:
+      return;  // nothing is written in bits
   }
 }
 

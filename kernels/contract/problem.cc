@@ -111,6 +111,11 @@ Status Check(const Problem& p) {
                            std::to_string(kSoftcapMin) + ", " + std::to_string(kSoftcapMax) +
                            "], or 0 for none");
   }
+  if (p.dropout < 0 || p.dropout >= kDropoutOne) {
+    return InvalidArgument("dropout is " + std::to_string(p.dropout) +
+                           " of 65536, must be in [0, " + std::to_string(kDropoutOne - 1) + "]");
+  }
+  if (p.dropout > 0 && p.page_rows > 0) return Unimplemented("dropout with keys in pages");
   if (p.mask.left < -1 || p.mask.right < -1) {
     return InvalidArgument("mask window is [" + std::to_string(p.mask.left) + ", " +
                            std::to_string(p.mask.right) +
@@ -189,6 +194,7 @@ std::string Describe(const Problem& p) {
     text += std::to_string(p.mask.left) + "," + std::to_string(p.mask.right) + "]";
   }
   if (p.softcap > 0) text += " softcap";
+  if (p.dropout > 0) text += " dropout" + std::to_string(p.dropout);
   if (p.has_bias) text += " bias";
   if (p.has_alibi) text += " alibi";
   if (p.has_sinks) text += " sinks";

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/contract/dropout.h"
 #include "kernels/contract/dtype.h"
 #include "kernels/contract/portable.h"
 #include "kernels/util/status.h"
@@ -58,6 +59,9 @@ struct Problem {
   Mask mask;
   float scale = 0.0f;    // finite; the caller has put in 1/sqrt(D) if none was given
   float softcap = 0.0f;  // 0 = off, else > 0
+  // A weight is dropped with the probability dropout / 65536, in [0, 65535] (dropout.h). Not with
+  // pages.
+  int32_t dropout = 0;
   bool has_bias = false;
   bool has_alibi = false;
   bool has_sinks = false;
@@ -99,7 +103,8 @@ struct PageTable {
   int64_t stride = 0;  // entries from one sequence to the next
 };
 
-// Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous.
+// Additive bias [B|1, Hq|1, Lq|1, Lk]: a broadcast dimension has stride 0; Lk is contiguous. Of
+// dtype kBit: 0 where the bit is set, -inf where it is not; strides are multiples of 8.
 struct BiasView {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;  // its own, need not be the problem's
@@ -125,6 +130,7 @@ struct Attention {
   const int64_t* q_offsets = nullptr;   // [B + 1] cumulative, packed
   const int64_t* kv_offsets = nullptr;  // [B + 1] cumulative, packed
   PageTable kv_pages;                   // if page_rows > 0
+  DropoutPlace dropout;                 // if problem.dropout > 0
 };
 
 // One output row: sequence, query head, query row within the sequence.

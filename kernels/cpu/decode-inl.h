@@ -204,6 +204,7 @@ void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const Ne
     case DType::kFloat32:
       return DotOf<DType::kFloat32>(keys, first, last, next);
     case DType::kFloat64:  // Select keeps it away
+    case DType::kBit:
       return;
   }
 }
@@ -335,6 +336,7 @@ void DecodeRun::AddValues(const BlockRows& values, int64_t first, int64_t last,
     case DType::kFloat32:
       return AddValuesOf<DType::kFloat32>(values, first, last, next);
     case DType::kFloat64:  // Select keeps it away
+    case DType::kBit:
       return;
   }
 }

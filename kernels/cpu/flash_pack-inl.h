@@ -65,6 +65,8 @@ HWY_INLINE void WidenRow(const void* data, DType dtype, int64_t index, int64_t d
       return WidenRowOf<DType::kBFloat16>(data, index, dim, out);
     case DType::kFloat32:
       return WidenRowOf<DType::kFloat32>(data, index, dim, out);
+    case DType::kBit:
+      return LoadElements(data, dtype, index, dim, out);
     case DType::kFloat64:  // Select keeps it away
       return;
   }
@@ -105,6 +107,7 @@ HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dty
     case DType::kFloat32:
       return NarrowRowOf<DType::kFloat32>(row, factor, dim, data, index);
     case DType::kFloat64:  // Select keeps it away
+    case DType::kBit:
       return;
   }
 }
@@ -146,6 +149,7 @@ HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t
     case DType::kFloat32:
       return PackValuesOf<DType::kFloat32>(data, index, stride, rows, block_stride, dim, out);
     case DType::kFloat64:  // Select keeps it away
+    case DType::kBit:
       return;
   }
 }

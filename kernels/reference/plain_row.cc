@@ -24,6 +24,7 @@ float Round(DType dtype, float value) {
       return BFloat16ToFloat(FloatToBFloat16(value));
     case DType::kFloat32:
     case DType::kFloat64:  // which this is not asked to judge
+    case DType::kBit:
       return value;
   }
   return value;

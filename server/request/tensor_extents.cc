@@ -41,9 +41,9 @@ std::array<Extent, kTensorsMax> InputExtents(const Attention& a) {
       ExtentOf(a.k, rows.batch, p.heads_kv, rows.k, p.dim, p.dtype),
       ExtentOf(a.v, rows.batch, p.heads_kv, rows.k, p.dim_v, p.dtype)};
   if (p.has_bias) {
-    extents[3] = {a.bias.data, Elements(p.batch, a.bias.stride_b, p.heads_q, a.bias.stride_h,
-                                        p.len_q, a.bias.stride_q, p.len_k) *
-                                   DTypeBytes(a.bias.dtype)};
+    extents[3] = {a.bias.data, RowBytes(a.bias.dtype, Elements(p.batch, a.bias.stride_b, p.heads_q,
+                                                               a.bias.stride_h, p.len_q,
+                                                               a.bias.stride_q, p.len_k))};
   }
   return extents;
 }

@@ -54,10 +54,10 @@ Cost CostOf(const Attention& a, KernelId kernel) {
   Cost cost;
   cost.in_bytes = size * static_cast<double>(ElementsQ(p) + ElementsK(p) + ElementsV(p));
   if (p.has_bias) {
-    const auto elements = static_cast<double>(p.len_q) * static_cast<double>(p.len_k) *
-                          static_cast<double>((a.bias.stride_b == 0 ? 1 : p.batch) *
-                                              (a.bias.stride_h == 0 ? 1 : p.heads_q));
-    cost.in_bytes += elements * static_cast<double>(DTypeBytes(a.bias.dtype));
+    const auto rows =
+        static_cast<double>(p.len_q) * static_cast<double>((a.bias.stride_b == 0 ? 1 : p.batch) *
+                                                           (a.bias.stride_h == 0 ? 1 : p.heads_q));
+    cost.in_bytes += rows * static_cast<double>(RowBytes(a.bias.dtype, p.len_k));
   }
   cost.out_bytes = static_cast<double>(BytesO(p));
   cost.flops = Flops(a);

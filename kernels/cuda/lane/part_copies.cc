@@ -41,9 +41,9 @@ Extents ExtentsOf(const View& view, DType dtype, const Problem& p, int64_t heads
 
 Extents BiasExtents(const Attention& a) {
   const Problem& p = a.problem;
-  const int64_t size = DTypeBytes(a.bias.dtype);
-  return {Extent{p.len_q, a.bias.stride_q * size}, Extent{p.heads_q, a.bias.stride_h * size},
-          Extent{p.batch, a.bias.stride_b * size}};
+  const auto bytes = [&a](int64_t stride) { return RowBytes(a.bias.dtype, stride); };
+  return {Extent{p.len_q, bytes(a.bias.stride_q)}, Extent{p.heads_q, bytes(a.bias.stride_h)},
+          Extent{p.batch, bytes(a.bias.stride_b)}};
 }
 
 // LSE's rows are contiguous: a run is all of a head's.
@@ -161,7 +161,7 @@ bool CanMoveInParts(const WorkItem& item) {
     movable = movable && output(a.lse, rows_q * 4, LseExtents(a));
   }
   if (p.has_bias) {
-    movable = movable && input(a.bias.data, p.len_k * DTypeBytes(a.bias.dtype), BiasExtents(a));
+    movable = movable && input(a.bias.data, RowBytes(a.bias.dtype, p.len_k), BiasExtents(a));
   }
   for (const Array& array : ArraysOf(a, a)) {
     movable = movable && (item.inputs.Contains(array.host, array.bytes) ||
@@ -264,7 +264,7 @@ std::vector<BoxCopy> PartCopies::In(const TwoViews& part) {
     const Extents extents = BiasExtents(host);
     const int64_t rows = extents[kRows].stride == 0 ? 1 : p.len_q;
     AddRows(kBias, host.bias.data, device.bias.data,
-            whole_.host.problem.len_k * DTypeBytes(host.bias.dtype), extents, rows, &copies);
+            RowBytes(host.bias.dtype, whole_.host.problem.len_k), extents, rows, &copies);
   }
   return copies;
 }

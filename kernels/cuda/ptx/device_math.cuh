@@ -112,6 +112,7 @@ __device__ __forceinline__ uint16_t Narrow(DType dtype, float value) {
 // Element `index` of an array of `dtype`.
 __device__ __forceinline__ float LoadGlobal(const void* data, DType dtype, int64_t index) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[index];
+  if (dtype == DType::kBit) return BitAsBias(static_cast<const uint8_t*>(data), index);
   return Widen(dtype, static_cast<const uint16_t*>(data)[index]);
 }
 

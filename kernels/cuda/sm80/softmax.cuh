@@ -92,10 +92,16 @@ __device__ __forceinline__ int KeyOfLane() { return ThreadIndex() % 4 * 2; }
 
 // ---- terms and masks ----------------------------------------------------------------------------
 
-// Adds one row's bias, whose key 0 is at `bias`. Reads no key at or beyond k_len.
-template <class T, class Value>
-__device__ __forceinline__ void AddBiasRow(const Value* bias, int key, int k_len, int r,
-                                           Scores<T>& s) {
+// A row of a mask's bits, as a bias.
+struct BitRow {
+  const uint8_t* bits;
+
+  __device__ __forceinline__ float operator[](int key) const { return BitAsBias(bits, key); }
+};
+
+// Adds one row's bias, whose key 0 is bias[0]. Reads no key at or beyond k_len.
+template <class T, class Row>
+__device__ __forceinline__ void AddBiasRow(Row bias, int key, int k_len, int r, Scores<T>& s) {
 #pragma unroll
   for (int n = 0; n < T::kKeyBlocks; ++n) {
 #pragma unroll
@@ -119,6 +125,9 @@ __device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& wor
     const int first = key + KeyOfLane();
     if (bias.dtype == DType::kFloat32) {
       AddBiasRow<T>(static_cast<const float*>(bias.data) + at, first, work.k_len, r, s);
+    } else if (bias.dtype == DType::kBit) {
+      AddBiasRow<T>(BitRow{static_cast<const uint8_t*>(bias.data) + at / 8}, first, work.k_len, r,
+                    s);
     } else if (bias.dtype == DType::kFloat16) {
       AddBiasRow<T>(static_cast<const __half*>(bias.data) + at, first, work.k_len, r, s);
     } else {
