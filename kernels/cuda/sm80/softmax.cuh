@@ -92,16 +92,10 @@ __device__ __forceinline__ int KeyOfLane() { return ThreadIndex() % 4 * 2; }
 
 // ---- terms and masks ----------------------------------------------------------------------------
 
-// A row of a mask's bits, as a bias.
-struct BitRow {
-  const uint8_t* bits;
-
-  __device__ __forceinline__ float operator[](int key) const { return BitAsBias(bits, key); }
-};
-
-// Adds one row's bias, whose key 0 is bias[0]. Reads no key at or beyond k_len.
-template <class T, class Row>
-__device__ __forceinline__ void AddBiasRow(Row bias, int key, int k_len, int r, Scores<T>& s) {
+// Adds one row's bias, whose key 0 is at `bias`. Reads no key at or beyond k_len.
+template <class T, class Value>
+__device__ __forceinline__ void AddBiasRow(const Value* bias, int key, int k_len, int r,
+                                           Scores<T>& s) {
 #pragma unroll
   for (int n = 0; n < T::kKeyBlocks; ++n) {
 #pragma unroll
@@ -109,6 +103,20 @@ __device__ __forceinline__ void AddBiasRow(Row bias, int key, int k_len, int r, 
       if (key + 8 * n + e < k_len) {
         s[r / 2][n][r % 2 * 2 + e] += static_cast<float>(bias[key + 8 * n + e]);
       }
+    }
+  }
+}
+
+// The same of a mask's bits: `bits` is the byte of `key`, the tile's first.
+template <class T>
+__device__ __forceinline__ void AddMaskRow(const uint8_t* bits, int key, int k_len, int r,
+                                           Scores<T>& s) {
+#pragma unroll
+  for (int n = 0; n < T::kKeyBlocks; ++n) {
+    const uint32_t pair = key + 8 * n < k_len ? bits[n] >> KeyOfLane() : 0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if ((pair >> e & 1) == 0) s[r / 2][n][r % 2 * 2 + e] -= INFINITY;
     }
   }
 }
@@ -126,8 +134,7 @@ __device__ __forceinline__ void AddBias(const Attention& a, const BlockWork& wor
     if (bias.dtype == DType::kFloat32) {
       AddBiasRow<T>(static_cast<const float*>(bias.data) + at, first, work.k_len, r, s);
     } else if (bias.dtype == DType::kBit) {
-      AddBiasRow<T>(BitRow{static_cast<const uint8_t*>(bias.data) + at / 8}, first, work.k_len, r,
-                    s);
+      AddMaskRow<T>(static_cast<const uint8_t*>(bias.data) + (at + key) / 8, key, work.k_len, r, s);
     } else if (bias.dtype == DType::kFloat16) {
       AddBiasRow<T>(static_cast<const __half*>(bias.data) + at, first, work.k_len, r, s);
     } else {
