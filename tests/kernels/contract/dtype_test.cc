@@ -62,6 +62,22 @@ TEST(DType, NoOtherNumberIsOne) {
   EXPECT_FALSE(IsDType(static_cast<int32_t>(DType::kFloat64)));  // in process alone
 }
 
+TEST(DType, BitsAreABiasFromTheLowestOn) {
+  const uint8_t bits[] = {0b00000010, 0b10000001};
+  float row[16] = {};
+  LoadElements(bits, DType::kBit, 0, 16, row);
+  for (int n = 0; n < 16; ++n) {
+    const bool kept = n == 1 || n == 8 || n == 15;
+    EXPECT_EQ(row[n], kept ? 0.0f : -std::numeric_limits<float>::infinity()) << n;
+    EXPECT_EQ(LoadElement(bits, DType::kBit, n), row[n]) << n;
+  }
+  EXPECT_EQ(RowBytes(DType::kBit, 0), 0);
+  EXPECT_EQ(RowBytes(DType::kBit, 1), 1);
+  EXPECT_EQ(RowBytes(DType::kBit, 8), 1);
+  EXPECT_EQ(RowBytes(DType::kBit, 9), 2);
+  EXPECT_EQ(RowBytes(DType::kFloat16, 9), 18);
+}
+
 TEST(DType, EveryPatternWidensToWhatItMeans) {
   for (const Format& format : kFormats) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {

@@ -56,7 +56,8 @@ TEST(CpuFlash, RandomProblemsOnEveryTarget) {
 
 // The sweep above is only worth something if it meets every feature.
 TEST(CpuFlash, TheSweepMeetsEveryFeature) {
-  int packed = 0, bias = 0, alibi = 0, sinks = 0, softcap = 0, window = 0, causal = 0, top_left = 0;
+  int packed = 0, bias = 0, bits = 0, alibi = 0, sinks = 0, softcap = 0, window = 0, causal = 0,
+      top_left = 0;
   int q_lengths = 0, strided = 0, group5 = 0, dv = 0, empty = 0, all = 0;
   int paged = 0, descending = 0, shared = 0, offset = 0, after = 0;
   for (uint64_t n = 0; n < 3000; ++n) {
@@ -64,6 +65,7 @@ TEST(CpuFlash, TheSweepMeetsEveryFeature) {
     const Problem& p = spec.problem;
     packed += p.packed;
     bias += p.has_bias;
+    bits += p.has_bias && spec.bias_dtype == DType::kBit;
     alibi += p.has_alibi;
     sinks += p.has_sinks;
     softcap += p.softcap > 0;
@@ -83,8 +85,8 @@ TEST(CpuFlash, TheSweepMeetsEveryFeature) {
     all += p.has_bias && p.has_alibi && p.has_sinks && p.softcap > 0;
   }
   for (const int count :
-       {packed, bias, alibi, sinks, softcap, window, causal, top_left, q_lengths, strided, group5,
-        dv, empty, all, paged, descending, shared, offset, after}) {
+       {packed,  bias,   bits, alibi, sinks, softcap, window,     causal, top_left, q_lengths,
+        strided, group5, dv,   empty, all,   paged,   descending, shared, offset,   after}) {
     EXPECT_GE(count, 3);
   }
 }

@@ -345,6 +345,12 @@ TEST_F(ReferenceGradientsTest, RefusesWhatHasNoGradient) {
   g.d_sinks = nullptr;
   g.d_bias.data = &any;
   EXPECT_EQ(Check(a, g).code(), Code::kInvalidArgument);
+  a.problem.has_bias = true;
+  a.bias.dtype = DType::kBit;
+  EXPECT_EQ(Check(a, g).message(), "d_bias is asked for, the bias is a mask of bits");
+  a.bias.dtype = DType::kFloat32;
+  EXPECT_TRUE(Check(a, g).ok());
+  a.problem.has_bias = false;
   g.d_bias.data = nullptr;
   a.problem.return_lse = false;
   EXPECT_EQ(Check(a, g).code(), Code::kInvalidArgument);

@@ -129,6 +129,7 @@ class Spoiler {
   // Masks as people write them: padding on one side, whole rows, scattered keys.
   void SpoilBias(const Attention& a) {
     const Problem& p = a.problem;
+    if (a.bias.dtype == DType::kBit) return;  // every pattern is drawn as it is
     constexpr float kLowest = std::numeric_limits<float>::lowest();
     const float low = a.bias.dtype == DType::kFloat16    ? -65504.0f
                       : a.bias.dtype == DType::kBFloat16 ? -0x1.fep127f

@@ -73,7 +73,7 @@ OwnedGradients::OwnedGradients(const Attention& a, uint64_t seed) : a_(a) {
   ForEachRow({false, p.heads_q, 1, false}, d_lse,
              [&](int64_t at) { static_cast<float*>(d_lse.data)[at] = normal(random); });
   gradients_.d_lse = static_cast<const float*>(d_lse.data);
-  if (p.has_bias) {
+  if (p.has_bias && a.bias.dtype != DType::kBit) {
     const ConstTensorView like = {nullptr, a.bias.stride_b, a.bias.stride_h, a.bias.stride_q};
     // All Lq rows of Lk, whatever the lengths.
     TensorView& to = gradients_.d_bias;

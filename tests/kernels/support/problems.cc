@@ -135,6 +135,11 @@ void FillTensors(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
   }
 }
 
+void SetBit(uint8_t* bits, int64_t at, bool value) {
+  const auto bit = static_cast<uint8_t>(1 << at % 8);
+  bits[at / 8] = static_cast<uint8_t>(value ? bits[at / 8] | bit : bits[at / 8] & ~bit);
+}
+
 void FillBias(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
   const Problem& p = a.problem;
   Values values(seed, 4);
@@ -152,9 +157,14 @@ void FillBias(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
         for (int64_t j = 0; j < k_len; ++j) {
           const float value = values.Normal();
           const bool masked = values.Uniform() < spec.bias_masked_share;
-          StoreElement(const_cast<void*>(a.bias.data), a.bias.dtype,
-                       b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j,
-                       masked ? -std::numeric_limits<float>::infinity() : value);
+          const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j;
+          void* const data = const_cast<void*>(a.bias.data);
+          if (a.bias.dtype == DType::kBit) {
+            SetBit(static_cast<uint8_t*>(data), at, !masked);
+          } else {
+            StoreElement(data, a.bias.dtype, at,
+                         masked ? -std::numeric_limits<float>::infinity() : value);
+          }
         }
       }
     }
@@ -197,7 +207,8 @@ struct Places {
 void PlaceBias(const ProblemSpec& spec, Attention* a, Cursor* cursor, Places* at) {
   const Problem& p = a->problem;
   if (!p.has_bias) return;
-  const int64_t row = p.len_k + (spec.layout == Layout::kStrided ? 5 : 0);
+  int64_t row = p.len_k + (spec.layout == Layout::kStrided ? 5 : 0);
+  if (spec.bias_dtype == DType::kBit) row = (row + 7) / 8 * 8;
   const int64_t rows = spec.bias_per_query ? p.len_q : 1;
   const int64_t heads = spec.bias_per_head ? p.heads_q : 1;
   const int64_t batch = spec.bias_per_sequence ? p.batch : 1;
@@ -205,7 +216,7 @@ void PlaceBias(const ProblemSpec& spec, Attention* a, Cursor* cursor, Places* at
   a->bias.stride_q = spec.bias_per_query ? row : 0;
   a->bias.stride_h = spec.bias_per_head ? rows * row : 0;
   a->bias.stride_b = spec.bias_per_sequence ? heads * rows * row : 0;
-  at->bias = cursor->Take(batch * heads * rows * row * DTypeBytes(spec.bias_dtype));
+  at->bias = cursor->Take(RowBytes(spec.bias_dtype, batch * heads * rows * row));
 }
 
 void PlaceInputs(const ProblemSpec& spec, Attention* a, Cursor* cursor, Places* at) {

@@ -89,7 +89,8 @@ void DrawFeatures(Draw* draw, ProblemSpec* spec) {
   spec->bias_per_sequence = draw->Chance(0.5);
   spec->bias_per_head = draw->Chance(0.5);
   spec->bias_per_query = draw->Chance(0.7);
-  spec->bias_dtype = draw->Pick(kDTypes);
+  constexpr DType kBiasDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kBit};
+  spec->bias_dtype = draw->Pick(kBiasDTypes);
   spec->bias_masked_share = draw->Chance(0.5) ? 0.3 : (draw->Chance(0.2) ? 1.0 : 0.0);
   spec->alibi_per_sequence = draw->Chance(0.5);
   spec->misaligned_elements = draw->Chance(0.5) ? 0 : draw->Range(1, 7);
