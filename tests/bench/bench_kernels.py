@@ -89,7 +89,8 @@ def measure(options, report, attend):
     import bench_kernels_redo as redo
 
     extras = {"accuracy": race.accuracy, "memory": race.memory, "redo": redo.redo,
-              "decode": decode.decode, "backward": backward.backward}
+              "decode": decode.decode,
+              "backward": lambda library: backward.backward(library, options)}
     began = time.monotonic()
     for name, listed in cells.suites(report["seed"]).items():
         if name not in options.suites:

@@ -7,19 +7,48 @@ import math
 import pathlib
 
 WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 70, 210, 40, 50  # margins; the legend stands in the right one
+PANEL_WIDTH, PANEL_HEIGHT = 450, 300
+HEAD = 86  # above a figure's panels: title, subtitle, legend
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8f5fa8", "#c98a1b", "#4a4a4a", "#2aa198", "#a05a2c")
+DASHES = ("", "7 4", "2 3")  # so that lines one over the other can be told apart
+LABEL_APART = 30
+ABSENT_SHARE = 0.16  # of a logarithmic axis, for the marks at its top
 
 
 @dataclasses.dataclass
 class Chart:
     """`series` maps a name to [(x, y)], x positive. x is on a base-2 logarithmic axis; y begins at
-    0, or is logarithmic too."""
+    0, or is logarithmic too. `absent` maps a name to the x where it has no y, marked at the top."""
     title: str
     x_label: str
     y_label: str
     series: dict
     log_y: bool = False
+    absent: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Figure:
+    """Charts side by side, in `columns`, with one legend. `absent`: what their marks mean."""
+    title: str
+    subtitle: str
+    panels: list
+    columns: int = 2
+    absent: str = ""
+
+    def names(self):
+        return list(dict.fromkeys(name for panel in self.panels
+                                  for name in [*panel.series, *panel.absent]))
+
+    def styles(self):
+        """{name: (colour, dashes)}."""
+        return {name: (COLOURS[n % len(COLOURS)], DASHES[n % len(DASHES)])
+                for n, name in enumerate(self.names())}
+
+
+def _plain_styles(chart):
+    """Of a chart by itself."""
+    return {name: (colour, "") for name, (colour, _) in Figure("", "", [chart]).styles().items()}
 
 
 def short(value):
@@ -32,32 +61,46 @@ def short(value):
 
 def _ticks(low, high, log_y):
     if log_y:
-        powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
-        return [2.0**p for p in powers][::max(1, len(powers) // 8)]
+        digits = (1,) if high / low > 200 else (1, 2, 5)
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [digit * 10.0**power for power in powers for digit in digits
+                if low <= digit * 10.0**power <= high]
     step = 10 ** math.floor(math.log10(high))
     step = next(s for s in (step / 5, step / 2, step, 2 * step) if high / s <= 8)
     return [n * step for n in range(int(high / step) + 1)]
 
 
 class _Axes:
-    def __init__(self, chart):
+    """Places in a box (left, top, right, bottom) of a chart's numbers."""
+
+    def __init__(self, chart, box):
         points = [point for line in chart.series.values() for point in line]
-        xs, ys = sorted({x for x, _ in points}), [y for _, y in points]
-        self.xs, self.log_y = xs, chart.log_y
-        self.low, self.high = (min(ys), max(ys)) if chart.log_y else (0, max(ys) * 1.05)
-        if self.low == self.high:
-            self.high = self.low * 2 + 1
+        absent = [x for line in chart.absent.values() for x in line]
+        self.xs, ys = sorted({*(x for x, _ in points), *absent}), [y for _, y in points]
+        self.box, self.log_y = box, chart.log_y
+        self.low, self.high = 0, max(ys) * 1.05
+        if chart.log_y:
+            self.low, self.high = min(ys) * 0.8, max(ys) * 1.25
+            self.high *= (self.high / self.low) ** (ABSENT_SHARE if absent else 0)
 
     def x(self, value):
         low, high = math.log2(self.xs[0]), math.log2(self.xs[-1])
         share = (math.log2(value) - low) / (high - low) if high > low else 0.5
-        return LEFT + share * (WIDTH - LEFT - RIGHT)
+        return self.box[0] + share * (self.box[2] - self.box[0])
 
     def y(self, value):
         low, high = self.low, self.high
         if self.log_y:
             low, high, value = math.log2(low), math.log2(high), math.log2(value)
-        return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return self.box[3] - (value - low) / (high - low) * (self.box[3] - self.box[1])
+
+    def labelled(self):
+        """The xs that have room for a label, the last ones first."""
+        found = []
+        for x in reversed(self.xs):
+            if not found or self.x(found[-1]) - self.x(x) >= LABEL_APART:
+                found.append(x)
+        return found
 
 
 def _text(x, y, words, anchor="middle", extra=""):
@@ -65,35 +108,110 @@ def _text(x, y, words, anchor="middle", extra=""):
     return f"<text {place}>{html.escape(words)}</text>"
 
 
-def svg(chart):
-    """The chart as SVG's text."""
-    axes, right, bottom = _Axes(chart), WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-             f'font-family="sans-serif" font-size="12" fill="#222">',
-             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-             _text((LEFT + right) / 2, 22, chart.title, extra=' font-size="15"')]
+def _page(width, height, parts):
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" font-size="12" fill="#222">',
+        f'<rect width="{width}" height="{height}" fill="white"/>', *parts, "</svg>\n"])
+
+
+def _line(path, style):
+    colour, dashes = style
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"' + (
+        f' stroke-dasharray="{dashes}"/>' if dashes else "/>")
+
+
+def _panel(chart, box, styles):
+    """A chart without its legend, in a box for the axes."""
+    axes, (left, top, right, bottom) = _Axes(chart, box), box
+    parts = [_text((left + right) / 2, top - 14, chart.title, extra=' font-size="14"')]
     for tick in _ticks(axes.low, axes.high, chart.log_y):
         y = axes.y(tick)
-        if TOP - 1 <= y <= bottom + 1:
-            parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#ddd"/>')
+        if top - 1 <= y <= bottom + 1:
+            parts.append(f'<path d="M{left} {y:.1f}H{right}" stroke="#ddd"/>')
             words = f"{tick:.0f}" if tick >= 10 else f"{tick:.3g}"
-            parts.append(_text(LEFT - 6, y + 4, words, "end"))
-    for x in axes.xs:
-        parts.append(_text(axes.x(x), bottom + 18, short(x)))
-    parts.append(f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#222"/>')
-    parts.append(_text((LEFT + right) / 2, HEIGHT - 10, chart.x_label))
-    middle = (TOP + bottom) / 2
-    parts.append(_text(16, middle, chart.y_label, extra=f' transform="rotate(-90 16 {middle})"'))
-    for n, (name, line) in enumerate(chart.series.items()):
-        colour = COLOURS[n % len(COLOURS)]
+            parts.append(_text(left - 6, y + 4, words, "end"))
+    parts += [_text(axes.x(x), bottom + 18, short(x)) for x in axes.labelled()]
+    parts.append(f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#222"/>')
+    parts.append(_text((left + right) / 2, bottom + 38, chart.x_label))
+    middle = (top + bottom) / 2
+    parts.append(_text(left - 48, middle, chart.y_label,
+                       extra=f' transform="rotate(-90 {left - 48} {middle})"'))
+    for n, (name, xs) in enumerate(chart.absent.items()):
+        y = top + 8 + 11 * n
+        parts += [f'<path d="M{axes.x(x) - 4:.1f} {y - 4}l8 8m0 -8l-8 8" stroke="{styles[name][0]}" '
+                  f'stroke-width="2"/>' for x in xs]
+    for name, line in chart.series.items():
         places = [(axes.x(x), axes.y(y)) for x, y in sorted(line)]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
-        key = TOP + 8 + 20 * n
-        parts.append(f'<path d="M{right + 14} {key}h22" stroke="{colour}" stroke-width="2"/>')
-        parts.append(_text(right + 42, key + 4, name, "start"))
-    return "\n".join([*parts, "</svg>\n"])
+        parts.append(_line("M" + path, styles[name]))
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{styles[name][0]}"/>'
+                  for x, y in places]
+    return parts
+
+
+def _key(x, y, name, style):
+    return [_line(f"M{x} {y}h22", style), _text(x + 28, y + 4, name, "start")]
+
+
+def svg(chart):
+    """The chart as SVG's text."""
+    if isinstance(chart, Figure):
+        return _figure_svg(chart)
+    styles = _plain_styles(chart)
+    parts = _panel(chart, (70, 40, WIDTH - 210, HEIGHT - 50), styles)
+    for n, (name, style) in enumerate(styles.items()):
+        parts += _key(WIDTH - 196, 48 + 20 * n, name, style)
+    return _page(WIDTH, HEIGHT, parts)
+
+
+def _figure_svg(figure):
+    rows = -(-len(figure.panels) // figure.columns)
+    width, height = PANEL_WIDTH * figure.columns, HEAD + PANEL_HEIGHT * rows
+    parts = [_text(width / 2, 24, figure.title, extra=' font-size="17"'),
+             _text(width / 2, 44, figure.subtitle, extra=' fill="#666"')]
+    styles, x = figure.styles(), 24
+    for name, style in styles.items():
+        parts += _key(x, 68, name, style)
+        x += 52 + 7 * len(name)
+    if figure.absent and any(panel.absent for panel in figure.panels):
+        parts.append(_text(x, 72, "× " + figure.absent, "start"))
+    for n, panel in enumerate(figure.panels):
+        left = PANEL_WIDTH * (n % figure.columns) + 68
+        top = HEAD + PANEL_HEIGHT * (n // figure.columns) + 32
+        parts += _panel(panel, (left, top, left + PANEL_WIDTH - 92, top + PANEL_HEIGHT - 90),
+                        styles)
+    return _page(width, height, parts)
+
+
+def _as_matplotlib(style):
+    """Its keywords for a line."""
+    colour, dashes = style
+    # Dashes are in widths of lines there.
+    pattern = (0, [float(length) / 2 for length in dashes.split()]) if dashes else "-"
+    return {"color": colour, "linestyle": pattern, "marker": "o", "markersize": 4, "linewidth": 2}
+
+
+def _draw(axes, chart, styles):
+    """A chart with matplotlib."""
+    for name, line in chart.series.items():
+        axes.plot(*zip(*sorted(line)), label=name, **_as_matplotlib(styles[name]))
+    for n, (name, xs) in enumerate(chart.absent.items()):
+        axes.plot(xs, [0.97 - 0.05 * n] * len(xs), "x", color=styles[name][0],
+                  transform=axes.get_xaxis_transform())
+    places = _Axes(chart, (0, 0, PANEL_WIDTH - 92, 1))
+    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places.labelled(), [short(x) for x in places.labelled()])
+    if chart.log_y:
+        axes.set_yscale("log")
+        ticks = _ticks(places.low, places.high, True)
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_ylim(places.low, places.high)
+    else:
+        axes.set_ylim(bottom=0)
+    axes.minorticks_off()
+    axes.grid(axis="y", color="#ddd")
 
 
 def png(chart, path):
@@ -101,26 +219,33 @@ def png(chart, path):
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(7.6, 4.2))
-    for n, (name, line) in enumerate(chart.series.items()):
-        axes.plot(*zip(*sorted(line)), "o-", label=name, color=COLOURS[n % len(COLOURS)])
-    ticks = sorted({x for line in chart.series.values() for x, _ in line})
-    axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [short(x) for x in ticks])
-    if chart.log_y:
-        axes.set_yscale("log", base=2)
+    whole = chart if isinstance(chart, Figure) else Figure("", "", [chart], 1)
+    styles = whole.styles() if whole is chart else _plain_styles(chart)
+    rows = -(-len(whole.panels) // whole.columns)
+    size = (7.6, 4.2) if len(whole.panels) == 1 else (5.2 * whole.columns, 3.6 * rows + 0.9)
+    figure, axes = pyplot.subplots(rows, whole.columns, figsize=size, squeeze=False)
+    for panel, place in zip(whole.panels, axes.flat):
+        _draw(place, panel, styles)
+    if whole is chart:
+        handles = [pyplot.Line2D([], [], label=name, **_as_matplotlib(style))
+                   for name, style in styles.items()]
+        if whole.absent and any(panel.absent for panel in whole.panels):
+            handles.append(pyplot.Line2D([], [], color="#222", marker="x", linestyle="",
+                                         label=whole.absent))
+        for inches, words, points in ((0.12, whole.title, 13), (0.4, whole.subtitle, 9)):
+            figure.text(0.5, 1 - inches / size[1], words, ha="center", va="top", size=points)
+        figure.legend(handles=handles, ncols=len(handles), fontsize=8, loc="upper center",
+                      bbox_to_anchor=(0.5, 1 - 0.55 / size[1]), frameon=False)
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.85 / size[1]))
     else:
-        axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color="#ddd")
-    axes.legend(fontsize=8)
+        axes[0][0].legend(fontsize=8)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
 
 
 def write(charts, folder):
-    """Writes {file name without ending: Chart} as SVG, and PNG if matplotlib is there. Returns what
-    was written."""
+    """Writes {file name without ending: Chart or Figure} as SVG, and PNG if matplotlib is there.
+    Returns what was written."""
     folder, written = pathlib.Path(folder), []
     for name, chart in charts.items():
         path = folder / f"{name}.svg"

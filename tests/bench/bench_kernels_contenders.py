@@ -277,22 +277,34 @@ class PaddedCudnn(Contender):
         self.halves = self.mask_tensor = None
 
 
+def hidden_by(shape, device):
+    """What the mask hides, [L, L]; None for nothing."""
+    if shape.heads_q != shape.heads_kv or shape.left >= 0 or shape.right > 0:
+        raise CannotRun("the baseline has one mask and no groups")
+    if shape.right < 0:
+        return None
+    return torch.ones(shape.length, shape.length, dtype=torch.bool, device=device).triu_(1)
+
+
+def unfused(q, k, v, hidden):
+    """Standard attention, its scores in memory in the inputs' dtype."""
+    scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
+    if hidden is not None:
+        scores.masked_fill_(hidden, -math.inf)
+    return torch.softmax(scores, dim=-1) @ v
+
+
 class Unfused(Contender):
-    """Attention as Megatron-LM's core attention without fused kernels does it: baddbmm, mask,
-    softmax, bmm, with the scores in memory."""
+    """matmul, mask, softmax, matmul. The mask is made once."""
+
+    def prepare(self, sets):
+        super().prepare(sets)
+        self.hidden = [hidden_by(shape, q.device) for shape, (q, _, _) in self.sets[0]]
 
     def run(self, n):
-        outputs = []
-        for shape, (q, k, v) in self.sets[n]:
-            if shape.heads_q != shape.heads_kv or shape.left >= 0 or shape.right > 0:
-                raise CannotRun("the baseline has one mask and no groups")
-            length, flat = shape.length, shape.batch * shape.heads_q
-            scores = torch.empty(flat, length, length, dtype=q.dtype, device=q.device)
-            torch.baddbmm(scores, q.reshape(flat, length, -1), k.reshape(flat, length, -1).mT,
-                          beta=0.0, alpha=1 / math.sqrt(shape.dim), out=scores)
-            if shape.right == 0:
-                hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
-                scores.masked_fill_(hidden, -10000.0)
-            o = torch.bmm(torch.softmax(scores, dim=-1), v.reshape(flat, length, -1))
-            outputs.append(o.view(shape.batch, shape.heads_q, length, -1))
-        return outputs
+        return [unfused(q, k, v, hidden)
+                for (_, (q, k, v)), hidden in zip(self.sets[n], self.hidden)]
+
+    def release(self):
+        super().release()
+        self.hidden = None

@@ -3,19 +3,17 @@
 
 import math
 import statistics
-import time
 
 import torch
 
 import bench_kernels_cells as cells
 import bench_kernels_contenders as entries
 from bench_kernels_check import Reference
+from bench_kernels_turns import Clock, take_turns
 
-CALLS_MAX = 200  # of one round; launches beyond about 1000 would make the host wait
 SMALL_BYTES, LARGE_BYTES = 32 << 20, 4 << 30
 NAIVE_BYTES_MAX = 24 << 30
 CACHED_BYTES_MAX = 48 << 30
-CYCLES_PER_MS = 2_000_000  # of torch.cuda._sleep, at an H200's highest clock
 
 
 def matmul_tflops(dtype, size=8192, repeats=10):
@@ -163,41 +161,8 @@ class Race:
         own = sum(o.numel() * o.element_size() for o in outputs)
         return max(0, torch.cuda.max_memory_allocated() - before - own)
 
-    def calibrate(self, contender):
-        """How many calls make a round, and how long the host takes to enqueue one."""
-        with contender.context():
-            contender.run(0)
-            torch.cuda.synchronize()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start = time.perf_counter()
-            begin.record()
-            for n in range(3):
-                contender.run(n % len(self.sets))
-            contender.host_ms = (time.perf_counter() - start) * 1e3 / 3
-            end.record()
-            end.synchronize()
-        contender.ms = max(begin.elapsed_time(end) / 3, 1e-3)
-        contender.calls = max(1, min(CALLS_MAX, round(self.options.round_ms / contender.ms)))
-        share_ms = self.options.seconds_per_cell * 1e3 / len(self.contenders)
-        contender.rounds = max(3, min(self.options.rounds,
-                                      int(share_ms / (contender.ms * contender.calls))))
-        contender.times_ms = []
-
-    def time_round(self, contender, turn):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        calls, sets = contender.calls, len(self.sets)
-        with contender.context():
-            # The GPU waits here while the host enqueues, so that it never waits in between.
-            ahead = calls * contender.host_ms if contender.host_ms > contender.ms / 4 else 0.05
-            torch.cuda._sleep(int(min(1.3 * ahead + 0.1, 40) * CYCLES_PER_MS))
-            begin.record()
-            for n in range(calls):
-                contender.run((turn + n) % sets)
-            end.record()
-        end.synchronize()
-        contender.times_ms.append(begin.elapsed_time(end) / calls)
-
-    def finish(self, contender):
+    def finish(self, clock):
+        contender = clock.contender
         result = self.results[contender.name]
         flops = sum(contender.mask(shape).flops() for shape in self.cell.shapes)
         if contender.is_attend:
@@ -206,29 +171,25 @@ class Race:
             if not result["same_bits"]:
                 result.update(correct=False, failure="two runs differ in bits: not timed")
                 return
-        ms = statistics.median(contender.times_ms)
-        result.update(ms=ms, tflops=flops / ms / 1e9, times_ms=contender.times_ms,
-                      calls=contender.calls)
+        ms = statistics.median(clock.times_ms)
+        result.update(ms=ms, tflops=flops / ms / 1e9, times_ms=clock.times_ms,
+                      calls=clock.calls)
 
     def run(self):
         running = []
         for contender in self.contenders:
             try:
                 if self.check(contender):
-                    self.calibrate(contender)
-                    running.append(contender)
+                    running.append(Clock(contender, len(self.sets), self.options,
+                                         len(self.contenders)))
             except (entries.CannotRun, RuntimeError, TypeError, AttributeError) as failure:
                 self.results[contender.name]["failure"] = str(failure).splitlines()[0][:120]
                 if contender.is_attend and "illegal" in str(failure):
                     raise  # the context is gone: nothing after this would mean anything
                 torch.cuda.empty_cache()
-        for turn in range(max((c.rounds for c in running), default=0)):
-            for n in range(len(running)):
-                contender = running[(n + turn) % len(running)]
-                if turn < contender.rounds:
-                    self.time_round(contender, turn)
-        for contender in running:
-            self.finish(contender)
+        take_turns(running)
+        for clock in running:
+            self.finish(clock)
         for contender in self.contenders:
             contender.release()
             contender.first = None

@@ -210,15 +210,18 @@ def backward_table(rows):
     """A line for each cell; ratios are the rival's time over ours."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lines = ["", "## The backward pass: ms, TFLOP/s of five products, a rival's time over ours", "",
+             '"=": two runs gave the same bits; "~": they did not.', "",
              "| cell | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for cell in dict.fromkeys(row["cell"] for row in rows):
         of = {row["contender"]: row for row in rows if row["cell"] == cell}
         shown = []
         for name in names:
-            row, ours = of[name], of[names[0]]
+            row, ours = of.get(name, {"failure": "-"}), of[names[0]]
             text = f"{row['ms']:.3f}, {row['tflops']:.0f}" if "ms" in row else row["failure"]
             if name != names[0] and "ms" in row and "ms" in ours:
                 text += f", {row['ms'] / ours['ms']:.2f}x"
+            if "ms" in row and "same_bits" in row:
+                text += " =" if row["same_bits"] else " ~"
             shown.append(text)
         lines.append(f"| {cell} | " + " | ".join(shown) + " |")
     return "\n".join(lines)

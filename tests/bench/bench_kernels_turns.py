@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking turns on one GPU: contenders are checked, then timed in interleaved rounds."""
+
+import gc
+import statistics
+import time
+
+import torch
+
+import bench_kernels_contenders as entries
+
+CALLS_MAX = 200  # of one round; launches beyond about 1000 would make the host wait
+CYCLES_PER_MS = 2_000_000  # of torch.cuda._sleep, at an H200's highest clock
+DOES_NOT_FIT = "does not fit"
+
+
+class Clock:
+    """Times `contender.run(n)`, n below `sets`, in rounds of several calls."""
+
+    def __init__(self, contender, sets, options, contenders=1):
+        """`contenders` share options.seconds_per_cell."""
+        self.contender, self.sets, self.times_ms = contender, sets, []
+        with contender.context():
+            contender.run(0)
+            torch.cuda.synchronize()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start = time.perf_counter()
+            begin.record()
+            for n in range(3):
+                contender.run(n % sets)
+            self.host_ms = (time.perf_counter() - start) * 1e3 / 3
+            end.record()
+            end.synchronize()
+        self.ms = max(begin.elapsed_time(end) / 3, 1e-3)
+        self.calls = max(1, min(CALLS_MAX, round(options.round_ms / self.ms)))
+        share_ms = options.seconds_per_cell * 1e3 / contenders
+        self.rounds = max(3, min(options.rounds, int(share_ms / (self.ms * self.calls))))
+
+    def time_round(self, turn, ahead=True):
+        """`ahead`: the GPU waits while the host enqueues, so that it never waits in between."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with self.contender.context():
+            if ahead:
+                host = self.calls * self.host_ms if self.host_ms > self.ms / 4 else 0.05
+                torch.cuda._sleep(int(min(1.3 * host + 0.1, 40) * CYCLES_PER_MS))
+            begin.record()
+            for n in range(self.calls):
+                self.contender.run((turn + n) % self.sets)
+            end.record()
+        end.synchronize()
+        self.times_ms.append(begin.elapsed_time(end) / self.calls)
+
+
+def take_turns(clocks, ahead=True):
+    """All rounds of all clocks; whoever is first changes."""
+    for turn in range(max((clock.rounds for clock in clocks), default=0)):
+        for n in range(len(clocks)):
+            clock = clocks[(n + turn) % len(clocks)]
+            if turn < clock.rounds:
+                clock.time_round(turn, ahead)
+
+
+def spread(times):
+    """Half the distance between the quartiles, of the median."""
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle
+
+
+def reason(failure):
+    """An exception in a few words."""
+    if isinstance(failure, torch.OutOfMemoryError):
+        return DOES_NOT_FIT
+    return (str(failure).splitlines() or [type(failure).__name__])[0][:120]
+
+
+def _check(contender, sets, judge, result):
+    """Whether it may be timed. Runs twice, for the bits."""
+    contender.prepare(sets)
+    with contender.context():
+        contender.poison(0)
+        outputs = contender.run(0)
+        torch.cuda.synchronize()
+        result["errors"], fault = judge(outputs)
+        if fault:
+            result["failure"] = f"wrong answer ({fault}): not timed"
+            return False
+        first = [output.clone() for output in outputs]
+        del outputs
+        contender.poison(0)
+        result["same_bits"] = all(map(torch.equal, contender.run(0), first))
+    if contender.is_attend and not result["same_bits"]:
+        result["failure"] = "wrong answer (two runs differ in bits): not timed"
+    return "failure" not in result
+
+
+def compete(contenders, sets, judge, options, ahead=True):
+    """{name: result}. A result has `errors` of `judge`, which says (errors, fault or None) of
+    outputs; `same_bits`; `ms` and `spread`, or else a `failure`."""
+    results, clocks = {c.name: {} for c in contenders}, []
+    for contender in contenders:
+        result = results[contender.name]
+        try:
+            if _check(contender, sets, judge, result):
+                clocks.append(Clock(contender, len(sets), options, len(contenders)))
+        except (entries.CannotRun, RuntimeError, TypeError, AttributeError) as failure:
+            result["failure"] = reason(failure)
+            if contender.is_attend and "illegal" in str(failure):
+                raise  # the context is gone: nothing after this would mean anything
+        if "failure" in result:
+            contender.release()
+            gc.collect()
+            torch.cuda.empty_cache()
+    take_turns(clocks, ahead)
+    for clock in clocks:
+        results[clock.contender.name].update(ms=statistics.median(clock.times_ms),
+                                             spread=spread(clock.times_ms), calls=clock.calls,
+                                             rounds=clock.rounds)
+    for contender in contenders:
+        contender.release()
+    return results

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""attend beside standard attention: times of forward and backward passes, peaks of memory, the
+largest batches, differences, as tables and figures, by one command.
+
+    tests/bench/compare_standard.py --library dist/lib/libattend_kernels.so --out figures
+    tests/bench/compare_standard.py --device cpu --out figures
+    tests/bench/compare_standard.py --draw figures/compare_standard_cpu.json
+
+Standard attention is cuda_naive (which has no backward pass), matmul, softmax and matmul in the
+inputs' dtype, and PyTorch's math; FlashAttention-2 and cuDNN are PyTorch's. On the CPU all use the
+same threads; oneDNN's and MKL's AMX is off, but for a second race of PyTorch alone. Correct first:
+outputs are poisoned and compared with float64, and a wrong answer gets no time.
+
+Writes OUT/compare_standard_DEVICE.json and .md, and figures as SVG, and PNG where matplotlib is.
+--draw needs nothing but a JSON file. Exit code 1: somebody's answer was wrong, or attend did not
+answer.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+
+import bench_kernels_chart as chart
+import compare_standard_cells as standard
+import compare_standard_report as reports
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PARTS = ("times", "training", "memory", "batches")
+
+
+def arguments(words=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"],
+                        help="default: cuda if PyTorch shows a GPU")
+    parser.add_argument("--library", help="libattend_kernels.so (default: as attend_kernels does)")
+    parser.add_argument("--out", default=".", help="folder for the JSON, the Markdown, the figures")
+    parser.add_argument("--draw", help="write tables and figures of a JSON file again")
+    parser.add_argument("--quick", action="store_true", help="few lengths")
+    parser.add_argument("--parts", default=",".join(PARTS), help="on a GPU: some of " +
+                        ", ".join(PARTS))
+    parser.add_argument("--filter", default="", help="on a GPU: cells whose name contains this")
+    parser.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
+    gpu = parser.add_argument_group("times on a GPU")
+    gpu.add_argument("--rounds", type=int, default=7, help="most rounds for each contender")
+    gpu.add_argument("--round-ms", type=float, default=2.0, help="of the calls of one round")
+    gpu.add_argument("--seconds-per-cell", type=float, default=1.0, help="of timing, at most")
+    cpu = parser.add_argument_group("times on a CPU")
+    cpu.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    cpu.add_argument("--lengths", type=int, nargs="+", help="instead of 512 to 4096")
+    cpu.add_argument("--seconds", type=float, default=1.5, help="of each race")
+    cpu.add_argument("--turns-min", type=int, default=3, help="of each race")
+    cpu.add_argument("--no-amx-rows", action="store_true", help="leave out the race with AMX")
+    cpu.add_argument("--amx", action="store_true", help=argparse.SUPPRESS)  # that race itself
+    options = parser.parse_args(words)
+    options.parts = options.parts.split(",")
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no part {sorted(unknown)[0]}; there are {', '.join(PARTS)}")
+    return options
+
+
+def save(report, options):
+    folder = pathlib.Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"compare_standard_{report['kind']}"
+    path.with_suffix(".json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    path.with_suffix(".md").write_text(reports.markdown(report), encoding="utf-8")
+
+
+def keeper(report, part, options):
+    """What the parts call with their rows: keeps and says them, so that a run cut short has said
+    something."""
+    def done(rows):
+        report[part] += rows
+        shown = [f"{row['contender']} {row['ms']:.3g} ms" if "ms" in row else
+                 f"{row['contender']} {row['bytes'] / 2**20:.0f} MiB" if "bytes" in row else
+                 f"{row['contender']} B{row['batch']}" if "batch" in row else
+                 f"{row['contender']}: {row['failure']}" for row in rows]
+        first = rows[0]
+        where = first.get("cell") or " ".join(str(first[key]) for key in
+                                              ("workload", "mask", "length") if key in first)
+        print(f"{part}: {where} {first.get('pass', '')}: {', '.join(shown)}", file=sys.stderr,
+              flush=True)
+        save(report, options)
+    return done
+
+
+def measure_gpu(options, report):
+    import torch
+
+    import bench_kernels_contenders as entries
+    import compare_standard_gpu as gpu
+    import compare_standard_memory as memory
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    report.update(device=torch.cuda.get_device_name(0),
+                  versions=f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN "
+                           f"{torch.backends.cudnn.version()}")
+    attend, quick, seed = entries.Attend(options.library), options.quick, report["seed"]
+    work = {
+        "times": lambda done: gpu.times(attend, options, standard.gpu_workloads(quick), done),
+        "training": lambda done: gpu.training(options, standard.training_shapes(quick), done),
+        "memory": lambda done: memory.peaks(attend, standard.memory_shapes(quick), seed, done),
+        "batches": lambda done: memory.batches(attend, standard.batch_shapes(), seed, done)}
+    for part in options.parts:
+        began = time.monotonic()
+        report[part] = []
+        work[part](keeper(report, part, options))
+        torch.cuda.empty_cache()
+        report["seconds"][part] = round(time.monotonic() - began, 1)
+
+
+def _cpu_model():
+    lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+                platform.processor())
+
+
+def measure_cpu(options, report):
+    import torch
+
+    import compare_standard_cpu as cpu
+    torch.set_num_threads(options.threads)
+    rates = {dtype: cpu.matmul_gflops(dtype) for dtype in ("float32", "bfloat16")}
+    report.update(
+        device=f"{_cpu_model()}, {options.threads} threads",
+        versions=f"PyTorch {torch.__version__}",
+        remarks=f"AMX {'as the machine has it' if options.amx else 'off'} (" + ", ".join(
+            f"{name}={value}" for name, value in cpu.NO_AMX.items()) + " or without); PyTorch's "
+        "matrix product of 2048: " + ", ".join(f"{rate:.0f} GFLOP/s in {dtype}"
+                                               for dtype, rate in rates.items()) + ".")
+    report["times"] = []
+    workloads = standard.cpu_workloads(options.quick, options.lengths)
+    if options.amx:
+        workloads = [one for one in workloads if "bfloat16" in one.key]
+    cpu.times(options, workloads, keeper(report, "times", options))
+    if not options.amx and not options.no_amx_rows and "amx_bf16" in pathlib.Path(
+            "/proc/cpuinfo").read_text(encoding="utf-8"):
+        add_amx_rows(options, report)
+
+
+def add_amx_rows(options, report):
+    """PyTorch reads what turns AMX off only as it is loaded: so a process of its own."""
+    import compare_standard_cpu as cpu
+    with tempfile.TemporaryDirectory() as folder:
+        words = [word for word in sys.argv[1:]] + ["--device", "cpu", "--amx", "--out", folder]
+        environment = {name: value for name, value in os.environ.items() if name not in cpu.NO_AMX}
+        subprocess.run([sys.executable, __file__, *words], env=environment, check=True,
+                       stdout=subprocess.DEVNULL)
+        other = json.loads((pathlib.Path(folder) / "compare_standard_cpu.json").read_text(
+            encoding="utf-8"))
+    report["amx"] = other["times"]
+    report["remarks"] += f" In the race with it: {other['remarks']}"
+
+
+def finish(report, options):
+    """Everything but the measurements. The exit code."""
+    save(report, options)
+    print(reports.markdown(report))
+    for path in chart.write(reports.figures(report), options.out):
+        print(f"wrote {path}")
+    print(reports.summary(report))
+    return 1 if reports.faults(report) else 0
+
+
+def main():
+    options = arguments()
+    if options.draw:
+        report = json.loads(pathlib.Path(options.draw).read_text(encoding="utf-8"))
+        return finish(report, options)
+    if options.library:
+        os.environ["ATTEND_KERNELS_LIBRARY"] = options.library
+    sys.path.insert(0, str(ROOT / "kernels/python"))
+    if options.device == "cpu":
+        import compare_standard_cpu as cpu
+        cpu.prepare(options)
+    import torch
+    kind = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cpu" and options.device is None:
+        print("no GPU is visible: name --device cpu", file=sys.stderr)
+        return 2
+    seed = torch.seed() % 2**32 if options.seed is None else options.seed
+    torch.manual_seed(seed)
+    report = {"kind": kind, "seed": seed, "seconds": {}}
+    (measure_cpu if kind == "cpu" else measure_gpu)(options, report)
+    return finish(report, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compare_standard.py writes: Markdown tables and figures, from the report's plain values."""
+
+import compare_standard_cells as standard
+from bench_kernels_chart import Chart, Figure
+
+DOES_NOT_FIT = "does not fit"
+GIB = 2**30
+
+
+def _ordered(rows):
+    """Contenders, ours first, then from the fastest kind to the plainest."""
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    order = (standard.OURS, standard.CUDNN, standard.FLASH, standard.CPU_FLASH, standard.MATH,
+             standard.UNFUSED, standard.NAIVE)
+    return sorted(names, key=order.index)
+
+
+def _table(heads, lines):
+    cells = [heads, ["---"] * len(heads), *lines]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in cells)
+
+
+def _number(value):
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _time(row, ours):
+    """ms, spread, and how many times ours that is."""
+    if row is None:
+        return "-"
+    if "ms" not in row:
+        return row["failure"]
+    text = _number(row["ms"]) + (f" ±{row['spread']:.0%}" if row["spread"] > 0.05 else "")
+    other = ours is not None and ours is not row and "ms" in ours
+    return text + (f", {row['ms'] / ours['ms']:.2f}x" if other else "")
+
+
+def _grouped(rows, *keys):
+    found = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return found
+
+
+def _times_tables(rows):
+    parts = []
+    for (title,), of_workload in _grouped(rows, "title").items():
+        names, lines = _ordered(of_workload), []
+        for (way, mask, length), some in _grouped(of_workload, "pass", "mask", "length").items():
+            by_name = {row["contender"]: row for row in some}
+            ours = by_name.get(standard.OURS)
+            lines.append([f"{way}, {mask}, L{length}",
+                          *(_time(by_name.get(name), ours) for name in names)])
+        order = [standard.FORWARD, standard.BACKWARD]
+        lines.sort(key=lambda line: order.index(line[0].split(",")[0]))
+        parts += [f"### {title}", "", _table(["ms, times ours", *names], lines), ""]
+    return parts
+
+
+def _error_table(rows):
+    """The worst of all cells: mean and largest differences from float64."""
+    names, found = _ordered(rows), {}
+    for row in rows:
+        for tensor, errors in (row.get("errors") or {}).items():
+            key = (row["title"], tensor, row["contender"])
+            before = found.get(key, (0.0, 0.0))
+            found[key] = (max(before[0], errors["mean"]), max(before[1], errors["largest"]))
+    lines = []
+    for title, tensor in dict.fromkeys(key[:2] for key in found):
+        line = [f"{title}: {tensor}"]
+        for name in names:
+            worst = found.get((title, tensor, name))
+            line.append("-" if worst is None else f"{worst[0]:.1e}, {worst[1]:.1e}")
+        lines.append(line)
+    return _table(["mean, largest", *names], lines)
+
+
+def _memory_table(rows):
+    names, lines = _ordered(rows), []
+    for (way, length), some in sorted(_grouped(rows, "pass", "length").items()):
+        by_name = {row["contender"]: row for row in some}
+        line = [f"{way}, L{length}"]
+        for name in names:
+            row = by_name.get(name)
+            line.append("-" if row is None else row["failure"] if "failure" in row else
+                        f"{row['bytes'] / GIB:.3g}")
+        lines.append(line)
+    return _table(["GiB", *names], lines)
+
+
+def _batch_table(rows):
+    names, lines = _ordered(rows), []
+    for (cell, way), some in _grouped(rows, "cell", "pass").items():
+        by_name = {row["contender"]: row for row in some}
+        line = [f"{cell}, {way}"]
+        for name in names:
+            row = by_name.get(name)
+            line.append("-" if row is None else row["failure"] if "failure" in row else
+                        f"{row['batch']} ({row['bytes_each'] / 2**20:.0f} MiB each)")
+        lines.append(line)
+    return _table(["largest batch", *names], lines)
+
+
+def _training_table(rows):
+    names, lines = _ordered(rows), []
+    for (cell,), some in _grouped(rows, "cell").items():
+        by_name = {row["contender"]: row for row in some}
+        ours = by_name.get(standard.OURS)
+        rivals = [row["ms"] for row in some if row is not ours and "ms" in row]
+        ratio = min(rivals) / ours["ms"] if rivals and ours and "ms" in ours else None
+        lines.append([cell, *(_time(by_name.get(name), ours) for name in names),
+                      "-" if ratio is None else f"**{ratio:.2f}**" if ratio >= 1.05 else
+                      f"{ratio:.2f}"])
+    return _table(["ms, times ours", *names, "best rival / ours"], lines)
+
+
+def _amx_table(rows, plain):
+    """PyTorch with AMX, beside ours of the race without."""
+    keys = ("title", "pass", "mask", "length")
+    ours = {tuple(row[key] for key in keys): row for row in plain
+            if row["contender"] == standard.OURS}
+    names, lines = _ordered(rows), []
+    for key, some in _grouped(rows, *keys).items():
+        by_name = {row["contender"]: row for row in some}
+        lines.append([f"{key[0]}: {key[1]}, {key[2]}, L{key[3]}",
+                      *(_time(by_name.get(name), ours.get(key)) for name in names)])
+    return _table(["with AMX: ms, times ours without", *names], lines)
+
+
+def markdown(report):
+    lines = [f"# Attention and standard attention on {report['device']}", "",
+             f"{report['versions']}. Seed {report['seed']}. Milliseconds, medians of interleaved "
+             f"rounds; ± where half the distance between quartiles is above 5 %. Everybody is "
+             f"checked against float64 first. {report.get('remarks', '')}".rstrip(), ""]
+    if report.get("times"):
+        lines += _times_tables(report["times"])
+        lines += ["### Differences from float64, the worst of all lengths and masks", "",
+                  _error_table(report["times"]), ""]
+    if report.get("amx"):
+        lines += ["### With AMX, for information", "", _amx_table(report["amx"], report["times"]),
+                  ""]
+    if report.get("memory"):
+        lines += ["### Peak memory: B1 H16 D128 fp16, inputs and outputs among it", "",
+                  _memory_table(report["memory"]), ""]
+    if report.get("batches"):
+        lines += [f"### The largest batch in {standard.LIMIT_BYTES // GIB} GiB", "",
+                  _batch_table(report["batches"]), ""]
+    if report.get("training"):
+        lines += ["### Forward + backward through attend.torch, autograd on", "",
+                  _training_table(report["training"]), ""]
+    return "\n".join(lines)
+
+
+def summary(report):
+    """Few lines, for the end of a log."""
+    lines = []
+    for key in ("times", "training"):
+        rows = report.get(key, [])
+        for name in _ordered(rows):
+            ratios = []
+            grouped = _grouped(rows, "cell") if key == "training" else \
+                _grouped(rows, "workload", "pass", "mask", "length")
+            for some in grouped.values():
+                by_name = {row["contender"]: row for row in some}
+                pair = [by_name.get(standard.OURS, {}), by_name.get(name, {})]
+                if name != standard.OURS and all("ms" in row for row in pair):
+                    ratios.append(pair[1]["ms"] / pair[0]["ms"])
+            if ratios:
+                lines.append(f"{key}: {name} takes {min(ratios):.2f} to {max(ratios):.2f} times "
+                             f"ours, in {len(ratios)} cells")
+    lines += [f"FAILED {fault}" for fault in faults(report)]
+    return "\n".join(lines)
+
+
+def faults(report):
+    """What attend got wrong or did not answer, and what others got wrong."""
+    found = []
+    for key in ("times", "amx", "memory", "batches", "training"):
+        for row in report.get(key, []):
+            failure = row.get("failure", "")
+            fits = failure == DOES_NOT_FIT
+            if "wrong" in failure or failure and row["contender"] == standard.OURS and not fits:
+                where = row.get("cell") or f"{row.get('title', key)} L{row['length']}"
+                found.append(f"{row['contender']} at {where}, {row.get('pass', 'step')}: {failure}")
+    return found
+
+
+def _panel(title, rows, value, y_label):
+    """A chart of rows with `value`; those that did not fit are marked."""
+    series, absent = {}, {}
+    for name in _ordered(rows):
+        own = [row for row in rows if row["contender"] == name]
+        line = [(row["length"], value(row)) for row in own if "failure" not in row]
+        gone = [row["length"] for row in own if row.get("failure") == DOES_NOT_FIT]
+        if line:
+            series[name] = line
+        if gone:
+            absent[name] = gone
+    return Chart(title, "sequence length L", y_label, series, log_y=True, absent=absent)
+
+
+def figures(report):
+    """{file name: Figure}."""
+    subtitle = f"{report['device']}; {report['versions']}"
+    found = {}
+    for (key, title), rows in _grouped(report.get("times", []), "workload", "title").items():
+        panels = [_panel(f"{way}, {mask}", some, lambda row: row["ms"], "ms")
+                  for (way, mask), some in sorted(_grouped(rows, "pass", "mask").items(),
+                                                  key=lambda one: (one[0][0] != "forward",
+                                                                   one[0][1] != "full"))]
+        panels = [panel for panel in panels if panel.series]
+        if panels:
+            found[f"standard_{key}"] = Figure(f"Attention, {title}", subtitle, panels,
+                                              absent=DOES_NOT_FIT)
+    memory = report.get("memory", [])
+    panels = [_panel(way, some, lambda row: row["bytes"] / GIB, "GiB")
+              for (way,), some in _grouped(memory, "pass").items()]
+    if panels:
+        found["standard_memory"] = Figure("Peak memory with inputs and outputs, B1 H16 D128 fp16", subtitle, panels,
+                                          absent=DOES_NOT_FIT)
+    return found
