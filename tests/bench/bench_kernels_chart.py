@@ -138,8 +138,8 @@ def _panel(chart, box, styles):
     parts.append(_text(left - 48, middle, chart.y_label,
                        extra=f' transform="rotate(-90 {left - 48} {middle})"'))
     for n, (name, xs) in enumerate(chart.absent.items()):
-        y = top + 8 + 11 * n
-        parts += [f'<path d="M{axes.x(x) - 4:.1f} {y - 4}l8 8m0 -8l-8 8" stroke="{styles[name][0]}" '
+        y, colour = top + 8 + 11 * n, styles[name][0]
+        parts += [f'<path d="M{axes.x(x) - 4:.1f} {y - 4}l8 8m0 -8l-8 8" stroke="{colour}" '
                   f'stroke-width="2"/>' for x in xs]
     for name, line in chart.series.items():
         places = [(axes.x(x), axes.y(y)) for x, y in sorted(line)]

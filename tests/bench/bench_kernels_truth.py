@@ -6,9 +6,9 @@ import math
 import torch
 
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
-# An answer comes of at most five roundings to the dtype (scores, P, dP, dS, itself), each of at most
-# one unit in one direction or the other, of factors near their result's size. So 8 units of the
-# norm are never reached by rounding, and one key of 4096 that is missing (1/64) is far beyond.
+# An answer comes of at most five roundings to the dtype (scores, P, dP, dS, itself), each of at
+# most one unit in one direction or the other, of factors near their result's size. So rounding
+# never reaches 8 units of the norm, and one key of 4096 that is missing (1/64) is far beyond.
 UNITS = 8
 ELEMENTS_MAX = 2**27  # of one matrix of scores
 

@@ -9,7 +9,6 @@ import bench_kernels_backward as backward
 import bench_kernels_cells as cells
 import bench_kernels_contenders as entries
 import bench_kernels_gradients as gradients
-import bench_kernels_race as race
 import compare_standard_cells as standard
 from bench_kernels_truth import Truth
 from bench_kernels_turns import compete
@@ -40,7 +39,7 @@ def times(attend, options, workloads, done):
             cell = cells.cell(workload.key, shape)
             if options.filter not in cell.name:
                 continue
-            sets = race.make_sets(cell)
+            sets = backward.make_sets(cell)
             d_os = backward.gradients_by_o(sets)
             truth = Truth(*sets[0][0][1], d_os[0], shape.left, shape.right)
             for way, lineup, judge in (
@@ -88,7 +87,7 @@ def training(options, shapes, done):
         cell = cells.cell("training", shape)
         if options.filter not in cell.name:
             continue
-        sets = race.make_sets(cell)
+        sets = backward.make_sets(cell)
         d_os = backward.gradients_by_o(sets)
         truth = Truth(*sets[0][0][1], d_os[0], shape.left, shape.right)
         lineup = [Trained(standard.OURS, _through_attend, d_os)]

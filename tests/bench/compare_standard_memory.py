@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """compare_standard.py: peaks of GPU memory, and the largest batch that fits into some.
 
-Everything comes from PyTorch's allocator: inputs, outputs and gradients, what PyTorch keeps, and the
-workspaces that attend's C ABI is given (on a GPU it allocates nothing itself). So its peak counts
-all, and its limit binds all."""
+Everything comes from PyTorch's allocator: inputs, outputs and gradients, what PyTorch keeps, and
+the workspaces that attend's C ABI is given (on a GPU it allocates nothing itself). So its peak
+counts all, and its limit binds all."""
 
 import dataclasses
 import gc
@@ -11,7 +11,6 @@ import gc
 import torch
 
 import bench_kernels_contenders as entries
-import bench_kernels_gradients as gradients
 import compare_standard_cells as standard
 import compare_standard_gpu as gpu
 from bench_kernels_truth import Truth

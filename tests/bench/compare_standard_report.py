@@ -217,6 +217,7 @@ def figures(report):
     panels = [_panel(way, some, lambda row: row["bytes"] / GIB, "GiB")
               for (way,), some in _grouped(memory, "pass").items()]
     if panels:
-        found["standard_memory"] = Figure("Peak memory with inputs and outputs, B1 H16 D128 fp16", subtitle, panels,
-                                          absent=DOES_NOT_FIT)
+        found["standard_memory"] = Figure(
+            "Peak memory with inputs and outputs, B1 H16 D128 fp16", subtitle, panels,
+            absent=DOES_NOT_FIT)
     return found
