@@ -125,13 +125,13 @@ class TorchGradients(entries.Contender):
         self.graphs = None
 
 
-def through_sdpa(backend):
+def through_sdpa(backend, dropout_p=0.0):
     """PyTorch's SDPA with one backend allowed."""
     def attention(shape, q, k, v):
         if (shape.left, shape.right) not in ((-1, -1), (-1, 0)):
             raise entries.CannotRun("SDPA has no window")
         with sdpa_kernel(backend):
-            return sdpa(q, k, v, is_causal=shape.right == 0,
+            return sdpa(q, k, v, dropout_p=dropout_p, is_causal=shape.right == 0,
                         enable_gqa=shape.heads_q != shape.heads_kv)
     return attention
 

@@ -106,7 +106,7 @@ def measure_gpu(options, report):
     attend, quick, seed = entries.Attend(options.library), options.quick, report["seed"]
     work = {
         "times": lambda done: gpu.times(attend, options, standard.gpu_workloads(quick), done),
-        "training": lambda done: gpu.training(options, standard.training_shapes(quick), done),
+        "training": lambda done: gpu.training(options, standard.training_steps(quick), done),
         "memory": lambda done: memory.peaks(attend, standard.memory_shapes(quick), seed, done),
         "batches": lambda done: memory.batches(attend, standard.batch_shapes(), seed, done)}
     for part in options.parts:

@@ -45,13 +45,15 @@ def gpu_workloads(quick):
                   powers)]
 
 
-def training_shapes(quick):
-    """Forward and backward through attend.torch."""
+def training_steps(quick):
+    """Forward and backward through attend.torch: (shape, share of dropped weights)."""
     lengths = (1024, 4096) if quick else (1024, 2048, 4096, 8192, 16384)
     found = [cells.Shape(cells.TOKENS // n, 16, 16, n, dim, dim, right=right)
              for dim in (64, 128) for right in MASKS for n in lengths]
-    return found + [cells.Shape(cells.TOKENS // n, 32, 8, n, 128, 128, "bfloat16", right=0)
-                    for n in lengths[-2:]]
+    found += [cells.Shape(cells.TOKENS // n, 32, 8, n, 128, 128, "bfloat16", right=0)
+              for n in lengths[-2:]]
+    dropping = [cells.Shape(4, 16, 16, 4096, dim, dim, right=0) for dim in (64, 128)]
+    return [(shape, 0.0) for shape in found] + [(shape, 0.1) for shape in dropping]
 
 
 def memory_shapes(quick):

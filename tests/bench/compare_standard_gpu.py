@@ -2,6 +2,8 @@
 """compare_standard.py on a GPU: times of forward and backward passes, kernels alone and through
 attend.torch."""
 
+import math
+
 import torch
 from torch.nn.attention import SDPBackend
 
@@ -66,35 +68,77 @@ class Trained(entries.Contender):
                        for ((shape, tensors),) in self.sets]
 
     def run(self, n):
+        """[O, dQ, dK, dV]."""
         shape, leaves = self.leaves[n]
-        return torch.autograd.grad(self.attention(shape, *leaves), leaves, self.d_os[n])
+        o = self.attention(shape, *leaves)
+        return [o.detach(), *torch.autograd.grad(o, leaves, self.d_os[n])]
 
     def release(self):
         super().release()
         self.leaves = None
 
 
-def _through_attend(shape, q, k, v):
+def _through_attend(dropout_p):
     import attend.torch
-    return attend.torch.scaled_dot_product_attention(
-        q, k, v, is_causal=shape.right == 0, enable_gqa=shape.heads_q != shape.heads_kv)
+
+    def attention(shape, q, k, v):
+        return attend.torch.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout_p, is_causal=shape.right == 0,
+            enable_gqa=shape.heads_q != shape.heads_kv)
+    return attention
 
 
-def training(options, shapes, done):
+def _step_judge(truth):
+    def judge(outputs):
+        errors, fault = truth.forward(outputs[:1])
+        more, other = truth.backward(outputs[1:])
+        return {**errors, **more}, fault or other
+    return judge
+
+
+def _dropping_judge(truth, tensors, d_o, dropout_p):
+    """Which weights are dropped is everybody's own. But their share p moves O away from the truth
+    by sqrt(p / (1 - p)) of its norm, as V has mean 0; and whatever they are, O is linear in V and
+    the scores in Q and in K, so dO and O have the product of dV and V, and dQ and Q that of dK and
+    K. Rounding adds up like a random walk."""
+    moved = math.sqrt(dropout_p / (1 - dropout_p))
+
+    def differ(one, two):
+        products = [(a.double() * b.double()) for a, b in (one, two)]
+        unit = truth.bound()
+        allowed = unit * sum(x.square().sum().sqrt() for x in products)
+        return not (products[0].sum() - products[1].sum()).abs() <= allowed
+
+    def judge(outputs):
+        q, k, v = tensors
+        o, d_q, d_k, d_v = outputs
+        away = truth.forward([o])[0]["O"]["norm"]
+        if not 0.9 * moved <= away <= 1.1 * moved:
+            return {}, f"O is {away:.3f} away from that without dropout, not {moved:.3f}"
+        if differ((d_o, o), (d_v, v)) or differ((d_q, q), (d_k, k)):
+            return {}, "forward and backward do not agree"
+        return {}, None
+    return judge
+
+
+def training(options, steps, done):
     """The same for steps through attend.torch and PyTorch's SDPA. The host's part counts, where it
     is slower than the GPU: nothing waits for it."""
-    for shape in shapes:
+    for shape, dropout_p in steps:
         cell = cells.cell("training", shape)
         if options.filter not in cell.name:
             continue
         sets = backward.make_sets(cell)
         d_os = backward.gradients_by_o(sets)
         truth = Truth(*sets[0][0][1], d_os[0], shape.left, shape.right)
-        lineup = [Trained(standard.OURS, _through_attend, d_os)]
-        lineup += [Trained(name, gradients.through_sdpa(BACKENDS[name]), d_os)
+        judge = _step_judge(truth) if dropout_p == 0 else \
+            _dropping_judge(truth, sets[0][0][1], d_os[0], dropout_p)
+        lineup = [Trained(standard.OURS, _through_attend(dropout_p), d_os)]
+        lineup += [Trained(name, gradients.through_sdpa(BACKENDS[name], dropout_p), d_os)
                    for name in (standard.CUDNN, standard.FLASH)]
-        results = compete(lineup, sets, truth.backward, options, ahead=False)
-        done([{"cell": cell.name, "contender": name, **result}
-              for name, result in results.items()])
-        del sets, d_os, truth
+        results = compete(lineup, sets, judge, options, ahead=False)
+        name = cell.name + (f", dropout {dropout_p}" if dropout_p else "")
+        done([{"cell": name, "contender": contender, **result}
+              for contender, result in results.items()])
+        del sets, d_os, truth, judge
         torch.cuda.empty_cache()
