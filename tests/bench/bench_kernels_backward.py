@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backward pass beside PyTorch's cuDNN and FlashAttention-2, in turns. Ours always adds in one
-order; the rivals run as PyTorch runs them by default, and once more in their deterministic mode.
-FLOPs are five products of every visible pair, whatever a kernel computes."""
+order; the rivals run as PyTorch runs them by default, and FlashAttention-2 once more in its
+deterministic mode (PyTorch has none of cuDNN's). FLOPs are five products of every visible pair,
+whatever a kernel computes."""
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -61,7 +62,7 @@ def lineup(shape, attend, d_os):
                   FLASH: gradients.through_sdpa(SDPBackend.FLASH_ATTENTION)}
     for name, attention in rivals.items():
         found.append(gradients.TorchGradients(name, attention, d_os))
-        found.append(gradients.TorchGradients(name + DETERMINISTIC, attention, d_os, True))
+    found.append(gradients.TorchGradients(FLASH + DETERMINISTIC, rivals[FLASH], d_os, True))
     return found
 
 

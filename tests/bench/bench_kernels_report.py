@@ -216,15 +216,17 @@ def backward_table(rows):
         of = {row["contender"]: row for row in rows if row["cell"] == cell}
         shown = []
         for name in names:
-            row, ours = of.get(name, {"failure": "-"}), of[names[0]]
-            text = f"{row['ms']:.3f}, {row['tflops']:.0f}" if "ms" in row else row["failure"]
+            row, ours = of.get(name, {}), of[names[0]]
+            text = f"{row['ms']:.3f}, {row['tflops']:.0f}" if "ms" in row else "-"
             if name != names[0] and "ms" in row and "ms" in ours:
                 text += f", {row['ms'] / ours['ms']:.2f}x"
             if "ms" in row and "same_bits" in row:
                 text += " =" if row["same_bits"] else " ~"
             shown.append(text)
         lines.append(f"| {cell} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    why = collections.Counter(f"{row['contender']}: {row['failure']}" for row in rows
+                              if "failure" in row)
+    return "\n".join([*lines, "", *(f"- {line} ({n} cells)" for line, n in why.items())])
 
 
 def memory_table(rows):

@@ -10,6 +10,7 @@ import torch
 import bench_kernels_contenders as entries
 
 CALLS_MAX = 200  # of one round; launches beyond about 1000 would make the host wait
+CALLS_BEHIND = 10  # of one round at least, where the GPU does not wait until all are enqueued
 CYCLES_PER_MS = 2_000_000  # of torch.cuda._sleep, at an H200's highest clock
 DOES_NOT_FIT = "does not fit"
 
@@ -17,9 +18,10 @@ DOES_NOT_FIT = "does not fit"
 class Clock:
     """Times `contender.run(n)`, n below `sets`, in rounds of several calls."""
 
-    def __init__(self, contender, sets, options, contenders=1):
-        """`contenders` share options.seconds_per_cell."""
-        self.contender, self.sets, self.times_ms = contender, sets, []
+    def __init__(self, contender, sets, options, contenders=1, ahead=True):
+        """`contenders` share options.seconds_per_cell. `ahead`: the GPU waits while the host
+        enqueues, so that it never waits in between."""
+        self.contender, self.sets, self.times_ms, self.ahead = contender, sets, [], ahead
         with contender.context():
             contender.run(0)
             torch.cuda.synchronize()
@@ -32,15 +34,15 @@ class Clock:
             end.record()
             end.synchronize()
         self.ms = max(begin.elapsed_time(end) / 3, 1e-3)
-        self.calls = max(1, min(CALLS_MAX, round(options.round_ms / self.ms)))
+        self.calls = max(1 if ahead else CALLS_BEHIND,
+                         min(CALLS_MAX, round(options.round_ms / self.ms)))
         share_ms = options.seconds_per_cell * 1e3 / contenders
         self.rounds = max(3, min(options.rounds, int(share_ms / (self.ms * self.calls))))
 
-    def time_round(self, turn, ahead=True):
-        """`ahead`: the GPU waits while the host enqueues, so that it never waits in between."""
+    def time_round(self, turn):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self.contender.context():
-            if ahead:
+            if self.ahead:
                 host = self.calls * self.host_ms if self.host_ms > self.ms / 4 else 0.05
                 torch.cuda._sleep(int(min(1.3 * host + 0.1, 40) * CYCLES_PER_MS))
             begin.record()
@@ -51,13 +53,13 @@ class Clock:
         self.times_ms.append(begin.elapsed_time(end) / self.calls)
 
 
-def take_turns(clocks, ahead=True):
+def take_turns(clocks):
     """All rounds of all clocks; whoever is first changes."""
     for turn in range(max((clock.rounds for clock in clocks), default=0)):
         for n in range(len(clocks)):
             clock = clocks[(n + turn) % len(clocks)]
             if turn < clock.rounds:
-                clock.time_round(turn, ahead)
+                clock.time_round(turn)
 
 
 def spread(times):
@@ -97,13 +99,13 @@ def _check(contender, sets, judge, result):
 
 def compete(contenders, sets, judge, options, ahead=True):
     """{name: result}. A result has `errors` of `judge`, which says (errors, fault or None) of
-    outputs; `same_bits`; `ms` and `spread`, or else a `failure`."""
+    outputs; `same_bits`; `ms`, `spread`, and `host_ms`, which enqueuing takes, or a `failure`."""
     results, clocks = {c.name: {} for c in contenders}, []
     for contender in contenders:
         result = results[contender.name]
         try:
             if _check(contender, sets, judge, result):
-                clocks.append(Clock(contender, len(sets), options, len(contenders)))
+                clocks.append(Clock(contender, len(sets), options, len(contenders), ahead))
         except (entries.CannotRun, RuntimeError, TypeError, AttributeError) as failure:
             result["failure"] = reason(failure)
             if contender.is_attend and "illegal" in str(failure):
@@ -112,11 +114,11 @@ def compete(contenders, sets, judge, options, ahead=True):
             contender.release()
             gc.collect()
             torch.cuda.empty_cache()
-    take_turns(clocks, ahead)
+    take_turns(clocks)
     for clock in clocks:
         results[clock.contender.name].update(ms=statistics.median(clock.times_ms),
                                              spread=spread(clock.times_ms), calls=clock.calls,
-                                             rounds=clock.rounds)
+                                             rounds=clock.rounds, host_ms=clock.host_ms)
     for contender in contenders:
         contender.release()
     return results

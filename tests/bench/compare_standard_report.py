@@ -111,8 +111,9 @@ def _training_table(rows):
         ratio = min(rivals) / ours["ms"] if rivals and ours and "ms" in ours else None
         lines.append([cell, *(_time(by_name.get(name), ours) for name in names),
                       "-" if ratio is None else f"**{ratio:.2f}**" if ratio >= 1.05 else
-                      f"{ratio:.2f}"])
-    return _table(["ms, times ours", *names, "best rival / ours"], lines)
+                      f"{ratio:.2f}", f"{ours['host_ms']:.2f}" if "host_ms" in (ours or {}) else
+                      "-"])
+    return _table(["ms, times ours", *names, "best rival / ours", "host's part of ours, ms"], lines)
 
 
 def _amx_table(rows, plain):

@@ -51,7 +51,8 @@ def test_tables_show_ratios_and_why_there_is_no_time():
     found = report(row(standard.NAIVE, failure="does not fit"), row(standard.CUDNN, ms=1.5),
                    row(standard.OURS, errors={"O": {"norm": 0, "mean": 1e-5, "largest": 2e-3}}),
                    row(standard.CUDNN, length=1024, ms=12.0, spread=0.2),
-                   training=[{"cell": "one", "contender": standard.OURS, "ms": 1.0, "spread": 0},
+                   training=[{"cell": "one", "contender": standard.OURS, "ms": 1.0, "spread": 0,
+                              "host_ms": 0.25},
                              {"cell": "one", "contender": standard.CUDNN, "ms": 1.1, "spread": 0}],
                    memory=[{"length": 512, "contender": standard.OURS, "pass": standard.FORWARD,
                             "bytes": 2**29}],
@@ -61,7 +62,7 @@ def test_tables_show_ratios_and_why_there_is_no_time():
     assert "| forward, full, L512 | 1.000 | 1.500, 1.50x | does not fit |" in text
     assert "| forward, full, L1024 | - | 12.0 ±20% | - |" in text
     assert "| D64: O | 1.0e-05, 2.0e-03 | - | - |" in text
-    assert "| one | 1.000 | 1.100, 1.10x | **1.10** |" in text
+    assert "| one | 1.000 | 1.100, 1.10x | **1.10** | 0.25 |" in text
     assert "| forward, L512 | 0.5 |" in text and "| 17 (1 MiB each) |" in text
     assert "cuDNN takes 1.50 to 1.50 times ours, in 1 cells" in reports.summary(found)
 
