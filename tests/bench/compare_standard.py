@@ -13,7 +13,7 @@ same threads; oneDNN's and MKL's AMX is off, but for a second race of PyTorch al
 outputs are poisoned and compared with float64, and a wrong answer gets no time.
 
 Writes OUT/compare_standard_DEVICE.json and .md, and figures as SVG, and PNG where matplotlib is.
---draw needs nothing but a JSON file. Exit code 1: somebody's answer was wrong, or attend did not
+--draw needs nothing but JSON files. Exit code 1: somebody's answer was wrong, or attend did not
 answer.
 """
 
@@ -42,7 +42,8 @@ def arguments(words=None):
                         help="default: cuda if PyTorch shows a GPU")
     parser.add_argument("--library", help="libattend_kernels.so (default: as attend_kernels does)")
     parser.add_argument("--out", default=".", help="folder for the JSON, the Markdown, the figures")
-    parser.add_argument("--draw", help="write tables and figures of a JSON file again")
+    parser.add_argument("--draw", nargs="+", help="write tables and figures of a JSON file again, "
+                        "or of several with different parts")
     parser.add_argument("--quick", action="store_true", help="few lengths")
     parser.add_argument("--parts", default=",".join(PARTS), help="on a GPU: some of " +
                         ", ".join(PARTS))
@@ -173,7 +174,9 @@ def finish(report, options):
 def main():
     options = arguments()
     if options.draw:
-        report = json.loads(pathlib.Path(options.draw).read_text(encoding="utf-8"))
+        report = {}
+        for path in options.draw:
+            report.update(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
         return finish(report, options)
     if options.library:
         os.environ["ATTEND_KERNELS_LIBRARY"] = options.library

@@ -22,7 +22,7 @@ def _table(heads, lines):
 
 
 def _number(value):
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def _time(row, ours):
@@ -84,9 +84,9 @@ def _memory_table(rows):
         for name in names:
             row = by_name.get(name)
             line.append("-" if row is None else row["failure"] if "failure" in row else
-                        f"{row['bytes'] / GIB:.3g}")
+                        f"{row['bytes'] / 2**20:.0f}")
         lines.append(line)
-    return _table(["GiB", *names], lines)
+    return _table(["MiB", *names], lines)
 
 
 def _batch_table(rows):

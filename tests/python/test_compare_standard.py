@@ -63,7 +63,7 @@ def test_tables_show_ratios_and_why_there_is_no_time():
     assert "| forward, full, L1024 | - | 12.0 ±20% | - |" in text
     assert "| D64: O | 1.0e-05, 2.0e-03 | - | - |" in text
     assert "| one | 1.000 | 1.100, 1.10x | **1.10** | 0.25 |" in text
-    assert "| forward, L512 | 0.5 |" in text and "| 17 (1 MiB each) |" in text
+    assert "| forward, L512 | 512 |" in text and "| 17 (1 MiB each) |" in text
     assert "cuDNN takes 1.50 to 1.50 times ours, in 1 cells" in reports.summary(found)
 
 
