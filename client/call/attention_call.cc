@@ -107,6 +107,7 @@ Status FillShape(const AttentionCall& call, const Dims& q, const Dims& k, const 
                            ShapeText(call.k.shape) + " and v " + ShapeText(call.v.shape) +
                            " do not fit together");
   }
+  if (call.q.dtype == DType::kBit) return InvalidArgument("q is of bits, which only bias may be");
   if (call.k.dtype != call.q.dtype || call.v.dtype != call.q.dtype) {
     return InvalidArgument("dtypes of q, k and v differ: " + std::string(DTypeName(call.q.dtype)) +
                            ", " + std::string(DTypeName(call.k.dtype)) + ", " +
@@ -152,9 +153,10 @@ Status FillBias(const TensorRef& bias, Attention& a) {
   }
   a.bias.data = bias.data;
   a.bias.dtype = bias.dtype;
-  a.bias.stride_q = s[2] == 1 ? 0 : s[3];
-  a.bias.stride_h = s[1] == 1 ? 0 : s[2] * s[3];
-  a.bias.stride_b = s[0] == 1 ? 0 : s[1] * s[2] * s[3];
+  const int64_t row = bias.dtype == DType::kBit ? 8 * RowBytes(bias.dtype, s[3]) : s[3];
+  a.bias.stride_q = s[2] == 1 ? 0 : row;
+  a.bias.stride_h = s[1] == 1 ? 0 : s[2] * row;
+  a.bias.stride_b = s[0] == 1 ? 0 : s[1] * s[2] * row;
   return Status();
 }
 
@@ -228,6 +230,10 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
   p.has_alibi = !call.alibi_slopes.empty();
   p.has_sinks = !call.sinks.empty();
   p.return_lse = lse != nullptr;
+  const Result<int32_t> dropout = DropoutSteps("dropout_p", static_cast<double>(call.dropout_p));
+  if (!dropout.ok()) return dropout.status();
+  p.dropout = *dropout;
+  a.dropout.seed = call.dropout_seed;
   ATTEND_RETURN_IF_ERROR(Check(p));
   a.q = ViewOf<ConstTensorView, const void>(call.layout, q, call.q.data);
   a.k = ViewOf<ConstTensorView, const void>(call.layout, k, call.k.data);
@@ -378,6 +384,7 @@ int64_t AnswerBytes(const AttentionCall& call) {
     return sum;
   }
   if (call.q.shape.empty() || call.v.shape.empty() || call.q.shape.back() <= 0) return 0;
+  if (call.q.dtype == DType::kBit) return 0;
   int64_t bytes = 0;
   const int64_t widening = DTypeBytes(AnswerDType(call)) / DTypeBytes(call.q.dtype);
   if (__builtin_mul_overflow(call.q.bytes / call.q.shape.back(), call.v.shape.back(), &bytes) ||

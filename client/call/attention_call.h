@@ -55,7 +55,7 @@ struct BackwardCall {
 struct AttentionCall {
   std::string request_id;  // empty: the client makes one
   TensorRef q, k, v;
-  std::optional<TensorRef> bias;
+  std::optional<TensorRef> bias;  // of numbers, or DType::kBit: a mask
   v1::Layout layout = v1::LAYOUT_BHLD;
   std::vector<int64_t> q_lengths, kv_lengths;  // dense layouts
   std::vector<int64_t> cu_q, cu_kv;            // packed layout
@@ -64,6 +64,8 @@ struct AttentionCall {
   float softcap = 0;
   std::vector<float> alibi_slopes;
   std::vector<float> sinks;
+  float dropout_p = 0;        // rounded to a multiple of 2^-16
+  uint64_t dropout_seed = 0;  // which weights are dropped
   bool return_lse = false;
   bool o_float32 = false;  // O is float32 whatever q's dtype is: partial answers, to be merged
   std::string kernel;

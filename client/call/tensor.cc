@@ -9,7 +9,8 @@
 namespace attend::client {
 
 Result<int64_t> TensorBytes(std::string_view what, DType dtype, const std::vector<int64_t>& shape) {
-  int64_t bytes = DTypeBytes(dtype);
+  const bool bits = dtype == DType::kBit;
+  int64_t bytes = bits ? 1 : DTypeBytes(dtype);
   bool empty = false;
   for (const int64_t dim : shape) {
     if (dim < 0) {
@@ -19,8 +20,9 @@ Result<int64_t> TensorBytes(std::string_view what, DType dtype, const std::vecto
     empty = empty || dim == 0;
   }
   if (empty) return int64_t{0};
-  for (const int64_t dim : shape) {
-    if (__builtin_mul_overflow(bytes, dim, &bytes)) {
+  for (size_t i = 0; i < shape.size(); ++i) {
+    const bool row = bits && i + 1 == shape.size();
+    if (__builtin_mul_overflow(bytes, row ? RowBytes(dtype, shape[i]) : shape[i], &bytes)) {
       return InvalidArgument(std::string(what) + ": bytes of shape " + ShapeText(shape) +
                              " overflow 64 bits");
     }

@@ -18,8 +18,8 @@
 
 namespace attend::client {
 
-// Bytes of a row-major tensor, or INVALID_ARGUMENT (naming `what`) for a negative dimension or a
-// size beyond 64 bits.
+// Bytes of a row-major tensor, whose rows begin on bytes if it is of bits, or INVALID_ARGUMENT
+// (naming `what`) for a negative dimension or a size beyond 64 bits.
 Result<int64_t> TensorBytes(std::string_view what, DType dtype, const std::vector<int64_t>& shape);
 
 // "[1, 8, 128, 64]".

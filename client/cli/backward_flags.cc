@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "client/tool/bool_bits.h"
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
 
@@ -25,8 +26,10 @@ Status Load(const std::string& path, const char* name,
   if (!path.empty()) {
     const Result<HostTensor> tensor = ReadNpy(path);
     if (!tensor.ok()) return tensor.status();
+    ATTEND_RETURN_IF_ERROR(MustBeNumbers(path, *tensor));
     *to = *tensor;
   } else if (const auto found = tensors.find(name); found != tensors.end()) {
+    ATTEND_RETURN_IF_ERROR(MustBeNumbers(name, found->second));
     *to = found->second;
   }
   return Status();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/cli/commands.h"
+#include "client/tool/bool_bits.h"
 #include "client/tool/file_io.h"
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
@@ -30,6 +31,7 @@ Status LoadFromSafetensors(const CallFlags& flags, const std::vector<Input>& inp
   for (const Input& input : inputs) {
     const auto found = tensors->find(input.name);
     if (found != tensors->end()) {
+      ATTEND_RETURN_IF_ERROR(MustBeNumbers(flags.safetensors + ": " + input.name, found->second));
       *input.target = found->second;
     } else if (input.needed) {
       return InvalidArgument(flags.safetensors + ": has no tensor '" + input.name + "'");
@@ -55,6 +57,7 @@ Status LoadFromNpy(const std::vector<Input>& inputs) {
     }
     const Result<HostTensor> tensor = ReadNpy(*input.path);
     if (!tensor.ok()) return tensor.status();
+    ATTEND_RETURN_IF_ERROR(MustBeNumbers(*input.path, *tensor));
     *input.target = *tensor;
   }
   return Status();
@@ -105,6 +108,17 @@ void AddKeyLengths(CLI::App* command, CallFlags* o) {
   }
 }
 
+void AddDropout(CLI::App* command, CallFlags* o) {
+  command
+      ->add_option("--dropout", o->dropout,
+                   "Probability that a weight is dropped, in [0, 1 - 2^-17); 0 = off")
+      ->capture_default_str();
+  command
+      ->add_option("--dropout-seed", o->dropout_seed,
+                   "Which weights are dropped: the same ones for the same seed")
+      ->capture_default_str();
+}
+
 }  // namespace
 
 Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& needed) {
@@ -123,6 +137,8 @@ Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& need
   call.softcap = flags.softcap;
   call.alibi_slopes = flags.alibi;
   call.sinks = flags.sinks;
+  call.dropout_p = flags.dropout;
+  call.dropout_seed = flags.dropout_seed;
   call.return_lse = flags.return_lse || !flags.lse_out.empty();
   call.o_float32 = flags.o_float32;
   call.kernel = flags.kernel;
@@ -196,7 +212,8 @@ void AddFiles(CLI::App* command, CallFlags* o, const NeededTensors& needed) {
                                      : "One .safetensors file with q, k, v and optionally bias, "
                                        "instead of --q, --k and --v; bfloat16 too");
   if (!needed.q) return;
-  command->add_option("--bias", o->bias, "Additive bias [B|1, Hq|1, Lq|1, Lk]: .npy");
+  command->add_option("--bias", o->bias,
+                      "Additive bias [B|1, Hq|1, Lq|1, Lk], or a mask of bool, true keeps: .npy");
   command->add_option("--out,-o", o->out,
                       "Write O to this file: .npy, or .safetensors, which holds the LSE too");
   command->add_option("--lse-out", o->lse_out,
@@ -229,7 +246,10 @@ void AddMeaning(CLI::App* command, CallFlags* o, bool packed) {
       ->delimiter(',');
   command->add_option("--q-lengths", o->q_lengths, "True query lengths, B numbers, comma-separated")
       ->delimiter(',');
-  if (packed) AddKeyLengths(command, o);
+  if (packed) {
+    AddKeyLengths(command, o);
+    AddDropout(command, o);
+  }
   command->add_flag(
       "--return-lse", o->return_lse,
       "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");

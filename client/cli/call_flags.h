@@ -24,6 +24,8 @@ struct CallFlags {
   std::optional<float> scale;
   float softcap = 0;
   std::vector<float> alibi, sinks;
+  float dropout = 0;
+  uint64_t dropout_seed = 0;
   std::vector<int64_t> q_lengths, kv_lengths, cu_q, cu_kv;
   bool return_lse = false;
   bool o_float32 = false;

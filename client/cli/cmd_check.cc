@@ -38,6 +38,7 @@ constexpr const char* kQuickShapes[] = {
     "B3,H2,L50,D40,ragged,causal,layout=blhd,lse",
     "B4,H2,L33,D64,ragged,layout=lhd,causal,lse",
     "B1,H4,L70,D32,bias,alibi,sinks,softcap=20,lse",
+    "B2,H4,Hkv2,L70,D64,bits,dropout=0.2,causal,lse",
 };
 constexpr const char* kFullShapes[] = {
     "B1,H3,L2,D3",
@@ -55,6 +56,9 @@ constexpr const char* kFullShapes[] = {
     "B1,H2,L300,D64,window=32:32,top-left",
     "B1,H2,L96,D64,window=0:0,lse",
     "B2,H2,L96,D64,bias",
+    "B2,H2,L101,D64,bits,lse",
+    "B2,H2,L96,D64,dropout=0.5",
+    "B4,H4,Hkv2,L120,D128,ragged,layout=lhd,dropout=0.1,lse",
     "B1,H8,L96,D64,alibi,causal",
     "B1,H4,L96,D64,sinks,causal,lse",
     "B1,H2,L96,D64,softcap=5",

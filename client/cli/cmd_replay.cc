@@ -73,6 +73,23 @@ std::string Compare(const HostTensor& now, const std::string& then) {
          " elements differ";
 }
 
+// Prints how each tensor of the answer compares with the dumped one; returns whether all are equal.
+bool PrintDifferences(const AttentionCall& call, const AttentionResult& result,
+                      const v1::AttendResponse& failed) {
+  bool same = true;
+  int raw = 0;
+  for (const AnswerTensor& each : AnswerTensors(call)) {
+    const HostTensor* const now = TensorOf(result, each.name);
+    const std::string words = now == nullptr || raw >= failed.raw_size()
+                                  ? "nothing to compare with in response.binpb"
+                                  : Compare(*now, failed.raw(raw));
+    ++raw;
+    same = same && words == kEqual;
+    std::printf("%-8s %s\n", NameOf(each.name), words.c_str());
+  }
+  return same;
+}
+
 int Run(const ReplayOptions& options, const CommonOptions& common) {
   auto request = std::make_shared<v1::AttendRequest>();
   v1::AttendResponse failed;
@@ -95,11 +112,7 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
   if (!result.ok()) return Fail(result.status(), kExitFailed);
   std::printf("answer   request %s, %s\n", result->request_id.c_str(),
               DescribeAnswer(*result).c_str());
-  std::printf("o        %s\n", failed.raw_size() > 0 ? Compare(result->o, failed.raw(0)).c_str()
-                                                     : "nothing to compare with in response.binpb");
-  if (result->lse && failed.raw_size() > 1) {
-    std::printf("lse      %s\n", Compare(*result->lse, failed.raw(1)).c_str());
-  }
+  const bool same = PrintDifferences(*call, *result, failed);
   bool ok = result->check && result->check->ok;
   std::printf("server   %s\n",
               result->check ? DescribeCheck(*result->check).c_str() : "sent no check report");
@@ -107,9 +120,6 @@ int Run(const ReplayOptions& options, const CommonOptions& common) {
   if (!report.ok()) return Fail(report.status(), kExitFailed);
   ok = ok && report->ok;
   std::printf("client   %s\n", DescribeCheck(*report).c_str());
-  const bool same =
-      failed.raw_size() > 0 && Compare(result->o, failed.raw(0)) == kEqual &&
-      (!result->lse || failed.raw_size() < 2 || Compare(*result->lse, failed.raw(1)) == kEqual);
   std::printf("verdict  %s\n", !ok    ? "reproduced: the new answer fails as well"
                                : same ? "not reproduced: this is the dumped answer, and it passes"
                                       : "not reproduced: the new answer passes");

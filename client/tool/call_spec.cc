@@ -40,6 +40,7 @@ constexpr Word<bool> kFlags[] = {
     {"top-left", &CallSpec::top_left}, {"bias", &CallSpec::bias},
     {"alibi", &CallSpec::alibi},       {"sinks", &CallSpec::sinks},
     {"lse", &CallSpec::lse},           {"backward", &CallSpec::backward},
+    {"bits", &CallSpec::bits},
 };
 
 // Whether `word` is a size, and then whether it was a good one.
@@ -95,6 +96,9 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
     if (!ParseNumber(value, &spec->scale.emplace()) || !std::isfinite(*spec->scale)) {
       return BadWord(word, "must be a finite number");
     }
+  } else if (key == "dropout") {
+    if (!ParseNumber(value, &spec->dropout)) return BadWord(word, "must be a number");
+    return DropoutSteps("dropout", spec->dropout).status();
   } else if (key == "weight") {
     if (!ParseNumber(value, &spec->weight) || !(spec->weight > 0) || spec->weight > 1e9) {
       return BadWord(word, "must be a number above 0");
@@ -102,7 +106,8 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
   } else {
     return BadWord(word,
                    "unknown; known are B H Hq Hkv L Lq Lk D Dv dtype layout ragged causal window "
-                   "top-left scale softcap bias alibi sinks lse backward kernel weight");
+                   "top-left scale softcap bias bits alibi sinks lse dropout backward kernel "
+                   "weight");
   }
   return Status();
 }
@@ -146,6 +151,16 @@ Result<TensorRef> RandomTensor(const char* name, DType dtype, std::vector<int64_
   const int64_t elements = tensor->bytes / DTypeBytes(dtype);
   for (int64_t i = 0; i < elements; ++i) {
     StoreElement(tensor->data.get(), dtype, i, random.AboutNormal());
+  }
+  return TensorRef(*tensor);
+}
+
+// Each bit is set or not with the same probability.
+Result<TensorRef> RandomBits(const char* name, std::vector<int64_t> shape, Random& random) {
+  Result<HostTensor> tensor = HostTensor::Make(name, DType::kBit, std::move(shape));
+  if (!tensor.ok()) return tensor.status();
+  for (int64_t at = 0; at < tensor->bytes; ++at) {
+    tensor->data[static_cast<std::ptrdiff_t>(at)] = static_cast<std::byte>(random.Below(256));
   }
   return TensorRef(*tensor);
 }
@@ -198,9 +213,14 @@ Status FillTerms(const CallSpec& spec, int64_t longest_q, int64_t longest_k, Ran
   if (spec.sinks) {
     for (int64_t h = 0; h < spec.heads_q; ++h) call->sinks.push_back(random.AboutNormal());
   }
-  if (spec.bias) {
-    Result<TensorRef> bias =
-        RandomTensor("bias", spec.dtype, {1, spec.heads_q, longest_q, longest_k}, random);
+  if (spec.dropout > 0) {
+    call->dropout_p = static_cast<float>(spec.dropout);
+    call->dropout_seed = random.Bits();
+  }
+  if (spec.bias || spec.bits) {
+    std::vector<int64_t> shape = {1, spec.heads_q, longest_q, longest_k};
+    Result<TensorRef> bias = spec.bits ? RandomBits("bias", std::move(shape), random)
+                                       : RandomTensor("bias", spec.dtype, std::move(shape), random);
     if (!bias.ok()) return bias.status();
     call->bias = std::move(*bias);
   }
@@ -229,6 +249,9 @@ Result<CallSpec> ParseCallSpec(const std::string& text) {
   if (spec.dim_v == 0) spec.dim_v = spec.dim;
   if (spec.causal && spec.window_right > 0) {
     return InvalidArgument("shape \"" + text + "\": causal allows no window to the right");
+  }
+  if (spec.bias && spec.bits) {
+    return InvalidArgument("shape \"" + text + "\": bias and bits exclude each other");
   }
   return spec;
 }
@@ -265,9 +288,11 @@ Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max) {
         std::pair{"k", Shape{calls, spec.batch, spec.heads_kv, spec.len_k, spec.dim}},
         std::pair{"v", Shape{calls, spec.batch, spec.heads_kv, spec.len_k, spec.dim_v}},
         std::pair{"bias", Shape{spec.bias ? calls : 0, spec.heads_q, spec.len_q, spec.len_k}},
+        std::pair{"bits", Shape{spec.bits ? calls : 0, spec.heads_q, spec.len_q, spec.len_k}},
         std::pair{"o and d_o", Shape{spec.backward ? calls : 0, 2 * spec.batch, spec.heads_q,
                                      spec.len_q, spec.dim_v}}}) {
-    const Result<int64_t> bytes = TensorBytes(name, spec.dtype, shape);
+    const DType dtype = name == std::string_view("bits") ? DType::kBit : spec.dtype;
+    const Result<int64_t> bytes = TensorBytes(name, dtype, shape);
     if (!bytes.ok() || __builtin_add_overflow(all, *bytes, &all)) {
       return InvalidArgument("the bytes of its inputs overflow 64 bits");
     }
@@ -316,7 +341,7 @@ Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
   ATTEND_RETURN_IF_ERROR(FillTerms(spec, longest_q, longest_k, random, &call));
   if (!spec.backward) return call;
   BackwardCall& backward = call.backward.emplace();
-  backward.d_bias = spec.bias;
+  backward.d_bias = spec.bias;  // a mask of bits has none
   backward.d_sinks = spec.sinks;
   Result<TensorRef> d_o = RandomTensor("d_o", spec.dtype, AnswerShape(call), random);
   if (!d_o.ok()) return d_o.status();

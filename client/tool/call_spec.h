@@ -33,6 +33,8 @@ struct CallSpec {
   std::optional<float> scale;
   float softcap = 0;
   bool bias = false;
+  bool bits = false;  // the bias is a mask of bits
+  double dropout = 0;
   bool alibi = false;
   bool sinks = false;
   bool lse = false;
@@ -46,6 +48,8 @@ struct CallSpec {
 //   dtype=float16|bfloat16|float32  layout=bhld|blhd|lhd  ragged
 //   causal  window=LEFT:RIGHT  top-left          mask; -1 = no bound
 //   scale=X softcap=X bias alibi sinks lse       terms of the scores, and the log-sum-exp
+//   bits                                         a mask of random bits; not with bias
+//   dropout=P                                    a weight is dropped with this probability
 //   backward                                     gradients instead of O
 //   kernel=NAME  weight=X
 Result<CallSpec> ParseCallSpec(const std::string& text);

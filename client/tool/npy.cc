@@ -11,6 +11,7 @@
 #include <optional>
 #include <string_view>
 
+#include "client/tool/bool_bits.h"
 #include "client/tool/file_io.h"
 
 namespace attend::client {
@@ -158,7 +159,9 @@ Result<HostTensor> ReadNpy(const std::string& path) {
   HeaderParser parser(*text);
   if (!parser.Parse(&header)) return file->Error("bad header: " + parser.error());
   DType dtype;
-  if (*header.descr == "<f2") {
+  if (*header.descr == "|b1") {
+    dtype = DType::kBit;
+  } else if (*header.descr == "<f2") {
     dtype = DType::kFloat16;
   } else if (*header.descr == "<f4") {
     dtype = DType::kFloat32;
@@ -168,18 +171,18 @@ Result<HostTensor> ReadNpy(const std::string& path) {
                        ".safetensors and give --safetensors");
   } else {
     return file->Error("dtype '" + header.descr->substr(0, 40) +
-                       "', must be little-endian float16 ('<f2') or float32 ('<f4')");
+                       "', must be little-endian float16 ('<f2') or float32 ('<f4'), or bool "
+                       "('|b1')");
   }
   if (*header.fortran_order) return file->Error("Fortran order, must be C order");
-  Result<HostTensor> tensor = [&]() -> Result<HostTensor> {
-    const Result<int64_t> bytes = TensorBytes("array", dtype, *header.shape);
-    if (!bytes.ok()) return file->Error(bytes.status().message());
-    if (*bytes != payload_bytes) {
-      return file->Error("shape " + ShapeText(*header.shape) + " needs " + std::to_string(*bytes) +
-                         " bytes of data, the file has " + std::to_string(payload_bytes));
-    }
-    return HostTensor::Make(path, dtype, *header.shape);
-  }();
+  const Result<int64_t> bytes = BytesInFile("array", dtype, *header.shape);
+  if (!bytes.ok()) return file->Error(bytes.status().message());
+  if (*bytes != payload_bytes) {
+    return file->Error("shape " + ShapeText(*header.shape) + " needs " + std::to_string(*bytes) +
+                       " bytes of data, the file has " + std::to_string(payload_bytes));
+  }
+  if (dtype == DType::kBit) return ReadBools(*file, *header.shape);
+  Result<HostTensor> tensor = HostTensor::Make(path, dtype, *header.shape);
   if (!tensor.ok()) return tensor;
   ATTEND_RETURN_IF_ERROR(file->Read(tensor->data.get(), tensor->bytes));
   return tensor;
@@ -189,6 +192,9 @@ Status WriteNpy(const std::string& path, const HostTensor& tensor) {
   if (tensor.dtype == DType::kBFloat16) {
     return Status(Code::kFailedPrecondition,
                   path + ": .npy has no bfloat16; write a .safetensors file instead");
+  }
+  if (tensor.dtype == DType::kBit) {
+    return Status(Code::kFailedPrecondition, path + ": bits are not written");
   }
   std::string header = std::string("{'descr': '") +
                        (tensor.dtype == DType::kFloat16 ? "<f2" : "<f4") +

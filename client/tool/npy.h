@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// NumPy's .npy files: float16 and float32, little-endian, C order. Strict: anything else is an
-// error that names the file and the reason.
+// NumPy's .npy files: float16, float32 and bool, little-endian, C order. Strict: anything else is
+// an error that names the file and the reason.
 
 #pragma once
 
@@ -11,9 +11,10 @@
 
 namespace attend::client {
 
+// An array of bool becomes a tensor of bits.
 Result<HostTensor> ReadNpy(const std::string& path);
 
-// FAILED_PRECONDITION for bfloat16, which the format does not know.
+// FAILED_PRECONDITION for bfloat16, which the format does not know, and bits.
 Status WriteNpy(const std::string& path, const HostTensor& tensor);
 
 }  // namespace attend::client

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "client/tool/bool_bits.h"
 #include "client/tool/file_io.h"
 
 namespace attend::client {
@@ -29,6 +30,7 @@ std::optional<DType> KnownDType(const std::string& name) {
   if (name == "F16") return DType::kFloat16;
   if (name == "BF16") return DType::kBFloat16;
   if (name == "F32") return DType::kFloat32;
+  if (name == "BOOL") return DType::kBit;
   return std::nullopt;
 }
 
@@ -64,7 +66,7 @@ Result<Entry> ParseEntry(const InputFile& file, const std::string& name, const j
     return file.Error(where + "bad data_offsets");
   }
   if (const auto known = KnownDType(entry.dtype)) {
-    const Result<int64_t> bytes = TensorBytes("shape", *known, entry.shape);
+    const Result<int64_t> bytes = BytesInFile("shape", *known, entry.shape);
     if (!bytes.ok()) return file.Error(where + bytes.status().message());
     if (*bytes != entry.end - entry.begin) {
       return file.Error(where + "shape " + ShapeText(entry.shape) + " needs " +
@@ -126,6 +128,13 @@ Result<std::string> ReadHeader(InputFile& file, int64_t* data_bytes) {
   return text;
 }
 
+Result<HostTensor> ReadTensor(InputFile& file, DType dtype, const std::vector<int64_t>& shape) {
+  if (dtype == DType::kBit) return ReadBools(file, shape);
+  Result<HostTensor> tensor = HostTensor::Make(file.path(), dtype, shape);
+  if (tensor.ok()) ATTEND_RETURN_IF_ERROR(file.Read(tensor->data.get(), tensor->bytes));
+  return tensor;
+}
+
 }  // namespace
 
 Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& path,
@@ -144,11 +153,10 @@ Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& pat
       const auto dtype = KnownDType(entry.dtype);
       if (!dtype) {
         return file->Error("tensor '" + entry.name + "': dtype " + entry.dtype.substr(0, 40) +
-                           ", must be F16, BF16 or F32");
+                           ", must be F16, BF16, F32 or BOOL");
       }
-      Result<HostTensor> tensor = HostTensor::Make(path, *dtype, entry.shape);
+      Result<HostTensor> tensor = ReadTensor(*file, *dtype, entry.shape);
       if (!tensor.ok()) return tensor.status();
-      ATTEND_RETURN_IF_ERROR(file->Read(tensor->data.get(), tensor->bytes));
       tensors.emplace(entry.name, std::move(*tensor));
       continue;
     }
@@ -165,6 +173,9 @@ Status WriteSafetensors(const std::string& path, const std::map<std::string, Hos
   json header = json::object();
   int64_t at = 0;
   for (const auto& [name, tensor] : tensors) {
+    if (tensor.dtype == DType::kBit) {
+      return Status(Code::kFailedPrecondition, path + ": bits are not written");
+    }
     const char* dtype = tensor.dtype == DType::kFloat16    ? "F16"
                         : tensor.dtype == DType::kBFloat16 ? "BF16"
                                                            : "F32";

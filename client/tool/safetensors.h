@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // .safetensors files: eight bytes of header length, a JSON header, the tensors' bytes. float16,
-// bfloat16 and float32 are read; strict as the format asks: the tensors cover the data without
-// overlap or hole. Errors name the file and the reason.
+// bfloat16, float32 and bool are read, bool as bits; strict as the format asks: the tensors cover
+// the data without overlap or hole. Errors name the file and the reason.
 
 #pragma once
 
@@ -17,6 +17,7 @@ namespace attend::client {
 Result<std::map<std::string, HostTensor>> ReadSafetensors(const std::string& path,
                                                           const std::vector<std::string>& wanted);
 
+// FAILED_PRECONDITION for bits.
 Status WriteSafetensors(const std::string& path, const std::map<std::string, HostTensor>& tensors);
 
 }  // namespace attend::client

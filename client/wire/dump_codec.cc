@@ -6,6 +6,7 @@
 #include "client/wire/message_codec.h"
 
 #include <algorithm>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -13,11 +14,16 @@
 namespace attend::client {
 namespace {
 
+constexpr char kBias[] = "bias";
+
 Result<TensorRef> RefOf(const char* name, const v1::Tensor& meta, int raw_index,
                         const std::shared_ptr<const v1::AttendRequest>& request) {
-  if (!IsDType(meta.dtype())) {
+  const bool is_bias = std::string_view(name) == kBias;
+  const bool mask = meta.dtype() == v1::DTYPE_BIT && is_bias;
+  if (!IsDType(meta.dtype()) && !mask) {
     return InvalidArgument(std::string(name) + ": dtype is " + std::to_string(meta.dtype()) +
-                           ", must be 1 (float16), 2 (bfloat16) or 3 (float32)");
+                           ", must be 1 (float16), 2 (bfloat16) or 3 (float32)" +
+                           (is_bias ? ", or 4 (bit)" : ""));
   }
   if (raw_index >= request->raw_size()) {
     return InvalidArgument(std::string(name) + ": raw has " + std::to_string(request->raw_size()) +
@@ -74,7 +80,7 @@ Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> r
     *target = std::move(*ref);
   }
   if (m.has_bias()) {
-    Result<TensorRef> ref = RefOf("bias", m.bias(), raw_index++, request);
+    Result<TensorRef> ref = RefOf(kBias, m.bias(), raw_index++, request);
     if (!ref.ok()) return ref.status();
     call.bias = std::move(*ref);
   }
@@ -98,6 +104,8 @@ Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> r
   call.softcap = m.softcap();
   call.alibi_slopes.assign(m.alibi_slopes().begin(), m.alibi_slopes().end());
   call.sinks.assign(m.sinks().begin(), m.sinks().end());
+  call.dropout_p = m.dropout_p();
+  call.dropout_seed = m.dropout_seed();
   call.return_lse = m.return_lse();
   call.kernel = m.kernel();
   call.check = m.check();

@@ -150,6 +150,8 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
   m.set_softcap(call.softcap);
   *m.mutable_alibi_slopes() = {call.alibi_slopes.begin(), call.alibi_slopes.end()};
   *m.mutable_sinks() = {call.sinks.begin(), call.sinks.end()};
+  m.set_dropout_p(call.dropout_p);
+  m.set_dropout_seed(call.dropout_seed);
   m.set_return_lse(call.return_lse);
   if (call.o_float32) m.set_o_dtype(v1::DTYPE_FLOAT32);
   m.set_kernel(call.kernel);

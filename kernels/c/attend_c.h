@@ -54,6 +54,8 @@ enum {
   ATTEND_FLOAT16 = 1,
   ATTEND_BFLOAT16 = 2,
   ATTEND_FLOAT32 = 3,
+  ATTEND_BIT = 4,     /* of a bias alone: a mask, eight keys to a byte from the lowest bit on; 1
+                       * keeps the key, 0 removes it. Strides are multiples of 8. */
   ATTEND_FLOAT64 = 64 /* for cpu_reference alone, by name */
 };
 enum { ATTEND_BOTTOM_RIGHT = 0, ATTEND_TOP_LEFT = 1 };
@@ -114,8 +116,17 @@ typedef struct attend_params {
   const int32_t* kv_pages;
   int64_t kv_pages_stride;
   int64_t page_rows;
-  const char* kernel; /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
-  void* workspace;    /* of attend_run, see above */
+  /* A weight is dropped with the probability dropout_p, in [0, 1 - 2^-17), rounded to a multiple of
+   * 2^-16; 0 = off. Which weights are is a function of the seed, sequence, query head, row and key
+   * alone: kernels/contract/dropout.h. The three after the seed are added to this attention's own
+   * sequence, head and row, if it is a part of a larger one. Not with pages. */
+  float dropout_p;
+  uint64_t dropout_seed;
+  int64_t dropout_sequence; /* in [0, 2^32), as the next */
+  int64_t dropout_head;
+  int64_t dropout_row; /* in [0, 2^32) */
+  const char* kernel;  /* "cuda_flash_fp32", ...; NULL or "auto" = the best */
+  void* workspace;     /* of attend_run, see above */
   int64_t workspace_bytes;
 } attend_params;
 
@@ -129,7 +140,7 @@ typedef struct attend_backward_params {
   attend_tensor d_o;  /* as o, in its dtype */
   const float* d_lse; /* as lse, with its strides; NULL = 0 */
   attend_tensor d_q, d_k, d_v; /* written, as q, k and v; data is NULL = not wanted */
-  float* d_bias;               /* written, [B|1, Hq|1, Lq|1, Lk]; NULL = not wanted */
+  float* d_bias;               /* written, [B|1, Hq|1, Lq|1, Lk]; NULL = not wanted; not of bits */
   int64_t d_bias_stride_b;     /* 0 where bias is broadcast: the sum over that dimension */
   int64_t d_bias_stride_h;
   int64_t d_bias_stride_q;

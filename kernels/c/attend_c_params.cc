@@ -3,6 +3,7 @@
 #include "kernels/c/attend_c_params.h"
 
 #include <string>
+#include <utility>
 
 namespace attend::c {
 namespace {
@@ -14,9 +15,33 @@ ConstTensorView Const(const attend_tensor& t) {
 }
 
 // float64 is taken beside float64 alone.
-Status CheckDType(const char* field, int32_t dtype, const attend_params& params) {
+Status CheckDType(const char* field, int32_t dtype, int32_t highest, const attend_params& params) {
   if (dtype == ATTEND_FLOAT64 && params.dtype == ATTEND_FLOAT64) return Status();
-  return CheckRange(field, dtype, ATTEND_FLOAT16, ATTEND_FLOAT32);
+  return CheckRange(field, dtype, ATTEND_FLOAT16, highest);
+}
+
+Status CheckBias(const attend_params& params) {
+  if (params.bias == nullptr) return Status();
+  ATTEND_RETURN_IF_ERROR(CheckDType("bias_dtype", params.bias_dtype, ATTEND_BIT, params));
+  if (params.bias_dtype != ATTEND_BIT) return Status();
+  for (const auto& [name, stride] : {std::pair{"bias_stride_b", params.bias_stride_b},
+                                     std::pair{"bias_stride_h", params.bias_stride_h},
+                                     std::pair{"bias_stride_q", params.bias_stride_q}}) {
+    if (stride % 8 == 0) continue;
+    return InvalidArgument(std::string(name) + " is " + std::to_string(stride) +
+                           ", must be a multiple of 8 for a bias of bits");
+  }
+  return Status();
+}
+
+Status ReadDropout(const attend_params& params, Problem* p) {
+  const Result<int32_t> steps = DropoutSteps("dropout_p", static_cast<double>(params.dropout_p));
+  if (!steps.ok()) return steps.status();
+  p->dropout = *steps;
+  constexpr int64_t kMost = UINT32_MAX;
+  ATTEND_RETURN_IF_ERROR(CheckRange("dropout_sequence", params.dropout_sequence, 0, kMost));
+  ATTEND_RETURN_IF_ERROR(CheckRange("dropout_head", params.dropout_head, 0, kMost));
+  return CheckRange("dropout_row", params.dropout_row, 0, kMost);
 }
 
 }  // namespace
@@ -36,7 +61,7 @@ Status CheckStructBytes(const char* name, uint64_t bytes, uint64_t expected) {
 Status ReadProblem(const attend_params* params, Problem* p) {
   if (params == nullptr) return InvalidArgument("params is NULL");
   ATTEND_RETURN_IF_ERROR(CheckStructBytes("attend_params", params->struct_bytes, sizeof(*params)));
-  ATTEND_RETURN_IF_ERROR(CheckDType("dtype", params->dtype, *params));
+  ATTEND_RETURN_IF_ERROR(CheckDType("dtype", params->dtype, ATTEND_FLOAT32, *params));
   if (params->o_dtype != 0 && params->o_dtype != params->dtype &&
       params->o_dtype != ATTEND_FLOAT32) {
     return InvalidArgument("o_dtype is " + std::to_string(params->o_dtype) + ", must be dtype " +
@@ -44,9 +69,8 @@ Status ReadProblem(const attend_params* params, Problem* p) {
   }
   ATTEND_RETURN_IF_ERROR(
       CheckRange("alignment", params->alignment, ATTEND_BOTTOM_RIGHT, ATTEND_TOP_LEFT));
-  if (params->bias != nullptr) {
-    ATTEND_RETURN_IF_ERROR(CheckDType("bias_dtype", params->bias_dtype, *params));
-  }
+  ATTEND_RETURN_IF_ERROR(CheckBias(*params));
+  ATTEND_RETURN_IF_ERROR(ReadDropout(*params, p));
   p->dtype = static_cast<DType>(params->dtype);
   p->o_float32 = params->o_dtype == ATTEND_FLOAT32;
   p->batch = params->batch;
@@ -119,6 +143,8 @@ Attention ReadAttention(const attend_params& params, const Problem& p) {
   a.q_offsets = params.q_offsets;
   a.kv_offsets = params.kv_offsets;
   a.kv_pages = {params.kv_pages, params.kv_pages_stride};
+  a.dropout = {params.dropout_seed, params.dropout_sequence, params.dropout_head,
+               params.dropout_row};
   return a;
 }
 

@@ -36,7 +36,7 @@ struct Gradients {
 };
 
 // OK, or INVALID_ARGUMENT or UNIMPLEMENTED naming what cannot be differentiated: without LSE, for
-// keys in pages, the gradient of a bias or of sinks that are not there.
+// keys in pages, the gradient of a bias or of sinks that are not there, or of a mask of bits.
 Status Check(const Attention& attention, const Gradients& gradients);
 
 // Floating-point operations of the backward pass, recomputation included: 2 * (3 D + 2 Dv) per

@@ -14,6 +14,7 @@
 #include "kernels/contract/limits.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/dropout_factor.h"
 
 namespace attend {
 namespace {
@@ -51,6 +52,11 @@ ColumnRanges RangesOf(const Attention& a, const Sequence& s, int64_t b, int64_t 
     }
   }
   ranges.finite = bad == 0;
+  if (p.dropout > 0) {
+    const auto kept = static_cast<float>(KeptFactor(p));
+    for (float& low : ranges.low) low *= kept;
+    for (float& high : ranges.high) high *= kept;
+  }
   const float slack = kRangeSlack + 2 * static_cast<float>(UnitRoundoff(p.dtype));
   for (int64_t d = 0; d < p.dim_v; ++d) {
     const float widen = slack * std::max(-ranges.low[d], ranges.high[d]);
@@ -165,11 +171,12 @@ class Numbered {
 
 // Multiply-adds that cost as much as the parts of a check that are none: what is done once for a
 // row and for each of its columns, and for a pair of a row and a key (two exponentials and their
-// like, and tanh).
+// like, tanh, and dropout's bits).
 constexpr double kRowWork = 1000;
 constexpr double kColumnWork = 16;
 constexpr double kPairWork = 64;
 constexpr double kTanhWork = 48;
+constexpr double kDropoutWork = 24;
 
 }  // namespace
 
@@ -178,6 +185,7 @@ double CheckWork(const Problem& p) {
   const double dim_v = static_cast<double>(p.dim_v);
   double pair = dim + dim_v + kPairWork;
   if (p.softcap > 0) pair += kTanhWork;
+  if (p.dropout > 0) pair += kDropoutWork;
   if (p.len_k > kKeptScores) pair += 2 * dim;  // most scores are computed twice and more
   return kRowWork + kColumnWork * dim_v + static_cast<double>(p.len_k) * pair;
 }

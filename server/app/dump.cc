@@ -234,6 +234,8 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   FillArray(a.alibi_slopes, (a.alibi_stride_b != 0 ? p.batch : 1) * p.heads_q,
             message->mutable_alibi_slopes());
   FillArray(a.sinks, p.heads_q, message->mutable_sinks());
+  message->set_dropout_p(static_cast<float>(p.dropout) / kDropoutOne);
+  if (p.dropout > 0) message->set_dropout_seed(a.dropout.seed);
   message->set_return_lse(p.return_lse && !request.backward);
   if (request.backward) FillBackward(request, message->mutable_backward());
   if (p.o_float32) message->set_o_dtype(v1::DTYPE_FLOAT32);

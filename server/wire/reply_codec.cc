@@ -8,7 +8,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -180,11 +182,10 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
 
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
   tensor->set_dtype(static_cast<v1::DType>(dtype));
-  int64_t bytes = DTypeBytes(dtype);
-  for (const int64_t dim : shape) {
-    tensor->add_shape(dim);
-    bytes *= dim;
-  }
+  tensor->mutable_shape()->Add(shape.begin(), shape.end());
+  const int64_t* const last = shape.end() - 1;
+  const int64_t bytes =
+      std::accumulate(shape.begin(), last, RowBytes(dtype, *last), std::multiplies<int64_t>());
   tensor->set_byte_length(static_cast<uint64_t>(bytes));
 }
 

@@ -24,7 +24,7 @@ namespace attend {
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
 // The message's field for a tensor of the answer.
 v1::Tensor& ResponseTensor(v1::AttendResponse& response, Output output);
-// Fills in dtype, shape and byte length.
+// Fills in dtype, shape, of one dimension or more, and byte length.
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
 // The same for a tensor in the layout; `rows` are those of all sequences if it is packed.
 void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,

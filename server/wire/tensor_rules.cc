@@ -3,6 +3,7 @@
 #include "server/wire/tensor_rules.h"
 
 #include <algorithm>
+#include <optional>
 
 namespace attend {
 namespace {
@@ -16,6 +17,21 @@ Text ShapeText(const v1::Tensor& tensor) {
     text += (i > 0 ? ", " : "") + std::to_string(tensor.shape(i));
   }
   return text + (tensor.shape_size() > kShown ? ", ...]" : "]");
+}
+
+// The tensor's bytes, or nothing if they overflow. Rows of bits begin on bytes. No dimension is
+// below 0.
+std::optional<int64_t> BytesOf(const v1::Tensor& tensor, DType dtype) {
+  const auto& shape = tensor.shape();
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
+  const bool bits = dtype == DType::kBit;
+  int64_t bytes = bits ? 1 : DTypeBytes(dtype);
+  for (int i = 0; i < shape.size(); ++i) {
+    const int64_t factor =
+        bits && i + 1 == shape.size() ? RowBytes(dtype, shape.Get(i)) : shape.Get(i);
+    if (__builtin_mul_overflow(bytes, factor, &bytes)) return std::nullopt;
+  }
+  return bytes;
 }
 
 // Fields 7 to 15 of Tensor are reserved for places of bytes that later servers may support.
@@ -40,9 +56,12 @@ Status WrongEnum(std::string_view field, int value, std::string_view allowed) {
 }
 
 Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::string_view dims,
-                   DType& dtype, int64_t& bytes) {
-  if (!IsDType(tensor.dtype())) {
-    return WrongEnum(name + ".dtype", tensor.dtype(), "FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)");
+                   DType& dtype, int64_t& bytes, Bits bits) {
+  const bool taken = bits == Bits::kTaken;
+  if (!IsDType(tensor.dtype()) && !(taken && tensor.dtype() == v1::DTYPE_BIT)) {
+    return WrongEnum(name + ".dtype", tensor.dtype(),
+                     taken ? "FLOAT16 (1), BFLOAT16 (2), FLOAT32 (3) or BIT (4)"
+                           : "FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)");
   }
   dtype = static_cast<DType>(tensor.dtype());
   if (tensor.shape_size() != rank) {
@@ -50,25 +69,20 @@ Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::st
                            std::to_string(tensor.shape_size()) + " dimensions, must have " +
                            std::to_string(rank) + ": " + Text(dims));
   }
-  bytes = DTypeBytes(dtype);
-  bool empty = false;
-  bool overflow = false;
   for (int i = 0; i < rank; ++i) {
     const int64_t dim = tensor.shape(i);
     if (dim < 0) {
       return InvalidArgument(name + ".shape[" + std::to_string(i) + "] is " + std::to_string(dim) +
                              ", must be at least 0");
     }
-    empty |= dim == 0;
-    overflow |= __builtin_mul_overflow(bytes, dim, &bytes);
   }
-  if (empty) {
-    bytes = 0;
-  } else if (overflow) {
+  const std::optional<int64_t> product = BytesOf(tensor, dtype);
+  if (!product) {
     return InvalidArgument(name + ".shape " + ShapeText(tensor) + " times " +
                            std::to_string(DTypeBytes(dtype)) +
                            " bytes an element overflows 64 bits");
   }
+  bytes = *product;
   if (tensor.has_byte_length() && tensor.byte_length() != static_cast<uint64_t>(bytes)) {
     return InvalidArgument(name + ".byte_length is " + std::to_string(tensor.byte_length()) +
                            ", must be " + std::to_string(bytes) + " for shape " +

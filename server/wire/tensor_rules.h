@@ -19,9 +19,11 @@ namespace attend {
 // INVALID_ARGUMENT: `field` has a value that its enum has not, or that is not `allowed`.
 Status WrongEnum(std::string_view field, int value, std::string_view allowed);
 
-// Checks dtype, shape, byte length and source of one tensor. Sets `bytes` to its size.
+// Checks dtype, shape, byte length and source of one tensor. Sets `bytes` to its size. Of bits if
+// `bits` says so, or of numbers.
+enum class Bits { kRefused, kTaken };
 Status CheckTensor(const std::string& name, const v1::Tensor& tensor, int rank,
-                   std::string_view dims, DType& dtype, int64_t& bytes);
+                   std::string_view dims, DType& dtype, int64_t& bytes, Bits bits = Bits::kRefused);
 
 // Checks that the tensor's dtype is that of `other`.
 Status MustHaveDType(const std::string& name, DType dtype, const std::string& other,

@@ -89,6 +89,11 @@ Status Validator::SmallFields() {
   problem_.scale = request_.scale();
   problem_.softcap = request_.softcap();
   problem_.return_lse = request_.return_lse();
+  const Result<int32_t> dropout =
+      DropoutSteps("dropout_p", static_cast<double>(request_.dropout_p()));
+  if (!dropout.ok()) return dropout.status();
+  problem_.dropout = *dropout;
+  out_.attention.dropout.seed = request_.dropout_seed();
   if (request_.has_backward()) {
     if (problem_.return_lse)
       return InvalidArgument("return_lse is set, must be unset with backward");
@@ -199,6 +204,10 @@ Status Validator::CachedKeys(const Dims& dims) {
   if (arrays_.size(ArrayField::kKvLengths) > 0) {
     return InvalidArgument("kv_lengths must be empty with sessions, which have lengths");
   }
+  if (problem_.dropout > 0) {
+    return InvalidArgument("dropout_p is " + std::to_string(request_.dropout_p()) +
+                           ", must be 0 with sessions");
+  }
   const auto sessions = std::ssize(cache_->sequences());
   if (problem_.batch != sessions) {
     return InvalidArgument("sessions has " + std::to_string(sessions) +
@@ -265,7 +274,7 @@ Status Validator::Bias() {
   const v1::Tensor& tensor = request_.bias();
   BiasView& view = out_.attention.bias;
   ATTEND_RETURN_IF_ERROR(CheckTensor("bias", tensor, 4, "[B or 1, Hq or 1, Lq or 1, Lk]",
-                                     view.dtype, out_.tensor_bytes[3]));
+                                     view.dtype, out_.tensor_bytes[3], Bits::kTaken));
   constexpr std::array<const char*, 4> kNames = {"B", "Hq", "Lq", "Lk"};
   const std::array<int64_t, 4> full = {problem_.batch, problem_.heads_q, problem_.len_q,
                                        problem_.len_k};
@@ -277,7 +286,8 @@ Status Validator::Bias() {
                            (i < 3 ? " or 1" : ""));
   }
   const auto stride = [&](int i, int64_t step) { return tensor.shape(i) == 1 ? 0 : step; };
-  int64_t step = tensor.shape(3);
+  const bool bits = view.dtype == DType::kBit;
+  int64_t step = bits ? 8 * RowBytes(view.dtype, tensor.shape(3)) : tensor.shape(3);
   view.stride_q = stride(2, step);
   // The bytes did not overflow, so these do not, unless the tensor is empty and they are unused.
   (void)__builtin_mul_overflow(step, tensor.shape(2), &step);

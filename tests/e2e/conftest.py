@@ -9,7 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parent / "python"))  # for dropout.py
 
 import harness  # noqa: E402
 import wire  # noqa: E402

@@ -4,7 +4,7 @@ error bound they are judged by. Arrays are BHLD, as there."""
 
 import numpy as np
 
-from reference import UNIT_ROUNDOFF, _visible, attention, round_to
+from reference import UNIT_ROUNDOFF, _visible, attention, factors_of, round_to
 
 NAMES = ("d_q", "d_k", "d_v", "d_bias", "d_sinks")
 
@@ -40,12 +40,13 @@ def _one_head(case, b, h, d_o, d_lse, real, round_to_dtype):
     sink = 0 if case.sinks is None else np.exp(real(case.sinks[h]) - peak)
     total = np.where(total + sink == 0, real(1), total + sink)
     p = weight / total
-    d_p = d_o @ v.T
+    kept = 1 if case.kept is None else factors_of(case, b, h, p)
+    d_p = (d_o @ v.T) * kept
     delta = (p * d_p).sum(axis=1, keepdims=True) - d_lse[b, h, :q_len, None].astype(real)
     d_s = p * (d_p - delta)
     d_t = round_to_dtype(d_s * slope)
     d_sink = -np.sum(sink / total * delta) if case.sinks is not None else 0
-    return scale * (d_t @ k), scale * (d_t.T @ q), round_to_dtype(p).T @ d_o, d_s, d_sink
+    return scale * (d_t @ k), scale * (d_t.T @ q), round_to_dtype(p * kept).T @ d_o, d_s, d_sink
 
 
 def gradients(case, d_o, d_lse, real=np.float64, round_to_dtype=lambda x: x):

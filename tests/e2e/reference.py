@@ -36,6 +36,7 @@ class Case:
     sinks: np.ndarray = None
     q_lengths: list = None
     kv_lengths: list = None
+    kept: np.ndarray = None  # [B, Hq, Lq, Lk]: what dropout multiplies the weights by (dropout.py)
 
 
 def round_to(dtype, array):
@@ -79,6 +80,12 @@ def _visible(mask, q_len, k_len):
     return seen, np.abs(distance)
 
 
+def factors_of(case, b, h, weights):
+    """What dropout multiplies the weights of one sequence and head by, in their type."""
+    rows, keys = weights.shape
+    return case.kept[b, h, :rows, :keys].astype(weights.dtype)
+
+
 def _one_head(case, b, h, real, round_p):
     """O [Lq, Dv], LSE [Lq] and the largest |score| of one sequence and head, in `real`."""
     q_len = case.q.shape[2] if case.q_lengths is None else case.q_lengths[b]
@@ -108,7 +115,8 @@ def _one_head(case, b, h, real, round_p):
     total = p.sum(axis=1) + (0 if sink is None else np.exp(sink - peak))
     with np.errstate(divide="ignore", invalid="ignore"):
         lse = np.where(total == 0, -np.inf, peak + np.log(total))
-        o = (round_p(p) @ v) / np.where(total == 0, 1, total)[:, None]
+        kept = p if case.kept is None else p * factors_of(case, b, h, p)
+        o = (round_p(kept) @ v) / np.where(total == 0, 1, total)[:, None]
     o = np.where(any_key[:, None], o, 0)
     finite = s[np.isfinite(s)]
     return o, lse, np.max(np.abs(finite), initial=0.0)
@@ -136,6 +144,8 @@ def judge(case, o, lse=None):
     plain = round_to(case.dtype, plain)
     fp32 = UNIT_ROUNDOFF["float32"]
     v_max = float(np.max(np.abs(case.v), initial=0.0))
+    if case.kept is not None:
+        v_max *= float(np.max(case.kept, initial=1.0))
     score_error = fp32 * (case.q.shape[3] + 8 + 2 * largest)
     floor = UNIT_ROUNDOFF[case.dtype] * float(np.max(np.abs(want), initial=0.0)) + \
         2 * score_error * v_max

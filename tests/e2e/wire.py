@@ -17,7 +17,7 @@ from reference import from_bytes, round_to, to_bytes
 ATTEND = "/attend.v1.AttentionService/Attend"
 SECONDS = 30  # deadline of an ordinary call
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "bit": 4}
 DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
 LAYOUTS = {"BHLD": 1, "BLHD": 2, "LHD": 3}
 

@@ -2,12 +2,15 @@
 """The operators under autograd and torch.compile, the modules, and the plain module that has no
 gradients."""
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import attend.torch  # noqa: E402
 import attend_kernels  # noqa: E402
+import torch.utils.checkpoint  # noqa: E402
 from closeness import check  # noqa: E402
 from attend import _operators  # noqa: E402
 
@@ -22,7 +25,9 @@ def leaves(*tensors):
 
 OPTIONS = [dict(), dict(causal=True), dict(window=(3, 1), softcap=2.0, scale=0.4),
            dict(causal=True, alignment="top_left", alibi_slopes=torch.tensor([.5, .2, .1, 0.])),
-           dict(q_lengths=torch.tensor([6, 2]), kv_lengths=torch.tensor([4, 9]))]
+           dict(q_lengths=torch.tensor([6, 2]), kv_lengths=torch.tensor([4, 9])),
+           dict(causal=True, dropout_p=0.3, dropout_seed=torch.tensor(-5)),
+           dict(dropout_p=0.5, dropout_seed=2**64 - 1)]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -54,6 +59,8 @@ def test_the_bits_of_the_plain_module(options, kernel):
     given = leaves(*tensors)
     got = attend.torch.attention(*given, kernel=kernel, return_lse=True, **options)
     torch.autograd.backward(got, [d_o, d_lse])
+    if "dropout_seed" in options:
+        options = dict(options, dropout_seed=int(options["dropout_seed"]) % 2**64)
     o, lse = attend_kernels.attention(*tensors, kernel=kernel, return_lse=True, **options)
     gradients = attend_kernels.attention_backward(d_o, *tensors, o, lse, d_lse=d_lse,
                                                   kernel=kernel, **options)
@@ -62,11 +69,12 @@ def test_the_bits_of_the_plain_module(options, kernel):
         assert torch.equal(x.grad, gradient)
 
 
-def test_opcheck():
+@pytest.mark.parametrize("dropped", [(0.0, None), (0.3, torch.tensor(7))])
+def test_opcheck(dropped):
     q, k, v = leaves(*inputs())
     bias, sinks = leaves(torch.randn(1, 4, 1, 9), torch.randn(4))
     arguments = (q, k, v, bias, sinks, None, None, None, None, None, None, None, "BHLD",
-                 "bottom_right", -1, 0, 0.3, 0.0, "auto")
+                 "bottom_right", -1, 0, 0.3, 0.0, *dropped, "auto")
     torch.library.opcheck(_operators.attention, arguments)
     o, lse = (x.detach() for x in _operators.attention(*arguments))
     plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
@@ -97,6 +105,34 @@ def test_compiled_is_as_eager(layout):
         assert torch.isfinite(value)
     for eager, other in zip(*got):
         assert torch.equal(eager, other)
+
+
+def test_compiled_dropout():
+    """A compiled function draws a seed in every call, and its backward pass uses the same one."""
+    q, k, v = inputs(lq=9, lk=9, dv=9)
+    v = torch.eye(9).expand(2, 2, 9, 9).contiguous()  # O is the weights
+    compiled = torch.compile(functools.partial(attend.torch.attention, dropout_p=0.4),
+                             fullgraph=True)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        given = leaves(q, k, v)
+        o = compiled(*given)
+        again = compiled(*given)
+        assert not torch.equal(o, again)
+        o.sum().backward()
+        # dV_j sums the column j of the weights, kept ones alone.
+        columns = o.detach().unflatten(1, (2, 2)).sum((2, 3))
+        assert (given[2].grad.sum(-1) / 9 - columns).abs().max() < 1e-5
+        drawn.append(o)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+def test_compiled_dropout_is_as_eager():
+    q, k, v = inputs()
+    seed = torch.tensor(12)
+    function = functools.partial(attend.torch.attention, dropout_p=0.4, dropout_seed=seed)
+    assert torch.equal(function(q, k, v), torch.compile(function, fullgraph=True)(q, k, v))
 
 
 def test_compiled_attention_for_other_lengths():
@@ -170,6 +206,39 @@ def test_modules(options):
           **options)
     assert "causal" in repr(flash) and "causal" in repr(standard)
     assert not list(flash.parameters()) and not flash.state_dict()
+
+
+def test_modules_drop_in_training_alone():
+    tensors = inputs(lq=60, lk=50)
+    for module in (attend.torch.FlashAttention, attend.torch.StandardAttention):
+        drops, keeps = module(dropout=0.5, causal=True), module(causal=True)
+        assert not torch.equal(drops(*tensors), drops(*tensors))
+        torch.manual_seed(3)
+        first = drops(*tensors)
+        torch.manual_seed(3)
+        assert torch.equal(drops(*tensors), first)
+        assert "dropout=0.5" in repr(drops)
+        assert torch.equal(drops.eval()(*tensors), keeps(*tensors))
+
+
+def test_modules_take_masks_of_bool():
+    tensors = inputs(lq=9, lk=7)
+    mask = torch.rand(2, 1, 9, 7) < 0.6
+    flash, standard = attend.torch.FlashAttention(), attend.torch.StandardAttention()
+    check(lambda q, k, v: flash(q, k, v, bias=mask), lambda q, k, v: standard(q, k, v, bias=mask),
+          tensors, mask=mask, gqa=True)
+
+
+def test_checkpointing_repeats_the_weights_that_were_dropped():
+    q, k, v = leaves(*inputs())
+    function = functools.partial(attend.torch.attention, dropout_p=0.5)
+    torch.manual_seed(5)
+    torch.utils.checkpoint.checkpoint(function, q, k, v, use_reentrant=False).sum().backward()
+    got = [x.grad.clone() for x in (q, k, v)]
+    plain = leaves(q, k, v)
+    torch.manual_seed(5)
+    function(*plain).sum().backward()
+    assert all(torch.equal(one, x.grad) for one, x in zip(got, plain))
 
 
 def test_plain_matrices():

@@ -118,7 +118,9 @@ def test_autocast():
 
 
 @pytest.mark.parametrize("options,failure,words", [
-    (dict(dropout_p=0.1), NotImplementedError, "dropout_p is 0.1, must be 0"),
+    (dict(dropout_p=-0.1), ValueError, "dropout_p is -0.1, must be in .0, 1."),
+    (dict(dropout_p=1.5), ValueError, "dropout_p is 1.5, must be in .0, 1."),
+    (dict(dropout_p=0.999999), attend_kernels.Error, "must be in .0, 1 - 2.-17."),
     (dict(is_causal=True, attn_mask=torch.zeros(7, 9)), ValueError, "must be None if is_causal"),
     (dict(attn_mask=torch.zeros(6, 9)), ValueError, "attn_mask has 6 rows, must have 1 or query's"),
     (dict(attn_mask=torch.zeros(7, 9, dtype=torch.int32)), attend_kernels.Error, "bias has dtype"),
@@ -157,3 +159,77 @@ def test_gradcheck(is_causal):
     assert torch.autograd.gradcheck(
         lambda *x: ours(*x[:3], attn_mask=x[3], is_causal=is_causal, enable_gqa=True),
         (q, k, v, mask))
+
+
+def seeded(function, seed, *arguments, **options):
+    torch.manual_seed(seed)
+    return function(*arguments, **options)
+
+
+def factors(q, k, p, seed, **options):
+    """What dropout multiplies the weights by: with V the identity, O is the weights."""
+    identity = torch.eye(k.shape[-2], dtype=torch.float64).expand(*k.shape[:-1], k.shape[-2])
+    q, k = q.double(), k.double()
+    return torch.nan_to_num(seeded(ours, seed, q, k, identity, dropout_p=p, **options) /
+                            ours(q, k, identity, **options))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(is_causal=True)])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout(options, p, dtype):
+    tensors = inputs((2, 3, 17, 16), (2, 3, 20, 16), (2, 3, 20, 8), dtype=dtype)
+    kept = factors(*tensors[:2], p, 7, **options)
+    step = round(p * 65536) / 65536
+    seen = torch.ones(17, 20).tril() if options else torch.ones(17, 20)
+    close = (kept * (1 - step) - 1).abs() < 1e-12
+    assert ((kept == 0) | close)[..., seen.bool()].all() and close.any()
+
+    def theirs(q, k, v):
+        scores = q @ k.transpose(-2, -1) / 4
+        scores = scores.masked_fill(seen == 0, float("-inf"))
+        return (scores.softmax(-1) * kept.to(q.dtype)) @ v
+
+    check(lambda q, k, v: seeded(ours, 7, q, k, v, dropout_p=p, **options), theirs, tensors,
+          causal=bool(options), alignment="top_left", kept=kept.numpy())
+
+
+def test_dropout_rate():
+    """Six standard deviations of how many of the weights are dropped."""
+    zero = torch.zeros(8, 256, 1)
+    o = ours(zero, zero, torch.ones(8, 256, 1), dropout_p=0.25)
+    dropped = 1 - 0.75 * o.double().mean()
+    assert abs(dropped - 0.25) < 6 * (0.25 * 0.75 / (8 * 256 * 256)) ** 0.5
+
+
+def test_manual_seed_repeats_dropout():
+    tensors = inputs(*[(2, 3, 17, 16)] * 3)
+    first, again = (seeded(ours, 1, *tensors, dropout_p=0.5) for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, ours(*tensors, dropout_p=0.5))
+
+
+def test_all_is_dropped():
+    tensors = [x.requires_grad_() for x in inputs(*[(1, 2, 5, 8)] * 3)]
+    for function in (ours, theirs):
+        o = function(*tensors, dropout_p=1.0)
+        assert (o == 0).all()
+        for gradient in torch.autograd.grad(o.sum(), tensors):
+            assert (gradient == 0).all()
+
+
+def test_masks_of_bool_have_the_bits_of_numbers():
+    tensors = inputs((2, 3, 17, 16), (2, 3, 21, 16), (2, 3, 21, 16))
+    for shape in ((17, 21), (1, 21), (17, 1), (2, 1, 17, 21), (2, 3, 17, 21)):
+        mask = torch.rand(shape) < 0.7
+        numbers = torch.zeros(shape).masked_fill(~mask, float("-inf"))
+        assert torch.equal(ours(*tensors, attn_mask=mask), ours(*tensors, attn_mask=numbers))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradcheck_of_dropout(is_causal):
+    tensors = [x.requires_grad_() for x in inputs(
+        (1, 4, 5, 4), (1, 2, 6, 4), (1, 2, 6, 3), dtype=torch.float64)]
+    assert torch.autograd.gradcheck(
+        lambda *x: seeded(ours, 3, *x, dropout_p=0.4, is_causal=is_causal, enable_gqa=True),
+        tensors)

@@ -54,6 +54,13 @@ void Requests() {
   spec.problem.has_bias = spec.problem.has_sinks = true;
   const test::WireGradients gradients(spec, 1);
   Write("request", "backward", Join({gradients.request.SerializeAsString()}));
+  v1::AttendRequest dropped = test::PlainWireProblem(1, 3, 4).request;
+  dropped.set_dropout_p(0.25f);
+  dropped.set_dropout_seed(~uint64_t{0});
+  dropped.mutable_bias()->set_dtype(v1::DTYPE_BIT);
+  for (const int64_t dim : {1, 2, 3, 3}) dropped.mutable_bias()->add_shape(dim);
+  dropped.add_raw("\1\2\3\4\5\6");
+  Write("request", "dropped", Join({dropped.SerializeAsString()}));
   // In the two regions that request_fuzz.cc makes.
   v1::AttendRequest shared = test::PlainWireProblem(1, 2, 4).request;
   shared.clear_raw();
@@ -328,6 +335,7 @@ void Files() {
   Write("files", "spec", "B2,H4,Hkv2,L8,D16,Dv4,dtype=bfloat16,layout=lhd,ragged,causal,lse");
   Write("files", "spec-terms",
         "Lq=3,Lk5,window=2:-1,top-left,scale=0.5,softcap=30,bias,alibi,sinks,kernel=cpu_flash");
+  Write("files", "spec-dropped", "L5,bits,dropout=0.25,backward");
   Write("files", "mix", R"({"shapes": ["B1,L4", {"H": 2, "causal": true, "weight": 3}]})");
   int number = 0;
   for (const v1::AttendRequest& request : SmallRequests(4)) {

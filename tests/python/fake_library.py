@@ -66,7 +66,14 @@ def head(p, b, h, q_begin, q_len, k_begin, k_len):
         return np.concatenate([np.zeros((0, dim), dtype), *pages])[:k_len]
 
     bias = np.zeros((p.len_q, p.len_k))
-    if p.bias:
+    if p.bias and p.bias_dtype == _library.BIT:
+        assert p.bias_stride_b % 8 == p.bias_stride_h % 8 == p.bias_stride_q % 8 == 0
+        first = (b * p.bias_stride_b + h * p.bias_stride_h) // 8
+        packed = strided(p.bias + first, (p.len_q, -(-p.len_k // 8)), (p.bias_stride_q // 8, 1),
+                         np.uint8)
+        seen = np.unpackbits(packed, axis=-1, count=p.len_k, bitorder="little")
+        bias = np.where(seen, 0.0, -np.inf)
+    elif p.bias:
         kind = DTYPES[p.bias_dtype]
         first = b * p.bias_stride_b + h * p.bias_stride_h
         bias = strided(p.bias + first * np.dtype(kind).itemsize, (p.len_q, p.len_k),

@@ -47,21 +47,21 @@ def weights_of(scores, sinks):
     return weights[..., :scores.shape[-1]], lse, weights[..., scores.shape[-1]:]
 
 
-def attention(q, k, v, dtype=np.float64, **options):
-    """O and LSE."""
+def attention(q, k, v, dtype=np.float64, kept=1.0, **options):
+    """O and LSE. `kept` is what dropout multiplies the weights by (dropout.py)."""
     q, k, v = (x.astype(dtype) for x in (q, k, v))
     weights, lse, _ = weights_of(scores_of(q, k, **options)[0], options.get("sinks"))
-    return weights @ np.repeat(v, q.shape[1] // v.shape[1], axis=1), lse
+    return (weights * kept).astype(dtype) @ np.repeat(v, q.shape[1] // v.shape[1], axis=1), lse
 
 
-def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, **options):
+def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, **options):
     """By "q", "k", "v" and, where they are, "bias" and "sinks"."""
     q, k, v, d_o = (x.astype(dtype) for x in (q, k, v, d_o))
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     scores, slope = scores_of(q, k, **options)
     weights, _, sink_weights = weights_of(scores, options.get("sinks"))
-    d_weights = d_o @ wide_v.swapaxes(-1, -2)
+    d_weights = d_o @ wide_v.swapaxes(-1, -2) * kept
     less = (weights * d_weights).sum(-1, keepdims=True)
     if d_lse is not None:
         less = less - d_lse.astype(dtype)[..., None]
@@ -72,7 +72,7 @@ def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, **options):
         return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
 
     answer = {"q": d_dots @ wide_k, "k": shared(d_dots.swapaxes(-1, -2) @ q),
-              "v": shared(weights.swapaxes(-1, -2) @ d_o)}
+              "v": shared((weights * kept).swapaxes(-1, -2) @ d_o)}
     if options.get("bias") is not None:
         answer["bias"] = summed_to(d_scores, options["bias"].shape)
     if options.get("sinks") is not None:
@@ -86,7 +86,7 @@ def summed_to(x, shape):
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1), keepdims=True)
 
 
-def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, **options):
+def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, kept=1.0, **options):
     """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
     a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients().
 
@@ -100,7 +100,7 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, **options):
     wide_k, wide_v = (np.abs(np.repeat(x, group, axis=1)) for x in (k, v))
     scores, slope = scores_of(q, k, **options)
     weights, lse, sink_weights = weights_of(scores, options.get("sinks"))
-    o = weights @ np.repeat(v, group, axis=1)
+    o = (weights * kept) @ np.repeat(v, group, axis=1)
     scale = q.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
     sizes = abs(scale) * np.abs(q) @ wide_k.swapaxes(-1, -2)
     score_error = np.where(weights > 0, c * (sizes + np.abs(np.where(weights > 0, scores, 0)) + 1),
@@ -110,7 +110,7 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, **options):
     row_error = (weights * score_error).sum(-1, keepdims=True)
     weight_error = weights * (score_error + row_error + c)
 
-    products = np.abs(d_o) @ wide_v.swapaxes(-1, -2)
+    products = np.abs(d_o) @ wide_v.swapaxes(-1, -2) * kept
     less = (weights * products).sum(-1, keepdims=True)
     less_error = (weight_error * products).sum(-1, keepdims=True) + \
         unit / UNIT * (np.abs(d_o) * np.abs(o)).sum(-1, keepdims=True)
@@ -126,10 +126,10 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, **options):
     def shared(x):
         return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
 
-    error = {"o": weight_error @ wide_v, "q": d_dot_error @ wide_k,
+    error = {"o": (weight_error * kept) @ wide_v, "q": d_dot_error @ wide_k,
              "k": shared(d_dot_error.swapaxes(-1, -2) @ np.abs(q)),
-             "v": shared(weight_error.swapaxes(-1, -2) @ np.abs(d_o))}
-    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, **options)}
+             "v": shared((weight_error * kept).swapaxes(-1, -2) @ np.abs(d_o))}
+    truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, **options)}
     if "bias" in truth:
         error["bias"] = summed_to(d_score_error, options["bias"].shape)
     if "sinks" in truth:

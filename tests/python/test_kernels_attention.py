@@ -251,6 +251,25 @@ def test_sequences_that_share_pages(fake, layout):
     close(o.transpose(SWAP[layout]), expected(q, k, v)[0])
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (4, 1, 7), (2, 1, 5, 7), (2, 4, 5, 7)])
+def test_masks_of_bool_go_as_bits(fake, shape):
+    q, k, v = inputs()
+    mask = RANDOM.random(shape) < 0.6
+    close(attend_kernels.attention(q, k, v, bias=mask),
+          expected(q, k, v, visible=mask)[0])
+    assert attend_kernels.select(q, k, v, bias=mask)[0] == "fake"
+    assert fake.selected.bias_dtype == 4 and fake.selected.bias_stride_q in (0, 8)
+
+
+def test_dropout_is_said_to_the_library(fake):
+    q, k, v = inputs()
+    attend_kernels.select(q, k, v, dropout_p=0.25, dropout_seed=2**64 - 1)
+    p = fake.selected
+    assert (p.dropout_p, p.dropout_seed, p.dropout_head, p.dropout_row) == (0.25, 2**64 - 1, 0, 0)
+    attend_kernels.select(q, k, v)
+    assert fake.selected.dropout_p == 0
+
+
 def test_select_copies_nothing(fake):
     q, k, v = inputs()
     assert attend_kernels.select(q, k, v, causal=True, sinks=[0.0] * 4,

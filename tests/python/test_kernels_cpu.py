@@ -2,6 +2,7 @@
 """The real library on the CPU: arrays in place, forward and backward."""
 
 import attend_kernels
+import dropout
 import numpy as np
 import pytest
 
@@ -140,7 +141,7 @@ def test_double_is_for_the_reference():
     for options in (dict(), dict(kernel="cpu_flash")):
         with pytest.raises(attend_kernels.Error, match="UNIMPLEMENTED.*float64 is computed by cpu"):
             run(*arrays, **options)
-    with pytest.raises(attend_kernels.Error, match="bias_dtype is 64, must be in .1, 3."):
+    with pytest.raises(attend_kernels.Error, match="bias_dtype is 64, must be in .1, 4."):
         run(*inputs(), bias=random(50, dtype=np.float64))
 
 
@@ -214,6 +215,82 @@ def test_keys_and_rows_without_a_part_have_gradient_0():
     o, lse = run(*arrays, return_lse=True, **lengths)
     _, d_k, d_v = attend_kernels.attention_backward(d_o, *arrays, o, lse, device="cpu", **lengths)
     assert (d_k[0, :, 7:] == 0).all() and (d_v[0, :, 7:] == 0).all()
+
+
+@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
+@pytest.mark.parametrize("options", [dict(), dict(causal=True, sinks=random(4)),
+                                     dict(bias=random(4, 1, 50), softcap=3.0)])
+def test_dropout(options, kernel):
+    arrays, seed = inputs(), int(RANDOM.integers(2**64, dtype=np.uint64))
+    truth_options = dict(options, kept=dropout.kept(0.3, seed, 2, 4, 37, 50))
+    given = dict(options, dropout_p=0.3, dropout_seed=seed, kernel=kernel)
+    o, lse = run(*arrays, return_lse=True, **given)
+    close(o, attention(*arrays, **truth_options)[0], answer_bounds(arrays, **truth_options)[0])
+    assert (lse == run(*arrays, return_lse=True, kernel=kernel, **options)[1]).all()
+    d_o, d_lse = random(*o.shape), random(*lse.shape)
+    wanted = ("q", "k", "v", *(name for name in ("bias", "sinks") if name in options))
+    got = attend_kernels.attention_backward(d_o, *arrays, o, lse, d_lse=d_lse, wanted=wanted,
+                                            device="cpu", **given)
+    backward = dict(truth_options, d_o=d_o, d_lse=d_lse)
+    truth, within = gradients(*arrays, **backward), bounds(*arrays, **backward)
+    for name, gradient in zip(wanted, got):
+        close(gradient, truth[name], within[name])
+
+
+def test_dropout_of_packed_sequences():
+    """Rows and keys are counted within their sequence, sequences from 0 on."""
+    lengths, seed = [(4, 5), (5, 6)], 3
+    q, k, v = random(9, 4, 8), random(11, 2, 8), random(11, 2, 8)
+    o = run(q, k, v, layout="LHD", cu_seqlens_q=[0, 4, 9], cu_seqlens_k=[0, 5, 11], dropout_p=0.5,
+            dropout_seed=seed)
+    rows = keys = 0
+    for n, (lq, lk) in enumerate(lengths):
+        alone = [x.swapaxes(0, 1)[None] for x in (q[rows:rows + lq], k[keys:keys + lk],
+                                                  v[keys:keys + lk])]
+        options = dict(kept=dropout.kept(0.5, seed, 2, 4, lq, lk)[n:n + 1])
+        close(o[rows:rows + lq].swapaxes(0, 1)[None], attention(*alone, **options)[0],
+              answer_bounds(alone, **options)[0])
+        rows, keys = rows + lq, keys + lk
+
+
+@pytest.mark.parametrize("shape", [(50,), (37, 50), (4, 1, 50), (2, 4, 37, 50)])
+def test_masks_of_bool_have_the_bits_of_numbers(shape):
+    arrays, mask = inputs(), RANDOM.random(shape) < 0.7
+    numbers = np.where(mask, 0, MASKED).astype(np.float32)
+    turned = np.asfortranarray(mask)
+    o, lse = run(*arrays, bias=numbers, return_lse=True)
+    for bias in (mask, turned):
+        same_o, same_lse = run(*arrays, bias=bias, return_lse=True)
+        assert (same_o == o).all() and (same_lse == lse).all()
+    d_o = random(*o.shape)
+    found = [attend_kernels.attention_backward(d_o, *arrays, o, lse, device="cpu", bias=bias)
+             for bias in (numbers, mask)]
+    for one, other in zip(*found):
+        assert (one == other).all()
+    with pytest.raises(attend_kernels.Error, match="wanted has 'bias', but it is of bool"):
+        attend_kernels.attention_backward(d_o, *arrays, o, lse, device="cpu", bias=mask,
+                                          wanted=("bias",))
+
+
+@pytest.mark.parametrize("p", [1.0, -0.1, float("nan"), 0.999995])
+def test_probabilities_that_are_refused(p):
+    with pytest.raises(attend_kernels.Error, match="dropout_p is .*, must be in .0, 1 - 2.-17."):
+        run(*inputs(), dropout_p=p, dropout_seed=1)
+
+
+def test_which_kernel_a_backward_pass_runs():
+    arrays = inputs()
+    o, lse = run(*arrays, return_lse=True)
+    given = (o, *arrays, o, lse)
+    kernel, why = attend_kernels.select_backward(*given, device="cpu", wanted=("v",), causal=True)
+    assert kernel == "cpu_flash" and why
+    assert attend_kernels.select_backward(*given, device="cpu",
+                                          kernel="cpu_reference")[0] == "cpu_reference"
+    for change, words in ((dict(kernel="cuda_naive"), "does not run on cpu"),
+                          (dict(out=o), "select_backward has no argument out"),
+                          (dict(wanted=("sinks",)), "wanted has 'sinks', but there are none")):
+        with pytest.raises(attend_kernels.Error, match=words):
+            attend_kernels.select_backward(*given, **{"device": "cpu", **change})
 
 
 REFUSED = [

@@ -24,13 +24,15 @@ def _plain(tensor):
 
 def _options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
              max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
-             softcap, kernel):
+             softcap, dropout_p, dropout_seed, kernel):
     """The keywords that both directions share."""
+    seed = None if dropout_seed is None else int(dropout_seed) % 2**64
     return dict(bias=_plain(bias), sinks=_plain(sinks), alibi_slopes=_plain(alibi_slopes),
                 q_lengths=q_lengths, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q,
                 cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
                 layout=layout, alignment=alignment, window=(window_left, window_right),
-                scale=scale, softcap=softcap, kernel=kernel)
+                scale=scale, softcap=softcap, dropout_p=dropout_p, dropout_seed=seed,
+                kernel=kernel)
 
 
 @torch.library.custom_op("attend::attention", mutates_args=())
@@ -39,14 +41,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Op
               kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
               cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
               max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
-              window_right: int, scale: float, softcap: float,
-              kernel: str) -> Tuple[Tensor, Tensor]:
-    """O and LSE."""
+              window_right: int, scale: float, softcap: float, dropout_p: float,
+              dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
+    """O and LSE. The seed is an integer on the CPU: a tensor, so that a compiled function may draw
+    it anew in every call."""
     o, lse = attend_kernels.attention(
         _plain(q), _plain(k), _plain(v), return_lse=True,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
-                   softcap, kernel))
+                   softcap, dropout_p, dropout_seed, kernel))
     return o, lse
 
 
@@ -71,8 +74,8 @@ def attention_backward(d_o: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tens
                        kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
                        cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
                        max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
-                       window_right: int, scale: float, softcap: float, kernel: str,
-                       wanted: str) -> List[Tensor]:
+                       window_right: int, scale: float, softcap: float, dropout_p: float,
+                       dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
     """The gradients that `wanted` names, "q k v", in its order and the arguments' dtypes."""
     names = wanted.split()
     found = attend_kernels.attention_backward(
@@ -80,7 +83,7 @@ def attention_backward(d_o: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tens
         d_lse=d_lse.detach().contiguous(), wanted=names,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
-                   softcap, kernel))
+                   softcap, dropout_p, dropout_seed, kernel))
     inputs = dict(q=q, k=k, v=v, bias=bias, sinks=sinks)
     return [gradient.to(inputs[name].dtype) for name, gradient in zip(names, found)]
 

@@ -22,13 +22,28 @@ __all__ = ["FlashAttention", "StandardAttention", "attention", "run_flash",
            "scaled_dot_product_attention"]
 
 
+def _seed(dropout_p, given):
+    """The seed as the operators take it; None without dropout."""
+    if dropout_p == 0:
+        return None
+    if given is None:
+        return torch.randint(2**63 - 1, (), device="cpu")
+    if isinstance(given, torch.Tensor):
+        return given
+    signed = given - 2**64 if 2**63 <= given < 2**64 else given  # the operator's is 64 bits
+    return torch.tensor(signed, dtype=torch.int64, device="cpu")
+
+
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
               kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-              max_seqlen_k=None, layout="BHLD", return_lse=False, kernel="auto"):
+              max_seqlen_k=None, layout="BHLD", return_lse=False, dropout_p=0.0, dropout_seed=None,
+              kernel="auto"):
     """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
     and LSE. All arguments as there; those that may be lists there are tensors here. float64 is
-    computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32."""
+    computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32.
+    dropout_seed: an integer, or an int64 tensor on the CPU; None: drawn from PyTorch's default
+    generator of the CPU, which torch.manual_seed sets."""
     if not torch.compiler.is_compiling():
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
                              ("alibi_slopes", alibi_slopes)):
@@ -40,7 +55,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     o, lse = _operators.attention(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
                                   cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
                                   alignment, left, 0 if causal else right, float(scale),
-                                  float(softcap), kernel)
+                                  float(softcap), float(dropout_p), _seed(dropout_p, dropout_seed),
+                                  kernel)
     return (o, lse) if return_lse else o
 
 
@@ -56,8 +72,8 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2:
             raise ValueError(f"{name} has {tensor.dim()} dimensions, must have at least 2")
-    if dropout_p != 0.0:
-        raise NotImplementedError(f"dropout_p is {dropout_p}, must be 0: there is no dropout")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p is {dropout_p}, must be in [0, 1]")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask is given, must be None if is_causal")
     if key.shape[-2] != value.shape[-2]:
@@ -74,10 +90,7 @@ def _four(tensor, lead):
 
 
 def _bias(attn_mask, query, keys, lead):
-    """attn_mask as attend takes a bias: numbers to add, [B|1, H|1, Lq|1, Lk]."""
-    if attn_mask.dtype == torch.bool:
-        hidden = torch.zeros_like(attn_mask, dtype=query.dtype)
-        attn_mask = hidden.masked_fill(attn_mask.logical_not(), float("-inf"))
+    """attn_mask as attend takes a bias, of numbers or bool: [B|1, H|1, Lq|1, Lk]."""
     mask = attn_mask.reshape((1,) * (2 - attn_mask.dim()) + tuple(attn_mask.shape))
     if mask.shape[-1] != keys:
         mask = mask.expand(*mask.shape[:-1], keys)
@@ -92,8 +105,9 @@ def _bias(attn_mask, query, keys, lead):
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
                                  scale=None, enable_gqa=False):
     """torch.nn.functional.scaled_dot_product_attention by attend's kernels: the same arguments, the
-    same answer. Also by attn_mask there is a gradient, if it is of numbers. Rows that attn_mask
-    hides all keys from are 0. dropout_p must be 0."""
+    same answer. Also by attn_mask there is a gradient, if it is of numbers; one of bool is read as
+    bits. Rows that attn_mask hides all keys from are 0. With dropout_p the weights that are dropped
+    are others than PyTorch's; torch.manual_seed repeats them."""
     _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     query, key, value = _as_autocast(query, key, value)
     if enable_gqa:
@@ -102,8 +116,12 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     else:
         leads = [torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))] * 3
     bias = None if attn_mask is None else _bias(attn_mask, query, key.shape[-2], leads[0])
+    all_dropped = dropout_p == 1.0
     o = attention(*(_four(x, lead) for x, lead in zip((query, key, value), leads)), bias=bias,
-                  causal=is_causal, alignment="top_left", scale=scale)
+                  causal=is_causal, alignment="top_left", scale=scale,
+                  dropout_p=0.0 if all_dropped else dropout_p)
+    if all_dropped:
+        o = nn.functional.dropout(o, 1.0)
     return o.reshape(*leads[0], *o.shape[-2:])
 
 
@@ -117,30 +135,35 @@ def run_flash(Q, K, V):
 
 class FlashAttention(nn.Module):
     """attention() with its options kept: FlashAttention(causal=True)(q, k, v). Has no parameters.
-    Options that are tensors (bias, sinks, lengths) are the call's."""
+    Options that are tensors (bias, sinks, lengths) are the call's. `dropout` is a probability, and
+    in effect in training alone."""
 
     def __init__(self, *, causal=False, alignment="bottom_right", window=None, scale=None,
-                 softcap=0.0, layout="BHLD", kernel="auto"):
+                 softcap=0.0, layout="BHLD", dropout=0.0, kernel="auto"):
         super().__init__()
+        self.dropout = dropout
         self.options = dict(causal=causal, alignment=alignment, window=window, scale=scale,
                             softcap=softcap, layout=layout, kernel=kernel)
 
     def forward(self, q, k, v, **tensors):
-        return attention(q, k, v, **self.options, **tensors)
+        return attention(q, k, v, dropout_p=self.dropout if self.training else 0.0,
+                         **self.options, **tensors)
 
     def extra_repr(self):
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        options = dict(self.options, dropout=self.dropout)
+        return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 class StandardAttention(nn.Module):
     """What FlashAttention is compared with: the same answer in PyTorch's own operators, one after
     the other, with all scores in memory at once. [B, H, L, D]; KV heads may be fewer."""
 
-    def __init__(self, *, causal=False, alignment="bottom_right", scale=None):
+    def __init__(self, *, causal=False, alignment="bottom_right", scale=None, dropout=0.0):
         super().__init__()
         if alignment not in ("bottom_right", "top_left"):
             raise ValueError(f"alignment is {alignment!r}, must be bottom_right or top_left")
         self.causal, self.alignment, self.scale = causal, alignment, scale
+        self.dropout = dropout
 
     def forward(self, q, k, v, bias=None):
         group = q.shape[1] // k.shape[1]
@@ -148,7 +171,9 @@ class StandardAttention(nn.Module):
             k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if self.scale is None else
                                             self.scale)
-        if bias is not None:
+        if bias is not None and bias.dtype == torch.bool:
+            scores = scores.masked_fill(bias.logical_not(), float("-inf"))
+        elif bias is not None:
             scores = scores + bias
         if self.causal:
             lq, lk = scores.shape[-2:]
@@ -157,7 +182,9 @@ class StandardAttention(nn.Module):
             scores = scores.masked_fill(hidden, float("-inf"))
         # A row that sees no key is 0, as everywhere, and so are its gradients.
         blind = scores.isneginf().all(-1, keepdim=True)
-        return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ v
+        weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        return nn.functional.dropout(weights, self.dropout, self.training) @ v
 
     def extra_repr(self):
-        return f"causal={self.causal}, alignment={self.alignment!r}, scale={self.scale}"
+        return (f"causal={self.causal}, alignment={self.alignment!r}, scale={self.scale}, "
+                f"dropout={self.dropout}")

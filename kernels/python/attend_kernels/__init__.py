@@ -15,8 +15,8 @@ $ATTEND_KERNELS_LIBRARY, beside this module, and in the lib and build folders ar
 
 from ._attention import attention, attention_batch, release_workspaces, select
 from ._dlpack import DeviceArray
-from ._gradients import attention_backward
+from ._gradients import attention_backward, select_backward
 from ._library import Error, device_count
 
 __all__ = ["DeviceArray", "Error", "attention", "attention_backward", "attention_batch",
-           "device_count", "release_workspaces", "select"]
+           "device_count", "release_workspaces", "select", "select_backward"]

@@ -17,7 +17,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
               kv_lengths=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k=None,
               max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
-              o_dtype=None, kernel="auto", out=None, stream=None, device=None):
+              o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", out=None, stream=None,
+              device=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
     q, k, v: float16, bfloat16 or float32, all alike (or float64, which kernel="cpu_reference" alone
@@ -30,6 +31,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     window: (left, right) visible keys beside the diagonal, -1 for all.
     scale: 1/sqrt(D) if None. softcap: scores become softcap * tanh(score / softcap); 0 is off.
     bias: any of the three dtypes, [B|1, Hq|1, Lq|1, Lk], leading ones optional; added to scores.
+        Or bool, of NumPy or torch: a mask, True keeps the key. It is read as bits.
     alibi_slopes: float32 [Hq] or [B, Hq]. sinks: float32 [Hq], a logit that joins the sum only.
     q_lengths, kv_lengths: [B] true lengths, for BHLD and BLHD. Rows beyond are not read; O there
         is 0. These, cu_seqlens, slopes and sinks may be lists; on the GPU lengths are int64 and
@@ -41,6 +43,9 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     max_seqlen_q, max_seqlen_k: the longest sequence for LHD; needed if cu_seqlens are on the GPU.
     o_dtype: "float32" for O in float32 whatever q's dtype is, as partial answers that are merged by
         their LSE need it; else q's.
+    dropout_p: the probability that a weight is dropped, in [0, 1 - 2^-17), rounded to a multiple of
+        2^-16; the kept ones are divided by 1 - p. dropout_seed: which ones are, in [0, 2^64); the
+        same seed drops the same weights on every device and in the backward pass.
     device: where NumPy arrays are computed, "cpu" or "cuda:N"; GPU 0 if None and there is one, else
         the CPU. All other tensors are computed where they are.
     kernel: a name to force one. out: where to write. stream: a CUDA stream (an integer or an

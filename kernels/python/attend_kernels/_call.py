@@ -3,9 +3,10 @@
 
 import ctypes
 import math
+import operator
 
 from . import _tensors
-from ._library import ALIGNMENTS, CPU, DTYPES, Params, TensorStruct, invalid
+from ._library import ALIGNMENTS, BIT, CPU, DTYPES, Params, TensorStruct, invalid
 from ._staging import NoStaging
 
 # Where B, H and L stand in a shape; packed tensors have no B.
@@ -199,6 +200,21 @@ class Call:
         p.sinks, _ = self._floats("sinks", [(p.heads_q,)])
         if self.a["bias"] is not None:
             self._read_bias()
+        self._read_dropout()
+
+    def _read_dropout(self):
+        p, seed = self.params, self.a["dropout_seed"]
+        p.dropout_p = self.a["dropout_p"]
+        if seed is None:
+            if p.dropout_p > 0:
+                raise invalid(f"dropout_seed is None, dropout_p {self.a['dropout_p']} needs one")
+            return
+        try:
+            p.dropout_seed = operator.index(seed)  # which ctypes cuts to 64 bits
+        except TypeError as failure:
+            raise invalid(f"dropout_seed is no integer: {failure}") from None
+        if p.dropout_seed != operator.index(seed):
+            raise invalid(f"dropout_seed is {seed}, must be in [0, 2^64)")
 
     def _floats(self, name, shapes):
         """(address, shape) of float32 numbers per head, contiguous on the GPU."""
@@ -220,21 +236,29 @@ class Call:
 
     def _read_bias(self):
         p = self.params
-        bias = self.staging.read("bias", self.a["bias"])
+        given = self.a["bias"]
+        self.masks = _tensors.is_mask(given)
+        if self.masks and len(given.shape) > 0:
+            bias = self.staging.read("bias", _tensors.packed_mask(given), ("uint8",))
+        else:
+            bias = self.staging.read("bias", given)
+        shape = tuple(given.shape)
         if bias.device is not None:
             self._check_place(bias)
         self._check_last(bias)
         bounds = (p.batch, p.heads_q, p.len_q)
-        fits = 1 <= len(bias.shape) <= 4 and bias.shape[-1] == p.len_k and all(
-            size in (1, bound) for size, bound in zip(reversed(bias.shape[:-1]), reversed(bounds)))
+        fits = 1 <= len(shape) <= 4 and shape[-1] == p.len_k and all(
+            size in (1, bound) for size, bound in zip(reversed(shape[:-1]), reversed(bounds)))
         if not fits:
-            raise invalid(f"bias has shape {bias.shape}, must broadcast to {(*bounds, p.len_k)} "
+            raise invalid(f"bias has shape {shape}, must broadcast to {(*bounds, p.len_k)} "
                           f"with its last dimension whole")
-        self.bias_shape = tuple(bias.shape)
+        self.bias_shape = shape
         bias = self.staging.place(bias)
-        strides = [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.strides)]
+        each = 8 if self.masks else 1  # elements of what the strides count
+        strides = [0 if size == 1 else each * stride
+                   for size, stride in zip(bias.shape, bias.strides)]
         strides = [0] * (4 - len(strides)) + strides
-        p.bias, p.bias_dtype = bias.address or None, DTYPES[bias.dtype]
+        p.bias, p.bias_dtype = bias.address or None, BIT if self.masks else DTYPES[bias.dtype]
         p.bias_stride_b, p.bias_stride_h, p.bias_stride_q = strides[:3]
 
     def _make_outputs(self):
@@ -243,8 +267,7 @@ class Call:
         asking = isinstance(self.staging, NoStaging)
         out = self.a["out"]
         if out is None and asking:
-            fresh = _tensors.Tensor("out", self.q.kind, 0, shape, (), self.o_dtype, None, None)
-            p.o = self._struct(self.staging.output(fresh.contiguous()))
+            p.o = self._struct(self._make(shape, self.o_dtype)[1])
             return
         if out is None:
             out = _tensors.empty_like(self.q, shape, self.o_dtype, stream)
@@ -268,7 +291,10 @@ class Call:
         return (p.heads_q, p.total_q) if self.packed else (p.batch, p.heads_q, p.len_q)
 
     def _make(self, shape, dtype):
-        """A new array for the caller, and where the kernel writes it."""
+        """A new array for the caller, and where the kernel writes it. None if nothing will be."""
+        if isinstance(self.staging, NoStaging):
+            fresh = _tensors.Tensor("result", self.q.kind, 0, shape, (), dtype, None, None)
+            return None, self.staging.output(fresh.contiguous())
         made = _tensors.empty_like(self.q, shape, dtype, self.staging.stream)
         self.made.append(made)
         return made, self.staging.output(self.staging.read("result", made))

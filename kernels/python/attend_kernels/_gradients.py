@@ -7,7 +7,7 @@ import inspect
 from . import _attention
 from ._call import Call
 from ._library import DTYPES, BackwardParams, check, invalid, library
-from ._staging import staging_for
+from ._staging import NoStaging, staging_for
 from ._torch import allocating_on
 
 GRADIENTS = ("q", "k", "v", "bias", "sinks")
@@ -17,13 +17,14 @@ def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v
                        alignment="bottom_right", window=None, scale=None, softcap=0.0, bias=None,
                        alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
                        page_table=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
-                       max_seqlen_k=None, layout="BHLD", kernel="auto", stream=None, device=None):
+                       max_seqlen_k=None, layout="BHLD", dropout_p=0.0, dropout_seed=None,
+                       kernel="auto", stream=None, device=None):
     """The gradients of a loss by what went into `attention`, from those by its O and LSE.
 
     d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse, in its shape; None for 0.
     o, lse: what attention(q, k, v, ..., return_lse=True) gave. All other arguments as there, and as
         they were in that call.
-    wanted: what to differentiate by: "q", "k", "v", "bias", "sinks".
+    wanted: what to differentiate by: "q", "k", "v", "bias", "sinks"; not by a bias of bool.
 
     Returns a tuple in the order of `wanted`: of q, k and v in their dtype, C-contiguous; of bias
     and sinks in float32. Dimensions that bias broadcasts are summed over. Rows and keys that have
@@ -31,6 +32,21 @@ def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v
     have no gradients. Error says what is wrong.
     """
     return _run(dict(locals()))
+
+
+def select_backward(d_o, q, k, v, o, lse, **options):
+    """Which kernel `attention_backward` would run with these arguments, and why: (kernel, why)."""
+    unknown = set(options) - set(inspect.signature(attention_backward).parameters)
+    if unknown:
+        raise invalid(f"select_backward has no argument {sorted(unknown)[0]}")
+    given = inspect.signature(attention_backward).bind(d_o, q, k, v, o, lse, **options)
+    given.apply_defaults()
+    arguments = {**_DEFAULTS, **given.arguments}
+    call = _BackwardCall(arguments, NoStaging(*_attention.place(arguments)))
+    kernel, why = ctypes.c_char_p(), ctypes.c_char_p()
+    check(library().attend_select_backward(ctypes.byref(call.backward), ctypes.byref(kernel),
+                                           ctypes.byref(why)))
+    return kernel.value.decode(), why.value.decode()
 
 
 _DEFAULTS = {name: None for name in inspect.signature(_attention.attention).parameters}
@@ -46,6 +62,8 @@ class _BackwardCall(Call):
                 raise invalid(f"wanted has {name!r}, must be some of {', '.join(GRADIENTS)}")
             if self.a[name] is None:
                 raise invalid(f"wanted has {name!r}, but there are none")
+            if name == "bias" and self.masks:
+                raise invalid("wanted has 'bias', but it is of bool, which has no gradient")
         self._read_answer()
         self.result = tuple(self._gradient(name) for name in self.a["wanted"])
         self.backward.attention = self.params

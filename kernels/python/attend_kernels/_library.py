@@ -9,6 +9,7 @@ import threading
 LIBRARY_NAME = "libattend_kernels.so"
 ENVIRONMENT = "ATTEND_KERNELS_LIBRARY"
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 64}
+BIT = 4  # the dtype of a bias that is a mask
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8, "uint8": 1}
 CPU = -1  # as a device; GPUs are CUDA's ordinals
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
@@ -63,7 +64,9 @@ class Params(ctypes.Structure):
         ("q_lengths", ctypes.c_void_p), ("kv_lengths", ctypes.c_void_p),
         ("q_offsets", ctypes.c_void_p), ("kv_offsets", ctypes.c_void_p),
         ("kv_pages", ctypes.c_void_p), ("kv_pages_stride", ctypes.c_int64),
-        ("page_rows", ctypes.c_int64),
+        ("page_rows", ctypes.c_int64), ("dropout_p", ctypes.c_float),
+        ("dropout_seed", ctypes.c_uint64), ("dropout_sequence", ctypes.c_int64),
+        ("dropout_head", ctypes.c_int64), ("dropout_row", ctypes.c_int64),
         ("kernel", ctypes.c_char_p), ("workspace", ctypes.c_void_p),
         ("workspace_bytes", ctypes.c_int64),
     ]

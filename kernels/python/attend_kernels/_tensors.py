@@ -120,6 +120,25 @@ def read(name, value, stream, allowed=tuple(DTYPES)):
                   f"or __dlpack__()")
 
 
+def is_mask(value):
+    """Whether `value` is an array or torch tensor of bool."""
+    torch = sys.modules.get("torch")
+    tensor = torch is not None and isinstance(value, torch.Tensor)
+    return (tensor or is_numpy(value)) and str(value.dtype).rpartition(".")[2] == "bool"
+
+
+def packed_mask(mask):
+    """An array or tensor of bool as one of uint8, eight to a byte from the lowest bit on."""
+    if is_numpy(mask):
+        return sys.modules["numpy"].packbits(mask, axis=-1, bitorder="little")
+    torch, columns = sys.modules["torch"], mask.shape[-1]
+    byte_count = -(-columns // 8)
+    whole = torch.nn.functional.pad(mask, (0, 8 * byte_count - columns))
+    bits = whole.unflatten(-1, (byte_count, 8)).to(torch.uint8)
+    places = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (bits << places).sum(-1, dtype=torch.uint8)
+
+
 def numbers(name, value, code):
     """A host sequence (list, NumPy array, CPU tensor; nested or not) as array.array of `code` and
     its shape."""

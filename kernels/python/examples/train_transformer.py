@@ -4,7 +4,8 @@
     PYTHONPATH=kernels/python python3 kernels/python/examples/train_transformer.py
 
 Prints each step's loss with both. They follow each other within rounding. Needs PyTorch; runs on
-the CPU in under a minute, from a seed.
+the CPU in under a minute, from a seed. With --server HOST:PORT a third one trains with the same
+attention computed by that server, over gRPC (remote_attention.py says what that needs).
 """
 
 import argparse
@@ -103,15 +104,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--server", help="HOST:PORT of an attend server to train with as well")
     arguments = parser.parse_args()
+    attentions = dict(ATTENTIONS)
+    if arguments.server:
+        from remote_attention import RemoteAttention  # what it imports is not needed without
+        attentions["over gRPC"] = RemoteAttention(arguments.server)
     run = functools.partial(train, steps=arguments.steps, seed=arguments.seed)
-    losses = {name: run(attention) for name, attention in ATTENTIONS.items()}
+    losses = {name: run(attention) for name, attention in attentions.items()}
     print("step" + "".join(f"{name:>14}" for name in losses))
     for step, row in enumerate(zip(*losses.values())):
         print(f"{step:4}" + "".join(f"{loss:14.6f}" for loss in row))
-    apart = [max(abs(a - b) for a, b in zip(losses["torch"], losses[name]))
-             for name in ("attend", "torch's math")]
-    print(f"apart from torch at most: attend {apart[0]:.1e}, torch's math {apart[1]:.1e}")
+    apart = {name: max(abs(a - b) for a, b in zip(losses["torch"], row))
+             for name, row in losses.items() if name != "torch"}
+    print("apart from torch at most: " +
+          ", ".join(f"{name} {most:.1e}" for name, most in apart.items()))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,10 @@ TEST(CallSpec, ReadsEveryWord) {
   EXPECT_EQ(spec->softcap, 30);
   EXPECT_EQ(spec->kernel, "cpu_flash");
   EXPECT_EQ(spec->weight, 2.5);
+  const Result<CallSpec> dropped = ParseCallSpec("L9,bits,dropout=0.25");
+  ASSERT_TRUE(dropped.ok()) << dropped.status().ToString();
+  EXPECT_TRUE(dropped->bits && !dropped->bias);
+  EXPECT_EQ(dropped->dropout, 0.25);
 }
 
 TEST(CallSpec, Defaults) {
@@ -74,6 +78,11 @@ TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
                            "scale=inf",
                            "weight=0",
                            "weight=nan",
+                           "dropout",
+                           "dropout=1",
+                           "dropout=-0.1",
+                           "dropout=nan",
+                           "bits,bias",
                            "causal=1",
                            "causal,window=1:1",
                            "colour=red"}) {
@@ -117,7 +126,7 @@ TEST(CallSpec, RandomCallsAreCompleteAndRepeat) {
        {"B2,H4,Hkv2,Lq5,Lk9,D16,Dv8,bias,alibi,sinks,softcap=9,lse,causal,window=3:-1",
         "B3,H2,L6,D8,layout=blhd,ragged,window=1:2,top-left",
         "B3,H2,Lq6,Lk8,D8,layout=lhd,ragged,bias,dtype=float16", "B1,H1,Lq0,Lk4,D3",
-        "B0,H1,L4,D8"}) {
+        "B2,H2,Lq6,Lk19,D8,bits,dropout=0.2", "B1,H1,Lq4,Lk0,D3,bits", "B0,H1,L4,D8"}) {
     const Result<CallSpec> spec = ParseCallSpec(text);
     ASSERT_TRUE(spec.ok()) << text;
     const Result<AttentionCall> call = MakeRandomCall(*spec, seed);
@@ -125,12 +134,29 @@ TEST(CallSpec, RandomCallsAreCompleteAndRepeat) {
     ASSERT_TRUE(call.ok()) << text << ": " << call.status().ToString();
     const Result<Attention> attention = Describe(*call, nullptr, nullptr);
     ASSERT_TRUE(attention.ok()) << text << ": " << attention.status().ToString();
-    EXPECT_EQ(attention->problem.has_bias, spec->bias);
+    EXPECT_EQ(attention->problem.has_bias, spec->bias || spec->bits);
+    EXPECT_EQ(attention->problem.dropout > 0, spec->dropout > 0);
+    EXPECT_EQ(attention->dropout.seed, same->dropout_seed);
     EXPECT_EQ(attention->problem.has_alibi, spec->alibi);
     EXPECT_EQ(attention->problem.has_sinks, spec->sinks);
     EXPECT_EQ(call->q.bytes, same->q.bytes);
     EXPECT_EQ(std::memcmp(call->v.data, same->v.data, static_cast<size_t>(call->v.bytes)), 0);
   }
+}
+
+TEST(CallSpec, AMaskOfBitsHasWholeBytesForEachRow) {
+  const CallSpec spec = *ParseCallSpec("B2,H3,Lq5,Lk19,D8,bits");
+  const AttentionCall call = *MakeRandomCall(spec, 1);
+  EXPECT_THAT(call.bias->shape, ElementsAre(1, 3, 5, 19));
+  EXPECT_EQ(call.bias->bytes, 3 * 5 * 3);
+  const Attention attention = *Describe(call, nullptr, nullptr);
+  EXPECT_EQ(attention.bias.dtype, DType::kBit);
+  EXPECT_EQ(attention.bias.stride_q, 24);
+  EXPECT_EQ(attention.bias.stride_h, 5 * 24);
+  EXPECT_EQ(attention.bias.stride_b, 0);
+  int64_t bytes = 2 * 3 * 4 * 8 * (5 + 19 + 19) + 3 * 5 * 3;
+  EXPECT_TRUE(TakeInputBytes(spec, 1, &bytes).ok());
+  EXPECT_EQ(bytes, 0);
 }
 
 TEST(CallSpec, DifferentSeedsGiveDifferentInputs) {
@@ -159,6 +185,12 @@ TEST(Describe, NamesWhatDoesNotFit) {
   EXPECT_THAT(message([](auto& c) { c.sinks = {1}; }), HasSubstr("sinks"));
   EXPECT_THAT(message([](auto& c) { c.bias = c.q; }), HasSubstr("bias"));
   EXPECT_THAT(message([](auto& c) { c.scale = INFINITY; }), HasSubstr("scale"));
+  EXPECT_THAT(message([](auto& c) { c.dropout_p = 1; }), HasSubstr("dropout_p is 1.0"));
+  EXPECT_THAT(message([](auto& c) {
+                c.q.dtype = DType::kBit;
+                c.q.bytes = 2 * 4 * 5 * 2;
+              }),
+              HasSubstr("q is of bits"));
 }
 
 }  // namespace

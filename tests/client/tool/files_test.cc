@@ -104,6 +104,25 @@ TEST(Npy, ReadsEveryHeaderThatNumPyAllows) {
   }
 }
 
+// Rows begin on bytes, the first key in the lowest bit.
+void ExpectBits(const HostTensor& tensor) {
+  EXPECT_EQ(tensor.dtype, DType::kBit);
+  EXPECT_EQ(ShapeText(tensor.shape), "[2, 9]");
+  ASSERT_EQ(tensor.bytes, 4);
+  EXPECT_EQ(std::memcmp(tensor.data.get(), "\x81\x01\x02\x00", 4), 0);
+}
+const std::string kBools("\1\0\0\0\0\0\0\1\1\0\1\0\0\0\0\0\0\0", 18);
+
+TEST(Npy, BooleansBecomeBits) {
+  Put(Path("b.npy"), Npy("{'descr': '|b1', 'fortran_order': False, 'shape': (2, 9), }", kBools));
+  const Result<HostTensor> read = ReadNpy(Path("b.npy"));
+  ASSERT_TRUE(read.ok()) << read.status().ToString();
+  ExpectBits(*read);
+  EXPECT_EQ(WriteNpy(Path("c.npy"), *read).code(), Code::kFailedPrecondition);
+  EXPECT_THAT(NpyError(Npy("{'descr': '|b1', 'fortran_order': False, 'shape': (2, 8), }", kBools)),
+              HasSubstr("shape [2, 8] needs 16 bytes of data, the file has 18"));
+}
+
 TEST(Npy, TellsWhatItIsInstead) {
   for (const char* descr : {"<V2", "|V2"}) {
     const std::string header =
@@ -218,6 +237,15 @@ TEST(Safetensors, RoundTrip) {
   ASSERT_TRUE(read.ok()) << read.status().ToString();
   ASSERT_EQ(read->size(), tensors.size());
   for (const auto& [name, tensor] : tensors) ExpectEqual(tensor, read->at(name));
+}
+
+TEST(Safetensors, BooleansBecomeBits) {
+  Put(Path("b.safetensors"),
+      Safetensors(R"({"bias":{"dtype":"BOOL","shape":[2,9],"data_offsets":[0,18]}}  )", kBools));
+  const auto read = ReadSafetensors(Path("b.safetensors"), {"bias"});
+  ASSERT_TRUE(read.ok()) << read.status().ToString();
+  ExpectBits(read->at("bias"));
+  EXPECT_EQ(WriteSafetensors(Path("c.safetensors"), *read).code(), Code::kFailedPrecondition);
 }
 
 TEST(Safetensors, SkipsWhatIsNotWantedAndWhatItCannotHold) {

@@ -68,7 +68,7 @@ constexpr const char* kShapes[] = {
     "B1,H2,L300,D64,bias,alibi,sinks,softcap=30,scale=0.5,kernel=cpu_reference",
     "B1,H1,Lq1,Lk3000,D16,dtype=bfloat16,top-left",
     "B3,H2,L77,D64,layout=lhd,ragged,dtype=float16,bias",
-    "B3,H2,L40,D64,layout=blhd,ragged,window=3:5",
+    "B3,H2,L40,D64,layout=blhd,ragged,window=3:5,bits,dropout=0.1",
     "B1,H1,Lq0,Lk4,D8",
     "B1,H1,Lq4,Lk0,D8",
 };

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "kernels/c/attend_c.h"
@@ -63,6 +64,39 @@ TEST(AttendCArguments, AreNamedWithValueAndBound) {
   bad.packed = 1;
   bad.total_q = bad.total_k = 1;
   expect(bad, "q_offsets");
+}
+
+TEST(AttendCArguments, OfDropoutAndBits) {
+  const auto expect = [](const attend_params& params, int32_t code, const char* words) {
+    EXPECT_EQ(attend_run(&params, nullptr), code);
+    ExpectSays(words);
+  };
+  for (const float p : {-0.5f, 1.0f, 0.999995f, std::numeric_limits<float>::quiet_NaN()}) {
+    attend_params bad = Good();
+    bad.dropout_p = p;
+    expect(bad, ATTEND_INVALID_ARGUMENT, "must be in [0, 1 - 2^-17)");
+  }
+  attend_params bad = Good();
+  bad.dropout_p = 1.5f;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "dropout_p is 1.5");
+  bad = Good();
+  bad.dropout_head = -1;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "dropout_head is -1, must be in [0, 4294967295]");
+  bad = Good();
+  bad.dropout_p = 0.5f;
+  bad.page_rows = 16;
+  expect(bad, ATTEND_UNIMPLEMENTED, "dropout with keys in pages");
+  bad = Good();
+  bad.bias = memory;
+  bad.bias_dtype = 5;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "bias_dtype is 5, must be in [1, 4]");
+  bad.bias_dtype = ATTEND_BIT;
+  bad.bias_stride_h = 9;
+  expect(bad, ATTEND_INVALID_ARGUMENT,
+         "bias_stride_h is 9, must be a multiple of 8 for a bias of bits");
+  bad = Good();
+  bad.dtype = ATTEND_BIT;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "dtype is 4, must be in [1, 3]");
 }
 
 TEST(AttendCArguments, PagesAreCheckedBeforeTheyAreRead) {
@@ -190,6 +224,11 @@ TEST(AttendCArguments, OfTheBackwardPass) {
   bad = good;
   bad.d_bias = memory;
   expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, there is no bias");
+  bad = good;
+  bad.attention.bias = memory;
+  bad.attention.bias_dtype = ATTEND_BIT;
+  bad.d_bias = memory;
+  expect(bad, ATTEND_INVALID_ARGUMENT, "d_bias is asked for, the bias is a mask of bits");
   bad = good;
   bad.d_sinks = memory;
   expect(bad, ATTEND_INVALID_ARGUMENT, "d_sinks are asked for, there are no sinks");

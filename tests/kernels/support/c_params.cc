@@ -55,6 +55,11 @@ attend_params ToParams(const Attention& a) {
   params.kv_pages = a.kv_pages.pages;
   params.kv_pages_stride = a.kv_pages.stride;
   params.page_rows = p.page_rows;
+  params.dropout_p = static_cast<float>(p.dropout) / kDropoutOne;
+  params.dropout_seed = a.dropout.seed;
+  params.dropout_sequence = a.dropout.sequence;
+  params.dropout_head = a.dropout.head;
+  params.dropout_row = a.dropout.row;
   return params;
 }
 

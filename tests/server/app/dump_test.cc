@@ -75,6 +75,34 @@ TEST(DumpTest, AFailedCheckIsWrittenAndGivesTheSameRequestAgain) {
   EXPECT_NE(server.log().find("reference check failed"), std::string::npos);
 }
 
+TEST(DumpTest, DropoutAndAMaskOfBitsAreInIt) {
+  const TemporaryDirectory directory;
+  test::TestServer server(
+      [&](Config& config) { config.check_dump_dir = directory.path().string(); });
+  server.backend().Corrupt([](const Attention& a) {
+    StoreElement(a.o.data, a.problem.dtype, 0, std::numeric_limits<float>::quiet_NaN());
+  });
+  v1::AttendRequest request = test::PlainWireProblem(1, 11).request;
+  request.set_check(true);
+  request.set_dropout_p(0.25f);
+  request.set_dropout_seed(uint64_t{1} << 63);
+  request.mutable_bias()->set_dtype(v1::DTYPE_BIT);
+  for (const int64_t dim : {1, 2, 1, 11}) request.mutable_bias()->add_shape(dim);
+  request.add_raw("\x7f\x05\x7e\x03");
+  v1::AttendResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server.Stub()->Attend(&context, request, &response).ok());
+  ASSERT_EQ(directory.entries().size(), 1u);
+  v1::AttendRequest again;
+  ASSERT_TRUE(again.ParseFromString(ReadFile(directory.entries()[0] / "request.binpb")));
+  EXPECT_EQ(again.dropout_p(), request.dropout_p());
+  EXPECT_EQ(again.dropout_seed(), request.dropout_seed());
+  EXPECT_EQ(again.bias().dtype(), v1::DTYPE_BIT);
+  EXPECT_EQ(again.bias().byte_length(), 4u);
+  EXPECT_TRUE(std::ranges::equal(again.bias().shape(), request.bias().shape()));
+  EXPECT_TRUE(std::ranges::equal(again.raw(), request.raw()));
+}
+
 TEST(DumpTest, TheNumberOfDumpsIsBoundedAndFailuresAreHarmless) {
   const TemporaryDirectory directory;
   const auto run = [](const std::string& dump_directory) {

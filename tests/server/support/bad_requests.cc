@@ -212,11 +212,28 @@ std::vector<BadRequest> BadValues() {
        [](auto& r) { r.set_kernel("cuda_naive"); },
        {"kernel cuda_naive does not run on cpu"},
        StatusCode::UNIMPLEMENTED},
+  };
+}
+
+std::vector<BadRequest> BadTerms() {
+  const auto nan = std::numeric_limits<float>::quiet_NaN();
+  return {
       {"slopes",
        [](auto& r) {
          for (int i = 0; i < 3; ++i) r.add_alibi_slopes(1);
        },
        {"alibi_slopes has 3 entries, must have Hq = 2, B * Hq = 2, or 0"}},
+      {"dropout 1",
+       [](auto& r) { r.set_dropout_p(1); },
+       {"dropout_p is 1.000000, must be in [0, 1 - 2^-17)"}},
+      {"dropout negative", [](auto& r) { r.set_dropout_p(-0.25f); }, {"dropout_p is -0.250000"}},
+      {"dropout nan", [=](auto& r) { r.set_dropout_p(nan); }, {"dropout_p is", "must be in [0, "}},
+      {"q of bits",
+       [](auto& r) { r.mutable_q()->set_dtype(v1::DTYPE_BIT); },
+       {"q.dtype is 4, must be FLOAT16 (1), BFLOAT16 (2) or FLOAT32 (3)"}},
+      {"o of bits",
+       [](auto& r) { r.set_o_dtype(v1::DTYPE_BIT); },
+       {"o_dtype is 4, must be q.dtype float32 or FLOAT32 (3)"}},
       {"sinks", [](auto& r) { r.add_sinks(1); }, {"sinks has 1 entries, must have Hq = 2, or 0"}},
   };
 }
@@ -309,7 +326,26 @@ std::vector<BadRequest> BadBiases() {
        [](auto& r) {
          AddBias(r, {1, 2, 8, 8})->clear_dtype();
        },
-       {"bias.dtype is 0"}},
+       {"bias.dtype is 0, must be FLOAT16 (1), BFLOAT16 (2), FLOAT32 (3) or BIT (4)"}},
+      {"bias of bits, a byte for each key",
+       [](auto& r) {
+         AddBias(r, {1, 2, 8, 8})->set_dtype(v1::DTYPE_BIT);
+         r.mutable_raw(3)->resize(2 * 8 * 8);
+       },
+       {"raw[3] has 128 bytes, must have 16, the bytes of bias"}},
+      {"byte_length of bits",
+       [](auto& r) {
+         v1::Tensor* const bias = AddBias(r, {1, 1, 8, 8});
+         bias->set_dtype(v1::DTYPE_BIT);
+         bias->set_byte_length(64);
+         r.mutable_raw(3)->resize(8);
+       },
+       {"bias.byte_length is 64, must be 8 for shape [1, 1, 8, 8] of bit"}},
+      {"bits that overflow",
+       [](auto& r) {
+         AddBias(r, {1, kHuge, 8, 8})->set_dtype(v1::DTYPE_BIT);
+       },
+       {"bias.shape", "overflows 64 bits"}},
       {"bias bytes",
        [](auto& r) {
          AddBias(r, {1, 1, 8, 8});

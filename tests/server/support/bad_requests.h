@@ -25,6 +25,7 @@ std::vector<BadRequest> BadShapes();
 std::vector<BadRequest> BadMatches();  // tensors that don't fit each other
 std::vector<BadRequest> BadBytes();
 std::vector<BadRequest> BadValues();
+std::vector<BadRequest> BadTerms();
 std::vector<BadRequest> BadLengths();
 std::vector<BadRequest> BadBiases();
 

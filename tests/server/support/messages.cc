@@ -78,13 +78,12 @@ void FillBias(const ProblemSpec& spec, const Attention& a, v1::AttendRequest* re
   bias->add_shape(spec.bias_per_head ? p.heads_q : 1);
   bias->add_shape(spec.bias_per_query ? p.len_q : 1);
   bias->add_shape(p.len_k);
-  const int64_t size = DTypeBytes(a.bias.dtype);
   std::string bytes;
   ForRows(Order::kBhld, bias->shape(0), bias->shape(1), bias->shape(2),
           [&](int64_t b, int64_t h, int64_t i) {
             const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q;
-            bytes.append(static_cast<const char*>(a.bias.data) + at * size,
-                         static_cast<size_t>(p.len_k * size));
+            bytes.append(static_cast<const char*>(a.bias.data) + RowBytes(a.bias.dtype, at),
+                         static_cast<size_t>(RowBytes(a.bias.dtype, p.len_k)));
           });
   request->add_raw(std::move(bytes));
 }
@@ -126,14 +125,24 @@ v1::AttendRequest ToRequest(const ProblemSpec& spec, const OwnedAttention& owned
               request.mutable_alibi_slopes());
   }
   if (p.has_sinks) FillArray(a.sinks, p.heads_q, request.mutable_sinks());
+  request.set_dropout_p(static_cast<float>(p.dropout) / kDropoutOne);
+  if (p.dropout > 0) request.set_dropout_seed(a.dropout.seed);
   request.set_return_lse(p.return_lse);
   if (p.o_float32) request.set_o_dtype(v1::DTYPE_FLOAT32);
   return request;
 }
 
+ProblemSpec RandomWireSpec(uint64_t seed, double work_max) {
+  ProblemSpec spec = RandomSpec(seed, work_max);
+  if (seed % 4 != 1) return spec;
+  spec = WithDropout(std::move(spec), seed);
+  spec.dropout = {.seed = spec.dropout.seed};
+  return spec;
+}
+
 WireProblem RandomWireProblem(uint64_t seed, double work_max) {
   WireProblem problem;
-  problem.spec = RandomSpec(seed, work_max);
+  problem.spec = RandomWireSpec(seed, work_max);
   Problem& p = problem.spec.problem;
   // Slopes for each of no sequences cannot be told from no slopes.
   if (p.batch == 0 && problem.spec.alibi_per_sequence) p.has_alibi = false;

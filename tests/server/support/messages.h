@@ -27,6 +27,9 @@ struct WireProblem {
 // The message that asks for `owned`; gaps are left out, what lies beyond true lengths goes along.
 v1::AttendRequest ToRequest(const ProblemSpec& spec, const OwnedAttention& owned);
 
+// RandomSpec's with what only the wire adds to it: some have dropout, from the first sequence, head
+// and row on.
+ProblemSpec RandomWireSpec(uint64_t seed, double work_max = 2e5);
 // Any combination of features in any layout, drawn from `seed`.
 WireProblem RandomWireProblem(uint64_t seed, double work_max = 2e5);
 // B1 H2 Lq = Lk = length, D = Dv = dim, no features: the good request between bad ones.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
@@ -18,9 +19,10 @@
 
 namespace attend::test {
 
-// RandomSpec's, the packed ones with more sequences.
+// RandomSpec's, some with dropout, the packed ones with more sequences.
 inline ProblemSpec SplittableSpec(uint64_t seed, double work_max) {
   ProblemSpec spec = RandomSpec(seed, work_max);
+  if (seed % 3 == 1) spec = WithDropout(std::move(spec), seed);
   if (!spec.problem.packed) return spec;
   std::mt19937_64 random(seed);
   spec.q_lengths.clear();
@@ -67,9 +69,9 @@ inline ScatteredInputs Scatter(const OwnedAttention& owned) {
   tensor(a.k, p.heads_kv, p.packed ? p.total_k : p.len_k, p.dim);
   tensor(a.v, p.heads_kv, p.packed ? p.total_k : p.len_k, p.dim_v);
   if (p.has_bias) {
-    move(&a.bias.data, extent(p.batch, a.bias.stride_b, p.heads_q, a.bias.stride_h, p.len_q,
-                              a.bias.stride_q, p.len_k) *
-                           DTypeBytes(a.bias.dtype));
+    move(&a.bias.data,
+         RowBytes(a.bias.dtype, extent(p.batch, a.bias.stride_b, p.heads_q, a.bias.stride_h,
+                                       p.len_q, a.bias.stride_q, p.len_k)));
   }
   scattered.spans.Add(owned.input);
   return scattered;

@@ -153,7 +153,7 @@ WireGradients::WireGradients(ProblemSpec spec, uint64_t seed)
   for (int name = v1::TENSOR_NAME_D_Q; name <= v1::TENSOR_NAME_D_V; ++name) {
     backward.add_wanted(static_cast<v1::TensorName>(name));
   }
-  if (p.has_bias) backward.add_wanted(v1::TENSOR_NAME_D_BIAS);
+  if (p.has_bias && a.bias.dtype != DType::kBit) backward.add_wanted(v1::TENSOR_NAME_D_BIAS);
   if (p.has_sinks) backward.add_wanted(v1::TENSOR_NAME_D_SINKS);
 }
 

@@ -54,7 +54,7 @@ TEST(Backward, EveryFeatureByEveryWay) {
     for (int n = 0; n < rounds; ++n) {
       const uint64_t one = seed + static_cast<uint64_t>(n);
       SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " n " + std::to_string(n));
-      WireGradients gradients(RandomSpec(one, 3e4), one);
+      WireGradients gradients(RandomWireSpec(one, 3e4), one);
       v1::AttendResponse response;
       grpc::Status status;
       if (n % 3 == 0) status = Backward(server, gradients.request, &response);
@@ -101,7 +101,7 @@ TEST(Backward, TheCheckJudgesGradients) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < 20; ++n) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " n " + std::to_string(n));
-    WireGradients gradients(RandomSpec(seed + n, 3e4), seed + n);
+    WireGradients gradients(RandomWireSpec(seed + n, 3e4), seed + n);
     gradients.request.set_check(true);
     v1::AttendResponse response;
     ASSERT_TRUE(Backward(server, gradients.request, &response).ok());
@@ -213,6 +213,15 @@ const Bad kBad[] = {
      "an entry of backward.wanted is 1, must be D_Q (9)"},
     {"no bias", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_BIAS); },
      "d_bias is asked for, there is no bias"},
+    {"bias of bits",
+     [](auto& r) {
+       r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_BIAS);
+       r.mutable_bias()->set_dtype(v1::DTYPE_BIT);
+       for (const int64_t dim : {1, 1, 1, 8}) r.mutable_bias()->add_shape(dim);
+     },
+     "d_bias is asked for, the bias is a mask of bits"},
+    {"dropout", [](auto& r) { r.set_dropout_p(2); },
+     "dropout_p is 2.000000, must be in [0, 1 - 2^-17)"},
     {"no sinks", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_SINKS); },
      "d_sinks are asked for, there are no sinks"},
     {"lse too", [](auto& r) { r.set_return_lse(true); }, "return_lse is set, must be unset with"},

@@ -71,6 +71,7 @@ TEST_F(BadInputTest, Shapes) { Try(test::BadShapes()); }
 TEST_F(BadInputTest, Matches) { Try(test::BadMatches()); }
 TEST_F(BadInputTest, Bytes) { Try(test::BadBytes()); }
 TEST_F(BadInputTest, Values) { Try(test::BadValues()); }
+TEST_F(BadInputTest, Terms) { Try(test::BadTerms()); }
 TEST_F(BadInputTest, Lengths) { Try(test::BadLengths()); }
 TEST_F(BadInputTest, Biases) { Try(test::BadBiases()); }
 
