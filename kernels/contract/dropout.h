@@ -7,7 +7,7 @@
 //
 // The softmax, LSE and delta_i = dO_i . O_i know nothing of it. m_ij depends on the seed, the
 // sequence, the query head, i and j alone, so that every kernel, tile and device, and the backward
-// pass, drop the same weights, and keep no mask.
+// pass, drop the same weights, and keep no mask. A dropped weight adds nothing, be V_j or dO_i NaN.
 //
 // The bits are Philox4x32-7's (Salmon et al. 2011; seven rounds are the fewest that pass BigCrush,
 // and two thirds of the cost of the usual ten). The key is the seed, the counter

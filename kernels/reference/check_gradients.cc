@@ -229,7 +229,7 @@ void Judge::CheckKey(const Rows& rows, const Place& place) {
         if (of_k) {
           sums.Add(row.q, pair.d_dot, pair.d_dot_error);
         } else {
-          sums.Add(row.d_o, pair.weight, pair.factor_error);
+          sums.Add(row.d_o, pair.factor, pair.factor_error);
         }
       }
     }

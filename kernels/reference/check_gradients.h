@@ -14,11 +14,13 @@
 // the score's error (score_rounding.h), a pass in fp32 is off by at most
 //
 //   P      rho = exp(E + e_LSE + 2 u |x|) - 1 + 4 u,     |err P| <= rho P + 2^-126
-//   e_LSE  8 u (1 + |LSE|) + (c(D) + t u) |scale| |q| max |k|,   t = D / 8 for 16-bit dtypes, else
-//   0 dP     c(Dv) sum |dO||V| less   = delta - dLSE: (c(Dv) + 4 u_o) sum |dO||O| + u |less| m = dP
-//   - less: the errors of both, and u |m| dS     = P m: (P + err P) err m + err P |m| + 2 u |dS|
-//   slope  = 1 - t^2, t = capped / softcap: err t = E / softcap, err slope = (2 + err t) err t + 4
-//   u dT     scale (slope err dS + |dS| err slope) + 2 u |dT|
+//   e_LSE  8 u (1 + |LSE|) + (c(D) + t u) |scale| |q| max |k|,   t: D / 8 for 16-bit dtypes, else 0
+//   dP     c(Dv) sum |dO||V|
+//   less   = delta - dLSE: (c(Dv) + 4 u_o) sum |dO||O| + u |less|
+//   m      = dP - less: the errors of both, and u |m|
+//   dS     = P m: (P + err P) err m + err P |m| + 2 u |dS|
+//   slope  1 - t^2, t = capped / softcap: err t = E / softcap, err slope = (2 + err t) err t + 4 u
+//   dT     scale (slope err dS + |dS| err slope) + 2 u |dT|
 //
 //   dQ     sum err dT |K| + c(n) sum |dT||K| over the row's n keys
 //   dK     sum err dT |Q| + c(n) sum |dT||Q| over the n rows that see the key
@@ -30,7 +32,9 @@
 // factors rounded to the dtype (u of the dtype, and half a step of subnormal numbers more in err P
 // of dV and in err dS of dT), and x is the difference of two products with log2(e): 2 u (|score| +
 // |LSE|) more. e_LSE and the 4 u_o are there because a pass may as well compute O and LSE anew, as
-// cpu_reference does: then it has what theirs were rounded from.
+// cpu_reference does: then it has what theirs were rounded from. Dropout's factor is in dP, and in
+// P as dV has it, and in the errors of both, which it makes 2 u larger: it is rounded, and so is
+// the product with it.
 //
 // Elements whose truth is not a finite number are not judged; elements that are not, and should be,
 // fail.

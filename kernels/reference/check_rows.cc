@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/plain_row.h"
 
 namespace attend {
@@ -21,6 +22,9 @@ constexpr double kFloat32Roundoff = UnitRoundoff(DType::kFloat32);
 // units in good libraries and polynomials), product, sum of weights, its reciprocal, the final
 // product, and two for the rescaling when the maximum moves.
 constexpr double kWeightRoundings = 8;
+
+// And of dropout's factor: its own, and that of the product with it.
+constexpr double kDropoutRoundings = 2;
 
 // What Tensor Cores lose of a sum P V with each key, in fp32's roundoffs of the sum: see the
 // header.
@@ -195,12 +199,12 @@ class Judge {
 };
 
 // The ends of what a mean of the visible keys' V, finite ones, can be in each column. A sink is a
-// key of value 0, and so is nothing where fp32 may lose keys.
+// key of value 0, as are weights that are dropped, and so is nothing where fp32 may lose keys.
 void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFacts* row) {
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, id.b);
   const RowRounding& r = row->rounding;
-  const bool zero = p.has_sinks || r.may_overflow || r.some_vanish;
+  const bool zero = p.has_sinks || p.dropout > 0 || r.may_overflow || r.some_vanish;
   row->low.fill(zero ? 0 : kInfinity);
   row->high.fill(zero ? 0 : -kInfinity);
   std::array<float, kHeadDimMax> v;
@@ -219,6 +223,10 @@ void FindRange(const Attention& a, const RowId& id, const StopFlag* stop, RowFac
       row->low[d] = std::min(row->low[d], static_cast<double>(v[d]));
       row->high[d] = std::max(row->high[d], static_cast<double>(v[d]));
     }
+  }
+  for (int64_t d = 0; p.dropout > 0 && d < p.dim_v; ++d) {
+    row->low[d] *= KeptFactor(p);
+    row->high[d] *= KeptFactor(p);
   }
 }
 
@@ -245,7 +253,8 @@ void CompareO(const Attention& a, const RowId& id, const RowTruth& truth, const 
   const RowRounding& r = row.rounding;
   const double dtype_unit = UnitRoundoff(p.dtype);  // of weights
   const double o_unit = UnitRoundoff(p.o_dtype());
-  const double weight_unit = kWeightRoundings * kFloat32Roundoff;
+  const double weight_unit =
+      (kWeightRoundings + (p.dropout > 0 ? kDropoutRoundings : 0)) * kFloat32Roundoff;
   const double sum_unit = std::sqrt(static_cast<double>(r.keys)) / 2 * kFloat32Roundoff;
   const double truncations =
       p.dtype == DType::kFloat32 ? 0 : kKeyTruncations * static_cast<double>(r.counting_keys);

@@ -30,8 +30,8 @@
 // like values is short by 1 / 9 u32 a key on an H200 with values of random bits, 1 / 6 with the
 // worst, and twice that where one bit less is kept (Fasi et al. 2021).
 //
-// LSE has f with w = 1 and, for `moved`, what the scores' rounding does to it; floor adds
-// u32 |LSE|. Rows that see no key must be exactly 0 and -inf.
+// LSE has f with w = 1, and for `moved` what rounding does to the scores; floor adds u32 |LSE|.
+// Rows that see no key must be exactly 0 and -inf. Dropout's factor is in v; f then has 10 u32 w.
 //
 // Keys without weight cannot loosen the bound, however large their scores: a fault of 0.1 % of w in
 // fp32, of 8 roundoffs of w in fp16 and bf16 (up to 131,072 and 1,048,576 keys of weight: beyond
@@ -39,8 +39,8 @@
 // thousands of keys on, whose plain sum drifts) is seen beside padding at -1e9. It is not in a row
 // whose keys all have such scores: at 1e9 fp32 numbers are 64 apart, and right kernels differ. A
 // row where `moved` is more than 2^-10 w is `wide` and counted in the report. Its O may be
-// anywhere, but no further out than the visible keys' v, as a mean of them (and of 0 for a sink),
-// beside the roundings of the largest of them.
+// anywhere, but no further out than the visible keys' v, as a mean of them (and 0 for sinks and
+// dropout), beside the roundings of the largest of them.
 //
 // NaN and Inf in the inputs follow IEEE: O and LSE must contain what the reference makes of them.
 // Finite inputs whose scores are in fp32's range give finite weights, and O, a mean of finite
@@ -99,9 +99,9 @@ inline constexpr int64_t kSampledRowsMax = 1 << 16;
 // `seed` spread evenly over the rows of all sequences and heads, always with the first and last row
 // of some sequence, and never fewer than one row. Rows that a pass over V and the whole output
 // finds suspicious come first: a NaN or Inf, or (without NaN or Inf in V) a value outside the range
-// of its column of V joined with 0, which no weighted mean can leave. V may be null: then only NaN
-// and Inf are suspicious. The output is expected to have been poisoned with NaN before the kernel
-// ran, so that an unwritten row is always among these. Once `stop` is set, some rows.
+// of its column of V (times dropout's factor) joined with 0, which no mean can leave. V may be
+// null: then only NaN and Inf are suspicious. The output is to have been poisoned with NaN before
+// the kernel ran, so that an unwritten row is always among these. Once `stop` is set, some rows.
 std::vector<RowId> SampleRows(const Attention& attention, uint64_t seed, double work_budget,
                               const StopFlag* stop = nullptr);
 

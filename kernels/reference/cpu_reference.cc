@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/contract/softmax_state.h"
+#include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/score_terms.h"
 #include "kernels/reference/store_rounded.h"
 
@@ -104,7 +105,7 @@ void ReferenceRow(const Attention& a, int64_t b, int64_t h, int64_t i, double* o
     const double exponential = ScaledExp(score.value, state.max);
     const double weight = exponential == 0 ? std::numeric_limits<double>::min() : exponential;
     const int64_t v_at = KeyElement(a, a.v, s, b, h / p.group(), j);
-    LoadElements(a.v.data, p.dtype, v_at, p.dim_v, v.data());
+    LoadKeptValue(a, {b, h, i}, j, v_at, v.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * v[d];
     if (sums) sums->Add(score, weight, v.data());
     state.sum += weight;

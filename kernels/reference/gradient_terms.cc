@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/score_terms.h"
 
 namespace attend {
@@ -120,18 +121,22 @@ GradientPair GradientTerms::Pair(const GradientRow& row, const GradientKey& key)
   const double rho =
       std::expm1(score.error + row.lse_error + 2 * kRoundoff * (std::abs(x) + products)) +
       4 * kRoundoff;
-  pair.weight = std::exp(x);
-  pair.weight_error = rho * pair.weight + 0x1p-126;
-  pair.factor_error = pair.weight_error + FactorRounding(p, pair.weight + pair.weight_error);
+  const double weight = std::exp(x);
+  const double weight_error = rho * weight + 0x1p-126;
+  const double kept = DropoutFactor(a_, row.id, key.j);
+  const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
+  pair.factor = kept * weight;
+  pair.factor_error = kept * (weight_error + FactorRounding(p, weight + weight_error) +
+                              kept_roundings * (weight + weight_error));
 
-  const Products d_weight = Multiply(row.d_o, key.v, p.dim_v);
-  const double m = d_weight.sum - row.less;
-  const double m_error =
-      SumRoundings(p.dim_v) * d_weight.magnitude + row.less_error + kRoundoff * std::abs(m);
-  pair.d_score = pair.weight * m;
-  pair.d_score_error = (pair.weight + pair.weight_error) * m_error +
-                       pair.weight_error * std::abs(m) + 2 * kRoundoff * std::abs(pair.d_score) +
-                       0x1p-149;
+  // What is dropped may be NaN.
+  const Products d_weight = kept == 0 ? Products{} : Multiply(row.d_o, key.v, p.dim_v);
+  const double m = kept * d_weight.sum - row.less;
+  const double m_error = kept * (SumRoundings(p.dim_v) + kept_roundings) * d_weight.magnitude +
+                         row.less_error + kRoundoff * std::abs(m);
+  pair.d_score = weight * m;
+  pair.d_score_error = (weight + weight_error) * m_error + weight_error * std::abs(m) +
+                       2 * kRoundoff * std::abs(pair.d_score) + 0x1p-149;
   double slope = 1, slope_error = 0;
   if (p.softcap > 0) {
     const double share = terms.capped / static_cast<double>(p.softcap);

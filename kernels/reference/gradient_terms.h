@@ -40,10 +40,9 @@ struct GradientKey {
 };
 
 struct GradientPair {
-  double weight = 0;  // P
-  double weight_error = 0;
-  double factor_error = 0;  // of P as a factor of dO
-  double d_score = 0;       // dS
+  double factor = 0;  // of dO in dV: P, times dropout's factor
+  double factor_error = 0;
+  double d_score = 0;  // dS
   double d_score_error = 0;
   double d_dot = 0;  // dT * scale
   double d_dot_error = 0;

@@ -10,6 +10,7 @@
 
 #include "kernels/contract/limits.h"
 #include "kernels/contract/softmax_state.h"
+#include "kernels/reference/dropout_factor.h"
 
 namespace attend {
 namespace {
@@ -147,7 +148,12 @@ void PlainRow(const Attention& a, int64_t b, int64_t h, int64_t i, float* o, flo
   std::array<float, kHeadDimMax> values;
   scores.ForEach([&](int64_t j, float score) {
     // Divided before they are added up: sums of the largest values would overflow.
-    const float weight = Round(p.dtype, std::exp(score - max)) * factor;
+    float weight = Round(p.dtype, std::exp(score - max)) * factor;
+    if (p.dropout > 0) {
+      const auto kept = static_cast<float>(DropoutFactor(a, {b, h, i}, j));
+      if (kept == 0) return;
+      weight *= kept;
+    }
     const int64_t v = KeyElement(a, a.v, s, b, h / p.group(), j);
     LoadElements(a.v.data, p.dtype, v, p.dim_v, values.data());
     for (int64_t d = 0; d < p.dim_v; ++d) o[d] += weight * values[d];

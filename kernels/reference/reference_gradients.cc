@@ -10,6 +10,7 @@
 
 #include "kernels/contract/limits.h"
 #include "kernels/contract/softmax_state.h"
+#include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/score_terms.h"
 #include "kernels/reference/store_rounded.h"
 
@@ -120,10 +121,11 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
     if (score == -kInfinity) continue;
     Add(state, score);
     const int64_t v = KeyElement(a, a.v, s, id.b, kv_head, j);
-    LoadElements(a.v.data, p.dtype, v, p.dim_v, other.data());
+    const double kept = LoadKeptValue(a, id, j, v, other.data());
     const double share = p.softcap > 0 ? terms.capped / static_cast<double>(p.softcap) : 0;
     keys.push_back({.j = j,
                     .weight = score,
+                    .kept = kept,
                     .d_score = Dot(d_o, other, p.dim_v),
                     .d_dot = static_cast<double>(p.scale) * (1 - share * share)});
   }
@@ -172,7 +174,7 @@ void CpuReferenceGradients(const Attention& a, const Gradients& g, const StopFla
             LoadElements(a.k.data, p.dtype, at, p.dim, k.data());
             d_q.Add(i, key.d_dot, k);
             d_k.Add(key.j, key.d_dot, q);
-            d_v.Add(key.j, key.weight, d_o);
+            if (key.kept != 0) d_v.Add(key.j, key.weight * key.kept, d_o);
           }
         }
         d_q.Store(g.d_q, p.dtype, b, h, s.q_row);

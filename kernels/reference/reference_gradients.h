@@ -19,6 +19,7 @@ namespace attend {
 struct KeyGradient {
   int64_t j = 0;
   double weight = 0;   // P
+  double kept = 1;     // m of dropout.h
   double d_score = 0;  // dS
   double d_dot = 0;    // dT * scale: by q.k
 };

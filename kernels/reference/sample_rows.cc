@@ -14,6 +14,7 @@
 #include "kernels/contract/limits.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/reference/cpu_reference.h"
+#include "kernels/reference/dropout_factor.h"
 
 namespace attend {
 namespace {
@@ -51,6 +52,11 @@ ColumnRanges RangesOf(const Attention& a, const Sequence& s, int64_t b, int64_t 
     }
   }
   ranges.finite = bad == 0;
+  if (p.dropout > 0) {
+    const auto kept = static_cast<float>(KeptFactor(p));
+    for (float& low : ranges.low) low *= kept;
+    for (float& high : ranges.high) high *= kept;
+  }
   const float slack = kRangeSlack + 2 * static_cast<float>(UnitRoundoff(p.dtype));
   for (int64_t d = 0; d < p.dim_v; ++d) {
     const float widen = slack * std::max(-ranges.low[d], ranges.high[d]);

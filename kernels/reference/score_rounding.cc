@@ -161,6 +161,7 @@ void RoundingSums::Add(const KeyScore& score, double weight, const double* v) {
     first_[d] += raised * value;
     second_[d] += raised * value * value;
   }
+  for (int64_t d = 0; p_.dropout > 0 && d < p_.dim_v; ++d) sizes_[d] += raised * std::abs(v[d]);
   ++row_->keys;
   if (weight >= kCountingWeight) ++row_->counting_keys;
   const double half = p_.dtype == DType::kFloat16 ? kSmallestNormalHalf : 0;
@@ -195,6 +196,10 @@ void RoundingSums::Finish(double sum, double sink, const double* o) {
     const double squares = shrink * second_[d] + o[d] * o[d] * raised;
     const double spread = std::max(0.0, squares - 2 * o[d] * shrink * first_[d]);
     row_->moved[d] = std::sqrt(raised * (spread + sum_error * squares)) / kept;
+    if (p_.dropout > 0) {
+      const double sizes = shrink * sizes_[d] + std::abs(o[d]) * raised;
+      row_->moved[d] = std::min(row_->moved[d], sizes / kept);
+    }
     if (open || kept < kKeptMin) row_->moved[d] = kInfinity;
   }
   if (has_sink) lowest_ = std::max(lowest_, sink - sink_error);

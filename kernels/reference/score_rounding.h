@@ -29,6 +29,12 @@
 // as in a row whose keys are all at -1e9, fp32 does not know the weights: O is some mean of V, and
 // no more can be said (`moved` is infinite).
 //
+// With dropout v_j is m_j times the value (dropout.h): O is a mean of those. Keys of much weight
+// are then often at 0, and o small beside what Cauchy and Schwarz allow them. So the smaller counts
+// of that and
+//
+//   |O - o| <= (sum R_j |v_j| + |o| R) / K
+//
 // The sum is computed as sum R_j v_j^2 - 2 o sum R_j v_j + o^2 R, which cancels: where one R_j is
 // far larger than all others and its v_j is o, nothing would be left of the others. So the sum
 // counts with (8 + n) 2^-53 (sum R_j v_j^2 + o^2 R) more, what n keys' roundings in double cost.
@@ -113,7 +119,7 @@ class RoundingSums {
  public:
   RoundingSums(const Problem& problem, double max, double highest, int64_t keys, RowRounding* row);
 
-  // `weight` is exp(score - max).
+  // `weight` is exp(score - max), and `v` the value with dropout's factor in it.
   void Add(const KeyScore& score, double weight, const double* v);
   // `sum` is that of the weights, `sink` the sink's logit or -inf; `o` the row's O.
   void Finish(double sum, double sink, const double* o);
@@ -131,6 +137,7 @@ class RoundingSums {
   double lowest_;      // the largest score - error of a key that fp32 does not lose
   std::array<double, kHeadDimMax> first_{};   // sum R_j v_j
   std::array<double, kHeadDimMax> second_{};  // sum R_j v_j^2
+  std::array<double, kHeadDimMax> sizes_{};   // sum R_j |v_j|, with dropout
   std::array<double, kHeadDimMax> lost_halves_{};
   RowRounding* row_;
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
@@ -58,7 +59,8 @@ TEST(TakeSlice, PartsAreTheWholeBitForBit) {
   const int count = std::max(50, static_cast<int>(1000 * TestScale()));
   for (int n = 0; n < count; ++n) {
     std::mt19937_64 random(seed + static_cast<uint64_t>(n));
-    const ProblemSpec spec = RandomSpec(random(), 1e5);
+    ProblemSpec spec = RandomSpec(random(), 1e5);
+    if (n % 2 == 1) spec = WithDropout(std::move(spec), random());
     OwnedAttention owned = MakeAttention(spec, random());
     const Problem& p = owned.attention.problem;
     if (p.batch == 0 || p.len_q == 0) continue;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/cpu_reference.h"
@@ -84,6 +85,7 @@ void RoundToGrid(float* x) {
 // A problem whose inputs are on the grid, with values of order 1.
 ProblemSpec SmoothSpec(uint64_t seed) {
   ProblemSpec spec = RandomSpec(seed, 4e3);
+  if (seed % 2 == 1) spec = WithDropout(std::move(spec), seed);
   Problem& p = spec.problem;
   p.dtype = DType::kFloat32;
   p.o_float32 = false;
@@ -246,6 +248,8 @@ TEST_F(ReferenceGradientsTest, PartsOfTheKeysMakeTheWhole) {
   constexpr int64_t kRows = 7, kKeys = 12, kFirst = 5, kDim = 8;
   ProblemSpec spec = MakeSpec(1, 2, 1, kRows, kKeys, kDim, kDim);
   spec.problem.mask.right = 0;
+  spec.problem.dropout = 20000;
+  spec.dropout = {.seed = seed, .head = 5, .row = 6};
   ASSERT_NO_FATAL_FAILURE(Make(spec, seed));
   const Attention& whole = owned_.attention;
   Gradients& g = gradients_->get();
@@ -333,6 +337,37 @@ TEST_F(ReferenceGradientsTest, KeysThatBiasRemovesAreNotRead) {
     EXPECT_EQ(At(g.d_k, 0, 0, 1, d), 0);
     EXPECT_EQ(At(g.d_v, 0, 0, 1, d), 0);
   }
+}
+
+// With dO one row's unit vectors and no dLSE, dV is the weights: what the forward dropped is 0, and
+// the rest as much larger as it is there.
+TEST_F(ReferenceGradientsTest, DropsWhatTheForwardDrops) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  constexpr int64_t kKeys = 50;
+  ProblemSpec spec = MakeSpec(1, 1, 1, kKeys, kKeys, 8, kKeys);
+  spec.problem.dropout = 40000;
+  spec.dropout = {.seed = seed, .sequence = 1, .row = 3};
+  ASSERT_NO_FATAL_FAILURE(Make(spec, seed));
+  for (int64_t n = 0; n < kKeys * kKeys; ++n) {
+    const float one = n % (kKeys + 1) == 0 ? 1.0f : 0.0f;
+    *V(0, 0, n / kKeys, n % kKeys) = one;
+    static_cast<float*>(const_cast<void*>(gradients_->get().d_o.data))[n] = one;
+  }
+  CpuReferenceGradients(owned_.attention, gradients_->get());
+  int64_t dropped = 0;
+  for (int64_t i = 0; i < kKeys; ++i) {
+    std::vector<double> o(kKeys);
+    double lse = 0;
+    ReferenceRow(owned_.attention, 0, 0, i, o.data(), &lse);
+    for (int64_t j = 0; j < kKeys; ++j) {
+      const double weight = o[static_cast<size_t>(j)];
+      dropped += weight == 0 ? 1 : 0;
+      EXPECT_EQ(weight != 0, DropoutKeeps(40000, seed, 1, 0, i + 3, j));
+      EXPECT_FLOAT_EQ(At(gradients_->get().d_v, 0, 0, j, i), static_cast<float>(weight));
+    }
+  }
+  EXPECT_GT(dropped, kKeys * kKeys / 3);
 }
 
 TEST_F(ReferenceGradientsTest, RefusesWhatHasNoGradient) {

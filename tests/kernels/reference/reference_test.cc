@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/reference/check_rows.h"
@@ -81,19 +82,25 @@ void NaiveRow(OwnedAttention& owned, const Lengths& len, int64_t b, int64_t h, i
     const long double weight = std::exp(scores[static_cast<size_t>(j)] - shift);
     if (weight == 0) continue;
     sum += weight;
+    const DropoutPlace& place = a.dropout;
+    if (!DropoutKeeps(p.dropout, place.seed, place.sequence + b, place.head + h, place.row + i,
+                      p.key_offset + j)) {
+      continue;
+    }
     for (int64_t d = 0; d < p.dim_v; ++d) {
       (*o)[static_cast<size_t>(d)] +=
           weight * static_cast<long double>(Get(a, owned.V(b, h_kv, j, d)));
     }
   }
   *lse = shift + std::log(sum);
-  for (long double& element : *o) element /= sum;
+  for (long double& element : *o) element /= sum * (65536 - p.dropout) / 65536;
 }
 
 TEST(Reference, MatchesTheFormulaOverRandomProblems) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(300 * TestScale()); ++n) {
-    const ProblemSpec spec = RandomSpec(seed + n, 2e5);
+    ProblemSpec spec = RandomSpec(seed + n, 2e5);
+    if (n % 2 == 1) spec = WithDropout(std::move(spec), seed + n);
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
     OwnedAttention owned = MakeAttention(spec, seed + n);
     const Problem& p = owned.attention.problem;
@@ -115,7 +122,9 @@ TEST(Reference, MatchesTheFormulaOverRandomProblems) {
           }
           for (int64_t d = 0; d < p.dim_v; ++d) {
             const size_t at = static_cast<size_t>(d);
-            ASSERT_NEAR(o[at], static_cast<double>(naive[at]), 1e-10) << b << " " << h << " " << i;
+            const double size = std::max(1.0, std::abs(static_cast<double>(naive[at])));
+            ASSERT_NEAR(o[at], static_cast<double>(naive[at]), 1e-10 * size)
+                << b << " " << h << " " << i;
           }
         }
       }
@@ -202,6 +211,32 @@ TEST(Reference, NanReachesOnlyRowsThatSeeIt) {
       EXPECT_EQ(std::isnan(lse), i >= 5 && !in_v);
     }
   }
+}
+
+// What is dropped adds nothing to O, be its value NaN; its score is in LSE as without dropout.
+TEST(Reference, DroppedWeightsAddNothing) {
+  ProblemSpec spec = MakeSpec(1, 2, 1, 9, 40, 4, 4);
+  spec.problem.dropout = 32768;
+  spec.dropout = {.seed = 5, .row = 3};
+  OwnedAttention owned = MakeAttention(spec, 1);
+  OwnedAttention without = MakeAttention(MakeSpec(1, 2, 1, 9, 40, 4, 4), 1);
+  Set(owned.attention, owned.V(0, 0, 17, 1), kNan);
+  int kept = 0;
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t i = 0; i < 9; ++i) {
+      double o[4], o_without[4];
+      double lse = 0, lse_without = 0;
+      ReferenceRow(owned.attention, 0, h, i, o, &lse);
+      ReferenceRow(without.attention, 0, h, i, o_without, &lse_without);
+      EXPECT_EQ(lse, lse_without);
+      const bool keeps = DropoutKeeps(32768, spec.dropout.seed, 0, h, i + 3, 17);
+      EXPECT_EQ(std::isnan(o[1]), keeps);
+      EXPECT_TRUE(std::isfinite(o[0]));
+      kept += keeps ? 1 : 0;
+    }
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_LT(kept, 18);
 }
 
 TEST(Reference, InfinityInValuesIsIeee) {

@@ -145,21 +145,25 @@ void GradientsJudge::AddRow(const RowId& id) {
     const double rho =
         std::expm1(score.error + row.lse_error + 2 * kRoundoff * (x + products)) + 4 * kRoundoff;
     key.weight_error = rho * truth.weight + 0x1p-126;
+    const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
     const auto as_factor = [&](double value, double error) {
       if (!rounded) return error;
       return error + UnitRoundoff(factors_) * (value + error) + SubnormalRounding(factors_);
     };
-    key.factor_error = as_factor(truth.weight, key.weight_error);
+    key.factor_error = truth.kept * (as_factor(truth.weight, key.weight_error) +
+                                     kept_roundings * (truth.weight + key.weight_error));
 
     const Elements v = Load(a_.v, p.dtype, p.dim_v, id.b, row.kv_head, at);
     double d_weight = 0, magnitude = 0;
-    for (size_t d = 0; d < static_cast<size_t>(p.dim_v); ++d) {
-      const double product = static_cast<double>(row.d_o[d]) * static_cast<double>(v[d]);
+    // What is dropped may be NaN.
+    for (size_t d = 0; truth.kept != 0 && d < static_cast<size_t>(p.dim_v); ++d) {
+      const double product = truth.kept * row.d_o[d] * v[d];
       d_weight += product;
       magnitude += std::abs(product);
     }
     const double m = std::abs(d_weight - row.less);
-    const double m_error = SumRoundings(p.dim_v) * magnitude + row.less_error + kRoundoff * m;
+    const double m_error =
+        (SumRoundings(p.dim_v) + kept_roundings) * magnitude + row.less_error + kRoundoff * m;
     key.d_score_error = (truth.weight + key.weight_error) * m_error + key.weight_error * m +
                         2 * kRoundoff * std::abs(truth.d_score) + 0x1p-149;
     double slope = 1, slope_error = 0;
@@ -201,7 +205,9 @@ void GradientsJudge::AddKey(const Row& row, const Key& key) {
   add(&d_q_, d_q_.Row(row.id.b, row.id.h, row.id.i), p.dim, key.k, key.truth.d_dot,
       key.d_dot_error);
   add(&d_k_, key_row, p.dim, row.q, key.truth.d_dot, key.d_dot_error);
-  add(&d_v_, key_row, p.dim_v, row.d_o, key.truth.weight, key.factor_error);
+  if (key.truth.kept != 0) {  // else dO may be NaN
+    add(&d_v_, key_row, p.dim_v, row.d_o, key.truth.kept * key.truth.weight, key.factor_error);
+  }
   if (!p.has_bias) return;
   const auto n = static_cast<size_t>(row.bias_row * p.len_k + key.truth.j);
   d_bias_.value[n] += key.truth.d_score;

@@ -31,7 +31,8 @@
 //
 // A kernel of 16-bit products rounds P and dS once more before it multiplies them (u16, and half a
 // step of subnormal numbers), and has score - LSE as a difference of two products with log2(e),
-// each of which is off by 2 u.
+// each of which is off by 2 u. Dropout's factor is in dP, and in P as dV has it, and in the errors
+// of both, which it makes 2 u larger: it is rounded, and so is the product with it.
 //
 // NaN and Inf must be where the reference has them.
 

@@ -354,6 +354,7 @@ OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed) {
     FillBias(spec, a, seed);
   }
   FillPerHead(spec, &a, in, at, seed);
+  a.dropout = spec.dropout;
   owned.ResetOutput();
   return owned;
 }

@@ -48,6 +48,7 @@ struct ProblemSpec {
   int64_t misaligned_elements = 0;  // q, k, v, o begin that many elements past a 64-byte boundary
   double magnitude_q = 1;           // standard deviation of Q's elements; K's and V's is 1
   PageOrder page_order = PageOrder::kShuffled;
+  DropoutPlace dropout;  // if problem.dropout > 0
 };
 
 // float32 by default, scale 1/sqrt(D), no mask, LSE returned.
@@ -65,6 +66,10 @@ ProblemSpec RandomKernelSpec(uint64_t seed, double work_max = 2e6);
 // The same with K and V in pages; nothing changes if it is packed. From the same seed it has the
 // same values, unless sequences share pages.
 ProblemSpec InPages(ProblemSpec spec, int64_t page_rows);
+
+// The same with dropout: of any rate, and with any seed and place in a whole, drawn from `seed`.
+// Nothing changes if it is in pages.
+ProblemSpec WithDropout(ProblemSpec spec, uint64_t seed);
 
 // Everything Describe says and what only the spec knows: the text of a failure.
 std::string Describe(const ProblemSpec& spec);

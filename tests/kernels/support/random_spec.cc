@@ -134,6 +134,22 @@ ProblemSpec InPages(ProblemSpec spec, int64_t page_rows) {
   return spec;
 }
 
+ProblemSpec WithDropout(ProblemSpec spec, uint64_t seed) {
+  if (spec.problem.page_rows > 0) return spec;
+  Draw draw(seed ^ 0xd209u);
+  constexpr int32_t kRates[] = {1, 655, 6554, 13107, 32768, 52429, 65535};
+  spec.problem.dropout =
+      draw.Chance(0.5) ? static_cast<int32_t>(draw.Range(1, 65535)) : draw.Pick(kRates);
+  const auto place = [&draw](int64_t most) {
+    return draw.Chance(0.4) ? int64_t{0} : draw.Range(0, draw.Chance(0.8) ? 100 : most);
+  };
+  spec.dropout = {.seed = static_cast<uint64_t>(draw.Range(INT64_MIN, INT64_MAX)),
+                  .sequence = place(int64_t{1} << 20),
+                  .head = place(int64_t{1} << 16),
+                  .row = place(int64_t{1} << 30)};
+  return spec;
+}
+
 std::string Describe(const ProblemSpec& spec) {
   std::string text = attend::Describe(spec.problem);
   constexpr const char* kLayoutNames[] = {" BHLD", " BLHD", " strided"};
@@ -154,6 +170,11 @@ std::string Describe(const ProblemSpec& spec) {
   if (spec.alibi_per_sequence) text += " alibi[B]";
   constexpr const char* kOrderNames[] = {" shuffled", " descending", " shared"};
   if (spec.problem.page_rows > 0) text += kOrderNames[static_cast<int>(spec.page_order)];
+  if (spec.problem.dropout > 0) {
+    text += " dropout seed " + std::to_string(spec.dropout.seed) + " at sequence " +
+            std::to_string(spec.dropout.sequence) + " head " + std::to_string(spec.dropout.head) +
+            " row " + std::to_string(spec.dropout.row);
+  }
   text += " misaligned " + std::to_string(spec.misaligned_elements);
   text += " magnitude " + std::to_string(spec.magnitude_q);
   return text;
