@@ -31,10 +31,10 @@ inline KeyRange SeenKeys(const Problem& p, const Sequence& s) {
   return seen.begin < seen.end ? seen : KeyRange{0, 0};
 }
 
-// Whether the true rows of a sequence are decoded; padding never is.
+// Whether the true rows of a sequence are decoded; padding never is, nor what has dropout.
 inline bool Decodes(const Problem& p, const Sequence& s) {
   const int64_t rows = s.q_len * p.group();
-  if (rows == 0 || rows > kDecodeRows) return false;
+  if (rows == 0 || rows > kDecodeRows || p.dropout > 0) return false;
   if (rows <= kDecodeRowsAlways) return true;
   const KeyRange seen = SeenKeys(p, s);
   return seen.end - seen.begin >= rows * kDecodeKeysOfRow;

@@ -157,7 +157,9 @@ class TileWalk {
     head_ = 0;
     first_row_ = row_ = first_row;
     // Short sequences share a tile with other heads of the same KV head.
-    together_ = std::clamp<int64_t>(most_rows_ / rows, 1, batch_[at_]->problem.group());
+    const Attention& a = *batch_[at_];
+    together_ = std::clamp<int64_t>(most_rows_ / rows, 1, a.problem.group());
+    if (a.problem.dropout > 0 && (a.dropout.row | rows) % kDropoutTile != 0) together_ = 1;
     tile_rows_ = TileRows(rows, most_rows_);
   }
 

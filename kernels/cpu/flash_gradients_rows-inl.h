@@ -133,7 +133,8 @@ bool StoreKeyGradients(const GradientTask& task, GradientScratch* scratch) {
   const Gradients& g = *task.gradients;
   float* const rows = scratch->rows;
   const bool k = task.d_k == nullptr || StoreKeySums(task, task.d_k, g.d_k, p.dim, p.scale, rows);
-  const bool v = task.d_v == nullptr || StoreKeySums(task, task.d_v, g.d_v, p.dim_v, 1.0f, rows);
+  const float kept = DropoutScale(p.dropout);
+  const bool v = task.d_v == nullptr || StoreKeySums(task, task.d_v, g.d_v, p.dim_v, kept, rows);
   return k && v;
 }
 

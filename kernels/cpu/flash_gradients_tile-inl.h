@@ -18,6 +18,7 @@
 
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/dropout-inl.h"
 #include "kernels/cpu/flash_gradients_rows-inl.h"
 #include "kernels/cpu/flash_gradients_tile.h"
 #include "kernels/cpu/flash_math-inl.h"
@@ -86,11 +87,12 @@ class GradientRun {
   void LoadRow(int64_t row, int64_t at);
   void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
   template <int kVectors>
-  void PanelStep(const LanePanel& panel, int64_t count, bool masked);
+  void PanelStep(const LanePanel& panel, int64_t first, int64_t count, bool masked);
   template <int kVectors>
   void Products(const float* rows, const float* panel, int64_t dim, int64_t count, float* out);
   void FinishScores(const LanePanel& panel, int64_t count);
-  template <int kVectors>
+  void Draw(const LanePanel& panel, int64_t first, int64_t count);
+  template <int kVectors, bool kDropout>
   void Weigh(const LanePanel& panel, int64_t count, bool masked);
   void AddBias(const LanePanel& panel, int64_t count);
   void Slope(const LanePanel& panel, int64_t count);
@@ -210,13 +212,13 @@ void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
     const bool masked = seen.all.begin > begin || seen.all.end < end;
     switch (panel.vectors) {
       case 1:
-        PanelStep<1>(panel, count, masked);
+        PanelStep<1>(panel, first, count, masked);
         break;
       case 2:
-        PanelStep<2>(panel, count, masked);
+        PanelStep<2>(panel, first, count, masked);
         break;
       case 3:
-        if constexpr (kPanelVectors > 2) PanelStep<3>(panel, count, masked);
+        if constexpr (kPanelVectors > 2) PanelStep<3>(panel, first, count, masked);
         break;
     }
     lanes = {std::min(lanes.begin, panel.lane), end - tile_};
@@ -239,11 +241,17 @@ void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
 }
 
 template <int kVectors>
-HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t count, bool masked) {
+HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t first, int64_t count,
+                                         bool masked) {
   Products<kVectors>(s_.q, s_.k + panel.lane * p_.dim, p_.dim, count, s_.weight);
   if (!plain_) FinishScores(panel, count);
   Products<kVectors>(s_.d_o, s_.v + panel.lane * p_.dim_v, p_.dim_v, count, s_.d_weight);
-  Weigh<kVectors>(panel, count, masked);
+  if (p_.dropout > 0) {
+    Draw(panel, first, count);
+    Weigh<kVectors, true>(panel, count, masked);
+  } else {
+    Weigh<kVectors, false>(panel, count, masked);
+  }
   if (task_.d_bias) AddBias(panel, count);
   if (p_.softcap > 0) Slope(panel, count);
   const int64_t at = tile_ - task_.keys.begin + panel.lane;
@@ -296,13 +304,43 @@ void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
   }
 }
 
+// Dropout's draws of rows [first, first + count) and the panel's keys, from the tile of 16 keys on
+// that the panel begins in.
+void GradientRun::Draw(const LanePanel& panel, int64_t first, int64_t count) {
+  const int64_t key = p_.key_offset + tile_ + panel.lane;
+  const int64_t offset = key % kDropoutTile;
+  constexpr int64_t kHalf = kDropoutTile / 2;
+  uint16_t* const nobody = s_.draws + kGradientRows * kDrawStride;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t row = a_.dropout.row + RowOf(first + t);
+    const int64_t in_head = (first + t) % task_.rows;
+    uint16_t* const own = s_.draws + t * kDrawStride;
+    uint16_t* low = own;
+    uint16_t* high = nobody;
+    if (row % kDropoutTile >= kHalf) {
+      if (t >= kHalf && in_head >= kHalf) continue;  // drawn with the row that it is 8 after
+      low = nobody;
+      high = own;
+    } else if (t + kHalf < count && in_head + kHalf < task_.rows) {
+      high = own + kHalf * kDrawStride;
+    }
+    DrawKeys(a_.dropout, task_.b, HeadOf(first + t), row, key - offset, offset + panel.width(), low,
+             high);
+  }
+}
+
 // P = exp(score - LSE) and dS = P (dP - less), both 0 where the key is not seen whatever dP is.
-template <int kVectors>
+// With dropout, dP has its factor, and P is 0 where dV's is; what else that takes comes last.
+template <int kVectors, bool kDropout>
 void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   constexpr float kLog2e = 1.44269504088896341f;
   const F32 d;
   const V32 factor = hn::Set(d, plain_ ? p_.scale : 1.0f);
   const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const hn::RebindToSigned<F32> di;
+  const auto limit = hn::Set(di, p_.dropout);
+  const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
+  const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
     const V32 base = hn::Set(d, s_.base[t]);
     const V32 less = hn::Set(d, s_.less[t]);
@@ -318,8 +356,18 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
       }
       // No weight is above 1, whatever LSE's rounding.
       const V32 p = Exp2(AtMost(hn::Zero(d), x), kLog2e);
-      const V32 d_score = hn::Mul(p, hn::Sub(hn::Load(d, s_.d_weight + at), less));
-      hn::Store(p, d, s_.weight + at);
+      const V32 d_weight = hn::Load(d, s_.d_weight + at);
+      V32 moved = hn::Sub(d_weight, less);
+      V32 factor_of_v = p;
+      if constexpr (kDropout) {
+        const hn::Rebind<uint16_t, F32> d16;
+        const auto draw = hn::LoadU(d16, s_.draws + t * kDrawStride + offset + n * kLanes);
+        const auto dropped = hn::RebindMask(d, hn::Lt(hn::PromoteTo(di, draw), limit));
+        moved = hn::IfThenElse(dropped, hn::Neg(less), hn::MulSub(d_weight, kept, less));
+        factor_of_v = hn::IfThenZeroElse(dropped, p);
+      }
+      const V32 d_score = hn::Mul(p, moved);
+      hn::Store(factor_of_v, d, s_.weight + at);
       hn::Store(hn::IfThenZeroElse(hn::Eq(x, hidden), d_score), d,
                 s_.d_score + t * kGradientKeys + panel.lane + n * kLanes);
     }

@@ -86,7 +86,9 @@ struct alignas(128) GradientScratch {
   float weight[kGradientRows * kPanelLanesMax];  // the score, then P
   float d_weight[kGradientRows * kPanelLanesMax];
   float slope[kGradientRows * kPanelLanesMax];  // softcap's
-  float rows[4 * kRowStride];                   // a few rows on their way in or out
+  // Dropout's draws of one panel, which may begin within a tile of 16 keys; a row more for nobody.
+  uint16_t draws[(kGradientRows + 1) * kDrawStride];
+  float rows[4 * kRowStride];  // a few rows on their way in or out
   float ones[kPanelLanesMax];
   // Of each row: LSE as it is subtracted from scores, delta - dLSE, and relative to the key tile
   // the visible keys and the key on the diagonal; ALiBi's slope, and where dBias is.

@@ -19,9 +19,11 @@
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/contract/softmax_state.h"
+#include "kernels/cpu/dropout-inl.h"
 #include "kernels/cpu/flash_math-inl.h"
 #include "kernels/cpu/flash_pack-inl.h"
 #include "kernels/cpu/flash_tile.h"
+#include "kernels/reference/dropout_factor.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
@@ -56,7 +58,8 @@ class TileRun {
         plain_(p_.softcap == 0 && !p_.has_bias && !p_.has_alibi && p_.scale >= kLateScaleMin &&
                p_.scale <= kLateScaleMax),
         unit_(plain_ ? static_cast<double>(p_.scale) : 1.0),
-        to_log2_(static_cast<float>(unit_ * kLog2e)) {}
+        to_log2_(static_cast<float>(unit_ * kLog2e)),
+        kept_(KeptFactor(p_)) {}
 
   void Run() {
     if (Stopped(tile_.stop)) return;
@@ -98,6 +101,7 @@ class TileRun {
   void MaskScores(const Panel& panel, int64_t keys);
   template <int kVectors, bool kSkip>
   void Softmax(const Panel& panel, int64_t keys);
+  void Drop(const Panel& panel, int64_t j, int64_t keys);
   template <int kVectors, bool kSkip>
   void Output(const Panel& panel, int64_t keys);
   template <int kVectors, bool kSkip>
@@ -107,7 +111,7 @@ class TileRun {
   void ScaleDown();
   void Store();
   void StoreRow(int64_t lane, const float* down, int64_t stride, float* o);
-  void ScaleUp(const float* down, int64_t stride, float factor, float* o) const;
+  void ScaleUp(const float* down, int64_t stride, double factor, float* o) const;
 
   const Tile& tile_;
   const Attention& a_;
@@ -122,6 +126,7 @@ class TileRun {
   // What a score is in units of problem.h, and in powers of two.
   const double unit_;
   const float to_log2_;
+  const double kept_;     // of a weight that dropout keeps; O is multiplied by it last
   bool careful_ = false;  // O was not finite, and was computed again
   Panel panels_[kPanelsMax];
   KeyRange keys_{0, 0};  // that any row sees
@@ -212,6 +217,7 @@ HWY_NOINLINE void TileRun::PanelStep(const Panel& panel, int64_t j, int64_t keys
   if (!plain_) FinishScores(panel, keys);
   if (masked) MaskScores(panel, keys);
   Softmax<kVectors, kSkip>(panel, keys);
+  if (p_.dropout > 0) Drop(panel, j, keys);
   Output<kVectors, kSkip>(panel, keys);
 }
 
@@ -367,6 +373,20 @@ void TileRun::Softmax(const Panel& panel, int64_t keys) {
   }
 }
 
+void TileRun::Drop(const Panel& panel, int64_t j, int64_t keys) {
+  // As if the tile began with a whole block of rows.
+  const int64_t shift = (a_.dropout.row + tile_.row) % kDropoutTile;
+  const int64_t first = panel.lane + shift;
+  const int64_t offset = first % kDropoutTile;
+  RowBlock blocks[kDrawStride / kDropoutTile];
+  for (int64_t row = 0; row < offset + panel.width(); row += kDropoutTile) {
+    const int64_t lane = std::max<int64_t>(0, first - offset + row - shift);
+    const int64_t begin = a_.dropout.row + RowOf(lane);
+    blocks[row / kDropoutTile] = {begin - begin % kDropoutTile, HeadOf(lane)};
+  }
+  DropWeights(a_, tile_.b, blocks, offset, panel.width(), p_.key_offset + j, keys, s_.draws, s_.s);
+}
+
 template <int kVectors, bool kSkip>
 void TileRun::Output(const Panel& panel, int64_t keys) {
   const int64_t begin = panel.lane * dim_v_padded_;
@@ -442,23 +462,26 @@ void TileRun::StoreRow(int64_t lane, const float* down, int64_t stride, float* o
   double factor = 1;
   if (p_.has_sinks && Real(lane)) factor = AddSink(state, static_cast<double>(a_.sinks[h]));
   factor = sum == 0 ? 0 : factor * InverseSum(state);
-  if (careful_) ScaleUp(down, stride, static_cast<float>(factor), o);
-  NarrowRow(o, careful_ ? 1.0f : static_cast<float>(factor), p_.dim_v, p_.o_dtype(), a_.o.data,
-            tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
+  if (careful_) ScaleUp(down, stride, factor, o);
+  NarrowRow(o, careful_ ? 1.0f : static_cast<float>(factor * kept_), p_.dim_v, p_.o_dtype(),
+            a_.o.data, tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
   if (p_.return_lse) {
     a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =
         static_cast<float>(LogSumExp(state));
   }
 }
 
-// Multiplies a row by `factor` and undoes ScaleDown. No mean leaves the range of what it is taken
-// of; its roundings might.
-void TileRun::ScaleUp(const float* down, int64_t stride, float factor, float* o) const {
+// Multiplies a row by `factor` and dropout's, and undoes ScaleDown. No mean leaves the range of
+// what it is taken of; its roundings might, and what dropout makes of it.
+void TileRun::ScaleUp(const float* down, int64_t stride, double factor, float* o) const {
   constexpr float kMost = std::numeric_limits<float>::max();
+  const auto mean = static_cast<float>(factor);
+  const auto kept = static_cast<float>(kept_);
+  const auto both = static_cast<float>(factor * kept_);
   for (int64_t d = 0; d < p_.dim_v; ++d) {
     const float by = down[d * stride];
     const bool clamped = by != 1 && std::isfinite(o[d]);
-    o[d] = clamped ? std::clamp(o[d] * (factor / by), -kMost, kMost) : o[d] * factor;
+    o[d] = clamped ? std::clamp(o[d] * (mean / by), -kMost, kMost) * kept : o[d] * both;
   }
 }
 

@@ -24,7 +24,8 @@ inline constexpr int64_t kRowTile = 192;
 inline constexpr int64_t kKeyTile = 64;
 
 // Query rows [row, row + rows) of `heads` neighbouring query heads that share a KV head: all rows
-// of several heads if they are short (heads * rows <= kRowTile), else rows of one head.
+// of several heads if they are short (heads * rows <= kRowTile), else rows of one head. With
+// dropout of several only if each has whole tiles of 16 rows of the whole.
 struct Tile {
   const Attention* attention;
   int64_t b;
@@ -44,6 +45,9 @@ inline constexpr int64_t kPanelLanesMax = 48;
 inline constexpr int64_t kValueBlock = 8;
 inline constexpr int64_t kValueGap = 16;
 
+// Words of dropout's bits for a pair of keys: a panel's rows, which may begin within a tile of 16.
+inline constexpr int64_t kDrawStride = kPanelLanesMax + kDropoutTile;
+
 // Memory of one thread while it computes a tile. The tile's rows are divided into panels of a few
 // SIMD vectors; a panel of a matrix is [the matrix's own index][lanes of the panel]. Aligned for
 // any vector. Uninitialised on purpose: every part is written before it is read.
@@ -57,7 +61,8 @@ struct alignas(128) Scratch {
   float k[kKeyTile * kHeadDimMax];        // [key][dim]
   // Blocks of [key][kValueBlock], a gap after each.
   float v[(kKeyTile * kValueBlock + kValueGap) * (kHeadDimMax / kValueBlock)];
-  float rows[4 * kHeadDimMax];  // a few rows of Q or O on their way in or out
+  uint32_t draws[kDropoutTile / 2 * kDrawStride];  // dropout's, of 16 keys
+  float rows[4 * kHeadDimMax];                     // a few rows of Q or O on their way in or out
   // Per lane: softmax state, its rescaling in this key tile, visible keys relative to the key tile,
   // ALiBi's slope, and the key on the diagonal relative to the key tile.
   float max[kRowTile];

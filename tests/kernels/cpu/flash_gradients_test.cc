@@ -16,6 +16,7 @@
 #include <limits>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/contract/limits.h"
@@ -84,6 +85,7 @@ TEST(CpuFlashGradients, RandomProblemsOnEveryTarget) {
       ProblemSpec spec = Trained(RandomSpec(seed + n, 3e5));
       if (n % 5 == 1) spec.problem.key_offset = static_cast<int64_t>(n % 37);
       if (n % 7 == 1) spec.problem.keys_after = static_cast<int64_t>(n % 41);
+      if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
       ExpectSpecRight(spec, seed + n);
     }
   });
@@ -168,6 +170,7 @@ TEST(CpuFlashGradients, BitsDoNotDependOnThreads) {
   std::vector<ProblemSpec> specs;
   for (uint64_t n = 0; n < static_cast<uint64_t>(10 + 30 * TestScale()); ++n) {
     specs.push_back(Trained(RandomSpec(seed + n, 2e7)));
+    if (n % 3 == 1) specs.back() = WithDropout(std::move(specs.back()), seed + n);
   }
   ProblemSpec slabs = MakeSpec(1, 6, 2, 800, 1700, 40, 24);
   slabs.problem.mask.right = 0;

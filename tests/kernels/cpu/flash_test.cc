@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/reference/check_rows.h"
 #include "tests/kernels/support/cpu_targets.h"
@@ -45,7 +46,8 @@ TEST(CpuFlash, RandomProblemsOnEveryTarget) {
   const uint64_t count = static_cast<uint64_t>(800 * TestScale());
   ForEachTarget([&] {
     for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
-      const ProblemSpec spec = RandomKernelSpec(seed + n);
+      ProblemSpec spec = RandomKernelSpec(seed + n);
+      if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
       SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
       const OwnedAttention owned = MakeAttention(spec, seed + n);
       Flash(owned);
@@ -300,7 +302,9 @@ TEST(CpuFlash, BitsDoNotDependOnNeighboursOrThreads) {
   std::vector<const Attention*> batch;
   std::vector<std::vector<std::byte>> alone;
   for (uint64_t n = 0; n < static_cast<uint64_t>(20 + 60 * TestScale()); ++n) {
-    all.push_back(MakeAttention(RandomKernelSpec(seed + n, 2e7), seed + n));
+    ProblemSpec spec = RandomKernelSpec(seed + n, 2e7);
+    if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
+    all.push_back(MakeAttention(spec, seed + n));
   }
   tbb::task_arena one(1);
   for (OwnedAttention& owned : all) {
