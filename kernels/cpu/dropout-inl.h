@@ -37,27 +37,47 @@ HWY_INLINE V64 MultiplyLower(V64 x, V64 y) {
 #endif
 }
 
-// DropoutPhilox of many counters. The lanes' upper halves hold anything, before and after.
-HWY_INLINE void PhiloxLanes(uint64_t seed, V64& c0, V64& c1, V64& c2, V64& c3) {
+// The lanes' upper halves, at their lower ends, with anything above.
+HWY_INLINE V64 UpperHalves(V64 x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::ShiftRight<32>(x);
+#else
+  // Shuffles have a port of their own, shifts of wide vectors share one with products.
   const U64 d;
-  const V64 multiplier0 = hn::Set(d, 0xd2511f53u);
-  const V64 multiplier1 = hn::Set(d, 0xcd9e8d57u);
-  uint32_t key0 = static_cast<uint32_t>(seed);
-  uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+  const hn::Repartition<uint32_t, U64> halves;
+  return hn::BitCast(d, hn::Shuffle2301(hn::BitCast(halves, x)));
+#endif
+}
+
+// The keys of all rounds.
+struct RoundKeys {
+  explicit HWY_INLINE RoundKeys(uint64_t seed) {
+    for (int round = 0; round < kDropoutRounds; ++round) {
+      const auto n = static_cast<uint32_t>(round);
+      lower[round] = hn::Set(U64(), static_cast<uint32_t>(seed) + n * 0x9e3779b9u);
+      upper[round] = hn::Set(U64(), static_cast<uint32_t>(seed >> 32) + n * 0xbb67ae85u);
+    }
+  }
+  V64 lower[kDropoutRounds], upper[kDropoutRounds];
+};
+
+// DropoutPhilox of many counters. The lanes' upper halves hold anything, before and after.
+HWY_INLINE void PhiloxLanes(const RoundKeys& keys, V64& c0, V64& c1, V64& c2, V64& c3) {
+  const V64 multiplier0 = hn::Set(U64(), 0xd2511f53u);
+  const V64 multiplier1 = hn::Set(U64(), 0xcd9e8d57u);
   HWY_UNROLL(7)
   for (int round = 0; round < kDropoutRounds; ++round) {
     const V64 product0 = MultiplyLower(c0, multiplier0);
     const V64 product1 = MultiplyLower(c2, multiplier1);
-    c0 = hn::Xor3(hn::ShiftRight<32>(product1), c1, hn::Set(d, key0));
+    c0 = hn::Xor3(UpperHalves(product1), c1, keys.lower[round]);
     c1 = product1;
-    c2 = hn::Xor3(hn::ShiftRight<32>(product0), c3, hn::Set(d, key1));
+    c2 = hn::Xor3(UpperHalves(product0), c3, keys.upper[round]);
     c3 = product0;
-    key0 += 0x9e3779b9u;
-    key1 += 0xbb67ae85u;
   }
 }
 
-// A run of 16 rows, the first of which is a multiple of 16 in the whole; its head there.
+// A run of 16 rows, the first of which is a multiple of 16, and their head: as counted in the
+// whole.
 struct RowBlock {
   int64_t row;
   int64_t head;
@@ -65,19 +85,19 @@ struct RowBlock {
 
 // Words of rows across lanes, a pair of keys after the other: of the 16 keys from `key` on, a
 // multiple of 16.
-HWY_INLINE void DrawRows(const DropoutPlace& place, int64_t b, const RowBlock& block, int64_t key,
-                         uint32_t* words) {
+HWY_INLINE void DrawRows(const RoundKeys& round_keys, uint64_t sequence, const RowBlock& block,
+                         int64_t key, uint32_t* words) {
   const U64 d;
   const hn::Rebind<uint32_t, U64> narrow;
   constexpr int64_t kPairs = kDropoutTile / 4;  // that a group's lower keys are one of
-  const auto row = static_cast<uint64_t>(block.row / 2);
+  const V64 rows = hn::Add(hn::Iota(d, 0), hn::Set(d, static_cast<uint64_t>(block.row / 2)));
   for (int64_t pair = 0; pair < kPairs; ++pair) {
     for (int64_t at = 0; at < kDropoutTile / 2; at += kGroups) {
-      V64 w0 = hn::Iota(d, row + static_cast<uint64_t>(at));
+      V64 w0 = hn::Add(rows, hn::Set(d, static_cast<uint64_t>(at)));
       V64 w1 = hn::Set(d, static_cast<uint64_t>(key / 4 + pair));
-      V64 w2 = hn::Set(d, static_cast<uint64_t>(place.head + block.head));
-      V64 w3 = hn::Set(d, static_cast<uint64_t>(place.sequence + b));
-      PhiloxLanes(place.seed, w0, w1, w2, w3);
+      V64 w2 = hn::Set(d, static_cast<uint64_t>(block.head));
+      V64 w3 = hn::Set(d, sequence);
+      PhiloxLanes(round_keys, w0, w1, w2, w3);
       uint32_t* const low = words + pair * kDrawStride + at;
       uint32_t* const high = low + kPairs * kDrawStride;
       hn::StoreU(hn::TruncateTo(narrow, w0), narrow, low);
@@ -97,9 +117,11 @@ HWY_INLINE void DropWeights(const Attention& a, int64_t b, const RowBlock* block
   const hn::RebindToUnsigned<F32> du;
   const auto limit = hn::Set(du, static_cast<uint32_t>(a.problem.dropout) << 16);
   const V32 none = hn::Set(d, -0.0f);
+  const RoundKeys round_keys(a.dropout.seed);
+  const auto sequence = static_cast<uint64_t>(a.dropout.sequence + b);
   for (int64_t tile = key - key % kDropoutTile; tile < key + keys; tile += kDropoutTile) {
     for (int64_t row = 0; row < offset + lanes; row += kDropoutTile) {
-      DrawRows(a.dropout, b, blocks[row / kDropoutTile], tile, words + row);
+      DrawRows(round_keys, sequence, blocks[row / kDropoutTile], tile, words + row);
     }
     const int64_t end = std::min(key + keys, tile + kDropoutTile);
     for (int64_t j = std::max(key, tile); j < end; ++j) {
@@ -138,17 +160,18 @@ HWY_INLINE void StoreDraws(V64 words, uint16_t* to) {
 
 // The draws of row `low` and of the one 8 after it, for the keys [key, key + keys): `key` is a
 // multiple of 16, and up to 31 more are written. Counted in the whole.
-HWY_INLINE void DrawKeys(const DropoutPlace& place, int64_t b, int64_t head, int64_t low,
+HWY_INLINE void DrawKeys(const RoundKeys& round_keys, uint64_t sequence, int64_t head, int64_t low,
                          int64_t key, int64_t keys, uint16_t* low_draws, uint16_t* high_draws) {
   const U64 d;
   constexpr int64_t kHalf = kDropoutTile / 2;
   const auto row = static_cast<uint64_t>(low / kDropoutTile * kHalf + low % kHalf);
+  const V64 first = hn::Add(hn::Iota(d, 0), hn::Set(d, static_cast<uint64_t>(key / 4)));
   for (int64_t n = 0; n < (keys + kDropoutTile - 1) / kDropoutTile * 4; n += kGroups) {
     V64 w0 = hn::Set(d, row);
-    V64 w1 = hn::Iota(d, static_cast<uint64_t>(key / 4 + n));
-    V64 w2 = hn::Set(d, static_cast<uint64_t>(place.head + head));
-    V64 w3 = hn::Set(d, static_cast<uint64_t>(place.sequence + b));
-    PhiloxLanes(place.seed, w0, w1, w2, w3);
+    V64 w1 = hn::Add(first, hn::Set(d, static_cast<uint64_t>(n)));
+    V64 w2 = hn::Set(d, static_cast<uint64_t>(head));
+    V64 w3 = hn::Set(d, sequence);
+    PhiloxLanes(round_keys, w0, w1, w2, w3);
     const int64_t at = n / 4 * kDropoutTile + n % 4 * 2;
     StoreDraws(w0, low_draws + at);
     StoreDraws(w1, low_draws + at + kHalf);

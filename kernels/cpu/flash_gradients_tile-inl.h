@@ -309,6 +309,8 @@ void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
 void GradientRun::Draw(const LanePanel& panel, int64_t first, int64_t count) {
   const int64_t key = p_.key_offset + tile_ + panel.lane;
   const int64_t offset = key % kDropoutTile;
+  const RoundKeys keys(a_.dropout.seed);
+  const auto sequence = static_cast<uint64_t>(a_.dropout.sequence + task_.b);
   constexpr int64_t kHalf = kDropoutTile / 2;
   uint16_t* const nobody = s_.draws + kGradientRows * kDrawStride;
   for (int64_t t = 0; t < count; ++t) {
@@ -324,8 +326,8 @@ void GradientRun::Draw(const LanePanel& panel, int64_t first, int64_t count) {
     } else if (t + kHalf < count && in_head + kHalf < task_.rows) {
       high = own + kHalf * kDrawStride;
     }
-    DrawKeys(a_.dropout, task_.b, HeadOf(first + t), row, key - offset, offset + panel.width(), low,
-             high);
+    DrawKeys(keys, sequence, a_.dropout.head + HeadOf(first + t), row, key - offset,
+             offset + panel.width(), low, high);
   }
 }
 

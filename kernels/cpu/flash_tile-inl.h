@@ -382,7 +382,7 @@ void TileRun::Drop(const Panel& panel, int64_t j, int64_t keys) {
   for (int64_t row = 0; row < offset + panel.width(); row += kDropoutTile) {
     const int64_t lane = std::max<int64_t>(0, first - offset + row - shift);
     const int64_t begin = a_.dropout.row + RowOf(lane);
-    blocks[row / kDropoutTile] = {begin - begin % kDropoutTile, HeadOf(lane)};
+    blocks[row / kDropoutTile] = {begin - begin % kDropoutTile, a_.dropout.head + HeadOf(lane)};
   }
   DropWeights(a_, tile_.b, blocks, offset, panel.width(), p_.key_offset + j, keys, s_.draws, s_.s);
 }

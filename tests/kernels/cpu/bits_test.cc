@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/flash.h"
@@ -52,7 +53,8 @@ TEST(CpuFlashBits, RandomPatternsOnEveryTarget) {
   Verdict all;
   ForEachTarget([&] {
     for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
-      const ProblemSpec spec = BitPatternSpec(seed + n, 3e5);
+      ProblemSpec spec = BitPatternSpec(seed + n, 3e5);
+      if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
       SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
       OwnedAttention owned = MakeAttention(spec, seed + n);
       SpoilBits(&owned, seed + n);
@@ -75,7 +77,8 @@ TEST(CpuFlashBits, RandomPatternsOnEveryTarget) {
 TEST(CpuFlashBits, TheReferencePassesAndPoisonDoesNot) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(100 * TestScale()); ++n) {
-    const ProblemSpec spec = BitPatternSpec(seed + n, 1e5);
+    ProblemSpec spec = BitPatternSpec(seed + n, 1e5);
+    if (n % 3 == 1) spec = WithDropout(std::move(spec), seed + n);
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
     OwnedAttention owned = MakeAttention(spec, seed + n);
     SpoilBits(&owned, seed + n);
