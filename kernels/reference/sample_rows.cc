@@ -171,11 +171,12 @@ class Numbered {
 
 // Multiply-adds that cost as much as the parts of a check that are none: what is done once for a
 // row and for each of its columns, and for a pair of a row and a key (two exponentials and their
-// like, and tanh).
+// like, tanh, and dropout's bits).
 constexpr double kRowWork = 1000;
 constexpr double kColumnWork = 16;
 constexpr double kPairWork = 64;
 constexpr double kTanhWork = 48;
+constexpr double kDropoutWork = 24;
 
 }  // namespace
 
@@ -184,6 +185,7 @@ double CheckWork(const Problem& p) {
   const double dim_v = static_cast<double>(p.dim_v);
   double pair = dim + dim_v + kPairWork;
   if (p.softcap > 0) pair += kTanhWork;
+  if (p.dropout > 0) pair += kDropoutWork;
   if (p.len_k > kKeptScores) pair += 2 * dim;  // most scores are computed twice and more
   return kRowWork + kColumnWork * dim_v + static_cast<double>(p.len_k) * pair;
 }

@@ -62,8 +62,10 @@ TEST(CpuFlash, TheSweepMeetsEveryFeature) {
       top_left = 0;
   int q_lengths = 0, strided = 0, group5 = 0, dv = 0, empty = 0, all = 0;
   int paged = 0, descending = 0, shared = 0, offset = 0, after = 0;
+  int dropped = 0, dropped_capped = 0, dropped_packed = 0, dropped_windows = 0, dropped_parts = 0;
   for (uint64_t n = 0; n < 3000; ++n) {
-    const ProblemSpec spec = RandomKernelSpec(1000 + n);
+    ProblemSpec spec = RandomKernelSpec(1000 + n);
+    if (n % 3 == 1) spec = WithDropout(std::move(spec), 1000 + n);
     const Problem& p = spec.problem;
     packed += p.packed;
     bias += p.has_bias;
@@ -84,11 +86,19 @@ TEST(CpuFlash, TheSweepMeetsEveryFeature) {
     shared += p.page_rows > 0 && spec.page_order == PageOrder::kShared && p.batch > 1;
     offset += p.key_offset > 0 && p.has_alibi && p.mask.right == 0;
     after += p.keys_after > 0 && p.mask.alignment == Alignment::kBottomRight;
+    dropped += p.dropout > 0;
+    dropped_capped += p.dropout > 0 && p.softcap > 0 && p.has_sinks;
+    dropped_packed += p.dropout > 0 && p.packed && p.has_bias;
+    dropped_windows += p.dropout > 0 && p.mask.left >= 0 && !spec.kv_lengths.empty();
+    dropped_parts += p.dropout > 0 && p.key_offset % 16 != 0 && spec.dropout.row % 16 != 0;
     all += p.has_bias && p.has_alibi && p.has_sinks && p.softcap > 0;
   }
   for (const int count :
-       {packed,  bias,   bits, alibi, sinks, softcap, window,     causal, top_left, q_lengths,
-        strided, group5, dv,   empty, all,   paged,   descending, shared, offset,   after}) {
+       {packed,       bias,   bits,     alibi,          sinks,          softcap,
+        window,       causal, top_left, q_lengths,      strided,        group5,
+        dv,           empty,  all,      paged,          descending,     shared,
+        offset,       after,  dropped,  dropped_capped, dropped_packed, dropped_windows,
+        dropped_parts}) {
     EXPECT_GE(count, 3);
   }
 }

@@ -332,7 +332,24 @@ TEST(SampleRows, CheapRowsAreNotAllTaken) {
   const double plain = CheckWork(spec.problem);
   EXPECT_GT(plain, 1000 * 10);
   spec.problem.softcap = 5;
-  EXPECT_GT(CheckWork(spec.problem), plain + 1000 * 10);
+  const double capped = CheckWork(spec.problem);
+  EXPECT_GT(capped, plain + 1000 * 10);
+  spec.problem.dropout = 1;
+  EXPECT_GT(CheckWork(spec.problem), capped + 1000 * 10);
+}
+
+// Every other row is above V's largest value: no reason to look at it first.
+TEST(SampleRows, DropoutMakesNoRowSuspicious) {
+  ProblemSpec spec = MakeSpec(1, 2, 1, 300, 40, 8, 1);
+  spec.problem.dropout = 32768;
+  OwnedAttention owned = MakeAttention(spec, 1);
+  for (int64_t j = 0; j < 40; ++j) Set(owned.attention, owned.V(0, 0, j, 0), 1.0f);
+  Flash(owned);
+  Set(owned.attention, owned.O(0, 1, 250, 0), kNan);
+  const double budget = 4 * CheckWork(owned.attention.problem);
+  EXPECT_TRUE(AsSet(SampleRows(owned.attention, 1, budget)).contains(RowKey{0, 1, 250}));
+  Set(owned.attention, owned.O(0, 1, 250, 0), 2.1f);
+  EXPECT_TRUE(AsSet(SampleRows(owned.attention, 1, budget)).contains(RowKey{0, 1, 250}));
 }
 
 TEST(SampleRows, EmptyProblemsHaveNoRows) {
