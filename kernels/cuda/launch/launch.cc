@@ -41,18 +41,15 @@ Result<int> SharedBytesMax() {
   return Internal(ErrorText(error, "reading the device"));
 }
 
-// A warpgroup of cuda_flash_sm90 draws for 16 rows of the whole at once, so rows that begin
-// elsewhere are cuda_flash_sm80's, which takes whatever it does.
-KernelId KernelOf(const LaunchItem& item) {
-  const Attention& a = item.attention;
-  const bool apart = a.problem.dropout > 0 && a.dropout.row % kDropoutTile != 0;
-  return apart && item.kernel == KernelId::kCudaFlashSm90 ? KernelId::kCudaFlashSm80 : item.kernel;
-}
-
 // The variant asked for, or the first that fits.
 Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
-  const std::span<const FlashVariant> variants =
-      VariantsFor(KernelOf(item), item.attention.problem);
+  const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
+  const Attention& a = item.attention;
+  if (item.kernel == KernelId::kCudaFlashSm90 && a.problem.dropout > 0 &&
+      a.dropout.row % kDropoutTile != 0) {
+    return InvalidArgument("dropout.row is " + std::to_string(a.dropout.row) +
+                           ", must be a multiple of 16 for cuda_flash_sm90");
+  }
   if (item.config == kDefaultConfig) {
     for (const FlashVariant& variant : variants) {
       if (variant.shared_bytes <= shared_bytes_max) return &variant;

@@ -220,36 +220,6 @@ TEST(Select, FewRowsAgainstManyKeysDecode) {
               HasSubstr("16-byte"));
 }
 
-TEST(Select, DropoutIsTheFlashKernels) {
-  Problem p = Half();
-  p.dropout = 6554;
-  EXPECT_EQ(Auto(p, GpuOf(75)), KernelId::kCudaFlashFp32);
-  EXPECT_EQ(Auto(p, GpuOf(80)), KernelId::kCudaFlashSm80);
-  EXPECT_EQ(Auto(p, GpuOf(90)), KernelId::kCudaFlashSm90);
-  p.dim = p.dim_v = 128;
-  EXPECT_EQ(Auto(p, GpuOf(90)), KernelId::kCudaFlashSm90);
-  p.dim = 136;
-  EXPECT_EQ(Auto(p, GpuOf(90)), KernelId::kCudaFlashSm80);
-  EXPECT_THAT(std::string(Select(p, GpuOf(90))->why), HasSubstr("dropout up to a D and Dv of 128"));
-  EXPECT_THAT(Select(p, GpuOf(90), "cuda_flash_sm90").status().message(), HasSubstr("of 128"));
-  p.dim = 64;
-  p.key_offset = 48;
-  EXPECT_EQ(Auto(p, GpuOf(90)), KernelId::kCudaFlashSm90);
-  p.key_offset = 40;
-  EXPECT_EQ(Auto(p, GpuOf(90)), KernelId::kCudaFlashFp32) << "draws are made for 16 keys at once";
-  for (const std::string_view forced : {"cuda_flash_sm80", "cuda_flash_sm90"}) {
-    EXPECT_THAT(Select(p, GpuOf(90), forced).status().message(), HasSubstr("multiple of 16"));
-  }
-  Problem decoding = Decoding(1, 4096);
-  decoding.dropout = 1;
-  EXPECT_EQ(Auto(decoding, GpuOf(90)), KernelId::kCudaFlashSm90);
-  for (const std::string_view forced : {"cuda_decode_sm80", "cuda_decode_sm90"}) {
-    const Status refused = Select(decoding, GpuOf(90), forced).status();
-    EXPECT_EQ(refused.code(), Code::kUnimplemented);
-    EXPECT_THAT(refused.message(), HasSubstr("decoding kernels have no dropout"));
-  }
-}
-
 // Sequences of a request may be sessions of any lengths, none of which may change another's bits.
 TEST(Select, InPagesTheLengthDoesNotMatter) {
   for (const int compute_capability : {80, 90}) {

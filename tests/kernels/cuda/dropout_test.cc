@@ -136,6 +136,19 @@ TEST(CudaDropout, EveryKernelDropsWhatTheContractSays) {
   }
 }
 
+TEST(CudaDropout, HoppersKernelRefusesRowsBetweenTiles) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 8, 8, 64, 64, DType::kFloat16);
+  spec.problem.dropout = 1;
+  OwnedAttention owned = MakeAttention(spec, FreshSeed());
+  if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) GTEST_SKIP() << "no Hopper GPU";
+  owned.attention.dropout.row = 8;
+  EXPECT_FALSE(CanRun(owned.attention, KernelId::kCudaFlashSm90));
+  EXPECT_TRUE(CanRun(owned.attention, KernelId::kCudaFlashSm80));
+  const Status status = RunOnDevice(&owned, KernelId::kCudaFlashSm90);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("dropout.row is 8"), std::string::npos) << status.message();
+}
+
 // All parts in one launch, each with a place of its own.
 void CheckParts(const ProblemSpec& spec, KernelId kernel, const std::vector<AttentionSlice>& slices,
                 uint64_t seed) {
@@ -147,7 +160,7 @@ void CheckParts(const ProblemSpec& spec, KernelId kernel, const std::vector<Atte
   for (const AttentionSlice& slice : slices) {
     const Result<Attention> part = TakeSlice(run.attention(), slice);
     ASSERT_TRUE(part.ok()) << part.status().ToString();
-    items.push_back({kernel, *part});
+    items.push_back({CanRun(*part, kernel) ? kernel : KernelId::kCudaFlashSm80, *part});
   }
   const Result<int64_t> bytes = cuda::BatchWorkspaceBytes(items);
   ASSERT_TRUE(bytes.ok());
