@@ -102,7 +102,8 @@ bool IsHopper(const DeviceInfo& device) {
   return device.compute_capability >= kSm90 && device.compute_capability < kBeyondHopper;
 }
 
-constexpr int64_t kSm90PagesDimMax = 192;  // as in sm90/variants.h
+constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
+constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
 constexpr int64_t kSm90BackwardDimMax = 128;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
@@ -133,13 +134,19 @@ std::string_view BestDecode(const Problem& p, const DeviceInfo& device) {
   return wgmma ? "cuda_decode_sm90" : "cuda_decode_sm80";
 }
 
+// A thread draws for a tile of 16 keys at once.
+std::string_view WhyNotDropInTiles(const Problem& p) {
+  if (p.dropout == 0 || p.key_offset % kDropoutTile == 0) return {};
+  return "dropout on Tensor Cores needs a key_offset that is a multiple of 16";
+}
+
 // Why the kernel cannot compute the problem; "" if it can.
 std::string_view WhyNotSm80(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < kSm80) {
     return "cuda_flash_sm80 needs compute capability 8.0 or later";
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
-  return {};
+  return WhyNotDropInTiles(p);
 }
 
 std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
@@ -154,6 +161,10 @@ std::string_view WhyNotSm90(const Problem& p, const DeviceInfo& device,
   }
   if (p.has_bias) return "cuda_flash_sm90 has no bias";
   if (p.has_alibi) return "cuda_flash_sm90 has no ALiBi";
+  if (p.dropout > 0 && std::max(p.dim, p.dim_v) > kSm90DropoutDimMax) {
+    return "cuda_flash_sm90 has dropout up to a D and Dv of 128";
+  }
+  if (!WhyNotDropInTiles(p).empty()) return WhyNotDropInTiles(p);
   if (!(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
     return "cuda_flash_sm90 needs a scale of 2^-20 to 2^20";
   }
@@ -165,6 +176,7 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
   const std::string_view why_not = WhyNotSm90(p, device, memory);
   if (!why_not.empty()) return why_not;
   if (p.softcap > 0.0f) return "the backward pass of cuda_flash_sm90 has no softcap";
+  if (p.dropout > 0) return "the backward pass of cuda_flash_sm90 has no dropout";
   if (std::max(p.dim, p.dim_v) > kSm90BackwardDimMax) {
     return "the backward pass of cuda_flash_sm90 takes a D and Dv of up to 128";
   }
@@ -182,6 +194,7 @@ std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
   }
   if (!Has16Bits(p)) return "Tensor Cores would round float32 inputs";
   if (p.has_bias) return "decoding kernels have no bias";
+  if (p.dropout > 0) return "decoding kernels have no dropout";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "decoding kernels need D and Dv that are multiples of 8";
   }

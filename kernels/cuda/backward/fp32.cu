@@ -25,9 +25,9 @@ __device__ __forceinline__ float AddIfSeen(bool seen, float weight, float x, flo
 template <class T>
 using KeySums = float[4][T::kD / 16];
 
-// sums += weights^T rows.
+// sums += weights^T rows, of the pairs in `counting`.
 template <class T, bool kCareful>
-__device__ __forceinline__ void AddToKeys(const typename T::Shared& shared,
+__device__ __forceinline__ void AddToKeys(const uint64_t (&counting)[T::kRows],
                                           const float (&weights)[T::kRows][T::kStrideP],
                                           const float (&rows)[T::kRows][T::kStride],
                                           KeySums<T>& sums) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void AddToKeys(const typename T::Shared& shared,
   for (int i = 0; i < T::kRows; ++i) {
     const float4 four = LoadShared4(&weights[i][4 * y]);
     const float weight[4] = {four.x, four.y, four.z, four.w};
-    const auto seen = static_cast<uint32_t>(shared.seen[i] >> (4 * y));
+    const auto seen = static_cast<uint32_t>(counting[i] >> (4 * y));
 #pragma unroll
     for (int n = 0; n < T::kD / 64; ++n) {
       const float4 row = LoadShared4(&rows[i][4 * x + 64 * n]);
@@ -99,11 +99,11 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       ComputeWeights<T>(shared, at, row, key);
       __syncthreads();
       if (careful) {
-        AddToKeys<T, true>(shared, shared.weight, shared.d_o, d_v);
-        AddToKeys<T, true>(shared, shared.d_dot, shared.q, d_k);
+        AddToKeys<T, true>(shared.kept, shared.weight, shared.d_o, d_v);
+        AddToKeys<T, true>(shared.seen, shared.d_dot, shared.q, d_k);
       } else {
-        AddToKeys<T, false>(shared, shared.weight, shared.d_o, d_v);
-        AddToKeys<T, false>(shared, shared.d_dot, shared.q, d_k);
+        AddToKeys<T, false>(shared.kept, shared.weight, shared.d_o, d_v);
+        AddToKeys<T, false>(shared.seen, shared.d_dot, shared.q, d_k);
       }
     }
   }
@@ -240,8 +240,8 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         LoadQueries<T>(shared, at, row);
         LoadKeys<T>(shared, at, key);
         __syncthreads();
-        ForPairs<T>(shared, at, row, key, [&](int r, int c, float, float d_score, float, bool) {
-          sums[r / 16][c / 16] += d_score;
+        ForPairs<T>(shared, at, row, key, [&](int r, int c, const Fp32Pair& pair) {
+          sums[r / 16][c / 16] += pair.d_score;
         });
       }
     }

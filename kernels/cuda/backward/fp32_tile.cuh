@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 
 namespace attend::cuda {
 
@@ -29,10 +30,11 @@ struct Fp32Tile {
   struct Shared {
     float q[kRows][kStride], d_o[kRows][kStride];
     float k[kKeys][kStride], v[kKeys][kStride];
-    float weight[kRows][kStrideP];  // P
+    float weight[kRows][kStrideP];  // P, as dropout leaves it
     float d_dot[kRows][kStrideP];   // dT times scale
     float lse[kRows], less[kRows];
     uint64_t seen[kRows];  // bits: the keys that count for the row
+    uint64_t kept[kRows];  // and whose weights are not dropped
   };
 };
 
@@ -183,8 +185,33 @@ __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int6
   return result;
 }
 
-// What the tile's keys get of its rows: calls visit(row, key, P, dS, slope) for each pair of the
-// thread, with zeros for those that do not count, and whether it counts.
+// A query row and a key; all 0 if it does not count.
+struct Fp32Pair {
+  float weight = 0;   // P, as dropout leaves it
+  float d_score = 0;  // dS
+  float slope = 0;    // see Fp32Score
+  bool counts = false;
+  bool kept = false;  // and is not dropped
+};
+
+__device__ __forceinline__ Fp32Pair PairOf(const Fp32Head& at, int64_t i, int64_t j, float dot,
+                                           float d_weight, float lse, float less) {
+  const Attention& a = at.pass.attention;
+  const Fp32Score score = ScoreOf(at, i, j, dot);
+  Fp32Pair pair;
+  // A key of this score has no weight whatever else is; a row without weights has no LSE.
+  pair.counts = score.score != NegativeInfinity() && lse != NegativeInfinity();
+  if (!pair.counts) return pair;
+  pair.kept = a.problem.dropout == 0 || KeepsWeight(a, at.b, at.h, i, j);
+  const float weight = expf(score.score - lse);
+  const float factor = DropoutScale(a.problem.dropout);
+  if (pair.kept) pair.weight = weight * factor;
+  pair.d_score = weight * ((pair.kept ? d_weight * factor : 0.0f) - less);
+  pair.slope = score.slope;
+  return pair;
+}
+
+// What the tile's keys get of its rows: calls visit(row, key, pair) for each pair of the thread.
 template <class T, class Visit>
 __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const Fp32Head& at,
                                          int64_t row, int64_t key, const Visit& visit) {
@@ -203,20 +230,30 @@ __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const
 #pragma unroll
     for (int c = 0; c < T::kKeysEach; ++c) {
       const int64_t j = key + x + 16 * c;
-      float weight = 0.0f, d_score = 0.0f, slope = 0.0f;
-      bool counts = j >= range.begin && j < range.end;
-      if (counts) {
-        const Fp32Score score = ScoreOf(at, i, j, dots[r][c]);
-        // A key of this score has no weight whatever else is; a row without weights has no LSE.
-        counts = score.score != NegativeInfinity() && lse != NegativeInfinity();
-        if (counts) {
-          weight = expf(score.score - lse);
-          d_score = weight * (d_weights[r][c] - shared.less[mine]);
-          slope = score.slope;
-        }
+      Fp32Pair pair;
+      if (j >= range.begin && j < range.end) {
+        pair = PairOf(at, i, j, dots[r][c], d_weights[r][c], lse, shared.less[mine]);
       }
-      visit(mine, x + 16 * c, weight, d_score, slope, counts);
+      visit(mine, x + 16 * c, pair);
     }
+  }
+}
+
+// The rows' bits of a tile's keys, from each thread's of its own: sixteen lanes have a row's keys,
+// four each: bit x + 16 * c.
+template <class T>
+__device__ __forceinline__ void StoreBits(const uint32_t (&own)[T::kRowsEach],
+                                          uint64_t (&to)[T::kRows]) {
+  const int half = threadIdx.x % 32 / 16 * 16;
+#pragma unroll
+  for (int r = 0; r < T::kRowsEach; ++r) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int c = 0; c < T::kKeysEach; ++c) {
+      const uint32_t lanes = __ballot_sync(0xffffffffu, own[r] >> c & 1);
+      bits |= static_cast<uint64_t>(lanes >> half & 0xffff) << (16 * c);
+    }
+    if (threadIdx.x % 16 == 0) to[threadIdx.x / 16 + 16 * r] = bits;
   }
 }
 
@@ -224,25 +261,15 @@ __device__ __forceinline__ void ForPairs(const typename T::Shared& shared, const
 template <class T>
 __device__ __forceinline__ void ComputeWeights(typename T::Shared& shared, const Fp32Head& at,
                                                int64_t row, int64_t key) {
-  uint32_t seen[T::kRowsEach] = {};
-  ForPairs<T>(shared, at, row, key,
-              [&](int r, int c, float weight, float d_score, float slope, bool counts) {
-                shared.weight[r][c] = weight;
-                shared.d_dot[r][c] = d_score * slope;
-                seen[r / 16] |= counts ? 1u << (c / 16) : 0u;
-              });
-  // Sixteen lanes have a row's keys, four each: bit x + 16 * c.
-  const int half = threadIdx.x % 32 / 16 * 16;
-#pragma unroll
-  for (int r = 0; r < T::kRowsEach; ++r) {
-    uint64_t bits = 0;
-#pragma unroll
-    for (int c = 0; c < T::kKeysEach; ++c) {
-      const uint32_t lanes = __ballot_sync(0xffffffffu, seen[r] >> c & 1);
-      bits |= static_cast<uint64_t>(lanes >> half & 0xffff) << (16 * c);
-    }
-    if (threadIdx.x % 16 == 0) shared.seen[threadIdx.x / 16 + 16 * r] = bits;
-  }
+  uint32_t seen[T::kRowsEach] = {}, kept[T::kRowsEach] = {};
+  ForPairs<T>(shared, at, row, key, [&](int r, int c, const Fp32Pair& pair) {
+    shared.weight[r][c] = pair.weight;
+    shared.d_dot[r][c] = pair.d_score * pair.slope;
+    seen[r / 16] |= pair.counts ? 1u << (c / 16) : 0u;
+    kept[r / 16] |= pair.kept ? 1u << (c / 16) : 0u;
+  });
+  StoreBits<T>(seen, shared.seen);
+  StoreBits<T>(kept, shared.kept);
 }
 
 }  // namespace attend::cuda

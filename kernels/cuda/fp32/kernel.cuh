@@ -11,6 +11,7 @@
 
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cuda/fp32/setup.cuh"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 
 namespace attend::cuda {
 
@@ -189,6 +190,21 @@ __device__ __forceinline__ void StoreWeights(float* shared, const LanePlace<T>& 
   }
 }
 
+// Gives dropped weights the mark of hidden keys. In shared memory and not unrolled, so that it
+// takes no registers from problems without dropout.
+template <class T>
+__device__ __forceinline__ void DropWeights(const Attention& a, const BlockWork& work,
+                                            const LanePlace<T>& place, int key, float* shared) {
+  float* weights = shared + T::kOffsetP + place.row * T::kKeys;
+#pragma unroll 1
+  for (int n = 0; n < T::kThreadRows * T::kThreadKeys; ++n) {
+    const int row = n / T::kThreadKeys * T::kLaneRows;
+    const int col = place.col + n % T::kThreadKeys * T::kLaneCols;
+    if (KeepsWeight(a, work.b, work.h, work.row_begin + place.row + row, key + col)) continue;
+    weights[row * T::kKeys + (col ^ place.swizzle)] = -0.0f;
+  }
+}
+
 // O += P V. With kCareful, value rows of hidden keys are not touched (0 * NaN is NaN).
 template <class T, bool kCareful>
 __device__ __forceinline__ void Accumulate(const float* shared, const LanePlace<T>& place,
@@ -226,14 +242,16 @@ __device__ __forceinline__ void Accumulate(const float* shared, const LanePlace<
 
 template <class T>
 __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int col_lane,
-                                         bool four_aligned, float factor, const float* output) {
+                                         bool four_aligned, float factor, float kept_scale,
+                                         const float* output) {
   const DType dtype = a.problem.o_dtype();
   const int dim = static_cast<int>(a.problem.dim_v);
 #pragma unroll
   for (int j = 0; j < T::kThreadCols; ++j) {
     const int col = 4 * (col_lane + j * T::kLaneCols);
-    const float4 v = make_float4(Mean(output[4 * j], factor), Mean(output[4 * j + 1], factor),
-                                 Mean(output[4 * j + 2], factor), Mean(output[4 * j + 3], factor));
+    const float* o = output + 4 * j;
+    const float4 v = make_float4(Mean(o[0], factor) * kept_scale, Mean(o[1], factor) * kept_scale,
+                                 Mean(o[2], factor) * kept_scale, Mean(o[3], factor) * kept_scale);
     if (four_aligned && dtype == DType::kFloat32) {
       if (col < dim) *reinterpret_cast<float4*>(static_cast<float*>(row_data) + col) = v;
     } else {
@@ -246,11 +264,12 @@ __device__ __forceinline__ void StoreRow(const Attention& a, void* row_data, int
 }
 
 // Finishes the rows: joins the lanes' sums, adds the sink, divides, writes O and LSE. `unit`: what
-// the kernel's scores are in those of problem.h. True if an output is not finite though its row's
-// weights are: V is not, or a sum of it left fp32's range, which no mean of finite values does.
+// the kernel's scores are in those of problem.h; `kept_scale`: DropoutScale. True if an output is
+// not finite though its row's weights are: V is not, or a sum of it left fp32's range, which no
+// mean of finite values does.
 template <class T>
 __device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork& work,
-                                            const LanePlace<T>& place, float unit,
+                                            const LanePlace<T>& place, float unit, float kept_scale,
                                             ThreadState<T>& state) {
   float largest = 0.0f;
   const Problem& p = a.problem;
@@ -279,7 +298,7 @@ __device__ __forceinline__ bool StoreOutput(const Attention& a, const BlockWork&
       for (int j = 0; j < 4 * T::kThreadCols; ++j) state.output[r][j] = 0.0f;
     }
     StoreRow<T>(a, Advance(o, p.o_dtype(), row * a.o.stride_l), place.col, four_aligned, factor,
-                state.output[r]);
+                kept_scale, state.output[r]);
     if (p.return_lse && place.col == 0) {
       a.lse[work.b * a.lse_stride_b + work.h * a.lse_stride_h + sequence.q_row + row] =
           LogSumExp(total);
@@ -311,6 +330,7 @@ __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& w
   if (may_hide) MaskScores<T>(state);
   UpdateSoftmax<T>(to_log2, state);
   StoreWeights<T>(shared, place, work.unit, state);
+  if (kGeneral && a.problem.dropout > 0) DropWeights<T>(a, work, place, key, shared);
 }
 
 // The most shared memory that a block may have before compute capability 9.0.
@@ -345,8 +365,8 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
   }
   for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
     const bool edge = key < work.full_begin || key + T::kKeys > work.full_end;
-    // Whether a row of the tile may not see a key: then a NaN in that key's V must stay out.
-    const bool may_hide = edge || (kGeneral && a.problem.has_bias);
+    // Whether a row of the tile may do without a key: then a NaN in that key's V must stay out.
+    const bool may_hide = edge || (kGeneral && (a.problem.has_bias || a.problem.dropout > 0));
     WaitCopies();
     __syncthreads();  // K (and Q) have arrived; V's buffer is free
     LoadValues<T, T::kDim, kGeneral>(shared + T::kOffsetV, a, work, key);
@@ -366,7 +386,8 @@ __device__ __forceinline__ bool ComputeTile(const Attention& a, const BlockWork&
       Accumulate<T, false>(shared, place, state);
     }
   }
-  return StoreOutput<T>(a, work, place, kGeneral ? 1.0f : fabsf(a.problem.scale), state);
+  return StoreOutput<T>(a, work, place, kGeneral ? 1.0f : fabsf(a.problem.scale),
+                        kGeneral ? DropoutScale(a.problem.dropout) : 1.0f, state);
 }
 
 // The unit of weights, each at most one unit, with which no sum of finite values overflows. fp16's
@@ -376,7 +397,7 @@ __device__ __forceinline__ float SmallUnit(const BlockWork& work) {
   return __int_as_float((127 - bits) << 23);
 }
 
-// kGeneral = false: fp32 without softcap, bias and ALiBi (any mask); true: everything.
+// kGeneral = false: fp32 without softcap, bias, ALiBi and dropout (any mask); true: everything.
 template <class T, bool kGeneral>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashFp32Kernel(const __grid_constant__ RaggedParams params) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Instances of cuda_flash_fp32 for fp32 data without softcap, bias and ALiBi: the hot ones.
+// Instances of cuda_flash_fp32 for fp32 data without softcap, bias, ALiBi and dropout: the hot
+// ones.
 
 #include "kernels/cuda/fp32/tables.cuh"
 #include "kernels/cuda/fp32/variants.h"

@@ -15,7 +15,7 @@ namespace attend::cuda {
 
 // Variants for head dims up to `dim_max` (32, 64, 128 or 256), best first; at least one runs where
 // a block may have 99 KiB of shared memory, as on all GPUs since Ampere. `plain` kernels compute
-// fp32 without softcap, bias and ALiBi; `general` ones everything.
+// fp32 without softcap, bias, ALiBi and dropout; `general` ones everything.
 std::span<const FlashVariant> PlainFlashVariants(int dim_max, bool paged);
 std::span<const FlashVariant> GeneralFlashVariants(int dim_max, bool paged);
 

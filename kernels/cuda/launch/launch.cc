@@ -44,6 +44,12 @@ Result<int> SharedBytesMax() {
 // The variant asked for, or the first that fits.
 Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
   const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
+  const Attention& a = item.attention;
+  if (item.kernel == KernelId::kCudaFlashSm90 && a.problem.dropout > 0 &&
+      a.dropout.row % kDropoutTile != 0) {
+    return InvalidArgument("dropout.row is " + std::to_string(a.dropout.row) +
+                           ", must be a multiple of 16 for cuda_flash_sm90");
+  }
   if (item.config == kDefaultConfig) {
     for (const FlashVariant& variant : variants) {
       if (variant.shared_bytes <= shared_bytes_max) return &variant;

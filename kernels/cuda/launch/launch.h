@@ -42,7 +42,8 @@ int64_t ListBytesMax(std::span<const LaunchItem> items);
 
 // Enqueues all items, one launch for those that share a compiled variant. `workspace` is 256-byte
 // aligned and its first kTileQueueBytes are zero, before and after; launches that share it must be
-// ordered by a stream. INVALID_ARGUMENT: too small a workspace, or a config that does not exist.
+// ordered by a stream. INVALID_ARGUMENT: too small a workspace, a config that does not exist, or
+// dropout of rows that the kernel cannot take.
 // INTERNAL: CUDA's error for a launch; some items may already be enqueued.
 Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
                    cudaStream_t stream, const LaunchOptions& options = {});

@@ -4,7 +4,7 @@
 // rung of the ladder: what FlashAttention is measured against, written to be read.
 //
 //   ScoreKernel    S = scale * Q K^T, capped, biased, masked          [B, Hq, Lq, Lk] floats
-//   SoftmaxKernel  P = softmax(S) in place, LSE                        one warp per row
+//   SoftmaxKernel  P = softmax(S) in place, dropped, LSE               one warp per row
 //   OutputKernel   O = P V
 //
 // Scores and outputs are tiled matrix products: a block of 16 x 16 threads makes a 64 x 64 tile, 4
@@ -17,6 +17,7 @@
 
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 
 namespace attend::cuda {
 namespace {
@@ -168,9 +169,9 @@ __device__ float WarpSum(float value) {
 }
 
 // Scores of a row become its weights, divided by their sum (sink included); -0 where the score was
-// -inf (IsHiddenWeight). fmaxf ignores NaN, but a NaN score makes its own weight NaN, and so the
-// sum and the row.
-__device__ void SoftmaxRow(const Attention& a, float* row, int64_t k_len, int64_t h, int lane,
+// -inf (IsHiddenWeight), and where dropout removes it. fmaxf ignores NaN, but a NaN score makes its
+// own weight NaN, and so the sum and the row.
+__device__ void SoftmaxRow(const Attention& a, float* row, int64_t k_len, const RowId& id, int lane,
                            float* lse) {
   SoftmaxState<float> state;
   float max = NegativeInfinity();
@@ -186,8 +187,11 @@ __device__ void SoftmaxRow(const Attention& a, float* row, int64_t k_len, int64_
   state.max = max;
   state.sum = WarpSum(sum);
   const bool has_sink = a.problem.has_sinks;
-  const float factor = OutputFactor(state, 1.0f, has_sink, has_sink ? a.sinks[h] : 0.0f);
-  for (int64_t j = lane; j < k_len; j += 32) row[j] *= factor;
+  const float factor = OutputFactor(state, 1.0f, has_sink, has_sink ? a.sinks[id.h] : 0.0f);
+  const bool dropout = a.problem.dropout > 0;
+  for (int64_t j = lane; j < k_len; j += 32) {
+    row[j] = dropout && !KeepsWeight(a, id.b, id.h, id.i, j) ? -0.0f : row[j] * factor;
+  }
   *lse = LogSumExp(state);
 }
 
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
   const Sequence s = SequenceOf(a, b);
   if (i >= s.q_rows) return;
   float lse = NegativeInfinity();
-  if (i < s.q_len) SoftmaxRow(a, ScoreRow(a, scores, b, h, i), s.k_len, h, lane, &lse);
+  if (i < s.q_len) SoftmaxRow(a, ScoreRow(a, scores, b, h, i), s.k_len, {b, h, i}, lane, &lse);
   if (p.return_lse && lane == 0) {
     a.lse[b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i] = lse;
   }
@@ -257,6 +261,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
   const int64_t o_head = place.b * a.o.stride_b + place.h * a.o.stride_h + s.q_row * a.o.stride_l;
+  const float scale = DropoutScale(p.dropout);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const int64_t i = row_begin + ty + r * kEdge;
@@ -265,7 +270,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = 0; c < 4; ++c) {
       const int64_t col = col_begin + tx + c * kEdge;
       if (col < p.dim_v) {
-        StoreGlobal(a.o.data, p.o_dtype(), o_head + i * a.o.stride_l + col, Mean(acc[r][c], 2));
+        StoreGlobal(a.o.data, p.o_dtype(), o_head + i * a.o.stride_l + col,
+                    Mean(acc[r][c], 2) * scale);
       }
     }
   }

@@ -15,6 +15,7 @@
 #include "kernels/contract/limits.h"
 #include "kernels/contract/problem.h"
 #include "kernels/contract/softmax_state.h"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
 
 namespace attend::cuda {
@@ -53,8 +54,8 @@ __device__ __forceinline__ float LargestOfRow(const At& at, int r) {
 
 // A warp's sixteen rows of one query head, from `first` on. Works in local memory and in loops that
 // are not unrolled: the registers are those of code that is not rare. kGeneral: there may be bias
-// and ALiBi. kPaged: K and V may be in pages.
-template <class Element, int kBlocks, bool kGeneral, bool kPaged>
+// and ALiBi. kPaged: K and V may be in pages. kDropout: weights are dropped.
+template <class Element, int kBlocks, bool kGeneral, bool kPaged, bool kDropout>
 class RowRedo {
  public:
   // Fragments as MultiplyAdd makes them. Between Run and Arrange, lane c of a row's four has in
@@ -105,7 +106,7 @@ class RowRedo {
   // Whether each output that is not finite must be NaN, as every row of the warp sees a value that
   // is. Inf explains nothing: the output may be NaN by what the row does not see.
   __device__ __forceinline__ bool ValuesExplain(const Output& o) const {
-    if (kGeneral && a.problem.has_bias) return false;  // which may hide any key
+    if (kDropout || (kGeneral && a.problem.has_bias)) return false;  // which may hide any key
     uint64_t open = 0;  // bits: columns of the lane without an explanation
 #pragma unroll 1
     for (int n = 0; n < 2 * kBlocks; ++n) {
@@ -147,6 +148,7 @@ class RowRedo {
       float rescale[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) rescale[r] = Weigh(unit, r, ends[r].state.max, sum[r], p);
+      if constexpr (kDropout) Drop(key, p);
       __syncwarp();  // the compiler keeps the two halves apart, and so fewer registers
       Accumulate(key, p, rescale, o);
     }
@@ -319,6 +321,21 @@ class RowRedo {
     return rescale;
   }
 
+  // Dropped weights of the keys from `key` on become as those of hidden ones.
+  __device__ __forceinline__ void Drop(int key, float (&p)[2][4]) const {
+    uint32_t kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < 8; ++n) {
+      const int mine = key + n / 4 * 8 + lane % 4 * 2 + n % 2;
+      const bool keeps = KeepsWeight(a, b, h, row[0] + n % 4 / 2 * 8, mine);
+      kept |= static_cast<uint32_t>(keeps) << n;
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if ((kept >> n & 1) == 0) p[n / 4][n % 4] = -0.0f;
+    }
+  }
+
   // O = rescale O + P V, of elements of V that are finite; the others by themselves.
   __device__ __forceinline__ void Accumulate(int key, const float (&p)[2][4],
                                              const float (&rescale)[2], Output& o) const {
@@ -399,15 +416,16 @@ __device__ __forceinline__ bool Overflowed(const RowEnd& end) {
 }
 
 // Computes the warp's rows again if one of them needs it. `end`, `at`: as the tiles left them.
-template <class Element, int kBlocks, bool kGeneral, bool kPaged = false, class At>
+template <class Element, int kBlocks, bool kGeneral, bool kPaged, bool kDropout, class At>
 __device__ __forceinline__ void RedoRows(const Attention& a, int b, int h, int first_row,
                                          const At& at, RowEnd (&ends)[2]) {
   constexpr unsigned kAll = 0xffffffffu;
   const bool marked = (ends[0].counts && ends[0].marked) || (ends[1].counts && ends[1].marked);
   const bool overflowed = Overflowed(ends[0]) || Overflowed(ends[1]);
   if (__builtin_expect(!__any_sync(kAll, marked || overflowed), 1)) return;
-  const RowRedo<Element, kBlocks, kGeneral, kPaged> redo(a, b, h, first_row);
-  typename RowRedo<Element, kBlocks, kGeneral, kPaged>::Output o;
+  using Redo = RowRedo<Element, kBlocks, kGeneral, kPaged, kDropout>;
+  const Redo redo(a, b, h, first_row);
+  typename Redo::Output o;
 #pragma unroll
   for (int n = 0; n < 4 * kBlocks; ++n) o[n / 4][n % 4] = at(n / 4)[n % 4];
   const float small = redo.SmallUnit();

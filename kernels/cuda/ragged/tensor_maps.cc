@@ -119,6 +119,9 @@ std::string_view WhyNotTma(const Attention& a) {
   const Fault faults[] = {FaultOf(a.q, batch, p.heads_q, p.packed ? p.total_q : p.len_q),
                           FaultOf(a.k, batch_k, p.heads_kv, rows_k),
                           FaultOf(a.v, batch_k, p.heads_kv, rows_k)};
+  if (p.dropout > 0 && a.dropout.row % kDropoutTile != 0) {
+    return "dropout on Hopper needs rows that begin at a multiple of 16 of the whole's";
+  }
   if (paged && a.k.stride_b == 0) return kClauses[1][kStride];
   if (paged && a.v.stride_b == 0) return kClauses[2][kStride];
   for (int n = 0; n < 3; ++n) {

@@ -28,9 +28,9 @@ struct TensorBox {
   int cols = 0;  // 32 or 64
 };
 
-// Why the copy engine cannot address Q, K and V, as a clause in static storage; "" if it can: bases
-// and strides on 16-byte boundaries, strides above 0 (or 0, of a dimension that is broadcast; rows
-// are not) and below 2^40 bytes, fewer than 2^31 rows. Of K and V in pages: the same of each page.
+// Why Hopper's kernels cannot take Q, K and V where they are, in static storage; "" if they can:
+// bases and strides on 16-byte boundaries, strides over 0 (or 0, of a broadcast dimension, not of
+// rows) and below 2^40 bytes, fewer than 2^31 rows; pages the same. Dropout: of rows from 16 n on.
 std::string_view WhyNotTma(const Attention& attention);
 inline bool TmaAligned(const Attention& attention) { return WhyNotTma(attention).empty(); }
 

@@ -11,12 +11,14 @@
 namespace attend::cuda::sm80 {
 
 // Variants for D and Dv up to `dim` (32, 64, 96, 128, 192 or 256), best first. `Plain` kernels
-// compute without softcap, bias and ALiBi, under any mask; `General` ones everything. `few_tiles`:
-// the query rows fill no more tiles of 128 than an H200 has multiprocessors. `paged`: K and V are
-// in pages.
+// compute without softcap, bias and ALiBi, under any mask; `General` ones everything but dropout;
+// `Dropout` ones everything, with dropout. `few_tiles`: the query rows fill no more tiles of 128
+// than an H200 has multiprocessors. `paged`: K and V are in pages.
 std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles, bool paged);
 std::span<const FlashVariant> PlainBFloat16(int dim, bool few_tiles, bool paged);
 std::span<const FlashVariant> GeneralFloat16(int dim, bool paged);
 std::span<const FlashVariant> GeneralBFloat16(int dim, bool paged);
+std::span<const FlashVariant> DropoutFloat16(int dim);
+std::span<const FlashVariant> DropoutBFloat16(int dim);
 
 }  // namespace attend::cuda::sm80

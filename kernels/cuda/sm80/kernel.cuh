@@ -153,17 +153,32 @@ __device__ __forceinline__ void FinishScores(const BlockWork& work, int key, Sco
 template <class T>
 using Weights = uint32_t[T::kSlices][T::kKeyBlocks][2];
 
-// Weighs the blocks of eight keys numbered [first, last) over all slices.
-template <class T, class Element>
-__device__ __forceinline__ void WeighBlocks(float to_log2, int first, int last, Scores<T>& s,
-                                            Weights<T>& p, RowState<T>& state) {
+// Takes out what dropout removes of the weights of the 16 keys number k.
+template <class T>
+__device__ __forceinline__ void DropWeights(const DropoutLane& dropout, int key, int k,
+                                            Weights<T>& p) {
 #pragma unroll
-  for (int n = first; n < last; ++n) {
+  for (int m = 0; m < T::kSlices; ++m) {
+    const DropoutBits bits = dropout.Draw<false>(m, key + 16 * k);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      p[m][2 * k + n % 2][n / 2] &= KeptHalves(bits.words[n], dropout.kept);
+    }
+  }
+}
+
+// Weighs the 16 keys number k over all slices. `dropout`: if T has it.
+template <class T, class Element>
+__device__ __forceinline__ void WeighStep(float to_log2, const DropoutLane& dropout, int key, int k,
+                                          Scores<T>& s, Weights<T>& p, RowState<T>& state) {
+#pragma unroll
+  for (int n = 2 * k; n < 2 * k + 2; ++n) {
 #pragma unroll
     for (int m = 0; m < T::kSlices; ++m) {
       WeighBlock<T, Element>(to_log2, m, s[m][n], p[m][n], state);
     }
   }
+  if constexpr (T::kDropout) DropWeights<T>(dropout, key, k, p);
 }
 
 // Adds 16 keys' part of P V.
@@ -255,13 +270,18 @@ __device__ __forceinline__ void Step(BlockWork& work, const Place<T>& place,
     TakeOutNonFinite<T, Element>(values,
                                  [&] { AddNonFinite<T, Element>(values, work.to_log2, s, state); });
   }
+  DropoutLane dropout;
+  if constexpr (T::kDropout) {
+    dropout =
+        DropoutLane::Of(*work.attention, work.b, work.h, RowOf<T>(work, 0), ThreadIndex() % 32);
+  }
   Weights<T> p;
-  WeighBlocks<T, Element>(work.to_log2, 0, 2, s, p, state);
+  WeighStep<T, Element>(work.to_log2, dropout, key, 0, s, p, state);
 #pragma unroll
   for (int k = 0; k < T::kKeys / 16; ++k) {
     // The exponentials of the next 16 keys run beside the products of these.
     if (k + 1 < T::kKeys / 16) {
-      WeighBlocks<T, Element>(work.to_log2, 2 * k + 2, 2 * k + 4, s, p, state);
+      WeighStep<T, Element>(work.to_log2, dropout, key, k + 1, s, p, state);
     }
     AccumulateStep<T, Element>(place, StageOfV(place, key), k, p, state);
   }

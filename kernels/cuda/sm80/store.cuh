@@ -115,7 +115,7 @@ __device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* q
   const int lane = ThreadIndex() % 32;
   RowEnd ends[2] = {EndRow<T, kGeneral>(work, state, 2 * m),
                     EndRow<T, kGeneral>(work, state, 2 * m + 1)};
-  RedoRows<Element, T::kDim / 8, kGeneral, T::kPaged>(
+  RedoRows<Element, T::kDim / 8, kGeneral, T::kPaged, T::kDropout>(
       *work.attention, work.b, work.h, WarpRow<T>(work) + 16 * m,
       [&](int j) { return state.output[m][j]; }, ends);
 #pragma unroll
@@ -127,6 +127,7 @@ __device__ __forceinline__ void StoreSlice(const BlockWork& work, int m, char* q
       total = ends[half].state;
       factor = OutputFactor(total, ends[half].unit, work.has_sink, work.sink);
       factor = KeepFinite<!std::is_same_v<Element, __half>>(factor, ends[half].largest);
+      if constexpr (T::kDropout) factor *= DropoutScale(work.attention->problem.dropout);
     }
     if (work.o_float32) StoreFloats<T>(work, row, state.output[m], half, factor);
     char* staged = query + lane % 4 * 4;

@@ -79,4 +79,23 @@ std::span<const FlashVariant> GeneralVariants(int dim, bool paged) {
   return Variants<Element, true, General256>(paged);
 }
 
+using Dropout64 =
+    Tile<TileConfig{.head_dim = 64, .slices = 2, .keys = 64, .query_columns = 32, .dropout = true}>;
+using Dropout128 = Tile<TileConfig{.head_dim = 128, .slices = 2, .keys = 32, .dropout = true}>;
+using Dropout256 =
+    Tile<TileConfig{.head_dim = 256, .slices = 1, .keys = 64, .stages = 1, .dropout = true}>;
+
+// Every term, and dropout; not in pages. Fewer head dims, as they are seldom between these.
+template <class Element, class T>
+std::span<const FlashVariant> DropoutVariant() {
+  static const FlashVariant list[] = {Variant<T, Element, true>()};
+  return list;
+}
+template <class Element>
+std::span<const FlashVariant> DropoutVariants(int dim) {
+  if (dim <= 64) return DropoutVariant<Element, Dropout64>();
+  if (dim <= 128) return DropoutVariant<Element, Dropout128>();
+  return DropoutVariant<Element, Dropout256>();
+}
+
 }  // namespace attend::cuda::sm80

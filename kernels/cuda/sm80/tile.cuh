@@ -25,6 +25,7 @@ struct TileConfig {
   int query_columns = 0;  // Q's first, a multiple of 16: their fragments are read from shared
                           // memory once and stay in registers, others for each tile of keys
   bool paged = false;     // K and V are in pages
+  bool dropout = false;   // weights are dropped
 };
 
 constexpr TileConfig InPages(TileConfig config) {
@@ -41,6 +42,7 @@ struct Tile {
   static constexpr int kBlocks = kConfig.blocks;
   static constexpr int kQueryColumns = kConfig.query_columns;
   static constexpr bool kPaged = kConfig.paged;
+  static constexpr bool kDropout = kConfig.dropout;
   using Paged = Tile<InPages(kConfig)>;
 
   static constexpr int kThreads = 32 * kWarps;

@@ -36,11 +36,14 @@ std::span<const FlashVariant> Sm80VariantsFor(const Problem& p) {
   const int64_t most = std::max(p.dim, p.dim_v);
   const int dim = *std::lower_bound(std::begin(kDims), std::end(kDims) - 1, most);
   const bool paged = p.page_rows > 0;
+  const bool dropout = p.dropout > 0;
   switch (p.dtype) {
     case DType::kFloat16:
+      if (dropout) return sm80::DropoutFloat16(dim);
       return IsPlain(p) ? sm80::PlainFloat16(dim, HasFewTiles(p), paged)
                         : sm80::GeneralFloat16(dim, paged);
     case DType::kBFloat16:
+      if (dropout) return sm80::DropoutBFloat16(dim);
       return IsPlain(p) ? sm80::PlainBFloat16(dim, HasFewTiles(p), paged)
                         : sm80::GeneralBFloat16(dim, paged);
     default:
@@ -53,7 +56,8 @@ cudaError_t LoadSm80() {
     for (const bool paged : {false, true}) {
       for (const auto& variants :
            {sm80::PlainFloat16(dim, false, paged), sm80::PlainBFloat16(dim, false, paged),
-            sm80::GeneralFloat16(dim, paged), sm80::GeneralBFloat16(dim, paged)}) {
+            sm80::GeneralFloat16(dim, paged), sm80::GeneralBFloat16(dim, paged),
+            sm80::DropoutFloat16(dim), sm80::DropoutBFloat16(dim)}) {
         const cudaError_t error = LoadVariants(variants);
         if (error != cudaSuccess) return error;
       }

@@ -40,6 +40,7 @@ struct Consumer {
   float output[kOutputs];
   SoftmaxRows<kScores> rows;
   uint32_t query[T::kQueryInRegisters ? T::kD / 16 : 1][4];  // its fragments
+  DropoutLane dropout = {};                                  // if T has it
 
   // ---- score ----------------------------------------------------------------------------------
 
@@ -153,8 +154,14 @@ struct Consumer {
   __device__ __forceinline__ bool ScoresToWeights(const Sm90Work& work, int tile,
                                                   float (&rescale)[2]) {
     const bool risen = FinishScores(work, tile, rescale);
-    rows.Exponentiate(scores);
+    Exponentiate(tile);
     return risen;
+  }
+
+  // Scores become weights.
+  __device__ __forceinline__ void Exponentiate(int tile) {
+    rows.Exponentiate(scores);
+    if constexpr (T::kDropout) DropWeights(dropout, tile * T::kKeys, scores);
   }
 
   __device__ __forceinline__ void PackWeights() {
@@ -261,7 +268,7 @@ struct Consumer {
     LeaveKeys(n);
     FinishScores(work, n, rescale);
     AwaitTurn();
-    rows.Exponentiate(scores);
+    Exponentiate(n);
     PackWeights();
     PassTurn();
     Wait(storage.FullV(v.stage), v.parity);
@@ -282,7 +289,7 @@ struct Consumer {
       const bool risen = FinishScores(work, n, rescale);
       if (risen) Rescale(rescale);
       AwaitTurn();
-      rows.Exponentiate(scores);
+      Exponentiate(n);
       PackWeights();
       PassTurn();
       Wait(storage.FullV(v.stage), v.parity);
@@ -312,6 +319,9 @@ struct Consumer {
     tile_begin = ::max(work.window.Begin(row_begin) / T::kKeys, work.tile_begin);
     tile_begin = min(tile_begin, tile_end - 1);
     rows.Reset(work.to_log2);
+    if constexpr (T::kDropout) {
+      dropout = DropoutLane::Of(*work.attention, work.o_batch, work.o_head, row, lane);
+    }
   }
 
   // ---- store ----------------------------------------------------------------------------------
@@ -335,6 +345,7 @@ struct Consumer {
     if (work.has_sink) factor *= AddSink(softmax, work.sink);
     factor *= softmax.sum == 0.0f ? 0.0f : __fdividef(1.0f, softmax.sum);
     factor = KeepFinite<kBfloat16>(factor, end.largest);
+    if constexpr (T::kDropout) factor *= DropoutScale(work.attention->problem.dropout);
     const bool padding = mine >= work.q_len;
     if (work.lse != nullptr && lane % 4 == 0 && mine < work.q_rows) {
       work.lse[mine] = padding ? NegativeInfinity() : LogSumExp(softmax);
@@ -427,7 +438,8 @@ struct Consumer {
   __device__ __forceinline__ void Store(const Sm90Work& work, int stage) {
     RowEnd ends[2] = {EndRow(work, 0), EndRow(work, 1)};
     // The warp's first row is computed again, which saves a register in the loop over keys.
-    RedoRows<std::conditional_t<kBfloat16, __nv_bfloat16, __half>, kOutputs / 4, false, true>(
+    using Element = std::conditional_t<kBfloat16, __nv_bfloat16, __half>;
+    RedoRows<Element, kOutputs / 4, false, !T::kDropout, T::kDropout>(
         *work.attention, work.o_batch, work.o_head, work.row_begin + 16 * (ThreadIndex() / 32 - 4),
         [&](int j) { return output + 4 * j; }, ends);
     FinishRow(work, 0, ends[0]);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 
 namespace attend::cuda {
 
@@ -111,5 +112,22 @@ struct SoftmaxRows {
     sum[1] += total[1];
   }
 };
+
+// Makes the weights of a tile, whose keys begin at `key`, 0 that dropout removes. Rows of the part
+// begin at a multiple of 16 of the whole's.
+template <int kScores>
+__device__ __forceinline__ void DropWeights(const DropoutLane& dropout, int key,
+                                            float (&weights)[kScores]) {
+#pragma unroll
+  for (int g = 0; g < kScores / 8; ++g) {
+    const DropoutBits bits = dropout.Draw<true>(0, key + 16 * g);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      float* const pair = weights + 8 * g + n % 2 * 4 + n / 2 * 2;
+      if (bits.words[n] << 16 < dropout.least) pair[0] = 0.0f;
+      if (bits.words[n] < dropout.least) pair[1] = 0.0f;
+    }
+  }
+}
 
 }  // namespace attend::cuda

@@ -35,6 +35,10 @@ using Sm90D192V128 = Sm90Tile<Sm90Config{.head_dim = 192,
 using Sm90D192 = Sm90Tile<Sm90Config{
     .head_dim = 192, .keys = 112, .query_stages = 1, .overlap = Overlap::kOutputTurns}>;
 using Sm90D256 = Sm90Tile<Sm90Config{.head_dim = 256, .keys = 80, .query_stages = 1}>;
+// Dropout takes registers: fewer warpgroups, and Q in shared memory.
+using Sm90D64Dropout =
+    Sm90Tile<Sm90Config{.head_dim = 64, .keys = 128, .stages = 3, .dropout = true}>;
+using Sm90D128Dropout = Sm90Tile<Sm90Config{.head_dim = 128, .keys = 128, .dropout = true}>;
 
 // Keys from which on `Long` tiles pay.
 inline constexpr int64_t kSm90LongKeysD128 = 8192;
@@ -54,6 +58,7 @@ std::string Sm90Name() {
   if (T::kOverlap == Overlap::kSoftmaxTurns) name += "_softmax_turns";
   if (T::kQueryInRegisters) name += "_q_registers";
   if (T::kBlocks > 1) name += "_blocks" + std::to_string(T::kBlocks);
+  if (T::kDropout) name += "_dropout";
   return name;
 }
 
@@ -100,6 +105,10 @@ std::span<const FlashVariant> Sm90ListD128(const Problem& p) {
 template <bool kBfloat16>
 std::span<const FlashVariant> Sm90Variants(const Problem& p) {
   const int64_t dim = std::max(p.dim, p.dim_v);
+  if (p.dropout > 0) {
+    return dim <= 64 ? Sm90List<kBfloat16, Sm90D64Dropout>()
+                     : Sm90List<kBfloat16, Sm90D128Dropout>();
+  }
   if (dim <= 64) return Sm90ListD64<kBfloat16>(p);
   if (dim <= 96) return Sm90List<kBfloat16, Sm90D96>();
   if (dim <= 128) return Sm90ListD128<kBfloat16>(p);

@@ -34,6 +34,7 @@ struct Sm90Config {
   Overlap overlap = Overlap::kOutput;
   bool query_in_registers = false;  // its fragments; else they are read for each tile of keys
   int blocks = 1;                   // to a multiprocessor, whose registers they share
+  bool dropout = false;             // weights are dropped
 };
 
 template <Sm90Config kConfig>
@@ -48,6 +49,7 @@ struct Sm90Tile {
   static constexpr Overlap kOverlap = kConfig.overlap;
   static constexpr bool kTurns = kOverlap != Overlap::kOutput;
   static constexpr bool kQueryInRegisters = kConfig.query_in_registers;
+  static constexpr bool kDropout = kConfig.dropout;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocks = kConfig.blocks;
 
@@ -62,7 +64,7 @@ struct Sm90Tile {
       (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
   static_assert(kConsumerRegisters <= 256);
   // D256 has no registers for the producer of pages.
-  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax;
+  static constexpr bool kReadsPages = kD <= kSm90PagesDimMax && !kDropout;
   // A register that D256 does not have for what is read once for each tile of keys.
   static constexpr bool kCapInRegister = kD < 256;
 

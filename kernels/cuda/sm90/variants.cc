@@ -13,7 +13,9 @@ std::span<const FlashVariant> Sm90VariantsFor(const Problem& p) {
   if (p.has_bias || p.has_alibi || !(p.scale >= kLateScaleMin && p.scale <= kLateScaleMax)) {
     return {};
   }
-  if (p.page_rows > 0 && std::max(p.dim, p.dim_v) > kSm90PagesDimMax) return {};
+  const int64_t dim = std::max(p.dim, p.dim_v);
+  if (p.page_rows > 0 && dim > kSm90PagesDimMax) return {};
+  if (p.dropout > 0 && dim > kSm90DropoutDimMax) return {};
   switch (p.dtype) {
     case DType::kFloat16:
       return Sm90VariantsF16(p);
@@ -30,11 +32,14 @@ cudaError_t LoadSm90() {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const int64_t dim : {64, 96, 128, 192, 256}) {
       for (const int64_t dim_v : {dim, int64_t{128}}) {
-        p.dtype = dtype;
-        p.dim = dim;
-        p.dim_v = dim_v;
-        const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
-        if (error != cudaSuccess) return error;
+        for (const int32_t dropout : {0, 1}) {
+          p.dtype = dtype;
+          p.dim = dim;
+          p.dim_v = dim_v;
+          p.dropout = dropout;
+          const cudaError_t error = LoadVariants(Sm90VariantsFor(p));
+          if (error != cudaSuccess) return error;
+        }
       }
     }
   }

@@ -13,10 +13,11 @@
 
 namespace attend::cuda {
 
-inline constexpr int kSm90PagesDimMax = 192;  // D and Dv of keys in pages
+inline constexpr int kSm90PagesDimMax = 192;    // D and Dv of keys in pages
+inline constexpr int kSm90DropoutDimMax = 128;  // likewise of dropout
 
 // See VariantsFor (launch.h): fp16 and bf16 without bias and ALiBi, a scale of 2^-20 to 2^20, pages
-// up to kSm90PagesDimMax. Empty for others.
+// up to kSm90PagesDimMax, dropout up to kSm90DropoutDimMax. Empty for others.
 std::span<const FlashVariant> Sm90VariantsFor(const Problem& problem);
 
 // The same for one dtype (f16.cu, bf16.cu).

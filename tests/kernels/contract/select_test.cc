@@ -312,6 +312,7 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
       {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
       {"softcap", [](Problem* p) { p->softcap = 30.0f; }},
       {"up to 128", [](Problem* p) { p->dim = 136; }},
+      {"dropout", [](Problem* p) { p->dropout = 655; }},
       {"16-byte", [](Problem* p) { p->dim_v = 3; }},
       {"float32", [](Problem* p) { p->dtype = DType::kFloat32; }},
       {"type of its inputs", [](Problem* p) { p->o_float32 = true; }},

@@ -295,15 +295,19 @@ TEST(CudaBits, EveryVariantGivesTheSameBitsEachTime) {
                                    {192, 128},
                                    {256, 256}}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      for (const float softcap : {0.0f, 20.0f}) {  // cuda_flash_sm80 has variants for either
+      // cuda_flash_sm80 has variants for each, cuda_flash_sm90 for dropout.
+      for (const auto& [softcap, dropout] :
+           {std::pair<float, int32_t>{0.0f, 0}, {20.0f, 0}, {0.0f, 6554}}) {
         ProblemSpec spec = MakeSpec(dim > 128 ? 2 : 4, 24, 4, 340, 340, dim, dim_v, dtype);
         spec.problem.mask.right = 0;
         spec.problem.softcap = softcap;
+        spec.problem.dropout = dropout;
         for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
           for (const int config : Configs(spec.problem, kernel)) {
             const void* variant = cuda::VariantsFor(kernel, spec.problem)[config].kernel;
             if (!seen.insert(variant).second) continue;
-            const bool often = config == 0 && dtype == DType::kFloat16 && softcap == 0.0f;
+            const bool often =
+                config == 0 && dtype == DType::kFloat16 && softcap == 0.0f && dropout == 0;
             ASSERT_NO_FATAL_FAILURE(Repeat(spec, kernel, config, often ? 1000 : 200, seed));
           }
         }

@@ -30,7 +30,7 @@ CODE = re.compile(r"\(C(\d+)\)")
 # Sm90Config's fields, in order, and what they are where the table does not say.
 FIELDS = {"head_dim": None, "value_dim": "0", "warpgroups": "2", "keys": None, "stages": "2",
           "query_stages": "2", "overlap": "Overlap::kOutput", "query_in_registers": "false",
-          "blocks": "1"}
+          "blocks": "1", "dropout": "false"}
 # enum Overlap, in order.
 OVERLAPS = ("kOutput", "kOutputTurns", "kSoftmaxTurns")
 

@@ -31,7 +31,8 @@ struct Known {
 std::vector<std::unique_ptr<Known>> MakePool(uint64_t seed, size_t count) {
   std::vector<std::unique_ptr<Known>> pool;
   for (uint64_t n = seed; pool.size() < count; ++n) {
-    const ProblemSpec spec = n % 2 == 0 ? AlignedSpec(n) : RandomSpec(n, 5e5);
+    ProblemSpec spec = n % 2 == 0 ? AlignedSpec(n) : RandomSpec(n, 5e5);
+    if (n % 3 == 0) spec = WithDropout(spec, n);
     for (const KernelId kernel :
          {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
       auto known = std::make_unique<Known>();

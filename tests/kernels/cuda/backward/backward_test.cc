@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <string>
@@ -146,6 +147,7 @@ TEST(CudaBackward, RandomProblems) {
     if (spec.problem.page_rows > 0) continue;
     if (n % 5 == 1) spec.problem.key_offset = static_cast<int64_t>(n % 37);
     if (n % 7 == 1) spec.problem.keys_after = static_cast<int64_t>(n % 41);
+    if (n % 3 == 1) spec = WithDropout(spec, seed + n);
     ExpectSpecRight(spec, seed + n);
   }
 }
@@ -187,6 +189,39 @@ TEST(CudaBackward, HardShapesInEveryDType) {
   }
 }
 
+// What is dropped forward is dropped backward: with V the unit matrix O is P as dropout leaves it,
+// and so dV = O^T dO. Within what fp32 loses of the sums, and of P twice.
+TEST(CudaBackward, DropsWhatTheForwardPassDrops) {
+  const uint64_t seed = FreshSeed();
+  constexpr int64_t kRows = 150, kKeys = 120;
+  ProblemSpec spec = MakeSpec(1, 1, 1, kRows, kKeys, 32, kKeys);
+  spec.problem.dropout = 20000;
+  spec.problem.key_offset = 5;
+  spec.dropout = {.seed = seed, .sequence = 2, .head = 9, .row = 11};
+  OwnedAttention owned = MakeAttention(spec, seed);
+  const Attention& a = owned.attention;
+  for (int64_t n = 0; n < kKeys * kKeys; ++n) {
+    Set(a, owned.V(0, 0, n / kKeys, n % kKeys), n / kKeys == n % kKeys ? 1.0f : 0.0f);
+  }
+  ASSERT_TRUE(RunOnDevice(&owned, KernelId::kCudaFlashFp32).ok());
+  OwnedGradients gradients(a, seed + 1);
+  const Status status = RunBackward(&owned, &gradients, KernelId::kCudaFlashFp32);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const Gradients& g = gradients.get();
+  for (int64_t n = 0; n < kKeys * kKeys; ++n) {
+    const int64_t j = n / kKeys, d = n % kKeys;
+    double sum = 0, magnitude = 0;
+    for (int64_t i = 0; i < kRows; ++i) {
+      const double product = static_cast<double>(Get(a, owned.O(0, 0, i, j))) *
+                             LoadElement(g.d_o.data, DType::kFloat32, i * g.d_o.stride_l + d);
+      sum += product;
+      magnitude += std::abs(product);
+    }
+    const double d_v = LoadElement(g.d_v.data, DType::kFloat32, j * g.d_v.stride_l + d);
+    ASSERT_NEAR(d_v, sum, (kRows + 40) * 0x1p-24 * magnitude) << "key " << j << ", column " << d;
+  }
+}
+
 TEST(CudaBackward, BiasThatIsSharedByAll) {
   const uint64_t seed = FreshSeed();
   for (const bool per_query : {false, true}) {
@@ -197,6 +232,7 @@ TEST(CudaBackward, BiasThatIsSharedByAll) {
     spec.q_lengths = {300, 0, 270};
     spec.kv_lengths = {20, 650, 600};
     ExpectSpecRight(spec, seed);
+    ExpectSpecRight(WithDropout(spec, seed), seed);
   }
 }
 
@@ -222,6 +258,9 @@ TEST(CudaBackward, NonFiniteValuesStayWhereTheyAre) {
                                          : owned.V(0, 0, 90, 7);
       Set(owned.attention, element, value);
       SCOPED_TRACE(std::to_string(where) + " is " + std::to_string(value));
+      ExpectAllRight(&owned, seed);
+      owned.attention.problem.dropout = 32768;
+      owned.attention.dropout.seed = seed;
       ExpectAllRight(&owned, seed);
     }
   }

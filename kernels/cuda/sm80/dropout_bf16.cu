@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The instances of cuda_flash_sm80 with dropout for bf16.
+
+#include "kernels/cuda/sm80/instances.h"
+#include "kernels/cuda/sm80/tables.cuh"
+
+namespace attend::cuda::sm80 {
+
+std::span<const FlashVariant> DropoutBFloat16(int dim) {
+  return DropoutVariants<__nv_bfloat16>(dim);
+}
+
+}  // namespace attend::cuda::sm80
