@@ -284,7 +284,7 @@ TEST(AttendCCpu, RefusesBeforeItWrites) {
          [](attend_params* p) { p->kernel = "cuda_naive"; });
   expect(ATTEND_UNIMPLEMENTED, "float64 is computed by cpu_reference alone, asked for by name",
          nullptr, [](attend_params* p) { p->dtype = p->o_dtype = ATTEND_FLOAT64; });
-  expect(kInvalid, "bias_dtype is 64, must be in [1, 3]", nullptr, [&](attend_params* p) {
+  expect(kInvalid, "bias_dtype is 64, must be in [1, 4]", nullptr, [&](attend_params* p) {
     p->bias = owned.input.data;
     p->bias_dtype = ATTEND_FLOAT64;
   });
