@@ -57,6 +57,12 @@ TEST(Cost, CountsWhatAPairTakesBesideItsProducts) {
     set(more.problem);
     EXPECT_GT(CostOf(more), 1.05 * CostOf(plain));
   }
+  test::ProblemSpec dropped = plain;
+  dropped.problem.dropout = 6554;
+  for (const KernelId kernel : {KernelId::kCudaNaive, KernelId::kCudaFlashFp32,
+                                KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+    EXPECT_GT(CostOf(dropped, kernel), 1.01 * CostOf(plain, kernel));
+  }
 }
 
 TEST(Cost, SlowKernelsCostWhatTheyTake) {
