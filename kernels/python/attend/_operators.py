@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's operators attend::attention and attend::attention_backward: attend_kernels with shapes
-for torch.compile and gradients for autograd."""
+"""attend_kernels in PyTorch, twice over the same functions: as the operators attend::attention and
+attend::attention_backward, with shapes for torch.compile, and as an autograd function, which costs
+the host a fraction of what they do."""
 
+import functools
 from typing import List, Optional, Tuple
 
 import attend_kernels
@@ -17,7 +19,8 @@ def _plain(tensor):
     """As the library takes it: autograd is above these operators, not in them."""
     if tensor is None:
         return None
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     whole = tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
     return tensor if whole else tensor.contiguous()
 
@@ -35,14 +38,13 @@ def _options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_
                 kernel=kernel)
 
 
-@torch.library.custom_op("attend::attention", mutates_args=())
-def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
-              alibi_slopes: Optional[Tensor], q_lengths: Optional[Tensor],
-              kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
-              cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
-              max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
-              window_right: int, scale: float, softcap: float, dropout_p: float,
-              dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
+             alibi_slopes: Optional[Tensor], q_lengths: Optional[Tensor],
+             kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
+             cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
+             max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
+             window_right: int, scale: float, softcap: float, dropout_p: float,
+             dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
     """O and LSE. The seed is an integer on the CPU: a tensor, so that a compiled function may draw
     it anew in every call."""
     o, lse = attend_kernels.attention(
@@ -51,6 +53,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Op
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
                    softcap, dropout_p, dropout_seed, kernel))
     return o, lse
+
+
+attention = torch.library.custom_op("attend::attention", _forward, mutates_args=())
 
 
 def _lse_shape(q, layout):
@@ -67,25 +72,28 @@ def _(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, c
         q.new_empty(_lse_shape(q, layout), dtype=torch.float32)
 
 
-@torch.library.custom_op("attend::attention_backward", mutates_args=())
-def attention_backward(d_o: Tensor, d_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-                       lse: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
-                       alibi_slopes: Optional[Tensor], q_lengths: Optional[Tensor],
-                       kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
-                       cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
-                       max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
-                       window_right: int, scale: float, softcap: float, dropout_p: float,
-                       dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
+def _backward(d_o: Tensor, d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+              lse: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
+              alibi_slopes: Optional[Tensor], q_lengths: Optional[Tensor],
+              kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
+              cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
+              max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
+              window_right: int, scale: float, softcap: float, dropout_p: float,
+              dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
     """The gradients that `wanted` names, "q k v", in its order and the arguments' dtypes."""
     names = wanted.split()
     found = attend_kernels.attention_backward(
         _plain(d_o), _plain(q), _plain(k), _plain(v), _plain(o), lse.detach().contiguous(),
-        d_lse=d_lse.detach().contiguous(), wanted=names,
+        d_lse=None if d_lse is None else d_lse.detach().contiguous(), wanted=names,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
                    softcap, dropout_p, dropout_seed, kernel))
     inputs = dict(q=q, k=k, v=v, bias=bias, sinks=sinks)
     return [gradient.to(inputs[name].dtype) for name, gradient in zip(names, found)]
+
+
+attention_backward = torch.library.custom_op("attend::attention_backward", _backward,
+                                             mutates_args=())
 
 
 @attention_backward.register_fake
@@ -98,26 +106,66 @@ _NAMES = tuple(argument.name for argument in torch.ops.attend.attention.default.
 
 
 def _setup_context(ctx, inputs, output):
-    arguments = dict(zip(_NAMES, inputs))
+    """Both ways' part after the forward pass."""
     needed = [name for name, needs in zip(_NAMES, ctx.needs_input_grad) if needs]
     for name in needed:
         if name not in _DIFFERENTIABLE:
             raise unimplemented(f"{name} requires grad, but attention has no gradient by it: pass "
                                 f"{name}.detach()")
-    ctx.wanted = [name for name in _DIFFERENTIABLE if name in needed]
-    tensors = [name for name in _NAMES if isinstance(arguments[name], Tensor)]
-    ctx.save_for_backward(*output, *(arguments[name] for name in tensors))
-    ctx.tensors = tensors
-    ctx.others = {name: value for name, value in arguments.items() if name not in tensors}
+    ctx.wanted = needed
+    ctx.set_materialize_grads(False)  # where nobody uses LSE, its gradient is None
+    tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+    ctx.save_for_backward(*output, *tensors)
+    ctx.others = [x if tensor is None else None for x, tensor in zip(inputs, tensors)]
 
 
-def _backward(ctx, d_o, d_lse):
-    o, lse, *saved = ctx.saved_tensors
-    given = {**ctx.others, **dict(zip(ctx.tensors, saved))}
-    values = [given[name] for name in _NAMES]
-    found = attention_backward(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
+def _gradients(compute, ctx, d_o, d_lse):
+    """Both ways' backward pass, by the function or the operator."""
+    o, lse, *tensors = ctx.saved_tensors
+    values = [x if tensor is None else tensor for x, tensor in zip(ctx.others, tensors)]
+    if d_o is None:
+        d_o = torch.zeros_like(o)
+    found = compute(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
     gradients = dict(zip(ctx.wanted, found))
     return tuple(gradients.get(name) for name in _NAMES)
 
 
-attention.register_autograd(_backward, setup_context=_setup_context)
+attention.register_autograd(functools.partial(_gradients, attention_backward),
+                            setup_context=_setup_context)
+
+
+class _Attention(torch.autograd.Function):
+    """The operators' two functions without the operators."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _forward(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, d_o, d_lse):
+        # With create_graph, the operator: whoever differentiates its answer learns that it has no
+        # gradients.
+        compute = attention_backward if torch.is_grad_enabled() else _backward
+        return _gradients(compute, ctx, d_o, d_lse)
+
+
+_EAGER_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None), int, float, str))
+
+
+def _needs_operator(values):
+    """Whether something other than autograd wants to see the call: a compiler, a tracer, a
+    transform of functorch, a mode, a subclass of Tensor, tensors without memory. Also what is no
+    argument at all, which the operator refuses by its name."""
+    return (torch.compiler.is_compiling() or torch.jit.is_tracing()
+            or torch._C._are_functorch_transforms_active()
+            or torch._C._len_torch_dispatch_stack() > 0
+            or not _EAGER_TYPES.issuperset(map(type, values)) or values[0].is_meta)
+
+
+def call(*values):
+    """O and LSE, with gradients, from the operator's arguments."""
+    if _needs_operator(values):
+        return attention(*values)
+    return _Attention.apply(*values) if torch.is_grad_enabled() else _forward(*values)

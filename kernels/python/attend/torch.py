@@ -6,8 +6,7 @@ kernels can.
     o = attend.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # as PyTorch's own
     o, lse = attend.torch.attention(q, k, v, causal=True, window=(127, 0), return_lse=True)
 
-All of it is made of operators that autograd and torch.compile know. What cannot be differentiated
-raises.
+autograd and torch.compile know all of it. What cannot be differentiated raises.
 """
 
 import math
@@ -52,11 +51,10 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype == torch.float64 and kernel == "auto":
         kernel = "cpu_reference"
-    o, lse = _operators.attention(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
-                                  cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
-                                  alignment, left, 0 if causal else right, float(scale),
-                                  float(softcap), float(dropout_p), _seed(dropout_p, dropout_seed),
-                                  kernel)
+    o, lse = _operators.call(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
+                             cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
+                             alignment, left, 0 if causal else right, float(scale), float(softcap),
+                             float(dropout_p), _seed(dropout_p, dropout_seed), kernel)
     return (o, lse) if return_lse else o
 
 
@@ -82,8 +80,16 @@ def _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
         raise ValueError("enable_gqa needs query, key and value with heads, 3 dimensions or more")
 
 
+def _broadcast(*shapes):
+    """torch.broadcast_shapes, which is slow, where they differ."""
+    first = shapes[0]
+    return first if all(shape == first for shape in shapes) else torch.broadcast_shapes(*shapes)
+
+
 def _four(tensor, lead):
     """[*lead, rows, columns] as [B, H, rows, columns]; `lead` broadcasts."""
+    if len(lead) == 2 and tensor.shape[:-2] == lead:
+        return tensor
     rows_and_columns = tensor.shape[-2:]
     return tensor.expand(*lead, *rows_and_columns).reshape(
         math.prod(lead[:-1]), lead[-1] if lead else 1, *rows_and_columns)
@@ -111,10 +117,10 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     query, key, value = _as_autocast(query, key, value)
     if enable_gqa:
-        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+        batch = _broadcast(*(x.shape[:-3] for x in (query, key, value)))
         leads = [torch.Size((*batch, x.shape[-3])) for x in (query, key, value)]
     else:
-        leads = [torch.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))] * 3
+        leads = [_broadcast(*(x.shape[:-2] for x in (query, key, value)))] * 3
     bias = None if attn_mask is None else _bias(attn_mask, query, key.shape[-2], leads[0])
     all_dropped = dropout_p == 1.0
     o = attention(*(_four(x, lead) for x, lead in zip((query, key, value), leads)), bias=bias,
@@ -122,7 +128,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                   dropout_p=0.0 if all_dropped else dropout_p)
     if all_dropped:
         o = nn.functional.dropout(o, 1.0)
-    return o.reshape(*leads[0], *o.shape[-2:])
+    return o if len(leads[0]) == 2 else o.reshape(*leads[0], *o.shape[-2:])
 
 
 def run_flash(Q, K, V):

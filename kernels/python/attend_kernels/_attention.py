@@ -9,7 +9,7 @@ from . import _tensors
 from ._call import Call
 from ._library import CPU, Error, Params, check, device_count, invalid, library
 from ._staging import NoStaging, staging_for
-from ._torch import allocating_on
+from ._torch import allocating_on, current_stream
 from ._workspaces import Workspaces
 
 
@@ -126,7 +126,7 @@ def place(arguments):
     if stream is not None:
         stream = int(getattr(stream, "cuda_stream", stream))
     elif "torch" in sys.modules and _tensors.device_of(arguments["q"]) is not None:
-        stream = sys.modules["torch"].cuda.current_stream(device).cuda_stream
+        stream = current_stream(device)
     return device, stream or 0
 
 
@@ -136,7 +136,7 @@ def _prepare(arguments, label):
     staging, calls = staging_for(device, stream), []
     for n, one in enumerate(arguments):
         where = label.format(n)
-        if place(one) != (device, stream):
+        if n > 0 and place(one) != (device, stream):
             raise invalid(f"{where}device and stream are {place(one)}, must be calls[0]'s, "
                           f"{(device, stream)}")
         try:

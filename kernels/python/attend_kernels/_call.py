@@ -262,16 +262,18 @@ class Call:
         p.bias_stride_b, p.bias_stride_h, p.bias_stride_q = strides[:3]
 
     def _make_outputs(self):
-        p, stream = self.params, self.staging.stream
+        p, out = self.params, self.a["out"]
         shape = (*self.q.shape[:-1], p.dim_v)
-        asking = isinstance(self.staging, NoStaging)
-        out = self.a["out"]
-        if out is None and asking:
-            p.o = self._struct(self._make(shape, self.o_dtype)[1])
-            return
         if out is None:
-            out = _tensors.empty_like(self.q, shape, self.o_dtype, stream)
-            self.made.append(out)
+            out, placed = self._make(shape, self.o_dtype)
+        else:
+            placed = self.staging.output(self._read_out(out, shape))
+        p.o = self._struct(placed)
+        self.result = out
+        if self.a["return_lse"] and not isinstance(self.staging, NoStaging):
+            self._make_lse()
+
+    def _read_out(self, out, shape):
         tensor = self.staging.read("out", out)
         if tensor.dtype != self.o_dtype:
             raise invalid(f"out has dtype {tensor.dtype}, must have {self.o_dtype}")
@@ -281,10 +283,7 @@ class Call:
         self._check_last(tensor)
         if tensor.kind == "numpy" and not out.flags.writeable:
             raise invalid("out is read-only, must be writable")
-        p.o = self._struct(self.staging.output(tensor))
-        self.result = out
-        if self.a["return_lse"] and not asking:
-            self._make_lse()
+        return tensor
 
     def _lse_shape(self):
         p = self.params
@@ -296,8 +295,8 @@ class Call:
             fresh = _tensors.Tensor("result", self.q.kind, 0, shape, (), dtype, None, None)
             return None, self.staging.output(fresh.contiguous())
         made = _tensors.empty_like(self.q, shape, dtype, self.staging.stream)
-        self.made.append(made)
-        return made, self.staging.output(self.staging.read("result", made))
+        self.made.append(made.owner)
+        return made.owner, self.staging.output(made)
 
     def _make_lse(self):
         lse, placed = self._make(self._lse_shape(), "float32")

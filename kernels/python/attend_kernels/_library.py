@@ -154,10 +154,11 @@ _lock = threading.Lock()
 def library():
     """The loaded library, one for the process."""
     global _library
-    with _lock:
-        if _library is None:
-            _library = load()
-        return _library
+    if _library is None:
+        with _lock:
+            if _library is None:
+                _library = load()
+    return _library
 
 
 def check(code):

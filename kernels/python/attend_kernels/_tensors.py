@@ -3,6 +3,8 @@
 
 import array
 import dataclasses
+import functools
+import math
 import sys
 
 from . import _dlpack
@@ -36,10 +38,25 @@ def _has_data_ptr(value):
     return hasattr(value, "data_ptr") and hasattr(value, "stride")
 
 
+# Of torch's dtypes and devices, of which a process sees few: asking them takes longer.
+@functools.lru_cache
+def _dtype_name(dtype):
+    return str(dtype).rpartition(".")[2]
+
+
+@functools.lru_cache
+def _place(device):
+    """CPU, a CUDA ordinal, or None for any other torch device."""
+    if device.type == "cuda":
+        return device.index or 0
+    return CPU if device.type == "cpu" else None
+
+
 def device_of(value):
     """The CUDA ordinal where `value` is, or None if that is host memory (or no array)."""
     if _has_data_ptr(value):
-        return value.device.index or 0 if value.device.type == "cuda" else None
+        where = _place(value.device)
+        return None if where == CPU else where
     if not is_numpy(value) and hasattr(value, "__dlpack_device__"):
         kind, index = value.__dlpack_device__()
         return int(index) if int(kind) in (_dlpack.CUDA, _dlpack.CUDA_MANAGED) else None
@@ -55,14 +72,17 @@ def dlpack_on_host(value):
 def stays_on_host(value):
     """Whether `value` is in host memory and used in place, on the CPU: torch's and DLPack's."""
     if _has_data_ptr(value):
-        return value.device.type == "cpu"
+        return _place(value.device) == CPU
     return dlpack_on_host(value)
 
 
 def check_tangent(name, value):
     """Whoever differentiates in torch's forward mode learns that there is no such derivative."""
     autograd = getattr(sys.modules.get("torch"), "autograd", None)
-    if autograd is None or not isinstance(value, sys.modules["torch"].Tensor):
+    # The level, negative outside forward mode, is all that it takes most calls.
+    if autograd is None or getattr(autograd.forward_ad, "_current_level", 0) < 0:
+        return
+    if not isinstance(value, sys.modules["torch"].Tensor):
         return
     if autograd.forward_ad.unpack_dual(value).tangent is not None:
         raise unimplemented(f"{name} has a tangent, but attention has no derivative in forward "
@@ -97,11 +117,10 @@ def read(name, value, stream, allowed=tuple(DTYPES)):
         return Tensor(name, "numpy", 0, value.shape, _dlpack.packed_strides(value.shape),
                       value.dtype.name, None, value)
     if _has_data_ptr(value):
-        dtype = str(value.dtype).rpartition(".")[2]
+        dtype, device = _dtype_name(value.dtype), _place(value.device)
         _check_dtype(name, dtype, allowed)
-        if value.device.type not in ("cpu", "cuda"):
+        if device is None:
             raise invalid(f"{name} is on {value.device}, must be on the CPU or a CUDA device")
-        device = CPU if value.device.type == "cpu" else device_of(value)
         return Tensor(name, "data_ptr", value.data_ptr(), tuple(value.shape),
                       tuple(value.stride()), dtype, device, value)
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
@@ -157,17 +176,21 @@ def numbers(name, value, code):
 
 
 def empty_like(tensor, shape, dtype, stream):
-    """An uninitialised C-contiguous array of the same library on the same device; for DLPack a
-    DeviceArray."""
+    """A Tensor over an uninitialised C-contiguous array of the same library on the same device; for
+    DLPack a DeviceArray."""
     if tensor.kind == "numpy":
         numpy = sys.modules["numpy"]
-        return numpy.empty(shape, numpy.float32 if dtype == "float32" else tensor.owner.dtype)
-    if tensor.kind == "data_ptr":
+        made = numpy.empty(shape, numpy.float32 if dtype == "float32" else tensor.owner.dtype)
+        address = 0
+    elif tensor.kind == "data_ptr":
         if dtype == tensor.dtype:
-            return tensor.owner.new_empty(shape)
-        package = sys.modules[type(tensor.owner).__module__.partition(".")[0]]
-        return tensor.owner.new_empty(shape, dtype=getattr(package, dtype))
-    count = ITEM_BYTES[dtype]
-    for size in shape:
-        count *= size
-    return _dlpack.DeviceArray(Memory(tensor.device, count), shape, dtype, stream)
+            made = tensor.owner.new_empty(shape)
+        else:
+            package = sys.modules[type(tensor.owner).__module__.partition(".")[0]]
+            made = tensor.owner.new_empty(shape, dtype=getattr(package, dtype))
+        address = made.data_ptr()
+    else:
+        memory = Memory(tensor.device, ITEM_BYTES[dtype] * math.prod(shape))
+        made, address = _dlpack.DeviceArray(memory, shape, dtype, stream), memory.address
+    return Tensor("result", tensor.kind, address, shape, _dlpack.packed_strides(shape), dtype,
+                  tensor.device, made)

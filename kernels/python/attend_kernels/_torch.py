@@ -19,7 +19,14 @@ def _stream_object(torch, stream, handle, device):
     return torch.cuda.ExternalStream(handle, device=device)
 
 
-@contextlib.contextmanager
+def current_stream(device):
+    """The handle of torch's current stream on a GPU."""
+    torch = sys.modules["torch"]
+    # As Triton and torch.compile ask: without an object for the stream.
+    ask = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    return torch.cuda.current_stream(device).cuda_stream if ask is None else ask(device)
+
+
 def allocating_on(stream, handle, device, values):
     """While entered, torch allocates and converts on the stream of a call with torch tensors among
     its arguments, `values`. `stream` is that stream as it was asked for, None for the current one;
@@ -28,10 +35,16 @@ def allocating_on(stream, handle, device, values):
     torch gives freed memory away in the order of the stream that it was allocated on. So what the
     call makes is made on its own stream. Its results are then used on the current stream, and the
     caller's tensors, made there, on the call's: torch is told of both."""
-    torch, made = sys.modules.get("torch"), []
-    used = [] if stream is None or torch is None else [
-        value for value in values
-        if isinstance(value, torch.Tensor) and device_of(value) is not None]
+    if stream is None or sys.modules.get("torch") is None:
+        return contextlib.nullcontext([])
+    return _allocating_on(stream, handle, device, values)
+
+
+@contextlib.contextmanager
+def _allocating_on(stream, handle, device, values):
+    torch, made = sys.modules["torch"], []
+    used = [value for value in values
+            if isinstance(value, torch.Tensor) and device_of(value) is not None]
     current = torch.cuda.current_stream(device) if used else None
     if current is None or current.cuda_stream == handle:
         yield made

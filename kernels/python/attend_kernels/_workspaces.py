@@ -42,14 +42,14 @@ class Workspaces:
         self._lock = threading.Lock()  # of the dict, not of what is in it
         self._by_place = {}
 
-    @contextlib.contextmanager
     def use(self, device, stream, byte_count):
         """The address of at least `byte_count` bytes for one launch inside; None for 0. No other
         thread has it meanwhile: launches that share a workspace must be ordered. After a failure
         the memory is not used again, as its first bytes may no longer be zero."""
-        if byte_count == 0:
-            yield None
-            return
+        return self._use(device, stream, byte_count) if byte_count else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _use(self, device, stream, byte_count):
         with self._lock:
             workspace = self._by_place.setdefault((device, stream), _Workspace(device, stream))
         with workspace.lock:
