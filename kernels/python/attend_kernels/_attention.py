@@ -2,6 +2,7 @@
 """attention() and its relatives: where a call runs, and the launch."""
 
 import ctypes
+import functools
 import inspect
 import sys
 
@@ -148,11 +149,16 @@ def _prepare(arguments, label):
     return calls, staging
 
 
+@functools.lru_cache  # ctypes makes the type anew if nobody has kept it, which takes longer
+def _params_array(count):
+    return Params * count
+
+
 def _run(arguments, label):
     if not arguments:
         return []
     calls, staging = _prepare(arguments, label)
-    params = (Params * len(calls))(*(call.params for call in calls))
+    params = _params_array(len(calls))(*(call.params for call in calls))
     needed = ctypes.c_int64()
     check(library().attend_batch_workspace_bytes(params, len(calls), ctypes.byref(needed)))
     with _workspaces.use(staging.device, staging.stream, needed.value) as workspace:
