@@ -4,6 +4,7 @@ attend::attention_backward, with shapes for torch.compile, and as an autograd fu
 the host a fraction of what they do."""
 
 import functools
+import typing
 from typing import List, Optional, Tuple
 
 import attend_kernels
@@ -19,10 +20,16 @@ def _plain(tensor):
     """As the library takes it: autograd is above these operators, not in them."""
     if tensor is None:
         return None
-    if tensor.requires_grad:
+    if tensor.requires_grad and torch.is_grad_enabled():
         tensor = tensor.detach()
-    whole = tensor.dim() == 0 or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
-    return tensor if whole else tensor.contiguous()
+    if tensor.is_contiguous() or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
+        return tensor
+    return tensor.contiguous()
+
+
+def _rows(tensor):
+    """LSE, or its gradient: C-contiguous."""
+    return None if tensor is None else _plain(tensor).contiguous()
 
 
 def _options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
@@ -81,15 +88,16 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Ten
               window_right: int, scale: float, softcap: float, dropout_p: float,
               dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
     """The gradients that `wanted` names, "q k v", in its order and the arguments' dtypes."""
-    names = wanted.split()
+    names = tuple(wanted.split())
     found = attend_kernels.attention_backward(
-        _plain(d_o), _plain(q), _plain(k), _plain(v), _plain(o), lse.detach().contiguous(),
-        d_lse=None if d_lse is None else d_lse.detach().contiguous(), wanted=names,
+        _plain(d_o), _plain(q), _plain(k), _plain(v), _plain(o), _rows(lse), d_lse=_rows(d_lse),
+        wanted=names,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
                    softcap, dropout_p, dropout_seed, kernel))
     inputs = dict(q=q, k=k, v=v, bias=bias, sinks=sinks)
-    return [gradient.to(inputs[name].dtype) for name, gradient in zip(names, found)]
+    return [gradient if gradient.dtype == inputs[name].dtype else gradient.to(inputs[name].dtype)
+            for name, gradient in zip(names, found)]
 
 
 attention_backward = torch.library.custom_op("attend::attention_backward", _backward,
@@ -114,20 +122,26 @@ def _setup_context(ctx, inputs, output):
                                 f"{name}.detach()")
     ctx.wanted = needed
     ctx.set_materialize_grads(False)  # where nobody uses LSE, its gradient is None
-    tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-    ctx.save_for_backward(*output, *tensors)
-    ctx.others = [x if tensor is None else None for x, tensor in zip(inputs, tensors)]
+    ctx.places = [n for n, x in enumerate(inputs) if isinstance(x, Tensor)]
+    ctx.save_for_backward(*output, *(inputs[n] for n in ctx.places))
+    ctx.others = list(inputs)
+    for n in ctx.places:
+        ctx.others[n] = None
 
 
 def _gradients(compute, ctx, d_o, d_lse):
     """Both ways' backward pass, by the function or the operator."""
     o, lse, *tensors = ctx.saved_tensors
-    values = [x if tensor is None else tensor for x, tensor in zip(ctx.others, tensors)]
+    values = list(ctx.others)
+    for n, tensor in zip(ctx.places, tensors):
+        values[n] = tensor
     if d_o is None:
         d_o = torch.zeros_like(o)
     found = compute(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
-    gradients = dict(zip(ctx.wanted, found))
-    return tuple(gradients.get(name) for name in _NAMES)
+    gradients = [None] * len(values)
+    for name, gradient in zip(ctx.wanted, found):
+        gradients[_NAMES.index(name)] = gradient
+    return tuple(gradients)
 
 
 attention.register_autograd(functools.partial(_gradients, attention_backward),
@@ -151,7 +165,18 @@ class _Attention(torch.autograd.Function):
         return _gradients(compute, ctx, d_o, d_lse)
 
 
-_EAGER_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None), int, float, str))
+def _types(hint):
+    """Whose values an argument of the operator may have, and no subclass."""
+    kinds = typing.get_args(hint) or (hint,)
+    return (*kinds, torch.nn.Parameter) if Tensor in kinds else kinds
+
+
+_TYPES = [_types(hint) for hint in typing.get_type_hints(_forward).values()][:len(_NAMES)]
+
+
+@functools.lru_cache
+def _are_arguments(*types):
+    return all(one in wanted for one, wanted in zip(types, _TYPES))
 
 
 def _needs_operator(values):
@@ -161,7 +186,7 @@ def _needs_operator(values):
     return (torch.compiler.is_compiling() or torch.jit.is_tracing()
             or torch._C._are_functorch_transforms_active()
             or torch._C._len_torch_dispatch_stack() > 0
-            or not _EAGER_TYPES.issuperset(map(type, values)) or values[0].is_meta)
+            or not _are_arguments(*map(type, values)) or values[0].is_meta)
 
 
 def call(*values):

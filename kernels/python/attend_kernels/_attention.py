@@ -7,8 +7,9 @@ import inspect
 import sys
 
 from . import _tensors
-from ._call import Call
+from ._call import Call, dropout_seed
 from ._library import CPU, Error, Params, check, device_count, invalid, library
+from ._plans import Plan, Plans
 from ._staging import NoStaging, staging_for
 from ._torch import allocating_on, current_stream
 from ._workspaces import Workspaces
@@ -60,7 +61,13 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     that requires grad is refused, except under no_grad: attend.torch has the gradients. Error says
     what is wrong.
     """
-    return _run([dict(locals())], label="")[0]
+    arguments = dict(locals())
+    key = _plans.key(arguments)
+    plan = _plans.find(key)
+    if plan is not None:
+        return _repeat(plan, arguments)
+    results = _run([arguments], label="", key=key)
+    return results[0]
 
 
 def attention_batch(calls):
@@ -154,20 +161,41 @@ def _params_array(count):
     return Params * count
 
 
-def _run(arguments, label):
+def _launch(params, device, stream):
+    needed = ctypes.c_int64()
+    check(library().attend_batch_workspace_bytes(params, len(params), ctypes.byref(needed)))
+    with _workspaces.use(device, stream, needed.value) as workspace:
+        check(library().attend_run_batch(params, len(params), workspace, needed.value,
+                                         stream or None))
+
+
+def _run(arguments, label, key=None):
+    """`key`: under which a single call's plan is kept."""
     if not arguments:
         return []
     calls, staging = _prepare(arguments, label)
     params = _params_array(len(calls))(*(call.params for call in calls))
-    needed = ctypes.c_int64()
-    check(library().attend_batch_workspace_bytes(params, len(calls), ctypes.byref(needed)))
-    with _workspaces.use(staging.device, staging.stream, needed.value) as workspace:
-        check(library().attend_run_batch(params, len(calls), workspace, needed.value,
-                                         staging.stream or None))
+    _launch(params, staging.device, staging.stream)
     staging.finish()
+    if key is not None:
+        _plans.keep(key, Plan(params, calls[0].made, staging.device))
     return [call.result for call in calls]
 
 
+def _repeat(plan, arguments):
+    params, q = plan.struct(), arguments["q"]
+    p, made = params[0], plan.results(q)
+    p.q.data, p.k.data = q.data_ptr(), arguments["k"].data_ptr()
+    p.v.data, p.o.data = arguments["v"].data_ptr(), made[0].data_ptr()
+    if arguments["return_lse"]:
+        p.lse = made[1].data_ptr()
+    if arguments["dropout_seed"] is not None:
+        p.dropout_seed = dropout_seed(arguments["dropout_seed"])
+    _launch(params, plan.device, plan.stream())
+    return tuple(made) if arguments["return_lse"] else made[0]
+
+
+_plans = Plans(("q", "k", "v"))
 _workspaces = Workspaces()
 
 

@@ -14,6 +14,17 @@ LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
 INT64_MAX = 2**63 - 1
 
 
+def dropout_seed(value):
+    """An integer in [0, 2^64), or Error."""
+    try:
+        seed = operator.index(value)
+    except TypeError as failure:
+        raise invalid(f"dropout_seed is no integer: {failure}") from None
+    if not 0 <= seed < 2**64:
+        raise invalid(f"dropout_seed is {value}, must be in [0, 2^64)")
+    return seed
+
+
 class Call:
     """One attention: checks its arguments, and fills `params` with memory from `staging`."""
 
@@ -209,12 +220,7 @@ class Call:
             if p.dropout_p > 0:
                 raise invalid(f"dropout_seed is None, dropout_p {self.a['dropout_p']} needs one")
             return
-        try:
-            p.dropout_seed = operator.index(seed)  # which ctypes cuts to 64 bits
-        except TypeError as failure:
-            raise invalid(f"dropout_seed is no integer: {failure}") from None
-        if p.dropout_seed != operator.index(seed):
-            raise invalid(f"dropout_seed is {seed}, must be in [0, 2^64)")
+        p.dropout_seed = dropout_seed(seed)
 
     def _floats(self, name, shapes):
         """(address, shape) of float32 numbers per head, contiguous on the GPU."""

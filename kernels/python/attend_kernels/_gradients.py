@@ -5,8 +5,9 @@ import ctypes
 import inspect
 
 from . import _attention
-from ._call import Call
+from ._call import Call, dropout_seed
 from ._library import DTYPES, BackwardParams, check, invalid, library
+from ._plans import Plan, Plans
 from ._staging import NoStaging, staging_for
 from ._torch import allocating_on
 
@@ -31,7 +32,10 @@ def attention_backward(d_o, q, k, v, o, lse, *, d_lse=None, wanted=("q", "k", "v
     no part in the answer have gradient 0. What they are matches q, as in `attention`. Keys in pages
     have no gradients. Error says what is wrong.
     """
-    return _run(dict(locals()))
+    arguments = dict(locals())
+    key = _plans.key(arguments)
+    plan = _plans.find(key)
+    return _run(arguments, key) if plan is None else _repeat(plan, arguments)
 
 
 def select_backward(d_o, q, k, v, o, lse, **options):
@@ -123,19 +127,43 @@ class _BackwardCall(Call):
         return made
 
 
-def _run(arguments):
+def _launch(backward, device, stream):
+    needed = ctypes.c_int64()
+    check(library().attend_backward_workspace_bytes(ctypes.byref(backward), ctypes.byref(needed)))
+    with _attention.workspaces().use(device, stream, needed.value) as workspace:
+        backward.attention.workspace = workspace
+        backward.attention.workspace_bytes = needed.value
+        check(library().attend_run_backward(ctypes.byref(backward), stream or None))
+
+
+def _run(arguments, key):
+    """`key`: under which the call's plan is kept."""
     arguments = {**_DEFAULTS, **arguments}
     device, stream = _attention.place(arguments)
     staging = staging_for(device, stream)
     with allocating_on(arguments["stream"], stream, device, arguments.values()) as made:
         call = _BackwardCall(arguments, staging)
         made += call.made
-    needed = ctypes.c_int64()
-    check(library().attend_backward_workspace_bytes(ctypes.byref(call.backward),
-                                                    ctypes.byref(needed)))
-    with _attention.workspaces().use(device, stream, needed.value) as workspace:
-        call.backward.attention.workspace = workspace
-        call.backward.attention.workspace_bytes = needed.value
-        check(library().attend_run_backward(ctypes.byref(call.backward), stream or None))
+    _launch(call.backward, device, stream)
     staging.finish()
+    _plans.keep(key, Plan(call.backward, call.made, device))
     return call.result
+
+
+def _repeat(plan, arguments):
+    backward = plan.struct()
+    p, made = backward.attention, plan.results(arguments["q"])
+    for name in ("q", "k", "v", "o"):
+        getattr(p, name).data = arguments[name].data_ptr()
+    p.lse, backward.d_o.data = arguments["lse"].data_ptr(), arguments["d_o"].data_ptr()
+    if arguments["d_lse"] is not None:
+        backward.d_lse = arguments["d_lse"].data_ptr()
+    for name, gradient in zip(arguments["wanted"], made):
+        getattr(backward, "d_" + name).data = gradient.data_ptr()
+    if arguments["dropout_seed"] is not None:
+        p.dropout_seed = dropout_seed(arguments["dropout_seed"])
+    _launch(backward, plan.device, plan.stream())
+    return tuple(made)
+
+
+_plans = Plans(("d_o", "q", "k", "v", "o", "lse", "d_lse"))

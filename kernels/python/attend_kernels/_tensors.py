@@ -76,15 +76,17 @@ def stays_on_host(value):
     return dlpack_on_host(value)
 
 
+def in_forward_mode():
+    """Whether a torch tensor may have a tangent."""
+    autograd = getattr(sys.modules.get("torch"), "autograd", None)
+    return autograd is not None and getattr(autograd.forward_ad, "_current_level", 0) >= 0
+
+
 def check_tangent(name, value):
     """Whoever differentiates in torch's forward mode learns that there is no such derivative."""
-    autograd = getattr(sys.modules.get("torch"), "autograd", None)
-    # The level, negative outside forward mode, is all that it takes most calls.
-    if autograd is None or getattr(autograd.forward_ad, "_current_level", 0) < 0:
+    if not in_forward_mode() or not isinstance(value, sys.modules["torch"].Tensor):
         return
-    if not isinstance(value, sys.modules["torch"].Tensor):
-        return
-    if autograd.forward_ad.unpack_dual(value).tangent is not None:
+    if sys.modules["torch"].autograd.forward_ad.unpack_dual(value).tangent is not None:
         raise unimplemented(f"{name} has a tangent, but attention has no derivative in forward "
                             f"mode")
 

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eager mode: what autograd sees without operators, who gets operators even so, and calls like ones
+before, which are not checked again."""
+
+import contextlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import attend.torch  # noqa: E402
+import attend_kernels  # noqa: E402
+from attend import _operators  # noqa: E402
+from attend_kernels import _attention, _gradients  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+SHAPES = ((2, 4, 6, 8), (2, 2, 9, 8), (2, 2, 9, 5))
+
+
+def inputs(dtype=torch.float32):
+    return [torch.randn(shape).to(dtype) for shape in SHAPES]
+
+
+def leaves(*tensors):
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def gradients(function, *tensors, d_o, context=contextlib.nullcontext):
+    given = leaves(*tensors)
+    with context():
+        o = function(*given)
+    o.backward(d_o)
+    return [o.detach(), *(x.grad for x in given)]
+
+
+def test_a_mode_sees_the_operator_and_the_bits_are_the_same():
+    tensors, d_o, watch = inputs(), torch.randn(2, 4, 6, 5), Watch()
+    eager = gradients(attend.torch.attention, *tensors, d_o=d_o)
+    watched = gradients(attend.torch.attention, *tensors, d_o=d_o, context=lambda: watch)
+    assert "attend.attention.default" in watch.seen
+    assert all(torch.equal(one, other) for one, other in zip(eager, watched))
+
+
+def test_eager_mode_runs_no_operator():
+    with torch.profiler.profile() as profile:
+        gradients(attend.torch.attention, *inputs(), d_o=torch.randn(2, 4, 6, 5))
+    names = {event.key for event in profile.key_averages()}
+    assert any("_Attention" in name for name in names)
+    assert not any("attend::" in name for name in names)
+
+
+def test_tensors_without_memory_have_shapes():
+    o, lse = attend.torch.attention(*(x.to("meta") for x in inputs()), return_lse=True)
+    assert o.is_meta and o.shape == (2, 4, 6, 5) and lse.shape == (2, 4, 6)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_transforms_raise(transform):
+    q, k, v = inputs()
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        transform(lambda q: attend.torch.attention(q, k, v).sum())(q)
+    with pytest.raises(attend_kernels.Error, match="q has a tangent"):
+        torch.func.jvp(lambda q: attend.torch.attention(q, k, v), (q,), (q,))
+
+
+def test_vmap_is_a_loop():
+    q, k, v = inputs()
+    several = torch.randn(3, *q.shape)
+    got = torch.func.vmap(lambda q: attend.torch.attention(q, k, v))(several)
+    assert torch.equal(got, torch.stack([attend.torch.attention(q, k, v) for q in several]))
+
+
+def test_a_second_derivative_beside_others_raises():
+    q, k, v = leaves(*inputs())
+    first, = torch.autograd.grad(attend.torch.attention(q, k, v).square().sum(), q,
+                                 create_graph=True)
+    with pytest.raises(RuntimeError, match="attention_backward.*no autograd formula"):
+        (first.sum() + q.sum()).backward()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_answer_alone_has_gradients(compiled, monkeypatch):
+    """The other one's gradient is None, not a tensor of zeros."""
+    given, seen = [], attend_kernels.attention_backward
+
+    def noted(*arguments, **options):
+        given.append(options["d_lse"])
+        return seen(*arguments, **options)
+
+    monkeypatch.setattr(attend_kernels, "attention_backward", noted)
+    tensors = inputs()
+    for one in (0, 1):
+        def function(q, k, v, one=one):
+            return attend.torch.attention(q, k, v, return_lse=True)[one]
+
+        got, wanted = leaves(*tensors), leaves(*tensors)
+        called = torch.compile(function, fullgraph=True) if compiled else function
+        called(*got).square().sum().backward()
+        o, lse = attend.torch.attention(*wanted, return_lse=True)
+        (((o, lse)[one].square().sum()) + 0.0 * (o, lse)[1 - one].sum()).backward()
+        for x, y in zip(got, wanted):
+            assert torch.equal(torch.zeros_like(y) if x.grad is None else x.grad, y.grad)
+    if not compiled:
+        assert [x is None for x in given] == [True, False, False, False]
+
+
+def test_no_gradient_by_slopes_is_wanted_under_no_grad():
+    slopes = torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        assert attend.torch.attention(*inputs(), alibi_slopes=slopes).isfinite().all()
+
+
+@pytest.mark.parametrize("options,name", [(dict(window=(1.5, 0)), "window_left"),
+                                          (dict(kernel=None), "kernel"),
+                                          (dict(sinks=[0.0] * 4), "sinks")])
+def test_what_is_no_argument_is_named(options, name):
+    with pytest.raises(RuntimeError, match=f"argument '{name}'"):
+        attend.torch.attention(*inputs(), **options)
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """(forward, backward), empty."""
+    both = []
+    for module in (_attention, _gradients):
+        both.append(type(module._plans)(module._plans._tensors))
+        monkeypatch.setattr(module, "_plans", both[-1])
+    return both
+
+
+def step(tensors, d_o, d_lse=None, **options):
+    o, lse = attend_kernels.attention(*tensors, return_lse=True, **options)
+    return o, lse, *attend_kernels.attention_backward(d_o, *tensors, o, lse, d_lse=d_lse, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [dict(), dict(causal=True, window=(3, 1)),
+                                     dict(dropout_p=0.4, dropout_seed=3)])
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_a_call_like_one_before(plans, dtype, options, with_lse):
+    """Other numbers at other addresses, and other seeds, by the same plan: the bits of a first call
+    in a process."""
+    for seed in (3, 2**64 - 1, 3):
+        if options.get("dropout_p"):
+            options = dict(options, dropout_seed=seed)
+        tensors, d_o = inputs(dtype), torch.randn(2, 4, 6, 5).to(dtype)
+        d_lse = torch.randn(2, 4, 6) if with_lse else None
+        got = step(tensors, d_o, d_lse, **options)
+        assert [len(one._by_key) for one in plans] == [1, 1]
+        kept = [dict(one._by_key) for one in plans]
+        for one in plans:
+            one._by_key.clear()
+        for x, y in zip(got, step(tensors, d_o, d_lse, **options)):
+            assert x.dtype == y.dtype and torch.equal(x, y) and x.is_contiguous()
+        for one, by_key in zip(plans, kept):
+            one._by_key.update(by_key)
+
+
+def test_what_a_plan_does_not_cover_is_checked(plans):
+    q, k, v = inputs()
+    attention, dropped = attend_kernels.attention, dict(dropout_p=0.5, dropout_seed=1)
+    attention(q, k, v)
+    attention(q, k, v, **dropped)
+    with pytest.raises(attend_kernels.Error, match="q requires grad"):
+        attention(q.clone().requires_grad_(), k, v)
+    with pytest.raises(attend_kernels.Error, match=r"dropout_seed is -1, must be in \[0, 2\^64\)"):
+        attention(q, k, v, **dict(dropped, dropout_seed=-1))
+    with pytest.raises(attend_kernels.Error, match="dropout_seed is no integer"):
+        attention(q, k, v, **dict(dropped, dropout_seed=0.5))
+    with pytest.raises(attend_kernels.Error, match="k has dtype float16, must be q's"):
+        attention(q, k.half(), v)
+    with pytest.raises(attend_kernels.Error, match="q has stride 6 in its last dimension"):
+        attention(q.transpose(2, 3).contiguous().transpose(2, 3), k, v)
+    assert len(plans[0]._by_key) == 2
+
+
+def test_calls_with_other_arrays_have_no_plan(plans):
+    """Whose content is read, or whose address is in the struct."""
+    q, k, v = inputs()
+    for _ in range(2):
+        for options in (dict(bias=torch.zeros(9)), dict(sinks=torch.zeros(4)),
+                        dict(kv_lengths=[9, 3]), dict(kv_lengths=torch.tensor([9, 3])),
+                        dict(out=torch.empty(2, 4, 6, 5)), dict(window=[2, 2])):
+            attend_kernels.attention(q, k, v, **options)
+        attend_kernels.attention(*(x.numpy() for x in (q, k, v)))
+    assert not plans[0]._by_key
