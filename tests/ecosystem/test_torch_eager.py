@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 
 import attend.torch  # noqa: E402
 import attend_kernels  # noqa: E402
-from attend import _operators  # noqa: E402
 from attend_kernels import _attention, _gradients  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
