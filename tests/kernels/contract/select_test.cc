@@ -299,13 +299,14 @@ DeviceInfo RoomyGpuOf(int compute_capability) {
 }
 
 // What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
-TEST(SelectBackward, GpusHaveTwoKernels) {
+TEST(SelectBackward, GpusHaveThreeKernels) {
   const Result<Selection> hopper = SelectBackward(Half(), RoomyGpuOf(90));
   ASSERT_TRUE(hopper.ok());
   EXPECT_EQ(hopper->kernel, KernelId::kCudaFlashSm90);
   struct Case {
     const char* word;
     void (*change)(Problem*);
+    bool sm80 = true;
   };
   const Case cases[] = {
       {"bias", [](Problem* p) { p->has_bias = true; }},
@@ -314,16 +315,18 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
       {"up to 128", [](Problem* p) { p->dim = 136; }},
       {"dropout", [](Problem* p) { p->dropout = 655; }},
       {"16-byte", [](Problem* p) { p->dim_v = 3; }},
-      {"float32", [](Problem* p) { p->dtype = DType::kFloat32; }},
-      {"type of its inputs", [](Problem* p) { p->o_float32 = true; }},
+      {"round float32 inputs", [](Problem* p) { p->dtype = DType::kFloat32; }, false},
   };
   for (const Case& each : cases) {
     Problem problem = Half();
     each.change(&problem);
     const Result<Selection> chosen = SelectBackward(problem, RoomyGpuOf(90));
     ASSERT_TRUE(chosen.ok());
-    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32) << each.word;
+    EXPECT_EQ(chosen->kernel, each.sm80 ? KernelId::kCudaFlashSm80 : KernelId::kCudaFlashFp32)
+        << each.word;
     EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
+    EXPECT_EQ(SelectBackward(problem, RoomyGpuOf(90), "cuda_flash_sm80").ok(), each.sm80)
+        << each.word;
     const Status forced = SelectBackward(problem, RoomyGpuOf(90), "cuda_flash_sm90").status();
     EXPECT_EQ(forced.code(), Code::kUnimplemented);
     EXPECT_THAT(forced.message(), HasSubstr(each.word));
@@ -333,15 +336,28 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
   odd.dim = 12;
   const Result<Selection> chosen = SelectBackward(odd, RoomyGpuOf(90), "", MemoryTraits{});
   ASSERT_TRUE(chosen.ok());
-  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80);
   EXPECT_THAT(std::string(chosen->why), HasSubstr("multiples of 8"));
-  EXPECT_EQ(SelectBackward(Half(), RoomyGpuOf(80))->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_EQ(SelectBackward(Half(), RoomyGpuOf(80))->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_EQ(SelectBackward(Half(), RoomyGpuOf(100))->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_EQ(SelectBackward(Half(), RoomyGpuOf(75))->kernel, KernelId::kCudaFlashFp32);
   EXPECT_TRUE(SelectBackward(Half(), RoomyGpuOf(80), "cuda_flash_fp32").ok());
-  for (const std::string_view forced : {"cuda_naive", "cuda_flash_sm80", "cuda_decode_sm90"}) {
+  for (const std::string_view forced : {"cuda_naive", "cuda_decode_sm80", "cuda_decode_sm90"}) {
     const Status refused = SelectBackward(Half(), RoomyGpuOf(90), forced).status();
     EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
     EXPECT_THAT(refused.message(), HasSubstr("it has none")) << forced;
   }
+}
+
+TEST(SelectBackward, GradientsOfFloat32GoToCudaCores) {
+  Problem problem = Half();
+  problem.o_float32 = true;
+  const Result<Selection> chosen = SelectBackward(problem, RoomyGpuOf(80));
+  ASSERT_TRUE(chosen.ok());
+  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_THAT(std::string(chosen->why), HasSubstr("gradients of O"));
+  const Status forced = SelectBackward(problem, RoomyGpuOf(80), "cuda_flash_sm80").status();
+  EXPECT_THAT(forced.message(), HasSubstr("gradients of O"));
 }
 
 // As many short sequences as there may be: their terms are most of what a GPU needs.
