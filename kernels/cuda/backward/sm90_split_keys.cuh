@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// dK and dV of 64 keys, for D and Dv whose sums do not fit the registers of one warpgroup: the
+// first consumer computes scores, P and dV, the second dP, dS and dK. Both have as much to do,
+// whatever D and Dv are, no product is computed twice, and a thread has the pairs of its neighbour
+// in the other warpgroup, to whom it hands P in fp32 through shared memory. A step:
+//
+//   Tensor Cores | scores | dV += P dO | scores | dV ...           | dP | dK += dS Q | dP | dK ...
+//   warpgroup    |        | next P              | ...              |    | next dS         | ...
+//
+// The next P is computed under this one's product, and the other consumer's products run besides.
+
+#pragma once
+
+#include "kernels/cuda/backward/sm90_keys_block.cuh"
+
+namespace attend::cuda::backward {
+
+// A thread's place for pairs [4 j, 4 j + 4) in a buffer.
+__device__ __forceinline__ uint32_t ExchangePlace(uint32_t buffer, int j) {
+  return buffer + 16 * (128 * j + threadIdx.x % 128);
+}
+
+template <class T, class Class>
+struct ValuesConsumer {
+  static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
+  static constexpr bool kBfloat16 = Class::kBfloat16;
+
+  const KeysShared<T> shared;
+  const KeysOfThread<T, Class> keys;
+  float scores[kPairs];
+  float d_v[T::kDv / 2];
+  uint32_t weights[kPairs / 2];
+
+  __device__ __forceinline__ void IssueScores(int stage) {
+    WgmmaFence();
+    IssueAlong<T::kRows, T::kD, kBfloat16>(scores, shared.K(), T::K::kBoxBytes, shared.Q(stage),
+                                           T::Q::kBoxBytes);
+    WgmmaCommit();
+  }
+  __device__ __forceinline__ void IssueValues(int stage, bool accumulate) {
+    WgmmaFence();
+    IssueDown<T::kRows, T::kDv, kBfloat16>(d_v, weights, shared.O(stage), T::O::kBoxBytes,
+                                           accumulate);
+    WgmmaCommit();
+  }
+
+  // Scores become weights; those that dS is made of go to the other consumer.
+  __device__ __forceinline__ void Exponentiate(int row, uint32_t terms, uint32_t buffer) {
+    keys.FinishScores(scores, row);
+#pragma unroll
+    for (int j = 0; j < T::kRows / 8; ++j) {
+      const float2 lse2 = keys.Lse2(terms, j);
+      uint32_t sent[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = scores[4 * j + i];
+        const float weight = keys.rule.Weight(x, i % 2 == 0 ? lse2.x : lse2.y);
+        sent[i] = __float_as_uint(keys.rule.Sloped(weight, x));
+        x = weight;
+      }
+      StoreShared16(ExchangePlace(buffer, j), make_uint4(sent[0], sent[1], sent[2], sent[3]));
+    }
+  }
+
+  // Scores of a step become the weights of its product, after that of the step before.
+  __device__ __forceinline__ void FinishWeights(int row, int now, Stage<T::kExchanges>& exchange) {
+    Wait(shared.EmptyExchange(exchange.index), exchange.parity ^ 1);
+    Exponentiate(row, shared.Terms(now), shared.Exchange(exchange.index));
+    __syncwarp();
+    Release(shared.FullExchange(exchange.index));
+    exchange.Step();
+    Release(shared.EmptyQ(now));
+    HoldRegisters(scores);
+    WgmmaWait<0>();
+    HoldRegisters(d_v);
+    HoldRegisters(weights);
+    PackAll<kBfloat16>(scores, weights);
+  }
+
+  __device__ __forceinline__ void Accumulate() {
+    const int steps = keys.Steps();
+    Stage<T::kStages> stage;
+    Stage<T::kExchanges> exchange;
+    int row = keys.work.row_begin;
+    int last = 0;  // stage of the product that runs
+    Wait(shared.FullKeys(), 0);
+    Wait(shared.FullQ(0), 0);
+    IssueScores(0);
+    WgmmaWait<0>();
+    HoldRegisters(scores);
+    for (int n = 1; n < steps; ++n) {
+      const int now = stage.index;
+      FinishWeights(row, now, exchange);
+      if (n > 1) Release(shared.EmptyO(last));
+      Wait(shared.FullO(now), stage.parity);
+      last = now;
+      stage.Step();
+      Wait(shared.FullQ(stage.index), stage.parity);
+      IssueScores(stage.index);
+      IssueValues(now, n > 1);
+      WgmmaWait<1>();
+      HoldRegisters(scores);
+      row = keys.NextRow(row);
+    }
+    FinishWeights(row, stage.index, exchange);
+    if (steps > 1) Release(shared.EmptyO(last));
+    Wait(shared.FullO(stage.index), stage.parity);
+    IssueValues(stage.index, steps > 1);
+    WgmmaWait<0>();
+    HoldRegisters(d_v);
+  }
+
+  __device__ __forceinline__ void Run() {
+    if (keys.work.row_begin < keys.work.row_end) {
+      Accumulate();
+    } else {
+#pragma unroll
+      for (float& x : d_v) x = 0.0f;
+    }
+    const BackwardPass& pass = keys.params.pass;
+    keys.template Store<T::kDv>(pass.gradients.d_v, d_v, 1.0f, pass.attention.problem.dim_v);
+  }
+};
+
+template <class T, class Class>
+struct KeysOnlyConsumer {
+  static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
+  static constexpr bool kBfloat16 = Class::kBfloat16;
+
+  const KeysShared<T> shared;
+  const KeysOfThread<T, Class> keys;
+  float d_weights[kPairs];
+  float d_k[T::kD / 2];
+  uint32_t d_scores[kPairs / 2];
+
+  __device__ __forceinline__ void IssueDWeights(int stage) {
+    WgmmaFence();
+    IssueAlong<T::kRows, T::kDv, kBfloat16>(d_weights, shared.V(), T::V::kBoxBytes, shared.O(stage),
+                                            T::O::kBoxBytes);
+    WgmmaCommit();
+  }
+  __device__ __forceinline__ void IssueKeys(int stage, bool accumulate) {
+    WgmmaFence();
+    IssueDown<T::kRows, T::kD, kBfloat16>(d_k, d_scores, shared.Q(stage), T::Q::kBoxBytes,
+                                          accumulate);
+    WgmmaCommit();
+  }
+
+  __device__ __forceinline__ void Differentiate(uint32_t terms, uint32_t buffer) {
+#pragma unroll
+    for (int j = 0; j < T::kRows / 8; ++j) {
+      const float2 less = keys.Less(terms, j);
+      const uint4 weights = LoadShared16(ExchangePlace(buffer, j));
+      const uint32_t weight[4] = {weights.x, weights.y, weights.z, weights.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& x = d_weights[4 * j + i];
+        x = __uint_as_float(weight[i]) * (x - (i % 2 == 0 ? less.x : less.y));
+      }
+    }
+  }
+
+  // dP of a step becomes dS, the weights of its product, after that of the step before.
+  __device__ __forceinline__ void FinishDScores(const Stage<T::kStages>& stage,
+                                                Stage<T::kExchanges>& exchange) {
+    Release(shared.EmptyO(stage.index));
+    Wait(shared.FullQ(stage.index), stage.parity);
+    Wait(shared.FullExchange(exchange.index), exchange.parity);
+    Differentiate(shared.Terms(stage.index), shared.Exchange(exchange.index));
+    __syncwarp();
+    Release(shared.EmptyExchange(exchange.index));
+    exchange.Step();
+    HoldRegisters(d_weights);
+    WgmmaWait<0>();
+    HoldRegisters(d_k);
+    HoldRegisters(d_scores);
+    PackAll<kBfloat16>(d_weights, d_scores);
+  }
+
+  __device__ __forceinline__ void Accumulate() {
+    const int steps = keys.Steps();
+    Stage<T::kStages> stage;
+    Stage<T::kExchanges> exchange;
+    int last = 0;  // stage of the product that runs
+    Wait(shared.FullKeys(), 0);
+    Wait(shared.FullO(0), 0);
+    IssueDWeights(0);
+    WgmmaWait<0>();
+    HoldRegisters(d_weights);
+    for (int n = 1; n < steps; ++n) {
+      const int now = stage.index;
+      FinishDScores(stage, exchange);
+      if (n > 1) Release(shared.EmptyQ(last));
+      last = now;
+      stage.Step();
+      Wait(shared.FullO(stage.index), stage.parity);
+      IssueDWeights(stage.index);
+      IssueKeys(now, n > 1);
+      WgmmaWait<1>();
+      HoldRegisters(d_weights);
+    }
+    FinishDScores(stage, exchange);
+    if (steps > 1) Release(shared.EmptyQ(last));
+    IssueKeys(stage.index, steps > 1);
+    WgmmaWait<0>();
+    HoldRegisters(d_k);
+  }
+
+  __device__ __forceinline__ void Run() {
+    if (keys.work.row_begin < keys.work.row_end) {
+      Accumulate();
+    } else {
+#pragma unroll
+      for (float& x : d_k) x = 0.0f;
+    }
+    const BackwardPass& pass = keys.params.pass;
+    const Problem& p = pass.attention.problem;
+    keys.template Store<T::kD>(pass.gradients.d_k, d_k, p.scale, p.dim);
+  }
+};
+
+template <class T, class Class>
+struct SplitKeysConsumer {
+  static_assert(T::kKeys == 64 && T::kExchanges > 0);
+
+  const KeysShared<T> shared;
+  const int group;  // warpgroup
+  const KeysOfThread<T, Class> keys;
+
+  __device__ __forceinline__ SplitKeysConsumer(const Sm90Params& params, const KeysWork& work,
+                                               const KeysShared<T>& shared, int group)
+      : shared(shared), group(group), keys(params, work, work.key) {}
+
+  __device__ __forceinline__ void Run() {
+    if (group == 0) {
+      ValuesConsumer<T, Class> consumer{shared, keys};
+      consumer.Run();
+    } else {
+      KeysOnlyConsumer<T, Class> consumer{shared, keys};
+      consumer.Run();
+    }
+  }
+};
+
+}  // namespace attend::cuda::backward
