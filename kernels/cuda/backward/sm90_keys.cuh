@@ -128,8 +128,8 @@ struct KeysConsumer {
     }
     const Problem& p = keys.params.pass.attention.problem;
     const Gradients& to = keys.params.pass.gradients;
-    keys.template Store<T::kDv>(to.d_v, d_v, 1.0f, p.dim_v);
-    keys.template Store<T::kD>(to.d_k, d_k, p.scale, p.dim);
+    keys.template Store<T::kDv>(to.d_v, d_v, 1.0f, p.dim_v, 64 * group);
+    keys.template Store<T::kD>(to.d_k, d_k, p.scale, p.dim, 64 * group);
   }
 };
 

@@ -11,9 +11,10 @@
 
 namespace attend::cuda::backward {
 
-// kExchanges: buffers in which one consumer hands weights to the other, if it does.
+// For consumers that split a block's work: kExchanges buffers in which one hands weights to the
+// other, and at most kHeld fragments of 16 columns of K or V are kept in registers.
 template <int kHeadDim, int kValueDim, int kKeyRows, int kQueryRows, int kQueryStages,
-          int kExchangeBuffers = 0>
+          int kExchangeBuffers = 0, int kHeldMost = 0>
 struct KeysTile {
   static constexpr int kD = kHeadDim;
   static constexpr int kDv = kValueDim;
@@ -21,6 +22,8 @@ struct KeysTile {
   static constexpr int kRows = kQueryRows;  // of a step
   static constexpr int kStages = kQueryStages;
   static constexpr int kExchanges = kExchangeBuffers;
+  static constexpr int kHeldK = kHeldMost < kD / 16 ? kHeldMost : kD / 16;
+  static constexpr int kHeldV = kHeldMost < kDv / 16 ? kHeldMost : kDv / 16;
   using K = BoxedTile<kKeys, kD>;
   using V = BoxedTile<kKeys, kDv>;
   using Q = BoxedTile<kRows, kD>;
@@ -84,15 +87,15 @@ struct KeysWork {
   int key;                 // first
   int row_begin, row_end;  // of tiles of rows that some key sees
 
+  // The first keys first: under a causal mask most rows see them.
   template <class T>
-  static __device__ __forceinline__ KeysWork Of(const Attention& a, T) {
-    const Problem& p = a.problem;
-    const int64_t heads = p.heads_kv * p.batch;
-    const int64_t head = blockIdx.x % heads;
-    const int64_t b = head / p.heads_kv;
-    const Sequence s = SequenceOf(a, b);
+  static __device__ __forceinline__ KeysWork Of(const Sm90Params& params, T) {
+    const Problem& p = params.pass.attention.problem;
+    const BlockPlace place = BlockPlace::Of(params, (p.len_k + T::kKeys - 1) / T::kKeys);
+    const int64_t b = place.head / p.heads_kv;
+    const Sequence s = SequenceOf(params.pass.attention, b);
     KeysWork work{
-        b, head % p.heads_kv, s, Band(p, s), static_cast<int>(blockIdx.x / heads) * T::kKeys, 0, 0};
+        b, place.head % p.heads_kv, s, Band(p, s), static_cast<int>(place.tile) * T::kKeys, 0, 0};
     if (work.key >= work.band.k_len) return work;
     const int last = min(work.key + T::kKeys, work.band.k_len) - 1;
     const int begin = work.band.RowBegin(work.key);
@@ -125,11 +128,11 @@ struct KeysProducer {
       Wait(empty, parity ^ 1);
       const uint32_t barrier = patch ? shared.Tail() : full;
       ArriveExpecting(barrier, Tile::kBytes + (terms != 0 ? T::kTermBytes : 0));
-      LoadTile<Tile>(map, to, barrier, static_cast<int>(work.s.q_row) + row,
-                     BroadcastIndex(view.stride_h, head),
-                     BroadcastIndex(view.stride_b,
-                                    params.pass.attention.problem.packed ? 0 : work.b),
-                     CachePolicy::kEvictLast);
+      LoadTile<Tile>(
+          map, to, barrier, static_cast<int>(work.s.q_row) + row,
+          BroadcastIndex(view.stride_h, head),
+          BroadcastIndex(view.stride_b, params.pass.attention.problem.packed ? 0 : work.b),
+          CachePolicy::kEvictLast);
       if (terms != 0) {
         LoadFloats(params.pass.lse2 + term, terms, T::kRows, barrier);
         LoadFloats(params.pass.less + term, terms + 4 * T::kRows, T::kRows, barrier);
@@ -138,7 +141,7 @@ struct KeysProducer {
     if (!patch) return;
     Wait(shared.Tail(), tail_parity);
     tail_parity ^= 1;
-    PatchRows<Tile>(to, max(work.band.q_len - row, 0), lane);
+    PatchRows<T::kRows, Tile::kDim>(to, max(work.band.q_len - row, 0), lane);
     FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) Arrive(full);
@@ -152,11 +155,11 @@ struct KeysProducer {
     const int head = static_cast<int>(work.kv_head);
     ArriveExpecting(shared.FullKeys(), T::K::kBytes + T::V::kBytes);
     LoadTile<typename T::K>(&params.maps.k, shared.K(), shared.FullKeys(), row,
-                            BroadcastIndex(a.k.stride_h, head),
-                            BroadcastIndex(a.k.stride_b, batch), CachePolicy::kEvictFirst);
+                            BroadcastIndex(a.k.stride_h, head), BroadcastIndex(a.k.stride_b, batch),
+                            CachePolicy::kEvictFirst);
     LoadTile<typename T::V>(&params.maps.v, shared.V(), shared.FullKeys(), row,
-                            BroadcastIndex(a.v.stride_h, head),
-                            BroadcastIndex(a.v.stride_b, batch), CachePolicy::kEvictFirst);
+                            BroadcastIndex(a.v.stride_h, head), BroadcastIndex(a.v.stride_b, batch),
+                            CachePolicy::kEvictFirst);
   }
 
   __device__ __forceinline__ void Run() {
@@ -169,11 +172,11 @@ struct KeysProducer {
       const int64_t term = TermIndex(pass.attention.problem, work.s, work.b, head, 0);
       for (int row = work.row_begin; row < work.row_end; row += T::kRows) {
         LoadRows<typename T::Q>(&params.maps.q, pass.attention.q, shared.Q(stage.index),
-                 shared.EmptyQ(stage.index), stage.parity, shared.FullQ(stage.index), head, row,
-                 shared.Terms(stage.index), term + row);
+                                shared.EmptyQ(stage.index), stage.parity, shared.FullQ(stage.index),
+                                head, row, shared.Terms(stage.index), term + row);
         LoadRows<typename T::O>(&params.maps.o, pass.gradients.d_o, shared.O(stage.index),
-                 shared.EmptyO(stage.index), stage.parity, shared.FullO(stage.index), head, row, 0,
-                 0);
+                                shared.EmptyO(stage.index), stage.parity, shared.FullO(stage.index),
+                                head, row, 0, 0);
         stage.Step();
       }
     }
@@ -240,16 +243,18 @@ struct KeysOfThread {
     return LoadShared2(terms + 4 * (T::kRows + 8 * j + 2 * (threadIdx.x % 4)));
   }
 
+  // `first_key`: the warpgroup's, from the block's on.
   template <int kDim>
   __device__ __forceinline__ void Store(const TensorView& to, const float (&sums)[kDim / 2],
-                                        float factor, int64_t dim) const {
+                                        float factor, int64_t dim, int first_key) const {
     if (to.data == nullptr) return;
     const Problem& p = params.pass.attention.problem;
-    uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : work.b) * to.stride_b +
-                           work.kv_head * to.stride_h + work.s.k_row * to.stride_l;
-    const int count = p.packed ? work.band.k_len : static_cast<int>(p.len_k);
-    if (StoreGradient<kDim, Class::kBfloat16>(sums, factor, data, to.stride_l, first,
-                                             work.band.k_len, count, static_cast<int>(dim))) {
+    const KeysWork at = KeysWork::Of(params, T{});
+    uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : at.b) * to.stride_b +
+                           at.kv_head * to.stride_h + at.s.k_row * to.stride_l;
+    const int count = p.packed ? at.band.k_len : static_cast<int>(p.len_k);
+    if (StoreGradient<kDim, Class::kBfloat16>(sums, factor, data, to.stride_l, at.key + first_key,
+                                              at.band.k_len, count, static_cast<int>(dim))) {
       *params.pass.redo = 1;
     }
   }
@@ -261,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, 1) KeysSm90(const __grid_constant__ 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   const KeysShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
-  const KeysWork work = KeysWork::Of(params.pass.attention, T{});
+  const KeysWork work = KeysWork::Of(params, T{});
   if (threadIdx.x == 0) {
     InitBarrier(shared.FullKeys(), 1);
     InitBarrier(shared.Tail(), 1);

@@ -29,19 +29,28 @@ inline cudaError_t EncodeMaps(const BackwardPass& pass, int rows, int keys, Tens
   return error;
 }
 
+// Bytes of the tensors that a section's blocks walk: a part of the L2 cache, of which every half
+// has a copy.
+inline constexpr int64_t kSectionBytes = int64_t{16} << 20;
+
+// For blocks of T's rows and keys, and `heads` heads of which each walks `bytes`.
 template <class T>
-cudaError_t Launch(void (*kernel)(Sm90Params), int64_t blocks, const BackwardPass& pass,
+cudaError_t MakeParams(const BackwardPass& pass, int64_t heads, int64_t bytes, Sm90Params* params) {
+  const Problem& p = pass.attention.problem;
+  params->pass = pass;
+  params->cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+  params->heads = heads;
+  params->section = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
+  return EncodeMaps(pass, T::kRows, T::kKeys, &params->maps);
+}
+
+template <class T>
+cudaError_t Launch(void (*kernel)(Sm90Params), int64_t blocks, const Sm90Params& params,
                    cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;
-  Sm90Params params;
-  params.pass = pass;
-  const Problem& p = pass.attention.problem;
-  params.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
-  cudaError_t error = EncodeMaps(pass, T::kRows, T::kKeys, &params.maps);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
-  }
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
   if (error != cudaSuccess) return error;
   kernel<<<static_cast<unsigned>(blocks), kThreads, T::kSharedBytes, stream>>>(params);
   return cudaGetLastError();
@@ -54,42 +63,55 @@ cudaError_t LaunchTiles(const BackwardPass& pass, cudaStream_t stream) {
                                       KeysConsumer<Keys, Class>>;
   const Problem& p = pass.attention.problem;
   const Gradients& g = pass.gradients;
+  const int64_t row_bytes = 2 * (p.dim + p.dim_v);
+  Sm90Params params;
   cudaError_t error = cudaSuccess;
   if (g.d_k.data != nullptr || g.d_v.data != nullptr) {
+    const int64_t heads = p.heads_kv * p.batch;
     const int64_t tiles = (p.len_k + Keys::kKeys - 1) / Keys::kKeys;
-    error = Launch<Keys>(KeysSm90<Keys, Consumer>, tiles * p.heads_kv * p.batch, pass, stream);
+    error = MakeParams<Keys>(pass, heads, p.group() * p.len_q * row_bytes, &params);
+    if (error != cudaSuccess) return error;
+    error = Launch<Keys>(KeysSm90<Keys, Consumer>, heads * tiles, params, stream);
   }
   if (error == cudaSuccess && g.d_q.data != nullptr) {
+    const int64_t heads = p.heads_q * p.batch;
     const int64_t tiles = (p.len_q + Queries::kRows - 1) / Queries::kRows;
-    error = Launch<Queries>(QueriesSm90<Queries, Class>, tiles * p.heads_q * p.batch, pass,
-                            stream);
+    error = MakeParams<Queries>(pass, heads, p.len_k * row_bytes * p.heads_kv / p.heads_q, &params);
+    if (error != cudaSuccess) return error;
+    error = Launch<Queries>(QueriesSm90<Queries, Class>, heads * tiles, params, stream);
   }
   return error;
 }
 
 // Which tiles there are. Most that D and Dv may be, keys, rows, stages: as the templates name them.
+// What a class adds takes registers, so some of its tiles are smaller.
 template <class Class>
 cudaError_t LaunchClass(const BackwardPass& pass, cudaStream_t stream) {
+  constexpr bool kPlain = !Class::kSoftcap;
   const Problem& p = pass.attention.problem;
   const int64_t dim = std::max(p.dim, p.dim_v);
   if (dim <= 64) {
-    return LaunchTiles<KeysTile<64, 64, 128, 128, 2>, QueriesTile<64, 64, 128, 3, 3>, Class>(
+    constexpr int kPairs = kPlain ? 128 : 64;
+    return LaunchTiles<KeysTile<64, 64, 128, kPairs, 2>, QueriesTile<64, 64, kPairs, 3, 3>, Class>(
         pass, stream);
   }
   if (dim <= 96) {
-    return LaunchTiles<KeysTile<96, 96, 128, 64, 3>, QueriesTile<96, 96, 128, 2, 2>, Class>(
-        pass, stream);
+    return LaunchTiles<KeysTile<96, 96, 128, kPlain ? 80 : 64, 3>, QueriesTile<96, 96, 128, 2, 2>,
+                       Class>(pass, stream);
   }
   if (dim <= 128) {
-    return LaunchTiles<KeysTile<128, 128, 128, 64, 3>, QueriesTile<128, 128, 128, 2, 2>, Class>(
-        pass, stream);
+    using Keys = std::conditional_t<kPlain, KeysTile<128, 128, 128, 64, 3>,
+                                    KeysTile<128, 128, 64, 128, 2, 1>>;
+    return LaunchTiles<Keys, QueriesTile<128, 128, 128, 2, 2>, Class>(pass, stream);
   }
   if (p.dim <= 192 && p.dim_v <= 128) {
-    return LaunchTiles<KeysTile<192, 128, 64, 96, 2, 2>, QueriesTile<192, 128, 96, 2, 2>, Class>(
-        pass, stream);
+    return LaunchTiles<KeysTile<192, 128, 64, 96, 2, 2, kPlain ? 12 : 0>,
+                       QueriesTile<192, 128, kPlain ? 96 : 80, 2, 2>, Class>(pass, stream);
   }
-  return LaunchTiles<KeysTile<256, 256, 64, 64, 2, 2>, QueriesTile<256, 256, 64, 2, 1>, Class>(
-      pass, stream);
+  return LaunchTiles<
+      KeysTile<256, 256, 64, 64, 2, 2, kPlain ? 5 : 0>,
+      std::conditional_t<kPlain, QueriesTile<256, 256, 64, 2, 1>, QueriesTile<256, 256, 32, 3, 3>>,
+      Class>(pass, stream);
 }
 
 template <bool kBfloat16>

@@ -69,19 +69,17 @@ struct QueriesWork {
 
   // The last rows first: under a causal mask they have the most keys.
   template <class T>
-  static __device__ __forceinline__ QueriesWork Of(const Attention& a, T) {
-    const Problem& p = a.problem;
-    const int64_t block = BlockIndex();
-    const int64_t heads = p.heads_q * p.batch;
-    const int64_t head = block % heads;
-    const int64_t b = head / p.heads_q;
+  static __device__ __forceinline__ QueriesWork Of(const Sm90Params& params, T) {
+    const Problem& p = params.pass.attention.problem;
     const int64_t tiles = (p.len_q + T::kRows - 1) / T::kRows;
-    const Sequence s = SequenceOf(a, b);
+    const BlockPlace place = BlockPlace::Of(params, tiles);
+    const int64_t b = place.head / p.heads_q;
+    const Sequence s = SequenceOf(params.pass.attention, b);
     QueriesWork work{b,
-                     head % p.heads_q,
+                     place.head % p.heads_q,
                      s,
                      Band(p, s),
-                     static_cast<int>(tiles - 1 - block / heads) * T::kRows,
+                     static_cast<int>(tiles - 1 - place.tile) * T::kRows,
                      0,
                      0};
     if (work.row >= work.band.q_len) return work;
@@ -124,7 +122,7 @@ struct QueriesProducer {
     if (!patch) return;
     Wait(shared.Tail(), tail_parity);
     tail_parity ^= 1;
-    PatchRows<Tile>(to, work.band.k_len - key, lane);
+    PatchRows<T::kKeys, Tile::kDim>(to, work.band.k_len - key, lane);
     FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) Arrive(full);
@@ -225,9 +223,7 @@ struct QueriesConsumer {
 
   // Scores become what dS is made of.
   __device__ __forceinline__ void Exponentiate(int key) {
-    rule.Cap(scores);
-    if (key < work.band.KeyBegin(first_row + 63) ||
-        key + T::kKeys > work.band.KeyEnd(first_row)) {
+    if (key < work.band.KeyBegin(first_row + 63) || key + T::kKeys > work.band.KeyEnd(first_row)) {
       MaskScores(key);
     }
 #pragma unroll
@@ -254,6 +250,7 @@ struct QueriesConsumer {
     HoldRegisters(scores);
     for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
       const int now = k.index;
+      rule.Cap(scores);  // here, as dP's registers are not needed yet
       Wait(shared.FullV(v.index), v.parity);
       IssueDWeights(v.index);
       Exponentiate(key);
@@ -298,7 +295,7 @@ struct QueriesConsumer {
   __device__ __forceinline__ void Store() const {
     const Problem& p = params.pass.attention.problem;
     const TensorView& to = params.pass.gradients.d_q;
-    const QueriesWork at = QueriesWork::Of(params.pass.attention, T{});
+    const QueriesWork at = QueriesWork::Of(params, T{});
     uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : at.b) * to.stride_b +
                            at.head * to.stride_h + at.s.q_row * to.stride_l;
     if (StoreGradient<T::kD, kBfloat16>(d_q, p.scale, data, to.stride_l, at.row + 64 * group,
@@ -315,7 +312,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   const QueriesShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
-  const QueriesWork work = QueriesWork::Of(params.pass.attention, T{});
+  const QueriesWork work = QueriesWork::Of(params, T{});
   if (threadIdx.x == 0) {
     InitBarrier(shared.FullRows(), 1);
     InitBarrier(shared.Tail(), 1);

@@ -5,10 +5,13 @@
 // whatever D and Dv are, no product is computed twice, and a thread has the pairs of its neighbour
 // in the other warpgroup, to whom it hands P in fp32 through shared memory. A step:
 //
-//   Tensor Cores | scores | dV += P dO | scores | dV ...           | dP | dK += dS Q | dP | dK ...
-//   warpgroup    |        | next P              | ...              |    | next dS         | ...
+//   first    Tensor Cores | dV += P dO, next scores |
+//            warpgroup    | (waits)                 | P ...
+//   second   Tensor Cores | dK += dS Q, next dP     |
+//            warpgroup    | (waits)                 | dS ...
 //
-// The next P is computed under this one's product, and the other consumer's products run besides.
+// Either computes under the other's products. (To issue the next scores before dV and compute P
+// under dV would keep tiles of Q and dO for a step longer, and there is room for two of each.)
 
 #pragma once
 
@@ -31,11 +34,12 @@ struct ValuesConsumer {
   float scores[kPairs];
   float d_v[T::kDv / 2];
   uint32_t weights[kPairs / 2];
+  HeldColumns<T::kHeldK> held;
 
   __device__ __forceinline__ void IssueScores(int stage) {
     WgmmaFence();
     IssueAlong<T::kRows, T::kD, kBfloat16>(scores, shared.K(), T::K::kBoxBytes, shared.Q(stage),
-                                           T::Q::kBoxBytes);
+                                           T::Q::kBoxBytes, held);
     WgmmaCommit();
   }
   __device__ __forceinline__ void IssueValues(int stage, bool accumulate) {
@@ -53,29 +57,16 @@ struct ValuesConsumer {
       const float2 lse2 = keys.Lse2(terms, j);
       uint32_t sent[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& x = scores[4 * j + i];
-        const float weight = keys.rule.Weight(x, i % 2 == 0 ? lse2.x : lse2.y);
-        sent[i] = __float_as_uint(keys.rule.Sloped(weight, x));
-        x = weight;
+      for (int i = 0; i < 4; i += 2) {
+        const float* const pair = scores + 4 * j + i;
+        const float low = keys.rule.Weight(pair[0], lse2.x);
+        const float high = keys.rule.Weight(pair[1], lse2.y);
+        weights[2 * j + i / 2] = PackPair<kBfloat16>(low, high);
+        sent[i] = __float_as_uint(keys.rule.Sloped(low, pair[0]));
+        sent[i + 1] = __float_as_uint(keys.rule.Sloped(high, pair[1]));
       }
       StoreShared16(ExchangePlace(buffer, j), make_uint4(sent[0], sent[1], sent[2], sent[3]));
     }
-  }
-
-  // Scores of a step become the weights of its product, after that of the step before.
-  __device__ __forceinline__ void FinishWeights(int row, int now, Stage<T::kExchanges>& exchange) {
-    Wait(shared.EmptyExchange(exchange.index), exchange.parity ^ 1);
-    Exponentiate(row, shared.Terms(now), shared.Exchange(exchange.index));
-    __syncwarp();
-    Release(shared.FullExchange(exchange.index));
-    exchange.Step();
-    Release(shared.EmptyQ(now));
-    HoldRegisters(scores);
-    WgmmaWait<0>();
-    HoldRegisters(d_v);
-    HoldRegisters(weights);
-    PackAll<kBfloat16>(scores, weights);
   }
 
   __device__ __forceinline__ void Accumulate() {
@@ -83,32 +74,35 @@ struct ValuesConsumer {
     Stage<T::kStages> stage;
     Stage<T::kExchanges> exchange;
     int row = keys.work.row_begin;
-    int last = 0;  // stage of the product that runs
     Wait(shared.FullKeys(), 0);
+    held.Load(shared.K(), T::K::kBoxBytes);
     Wait(shared.FullQ(0), 0);
     IssueScores(0);
     WgmmaWait<0>();
     HoldRegisters(scores);
-    for (int n = 1; n < steps; ++n) {
+    for (int n = steps; n > 0; --n) {
       const int now = stage.index;
-      FinishWeights(row, now, exchange);
-      if (n > 1) Release(shared.EmptyO(last));
+      Wait(shared.EmptyExchange(exchange.index), exchange.parity ^ 1);
+      Exponentiate(row, shared.Terms(now), shared.Exchange(exchange.index));
+      __syncwarp();
+      Release(shared.FullExchange(exchange.index));
+      exchange.Step();
+      Release(shared.EmptyQ(now));
       Wait(shared.FullO(now), stage.parity);
-      last = now;
+      IssueValues(now, n < steps);
       stage.Step();
-      Wait(shared.FullQ(stage.index), stage.parity);
-      IssueScores(stage.index);
-      IssueValues(now, n > 1);
-      WgmmaWait<1>();
+      if (n > 1) {
+        Wait(shared.FullQ(stage.index), stage.parity);
+        IssueScores(stage.index);
+        WgmmaWait<1>();
+        Release(shared.EmptyO(now));
+      }
+      WgmmaWait<0>();
+      HoldRegisters(d_v);
       HoldRegisters(scores);
+      HoldRegisters(weights);
       row = keys.NextRow(row);
     }
-    FinishWeights(row, stage.index, exchange);
-    if (steps > 1) Release(shared.EmptyO(last));
-    Wait(shared.FullO(stage.index), stage.parity);
-    IssueValues(stage.index, steps > 1);
-    WgmmaWait<0>();
-    HoldRegisters(d_v);
   }
 
   __device__ __forceinline__ void Run() {
@@ -119,7 +113,7 @@ struct ValuesConsumer {
       for (float& x : d_v) x = 0.0f;
     }
     const BackwardPass& pass = keys.params.pass;
-    keys.template Store<T::kDv>(pass.gradients.d_v, d_v, 1.0f, pass.attention.problem.dim_v);
+    keys.template Store<T::kDv>(pass.gradients.d_v, d_v, 1.0f, pass.attention.problem.dim_v, 0);
   }
 };
 
@@ -133,11 +127,12 @@ struct KeysOnlyConsumer {
   float d_weights[kPairs];
   float d_k[T::kD / 2];
   uint32_t d_scores[kPairs / 2];
+  HeldColumns<T::kHeldV> held;
 
   __device__ __forceinline__ void IssueDWeights(int stage) {
     WgmmaFence();
     IssueAlong<T::kRows, T::kDv, kBfloat16>(d_weights, shared.V(), T::V::kBoxBytes, shared.O(stage),
-                                            T::O::kBoxBytes);
+                                            T::O::kBoxBytes, held);
     WgmmaCommit();
   }
   __device__ __forceinline__ void IssueKeys(int stage, bool accumulate) {
@@ -159,22 +154,6 @@ struct KeysOnlyConsumer {
         x = __uint_as_float(weight[i]) * (x - (i % 2 == 0 ? less.x : less.y));
       }
     }
-  }
-
-  // dP of a step becomes dS, the weights of its product, after that of the step before.
-  __device__ __forceinline__ void FinishDScores(const Stage<T::kStages>& stage,
-                                                Stage<T::kExchanges>& exchange) {
-    Release(shared.EmptyO(stage.index));
-    Wait(shared.FullQ(stage.index), stage.parity);
-    Wait(shared.FullExchange(exchange.index), exchange.parity);
-    Differentiate(shared.Terms(stage.index), shared.Exchange(exchange.index));
-    __syncwarp();
-    Release(shared.EmptyExchange(exchange.index));
-    exchange.Step();
-    HoldRegisters(d_weights);
-    WgmmaWait<0>();
-    HoldRegisters(d_k);
-    HoldRegisters(d_scores);
     PackAll<kBfloat16>(d_weights, d_scores);
   }
 
@@ -182,29 +161,34 @@ struct KeysOnlyConsumer {
     const int steps = keys.Steps();
     Stage<T::kStages> stage;
     Stage<T::kExchanges> exchange;
-    int last = 0;  // stage of the product that runs
     Wait(shared.FullKeys(), 0);
+    held.Load(shared.V(), T::V::kBoxBytes);
     Wait(shared.FullO(0), 0);
     IssueDWeights(0);
     WgmmaWait<0>();
     HoldRegisters(d_weights);
-    for (int n = 1; n < steps; ++n) {
+    for (int n = steps; n > 0; --n) {
       const int now = stage.index;
-      FinishDScores(stage, exchange);
-      if (n > 1) Release(shared.EmptyQ(last));
-      last = now;
+      Release(shared.EmptyO(now));
+      Wait(shared.FullQ(now), stage.parity);
+      Wait(shared.FullExchange(exchange.index), exchange.parity);
+      Differentiate(shared.Terms(now), shared.Exchange(exchange.index));
+      __syncwarp();
+      Release(shared.EmptyExchange(exchange.index));
+      exchange.Step();
+      IssueKeys(now, n < steps);
       stage.Step();
-      Wait(shared.FullO(stage.index), stage.parity);
-      IssueDWeights(stage.index);
-      IssueKeys(now, n > 1);
-      WgmmaWait<1>();
+      if (n > 1) {
+        Wait(shared.FullO(stage.index), stage.parity);
+        IssueDWeights(stage.index);
+        WgmmaWait<1>();
+        Release(shared.EmptyQ(now));
+      }
+      WgmmaWait<0>();
+      HoldRegisters(d_k);
       HoldRegisters(d_weights);
+      HoldRegisters(d_scores);
     }
-    FinishDScores(stage, exchange);
-    if (steps > 1) Release(shared.EmptyQ(last));
-    IssueKeys(stage.index, steps > 1);
-    WgmmaWait<0>();
-    HoldRegisters(d_k);
   }
 
   __device__ __forceinline__ void Run() {
@@ -216,7 +200,7 @@ struct KeysOnlyConsumer {
     }
     const BackwardPass& pass = keys.params.pass;
     const Problem& p = pass.attention.problem;
-    keys.template Store<T::kD>(pass.gradients.d_k, d_k, p.scale, p.dim);
+    keys.template Store<T::kD>(pass.gradients.d_k, d_k, p.scale, p.dim, 0);
   }
 };
 

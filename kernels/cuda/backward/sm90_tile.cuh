@@ -42,12 +42,15 @@ struct Sm90Params {
   BackwardPass pass;
   TensorMaps maps;
   float cap_factor;  // softcap: score = tanh(q.k * cap_factor)
+  int64_t heads;     // of all sequences: of K and V, or of Q
+  int64_t section;   // of them
 };
 
 // A tile of kRows x kD: boxes of 64 columns after one another. What the last has beyond kD is not
 // read.
 template <int kRows, int kD>
 struct BoxedTile {
+  static constexpr int kDim = kD;
   static constexpr int kBoxes = (kD + kCols - 1) / kCols;
   static constexpr int kBoxBytes = kRows * kRowBytes;
   static constexpr int kBytes = kBoxes * kBoxBytes;
@@ -98,18 +101,38 @@ struct Stage {
   }
 };
 
-// d = A B^T, rows of both along the head dim.
-template <int kN, int kD, bool kBfloat16>
+// The first columns of a warpgroup's 64 rows of A, in registers: kChunks fragments of 16.
+template <int kChunks>
+struct HeldColumns {
+  uint32_t chunks[kChunks > 0 ? kChunks : 1][4];
+
+  __device__ __forceinline__ void Load(uint32_t a, int a_box) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t row = a + (threadIdx.x / 32 % 4 * 16 + lane % 16) * kRowBytes;
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      const int column = (2 * n % 8 + lane / 16) ^ lane % 8;  // of 16 bytes, swizzled
+      LoadMatrix(row + n / 4 * a_box + 16 * column, chunks[n]);
+    }
+  }
+};
+
+// d = A B^T, rows of both along the head dim. What is held of A is not read.
+template <int kN, int kD, bool kBfloat16, int kHeld = 0>
 __device__ __forceinline__ void IssueAlong(float (&d)[kN / 2], uint32_t a, int a_box, uint32_t b,
-                                           int b_box) {
+                                           int b_box, const HeldColumns<kHeld>& held = {}) {
   const auto left = SmemTile<kCols>::AlongRows(a);
   const auto right = SmemTile<kCols>::AlongRows(b);
 #pragma unroll
   for (int n = 0; n < kD / 16; ++n) {
     const int box = n / (kCols / 16);
     const int bytes = n % (kCols / 16) * 32;
-    Wgmma<kN, kBfloat16>::template Shared<false>(d, left.At(box * a_box + bytes),
-                                                 right.At(box * b_box + bytes), n > 0);
+    const uint64_t other = right.At(box * b_box + bytes);
+    if (n < kHeld) {
+      Wgmma<kN, kBfloat16>::template Registers<false>(d, held.chunks[n], other, n > 0);
+    } else {
+      Wgmma<kN, kBfloat16>::template Shared<false>(d, left.At(box * a_box + bytes), other, n > 0);
+    }
   }
 }
 
@@ -126,8 +149,9 @@ __device__ __forceinline__ void IssueDown(float (&d)[kD / 2], const uint32_t* a,
 }
 
 // Deletes the rows of a tile from `begin` on.
-template <class Tile>
+template <int kRows, int kD>
 __device__ __forceinline__ void PatchRows(uint32_t tile, int begin, int lane) {
+  using Tile = BoxedTile<kRows, kD>;
 #pragma unroll 1
   for (int box = 0; box < Tile::kBoxes; ++box) {
 #pragma unroll 1
@@ -209,6 +233,21 @@ __device__ __forceinline__ int64_t BlockIndex() {
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
   return index;
 }
+
+// A block's head, counted over all sequences, and its tile. Blocks that run at the same time walk
+// the same tensors, those of the heads of a section, so that most loads find them in the L2 cache;
+// of a section's tiles the first ones come first.
+struct BlockPlace {
+  int64_t head, tile;
+
+  static __device__ __forceinline__ BlockPlace Of(const Sm90Params& params, int64_t tiles) {
+    const int64_t block = BlockIndex();
+    const int64_t first = block / (params.section * tiles) * params.section;
+    const int64_t heads = min(params.section, params.heads - first);
+    const int64_t within = block - first * tiles;
+    return {first + within % heads, within / heads};
+  }
+};
 
 // One arrival for each warp: what it did before is done.
 __device__ __forceinline__ void Release(uint32_t barrier) {
