@@ -310,8 +310,6 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
   const Case cases[] = {
       {"bias", [](Problem* p) { p->has_bias = true; }},
       {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
-      {"softcap", [](Problem* p) { p->softcap = 30.0f; }},
-      {"up to 128", [](Problem* p) { p->dim = 136; }},
       {"dropout", [](Problem* p) { p->dropout = 655; }},
       {"16-byte", [](Problem* p) { p->dim_v = 3; }},
       {"float32", [](Problem* p) { p->dtype = DType::kFloat32; }},
@@ -328,6 +326,10 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
     EXPECT_EQ(forced.code(), Code::kUnimplemented);
     EXPECT_THAT(forced.message(), HasSubstr(each.word));
   }
+  Problem large = Half();
+  large.dim = large.dim_v = kHeadDimMax;
+  large.softcap = 30.0f;
+  EXPECT_EQ(SelectBackward(large, RoomyGpuOf(90))->kernel, KernelId::kCudaFlashSm90);
   // Rows of 12 columns in rows of 16: the copy engine takes them, and stores of eight would not.
   Problem odd = Half();
   odd.dim = 12;
