@@ -294,6 +294,9 @@ TEST(CudaBackward, NonFiniteValuesStayWhereTheyAre) {
         SCOPED_TRACE(std::to_string(where) + " is " + std::to_string(value) + ", D " +
                      std::to_string(dim));
         ExpectAllRight(&owned, seed);
+        owned.attention.problem.dropout = 32768;
+        owned.attention.dropout.seed = seed;
+        ExpectAllRight(&owned, seed);
       }
     }
   }
