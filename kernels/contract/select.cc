@@ -174,7 +174,6 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
                                     const MemoryTraits& memory) {
   const std::string_view why_not = WhyNotSm90(p, device, memory);
   if (!why_not.empty()) return why_not;
-  if (p.dropout > 0) return "the backward pass of cuda_flash_sm90 has no dropout";
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
   }

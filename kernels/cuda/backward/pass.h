@@ -40,5 +40,8 @@ cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream);
 // For one dtype (sm90_f16.cu, sm90_bf16.cu).
 cudaError_t LaunchSm90GradientsF16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm90GradientsBf16(const BackwardPass& pass, cudaStream_t stream);
+// With dropout (sm90_dropout_f16.cu, sm90_dropout_bf16.cu), called by those.
+cudaError_t LaunchSm90DropoutGradientsF16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm90DropoutGradientsBf16(const BackwardPass& pass, cudaStream_t stream);
 
 }  // namespace attend::cuda

@@ -17,7 +17,7 @@ template <class T, class Class>
 struct KeysConsumer {
   static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
   static constexpr bool kBfloat16 = Class::kBfloat16;
-  static_assert(T::kKeys == 64 * kConsumers);
+  static_assert(T::kKeys == 64 * kConsumers && !Class::kDropout);
 
   const KeysShared<T> shared;
   const int group;  // warpgroup

@@ -192,7 +192,7 @@ struct KeysOfThread {
   const KeysWork& work;
   const int first;  // key of the warpgroup
   const int key;    // the thread's first
-  const WeightRule<Class::kSoftcap> rule;
+  const WeightRule<Class> rule;
 
   __device__ __forceinline__ KeysOfThread(const Sm90Params& params, const KeysWork& work, int first)
       : params(params),

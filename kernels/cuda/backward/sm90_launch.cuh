@@ -39,6 +39,7 @@ cudaError_t MakeParams(const BackwardPass& pass, int64_t heads, int64_t bytes, S
   const Problem& p = pass.attention.problem;
   params->pass = pass;
   params->cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+  params->kept_scale = DropoutScale(p.dropout);
   params->heads = heads;
   params->section = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
   return EncodeMaps(pass, T::kRows, T::kKeys, &params->maps);
@@ -114,12 +115,36 @@ cudaError_t LaunchClass(const BackwardPass& pass, cudaStream_t stream) {
       Class>(pass, stream);
 }
 
+// With dropout: D and Dv up to 128.
+template <class Class>
+cudaError_t LaunchDropoutClass(const BackwardPass& pass, cudaStream_t stream) {
+  const int64_t dim = std::max(pass.attention.problem.dim, pass.attention.problem.dim_v);
+  if (dim <= 64) {
+    return LaunchTiles<KeysTile<64, 64, 64, 128, 2, 2>, QueriesTile<64, 64, 64, 3, 3>, Class>(
+        pass, stream);
+  }
+  if (dim <= 96) {
+    return LaunchTiles<KeysTile<96, 96, 64, 128, 2, 1>, QueriesTile<96, 96, 64, 2, 2>, Class>(
+        pass, stream);
+  }
+  return LaunchTiles<KeysTile<128, 128, 64, 128, 2, 1>, QueriesTile<128, 128, 64, 2, 2>, Class>(
+      pass, stream);
+}
+
 template <bool kBfloat16>
 cudaError_t LaunchGradients(const BackwardPass& pass, cudaStream_t stream) {
   if (pass.attention.problem.softcap > 0.0f) {
     return LaunchClass<Sm90Class<kBfloat16, true>>(pass, stream);
   }
-  return LaunchClass<Sm90Class<kBfloat16, false>>(pass, stream);
+  return LaunchClass<Sm90Class<kBfloat16>>(pass, stream);
+}
+
+template <bool kBfloat16>
+cudaError_t LaunchDropoutGradients(const BackwardPass& pass, cudaStream_t stream) {
+  if (pass.attention.problem.softcap > 0.0f) {
+    return LaunchDropoutClass<Sm90Class<kBfloat16, true, true>>(pass, stream);
+  }
+  return LaunchDropoutClass<Sm90Class<kBfloat16, false, true>>(pass, stream);
 }
 
 }  // namespace attend::cuda::backward

@@ -168,7 +168,8 @@ struct QueriesConsumer {
   const int group;      // warpgroup
   const int first_row;  // its
   const int row;        // this thread's first; the second is 8 further
-  const WeightRule<Class::kSoftcap> rule;
+  const WeightRule<Class> rule;
+  DropoutLane dropout = {};  // if the class has it
   float lse2[2], less[2];
   float scores[kPairs], d_weights[kPairs];
   float d_q[T::kD / 2];
@@ -182,7 +183,12 @@ struct QueriesConsumer {
         group(group),
         first_row(work.row + 64 * group),
         row(first_row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4),
-        rule(params) {}
+        rule(params) {
+    if constexpr (Class::kDropout) {
+      dropout = DropoutLane::Of(params.pass.attention, static_cast<int>(work.b),
+                                static_cast<int>(work.head), row, threadIdx.x % 32);
+    }
+  }
 
   __device__ __forceinline__ void IssueScores(int stage) {
     WgmmaFence();
@@ -230,12 +236,27 @@ struct QueriesConsumer {
     for (int n = 0; n < kPairs; ++n) {
       scores[n] = rule.Sloped(rule.Weight(scores[n], lse2[n / 2 % 2]), scores[n]);
     }
+    if constexpr (Class::kDropout) MarkDropped(key);
+  }
+
+  // Of the keys from `key` on.
+  __device__ __forceinline__ void MarkDropped(int key) {
+#pragma unroll
+    for (int j = 0; j < T::kKeys / 8; j += 2) {
+      const DropoutBits bits = dropout.Draw<true>(0, key + 8 * j);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const uint32_t word = bits.words[n / 2 % 2 * 2 + n / 4];
+        float& x = scores[4 * j + n];
+        x = Marked(x, (n % 2 == 0 ? word << 16 : word) >= dropout.least);
+      }
+    }
   }
 
   __device__ __forceinline__ void Differentiate() {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      d_weights[n] = scores[n] * (d_weights[n] - less[n / 2 % 2]);
+      d_weights[n] = DScore(rule, scores[n], d_weights[n], less[n / 2 % 2]);
     }
     PackAll<kBfloat16>(d_weights, d_scores);
   }

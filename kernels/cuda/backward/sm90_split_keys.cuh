@@ -24,6 +24,46 @@ __device__ __forceinline__ uint32_t ExchangePlace(uint32_t buffer, int j) {
   return buffer + 16 * (128 * j + threadIdx.x % 128);
 }
 
+// Which of a thread's pairs dropout keeps: of each 16 keys by 16 rows, the keys k = lane / 4 and
+// k + 8 by the rows c = lane % 4 * 2, c + 1, c + 8 and c + 9. They are halves of two groups (those
+// of rows c and c + 1), whose other halves are the pairs of the lane with the key next to k, the
+// other of an even and an odd one. So either draws one group, and they exchange halves.
+struct KeysDropout {
+  uint64_t seed;
+  uint32_t head, sequence;
+  uint32_t row, key;  // DropoutGroup's counters
+  uint32_t least;     // a weight is kept if its draw, in the upper half of 32 bits, is not below
+
+  // `key`: of the warp's first 16.
+  static __device__ __forceinline__ KeysDropout Of(const Attention& a, int64_t b, int64_t h,
+                                                   int key) {
+    const int lane = threadIdx.x % 32;
+    KeysDropout at;
+    at.seed = a.dropout.seed;
+    at.head = static_cast<uint32_t>(a.dropout.head + h);
+    at.sequence = static_cast<uint32_t>(a.dropout.sequence + b);
+    at.row = static_cast<uint32_t>(a.dropout.row / 16 * 8) + lane % 4 * 2 + lane / 4 % 2;
+    at.key = static_cast<uint32_t>((a.problem.key_offset + key) / 16 * 4) + lane / 8;
+    at.least = static_cast<uint32_t>(a.problem.dropout) << 16;
+    return at;
+  }
+
+  // Draws of the 16 rows from `first` on: [2 * i + n] has that of row c + i + 8 * n with key k in
+  // its lower half, and with key k + 8 in its upper one.
+  __device__ __forceinline__ void Draw(int first, uint32_t (&draws)[4]) const {
+    const bool odd = threadIdx.x / 4 % 2 != 0;
+    const DropoutBits bits = DropoutPhilox(seed, row + first / 16 * 8, key, head, sequence);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const uint32_t even_keys = __byte_perm(bits.words[2 * n], bits.words[2 * n + 1], 0x5410);
+      const uint32_t odd_keys = __byte_perm(bits.words[2 * n], bits.words[2 * n + 1], 0x7632);
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? even_keys : odd_keys, 4);
+      draws[n] = odd ? other : even_keys;
+      draws[2 + n] = odd ? odd_keys : other;
+    }
+  }
+};
+
 template <class T, class Class>
 struct ValuesConsumer {
   static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
@@ -35,6 +75,7 @@ struct ValuesConsumer {
   float d_v[T::kDv / 2];
   uint32_t weights[kPairs / 2];
   HeldColumns<T::kHeldK> held;
+  KeysDropout dropout = {};  // if the class has it
 
   __device__ __forceinline__ void IssueScores(int stage) {
     WgmmaFence();
@@ -52,18 +93,30 @@ struct ValuesConsumer {
   // Scores become weights; those that dS is made of go to the other consumer.
   __device__ __forceinline__ void Exponentiate(int row, uint32_t terms, uint32_t buffer) {
     keys.FinishScores(scores, row);
+    uint32_t draws[4];
 #pragma unroll
     for (int j = 0; j < T::kRows / 8; ++j) {
       const float2 lse2 = keys.Lse2(terms, j);
+      if (Class::kDropout && j % 2 == 0) dropout.Draw(row + 8 * j, draws);
       uint32_t sent[4];
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         const float* const pair = scores + 4 * j + i;
-        const float low = keys.rule.Weight(pair[0], lse2.x);
-        const float high = keys.rule.Weight(pair[1], lse2.y);
+        float low = keys.rule.Weight(pair[0], lse2.x);
+        float high = keys.rule.Weight(pair[1], lse2.y);
+        float slopes[2] = {keys.rule.Sloped(low, pair[0]), keys.rule.Sloped(high, pair[1])};
+        if constexpr (Class::kDropout) {
+          const int shift = i == 0 ? 16 : 0;
+          const bool kept[2] = {draws[j % 2] << shift >= dropout.least,
+                                draws[2 + j % 2] << shift >= dropout.least};
+          slopes[0] = Marked(slopes[0], kept[0]);
+          slopes[1] = Marked(slopes[1], kept[1]);
+          if (!kept[0]) low = 0.0f;
+          if (!kept[1]) high = 0.0f;
+        }
         weights[2 * j + i / 2] = PackPair<kBfloat16>(low, high);
-        sent[i] = __float_as_uint(keys.rule.Sloped(low, pair[0]));
-        sent[i + 1] = __float_as_uint(keys.rule.Sloped(high, pair[1]));
+        sent[i] = __float_as_uint(slopes[0]);
+        sent[i + 1] = __float_as_uint(slopes[1]);
       }
       StoreShared16(ExchangePlace(buffer, j), make_uint4(sent[0], sent[1], sent[2], sent[3]));
     }
@@ -74,6 +127,11 @@ struct ValuesConsumer {
     Stage<T::kStages> stage;
     Stage<T::kExchanges> exchange;
     int row = keys.work.row_begin;
+    if constexpr (Class::kDropout) {
+      const Attention& a = keys.params.pass.attention;
+      dropout = KeysDropout::Of(a, keys.work.b, keys.work.kv_head * a.problem.group(),
+                                keys.first + threadIdx.x / 32 % 4 * 16);
+    }
     Wait(shared.FullKeys(), 0);
     held.Load(shared.K(), T::K::kBoxBytes);
     Wait(shared.FullQ(0), 0);
@@ -102,6 +160,7 @@ struct ValuesConsumer {
       HoldRegisters(scores);
       HoldRegisters(weights);
       row = keys.NextRow(row);
+      if (row == keys.work.row_begin) ++dropout.head;
     }
   }
 
@@ -113,7 +172,9 @@ struct ValuesConsumer {
       for (float& x : d_v) x = 0.0f;
     }
     const BackwardPass& pass = keys.params.pass;
-    keys.template Store<T::kDv>(pass.gradients.d_v, d_v, 1.0f, pass.attention.problem.dim_v, 0);
+    keys.template Store<T::kDv>(pass.gradients.d_v, d_v,
+                                Class::kDropout ? keys.rule.kept_scale : 1.0f,
+                                pass.attention.problem.dim_v, 0);
   }
 };
 
@@ -151,7 +212,7 @@ struct KeysOnlyConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = d_weights[4 * j + i];
-        x = __uint_as_float(weight[i]) * (x - (i % 2 == 0 ? less.x : less.y));
+        x = DScore(keys.rule, __uint_as_float(weight[i]), x, i % 2 == 0 ? less.x : less.y);
       }
     }
     PackAll<kBfloat16>(d_weights, d_scores);

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 #include "kernels/cuda/ptx/exponent_base.cuh"
 #include "kernels/cuda/ptx/hopper.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
@@ -31,10 +32,11 @@ inline constexpr int kRowBytes = 2 * kCols;
 inline constexpr int kSharedBytesMax = 227 * 1024;  // of a block
 
 // What a kernel is compiled for beside its tile.
-template <bool kIsBfloat16, bool kHasSoftcap>
+template <bool kIsBfloat16, bool kHasSoftcap = false, bool kHasDropout = false>
 struct Sm90Class {
   static constexpr bool kBfloat16 = kIsBfloat16;
   static constexpr bool kSoftcap = kHasSoftcap;
+  static constexpr bool kDropout = kHasDropout;
 };
 
 // A kernel's parameter. maps.o is that of dO; a box is a tile's rows.
@@ -42,6 +44,7 @@ struct Sm90Params {
   BackwardPass pass;
   TensorMaps maps;
   float cap_factor;  // softcap: score = tanh(q.k * cap_factor)
+  float kept_scale;  // of the weights that dropout keeps
   int64_t heads;     // of all sequences: of K and V, or of Q
   int64_t section;   // of them
 };
@@ -198,16 +201,19 @@ __device__ __forceinline__ void LoadTile(const CUtensorMap* map, uint32_t to, ui
 
 // How scores become weights, and what softcap does to their gradients. Score is what a product
 // left, and with softcap its tanh.
-template <bool kSoftcap>
+template <class Class>
 struct WeightRule {
+  static constexpr bool kSoftcap = Class::kSoftcap;
   float to_log2;  // of a score
   float cap_factor;
+  float kept_scale;  // of the weights that dropout keeps
 
   explicit __device__ __forceinline__ WeightRule(const Sm90Params& params)
       : to_log2((kSoftcap ? params.pass.attention.problem.softcap
                           : params.pass.attention.problem.scale) *
                 kLog2E),
-        cap_factor(params.cap_factor) {}
+        cap_factor(params.cap_factor),
+        kept_scale(params.kept_scale) {}
 
   // Before the mask.
   template <int kCount>
@@ -225,6 +231,18 @@ struct WeightRule {
     return kSoftcap ? weight * fmaxf(fmaf(-score, score, 1.0f), 0.0f) : weight;
   }
 };
+
+// A weight that dropout removes from O is marked by its sign, as dS needs it all the same.
+__device__ __forceinline__ float Marked(float weight, bool kept) { return kept ? weight : -weight; }
+
+// dS of a weight, marked if there is dropout.
+template <class Class>
+__device__ __forceinline__ float DScore(const WeightRule<Class>& rule, float weight, float d_weight,
+                                        float less) {
+  if constexpr (!Class::kDropout) return weight * (d_weight - less);
+  const bool kept = __float_as_int(weight) >= 0;
+  return fabsf(weight) * (kept ? fmaf(d_weight, rule.kept_scale, -less) : -less);
+}
 
 // blockIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not kept
 // in registers across the loop over tiles.

@@ -310,7 +310,8 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
   const Case cases[] = {
       {"bias", [](Problem* p) { p->has_bias = true; }},
       {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
-      {"dropout", [](Problem* p) { p->dropout = 655; }},
+      {"dropout up to", [](Problem* p) { p->dim = 136, p->dropout = 655; }},
+      {"key_offset", [](Problem* p) { p->key_offset = 24, p->dropout = 655; }},
       {"16-byte", [](Problem* p) { p->dim_v = 3; }},
       {"float32", [](Problem* p) { p->dtype = DType::kFloat32; }},
       {"type of its inputs", [](Problem* p) { p->o_float32 = true; }},
@@ -329,6 +330,9 @@ TEST(SelectBackward, GpusHaveTwoKernels) {
   Problem large = Half();
   large.dim = large.dim_v = kHeadDimMax;
   large.softcap = 30.0f;
+  EXPECT_EQ(SelectBackward(large, RoomyGpuOf(90))->kernel, KernelId::kCudaFlashSm90);
+  large.dim = large.dim_v = 128;
+  large.dropout = 655;
   EXPECT_EQ(SelectBackward(large, RoomyGpuOf(90))->kernel, KernelId::kCudaFlashSm90);
   // Rows of 12 columns in rows of 16: the copy engine takes them, and stores of eight would not.
   Problem odd = Half();

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -139,6 +140,17 @@ void ExpectSpecRight(ProblemSpec spec, uint64_t seed) {
   ExpectAllRight(&owned, seed);
 }
 
+// Whether cuda_flash_sm90 takes it, where there is a Hopper.
+void ExpectTaken(const ProblemSpec& spec, uint64_t seed, bool taken) {
+  int major = 0;
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  if (major != 9) return;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  OwnedGradients gradients(owned.attention, seed);
+  EXPECT_EQ(Takes(KernelId::kCudaFlashSm90, owned.attention, gradients.get()), taken)
+      << Describe(spec);
+}
+
 TEST(CudaBackward, RandomProblems) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(300 * TestScale());
@@ -222,7 +234,7 @@ TEST(CudaBackward, DropsWhatTheForwardPassDrops) {
 }
 
 // Every tile of the Tensor Cores' kernels, whole and partly used, under every mask, with and
-// without softcap; lengths end within tiles, and what is beyond them must not count.
+// without softcap and dropout; lengths end within tiles, and what is beyond them must not count.
 TEST(CudaBackward, TilesAndClasses) {
   const uint64_t seed = FreshSeed();
   uint64_t n = 0;
@@ -236,11 +248,17 @@ TEST(CudaBackward, TilesAndClasses) {
                                    {256, 256},
                                    {40, 200},
                                    {200, 16}}) {
-    for (const float softcap : {0.0f, 2.0f}) {
+    for (const auto& [softcap, dropout] :
+         {std::pair{0.0f, 0}, {2.0f, 0}, {0.0f, 20000}, {2.0f, 50000}}) {
       for (const auto& [left, right] : {std::pair{-1, -1}, {-1, 0}, {50, 20}}) {
         ProblemSpec spec = MakeSpec(2, 2, 1, 100, 150, dim, dim_v,
                                     n % 2 == 0 ? DType::kFloat16 : DType::kBFloat16);
         spec.problem.softcap = softcap;
+        if (dropout > 0) {
+          spec.problem.dropout = dropout;
+          spec.problem.key_offset = 32;
+          spec.dropout = {.seed = seed * n, .sequence = 3, .head = 5, .row = 48};
+        }
         spec.problem.mask.left = left;
         spec.problem.mask.right = right;
         if (n % 4 != 0) {
@@ -249,6 +267,8 @@ TEST(CudaBackward, TilesAndClasses) {
           spec.kv_lengths = {70, 143};
         }
         ++n;
+        const bool taken = dropout == 0 || std::max(dim, dim_v) <= 128;
+        ExpectTaken(spec, seed + n, taken);
         ExpectSpecRight(spec, seed + n);
       }
     }
@@ -349,6 +369,7 @@ TEST(CudaBackward, RepeatsAreBitwiseEqual) {
       ProblemSpec spec = MakeSpec(2, 8, 2, 300, 500, dim, dim_v, DType::kFloat16);
       spec.problem.mask.right = 0;
       spec.problem.softcap = softcap;
+      if (softcap > 0.0f) spec.problem.dropout = 9000;
       spec.problem.return_lse = true;
       const bool most = dim == 64 && softcap == 0.0f;
       ExpectRepeatsEqual(spec, seed, static_cast<int>((most ? 1000 : 50) * TestScale()) + 2);
