@@ -110,6 +110,7 @@ bool Takes(KernelId kernel, const Attention& a, const Gradients& g) {
   int major = 0;
   (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
   device.compute_capability = 10 * major;
+  device.workspace_bytes_max = INT64_MAX;
   return SelectBackward(a.problem, device, KernelName(kernel), {.not_tma = cuda::WhyNotTma(a, g)})
       .ok();
 }
