@@ -104,7 +104,6 @@ bool IsHopper(const DeviceInfo& device) {
 
 constexpr int64_t kSm90PagesDimMax = 192;    // as in sm90/variants.h
 constexpr int64_t kSm90DropoutDimMax = 128;  // likewise
-constexpr int64_t kSm90BackwardDimMax = 128;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
@@ -175,11 +174,6 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
                                     const MemoryTraits& memory) {
   const std::string_view why_not = WhyNotSm90(p, device, memory);
   if (!why_not.empty()) return why_not;
-  if (p.softcap > 0.0f) return "the backward pass of cuda_flash_sm90 has no softcap";
-  if (p.dropout > 0) return "the backward pass of cuda_flash_sm90 has no dropout";
-  if (std::max(p.dim, p.dim_v) > kSm90BackwardDimMax) {
-    return "the backward pass of cuda_flash_sm90 takes a D and Dv of up to 128";
-  }
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return "the backward pass of cuda_flash_sm90 needs D and Dv that are multiples of 8";
   }

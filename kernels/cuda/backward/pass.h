@@ -45,6 +45,9 @@ cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream);
 // For one dtype (sm90_f16.cu, sm90_bf16.cu).
 cudaError_t LaunchSm90GradientsF16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm90GradientsBf16(const BackwardPass& pass, cudaStream_t stream);
+// With dropout (sm90_dropout_f16.cu, sm90_dropout_bf16.cu), called by those.
+cudaError_t LaunchSm90DropoutGradientsF16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm90DropoutGradientsBf16(const BackwardPass& pass, cudaStream_t stream);
 // For one dtype, of problems without score terms, with them, and with dropout (sm80_plain_f16.cu
 // and so on).
 cudaError_t LaunchSm80PlainF16(const BackwardPass& pass, cudaStream_t stream);

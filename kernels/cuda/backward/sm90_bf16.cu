@@ -7,7 +7,8 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm90GradientsBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchGradients<true>(pass, stream);
+  return pass.attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsBf16(pass, stream)
+                                            : backward::LaunchGradients<true>(pass, stream);
 }
 
 }  // namespace attend::cuda

@@ -7,7 +7,8 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm90GradientsF16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchGradients<false>(pass, stream);
+  return pass.attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsF16(pass, stream)
+                                            : backward::LaunchGradients<false>(pass, stream);
 }
 
 }  // namespace attend::cuda

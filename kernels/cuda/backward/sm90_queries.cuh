@@ -13,20 +13,24 @@
 
 namespace attend::cuda::backward {
 
-template <int kHeadDim, int kKeyStages>
+template <int kHeadDim, int kValueDim, int kKeyRows, int kKeyStages, int kValueStages>
 struct QueriesTile {
   static constexpr int kD = kHeadDim;
+  static constexpr int kDv = kValueDim;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kKeyBox;  // of a step
-  static constexpr int kStages = kKeyStages;
-  using Rows = BoxedTile<kRows, kD>;
-  using Keys = BoxedTile<kKeys, kD>;
-  static constexpr int kOffsetO = Rows::kBytes;
-  static constexpr int kOffsetK = 2 * Rows::kBytes;
-  static constexpr int kOffsetV = kOffsetK + kStages * Keys::kBytes;
-  static constexpr int kOffsetBarriers = kOffsetV + kStages * Keys::kBytes;
-  static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * (2 + 4 * kStages);
-  static_assert(kSharedBytes <= 227 * 1024);
+  static constexpr int kKeys = kKeyRows;  // of a step
+  static constexpr int kStagesK = kKeyStages;
+  static constexpr int kStagesV = kValueStages;
+  using Q = BoxedTile<kRows, kD>;
+  using O = BoxedTile<kRows, kDv>;
+  using K = BoxedTile<kKeys, kD>;
+  using V = BoxedTile<kKeys, kDv>;
+  static constexpr int kOffsetO = Q::kBytes;
+  static constexpr int kOffsetK = kOffsetO + O::kBytes;
+  static constexpr int kOffsetV = kOffsetK + kStagesK * K::kBytes;
+  static constexpr int kOffsetBarriers = kOffsetV + kStagesV * V::kBytes;
+  static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * 2 * (1 + kStagesK + kStagesV);
+  static_assert(kSharedBytes <= kSharedBytesMax);
 };
 
 template <class T>
@@ -35,10 +39,10 @@ struct QueriesShared {
   __device__ __forceinline__ uint32_t Q() const { return base; }
   __device__ __forceinline__ uint32_t O() const { return base + T::kOffsetO; }
   __device__ __forceinline__ uint32_t K(int n) const {
-    return base + T::kOffsetK + n * T::Keys::kBytes;
+    return base + T::kOffsetK + n * T::K::kBytes;
   }
   __device__ __forceinline__ uint32_t V(int n) const {
-    return base + T::kOffsetV + n * T::Keys::kBytes;
+    return base + T::kOffsetV + n * T::V::kBytes;
   }
   __device__ __forceinline__ uint32_t Barriers(int n) const {
     return base + T::kOffsetBarriers + 8 * n;
@@ -46,12 +50,12 @@ struct QueriesShared {
   __device__ __forceinline__ uint32_t FullRows() const { return Barriers(0); }
   __device__ __forceinline__ uint32_t Tail() const { return Barriers(1); }
   __device__ __forceinline__ uint32_t FullK(int n) const { return Barriers(2 + n); }
-  __device__ __forceinline__ uint32_t FullV(int n) const { return Barriers(2 + T::kStages + n); }
-  __device__ __forceinline__ uint32_t EmptyK(int n) const {
-    return Barriers(2 + 2 * T::kStages + n);
+  __device__ __forceinline__ uint32_t EmptyK(int n) const { return Barriers(2 + T::kStagesK + n); }
+  __device__ __forceinline__ uint32_t FullV(int n) const {
+    return Barriers(2 + 2 * T::kStagesK + n);
   }
   __device__ __forceinline__ uint32_t EmptyV(int n) const {
-    return Barriers(2 + 3 * T::kStages + n);
+    return Barriers(2 + 2 * T::kStagesK + T::kStagesV + n);
   }
 };
 
@@ -65,18 +69,17 @@ struct QueriesWork {
 
   // The last rows first: under a causal mask they have the most keys.
   template <class T>
-  static __device__ __forceinline__ QueriesWork Of(const Attention& a, T) {
-    const Problem& p = a.problem;
-    const int64_t heads = p.heads_q * p.batch;
-    const int64_t head = blockIdx.x % heads;
-    const int64_t b = head / p.heads_q;
+  static __device__ __forceinline__ QueriesWork Of(const Sm90Params& params, T) {
+    const Problem& p = params.pass.attention.problem;
     const int64_t tiles = (p.len_q + T::kRows - 1) / T::kRows;
-    const Sequence s = SequenceOf(a, b);
+    const BlockPlace place = BlockPlace::Of(params, tiles);
+    const int64_t b = place.head / p.heads_q;
+    const Sequence s = SequenceOf(params.pass.attention, b);
     QueriesWork work{b,
-                     head % p.heads_q,
+                     place.head % p.heads_q,
                      s,
                      Band(p, s),
-                     static_cast<int>(tiles - 1 - blockIdx.x / heads) * T::kRows,
+                     static_cast<int>(tiles - 1 - place.tile) * T::kRows,
                      0,
                      0};
     if (work.row >= work.band.q_len) return work;
@@ -99,6 +102,7 @@ struct QueriesProducer {
   uint32_t tail_parity = 0;
 
   // A tile of K or V. Keys beyond the length may be another sequence's, or hold anything.
+  template <class Tile>
   __device__ __forceinline__ void LoadKeys(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to, uint32_t empty, uint32_t parity,
                                            uint32_t full, int key) {
@@ -109,91 +113,108 @@ struct QueriesProducer {
     if (lane == 0) {
       const auto head = static_cast<int>(work.head / a.problem.group());
       Wait(empty, parity ^ 1);
-      ArriveExpecting(barrier, T::Keys::kBytes);
-#pragma unroll
-      for (int n = 0; n < T::Keys::kBoxes; ++n) {
-        LoadBox(map, to + n * T::Keys::kBoxBytes, barrier, n * kCols,
-                static_cast<int>(work.s.k_row) + key, BroadcastIndex(view.stride_h, head),
-                BroadcastIndex(view.stride_b, a.problem.packed ? 0 : work.b),
-                CachePolicy::kEvictLast);
-      }
+      ArriveExpecting(barrier, Tile::kBytes);
+      LoadTile<Tile>(map, to, barrier, static_cast<int>(work.s.k_row) + key,
+                     BroadcastIndex(view.stride_h, head),
+                     BroadcastIndex(view.stride_b, a.problem.packed ? 0 : work.b),
+                     CachePolicy::kEvictLast);
     }
     if (!patch) return;
     Wait(shared.Tail(), tail_parity);
     tail_parity ^= 1;
-    PatchRows<T::kKeys, T::kD>(to, work.band.k_len - key, lane);
+    PatchRows<T::kKeys, Tile::kDim>(to, work.band.k_len - key, lane);
     FenceAsyncProxy();
     __syncwarp();
     if (lane == 0) Arrive(full);
   }
 
+  template <class Tile>
   __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
                                            uint32_t to) {
     const int batch = params.pass.attention.problem.packed ? 0 : static_cast<int>(work.b);
-#pragma unroll
-    for (int n = 0; n < T::Rows::kBoxes; ++n) {
-#pragma unroll
-      for (int half = 0; half < T::kRows; half += kQueryBox) {
-        LoadBox(map, to + n * T::Rows::kBoxBytes + half * kRowBytes, shared.FullRows(), n * kCols,
-                static_cast<int>(work.s.q_row) + work.row + half,
-                BroadcastIndex(view.stride_h, static_cast<int>(work.head)),
-                BroadcastIndex(view.stride_b, batch), CachePolicy::kEvictFirst);
-      }
-    }
+    LoadTile<Tile>(map, to, shared.FullRows(), static_cast<int>(work.s.q_row) + work.row,
+                   BroadcastIndex(view.stride_h, static_cast<int>(work.head)),
+                   BroadcastIndex(view.stride_b, batch), CachePolicy::kEvictFirst);
   }
 
   __device__ __forceinline__ void Run() {
     const BackwardPass& pass = params.pass;
     if (lane == 0) {
-      ArriveExpecting(shared.FullRows(), 2 * T::Rows::kBytes);
-      LoadRows(&params.maps.q, pass.attention.q, shared.Q());
-      LoadRows(&params.maps.o, pass.gradients.d_o, shared.O());
+      ArriveExpecting(shared.FullRows(), T::Q::kBytes + T::O::kBytes);
+      LoadRows<typename T::Q>(&params.maps.q, pass.attention.q, shared.Q());
+      LoadRows<typename T::O>(&params.maps.o, pass.gradients.d_o, shared.O());
     }
-    Stage<T::kStages> stage;
+    Stage<T::kStagesK> k;
+    Stage<T::kStagesV> v;
     for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
-      LoadKeys(&params.maps.k, pass.attention.k, shared.K(stage.index), shared.EmptyK(stage.index),
-               stage.parity, shared.FullK(stage.index), key);
-      LoadKeys(&params.maps.v, pass.attention.v, shared.V(stage.index), shared.EmptyV(stage.index),
-               stage.parity, shared.FullV(stage.index), key);
-      stage.Step();
+      LoadKeys<typename T::K>(&params.maps.k, pass.attention.k, shared.K(k.index),
+                              shared.EmptyK(k.index), k.parity, shared.FullK(k.index), key);
+      k.Step();
+      LoadKeys<typename T::V>(&params.maps.v, pass.attention.v, shared.V(v.index),
+                              shared.EmptyV(v.index), v.parity, shared.FullV(v.index), key);
+      v.Step();
     }
   }
 };
 
-template <class T, bool kBfloat16>
+template <class T, class Class>
 struct QueriesConsumer {
   static constexpr int kPairs = T::kKeys / 2;  // of a thread: two rows, 8 apart
+  static constexpr bool kBfloat16 = Class::kBfloat16;
 
   const Sm90Params& params;
   const QueriesWork& work;
   const QueriesShared<T> shared;
-  const int group;  // warpgroup
-  float to_log2;
-  int row;  // this thread's first; the second is 8 further
+  const int group;      // warpgroup
+  const int first_row;  // its
+  const int row;        // this thread's first; the second is 8 further
+  const WeightRule<Class> rule;
+  DropoutLane dropout = {};  // if the class has it
   float lse2[2], less[2];
   float scores[kPairs], d_weights[kPairs];
   float d_q[T::kD / 2];
   uint32_t d_scores[kPairs / 2];
 
+  __device__ __forceinline__ QueriesConsumer(const Sm90Params& params, const QueriesWork& work,
+                                             const QueriesShared<T>& shared, int group)
+      : params(params),
+        work(work),
+        shared(shared),
+        group(group),
+        first_row(work.row + 64 * group),
+        row(RowOfThread(first_row)),
+        rule(params) {
+    if constexpr (Class::kDropout) {
+      dropout = DropoutLane::Of(params.pass.attention, static_cast<int>(work.b),
+                                static_cast<int>(work.head), row, threadIdx.x % 32);
+    }
+  }
+
   __device__ __forceinline__ void IssueScores(int stage) {
     WgmmaFence();
     IssueAlong<T::kKeys, T::kD, kBfloat16>(scores, shared.Q() + group * 64 * kRowBytes,
-                                           T::Rows::kBoxBytes, shared.K(stage), T::Keys::kBoxBytes);
+                                           T::Q::kBoxBytes, shared.K(stage), T::K::kBoxBytes);
     WgmmaCommit();
   }
   __device__ __forceinline__ void IssueDWeights(int stage) {
     WgmmaFence();
-    IssueAlong<T::kKeys, T::kD, kBfloat16>(d_weights, shared.O() + group * 64 * kRowBytes,
-                                           T::Rows::kBoxBytes, shared.V(stage), T::Keys::kBoxBytes);
+    IssueAlong<T::kKeys, T::kDv, kBfloat16>(d_weights, shared.O() + group * 64 * kRowBytes,
+                                            T::O::kBoxBytes, shared.V(stage), T::V::kBoxBytes);
+    WgmmaCommit();
+  }
+  __device__ __forceinline__ void IssueQueries(int stage, bool accumulate) {
+    WgmmaFence();
+    IssueDown<T::kKeys, T::kD, kBfloat16>(d_q, d_scores, shared.K(stage), T::K::kBoxBytes,
+                                          accumulate);
     WgmmaCommit();
   }
 
   __device__ __forceinline__ void MaskScores(int key) {
-    const int first = key + 2 * (threadIdx.x % 4);
+    const int left = key + 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int begin = work.band.KeyBegin(row + 8 * r) - first;
-      const int end = work.band.KeyEnd(row + 8 * r) - first;
+      const int begin = work.band.KeyBegin(row + 8 * r) - left;
+      const int end = work.band.KeyEnd(row + 8 * r) - left;
 #pragma unroll
       for (int j = 0; j < T::kKeys / 8; ++j) {
 #pragma unroll
@@ -206,55 +227,64 @@ struct QueriesConsumer {
     }
   }
 
+  // Scores become what dS is made of.
   __device__ __forceinline__ void Exponentiate(int key) {
-    const int first_row = work.row + 64 * group;
     if (key < work.band.KeyBegin(first_row + 63) || key + T::kKeys > work.band.KeyEnd(first_row)) {
       MaskScores(key);
     }
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      scores[n] = FastExp2(fmaf(scores[n], to_log2, -lse2[n / 2 % 2]));
+      scores[n] = rule.Sloped(rule.Weight(scores[n], lse2[n / 2 % 2]), scores[n]);
+    }
+    if constexpr (Class::kDropout) MarkDropped(key);
+  }
+
+  // Of the keys from `key` on.
+  __device__ __forceinline__ void MarkDropped(int key) {
+#pragma unroll
+    for (int j = 0; j < T::kKeys / 8; j += 2) {
+      const DropoutBits bits = dropout.Draw<true>(0, key + 8 * j);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const uint32_t word = bits.words[n / 2 % 2 * 2 + n / 4];
+        float& x = scores[4 * j + n];
+        x = Marked(x, (n % 2 == 0 ? word << 16 : word) >= dropout.least);
+      }
     }
   }
 
   __device__ __forceinline__ void Differentiate() {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      d_weights[n] = scores[n] * (d_weights[n] - less[n / 2 % 2]);
+      d_weights[n] = DScore(rule, scores[n], d_weights[n], less[n / 2 % 2]);
     }
     PackAll<kBfloat16>(d_weights, d_scores);
   }
 
-  __device__ __forceinline__ void Release(uint32_t barrier) {
-    if (threadIdx.x % 32 == 0) Arrive(barrier);
-  }
-
   __device__ __forceinline__ void Accumulate() {
-    Stage<T::kStages> stage;
+    Stage<T::kStagesK> k;
+    Stage<T::kStagesV> v;
     Wait(shared.FullRows(), 0);
     Wait(shared.FullK(0), 0);
     IssueScores(0);
     WgmmaWait<0>();
     HoldRegisters(scores);
-    bool accumulate = false;
     for (int key = work.key_begin; key < work.key_end; key += T::kKeys) {
-      const int now = stage.index;
-      Wait(shared.FullV(now), stage.parity);
-      IssueDWeights(now);
+      const int now = k.index;
+      rule.Cap(scores);  // here, as dP's registers are not needed yet
+      Wait(shared.FullV(v.index), v.parity);
+      IssueDWeights(v.index);
       Exponentiate(key);
       WgmmaWait<0>();
       HoldRegisters(d_weights);
-      Release(shared.EmptyV(now));
+      Release(shared.EmptyV(v.index));
       Differentiate();
-      WgmmaFence();
-      IssueDown<T::kKeys, T::kD, kBfloat16>(d_q, d_scores, shared.K(now), T::Keys::kBoxBytes,
-                                            accumulate);
-      WgmmaCommit();
-      accumulate = true;
-      stage.Step();
+      IssueQueries(now, key > work.key_begin);
+      k.Step();
+      v.Step();
       if (key + T::kKeys < work.key_end) {
-        Wait(shared.FullK(stage.index), stage.parity);
-        IssueScores(stage.index);
+        Wait(shared.FullK(k.index), k.parity);
+        IssueScores(k.index);
       }
       WgmmaWait<0>();
       HoldRegisters(d_q);
@@ -266,8 +296,6 @@ struct QueriesConsumer {
 
   __device__ __forceinline__ void Run() {
     const Problem& p = params.pass.attention.problem;
-    to_log2 = p.scale * kLog2E;
-    row = work.row + 64 * group + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
     if (work.key_begin < work.key_end) {
       const int64_t term = TermIndex(p, work.s, work.b, work.head, 0);
 #pragma unroll
@@ -280,32 +308,41 @@ struct QueriesConsumer {
       Accumulate();
     } else {
 #pragma unroll
-      for (int n = 0; n < T::kD / 2; ++n) d_q[n] = 0.0f;
+      for (float& x : d_q) x = 0.0f;
     }
+    Store();
+  }
+
+  __device__ __forceinline__ void Store() const {
+    const Problem& p = params.pass.attention.problem;
     const TensorView& to = params.pass.gradients.d_q;
-    uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : work.b) * to.stride_b +
-                           work.head * to.stride_h + work.s.q_row * to.stride_l;
-    if (StoreRows<T::kD, kBfloat16>(d_q, p.scale, data, to.stride_l, row, work.band.q_len,
-                                    static_cast<int>(work.s.q_rows), static_cast<int>(p.dim))) {
+    const QueriesWork at = QueriesWork::Of(params, T{});
+    uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : at.b) * to.stride_b +
+                           at.head * to.stride_h + at.s.q_row * to.stride_l;
+    if (StoreRows<T::kD, kBfloat16>(d_q, p.scale, data, to.stride_l,
+                                    RowOfThread(at.row + 64 * group), at.band.q_len,
+                                    static_cast<int>(at.s.q_rows), static_cast<int>(p.dim))) {
       *params.pass.redo = 1;
     }
   }
 };
 
-template <class T, bool kBfloat16>
+template <class T, class Class>
 __global__ void __launch_bounds__(kThreads, 1)
     QueriesSm90(const __grid_constant__ Sm90Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   const QueriesShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
-  const QueriesWork work = QueriesWork::Of(params.pass.attention, T{});
+  const QueriesWork work = QueriesWork::Of(params, T{});
   if (threadIdx.x == 0) {
     InitBarrier(shared.FullRows(), 1);
     InitBarrier(shared.Tail(), 1);
-    for (int n = 0; n < T::kStages; ++n) {
+    for (int n = 0; n < T::kStagesK; ++n) {
       InitBarrier(shared.FullK(n), 1);
-      InitBarrier(shared.FullV(n), 1);
       InitBarrier(shared.EmptyK(n), 4 * kConsumers);
+    }
+    for (int n = 0; n < T::kStagesV; ++n) {
+      InitBarrier(shared.FullV(n), 1);
       InitBarrier(shared.EmptyV(n), 4 * kConsumers);
     }
     FenceBarrierInit();
@@ -320,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    QueriesConsumer<T, kBfloat16> consumer{params, work, shared, warp / 4 - 1};
+    QueriesConsumer<T, Class> consumer(params, work, shared, warp / 4 - 1);
     consumer.Run();
   }
 #endif

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by wgmma and TMA: what its two kernels share. KeysSm90 (sm90_keys.cuh) leaves
-// dK and dV, a block for each tile of keys over the rows of all heads of the group; QueriesSm90
-// (sm90_queries.cuh) leaves dQ, a block for each tile of rows over its keys. So no sum needs more
-// than one block: nothing is added atomically, and no block waits for another. Both compute the
-// scores and dP, seven products in place of five. Device code for sm_90a.
+// The backward pass by wgmma and TMA: what its two kernels share. KeysSm90 (sm90_keys_block.cuh)
+// leaves dK and dV, a block for each tile of keys over the rows of all heads of the group;
+// QueriesSm90 (sm90_queries.cuh) leaves dQ, a block for each tile of rows over its keys. So no sum
+// needs more than one block: nothing is added atomically, and no block waits for another. Both
+// compute the scores and dP, seven products in place of five. Device code for sm_90a.
 
 #pragma once
 
@@ -15,9 +15,11 @@
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/backward/store_rows.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/dropout_mask.cuh"
 #include "kernels/cuda/ptx/exponent_base.cuh"
 #include "kernels/cuda/ptx/hopper.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ragged/tensor_maps.h"
 
@@ -29,22 +31,40 @@ inline constexpr int kProducerRegisters = 40;
 inline constexpr int kConsumerRegisters = 232;
 inline constexpr int kCols = 64;  // of a box: 128-byte rows
 inline constexpr int kRowBytes = 2 * kCols;
-inline constexpr int kQueryBox = 64;  // rows of a box of Q and dO
-inline constexpr int kKeyBox = 128;   // and of K and V
+inline constexpr int kSharedBytesMax = 227 * 1024;  // of a block
 
-// A kernel's parameter. maps.o is that of dO.
+// What a kernel is compiled for beside its tile.
+template <bool kIsBfloat16, bool kHasSoftcap = false, bool kHasDropout = false>
+struct Sm90Class {
+  static constexpr bool kBfloat16 = kIsBfloat16;
+  static constexpr bool kSoftcap = kHasSoftcap;
+  static constexpr bool kDropout = kHasDropout;
+};
+
+// A kernel's parameter. maps.o is that of dO; a box is a tile's rows.
 struct Sm90Params {
   BackwardPass pass;
   TensorMaps maps;
+  float cap_factor;  // softcap: score = tanh(q.k * cap_factor)
+  float kept_scale;  // of the weights that dropout keeps
+  int64_t heads;     // of all sequences: of K and V, or of Q
+  int64_t section;   // of them
 };
 
-// A tile of kRows x kD: boxes of 64 columns after one another.
+// A tile of kRows x kD: boxes of 64 columns after one another. What the last has beyond kD is not
+// read.
 template <int kRows, int kD>
 struct BoxedTile {
-  static constexpr int kBoxes = kD / kCols;
+  static constexpr int kDim = kD;
+  static constexpr int kBoxes = (kD + kCols - 1) / kCols;
   static constexpr int kBoxBytes = kRows * kRowBytes;
   static constexpr int kBytes = kBoxes * kBoxBytes;
 };
+
+// Of a warpgroup's 64 rows from `first` on, the first of the thread's two; the second is 8 further.
+__device__ __forceinline__ int RowOfThread(int first) {
+  return first + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+}
 
 // The stage that is used next, and the parity of its barriers.
 template <int kStages>
@@ -58,18 +78,37 @@ struct Stage {
   }
 };
 
-// d = A B^T, rows of both along the head dim.
-template <int kN, int kD, bool kBfloat16>
+// The first columns of a warpgroup's 64 rows of A, in registers: kChunks fragments of 16.
+template <int kChunks>
+struct HeldColumns {
+  uint32_t chunks[kChunks > 0 ? kChunks : 1][4];
+
+  __device__ __forceinline__ void Load(uint32_t a, int a_box) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t row = a + (threadIdx.x / 32 % 4 * 16 + lane % 16) * kRowBytes;
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      const int column = (2 * n % 8 + lane / 16) ^ lane % 8;  // of 16 bytes, swizzled
+      LoadMatrix(row + n / 4 * a_box + 16 * column, chunks[n]);
+    }
+  }
+};
+
+// d = A B^T, rows of both along the head dim. What is held of A is not read.
+template <int kN, int kD, bool kBfloat16, int kHeld = 0>
 __device__ __forceinline__ void IssueAlong(float (&d)[kN / 2], uint32_t a, int a_box, uint32_t b,
-                                           int b_box) {
+                                           int b_box, const HeldColumns<kHeld>& held = {}) {
   const auto left = SmemTile<kCols>::AlongRows(a);
   const auto right = SmemTile<kCols>::AlongRows(b);
 #pragma unroll
-  for (int box = 0; box < kD / kCols; ++box) {
-#pragma unroll
-    for (int n = 0; n < kCols / 16; ++n) {
-      Wgmma<kN, kBfloat16>::template Shared<false>(
-          d, left.At(box * a_box + 32 * n), right.At(box * b_box + 32 * n), box > 0 || n > 0);
+  for (int n = 0; n < kD / 16; ++n) {
+    const int box = n / (kCols / 16);
+    const int bytes = n % (kCols / 16) * 32;
+    const uint64_t other = right.At(box * b_box + bytes);
+    if (n < kHeld) {
+      Wgmma<kN, kBfloat16>::template Registers<false>(d, held.chunks[n], other, n > 0);
+    } else {
+      Wgmma<kN, kBfloat16>::template Shared<false>(d, left.At(box * a_box + bytes), other, n > 0);
     }
   }
 }
@@ -86,7 +125,7 @@ __device__ __forceinline__ void IssueDown(float (&d)[kD / 2], const uint32_t* a,
   }
 }
 
-// Waits for what the copy engine brought, deletes rows [begin, kRows), and lets others read it.
+// Deletes the rows of a tile from `begin` on.
 template <int kRows, int kD>
 __device__ __forceinline__ void PatchRows(uint32_t tile, int begin, int lane) {
   using Tile = BoxedTile<kRows, kD>;
@@ -113,6 +152,98 @@ __device__ __forceinline__ float2 LoadShared2(uint32_t shared) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
   return x;
+}
+
+__device__ __forceinline__ uint4 LoadShared16(uint32_t shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+
+// All boxes of a tile, by one thread.
+template <class Tile>
+__device__ __forceinline__ void LoadTile(const CUtensorMap* map, uint32_t to, uint32_t barrier,
+                                         int row, int head, int batch, CachePolicy policy) {
+#pragma unroll
+  for (int n = 0; n < Tile::kBoxes; ++n) {
+    LoadBox(map, to + n * Tile::kBoxBytes, barrier, n * kCols, row, head, batch, policy);
+  }
+}
+
+// How scores become weights, and what softcap does to their gradients. Score is what a product
+// left, and with softcap its tanh.
+template <class Class>
+struct WeightRule {
+  static constexpr bool kSoftcap = Class::kSoftcap;
+  float to_log2;  // of a score
+  float cap_factor;
+  float kept_scale;  // of the weights that dropout keeps
+
+  explicit __device__ __forceinline__ WeightRule(const Sm90Params& params)
+      : to_log2((kSoftcap ? params.pass.attention.problem.softcap
+                          : params.pass.attention.problem.scale) *
+                kLog2E),
+        cap_factor(params.cap_factor),
+        kept_scale(params.kept_scale) {}
+
+  // Before the mask.
+  template <int kCount>
+  __device__ __forceinline__ void Cap(float (&scores)[kCount]) const {
+    if constexpr (kSoftcap) {
+#pragma unroll
+      for (float& x : scores) x = AccurateTanh(x * cap_factor);
+    }
+  }
+  __device__ __forceinline__ float Weight(float score, float lse2) const {
+    return FastExp2(fmaf(score, to_log2, -lse2));
+  }
+  // The weight times the slope of softcap; of a hidden score, -Inf, the slope is 0.
+  static __device__ __forceinline__ float Sloped(float weight, float score) {
+    return kSoftcap ? weight * fmaxf(fmaf(-score, score, 1.0f), 0.0f) : weight;
+  }
+};
+
+// A weight that dropout removes from O is marked by its sign, as dS needs it all the same.
+__device__ __forceinline__ float Marked(float weight, bool kept) { return kept ? weight : -weight; }
+
+// dS of a weight, marked if there is dropout.
+template <class Class>
+__device__ __forceinline__ float DScore(const WeightRule<Class>& rule, float weight, float d_weight,
+                                        float less) {
+  if constexpr (!Class::kDropout) return weight * (d_weight - less);
+  const bool kept = __float_as_int(weight) >= 0;
+  return fabsf(weight) * (kept ? fmaf(d_weight, rule.kept_scale, -less) : -less);
+}
+
+// blockIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not kept
+// in registers across the loop over tiles.
+__device__ __forceinline__ int64_t BlockIndex() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
+// A block's head, counted over all sequences, and its tile. Blocks that run at the same time walk
+// the same tensors, those of the heads of a section, so that most loads find them in the L2 cache;
+// of a section's tiles the first ones come first.
+struct BlockPlace {
+  int64_t head, tile;
+
+  static __device__ __forceinline__ BlockPlace Of(const Sm90Params& params, int64_t tiles) {
+    const int64_t block = BlockIndex();
+    const int64_t first = block / (params.section * tiles) * params.section;
+    const int64_t heads = min(params.section, params.heads - first);
+    const int64_t within = block - first * tiles;
+    return {first + within % heads, within / heads};
+  }
+};
+
+// One arrival for each warp: what it did before is done.
+__device__ __forceinline__ void Release(uint32_t barrier) {
+  if (threadIdx.x % 32 == 0) Arrive(barrier);
 }
 
 template <bool kBfloat16, int kCount>

@@ -311,9 +311,8 @@ TEST(SelectBackward, GpusHaveThreeKernels) {
   const Case cases[] = {
       {"bias", [](Problem* p) { p->has_bias = true; }},
       {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
-      {"softcap", [](Problem* p) { p->softcap = 30.0f; }},
-      {"up to 128", [](Problem* p) { p->dim = 136; }},
-      {"dropout", [](Problem* p) { p->dropout = 655; }},
+      {"dropout up to", [](Problem* p) { p->dim = 136, p->dropout = 655; }},
+      {"key_offset", [](Problem* p) { p->key_offset = 24, p->dropout = 655; }},
       {"16-byte", [](Problem* p) { p->dim_v = 3; }},
       {"round float32 inputs", [](Problem* p) { p->dtype = DType::kFloat32; }, false},
   };
@@ -331,6 +330,13 @@ TEST(SelectBackward, GpusHaveThreeKernels) {
     EXPECT_EQ(forced.code(), Code::kUnimplemented);
     EXPECT_THAT(forced.message(), HasSubstr(each.word));
   }
+  Problem large = Half();
+  large.dim = large.dim_v = kHeadDimMax;
+  large.softcap = 30.0f;
+  EXPECT_EQ(SelectBackward(large, RoomyGpuOf(90))->kernel, KernelId::kCudaFlashSm90);
+  large.dim = large.dim_v = 128;
+  large.dropout = 655;
+  EXPECT_EQ(SelectBackward(large, RoomyGpuOf(90))->kernel, KernelId::kCudaFlashSm90);
   // Rows of 12 columns in rows of 16: the copy engine takes them, and stores of eight would not.
   Problem odd = Half();
   odd.dim = 12;

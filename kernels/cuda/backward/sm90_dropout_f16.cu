@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Instances of the backward pass by wgmma with dropout, for fp16.
+
+#include "kernels/cuda/backward/sm90_launch.cuh"
+
+namespace attend::cuda {
+
+cudaError_t LaunchSm90DropoutGradientsF16(const BackwardPass& pass, cudaStream_t stream) {
+  return backward::LaunchDropoutGradients<false>(pass, stream);
+}
+
+}  // namespace attend::cuda
