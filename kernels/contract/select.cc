@@ -186,6 +186,14 @@ std::string_view WhyNotSm90Backward(const Problem& p, const DeviceInfo& device,
   return {};
 }
 
+std::string_view WhyNotSm80Backward(const Problem& p, const DeviceInfo& device) {
+  const std::string_view why_not = WhyNotSm80(p, device);
+  if (!why_not.empty()) return why_not;
+  if (p.o_float32) return "Tensor Cores would round float32 gradients of O";
+  if (p.dropout > 0) return "the backward pass of cuda_flash_sm80 has no dropout";
+  return {};
+}
+
 // True of either kernel.
 std::string_view WhyNotDecode(const Problem& p, const DeviceInfo& device,
                               const MemoryTraits& memory) {
@@ -285,24 +293,30 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
 Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& device,
                                  std::string_view forced, const MemoryTraits& memory) {
   const std::string_view not_sm90 = WhyNotSm90Backward(problem, device, memory);
+  const std::string_view not_sm80 = WhyNotSm80Backward(problem, device);
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCpu) {
       return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
     }
-    if (!not_sm90.empty()) return FitBackward(KernelId::kCudaFlashFp32, problem, device, not_sm90);
-    return FitBackward(KernelId::kCudaFlashSm90, problem, device,
-                       "wgmma and TMA are the fastest on Hopper, and take all that is asked");
+    if (not_sm90.empty()) {
+      return FitBackward(KernelId::kCudaFlashSm90, problem, device,
+                         "wgmma and TMA are the fastest on Hopper, and take all that is asked");
+    }
+    if (not_sm80.empty()) return FitBackward(KernelId::kCudaFlashSm80, problem, device, not_sm90);
+    return FitBackward(KernelId::kCudaFlashFp32, problem, device, not_sm80);
   }
   const Result<const KernelInfo*> kernel = FindForced(forced, device);
   if (!kernel.ok()) return kernel.status();
   ATTEND_RETURN_IF_ERROR(CheckDType(problem, *kernel));
   const KernelId id = (*kernel)->id;
-  const bool exists = device.kind == DeviceKind::kCpu || id == KernelId::kCudaFlashFp32 ||
-                      id == KernelId::kCudaFlashSm90;
-  const std::string_view why_not = !exists                          ? "it has none"
-                                   : id == KernelId::kCudaFlashSm90 ? not_sm90
-                                                                    : std::string_view();
+  std::string_view why_not;
+  if (id == KernelId::kCudaFlashSm80) why_not = not_sm80;
+  if (id == KernelId::kCudaFlashSm90) why_not = not_sm90;
+  if (id == KernelId::kCudaNaive || id == KernelId::kCudaDecodeSm80 ||
+      id == KernelId::kCudaDecodeSm90) {
+    why_not = "it has none";
+  }
   if (why_not.empty()) return FitBackward(id, problem, device, "asked for by name");
   return Unimplemented("kernel " + std::string((*kernel)->name) +
                        " cannot compute this backward pass on " + device.name + ": " +

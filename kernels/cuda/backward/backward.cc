@@ -15,6 +15,9 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kHopper = 90;
+// Score terms need the difference of score and LSE before it is multiplied.
+bool HasScoreTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
+
 constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
 
 // Items run one after another and share their workspace.
@@ -42,11 +45,26 @@ Status CheckKernel(const BackwardItem& item) {
       .status();
 }
 
+// mma.sync leaves dQ, dK and dV; dBias is CUDA cores' in any case.
+cudaError_t LaunchBiasGradients(const BackwardPass& pass, cudaStream_t stream) {
+  BackwardPass only = pass;
+  only.gradients.d_q.data = only.gradients.d_k.data = only.gradients.d_v.data = nullptr;
+  only.redo = nullptr;
+  return LaunchFp32Gradients(only, stream);
+}
+
 // What the Tensor Cores left is computed again where it is not finite.
-cudaError_t Launch(const BackwardPass& pass, cudaStream_t stream) {
+cudaError_t Launch(KernelId kernel, BackwardPass pass, cudaStream_t stream) {
   cudaError_t error = LaunchRowTerms(pass, stream);
   if (error == cudaSuccess) error = LaunchSinkGradients(pass, stream);
-  if (error == cudaSuccess && pass.redo != nullptr) error = LaunchSm90Gradients(pass, stream);
+  if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm90) {
+    error = LaunchSm90Gradients(pass, stream);
+  }
+  if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm80) {
+    error = LaunchSm80Gradients(pass, stream);
+    if (error == cudaSuccess) error = LaunchBiasGradients(pass, stream);
+    pass.gradients.d_bias.data = nullptr;
+  }
   if (error == cudaSuccess) error = LaunchFp32Gradients(pass, stream);
   return error;
 }
@@ -86,19 +104,28 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
   for (const BackwardItem& item : items) {
     BackwardPass pass{item.attention, item.gradients};
     const Problem& p = item.attention.problem;
-    pass.lse2 = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTermFlagBytes);
-    pass.less = pass.lse2 + TermsOfHead(p) * p.heads_q + kTermSlack;
+    pass.lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTermFlagBytes);
+    pass.less = pass.lse + TermsOfHead(p) * p.heads_q + kTermSlack;
     if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = static_cast<int*>(workspace);
+    if (item.kernel == KernelId::kCudaFlashSm80 && HasScoreTerms(p)) pass.lse_unit = 1.0f;
     const Result<int64_t> bytes = WorkspaceBytes(p);
     if (!bytes.ok()) return bytes.status();
     cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(*bytes), stream);
-    if (error == cudaSuccess) error = Launch(pass, stream);
+    if (error == cudaSuccess) error = Launch(item.kernel, pass, stream);
     if (error == cudaSuccess) continue;
     (void)cudaGetLastError();
     return Internal(
         ErrorText(error, "launching the backward pass of " + std::string(KernelName(item.kernel))));
   }
   return Status();
+}
+
+cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream) {
+  const Problem& p = pass.attention.problem;
+  if (p.dtype == DType::kFloat16) {
+    return HasScoreTerms(p) ? LaunchSm80GeneralF16(pass, stream) : LaunchSm80PlainF16(pass, stream);
+  }
+  return HasScoreTerms(p) ? LaunchSm80GeneralBf16(pass, stream) : LaunchSm80PlainBf16(pass, stream);
 }
 
 cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream) {

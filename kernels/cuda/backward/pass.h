@@ -12,6 +12,7 @@
 #include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
+#include "kernels/cuda/ptx/exponent_base.cuh"
 
 namespace attend::cuda {
 
@@ -20,8 +21,9 @@ namespace attend::cuda {
 struct BackwardPass {
   Attention attention;
   Gradients gradients;
-  float* lse2 = nullptr;  // LSE in powers of two; Inf of rows without keys
-  float* less = nullptr;  // delta - dLSE
+  float* lse = nullptr;     // LSE times lse_unit; Inf of rows without keys
+  float lse_unit = kLog2E;  // log2(e): LSE in powers of two; or 1
+  float* less = nullptr;    // delta - dLSE
   // Set by kernels of 16-bit products that left something that is not finite: it may come from what
   // does not count. Null: no such kernel runs.
   int* redo = nullptr;
@@ -37,8 +39,16 @@ cudaError_t LaunchFp32Gradients(const BackwardPass& pass, cudaStream_t stream);
 // After it: dQ, dK and dV by wgmma. Of problems that SelectBackward has it for.
 cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream);
 
+// After it: the same by mma.sync.
+cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream);
+
 // For one dtype (sm90_f16.cu, sm90_bf16.cu).
 cudaError_t LaunchSm90GradientsF16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm90GradientsBf16(const BackwardPass& pass, cudaStream_t stream);
+// For one dtype, of problems without score terms and of all (sm80_plain_f16.cu and so on).
+cudaError_t LaunchSm80PlainF16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm80PlainBf16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm80GeneralF16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm80GeneralBf16(const BackwardPass& pass, cudaStream_t stream);
 
 }  // namespace attend::cuda

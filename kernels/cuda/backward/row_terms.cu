@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) RowTerms(const __grid_constant__ Bac
     const float lse = a.lse[in_lse];
     const int64_t term = TermIndex(p, s, b, h, i);
     pass.less[term] = less;
-    pass.lse2[term] = lse == NegativeInfinity() ? INFINITY : lse * kLog2E;
+    pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
   }
 }
 

@@ -121,7 +121,7 @@ struct KeysProducer {
         }
       }
       if (terms != 0) {
-        LoadFloats(params.pass.lse2 + term, terms, T::kRows, barrier);
+        LoadFloats(params.pass.lse + term, terms, T::kRows, barrier);
         LoadFloats(params.pass.less + term, terms + 4 * T::kRows, T::kRows, barrier);
       }
     }
@@ -306,8 +306,8 @@ struct KeysConsumer {
     uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : work.b) * to.stride_b +
                            work.kv_head * to.stride_h + work.s.k_row * to.stride_l;
     const int count = p.packed ? work.band.k_len : static_cast<int>(p.len_k);
-    return StoreGradient<T::kD, kBfloat16>(sums, factor, data, to.stride_l, work.key + 64 * group,
-                                           work.band.k_len, count, dim);
+    return StoreRows<T::kD, kBfloat16>(sums, factor, data, to.stride_l, key, work.band.k_len, count,
+                                       dim);
   }
 
   __device__ __forceinline__ void Run() {

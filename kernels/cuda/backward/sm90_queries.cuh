@@ -274,7 +274,7 @@ struct QueriesConsumer {
       for (int r = 0; r < 2; ++r) {
         // What is beyond the rows of the terms is beyond those of the tensor.
         const bool exists = row + 8 * r < work.band.q_len;
-        lse2[r] = exists ? params.pass.lse2[term + row + 8 * r] : INFINITY;
+        lse2[r] = exists ? params.pass.lse[term + row + 8 * r] : INFINITY;
         less[r] = exists ? params.pass.less[term + row + 8 * r] : 0.0f;
       }
       Accumulate();
@@ -285,9 +285,8 @@ struct QueriesConsumer {
     const TensorView& to = params.pass.gradients.d_q;
     uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : work.b) * to.stride_b +
                            work.head * to.stride_h + work.s.q_row * to.stride_l;
-    if (StoreGradient<T::kD, kBfloat16>(d_q, p.scale, data, to.stride_l, work.row + 64 * group,
-                                        work.band.q_len, static_cast<int>(work.s.q_rows),
-                                        static_cast<int>(p.dim))) {
+    if (StoreRows<T::kD, kBfloat16>(d_q, p.scale, data, to.stride_l, row, work.band.q_len,
+                                    static_cast<int>(work.s.q_rows), static_cast<int>(p.dim))) {
       *params.pass.redo = 1;
     }
   }

@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/backward/band.cuh"
 #include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/backward/store_rows.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/exponent_base.cuh"
 #include "kernels/cuda/ptx/hopper.cuh"
@@ -42,39 +44,6 @@ struct BoxedTile {
   static constexpr int kBoxes = kD / kCols;
   static constexpr int kBoxBytes = kRows * kRowBytes;
   static constexpr int kBytes = kBoxes * kBoxBytes;
-};
-
-// The keys that a row sees and the rows that a key sees, in 32 bits: lengths are at most 2^30. A
-// bound of -1 does not bound.
-struct Band {
-  int left, right;
-  int q_len, k_len;
-  int offset;  // of the diagonal
-
-  __device__ __forceinline__ Band(const Problem& p, const Sequence& s)
-      : left(Bound(p.mask.left)),
-        right(Bound(p.mask.right)),
-        q_len(static_cast<int>(s.q_len)),
-        k_len(static_cast<int>(s.k_len)),
-        offset(static_cast<int>(s.offset)) {}
-
-  __device__ __forceinline__ int KeyBegin(int row) const {
-    return left >= 0 ? max(row + offset - left, 0) : 0;
-  }
-  __device__ __forceinline__ int KeyEnd(int row) const {
-    return right >= 0 ? min(row + offset + right + 1, k_len) : k_len;
-  }
-  __device__ __forceinline__ int RowBegin(int key) const {
-    return right >= 0 ? max(key - offset - right, 0) : 0;
-  }
-  __device__ __forceinline__ int RowEnd(int key) const {
-    return left >= 0 ? min(key - offset + left + 1, q_len) : q_len;
-  }
-
-  // What does not fit hides nothing.
-  static __device__ __forceinline__ int Bound(int64_t distance) {
-    return distance >= (1 << 30) ? -1 : static_cast<int>(distance);
-  }
 };
 
 // The stage that is used next, and the parity of its barriers.
@@ -150,50 +119,6 @@ template <bool kBfloat16, int kCount>
 __device__ __forceinline__ void PackAll(const float (&from)[2 * kCount], uint32_t (&to)[kCount]) {
 #pragma unroll
   for (int n = 0; n < kCount; ++n) to[n] = PackPair<kBfloat16>(from[2 * n], from[2 * n + 1]);
-}
-
-// Stores the thread's two rows of a gradient, times `factor`: rows [first, first + 64) of a
-// warpgroup, of which those below `count` exist and those from `length` on get zeros. Says whether
-// a sum of a row below `length` is not finite.
-template <int kD, bool kBfloat16>
-__device__ __forceinline__ bool StoreGradient(const float (&sums)[kD / 2], float factor,
-                                              uint16_t* to, int64_t stride, int first, int length,
-                                              int count, int dim) {
-  const int lane = threadIdx.x % 32;
-  const int row = first + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  const bool vectors = reinterpret_cast<uint64_t>(to) % 16 == 0 && stride % 8 == 0;  // dim % 8 is 0
-  bool found = false;
-#pragma unroll
-  for (int block = 0; block < kD / 8; block += 4) {
-    uint32_t x[2][4];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool counts = row + 8 * r < length;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* const pair = sums + 4 * (block + i) + 2 * r;
-        found = found || (counts && (NonFinite(pair[0]) || NonFinite(pair[1])));
-        x[r][i] = counts ? PackPair<kBfloat16>(pair[0] * factor, pair[1] * factor) : 0;
-      }
-      TransposeQuad(x[r], lane);
-    }
-    const int col = 8 * (block + lane % 4);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row + 8 * r >= count || col >= dim) continue;
-      uint16_t* const at = to + (row + 8 * r) * stride + col;
-      if (vectors) {
-        *reinterpret_cast<uint4*>(at) = make_uint4(x[r][0], x[r][1], x[r][2], x[r][3]);
-        continue;
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        at[2 * i] = static_cast<uint16_t>(x[r][i]);
-        at[2 * i + 1] = static_cast<uint16_t>(x[r][i] >> 16);
-      }
-    }
-  }
-  return found;
 }
 
 }  // namespace attend::cuda::backward

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which tiles the backward pass by mma.sync has, and its launches. Included by the file of each
+// dtype and class.
+
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/backward/sm80_kernel.cuh"
+
+namespace attend::cuda::backward {
+
+// The tiles of one head dim. Wide ones need more shared memory than the smallest GPUs have (99 KiB
+// to a block).
+template <MmaConfig... kConfigs>
+struct MmaTiles {};
+
+// clang-format off
+using Queries64 = MmaTiles<MmaConfig{Leaves::kQueries, 64, 64, 4, 2, 96, 48, 2}>;
+using Keys64 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 64, 64, 4, 2, 64, 32, 2}>;
+using Queries128 = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 2, 32, 32, 2}>;
+using Keys128 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 48, 48, 2}>;
+using Queries192 = MmaTiles<MmaConfig{Leaves::kQueries, 192, 128, 8, 1, 64, 64, 1},
+                            MmaConfig{Leaves::kQueries, 192, 128, 4, 1, 32, 32, 2}>;
+using Keys192 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 192, 128, 4, 1, 32, 32, 2}>;
+using Queries256 = MmaTiles<MmaConfig{Leaves::kQueries, 256, 256, 8, 1, 32, 32, 1},
+                            MmaConfig{Leaves::kQueries, 256, 256, 4, 1, 16, 16, 2}>;
+using Keys256 = MmaTiles<MmaConfig{Leaves::kKeys, 256, 256, 8, 1, 32, 32, 1},
+                         MmaConfig{Leaves::kKeys, 256, 256, 4, 1, 16, 16, 2}>;
+using Values256 = MmaTiles<MmaConfig{Leaves::kValues, 256, 256, 4, 1, 32, 32, 2}>;
+// clang-format on
+
+// Heads whose tiles run side by side. Without a mask one head at a time caches best; under one the
+// heads' longest tiles should go first, of as many as the L2 cache holds what they walk.
+inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles) {
+  constexpr int64_t kSectionBytes = int64_t{40} << 20;  // Ampere's L2 cache
+  constexpr int64_t kSectionTiles = 400;                // fill Hopper's multiprocessors thrice
+  if (p.mask.unrestricted()) return 1;
+  const int64_t rows = owns_keys ? p.len_q * p.group() : p.len_k;
+  const int64_t bytes = std::max<int64_t>(2 * rows * (p.dim + p.dim_v), 1);
+  int64_t section = 1;
+  while (section < heads &&
+         (2 * section * bytes <= kSectionBytes || section * tiles < kSectionTiles)) {
+    section *= 2;
+  }
+  return static_cast<int>(std::min(section, heads));
+}
+
+template <MmaConfig kConfig, class Element, bool kGeneral>
+cudaError_t LaunchTile(const BackwardPass& pass, cudaStream_t stream) {
+  using T = MmaTile<kConfig>;
+  const Problem& p = pass.attention.problem;
+  const int64_t heads = p.batch * (T::kOwnsKeys ? p.heads_kv : p.heads_q);
+  const int64_t rows = T::kOwnsKeys ? p.len_k : p.len_q;
+  const auto tiles = static_cast<int>((rows + T::kOwn - 1) / T::kOwn);
+  if (heads * tiles == 0) return cudaSuccess;
+  const MmaParams params{pass, tiles, SectionOf(p, T::kOwnsKeys, heads, tiles)};
+  void (*const kernel)(MmaParams) = GradientsSm80<T, Element, kGeneral>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  kernel<<<static_cast<unsigned>(heads * tiles), T::kThreads, T::kSharedBytes, stream>>>(params);
+  return cudaGetLastError();
+}
+
+// The first of the tiles for which the device has the memory.
+template <class Element, bool kGeneral, MmaConfig kFirst, MmaConfig... kOthers>
+cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, const BackwardPass& pass,
+                          cudaStream_t stream) {
+  constexpr int kBytes =
+      MmaTile<kFirst>::kSharedBytes + static_cast<int>(sizeof(MmaWork)) + 1024;  // the system's
+  if constexpr (sizeof...(kOthers) > 0) {
+    if (kBytes > shared_bytes) {
+      return LaunchFitting<Element, kGeneral>(MmaTiles<kOthers...>{}, shared_bytes, pass, stream);
+    }
+  } else {
+    static_assert(kBytes <= 100 * 1024, "of a multiprocessor of the smallest GPUs");
+  }
+  return LaunchTile<kFirst, Element, kGeneral>(pass, stream);
+}
+
+template <class Element, bool kGeneral>
+cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
+  const Problem& p = pass.attention.problem;
+  const Gradients& g = pass.gradients;
+  int device = 0, shared_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error =
+        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  }
+  const auto launch = [&](auto tiles, bool wanted) {
+    if (error != cudaSuccess || !wanted) return;
+    error = LaunchFitting<Element, kGeneral>(tiles, shared_bytes, pass, stream);
+  };
+  const bool d_q = g.d_q.data != nullptr;
+  const bool d_k = g.d_k.data != nullptr;
+  const bool d_v = g.d_v.data != nullptr;
+  if (std::max(p.dim, p.dim_v) <= 64) {
+    launch(Keys64{}, d_k || d_v);
+    launch(Queries64{}, d_q);
+  } else if (std::max(p.dim, p.dim_v) <= 128) {
+    launch(Keys128{}, d_k || d_v);
+    launch(Queries128{}, d_q);
+  } else if (p.dim <= 192 && p.dim_v <= 128) {
+    launch(Keys192{}, d_k || d_v);
+    launch(Queries192{}, d_q);
+  } else {
+    launch(Keys256{}, d_k);
+    launch(Values256{}, d_v);
+    launch(Queries256{}, d_q);
+  }
+  return error;
+}
+
+}  // namespace attend::cuda::backward

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Instances of the backward pass by mma.sync for fp16, without score terms.
+
+#include "kernels/cuda/backward/sm80_launch.cuh"
+
+namespace attend::cuda {
+
+cudaError_t LaunchSm80PlainF16(const BackwardPass& pass, cudaStream_t stream) {
+  return backward::LaunchMma<__half, false>(pass, stream);
+}
+
+}  // namespace attend::cuda

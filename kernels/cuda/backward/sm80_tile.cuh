@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward pass by mma.sync: tiles, what a block computes, and its copies. Device code.
+//
+// One kernel in the place of two or more. A block *owns* rows of two tensors and walks those of two
+// *others*: to leave dK and dV it owns keys, rows of K and V, and walks Q and dO of all heads of
+// the group; to leave dQ it owns rows of Q and dO, and walks K and V. In either case
+//
+//   S = own[0] other[0]^T    dP = own[1] other[1]^T    dK or dQ += dS other[0]    dV += P other[1]
+//
+// with owned rows down, so that P and dS leave one product as the operand in registers of the next.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/backward/band.cuh"
+#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/sm80/tile.cuh"
+
+namespace attend::cuda::backward {
+
+// What a kernel leaves. Sums of both dK and dV do not fit registers if D and Dv are large.
+enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues };
+
+struct MmaConfig {
+  Leaves leaves;
+  int dim;     // most that D may be: a multiple of 32
+  int dim_v;   // and Dv
+  int warps;   // to a block
+  int slices;  // of 16 owned rows to a warp
+  int tile;    // other rows in shared memory at a time, of which there are two
+  int step;    // of which so many are computed at once: a multiple of 16
+  int blocks;  // to a multiprocessor
+};
+
+// As sm80/tile.cuh's copies want it: neighbouring threads copy each row's span of chunks.
+template <int kColumns, int kThreads>
+struct CopyShape {
+  static constexpr int kDim = kColumns;
+  using Row = TileRow<kDim>;
+  static constexpr int kPassRows = kThreads / Row::kSpan;
+  static constexpr int kPassSpans = Row::kChunks / Row::kSpan;
+};
+
+template <MmaConfig kConfig>
+struct MmaTile {
+  static constexpr bool kOwnsKeys = kConfig.leaves != Leaves::kQueries;
+  static constexpr bool kWantsFirst = kConfig.leaves != Leaves::kValues;  // dQ or dK
+  static constexpr bool kWantsSecond =
+      kConfig.leaves == Leaves::kValues || kConfig.leaves == Leaves::kKeysAndValues;  // dV
+  static constexpr int kDim = kConfig.dim;
+  static constexpr int kDimV = kConfig.dim_v;
+  static constexpr int kThreads = 32 * kConfig.warps;
+  static constexpr int kBlocks = kConfig.blocks;
+  static constexpr int kSlices = kConfig.slices;
+  static constexpr int kWarpRows = 16 * kSlices;
+  static constexpr int kOwn = kConfig.warps * kWarpRows;
+  static constexpr int kOther = kConfig.tile;
+  static constexpr int kStep = kConfig.step;
+  static constexpr int kStepBlocks = kStep / 8;
+  using First = CopyShape<kDim, kThreads>;
+  using Second = CopyShape<kDimV, kThreads>;
+  using FirstRow = typename First::Row;
+  using SecondRow = typename Second::Row;
+
+  // To leave dV needs no V.
+  static constexpr int kOffsetOwn2 = kOwn * FirstRow::kBytes;
+  static constexpr int kOffsetStages = kOffsetOwn2 + (kWantsFirst ? kOwn * SecondRow::kBytes : 0);
+  static constexpr int kOffset2 = kOther * FirstRow::kBytes;  // in a stage
+  static constexpr int kOffsetTerms = kOffset2 + kOther * SecondRow::kBytes;
+  static constexpr int kTermBytes = kOwnsKeys ? 2 * kOther * static_cast<int>(sizeof(float)) : 0;
+  static constexpr int kStageBytes = kOffsetTerms + kTermBytes;
+  static constexpr int kSharedBytes = kOffsetStages + 2 * kStageBytes;
+
+  static_assert(kStep % 16 == 0 && kOther % kStep == 0 && kSharedBytes <= 227 * 1024);
+  static_assert(kOwn % First::kPassRows == 0 && kOwn % Second::kPassRows == 0);
+  static_assert(kOther % First::kPassRows == 0 && kOther % Second::kPassRows == 0);
+};
+
+// A kernel's parameter.
+struct MmaParams {
+  BackwardPass pass;
+  int tiles;    // of owned rows of a head
+  int section;  // heads whose tiles run side by side
+};
+
+// What a block computes: in shared memory, as all registers are needed for accumulators.
+struct MmaWork {
+  int b, head;              // of the first query head
+  int heads;                // query heads to walk
+  int64_t head_strides[2];  // bytes from one's other rows to the next's
+  sm80::Source own[2], other[2];
+  Band band;
+  int offset;      // of the diagonal
+  int begin;       // first owned row
+  int own_length;  // of the sequence
+  int own_count;   // rows to write
+  int other_length;
+  int other_begin, other_end;  // rows that some owned row sees, begin rounded down to a tile
+  const float* lse;            // terms of the first head's row 0
+  const float* less;
+  int64_t terms;  // of a head
+};
+
+// The rows [begin, end) of the others that an owned row sees.
+template <class T>
+__device__ __forceinline__ int SeenBegin(const Band& band, int row) {
+  return T::kOwnsKeys ? band.RowBegin(row) : band.KeyBegin(row);
+}
+template <class T>
+__device__ __forceinline__ int SeenEnd(const Band& band, int row) {
+  return T::kOwnsKeys ? band.RowEnd(row) : band.KeyEnd(row);
+}
+
+// Which head and tile the block has: a section's heads side by side. Under a causal mask the first
+// keys and the last rows see most, and go first.
+struct MmaPlace {
+  int64_t head;  // counted over sequences
+  int tile;
+};
+template <class T>
+__device__ __forceinline__ MmaPlace PlaceOf(const MmaParams& params) {
+  const Problem& p = params.pass.attention.problem;
+  const auto heads = static_cast<int>(p.batch * (T::kOwnsKeys ? p.heads_kv : p.heads_q));
+  const auto block = static_cast<int>(blockIdx.x);
+  const int begin = block / params.tiles / params.section * params.section;
+  const int side_by_side = min(params.section, heads - begin);
+  const int rest = block - begin * params.tiles;
+  const int tile = rest / side_by_side;
+  return {begin + rest % side_by_side, T::kOwnsKeys ? tile : params.tiles - 1 - tile};
+}
+
+// Rows of a head, and whether all heads of the group can be copied as this one.
+__device__ __forceinline__ sm80::Source OtherSource(const ConstTensorView& view, int64_t b,
+                                                    int64_t h, int64_t row, int64_t dim) {
+  sm80::Source source = sm80::SourceOf(view, b, h, row, dim);
+  source.fast = source.fast && view.stride_h % 8 == 0;
+  return source;
+}
+
+// One thread calls it.
+template <class T>
+__device__ __forceinline__ void SetUp(const MmaParams& params, MmaWork& work) {
+  const BackwardPass& pass = params.pass;
+  const Attention& a = pass.attention;
+  const Problem& p = a.problem;
+  const MmaPlace place = PlaceOf<T>(params);
+  const int64_t heads = T::kOwnsKeys ? p.heads_kv : p.heads_q;
+  const int64_t b = place.head / heads;
+  const int64_t owner = place.head % heads;
+  const int64_t h = T::kOwnsKeys ? owner * p.group() : owner;
+  const int64_t kv_head = T::kOwnsKeys ? owner : owner / p.group();
+  const Sequence s = SequenceOf(a, b);
+  const ConstTensorView& d_o = pass.gradients.d_o;
+  constexpr int kKeys = T::kOwnsKeys ? 0 : 1;  // which pair, below, is that of the keys
+  sm80::Source sources[2][2] = {
+      {OtherSource(a.k, b, kv_head, s.k_row, p.dim),
+       OtherSource(a.v, b, kv_head, s.k_row, p.dim_v)},
+      {OtherSource(a.q, b, h, s.q_row, p.dim), OtherSource(d_o, b, h, s.q_row, p.dim_v)}};
+  for (int n = 0; n < 2; ++n) {
+    work.own[n] = sources[kKeys][n];
+    work.other[n] = sources[1 - kKeys][n];
+  }
+  work.b = static_cast<int>(b);
+  work.head = static_cast<int>(h);
+  work.heads = T::kOwnsKeys ? static_cast<int>(p.group()) : 1;
+  work.head_strides[0] = 2 * a.q.stride_h;
+  work.head_strides[1] = 2 * d_o.stride_h;
+  work.band = Band(p, s);
+  work.offset = static_cast<int>(s.offset);
+  work.begin = place.tile * T::kOwn;
+  const int64_t k_rows = p.packed ? s.k_len : p.len_k;
+  work.own_length = static_cast<int>(T::kOwnsKeys ? s.k_len : s.q_len);
+  work.own_count = static_cast<int>(T::kOwnsKeys ? k_rows : s.q_rows);
+  work.other_length = static_cast<int>(T::kOwnsKeys ? s.q_len : s.k_len);
+  const int64_t term = TermIndex(p, s, b, h, 0);
+  work.lse = pass.lse + term;
+  work.less = pass.less + term;
+  work.terms = TermsOfHead(p);
+  work.other_begin = work.other_end = 0;
+  if (work.begin >= work.own_length) return;
+  const int last = min(work.begin + T::kOwn, work.own_length) - 1;
+  const int begin = SeenBegin<T>(work.band, work.begin);
+  const int end = SeenEnd<T>(work.band, last);
+  if (begin >= end) return;
+  work.other_begin = begin / T::kOther * T::kOther;
+  work.other_end = end;
+}
+
+// ---- copies -------------------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ void LoadOwn(uint32_t shared, const MmaWork& work) {
+  sm80::LoadRows<typename T::First, T::kOwn>(shared, work.own[0], work.begin, work.own_length);
+  if constexpr (T::kWantsFirst) {
+    sm80::LoadRows<typename T::Second, T::kOwn>(shared + T::kOffsetOwn2, work.own[1], work.begin,
+                                                work.own_length);
+  }
+}
+
+// Rows [row, row + T::kOther) of the head-th head, and what is known of them.
+template <class T>
+__device__ __forceinline__ void LoadOthers(uint32_t stage, const MmaWork& work, int head, int row) {
+  sm80::Source sources[2] = {work.other[0], work.other[1]};
+  if constexpr (T::kOwnsKeys) {
+    for (int n = 0; n < 2; ++n) sources[n].data += head * work.head_strides[n];
+    constexpr int kChunks = T::kOther / 4;
+    const int thread = ThreadIndex();
+    if (thread < 2 * kChunks) {
+      const float* const terms = thread < kChunks ? work.lse : work.less;
+      CopyAsync16(stage + T::kOffsetTerms + 16 * thread,
+                  terms + head * work.terms + row + thread % kChunks * 4, true);
+    }
+  }
+  sm80::LoadRows<typename T::First, T::kOther>(stage, sources[0], row, work.other_length);
+  sm80::LoadRows<typename T::Second, T::kOther>(stage + T::kOffset2, sources[1], row,
+                                                work.other_length);
+}
+
+}  // namespace attend::cuda::backward

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How gradients leave the Tensor Core kernels of the backward pass. Device code; all lanes of a
+// warp call it together.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/mma.cuh"
+
+namespace attend::cuda::backward {
+
+// Stores a warp's 16 rows of a gradient, times `factor`: of which those below `count` exist and
+// those from `length` on get zeros. `sums`: the thread's part of rows `row` and `row` + 8, as
+// products leave it. Says whether a sum of a row below `length` is not finite.
+template <int kD, bool kBfloat16>
+__device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint16_t* to,
+                                          int64_t stride, int row, int length, int count, int dim) {
+  const int lane = threadIdx.x % 32;
+  const bool vectors = reinterpret_cast<uint64_t>(to) % 16 == 0 && stride % 8 == 0 && dim % 8 == 0;
+  bool found = false;
+#pragma unroll
+  for (int block = 0; block < kD / 8; block += 4) {
+    uint32_t x[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool counts = row + 8 * r < length;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const pair = sums + 4 * (block + i) + 2 * r;
+        found = found || (counts && (NonFinite(pair[0]) || NonFinite(pair[1])));
+        x[r][i] = counts ? PackPair<kBfloat16>(pair[0] * factor, pair[1] * factor) : 0;
+      }
+      TransposeQuad(x[r], lane);
+    }
+    const int col = 8 * (block + lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r >= count || col >= dim) continue;
+      uint16_t* const at = to + (row + 8 * r) * stride + col;
+      if (vectors) {
+        *reinterpret_cast<uint4*>(at) = make_uint4(x[r][0], x[r][1], x[r][2], x[r][3]);
+        continue;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (col + 2 * i < dim) at[2 * i] = static_cast<uint16_t>(x[r][i]);
+        if (col + 2 * i + 1 < dim) at[2 * i + 1] = static_cast<uint16_t>(x[r][i] >> 16);
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace attend::cuda::backward
