@@ -15,8 +15,13 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kHopper = 90;
-// Score terms need the difference of score and LSE before it is multiplied.
 bool HasScoreTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
+
+// Kernels with score terms take the difference of score and LSE before it is multiplied.
+float LseUnit(KernelId kernel, const Problem& p) {
+  const bool plain = !HasScoreTerms(p) && p.dropout == 0;
+  return kernel == KernelId::kCudaFlashSm80 && !plain ? 1.0f : kLog2E;
+}
 
 constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
 
@@ -107,7 +112,7 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
     pass.lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTermFlagBytes);
     pass.less = pass.lse + TermsOfHead(p) * p.heads_q + kTermSlack;
     if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = static_cast<int*>(workspace);
-    if (item.kernel == KernelId::kCudaFlashSm80 && HasScoreTerms(p)) pass.lse_unit = 1.0f;
+    pass.lse_unit = LseUnit(item.kernel, p);
     const Result<int64_t> bytes = WorkspaceBytes(p);
     if (!bytes.ok()) return bytes.status();
     cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(*bytes), stream);
@@ -122,10 +127,14 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
 
 cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream) {
   const Problem& p = pass.attention.problem;
-  if (p.dtype == DType::kFloat16) {
-    return HasScoreTerms(p) ? LaunchSm80GeneralF16(pass, stream) : LaunchSm80PlainF16(pass, stream);
+  const bool f16 = p.dtype == DType::kFloat16;
+  if (p.dropout > 0) {
+    return f16 ? LaunchSm80DropoutF16(pass, stream) : LaunchSm80DropoutBf16(pass, stream);
   }
-  return HasScoreTerms(p) ? LaunchSm80GeneralBf16(pass, stream) : LaunchSm80PlainBf16(pass, stream);
+  if (HasScoreTerms(p)) {
+    return f16 ? LaunchSm80GeneralF16(pass, stream) : LaunchSm80GeneralBf16(pass, stream);
+  }
+  return f16 ? LaunchSm80PlainF16(pass, stream) : LaunchSm80PlainBf16(pass, stream);
 }
 
 cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream) {

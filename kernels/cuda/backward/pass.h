@@ -45,10 +45,13 @@ cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream);
 // For one dtype (sm90_f16.cu, sm90_bf16.cu).
 cudaError_t LaunchSm90GradientsF16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm90GradientsBf16(const BackwardPass& pass, cudaStream_t stream);
-// For one dtype, of problems without score terms and of all (sm80_plain_f16.cu and so on).
+// For one dtype, of problems without score terms, with them, and with dropout (sm80_plain_f16.cu
+// and so on).
 cudaError_t LaunchSm80PlainF16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm80PlainBf16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm80GeneralF16(const BackwardPass& pass, cudaStream_t stream);
 cudaError_t LaunchSm80GeneralBf16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm80DropoutF16(const BackwardPass& pass, cudaStream_t stream);
+cudaError_t LaunchSm80DropoutBf16(const BackwardPass& pass, cudaStream_t stream);
 
 }  // namespace attend::cuda

@@ -7,7 +7,7 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm80GeneralBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__nv_bfloat16, true>(pass, stream);
+  return backward::LaunchMma<__nv_bfloat16, backward::Class::kGeneral>(pass, stream);
 }
 
 }  // namespace attend::cuda

@@ -7,7 +7,7 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm80GeneralF16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__half, true>(pass, stream);
+  return backward::LaunchMma<__half, backward::Class::kGeneral>(pass, stream);
 }
 
 }  // namespace attend::cuda

@@ -88,7 +88,7 @@ struct MmaState {
 };
 
 // T::kStep others from `other` on, the `row`-th of the stage's.
-template <class T, class Element, bool kGeneral>
+template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& work, char* shared,
                                      int stage, int head, int other, int row, MmaState<T>& state) {
   const Sight sight = SightOf<T>(work, other);
@@ -106,8 +106,9 @@ __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& wor
   const auto* const terms = reinterpret_cast<const float*>(shared + stage + T::kOffsetTerms) + row;
   const int mine = other + ThreadIndex() % 4 * 2;
   const Attention& a = params.pass.attention;
-  if constexpr (kGeneral) {
-    WeighGeneral<T>(work, a, head, mine, state.terms, terms, s, d_p);
+  if constexpr (kClass != Class::kPlain) {
+    WeighGeneral<T, kClass == Class::kDropout>(work, a, work.head + head, sight, mine, state.terms,
+                                               terms, s, d_p);
   } else {
     WeighPlain<T>(work, a.problem, sight, mine, state.terms, terms, s, d_p);
   }
@@ -122,7 +123,7 @@ __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& wor
   }
 }
 
-template <class T, class Element, bool kGeneral>
+template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWork& work,
                                            char* shared, MmaState<T>& state) {
   const uint32_t stages = SharedAddress(shared) + T::kOffsetStages;
@@ -149,8 +150,8 @@ __device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWor
     }
 #pragma unroll 1
     for (int row = 0; row < T::kOther; row += T::kStep) {
-      Step<T, Element, kGeneral>(params, work, shared, T::kOffsetStages + stage, head, other + row,
-                                 row, state);
+      Step<T, Element, kClass>(params, work, shared, T::kOffsetStages + stage, head, other + row,
+                               row, state);
     }
     stage = T::kStageBytes - stage;
     head = next_head;
@@ -180,7 +181,7 @@ __device__ __forceinline__ bool Store(const MmaParams& params, const MmaWork& wo
   return found;
 }
 
-template <class T, class Element, bool kGeneral>
+template <class T, class Element, Class kClass>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     GradientsSm80(const __grid_constant__ MmaParams params) {
   extern __shared__ __align__(128) char shared[];
@@ -192,13 +193,15 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   Clear(state.first);
   Clear(state.second);
   if (work.other_begin < work.other_end) {
-    Accumulate<T, Element, kGeneral>(params, work, shared, state);
+    Accumulate<T, Element, kClass>(params, work, shared, state);
   }
   const Gradients& g = params.pass.gradients;
   const Problem& p = params.pass.attention.problem;
   bool found = false;
   if constexpr (T::kWantsSecond) {
-    found |= Store<T, Element>(params, work, g.d_v, 1.0f, p.dim_v, state.second);
+    found |= Store<T, Element>(params, work, g.d_v,
+                               kClass == Class::kDropout ? DropoutScale(p.dropout) : 1.0f, p.dim_v,
+                               state.second);
   }
   if constexpr (T::kWantsFirst) {
     found |=

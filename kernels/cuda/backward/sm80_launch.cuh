@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/backward/sm80_kernel.cuh"
 
@@ -18,8 +19,10 @@ struct MmaTiles {};
 
 // clang-format off
 using Queries64 = MmaTiles<MmaConfig{Leaves::kQueries, 64, 64, 4, 2, 96, 48, 2}>;
+using Queries64Dropout = MmaTiles<MmaConfig{Leaves::kQueries, 64, 64, 4, 2, 64, 32, 2}>;
 using Keys64 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 64, 64, 4, 2, 64, 32, 2}>;
 using Queries128 = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 2, 32, 32, 2}>;
+using Queries128Dropout = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 1, 64, 64, 2}>;
 using Keys128 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 48, 48, 2}>;
 using Queries192 = MmaTiles<MmaConfig{Leaves::kQueries, 192, 128, 8, 1, 64, 64, 1},
                             MmaConfig{Leaves::kQueries, 192, 128, 4, 1, 32, 32, 2}>;
@@ -47,7 +50,7 @@ inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles)
   return static_cast<int>(std::min(section, heads));
 }
 
-template <MmaConfig kConfig, class Element, bool kGeneral>
+template <MmaConfig kConfig, class Element, Class kClass>
 cudaError_t LaunchTile(const BackwardPass& pass, cudaStream_t stream) {
   using T = MmaTile<kConfig>;
   const Problem& p = pass.attention.problem;
@@ -56,7 +59,7 @@ cudaError_t LaunchTile(const BackwardPass& pass, cudaStream_t stream) {
   const auto tiles = static_cast<int>((rows + T::kOwn - 1) / T::kOwn);
   if (heads * tiles == 0) return cudaSuccess;
   const MmaParams params{pass, tiles, SectionOf(p, T::kOwnsKeys, heads, tiles)};
-  void (*const kernel)(MmaParams) = GradientsSm80<T, Element, kGeneral>;
+  void (*const kernel)(MmaParams) = GradientsSm80<T, Element, kClass>;
   const cudaError_t error =
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
@@ -66,22 +69,22 @@ cudaError_t LaunchTile(const BackwardPass& pass, cudaStream_t stream) {
 }
 
 // The first of the tiles for which the device has the memory.
-template <class Element, bool kGeneral, MmaConfig kFirst, MmaConfig... kOthers>
+template <class Element, Class kClass, MmaConfig kFirst, MmaConfig... kOthers>
 cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, const BackwardPass& pass,
                           cudaStream_t stream) {
   constexpr int kBytes =
       MmaTile<kFirst>::kSharedBytes + static_cast<int>(sizeof(MmaWork)) + 1024;  // the system's
   if constexpr (sizeof...(kOthers) > 0) {
     if (kBytes > shared_bytes) {
-      return LaunchFitting<Element, kGeneral>(MmaTiles<kOthers...>{}, shared_bytes, pass, stream);
+      return LaunchFitting<Element, kClass>(MmaTiles<kOthers...>{}, shared_bytes, pass, stream);
     }
   } else {
     static_assert(kBytes <= 100 * 1024, "of a multiprocessor of the smallest GPUs");
   }
-  return LaunchTile<kFirst, Element, kGeneral>(pass, stream);
+  return LaunchTile<kFirst, Element, kClass>(pass, stream);
 }
 
-template <class Element, bool kGeneral>
+template <class Element, Class kClass>
 cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
   const Problem& p = pass.attention.problem;
   const Gradients& g = pass.gradients;
@@ -93,17 +96,19 @@ cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
   }
   const auto launch = [&](auto tiles, bool wanted) {
     if (error != cudaSuccess || !wanted) return;
-    error = LaunchFitting<Element, kGeneral>(tiles, shared_bytes, pass, stream);
+    error = LaunchFitting<Element, kClass>(tiles, shared_bytes, pass, stream);
   };
   const bool d_q = g.d_q.data != nullptr;
   const bool d_k = g.d_k.data != nullptr;
   const bool d_v = g.d_v.data != nullptr;
   if (std::max(p.dim, p.dim_v) <= 64) {
+    using Queries = std::conditional_t<kClass == Class::kDropout, Queries64Dropout, Queries64>;
     launch(Keys64{}, d_k || d_v);
-    launch(Queries64{}, d_q);
+    launch(Queries{}, d_q);
   } else if (std::max(p.dim, p.dim_v) <= 128) {
+    using Queries = std::conditional_t<kClass == Class::kDropout, Queries128Dropout, Queries128>;
     launch(Keys128{}, d_k || d_v);
-    launch(Queries128{}, d_q);
+    launch(Queries{}, d_q);
   } else if (p.dim <= 192 && p.dim_v <= 128) {
     launch(Keys192{}, d_k || d_v);
     launch(Queries192{}, d_q);

@@ -7,7 +7,7 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm80PlainBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__nv_bfloat16, false>(pass, stream);
+  return backward::LaunchMma<__nv_bfloat16, backward::Class::kPlain>(pass, stream);
 }
 
 }  // namespace attend::cuda

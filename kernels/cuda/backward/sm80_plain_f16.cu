@@ -7,7 +7,7 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm80PlainF16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__half, false>(pass, stream);
+  return backward::LaunchMma<__half, backward::Class::kPlain>(pass, stream);
 }
 
 }  // namespace attend::cuda

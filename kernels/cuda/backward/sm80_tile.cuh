@@ -20,6 +20,9 @@
 
 namespace attend::cuda::backward {
 
+// What a kernel is compiled for: without score terms, with all, and with dropout besides.
+enum class Class { kPlain, kGeneral, kDropout };
+
 // What a kernel leaves. Sums of both dK and dV do not fit registers if D and Dv are large.
 enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues };
 
@@ -186,6 +189,23 @@ __device__ __forceinline__ void SetUp(const MmaParams& params, MmaWork& work) {
   if (begin >= end) return;
   work.other_begin = begin / T::kOther * T::kOther;
   work.other_end = end;
+}
+
+// ---- a step
+// ---------------------------------------------------------------------------------------
+
+// What products leave of one step: [slice][eight others][fragment, see MultiplyAdd].
+template <class T>
+using StepSums = float[T::kSlices][T::kStepBlocks][4];
+// The same as the operand of the next product: [slice][eight others][half].
+template <class T>
+using StepPairs = uint32_t[T::kSlices][T::kStepBlocks][2];
+
+// The thread's owned row of half `half` of slice `slice`.
+template <class T>
+__device__ __forceinline__ int OwnRow(const MmaWork& work, int slice, int half) {
+  const int thread = ThreadIndex();
+  return work.begin + thread / 32 * T::kWarpRows + 16 * slice + 8 * half + thread % 32 / 4;
 }
 
 // ---- copies -------------------------------------------------------------------------------------

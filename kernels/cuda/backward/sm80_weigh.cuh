@@ -7,18 +7,13 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/backward/sm80_dropout.cuh"
 #include "kernels/cuda/backward/sm80_tile.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 
 namespace attend::cuda::backward {
-
-// What products leave of one step: [slice][eight others][fragment, see MultiplyAdd].
-template <class T>
-using StepSums = float[T::kSlices][T::kStepBlocks][4];
-// The same as the operand of the next product: [slice][eight others][half].
-template <class T>
-using StepPairs = uint32_t[T::kSlices][T::kStepBlocks][2];
 
 // Terms of the thread's own query rows: row 2 * slice + half has fragment elements 2 * half and the
 // next.
@@ -26,13 +21,6 @@ template <class T>
 struct OwnTerms {
   float lse[2 * T::kSlices], less[2 * T::kSlices];
 };
-
-// The thread's owned row of half `half` of slice `slice`.
-template <class T>
-__device__ __forceinline__ int OwnRow(const MmaWork& work, int slice, int half) {
-  const int thread = ThreadIndex();
-  return work.begin + thread / 32 * T::kWarpRows + 16 * slice + 8 * half + thread % 32 / 4;
-}
 
 template <class T>
 __device__ __forceinline__ void LoadOwnTerms(const MmaWork& work, OwnTerms<T>& terms) {
@@ -131,62 +119,105 @@ __device__ __forceinline__ void WeighPlain(const MmaWork& work, const Problem& p
   }
 }
 
-// The terms of a score, in the order that problem.h gives.
-struct ScoreTerms {
-  const Attention& a;
-  float inverse_cap, slope;
-  int64_t bias;  // of row 0
-  int offset;
+// Scores become scale * q.k, and dP what dS is without the weight.
+template <class T>
+__device__ __forceinline__ void ScaleAndCap(const Problem& p, const OwnTerms<T>& own,
+                                            const float* terms, StepSums<T>& s, StepSums<T>& d_p) {
+  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
+    s[r / 2][n][r % 2 * 2 + e] *= p.scale;
+    if constexpr (T::kWantsFirst) d_p[r / 2][n][r % 2 * 2 + e] -= pair.less;
+  });
+  if (p.softcap == 0.0f) return;
+  const float inverse_cap = 1.0f / p.softcap;
+  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
+    float& score = s[r / 2][n][r % 2 * 2 + e];
+    const float share = AccurateTanh(score * inverse_cap);
+    score = p.softcap * share;
+    if constexpr (T::kWantsFirst) d_p[r / 2][n][r % 2 * 2 + e] *= fmaf(-share, share, 1.0f);
+  });
+}
 
-  __device__ __forceinline__ ScoreTerms(const Attention& a, const MmaWork& work, int head)
-      : a(a),
-        inverse_cap(1.0f / a.problem.softcap),
-        slope(a.problem.has_alibi ? a.alibi_slopes[work.b * a.alibi_stride_b + head] : 0.0f),
-        bias(work.b * a.bias.stride_b + head * a.bias.stride_h),
-        offset(work.offset) {}
-
-  // What the softmax sees. `derivative`: of what softcap leaves.
-  __device__ __forceinline__ float Of(float dot, int row, int key, float& derivative) const {
-    const Problem& p = a.problem;
-    float score = dot * p.scale;
-    derivative = 1.0f;
-    if (p.softcap > 0.0f) {
-      const float share = tanhf(score * inverse_cap);
-      score = p.softcap * share;
-      derivative = fmaf(-share, share, 1.0f);
-    }
-    if (p.has_bias) {
-      score += LoadGlobal(a.bias.data, a.bias.dtype, bias + row * a.bias.stride_q + key);
-    }
-    if (p.has_alibi) score -= slope * fabsf(static_cast<float>(key - row - offset));
-    return score;
-  }
+// A mask's bits as a bias.
+struct BiasBits {
+  const uint8_t* bits;
+  __device__ __forceinline__ float operator[](int64_t at) const { return BitAsBias(bits, at); }
 };
 
-// With score terms. Pairs that do not count leave 0, whatever else is.
+// Adds `bias`, row 0's, where there is some. `other`: the thread's first.
+template <class T, class Bias>
+__device__ __forceinline__ void AddBias(const MmaWork& work, Bias bias, int64_t stride, int other,
+                                        const OwnTerms<T>& own, const float* terms,
+                                        StepSums<T>& s) {
+  const int others = work.other_length - other;
+  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
+    const int mine = OwnRow<T>(work, r / 2, r % 2);
+    const int at = 8 * n + e;
+    if (mine >= work.own_length || at >= others) return;
+    const int row = T::kOwnsKeys ? other + at : mine;
+    const int key = T::kOwnsKeys ? mine : other + at;
+    s[r / 2][n][r % 2 * 2 + e] += static_cast<float>(bias[row * stride + key]);
+  });
+}
+
 template <class T>
-__device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
-                                             int other, const OwnTerms<T>& own, const float* terms,
-                                             StepSums<T>& s, StepSums<T>& d_p) {
-  const ScoreTerms score_terms(a, work, work.head + head);
-  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
+__device__ __forceinline__ void AddBias(const MmaWork& work, const BiasView& bias, int head,
+                                        int other, const OwnTerms<T>& own, const float* terms,
+                                        StepSums<T>& s) {
+  const int64_t at = work.b * bias.stride_b + head * bias.stride_h;
+  const int64_t stride = bias.stride_q;
+  if (bias.dtype == DType::kFloat32) {
+    AddBias<T>(work, static_cast<const float*>(bias.data) + at, stride, other, own, terms, s);
+  } else if (bias.dtype == DType::kBit) {
+    AddBias<T>(work, BiasBits{static_cast<const uint8_t*>(bias.data) + at / 8}, stride, other, own,
+               terms, s);
+  } else if (bias.dtype == DType::kFloat16) {
+    AddBias<T>(work, static_cast<const __half*>(bias.data) + at, stride, other, own, terms, s);
+  } else {
+    AddBias<T>(work, static_cast<const __nv_bfloat16*>(bias.data) + at, stride, other, own, terms,
+               s);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void AddAlibi(const MmaWork& work, float slope, int other,
+                                         const OwnTerms<T>& own, const float* terms,
+                                         StepSums<T>& s) {
+  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
     const int mine = OwnRow<T>(work, r / 2, r % 2);
     const int at = other + 8 * n + e;
-    float& weight = s[r / 2][n][r % 2 * 2 + e];
-    float& d_score = d_p[r / 2][n][r % 2 * 2 + e];
-    if (mine >= work.own_length || at < SeenBegin<T>(work.band, mine) ||
-        at >= SeenEnd<T>(work.band, mine)) {
-      weight = d_score = 0.0f;
-      return;
-    }
-    float derivative;
-    const float score = T::kOwnsKeys ? score_terms.Of(weight, at, mine, derivative)
-                                     : score_terms.Of(weight, mine, at, derivative);
-    // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
-    weight = FastExp2(RoundedDifference(score, pair.lse) * kLog2E);
-    d_score = weight * (d_score - pair.less) * derivative;
-    if (score == NegativeInfinity()) weight = d_score = 0.0f;
+    const int distance = (T::kOwnsKeys ? mine - at : at - mine) - work.offset;
+    s[r / 2][n][r % 2 * 2 + e] -= slope * fabsf(static_cast<float>(distance));
   });
+}
+
+// With score terms, in the order that problem.h gives, and dropout.
+template <class T, bool kDropout>
+__device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
+                                             Sight sight, int other, const OwnTerms<T>& own,
+                                             const float* terms, StepSums<T>& s, StepSums<T>& d_p) {
+  const Problem& p = a.problem;
+  uint32_t kept = 0;
+  if constexpr (kDropout) {
+    kept = KeptPairs<T>(a, work, head, other);
+    if constexpr (T::kWantsFirst) DropPairs<T>(kept, DropoutScale(p.dropout), d_p);
+  }
+  ScaleAndCap<T>(p, own, terms, s, d_p);
+  if (p.has_bias) AddBias<T>(work, a.bias, head, other, own, terms, s);
+  if (p.has_alibi) {
+    AddAlibi<T>(work, a.alibi_slopes[work.b * a.alibi_stride_b + head], other, own, terms, s);
+  }
+  // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
+  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
+    float& weight = s[r / 2][n][r % 2 * 2 + e];
+    weight = FastExp2(RoundedDifference(weight, pair.lse) * kLog2E);
+  });
+  if (sight == Sight::kSome) HidePairs<T>(work, other, s);
+  if constexpr (T::kWantsFirst) {
+    ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
+      d_p[r / 2][n][r % 2 * 2 + e] *= s[r / 2][n][r % 2 * 2 + e];
+    });
+  }
+  if constexpr (kDropout && T::kWantsSecond) DropPairs<T>(kept, 1.0f, s);
 }
 
 template <class T, class Element>

@@ -9,20 +9,9 @@
 
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/dropout_mask.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 
 namespace attend::cuda {
-
-// tanh to a few ulp, where the hardware's has 11 bits: minimax near 0 (relative error 4.2e-8), by
-// exp2 beyond.
-__device__ __forceinline__ float AccurateTanh(float x) {
-  const float square = x * x;
-  float y = fmaf(square, 0.0162961658f, -0.0526003247f);
-  y = fmaf(square, y, 0.133196663f);
-  y = fmaf(square, y, -0.33332904f);
-  const float near = fmaf(x * square, y, x);
-  const float far = 1.0f - __fdividef(2.0f, 1.0f + FastExp2(2.0f * kLog2E * x));
-  return fabsf(x) < 0.55f ? near : far;
-}
 
 // A thread's two rows, 8 apart; four lanes, a quad, share them. kScores of the thread's scores
 // belong to a tile: [4 * j + 2 * r + i] is row r's key 8 * j + 2 * (lane % 4) + i.

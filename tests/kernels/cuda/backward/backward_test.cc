@@ -100,7 +100,8 @@ Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, KernelId ke
   return moved.Fetch();
 }
 
-constexpr KernelId kBackwardKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm90};
+constexpr KernelId kBackwardKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80,
+                                         KernelId::kCudaFlashSm90};
 
 bool Takes(KernelId kernel, const Attention& a, const Gradients& g) {
   if (kernel == KernelId::kCudaFlashFp32) return true;
@@ -163,6 +164,40 @@ TEST(CudaBackward, RandomAlignedProblems) {
     spec.problem.softcap = 0;
     constexpr std::pair<int64_t, int64_t> kDims[] = {{40, 64}, {128, 8}, {72, 120}, {12, 16}};
     if (n % 2 == 1) std::tie(spec.problem.dim, spec.problem.dim_v) = kDims[n / 2 % 4];
+    ExpectSpecRight(spec, seed + n);
+  }
+}
+
+// Every tile of mma.sync's, with what random problems combine, in shapes of a few tiles.
+TEST(CudaBackward, EveryHeadDimOfSixteenBits) {
+  const uint64_t seed = FreshSeed();
+  constexpr std::pair<int64_t, int64_t> kDims[] = {{64, 64},   {72, 72},   {80, 136},  {128, 128},
+                                                   {136, 136}, {192, 128}, {256, 256}, {24, 200},
+                                                   {96, 33},   {160, 100}};
+  constexpr DType kBias[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kBit};
+  const auto count = static_cast<uint64_t>(80 * TestScale()) + 1;
+  for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
+    const auto& [dim, dim_v] = kDims[n % 10];
+    const auto len_q = static_cast<int64_t>(60 + 37 * n % 111);
+    const auto len_k = static_cast<int64_t>(50 + 53 * n % 173);
+    ProblemSpec spec = MakeSpec(1, 4, n % 3 == 0 ? 4 : 2, len_q, len_k, dim, dim_v,
+                                n / 2 % 2 == 0 ? DType::kFloat16 : DType::kBFloat16);
+    Problem& p = spec.problem;
+    if (n % 2 == 1) p.mask.right = static_cast<int64_t>(n / 10 % 2 * 7);
+    if (n % 5 == 2) p.mask.left = 40;
+    if (n % 7 == 3) p.mask.alignment = Alignment::kTopLeft;
+    if (n % 4 == 3) p.softcap = 3.0f;
+    if (n % 6 == 4) p.has_alibi = true;
+    if (n % 3 == 1) p.has_sinks = true;
+    if (n % 4 == 1) {
+      p.has_bias = true;
+      spec.bias_dtype = kBias[n / 4 % 4];
+      spec.bias_per_head = n % 8 == 1;
+      spec.bias_per_query = n % 3 != 0;
+    }
+    if (n % 11 == 5) p.scale = n % 2 == 0 ? -p.scale : 0.0f;
+    if (n % 9 == 4) p.key_offset = 13;
+    if (n % 9 == 7) p.keys_after = 21;
     ExpectSpecRight(spec, seed + n);
   }
 }

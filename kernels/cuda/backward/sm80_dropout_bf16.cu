@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Instances of the backward pass by mma.sync for bf16, with score terms and dropout.
+
+#include "kernels/cuda/backward/sm80_launch.cuh"
+
+namespace attend::cuda {
+
+cudaError_t LaunchSm80DropoutBf16(const BackwardPass& pass, cudaStream_t stream) {
+  return backward::LaunchMma<__nv_bfloat16, backward::Class::kDropout>(pass, stream);
+}
+
+}  // namespace attend::cuda
