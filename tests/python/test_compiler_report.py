@@ -110,3 +110,29 @@ def test_spills_and_what_is_missing():
     assert [fault.partition(": ")[2] for fault in judge(kernel(D64, 96) + cut)] == [
         "the report lacks its registers or its stack"]
     assert "the table has no tiles" in report.judge({}, GOOD)
+
+
+def backward(target, stack="0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"):
+    return (f"ptxas info    : Compiling entry function '_Z9Gradients' for '{target}'\n"
+            f"ptxas info    : Function properties for _Z9Gradients\n    {stack}\n"
+            f"ptxas info    : Used 250 registers, used 1 barriers\n")
+
+
+def test_the_backward_pass_has_no_spills_on_any_gpu(capsys):
+    assert report.judge_backward(backward("sm_80") + backward("sm_90")) == []
+    assert capsys.readouterr().out.split("\n")[:2] == [
+        " 250 registers sm_80 _Z9Gradients", " 250 registers sm_90 _Z9Gradients"]
+    spilled = backward("sm_80", "8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads")
+    for text in (spilled + backward("sm_90"), backward("sm_90") + spilled):
+        assert report.judge_backward(text) == [
+            "_Z9Gradients for sm_80: (stack frame, spill stores, spill loads) is (8, 4, 4), must "
+            "be 0 bytes each"]
+    cut = backward("sm_80").rpartition("ptxas info")[0]
+    assert len(report.judge_backward(cut + backward("sm_90"))) == 1
+    assert report.judge_backward("") == ["no kernel was compiled"]
+
+
+def test_the_files_of_the_backward_pass():
+    assert {source.name for source in report.BACKWARD} >= {
+        "sm80_plain_f16.cu", "sm80_general_f16.cu", "sm80_dropout_f16.cu", "sm90_f16.cu"}
+    assert all(source.exists() for source in report.BACKWARD)

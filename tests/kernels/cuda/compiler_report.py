@@ -1,25 +1,29 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of the Hopper kernels: registers of each; a failure for spills, stack
-frames beyond that of redo_rows.cuh, registers that are not those of the launch, wgmma that it does
-not leave asynchronous, and setmaxnreg that it ignores. Compiles one file as the build does, and
-throws the code away. Needs no GPU.
+"""What the compiler says of the Hopper kernels and of the backward pass on Tensor Cores: registers
+of each; a failure for spills, stack frames beyond that of redo_rows.cuh, registers that are not
+those of the launch, wgmma that it does not leave asynchronous, and setmaxnreg that it ignores.
+Compiles files as the build does, and throws the code away. Needs no GPU.
 
     compiler_report.py --nvcc NVCC --commands build/compile_commands.json
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
 
-CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda" / "sm90"
-SOURCE = CUDA / "f16.cu"
-TILES = CUDA / "table.cuh"
+CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda"
+SOURCE = CUDA / "sm90" / "f16.cu"
+TILES = CUDA / "sm90" / "table.cuh"
+# Of one dtype; the other's are the same but for one word.
+BACKWARD = sorted((CUDA / "backward").glob("sm?0_*_f16.cu")) + [CUDA / "backward" / "sm90_f16.cu"]
 
 # "Potential Performance Loss: wgmma.mma_async instructions are serialized", for whatever reason,
 # and what comes to the same: a wait that nobody wrote. Other codes say it in words.
@@ -48,8 +52,7 @@ def build_command(commands, nvcc, source):
     words = shlex.split(found[0]["command"])[1:]
     output = words.index("-o")
     del words[output:output + 2]
-    words.remove("-c")
-    return [nvcc, *words, "-Xptxas", "-v", "-cubin", "-o", "/dev/null"], found[0]["directory"]
+    return [nvcc, *words, "-Xptxas", "-v", "-o", "/dev/null"], found[0]["directory"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,17 +140,43 @@ def judge(listed, report):
     return faults
 
 
+def judge_backward(report):
+    """The same of kernels of the backward pass, which have no stack frame at all; a file may be
+    compiled for several GPUs, whose reports follow each other."""
+    faults = list(remarks(report))
+    parts = re.split(r"(?=^.*Compiling entry function)", report, flags=re.MULTILINE)[1:]
+    if not parts:
+        faults.append("no kernel was compiled")
+    for part in parts:
+        for kernel, values in kernels(part).items():
+            target = re.search(r"for '(\w+)'", part)[1]
+            print(f"{values.get('registers', '?'):>4} registers {target} {kernel}")
+            if values.get("stack") != (0, 0, 0) or "registers" not in values:
+                faults.append(f"{kernel} for {target}: (stack frame, spill stores, spill loads) is "
+                              f"{values.get('stack')}, must be 0 bytes each")
+    return faults
+
+
+def compile_and_judge(args, source, judged):
+    command, folder = build_command(args.commands, args.nvcc, source)
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    report = run.stdout + run.stderr
+    faults = judged(report)
+    if run.returncode != 0:
+        faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{report}")
+    return faults
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--nvcc", required=True, help="the CUDA compiler")
     parser.add_argument("--commands", required=True, help="the build's compile_commands.json")
     args = parser.parse_args()
-    command, folder = build_command(args.commands, args.nvcc, SOURCE)
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    report = run.stdout + run.stderr
-    faults = judge(tiles(TILES.read_text()), report)
-    if run.returncode != 0:
-        faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{report}")
+    work = [(SOURCE, lambda report: judge(tiles(TILES.read_text()), report)),
+            *((source, judge_backward) for source in BACKWARD)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        faults = [fault for found in pool.map(lambda each: compile_and_judge(args, *each), work)
+                  for fault in found]
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
