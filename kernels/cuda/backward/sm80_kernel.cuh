@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync: products, and the kernel (see sm80_tile.cuh). Tiles of others
-// arrive in one stage of shared memory while those in the other are computed, a step at a time.
+// The backward pass by mma.sync: products, and the kernel (see sm80_tile.cuh).
+// Tiles of others arrive in one stage of shared memory while those in the other
+// are computed, a step at a time.
 
 #pragma once
 
@@ -10,8 +11,8 @@
 
 namespace attend::cuda::backward {
 
-// sums = own others^T, rows of both along the head dim. `own`: the warp's first row; `others`: the
-// step's.
+// sums = own others^T, rows of both along the head dim. `own`: the warp's first
+// row; `others`: the step's.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>& sums) {
   const BlockOffsets<kDim> left(Second::kRows), right(Second::kColumns);
@@ -42,10 +43,11 @@ __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>
 template <class T, int kDim>
 using OwnSums = float[T::kSlices][kDim / 8][4];
 
-// sums += pairs others, down the step's rows.
+// sums += pairs others, down the step's rows. `others`: of rows of kDim
+// columns, the first of those that are summed.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Down(const StepPairs<T>& pairs, uint32_t others,
-                                     OwnSums<T, kDim>& sums) {
+                                     OwnSums<T, kDim / T::kShare>& sums) {
   const BlockOffsets<kDim> right(Second::kRows);
 #pragma unroll
   for (int k = 0; k < T::kStep / 16; ++k) {
@@ -56,7 +58,7 @@ __device__ __forceinline__ void Down(const StepPairs<T>& pairs, uint32_t others,
       for (int e = 0; e < 4; ++e) a[m][e] = pairs[m][2 * k + e / 2][e % 2];
     }
 #pragma unroll
-    for (int j = 0; j < kDim / 16; ++j) {
+    for (int j = 0; j < kDim / T::kShare / 16; ++j) {
       uint32_t b[4];
       LoadMatrixTransposed(others + right.At(k, j), b);
 #pragma unroll
@@ -80,47 +82,133 @@ __device__ __forceinline__ void Clear(float (&sums)[kSlices][kBlocks][4]) {
 // What a warp has summed; dims of 0 where nothing is.
 template <class T>
 struct MmaState {
-  static constexpr int kFirst = T::kWantsFirst ? T::kDim : 8;
-  static constexpr int kSecond = T::kWantsSecond ? T::kDimV : 8;
+  static constexpr int kFirst = T::kWantsFirst ? T::kDim / T::kShare : 8;
+  static constexpr int kSecond = T::kWantsSecond ? T::kDimV / T::kShare : 8;
   OwnSums<T, kFirst> first;
   OwnSums<T, kSecond> second;
   OwnTerms<T> terms;
 };
 
-// T::kStep others from `other` on, the `row`-th of the stage's.
+// Where a step is: of the head-th head, the others from `other` on, the
+// `row`-th of the stage's.
+struct StepPlace {
+  int head, other, row;
+  int stage;  // in shared memory
+};
+
+// Leaves P and what it is of dS of T::kStep others in `s` and `d_p`.
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& work, char* shared,
+                                      const StepPlace& at, Sight sight, const OwnTerms<T>& own,
+                                      StepSums<T>& s, StepSums<T>& d_p) {
+  const uint32_t base = SharedAddress(shared);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 / T::kShare * T::kWarpRows;
+  Along<T, Element, T::kDim>(base + warp_row * T::FirstRow::kBytes,
+                             base + at.stage + at.row * T::FirstRow::kBytes, s);
+  if constexpr (T::kWantsFirst) {
+    Along<T, Element, T::kDimV>(base + T::kOffsetOwn2 + warp_row * T::SecondRow::kBytes,
+                                base + at.stage + T::kOffset2 + at.row * T::SecondRow::kBytes, d_p);
+  }
+  const auto* const terms =
+      reinterpret_cast<const float*>(shared + at.stage + T::kOffsetTerms) + at.row;
+  const int mine = at.other + ThreadIndex() % 4 * 2;
+  const Attention& a = params.pass.attention;
+  if constexpr (kClass == Class::kPlain) {
+    WeighPlain<T>(work, a.problem, sight, mine, own, terms, s, d_p);
+  } else {
+    WeighGeneral<T, kClass == Class::kDropout>(work, a, work.head + at.head, sight, mine, own,
+                                               terms, s, d_p);
+  }
+}
+
+// Adds to the gradients what T::kStep others make of them.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& work, char* shared,
-                                     int stage, int head, int other, int row, MmaState<T>& state) {
-  const Sight sight = SightOf<T>(work, other);
+                                     const StepPlace& at, MmaState<T>& state) {
+  const Sight sight = SightOf<T>(work, at.other, T::kStep);
   if (sight == Sight::kNone) return;
-  const uint32_t base = SharedAddress(shared);
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * T::kWarpRows;
-  const uint32_t first = base + stage + row * T::FirstRow::kBytes;
-  const uint32_t second = base + stage + T::kOffset2 + row * T::SecondRow::kBytes;
   StepSums<T> s, d_p;
-  Along<T, Element, T::kDim>(base + warp_row * T::FirstRow::kBytes, first, s);
-  if constexpr (T::kWantsFirst) {
-    Along<T, Element, T::kDimV>(base + T::kOffsetOwn2 + warp_row * T::SecondRow::kBytes, second,
-                                d_p);
-  }
-  const auto* const terms = reinterpret_cast<const float*>(shared + stage + T::kOffsetTerms) + row;
-  const int mine = other + ThreadIndex() % 4 * 2;
-  const Attention& a = params.pass.attention;
-  if constexpr (kClass != Class::kPlain) {
-    WeighGeneral<T, kClass == Class::kDropout>(work, a, work.head + head, sight, mine, state.terms,
-                                               terms, s, d_p);
-  } else {
-    WeighPlain<T>(work, a.problem, sight, mine, state.terms, terms, s, d_p);
-  }
+  Weigh<T, Element, kClass>(params, work, shared, at, sight, state.terms, s, d_p);
+  const uint32_t base = SharedAddress(shared) + at.stage;
   StepPairs<T> pairs;
   if constexpr (T::kWantsSecond) {
     PackSums<T, Element>(s, pairs);
-    Down<T, Element, T::kDimV>(pairs, second, state.second);
+    Down<T, Element, T::kDimV>(pairs, base + T::kOffset2 + at.row * T::SecondRow::kBytes,
+                               state.second);
   }
   if constexpr (T::kWantsFirst) {
     PackSums<T, Element>(d_p, pairs);
-    Down<T, Element, T::kDim>(pairs, first, state.first);
+    Down<T, Element, T::kDim>(pairs, base + at.row * T::FirstRow::kBytes, state.first);
   }
+}
+
+// ---- warps that share rows
+// ----------------------------------------------------------------------
+
+// Until both warps are here.
+__device__ __forceinline__ void SyncSharers() {
+  asm volatile("bar.sync %0, 64;" ::"r"(threadIdx.x / 64 + 1) : "memory");
+}
+
+// To and from the other warp, as they are in registers.
+template <class T>
+__device__ __forceinline__ void GivePairs(char* to, const StepPairs<T>& pairs) {
+  auto* const lane = reinterpret_cast<uint4*>(to) + threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < T::kSlices * T::kStepBlocks / 2; ++n) {
+    const auto& first = pairs[n / (T::kStepBlocks / 2)][n % (T::kStepBlocks / 2) * 2];
+    const auto& second = pairs[n / (T::kStepBlocks / 2)][n % (T::kStepBlocks / 2) * 2 + 1];
+    lane[32 * n] = make_uint4(first[0], first[1], second[0], second[1]);
+  }
+}
+template <class T>
+__device__ __forceinline__ void TakePairs(const char* from, StepPairs<T>& pairs) {
+  const auto* const lane = reinterpret_cast<const uint4*>(from) + threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < T::kSlices * T::kStepBlocks / 2; ++n) {
+    const uint4 x = lane[32 * n];
+    auto& first = pairs[n / (T::kStepBlocks / 2)][n % (T::kStepBlocks / 2) * 2];
+    auto& second = pairs[n / (T::kStepBlocks / 2)][n % (T::kStepBlocks / 2) * 2 + 1];
+    first[0] = x.x, first[1] = x.y, second[0] = x.z, second[1] = x.w;
+  }
+}
+
+// Step by two warps: all of a stage's others. Either computes P and dS of one
+// half of them, and sums the gradients' columns of one half over all.
+template <class T, class Element, Class kClass>
+__device__ __forceinline__ void SharedStep(const MmaParams& params, const MmaWork& work,
+                                           char* shared, StepPlace at, MmaState<T>& state) {
+  if (SightOf<T>(work, at.other, T::kOther) == Sight::kNone) return;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int half = warp % 2;
+  constexpr int kKindBytes = T::kGivenBytes / T::kKinds;
+  char* const given = shared + T::kOffsetGiven + warp * T::kGivenBytes;
+  const char* const taken = shared + T::kOffsetGiven + (warp ^ 1) * T::kGivenBytes;
+  at.row = half * T::kStep;
+  at.other += at.row;
+  // Columns are halves of whole spans of the swizzle.
+  const uint32_t first = SharedAddress(shared) + at.stage + half * T::kDim;
+  const uint32_t second = SharedAddress(shared) + at.stage + T::kOffset2 + half * T::kDimV;
+  const int other_row = T::kStep - at.row;
+  StepPairs<T> weights, d_scores;
+  {
+    StepSums<T> s, d_p;
+    const Sight sight = SightOf<T>(work, at.other, T::kStep);
+    Weigh<T, Element, kClass>(params, work, shared, at,
+                              sight == Sight::kAll ? Sight::kAll : Sight::kSome, state.terms, s,
+                              d_p);
+    PackSums<T, Element>(s, weights);
+    PackSums<T, Element>(d_p, d_scores);
+  }
+  GivePairs<T>(given, weights);
+  GivePairs<T>(given + kKindBytes, d_scores);
+  Down<T, Element, T::kDimV>(weights, second + at.row * T::SecondRow::kBytes, state.second);
+  SyncSharers();
+  TakePairs<T>(taken, weights);
+  Down<T, Element, T::kDim>(d_scores, first + at.row * T::FirstRow::kBytes, state.first);
+  TakePairs<T>(taken + kKindBytes, d_scores);
+  Down<T, Element, T::kDimV>(weights, second + other_row * T::SecondRow::kBytes, state.second);
+  Down<T, Element, T::kDim>(d_scores, first + other_row * T::FirstRow::kBytes, state.first);
 }
 
 template <class T, class Element, Class kClass>
@@ -148,10 +236,14 @@ __device__ __forceinline__ void Accumulate(const MmaParams& params, const MmaWor
       LoadOthers<T>(stages + T::kStageBytes - stage, work, next_head, next);
       CommitCopies();
     }
+    const StepPlace at{head, other, 0, static_cast<int>(T::kOffsetStages) + stage};
+    if constexpr (T::kShare == 2) {
+      SharedStep<T, Element, kClass>(params, work, shared, at, state);
+    } else {
 #pragma unroll 1
-    for (int row = 0; row < T::kOther; row += T::kStep) {
-      Step<T, Element, kClass>(params, work, shared, T::kOffsetStages + stage, head, other + row,
-                               row, state);
+      for (int row = 0; row < T::kOther; row += T::kStep) {
+        Step<T, Element, kClass>(params, work, shared, {head, other + row, row, at.stage}, state);
+      }
     }
     stage = T::kStageBytes - stage;
     head = next_head;
@@ -168,15 +260,17 @@ __device__ __forceinline__ bool Store(const MmaParams& params, const MmaWork& wo
   const Attention& a = params.pass.attention;
   const Problem& p = a.problem;
   const Sequence s = SequenceOf(a, work.b);
+  const int column = T::kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % 2 * 8 * kBlocks;
   const int64_t head = T::kOwnsKeys ? work.head / p.group() : work.head;
   uint16_t* const data = static_cast<uint16_t*>(to.data) + work.b * to.stride_b +
-                         head * to.stride_h + (T::kOwnsKeys ? s.k_row : s.q_row) * to.stride_l;
+                         head * to.stride_h + (T::kOwnsKeys ? s.k_row : s.q_row) * to.stride_l +
+                         column;
   bool found = false;
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) {
     found |= StoreRows<8 * kBlocks, !std::is_same_v<Element, __half>>(
         &sums[m][0][0], factor, data, to.stride_l, OwnRow<T>(work, m, 0), work.own_length,
-        work.own_count, static_cast<int>(dim));
+        work.own_count, static_cast<int>(dim) - column);
   }
   return found;
 }

@@ -19,18 +19,25 @@ struct MmaTiles {};
 
 // clang-format off
 using Queries64 = MmaTiles<MmaConfig{Leaves::kQueries, 64, 64, 4, 2, 96, 48, 2}>;
-using Queries64Dropout = MmaTiles<MmaConfig{Leaves::kQueries, 64, 64, 4, 2, 64, 32, 2}>;
 using Keys64 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 64, 64, 4, 2, 64, 32, 2}>;
 using Queries128 = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 2, 32, 32, 2}>;
-using Queries128Dropout = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 1, 64, 64, 2}>;
-using Keys128 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 48, 48, 2}>;
+using Keys128 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 8, 2, 64, 32, 1, 2},
+                         MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 48, 48, 2}>;
 using Queries192 = MmaTiles<MmaConfig{Leaves::kQueries, 192, 128, 8, 1, 64, 64, 1},
                             MmaConfig{Leaves::kQueries, 192, 128, 4, 1, 32, 32, 2}>;
 using Keys192 = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 192, 128, 4, 1, 32, 32, 2}>;
+// With score terms, which need registers.
+using Queries64Terms = MmaTiles<MmaConfig{Leaves::kQueries, 64, 64, 4, 2, 64, 32, 2}>;
+using Keys64Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 64, 64, 4, 1, 64, 64, 2}>;
+using Queries128Terms = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 1, 64, 64, 2}>;
+using Keys128Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 32, 32, 2}>;
+using Queries192Terms = MmaTiles<MmaConfig{Leaves::kQueries, 192, 128, 4, 1, 32, 32, 2}>;
 using Queries256 = MmaTiles<MmaConfig{Leaves::kQueries, 256, 256, 8, 1, 32, 32, 1},
                             MmaConfig{Leaves::kQueries, 256, 256, 4, 1, 16, 16, 2}>;
-using Keys256 = MmaTiles<MmaConfig{Leaves::kKeys, 256, 256, 8, 1, 32, 32, 1},
-                         MmaConfig{Leaves::kKeys, 256, 256, 4, 1, 16, 16, 2}>;
+constexpr MmaConfig kKeysAndValues256{Leaves::kKeysAndValues, 256, 256, 8, 1, 64, 32, 1, 2};
+using KeysAndValues256 = MmaTiles<kKeysAndValues256>;
+// Where shared memory is short.
+using Keys256 = MmaTiles<MmaConfig{Leaves::kKeys, 256, 256, 4, 1, 16, 16, 2}>;
 using Values256 = MmaTiles<MmaConfig{Leaves::kValues, 256, 256, 4, 1, 32, 32, 2}>;
 // clang-format on
 
@@ -68,21 +75,42 @@ cudaError_t LaunchTile(const BackwardPass& pass, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// The first of the tiles for which the device has the memory.
+// What a block of the tile takes of a multiprocessor's shared memory: with what the kernel has
+// beside the tile's, and the system.
+template <MmaConfig kConfig>
+inline constexpr int kBlockBytes = MmaTile<kConfig>::kSharedBytes +
+                                   static_cast<int>(sizeof(MmaWork)) + 1024;
+
+// The first of the tiles for which the device has the memory, or the last.
 template <class Element, Class kClass, MmaConfig kFirst, MmaConfig... kOthers>
 cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, const BackwardPass& pass,
                           cudaStream_t stream) {
-  constexpr int kBytes =
-      MmaTile<kFirst>::kSharedBytes + static_cast<int>(sizeof(MmaWork)) + 1024;  // the system's
   if constexpr (sizeof...(kOthers) > 0) {
-    if (kBytes > shared_bytes) {
+    if (kBlockBytes < kFirst >> shared_bytes) {
       return LaunchFitting<Element, kClass>(MmaTiles<kOthers...>{}, shared_bytes, pass, stream);
     }
-  } else {
-    static_assert(kBytes <= 100 * 1024, "of a multiprocessor of the smallest GPUs");
   }
   return LaunchTile<kFirst, Element, kClass>(pass, stream);
 }
+
+// Whether the last of the tiles runs everywhere.
+template <MmaConfig kFirst, MmaConfig... kOthers>
+constexpr bool FitAll(MmaTiles<kFirst, kOthers...>) {
+  constexpr int kSmallest = 100 * 1024;
+  if constexpr (sizeof...(kOthers) > 0) {
+    return FitAll(MmaTiles<kOthers...>{});
+  } else {
+    return kBlockBytes<kFirst> <= kSmallest;
+  }
+}
+static_assert(FitAll(Queries64{}) && FitAll(Keys64{}) && FitAll(Queries128{}) &&
+              FitAll(Keys128{}) && FitAll(Queries192{}) && FitAll(Keys192{}) &&
+              FitAll(Queries64Terms{}) && FitAll(Keys64Terms{}) && FitAll(Queries128Terms{}) &&
+              FitAll(Keys128Terms{}) && FitAll(Queries192Terms{}) && FitAll(Queries256{}) &&
+              FitAll(Keys256{}) && FitAll(Values256{}));
+
+template <Class kClass, class Plain, class Terms>
+using TilesOf = std::conditional_t<kClass == Class::kPlain, Plain, Terms>;
 
 template <class Element, Class kClass>
 cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
@@ -102,19 +130,19 @@ cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
   const bool d_k = g.d_k.data != nullptr;
   const bool d_v = g.d_v.data != nullptr;
   if (std::max(p.dim, p.dim_v) <= 64) {
-    using Queries = std::conditional_t<kClass == Class::kDropout, Queries64Dropout, Queries64>;
-    launch(Keys64{}, d_k || d_v);
-    launch(Queries{}, d_q);
+    launch(TilesOf<kClass, Keys64, Keys64Terms>{}, d_k || d_v);
+    launch(TilesOf<kClass, Queries64, Queries64Terms>{}, d_q);
   } else if (std::max(p.dim, p.dim_v) <= 128) {
-    using Queries = std::conditional_t<kClass == Class::kDropout, Queries128Dropout, Queries128>;
-    launch(Keys128{}, d_k || d_v);
-    launch(Queries{}, d_q);
+    launch(TilesOf<kClass, Keys128, Keys128Terms>{}, d_k || d_v);
+    launch(TilesOf<kClass, Queries128, Queries128Terms>{}, d_q);
   } else if (p.dim <= 192 && p.dim_v <= 128) {
     launch(Keys192{}, d_k || d_v);
-    launch(Queries192{}, d_q);
+    launch(TilesOf<kClass, Queries192, Queries192Terms>{}, d_q);
   } else {
-    launch(Keys256{}, d_k);
-    launch(Values256{}, d_v);
+    const bool fits = kBlockBytes<kKeysAndValues256> <= shared_bytes;
+    launch(KeysAndValues256{}, fits && (d_k || d_v));
+    launch(Keys256{}, !fits && d_k);
+    launch(Values256{}, !fits && d_v);
     launch(Queries256{}, d_q);
   }
   return error;

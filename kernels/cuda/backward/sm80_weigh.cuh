@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync between its products: P and dS of the scores and dP. Device code;
-// all lanes of a warp call each function together.
+// The backward pass by mma.sync between its products: P and dS of the scores
+// and dP. Device code; all lanes of a warp call each function together.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace attend::cuda::backward {
 
-// Terms of the thread's own query rows: row 2 * slice + half has fragment elements 2 * half and the
-// next.
+// Terms of the thread's own query rows: row 2 * slice + half has fragment
+// elements 2 * half and the next.
 template <class T>
 struct OwnTerms {
   float lse[2 * T::kSlices], less[2 * T::kSlices];
@@ -33,22 +33,23 @@ __device__ __forceinline__ void LoadOwnTerms(const MmaWork& work, OwnTerms<T>& t
   }
 }
 
-// Where the others' rows [other, other + T::kStep) are to what the warp owns.
+// Where the others' rows [other, other + count) are to what the warp owns.
 enum class Sight { kNone, kSome, kAll };
 template <class T>
-__device__ __forceinline__ Sight SightOf(const MmaWork& work, int other) {
-  const int first = work.begin + static_cast<int>(threadIdx.x) / 32 * T::kWarpRows;
+__device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int count) {
+  const int first = work.begin + static_cast<int>(threadIdx.x) / 32 / T::kShare * T::kWarpRows;
   const int last = min(first + T::kWarpRows, work.own_length) - 1;
-  if (first > last || other + T::kStep <= SeenBegin<T>(work.band, first) ||
+  if (first > last || other + count <= SeenBegin<T>(work.band, first) ||
       other >= SeenEnd<T>(work.band, last)) {
     return Sight::kNone;
   }
   const bool all =
-      other >= SeenBegin<T>(work.band, last) && other + T::kStep <= SeenEnd<T>(work.band, first);
+      other >= SeenBegin<T>(work.band, last) && other + count <= SeenEnd<T>(work.band, first);
   return all ? Sight::kAll : Sight::kSome;
 }
 
-// Takes the weights of pairs that do not see each other. `other`: the thread's first.
+// Takes the weights of pairs that do not see each other. `other`: the thread's
+// first.
 template <class T>
 __device__ __forceinline__ void HidePairs(const MmaWork& work, int other, StepSums<T>& weights) {
 #pragma unroll
@@ -70,7 +71,8 @@ struct PairTerms {
   float lse, less;
 };
 
-// The pair's terms if others are query rows: those of eight of them, in shared memory.
+// The pair's terms if others are query rows: those of eight of them, in shared
+// memory.
 template <class T>
 __device__ __forceinline__ PairTerms TermsOf(const OwnTerms<T>& own, const float2& lse,
                                              const float2& less, int r, int e) {
@@ -84,11 +86,12 @@ __device__ __forceinline__ PairTerms TermsOf(const OwnTerms<T>& own, const float
 // `terms`: in shared memory, of the step's first other.
 template <class T, class Visit>
 __device__ __forceinline__ void ForPairs(const OwnTerms<T>& own, const float* terms, Visit visit) {
+  if constexpr (T::kOwnsKeys) terms += ThreadIndex() % 4 * 2;
 #pragma unroll
   for (int n = 0; n < T::kStepBlocks; ++n) {
     float2 lse = {}, less = {};
     if constexpr (T::kOwnsKeys) {
-      const float* const mine = terms + 8 * n + ThreadIndex() % 4 * 2;
+      const float* const mine = terms + 8 * n;
       lse = *reinterpret_cast<const float2*>(mine);
       less = *reinterpret_cast<const float2*>(mine + T::kOther);
     }
@@ -148,11 +151,13 @@ template <class T, class Bias>
 __device__ __forceinline__ void AddBias(const MmaWork& work, Bias bias, int64_t stride, int other,
                                         const OwnTerms<T>& own, const float* terms,
                                         StepSums<T>& s) {
+  const int first = OwnRow<T>(work, 0, 0);
+  const int owned = work.own_length - first;
   const int others = work.other_length - other;
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
-    const int mine = OwnRow<T>(work, r / 2, r % 2);
+    const int mine = first + 8 * r;
     const int at = 8 * n + e;
-    if (mine >= work.own_length || at >= others) return;
+    if (8 * r >= owned || at >= others) return;
     const int row = T::kOwnsKeys ? other + at : mine;
     const int key = T::kOwnsKeys ? mine : other + at;
     s[r / 2][n][r % 2 * 2 + e] += static_cast<float>(bias[row * stride + key]);
@@ -182,10 +187,9 @@ template <class T>
 __device__ __forceinline__ void AddAlibi(const MmaWork& work, float slope, int other,
                                          const OwnTerms<T>& own, const float* terms,
                                          StepSums<T>& s) {
+  const int apart = other - OwnRow<T>(work, 0, 0) - (T::kOwnsKeys ? -work.offset : work.offset);
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
-    const int mine = OwnRow<T>(work, r / 2, r % 2);
-    const int at = other + 8 * n + e;
-    const int distance = (T::kOwnsKeys ? mine - at : at - mine) - work.offset;
+    const int distance = apart + 8 * (n - r) + e;  // or its opposite
     s[r / 2][n][r % 2 * 2 + e] -= slope * fabsf(static_cast<float>(distance));
   });
 }
@@ -206,7 +210,8 @@ __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attentio
   if (p.has_alibi) {
     AddAlibi<T>(work, a.alibi_slopes[work.b * a.alibi_stride_b + head], other, own, terms, s);
   }
-  // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
+  // The difference first: scores of a row may be far from 0
+  // (exponent_base.cuh).
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
     weight = FastExp2(RoundedDifference(weight, pair.lse) * kLog2E);
