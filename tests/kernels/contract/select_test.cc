@@ -201,8 +201,11 @@ TEST(SelectBackward, WhatMmaSyncDoesNotTakeGoesToCudaCores) {
   };
   const Case cases[] = {
       {"gradients of O", [](Problem* p) { p->o_float32 = true; }},
-      {"no dropout", [](Problem* p) { p->dropout = 1000; }},
+      {"multiple of 16", [](Problem* p) { p->dropout = 1000, p->key_offset = 8; }},
   };
+  Problem dropping = Half();
+  dropping.dropout = 1000;
+  EXPECT_EQ(SelectBackward(dropping, RoomyGpuOf(80))->kernel, KernelId::kCudaFlashSm80);
   for (const Case& each : cases) {
     Problem problem = Half();
     each.change(&problem);
