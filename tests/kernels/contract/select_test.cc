@@ -144,6 +144,161 @@ TEST(Select, SixteenBitsGoToTheTensorCoresOfTheDevice) {
 }
 
 // What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
+TEST(Select, HoppersKernelSaysWhatItCannotDo) {
+  struct Case {
+    const char* word;
+    void (*change)(Problem*);
+  };
+  const Case cases[] = {
+      {"bias", [](Problem* p) { p->has_bias = true; }},
+      {"ALiBi", [](Problem* p) { p->has_alibi = true; }},
+      {"scale", [](Problem* p) { p->scale = -1.0f; }},
+      {"scale", [](Problem* p) { p->scale = 0.0f; }},
+      {"16-byte", [](Problem* p) { p->dim = 60; }},
+      {"16-byte", [](Problem* p) { p->dim_v = 3; }},
+  };
+  for (const Case& each : cases) {
+    Problem problem = Half();
+    each.change(&problem);
+    const Result<Selection> chosen = Select(problem, GpuOf(90));
+    ASSERT_TRUE(chosen.ok());
+    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80) << each.word;
+    EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
+    const Result<Selection> forced = Select(problem, GpuOf(90), "cuda_flash_sm90");
+    ASSERT_FALSE(forced.ok());
+    EXPECT_EQ(forced.status().code(), Code::kUnimplemented);
+    EXPECT_THAT(forced.status().message(), HasSubstr(each.word));
+  }
+  const Result<Selection> elsewhere =
+      Select(Half(), GpuOf(90), "auto", MemoryTraits{.not_tma = "it lies elsewhere"});
+  ASSERT_TRUE(elsewhere.ok());
+  EXPECT_EQ(elsewhere->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_EQ(elsewhere->why, "it lies elsewhere");
+}
+
+// Eight query heads to a KV head.
+Problem Decoding(int64_t rows, int64_t keys) {
+  return test::MakeSpec(2, 16, 2, rows, keys, 128, 128, DType::kBFloat16).problem;
+}
+
+TEST(Select, FewRowsAgainstManyKeysDecode) {
+  EXPECT_EQ(Auto(Decoding(1, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "eight rows";
+  EXPECT_EQ(Auto(Decoding(1, 64), GpuOf(90)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(1, 63), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(2, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "sixteen rows";
+  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(90)), KernelId::kCudaDecodeSm90) << "24 rows";
+  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(80)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(8, 1 << 20), GpuOf(80)), KernelId::kCudaDecodeSm80);
+  EXPECT_EQ(Auto(Decoding(9, 4096), GpuOf(90)), KernelId::kCudaDecodeSm90) << "72 rows";
+  EXPECT_EQ(Auto(Decoding(9, 2047), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(17, 4096), GpuOf(90)), KernelId::kCudaFlashSm90) << "136 rows";
+  Problem alone = Decoding(100, 4096);
+  alone.heads_q = alone.heads_kv;
+  EXPECT_EQ(Auto(alone, GpuOf(90)), KernelId::kCudaFlashSm90) << "nobody shares a KV head";
+  EXPECT_EQ(Auto(Decoding(2, 511), GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(Decoding(1, 4096), GpuOf(75)), KernelId::kCudaFlashFp32);
+  Problem biased = Decoding(1, 4096);
+  biased.has_bias = true;
+  EXPECT_EQ(Auto(biased, GpuOf(90)), KernelId::kCudaFlashSm80);
+  Problem odd = Decoding(1, 4096);
+  odd.dim_v = 100;
+  EXPECT_EQ(Auto(odd, GpuOf(90)), KernelId::kCudaFlashSm80);
+  const auto refusal = [](const Problem& p) {
+    return Select(p, GpuOf(90), "cuda_decode_sm80").status().message();
+  };
+  EXPECT_THAT(refusal(biased), HasSubstr("bias"));
+  EXPECT_THAT(refusal(odd), HasSubstr("multiples of 8"));
+  EXPECT_THAT(refusal(Decoding(17, 64)), HasSubstr("128 query rows"));
+  EXPECT_THAT(refusal(Small()), HasSubstr("float32"));
+  EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm80").ok());
+  EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm90").ok());
+  EXPECT_THAT(Select(Decoding(16, 0), GpuOf(80), "cuda_decode_sm90").status().message(),
+              HasSubstr("Hopper"));
+  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(100)), KernelId::kCudaDecodeSm80);
+  const MemoryTraits elsewhere{.not_tma = "it lies elsewhere"};
+  EXPECT_THAT(Select(Decoding(1, 64), GpuOf(90), "cuda_decode_sm80", elsewhere).status().message(),
+              HasSubstr("16-byte"));
+}
+
+// Sequences of a request may be sessions of any lengths, none of which may change another's bits.
+TEST(Select, InPagesTheLengthDoesNotMatter) {
+  for (const int compute_capability : {80, 90}) {
+    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 300}) {
+      Problem p = Decoding(rows, 1);
+      p.page_rows = 16;
+      const KernelId alone = Auto(p, GpuOf(compute_capability));
+      for (const int64_t keys : {63, 64, 511, 512, 2047, 2048, 1 << 20}) {
+        p.len_k = keys;
+        EXPECT_EQ(Auto(p, GpuOf(compute_capability)), alone) << rows << " rows, " << keys;
+      }
+    }
+  }
+}
+
+TEST(Select, EveryKernelReadsPages) {
+  for (const KernelInfo& kernel : Kernels()) {
+    const bool on_gpu = kernel.device == DeviceKind::kCuda;
+    Problem p = Decoding(1, 64);
+    p.page_rows = 16;
+    if (kernel.id == KernelId::kCudaFlashFp32) p.dtype = DType::kFloat32;
+    DeviceInfo gpu = GpuOf(90);
+    gpu.workspace_bytes_max = 1 << 30;
+    const Result<Selection> selection = Select(p, on_gpu ? gpu : Cpu(), kernel.name);
+    EXPECT_TRUE(selection.ok()) << kernel.name << ": " << selection.status().message();
+  }
+  Problem prefill = Decoding(300, 4096);
+  prefill.page_rows = 64;
+  EXPECT_EQ(Auto(prefill, GpuOf(90)), KernelId::kCudaFlashSm90);
+  EXPECT_EQ(Auto(prefill, GpuOf(80)), KernelId::kCudaFlashSm80);
+  prefill.dim = 200;
+  EXPECT_EQ(Auto(prefill, GpuOf(90)), KernelId::kCudaFlashSm80) << "no registers for D256";
+}
+
+TEST(Select, TensorCoreKernelsRefuseOtherDevicesAndDTypes) {
+  EXPECT_EQ(Select(Half(), GpuOf(80), "cuda_flash_sm90").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Half(), GpuOf(75), "cuda_flash_sm80").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Small(), GpuOf(90), "cuda_flash_sm80").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Small(), GpuOf(90), "cuda_flash_sm90").status().code(), Code::kUnimplemented);
+  EXPECT_EQ(Select(Half(), GpuOf(90), "cuda_flash_sm80")->kernel, KernelId::kCudaFlashSm80);
+}
+
+TEST(SelectBackward, TheCpusKernelsHaveABackwardPass) {
+  for (const std::string_view forced : {"", "auto", "cpu_flash"}) {
+    const Result<Selection> flash = SelectBackward(Small(), Cpu(), forced);
+    ASSERT_TRUE(flash.ok());
+    EXPECT_EQ(flash->kernel, KernelId::kCpuFlash);
+    EXPECT_FALSE(flash->why.empty());
+  }
+  const Result<Selection> reference = SelectBackward(Half(), Cpu(), "cpu_reference");
+  ASSERT_TRUE(reference.ok());
+  EXPECT_EQ(reference->kernel, KernelId::kCpuReference);
+  EXPECT_EQ(reference->why, "asked for by name");
+}
+
+TEST(Select, OnlyTheReferenceTakesFloat64AndOnlyByName) {
+  Problem p = Small();
+  p.dtype = DType::kFloat64;
+  EXPECT_EQ(Select(p, Cpu(), "cpu_reference")->kernel, KernelId::kCpuReference);
+  EXPECT_EQ(SelectBackward(p, Cpu(), "cpu_reference")->kernel, KernelId::kCpuReference);
+  for (const std::string_view forced : {"", "auto", "cpu_flash"}) {
+    for (const Status& refused :
+         {Select(p, Cpu(), forced).status(), SelectBackward(p, Cpu(), forced).status()}) {
+      EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
+      EXPECT_THAT(refused.message(), HasSubstr("float64 is computed by cpu_reference alone"));
+    }
+  }
+  for (const std::string_view forced : {"", "cuda_naive", "cuda_flash_fp32", "cuda_flash_sm80"}) {
+    EXPECT_EQ(Select(p, GpuOf(90), forced).status().code(), Code::kUnimplemented) << forced;
+  }
+}
+
+DeviceInfo RoomyGpuOf(int compute_capability) {
+  DeviceInfo device = GpuOf(compute_capability);
+  device.workspace_bytes_max = 1 << 30;
+  return device;
+}
+
+// What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
 TEST(SelectBackward, GpusHaveThreeKernels) {
   const Result<Selection> hopper = SelectBackward(Half(), RoomyGpuOf(90));
   ASSERT_TRUE(hopper.ok());
