@@ -190,9 +190,6 @@ std::string_view WhyNotSm80Backward(const Problem& p, const DeviceInfo& device) 
   const std::string_view why_not = WhyNotSm80(p, device);
   if (!why_not.empty()) return why_not;
   if (p.o_float32) return "Tensor Cores would round float32 gradients of O";
-  if (p.dropout > 0 && p.key_offset % kDropoutTile != 0) {
-    return "dropout on Tensor Cores needs a key_offset that is a multiple of 16";
-  }
   return {};
 }
 

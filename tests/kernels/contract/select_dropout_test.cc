@@ -52,6 +52,22 @@ TEST(SelectDropout, IsTheFlashKernels) {
   }
 }
 
+TEST(SelectDropout, BackwardIsMmaSyncs) {
+  Problem p = test::MakeSpec(2, 4, 2, 16, 32, 64, 64, DType::kFloat16).problem;
+  p.dropout = 6554;
+  p.key_offset = 32;
+  DeviceInfo gpu = Gpu(90);
+  gpu.workspace_bytes_max = 1 << 30;
+  const Result<Selection> chosen = SelectBackward(p, gpu);
+  ASSERT_TRUE(chosen.ok());
+  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80);
+  EXPECT_THAT(std::string(chosen->why), HasSubstr("cuda_flash_sm90 has no dropout"));
+  p.key_offset = 40;
+  EXPECT_EQ(SelectBackward(p, gpu)->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_THAT(SelectBackward(p, gpu, "cuda_flash_sm80").status().message(),
+              HasSubstr("multiple of 16"));
+}
+
 TEST(SelectDropout, NoKernelDecodes) {
   Problem decoding = test::MakeSpec(2, 16, 2, 1, 4096, 128, 128, DType::kFloat16).problem;
   EXPECT_EQ(Auto(decoding, Gpu(90)), KernelId::kCudaDecodeSm80);

@@ -349,29 +349,15 @@ TEST(SelectBackward, GpusHaveThreeKernels) {
   }
 }
 
-TEST(SelectBackward, WhatMmaSyncDoesNotTakeGoesToCudaCores) {
-  struct Case {
-    const char* word;
-    void (*change)(Problem*);
-  };
-  const Case cases[] = {
-      {"gradients of O", [](Problem* p) { p->o_float32 = true; }},
-      {"multiple of 16", [](Problem* p) { p->dropout = 1000, p->key_offset = 8; }},
-  };
-  Problem dropping = Half();
-  dropping.dropout = 1000;
-  EXPECT_EQ(SelectBackward(dropping, RoomyGpuOf(80))->kernel, KernelId::kCudaFlashSm80);
-  for (const Case& each : cases) {
-    Problem problem = Half();
-    each.change(&problem);
-    const Result<Selection> chosen = SelectBackward(problem, RoomyGpuOf(80));
-    ASSERT_TRUE(chosen.ok());
-    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32) << each.word;
-    EXPECT_THAT(std::string(chosen->why), HasSubstr(each.word));
-    const Status forced = SelectBackward(problem, RoomyGpuOf(80), "cuda_flash_sm80").status();
-    EXPECT_EQ(forced.code(), Code::kUnimplemented);
-    EXPECT_THAT(forced.message(), HasSubstr(each.word));
-  }
+TEST(SelectBackward, GradientsOfFloat32GoToCudaCores) {
+  Problem problem = Half();
+  problem.o_float32 = true;
+  const Result<Selection> chosen = SelectBackward(problem, RoomyGpuOf(80));
+  ASSERT_TRUE(chosen.ok());
+  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashFp32);
+  EXPECT_THAT(std::string(chosen->why), HasSubstr("gradients of O"));
+  const Status forced = SelectBackward(problem, RoomyGpuOf(80), "cuda_flash_sm80").status();
+  EXPECT_THAT(forced.message(), HasSubstr("gradients of O"));
 }
 
 // As many short sequences as there may be: their terms are most of what a GPU needs.
