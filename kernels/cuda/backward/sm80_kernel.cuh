@@ -101,6 +101,12 @@ template <class T, class Element, Class kClass>
 __device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& work, char* shared,
                                       const StepPlace& at, Sight sight, const OwnTerms<T>& own,
                                       StepSums<T>& s, StepSums<T>& d_p) {
+  const Attention& a = params.pass.attention;
+  const int mine = at.other + ThreadIndex() % 4 * 2;
+  StepSums<T> bias;
+  if constexpr (kClass != Class::kPlain) {
+    if (a.problem.has_bias) LoadBias<T>(work, a.bias, work.head + at.head, mine, bias);
+  }
   const uint32_t base = SharedAddress(shared);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 / T::kShare * T::kWarpRows;
   Along<T, Element, T::kDim>(base + warp_row * T::FirstRow::kBytes,
@@ -111,13 +117,11 @@ __device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& wo
   }
   const auto* const terms =
       reinterpret_cast<const float*>(shared + at.stage + T::kOffsetTerms) + at.row;
-  const int mine = at.other + ThreadIndex() % 4 * 2;
-  const Attention& a = params.pass.attention;
   if constexpr (kClass == Class::kPlain) {
     WeighPlain<T>(work, a.problem, sight, mine, own, terms, s, d_p);
   } else {
     WeighGeneral<T, kClass == Class::kDropout>(work, a, work.head + at.head, sight, mine, own,
-                                               terms, s, d_p);
+                                               terms, bias, s, d_p);
   }
 }
 

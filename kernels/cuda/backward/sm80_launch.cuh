@@ -32,6 +32,7 @@ using Keys64Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 64, 64, 4, 1, 64,
 using Queries128Terms = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 1, 64, 64, 2}>;
 using Keys128Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 32, 32, 2}>;
 using Queries192Terms = MmaTiles<MmaConfig{Leaves::kQueries, 192, 128, 4, 1, 32, 32, 2}>;
+using Keys192Dropout = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 192, 128, 4, 1, 32, 16, 2}>;
 using Queries256 = MmaTiles<MmaConfig{Leaves::kQueries, 256, 256, 8, 1, 32, 32, 1},
                             MmaConfig{Leaves::kQueries, 256, 256, 4, 1, 16, 16, 2}>;
 constexpr MmaConfig kKeysAndValues256{Leaves::kKeysAndValues, 256, 256, 8, 1, 64, 32, 1, 2};
@@ -105,9 +106,9 @@ constexpr bool FitAll(MmaTiles<kFirst, kOthers...>) {
 }
 static_assert(FitAll(Queries64{}) && FitAll(Keys64{}) && FitAll(Queries128{}) &&
               FitAll(Keys128{}) && FitAll(Queries192{}) && FitAll(Keys192{}) &&
-              FitAll(Queries64Terms{}) && FitAll(Keys64Terms{}) && FitAll(Queries128Terms{}) &&
-              FitAll(Keys128Terms{}) && FitAll(Queries192Terms{}) && FitAll(Queries256{}) &&
-              FitAll(Keys256{}) && FitAll(Values256{}));
+              FitAll(Keys192Dropout{}) && FitAll(Queries64Terms{}) && FitAll(Keys64Terms{}) &&
+              FitAll(Queries128Terms{}) && FitAll(Keys128Terms{}) && FitAll(Queries192Terms{}) &&
+              FitAll(Queries256{}) && FitAll(Keys256{}) && FitAll(Values256{}));
 
 template <Class kClass, class Plain, class Terms>
 using TilesOf = std::conditional_t<kClass == Class::kPlain, Plain, Terms>;
@@ -136,7 +137,8 @@ cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
     launch(TilesOf<kClass, Keys128, Keys128Terms>{}, d_k || d_v);
     launch(TilesOf<kClass, Queries128, Queries128Terms>{}, d_q);
   } else if (p.dim <= 192 && p.dim_v <= 128) {
-    launch(Keys192{}, d_k || d_v);
+    using Keys = std::conditional_t<kClass == Class::kDropout, Keys192Dropout, Keys192>;
+    launch(Keys{}, d_k || d_v);
     launch(TilesOf<kClass, Queries192, Queries192Terms>{}, d_q);
   } else {
     const bool fits = kBlockBytes<kKeysAndValues256> <= shared_bytes;

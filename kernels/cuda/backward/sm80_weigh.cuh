@@ -146,41 +146,54 @@ struct BiasBits {
   __device__ __forceinline__ float operator[](int64_t at) const { return BitAsBias(bits, at); }
 };
 
-// Adds `bias`, row 0's, where there is some. `other`: the thread's first.
+// The pairs' bias; `from`: row 0's. 0 where there is none. `other`: the thread's first.
 template <class T, class Bias>
-__device__ __forceinline__ void AddBias(const MmaWork& work, Bias bias, int64_t stride, int other,
-                                        const OwnTerms<T>& own, const float* terms,
-                                        StepSums<T>& s) {
+__device__ __forceinline__ void LoadBias(const MmaWork& work, Bias from, int64_t stride, int other,
+                                         StepSums<T>& bias) {
   const int first = OwnRow<T>(work, 0, 0);
   const int owned = work.own_length - first;
   const int others = work.other_length - other;
-  ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms) {
+  ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
     const int mine = first + 8 * r;
     const int at = 8 * n + e;
+    float& x = bias[r / 2][n][r % 2 * 2 + e];
+    x = 0.0f;
     if (8 * r >= owned || at >= others) return;
     const int row = T::kOwnsKeys ? other + at : mine;
     const int key = T::kOwnsKeys ? mine : other + at;
-    s[r / 2][n][r % 2 * 2 + e] += static_cast<float>(bias[row * stride + key]);
+    const auto found = from[row * stride + key];
+    if constexpr (sizeof(found) == 2) {
+      x = __uint_as_float(found);
+    } else {
+      x = found;
+    }
   });
 }
 
+// Begins what AddBias ends: products run between the two. Types of 16 bits stay as they are.
 template <class T>
-__device__ __forceinline__ void AddBias(const MmaWork& work, const BiasView& bias, int head,
-                                        int other, const OwnTerms<T>& own, const float* terms,
-                                        StepSums<T>& s) {
-  const int64_t at = work.b * bias.stride_b + head * bias.stride_h;
-  const int64_t stride = bias.stride_q;
-  if (bias.dtype == DType::kFloat32) {
-    AddBias<T>(work, static_cast<const float*>(bias.data) + at, stride, other, own, terms, s);
-  } else if (bias.dtype == DType::kBit) {
-    AddBias<T>(work, BiasBits{static_cast<const uint8_t*>(bias.data) + at / 8}, stride, other, own,
-               terms, s);
-  } else if (bias.dtype == DType::kFloat16) {
-    AddBias<T>(work, static_cast<const __half*>(bias.data) + at, stride, other, own, terms, s);
+__device__ __forceinline__ void LoadBias(const MmaWork& work, const BiasView& view, int head,
+                                         int other, StepSums<T>& bias) {
+  const int64_t at = work.b * view.stride_b + head * view.stride_h;
+  const int64_t stride = view.stride_q;
+  if (view.dtype == DType::kFloat32) {
+    LoadBias<T>(work, static_cast<const float*>(view.data) + at, stride, other, bias);
+  } else if (view.dtype == DType::kBit) {
+    LoadBias<T>(work, BiasBits{static_cast<const uint8_t*>(view.data) + at / 8}, stride, other,
+                bias);
   } else {
-    AddBias<T>(work, static_cast<const __nv_bfloat16*>(bias.data) + at, stride, other, own, terms,
-               s);
+    LoadBias<T>(work, static_cast<const uint16_t*>(view.data) + at, stride, other, bias);
   }
+}
+
+template <class T>
+__device__ __forceinline__ void AddBias(DType dtype, const StepSums<T>& bias, StepSums<T>& s) {
+  const bool sixteen = DTypeBytes(dtype) == 2;
+  ForPairs<T>({}, nullptr, [&](int n, int r, int e, PairTerms) {
+    const float x = bias[r / 2][n][r % 2 * 2 + e];
+    const auto bits = static_cast<uint16_t>(__float_as_uint(x));
+    s[r / 2][n][r % 2 * 2 + e] += sixteen ? Widen(dtype, bits) : x;
+  });
 }
 
 template <class T>
@@ -198,7 +211,8 @@ __device__ __forceinline__ void AddAlibi(const MmaWork& work, float slope, int o
 template <class T, bool kDropout>
 __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attention& a, int head,
                                              Sight sight, int other, const OwnTerms<T>& own,
-                                             const float* terms, StepSums<T>& s, StepSums<T>& d_p) {
+                                             const float* terms, const StepSums<T>& bias,
+                                             StepSums<T>& s, StepSums<T>& d_p) {
   const Problem& p = a.problem;
   uint32_t kept = 0;
   if constexpr (kDropout) {
@@ -206,12 +220,11 @@ __device__ __forceinline__ void WeighGeneral(const MmaWork& work, const Attentio
     if constexpr (T::kWantsFirst) DropPairs<T>(kept, DropoutScale(p.dropout), d_p);
   }
   ScaleAndCap<T>(p, own, terms, s, d_p);
-  if (p.has_bias) AddBias<T>(work, a.bias, head, other, own, terms, s);
+  if (p.has_bias) AddBias<T>(a.bias.dtype, bias, s);
   if (p.has_alibi) {
     AddAlibi<T>(work, a.alibi_slopes[work.b * a.alibi_stride_b + head], other, own, terms, s);
   }
-  // The difference first: scores of a row may be far from 0
-  // (exponent_base.cuh).
+  // The difference first: scores of a row may be far from 0 (exponent_base.cuh).
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
     weight = FastExp2(RoundedDifference(weight, pair.lse) * kLog2E);
