@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TurnsSm90's helpers: the warp that loads tiles, and the two that add dQ.
+
+#pragma once
+
+#include "kernels/cuda/backward/sm90_turns_tile.cuh"
+
+namespace attend::cuda::backward {
+
+template <class T>
+struct TurnsProducer {
+  const Sm90Params& params;
+  const TurnsWork& work;
+  const TurnsShared<T> shared;
+  const int lane;
+  uint32_t tail_parity = 0;
+
+  // Boxes of kBox rows of a tile of kCount, from `row` of the tensor on.
+  template <int kCount, int kBox>
+  __device__ __forceinline__ void LoadBoxes(const CUtensorMap* map, const ConstTensorView& view,
+                                            uint32_t to, uint32_t barrier, int head, int row,
+                                            CachePolicy policy) {
+    const int64_t b = params.pass.attention.problem.packed ? 0 : work.b;
+#pragma unroll
+    for (int n = 0; n < T::kD / kCols; ++n) {
+#pragma unroll
+      for (int from = 0; from < kCount; from += kBox) {
+        LoadBox(map, to + (n * kCount + from) * kRowBytes, barrier, n * kCols, row + from,
+                BroadcastIndex(view.stride_h, head), BroadcastIndex(view.stride_b, b), policy);
+      }
+    }
+  }
+
+  // Deletes what the tile has from `begin` on, and hands it over.
+  template <int kCount>
+  __device__ __forceinline__ void Patch(uint32_t tile, int begin, uint32_t full) {
+    Wait(shared.Tail(), tail_parity);
+    tail_parity ^= 1;
+    PatchRows<kCount, T::kD>(tile, max(begin, 0), lane);
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane == 0) Arrive(full);
+  }
+
+  // A tile of Q or dO. Rows beyond the length may be another sequence's, or hold anything.
+  __device__ __forceinline__ void LoadRows(const CUtensorMap* map, const ConstTensorView& view,
+                                           uint32_t to, uint32_t full, int head, int row,
+                                           uint32_t terms, const float* from) {
+    const Attention& a = params.pass.attention;
+    const bool patch =
+        row + T::kRows > work.band.q_len && (a.problem.packed || a.q_lengths != nullptr);
+    if (lane == 0) {
+      const uint32_t barrier = patch ? shared.Tail() : full;
+      ArriveExpecting(barrier, T::Rows::kBytes + T::kTermBytes / 2);
+      LoadBoxes<T::kRows, kQueryBox>(map, view, to, barrier, head,
+                                     static_cast<int>(work.s.q_row) + row, CachePolicy::kEvictLast);
+      LoadFloats(from, terms, T::kRows, barrier);
+    }
+    if (patch) Patch<T::kRows>(to, work.band.q_len - row, full);
+  }
+
+  // The tile of K or V. What is beyond the length meets weights of 0.
+  __device__ __forceinline__ void LoadKeys(const CUtensorMap* map, const ConstTensorView& view,
+                                           uint32_t to, uint32_t full) {
+    const Attention& a = params.pass.attention;
+    const bool patch =
+        work.key + T::kKeys > work.band.k_len && (a.problem.packed || a.kv_lengths != nullptr);
+    if (lane == 0) {
+      const uint32_t barrier = patch ? shared.Tail() : full;
+      ArriveExpecting(barrier, T::Keys::kBytes);
+      LoadBoxes<T::kKeys, kKeyBox>(map, view, to, barrier, static_cast<int>(work.kv_head),
+                                   static_cast<int>(work.s.k_row) + work.key,
+                                   CachePolicy::kEvictFirst);
+    }
+    if (patch) Patch<T::kKeys>(to, work.band.k_len - work.key, full);
+  }
+
+  __device__ __forceinline__ void Run() {
+    const BackwardPass& pass = params.pass;
+    const Attention& a = pass.attention;
+    const auto group = static_cast<int>(a.problem.group());
+    LoadKeys(&params.maps.k, a.k, shared.K(), shared.FullK());
+    Stage<T::kStages> stage;
+    for (int n = 0; n < group; ++n) {
+      const int head = static_cast<int>(work.kv_head) * group + n;
+      const int64_t term = TermIndex(a.problem, work.s, work.b, head, 0);
+      for (int row = work.row_end - T::kRows; row >= work.row_begin; row -= T::kRows) {
+        const int now = stage.index;
+        const uint32_t terms = shared.Terms(now);
+        Wait(shared.EmptyQ(now), stage.parity ^ 1);
+        LoadRows(&params.maps.q, a.q, shared.Q(now), shared.FullQ(now), head, row, terms,
+                 pass.lse2 + term + row);
+        if (n == 0 && row == work.row_end - T::kRows) {
+          LoadKeys(&params.maps.v, a.v, shared.V(), shared.FullV());
+        }
+        Wait(shared.EmptyO(now), stage.parity ^ 1);
+        LoadRows(&params.maps.o, pass.gradients.d_o, shared.O(now), shared.FullO(now), head, row,
+                 terms + T::kTermBytes / 2, pass.less + term + row);
+        stage.Step();
+      }
+    }
+  }
+};
+
+// Orders copies between shared and global memory and other accesses to them.
+__device__ __forceinline__ void FenceCopies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// Copies floats to, or adds them to those in, global memory. One thread; a group of CommitStores.
+__device__ __forceinline__ void StoreFloats(float* to, uint32_t shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void AddFloats(float* to, uint32_t shared, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(shared), "r"(bytes)
+      : "memory");
+}
+
+// Until `count` is there, and with it what was written before it was.
+__device__ __forceinline__ void AwaitCount(const uint32_t* at, uint32_t count) {
+  uint32_t found;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
+  } while (found != count);
+}
+__device__ __forceinline__ void PublishCount(uint32_t* at, uint32_t count) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(count) : "memory");
+}
+
+// Adds one consumer's halves of dQ in turn: the first block of a tile stores its own, and each
+// leaves the next its turn once what it added is there. One thread.
+template <class T>
+struct TurnsAdder {
+  const BackwardPass& pass;
+  const TurnsWork& work;
+  const TurnsShared<T> shared;
+  const int consumer;
+
+  __device__ __forceinline__ void Run() {
+    const Problem& p = pass.attention.problem;
+    const auto group = static_cast<int>(p.group());
+    uint32_t parity = 0;
+    for (int n = 0; n < group; ++n) {
+      const int64_t first = TurnTile(p, work.s, work.b, work.kv_head * group + n, 0);
+      for (int row = work.row_end - T::kRows; row >= work.row_begin; row -= T::kRows) {
+        const int64_t half = 2 * (first + row / T::kRows) + consumer;
+        const uint32_t earlier = EarlierBlocks<T>(work.band, row, work.key);
+        AwaitCount(pass.turns + half, earlier);
+        Wait(shared.FullSums(consumer), parity);
+        parity ^= 1;
+        FenceCopies();
+        Add(pass.sums + half * kTurnHalfFloats, earlier == 0);
+        PublishCount(pass.turns + half, earlier + 1);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Add(float* sums, bool first) {
+    if (first) {
+      StoreFloats(sums, shared.Sums(consumer), T::kHalfBytes);
+    } else {
+      AddFloats(sums, shared.Sums(consumer), T::kHalfBytes);
+    }
+    CommitStores();
+    WaitStoresRead();
+    Arrive(shared.EmptySums(consumer));
+    WaitStores();
+    FenceCopies();
+  }
+};
+
+}  // namespace attend::cuda::backward
