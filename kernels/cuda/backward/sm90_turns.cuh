@@ -50,7 +50,7 @@ struct TurnsConsumer {
   const int group;  // warpgroup
   float to_log2;
   int key;  // this thread's first; the second is 8 further
-  uint32_t sums_parity = 0;
+  Stage<T::kSumStages> sums;
   float scores[kPairs], d_weights[kPairs];
   float d_v[T::kD / 2], d_k[T::kD / 2], d_q[32];
   uint32_t weights[kPairs / 2], d_scores[kPairs / 2];
@@ -160,21 +160,20 @@ struct TurnsConsumer {
 
   // In the order of accumulators, which is that of the sums.
   __device__ __forceinline__ void HandOverQueries() {
-    Wait(shared.EmptySums(group), sums_parity ^ 1);
-    sums_parity ^= 1;
-    const uint32_t to = shared.Sums(group) + 16 * (threadIdx.x % 128);
+    Wait(shared.EmptySums(group, sums.index), sums.parity ^ 1);
+    const uint32_t to = shared.Sums(group, sums.index) + 16 * (threadIdx.x % 128);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       StoreShared16(to + 2048 * n,
                     make_uint4(__float_as_uint(d_q[4 * n]), __float_as_uint(d_q[4 * n + 1]),
                                __float_as_uint(d_q[4 * n + 2]), __float_as_uint(d_q[4 * n + 3])));
     }
-    HandOver(shared.FullSums(group));
+    HandOver(shared.FullSums(group, sums.index));
+    sums.Step();
   }
 
   __device__ __forceinline__ void Accumulate() {
-    const auto heads = static_cast<int>(params.pass.attention.problem.group());
-    const int steps = heads * ((work.row_end - work.row_begin) / T::kRows);
+    const int steps = work.template Steps<T>(params.pass.attention.problem);
     Stage<T::kStages> stage;
     Stage<T::kStages> last;
     int row = work.row_end - T::kRows;
@@ -183,15 +182,15 @@ struct TurnsConsumer {
     WgmmaFence();
     IssueScores(0);
     WgmmaCommit();
-    WgmmaWait<0>();
-    HoldRegisters(scores);
     Wait(shared.FullV(), 0);
-    for (int n = 0; n < steps; ++n) {
+    Wait(shared.FullO(0), 0);
+    WgmmaFence();
+    IssueDWeights(0);
+    WgmmaCommit();
+    for (int n = 0;; ++n) {
       const int now = stage.index;
-      Wait(shared.FullO(now), stage.parity);
-      WgmmaFence();
-      IssueDWeights(now);
-      WgmmaCommit();
+      WgmmaWait<1>();
+      HoldRegisters(scores);
       Exponentiate(row, shared.Terms(now));
       WgmmaWait<0>();
       HoldRegisters(d_weights);
@@ -214,16 +213,20 @@ struct TurnsConsumer {
       if (n > 0) Release(shared.EmptyScores(last.index));
       last = stage;
       stage.Step();
-      if (n + 1 < steps) Wait(shared.FullQ(stage.index), stage.parity);
+      if (n + 1 == steps) break;
+      Wait(shared.FullQ(stage.index), stage.parity);
       WgmmaFence();
       IssueScores(stage.index);
       WgmmaCommit();
       if (n > 0) HandOverQueries();
-      WgmmaWait<0>();
-      HoldRegisters(scores);
+      Wait(shared.FullO(stage.index), stage.parity);
+      WgmmaFence();
+      IssueDWeights(stage.index);
+      WgmmaCommit();
       row -= T::kRows;
       if (row < work.row_begin) row = work.row_end - T::kRows;
     }
+    if (steps > 1) HandOverQueries();
     Wait(shared.FullScores(last.index), last.parity);
     WgmmaFence();
     IssueQueries(last.index);

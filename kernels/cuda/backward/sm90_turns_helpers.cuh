@@ -119,12 +119,11 @@ __device__ __forceinline__ void AddFloats(float* to, uint32_t shared, int bytes)
       : "memory");
 }
 
-// Until `count` is there, and with it what was written before it was.
-__device__ __forceinline__ void AwaitCount(const uint32_t* at, uint32_t count) {
-  uint32_t found;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
-  } while (found != count);
+// A count, and with it what was written before it was.
+__device__ __forceinline__ uint32_t ReadCount(const uint32_t* at) {
+  uint32_t count;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(at) : "memory");
+  return count;
 }
 __device__ __forceinline__ void PublishCount(uint32_t* at, uint32_t count) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(count) : "memory");
@@ -139,36 +138,51 @@ struct TurnsAdder {
   const TurnsShared<T> shared;
   const int consumer;
 
-  __device__ __forceinline__ void Run() {
+  // Where a step's half of dQ is, and how many blocks add to it before.
+  struct Place {
+    int64_t half;
+    uint32_t earlier;
+  };
+  __device__ __forceinline__ Place At(int step) const {
     const Problem& p = pass.attention.problem;
-    const auto group = static_cast<int>(p.group());
-    uint32_t parity = 0;
-    for (int n = 0; n < group; ++n) {
-      const int64_t first = TurnTile(p, work.s, work.b, work.kv_head * group + n, 0);
-      for (int row = work.row_end - T::kRows; row >= work.row_begin; row -= T::kRows) {
-        const int64_t half = 2 * (first + row / T::kRows) + consumer;
-        const uint32_t earlier = EarlierBlocks<T>(work.band, row, work.key);
-        AwaitCount(pass.turns + half, earlier);
-        Wait(shared.FullSums(consumer), parity);
-        parity ^= 1;
-        FenceCopies();
-        Add(pass.sums + half * kTurnHalfFloats, earlier == 0);
-        PublishCount(pass.turns + half, earlier + 1);
-      }
-    }
+    const int tiles = (work.row_end - work.row_begin) / T::kRows;
+    const int64_t head = work.kv_head * p.group() + step / tiles;
+    const int row = work.row_end - (step % tiles + 1) * T::kRows;
+    return {2 * TurnTile(p, work.s, work.b, head, row) + consumer,
+            EarlierBlocks<T>(work.band, row, work.key)};
   }
 
-  __device__ __forceinline__ void Add(float* sums, bool first) {
-    if (first) {
-      StoreFloats(sums, shared.Sums(consumer), T::kHalfBytes);
-    } else {
-      AddFloats(sums, shared.Sums(consumer), T::kHalfBytes);
+  __device__ __forceinline__ void Run() {
+    const int steps = work.template Steps<T>(pass.attention.problem);
+    Stage<T::kSumStages> stage;
+    Place place = At(0);
+    uint32_t count = ReadCount(pass.turns + place.half);
+    for (int step = 0; step < steps; ++step) {
+#if DIAG == 0 || DIAG == 3
+      while (count != place.earlier) count = ReadCount(pass.turns + place.half);
+#endif
+      Wait(shared.FullSums(consumer, stage.index), stage.parity);
+      FenceCopies();
+      float* const sums = pass.sums + place.half * kTurnHalfFloats;
+      const uint32_t from = shared.Sums(consumer, stage.index);
+#if DIAG != 2
+      if (place.earlier == 0) {
+        StoreFloats(sums, from, T::kHalfBytes);
+      } else {
+        AddFloats(sums, from, T::kHalfBytes);
+      }
+#endif
+      CommitStores();
+      const Place next = step + 1 < steps ? At(step + 1) : place;
+      WaitStoresRead();
+      Arrive(shared.EmptySums(consumer, stage.index));
+      count = ReadCount(pass.turns + next.half);  // while the copy runs
+      WaitStores();
+      FenceCopies();
+      PublishCount(pass.turns + place.half, place.earlier + 1);
+      place = next;
+      stage.Step();
     }
-    CommitStores();
-    WaitStoresRead();
-    Arrive(shared.EmptySums(consumer));
-    WaitStores();
-    FenceCopies();
   }
 };
 

@@ -19,6 +19,7 @@ struct TurnsTile {
   static constexpr int kRows = kD == 64 ? 128 : 64;  // of a step, as TurnRows
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kStages = 2;
+  static constexpr int kSumStages = kD == 64 ? 1 : 2;
   using Keys = BoxedTile<kKeys, kD>;
   using Rows = BoxedTile<kRows, kD>;
   using Scores = BoxedTile<kRows, kKeys>;  // dS, a box of 64 keys from each consumer
@@ -29,12 +30,12 @@ struct TurnsTile {
   static constexpr int kOffsetO = kOffsetQ + kStages * Rows::kBytes;
   static constexpr int kOffsetScores = kOffsetO + kStages * Rows::kBytes;
   static constexpr int kOffsetSums = kOffsetScores + kStages * Scores::kBytes;
-  static constexpr int kOffsetTerms = kOffsetSums + kConsumers * kHalfBytes;
+  static constexpr int kOffsetTerms = kOffsetSums + kConsumers * kSumStages * kHalfBytes;
   static constexpr int kTermBytes = 2 * kRows * static_cast<int>(sizeof(float));  // LSE, less
   static constexpr int kOffsetBarriers = kOffsetTerms + kStages * kTermBytes;
-  static constexpr int kBarriers = 3 + 6 * kStages + 2 * kConsumers;
+  static constexpr int kBarriers = 3 + 6 * kStages + 2 * kConsumers * kSumStages;
   static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * kBarriers;
-  static_assert(kRows % kQueryBox == 0 && kKeys == kKeyBox && kSharedBytes <= 226 * 1024);
+  static_assert(kRows % kQueryBox == 0 && kKeys == kKeyBox && kSharedBytes + 128 <= 227 * 1024);
   static_assert(kRows * kD == kConsumers * kTurnHalfFloats);
 };
 
@@ -52,8 +53,8 @@ struct TurnsShared {
   __device__ __forceinline__ uint32_t Scores(int n) const {
     return base + T::kOffsetScores + n * T::Scores::kBytes;
   }
-  __device__ __forceinline__ uint32_t Sums(int consumer) const {
-    return base + T::kOffsetSums + consumer * T::kHalfBytes;
+  __device__ __forceinline__ uint32_t Sums(int consumer, int n) const {
+    return base + T::kOffsetSums + (consumer * T::kSumStages + n) * T::kHalfBytes;
   }
   __device__ __forceinline__ uint32_t Terms(int n) const {
     return base + T::kOffsetTerms + n * T::kTermBytes;
@@ -73,9 +74,11 @@ struct TurnsShared {
   __device__ __forceinline__ uint32_t EmptyQ(int n) const { return Staged(3, n); }
   __device__ __forceinline__ uint32_t EmptyO(int n) const { return Staged(4, n); }
   __device__ __forceinline__ uint32_t EmptyScores(int n) const { return Staged(5, n); }
-  __device__ __forceinline__ uint32_t FullSums(int consumer) const { return Staged(6, consumer); }
-  __device__ __forceinline__ uint32_t EmptySums(int consumer) const {
-    return Staged(6, kConsumers + consumer);
+  __device__ __forceinline__ uint32_t FullSums(int consumer, int n) const {
+    return Staged(6, consumer * T::kSumStages + n);
+  }
+  __device__ __forceinline__ uint32_t EmptySums(int consumer, int n) const {
+    return Staged(6, (kConsumers + consumer) * T::kSumStages + n);
   }
 
   __device__ __forceinline__ void Init() const {
@@ -90,9 +93,11 @@ struct TurnsShared {
       InitBarrier(EmptyO(n), 4 * kConsumers);
       InitBarrier(EmptyScores(n), 4 * kConsumers);
     }
-    for (int n = 0; n < kConsumers; ++n) {
-      InitBarrier(FullSums(n), 4);
-      InitBarrier(EmptySums(n), 1);
+    for (int n = 0; n < T::kSumStages; ++n) {
+      for (int consumer = 0; consumer < kConsumers; ++consumer) {
+        InitBarrier(FullSums(consumer, n), 4);
+        InitBarrier(EmptySums(consumer, n), 1);
+      }
     }
     FenceBarrierInit();
   }
@@ -144,6 +149,10 @@ struct TurnsWork {
   }
 
   __device__ __forceinline__ bool Empty() const { return row_begin >= row_end; }
+  template <class T>
+  __device__ __forceinline__ int Steps(const Problem& p) const {
+    return static_cast<int>(p.group()) * ((row_end - row_begin) / T::kRows);
+  }
 };
 
 // How many blocks of earlier keys add to the rows' dQ before that of `key`. As the band has no

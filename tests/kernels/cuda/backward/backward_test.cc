@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/contract/gradient_terms.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/reference/cpu_reference.h"
 #include "tests/kernels/support/check_gradients.h"
@@ -84,12 +85,24 @@ class DeviceGradients {
   std::vector<std::unique_ptr<DeviceMemory>> blocks_;
 };
 
-Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, KernelId kernel) {
+// A kernel, and whether there is room for blocks to take turns at dQ.
+struct Way {
+  KernelId kernel;
+  bool room_for_turns = true;
+};
+constexpr Way kWays[] = {
+    {KernelId::kCudaFlashFp32}, {KernelId::kCudaFlashSm90}, {KernelId::kCudaFlashSm90, false}};
+
+std::string NameOf(const Way& way) {
+  return std::string(KernelName(way.kernel)) + (way.room_for_turns ? "" : " without turns");
+}
+
+Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, const Way& way) {
   DeviceRun run(owned, KernelId::kCudaFlashFp32);
   ATTEND_RETURN_IF_ERROR(run.Prepare());
   DeviceGradients moved(gradients);
   ATTEND_RETURN_IF_ERROR(moved.Upload());
-  const cuda::BackwardItem item{kernel, run.attention(), moved.get()};
+  const cuda::BackwardItem item{way.kernel, run.attention(), moved.get(), way.room_for_turns};
   const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&item, 1});
   if (!bytes.ok()) return bytes.status();
   const DeviceMemory workspace(*bytes + 1);
@@ -100,16 +113,16 @@ Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, KernelId ke
   return moved.Fetch();
 }
 
-constexpr KernelId kBackwardKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm90};
-
-bool Takes(KernelId kernel, const Attention& a, const Gradients& g) {
-  if (kernel == KernelId::kCudaFlashFp32) return true;
+bool Takes(const Way& way, const Attention& a, const Gradients& g) {
+  if (way.kernel == KernelId::kCudaFlashFp32) return true;
+  if (!way.room_for_turns && !TakesTurns(a.problem)) return false;  // the same as with room
   DeviceInfo device;
   device.kind = DeviceKind::kCuda;
   int major = 0;
   (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
   device.compute_capability = 10 * major;
-  return SelectBackward(a.problem, device, KernelName(kernel), {.not_tma = cuda::WhyNotTma(a, g)})
+  return SelectBackward(a.problem, device, KernelName(way.kernel),
+                        {.not_tma = cuda::WhyNotTma(a, g)})
       .ok();
 }
 
@@ -117,14 +130,14 @@ void Forward(const Attention& a) { CpuReference(a); }
 
 void ExpectAllRight(OwnedAttention* owned, uint64_t seed) {
   Forward(owned->attention);
-  for (const KernelId kernel : kBackwardKernels) {
-    SCOPED_TRACE(std::string(KernelName(kernel)) + " ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(NameOf(way) + " ATTEND_TEST_SEED=" + std::to_string(seed));
     OwnedGradients gradients(owned->attention, seed + 1);
     ASSERT_TRUE(Check(owned->attention, gradients.get()).ok());
-    if (!Takes(kernel, owned->attention, gradients.get())) continue;
+    if (!Takes(way, owned->attention, gradients.get())) continue;
     const DType factors =
-        kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : owned->attention.problem.dtype;
-    const Status status = RunBackward(owned, &gradients, kernel);
+        way.kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : owned->attention.problem.dtype;
+    const Status status = RunBackward(owned, &gradients, way);
     ASSERT_TRUE(status.ok()) << status.ToString();
     EXPECT_EQ(GradientsJudge(owned->attention, gradients.get(), factors).Fault(gradients.get()),
               "");
@@ -274,7 +287,7 @@ TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
   spec.problem.scale = 1e-3f;
   OwnedAttention owned = MakeAttention(spec, seed);
   Forward(owned.attention);
-  for (const KernelId kernel : kBackwardKernels) {
+  for (const Way& way : kWays) {
     OwnedGradients gradients(owned.attention, seed + 1);
     const Gradients& g = gradients.get();
     for (int64_t h = 0; h < 2; ++h) {
@@ -282,31 +295,53 @@ TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
         const_cast<float*>(g.d_lse)[h * owned.attention.lse_stride_h + i] *= 3e7f;
       }
     }
-    if (!Takes(kernel, owned.attention, g)) continue;
-    const Status status = RunBackward(&owned, &gradients, kernel);
+    if (!Takes(way, owned.attention, g)) continue;
+    const Status status = RunBackward(&owned, &gradients, way);
     ASSERT_TRUE(status.ok()) << status.ToString();
-    EXPECT_EQ(GradientsJudge(owned.attention, g).Fault(g), "") << KernelName(kernel);
+    EXPECT_EQ(GradientsJudge(owned.attention, g).Fault(g), "") << NameOf(way);
   }
 }
 
-TEST(CudaBackward, RepeatsAreBitwiseEqual) {
+void ExpectSameBits(ProblemSpec spec, int repeats) {
   const uint64_t seed = FreshSeed();
-  ProblemSpec spec = MakeSpec(2, 8, 2, 300, 500, 64, 64, DType::kFloat16);
-  spec.problem.mask.right = 0;
   spec.problem.return_lse = true;
+  SCOPED_TRACE(Describe(spec));
   OwnedAttention owned = MakeAttention(spec, seed);
   Forward(owned.attention);
-  for (const KernelId kernel : kBackwardKernels) {
+  for (const Way& way : kWays) {
     std::vector<std::byte> first;
-    for (int n = 0; n < static_cast<int>(1000 * TestScale()) + 2; ++n) {
+    for (int n = 0; n < repeats; ++n) {
       OwnedGradients gradients(owned.attention, seed + 1);
-      if (!Takes(kernel, owned.attention, gradients.get())) break;
-      const Status status = RunBackward(&owned, &gradients, kernel);
+      if (!Takes(way, owned.attention, gradients.get())) break;
+      const Status status = RunBackward(&owned, &gradients, way);
       ASSERT_TRUE(status.ok()) << status.ToString();
       if (n == 0) first = gradients.Bytes();
-      ASSERT_EQ(gradients.Bytes(), first) << KernelName(kernel) << ", run " << n;
+      ASSERT_EQ(gradients.Bytes(), first) << NameOf(way) << ", run " << n;
     }
   }
+}
+
+// Blocks of one head's keys come to a tile of rows in any order; so do many heads' blocks.
+TEST(CudaBackward, RepeatsAreBitwiseEqual) {
+  const int repeats = static_cast<int>(1000 * TestScale()) + 2;
+  ProblemSpec grouped = MakeSpec(2, 8, 2, 300, 500, 64, 64, DType::kFloat16);
+  grouped.problem.mask.right = 0;
+  ExpectSameBits(grouped, repeats);
+  ExpectSameBits(MakeSpec(1, 3, 3, 200, 1500, 128, 128, DType::kBFloat16), repeats);
+  ProblemSpec lengths = MakeSpec(3, 4, 1, 400, 700, 64, 64, DType::kBFloat16);
+  lengths.q_lengths = {400, 0, 130};
+  lengths.kv_lengths = {1, 700, 333};
+  ExpectSameBits(lengths, repeats);
+  ProblemSpec window = MakeSpec(2, 2, 2, 600, 600, 128, 128, DType::kFloat16);
+  window.problem.mask.left = 150;
+  window.problem.mask.right = 40;
+  ExpectSameBits(window, repeats);
+  ProblemSpec packed = MakeSpec(0, 4, 2, 0, 0, 128, 64, DType::kFloat16);
+  packed.problem.packed = true;
+  packed.problem.mask.right = 0;
+  packed.q_lengths = {129, 0, 300, 64, 0, 1};
+  packed.kv_lengths = {0, 70, 300, 257, 0, 130};
+  ExpectSameBits(packed, repeats);
 }
 
 TEST(CudaBackward, RefusesWhatItCannotDo) {
