@@ -74,7 +74,8 @@ cudaError_t LaunchTurns(const BackwardPass& pass, cudaStream_t stream) {
   cudaError_t error = EncodeMaps(pass, &params.maps);
   if (error != cudaSuccess) return error;
   const int64_t key_tiles = (p.len_k + Tile::kKeys - 1) / Tile::kKeys;
-  error = Launch<Tile>(TurnsSm90<Tile, kBfloat16>, key_tiles * p.heads_kv * p.batch, params, stream);
+  error =
+      Launch<Tile>(TurnsSm90<Tile, kBfloat16>, key_tiles * p.heads_kv * p.batch, params, stream);
   const int64_t row_tiles = (p.len_q + Tile::kRows - 1) / Tile::kRows * p.heads_q * p.batch;
   if (error != cudaSuccess || row_tiles == 0 || pass.gradients.d_q.data == nullptr) return error;
   NarrowQueries<Tile, kBfloat16>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// dQ, dK and dV by one kernel: its consumers, and the kernel. Scores and dP are computed transposed,
-// keys down, so that P and dS come out of one product as the operand in registers of the next; dS
-// also goes to shared memory, for dQ takes that of both consumers. It takes it a step later, so that
-// neither waits for the other. A step:
+// dQ, dK and dV by one kernel: its consumers, and the kernel. Scores and dP are computed
+// transposed, keys down, so that P and dS come out of one product as the operand in registers of
+// the next; dS also goes to shared memory, for dQ takes that of both consumers. It takes it a step
+// later, so that neither waits for the other. A step:
 //
-//   Tensor Cores | dP     | the last step's dQ, dV += P dO, dK += dS Q, next scores |
-//   warpgroup    | P      | dS ...  | hands dQ over                                 |
+//   Tensor Cores | scores, dP | the last step's dQ, dV += P dO, dK += dS Q |
+//   warpgroup    | adds dQ, P | dS ...                                     |
 //
 // and the other consumer's products run under what this one computes.
 
@@ -20,10 +20,10 @@ namespace attend::cuda::backward {
 
 // stmatrix, each 8 x 8 matrix transposed: lane 8 * m + i names the place of column i of matrix m.
 __device__ __forceinline__ void StoreMatricesTransposed(uint32_t shared, const uint32_t* x) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared),
-               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+      "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+      : "memory");
 }
 
 // d = A B^T, as IssueAlong, which would have d kept from where it was last written.
@@ -40,6 +40,17 @@ __device__ __forceinline__ void IssueFresh(float (&d)[kN / 2], uint32_t a, int a
   }
 }
 
+__device__ __forceinline__ void StoreFour(float* to, const float* x) {
+  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+__device__ __forceinline__ void AddFour(float* to, const float* x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
 template <class T, bool kBfloat16>
 struct TurnsConsumer {
   static constexpr int kPairs = T::kRows / 2;  // of a thread: two keys, 8 apart
@@ -50,7 +61,7 @@ struct TurnsConsumer {
   const int group;  // warpgroup
   float to_log2;
   int key;  // this thread's first; the second is 8 further
-  Stage<T::kSumStages> sums;
+  uint32_t turn_parity = 0;
   float scores[kPairs], d_weights[kPairs];
   float d_v[T::kD / 2], d_k[T::kD / 2], d_q[32];
   uint32_t weights[kPairs / 2], d_scores[kPairs / 2];
@@ -135,12 +146,6 @@ struct TurnsConsumer {
     PackAll<kBfloat16>(d_weights, d_scores);
   }
 
-  // What this thread wrote for the copy engine or wgmma is there for who waits on `barrier`.
-  __device__ __forceinline__ void HandOver(uint32_t barrier) {
-    FenceAsyncProxy();
-    __syncwarp();
-    Release(barrier);
-  }
   __device__ __forceinline__ void Release(uint32_t barrier) {
     if (threadIdx.x % 32 == 0) Arrive(barrier);
   }
@@ -155,21 +160,32 @@ struct TurnsConsumer {
     for (int j = 0; j < T::kRows / 8; j += 2) {
       StoreMatricesTransposed(to + j * 8 * kRowBytes, d_scores + 2 * j);
     }
-    HandOver(shared.FullScores(stage));
+    FenceAsyncProxy();
+    __syncwarp();
+    Release(shared.FullScores(stage));
   }
 
-  // In the order of accumulators, which is that of the sums.
-  __device__ __forceinline__ void HandOverQueries() {
-    Wait(shared.EmptySums(group, sums.index), sums.parity ^ 1);
-    const uint32_t to = shared.Sums(group, sums.index) + 16 * (threadIdx.x % 128);
+  // In the order of accumulators, which is that of the sums. The first block of a tile stores its
+  // own.
+  __device__ __forceinline__ void AddQueries() {
+    Wait(shared.Turn(group), turn_parity);
+    turn_parity ^= 1;
+    float* to;
+    uint32_t earlier;
+    asm volatile("ld.shared.b64 %0, [%2]; ld.shared.u32 %1, [%2 + 8];"
+                 : "=l"(to), "=r"(earlier)
+                 : "r"(shared.Place(group))
+                 : "memory");
+    to += 4 * (threadIdx.x % 128);
+    if (earlier == 0) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      StoreShared16(to + 2048 * n,
-                    make_uint4(__float_as_uint(d_q[4 * n]), __float_as_uint(d_q[4 * n + 1]),
-                               __float_as_uint(d_q[4 * n + 2]), __float_as_uint(d_q[4 * n + 3])));
+      for (int n = 0; n < 8; ++n) StoreFour(to + 512 * n, d_q + 4 * n);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) AddFour(to + 512 * n, d_q + 4 * n);
     }
-    HandOver(shared.FullSums(group, sums.index));
-    sums.Step();
+    __syncwarp();
+    Release(shared.Added(group));
   }
 
   __device__ __forceinline__ void Accumulate() {
@@ -198,6 +214,7 @@ struct TurnsConsumer {
       Wait(shared.EmptyScores(now), stage.parity ^ 1);
       ShareScores(now);
       if (n > 0) Wait(shared.FullScores(last.index), last.parity);
+      // The first step's is of no use, but keeps what is under way the same in all.
       WgmmaFence();
       IssueQueries(last.index);
       IssueKeys(now, n > 0);
@@ -218,7 +235,7 @@ struct TurnsConsumer {
       WgmmaFence();
       IssueScores(stage.index);
       WgmmaCommit();
-      if (n > 0) HandOverQueries();
+      if (n > 0) AddQueries();
       Wait(shared.FullO(stage.index), stage.parity);
       WgmmaFence();
       IssueDWeights(stage.index);
@@ -226,14 +243,14 @@ struct TurnsConsumer {
       row -= T::kRows;
       if (row < work.row_begin) row = work.row_end - T::kRows;
     }
-    if (steps > 1) HandOverQueries();
+    if (steps > 1) AddQueries();
     Wait(shared.FullScores(last.index), last.parity);
     WgmmaFence();
     IssueQueries(last.index);
     WgmmaCommit();
     WgmmaWait<0>();
     HoldRegisters(d_q);
-    HandOverQueries();
+    AddQueries();
   }
 
   __device__ __forceinline__ bool Store(const TensorView& to, const float (&sums)[T::kD / 2],
@@ -283,17 +300,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   const TurnsWork& work = *reinterpret_cast<const TurnsWork*>(place);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < 4) {
-    ReleaseRegisters<24>();
+    ReleaseRegisters<kHelperRegisters>();
     if (work.Empty()) return;
     if (warp == 0) {
       TurnsProducer<T> producer{params, work, shared, static_cast<int>(threadIdx.x % 32)};
       producer.Run();
     } else if (warp <= kConsumers && threadIdx.x % 32 == 0) {
-      TurnsAdder<T> adder{params.pass, work, shared, warp - 1};
-      adder.Run();
+      TurnsKeeper<T> keeper{params.pass, work, shared, warp - 1};
+      keeper.Run();
     }
   } else {
-    TakeRegisters<240>();
+    TakeRegisters<kTurnsRegisters>();
     TurnsConsumer<T, kBfloat16> consumer{params, work, shared, warp / 4 - 1};
     consumer.Run();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TurnsSm90's helpers: the warp that loads tiles, and the two that add dQ.
+// TurnsSm90's helpers: the warp that loads tiles, and who gives consumers their turns at dQ.
 
 #pragma once
 
@@ -103,22 +103,6 @@ struct TurnsProducer {
   }
 };
 
-// Orders copies between shared and global memory and other accesses to them.
-__device__ __forceinline__ void FenceCopies() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
-// Copies floats to, or adds them to those in, global memory. One thread; a group of CommitStores.
-__device__ __forceinline__ void StoreFloats(float* to, uint32_t shared, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared),
-               "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void AddFloats(float* to, uint32_t shared, int bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-      "r"(shared), "r"(bytes)
-      : "memory");
-}
-
 // A count, and with it what was written before it was.
 __device__ __forceinline__ uint32_t ReadCount(const uint32_t* at) {
   uint32_t count;
@@ -129,10 +113,10 @@ __device__ __forceinline__ void PublishCount(uint32_t* at, uint32_t count) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(count) : "memory");
 }
 
-// Adds one consumer's halves of dQ in turn: the first block of a tile stores its own, and each
-// leaves the next its turn once what it added is there. One thread.
+// Tells a consumer when it is its turn at a half of dQ, and where that is, and leaves the next
+// block its turn once what the consumer added is there. One thread.
 template <class T>
-struct TurnsAdder {
+struct TurnsKeeper {
   const BackwardPass& pass;
   const TurnsWork& work;
   const TurnsShared<T> shared;
@@ -152,36 +136,26 @@ struct TurnsAdder {
             EarlierBlocks<T>(work.band, row, work.key)};
   }
 
+  __device__ __forceinline__ void Give(const Place& place) const {
+    asm volatile(
+        "st.shared.b64 [%0], %1; st.shared.u32 [%0 + 8], %2;" ::"r"(shared.Place(consumer)),
+        "l"(pass.sums + place.half * kTurnHalfFloats), "r"(place.earlier)
+        : "memory");
+    Arrive(shared.Turn(consumer));
+  }
+
   __device__ __forceinline__ void Run() {
     const int steps = work.template Steps<T>(pass.attention.problem);
-    Stage<T::kSumStages> stage;
     Place place = At(0);
     uint32_t count = ReadCount(pass.turns + place.half);
     for (int step = 0; step < steps; ++step) {
-#if DIAG == 0 || DIAG == 3
       while (count != place.earlier) count = ReadCount(pass.turns + place.half);
-#endif
-      Wait(shared.FullSums(consumer, stage.index), stage.parity);
-      FenceCopies();
-      float* const sums = pass.sums + place.half * kTurnHalfFloats;
-      const uint32_t from = shared.Sums(consumer, stage.index);
-#if DIAG != 2
-      if (place.earlier == 0) {
-        StoreFloats(sums, from, T::kHalfBytes);
-      } else {
-        AddFloats(sums, from, T::kHalfBytes);
-      }
-#endif
-      CommitStores();
+      Give(place);
       const Place next = step + 1 < steps ? At(step + 1) : place;
-      WaitStoresRead();
-      Arrive(shared.EmptySums(consumer, stage.index));
-      count = ReadCount(pass.turns + next.half);  // while the copy runs
-      WaitStores();
-      FenceCopies();
+      count = ReadCount(pass.turns + next.half);  // meanwhile
+      Wait(shared.Added(consumer), step & 1);
       PublishCount(pass.turns + place.half, place.earlier + 1);
       place = next;
-      stage.Step();
     }
   }
 };

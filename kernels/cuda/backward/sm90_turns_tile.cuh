@@ -12,6 +12,10 @@
 
 namespace attend::cuda::backward {
 
+// Of those that come with 384 threads: consumers want all that the others can do without.
+inline constexpr int kHelperRegisters = 24;
+inline constexpr int kTurnsRegisters = 240;
+
 template <int kHeadDim>
 struct TurnsTile {
   static_assert(kHeadDim == 64 || kHeadDim == 128);
@@ -19,23 +23,21 @@ struct TurnsTile {
   static constexpr int kRows = kD == 64 ? 128 : 64;  // of a step, as TurnRows
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kStages = 2;
-  static constexpr int kSumStages = kD == 64 ? 1 : 2;
   using Keys = BoxedTile<kKeys, kD>;
   using Rows = BoxedTile<kRows, kD>;
   using Scores = BoxedTile<kRows, kKeys>;  // dS, a box of 64 keys from each consumer
-  // A consumer's half of a tile's dQ: 64 rows, 64 columns.
-  static constexpr int kHalfBytes = kTurnHalfFloats * static_cast<int>(sizeof(float));
   static constexpr int kOffsetV = Keys::kBytes;
   static constexpr int kOffsetQ = kOffsetV + Keys::kBytes;
   static constexpr int kOffsetO = kOffsetQ + kStages * Rows::kBytes;
   static constexpr int kOffsetScores = kOffsetO + kStages * Rows::kBytes;
-  static constexpr int kOffsetSums = kOffsetScores + kStages * Scores::kBytes;
-  static constexpr int kOffsetTerms = kOffsetSums + kConsumers * kSumStages * kHalfBytes;
+  static constexpr int kOffsetTerms = kOffsetScores + kStages * Scores::kBytes;
   static constexpr int kTermBytes = 2 * kRows * static_cast<int>(sizeof(float));  // LSE, less
-  static constexpr int kOffsetBarriers = kOffsetTerms + kStages * kTermBytes;
-  static constexpr int kBarriers = 3 + 6 * kStages + 2 * kConsumers * kSumStages;
+  static constexpr int kOffsetPlaces = kOffsetTerms + kStages * kTermBytes;
+  static constexpr int kPlaceBytes = 16;
+  static constexpr int kOffsetBarriers = kOffsetPlaces + kConsumers * kPlaceBytes;
+  static constexpr int kBarriers = 3 + 6 * kStages + 2 * kConsumers;
   static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * kBarriers;
-  static_assert(kRows % kQueryBox == 0 && kKeys == kKeyBox && kSharedBytes + 128 <= 227 * 1024);
+  static_assert(kRows % kQueryBox == 0 && kKeys == kKeyBox);
   static_assert(kRows * kD == kConsumers * kTurnHalfFloats);
 };
 
@@ -53,11 +55,12 @@ struct TurnsShared {
   __device__ __forceinline__ uint32_t Scores(int n) const {
     return base + T::kOffsetScores + n * T::Scores::kBytes;
   }
-  __device__ __forceinline__ uint32_t Sums(int consumer, int n) const {
-    return base + T::kOffsetSums + (consumer * T::kSumStages + n) * T::kHalfBytes;
-  }
   __device__ __forceinline__ uint32_t Terms(int n) const {
     return base + T::kOffsetTerms + n * T::kTermBytes;
+  }
+  // Where a consumer's half of dQ goes: an address, and how many blocks have added to it.
+  __device__ __forceinline__ uint32_t Place(int consumer) const {
+    return base + T::kOffsetPlaces + consumer * T::kPlaceBytes;
   }
   __device__ __forceinline__ uint32_t Barriers(int n) const {
     return base + T::kOffsetBarriers + 8 * n;
@@ -74,11 +77,9 @@ struct TurnsShared {
   __device__ __forceinline__ uint32_t EmptyQ(int n) const { return Staged(3, n); }
   __device__ __forceinline__ uint32_t EmptyO(int n) const { return Staged(4, n); }
   __device__ __forceinline__ uint32_t EmptyScores(int n) const { return Staged(5, n); }
-  __device__ __forceinline__ uint32_t FullSums(int consumer, int n) const {
-    return Staged(6, consumer * T::kSumStages + n);
-  }
-  __device__ __forceinline__ uint32_t EmptySums(int consumer, int n) const {
-    return Staged(6, (kConsumers + consumer) * T::kSumStages + n);
+  __device__ __forceinline__ uint32_t Turn(int consumer) const { return Staged(6, consumer); }
+  __device__ __forceinline__ uint32_t Added(int consumer) const {
+    return Staged(6, kConsumers + consumer);
   }
 
   __device__ __forceinline__ void Init() const {
@@ -93,11 +94,9 @@ struct TurnsShared {
       InitBarrier(EmptyO(n), 4 * kConsumers);
       InitBarrier(EmptyScores(n), 4 * kConsumers);
     }
-    for (int n = 0; n < T::kSumStages; ++n) {
-      for (int consumer = 0; consumer < kConsumers; ++consumer) {
-        InitBarrier(FullSums(consumer, n), 4);
-        InitBarrier(EmptySums(consumer, n), 1);
-      }
+    for (int n = 0; n < kConsumers; ++n) {
+      InitBarrier(Turn(n), 1);
+      InitBarrier(Added(n), 4);
     }
     FenceBarrierInit();
   }
@@ -136,8 +135,8 @@ struct TurnsWork {
     const int head = first + within % width;
     const int b = head / static_cast<int>(p.heads_kv);
     const Sequence s = SequenceOf(a, b);
-    TurnsWork work{b, head % static_cast<int>(p.heads_kv), s, Band(p, s),
-                   within / width * T::kKeys, 0, 0};
+    TurnsWork work{
+        b, head % static_cast<int>(p.heads_kv), s, Band(p, s), within / width * T::kKeys, 0, 0};
     if (work.key >= work.band.k_len) return work;
     const int last = min(work.key + T::kKeys, work.band.k_len) - 1;
     const int begin = work.band.RowBegin(work.key);

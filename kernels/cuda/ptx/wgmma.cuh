@@ -99,9 +99,8 @@ struct Wgmma;
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "   \
   "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, " \
   "%120, %121, %122, %123, %124, %125, %126, %127"
-#define ATTEND_D(C, i)                                                            \
-  C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), \
-      C(d[i + 7])
+#define ATTEND_D(C, i) \
+  C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
 #define ATTEND_D_32(C) ATTEND_D(C, 0), ATTEND_D(C, 8)
 #define ATTEND_D_64(C) ATTEND_D_32(C), ATTEND_D(C, 16), ATTEND_D(C, 24)
 #define ATTEND_D_80(C) ATTEND_D_64(C), ATTEND_D(C, 32)
@@ -124,7 +123,7 @@ struct Wgmma;
                    ", 0; "                                                                   \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
                    " {" ATTEND_TEXT_##N "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";}"      \
-                   : ATTEND_D_##N("+f")                                                            \
+                   : ATTEND_D_##N("+f")                                                      \
                    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0)); \
     }                                                                                        \
     template <bool kDown>                                                                    \
@@ -143,7 +142,7 @@ struct Wgmma;
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
                    " {" ATTEND_TEXT_##N "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4 \
                                         ", p, 1, 1, %" #P6 ";}"                              \
-                   : ATTEND_D_##N("+f")                                                            \
+                   : ATTEND_D_##N("+f")                                                      \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                     \
                      "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0));                 \
     }                                                                                        \
