@@ -26,18 +26,12 @@ __device__ __forceinline__ void StoreMatricesTransposed(uint32_t shared, const u
       : "memory");
 }
 
-// d = A B^T, as IssueAlong, which would have d kept from where it was last written.
-template <int kN, int kD, bool kBfloat16>
-__device__ __forceinline__ void IssueFresh(float (&d)[kN / 2], uint32_t a, int a_box, uint32_t b,
-                                           int b_box) {
-  const auto left = SmemTile<kCols>::AlongRows(a);
-  const auto right = SmemTile<kCols>::AlongRows(b);
-  Wgmma<kN, kBfloat16>::template SharedFirst<false>(d, left.At(0), right.At(0));
+// The registers hold nothing that is wanted: what a product will write anew need not be kept until
+// then.
+template <int kCount>
+__device__ __forceinline__ void DropRegisters(float (&d)[kCount]) {
 #pragma unroll
-  for (int n = 1; n < kD / 16; ++n) {
-    Wgmma<kN, kBfloat16>::template Shared<false>(d, left.At(n / 4 * a_box + n % 4 * 32),
-                                                 right.At(n / 4 * b_box + n % 4 * 32), true);
-  }
+  for (int n = 0; n < kCount; ++n) asm volatile("" : "=f"(d[n]));
 }
 
 __device__ __forceinline__ void StoreFour(float* to, const float* x) {
@@ -67,11 +61,11 @@ struct TurnsConsumer {
   uint32_t weights[kPairs / 2], d_scores[kPairs / 2];
 
   __device__ __forceinline__ void IssueScores(int stage) {
-    IssueFresh<T::kRows, T::kD, kBfloat16>(scores, shared.K() + group * 64 * kRowBytes,
+    IssueAlong<T::kRows, T::kD, kBfloat16>(scores, shared.K() + group * 64 * kRowBytes,
                                            T::Keys::kBoxBytes, shared.Q(stage), T::Rows::kBoxBytes);
   }
   __device__ __forceinline__ void IssueDWeights(int stage) {
-    IssueFresh<T::kRows, T::kD, kBfloat16>(d_weights, shared.V() + group * 64 * kRowBytes,
+    IssueAlong<T::kRows, T::kD, kBfloat16>(d_weights, shared.V() + group * 64 * kRowBytes,
                                            T::Keys::kBoxBytes, shared.O(stage), T::Rows::kBoxBytes);
   }
   __device__ __forceinline__ void IssueKeys(int stage, bool accumulate) {
@@ -86,12 +80,11 @@ struct TurnsConsumer {
     const int col = T::kRows > 64 ? 0 : group * T::Keys::kBoxBytes;
     const auto left = SmemTile<kCols>::AlongRows(shared.Scores(stage) + row);
     const auto right = SmemTile<kCols>::DownRows(shared.K() + col, T::Keys::kBoxBytes);
-    Wgmma<64, kBfloat16>::template SharedFirst<true>(d_q, left.At(0), right.At(0));
 #pragma unroll
-    for (int n = 1; n < T::kKeys / 16; ++n) {
+    for (int n = 0; n < T::kKeys / 16; ++n) {
       Wgmma<64, kBfloat16>::template Shared<true>(
           d_q, left.At(n / 4 * T::Scores::kBoxBytes + n % 4 * 32), right.At(16 * kRowBytes * n),
-          true);
+          n > 0);
     }
   }
 
@@ -195,6 +188,9 @@ struct TurnsConsumer {
     int row = work.row_end - T::kRows;
     Wait(shared.FullK(), 0);
     Wait(shared.FullQ(0), 0);
+    DropRegisters(scores);
+    DropRegisters(d_weights);
+    DropRegisters(d_q);
     WgmmaFence();
     IssueScores(0);
     WgmmaCommit();
@@ -211,6 +207,9 @@ struct TurnsConsumer {
       WgmmaWait<0>();
       HoldRegisters(d_weights);
       Differentiate(shared.Terms(now));
+      DropRegisters(scores);
+      DropRegisters(d_weights);
+      DropRegisters(d_q);
       Wait(shared.EmptyScores(now), stage.parity ^ 1);
       ShareScores(now);
       if (n > 0) Wait(shared.FullScores(last.index), last.parity);

@@ -99,18 +99,17 @@ struct Wgmma;
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "   \
   "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, " \
   "%120, %121, %122, %123, %124, %125, %126, %127"
-#define ATTEND_D(C, i) \
-  C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
-#define ATTEND_D_32(C) ATTEND_D(C, 0), ATTEND_D(C, 8)
-#define ATTEND_D_64(C) ATTEND_D_32(C), ATTEND_D(C, 16), ATTEND_D(C, 24)
-#define ATTEND_D_80(C) ATTEND_D_64(C), ATTEND_D(C, 32)
-#define ATTEND_D_96(C) ATTEND_D_80(C), ATTEND_D(C, 40)
-#define ATTEND_D_112(C) ATTEND_D_96(C), ATTEND_D(C, 48)
-#define ATTEND_D_128(C) ATTEND_D_112(C), ATTEND_D(C, 56)
-#define ATTEND_D_192(C) \
-  ATTEND_D_128(C), ATTEND_D(C, 64), ATTEND_D(C, 72), ATTEND_D(C, 80), ATTEND_D(C, 88)
-#define ATTEND_D_256(C) \
-  ATTEND_D_192(C), ATTEND_D(C, 96), ATTEND_D(C, 104), ATTEND_D(C, 112), ATTEND_D(C, 120)
+#define ATTEND_D(i)                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define ATTEND_D_32 ATTEND_D(0), ATTEND_D(8)
+#define ATTEND_D_64 ATTEND_D_32, ATTEND_D(16), ATTEND_D(24)
+#define ATTEND_D_80 ATTEND_D_64, ATTEND_D(32)
+#define ATTEND_D_96 ATTEND_D_80, ATTEND_D(40)
+#define ATTEND_D_112 ATTEND_D_96, ATTEND_D(48)
+#define ATTEND_D_128 ATTEND_D_112, ATTEND_D(56)
+#define ATTEND_D_192 ATTEND_D_128, ATTEND_D(64), ATTEND_D(72), ATTEND_D(80), ATTEND_D(88)
+#define ATTEND_D_256 ATTEND_D_192, ATTEND_D(96), ATTEND_D(104), ATTEND_D(112), ATTEND_D(120)
 
 // P0 ... P6 are the numbers that come after those of the accumulators.
 #define ATTEND_WGMMA(N, BF16, TYPE, P0, P1, P2, P3, P4, P5, P6)                              \
@@ -123,16 +122,8 @@ struct Wgmma;
                    ", 0; "                                                                   \
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
                    " {" ATTEND_TEXT_##N "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";}"      \
-                   : ATTEND_D_##N("+f")                                                      \
+                   : ATTEND_D_##N                                                            \
                    : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0)); \
-    }                                                                                        \
-    template <bool kDown>                                                                    \
-    static __device__ __forceinline__ void SharedFirst(float (&d)[N / 2], uint64_t a,        \
-                                                       uint64_t b) {                         \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
-                   " {" ATTEND_TEXT_##N "}, %" #P0 ", %" #P1 ", 0, 1, 1, 0, %" #P2 ";"       \
-                   : ATTEND_D_##N("=f")                                                      \
-                   : "l"(a), "l"(b), "n"(kDown ? 1 : 0));                                    \
     }                                                                                        \
     template <bool kDown>                                                                    \
     static __device__ __forceinline__ void Registers(float (&d)[N / 2], const uint32_t* a,   \
@@ -142,7 +133,7 @@ struct Wgmma;
                    "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE           \
                    " {" ATTEND_TEXT_##N "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4 \
                                         ", p, 1, 1, %" #P6 ";}"                              \
-                   : ATTEND_D_##N("+f")                                                      \
+                   : ATTEND_D_##N                                                            \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                     \
                      "r"(static_cast<int>(accumulate)), "n"(kDown ? 1 : 0));                 \
     }                                                                                        \
