@@ -85,7 +85,7 @@ inline Result<int64_t> TurnBytes(const Problem& p) {
 
 // Whether blocks of keys take turns at dQ, if there is room. By the problem alone, and so are bits.
 inline bool TakesTurns(const Problem& p) {
-  if (std::max(p.dim, p.dim_v) > kTurnDimMax) return false;
+  if (std::max(p.dim, p.dim_v) > kTurnDimMax || p.softcap > 0.0f || p.dropout > 0) return false;
   const Result<int64_t> bytes = TurnBytes(p);
   return bytes.ok() && *bytes <= kTurnBytesMax;
 }

@@ -218,7 +218,7 @@ TEST(CudaBackward, DropsWhatTheForwardPassDrops) {
   }
   ASSERT_TRUE(RunOnDevice(&owned, KernelId::kCudaFlashFp32).ok());
   OwnedGradients gradients(a, seed + 1);
-  const Status status = RunBackward(&owned, &gradients, KernelId::kCudaFlashFp32);
+  const Status status = RunBackward(&owned, &gradients, {KernelId::kCudaFlashFp32});
   ASSERT_TRUE(status.ok()) << status.ToString();
   const Gradients& g = gradients.get();
   for (int64_t n = 0; n < kKeys * kKeys; ++n) {
