@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a GPU's backward pass keeps of each query row before it walks the keys, what it adds dQ up
-// in where blocks of keys take turns at it, and how much memory that takes: the only memory it needs
-// beside its tensors.
+// in where blocks of keys take turns at it, and how much memory that takes: the only memory it
+// needs beside its tensors.
 
 #pragma once
 
