@@ -76,7 +76,7 @@ __device__ __forceinline__ void StoreKeys(const TensorView& to, DType dtype, con
 
 // A block for a tile of keys of one KV head, over its group's heads and their rows.
 template <class T>
-__device__ __forceinline__ void KeyGradients(const BackwardPass& pass, int64_t block) {
+__device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void AddToQueries(const typename T::Shared& shared, Q
 
 // A block for a tile of rows of one head, over their keys.
 template <class T>
-__device__ __forceinline__ void QueryGradients(const BackwardPass& pass, int64_t block) {
+__device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
@@ -208,7 +208,7 @@ ATTEND_HD inline int64_t RowTilesOfBias(const BiasShape& shape) {
 // A block for a tile of dBias, over the sequences, heads and rows that share it. Row sums leave
 // through shared memory, in the rows' order.
 template <class T>
-__device__ __forceinline__ void BiasGradients(const BackwardPass& pass, int64_t block) {
+__device__ __forceinline__ void BiasGradients(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
@@ -269,16 +269,29 @@ __device__ __forceinline__ void BiasGradients(const BackwardPass& pass, int64_t 
 
 enum class Of { kKeys, kQueries, kBias };
 
+template <class T, Of kOf>
+__device__ __forceinline__ void ComputeBlock(const BackwardPass& pass, uint32_t block) {
+  if constexpr (kOf == Of::kKeys) KeyGradients<T>(pass, block);
+  if constexpr (kOf == Of::kQueries) QueryGradients<T>(pass, block);
+  if constexpr (kOf == Of::kBias) BiasGradients<T>(pass, block);
+}
+
+// D256 has no registers for a loop.
+template <class T>
+constexpr bool kLoops = T::kD <= 128;
+
 // Computes `blocks` of them, or nothing if there is nothing to be computed again.
 template <class T, Of kOf>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    Fp32Gradients(const __grid_constant__ BackwardPass pass, int64_t blocks) {
+    Fp32Gradients(const __grid_constant__ BackwardPass pass, uint32_t blocks) {
   if (pass.redo != nullptr && *pass.redo == 0) return;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    __syncthreads();  // what the last one left in shared memory
-    if constexpr (kOf == Of::kKeys) KeyGradients<T>(pass, block);
-    if constexpr (kOf == Of::kQueries) QueryGradients<T>(pass, block);
-    if constexpr (kOf == Of::kBias) BiasGradients<T>(pass, block);
+  if constexpr (kLoops<T>) {
+    for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+      __syncthreads();  // what the last one left in shared memory
+      ComputeBlock<T, kOf>(pass, block);
+    }
+  } else {
+    ComputeBlock<T, kOf>(pass, blockIdx.x);
   }
 }
 
@@ -294,8 +307,10 @@ cudaError_t Launch(int64_t blocks, const BackwardPass& pass, cudaStream_t stream
       cudaFuncSetAttribute(reinterpret_cast<const void*>(Fp32Gradients<T, kOf>),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const int64_t grid = pass.redo == nullptr ? blocks : std::min(blocks, kRedoBlocks);
-  Fp32Gradients<T, kOf><<<static_cast<unsigned>(grid), T::kThreads, kBytes, stream>>>(pass, blocks);
+  const bool loops = kLoops<T> && pass.redo != nullptr;
+  const int64_t grid = loops ? std::min(blocks, kRedoBlocks) : blocks;
+  Fp32Gradients<T, kOf><<<static_cast<unsigned>(grid), T::kThreads, kBytes, stream>>>(
+      pass, static_cast<uint32_t>(blocks));
   return cudaGetLastError();
 }
 

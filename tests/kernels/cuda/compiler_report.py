@@ -17,9 +17,10 @@ import shlex
 import subprocess
 import sys
 
-CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda" / "sm90"
-SOURCE = CUDA / "f16.cu"
-TILES = CUDA / "table.cuh"
+CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda"
+SOURCE = CUDA / "sm90" / "f16.cu"
+TILES = CUDA / "sm90" / "table.cuh"
+BACKWARD = CUDA / "backward" / "sm90_f16.cu"
 
 # "Potential Performance Loss: wgmma.mma_async instructions are serialized", for whatever reason,
 # and what comes to the same: a wait that nobody wrote. Other codes say it in words.
@@ -113,7 +114,7 @@ def remarks(report):
 
 def judge(listed, report):
     """Prints a line per tile of `listed`, {name: Tile}; returns what is wrong."""
-    faults = list(remarks(report))
+    faults = judge_kernels(report)
     found = kernels(report)
     if not listed:
         faults.append("the table has no tiles")
@@ -126,6 +127,15 @@ def judge(listed, report):
             print(f"{name:<16} {used or '?':>4} registers")
             if used is not None and used != tile.registers:
                 faults.append(f"{name}: {used} registers, must be the launch's {tile.registers}")
+    return faults
+
+
+def judge_kernels(report):
+    """What is wrong with kernels of any tiles."""
+    faults = list(remarks(report))
+    found = kernels(report)
+    if not found:
+        faults.append("no kernel was compiled")
     for kernel, values in found.items():
         if len(values) != 2:
             faults.append(f"{kernel}: the report lacks its registers or its stack")
@@ -142,12 +152,15 @@ def main():
     parser.add_argument("--nvcc", required=True, help="the CUDA compiler")
     parser.add_argument("--commands", required=True, help="the build's compile_commands.json")
     args = parser.parse_args()
-    command, folder = build_command(args.commands, args.nvcc, SOURCE)
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    report = run.stdout + run.stderr
-    faults = judge(tiles(TILES.read_text()), report)
-    if run.returncode != 0:
-        faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{report}")
+    faults = []
+    for source, judged in ((SOURCE, lambda report: judge(tiles(TILES.read_text()), report)),
+                           (BACKWARD, judge_kernels)):
+        command, folder = build_command(args.commands, args.nvcc, source)
+        run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        report = run.stdout + run.stderr
+        faults += judged(report)
+        if run.returncode != 0:
+            faults.append(f"{shlex.join(command)} ended with {run.returncode}:\n{report}")
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
