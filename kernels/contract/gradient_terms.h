@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a GPU's backward pass keeps of each query row before it walks the keys, and how much memory
-// that takes: the only memory it needs beside its tensors.
+// What a GPU's backward pass keeps of each query row before it walks the keys, what it adds dQ up
+// in where blocks of keys take turns at it, and how much memory that takes: the only memory it
+// needs beside its tensors.
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/contract/portable.h"
@@ -40,6 +42,60 @@ inline Result<int64_t> GradientTermsBytes(const Problem& p) {
       CheckedProduct("bytes of terms", *terms + kTermSlack, 2 * sizeof(float));
   if (!bytes.ok()) return bytes;
   return *bytes + kTermFlagBytes;
+}
+
+// ---- dQ in turns --------------------------------------------------------------------------------
+
+// A tile of query rows has sums of dQ in fp32, which blocks of keys add to in the keys' order, and
+// two counters of those that have. Either half of a tile is 64 rows of 64 columns.
+inline constexpr int64_t kTurnHalfFloats = 64 * 64;
+inline constexpr int64_t kTurnTileBytes = 2 * kTurnHalfFloats * static_cast<int64_t>(sizeof(float));
+inline constexpr int64_t kTurnAlignment = 256;
+inline constexpr int64_t kTurnDimMax = 128;
+// More is not worth its memory: the two kernels that need none are slower by a quarter.
+inline constexpr int64_t kTurnBytesMax = int64_t{4} << 30;
+
+ATTEND_HD inline int64_t TurnRows(const Problem& p) {
+  return p.dim <= 64 && p.dim_v <= 64 ? 128 : 64;
+}
+// Tiles of one head. Packed sequences may begin anywhere: each has one more.
+ATTEND_HD inline int64_t TurnTilesOfHead(const Problem& p) {
+  const int64_t rows = TurnRows(p);
+  return p.packed ? p.total_q / rows + p.batch : (p.len_q + rows - 1) / rows * p.batch;
+}
+// The tile of row i, which begins a tile.
+ATTEND_HD inline int64_t TurnTile(const Problem& p, const Sequence& s, int64_t b, int64_t h,
+                                  int64_t i) {
+  const int64_t rows = TurnRows(p);
+  const int64_t first = p.packed ? s.q_row / rows + b : (p.len_q + rows - 1) / rows * b;
+  return h * TurnTilesOfHead(p) + first + i / rows;
+}
+
+// Of counters, and of counters and sums; after the terms, all on boundaries of kTurnAlignment.
+ATTEND_HD inline int64_t TurnCounterBytes(int64_t tiles) {
+  return (tiles * 2 * 4 + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
+}
+inline Result<int64_t> TurnBytes(const Problem& p) {
+  const Result<int64_t> tiles = CheckedProduct("tiles of dQ", TurnTilesOfHead(p), p.heads_q);
+  if (!tiles.ok()) return tiles;
+  const Result<int64_t> sums = CheckedProduct("bytes of dQ's sums", *tiles, kTurnTileBytes);
+  if (!sums.ok()) return sums;
+  return kTurnAlignment + TurnCounterBytes(*tiles) + *sums;
+}
+
+// Whether blocks of keys take turns at dQ, if there is room. By the problem alone, and so are bits.
+inline bool TakesTurns(const Problem& p) {
+  if (std::max(p.dim, p.dim_v) > kTurnDimMax || p.softcap > 0.0f || p.dropout > 0) return false;
+  const Result<int64_t> bytes = TurnBytes(p);
+  return bytes.ok() && *bytes <= kTurnBytesMax;
+}
+
+inline Result<int64_t> TurnWorkspaceBytes(const Problem& p) {
+  const Result<int64_t> terms = GradientTermsBytes(p);
+  if (!terms.ok()) return terms;
+  const Result<int64_t> turns = TurnBytes(p);
+  if (!turns.ok()) return turns;
+  return *terms + *turns;
 }
 
 }  // namespace attend

@@ -85,6 +85,11 @@ Result<Selection> Fit(const KernelInfo& kernel, const Problem& problem, const De
 Result<Selection> FitBackward(KernelId id, const Problem& problem, const DeviceInfo& device,
                               std::string_view why) {
   if (device.kind == DeviceKind::kCpu) return Selection{id, why, 0};
+  if (id == KernelId::kCudaFlashSm90 && TakesTurns(problem)) {
+    // Without room for it, the kernels that need less.
+    const Result<int64_t> most = TurnWorkspaceBytes(problem);
+    if (most.ok() && *most <= device.workspace_bytes_max) return Selection{id, why, *most};
+  }
   const Result<int64_t> bytes = GradientTermsBytes(problem);
   if (bytes.ok() && *bytes <= device.workspace_bytes_max) return Selection{id, why, *bytes};
   return Unimplemented("the backward pass keeps two numbers of each query row: " +

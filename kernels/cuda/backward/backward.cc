@@ -15,6 +15,8 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kHopper = 90;
+constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
+
 bool HasScoreTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
 
 // Kernels with score terms take the difference of score and LSE before it is multiplied.
@@ -23,10 +25,14 @@ float LseUnit(KernelId kernel, const Problem& p) {
   return kernel == KernelId::kCudaFlashSm80 && !plain ? 1.0f : kLog2E;
 }
 
-constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
+bool TakesTurns(const BackwardItem& item) {
+  return item.kernel == KernelId::kCudaFlashSm90 && item.room_for_turns &&
+         TakesTurns(item.attention.problem);
+}
 
 // Items run one after another and share their workspace.
-Result<int64_t> WorkspaceBytes(const Problem& p) {
+Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
+  const Problem& p = item.attention.problem;
   // Tiles of rows or keys of every head: a grid of each.
   const int64_t longest = std::max(p.len_q, p.len_k) / kFewestRows + 1;
   const Result<int64_t> tiles = CheckedProduct("tiles", p.batch, p.heads_q, longest);
@@ -35,7 +41,7 @@ Result<int64_t> WorkspaceBytes(const Problem& p) {
     return InvalidArgument("tiles of the backward pass are " + std::to_string(*tiles) +
                            ", must be at most " + std::to_string(kLaunchTilesMax));
   }
-  return GradientTermsBytes(p);
+  return TakesTurns(item) ? TurnWorkspaceBytes(p) : GradientTermsBytes(p);
 }
 
 // OK if the item's kernel can compute it, on a GPU that has it.
@@ -56,6 +62,28 @@ cudaError_t LaunchBiasGradients(const BackwardPass& pass, cudaStream_t stream) {
   only.gradients.d_q.data = only.gradients.d_k.data = only.gradients.d_v.data = nullptr;
   only.redo = nullptr;
   return LaunchFp32Gradients(only, stream);
+}
+
+// The item as the kernels see it, with its parts of the workspace; returns where those end that
+// must be 0.
+int64_t LayOut(const BackwardItem& item, void* workspace, BackwardPass* pass) {
+  const Problem& p = item.attention.problem;
+  char* const base = static_cast<char*>(workspace);
+  const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
+  pass->attention = item.attention;
+  pass->gradients = item.gradients;
+  pass->lse_unit = LseUnit(item.kernel, p);
+  pass->lse = reinterpret_cast<float*>(base + kTermFlagBytes);
+  pass->less = pass->lse + terms;
+  if (item.kernel != KernelId::kCudaFlashFp32) pass->redo = reinterpret_cast<int*>(base);
+  const int64_t terms_end = kTermFlagBytes + 2 * terms * static_cast<int64_t>(sizeof(float));
+  if (!TakesTurns(item)) return terms_end;
+  const int64_t turns = (terms_end + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
+  const int64_t turns_end = turns + TurnCounterBytes(TurnTilesOfHead(p) * p.heads_q);
+  pass->begun = reinterpret_cast<uint32_t*>(base) + 1;
+  pass->turns = reinterpret_cast<uint32_t*>(base + turns);
+  pass->sums = reinterpret_cast<float*>(base + turns_end);
+  return turns_end;
 }
 
 // What the Tensor Cores left is computed again where it is not finite.
@@ -88,7 +116,7 @@ std::string_view WhyNotTma(const Attention& a, const Gradients& g) {
 Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items) {
   int64_t most = 0;
   for (const BackwardItem& item : items) {
-    const Result<int64_t> bytes = WorkspaceBytes(item.attention.problem);
+    const Result<int64_t> bytes = WorkspaceBytes(item);
     if (!bytes.ok()) return bytes;
     most = std::max(most, *bytes);
   }
@@ -107,15 +135,9 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
                            ", must be at least " + std::to_string(*needed));
   }
   for (const BackwardItem& item : items) {
-    BackwardPass pass{item.attention, item.gradients};
-    const Problem& p = item.attention.problem;
-    pass.lse = reinterpret_cast<float*>(static_cast<char*>(workspace) + kTermFlagBytes);
-    pass.less = pass.lse + TermsOfHead(p) * p.heads_q + kTermSlack;
-    if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = static_cast<int*>(workspace);
-    pass.lse_unit = LseUnit(item.kernel, p);
-    const Result<int64_t> bytes = WorkspaceBytes(p);
-    if (!bytes.ok()) return bytes.status();
-    cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(*bytes), stream);
+    BackwardPass pass;
+    const int64_t zeros = LayOut(item, workspace, &pass);
+    cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(zeros), stream);
     if (error == cudaSuccess) error = Launch(item.kernel, pass, stream);
     if (error == cudaSuccess) continue;
     (void)cudaGetLastError();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward pass on a GPU (contract/gradients.h): launches that leave dQ, dK, dV and, if asked
-// for, dBias and dSinks. Bits depend on a problem alone: every element of a gradient is summed by
-// one block in one order, and nothing is added atomically.
+// for, dBias and dSinks. Bits depend on a problem alone: every element of a gradient is summed in
+// one order.
 
 #pragma once
 
@@ -23,6 +23,7 @@ struct BackwardItem {
   KernelId kernel = KernelId::kCudaFlashFp32;
   Attention attention;
   Gradients gradients;
+  bool room_for_turns = true;  // false: a problem that TakesTurns does without; other bits
 };
 
 // As WhyNotTma of an attention, of dO too.

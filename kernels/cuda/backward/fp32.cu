@@ -76,16 +76,14 @@ __device__ __forceinline__ void StoreKeys(const TensorView& to, DType dtype, con
 
 // A block for a tile of keys of one KV head, over its group's heads and their rows.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, 1)
-    KeyGradients(const __grid_constant__ BackwardPass pass) {
-  if (pass.redo != nullptr && *pass.redo == 0) return;
+__device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
   const int64_t tiles = (p.len_k + T::kKeys - 1) / T::kKeys;
-  const int64_t key = blockIdx.x % tiles * T::kKeys;
-  const int64_t kv_head = blockIdx.x / tiles % p.heads_kv;
-  const int64_t b = blockIdx.x / tiles / p.heads_kv;
+  const int64_t key = block % tiles * T::kKeys;
+  const int64_t kv_head = block / tiles % p.heads_kv;
+  const int64_t b = block / tiles / p.heads_kv;
   const int64_t group = p.group();
   KeySums<T> d_k = {}, d_v = {};
   Fp32Head at(pass, b, kv_head * group);
@@ -155,15 +153,13 @@ __device__ __forceinline__ void AddToQueries(const typename T::Shared& shared, Q
 
 // A block for a tile of rows of one head, over their keys.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, 1)
-    QueryGradients(const __grid_constant__ BackwardPass pass) {
-  if (pass.redo != nullptr && *pass.redo == 0) return;
+__device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
   const int64_t tiles = (p.len_q + T::kRows - 1) / T::kRows;
-  const int64_t row = blockIdx.x % tiles * T::kRows;
-  const Fp32Head at(pass, blockIdx.x / tiles / p.heads_q, blockIdx.x / tiles % p.heads_q);
+  const int64_t row = block % tiles * T::kRows;
+  const Fp32Head at(pass, block / tiles / p.heads_q, block / tiles % p.heads_q);
   QuerySums<T> sums = {};
   const bool rows_careful = LoadQueries<T>(shared, at, row);
   for (int64_t key = 0; key < at.s.k_len; key += T::kKeys) {
@@ -212,9 +208,7 @@ ATTEND_HD inline int64_t RowTilesOfBias(const BiasShape& shape) {
 // A block for a tile of dBias, over the sequences, heads and rows that share it. Row sums leave
 // through shared memory, in the rows' order.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, 1)
-    BiasGradients(const __grid_constant__ BackwardPass pass) {
-  if (pass.redo != nullptr && *pass.redo == 0) return;
+__device__ __forceinline__ void BiasGradients(const BackwardPass& pass, uint32_t block) {
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
@@ -222,7 +216,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   const BiasShape shape = ShapeOfBias(p, to);
   const int64_t key_tiles = (p.len_k + T::kKeys - 1) / T::kKeys;
   const int64_t row_tiles = RowTilesOfBias<T>(shape);
-  int64_t n = blockIdx.x;
+  int64_t n = block;
   const int64_t key = n % key_tiles * T::kKeys;
   n /= key_tiles;
   const int64_t own_row = n % row_tiles * T::kRows;
@@ -273,15 +267,50 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 
 // ---- launches -----------------------------------------------------------------------------------
 
+enum class Of { kKeys, kQueries, kBias };
+
+template <class T, Of kOf>
+__device__ __forceinline__ void ComputeBlock(const BackwardPass& pass, uint32_t block) {
+  if constexpr (kOf == Of::kKeys) KeyGradients<T>(pass, block);
+  if constexpr (kOf == Of::kQueries) QueryGradients<T>(pass, block);
+  if constexpr (kOf == Of::kBias) BiasGradients<T>(pass, block);
+}
+
+// D256 has no registers for a loop.
 template <class T>
-cudaError_t Launch(void (*kernel)(BackwardPass), int64_t blocks, const BackwardPass& pass,
-                   cudaStream_t stream) {
+constexpr bool kLoops = T::kD <= 128;
+
+// Computes `blocks` of them, or nothing if there is nothing to be computed again.
+template <class T, Of kOf>
+__global__ void __launch_bounds__(T::kThreads, 1)
+    Fp32Gradients(const __grid_constant__ BackwardPass pass, uint32_t blocks) {
+  if (pass.redo != nullptr && *pass.redo == 0) return;
+  if constexpr (kLoops<T>) {
+    for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+      __syncthreads();  // what the last one left in shared memory
+      ComputeBlock<T, kOf>(pass, block);
+    }
+  } else {
+    ComputeBlock<T, kOf>(pass, blockIdx.x);
+  }
+}
+
+// Of a launch that is for nothing almost always: what fills a GPU, for more would take longer to
+// find that out.
+constexpr int64_t kRedoBlocks = 512;
+
+template <class T, Of kOf>
+cudaError_t Launch(int64_t blocks, const BackwardPass& pass, cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;
   constexpr int kBytes = sizeof(typename T::Shared);
-  const cudaError_t error = cudaFuncSetAttribute(
-      reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(Fp32Gradients<T, kOf>),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(blocks), T::kThreads, kBytes, stream>>>(pass);
+  const bool loops = kLoops<T> && pass.redo != nullptr;
+  const int64_t grid = loops ? std::min(blocks, kRedoBlocks) : blocks;
+  Fp32Gradients<T, kOf><<<static_cast<unsigned>(grid), T::kThreads, kBytes, stream>>>(
+      pass, static_cast<uint32_t>(blocks));
   return cudaGetLastError();
 }
 
@@ -293,15 +322,15 @@ cudaError_t LaunchAll(const BackwardPass& pass, cudaStream_t stream) {
   const int64_t row_tiles = (p.len_q + T::kRows - 1) / T::kRows * p.heads_q * p.batch;
   cudaError_t error = cudaSuccess;
   if (g.d_k.data != nullptr || g.d_v.data != nullptr) {
-    error = Launch<T>(KeyGradients<T>, key_tiles * p.heads_kv * p.batch, pass, stream);
+    error = Launch<T, Of::kKeys>(key_tiles * p.heads_kv * p.batch, pass, stream);
   }
   if (error == cudaSuccess && g.d_q.data != nullptr) {
-    error = Launch<T>(QueryGradients<T>, row_tiles, pass, stream);
+    error = Launch<T, Of::kQueries>(row_tiles, pass, stream);
   }
   if (error == cudaSuccess && g.d_bias.data != nullptr) {
     const BiasShape shape = ShapeOfBias(p, g.d_bias);
     const int64_t tiles = key_tiles * RowTilesOfBias<T>(shape) * shape.heads * shape.batch;
-    error = Launch<T>(BiasGradients<T>, tiles, pass, stream);
+    error = Launch<T, Of::kBias>(tiles, pass, stream);
   }
   return error;
 }

@@ -27,6 +27,11 @@ struct BackwardPass {
   // Set by kernels of 16-bit products that left something that is not finite: it may come from what
   // does not count. Null: no such kernel runs.
   int* redo = nullptr;
+  // If blocks of keys take turns at dQ: its sums, how many blocks have added to each half of a
+  // tile, and how many have begun; the counters are 0 before. Null: they do not.
+  float* sums = nullptr;
+  uint32_t* turns = nullptr;
+  uint32_t* begun = nullptr;
 };
 
 // Writes the terms. Needs no other launch, but that all is 0 before.

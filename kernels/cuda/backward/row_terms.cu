@@ -3,8 +3,6 @@
 // What the backward pass needs of each query row, and the gradients of sinks, which need nothing
 // else.
 
-#include <algorithm>
-
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ptx/device_math.cuh"
 
@@ -13,7 +11,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int64_t kBlocksMax = 1 << 20;
+constexpr int kEach = 4;  // rows of a lane
+
+ATTEND_HD int64_t BlocksOfHead(const Problem& p, int lanes) {
+  const int64_t rows = kEach * kThreads / lanes;
+  return (p.len_q + rows - 1) / rows;
+}
 
 template <class T>
 __device__ __forceinline__ T WarpSum(T x) {
@@ -24,38 +27,95 @@ __device__ __forceinline__ T WarpSum(T x) {
   return x;
 }
 
-// A warp for each row, and then for another.
+// Rows of 16-bit elements of which each eight begin on a boundary of 16 bytes.
+template <class View>
+__device__ __forceinline__ bool EightAligned(const View& view, const Problem& p) {
+  return DTypeBytes(p.o_dtype()) == 2 && p.dim_v % 8 == 0 &&
+         reinterpret_cast<uint64_t>(view.data) % 16 == 0 && view.stride_b % 8 == 0 &&
+         view.stride_h % 8 == 0 && view.stride_l % 8 == 0;
+}
+
+__device__ __forceinline__ uint4 LoadEight(const void* data, int64_t index) {
+  return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + index);
+}
+
+// x . y of eight elements; the same additions either way.
+__device__ __forceinline__ float DotEight(DType dtype, uint4 x, uint4 y) {
+  const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+  const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    sum = fmaf(Widen(dtype, static_cast<uint16_t>(xs[n / 2] >> 16 * (n % 2))),
+               Widen(dtype, static_cast<uint16_t>(ys[n / 2] >> 16 * (n % 2))), sum);
+  }
+  return sum;
+}
+__device__ __forceinline__ float DotEight(DType dtype, const void* x, int64_t at_x, const void* y,
+                                          int64_t at_y, int64_t count) {
+  float sum = 0.0f;
+  for (int64_t n = 0; n < min(count, int64_t{8}); ++n) {
+    sum = fmaf(LoadGlobal(x, dtype, at_x + n), LoadGlobal(y, dtype, at_y + n), sum);
+  }
+  return sum;
+}
+
+// kLanes neighbouring lanes take a row, eight elements each, and then kEach - 1 others.
+template <int kLanes>
 __global__ void __launch_bounds__(kThreads) RowTerms(const __grid_constant__ BackwardPass pass) {
+  constexpr int kRowsAtOnce = kThreads / kLanes;
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
-  const int lane = threadIdx.x % 32;
-  const int64_t rows = p.batch * p.heads_q * p.len_q;
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; at < rows;
-       at += warps) {
-    const int64_t i = at % p.len_q;
-    const int64_t h = at / p.len_q % p.heads_q;
-    const int64_t b = at / p.len_q / p.heads_q;
-    const Sequence s = SequenceOf(a, b);
-    if (i >= s.q_len) continue;
-    const int64_t row = s.q_row + i;
-    const int64_t o = b * a.o.stride_b + h * a.o.stride_h + row * a.o.stride_l;
-    const ConstTensorView& d_o = pass.gradients.d_o;
-    const int64_t other = b * d_o.stride_b + h * d_o.stride_h + row * d_o.stride_l;
-    float less = 0.0f;
-    for (int64_t d = lane; d < p.dim_v; d += 32) {
-      less +=
-          LoadGlobal(a.o.data, p.o_dtype(), o + d) * LoadGlobal(d_o.data, p.o_dtype(), other + d);
+  const ConstTensorView& d_o = pass.gradients.d_o;
+  const auto tiles = static_cast<uint32_t>(BlocksOfHead(p, kLanes));
+  const int64_t head = blockIdx.x / tiles;
+  const int64_t h = head % p.heads_q;
+  const int64_t b = head / p.heads_q;
+  const Sequence s = SequenceOf(a, b);
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x % tiles) * kEach * kRowsAtOnce + threadIdx.x / kLanes;
+  const int64_t col = threadIdx.x % kLanes * 8;
+  const int64_t o = b * a.o.stride_b + h * a.o.stride_h + s.q_row * a.o.stride_l + col;
+  const int64_t other = b * d_o.stride_b + h * d_o.stride_h + s.q_row * d_o.stride_l + col;
+  const bool whole = EightAligned(a.o, p) && EightAligned(d_o, p);
+  uint4 x[kEach] = {}, y[kEach] = {};
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * kRowsAtOnce;
+    if (!whole || i >= s.q_len || col >= p.dim_v) continue;
+    x[n] = LoadEight(a.o.data, o + i * a.o.stride_l);
+    y[n] = LoadEight(d_o.data, other + i * d_o.stride_l);
+  }
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * kRowsAtOnce;
+    const bool exists = i < s.q_len;
+    float less = DotEight(p.o_dtype(), x[n], y[n]);
+    if (!whole && exists) {
+      less = DotEight(p.o_dtype(), a.o.data, o + i * a.o.stride_l, d_o.data,
+                      other + i * d_o.stride_l, p.dim_v - col);
     }
-    less = WarpSum(less);
-    const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + row;
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      less += __shfl_xor_sync(0xffffffffu, less, distance);
+    }
+    if (!exists || col != 0) continue;
+    const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
     if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
-    if (lane != 0) continue;
     const float lse = a.lse[in_lse];
     const int64_t term = TermIndex(p, s, b, h, i);
     pass.less[term] = less;
     pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
   }
+}
+
+template <int kLanes>
+cudaError_t LaunchRowTerms(const BackwardPass& pass, cudaStream_t stream) {
+  const Problem& p = pass.attention.problem;
+  const int64_t blocks = BlocksOfHead(p, kLanes) * p.heads_q * p.batch;
+  if (blocks == 0) return cudaSuccess;
+  RowTerms<kLanes><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(pass);
+  return cudaGetLastError();
 }
 
 // A block for each head; threads take rows in turn, and their sums are added in one order. In
@@ -87,12 +147,10 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchRowTerms(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
-  const int64_t rows = p.batch * p.heads_q * p.len_q;
-  if (rows == 0) return cudaSuccess;
-  const int64_t blocks = std::min<int64_t>((rows + kWarps - 1) / kWarps, kBlocksMax);
-  RowTerms<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(pass);
-  return cudaGetLastError();
+  const int64_t dim = pass.attention.problem.dim_v;
+  if (dim <= 64) return LaunchRowTerms<8>(pass, stream);
+  if (dim <= 128) return LaunchRowTerms<16>(pass, stream);
+  return LaunchRowTerms<32>(pass, stream);
 }
 
 cudaError_t LaunchSinkGradients(const BackwardPass& pass, cudaStream_t stream) {

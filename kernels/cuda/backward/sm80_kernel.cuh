@@ -272,7 +272,7 @@ __device__ __forceinline__ bool Store(const MmaParams& params, const MmaWork& wo
   bool found = false;
 #pragma unroll
   for (int m = 0; m < T::kSlices; ++m) {
-    found |= StoreRows<8 * kBlocks, !std::is_same_v<Element, __half>>(
+    found |= StoreRows<8 * kBlocks, !std::is_same_v<Element, __half>, false>(
         &sums[m][0][0], factor, data, to.stride_l, OwnRow<T>(work, m, 0), work.own_length,
         work.own_count, static_cast<int>(dim) - column);
   }

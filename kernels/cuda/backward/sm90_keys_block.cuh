@@ -249,9 +249,9 @@ struct KeysOfThread {
     uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : at.b) * to.stride_b +
                            at.kv_head * to.stride_h + at.s.k_row * to.stride_l;
     const int count = p.packed ? at.band.k_len : static_cast<int>(p.len_k);
-    if (StoreRows<kDim, Class::kBfloat16>(sums, factor, data, to.stride_l,
-                                          RowOfThread(at.key + first_key), at.band.k_len, count,
-                                          static_cast<int>(dim))) {
+    if (StoreRows<kDim, Class::kBfloat16, true>(sums, factor, data, to.stride_l,
+                                                RowOfThread(at.key + first_key), at.band.k_len,
+                                                count, static_cast<int>(dim))) {
       *params.pass.redo = 1;
     }
   }

@@ -10,6 +10,7 @@
 #include "kernels/cuda/backward/sm90_keys.cuh"
 #include "kernels/cuda/backward/sm90_queries.cuh"
 #include "kernels/cuda/backward/sm90_split_keys.cuh"
+#include "kernels/cuda/backward/sm90_turns.cuh"
 
 namespace attend::cuda::backward {
 
@@ -131,11 +132,31 @@ cudaError_t LaunchDropoutClass(const BackwardPass& pass, cudaStream_t stream) {
       pass, stream);
 }
 
+// All gradients by one kernel, and dQ from its sums.
+template <class Tile, bool kBfloat16>
+cudaError_t LaunchTurns(const BackwardPass& pass, cudaStream_t stream) {
+  const Problem& p = pass.attention.problem;
+  Sm90Params params{.pass = pass};
+  cudaError_t error = EncodeMaps(pass, Tile::kRows, Tile::kKeys, &params.maps);
+  if (error != cudaSuccess) return error;
+  const int64_t key_tiles = (p.len_k + Tile::kKeys - 1) / Tile::kKeys;
+  error =
+      Launch<Tile>(TurnsSm90<Tile, kBfloat16>, key_tiles * p.heads_kv * p.batch, params, stream);
+  const int64_t row_tiles = (p.len_q + Tile::kRows - 1) / Tile::kRows * p.heads_q * p.batch;
+  if (error != cudaSuccess || row_tiles == 0 || pass.gradients.d_q.data == nullptr) return error;
+  NarrowQueries<Tile, kBfloat16>
+      <<<static_cast<unsigned>(row_tiles), 128 * kConsumers, 0, stream>>>(pass);
+  return cudaGetLastError();
+}
+
 template <bool kBfloat16>
 cudaError_t LaunchGradients(const BackwardPass& pass, cudaStream_t stream) {
-  if (pass.attention.problem.softcap > 0.0f) {
-    return LaunchClass<Sm90Class<kBfloat16, true>>(pass, stream);
+  const Problem& p = pass.attention.problem;
+  if (pass.sums != nullptr) {
+    return std::max(p.dim, p.dim_v) <= 64 ? LaunchTurns<TurnsTile<64>, kBfloat16>(pass, stream)
+                                          : LaunchTurns<TurnsTile<128>, kBfloat16>(pass, stream);
   }
+  if (p.softcap > 0.0f) return LaunchClass<Sm90Class<kBfloat16, true>>(pass, stream);
   return LaunchClass<Sm90Class<kBfloat16>>(pass, stream);
 }
 

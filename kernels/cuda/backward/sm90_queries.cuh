@@ -319,9 +319,9 @@ struct QueriesConsumer {
     const QueriesWork at = QueriesWork::Of(params, T{});
     uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : at.b) * to.stride_b +
                            at.head * to.stride_h + at.s.q_row * to.stride_l;
-    if (StoreRows<T::kD, kBfloat16>(d_q, p.scale, data, to.stride_l,
-                                    RowOfThread(at.row + 64 * group), at.band.q_len,
-                                    static_cast<int>(at.s.q_rows), static_cast<int>(p.dim))) {
+    if (StoreRows<T::kD, kBfloat16, true>(d_q, p.scale, data, to.stride_l,
+                                          RowOfThread(at.row + 64 * group), at.band.q_len,
+                                          static_cast<int>(at.s.q_rows), static_cast<int>(p.dim))) {
       *params.pass.redo = 1;
     }
   }

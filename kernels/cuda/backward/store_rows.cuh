@@ -14,12 +14,14 @@ namespace attend::cuda::backward {
 
 // Stores a warp's 16 rows of a gradient, times `factor`: of which those below `count` exist and
 // those from `length` on get zeros. `sums`: the thread's part of rows `row` and `row` + 8, as
-// products leave it. Says whether a sum of a row below `length` is not finite.
-template <int kD, bool kBfloat16>
+// products leave it. kEights: dim is a multiple of 8, which saves registers to know. Says whether a
+// sum of a row below `length` is not finite.
+template <int kD, bool kBfloat16, bool kEights>
 __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint16_t* to,
                                           int64_t stride, int row, int length, int count, int dim) {
   const int lane = threadIdx.x % 32;
-  const bool vectors = reinterpret_cast<uint64_t>(to) % 16 == 0 && stride % 8 == 0 && dim % 8 == 0;
+  const bool vectors =
+      reinterpret_cast<uint64_t>(to) % 16 == 0 && stride % 8 == 0 && (kEights || dim % 8 == 0);
   bool found = false;
 #pragma unroll
   for (int block = 0; block < kD / 8; block += 4) {
@@ -46,8 +48,8 @@ __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint1
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (col + 2 * i < dim) at[2 * i] = static_cast<uint16_t>(x[r][i]);
-        if (col + 2 * i + 1 < dim) at[2 * i + 1] = static_cast<uint16_t>(x[r][i] >> 16);
+        if (kEights || col + 2 * i < dim) at[2 * i] = static_cast<uint16_t>(x[r][i]);
+        if (kEights || col + 2 * i + 1 < dim) at[2 * i + 1] = static_cast<uint16_t>(x[r][i] >> 16);
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/contract/gradient_terms.h"
 #include "kernels/cuda/ragged/tensor_maps.h"
 
 namespace attend::cuda {
@@ -234,7 +235,9 @@ LaunchItem ToLaunch(const WorkItem& item) {
 }
 
 BackwardItem ToBackward(const WorkItem& item) {
-  return {item.selection.kernel, item.attention, *item.gradients};
+  const Result<int64_t> most = TurnWorkspaceBytes(item.attention.problem);
+  const bool room = most.ok() && item.selection.workspace_bytes >= *most;
+  return {item.selection.kernel, item.attention, *item.gradients, room};
 }
 
 ItemPlace PlaceIn(void* memory, const WorkItem& item, const ItemLayout& layout) {

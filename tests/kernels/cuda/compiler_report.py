@@ -116,7 +116,7 @@ def remarks(report):
 
 def judge(listed, report):
     """Prints a line per tile of `listed`, {name: Tile}; returns what is wrong."""
-    faults = list(remarks(report))
+    faults = []
     found = kernels(report)
     if not listed:
         faults.append("the table has no tiles")
@@ -129,6 +129,15 @@ def judge(listed, report):
             print(f"{name:<16} {used or '?':>4} registers")
             if used is not None and used != tile.registers:
                 faults.append(f"{name}: {used} registers, must be the launch's {tile.registers}")
+    return faults + judge_kernels(report)
+
+
+def judge_kernels(report):
+    """What is wrong with kernels of any tiles."""
+    faults = list(remarks(report))
+    found = kernels(report)
+    if not found:
+        faults.append("no kernel was compiled")
     for kernel, values in found.items():
         if len(values) != 2:
             faults.append(f"{kernel}: the report lacks its registers or its stack")

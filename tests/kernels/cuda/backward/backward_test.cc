@@ -11,14 +11,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/cuda/backward/run_backward.h"
 #include "tests/kernels/support/check_gradients.h"
 #include "tests/kernels/support/cuda_run.h"
 #include "tests/kernels/support/owned_gradients.h"
@@ -30,104 +29,18 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Gradients and what they come from, on the device.
-class DeviceGradients {
- public:
-  explicit DeviceGradients(OwnedGradients* owned) : owned_(owned), gradients_(owned->get()) {
-    for (const std::vector<std::byte>& block : owned->blocks()) {
-      blocks_.push_back(std::make_unique<DeviceMemory>(Room(block)));
-    }
-    gradients_.d_o.data = Moved(gradients_.d_o.data);
-    gradients_.d_lse = Moved(gradients_.d_lse);
-    gradients_.d_q.data = Moved(gradients_.d_q.data);
-    gradients_.d_k.data = Moved(gradients_.d_k.data);
-    gradients_.d_v.data = Moved(gradients_.d_v.data);
-    gradients_.d_bias.data = Moved(gradients_.d_bias.data);
-    gradients_.d_sinks = Moved(gradients_.d_sinks);
-  }
-
-  const Gradients& get() const { return gradients_; }
-
-  Status Upload() { return Copy(cudaMemcpyHostToDevice); }
-  Status Fetch() { return Copy(cudaMemcpyDeviceToHost); }
-
- private:
-  static int64_t Room(const std::vector<std::byte>& block) {
-    return static_cast<int64_t>(block.size()) + 1;
-  }
-
-  // Where a host address of the blocks is on the device; null stays null.
-  template <class T>
-  T* Moved(T* host) const {
-    const auto* const at = reinterpret_cast<const std::byte*>(host);
-    for (size_t n = 0; host != nullptr && n < blocks_.size(); ++n) {
-      const std::vector<std::byte>& block = owned_->blocks()[n];
-      if (at < block.data() || at >= block.data() + block.size()) continue;
-      return reinterpret_cast<T*>(blocks_[n]->get() + (at - block.data()));
-    }
-    return nullptr;
-  }
-
-  Status Copy(cudaMemcpyKind kind) {
-    for (size_t n = 0; n < blocks_.size(); ++n) {
-      void* const host = owned_->blocks()[n].data();
-      void* const device = blocks_[n]->get();
-      const bool up = kind == cudaMemcpyHostToDevice;
-      const cudaError_t error =
-          cudaMemcpy(up ? device : host, up ? host : device, owned_->blocks()[n].size(), kind);
-      ATTEND_RETURN_IF_ERROR(cuda::ToStatus(error, "copying gradients"));
-    }
-    return Status();
-  }
-
-  OwnedGradients* const owned_;
-  Gradients gradients_;
-  std::vector<std::unique_ptr<DeviceMemory>> blocks_;
-};
-
-Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, KernelId kernel) {
-  DeviceRun run(owned, KernelId::kCudaFlashFp32);
-  ATTEND_RETURN_IF_ERROR(run.Prepare());
-  DeviceGradients moved(gradients);
-  ATTEND_RETURN_IF_ERROR(moved.Upload());
-  const cuda::BackwardItem item{kernel, run.attention(), moved.get()};
-  const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&item, 1});
-  if (!bytes.ok()) return bytes.status();
-  const DeviceMemory workspace(*bytes + 1);
-  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(
-      cudaMemset(workspace.get(), 0xff, static_cast<size_t>(*bytes)), "poisoning the workspace"));
-  ATTEND_RETURN_IF_ERROR(cuda::LaunchBackward({&item, 1}, workspace.get(), *bytes, nullptr));
-  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(cudaDeviceSynchronize(), "the backward pass"));
-  return moved.Fetch();
-}
-
-constexpr KernelId kBackwardKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80,
-                                         KernelId::kCudaFlashSm90};
-
-bool Takes(KernelId kernel, const Attention& a, const Gradients& g) {
-  if (kernel == KernelId::kCudaFlashFp32) return true;
-  DeviceInfo device;
-  device.kind = DeviceKind::kCuda;
-  int major = 0;
-  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  device.compute_capability = 10 * major;
-  device.workspace_bytes_max = INT64_MAX;
-  return SelectBackward(a.problem, device, KernelName(kernel), {.not_tma = cuda::WhyNotTma(a, g)})
-      .ok();
-}
-
 void Forward(const Attention& a) { CpuReference(a); }
 
 void ExpectAllRight(OwnedAttention* owned, uint64_t seed) {
   Forward(owned->attention);
-  for (const KernelId kernel : kBackwardKernels) {
-    SCOPED_TRACE(std::string(KernelName(kernel)) + " ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(NameOf(way) + " ATTEND_TEST_SEED=" + std::to_string(seed));
     OwnedGradients gradients(owned->attention, seed + 1);
     ASSERT_TRUE(Check(owned->attention, gradients.get()).ok());
-    if (!Takes(kernel, owned->attention, gradients.get())) continue;
+    if (!Takes(way, owned->attention, gradients.get())) continue;
     const DType factors =
-        kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : owned->attention.problem.dtype;
-    const Status status = RunBackward(owned, &gradients, kernel);
+        way.kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : owned->attention.problem.dtype;
+    const Status status = RunBackward(owned, &gradients, way);
     ASSERT_TRUE(status.ok()) << status.ToString();
     EXPECT_EQ(GradientsJudge(owned->attention, gradients.get(), factors).Fault(gradients.get()),
               "");
@@ -149,7 +62,7 @@ void ExpectTaken(const ProblemSpec& spec, uint64_t seed, bool taken) {
   if (major != 9) return;
   OwnedAttention owned = MakeAttention(spec, seed);
   OwnedGradients gradients(owned.attention, seed);
-  EXPECT_EQ(Takes(KernelId::kCudaFlashSm90, owned.attention, gradients.get()), taken)
+  EXPECT_EQ(Takes(Way{KernelId::kCudaFlashSm90}, owned.attention, gradients.get()), taken)
       << Describe(spec);
 }
 
@@ -253,7 +166,7 @@ TEST(CudaBackward, DropsWhatTheForwardPassDrops) {
   }
   ASSERT_TRUE(RunOnDevice(&owned, KernelId::kCudaFlashFp32).ok());
   OwnedGradients gradients(a, seed + 1);
-  const Status status = RunBackward(&owned, &gradients, KernelId::kCudaFlashFp32);
+  const Status status = RunBackward(&owned, &gradients, {KernelId::kCudaFlashFp32});
   ASSERT_TRUE(status.ok()) << status.ToString();
   const Gradients& g = gradients.get();
   for (int64_t n = 0; n < kKeys * kKeys; ++n) {
@@ -367,7 +280,7 @@ TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
   spec.problem.scale = 1e-3f;
   OwnedAttention owned = MakeAttention(spec, seed);
   Forward(owned.attention);
-  for (const KernelId kernel : kBackwardKernels) {
+  for (const Way& way : kWays) {
     OwnedGradients gradients(owned.attention, seed + 1);
     const Gradients& g = gradients.get();
     for (int64_t h = 0; h < 2; ++h) {
@@ -375,41 +288,60 @@ TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
         const_cast<float*>(g.d_lse)[h * owned.attention.lse_stride_h + i] *= 3e7f;
       }
     }
-    if (!Takes(kernel, owned.attention, g)) continue;
-    const Status status = RunBackward(&owned, &gradients, kernel);
+    if (!Takes(way, owned.attention, g)) continue;
+    const Status status = RunBackward(&owned, &gradients, way);
     ASSERT_TRUE(status.ok()) << status.ToString();
-    EXPECT_EQ(GradientsJudge(owned.attention, g).Fault(g), "") << KernelName(kernel);
+    EXPECT_EQ(GradientsJudge(owned.attention, g).Fault(g), "") << NameOf(way);
   }
 }
 
-void ExpectRepeatsEqual(const ProblemSpec& spec, uint64_t seed, int repeats) {
+void ExpectSameBits(ProblemSpec spec, int repeats) {
+  const uint64_t seed = FreshSeed();
+  spec.problem.return_lse = true;
   SCOPED_TRACE(Describe(spec));
   OwnedAttention owned = MakeAttention(spec, seed);
   Forward(owned.attention);
-  for (const KernelId kernel : kBackwardKernels) {
+  for (const Way& way : kWays) {
     std::vector<std::byte> first;
     for (int n = 0; n < repeats; ++n) {
       OwnedGradients gradients(owned.attention, seed + 1);
-      if (!Takes(kernel, owned.attention, gradients.get())) break;
-      const Status status = RunBackward(&owned, &gradients, kernel);
+      if (!Takes(way, owned.attention, gradients.get())) break;
+      const Status status = RunBackward(&owned, &gradients, way);
       ASSERT_TRUE(status.ok()) << status.ToString();
       if (n == 0) first = gradients.Bytes();
-      ASSERT_EQ(gradients.Bytes(), first) << KernelName(kernel) << ", run " << n;
+      ASSERT_EQ(gradients.Bytes(), first) << NameOf(way) << ", run " << n;
     }
   }
 }
 
+// Blocks of one head's keys come to a tile of rows in any order; so do many heads' blocks.
 TEST(CudaBackward, RepeatsAreBitwiseEqual) {
-  const uint64_t seed = FreshSeed();
-  for (const auto& [dim, dim_v] : {std::pair{64, 64}, {96, 96}, {192, 128}, {256, 256}}) {
+  const int repeats = static_cast<int>(1000 * TestScale()) + 2;
+  ProblemSpec grouped = MakeSpec(2, 8, 2, 300, 500, 64, 64, DType::kFloat16);
+  grouped.problem.mask.right = 0;
+  ExpectSameBits(grouped, repeats);
+  ExpectSameBits(MakeSpec(1, 3, 3, 200, 1500, 128, 128, DType::kBFloat16), repeats);
+  ProblemSpec lengths = MakeSpec(3, 4, 1, 400, 700, 64, 64, DType::kBFloat16);
+  lengths.q_lengths = {400, 0, 130};
+  lengths.kv_lengths = {1, 700, 333};
+  ExpectSameBits(lengths, repeats);
+  ProblemSpec window = MakeSpec(2, 2, 2, 600, 600, 128, 128, DType::kFloat16);
+  window.problem.mask.left = 150;
+  window.problem.mask.right = 40;
+  ExpectSameBits(window, repeats);
+  ProblemSpec packed = MakeSpec(0, 4, 2, 0, 0, 128, 64, DType::kFloat16);
+  packed.problem.packed = true;
+  packed.problem.mask.right = 0;
+  packed.q_lengths = {129, 0, 300, 64, 0, 1};
+  packed.kv_lengths = {0, 70, 300, 257, 0, 130};
+  ExpectSameBits(packed, repeats);
+  for (const auto& [dim, dim_v] : {std::pair{96, 96}, {192, 128}, {256, 256}}) {
     for (const float softcap : {0.0f, 20.0f}) {
       ProblemSpec spec = MakeSpec(2, 8, 2, 300, 500, dim, dim_v, DType::kFloat16);
       spec.problem.mask.right = 0;
       spec.problem.softcap = softcap;
       if (softcap > 0.0f) spec.problem.dropout = 9000;
-      spec.problem.return_lse = true;
-      const bool most = dim == 64 && softcap == 0.0f;
-      ExpectRepeatsEqual(spec, seed, static_cast<int>((most ? 1000 : 50) * TestScale()) + 2);
+      ExpectSameBits(spec, static_cast<int>(50 * TestScale()) + 2);
     }
   }
 }
