@@ -136,7 +136,8 @@ cudaError_t LaunchDropoutClass(const BackwardPass& pass, cudaStream_t stream) {
 template <class Tile, bool kBfloat16>
 cudaError_t LaunchTurns(const BackwardPass& pass, cudaStream_t stream) {
   const Problem& p = pass.attention.problem;
-  Sm90Params params{.pass = pass};
+  Sm90Params params;
+  params.pass = pass;
   cudaError_t error = EncodeMaps(pass, Tile::kRows, Tile::kKeys, &params.maps);
   if (error != cudaSuccess) return error;
   const int64_t key_tiles = (p.len_k + Tile::kKeys - 1) / Tile::kKeys;
