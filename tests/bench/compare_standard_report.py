@@ -171,20 +171,30 @@ def summary(report):
                 lines.append(f"{key}: {name} takes {min(ratios):.2f} to {max(ratios):.2f} times "
                              f"ours, in {len(ratios)} cells")
     lines += [f"FAILED {fault}" for fault in faults(report)]
+    lines += [f"WRONG, but not ours: {wrong}" for wrong in wrong_rivals(report)]
     return "\n".join(lines)
 
 
-def faults(report):
-    """What attend got wrong or did not answer, and what others got wrong."""
-    found = []
+def _failures(report):
+    """(contender, failure, a line of both and where), but of what does not fit."""
     for key in ("times", "amx", "memory", "batches", "training"):
         for row in report.get(key, []):
-            failure = row.get("failure", "")
-            fits = failure == DOES_NOT_FIT
-            if "wrong" in failure or failure and row["contender"] == standard.OURS and not fits:
+            failure = row.get("failure")
+            if failure not in (None, DOES_NOT_FIT):
                 where = row.get("cell") or f"{row.get('title', key)} L{row['length']}"
-                found.append(f"{row['contender']} at {where}, {row.get('pass', 'step')}: {failure}")
-    return found
+                yield row["contender"], failure, (
+                    f"{row['contender']} at {where}, {row.get('pass', 'step')}: {failure}")
+
+
+def faults(report):
+    """What attend got wrong or did not answer."""
+    return [text for contender, _, text in _failures(report) if contender == standard.OURS]
+
+
+def wrong_rivals(report):
+    """What others got wrong. What they do not have is in the tables alone."""
+    return [text for contender, failure, text in _failures(report)
+            if contender != standard.OURS and "wrong" in failure]
 
 
 def _panel(title, rows, value, y_label):

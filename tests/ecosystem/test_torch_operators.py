@@ -4,6 +4,7 @@ gradients."""
 
 import functools
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -135,6 +136,39 @@ def test_compiled_dropout_is_as_eager():
     assert torch.equal(function(q, k, v), torch.compile(function, fullgraph=True)(q, k, v))
 
 
+def test_compiled_dropout_takes_seeds_as_integers():
+    q, k, v = inputs()
+
+    def function(q, k, v, seed):
+        return attend.torch.attention(q, k, v, dropout_p=0.4, dropout_seed=seed)
+
+    compiled = torch.compile(function, fullgraph=True)
+    for seed in (3, 4, 5, 2**63 - 1):
+        assert torch.equal(compiled(q, k, v, seed), function(q, k, v, seed))
+
+
+@pytest.mark.parametrize("seed,failure,words", [
+    (1.7, TypeError, r"dropout_seed is 1.7, must be an integer in \[0, 2\^64\)"),
+    ("3", TypeError, r"dropout_seed is '3', must be an integer in \[0, 2\^64\)"),
+    (-1, ValueError, r"dropout_seed is -1, must be in \[0, 2\^64\)"),
+    (2**64, ValueError, r"dropout_seed is 18446744073709551616, must be in \[0, 2\^64\)"),
+    (torch.tensor(1.7), TypeError, "dropout_seed has dtype torch.float32, must have torch.int64"),
+    (torch.tensor(3, dtype=torch.int32), TypeError, "has dtype torch.int32, must have torch.int64"),
+    (torch.tensor([1, 2]), ValueError, "dropout_seed has 2 elements, must have 1"),
+])
+def test_seeds_that_are_refused(seed, failure, words):
+    for p in (0.0, 0.5, 1.0):
+        with pytest.raises(failure, match=words):
+            attend.torch.attention(*inputs(), dropout_p=p, dropout_seed=seed)
+
+
+def test_seeds_of_other_integer_types():
+    wanted = attend.torch.attention(*(tensors := inputs()), dropout_p=0.5, dropout_seed=2**64 - 5)
+    for seed in (np.uint64(2**64 - 5), torch.tensor(-5), torch.tensor([-5])):
+        assert torch.equal(
+            attend.torch.attention(*tensors, dropout_p=0.5, dropout_seed=seed), wanted)
+
+
 def test_compiled_attention_for_other_lengths():
     attention = torch.compile(attend.torch.scaled_dot_product_attention, fullgraph=True,
                               dynamic=True)
@@ -208,9 +242,12 @@ def test_modules(options):
     assert not list(flash.parameters()) and not flash.state_dict()
 
 
+MODULES = [attend.torch.FlashAttention, attend.torch.StandardAttention]
+
+
 def test_modules_drop_in_training_alone():
     tensors = inputs(lq=60, lk=50)
-    for module in (attend.torch.FlashAttention, attend.torch.StandardAttention):
+    for module in MODULES:
         drops, keeps = module(dropout=0.5, causal=True), module(causal=True)
         assert not torch.equal(drops(*tensors), drops(*tensors))
         torch.manual_seed(3)
@@ -219,6 +256,39 @@ def test_modules_drop_in_training_alone():
         assert torch.equal(drops(*tensors), first)
         assert "dropout=0.5" in repr(drops)
         assert torch.equal(drops.eval()(*tensors), keeps(*tensors))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_that_drop_all(module):
+    tensors = inputs(lq=9, lk=7)
+    drops, keeps = module(dropout=1.0), module()
+    given = leaves(*tensors)
+    o = drops(*given)
+    assert o.shape == (2, 4, 9, 5) and (o == 0).all()
+    assert all((x == 0).all() for x in torch.autograd.grad(o.sum(), given))
+    assert torch.equal(drops.eval()(*tensors), keeps(*tensors))
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("p", [-0.1, 1.5, 0.999999, float("nan")])
+def test_modules_refuse_what_cannot_be_dropped(module, p):
+    with pytest.raises(ValueError, match=rf"dropout is {p}, must be in \[0, 1 - 2\^-17\), or 1"):
+        module(dropout=p)
+
+
+def test_nothing_dropped_reaches_an_answer():
+    """NaN neither; LSE and its gradients are as without dropout."""
+    given, nan = leaves(*inputs()), leaves(*inputs())
+    with torch.no_grad():
+        nan[0][0, 0, 0, 0] = nan[2][0, 0, 0, 0] = float("nan")
+        given[2][0, 0, 0, 0] = float("nan")
+    assert (attend.torch.attention(*nan, dropout_p=1.0) == 0).all()
+    o, lse = attend.torch.attention(*given, dropout_p=1.0, return_lse=True)
+    plain = leaves(*given[:2], torch.zeros_like(given[2]))
+    _, wanted = attend.torch.attention(*plain, return_lse=True)
+    assert (o == 0).all() and torch.equal(lse, wanted)
+    got = torch.autograd.grad(o.sum() + lse.sum(), given)
+    assert all(map(torch.equal, got, torch.autograd.grad(wanted.sum(), plain)))
 
 
 def test_modules_take_masks_of_bool():

@@ -3,7 +3,9 @@
 
 import json
 import pathlib
+import subprocess
 import sys
+import types
 import xml.etree.ElementTree as tree
 
 import numpy as np
@@ -67,12 +69,16 @@ def test_tables_show_ratios_and_why_there_is_no_time():
     assert "cuDNN takes 1.50 to 1.50 times ours, in 1 cells" in reports.summary(found)
 
 
-@pytest.mark.parametrize("contender,failure,counts", [
-    (standard.NAIVE, "does not fit", 0), (standard.OURS, "does not fit", 0),
-    (standard.CUDNN, "no kernel", 0), (standard.OURS, "no kernel", 1),
-    (standard.CUDNN, "wrong answer (O is off): not timed", 1)])
-def test_what_counts_as_a_fault(contender, failure, counts):
-    assert len(reports.faults(report(row(contender, failure=failure)))) == counts
+@pytest.mark.parametrize("contender,failure,ours,theirs", [
+    (standard.NAIVE, "does not fit", 0, 0), (standard.OURS, "does not fit", 0, 0),
+    (standard.CUDNN, "no kernel", 0, 0), (standard.OURS, "no kernel", 1, 0),
+    (standard.CUDNN, "wrong answer (O is off): not timed", 0, 1),
+    (standard.OURS, "wrong answer (O is off): not timed", 1, 0)])
+def test_what_counts_as_a_fault(contender, failure, ours, theirs):
+    found = report(row(contender, failure=failure))
+    assert (len(reports.faults(found)), len(reports.wrong_rivals(found))) == (ours, theirs)
+    assert (f"{contender} at D64 L512, forward: {failure}" in reports.summary(found)) == \
+        (ours + theirs > 0)
 
 
 def test_figures_mark_what_does_not_fit(tmp_path):
@@ -97,6 +103,58 @@ def test_drawing_again_needs_the_json_alone(tmp_path, capsys, monkeypatch):
     assert compare_standard.main() == 0
     assert "cuDNN takes 1.00 to 1.00" in capsys.readouterr().out
     assert {"compare_standard_cuda.md", "standard_d64.svg"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def drawn(monkeypatch, folder, *reports_):
+    """The exit code of --draw."""
+    paths = [folder / f"{n}.json" for n in range(len(reports_))]
+    for path, one in zip(paths, reports_):
+        path.write_text(json.dumps(one), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["x", "--draw", *map(str, paths), "--out", str(folder)])
+    return compare_standard.main()
+
+
+@pytest.mark.parametrize("contender,code", [(standard.CUDNN, 0), (standard.OURS, 1)])
+def test_only_our_wrong_answers_fail(contender, code, tmp_path, monkeypatch, capsys):
+    failure = "wrong answer (O is off): not timed"
+    assert drawn(monkeypatch, tmp_path, report(row(contender, failure=failure))) == code
+    assert f"{contender} at D64 L512, forward: {failure}" in capsys.readouterr().out
+
+
+def test_parts_of_one_device_are_drawn_together(tmp_path, monkeypatch, capsys):
+    times, batch = report(row(standard.OURS)), {"cell": "D64", "pass": standard.BOTH, "batch": 17,
+                                                "contender": standard.OURS, "bytes_each": 2.0**20}
+    other = {"kind": "cuda", "device": "a GPU", "versions": "torch 0", "seed": 2, "seconds": {},
+             "batches": [batch]}
+    assert drawn(monkeypatch, tmp_path, times, other) == 0
+    out = capsys.readouterr().out
+    assert "forward, full, L512" in out and "17 (1 MiB each)" in out
+    assert drawn(monkeypatch, tmp_path, times, dict(other, device="another GPU")) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "1.json has the device 'another GPU', must have that of" in said.err
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+@pytest.mark.parametrize("writes", [True, False])
+def test_the_race_with_amx_is_reported_even_if_it_fails(code, writes, monkeypatch):
+    wrong = row(standard.MATH, failure="wrong answer (O is off): not timed")
+
+    def run(words, check, **_):
+        if writes:
+            path = pathlib.Path(words[words.index("--out") + 1]) / "compare_standard_cpu.json"
+            path.write_text(json.dumps({"times": [wrong], "remarks": "AMX is on."}))
+        if check and code:
+            raise subprocess.CalledProcessError(code, words)
+        return types.SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(subprocess, "run", run)
+    found = report(row(standard.OURS), remarks="AMX is off.")
+    compare_standard.add_amx_rows(None, found)
+    assert found.get("amx") == ([wrong] if writes else None)
+    assert len(reports.wrong_rivals(found)) == writes and not reports.faults(found)
+    assert ("In the second race AMX is on." in found["remarks"]) == writes
+    assert (f"ended with exit code {code}." in found["remarks"]) == (code != 0)
 
 
 @pytest.mark.parametrize("right", [-1, 0])

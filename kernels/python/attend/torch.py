@@ -10,6 +10,7 @@ autograd and torch.compile know all of it. What cannot be differentiated raises.
 """
 
 import math
+import operator
 
 import torch
 from attend_kernels._tensors import check_tangent
@@ -21,16 +22,40 @@ __all__ = ["FlashAttention", "StandardAttention", "attention", "run_flash",
            "scaled_dot_product_attention"]
 
 
+def _check_dropout(name, p):
+    """ValueError: p is neither what the kernels drop with nor 1, all."""
+    if not (0.0 <= p < 1.0 - 2.0**-17 or p == 1.0):
+        raise ValueError(f"{name} is {p}, must be in [0, 1 - 2^-17), or 1")
+
+
+def _seed_tensor(given):
+    """As the operators take it: 64 bits, an int64 on the CPU."""
+    if isinstance(given, torch.Tensor):
+        if given.dtype != torch.int64:
+            raise TypeError(f"dropout_seed has dtype {given.dtype}, must have torch.int64")
+        if given.numel() != 1:
+            raise ValueError(f"dropout_seed has {given.numel()} elements, must have 1")
+        return given
+    try:
+        seed = operator.index(given)
+    except TypeError:
+        raise TypeError(f"dropout_seed is {given!r}, must be an integer in [0, 2^64)") from None
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"dropout_seed is {seed}, must be in [0, 2^64)")
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device="cpu")
+
+
 def _seed(dropout_p, given):
     """The seed as the operators take it; None without dropout."""
+    seed = None if given is None else _seed_tensor(given)
     if dropout_p == 0:
         return None
-    if given is None:
-        return torch.randint(2**63 - 1, (), device="cpu")
-    if isinstance(given, torch.Tensor):
-        return given
-    signed = given - 2**64 if 2**63 <= given < 2**64 else given  # the operator's is 64 bits
-    return torch.tensor(signed, dtype=torch.int64, device="cpu")
+    return torch.randint(2**63 - 1, (), device="cpu") if seed is None else seed
+
+
+def _zeros(tensor):
+    """Zeros in its place, whatever it holds, through which its gradient is 0."""
+    return tensor.masked_fill(torch.ones((), dtype=torch.bool, device=tensor.device), 0.0)
 
 
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, scale=None,
@@ -41,8 +66,9 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     """attend_kernels.attention for tensors, with gradients by q, k, v, bias and sinks, through O
     and LSE. All arguments as there; those that may be lists there are tensors here. float64 is
     computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is float32.
-    dropout_seed: an integer, or an int64 tensor on the CPU; None: drawn from PyTorch's default
-    generator of the CPU, which torch.manual_seed sets."""
+    dropout_p: also 1, which drops all: O is 0, and so is every gradient through it.
+    dropout_seed: an integer, or its 64 bits as an int64 tensor of one element on the CPU; None:
+    drawn from PyTorch's default generator of the CPU, which torch.manual_seed sets."""
     if not torch.compiler.is_compiling():
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
                              ("alibi_slopes", alibi_slopes)):
@@ -51,10 +77,16 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype == torch.float64 and kernel == "auto":
         kernel = "cpu_reference"
+    all_dropped = dropout_p == 1.0
+    dropout_p = 0.0 if all_dropped else float(dropout_p)
+    if all_dropped:  # V too, so that NaN in it reaches no gradient
+        v = _zeros(v)
     o, lse = _operators.call(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
                              cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
                              alignment, left, 0 if causal else right, float(scale), float(softcap),
-                             float(dropout_p), _seed(dropout_p, dropout_seed), kernel)
+                             dropout_p, _seed(dropout_p, dropout_seed), kernel)
+    if all_dropped:
+        o = _zeros(o)
     return (o, lse) if return_lse else o
 
 
@@ -122,12 +154,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     else:
         leads = [_broadcast(*(x.shape[:-2] for x in (query, key, value)))] * 3
     bias = None if attn_mask is None else _bias(attn_mask, query, key.shape[-2], leads[0])
-    all_dropped = dropout_p == 1.0
     o = attention(*(_four(x, lead) for x, lead in zip((query, key, value), leads)), bias=bias,
-                  causal=is_causal, alignment="top_left", scale=scale,
-                  dropout_p=0.0 if all_dropped else dropout_p)
-    if all_dropped:
-        o = nn.functional.dropout(o, 1.0)
+                  causal=is_causal, alignment="top_left", scale=scale, dropout_p=dropout_p)
     return o if len(leads[0]) == 2 else o.reshape(*leads[0], *o.shape[-2:])
 
 
@@ -147,6 +175,7 @@ class FlashAttention(nn.Module):
     def __init__(self, *, causal=False, alignment="bottom_right", window=None, scale=None,
                  softcap=0.0, layout="BHLD", dropout=0.0, kernel="auto"):
         super().__init__()
+        _check_dropout("dropout", dropout)
         self.dropout = dropout
         self.options = dict(causal=causal, alignment=alignment, window=window, scale=scale,
                             softcap=softcap, layout=layout, kernel=kernel)
@@ -168,6 +197,7 @@ class StandardAttention(nn.Module):
         super().__init__()
         if alignment not in ("bottom_right", "top_left"):
             raise ValueError(f"alignment is {alignment!r}, must be bottom_right or top_left")
+        _check_dropout("dropout", dropout)
         self.causal, self.alignment, self.scale = causal, alignment, scale
         self.dropout = dropout
 
