@@ -20,18 +20,18 @@ BATCH, HEADS, KV_HEADS, ROWS, KEYS, DIM = 2, 4, 2, 37, 53, 32
 WHOLE_LENGTHS = dict(q_lengths=[ROWS, 5], kv_lengths=[12, KEYS])
 
 
-def make_case(random, dtype="float32", **fields):
+def make_case(random, dtype="float32", keys=KEYS, **fields):
     def values(heads, rows):
         return round_to(dtype, random.standard_normal((BATCH, heads, rows, DIM), np.float32))
 
-    return Case(values(HEADS, ROWS), values(KV_HEADS, KEYS), values(KV_HEADS, KEYS), dtype,
+    return Case(values(HEADS, ROWS), values(KV_HEADS, keys), values(KV_HEADS, keys), dtype,
                 **fields)
 
 
 def drop(case, p, random):
     """The fields of dropout in a request of the case, which then expects it."""
     seed = int(random.integers(2**64, dtype=np.uint64))
-    case.kept = dropout.kept(p, seed, BATCH, HEADS, ROWS, KEYS)
+    case.kept = dropout.kept(p, seed, BATCH, HEADS, ROWS, case.k.shape[2])
     return dict(dropout_p=p, dropout_seed=seed)
 
 
@@ -145,6 +145,24 @@ def test_bits_are_as_numbers(server, random, shape, kernel):
     case.bias = numbers
     wide = add_backward(wire.make_request(case, **fields), case, parts)
     assert list(call(server, bits, "Backward").raw) == list(call(server, wide, "Backward").raw)
+
+
+@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
+def test_bits_hide_whole_tiles(server, random, kernel):
+    """Tiles of 64 keys that no row sees, at the beginning, within and at the end."""
+    keys = 64 * 6
+    mask = random.random((BATCH, 1, ROWS, keys)) < 0.6
+    for tile in (0, 2, 3, 5):
+        mask[..., 64 * tile : 64 * (tile + 1)] = False
+    case = make_case(random, "float16", keys=keys)
+    fields = dict(kernel=kernel, return_lse=True)
+    drops = drop(case, 0.125, random)
+    fast = call(server, add_mask(wire.make_request(case, check=True, **fields, **drops), mask))
+    assert fast.check.ok, fast.check.detail
+    case.bias = np.where(mask, np.float32(0), np.float32(-np.inf))
+    slow = call(server, wire.make_request(case, **fields, **drops))
+    assert list(fast.raw) == list(slow.raw)
+    judge(case, *wire.read_answer(case, "BHLD", fast))
 
 
 def test_the_bytes_on_the_wire(server, random):
