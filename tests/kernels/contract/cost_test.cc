@@ -65,7 +65,7 @@ TEST(Cost, CountsWhatAPairTakesBesideItsProducts) {
     if (decodes) continue;  // which have no dropout
     EXPECT_GT(CostOf(dropped, kernel.id), 1.01 * CostOf(plain, kernel.id)) << kernel.name;
   }
-  EXPECT_LT(CostOf(dropped), 1.1 * CostOf(plain)) << "vectors of draws are cheap";
+  EXPECT_LT(CostOf(dropped), 1.15 * CostOf(plain)) << "vectors of draws are cheap";
 }
 
 TEST(Cost, SlowKernelsCostWhatTheyTake) {
