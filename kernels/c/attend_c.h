@@ -119,7 +119,8 @@ typedef struct attend_params {
   /* A weight is dropped with the probability dropout_p, in [0, 1 - 2^-17), rounded to a multiple of
    * 2^-16; 0 = off. Which weights are is a function of the seed, sequence, query head, row and key
    * alone: kernels/contract/dropout.h. The three after the seed are added to this attention's own
-   * sequence, head and row, if it is a part of a larger one. Not with pages. */
+   * sequence, head and row, if it is a part of a larger one. Keys are counted from this attention's
+   * first, so a part of the keys cannot have the whole's dropout. Not with pages. */
   float dropout_p;
   uint64_t dropout_seed;
   int64_t dropout_sequence; /* in [0, 2^32), as the next */

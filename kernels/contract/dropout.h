@@ -14,7 +14,7 @@
 //
 //   (8 (i / 16) + i % 8,  4 (j / 16) + j % 8 / 2,  head,  sequence)
 //
-// and each of its 128 bits serve eight weights, 16 bits each: rows i and i + 8 by keys j, j + 1,
+// and its 128 bits serve eight weights, 16 bits each: rows i and i + 8 by keys j, j + 1,
 // j + 8 and j + 9, which is what one thread holds of a tile of 16 by 16 after Tensor Core products.
 // A weight is dropped if its 16 bits, as a number, are below problem.dropout.
 

@@ -55,9 +55,9 @@ constexpr int64_t RowBytes(DType dtype, int64_t elements) {
   return dtype == DType::kBit ? elements / 8 + (elements % 8 != 0) : elements * DTypeBytes(dtype);
 }
 
-// Element `index` of a row of bits, as a bias.
+// Element `index` of a row of bits, as a bias; it may be negative, as strides may.
 constexpr float BitAsBias(const uint8_t* bits, int64_t index) {
-  return (bits[index / 8] >> (index % 8) & 1) != 0 ? 0.0f : -std::numeric_limits<float>::infinity();
+  return (bits[index >> 3] >> (index & 7) & 1) ? 0.0f : -std::numeric_limits<float>::infinity();
 }
 
 constexpr std::string_view DTypeName(DType dtype) {

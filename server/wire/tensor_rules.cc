@@ -19,19 +19,19 @@ Text ShapeText(const v1::Tensor& tensor) {
   return text + (tensor.shape_size() > kShown ? ", ...]" : "]");
 }
 
-// The tensor's bytes, or nothing if they overflow. Rows of bits begin on bytes. No dimension is
-// below 0.
+// The tensor's bytes, or nothing if they overflow; of bits, if their number does, as strides count
+// them. Rows of bits begin on bytes. No dimension is below 0.
 std::optional<int64_t> BytesOf(const v1::Tensor& tensor, DType dtype) {
   const auto& shape = tensor.shape();
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   const bool bits = dtype == DType::kBit;
-  int64_t bytes = bits ? 1 : DTypeBytes(dtype);
+  int64_t size = bits ? 8 : DTypeBytes(dtype);
   for (int i = 0; i < shape.size(); ++i) {
     const int64_t factor =
         bits && i + 1 == shape.size() ? RowBytes(dtype, shape.Get(i)) : shape.Get(i);
-    if (__builtin_mul_overflow(bytes, factor, &bytes)) return std::nullopt;
+    if (__builtin_mul_overflow(size, factor, &size)) return std::nullopt;
   }
-  return bytes;
+  return bits ? size / 8 : size;
 }
 
 // Fields 7 to 15 of Tensor are reserved for places of bytes that later servers may support.
@@ -78,9 +78,11 @@ Status CheckTensor(const Text& name, const v1::Tensor& tensor, int rank, std::st
   }
   const std::optional<int64_t> product = BytesOf(tensor, dtype);
   if (!product) {
-    return InvalidArgument(name + ".shape " + ShapeText(tensor) + " times " +
-                           std::to_string(DTypeBytes(dtype)) +
-                           " bytes an element overflows 64 bits");
+    const Text size = dtype == DType::kBit
+                          ? Text("1 bit an element, in rows of whole bytes,")
+                          : std::to_string(DTypeBytes(dtype)) + " bytes an element";
+    return InvalidArgument(name + ".shape " + ShapeText(tensor) + " times " + size +
+                           " overflows 64 bits");
   }
   bytes = *product;
   if (tensor.has_byte_length() && tensor.byte_length() != static_cast<uint64_t>(bytes)) {

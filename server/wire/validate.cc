@@ -289,7 +289,8 @@ Status Validator::Bias() {
   const bool bits = view.dtype == DType::kBit;
   int64_t step = bits ? 8 * RowBytes(view.dtype, tensor.shape(3)) : tensor.shape(3);
   view.stride_q = stride(2, step);
-  // The bytes did not overflow, so these do not, unless the tensor is empty and they are unused.
+  // The bytes (of bits: the bits) did not overflow, so these do not, unless the tensor is empty and
+  // they are unused.
   (void)__builtin_mul_overflow(step, tensor.shape(2), &step);
   view.stride_h = stride(1, step);
   (void)__builtin_mul_overflow(step, tensor.shape(1), &step);

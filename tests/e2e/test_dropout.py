@@ -20,18 +20,18 @@ BATCH, HEADS, KV_HEADS, ROWS, KEYS, DIM = 2, 4, 2, 37, 53, 32
 WHOLE_LENGTHS = dict(q_lengths=[ROWS, 5], kv_lengths=[12, KEYS])
 
 
-def make_case(random, dtype="float32", **fields):
+def make_case(random, dtype="float32", keys=KEYS, **fields):
     def values(heads, rows):
         return round_to(dtype, random.standard_normal((BATCH, heads, rows, DIM), np.float32))
 
-    return Case(values(HEADS, ROWS), values(KV_HEADS, KEYS), values(KV_HEADS, KEYS), dtype,
+    return Case(values(HEADS, ROWS), values(KV_HEADS, keys), values(KV_HEADS, keys), dtype,
                 **fields)
 
 
 def drop(case, p, random):
     """The fields of dropout in a request of the case, which then expects it."""
     seed = int(random.integers(2**64, dtype=np.uint64))
-    case.kept = dropout.kept(p, seed, BATCH, HEADS, ROWS, KEYS)
+    case.kept = dropout.kept(p, seed, BATCH, HEADS, ROWS, case.k.shape[2])
     return dict(dropout_p=p, dropout_seed=seed)
 
 
@@ -124,16 +124,9 @@ def test_gradients(server, random, kernel, dtype):
     judge_gradients(case, *parts[:2], got)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, KEYS), (BATCH, 1, ROWS, KEYS),
-                                   (1, HEADS, 1, KEYS), (BATCH, HEADS, ROWS, KEYS)])
-@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
-def test_bits_are_as_numbers(server, random, shape, kernel):
+def expect_bits_as_numbers(server, random, case, mask, **fields):
     """The same bits in the answer and in the gradients as of a mask of 0 and -inf."""
-    mask = random.random(shape) < 0.6
-    mask[..., : KEYS // 3] &= random.random() < 0.5  # whole tiles that no row sees, now and then
     numbers = np.where(mask, np.float32(0), np.float32(-np.inf))
-    fields = dict(kernel=kernel, dropout_p=0.125, dropout_seed=5)
-    case = make_case(random, "float16", mask=Mask("causal"))
     plain = wire.make_request(case, return_lse=True, **fields)
     case.bias = numbers
     slow = call(server, wire.make_request(case, return_lse=True, **fields))
@@ -145,6 +138,31 @@ def test_bits_are_as_numbers(server, random, shape, kernel):
     case.bias = numbers
     wide = add_backward(wire.make_request(case, **fields), case, parts)
     assert list(call(server, bits, "Backward").raw) == list(call(server, wide, "Backward").raw)
+    return fast
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, KEYS), (BATCH, 1, ROWS, KEYS),
+                                   (1, HEADS, 1, KEYS), (BATCH, HEADS, ROWS, KEYS)])
+@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
+def test_bits_are_as_numbers(server, random, shape, kernel):
+    mask = random.random(shape) < 0.6
+    mask[..., : KEYS // 3] &= random.random() < 0.5
+    case = make_case(random, "float16", mask=Mask("causal"))
+    expect_bits_as_numbers(server, random, case, mask, kernel=kernel, dropout_p=0.125,
+                           dropout_seed=5)
+
+
+@pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
+def test_bits_hide_whole_tiles(server, random, kernel):
+    """Tiles of 64 keys that no row sees, at the beginning, within and at the end."""
+    keys = 64 * 6
+    mask = random.random((BATCH, 1, ROWS, keys)) < 0.6
+    for tile in (0, 2, 3, 5):
+        mask[..., 64 * tile : 64 * (tile + 1)] = False
+    case = make_case(random, "float16", keys=keys)
+    drops = drop(case, 0.125, random)
+    answer = expect_bits_as_numbers(server, random, case, mask, kernel=kernel, **drops)
+    judge(case, *wire.read_answer(case, "BHLD", answer))
 
 
 def test_the_bytes_on_the_wire(server, random):

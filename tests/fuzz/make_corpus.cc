@@ -45,6 +45,16 @@ std::vector<v1::AttendRequest> SmallRequests(size_t count) {
   return requests;
 }
 
+v1::AttendRequest DroppedRequest() {
+  v1::AttendRequest dropped = test::PlainWireProblem(1, 3, 4).request;
+  dropped.set_dropout_p(0.25f);
+  dropped.set_dropout_seed(~uint64_t{0});
+  dropped.mutable_bias()->set_dtype(v1::DTYPE_BIT);
+  for (const int64_t dim : {1, 2, 3, 3}) dropped.mutable_bias()->add_shape(dim);
+  dropped.add_raw("\1\2\3\4\5\6");
+  return dropped;
+}
+
 void Requests() {
   int number = 0;
   for (const v1::AttendRequest& request : SmallRequests(12)) {
@@ -54,13 +64,7 @@ void Requests() {
   spec.problem.has_bias = spec.problem.has_sinks = true;
   const test::WireGradients gradients(spec, 1);
   Write("request", "backward", Join({gradients.request.SerializeAsString()}));
-  v1::AttendRequest dropped = test::PlainWireProblem(1, 3, 4).request;
-  dropped.set_dropout_p(0.25f);
-  dropped.set_dropout_seed(~uint64_t{0});
-  dropped.mutable_bias()->set_dtype(v1::DTYPE_BIT);
-  for (const int64_t dim : {1, 2, 3, 3}) dropped.mutable_bias()->add_shape(dim);
-  dropped.add_raw("\1\2\3\4\5\6");
-  Write("request", "dropped", Join({dropped.SerializeAsString()}));
+  Write("request", "dropped", Join({DroppedRequest().SerializeAsString()}));
   // In the two regions that request_fuzz.cc makes.
   v1::AttendRequest shared = test::PlainWireProblem(1, 2, 4).request;
   shared.clear_raw();
@@ -315,6 +319,17 @@ std::string ReadAndRemove(const fs::path& path) {
   return bytes;
 }
 
+// Booleans, which attend-client reads and does not write.
+void Booleans() {
+  const std::string values("\1\0\1\1\0\0\0\1\1\1", 10);
+  std::string header = "{'descr': '|b1', 'fortran_order': False, 'shape': (1, 1, 2, 5), }";
+  header.resize(117, ' ');  // with what is before and behind it, 128 bytes
+  Write("files", "npy-b1", std::string("\x93NUMPY\1\0v\0", 10) + header + "\n" + values);
+  const std::string json = R"({"q":{"dtype":"BOOL","shape":[1,1,2,5],"data_offsets":[0,10]}})";
+  Write("files", "safetensors-bool",
+        static_cast<char>(json.size()) + std::string(7, '\0') + json + values);
+}
+
 void Files() {
   const fs::path scratch = folder / "scratch";
   for (const auto& [name, dtype] :
@@ -341,6 +356,8 @@ void Files() {
   for (const v1::AttendRequest& request : SmallRequests(4)) {
     Write("files", "dump-" + std::to_string(number++), request.SerializeAsString());
   }
+  Write("files", "dump-dropped", DroppedRequest().SerializeAsString());
+  Booleans();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 
+#include "kernels/contract/cost.h"
 #include "kernels/cuda/launch/launch.h"
 
 namespace attend::cuda {
@@ -32,6 +33,15 @@ double FlopsPerSecond(KernelId kernel) {
     default:
       return 10e12;
   }
+}
+
+// The FLOPs that take FlopsPerSecond as long as these do with their dropout.
+double TimedFlops(const Attention& a, KernelId kernel) {
+  if (a.problem.dropout == 0) return Flops(a);
+  Attention without = a;
+  without.problem.dropout = 0;
+  const double cost = attend::Cost(without, kernel);
+  return cost > 0 ? Flops(a) * attend::Cost(a, kernel) / cost : 0;
 }
 
 struct Cost {
@@ -60,7 +70,7 @@ Cost CostOf(const Attention& a, KernelId kernel) {
     cost.in_bytes += rows * static_cast<double>(RowBytes(a.bias.dtype, p.len_k));
   }
   cost.out_bytes = static_cast<double>(BytesO(p));
-  cost.flops = Flops(a);
+  cost.flops = TimedFlops(a, kernel);
   cost.tile_rows = TileRows(kernel, p);
   const auto batch = static_cast<double>(p.batch);
   const double tiles = p.packed ? static_cast<double>(p.total_q) / cost.tile_rows + batch
@@ -215,7 +225,7 @@ std::vector<AttentionSlice> JoinUpTo(const Attention& a, KernelId kernel, const 
     }
     const Result<Attention> one = TakeSlice(a, part);
     const Result<Attention> large = TakeSlice(a, both);
-    if (!one.ok() || !large.ok() || Flops(*large) > flops_max ||
+    if (!one.ok() || !large.ok() || TimedFlops(*large, kernel) > flops_max ||
         !SameVariants(kernel, one->problem, large->problem)) {
       joined.push_back(part);
       continue;
@@ -260,10 +270,10 @@ std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const
   double most = 0;
   for (const AttentionSlice& slice : parts) {
     const Result<Attention> part = TakeSlice(a, slice);
-    if (part.ok()) most = std::max(most, Flops(*part));
+    if (part.ok()) most = std::max(most, TimedFlops(*part, kernel));
   }
   // Parts need not add up to an even share exactly, but they exceed it by less than one part.
-  const double share = Flops(a) / static_cast<double>(joined.size());
+  const double share = TimedFlops(a, kernel) / static_cast<double>(joined.size());
   for (const double above : {0.0, 0.25, 0.5, 0.75, 1.0}) {
     const double even_max = 1.0001 * (share + above * most);
     if (even_max >= flops_max) break;

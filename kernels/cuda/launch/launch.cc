@@ -41,15 +41,26 @@ Result<int> SharedBytesMax() {
   return Internal(ErrorText(error, "reading the device"));
 }
 
+// A thread of a Tensor Core kernel draws for a tile of rows and keys at once. Without this, others
+// than the contract's weights would be dropped.
+Status CheckDropout(const LaunchItem& item) {
+  const bool sm90 = item.kernel == KernelId::kCudaFlashSm90;
+  const Attention& a = item.attention;
+  if (a.problem.dropout == 0 || (!sm90 && item.kernel != KernelId::kCudaFlashSm80)) return Status();
+  const auto refusal = [&item](const char* field, int64_t value) {
+    return InvalidArgument(std::string(field) + " is " + std::to_string(value) +
+                           ", must be a multiple of 16 for dropout in " +
+                           std::string(KernelName(item.kernel)));
+  };
+  if (sm90 && a.dropout.row % kDropoutTile != 0) return refusal("dropout.row", a.dropout.row);
+  if (a.problem.key_offset % kDropoutTile != 0) return refusal("key_offset", a.problem.key_offset);
+  return Status();
+}
+
 // The variant asked for, or the first that fits.
 Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
   const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
-  const Attention& a = item.attention;
-  if (item.kernel == KernelId::kCudaFlashSm90 && a.problem.dropout > 0 &&
-      a.dropout.row % kDropoutTile != 0) {
-    return InvalidArgument("dropout.row is " + std::to_string(a.dropout.row) +
-                           ", must be a multiple of 16 for cuda_flash_sm90");
-  }
+  ATTEND_RETURN_IF_ERROR(CheckDropout(item));
   if (item.config == kDefaultConfig) {
     for (const FlashVariant& variant : variants) {
       if (variant.shared_bytes <= shared_bytes_max) return &variant;

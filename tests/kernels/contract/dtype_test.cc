@@ -78,6 +78,15 @@ TEST(DType, BitsAreABiasFromTheLowestOn) {
   EXPECT_EQ(RowBytes(DType::kFloat16, 9), 18);
 }
 
+TEST(DType, BitsBeforeTheFirstByteAreThere) {
+  const uint8_t bytes[] = {0b00000010, 0b10000001, 0b00000100};
+  const uint8_t* const bits = bytes + 2;
+  for (int n = -16; n < 8; ++n) {
+    const bool kept = n == -15 || n == -8 || n == -1 || n == 2;
+    EXPECT_EQ(LoadElement(bits, DType::kBit, n), kept ? 0.0f : -kInfinity) << n;
+  }
+}
+
 TEST(DType, EveryPatternWidensToWhatItMeans) {
   for (const Format& format : kFormats) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {

@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kernels/contract/select.h"
 #include "tests/kernels/support/problems.h"
@@ -52,20 +53,64 @@ TEST(SelectDropout, IsTheFlashKernels) {
   }
 }
 
-TEST(SelectDropout, BackwardIsMmaSyncs) {
-  Problem p = test::MakeSpec(2, 4, 2, 16, 32, 64, 64, DType::kFloat16).problem;
+Problem Dropped(int64_t dim) {
+  Problem p = test::MakeSpec(2, 4, 2, 16, 32, dim, dim, DType::kFloat16).problem;
   p.dropout = 6554;
   p.key_offset = 32;
-  DeviceInfo gpu = Gpu(90);
-  gpu.workspace_bytes_max = 1 << 30;
-  const Result<Selection> chosen = SelectBackward(p, gpu);
-  ASSERT_TRUE(chosen.ok());
-  EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80);
-  EXPECT_THAT(std::string(chosen->why), HasSubstr("cuda_flash_sm90 has no dropout"));
+  return p;
+}
+
+DeviceInfo RoomyGpu(int compute_capability) {
+  DeviceInfo device = Gpu(compute_capability);
+  device.workspace_bytes_max = 1 << 30;
+  return device;
+}
+
+KernelId AutoBackward(const Problem& problem, int compute_capability) {
+  const Result<Selection> selection = SelectBackward(problem, RoomyGpu(compute_capability));
+  EXPECT_TRUE(selection.ok()) << selection.status().ToString();
+  return selection->kernel;
+}
+
+TEST(SelectDropout, BackwardIsTheFlashKernels) {
+  for (const int64_t dim : {64, 128}) {
+    EXPECT_EQ(AutoBackward(Dropped(dim), 90), KernelId::kCudaFlashSm90) << dim;
+    EXPECT_TRUE(SelectBackward(Dropped(dim), RoomyGpu(90), "cuda_flash_sm80").ok());
+    EXPECT_EQ(AutoBackward(Dropped(dim), 80), KernelId::kCudaFlashSm80) << dim;
+    EXPECT_EQ(AutoBackward(Dropped(dim), 75), KernelId::kCudaFlashFp32) << dim;
+  }
+  Problem narrow = Dropped(64);
+  narrow.dtype = DType::kFloat32;
+  EXPECT_EQ(AutoBackward(narrow, 90), KernelId::kCudaFlashFp32);
+}
+
+TEST(SelectDropout, BackwardOfLongHeadsIsMmaSyncs) {
+  for (const auto& [dim, dim_v] : {std::pair{136, 128}, {128, 136}, {256, 256}}) {
+    Problem p = Dropped(dim);
+    p.dim_v = dim_v;
+    const Result<Selection> chosen = SelectBackward(p, RoomyGpu(90));
+    ASSERT_TRUE(chosen.ok());
+    EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80) << dim << " " << dim_v;
+    EXPECT_THAT(std::string(chosen->why), HasSubstr("dropout up to a D and Dv of 128"));
+    const Status refused = SelectBackward(p, RoomyGpu(90), "cuda_flash_sm90").status();
+    EXPECT_EQ(refused.code(), Code::kUnimplemented);
+    EXPECT_THAT(refused.message(), HasSubstr("dropout up to a D and Dv of 128"));
+    p.dropout = 0;
+    EXPECT_EQ(AutoBackward(p, 90), KernelId::kCudaFlashSm90) << "without it";
+  }
+}
+
+TEST(SelectDropout, BackwardOfKeysBetweenTilesIsCudaCores) {
+  Problem p = Dropped(64);
   p.key_offset = 40;
-  EXPECT_EQ(SelectBackward(p, gpu)->kernel, KernelId::kCudaFlashFp32);
-  EXPECT_THAT(SelectBackward(p, gpu, "cuda_flash_sm80").status().message(),
-              HasSubstr("multiple of 16"));
+  EXPECT_EQ(AutoBackward(p, 90), KernelId::kCudaFlashFp32);
+  for (const std::string_view forced : {"cuda_flash_sm80", "cuda_flash_sm90"}) {
+    const Status refused = SelectBackward(p, RoomyGpu(90), forced).status();
+    EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
+    EXPECT_THAT(refused.message(), HasSubstr("multiple of 16")) << forced;
+  }
+  p.dropout = 0;
+  EXPECT_EQ(AutoBackward(p, 90), KernelId::kCudaFlashSm90);
 }
 
 TEST(SelectDropout, NoKernelDecodes) {

@@ -131,7 +131,7 @@ TEST(CpuDropout, SlicesHaveTheWholesBits) {
   }
 }
 
-// LSE is of all weights, and what a rate of next to nothing keeps is what there is without it.
+// LSE is of all weights.
 TEST(CpuDropout, TheSoftmaxKnowsNothingOfIt) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 70, 200, 16, 24);
   spec.problem.has_sinks = true;
@@ -177,6 +177,38 @@ TEST(CpuDropout, ValuesOfDroppedWeightsCannotBeFelt) {
     OwnedGradients gradients(dirty.attention, seed);
     CpuFlashGradients(dirty.attention, gradients.get());
     EXPECT_EQ(GradientsJudge(dirty.attention, gradients.get()).Fault(gradients.get()), "");
+  }
+}
+
+// NaN and Inf in a row of dO are felt by dV of the keys whose weight the row keeps, in its column
+// alone.
+TEST(CpuDropout, GradientsOfDroppedWeightsCannotBeFelt) {
+  const uint64_t seed = FreshSeed();
+  for (const float poison : {kNan, kInfinity}) {
+    for (const bool causal : {false, true}) {
+      ProblemSpec spec = MakeSpec(1, 2, 2, 100, 150, 16, 16);
+      spec.problem.dropout = 32768;
+      if (causal) spec.problem.mask.right = 0;
+      spec.dropout = {.seed = seed, .row = 3};
+      SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " " + Describe(spec));
+      OwnedAttention owned = MakeAttention(spec, seed);
+      const Attention& a = owned.attention;
+      Flash(a);
+      OwnedGradients gradients(a, seed);
+      const Gradients& g = gradients.get();
+      const RowId row{0, 1, 60};
+      const int64_t at = row.h * g.d_o.stride_h + row.i * g.d_o.stride_l + 5;
+      static_cast<float*>(const_cast<void*>(g.d_o.data))[at] = poison;
+      CpuFlashGradients(a, g);
+      EXPECT_EQ(GradientsJudge(a, g).Fault(g), "");
+      const KeyRange seen = VisibleKeys(a.problem.mask, SequenceOf(a, 0), row.i);
+      for (int64_t n = 0; n < 2 * 150 * 16; ++n) {
+        const int64_t h = n / 16 / 150, j = n / 16 % 150, d = n % 16;
+        const bool sees = h == row.h && d == 5 && j >= seen.begin && j < seen.end;
+        const bool feels = sees && DropoutFactor(a, row, j) != 0;
+        ASSERT_NE(std::isfinite(At(g.d_v, 0, h, j, d)), feels) << h << " " << j << " " << d;
+      }
+    }
   }
 }
 

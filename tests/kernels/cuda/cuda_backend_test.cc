@@ -99,7 +99,9 @@ TEST_F(CudaBackendTest, BatchesOfAnythingAreAnswered) {
     std::vector<OwnedAttention> owned;
     std::vector<WorkItem> items;
     for (int n = 0; n <= round % 9; ++n, ++next) {
-      owned.push_back(MakeAttention(RandomSpec(next, 3e5), next));
+      ProblemSpec spec = RandomSpec(next, 3e5);
+      if (next % 4 == 1) spec = WithDropout(std::move(spec), next);
+      owned.push_back(MakeAttention(spec, next));
       const char* kernels[] = {"cuda_naive", "cuda_flash_fp32", "auto"};
       items.push_back(Item(owned.back(), kernels[next % 3]));
       items.back().poison_output = next % 2 == 0;

@@ -149,6 +149,26 @@ TEST(CudaDropout, HoppersKernelRefusesRowsBetweenTiles) {
   EXPECT_NE(status.message().find("dropout.row is 8"), std::string::npos) << status.message();
 }
 
+TEST(CudaDropout, TensorCoresRefuseKeysBetweenTiles) {
+  ProblemSpec spec = MakeSpec(1, 1, 1, 8, 8, 64, 64, DType::kFloat16);
+  spec.problem.dropout = 1;
+  bool any = false;
+  for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+    OwnedAttention owned = MakeAttention(spec, FreshSeed());
+    if (!CanRun(owned.attention, kernel)) continue;
+    any = true;
+    owned.attention.problem.key_offset = 40;
+    EXPECT_FALSE(CanRun(owned.attention, kernel));
+    const Status status = RunOnDevice(&owned, kernel);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("key_offset is 40, must be a multiple of 16 for dropout in " +
+                                    std::string(KernelName(kernel))),
+              std::string::npos)
+        << status.message();
+  }
+  if (!any) GTEST_SKIP() << "no Tensor Core kernel runs here";
+}
+
 // All parts in one launch, each with a place of its own.
 void CheckParts(const ProblemSpec& spec, KernelId kernel, const std::vector<AttentionSlice>& slices,
                 uint64_t seed) {

@@ -345,7 +345,14 @@ std::vector<BadRequest> BadBiases() {
        [](auto& r) {
          AddBias(r, {1, kHuge, 8, 8})->set_dtype(v1::DTYPE_BIT);
        },
-       {"bias.shape", "overflows 64 bits"}},
+       {"bias.shape [1, 9223372036854775807, 8, 8] times 1 bit an element, in rows of whole bytes, "
+        "overflows 64 bits"}},
+      {"bits whose bytes do not overflow",
+       [](auto& r) {
+         AddBias(r, {1, int64_t{1} << 58, 8, 8})->set_dtype(v1::DTYPE_BIT);
+       },
+       {"bias.shape [1, 288230376151711744, 8, 8] times 1 bit an element, in rows of whole bytes, "
+        "overflows 64 bits"}},
       {"bias bytes",
        [](auto& r) {
          AddBias(r, {1, 1, 8, 8});

@@ -303,7 +303,10 @@ void ExpectSameBits(ProblemSpec spec, int repeats) {
   Forward(owned.attention);
   for (const Way& way : kWays) {
     std::vector<std::byte> first;
-    for (int n = 0; n < repeats; ++n) {
+    // Only blocks that take turns might come in another order.
+    const int times =
+        way.kernel == KernelId::kCudaFlashSm90 && way.room_for_turns ? repeats : repeats / 20 + 2;
+    for (int n = 0; n < times; ++n) {
       OwnedGradients gradients(owned.attention, seed + 1);
       if (!Takes(way, owned.attention, gradients.get())) break;
       const Status status = RunBackward(&owned, &gradients, way);

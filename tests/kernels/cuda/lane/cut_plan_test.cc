@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/contract/cost.h"
 #include "kernels/cuda/lane/batch_layout.h"
 #include "kernels/cuda/lane/byte_boxes.h"
 #include "kernels/cuda/lane/cut_plan.h"
@@ -172,6 +173,29 @@ TEST(PlanParts, NoLaunchIsLong) {
         EXPECT_LE(Flops(*part) / rate, 1.2 * cuda::CutBounds{}.launch_seconds_max);
       }
     }
+  }
+}
+
+// Drawing takes as long as much of the products.
+TEST(PlanParts, DropoutMakesLaunchesLonger) {
+  const ProblemSpec spec = Long(8, 16, 8192);
+  ProblemSpec dropped = spec;
+  dropped.problem.dropout = 6554;
+  const double slower = Cost(Described(dropped), KernelId::kCudaFlashSm90) /
+                        Cost(Described(spec), KernelId::kCudaFlashSm90);
+  ASSERT_GT(slower, 1.5);
+  const cuda::CutBounds bounds;
+  const std::vector<AttentionSlice> parts = Plan(dropped);
+  EXPECT_GT(parts.size(), Plan(spec).size());
+  const auto seconds = [&](const AttentionSlice& slice) {
+    return slower * Flops(TakeSlice(Described(dropped), slice).value()) / 650e12;
+  };
+  for (const AttentionSlice& part : parts) {
+    EXPECT_LE(seconds(part), 1.2 * bounds.launch_seconds_max);
+  }
+  for (const AttentionSlice& slice :
+       cuda::JoinParts(Described(dropped), KernelId::kCudaFlashSm90, bounds, parts)) {
+    EXPECT_LE(seconds(slice), 1.001 * bounds.in_place_seconds_max);
   }
 }
 

@@ -137,8 +137,9 @@ TEST_F(CudaInPlaceTest, SameBitsAsCopied) {
     const std::unique_ptr<Lane> lane = MakeLane(tuning);
     for (uint64_t n = 0; n < 60; ++n) {
       const uint64_t each = seed + n;
-      OwnedAttention owned =
-          MakeAttention(n % 3 == 0 ? AlignedSpec(each) : RandomSpec(each, 3e5), each);
+      ProblemSpec spec = n % 3 == 0 ? AlignedSpec(each) : RandomSpec(each, 3e5);
+      if (n % 4 == 1) spec = WithDropout(std::move(spec), each);
+      OwnedAttention owned = MakeAttention(spec, each);
       const std::string what = Describe(owned.attention.problem) + " in " +
                                std::to_string(parts_min) +
                                " ATTEND_TEST_SEED=" + std::to_string(each);

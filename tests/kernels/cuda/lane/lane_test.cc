@@ -86,8 +86,8 @@ TEST_F(CudaLaneTest, CompanyAndCopiesDoNotChangeBits) {
     owned.reserve(12);  // PinnedAttention keeps pointers
     for (int n = 0; n <= round % 12; ++n, ++next) {
       const char* kernels[] = {"auto", "cuda_flash_fp32", "cuda_naive"};
-      owned.push_back(
-          MakeAttention(next % 3 == 0 ? AlignedSpec(next) : RandomSpec(next, 3e5), next));
+      ProblemSpec spec = next % 3 == 0 ? AlignedSpec(next) : RandomSpec(next, 3e5);
+      owned.push_back(MakeAttention(next % 5 == 1 ? WithDropout(spec, next) : spec, next));
       int64_t parts = 0;
       wanted.push_back(Answer(alone.get(), &owned.back(), kernels[next % 3], &parts));
       ASSERT_FALSE(HasFailure()) << "ATTEND_TEST_SEED=" << seed;
