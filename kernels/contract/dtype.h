@@ -57,7 +57,9 @@ constexpr int64_t RowBytes(DType dtype, int64_t elements) {
 
 // Element `index` of a row of bits, as a bias; it may be negative, as strides may.
 constexpr float BitAsBias(const uint8_t* bits, int64_t index) {
-  return (bits[index >> 3] >> (index & 7) & 1) ? 0.0f : -std::numeric_limits<float>::infinity();
+  return (bits[index >> 3] >> (static_cast<uint32_t>(index) & 7u) & 1u)
+             ? 0.0f
+             : -std::numeric_limits<float>::infinity();
 }
 
 constexpr std::string_view DTypeName(DType dtype) {

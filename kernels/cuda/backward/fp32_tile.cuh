@@ -174,9 +174,8 @@ __device__ __forceinline__ Fp32Score ScoreOf(const Fp32Head& at, int64_t i, int6
     result.slope = p.scale * (1.0f - share * share);
   }
   if (p.has_bias) {
-    result.score +=
-        LoadGlobal(a.bias.data, a.bias.dtype,
-                   at.b * a.bias.stride_b + at.h * a.bias.stride_h + i * a.bias.stride_q + j);
+    result.score += LoadGlobalBias(
+        a.bias, at.b * a.bias.stride_b + at.h * a.bias.stride_h + i * a.bias.stride_q + j);
   }
   if (p.has_alibi) {
     const float distance = static_cast<float>(j - i - at.s.offset);

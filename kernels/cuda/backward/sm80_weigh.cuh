@@ -140,16 +140,11 @@ __device__ __forceinline__ void ScaleAndCap(const Problem& p, const OwnTerms<T>&
   });
 }
 
-// A mask's bits as a bias.
-struct BiasBits {
-  const uint8_t* bits;
-  __device__ __forceinline__ float operator[](int64_t at) const { return BitAsBias(bits, at); }
-};
-
-// The pairs' bias; `from`: row 0's. 0 where there is none. `other`: the thread's first.
-template <class T, class Bias>
-__device__ __forceinline__ void LoadBias(const MmaWork& work, Bias from, int64_t stride, int other,
-                                         StepSums<T>& bias) {
+// The pairs' bias; `from`: row 0's, `stride` elements to the next; of bits, bytes, from which rows
+// begin. 0 where there is none. `other`: the thread's first.
+template <class T, class Element>
+__device__ __forceinline__ void LoadBias(const MmaWork& work, const Element* from, int64_t stride,
+                                         int other, StepSums<T>& bias) {
   const int first = OwnRow<T>(work, 0, 0);
   const int owned = work.own_length - first;
   const int others = work.other_length - other;
@@ -161,11 +156,13 @@ __device__ __forceinline__ void LoadBias(const MmaWork& work, Bias from, int64_t
     if (8 * r >= owned || at >= others) return;
     const int row = T::kOwnsKeys ? other + at : mine;
     const int key = T::kOwnsKeys ? mine : other + at;
-    const auto found = from[row * stride + key];
-    if constexpr (sizeof(found) == 2) {
-      x = __uint_as_float(found);
+    if constexpr (sizeof(Element) == 1) {
+      const uint32_t eight = from[row * stride + key / 8];
+      if ((eight >> (key & 7) & 1u) == 0) x = NegativeInfinity();
+    } else if constexpr (sizeof(Element) == 2) {
+      x = __uint_as_float(from[row * stride + key]);
     } else {
-      x = found;
+      x = from[row * stride + key];
     }
   });
 }
@@ -179,8 +176,7 @@ __device__ __forceinline__ void LoadBias(const MmaWork& work, const BiasView& vi
   if (view.dtype == DType::kFloat32) {
     LoadBias<T>(work, static_cast<const float*>(view.data) + at, stride, other, bias);
   } else if (view.dtype == DType::kBit) {
-    LoadBias<T>(work, BiasBits{static_cast<const uint8_t*>(view.data) + at / 8}, stride, other,
-                bias);
+    LoadBias<T>(work, static_cast<const uint8_t*>(view.data) + at / 8, stride / 8, other, bias);
   } else {
     LoadBias<T>(work, static_cast<const uint16_t*>(view.data) + at, stride, other, bias);
   }

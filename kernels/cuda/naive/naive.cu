@@ -87,9 +87,8 @@ __device__ float FinishScore(const Attention& a, const HeadPlace& place, int64_t
   float s = p.scale * dot;
   if (p.softcap > 0.0f) s = p.softcap * tanhf(s / p.softcap);
   if (p.has_bias) {
-    s +=
-        LoadGlobal(a.bias.data, a.bias.dtype,
-                   place.b * a.bias.stride_b + place.h * a.bias.stride_h + i * a.bias.stride_q + j);
+    s += LoadGlobalBias(
+        a.bias, place.b * a.bias.stride_b + place.h * a.bias.stride_h + i * a.bias.stride_q + j);
   }
   if (p.has_alibi) {
     const float slope = a.alibi_slopes[place.b * a.alibi_stride_b + place.h];

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/contract/dtype.h"
+#include "kernels/contract/problem.h"
 #include "kernels/cuda/ptx/exponent_base.cuh"
 
 namespace attend::cuda {
@@ -112,8 +113,13 @@ __device__ __forceinline__ uint16_t Narrow(DType dtype, float value) {
 // Element `index` of an array of `dtype`.
 __device__ __forceinline__ float LoadGlobal(const void* data, DType dtype, int64_t index) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[index];
-  if (dtype == DType::kBit) return BitAsBias(static_cast<const uint8_t*>(data), index);
   return Widen(dtype, static_cast<const uint16_t*>(data)[index]);
+}
+
+// Element `index` of a bias, which alone may be of bits.
+__device__ __forceinline__ float LoadGlobalBias(const BiasView& bias, int64_t index) {
+  if (bias.dtype == DType::kBit) return BitAsBias(static_cast<const uint8_t*>(bias.data), index);
+  return LoadGlobal(bias.data, bias.dtype, index);
 }
 
 __device__ __forceinline__ void StoreGlobal(void* data, DType dtype, int64_t index, float value) {

@@ -289,9 +289,8 @@ class RowRedo {
       if (p.softcap > 0.0f) score = p.softcap * tanhf(score * inverse_cap);
       const bool hidden = mine < key_begin[r] || mine >= key_end[r];
       if (kGeneral && p.has_bias && !hidden) {
-        score +=
-            LoadGlobal(a.bias.data, a.bias.dtype,
-                       b * a.bias.stride_b + h * a.bias.stride_h + row[r] * a.bias.stride_q + mine);
+        score += LoadGlobalBias(
+            a.bias, b * a.bias.stride_b + h * a.bias.stride_h + row[r] * a.bias.stride_q + mine);
       }
       if (kGeneral && p.has_alibi) {
         const auto distance = static_cast<float>(mine - row[r] - static_cast<int>(s.offset));
