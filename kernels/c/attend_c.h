@@ -174,8 +174,10 @@ ATTEND_API int32_t attend_select(const attend_params* params, const char** kerne
 
 /* Enqueues the backward pass on `stream`, as attend_run does the forward's. Writes every row of
  * what is asked for: rows that are beyond a sequence's length or see no key, and keys that no row
- * sees, get 0. Its bits depend on its arguments alone. LSE is needed. Keys in pages have no
- * gradients (UNIMPLEMENTED). On the CPU it may take up to some 256 MiB for partial sums. */
+ * sees, get 0. Its bits depend on its arguments alone, a server's for the same problem may be
+ * others (where its workspace is small). On Hopper the workspace may be up to 4 GiB. LSE is needed.
+ * Keys in pages have no gradients (UNIMPLEMENTED). On the CPU it may take up to some 256 MiB for
+ * partial sums. */
 ATTEND_API int32_t attend_run_backward(const attend_backward_params* params, void* stream);
 
 /* attend_workspace_bytes and attend_select for the backward pass. */

@@ -42,7 +42,8 @@ Status OnDevice(int32_t index, const std::string& what, Function function) {
 cuda::BackwardItem Launched(const BackwardItem& item) {
   return {.kernel = item.forward.kernel,
           .attention = item.forward.attention,
-          .gradients = item.gradients};
+          .gradients = item.gradients,
+          .room_for_turns = true};
 }
 
 cudaStream_t Stream(void* stream) { return static_cast<cudaStream_t>(stream); }

@@ -17,17 +17,25 @@ namespace {
 constexpr int kHopper = 90;
 constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
 
-bool HasScoreTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
+// Which of cuda_flash_sm80's kernels it takes.
+enum class Sm80Class { kPlain, kGeneral, kDropout };
+Sm80Class ClassOf(const Problem& p) {
+  if (p.dropout > 0) return Sm80Class::kDropout;
+  const bool terms = p.softcap > 0.0f || p.has_bias || p.has_alibi;
+  return terms ? Sm80Class::kGeneral : Sm80Class::kPlain;
+}
 
 // Kernels with score terms take the difference of score and LSE before it is multiplied.
 float LseUnit(KernelId kernel, const Problem& p) {
-  const bool plain = !HasScoreTerms(p) && p.dropout == 0;
-  return kernel == KernelId::kCudaFlashSm80 && !plain ? 1.0f : kLog2E;
+  const bool late = kernel != KernelId::kCudaFlashSm80 || ClassOf(p) == Sm80Class::kPlain;
+  return late ? kLog2E : 1.0f;
 }
 
+// One kernel for all gradients is one too many where only some are wanted.
 bool TakesTurns(const BackwardItem& item) {
-  return item.kernel == KernelId::kCudaFlashSm90 && item.room_for_turns &&
-         TakesTurns(item.attention.problem);
+  const Gradients& g = item.gradients;
+  return item.kernel == KernelId::kCudaFlashSm90 && item.room_for_turns && g.d_q.data != nullptr &&
+         (g.d_k.data != nullptr || g.d_v.data != nullptr) && TakesTurns(item.attention.problem);
 }
 
 // Items run one after another and share their workspace.
@@ -150,11 +158,13 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
 cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream) {
   const Problem& p = pass.attention.problem;
   const bool f16 = p.dtype == DType::kFloat16;
-  if (p.dropout > 0) {
-    return f16 ? LaunchSm80DropoutF16(pass, stream) : LaunchSm80DropoutBf16(pass, stream);
-  }
-  if (HasScoreTerms(p)) {
-    return f16 ? LaunchSm80GeneralF16(pass, stream) : LaunchSm80GeneralBf16(pass, stream);
+  switch (ClassOf(p)) {
+    case Sm80Class::kDropout:
+      return f16 ? LaunchSm80DropoutF16(pass, stream) : LaunchSm80DropoutBf16(pass, stream);
+    case Sm80Class::kGeneral:
+      return f16 ? LaunchSm80GeneralF16(pass, stream) : LaunchSm80GeneralBf16(pass, stream);
+    case Sm80Class::kPlain:
+      break;
   }
   return f16 ? LaunchSm80PlainF16(pass, stream) : LaunchSm80PlainBf16(pass, stream);
 }

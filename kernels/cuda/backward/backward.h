@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward pass on a GPU (contract/gradients.h): launches that leave dQ, dK, dV and, if asked
-// for, dBias and dSinks. Bits depend on a problem alone: every element of a gradient is summed in
-// one order.
+// for, dBias and dSinks. Every element of a gradient is summed in one order. So bits depend on the
+// problem, on what is asked for and on room_for_turns, and on nothing else.
 
 #pragma once
 
@@ -23,14 +23,14 @@ struct BackwardItem {
   KernelId kernel = KernelId::kCudaFlashFp32;
   Attention attention;
   Gradients gradients;
-  bool room_for_turns = true;  // false: a problem that TakesTurns does without; other bits
+  bool room_for_turns;  // false: a problem that TakesTurns does without, with other bits
 };
 
 // As WhyNotTma of an attention, of dO too.
 std::string_view WhyNotTma(const Attention& attention, const Gradients& gradients);
 
-// Bytes of workspace for one call with these items. Overflow, and more tiles than a grid has
-// blocks, are INVALID_ARGUMENT.
+// Bytes of workspace for one call with these items. Overflow is INVALID_ARGUMENT, and so are more
+// tiles than a grid has blocks: of packed sequences, as many for each as the longest has.
 Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items);
 
 // Enqueues the launches; returns before they have run. `workspace`: 256-byte aligned, of

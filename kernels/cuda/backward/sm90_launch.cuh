@@ -137,8 +137,8 @@ template <class Tile, bool kBfloat16>
 cudaError_t LaunchTurns(const BackwardPass& pass, cudaStream_t stream) {
   const Problem& p = pass.attention.problem;
   Sm90Params params;
-  params.pass = pass;
-  cudaError_t error = EncodeMaps(pass, Tile::kRows, Tile::kKeys, &params.maps);
+  const int64_t bytes = 2 * p.group() * p.len_q * (p.dim + p.dim_v);
+  cudaError_t error = MakeParams<Tile>(pass, p.heads_kv * p.batch, bytes, &params);
   if (error != cudaSuccess) return error;
   const int64_t key_tiles = (p.len_k + Tile::kKeys - 1) / Tile::kKeys;
   error =

@@ -139,10 +139,6 @@ struct TurnsConsumer {
     PackAll<kBfloat16>(d_weights, d_scores);
   }
 
-  __device__ __forceinline__ void Release(uint32_t barrier) {
-    if (threadIdx.x % 32 == 0) Arrive(barrier);
-  }
-
   // dS, rows down, this consumer's keys along them.
   __device__ __forceinline__ void ShareScores(int stage) {
     const int lane = threadIdx.x % 32;

@@ -104,8 +104,10 @@ Status CudaLane::Prepare(std::span<const WorkItem> items, Batch* batch) {
     if (items[n].gradients) {
       const Result<Gradients> gradients = RebaseGradients(items[n], batch->places[n]);
       if (!gradients.ok()) return gradients.status();
-      batch->backward.push_back(
-          {n, {items[n].selection.kernel, batch->attentions.back(), *gradients}});
+      BackwardItem backward = ToBackward(items[n]);
+      backward.attention = batch->attentions.back();
+      backward.gradients = *gradients;
+      batch->backward.push_back({n, backward});
     }
     if (items[n].append.rows == 0) continue;
     Result<KeyAppend> append = RebaseAppend(items[n], batch->places[n]);

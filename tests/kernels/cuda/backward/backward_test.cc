@@ -350,7 +350,7 @@ TEST(CudaBackward, RepeatsAreBitwiseEqual) {
 }
 
 TEST(CudaBackward, RefusesWhatItCannotDo) {
-  cuda::BackwardItem item;
+  cuda::BackwardItem item{};
   item.attention.problem = MakeSpec(1, 1, 1, 4, 4, 8, 8).problem;
   item.kernel = KernelId::kCudaNaive;
   char workspace[256];

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/contract/gradient_terms.h"
 #include "kernels/contract/select.h"
 #include "kernels/cuda/backward/backward.h"
 #include "kernels/reference/check_rows.h"
@@ -84,6 +85,32 @@ TEST(CudaLaneBackward, AmongForwardPasses) {
           CheckRows(forward[n].attention, SampleRows(forward[n].attention, 1, 1e7));
       EXPECT_TRUE(report.ok) << report.detail;
     }
+  }
+}
+
+// With room for two numbers of each row alone, it neither needs nor uses what a neighbour brings.
+TEST(CudaLaneBackward, ASmallWorkspaceIsEnough) {
+  const uint64_t seed = FreshSeed();
+  const Result<std::unique_ptr<LaneHarness>> harness = LaneHarness::Make();
+  ASSERT_TRUE(harness.ok()) << harness.status().ToString();
+  const Result<std::unique_ptr<Lane>> lane = (*harness)->MakeLane(cuda::LaneTuning{});
+  ASSERT_TRUE(lane.ok()) << lane.status().ToString();
+  ProblemSpec spec = MakeSpec(2, 4, 2, 170, 390, 64, 64, DType::kBFloat16);
+  spec.problem.return_lse = true;
+  DeviceInfo small = (*harness)->info();
+  small.workspace_bytes_max = *GradientTermsBytes(spec.problem);
+  std::vector<std::byte> alone;
+  for (const bool beside : {false, true}) {
+    BackwardCase narrow(spec, seed), roomy(spec, seed);
+    std::vector<WorkItem> items = {narrow.Item(*SelectBackward(spec.problem, small))};
+    if (beside) items.push_back(roomy.Item(*SelectBackward(spec.problem, (*harness)->info())));
+    const Result<BatchOutcome> outcome = RunBatch(lane->get(), items);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+    for (const Status& status : outcome->statuses) ASSERT_TRUE(status.ok()) << status.ToString();
+    const Gradients& g = narrow.gradients->get();
+    EXPECT_EQ(GradientsJudge(narrow.owned.attention, g, DType::kBFloat16).Fault(g), "");
+    if (!beside) alone = narrow.gradients->Bytes();
+    EXPECT_EQ(narrow.gradients->Bytes(), alone);
   }
 }
 
