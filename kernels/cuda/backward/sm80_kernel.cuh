@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync: products, and the kernel (see sm80_tile.cuh).
-// Tiles of others arrive in one stage of shared memory while those in the other
-// are computed, a step at a time.
+// The backward pass by mma.sync: products, and the kernel (see sm80_tile.cuh). Tiles of others
+// arrive in one stage of shared memory while those in the other are computed, a step at a time.
 
 #pragma once
 
@@ -11,8 +10,8 @@
 
 namespace attend::cuda::backward {
 
-// sums = own others^T, rows of both along the head dim. `own`: the warp's first
-// row; `others`: the step's.
+// sums = own others^T, rows of both along the head dim. `own`: the warp's first row; `others`: the
+// step's.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>& sums) {
   const BlockOffsets<kDim> left(Second::kRows), right(Second::kColumns);
@@ -43,8 +42,8 @@ __device__ __forceinline__ void Along(uint32_t own, uint32_t others, StepSums<T>
 template <class T, int kDim>
 using OwnSums = float[T::kSlices][kDim / 8][4];
 
-// sums += pairs others, down the step's rows. `others`: of rows of kDim
-// columns, the first of those that are summed.
+// sums += pairs others, down the step's rows. `others`: of rows of kDim columns, the first of those
+// that are summed.
 template <class T, class Element, int kDim>
 __device__ __forceinline__ void Down(const StepPairs<T>& pairs, uint32_t others,
                                      OwnSums<T, kDim / T::kShare>& sums) {
@@ -89,8 +88,7 @@ struct MmaState {
   OwnTerms<T> terms;
 };
 
-// Where a step is: of the head-th head, the others from `other` on, the
-// `row`-th of the stage's.
+// Where a step is: of the head-th head, the others from `other` on, the `row`-th of the stage's.
 struct StepPlace {
   int head, other, row;
   int stage;  // in shared memory
@@ -146,8 +144,7 @@ __device__ __forceinline__ void Step(const MmaParams& params, const MmaWork& wor
   }
 }
 
-// ---- warps that share rows
-// ----------------------------------------------------------------------
+// ---- warps that share rows ----------------------------------------------------------------------
 
 // Until both warps are here.
 __device__ __forceinline__ void SyncSharers() {
@@ -177,8 +174,8 @@ __device__ __forceinline__ void TakePairs(const char* from, StepPairs<T>& pairs)
   }
 }
 
-// Step by two warps: all of a stage's others. Either computes P and dS of one
-// half of them, and sums the gradients' columns of one half over all.
+// Step by two warps: all of a stage's others. Either computes P and dS of one half of them, and
+// sums the gradients' columns of one half over all.
 template <class T, class Element, Class kClass>
 __device__ __forceinline__ void SharedStep(const MmaParams& params, const MmaWork& work,
                                            char* shared, StepPlace at, MmaState<T>& state) {

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync: tiles, what a block computes, and its copies.
-// Device code.
+// The backward pass by mma.sync: tiles, what a block computes, and its copies. Device code.
 //
-// One kernel in the place of two or more. A block *owns* rows of two tensors
-// and walks those of two *others*: to leave dK and dV it owns keys, rows of K
-// and V, and walks Q and dO of all heads of the group; to leave dQ it owns rows
-// of Q and dO, and walks K and V. In either case
+// One kernel in the place of two or more. A block *owns* rows of two tensors and walks those of two
+// *others*: to leave dK and dV it owns keys, rows of K and V, and walks Q and dO of all heads of
+// the group; to leave dQ it owns rows of Q and dO, and walks K and V. In either case
 //
 //   S = own[0] other[0]^T    dP = own[1] other[1]^T    dK or dQ += dS other[0]
 //   dV += P other[1]
 //
-// with owned rows down, so that P and dS leave one product as the operand in
-// registers of the next.
+// with owned rows down, so that P and dS leave one product as the operand in registers of the next.
 
 #pragma once
 
@@ -24,12 +21,10 @@
 
 namespace attend::cuda::backward {
 
-// What a kernel is compiled for: without score terms, with all, and with
-// dropout besides.
+// What a kernel is compiled for: without score terms, with all, and with dropout besides.
 enum class Class { kPlain, kGeneral, kDropout };
 
-// What a kernel leaves. Sums of both dK and dV do not fit registers if D and Dv
-// are large.
+// What a kernel leaves. Sums of both dK and dV do not fit registers if D and Dv are large.
 enum class Leaves { kQueries, kKeysAndValues, kKeys, kValues };
 
 struct MmaConfig {
@@ -41,13 +36,12 @@ struct MmaConfig {
   int tile;    // other rows in shared memory at a time, of which there are two
   int step;    // of which so many are computed at once: a multiple of 16
   int blocks;  // to a multiprocessor
-  // Warps that own the same rows: one, or two that have half of the others'
-  // rows each when scores are computed, and half of the columns when sums are.
+  // Warps that own the same rows: one, or two that have half of the others' rows each when scores
+  // are computed, and half of the columns when sums are.
   int share = 1;
 };
 
-// As sm80/tile.cuh's copies want it: neighbouring threads copy each row's span
-// of chunks.
+// As sm80/tile.cuh's copies want it: neighbouring threads copy each row's span of chunks.
 template <int kColumns, int kThreads>
 struct CopyShape {
   static constexpr int kDim = kColumns;
@@ -106,8 +100,7 @@ struct MmaParams {
   int section;  // heads whose tiles run side by side
 };
 
-// What a block computes: in shared memory, as all registers are needed for
-// accumulators.
+// What a block computes: in shared memory, as all registers are needed for accumulators.
 struct MmaWork {
   int b, head;              // of the first query head
   int heads;                // query heads to walk
@@ -119,9 +112,8 @@ struct MmaWork {
   int own_length;  // of the sequence
   int own_count;   // rows to write
   int other_length;
-  int other_begin,
-      other_end;     // rows that some owned row sees, begin rounded down to a tile
-  const float* lse;  // terms of the first head's row 0
+  int other_begin, other_end;  // rows that some owned row sees, begin rounded down to a tile
+  const float* lse;            // terms of the first head's row 0
   const float* less;
   int64_t terms;  // of a head
 };
@@ -136,8 +128,8 @@ __device__ __forceinline__ int SeenEnd(const Band& band, int row) {
   return T::kOwnsKeys ? band.RowEnd(row) : band.KeyEnd(row);
 }
 
-// Which head and tile the block has: a section's heads side by side. Under a
-// causal mask the first keys and the last rows see most, and go first.
+// Which head and tile the block has: a section's heads side by side. Under a causal mask the first
+// keys and the last rows see most, and go first.
 struct MmaPlace {
   int64_t head;  // counted over sequences
   int tile;
@@ -211,11 +203,9 @@ __device__ __forceinline__ void SetUp(const MmaParams& params, MmaWork& work) {
   work.other_end = end;
 }
 
-// ---- a step
-// ---------------------------------------------------------------------------------------
+// ---- a step -------------------------------------------------------------------------------------
 
-// What products leave of one step: [slice][eight others][fragment, see
-// MultiplyAdd].
+// What products leave of one step: [slice][eight others][fragment, see MultiplyAdd].
 template <class T>
 using StepSums = float[T::kSlices][T::kStepBlocks][4];
 // The same as the operand of the next product: [slice][eight others][half].
@@ -230,8 +220,7 @@ __device__ __forceinline__ int OwnRow(const MmaWork& work, int slice, int half) 
          thread % 32 / 4;
 }
 
-// ---- copies
-// -------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 
 template <class T>
 __device__ __forceinline__ void LoadOwn(uint32_t shared, const MmaWork& work) {

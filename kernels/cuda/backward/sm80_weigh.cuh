@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by mma.sync between its products: P and dS of the scores
-// and dP. Device code; all lanes of a warp call each function together.
+// The backward pass by mma.sync between its products: P and dS of the scores and dP. Device code;
+// all lanes of a warp call each function together.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace attend::cuda::backward {
 
-// Terms of the thread's own query rows: row 2 * slice + half has fragment
-// elements 2 * half and the next.
+// Terms of the thread's own query rows: row 2 * slice + half has fragment elements 2 * half and the
+// next.
 template <class T>
 struct OwnTerms {
   float lse[2 * T::kSlices], less[2 * T::kSlices];
@@ -48,8 +48,7 @@ __device__ __forceinline__ Sight SightOf(const MmaWork& work, int other, int cou
   return all ? Sight::kAll : Sight::kSome;
 }
 
-// Takes the weights of pairs that do not see each other. `other`: the thread's
-// first.
+// Takes the weights of pairs that do not see each other. `other`: the thread's first.
 template <class T>
 __device__ __forceinline__ void HidePairs(const MmaWork& work, int other, StepSums<T>& weights) {
 #pragma unroll
@@ -71,8 +70,7 @@ struct PairTerms {
   float lse, less;
 };
 
-// The pair's terms if others are query rows: those of eight of them, in shared
-// memory.
+// The pair's terms if others are query rows: those of eight of them, in shared memory.
 template <class T>
 __device__ __forceinline__ PairTerms TermsOf(const OwnTerms<T>& own, const float2& lse,
                                              const float2& less, int r, int e) {
