@@ -83,7 +83,7 @@ inline Result<int64_t> TurnBytes(const Problem& p) {
   return kTurnAlignment + TurnCounterBytes(*tiles) + *sums;
 }
 
-// Whether blocks of keys take turns at dQ, if there is room. By the problem alone, and so are bits.
+// Whether blocks of keys take turns at dQ, if the device has room: bits depend on both.
 inline bool TakesTurns(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kTurnDimMax || p.softcap > 0.0f || p.dropout > 0) return false;
   const Result<int64_t> bytes = TurnBytes(p);

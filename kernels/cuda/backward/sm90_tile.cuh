@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backward pass by wgmma and TMA: what its two kernels share. KeysSm90 (sm90_keys_block.cuh)
-// leaves dK and dV, a block for each tile of keys over the rows of all heads of the group;
-// QueriesSm90 (sm90_queries.cuh) leaves dQ, a block for each tile of rows over its keys. So no sum
-// needs more than one block: nothing is added atomically, and no block waits for another. Both
-// compute the scores and dP, seven products in place of five. Device code for sm_90a.
+// The backward pass by wgmma and TMA: what its kernels share. Of two, KeysSm90
+// (sm90_keys_block.cuh) leaves dK and dV, a block for each tile of keys over the rows of all heads
+// of the group, and QueriesSm90 (sm90_queries.cuh) dQ, a block for each tile of rows over its keys:
+// no sum needs more than one block, so none waits for another, and both compute the scores and dP,
+// seven products in place of five. TurnsSm90 (sm90_turns.cuh) leaves all three with five; its
+// blocks wait for their turns at dQ. Nothing is added atomically. Device code for sm_90a.
 
 #pragma once
 

@@ -29,43 +29,6 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-void Forward(const Attention& a) { CpuReference(a); }
-
-void ExpectAllRight(OwnedAttention* owned, uint64_t seed) {
-  Forward(owned->attention);
-  for (const Way& way : kWays) {
-    SCOPED_TRACE(NameOf(way) + " ATTEND_TEST_SEED=" + std::to_string(seed));
-    OwnedGradients gradients(owned->attention, seed + 1);
-    ASSERT_TRUE(Check(owned->attention, gradients.get()).ok());
-    if (!Takes(way, owned->attention, gradients.get())) continue;
-    const DType factors =
-        way.kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : owned->attention.problem.dtype;
-    const Status status = RunBackward(owned, &gradients, way);
-    ASSERT_TRUE(status.ok()) << status.ToString();
-    EXPECT_EQ(GradientsJudge(owned->attention, gradients.get(), factors).Fault(gradients.get()),
-              "");
-    EXPECT_TRUE(gradients.GuardsIntact()) << "wrote outside its rows";
-  }
-}
-
-void ExpectSpecRight(ProblemSpec spec, uint64_t seed) {
-  spec.problem.return_lse = true;
-  SCOPED_TRACE(Describe(spec));
-  OwnedAttention owned = MakeAttention(spec, seed);
-  ExpectAllRight(&owned, seed);
-}
-
-// Whether cuda_flash_sm90 takes it, where there is a Hopper.
-void ExpectTaken(const ProblemSpec& spec, uint64_t seed, bool taken) {
-  int major = 0;
-  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  if (major != 9) return;
-  OwnedAttention owned = MakeAttention(spec, seed);
-  OwnedGradients gradients(owned.attention, seed);
-  EXPECT_EQ(Takes(Way{KernelId::kCudaFlashSm90}, owned.attention, gradients.get()), taken)
-      << Describe(spec);
-}
-
 TEST(CudaBackward, RandomProblems) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(300 * TestScale());
@@ -218,33 +181,11 @@ TEST(CudaBackward, TilesAndClasses) {
         }
         ++n;
         const bool taken = dropout == 0 || std::max(dim, dim_v) <= 128;
-        ExpectTaken(spec, seed + n, taken);
+        ExpectTaken(KernelId::kCudaFlashSm90, spec, seed + n, taken);
         ExpectSpecRight(spec, seed + n);
       }
     }
   }
-}
-
-TEST(CudaBackward, BiasThatIsSharedByAll) {
-  const uint64_t seed = FreshSeed();
-  for (const bool per_query : {false, true}) {
-    ProblemSpec spec = MakeSpec(3, 4, 2, 300, 650, 8, 8);
-    spec.problem.has_bias = true;
-    spec.bias_per_sequence = spec.bias_per_head = false;
-    spec.bias_per_query = per_query;
-    spec.q_lengths = {300, 0, 270};
-    spec.kv_lengths = {20, 650, 600};
-    ExpectSpecRight(spec, seed);
-    ExpectSpecRight(WithDropout(spec, seed), seed);
-  }
-}
-
-TEST(CudaBackward, EmptySequencesAmongOthers) {
-  ProblemSpec spec = MakeSpec(0, 4, 2, 0, 0, 24, 16);
-  spec.problem.packed = true;
-  spec.q_lengths = {5, 0, 70, 3, 0, 9};
-  spec.kv_lengths = {0, 7, 130, 0, 0, 2};
-  ExpectSpecRight(spec, FreshSeed());
 }
 
 // What a row does not see must not reach its gradients, nor those of keys that it does not see.
@@ -279,7 +220,7 @@ TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
   spec.problem.return_lse = true;
   spec.problem.scale = 1e-3f;
   OwnedAttention owned = MakeAttention(spec, seed);
-  Forward(owned.attention);
+  CpuReference(owned.attention);
   for (const Way& way : kWays) {
     OwnedGradients gradients(owned.attention, seed + 1);
     const Gradients& g = gradients.get();
@@ -300,10 +241,11 @@ void ExpectSameBits(ProblemSpec spec, int repeats) {
   spec.problem.return_lse = true;
   SCOPED_TRACE(Describe(spec));
   OwnedAttention owned = MakeAttention(spec, seed);
-  Forward(owned.attention);
+  CpuReference(owned.attention);
   for (const Way& way : kWays) {
     std::vector<std::byte> first;
-    // Only blocks that take turns might come in another order.
+    // Blocks that take turns meet in memory, in an order that only their waiting keeps: a fault may
+    // need many runs to be seen. Elsewhere a sum is one thread's, whose order cannot change.
     const int times =
         way.kernel == KernelId::kCudaFlashSm90 && way.room_for_turns ? repeats : repeats / 20 + 2;
     for (int n = 0; n < times; ++n) {

@@ -3,6 +3,7 @@
 #include "tests/kernels/cuda/backward/run_backward.h"
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <memory>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "kernels/contract/gradient_terms.h"
 #include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/support/check_gradients.h"
 #include "tests/kernels/support/cuda_run.h"
 
 namespace attend::test {
@@ -70,26 +73,106 @@ class DeviceGradients {
   std::vector<std::unique_ptr<DeviceMemory>> blocks_;
 };
 
+int ComputeCapabilityMajor() {
+  int major = 0;
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  return major;
+}
+
 }  // namespace
 
 std::string NameOf(const Way& way) {
   return std::string(KernelName(way.kernel)) + (way.room_for_turns ? "" : " without turns");
 }
 
-Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, const Way& way) {
-  DeviceRun run(owned, KernelId::kCudaFlashFp32);
-  ATTEND_RETURN_IF_ERROR(run.Prepare());
-  DeviceGradients moved(gradients);
-  ATTEND_RETURN_IF_ERROR(moved.Upload());
-  const cuda::BackwardItem item{way.kernel, run.attention(), moved.get(), way.room_for_turns};
-  const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&item, 1});
+struct BackwardRun::Memory {
+  Memory(OwnedAttention* owned, OwnedGradients* owned_gradients)
+      : run(owned, KernelId::kCudaFlashFp32), gradients(owned_gradients) {}
+
+  DeviceRun run;
+  DeviceGradients gradients;
+  cuda::BackwardItem item;
+  std::unique_ptr<DeviceMemory> workspace;
+  int64_t workspace_bytes = 0;
+};
+
+BackwardRun::BackwardRun(OwnedAttention* owned, OwnedGradients* gradients, const Way& way)
+    : owned_(owned),
+      gradients_(gradients),
+      way_(way),
+      memory_(std::make_unique<Memory>(owned_, gradients_)) {}
+
+BackwardRun::~BackwardRun() = default;
+
+Status BackwardRun::Prepare() {
+  Memory& m = *memory_;
+  ATTEND_RETURN_IF_ERROR(m.run.Prepare());
+  ATTEND_RETURN_IF_ERROR(m.gradients.Upload());
+  m.item = {way_.kernel, m.run.attention(), m.gradients.get(), way_.room_for_turns};
+  const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&m.item, 1});
   if (!bytes.ok()) return bytes.status();
-  const DeviceMemory workspace(*bytes + 1);
-  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(
-      cudaMemset(workspace.get(), 0xff, static_cast<size_t>(*bytes)), "poisoning the workspace"));
-  ATTEND_RETURN_IF_ERROR(cuda::LaunchBackward({&item, 1}, workspace.get(), *bytes, nullptr));
+  m.workspace_bytes = *bytes;
+  m.workspace = std::make_unique<DeviceMemory>(*bytes + 1);
+  ATTEND_RETURN_IF_ERROR(
+      cuda::ToStatus(cudaMemset(m.workspace->get(), 0xff, static_cast<size_t>(*bytes)),
+                     "poisoning the workspace"));
+  return cuda::ToStatus(cudaDeviceSynchronize(), "preparing the backward pass");
+}
+
+Status BackwardRun::Launch(cudaStream_t stream) {
+  const Memory& m = *memory_;
+  return cuda::LaunchBackward({&m.item, 1}, m.workspace->get(), m.workspace_bytes, stream);
+}
+
+Status BackwardRun::Fetch() { return memory_->gradients.Fetch(); }
+
+Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, const Way& way) {
+  BackwardRun run(owned, gradients, way);
+  ATTEND_RETURN_IF_ERROR(run.Prepare());
+  ATTEND_RETURN_IF_ERROR(run.Launch(nullptr));
   ATTEND_RETURN_IF_ERROR(cuda::ToStatus(cudaDeviceSynchronize(), "the backward pass"));
-  return moved.Fetch();
+  return run.Fetch();
+}
+
+DType FactorsOf(const Way& way, const Problem& p) {
+  return way.kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : p.dtype;
+}
+
+void ExpectRight(OwnedAttention* owned, OwnedGradients* gradients, const Way& way) {
+  SCOPED_TRACE(NameOf(way));
+  const Attention& a = owned->attention;
+  ASSERT_TRUE(Check(a, gradients->get()).ok());
+  if (!Takes(way, a, gradients->get())) return;
+  const Status status = RunBackward(owned, gradients, way);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(GradientsJudge(a, gradients->get(), FactorsOf(way, a.problem)).Fault(gradients->get()),
+            "");
+  EXPECT_TRUE(gradients->GuardsIntact()) << "wrote outside its rows";
+}
+
+void ExpectAllRight(OwnedAttention* owned, uint64_t seed) {
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  CpuReference(owned->attention);
+  for (const Way& way : kWays) {
+    OwnedGradients gradients(owned->attention, seed + 1);
+    ExpectRight(owned, &gradients, way);
+  }
+}
+
+void ExpectSpecRight(ProblemSpec spec, uint64_t seed) {
+  spec.problem.return_lse = true;
+  SCOPED_TRACE(Describe(spec));
+  OwnedAttention owned = MakeAttention(spec, seed);
+  ExpectAllRight(&owned, seed);
+}
+
+void ExpectTaken(KernelId kernel, const ProblemSpec& spec, uint64_t seed, bool taken) {
+  const int major = ComputeCapabilityMajor();
+  if (kernel == KernelId::kCudaFlashSm90 ? major != 9 : major < 8) return;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  OwnedGradients gradients(owned.attention, seed);
+  EXPECT_EQ(Takes(Way{kernel}, owned.attention, gradients.get()), taken)
+      << KernelName(kernel) << ", " << Describe(spec);
 }
 
 bool Takes(const Way& way, const Attention& a, const Gradients& g) {
@@ -97,9 +180,7 @@ bool Takes(const Way& way, const Attention& a, const Gradients& g) {
   if (!way.room_for_turns && !TakesTurns(a.problem)) return false;
   DeviceInfo device;
   device.kind = DeviceKind::kCuda;
-  int major = 0;
-  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  device.compute_capability = 10 * major;
+  device.compute_capability = 10 * ComputeCapabilityMajor();
   device.workspace_bytes_max = INT64_MAX;
   return SelectBackward(a.problem, device, KernelName(way.kernel),
                         {.not_tma = cuda::WhyNotTma(a, g)})

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs one backward pass on the GPU, in each way that there is.
+// Runs one backward pass on the GPU, in each way that there is, and judges it. O and LSE are those
+// of the attention. Test code, one thread.
 
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "kernels/contract/gradients.h"
@@ -30,7 +35,39 @@ std::string NameOf(const Way& way);
 // room for them: without, it is the same.
 bool Takes(const Way& way, const Attention& attention, const Gradients& gradients);
 
-// O and LSE are those of `owned`; the gradients come back to `gradients`.
+// A pass's memory on the device, over several runs. `owned` and `gradients` must outlive it.
+class BackwardRun {
+ public:
+  BackwardRun(OwnedAttention* owned, OwnedGradients* gradients, const Way& way);
+  ~BackwardRun();
+
+  Status Prepare();  // all that goes in is on the device, and the workspace is poisoned
+  Status Launch(cudaStream_t stream);
+  Status Fetch();  // the gradients, from a device that has nothing to do
+
+ private:
+  struct Memory;
+
+  OwnedAttention* const owned_;
+  OwnedGradients* const gradients_;
+  const Way way_;
+  std::unique_ptr<Memory> memory_;
+};
+
+// What it rounds P and dS to before it multiplies them with rows.
+DType FactorsOf(const Way& way, const Problem& problem);
+
+// The gradients come back to `gradients`.
 Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, const Way& way);
+
+// That this GPU, if it can compute it so, leaves the right gradients and nothing beside them.
+void ExpectRight(OwnedAttention* owned, OwnedGradients* gradients, const Way& way);
+
+// The same of all ways, with O and LSE from the CPU, so that nothing is judged but the gradients.
+void ExpectAllRight(OwnedAttention* owned, uint64_t seed);
+void ExpectSpecRight(ProblemSpec spec, uint64_t seed);
+
+// Whether `kernel` takes it, on a GPU that has the kernel.
+void ExpectTaken(KernelId kernel, const ProblemSpec& spec, uint64_t seed, bool taken);
 
 }  // namespace attend::test
