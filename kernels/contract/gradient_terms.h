@@ -83,7 +83,8 @@ inline Result<int64_t> TurnBytes(const Problem& p) {
   return kTurnAlignment + TurnCounterBytes(*tiles) + *sums;
 }
 
-// Whether blocks of keys take turns at dQ, if the device has room: bits depend on both.
+// Whether blocks of keys take turns at dQ, if the device has room, and dQ is wanted and so is
+// dK or dV. Bits depend on each of these.
 inline bool TakesTurns(const Problem& p) {
   if (std::max(p.dim, p.dim_v) > kTurnDimMax || p.softcap > 0.0f || p.dropout > 0) return false;
   const Result<int64_t> bytes = TurnBytes(p);

@@ -91,7 +91,7 @@ struct BackwardRun::Memory {
 
   DeviceRun run;
   DeviceGradients gradients;
-  cuda::BackwardItem item;
+  cuda::BackwardItem item{};
   std::unique_ptr<DeviceMemory> workspace;
   int64_t workspace_bytes = 0;
 };
