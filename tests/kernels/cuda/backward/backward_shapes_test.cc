@@ -47,8 +47,8 @@ double Distance(const TensorView& got, const TensorView& want, DType dtype, int6
 // Of one sequence without lengths. Two right gradients differ by the rounding of P or dS in one of
 // them, and of either's result: each u of its terms, whose signs are random, so that a gradient is
 // not smaller than the root of their squares. The fourth u is for what fp32 and subnormal numbers
-// lose. If one row in 5000 is another's, as large as its neighbours, that is 1 / 70 of a head, 7
-// times as much.
+// lose. Roundings alone came to 0.7 u in all of the shapes below, and one usual row of 5210 that is
+// another's to 36 u.
 void ExpectClose(const Problem& p, const Gradients& got, const Gradients& want) {
   const double bound = 4 * UnitRoundoff(p.dtype);
   for (int64_t h = 0; h < p.heads_q; ++h) {
@@ -79,7 +79,7 @@ void ExpectAllClose(const ProblemSpec& spec, uint64_t seed) {
     if (!Takes(way, a, got.get())) continue;
     const Status status = RunBackward(&owned, &got, way);
     ASSERT_TRUE(status.ok()) << status.ToString();
-    const RowsReport report = CheckGradients(a, got.get(), seed, 2e7);
+    const RowsReport report = CheckGradients(a, got.get(), seed, 5e7);
     EXPECT_TRUE(report.ok) << report.detail;
     if (!first) ExpectClose(a.problem, got.get(), want.get());
   }
