@@ -5,7 +5,6 @@
 
 #include "kernels/cuda/backward/backward.h"
 
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
