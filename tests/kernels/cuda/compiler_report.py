@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of the Hopper kernels, those of the backward pass too: registers of each; a
-failure for spills, stack frames beyond that of redo_rows.cuh, registers that are not those of the
+"""What the compiler says of the Hopper kernels, those of the backward pass too: registers of each;
+a failure for spills, stack frames beyond that of redo_rows.cuh, registers that are not those of the
 launch, wgmma that it does not leave asynchronous, and setmaxnreg that it ignores. Compiles files as
 the build does, and throws the code away. Needs no GPU.
 
