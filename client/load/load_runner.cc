@@ -33,16 +33,24 @@ void SleepUntil(int64_t ns) {
   }
 }
 
-HostTensor Copied(const HostTensor& tensor) {
-  HostTensor copy = tensor;
-  copy.data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor.bytes));
-  std::memcpy(copy.data.get(), tensor.data.get(), static_cast<size_t>(tensor.bytes));
-  return copy;
+// To memory of its own.
+void CopyOut(HostTensor* tensor) {
+  std::shared_ptr<std::byte[]> copy =
+      std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor->bytes));
+  if (tensor->bytes > 0) {
+    std::memcpy(copy.get(), tensor->data.get(), static_cast<size_t>(tensor->bytes));
+  }
+  tensor->data = std::move(copy);
 }
 
 void CopyOut(AttentionResult* result) {
-  result->o = Copied(result->o);
-  if (result->lse) result->lse = Copied(*result->lse);
+  if (!result->gradients) CopyOut(&result->o);
+  if (result->lse) CopyOut(&*result->lse);
+  if (!result->gradients) return;
+  GradientTensors& g = *result->gradients;
+  for (std::optional<HostTensor>* each : {&g.d_q, &g.d_k, &g.d_v, &g.d_bias, &g.d_sinks}) {
+    if (*each) CopyOut(&**each);
+  }
 }
 
 }  // namespace

@@ -177,13 +177,13 @@ TEST(Cli, CheckPassesAndFails) {
                                          "--quick", "--seed",   "5"};
   const Ended good = RunProgram(args);
   EXPECT_EQ(good.exit_code, 0) << good.out;
-  EXPECT_THAT(good.out, HasSubstr("24 of 24 passed"));
+  EXPECT_THAT(good.out, HasSubstr("27 of 27 passed"));
   server.SetAfter([](v1::AttendResponse* response) {
     if (response->o().dtype() == v1::DTYPE_FLOAT32) (*response->mutable_raw(0))[3] = '\x7f';
   });
   const Ended bad = RunProgram(args);
   EXPECT_EQ(bad.exit_code, 1);
-  EXPECT_THAT(bad.out, HasSubstr("16 of 24 passed"));
+  EXPECT_THAT(bad.out, HasSubstr("18 of 27 passed"));
   EXPECT_THAT(bad.out, HasSubstr("FAILED"));
 }
 
