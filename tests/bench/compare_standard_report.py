@@ -76,29 +76,27 @@ def _error_table(rows):
     return _table(["mean, largest", *names], lines)
 
 
+def _each(names, some, text):
+    """The cells of one line: what `text` says of each one's row, why there is nothing, or "-"."""
+    by_name = {row["contender"]: row for row in some}
+    return ["-" if name not in by_name else by_name[name].get("failure") or text(by_name[name])
+            for name in names]
+
+
 def _memory_table(rows):
-    names, lines = _ordered(rows), []
-    for (way, length), some in sorted(_grouped(rows, "pass", "length").items()):
-        by_name = {row["contender"]: row for row in some}
-        line = [f"{way}, L{length}"]
-        for name in names:
-            row = by_name.get(name)
-            line.append("-" if row is None else row["failure"] if "failure" in row else
-                        f"{row['bytes'] / 2**20:.0f}")
-        lines.append(line)
+    names = _ordered(rows)
+    lines = [[f"{way}, L{length}",
+              *_each(names, some, lambda row: f"{row['bytes'] / 2**20:.0f}")]
+             for (way, length), some in sorted(_grouped(rows, "pass", "length").items())]
     return _table(["MiB", *names], lines)
 
 
 def _batch_table(rows):
-    names, lines = _ordered(rows), []
-    for (cell, way), some in _grouped(rows, "cell", "pass").items():
-        by_name = {row["contender"]: row for row in some}
-        line = [f"{cell}, {way}"]
-        for name in names:
-            row = by_name.get(name)
-            line.append("-" if row is None else row["failure"] if "failure" in row else
-                        f"{row['batch']} ({row['bytes_each'] / 2**20:.0f} MiB each)")
-        lines.append(line)
+    names = _ordered(rows)
+    lines = [[f"{cell}, {way}",
+              *_each(names, some, lambda row: f"{row['batch']} "
+                                              f"({row['bytes_each'] / 2**20:.0f} MiB each)")]
+             for (cell, way), some in _grouped(rows, "cell", "pass").items()]
     return _table(["largest batch", *names], lines)
 
 
