@@ -5,7 +5,7 @@
 // of the group, and QueriesSm90 (sm90_queries.cuh) dQ, a block for each tile of rows over its keys:
 // no sum needs more than one block, so none waits for another, and both compute the scores and dP,
 // seven products in place of five. TurnsSm90 (sm90_turns.cuh) leaves all three with five; its
-// blocks wait for their turns at dQ. Nothing is added atomically. Device code for sm_90a.
+// blocks wait for their turns at dQ: it is added in one order. Device code for sm_90a.
 
 #pragma once
 
