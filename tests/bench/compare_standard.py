@@ -198,7 +198,7 @@ def main():
         return finish(report, options)
     if options.library:
         os.environ["ATTEND_KERNELS_LIBRARY"] = options.library
-    sys.path.insert(0, str(ROOT / "kernels/python"))
+    sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "kernels/python")]
     if options.device == "cpu":
         import compare_standard_cpu as cpu
         cpu.prepare(options)

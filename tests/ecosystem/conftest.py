@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in
-                ("kernels/python", "kernels/python/examples", "tests/python")]
+                ("client/python", "client/python/examples", "kernels/python", "tests/python")]
 sys.path.append(str(ROOT / "tests/e2e"))  # for harness.py
 
 import harness  # noqa: E402

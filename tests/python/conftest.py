@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts attend_kernels on the path, and a library without a GPU in its place."""
+"""Puts attend and attend_kernels on the path, and a library without a GPU in its place."""
 
 import pathlib
 import sys
@@ -7,7 +7,8 @@ import sys
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent.parent / "kernels/python")]
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "kernels/python"),
+                str(HERE.parent.parent / "client/python")]
 
 import attend_kernels  # noqa: E402
 import fake_library  # noqa: E402

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention for deep learning frameworks, over attend_kernels: `attend.torch`."""
+"""Exact attention for deep learning frameworks: `attend.torch`, over attend_kernels."""
 
 import pkgutil
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small transformer learns to add, with attend's attention and with PyTorch's own.
 
-    PYTHONPATH=kernels/python python3 kernels/python/examples/train_transformer.py
+    PYTHONPATH=client/python:kernels/python python3 client/python/examples/train_transformer.py
 
 Prints each step's loss with both. They follow each other within rounding. Needs PyTorch; runs on
 the CPU in under a minute, from a seed. With --server HOST:PORT a third one trains with the same
