@@ -31,7 +31,7 @@ constexpr int64_t kFullConnections = 16;
 void AddDevices(CLI::App& app, Config& c) {
   Group group(app, "Devices");
   group.Text("--device", c.device, "LIST", CheckDevice,
-             "auto (every GPU found, else the CPU), cpu, cuda:all, or a list: cuda:0,cuda:1");
+             "auto (every usable GPU, else the CPU), cpu, cuda:all, or a list: cuda:0,cuda:1");
   group.Int("--lanes", c.lanes, 0, 64,
             "Batches that run concurrently on each device. 0: 4 on a GPU, 2 on the CPU");
   group.Int("--cpu-threads", c.cpu_threads, 0, 4096,

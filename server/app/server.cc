@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "server/app/collectors.h"
-#include "server/app/config_values.h"
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
 #include "server/app/options.h"
@@ -34,33 +33,6 @@ constexpr Duration kStopTime = seconds(2);
 constexpr Duration kLastAnswersTime = seconds(1);
 
 }  // namespace
-
-Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config, Logger& logger) {
-  std::string why;
-  std::vector<std::string> names;
-  if (config.device == "auto" || config.device == "cuda:all") {
-    const int gpus = CudaDeviceCount(&why);
-    for (int i = 0; i < gpus; ++i) names.push_back("cuda:" + std::to_string(i));
-    if (gpus == 0 && config.device == "cuda:all") {
-      return Status(Code::kNotFound, "device cuda:all: " + why);
-    }
-    if (gpus == 0) {
-      logger.info("no GPU: {}; serving on the CPU", why);
-      names.push_back("cpu");
-    }
-  } else {
-    names = Split(config.device);
-  }
-  BackendOptions options;
-  options.cpu_threads = static_cast<int>(config.cpu_threads);
-  std::vector<std::unique_ptr<Backend>> backends;
-  for (const std::string& name : names) {
-    Result<std::unique_ptr<Backend>> backend = MakeBackend(name, options);
-    if (!backend.ok()) return backend.status();
-    backends.push_back(std::move(*backend));
-  }
-  return backends;
-}
 
 Server::Server(const Config& config, std::shared_ptr<Logger> logger,
                std::shared_ptr<const Clock> clock)

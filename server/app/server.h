@@ -30,9 +30,6 @@
 
 namespace attend {
 
-// The devices that `config` names.
-Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config, Logger& logger);
-
 class Server {
  public:
   // Returns a server that serves. `backends` must not be empty. Messages arrive in

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "server/app/config.h"
+#include "server/app/devices.h"
 #include "server/app/options.h"
-#include "server/app/server.h"
 #include "server/engine/engine.h"
 
 namespace attend::bench {

@@ -17,6 +17,7 @@
 #include "proto/process/process_settings.h"
 #include "proto/process/receive_blocks.h"
 #include "server/app/config.h"
+#include "server/app/devices.h"
 #include "server/app/options.h"
 #include "server/app/server.h"
 #include "server/log/logging.h"
