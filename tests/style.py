@@ -61,6 +61,7 @@ ROOMS = {
     "client/tool": "call",
     "client/load": "client call tool wire",
     "client/cli": "client call load memory rpc tool proto/process",
+    "client/example": "",
     "kernels": "contract cpu cuda",
     "kernels/util": "",
     "kernels/contract": "util",

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installing and shipping:
-#   cmake --install build/release --prefix /opt/attend    the two binaries and libattend_kernels.so,
-#                                                         with this machine's libraries
+#   cmake --install build/release --prefix /opt/attend    programs and libraries, which need this
+#                                                         machine's; --component runtime: those;
+#                                                         dev: what C++ needs (AttendPackage.cmake)
 #   cmake --build build/release --target dist             dist/: the binaries and every library
 #                                                         they need, to be moved as one folder
 # Binaries look for libraries beside themselves first. It must be DT_RPATH, not DT_RUNPATH: only
@@ -12,21 +13,31 @@ set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")  # so that a test binary can be copied i
 set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 add_link_options(LINKER:--disable-new-dtags)
 
-set(ATTEND_DIST_DIR "${CMAKE_SOURCE_DIR}/dist" CACHE PATH "Where the target dist puts its folder")
+set(ATTEND_DIST_DIR "${PROJECT_SOURCE_DIR}/dist" CACHE PATH "Where the target dist puts its folder")
 
 # Called at the end of the top folder, when the targets exist.
 function(attend_install)
-  if(NOT TARGET attend-server OR NOT TARGET attend-client)
+  if(NOT ATTEND_INSTALL)
     return()
   endif()
-  install(TARGETS attend-server attend-client RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  install(FILES ${CMAKE_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-  install(FILES ${CMAKE_SOURCE_DIR}/proto/attend/v1/attention.proto
-                ${CMAKE_SOURCE_DIR}/proto/attend/v1/shared_memory.proto
-          DESTINATION ${CMAKE_INSTALL_DATADIR}/attend/proto/attend/v1)
+  # Beside lib/, where the modules look for the libraries.
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/attend
+                    ${PROJECT_SOURCE_DIR}/kernels/python/attend_kernels
+          DESTINATION python COMPONENT runtime
+          FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE
+          DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/attend
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/attend/proto COMPONENT runtime
+          FILES_MATCHING PATTERN "*.proto")
+  if(NOT ATTEND_PROGRAMS)
+    return()
+  endif()
+  install(TARGETS attend-server attend-client
+          RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
   add_custom_target(
     dist
-    COMMAND ${CMAKE_SOURCE_DIR}/deploy/make-dist ${CMAKE_BINARY_DIR} ${ATTEND_DIST_DIR}
+    COMMAND ${PROJECT_SOURCE_DIR}/deploy/make-dist ${PROJECT_BINARY_DIR} ${ATTEND_DIST_DIR}
     DEPENDS attend-server attend-client attend_kernels_c
     USES_TERMINAL VERBATIM)
 endfunction()

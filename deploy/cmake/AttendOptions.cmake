@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiler settings that every target shares, as the interface target attend_options.
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+# What is set here holds in this folder and below it, also for another project that has added it.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -14,7 +17,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   # Objects serve every checkout.
-  set(ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1)
+  set(ccache ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1)
   if(ATTEND_PCH)  # which ccache takes only so
     list(APPEND ccache CCACHE_SLOPPINESS=pch_defines,time_macros)
   endif()
@@ -25,7 +28,7 @@ endif()
 find_package(Threads REQUIRED)
 
 add_library(attend_options INTERFACE)
-target_include_directories(attend_options INTERFACE ${CMAKE_SOURCE_DIR})
+target_include_directories(attend_options INTERFACE ${PROJECT_SOURCE_DIR})
 # -Wrestrict: GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
 set(warnings -Wall -Wextra -Wno-sign-compare -Wno-restrict -Werror)
 # Another compiler's own warnings stop nobody: Clang builds the sanitizers' tests alone. But it is

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures: what is built, installed once, and a server that what was installed can call."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+
+import harness  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def build():
+    """The folder that is installed and packed: $ATTEND_BUILD_DIR, or build/release."""
+    folder = pathlib.Path(os.environ.get("ATTEND_BUILD_DIR") or harness.ROOT / "build" / "release")
+    assert (folder / "CMakeCache.txt").exists(), f"nothing is built in {folder}"
+    return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def installed(build, tmp_path_factory):
+    """`cmake --install`, moved afterwards: nothing may know where it was."""
+    first = tmp_path_factory.mktemp("first") / "attend"
+    subprocess.run(["cmake", "--install", build, "--prefix", first], check=True,
+                   stdout=subprocess.DEVNULL)
+    return first.rename(tmp_path_factory.mktemp("installed") / "attend")
+
+
+@pytest.fixture(scope="session")
+def server(build, tmp_path_factory):
+    running = harness.Server(tmp_path_factory.mktemp("server"))
+    yield running
+    assert running.stop() == 0, running.log()
+
+
+def run(*command, seconds=120, **options):
+    """Runs to success; what it printed on stdout."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          timeout=seconds, **options)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
