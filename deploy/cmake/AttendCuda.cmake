@@ -13,7 +13,12 @@ if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
 endif()
+# For projects that need CMake 3.25, its first versions mark a library as deprecated without a look
+# whether the toolkit has it. CUDA 13 does not.
+set(attend_cmake_minimum ${CMAKE_MINIMUM_REQUIRED_VERSION})
+set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
 find_package(CUDAToolkit REQUIRED)
+set(CMAKE_MINIMUM_REQUIRED_VERSION ${attend_cmake_minimum})
 
 # Machine code a quarter of the size, unpacked by the driver.
 set(attend_cuda_compress)
