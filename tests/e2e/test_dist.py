@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import harness
+import notices
 import wire
 
 BIN = pathlib.Path(os.environ.get("ATTEND_BIN_DIR") or "/nonexistent")
@@ -48,3 +49,12 @@ def test_has_no_c_library_of_its_own():
     names = {path.name for path in (BIN.parent / "lib").iterdir()}
     assert names and not {n for n in names if n.startswith((*C_LIBRARY, "ld-linux"))}
     assert {"libstdc++.so.6", "libgcc_s.so.1"} <= names
+
+
+def test_every_library_has_its_notice():
+    said = subprocess.run([BIN / "attend-server", "--version"], check=True, capture_output=True,
+                          text=True).stdout
+    notices.assert_complete(
+        (BIN.parent / "share/doc/attend/NOTICES").read_text(),
+        [path.name for path in (BIN.parent / "lib").iterdir()
+         if not path.name.startswith("libattend_")], with_cuda="CUDA none" not in said)
