@@ -54,6 +54,7 @@ ROOMS = {
     "server/app": "engine log memory metrics net regions request rpc schedule sessions upload util "
                   "wire proto/process",
     "client": "call rpc wire",
+    "client/c": "client call memory",
     "client/memory": "",
     "client/call": "memory",
     "client/wire": "call",
@@ -85,7 +86,7 @@ ROOMS = {
 }
 KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}
 # Where gRPC and generated headers may be included.
-WIRE = re.compile(r"(server/(app|rpc|wire)|client/(rpc|wire))/|"
+WIRE = re.compile(r"(server/(app|rpc|wire)|client/(c|rpc|wire))/|"
                   r"(server/main|client/cli/cmd_info|client/memory/(cuda|shared)_memory)\.cc$|"
                   r"(server/regions/region_socket|client/(client|session))\.|"
                   r"client/call/attention_call\.h$")

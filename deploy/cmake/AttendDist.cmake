@@ -24,7 +24,7 @@ function(attend_install)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/client/python/attend
                     ${PROJECT_SOURCE_DIR}/kernels/python/attend_kernels
           DESTINATION python COMPONENT runtime
-          FILES_MATCHING PATTERN "*.py" PATTERN __pycache__ EXCLUDE)
+          FILES_MATCHING PATTERN "*.py" PATTERN py.typed PATTERN __pycache__ EXCLUDE)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE
           DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/attend
@@ -35,10 +35,13 @@ function(attend_install)
   endif()
   install(TARGETS attend-server attend-client
           RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
+  if(NOT ATTEND_SANITIZE)
+    install(TARGETS attend_client_c LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
+  endif()
   add_custom_target(
     dist
     COMMAND ${PROJECT_SOURCE_DIR}/deploy/make-dist ${PROJECT_BINARY_DIR} ${ATTEND_DIST_DIR}
-    DEPENDS attend-server attend-client attend_kernels_c
+    DEPENDS attend-server attend-client attend_client_c attend_kernels_c
     USES_TERMINAL VERBATIM)
 endfunction()
 cmake_language(DEFER CALL attend_install)

@@ -57,6 +57,8 @@ add_custom_command(
 add_custom_target(attend_client_headers DEPENDS ${attend_copies})
 configure_file(${PROJECT_SOURCE_DIR}/${attend_kernels_header}
                ${attend_include_dir}/attend/attend_c.h COPYONLY)
+configure_file(${PROJECT_SOURCE_DIR}/client/c/attend_client.h
+               ${attend_include_dir}/attend/attend_client.h COPYONLY)
 
 set(attend_public_include "$<BUILD_INTERFACE:${attend_include_dir}>"
                           "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures: generated stubs once, a shared server for tests that leave it as it was, and a factory
-for servers of a test's own."""
+for servers of a test's own. The Python packages and the libraries that were built can be found."""
 
+import os
 import pathlib
 import secrets
 import sys
@@ -12,6 +13,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "python"))  # for dropout.py
+sys.path[:0] = [str(HERE.parents[1] / folder) for folder in ("client/python", "kernels/python")]
 
 import harness  # noqa: E402
 import wire  # noqa: E402
@@ -19,7 +21,10 @@ import wire  # noqa: E402
 
 @pytest.fixture(scope="session", autouse=True)
 def stubs(tmp_path_factory):
-    wire.generate(tmp_path_factory.mktemp("stubs"))
+    folder = tmp_path_factory.mktemp("stubs")
+    if "attend" in sys.modules:  # which has looked for its parts already
+        sys.modules["attend"].__path__.append(str(folder / "attend"))
+    wire.generate(folder)
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +57,15 @@ def start_server(tmp_path):
     yield start
     for running in started:
         running.kill()
+
+
+@pytest.fixture(scope="session")
+def libraries():
+    """Of the build that is tested, unless the caller names others."""
+    for variable, path in harness.libraries().items():
+        os.environ.setdefault(variable, str(path))
+    if not all(pathlib.Path(os.environ[name]).exists() for name in harness.libraries()):
+        pytest.skip(f"there is no {' or '.join(map(str, harness.libraries().values()))}")
 
 
 @pytest.fixture

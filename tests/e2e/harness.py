@@ -25,6 +25,17 @@ def binary(name):
     return build / name.removeprefix("attend-") / name
 
 
+def libraries():
+    """The shared libraries beside `binary`, by the variables that name them to Python."""
+    names = {"ATTEND_CLIENT_LIBRARY": ("client/c", "libattend_client.so"),
+             "ATTEND_KERNELS_LIBRARY": ("kernels/c", "libattend_kernels.so")}
+    if os.environ.get("ATTEND_BIN_DIR"):
+        folder = pathlib.Path(os.environ["ATTEND_BIN_DIR"]).resolve().parent / "lib"
+        return {variable: folder / name for variable, (_, name) in names.items()}
+    build = binary("attend-server").resolve().parents[1]
+    return {variable: build / folder / name for variable, (folder, name) in names.items()}
+
+
 def wait_for(what, condition, seconds=10):
     """Polls until condition() is true and returns its value; fails after `seconds`."""
     deadline = time.monotonic() + seconds

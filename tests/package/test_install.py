@@ -103,7 +103,8 @@ def test_installed_headers_stand_alone(installed, tmp_path):
 def test_the_runtime_alone_has_nothing_to_compile_with(build, installed, tmp_path):
     run("cmake", "--install", build, "--prefix", tmp_path, "--component", "runtime")
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"bin/attend-server", "bin/attend-client", "lib/libattend_kernels.so"} <= files
+    assert {"bin/attend-server", "bin/attend-client", "lib/libattend_kernels.so",
+            "lib/libattend_client.so", "python/attend/py.typed"} <= files
     assert not {name for name in files if name.endswith((".h", ".a", ".pc", ".cmake"))}
     protos = {path.relative_to(ROOT / "proto") for path in (ROOT / "proto/attend").rglob("*.proto")}
     assert {installed / "share/attend/proto" / path for path in protos} == \

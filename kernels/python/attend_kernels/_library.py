@@ -15,8 +15,11 @@ CPU = -1  # as a device; GPUs are CUDA's ordinals
 ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 WORKSPACE_ZERO_BYTES = 16384  # at its start, before the first use
-CODES = {3: "INVALID_ARGUMENT", 8: "RESOURCE_EXHAUSTED", 12: "UNIMPLEMENTED", 13: "INTERNAL",
-         14: "UNAVAILABLE"}
+# gRPC's: a server's client has errors of this class too.
+CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEEDED",
+         5: "NOT_FOUND", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
+         9: "FAILED_PRECONDITION", 10: "ABORTED", 11: "OUT_OF_RANGE", 12: "UNIMPLEMENTED",
+         13: "INTERNAL", 14: "UNAVAILABLE", 15: "DATA_LOSS", 16: "UNAUTHENTICATED"}
 
 
 class Error(RuntimeError):

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C interface's clients and calls.
+
+#include "client/c/attend_client.h"
+
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "client/c/call_state.h"
+#include "client/c/json.h"
+#include "client/c/params.h"
+#include "client/c/status.h"
+
+namespace attend::client::c {
+namespace {
+
+constexpr std::chrono::seconds kAskMax{10};
+
+std::chrono::nanoseconds AskTimeout(int64_t timeout_ns) {
+  return timeout_ns > 0 ? std::chrono::nanoseconds(timeout_ns) : kAskMax;
+}
+
+Status Open(const attend_client_options* options, attend_client** client) {
+  ATTEND_RETURN_IF_ERROR(NotNull("options", options));
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  Result<std::shared_ptr<ClientState>> state = ClientState::Open(*options);
+  if (!state.ok()) return state.status();
+  *client = new attend_client{std::move(*state)};
+  return Status();
+}
+
+Status Prepare(attend_client* client, int64_t timeout_ns) {
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  return client->state->Prepare(std::chrono::nanoseconds(timeout_ns));
+}
+
+Status Info(attend_client* client, int64_t timeout_ns, char** json) {
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  ATTEND_RETURN_IF_ERROR(NotNull("json", json));
+  const auto info = client->state->client().GetServerInfo(AskTimeout(timeout_ns));
+  if (!info.ok()) return info.status();
+  *json = strdup(JsonOf(*info).c_str());
+  return Status();
+}
+
+Status CheckHealth(attend_client* client, const char* service, int64_t timeout_ns,
+                   int32_t* health) {
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  ATTEND_RETURN_IF_ERROR(NotNull("health", health));
+  const Result<Health> found =
+      client->state->client().CheckHealth(TextOf(service), AskTimeout(timeout_ns));
+  if (!found.ok()) return found.status();
+  *health = static_cast<int32_t>(*found);
+  return Status();
+}
+
+Status Allocate(attend_client* client, int64_t bytes, void** data) {
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  ATTEND_RETURN_IF_ERROR(NotNull("data", data));
+  if (bytes < 0) {
+    return InvalidArgument("bytes is " + std::to_string(bytes) + ", must be at least 0");
+  }
+  ATTEND_RETURN_IF_ERROR(client->state->Prepare({}));
+  const std::shared_ptr<RegionPool> pool = client->state->pool();
+  if (pool == nullptr) {
+    return Status(Code::kFailedPrecondition,
+                  "the server shares no memory with this process: it is on another host, or was "
+                  "started without --shared-memory");
+  }
+  const Result<std::byte*> made = pool->Allocate(bytes);
+  if (!made.ok()) return made.status();
+  *data = *made;
+  return Status();
+}
+
+Status Release(attend_client* client, void* data) {
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  const std::shared_ptr<RegionPool> pool = client->state->pool();
+  if (pool != nullptr && pool->Free(data)) return Status();
+  return Status(Code::kNotFound, "data is no memory that this client has allocated");
+}
+
+Status Start(attend_client* client, const attend_client_params* params, attend_client_call** call) {
+  ATTEND_RETURN_IF_ERROR(NotNull("client", client));
+  ATTEND_RETURN_IF_ERROR(NotNull("params", params));
+  ATTEND_RETURN_IF_ERROR(NotNull("call", call));
+  ATTEND_RETURN_IF_ERROR(CheckStructBytes("params", params->struct_bytes, sizeof(*params)));
+  auto state = std::make_shared<CallState>(client->state, *params);
+  state->Start(*params);
+  *call = new attend_client_call{std::move(state)};
+  return Status();
+}
+
+Status Wait(attend_client_call* call, int64_t timeout_ns, int32_t* ended) {
+  ATTEND_RETURN_IF_ERROR(NotNull("call", call));
+  ATTEND_RETURN_IF_ERROR(NotNull("ended", ended));
+  std::optional<std::chrono::nanoseconds> timeout;
+  if (timeout_ns >= 0) timeout = std::chrono::nanoseconds(timeout_ns);
+  *ended = call->state->Wait(timeout) ? 1 : 0;
+  return Status();
+}
+
+Status Get(const attend_client_call* call, attend_client_answer* answer) {
+  ATTEND_RETURN_IF_ERROR(NotNull("call", call));
+  ATTEND_RETURN_IF_ERROR(NotNull("answer", answer));
+  ATTEND_RETURN_IF_ERROR(CheckStructBytes("answer", answer->struct_bytes, sizeof(*answer)));
+  const CallOutcome* const outcome = call->state->outcome();
+  if (outcome == nullptr) {
+    return Status(Code::kFailedPrecondition, "the call has not ended");
+  }
+  FillAnswer(*outcome, answer);
+  return Status();
+}
+
+void Close(attend_client* client) {
+  const auto close = [client] {
+    client->state->client().Close();
+    delete client;
+  };
+  if (CallState::InDone()) {
+    std::thread(close).detach();
+  } else {
+    close();
+  }
+}
+
+}  // namespace
+}  // namespace attend::client::c
+
+namespace c = attend::client::c;
+
+int32_t attend_client_open(const attend_client_options* options, attend_client** client) {
+  return c::Return(c::Open(options, client));
+}
+
+void attend_client_close(attend_client* client) {
+  if (client != nullptr) c::Close(client);
+}
+
+int32_t attend_client_prepare(attend_client* client, int64_t timeout_ns) {
+  return c::Return(c::Prepare(client, timeout_ns));
+}
+
+int32_t attend_client_info(attend_client* client, int64_t timeout_ns, char** json) {
+  return c::Return(c::Info(client, timeout_ns, json));
+}
+
+int32_t attend_client_health(attend_client* client, const char* service, int64_t timeout_ns,
+                             int32_t* health) {
+  return c::Return(c::CheckHealth(client, service, timeout_ns, health));
+}
+
+void attend_client_string_free(char* text) { free(text); }
+
+int32_t attend_client_allocate(attend_client* client, int64_t bytes, void** data) {
+  return c::Return(c::Allocate(client, bytes, data));
+}
+
+int32_t attend_client_release(attend_client* client, void* data) {
+  return c::Return(c::Release(client, data));
+}
+
+int32_t attend_client_start(attend_client* client, const attend_client_params* params,
+                            attend_client_call** call) {
+  return c::Return(c::Start(client, params, call));
+}
+
+int32_t attend_client_wait(attend_client_call* call, int64_t timeout_ns, int32_t* ended) {
+  return c::Return(c::Wait(call, timeout_ns, ended));
+}
+
+void attend_client_cancel(attend_client_call* call) {
+  if (call != nullptr) call->state->Cancel();
+}
+
+int32_t attend_client_get(const attend_client_call* call, attend_client_answer* answer) {
+  return c::Return(c::Get(call, answer));
+}
+
+void attend_client_call_free(attend_client_call* call) { delete call; }

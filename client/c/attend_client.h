@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libattend_client.so: the client of an attend server as a plain C interface, for other languages.
+ * It is the C++ library of client/client.h: its connections, chunks, retries with the server's
+ * pushback, shared memory and sessions. The fields of a call are those of AttendRequest in
+ * proto/attend/v1/attention.proto, which documents each field's meaning, default and bound.
+ *
+ * Errors. Every function that returns int32_t returns ATTEND_CLIENT_OK or a code whose numbers are
+ * gRPC's; attend_client_last_error() then says, for the calling thread, which field, value and
+ * bound. What becomes of a call is in its answer.
+ *
+ * Threads. Everything is thread-safe, but a handle is closed, freed or released once, when no other
+ * thread uses it. `done` callbacks run on the client's own threads, or on the thread that starts
+ * the call, before attend_client_start has returned; they must not block.
+ *
+ * Ownership. What a function gives out as T** is the caller's, until the function named beside it.
+ * Structs and what they point to are read before a function returns, except tensor bytes: those
+ * stay the caller's, are sent from where they are, and must be there, unchanged, until the call has
+ * ended (attend_client_wait said so, or `done` ran). Tensors of an answer live until
+ * attend_client_call_free.
+ *
+ * Structs begin with struct_bytes, their size as the caller knows it; another version's is refused.
+ * Zero a struct, set struct_bytes, then what applies.
+ */
+
+#ifndef ATTEND_CLIENT_ATTEND_CLIENT_H_
+#define ATTEND_CLIENT_ATTEND_CLIENT_H_
+
+#include <stdint.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ATTEND_CLIENT_API __attribute__((visibility("default")))
+#else
+#define ATTEND_CLIENT_API
+#endif
+
+enum {
+  ATTEND_CLIENT_OK = 0,
+  ATTEND_CLIENT_CANCELLED = 1,
+  ATTEND_CLIENT_INVALID_ARGUMENT = 3,
+  ATTEND_CLIENT_DEADLINE_EXCEEDED = 4,
+  ATTEND_CLIENT_NOT_FOUND = 5,
+  ATTEND_CLIENT_RESOURCE_EXHAUSTED = 8,
+  ATTEND_CLIENT_FAILED_PRECONDITION = 9,
+  ATTEND_CLIENT_OUT_OF_RANGE = 11,
+  ATTEND_CLIENT_UNIMPLEMENTED = 12,
+  ATTEND_CLIENT_INTERNAL = 13,
+  ATTEND_CLIENT_UNAVAILABLE = 14
+};
+
+/* Element types. BIT is a bias's alone: a mask, eight keys to a byte from the lowest bit on, rows
+ * that begin on bytes; 1 keeps the key. */
+enum {
+  ATTEND_CLIENT_FLOAT16 = 1,
+  ATTEND_CLIENT_BFLOAT16 = 2,
+  ATTEND_CLIENT_FLOAT32 = 3,
+  ATTEND_CLIENT_BIT = 4
+};
+enum { ATTEND_CLIENT_BHLD = 1, ATTEND_CLIENT_BLHD = 2, ATTEND_CLIENT_LHD = 3 };
+enum {
+  ATTEND_CLIENT_MASK_NONE = 1,
+  ATTEND_CLIENT_MASK_CAUSAL_BOTTOM_RIGHT = 2,
+  ATTEND_CLIENT_MASK_CAUSAL_TOP_LEFT = 3,
+  ATTEND_CLIENT_MASK_WINDOW_BOTTOM_RIGHT = 4,
+  ATTEND_CLIENT_MASK_WINDOW_TOP_LEFT = 5
+};
+/* What a backward pass computes; a set of bits. */
+enum {
+  ATTEND_CLIENT_D_Q = 1,
+  ATTEND_CLIENT_D_K = 2,
+  ATTEND_CLIENT_D_V = 4,
+  ATTEND_CLIENT_D_BIAS = 8,
+  ATTEND_CLIENT_D_SINKS = 16
+};
+/* How tensors travel. AUTO: from 64 KiB on in memory that is shared with a server on this host, if
+ * it shares any; else in one message, or by size in chunks over the connections. */
+enum {
+  ATTEND_CLIENT_AUTO = 0,
+  ATTEND_CLIENT_INLINE = 1,
+  ATTEND_CLIENT_CHUNKED = 2,
+  ATTEND_CLIENT_SHARED = 3 /* or FAILED_PRECONDITION */
+};
+enum { ATTEND_CLIENT_HEALTH_UNKNOWN = 0, ATTEND_CLIENT_SERVING = 1, ATTEND_CLIENT_NOT_SERVING = 2 };
+
+typedef struct attend_client attend_client;
+typedef struct attend_client_call attend_client_call;
+typedef struct attend_client_stream attend_client_stream;
+typedef struct attend_client_session attend_client_session;
+
+typedef struct attend_client_options {
+  uint64_t struct_bytes;
+  const char* server;        /* HOST, HOST:PORT, [IPV6]:PORT, unix:PATH; NULL: 127.0.0.1:8001 */
+  const char* tenant;        /* of calls and sessions that name none; NULL: the default one */
+  int32_t connections;       /* each with its own socket; in [1, 1024]; 0: 1 */
+  int32_t attempts_max;      /* of a call, the first included; 1: no retries; 0: 5 */
+  int64_t chunked_bytes_min; /* calls this large, answer included, go in chunks; 0: 16 MiB */
+  int32_t shared_memory_off; /* not 0: AUTO never shares memory */
+  const char* shared_memory_socket; /* where the server's is mounted; NULL: as the server says */
+} attend_client_options;
+
+/* C-contiguous, little-endian host memory: the wire has no strides. */
+typedef struct attend_client_tensor {
+  const void* data; /* may be NULL where a dimension is 0 */
+  int32_t dtype;    /* 0: there is no such tensor */
+  int32_t dims;     /* in [1, 4] */
+  int64_t shape[4]; /* of BIT in bits */
+} attend_client_tensor;
+
+typedef struct attend_client_numbers {
+  const int64_t* data;
+  int64_t count; /* 0: not given */
+} attend_client_numbers;
+
+typedef struct attend_client_floats {
+  const float* data;
+  int64_t count; /* 0: not given */
+} attend_client_floats;
+
+/* Runs once, when the call has ended and its tensors are the caller's again. */
+typedef void (*attend_client_done)(void* user);
+
+/* One attention, or its backward pass. */
+typedef struct attend_client_params {
+  uint64_t struct_bytes;
+  const char* request_id; /* NULL: the client makes one */
+  /* By layout: BHLD [B, H, L, D], BLHD [B, L, H, D], LHD [rows of all sequences, H, D]. k has D of
+   * q, v has Dv; both have the heads Hkv. */
+  attend_client_tensor q, k, v;
+  attend_client_tensor bias; /* [B|1, Hq|1, Lq|1, Lk], of any dtype */
+  int32_t layout;            /* ATTEND_CLIENT_BHLD, ...; 0: BHLD */
+  int32_t mask;              /* ATTEND_CLIENT_MASK_NONE, ...; 0: none */
+  int64_t window_left;       /* visible keys before the diagonal, -1 = all; with a mask */
+  int64_t window_right;      /* visible keys after the diagonal, -1 = all; with a window's mask */
+  int32_t has_scale;         /* 0: scale is 1/sqrt(D) */
+  float scale;
+  float softcap; /* 0: off */
+  float dropout_p;
+  uint64_t dropout_seed;
+  attend_client_numbers q_lengths, kv_lengths; /* [B] true lengths, dense layouts */
+  attend_client_numbers cu_q, cu_kv;           /* [B + 1] cumulative lengths, LHD */
+  attend_client_floats alibi_slopes;           /* [Hq] or [B, Hq] */
+  attend_client_floats sinks;                  /* [Hq] */
+  int32_t return_lse;
+  int32_t o_float32;  /* O in float32 whatever q's dtype is */
+  int32_t check;      /* a reference check by the server; its report is in the answer */
+  int32_t priority;   /* in [-100, 100] */
+  const char* kernel; /* NULL: the server's choice */
+  /* Not 0: the backward pass, with the O and LSE of the same attention and the loss's gradients by
+   * them. If o has no dtype the client asks the server for the forward pass first, and waits. */
+  int32_t wanted;                          /* ATTEND_CLIENT_D_Q | ... */
+  int32_t transport;                       /* ATTEND_CLIENT_AUTO, ... */
+  attend_client_tensor o, lse, d_o, d_lse; /* d_lse: none means 0 */
+  int64_t timeout_ns;                      /* of all attempts together; 0: none */
+  const char* tenant;                      /* NULL: the client's */
+  attend_client_done done;                 /* may be NULL */
+  void* user;
+} attend_client_params;
+
+typedef struct attend_client_answer {
+  uint64_t struct_bytes;
+  int32_t code;        /* ATTEND_CLIENT_OK: the rest is an answer */
+  int32_t attempts;    /* 1: no retries */
+  const char* message; /* why it failed; "" */
+  /* Those that were asked for; data is the call's, or in shared memory. */
+  attend_client_tensor o, lse, d_q, d_k, d_v, d_bias, d_sinks;
+  /* Nanoseconds of the server's clock. */
+  int64_t receive_ns, queue_ns, copy_in_ns, kernel_ns, copy_out_ns, check_ns, total_ns;
+  int64_t batch_requests; /* in the batch that it ran in */
+  const char* request_id;
+  const char* kernel;
+  const char* kernel_reason;
+  const char* device;
+  const char* transport; /* "inline", "chunked", "shm", "cuda-ipc" */
+  int32_t checked;       /* 0: the fields of the check mean nothing */
+  int32_t check_ok;
+  int64_t rows_checked, rows_total, rows_wide;
+  double max_abs_error, mean_abs_error, error_bound;
+  const char* check_detail;              /* the first fault, "" */
+  attend_client_numbers session_lengths; /* of each sequence's layer; with some failures too */
+  int32_t sessions_ending;               /* the server is draining, they end with it */
+} attend_client_answer;
+
+/* Connects on first use. Close with attend_client_close. */
+ATTEND_CLIENT_API int32_t attend_client_open(const attend_client_options* options,
+                                             attend_client** client);
+/* Cancels what is unanswered, and waits until it has ended; from a `done` callback it does not
+ * wait. Calls, sessions and streams of the client remain to be freed; sessions that are freed after
+ * it end with their lease. */
+ATTEND_CLIENT_API void attend_client_close(attend_client* client);
+
+/* Asks the server for its limits and its shared memory, and waits, unless it has answered before.
+ * The first call of 64 KiB or more does so by itself. */
+ATTEND_CLIENT_API int32_t attend_client_prepare(attend_client* client, int64_t timeout_ns);
+/* What GetServerInfo says, as JSON with the names of the proto's fields; bytes in hexadecimal. Free
+ * with attend_client_string_free. */
+ATTEND_CLIENT_API int32_t attend_client_info(attend_client* client, int64_t timeout_ns,
+                                             char** json);
+/* grpc.health.v1 of the named service; "" or NULL: the server as a whole. */
+ATTEND_CLIENT_API int32_t attend_client_health(attend_client* client, const char* service,
+                                               int64_t timeout_ns, int32_t* health);
+ATTEND_CLIENT_API void attend_client_string_free(char* text);
+
+/* Memory that is shared with a server on this host, zero, page-aligned: tensors in it at multiples
+ * of 256 bytes are not copied. FAILED_PRECONDITION: the server shares none with this process. Free
+ * with attend_client_release, before the client is closed; calls keep what they use. */
+ATTEND_CLIENT_API int32_t attend_client_allocate(attend_client* client, int64_t bytes, void** data);
+ATTEND_CLIENT_API int32_t attend_client_release(attend_client* client, void* data);
+
+/* Starts a call and returns. An error is about the structs alone; all else is in the answer. Free
+ * with attend_client_call_free. */
+ATTEND_CLIENT_API int32_t attend_client_start(attend_client* client,
+                                              const attend_client_params* params,
+                                              attend_client_call** call);
+/* Waits until the call has ended, or for timeout_ns (-1: however long). `ended` tells. */
+ATTEND_CLIENT_API int32_t attend_client_wait(attend_client_call* call, int64_t timeout_ns,
+                                             int32_t* ended);
+/* The call ends soon, with CANCELLED or with what it had come to. */
+ATTEND_CLIENT_API void attend_client_cancel(attend_client_call* call);
+/* Of a call that has ended, else FAILED_PRECONDITION. */
+ATTEND_CLIENT_API int32_t attend_client_get(const attend_client_call* call,
+                                            attend_client_answer* answer);
+/* Frees the answer. A call that has not ended goes on, and `done` runs. NULL is fine. */
+ATTEND_CLIENT_API void attend_client_call_free(attend_client_call* call);
+
+/* One AttendStream: many calls in flight on one connection, which are not retried. `tenant` may be
+ * NULL. Close with attend_client_stream_close. */
+ATTEND_CLIENT_API int32_t attend_client_stream_open(attend_client* client, const char* tenant,
+                                                    int64_t timeout_ns,
+                                                    attend_client_stream** stream);
+/* As attend_client_start; the call's timeout, tenant and transport do not count. */
+ATTEND_CLIENT_API int32_t attend_client_stream_start(attend_client_stream* stream,
+                                                     const attend_client_params* params,
+                                                     attend_client_call** call);
+/* Ends the requests, and waits until all are answered. */
+ATTEND_CLIENT_API int32_t attend_client_stream_finish(attend_client_stream* stream);
+/* Cancels what is unanswered. From a `done` callback it does not wait. */
+ATTEND_CLIENT_API void attend_client_stream_close(attend_client_stream* stream);
+
+/* The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v]. */
+typedef struct attend_client_layer_shape {
+  int32_t dtype;
+  int32_t reserved;
+  int64_t heads_kv;
+  int64_t dim;
+  int64_t dim_v; /* 0: dim */
+} attend_client_layer_shape;
+
+typedef struct attend_client_session_options {
+  uint64_t struct_bytes;
+  const attend_client_layer_shape* shapes; /* each layer's, or one for all */
+  int64_t shapes_count;
+  int32_t layers;       /* 0: as many as there are shapes */
+  int32_t pinned;       /* not 0: loses no tokens to other sessions */
+  const char* device;   /* "cuda:0" or "cpu"; NULL: the server chooses */
+  const char* tenant;   /* NULL: the client's */
+  double lease_seconds; /* from the last use; 0: the server's default */
+  int64_t timeout_ns;   /* of each call but attentions; 0: 10 s */
+} attend_client_session_options;
+
+/* K and V of a sequence that stay on the server; client/session.h documents what they do. Functions
+ * of sessions wait for the server. One call at a time on a layer. */
+ATTEND_CLIENT_API int32_t attend_client_session_create(attend_client* client,
+                                                       const attend_client_session_options* options,
+                                                       attend_client_session** session);
+/* One that was made elsewhere, by its id of 32 hexadecimal digits. */
+ATTEND_CLIENT_API int32_t attend_client_session_open(attend_client* client, const char* id,
+                                                     const attend_client_session_options* options,
+                                                     attend_client_session** session);
+/* The tenant's sessions as JSON, as attend_client_info. */
+ATTEND_CLIENT_API int32_t attend_client_session_list(attend_client* client, const char* tenant,
+                                                     int64_t timeout_ns, char** json);
+/* Another session with the same first `length` tokens; -1: all. */
+ATTEND_CLIENT_API int32_t attend_client_session_fork(const attend_client_session* session,
+                                                     int64_t length, attend_client_session** fork);
+ATTEND_CLIENT_API int32_t attend_client_session_truncate(attend_client_session* session,
+                                                         int64_t length);
+ATTEND_CLIENT_API int32_t attend_client_session_keep_alive(attend_client_session* session);
+/* What the server says of it, as JSON; learns the lengths. */
+ATTEND_CLIENT_API int32_t attend_client_session_get(attend_client_session* session, char** json);
+/* 32 hexadecimal digits, as long as the session is there. */
+ATTEND_CLIENT_API const char* attend_client_session_id(const attend_client_session* session);
+ATTEND_CLIENT_API int32_t attend_client_session_layers(const attend_client_session* session);
+/* Tokens of the layer, those of the last answer included; -1 if there is no such layer. */
+ATTEND_CLIENT_API int64_t attend_client_session_length(const attend_client_session* session,
+                                                       int32_t layer);
+/* Starts an attention over a layer's tokens, one session for each of the B sequences. k and v are
+ * the rows to be appended before q reads them, or neither is given; a q of no rows only appends.
+ * `stream` may be NULL. All sessions and the stream are of one client. */
+ATTEND_CLIENT_API int32_t attend_client_session_start(attend_client_session* const* sessions,
+                                                      int32_t count, int32_t layer,
+                                                      attend_client_stream* stream,
+                                                      const attend_client_params* params,
+                                                      attend_client_call** call);
+/* Ends the session on the server; the handle remains to be freed. */
+ATTEND_CLIENT_API int32_t attend_client_session_end(attend_client_session* session);
+/* Frees the handle, and ends the session if it was made here and `keep` is 0. */
+ATTEND_CLIENT_API void attend_client_session_free(attend_client_session* session, int32_t keep);
+
+/* The message of the last function on this thread that did not return ATTEND_CLIENT_OK; "" if all
+ * did. */
+ATTEND_CLIENT_API const char* attend_client_last_error(void);
+
+#if defined(__cplusplus)
+} /* extern "C" */
+#endif
+
+#endif /* ATTEND_CLIENT_ATTEND_CLIENT_H_ */

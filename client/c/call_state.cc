@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/c/call_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/c/params.h"
+#include "client/c/status.h"
+#include "client/forward_pass.h"
+
+namespace attend::client::c {
+namespace {
+
+thread_local bool in_done = false;
+
+TimePoint Now() { return std::chrono::steady_clock::now(); }
+
+}  // namespace
+
+bool CallState::InDone() { return in_done; }
+
+CallState::~CallState() {
+  outcome_ = {};  // refers to the region
+  if (pool_ != nullptr && outputs_ != nullptr) pool_->GiveBack(std::move(outputs_));
+}
+
+std::shared_ptr<const void> CallState::Borrow() {
+  return {this, [self = shared_from_this()](const void*) {
+            MutexLock lock(self->mutex_);
+            self->released_ = true;
+            self->EndIfComplete(lock);
+          }};
+}
+
+void CallState::EndIfComplete(MutexLock& lock) {
+  if (ended_ || !answered_ || !released_) return;
+  ended_ = true;
+  changed_.NotifyAll();
+  if (done_ == nullptr) return;
+  lock.Unlock();
+  const bool nested = std::exchange(in_done, true);
+  done_(user_);
+  in_done = nested;
+  lock.Lock();
+}
+
+Status CallState::Read(const attend_client_params& params, bool in_session, Sent* sent) {
+  const std::shared_ptr<ClientState> client = client_.lock();
+  AttentionCall call;
+  ATTEND_RETURN_IF_ERROR(ReadParams(params, Borrow(), &call));
+  ATTEND_RETURN_IF_ERROR(ReadOptions(params, client->tenant(), &sent->options));
+  CallOptions& options = sent->options;
+  const TimePoint begin = Now();
+  const TimePoint deadline = options.timeout.count() == 0 || options.timeout > kNever - begin
+                                 ? kNever
+                                 : begin + options.timeout;
+  const bool shared = params.transport == ATTEND_CLIENT_SHARED;
+  if (shared || PayloadBytes(call) + AnswerBytes(call) >= kPreparedBytesMin) {
+    // If the server does not answer, the call will say so.
+    const Status prepared = client->Prepare(options.timeout);
+    if (shared) ATTEND_RETURN_IF_ERROR(prepared);
+  }
+  if (call.backward) ATTEND_RETURN_IF_ERROR(AddForwardPass(client->client(), options, &call));
+  Result<SharedCall> placed = client->Share(call, params.transport, in_session);
+  if (!placed.ok()) return placed.status();
+  sent->shared = std::move(*placed);
+  if (deadline != kNever) {
+    options.timeout =
+        std::max<std::chrono::nanoseconds>(deadline - Now(), std::chrono::nanoseconds(1));
+  }
+  const MutexLock lock(mutex_);
+  deadline_ = deadline;
+  if (sent->shared.pool == nullptr) return Status();
+  pool_ = sent->shared.pool;
+  inputs_ = std::move(sent->shared.inputs);
+  outputs_ = std::move(sent->shared.outputs);
+  if (params.transport != ATTEND_CLIENT_SHARED) {
+    plain_ = std::move(call);
+    options_ = options;
+  }
+  return Status();
+}
+
+void CallState::Keep(CallHandle handle) {
+  const MutexLock lock(mutex_);
+  handle_ = std::move(handle);
+  if (cancelled_) handle_.Cancel();
+}
+
+void CallState::Start(const attend_client_params& params) {
+  const std::shared_ptr<ClientState> client = client_.lock();
+  Sent sent;
+  if (Status failed = Read(params, false, &sent); !failed.ok()) {
+    Answered({.status = std::move(failed)});
+    return;
+  }
+  Keep(client->client().CallAsync(
+      sent.shared.call, sent.options,
+      [self = shared_from_this()](CallOutcome outcome) { self->Answered(std::move(outcome)); }));
+}
+
+void CallState::StartOn(Stream* stream, const std::vector<Session*>& sessions, int32_t layer,
+                        const attend_client_params& params) {
+  Sent sent;
+  if (Status failed = Read(params, !sessions.empty(), &sent); !failed.ok()) {
+    Answered({.status = std::move(failed)});
+    return;
+  }
+  if (stream == nullptr) {
+    Keep(Session::AttendAsync(
+        sessions, layer, std::move(sent.shared.call), sent.options,
+        [self = shared_from_this()](CallOutcome outcome) { self->Answered(std::move(outcome)); }));
+    return;
+  }
+  const auto answered = [self = shared_from_this()](StreamAnswer answer) {
+    self->Answered({.status = std::move(answer.status),
+                    .result = std::move(answer.result),
+                    .payload_bytes = answer.payload_bytes});
+  };
+  if (sessions.empty()) {
+    stream->Send(sent.shared.call, answered);
+  } else {
+    Session::Send(*stream, sessions, layer, std::move(sent.shared.call), answered);
+  }
+}
+
+bool CallState::SentAgain(const CallOutcome& outcome) {
+  const Code code = outcome.status.code();
+  const std::shared_ptr<ClientState> client = client_.lock();
+  if (client == nullptr || (code != Code::kNotFound && code != Code::kUnavailable)) return false;
+  std::optional<AttentionCall> plain;
+  CallOptions options;
+  {
+    const MutexLock lock(mutex_);
+    if (cancelled_ || !plain_ || Now() >= deadline_) return false;
+    plain.swap(plain_);
+    options = options_;
+    if (deadline_ != kNever) options.timeout = deadline_ - Now();
+    client->Lose(pool_);
+    // The first attempt may still write to one and read the other.
+    pool_ = nullptr;
+    inputs_ = nullptr;
+    outputs_ = nullptr;
+  }
+  Keep(client->client().CallAsync(*plain, options, [self = shared_from_this()](CallOutcome again) {
+    self->Answered(std::move(again));
+  }));
+  return true;
+}
+
+void CallState::Answered(CallOutcome outcome) {
+  if (SentAgain(outcome)) return;
+  std::optional<AttentionCall> plain;  // lets go of the caller's memory without the lock
+  std::shared_ptr<SharedRegion> lost;
+  {
+    MutexLock lock(mutex_);
+    plain.swap(plain_);
+    outcome_ = std::move(outcome);
+    if (outcome_.status.ok() && pool_ != nullptr) {
+      if (const std::shared_ptr<ClientState> client = client_.lock()) client->Trust(pool_);
+      if (inputs_ != nullptr) pool_->GiveBack(std::move(inputs_));
+    } else {
+      lost = std::move(outputs_);
+    }
+    answered_ = true;
+    EndIfComplete(lock);
+  }
+}
+
+bool CallState::Wait(std::optional<std::chrono::nanoseconds> timeout) {
+  const TimePoint begin = Now();
+  const TimePoint until = !timeout || *timeout > kNever - begin ? kNever : begin + *timeout;
+  const MutexLock lock(mutex_);
+  while (!ended_) {
+    if (until == kNever) {
+      changed_.Wait(mutex_);
+    } else if (!changed_.WaitUntil(mutex_, until)) {
+      return ended_;
+    }
+  }
+  return true;
+}
+
+void CallState::Cancel() {
+  const MutexLock lock(mutex_);
+  cancelled_ = true;
+  handle_.Cancel();
+}
+
+const CallOutcome* CallState::outcome() const {
+  const MutexLock lock(mutex_);
+  return ended_ ? &outcome_ : nullptr;
+}
+
+}  // namespace attend::client::c

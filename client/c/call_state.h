@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call of the C interface, from its start to its answer. It has ended when the answer is there
+// and gRPC has let go of the caller's memory. Thread-safe.
+
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "client/c/client_state.h"
+#include "client/session.h"
+
+namespace attend::client::c {
+
+class CallState : public std::enable_shared_from_this<CallState> {
+ public:
+  CallState(const std::shared_ptr<ClientState>& client, const attend_client_params& params)
+      : client_(client), done_(params.done), user_(params.user) {}
+  ~CallState();
+  CallState(const CallState&) = delete;
+  CallState& operator=(const CallState&) = delete;
+
+  // On the client's connections; once more, as a message or in chunks, if the server does not know
+  // the shared memory that it was placed in.
+  void Start(const attend_client_params& params);
+  // On a stream, on sessions, or both. `stream` may be null and `sessions` empty.
+  void StartOn(Stream* stream, const std::vector<Session*>& sessions, int32_t layer,
+               const attend_client_params& params);
+
+  // False: the time is over first. None: however long.
+  bool Wait(std::optional<std::chrono::nanoseconds> timeout);
+  void Cancel();
+  // Null before the end.
+  const CallOutcome* outcome() const;
+
+  // Whether this thread runs a `done`, from which nothing may wait for the client.
+  static bool InDone();
+
+ private:
+  struct Sent {
+    SharedCall shared;
+    CallOptions options;
+  };
+  // Reads the params, prepares the client if need be and places the tensors.
+  Status Read(const attend_client_params& params, bool in_session, Sent* sent);
+  // Owns the caller's tensors; that it is let go is the second condition of the end.
+  std::shared_ptr<const void> Borrow();
+  void Keep(CallHandle handle);
+  void Answered(CallOutcome outcome);
+  // True: it was sent again.
+  bool SentAgain(const CallOutcome& outcome);
+  void EndIfComplete(MutexLock& lock) ATTEND_REQUIRES(mutex_);
+
+  // Not an owner: the last one must not be a thread of the client's.
+  const std::weak_ptr<ClientState> client_;
+  const attend_client_done done_;
+  void* const user_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  CallHandle handle_ ATTEND_GUARDED_BY(mutex_);
+  bool cancelled_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool answered_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool released_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool ended_ ATTEND_GUARDED_BY(mutex_) = false;
+  CallOutcome outcome_ ATTEND_GUARDED_BY(mutex_);
+  // Of a call in shared memory: as it was given, to be sent again without, and until when.
+  std::optional<AttentionCall> plain_ ATTEND_GUARDED_BY(mutex_);
+  CallOptions options_ ATTEND_GUARDED_BY(mutex_);
+  TimePoint deadline_ ATTEND_GUARDED_BY(mutex_) = kNever;
+  std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
+  // They go back to the pool: the inputs' with the answer, the answer's with this object.
+  std::shared_ptr<SharedRegion> inputs_ ATTEND_GUARDED_BY(mutex_);
+  std::shared_ptr<SharedRegion> outputs_ ATTEND_GUARDED_BY(mutex_);
+};
+
+}  // namespace attend::client::c
+
+struct attend_client_call {
+  std::shared_ptr<attend::client::c::CallState> state;
+};

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/memory/region_pool.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <utility>
+
+namespace attend::client {
+namespace {
+
+constexpr size_t kIdleMax = 8;
+constexpr int64_t kBytesMin = int64_t{64} << 10;
+
+// Rounded up by an eighth at most, so that calls of about one size find each other's regions.
+int64_t RoundUp(int64_t bytes) {
+  const int64_t step =
+      std::max(kBytesMin, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)) / 8));
+  return bytes > INT64_MAX - step ? bytes : (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes) {
+  Result<std::shared_ptr<SharedRegion>> made = memory_->Create(RoundUp(bytes));
+  if (made.ok() || made.status().code() == Code::kUnavailable) return made;
+  std::vector<std::shared_ptr<SharedRegion>> idle;
+  {
+    const MutexLock lock(mutex_);
+    idle.swap(idle_);
+  }
+  if (idle.empty()) return made;
+  idle.clear();
+  return memory_->Create(bytes);
+}
+
+Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
+  {
+    const MutexLock lock(mutex_);
+    auto best = idle_.end();
+    for (auto each = idle_.begin(); each != idle_.end(); ++each) {
+      const int64_t has = (*each)->bytes();
+      if (has < bytes || has / 2 > std::max(bytes, kBytesMin)) continue;
+      if (best == idle_.end() || has < (*best)->bytes()) best = each;
+    }
+    if (best != idle_.end()) {
+      std::shared_ptr<SharedRegion> region = std::move(*best);
+      idle_.erase(best);
+      return region;
+    }
+  }
+  return Make(bytes);
+}
+
+void RegionPool::GiveBack(std::shared_ptr<SharedRegion> region) {
+  const MutexLock lock(mutex_);
+  // The oldest goes, so that what calls of another size left behind does not stay.
+  if (idle_.size() == kIdleMax) idle_.erase(idle_.begin());
+  idle_.push_back(std::move(region));
+}
+
+Result<std::byte*> RegionPool::Allocate(int64_t bytes) {
+  // A fresh one: an idle region may hold another call's bytes.
+  Result<std::shared_ptr<SharedRegion>> region = memory_->Create(std::max<int64_t>(bytes, 1));
+  if (!region.ok()) return region.status();
+  std::byte* const data = (*region)->data();
+  const MutexLock lock(mutex_);
+  allocated_.emplace(data, std::move(*region));
+  return data;
+}
+
+bool RegionPool::Free(const void* data) {
+  std::shared_ptr<SharedRegion> region;
+  const MutexLock lock(mutex_);
+  const auto found = allocated_.find(static_cast<const std::byte*>(data));
+  if (found == allocated_.end()) return false;
+  region = std::move(found->second);
+  allocated_.erase(found);
+  return true;
+}
+
+std::optional<SharedPlace> RegionPool::Find(const void* data, int64_t bytes) const {
+  const auto* const at = static_cast<const std::byte*>(data);
+  const MutexLock lock(mutex_);
+  const auto after = allocated_.upper_bound(at);
+  if (after == allocated_.begin()) return std::nullopt;
+  const std::shared_ptr<SharedRegion>& region = std::prev(after)->second;
+  const int64_t offset = at - region->data();
+  if (offset > region->bytes() || bytes > region->bytes() - offset) return std::nullopt;
+  if (offset % kSharedAlignBytes != 0) return std::nullopt;
+  return SharedPlace{region, offset};
+}
+
+}  // namespace attend::client

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call's Python arguments as attend_client_params: tensors by address, in place where they are
+contiguous in host memory."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import sys
+
+from attend_kernels import Error, _tensors
+from attend_kernels._call import LAYOUTS as _AXES
+from attend_kernels._call import dropout_seed
+from attend_kernels._library import CPU, DEVICE_TO_HOST
+from attend_kernels._library import check as check_kernels
+from attend_kernels._library import invalid, unimplemented
+from attend_kernels._library import library as kernels_library
+
+from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW, FloatsStruct,
+                       NumbersStruct, Params, TensorStruct, nanoseconds)
+
+DEFAULTS = dict(
+    causal=False, alignment="bottom_right", window=None, scale=None, softcap=0.0, bias=None,
+    alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None, cu_seqlens_q=None,
+    cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD", return_lse=False,
+    o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False, priority=0,
+    request_id="", timeout=None, tenant=None, transport="auto")
+
+
+def options_of(what, given):
+    """DEFAULTS with what was given. TypeError: there is no such option."""
+    unknown = set(given) - set(DEFAULTS)
+    if unknown:
+        raise TypeError(f"{what} has no argument {sorted(unknown)[0]!r}")
+    return {**DEFAULTS, **given}
+
+
+def _one_of(name, value, table):
+    if value not in table:
+        raise invalid(f"{name} is {value!r}, must be {' or '.join(table)}")
+    return table[value]
+
+
+class Arguments:
+    """A call's `params`, and `held`: all that it refers to."""
+
+    def __init__(self, q, k, v, options, client_timeout=None):
+        self.a = options
+        self.held = []
+        self.params = Params(struct_bytes=ctypes.sizeof(Params))
+        p = self.params
+        p.layout = _one_of("layout", options["layout"], LAYOUTS)
+        self.q = self._tensor("q", q)
+        if k is not None or v is not None:
+            self._tensor("k", k)
+            self._tensor("v", v)
+        self._read_mask()
+        self._read_lengths()
+        self._read_terms()
+        p.return_lse, p.check = bool(options["return_lse"]), bool(options["check"])
+        self._read_o_dtype()
+        p.priority = options["priority"]
+        p.kernel = options["kernel"].encode()
+        p.request_id = options["request_id"].encode() or None
+        timeout = client_timeout if options["timeout"] is None else options["timeout"]
+        p.timeout_ns = nanoseconds("timeout", timeout)
+        p.tenant = None if options["tenant"] is None else options["tenant"].encode()
+        p.transport = _one_of("transport", options["transport"], TRANSPORTS)
+
+    def ask_for_gradients(self, d_o, o, lse, d_lse, wanted):
+        """Makes it the backward pass of the same attention."""
+        p = self.params
+        for name in wanted:
+            p.wanted |= _one_of("wanted", name, WANTED)
+            if name in ("bias", "sinks") and self.a[name] is None:
+                raise invalid(f"wanted has {name!r}, but there are none")
+        if not p.wanted:
+            raise invalid("wanted is empty, must have some of " + ", ".join(WANTED))
+        if o is not None:
+            self._tensor("o", o)
+            self._tensor("lse", lse, ("float32",))
+        self._tensor("d_o", d_o)
+        if d_lse is not None:
+            self._tensor("d_lse", d_lse, ("float32",))
+
+    def _tensor(self, name, value, allowed=tuple(DTYPES)):
+        """Fills in the params' tensor of that name."""
+        tensor = _tensors.read(name, value, 0, allowed)
+        address = self._on_host(tensor)
+        setattr(self.params, name, self._struct(name, address, DTYPES[tensor.dtype],
+                                                tensor.shape))
+        return tensor
+
+    @staticmethod
+    def _struct(name, address, dtype, shape):
+        if not 1 <= len(shape) <= 4:
+            raise invalid(f"{name} has {len(shape)} dimensions, must have 1 to 4")
+        return TensorStruct(address, dtype, len(shape), (ctypes.c_int64 * 4)(*shape))
+
+    def _on_host(self, tensor):
+        """The address of its bytes, C-contiguous in host memory: its own if they are."""
+        owner = tensor.owner
+        if tensor.kind == "numpy":
+            owner = sys.modules["numpy"].ascontiguousarray(owner)
+            self.held.append(owner)
+            return owner.__array_interface__["data"][0]
+        if tensor.kind == "data_ptr":
+            owner = (owner if tensor.device == CPU else owner.cpu()).contiguous()
+            self.held.append(owner)
+            return owner.data_ptr()
+        self.held.append(owner)
+        if 0 not in tensor.shape and tensor.strides != tensor.contiguous().strides and any(
+                size > 1 and one != other for size, one, other in zip(
+                    tensor.shape, tensor.strides, tensor.contiguous().strides)):
+            raise invalid(f"{tensor.name} has strides {tensor.strides}, must be C-contiguous")
+        return tensor.address if tensor.device == CPU else self._copied(tensor)
+
+    def _copied(self, tensor):
+        """A copy of another library's GPU memory."""
+        count = 1
+        for size in tensor.shape:
+            count *= size
+        copy = array.array("B", bytes(count * (4 if tensor.dtype == "float32" else 2)))
+        address, byte_count = copy.buffer_info()
+        check_kernels(kernels_library().attend_memcpy(tensor.device, address, tensor.address,
+                                                      byte_count, DEVICE_TO_HOST, None))
+        check_kernels(kernels_library().attend_synchronize(tensor.device, None))
+        self.held.append(copy)
+        return address
+
+    def _read_mask(self):
+        p, a = self.params, self.a
+        left, right = (-1, -1) if a["window"] is None else a["window"]
+        for name, side in (("left", left), ("right", right)):
+            if not -1 <= side < 2**63:
+                raise invalid(f"window's {name} side is {side}, must be at least -1")
+        p.window_left, p.window_right = left, right
+        aligned = WINDOW if not a["causal"] else CAUSAL
+        kind = _one_of("alignment", a["alignment"], aligned)
+        # ALiBi's diagonal is the mask's, also where nothing is hidden.
+        if a["causal"] or a["window"] is not None or a["alibi_slopes"] is not None:
+            p.mask = kind
+
+    def _numbers(self, struct, name, code):
+        value = self.a[name]
+        if value is None:
+            return struct()
+        numbers, _ = _tensors.numbers(name, value, code)
+        if not numbers:
+            raise invalid(f"{name} has no elements")
+        self.held.append(numbers)
+        return struct(*numbers.buffer_info())
+
+    def _read_lengths(self):
+        p, packed = self.params, _AXES[self.a["layout"]][0] is None
+        for name in ("q_lengths", "kv_lengths") if packed else ("cu_seqlens_q", "cu_seqlens_k"):
+            if self.a[name] is not None:
+                raise invalid(f"{name} is given, but layout {self.a['layout']} has none")
+        p.q_lengths = self._numbers(NumbersStruct, "q_lengths", "q")
+        p.kv_lengths = self._numbers(NumbersStruct, "kv_lengths", "q")
+        p.cu_q = self._numbers(NumbersStruct, "cu_seqlens_q", "q")
+        p.cu_kv = self._numbers(NumbersStruct, "cu_seqlens_k", "q")
+
+    def _read_terms(self):
+        p, a = self.params, self.a
+        if a["scale"] is not None:
+            p.has_scale, p.scale = 1, a["scale"]
+        p.softcap = a["softcap"]
+        p.alibi_slopes = self._numbers(FloatsStruct, "alibi_slopes", "f")
+        p.sinks = self._numbers(FloatsStruct, "sinks", "f")
+        p.dropout_p = a["dropout_p"]
+        if a["dropout_seed"] is not None:
+            p.dropout_seed = dropout_seed(a["dropout_seed"])
+        elif a["dropout_p"] > 0:
+            raise invalid(f"dropout_seed is None, dropout_p {a['dropout_p']} needs one")
+        if a["bias"] is not None:
+            self._read_bias(a["bias"])
+
+    def _read_bias(self, bias):
+        shape = tuple(bias.shape)
+        if not 1 <= len(shape) <= 4:
+            raise invalid(f"bias has {len(shape)} dimensions, must have 1 to 4")
+        if _tensors.is_mask(bias):
+            tensor, dtype = _tensors.read("bias", _tensors.packed_mask(bias), 0, ("uint8",)), BIT
+        else:
+            tensor = _tensors.read("bias", bias, 0, tuple(DTYPES))
+            dtype = DTYPES[tensor.dtype]
+        self.bias_shape = shape
+        whole = (1,) * (4 - len(shape)) + shape
+        self.params.bias = self._struct("bias", self._on_host(tensor), dtype, whole)
+
+    def _read_o_dtype(self):
+        asked = self.a["o_dtype"]
+        if asked not in (None, self.q.dtype, "float32"):
+            raise invalid(f"o_dtype is {asked!r}, must be q's dtype or 'float32'")
+        self.params.o_float32 = asked == "float32"
+
+
+__all__ = ["Arguments", "DEFAULTS", "Error", "options_of", "unimplemented"]

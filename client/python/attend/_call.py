@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call to a server, from its start to its answer, and the answer's tensors as arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import sys
+import threading
+from typing import Any
+
+from attend_kernels import DeviceArray, Error
+from attend_kernels._library import CPU, ITEM_BYTES
+
+from ._library import DTYPE_NAMES, AnswerStruct, check, library
+
+_SLICE_NS = 200_000_000  # how long a wait may keep signals such as Ctrl-C from Python
+
+
+@dataclasses.dataclass(frozen=True)
+class Timings:
+    """How long each phase took, in nanoseconds of the server's clock, as Timings in
+    attention.proto."""
+    receive_ns: int
+    queue_ns: int
+    copy_in_ns: int
+    kernel_ns: int
+    copy_out_ns: int
+    check_ns: int
+    total_ns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The server's reference check, as CheckReport in attention.proto."""
+    ok: bool
+    rows_checked: int
+    rows_total: int
+    rows_wide: int
+    max_abs_error: float
+    mean_abs_error: float
+    bound: float
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What came back. o: O in q's layout with Dv, or None after a backward pass. lse: float32
+    [B, Hq, Lq], packed [Hq, rows], or None. gradients: by name, "q", "k", "v", "bias", "sinks"; of
+    a backward pass. check: None if nothing was checked. session_lengths: tokens of each sequence's
+    layer. sessions_ending: the server is draining, and sessions end with it."""
+    o: Any
+    lse: Any
+    gradients: dict[str, Any]
+    timings: Timings
+    check: Check | None
+    kernel: str
+    kernel_reason: str
+    device: str
+    transport: str
+    batch_requests: int
+    request_id: str
+    attempts: int
+    session_lengths: tuple[int, ...]
+    sessions_ending: bool
+
+
+class _Handle:
+    """An attend_client_call, freed with its last reference: that of an answer's tensors."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def __del__(self):
+        address, self.address = self.address, None
+        if address and library is not None:  # None while the interpreter ends
+            library().call_free(address)
+
+
+class _ArrayMemory:
+    """An answer's tensor as NumPy takes it."""
+
+    def __init__(self, owner, address, shape, kind):
+        self.owner = owner
+        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": shape,
+                                    "typestr": kind}
+
+
+class _HostMemory:
+    """As DeviceArray takes it."""
+    device = CPU
+
+    def __init__(self, owner, address):
+        self.owner, self.address = owner, address
+
+
+def _numpy_array(handle, address, shape, name, like):
+    numpy = sys.modules["numpy"]
+    if name == "bfloat16":  # ml_dtypes', which NumPy knows by the array that was given
+        plain = numpy.asarray(_ArrayMemory(handle, address, shape, "<V2"))
+        return plain.view(like.owner.dtype)
+    return numpy.asarray(_ArrayMemory(handle, address, shape,
+                                      "<f2" if name == "float16" else "<f4"))
+
+
+def _torch_tensor(handle, address, shape, name, like):
+    package = sys.modules[type(like.owner).__module__.partition(".")[0]]
+    dtype = getattr(package, name)
+    count = math.prod(shape)
+    if count == 0:
+        return like.owner.new_empty(shape, dtype=dtype)
+    memory = (ctypes.c_char * (count * ITEM_BYTES[name])).from_address(address)
+    memory.owner = handle
+    tensor = package.frombuffer(memory, dtype=dtype).reshape(shape)
+    return tensor if like.device == CPU else tensor.to(like.owner.device)
+
+
+def _array(handle, struct, like, shape=None):
+    """An answer's tensor as an array of q's library; no copy in host memory."""
+    if struct.dtype == 0:
+        return None
+    if shape is None:
+        shape = tuple(struct.shape[:struct.dims])
+    name = DTYPE_NAMES[struct.dtype]
+    if like.kind == "numpy":
+        if 0 in shape:
+            dtype = like.owner.dtype if name == like.dtype else "float32"
+            return sys.modules["numpy"].empty(shape, dtype)
+        return _numpy_array(handle, struct.data, shape, name, like)
+    if like.kind == "data_ptr":
+        return _torch_tensor(handle, struct.data, shape, name, like)
+    return DeviceArray(_HostMemory(handle, struct.data or 0), shape, name, 0)
+
+
+_orphans: list = []  # calls that nobody waits for, with what they still read
+_orphans_lock = threading.Lock()
+
+
+def _drop_ended():
+    if not _orphans:
+        return
+    with _orphans_lock:
+        _orphans[:] = [call for call in _orphans if not call.wait(0)]
+
+
+class _Started:
+    """A started call and what it reads until it has ended."""
+
+    def __init__(self, handle, held):
+        self.handle, self.held = handle, held
+
+    def wait(self, nanoseconds):
+        ended = ctypes.c_int32()
+        check(library().wait(self.handle.address, nanoseconds, ctypes.byref(ended)))
+        if ended.value:
+            self.held = None
+        return bool(ended.value)
+
+
+class Call:
+    """A call in flight. Thread-safe. If nobody keeps it, it is cancelled."""
+
+    def __init__(self, arguments, start, keep=()):
+        """start: a function that starts it, given the params' and the handle's addresses. keep:
+        what must live until it has ended."""
+        _drop_ended()
+        self._arguments = arguments
+        address = ctypes.c_void_p()
+        check(start(ctypes.byref(arguments.params), ctypes.byref(address)))
+        self._started = _Started(_Handle(address.value), (arguments.held, keep))
+        self._answer = None
+
+    def __del__(self):
+        started = self.__dict__.get("_started")
+        if started is None or started.held is None or library is None:
+            return
+        if not started.wait(0):
+            library().cancel(started.handle.address)
+            with _orphans_lock:
+                _orphans.append(started)
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._started.held is None or self._started.wait(0)
+
+    def cancel(self) -> None:
+        """Ends it soon, with CANCELLED or with what it had come to."""
+        library().cancel(self._started.handle.address)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it has ended, or for `timeout` seconds. Whether it has."""
+        if self._started.held is None:
+            return True
+        left = math.inf if timeout is None else max(0, int(timeout * 1e9))
+        while not self._started.wait(int(min(left, _SLICE_NS))):
+            left -= _SLICE_NS
+            if left <= 0:
+                return False
+        return True
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """Waits for the answer, for `timeout` seconds at most. Error: the call failed, with the
+        status of the server or the client. TimeoutError: it has not ended; it goes on."""
+        try:
+            ended = self.wait(timeout)
+        except BaseException:  # Ctrl-C: the arrays are the caller's again when it goes on
+            self.cancel()
+            self.wait()
+            raise
+        if not ended:
+            raise TimeoutError(f"no answer in {timeout} s")
+        if self._answer is None:
+            self._answer = self._read()
+        return self._answer
+
+    def _read(self):
+        raw = AnswerStruct(struct_bytes=ctypes.sizeof(AnswerStruct))
+        handle = self._started.handle
+        check(library().get(handle.address, ctypes.byref(raw)))
+        lengths = ctypes.cast(raw.session_lengths.data, ctypes.POINTER(ctypes.c_int64))
+        lengths = tuple(lengths[:raw.session_lengths.count]) if raw.session_lengths.count else ()
+        if raw.code != 0:
+            failure = Error(raw.code, raw.message.decode(errors="replace"))
+            failure.attempts, failure.session_lengths = raw.attempts, lengths
+            raise failure
+        q = self._arguments.q
+        gradients = {name: _array(handle, getattr(raw, "d_" + name), q,
+                                  self._arguments.bias_shape if name == "bias" else None)
+                     for name in ("q", "k", "v", "bias", "sinks")
+                     if getattr(raw, "d_" + name).dtype}
+        report = Check(bool(raw.check_ok), raw.rows_checked, raw.rows_total, raw.rows_wide,
+                       raw.max_abs_error, raw.mean_abs_error, raw.error_bound,
+                       raw.check_detail.decode(errors="replace")) if raw.checked else None
+        return Answer(
+            o=_array(handle, raw.o, q), lse=_array(handle, raw.lse, q), gradients=gradients,
+            timings=Timings(*(getattr(raw, field.name) for field in dataclasses.fields(Timings))),
+            check=report, kernel=raw.kernel.decode(), kernel_reason=raw.kernel_reason.decode(),
+            device=raw.device.decode(), transport=raw.transport.decode(),
+            batch_requests=raw.batch_requests, request_id=raw.request_id.decode(errors="replace"),
+            attempts=raw.attempts, session_lengths=lengths,
+            sessions_ending=bool(raw.sessions_ending))
+
+
+def arrays_of(answer: Answer, return_lse: bool):
+    """O, or (O, LSE). Error: the reference check that was asked for failed."""
+    if answer.check is not None and not answer.check.ok:
+        raise Error(13, f"the server's reference check failed: {answer.check.detail}")
+    return (answer.o, answer.lse) if return_lse else answer.o
+
+
+def gradients_of(answer: Answer, wanted):
+    """Those in the order of `wanted`."""
+    arrays_of(answer, False)
+    return tuple(answer.gradients[name] for name in wanted)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of an attend server, over libattend_client.so."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import weakref
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
+
+from attend_kernels import Error
+
+from . import _session
+from ._arguments import Arguments, options_of
+from ._call import Answer, Call, arrays_of, gradients_of
+from ._library import Library, Options, check, library, nanoseconds
+from ._options import Array, CallOptions, Wanted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_HEALTH = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_clients() -> None:
+    """gRPC's threads must not outlive the interpreter."""
+    for client in list(_open_clients):
+        client.close()
+
+
+def taken_text(address: ctypes.c_void_p) -> Any:
+    """JSON text of the library's, parsed and freed."""
+    try:
+        return json.loads(ctypes.string_at(address.value or 0))
+    finally:
+        library().string_free(address)
+
+
+class Client:
+    """Attention from an attend server. Thread-safe. A context manager that closes it.
+
+    server: "HOST:PORT", "HOST" (port 8001), "[IPV6]:PORT" or "unix:PATH". Connects on first use.
+    connections: sockets to the server, in [1, 1024]. A large call is sent over all of them.
+    tenant: whose share of the server the calls use, unless they name one.
+    timeout: seconds that a call may take, retries included, unless it names them; None: no bound.
+    attempts: of a call, the first included. UNAVAILABLE, and RESOURCE_EXHAUSTED if the server says
+        when, are retried with its pushback or with backoff.
+    shared_memory: whether calls of 64 KiB or more go through memory that is shared with a server
+        on this host, if it shares any (--shared-memory); or the path of its socket.
+    Error: an argument is out of bounds."""
+
+    def __init__(self, server: str = "127.0.0.1:8001", *, connections: int = 4,
+                 tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
+                 shared_memory: bool | str = True):
+        self.server, self.timeout = server, timeout
+        self._handle: int | None = None
+        nanoseconds("timeout", timeout)
+        options = Options(struct_bytes=ctypes.sizeof(Options), server=server.encode(),
+                          tenant=None if tenant is None else tenant.encode(),
+                          connections=connections, attempts_max=attempts)
+        options.shared_memory_off = shared_memory is False
+        if isinstance(shared_memory, str):
+            options.shared_memory_socket = shared_memory.encode()
+        handle = ctypes.c_void_p()
+        check(library().open(ctypes.byref(options), ctypes.byref(handle)))
+        self._handle = handle.value
+        _open_clients.add(self)
+
+    def close(self) -> None:
+        """Cancels what is unanswered, and waits until it has ended. Twice is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().close(handle)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if library is not None and self.__dict__.get("_handle") is not None:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"attend.Client({self.server!r})"
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise Error(9, "the client is closed")
+        return self._handle
+
+    def attention(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
+        """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
+
+        q, k, v: float16, bfloat16 or float32, all alike: [B, Hq, Lq, D], [B, Hkv, Lk, D] and
+            [B, Hkv, Lk, Dv] for layout "BHLD", heads and rows swapped for "BLHD", [rows, H, D] for
+            "LHD". Hq is a multiple of Hkv; D and Dv are 1 to 256. NumPy arrays (bfloat16 is
+            ml_dtypes'), torch tensors, or anything with DLPack. They are sent from where they are
+            if they are C-contiguous in host memory, and must not change until the call has ended.
+
+        Options (those up to `kernel` as attend_kernels.attention has them):
+        causal, alignment ("bottom_right", "top_left"), window (left, right), scale, softcap: the
+            mask and the scores.
+        bias: [B|1, Hq|1, Lq|1, Lk], leading ones optional, of numbers, or of bool: a mask, True
+            keeps the key.
+        alibi_slopes [Hq] or [B, Hq]; sinks [Hq].
+        q_lengths, kv_lengths: [B] true lengths; rows beyond are ignored, O there is 0.
+        cu_seqlens_q, cu_seqlens_k: [B + 1], of "LHD". max_seqlen_q, max_seqlen_k: not needed.
+        layout; return_lse; o_dtype "float32"; dropout_p and dropout_seed; kernel: a name from
+            server_info(), or "auto".
+        check: the server recomputes a sample of rows in double precision; Error if it disagrees.
+        priority: in [-100, 100], higher ones first. request_id: for logs, at most 128 bytes.
+        timeout: in seconds. tenant: as the client's.
+        transport: "auto"; "inline", one message; "chunked", over all connections; "shared", or
+            an error.
+
+        Returns O in the layout of q with Dv, or (O, LSE float32 [B, Hq, Lq], packed [Hq, rows]) if
+        return_lse: NumPy's, torch's on q's device, or a DeviceArray for DLPack. In host memory they
+        are the memory that the answer was received in, or was written to by the server.
+        Error: `code` is gRPC's number, `status` its name; the message names field, value and
+        bound."""
+        answer = self.submit(q, k, v, **options).result()
+        return arrays_of(answer, bool(options.get("return_lse")))
+
+    def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
+        """Starts `attention` and returns the call: `result()` is the Answer, with timings, kernel,
+        check and all else that came back. Before the first call of 64 KiB or more it waits for the
+        server's limits."""
+        arguments = Arguments(q, k, v, options_of("attention", options), self.timeout)
+        return self._start(arguments)
+
+    def attention_batch(self, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Several attentions of any shapes, all in flight at once: the server batches them. calls:
+        dicts with the arguments of `attention`. Returns its results in order. Error: that of the
+        first that failed; the others have ended too."""
+        calls = list(calls)
+        started = [self.submit(**call) for call in calls]
+        for call in started:
+            call.wait()
+        return [arrays_of(call.result(), bool(given.get("return_lse")))
+                for call, given in zip(started, calls)]
+
+    def backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
+                 lse: Array = None, *, d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
+                 **options: Unpack[CallOptions]) -> tuple[Any, ...]:
+        """The gradients of a loss by what went into `attention`, from those by its O and LSE.
+
+        d_o: the loss's gradient by o, in its shape and dtype. d_lse: by lse; None for 0.
+        o, lse: what attention(q, k, v, ..., return_lse=True) gave; without them the server computes
+            them first. All other arguments as there, and as they were in that call.
+        wanted: what to differentiate by: "q", "k", "v", "bias", "sinks"; not by a bias of bool.
+
+        Returns a tuple in the order of `wanted`: of q, k and v in their dtype, of bias and sinks in
+        float32; summed over the dimensions that bias broadcasts."""
+        answer = self.submit_backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted,
+                                      **options).result()
+        return gradients_of(answer, wanted)
+
+    def submit_backward(self, d_o: Array, q: Array, k: Array, v: Array, o: Array = None,
+                        lse: Array = None, *, d_lse: Array = None,
+                        wanted: Wanted = ("q", "k", "v"), **options: Unpack[CallOptions]) -> Call:
+        """Starts `backward`: `result().gradients` has them by name."""
+        arguments = Arguments(q, k, v, options_of("backward", options), self.timeout)
+        arguments.ask_for_gradients(d_o, o, lse, d_lse, wanted)
+        return self._start(arguments)
+
+    def _start(self, arguments: Arguments) -> Call:
+        handle = self._open_handle()
+        return Call(arguments, lambda *places: library().start(handle, *places), self)
+
+    def stream(self, *, tenant: str | None = None, timeout: float | None = None) -> Stream:
+        """One stream, for many small calls at once. timeout: of the whole stream, in seconds."""
+        return Stream(self, tenant, timeout)
+
+    def session(self, heads_kv: int, dim: int, dim_v: int = 0, *, dtype: str = "float16",
+                layers: int = 1, device: str = "", lease: float = 0.0, pinned: bool = False,
+                tenant: str | None = None, timeout: float = 10.0) -> _session.Session:
+        """K and V of a sequence that stay on the server: Session. heads_kv, dim, dim_v (0: dim) and
+        dtype are each layer's. device: "cuda:0", "cpu", or "": the server chooses. lease: seconds
+        from the last use to the session's end, 0: the server's default. pinned: loses no tokens to
+        other sessions. timeout: seconds, of each call that is no attention."""
+        shape = _session.LayerShape(dtype, heads_kv, dim, dim_v)
+        return self.session_of([shape], layers=layers, device=device, lease=lease, pinned=pinned,
+                               tenant=tenant, timeout=timeout)
+
+    def session_of(self, shapes: Iterable[_session.LayerShape], *, layers: int = 0,
+                   device: str = "", lease: float = 0.0, pinned: bool = False,
+                   tenant: str | None = None, timeout: float = 10.0) -> _session.Session:
+        """`session` with a shape for each layer, or one for all of `layers`."""
+        options = _session.options_struct(shapes, layers, device, lease, pinned, tenant, timeout)
+        return _session.Session(self, lambda place: library().session_create(
+            self._open_handle(), ctypes.byref(options), place), owned=True)
+
+    def open_session(self, session_id: str, shapes: Iterable[_session.LayerShape] = (), *,
+                     tenant: str | None = None, timeout: float = 10.0) -> _session.Session:
+        """A session that was made elsewhere, by its id, which stays there when this object goes.
+        Error NOT_FOUND: there is none."""
+        options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout)
+        return _session.Session(self, lambda place: library().session_open(
+            self._open_handle(), session_id.encode(), ctypes.byref(options), place), owned=False)
+
+    def sessions(self, *, tenant: str | None = None,
+                 timeout: float | None = 10.0) -> list[dict[str, Any]]:
+        """The tenant's sessions, each as Session.info() has it."""
+        text = ctypes.c_void_p()
+        check(library().session_list(self._open_handle(), tenant and tenant.encode(),
+                                     nanoseconds("timeout", timeout), ctypes.byref(text)))
+        return taken_text(text)["sessions"]
+
+    def attend_sessions(self, sessions: Iterable[_session.Session], q: Array, k: Array = None,
+                        v: Array = None, *, layer: int = 0,
+                        **options: Unpack[CallOptions]) -> Any:
+        """`Session.attend` for B sequences, each with its session: q, k and v have B of them."""
+        answer = _session.submit(list(sessions), q, k, v, layer, options).result()
+        return arrays_of(answer, bool(options.get("return_lse")))
+
+    def server_info(self, *, timeout: float | None = 10.0) -> dict[str, Any]:
+        """What the server is, has and allows: GetServerInfoResponse in attention.proto, by its
+        names."""
+        text = ctypes.c_void_p()
+        check(library().info(self._open_handle(), nanoseconds("timeout", timeout),
+                             ctypes.byref(text)))
+        return taken_text(text)
+
+    def health(self, service: str = "", *, timeout: float | None = 10.0) -> str:
+        """"SERVING", "NOT_SERVING" or "UNKNOWN", as grpc.health.v1 has it."""
+        health = ctypes.c_int32()
+        check(library().health(self._open_handle(), service.encode(),
+                               nanoseconds("timeout", timeout), ctypes.byref(health)))
+        return _HEALTH[health.value]
+
+    def empty(self, shape: tuple[int, ...], dtype: Any = "float32") -> Any:
+        """A NumPy array in memory that is shared with a server on this host, zero at first: calls
+        send nothing of it, and copy nothing. torch.from_numpy takes it as it is. Freed with its
+        last view; close the client later. Error FAILED_PRECONDITION: the server shares none."""
+        import numpy
+        kind = numpy.dtype(dtype)
+        count = kind.itemsize
+        for size in shape:
+            count *= size
+        memory = _SharedMemory(self, count)
+        flat = numpy.frombuffer((ctypes.c_char * count).from_address(memory.address), numpy.uint8) \
+            if count == 0 else numpy.asarray(memory)
+        return flat.view(kind).reshape(shape)
+
+
+class _SharedMemory:
+    """Allocated memory, as NumPy takes it."""
+
+    def __init__(self, client: Client, byte_count: int):
+        address = ctypes.c_void_p()
+        check(library().allocate(client._open_handle(), byte_count, ctypes.byref(address)))
+        self.client, self.address = client, address.value
+        self.__array_interface__ = {"version": 3, "data": (address.value, False),
+                                    "shape": (byte_count,), "typestr": "|u1"}
+
+    def __del__(self) -> None:
+        if library is not None and self.client._handle is not None:
+            library().release(self.client._handle, self.address)
+
+
+class Stream:
+    """One AttendStream: many calls in flight on one connection, answered in any order. A failed
+    call fails alone. They are not retried. A context manager that finishes it."""
+
+    def __init__(self, client: Client, tenant: str | None, timeout: float | None):
+        self._client = client
+        handle = ctypes.c_void_p()
+        self._handle: int | None = None
+        check(library().stream_open(client._open_handle(), tenant and tenant.encode(),
+                                    nanoseconds("timeout", timeout), ctypes.byref(handle)))
+        self._handle = handle.value
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise Error(9, "the stream is closed")
+        return self._handle
+
+    def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
+        """As Client.submit; timeout, tenant and transport are the stream's."""
+        handle = self._open_handle()
+        arguments = Arguments(q, k, v, options_of("attention", options))
+        return Call(arguments, lambda *places: library().stream_start(handle, *places), self)
+
+    def attention(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
+        """As Client.attention."""
+        answer = self.submit(q, k, v, **options).result()
+        return arrays_of(answer, bool(options.get("return_lse")))
+
+    def finish(self) -> None:
+        """Ends the requests, and waits until all are answered. Error: the stream failed."""
+        check(library().stream_finish(self._open_handle()))
+
+    def close(self) -> None:
+        """Cancels what is unanswered. Twice is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().stream_close(handle)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        try:
+            if failure is None:
+                self.finish()
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        if library is not None and self.__dict__.get("_handle") is not None:
+            self.close()
+
+
+__all__ = ["Answer", "Call", "Client", "Library", "Stream"]

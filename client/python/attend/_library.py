@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libattend_client.so: finding it, and the structs of attend_client.h."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import threading
+
+from attend_kernels import Error
+
+LIBRARY_NAME = "libattend_client.so"
+ENVIRONMENT = "ATTEND_CLIENT_LIBRARY"
+DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
+DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
+BIT = 4  # the dtype of a bias that is a mask
+LAYOUTS = {"BHLD": 1, "BLHD": 2, "LHD": 3}
+CAUSAL = {"bottom_right": 2, "top_left": 3}
+WINDOW = {"bottom_right": 4, "top_left": 5}
+WANTED = {"q": 1, "k": 2, "v": 4, "bias": 8, "sinks": 16}
+TRANSPORTS = {"auto": 0, "inline": 1, "chunked": 2, "shared": 3}
+
+_int32, _int64, _address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_text = ctypes.c_char_p
+DoneFunction = ctypes.CFUNCTYPE(None, _address)
+
+
+class TensorStruct(ctypes.Structure):
+    """attend_client_tensor."""
+    _fields_ = [("data", _address), ("dtype", _int32), ("dims", _int32), ("shape", _int64 * 4)]
+
+
+class NumbersStruct(ctypes.Structure):
+    """attend_client_numbers."""
+    _fields_ = [("data", _address), ("count", _int64)]
+
+
+class FloatsStruct(ctypes.Structure):
+    """attend_client_floats."""
+    _fields_ = [("data", _address), ("count", _int64)]
+
+
+class Options(ctypes.Structure):
+    """attend_client_options."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64), ("server", _text), ("tenant", _text),
+        ("connections", _int32), ("attempts_max", _int32), ("chunked_bytes_min", _int64),
+        ("shared_memory_off", _int32), ("shared_memory_socket", _text),
+    ]
+
+
+class Params(ctypes.Structure):
+    """attend_client_params."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64), ("request_id", _text),
+        ("q", TensorStruct), ("k", TensorStruct), ("v", TensorStruct), ("bias", TensorStruct),
+        ("layout", _int32), ("mask", _int32), ("window_left", _int64), ("window_right", _int64),
+        ("has_scale", _int32), ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
+        ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
+        ("q_lengths", NumbersStruct), ("kv_lengths", NumbersStruct), ("cu_q", NumbersStruct),
+        ("cu_kv", NumbersStruct), ("alibi_slopes", FloatsStruct), ("sinks", FloatsStruct),
+        ("return_lse", _int32), ("o_float32", _int32), ("check", _int32), ("priority", _int32),
+        ("kernel", _text), ("wanted", _int32), ("transport", _int32),
+        ("o", TensorStruct), ("lse", TensorStruct), ("d_o", TensorStruct),
+        ("d_lse", TensorStruct), ("timeout_ns", _int64), ("tenant", _text),
+        ("done", _address), ("user", _address),
+    ]
+
+
+class AnswerStruct(ctypes.Structure):
+    """attend_client_answer."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64), ("code", _int32), ("attempts", _int32),
+        ("message", _text),
+        *((name, TensorStruct) for name in ("o", "lse", "d_q", "d_k", "d_v", "d_bias", "d_sinks")),
+        *((name, _int64) for name in ("receive_ns", "queue_ns", "copy_in_ns", "kernel_ns",
+                                      "copy_out_ns", "check_ns", "total_ns", "batch_requests")),
+        *((name, _text) for name in ("request_id", "kernel", "kernel_reason", "device",
+                                     "transport")),
+        ("checked", _int32), ("check_ok", _int32), ("rows_checked", _int64),
+        ("rows_total", _int64), ("rows_wide", _int64), ("max_abs_error", ctypes.c_double),
+        ("mean_abs_error", ctypes.c_double), ("error_bound", ctypes.c_double),
+        ("check_detail", _text), ("session_lengths", NumbersStruct), ("sessions_ending", _int32),
+    ]
+
+
+class LayerShapeStruct(ctypes.Structure):
+    """attend_client_layer_shape."""
+    _fields_ = [("dtype", _int32), ("reserved", _int32), ("heads_kv", _int64), ("dim", _int64),
+                ("dim_v", _int64)]
+
+
+class SessionOptions(ctypes.Structure):
+    """attend_client_session_options."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint64), ("shapes", ctypes.POINTER(LayerShapeStruct)),
+        ("shapes_count", _int64), ("layers", _int32), ("pinned", _int32), ("device", _text),
+        ("tenant", _text), ("lease_seconds", ctypes.c_double), ("timeout_ns", _int64),
+    ]
+
+
+# Arguments of the functions that return a code, and of those that return nothing.
+ARGUMENTS = {
+    "open": [_address, _address],
+    "prepare": [_address, _int64],
+    "info": [_address, _int64, _address],
+    "health": [_address, _text, _int64, _address],
+    "allocate": [_address, _int64, _address],
+    "release": [_address, _address],
+    "start": [_address, _address, _address],
+    "wait": [_address, _int64, _address],
+    "get": [_address, _address],
+    "stream_open": [_address, _text, _int64, _address],
+    "stream_start": [_address, _address, _address],
+    "stream_finish": [_address],
+    "session_create": [_address, _address, _address],
+    "session_open": [_address, _text, _address, _address],
+    "session_list": [_address, _text, _int64, _address],
+    "session_fork": [_address, _int64, _address],
+    "session_truncate": [_address, _int64],
+    "session_keep_alive": [_address],
+    "session_get": [_address, _address],
+    "session_layers": [_address],
+    "session_start": [_address, _int32, _int32, _address, _address, _address],
+    "session_end": [_address],
+}
+VOID_ARGUMENTS = {
+    "close": [_address], "string_free": [_address], "cancel": [_address], "call_free": [_address],
+    "stream_close": [_address], "session_free": [_address, _int32],
+}
+
+
+class Library:
+    """The functions of attend_client.h without their prefix."""
+
+    def __init__(self, loaded: ctypes.CDLL):
+        try:
+            for name, arguments in {**ARGUMENTS, **VOID_ARGUMENTS}.items():
+                function = getattr(loaded, f"attend_client_{name}")
+                function.argtypes = arguments
+                function.restype = _int32 if name in ARGUMENTS else None
+                setattr(self, name, function)
+            self.last_error = loaded.attend_client_last_error
+            self.last_error.restype = _text
+            self.session_id = loaded.attend_client_session_id
+            self.session_id.argtypes, self.session_id.restype = [_address], _text
+            self.session_length = loaded.attend_client_session_length
+            self.session_length.argtypes = [_address, _int32]
+            self.session_length.restype = _int64
+        except AttributeError as failure:
+            raise Error(14, f"this library is not of this module's version: {failure}") from None
+
+    def __getattr__(self, name: str):
+        raise AttributeError(name)  # all there are were set above
+
+
+def candidates(module=pathlib.Path(__file__)):
+    """Where the library may be, first choice first: named, installed, or built from the sources."""
+    folder = module.resolve().parent
+    if os.environ.get(ENVIRONMENT):
+        return [pathlib.Path(os.environ[ENVIRONMENT])]  # named and not there is a mistake
+    around = list(folder.parents)
+    found = [folder / LIBRARY_NAME, around[0].parent / "lib" / LIBRARY_NAME]
+    if len(around) > 2:  # ROOT/client/python/attend
+        root = around[2]
+        found += [root / "build" / preset / "client/c" / LIBRARY_NAME
+                  for preset in ("cuda", "release", "dev")]
+        found.append(root / "dist/lib" / LIBRARY_NAME)
+    return found
+
+
+def load(path=None) -> Library:
+    """Loads the library from `path`, or from the first candidate that is there, or as the system's
+    loader finds it. Error: it is nowhere, or not this version's."""
+    paths = [pathlib.Path(path)] if path else candidates()
+    found = next((str(place) for place in paths if place.is_file()), None)
+    try:
+        return Library(ctypes.CDLL(found or (LIBRARY_NAME if len(paths) > 1 else str(paths[0]))))
+    except OSError as failure:
+        looked = ", ".join(str(place) for place in paths)
+        raise Error(14, f"{LIBRARY_NAME} was not loaded ({failure}); looked at {looked}; "
+                        f"${ENVIRONMENT} names it") from None
+
+
+_library: Library | None = None
+_lock = threading.Lock()
+
+
+def library() -> Library:
+    """The loaded library, one for the process."""
+    global _library
+    if _library is None:
+        with _lock:
+            if _library is None:
+                _library = load()
+    return _library
+
+
+def check(code: int) -> None:
+    """Raises Error unless `code` is ATTEND_CLIENT_OK."""
+    if code != 0:
+        raise Error(code, library().last_error().decode(errors="replace"))
+
+
+def nanoseconds(name: str, seconds) -> int:
+    """A timeout in seconds, None for none, as the C interface takes it."""
+    if seconds is None:
+        return 0
+    if not 0 < seconds < 9e9:
+        raise Error(3, f"{name} is {seconds}, must be a number of seconds above 0, or None")
+    return max(1, int(seconds * 1e9))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions: K and V of a sequence stay on the server."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import TYPE_CHECKING, Any, Callable, Iterable
+
+from attend_kernels import Error
+
+from ._arguments import Arguments, options_of
+from ._call import Call, arrays_of
+from ._library import DTYPES, LayerShapeStruct, SessionOptions, check, library, nanoseconds
+from ._options import Array, CallOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._client import Client, Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerShape:
+    """The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v]. dtype:
+    "float16", "bfloat16" or "float32". dim_v 0: dim."""
+    dtype: str
+    heads_kv: int
+    dim: int
+    dim_v: int = 0
+
+
+def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease: float,
+                   pinned: bool, tenant: str | None, timeout: float) -> SessionOptions:
+    """attend_client_session_options."""
+    shapes = list(shapes)
+    for shape in shapes:
+        if shape.dtype not in DTYPES:
+            raise Error(3, f"dtype is {shape.dtype!r}, must be {' or '.join(DTYPES)}")
+    structs = (LayerShapeStruct * len(shapes))(
+        *((DTYPES[shape.dtype], 0, shape.heads_kv, shape.dim, shape.dim_v) for shape in shapes))
+    return SessionOptions(ctypes.sizeof(SessionOptions), structs, len(shapes), layers, pinned,
+                          device.encode() or None, tenant and tenant.encode(), lease,
+                          nanoseconds("timeout", timeout))
+
+
+def submit(sessions: list[Session], q: Array, k: Array, v: Array, layer: int,
+           options: Any, stream: Stream | None = None) -> Call:
+    """Starts an attention over a layer of B sessions."""
+    if not sessions:
+        raise Error(3, "sessions has 0 entries, must have at least 1")
+    client = sessions[0]._client
+    client._open_handle()
+    arguments = Arguments(q, k, v, options_of("attend", options), client.timeout)
+    handles = (ctypes.c_void_p * len(sessions))(*(each._open_handle() for each in sessions))
+    onto = None if stream is None else stream._open_handle()
+    return Call(arguments,
+                lambda *places: library().session_start(handles, len(handles), layer, onto,
+                                                        *places),
+                (sessions, stream))
+
+
+class Session:
+    """The KV cache of one sequence on the server, made by Client.session. It knows how many tokens
+    each layer has, and appends nothing twice when the client retries. One call at a time on a
+    layer. A context manager that frees it; so does the end of its last reference."""
+
+    def __init__(self, client: Client, make: Callable[[Any], int], owned: bool):
+        self._client = client
+        self._owned = owned
+        self._handle: int | None = None
+        handle = ctypes.c_void_p()
+        check(make(ctypes.byref(handle)))
+        self._handle = handle.value
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise Error(9, "the session is freed")
+        return self._handle
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits, for Client.open_session."""
+        return library().session_id(self._open_handle()).decode()
+
+    @property
+    def layers(self) -> int:
+        return library().session_layers(self._open_handle())
+
+    def length(self, layer: int = 0) -> int:
+        """Tokens of the layer, those of the last answer included. Error: there is no such layer."""
+        length = library().session_length(self._open_handle(), layer)
+        if length < 0:
+            raise Error(3, f"layer is {layer}, must be in [0, {self.layers - 1}]")
+        return length
+
+    def attend(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
+               **options: Unpack[CallOptions]) -> Any:
+        """Attention over a layer's tokens. q: [1, Hq, Lq, D] (layout "BLHD": [1, Lq, Hq, D]). k and
+        v: the rows to be appended before q reads them, [1, Hkv, n, D] and [1, Hkv, n, Dv], or
+        None. Options and results are those of Client.attention, but for the layout "LHD",
+        kv_lengths and dropout.
+
+        All rows are appended or none. After Error OUT_OF_RANGE (tokens were evicted: append those
+        from length() on again) and FAILED_PRECONDITION (somebody else appended or truncated)
+        length() is the true one."""
+        answer = self.submit(q, k, v, layer=layer, **options).result()
+        return arrays_of(answer, bool(options.get("return_lse")))
+
+    def decode(self, q: Array, k: Array, v: Array, *, layer: int = 0,
+               **options: Unpack[CallOptions]) -> Any:
+        """`attend` with causal=True: the new rows of q read those before them and their own."""
+        return self.attend(q, k, v, layer=layer, **{"causal": True, **options})
+
+    def append(self, k: Array, v: Array, *, layer: int = 0,
+               **options: Unpack[CallOptions]) -> None:
+        """Appends rows, [1, Hkv, n, D] and [1, Hkv, n, Dv], that no query reads now."""
+        rows = 1 if options.get("layout", "BHLD") == "BLHD" else 2
+        none = tuple(slice(0, 0) if axis == rows else slice(None) for axis in range(4))
+        self.submit(k[none], k, v, layer=layer, **options).result()
+
+    def submit(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
+               stream: Stream | None = None, **options: Unpack[CallOptions]) -> Call:
+        """Starts `attend` and returns the call, on a stream if one is given."""
+        return submit([self], q, k, v, layer, options, stream)
+
+    def fork(self, length: int | None = None) -> Session:
+        """Another session that begins with the same tokens, `length` of them or all. Full pages are
+        shared on the server. Error OUT_OF_RANGE: this one has fewer."""
+        handle = self._open_handle()
+        if length is not None and length < 0:
+            raise Error(3, f"length is {length}, must be at least 0")
+        return Session(self._client, lambda place: library().session_fork(
+            handle, -1 if length is None else length, place), owned=True)
+
+    def truncate(self, length: int) -> None:
+        """Layers that have more than `length` tokens keep that many."""
+        check(library().session_truncate(self._open_handle(), length))
+
+    def keep_alive(self) -> None:
+        """Renews the lease, as every use does."""
+        check(library().session_keep_alive(self._open_handle()))
+
+    def info(self) -> dict[str, Any]:
+        """What the server says of it: Session in session.proto, by its names; learns the
+        lengths."""
+        from ._client import taken_text
+        text = ctypes.c_void_p()
+        check(library().session_get(self._open_handle(), ctypes.byref(text)))
+        return taken_text(text)
+
+    def free(self) -> None:
+        """Ends it on the server, also one that was made elsewhere."""
+        handle = self._open_handle()
+        try:
+            check(library().session_end(handle))
+        finally:
+            self._drop(keep=True)
+
+    def release(self) -> str:
+        """Leaves it on the server until its lease is over. Returns its id."""
+        session_id = self.id
+        self._drop(keep=True)
+        return session_id
+
+    def _drop(self, keep: bool) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().session_free(handle, keep)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._drop(keep=not self._owned)
+
+    def __del__(self) -> None:
+        if library is not None and self.__dict__.get("_handle") is not None:
+            # A closed client cannot ask for its end; the lease does.
+            self._drop(keep=not self._owned or self._client._handle is None)

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C interface's calls, from C and from C++, against a server in a process of its own: a library
+// that holds the generated messages and a program that does cannot be one process.
+
+#include "client/c/attend_client.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/client/c/c_calls.h"
+#include "tests/client/c/plain_c.h"
+
+namespace attend::client::c::test {
+namespace {
+
+TEST(AttendClientC, ServesAProgramInC) {
+  const Case c;
+  std::vector<float> o(c.v.size());
+  ASSERT_EQ(PlainAttention(TheServer().address(), c.q.data(), c.k.data(), c.v.data(), kRows, kDim,
+                           o.data()),
+            ATTEND_CLIENT_OK);
+  ExpectClose(o.data(), Right(c, true));
+}
+
+TEST(AttendClientC, StructsAndPointersAreChecked) {
+  attend_client* client = nullptr;
+  attend_client_options options = {};
+  EXPECT_EQ(attend_client_open(nullptr, &client), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("options is NULL");
+  EXPECT_EQ(attend_client_open(&options, &client), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("options.struct_bytes is 0");
+  options.struct_bytes = sizeof(options);
+  options.connections = 2000;
+  EXPECT_EQ(attend_client_open(&options, &client), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("connections is 2000");
+  client = Open();
+  Case c;
+  attend_client_call* call = nullptr;
+  c.params.struct_bytes = 8;
+  EXPECT_EQ(attend_client_start(client, &c.params, &call), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("params.struct_bytes is 8");
+  EXPECT_EQ(attend_client_start(client, nullptr, &call), ATTEND_CLIENT_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_client_start(nullptr, &c.params, &call), ATTEND_CLIENT_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_client_wait(nullptr, 0, nullptr), ATTEND_CLIENT_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_client_release(client, c.q.data()), ATTEND_CLIENT_NOT_FOUND);
+  attend_client_call_free(nullptr);
+  attend_client_close(client);
+  attend_client_close(nullptr);
+}
+
+TEST(AttendClientC, WhatIsWrongWithACallIsInItsAnswer) {
+  attend_client* const client = Open();
+  const auto expect = [client](const Case& c, const std::string& words) {
+    Call call(Start(client, c.params));
+    const attend_client_answer answer = call.Answer();
+    EXPECT_EQ(answer.code, ATTEND_CLIENT_INVALID_ARGUMENT) << words;
+    EXPECT_NE(std::string(answer.message).find(words), std::string::npos) << answer.message;
+    EXPECT_EQ(answer.o.dtype, 0);
+  };
+  Case bad;
+  bad.params.q.dtype = 9;
+  expect(bad, "q.dtype is 9, must be in [1, 4]");
+  bad = Case();
+  bad.params.k.dims = 5;
+  expect(bad, "k.dims is 5");
+  bad = Case();
+  bad.params.v.data = nullptr;
+  expect(bad, "v.data is NULL");
+  bad = Case();
+  bad.params.q.shape[2] = -1;
+  expect(bad, "q");
+  bad = Case();
+  bad.params.wanted = 64;
+  expect(bad, "wanted is 64");
+  bad = Case();
+  bad.params.sinks = {nullptr, 3};
+  expect(bad, "sinks is NULL");
+  bad = Case();
+  bad.params.timeout_ns = -5;
+  expect(bad, "timeout_ns is -5");
+  bad = Case();
+  bad.params.k.shape[3] = kDim / 2;  // the server's word
+  expect(bad, "k.shape[3]");
+  attend_client_close(client);
+}
+
+TEST(AttendClientC, EveryTransportGivesTheSameBits) {
+  attend_client* const client = Open();
+  std::vector<float> first;
+  for (const auto& [transport, name] :
+       {std::pair(ATTEND_CLIENT_INLINE, "inline"), std::pair(ATTEND_CLIENT_CHUNKED, "chunked"),
+        std::pair(ATTEND_CLIENT_SHARED, "shm"), std::pair(ATTEND_CLIENT_AUTO, "shm")}) {
+    Case c(4, 256, 64);
+    c.params.transport = transport;
+    c.params.check = 1;
+    Call call(Start(client, c.params));
+    const attend_client_answer answer = call.Answer();
+    ASSERT_EQ(answer.code, ATTEND_CLIENT_OK) << answer.message;
+    EXPECT_STREQ(answer.transport, name);
+    EXPECT_TRUE(answer.checked && answer.check_ok && answer.rows_checked > 0);
+    EXPECT_GT(answer.total_ns, 0);
+    EXPECT_EQ(answer.lse.dims, 3);
+    const auto* const o = static_cast<const float*>(answer.o.data);
+    const std::vector<float> bits(o, o + c.v.size());
+    if (first.empty()) first = bits;
+    EXPECT_EQ(std::memcmp(bits.data(), first.data(), bits.size() * sizeof(float)), 0) << name;
+  }
+  void* memory = nullptr;
+  ASSERT_EQ(attend_client_allocate(client, 1 << 20, &memory), ATTEND_CLIENT_OK);
+  Case c(4, 256, 64);
+  std::memcpy(memory, c.q.data(), c.q.size() * sizeof(float));
+  c.params.q.data = memory;
+  {
+    Call call(Start(client, c.params));
+    EXPECT_EQ(std::memcmp(call.Answer().o.data, first.data(), first.size() * sizeof(float)), 0);
+  }
+  EXPECT_EQ(attend_client_release(client, memory), ATTEND_CLIENT_OK);
+  EXPECT_EQ(attend_client_release(client, memory), ATTEND_CLIENT_NOT_FOUND);
+  attend_client_close(client);
+}
+
+TEST(AttendClientC, GradientsWithAndWithoutTheForwardPass) {
+  attend_client* const client = Open();
+  Case c;
+  Call forward(Start(client, c.params));
+  const attend_client_answer answer = forward.Answer();
+  c.params.return_lse = 0;
+  c.params.wanted = ATTEND_CLIENT_D_Q | ATTEND_CLIENT_D_V;
+  c.params.d_o = c.params.v;
+  Call alone(Start(client, c.params));
+  c.params.o = answer.o;
+  c.params.lse = answer.lse;
+  Call with(Start(client, c.params));
+  const attend_client_answer one = alone.Answer(), other = with.Answer();
+  ASSERT_EQ(one.code, ATTEND_CLIENT_OK) << one.message;
+  ASSERT_EQ(other.code, ATTEND_CLIENT_OK) << other.message;
+  EXPECT_EQ(one.d_k.dtype, 0);
+  EXPECT_EQ(one.o.dtype, 0);
+  EXPECT_EQ(std::memcmp(one.d_q.data, other.d_q.data, c.q.size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(one.d_v.data, other.d_v.data, c.v.size() * sizeof(float)), 0);
+  attend_client_close(client);
+}
+
+TEST(AttendClientC, DoneRunsOnceAndACallCanBeCancelled) {
+  attend_client* const client = Open();
+  std::atomic<int> count = 0;
+  Case c;
+  c.params.user = &count;
+  c.params.done = [](void* user) { ++*static_cast<std::atomic<int>*>(user); };
+  for (int n = 1; n <= 20; ++n) {
+    Call call(Start(client, c.params));
+    EXPECT_EQ(call.Answer().code, ATTEND_CLIENT_OK);
+    while (count < n) std::this_thread::yield();
+  }
+  Case bad;
+  bad.params.q.dtype = 9;
+  bad.params.user = &count;
+  bad.params.done = c.params.done;
+  attend_client_call_free(Start(client, bad.params));
+  EXPECT_EQ(count, 21);
+
+  Case large(64, 1024, 64);  // far longer than its cancel takes
+  large.params.user = &count;
+  large.params.done = c.params.done;
+  large.params.transport = ATTEND_CLIENT_INLINE;
+  Call call(Start(client, large.params));
+  EXPECT_FALSE(call.Wait(1'000'000));
+  attend_client_answer none = {};
+  none.struct_bytes = sizeof(none);
+  EXPECT_EQ(attend_client_get(call.get(), &none), ATTEND_CLIENT_FAILED_PRECONDITION);
+  attend_client_cancel(call.get());
+  EXPECT_EQ(call.Answer().code, ATTEND_CLIENT_CANCELLED);
+  large.params.timeout_ns = 20'000'000;
+  Call late(Start(client, large.params));
+  EXPECT_EQ(late.Answer().code, ATTEND_CLIENT_DEADLINE_EXCEEDED);
+  attend_client_close(client);
+  EXPECT_EQ(count, 23);
+}
+
+TEST(AttendClientC, ACallbackMayCloseTheClient) {
+  struct Closing {
+    attend_client* client;
+    std::atomic<bool> closed = false;
+  } closing{Open()};
+  Case c;
+  c.params.user = &closing;
+  c.params.done = [](void* user) {
+    auto* const closing = static_cast<Closing*>(user);
+    attend_client_close(closing->client);
+    closing->closed = true;
+  };
+  Call call(Start(closing.client, c.params));
+  EXPECT_EQ(call.Answer().code, ATTEND_CLIENT_OK);
+  while (!closing.closed) std::this_thread::yield();
+}
+
+}  // namespace
+}  // namespace attend::client::c::test
