@@ -308,9 +308,13 @@ def test_a_server_that_comes_back_is_found_again(start_server, tmp_path, random)
         second = start()
         again = client.submit(q, k, v, kernel=KERNEL, timeout=30).result()
         same(again.o, wanted.o)
-        later = client.submit(q, k, v, kernel=KERNEL, timeout=30).result()
-        assert later.transport == "shm"
-        same(later.o, wanted.o)
+
+        def shared():  # once gRPC has connected again, which it does not try at once
+            later = client.submit(q, k, v, kernel=KERNEL, timeout=30).result()
+            same(later.o, wanted.o)
+            return later.transport == "shm"
+
+        harness.wait_for("the new server's shared memory", shared, 30)
         assert second.metric("attend_requests_total", code="OK") >= 2
 
 

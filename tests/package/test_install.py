@@ -96,8 +96,9 @@ def test_installed_headers_stand_alone(installed, tmp_path):
     everything = tmp_path / "all.cc"
     everything.write_text("".join(f"#include <{name}>\n" for name in names))
     run("g++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", f"-I{folder}", everything)
-    run("gcc", "-std=c99", "-fsyntax-only", "-Wpedantic", "-Werror", "-x", "c",
-        folder / "attend/attend_c.h")
+    for name in ("attend_c.h", "attend_client.h"):
+        run("gcc", "-std=c99", "-fsyntax-only", "-Wpedantic", "-Werror", "-x", "c",
+            folder / "attend" / name)
 
 
 def test_the_runtime_alone_has_nothing_to_compile_with(build, installed, tmp_path):
