@@ -137,7 +137,7 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
     plain.swap(plain_);
     options = options_;
     if (deadline_ != kNever) options.timeout = deadline_ - Now();
-    client->Lose(pool_);
+    client->Lose(pool_, code);
     // The first attempt may still write to one and read the other.
     pool_ = nullptr;
     inputs_ = nullptr;

@@ -67,15 +67,12 @@ std::shared_ptr<RegionPool> ClientState::pool() {
   return pool_;
 }
 
-void ClientState::Lose(const std::shared_ptr<RegionPool>& pool) {
+void ClientState::Lose(const std::shared_ptr<RegionPool>& pool, Code code) {
   std::shared_ptr<RegionPool> lost;  // let go without the lock
   const MutexLock lock(mutex_);
   if (pool_ != pool) return;
-  if (trusted_) {
-    prepared_ = false;
-  } else {
-    another_servers_ = true;
-  }
+  another_servers_ = code == Code::kNotFound && !trusted_;
+  prepared_ = another_servers_;
   lost = std::move(pool_);
   pool_ = nullptr;
 }
@@ -141,7 +138,7 @@ Result<SharedCall> ClientState::Share(const AttentionCall& call, int32_t transpo
   if (found || transport == ATTEND_CLIENT_SHARED || PayloadBytes(call) >= kPreparedBytesMin) {
     const Status placed = Place(&shared);
     if (placed.ok()) return shared;
-    if (placed.code() == Code::kUnavailable) Lose(shared.pool);  // its server has gone
+    if (placed.code() == Code::kUnavailable) Lose(shared.pool, placed.code());
     if (transport == ATTEND_CLIENT_SHARED && placed.code() != Code::kInvalidArgument) {
       return placed;
     }

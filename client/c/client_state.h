@@ -33,9 +33,9 @@ class ClientState {
   Status Prepare(std::chrono::nanoseconds timeout);
   // Null if the server shares none with this process.
   std::shared_ptr<RegionPool> pool();
-  // The server no longer knows the pool's regions, or never did. It is asked anew, unless the
-  // pool's first call already failed: then the socket is another server's.
-  void Lose(const std::shared_ptr<RegionPool>& pool);
+  // The server cannot be reached (UNAVAILABLE) or does not know the pool's regions (NOT_FOUND), and
+  // is asked anew. If it has never known any, the socket is another server's, and is left alone.
+  void Lose(const std::shared_ptr<RegionPool>& pool, Code code);
   // A call over the pool's memory succeeded.
   void Trust(const std::shared_ptr<RegionPool>& pool);
 
