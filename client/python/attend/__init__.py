@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention: from an attend server (`attend.Client`), and in process with autograd
-(`attend.torch`, over attend_kernels).
+"""Exact attention: from an attend server (`attend.Client`, for asyncio `attend.aio.Client`), in
+process (`attend.attention`) or with autograd (`attend.torch`).
 
     import attend
     client = attend.Client("127.0.0.1:8001")
     o = client.attention(q, k, v, causal=True)
+
+    o = attend.attention(q, k, v, causal=True)       # in this process
+    with attend.connect("127.0.0.1:8001"):
+        o = attend.attention(q, k, v, causal=True)   # by the server
 
 The library libattend_client.so is looked for in $ATTEND_CLIENT_LIBRARY, beside this module, and in
 the lib and build folders around it, when a client is made.
@@ -14,6 +18,8 @@ import pkgutil
 
 from attend_kernels import Error
 
+from . import aio
+from ._attention import attention, backward, connect
 from ._call import Answer, Call, Check, Timings
 from ._client import Client, Stream
 from ._session import LayerShape, Session
@@ -21,4 +27,4 @@ from ._session import LayerShape, Session
 # gRPC's stubs, made from proto/attend/v1, are attend.v1: both can be imported.
 __path__ = pkgutil.extend_path(__path__, __name__)
 __all__ = ["Answer", "Call", "Check", "Client", "Error", "LayerShape", "Session", "Stream",
-           "Timings"]
+           "Timings", "aio", "attention", "backward", "connect"]

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import array
 import ctypes
+import math
 import sys
 
-from attend_kernels import Error, _tensors
+from attend_kernels import _tensors
 from attend_kernels._call import LAYOUTS as _AXES
 from attend_kernels._call import dropout_seed
-from attend_kernels._library import CPU, DEVICE_TO_HOST
+from attend_kernels._library import CPU, DEVICE_TO_HOST, ITEM_BYTES
 from attend_kernels._library import check as check_kernels
-from attend_kernels._library import invalid, unimplemented
+from attend_kernels._library import invalid
 from attend_kernels._library import library as kernels_library
 
 from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW, FloatsStruct,
@@ -47,6 +48,7 @@ class Arguments:
     def __init__(self, q, k, v, options, client_timeout=None):
         self.a = options
         self.held = []
+        self.byte_count = 0  # of its tensors
         self.params = Params(struct_bytes=ctypes.sizeof(Params))
         p = self.params
         p.layout = _one_of("layout", options["layout"], LAYOUTS)
@@ -87,6 +89,7 @@ class Arguments:
         """Fills in the params' tensor of that name."""
         tensor = _tensors.read(name, value, 0, allowed)
         address = self._on_host(tensor)
+        self.byte_count += math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         setattr(self.params, name, self._struct(name, address, DTYPES[tensor.dtype],
                                                 tensor.shape))
         return tensor
@@ -117,10 +120,7 @@ class Arguments:
 
     def _copied(self, tensor):
         """A copy of another library's GPU memory."""
-        count = 1
-        for size in tensor.shape:
-            count *= size
-        copy = array.array("B", bytes(count * (4 if tensor.dtype == "float32" else 2)))
+        copy = array.array("B", bytes(math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]))
         address, byte_count = copy.buffer_info()
         check_kernels(kernels_library().attend_memcpy(tensor.device, address, tensor.address,
                                                       byte_count, DEVICE_TO_HOST, None))
@@ -194,6 +194,3 @@ class Arguments:
         if asked not in (None, self.q.dtype, "float32"):
             raise invalid(f"o_dtype is {asked!r}, must be q's dtype or 'float32'")
         self.params.o_float32 = asked == "float32"
-
-
-__all__ = ["Arguments", "DEFAULTS", "Error", "options_of", "unimplemented"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import math
 import sys
 import threading
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 from attend_kernels import DeviceArray, Error
 from attend_kernels._library import CPU, ITEM_BYTES
 
-from ._library import DTYPE_NAMES, AnswerStruct, check, library
+from ._library import DTYPE_NAMES, AnswerStruct, DoneFunction, check, library
 
 _SLICE_NS = 200_000_000  # how long a wait may keep signals such as Ctrl-C from Python
 
@@ -144,6 +145,23 @@ def _drop_ended():
         _orphans[:] = [call for call in _orphans if not call.wait(0)]
 
 
+_callbacks: dict[int, Callable[[], None]] = {}
+_callback_ids = itertools.count(1)
+
+
+@DoneFunction
+def _on_done(user):
+    _callbacks.pop(user)()
+
+
+class Plan(NamedTuple):
+    """A call that can be started. start: a function that does, given the addresses of its params
+    and of the handle. keep: what must live until it has ended."""
+    arguments: Any
+    start: Callable[..., int]
+    keep: Any
+
+
 class _Started:
     """A started call and what it reads until it has ended."""
 
@@ -161,15 +179,21 @@ class _Started:
 class Call:
     """A call in flight. Thread-safe. If nobody keeps it, it is cancelled."""
 
-    def __init__(self, arguments, start, keep=()):
-        """start: a function that starts it, given the params' and the handle's addresses. keep:
-        what must live until it has ended."""
+    def __init__(self, plan: Plan, on_done: Callable[[], None] | None = None):
+        """on_done: is called once, when it has ended, on any thread, perhaps before this returns;
+        it must not block."""
         _drop_ended()
-        self._arguments = arguments
-        address = ctypes.c_void_p()
-        check(start(ctypes.byref(arguments.params), ctypes.byref(address)))
-        self._started = _Started(_Handle(address.value), (arguments.held, keep))
-        self._answer = None
+        self._arguments = plan.arguments
+        params, address, user = plan.arguments.params, ctypes.c_void_p(), next(_callback_ids)
+        if on_done is not None:
+            _callbacks[user] = on_done
+            params.done, params.user = ctypes.cast(_on_done, ctypes.c_void_p), user
+        code = plan.start(ctypes.byref(params), ctypes.byref(address))
+        if code != 0:
+            _callbacks.pop(user, None)
+        check(code)
+        self._started = _Started(_Handle(address.value), (plan.arguments.held, plan.keep))
+        self._answer: Answer | None = None
 
     def __del__(self):
         started = self.__dict__.get("_started")

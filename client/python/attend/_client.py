@@ -13,8 +13,8 @@ from attend_kernels import Error
 
 from . import _session
 from ._arguments import Arguments, options_of
-from ._call import Answer, Call, arrays_of, gradients_of
-from ._library import Library, Options, check, library, nanoseconds
+from ._call import Call, Plan, arrays_of, gradients_of
+from ._library import Options, check, library, nanoseconds
 from ._options import Array, CallOptions, Wanted
 
 if TYPE_CHECKING:
@@ -130,8 +130,20 @@ class Client:
         """Starts `attention` and returns the call: `result()` is the Answer, with timings, kernel,
         check and all else that came back. Before the first call of 64 KiB or more it waits for the
         server's limits."""
-        arguments = Arguments(q, k, v, options_of("attention", options), self.timeout)
-        return self._start(arguments)
+        return Call(self._attention_plan(q, k, v, options))
+
+    def _plan(self, arguments: Arguments) -> Plan:
+        handle = self._open_handle()
+        return Plan(arguments, lambda *places: library().start(handle, *places), self)
+
+    def _attention_plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:
+        return self._plan(Arguments(q, k, v, options_of("attention", options), self.timeout))
+
+    def _backward_plan(self, d_o: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
+                       d_lse: Array, wanted: Wanted, options: Any) -> Plan:
+        arguments = Arguments(q, k, v, options_of("backward", options), self.timeout)
+        arguments.ask_for_gradients(d_o, o, lse, d_lse, wanted)
+        return self._plan(arguments)
 
     def attention_batch(self, calls: Iterable[Mapping[str, Any]]) -> list[Any]:
         """Several attentions of any shapes, all in flight at once: the server batches them. calls:
@@ -164,13 +176,7 @@ class Client:
                         lse: Array = None, *, d_lse: Array = None,
                         wanted: Wanted = ("q", "k", "v"), **options: Unpack[CallOptions]) -> Call:
         """Starts `backward`: `result().gradients` has them by name."""
-        arguments = Arguments(q, k, v, options_of("backward", options), self.timeout)
-        arguments.ask_for_gradients(d_o, o, lse, d_lse, wanted)
-        return self._start(arguments)
-
-    def _start(self, arguments: Arguments) -> Call:
-        handle = self._open_handle()
-        return Call(arguments, lambda *places: library().start(handle, *places), self)
+        return Call(self._backward_plan(d_o, q, k, v, o, lse, d_lse, wanted, options))
 
     def stream(self, *, tenant: str | None = None, timeout: float | None = None) -> Stream:
         """One stream, for many small calls at once. timeout: of the whole stream, in seconds."""
@@ -215,7 +221,7 @@ class Client:
                         v: Array = None, *, layer: int = 0,
                         **options: Unpack[CallOptions]) -> Any:
         """`Session.attend` for B sequences, each with its session: q, k and v have B of them."""
-        answer = _session.submit(list(sessions), q, k, v, layer, options).result()
+        answer = Call(_session.plan(list(sessions), q, k, v, layer, options)).result()
         return arrays_of(answer, bool(options.get("return_lse")))
 
     def server_info(self, *, timeout: float | None = 10.0) -> dict[str, Any]:
@@ -243,9 +249,7 @@ class Client:
         for size in shape:
             count *= size
         memory = _SharedMemory(self, count)
-        flat = numpy.frombuffer((ctypes.c_char * count).from_address(memory.address), numpy.uint8) \
-            if count == 0 else numpy.asarray(memory)
-        return flat.view(kind).reshape(shape)
+        return numpy.asarray(memory).view(kind).reshape(shape)
 
 
 class _SharedMemory:
@@ -282,9 +286,12 @@ class Stream:
 
     def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
         """As Client.submit; timeout, tenant and transport are the stream's."""
+        return Call(self._plan(q, k, v, options))
+
+    def _plan(self, q: Array, k: Array, v: Array, options: Any) -> Plan:
         handle = self._open_handle()
         arguments = Arguments(q, k, v, options_of("attention", options))
-        return Call(arguments, lambda *places: library().stream_start(handle, *places), self)
+        return Plan(arguments, lambda *places: library().stream_start(handle, *places), self)
 
     def attention(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
         """As Client.attention."""
@@ -314,6 +321,3 @@ class Stream:
     def __del__(self) -> None:
         if library is not None and self.__dict__.get("_handle") is not None:
             self.close()
-
-
-__all__ = ["Answer", "Call", "Client", "Library", "Stream"]

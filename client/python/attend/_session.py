@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable
 from attend_kernels import Error
 
 from ._arguments import Arguments, options_of
-from ._call import Call, arrays_of
+from ._call import Call, Plan, arrays_of
 from ._library import DTYPES, LayerShapeStruct, SessionOptions, check, library, nanoseconds
 from ._options import Array, CallOptions
 
@@ -44,9 +44,9 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
                           nanoseconds("timeout", timeout))
 
 
-def submit(sessions: list[Session], q: Array, k: Array, v: Array, layer: int,
-           options: Any, stream: Stream | None = None) -> Call:
-    """Starts an attention over a layer of B sessions."""
+def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, options: Any,
+         stream: Stream | None = None) -> Plan:
+    """An attention over a layer of B sessions."""
     if not sessions:
         raise Error(3, "sessions has 0 entries, must have at least 1")
     client = sessions[0]._client
@@ -54,10 +54,16 @@ def submit(sessions: list[Session], q: Array, k: Array, v: Array, layer: int,
     arguments = Arguments(q, k, v, options_of("attend", options), client.timeout)
     handles = (ctypes.c_void_p * len(sessions))(*(each._open_handle() for each in sessions))
     onto = None if stream is None else stream._open_handle()
-    return Call(arguments,
+    return Plan(arguments,
                 lambda *places: library().session_start(handles, len(handles), layer, onto,
                                                         *places),
                 (sessions, stream))
+
+
+def no_rows(k: Array, layout: str) -> Array:
+    """Of q's shape, with no rows: for a call that only appends."""
+    rows = 1 if layout == "BLHD" else 2
+    return k[tuple(slice(0, 0) if axis == rows else slice(None) for axis in range(4))]
 
 
 class Session:
@@ -115,14 +121,13 @@ class Session:
     def append(self, k: Array, v: Array, *, layer: int = 0,
                **options: Unpack[CallOptions]) -> None:
         """Appends rows, [1, Hkv, n, D] and [1, Hkv, n, Dv], that no query reads now."""
-        rows = 1 if options.get("layout", "BHLD") == "BLHD" else 2
-        none = tuple(slice(0, 0) if axis == rows else slice(None) for axis in range(4))
-        self.submit(k[none], k, v, layer=layer, **options).result()
+        none = no_rows(k, options.get("layout", "BHLD"))
+        self.submit(none, k, v, layer=layer, **options).result()
 
     def submit(self, q: Array, k: Array = None, v: Array = None, *, layer: int = 0,
                stream: Stream | None = None, **options: Unpack[CallOptions]) -> Call:
         """Starts `attend` and returns the call, on a stream if one is given."""
-        return submit([self], q, k, v, layer, options, stream)
+        return Call(plan([self], q, k, v, layer, options, stream))
 
     def fork(self, length: int | None = None) -> Session:
         """Another session that begins with the same tokens, `length` of them or all. Full pages are

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One function for both ways: in process, or on the server of the `connect` around it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from typing import TYPE_CHECKING, Any, Iterator
+
+import attend_kernels
+from attend_kernels._library import unimplemented
+
+from ._arguments import options_of
+from ._client import Client
+from ._options import Array, CallOptions, Wanted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_client: contextvars.ContextVar[Client | None] = contextvars.ContextVar("attend_client",
+                                                                        default=None)
+# What only a server has a meaning for.
+_SERVERS = ("priority", "request_id", "timeout", "tenant", "transport")
+
+
+@contextlib.contextmanager
+def connect(server: str | Client = "127.0.0.1:8001", **options: Any) -> Iterator[Client]:
+    """Within it `attention` and `backward` are the server's. server: as Client takes it, with its
+    options; or a Client, which stays open. Of the innermost one, in this thread or task:
+
+        with attend.connect("host:8001"):
+            o = attend.attention(q, k, v, causal=True)
+    """
+    client = server if isinstance(server, Client) else Client(server, **options)
+    token = _client.set(client)
+    try:
+        yield client
+    finally:
+        _client.reset(token)
+        if client is not server:
+            client.close()
+
+
+def _in_process(what: str, given: Any) -> dict[str, Any]:
+    """The options as attend_kernels takes them."""
+    options = options_of(what, given)
+    if options.pop("check"):
+        raise unimplemented("check is a server's: use attend.connect")
+    for name in _SERVERS:
+        options.pop(name)
+    return options
+
+
+def attention(q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
+    """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly: in this
+    process, or by the server of the `connect` around it. The same kernel gives the same bits.
+
+    Arguments and results are those of Client.attention. In process there is no `check`, and what
+    concerns a server alone (priority, request_id, timeout, tenant, transport) changes nothing;
+    tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the CPU."""
+    client = _client.get()
+    if client is not None:
+        return client.attention(q, k, v, **options)
+    return attend_kernels.attention(q, k, v, **_in_process("attention", options))
+
+
+def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Array = None, *,
+             d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
+             **options: Unpack[CallOptions]) -> tuple[Any, ...]:
+    """Client.backward, in this process or by the server of the `connect` around it."""
+    client = _client.get()
+    if client is not None:
+        return client.backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted, **options)
+    given = _in_process("backward", options)
+    if o is None:
+        o, lse = attend_kernels.attention(q, k, v, **{**given, "return_lse": True})
+    for name in ("return_lse", "o_dtype"):
+        given.pop(name)
+    return attend_kernels.attention_backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted,
+                                             **given)
