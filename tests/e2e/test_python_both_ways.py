@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.attention in process and on a server, and attend.aio: the same arguments, the same bits."""
+"""attend.attention in process and on a server, and attend.aio: the same bits for the same
+arguments."""
 
 import asyncio
 import threading
@@ -91,7 +92,8 @@ def test_aio_calls_are_in_flight_together(server, random):
             assert [o.shape for o in batch] == [each[0].shape for each in given]
             q, k, v = given[1]
             d_o = random.standard_normal(q.shape, np.float32)
-            for one, other in zip(await client.backward(d_o, q, k, v), attend.backward(d_o, q, k, v)):
+            got = await client.backward(d_o, q, k, v)
+            for one, other in zip(got, attend.backward(d_o, q, k, v)):
                 assert one.tobytes() == other.tobytes()
             with pytest.raises(attend.Error, match="layout"):
                 await client.attention(q, k, v, layout="no")
