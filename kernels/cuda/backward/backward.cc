@@ -3,7 +3,11 @@
 #include "kernels/cuda/backward/backward.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "kernels/contract/gradient_terms.h"
 #include "kernels/cuda/backward/pass.h"
@@ -15,7 +19,11 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kHopper = 90;
+constexpr int kAmpere = 8;           // its major number
 constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
+// Items that need no more than this run in one launch, where they are alike. What needs more has
+// work for all of a GPU by itself.
+constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
 // Which of cuda_flash_sm80's kernels it takes.
 enum class Sm80Class { kPlain, kGeneral, kDropout };
@@ -38,7 +46,21 @@ bool TakesTurns(const BackwardItem& item) {
          (g.d_k.data != nullptr || g.d_v.data != nullptr) && TakesTurns(item.attention.problem);
 }
 
-// Items run one after another and share their workspace.
+// Kernels compute several items in one launch if these agree.
+auto Likeness(const BackwardItem& item) {
+  const Problem& p = item.attention.problem;
+  const Gradients& g = item.gradients;
+  return std::tuple(item.kernel, TakesTurns(item), p.dtype, p.dim, p.dim_v, p.softcap > 0.0f,
+                    p.has_bias, p.has_alibi, p.dropout > 0, g.d_q.data != nullptr,
+                    g.d_k.data != nullptr, g.d_v.data != nullptr, g.d_bias.data != nullptr,
+                    g.d_sinks != nullptr);
+}
+
+int64_t Aligned(int64_t bytes) {
+  return (bytes + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
+}
+
+// Of an item, so that another's may follow.
 Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   // Tiles of rows or keys of every head: a grid of each.
@@ -49,7 +71,9 @@ Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
     return InvalidArgument("tiles of the backward pass are " + std::to_string(*tiles) +
                            ", must be at most " + std::to_string(kLaunchTilesMax));
   }
-  return TakesTurns(item) ? TurnWorkspaceBytes(p) : GradientTermsBytes(p);
+  const Result<int64_t> bytes = TakesTurns(item) ? TurnWorkspaceBytes(p) : GradientTermsBytes(p);
+  if (!bytes.ok() || *bytes > INT64_MAX - kTurnAlignment) return bytes;
+  return Aligned(*bytes);
 }
 
 // OK if the item's kernel can compute it, on a GPU that has it.
@@ -65,49 +89,72 @@ Status CheckKernel(const BackwardItem& item) {
 }
 
 // mma.sync leaves dQ, dK and dV; dBias is CUDA cores' in any case.
-cudaError_t LaunchBiasGradients(const BackwardPass& pass, cudaStream_t stream) {
-  BackwardPass only = pass;
-  only.gradients.d_q.data = only.gradients.d_k.data = only.gradients.d_v.data = nullptr;
-  only.redo = nullptr;
+cudaError_t LaunchBiasGradients(Passes passes, cudaStream_t stream) {
+  std::vector<BackwardPass> only(passes.begin(), passes.end());
+  for (BackwardPass& pass : only) {
+    pass.gradients.d_q.data = pass.gradients.d_k.data = pass.gradients.d_v.data = nullptr;
+    pass.redo = nullptr;
+  }
   return LaunchFp32Gradients(only, stream);
 }
 
-// The item as the kernels see it, with its parts of the workspace; returns where those end that
-// must be 0.
-int64_t LayOut(const BackwardItem& item, void* workspace, BackwardPass* pass) {
+// The item as the kernels see it. Of the workspace, what must be 0 is at `zeros` and what need not
+// at `sums`; moves both on to what is after it.
+BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* zeros, int64_t* sums) {
   const Problem& p = item.attention.problem;
-  char* const base = static_cast<char*>(workspace);
+  char* const base = workspace + *zeros;
   const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
-  pass->attention = item.attention;
-  pass->gradients = item.gradients;
-  pass->lse_unit = LseUnit(item.kernel, p);
-  pass->lse = reinterpret_cast<float*>(base + kTermFlagBytes);
-  pass->less = pass->lse + terms;
-  if (item.kernel != KernelId::kCudaFlashFp32) pass->redo = reinterpret_cast<int*>(base);
-  const int64_t terms_end = kTermFlagBytes + 2 * terms * static_cast<int64_t>(sizeof(float));
-  if (!TakesTurns(item)) return terms_end;
-  const int64_t turns = (terms_end + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
-  const int64_t turns_end = turns + TurnCounterBytes(TurnTilesOfHead(p) * p.heads_q);
-  pass->begun = reinterpret_cast<uint32_t*>(base) + 1;
-  pass->turns = reinterpret_cast<uint32_t*>(base + turns);
-  pass->sums = reinterpret_cast<float*>(base + turns_end);
-  return turns_end;
+  BackwardPass pass;
+  pass.attention = item.attention;
+  pass.gradients = item.gradients;
+  pass.lse_unit = LseUnit(item.kernel, p);
+  pass.lse = reinterpret_cast<float*>(base + kTermFlagBytes);
+  pass.less = pass.lse + terms;
+  if (item.kernel != KernelId::kCudaFlashFp32) pass.redo = reinterpret_cast<int*>(base);
+  *zeros += Aligned(kTermFlagBytes + 2 * terms * static_cast<int64_t>(sizeof(float)));
+  if (!TakesTurns(item)) return pass;
+  const int64_t tiles = TurnTilesOfHead(p) * p.heads_q;
+  pass.begun = reinterpret_cast<uint32_t*>(base) + 1;
+  pass.turns = reinterpret_cast<uint32_t*>(workspace + *zeros);
+  *zeros += TurnCounterBytes(tiles);
+  pass.sums = reinterpret_cast<float*>(workspace + *sums);
+  *sums += tiles * kTurnTileBytes;
+  return pass;
 }
 
 // What the Tensor Cores left is computed again where it is not finite.
-cudaError_t Launch(KernelId kernel, BackwardPass pass, cudaStream_t stream) {
-  cudaError_t error = LaunchRowTerms(pass, stream);
-  if (error == cudaSuccess) error = LaunchSinkGradients(pass, stream);
+cudaError_t LaunchKernels(KernelId kernel, std::vector<BackwardPass> passes, cudaStream_t stream) {
+  cudaError_t error = LaunchRowTerms(passes, stream);
+  if (error == cudaSuccess) error = LaunchSinkGradients(passes, stream);
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm90) {
-    error = LaunchSm90Gradients(pass, stream);
+    error = LaunchSm90Gradients(passes, stream);
   }
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm80) {
-    error = LaunchSm80Gradients(pass, stream);
-    if (error == cudaSuccess) error = LaunchBiasGradients(pass, stream);
-    pass.gradients.d_bias.data = nullptr;
+    error = LaunchSm80Gradients(passes, stream);
+    if (error == cudaSuccess) error = LaunchBiasGradients(passes, stream);
+    for (BackwardPass& pass : passes) pass.gradients.d_bias.data = nullptr;
   }
-  if (error == cudaSuccess) error = LaunchFp32Gradients(pass, stream);
+  if (error == cudaSuccess) error = LaunchFp32Gradients(passes, stream);
   return error;
+}
+
+// Items that are alike, with room for all.
+Status LaunchAlike(std::span<const BackwardItem* const> items, char* workspace,
+                   cudaStream_t stream) {
+  int64_t zero_bytes = 0, unused = 0;
+  for (const BackwardItem* item : items) (void)LayOut(*item, workspace, &zero_bytes, &unused);
+  std::vector<BackwardPass> passes;
+  int64_t zeros = 0, sums = zero_bytes;
+  for (const BackwardItem* item : items) {
+    passes.push_back(LayOut(*item, workspace, &zeros, &sums));
+  }
+  const KernelId kernel = items.front()->kernel;
+  cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(zero_bytes), stream);
+  if (error == cudaSuccess) error = LaunchKernels(kernel, std::move(passes), stream);
+  if (error == cudaSuccess) return Status();
+  (void)cudaGetLastError();
+  return Internal(
+      ErrorText(error, "launching the backward pass of " + std::string(KernelName(kernel))));
 }
 
 }  // namespace
@@ -123,55 +170,92 @@ std::string_view WhyNotTma(const Attention& a, const Gradients& g) {
 
 Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items) {
   int64_t most = 0;
+  int64_t together = 0;
   for (const BackwardItem& item : items) {
     const Result<int64_t> bytes = WorkspaceBytes(item);
     if (!bytes.ok()) return bytes;
     most = std::max(most, *bytes);
+    together = std::min(together + std::min(*bytes, kTogetherBytes), kTogetherBytes);
   }
-  return most;
+  return std::max(most, together);
 }
 
 Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int64_t workspace_bytes,
                       cudaStream_t stream) {
+  std::vector<int64_t> bytes;
   for (const BackwardItem& item : items) {
     ATTEND_RETURN_IF_ERROR(CheckKernel(item));
+    const Result<int64_t> needed = WorkspaceBytes(item);
+    if (!needed.ok()) return needed.status();
+    if (workspace_bytes < *needed) {
+      return InvalidArgument("workspace_bytes is " + std::to_string(workspace_bytes) +
+                             ", must be at least " + std::to_string(*needed));
+    }
+    bytes.push_back(*needed);
   }
-  const Result<int64_t> needed = BackwardWorkspaceBytes(items);
-  if (!needed.ok()) return needed.status();
-  if (workspace_bytes < *needed) {
-    return InvalidArgument("workspace_bytes is " + std::to_string(workspace_bytes) +
-                           ", must be at least " + std::to_string(*needed));
-  }
-  for (const BackwardItem& item : items) {
-    BackwardPass pass;
-    const int64_t zeros = LayOut(item, workspace, &pass);
-    cudaError_t error = cudaMemsetAsync(workspace, 0, static_cast<size_t>(zeros), stream);
-    if (error == cudaSuccess) error = Launch(item.kernel, pass, stream);
-    if (error == cudaSuccess) continue;
-    (void)cudaGetLastError();
-    return Internal(
-        ErrorText(error, "launching the backward pass of " + std::string(KernelName(item.kernel))));
+  std::vector<bool> launched(items.size());
+  for (size_t first = 0; first < items.size(); ++first) {
+    if (launched[first]) continue;
+    std::vector<const BackwardItem*> alike;
+    int64_t left = workspace_bytes;
+    for (size_t n = first; n < items.size(); ++n) {
+      if (launched[n] || bytes[n] > left || Likeness(items[n]) != Likeness(items[first])) continue;
+      launched[n] = true;
+      left -= bytes[n];
+      alike.push_back(&items[n]);
+    }
+    ATTEND_RETURN_IF_ERROR(LaunchAlike(alike, static_cast<char*>(workspace), stream));
   }
   return Status();
 }
 
-cudaError_t LaunchSm80Gradients(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
+cudaError_t LoadBackward(int compute_major) {
+  constexpr std::pair<int64_t, int64_t> kDims[] = {
+      {64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+  float anything = 0.0f;
+  BackwardPass pass;  // without rows or keys
+  Gradients& g = pass.gradients;
+  g.d_q.data = g.d_k.data = g.d_v.data = g.d_bias.data = g.d_sinks = &anything;
+  Problem& p = pass.attention.problem;
+  cudaError_t error = cudaSuccess;
+  for (const auto& [dim, dim_v] : kDims) {
+    std::tie(p.dim, p.dim_v) = std::pair(dim, dim_v);
+    error = LaunchKernels(KernelId::kCudaFlashFp32, {pass}, nullptr);
+    // Which of them it has: without score terms (and on Hopper in turns), with them, with dropout.
+    for (int n = 0; n < 10 && error == cudaSuccess && compute_major >= kAmpere; ++n) {
+      p.dtype = n % 2 == 0 ? DType::kFloat16 : DType::kBFloat16;
+      p.softcap = n / 2 == 2 || n / 2 == 4 ? 1.0f : 0.0f;
+      p.dropout = n / 2 >= 3 ? 1 : 0;
+      pass.sums = n / 2 == 1 ? &anything : nullptr;
+      error = LaunchKernels(KernelId::kCudaFlashSm80, {pass}, nullptr);
+      if (error != cudaSuccess || compute_major != kHopper / 10) continue;
+      error = LaunchKernels(KernelId::kCudaFlashSm90, {pass}, nullptr);
+    }
+    p = {};
+    pass.sums = nullptr;
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchSm80Gradients(Passes passes, cudaStream_t stream) {
+  const Problem& p = passes.front().attention.problem;
   const bool f16 = p.dtype == DType::kFloat16;
   switch (ClassOf(p)) {
     case Sm80Class::kDropout:
-      return f16 ? LaunchSm80DropoutF16(pass, stream) : LaunchSm80DropoutBf16(pass, stream);
+      return f16 ? LaunchSm80DropoutF16(passes, stream) : LaunchSm80DropoutBf16(passes, stream);
     case Sm80Class::kGeneral:
-      return f16 ? LaunchSm80GeneralF16(pass, stream) : LaunchSm80GeneralBf16(pass, stream);
+      return f16 ? LaunchSm80GeneralF16(passes, stream) : LaunchSm80GeneralBf16(passes, stream);
     case Sm80Class::kPlain:
       break;
   }
-  return f16 ? LaunchSm80PlainF16(pass, stream) : LaunchSm80PlainBf16(pass, stream);
+  return f16 ? LaunchSm80PlainF16(passes, stream) : LaunchSm80PlainBf16(passes, stream);
 }
 
-cudaError_t LaunchSm90Gradients(const BackwardPass& pass, cudaStream_t stream) {
-  return pass.attention.problem.dtype == DType::kFloat16 ? LaunchSm90GradientsF16(pass, stream)
-                                                         : LaunchSm90GradientsBf16(pass, stream);
+cudaError_t LaunchSm90Gradients(Passes passes, cudaStream_t stream) {
+  return passes.front().attention.problem.dtype == DType::kFloat16
+             ? LaunchSm90GradientsF16(passes, stream)
+             : LaunchSm90GradientsBf16(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward pass on a GPU (contract/gradients.h): launches that leave dQ, dK, dV and, if asked
-// for, dBias and dSinks. Every element of a gradient is summed in one order. So bits depend on the
-// problem, on what is asked for and on room_for_turns, and on nothing else.
+// for, dBias and dSinks. Items of any lengths, heads, strides and masks share launches if they
+// agree in kernel, dtype, D, Dv, terms of scores and in which gradients are wanted. Every element
+// of a gradient is summed in one order. So bits depend on the problem, on what is asked for and on
+// room_for_turns, and on nothing else.
 
 #pragma once
 
@@ -29,15 +31,21 @@ struct BackwardItem {
 // As WhyNotTma of an attention, of dO too.
 std::string_view WhyNotTma(const Attention& attention, const Gradients& gradients);
 
-// Bytes of workspace for one call with these items. Overflow is INVALID_ARGUMENT, and so are more
+// Bytes of workspace for one call with these items: what the largest needs, and up to 256 MiB so
+// that more of them share a launch. Overflow is INVALID_ARGUMENT, and so are more
 // tiles than a grid has blocks: of packed sequences, as many for each as the longest has.
 Result<int64_t> BackwardWorkspaceBytes(std::span<const BackwardItem> items);
 
 // Enqueues the launches; returns before they have run. `workspace`: 256-byte aligned, of
-// BackwardWorkspaceBytes; calls that share it must be ordered. Nothing is enqueued if an argument
+// BackwardWorkspaceBytes, or at least of what it is for each item alone: then fewer share a launch.
+// Calls that share it must be ordered. Nothing is enqueued if an argument
 // is bad; what CUDA refuses (INTERNAL) may leave some of it enqueued. Kernels that have no backward
 // pass are UNIMPLEMENTED.
 Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int64_t workspace_bytes,
                       cudaStream_t stream);
+
+// Has the kernels' code on the current device, of this compute capability's major number, now, not
+// at the first launch: loading may wait for all streams.
+cudaError_t LoadBackward(int compute_major);
 
 }  // namespace attend::cuda

@@ -6,6 +6,8 @@
 // appendix B.4.
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/backward/fp32_tile.cuh"
 
@@ -270,7 +272,8 @@ __device__ __forceinline__ void BiasGradients(const BackwardPass& pass, uint32_t
 enum class Of { kKeys, kQueries, kBias };
 
 template <class T, Of kOf>
-__device__ __forceinline__ void ComputeBlock(const BackwardPass& pass, uint32_t block) {
+__device__ __forceinline__ void ComputeBlock(const BackwardPass& pass, uint32_t of_launch) {
+  const uint32_t block = of_launch - pass.first_block;
   if constexpr (kOf == Of::kKeys) KeyGradients<T>(pass, block);
   if constexpr (kOf == Of::kQueries) QueryGradients<T>(pass, block);
   if constexpr (kOf == Of::kBias) BiasGradients<T>(pass, block);
@@ -280,18 +283,25 @@ __device__ __forceinline__ void ComputeBlock(const BackwardPass& pass, uint32_t 
 template <class T>
 constexpr bool kLoops = T::kD <= 128;
 
-// Computes `blocks` of them, or nothing if there is nothing to be computed again.
-template <class T, Of kOf>
+__device__ __forceinline__ bool IsWanted(const BackwardPass& pass) {
+  return pass.redo == nullptr || *pass.redo != 0;
+}
+
+// Computes blocks of passes in which there is something to be computed, or computed again.
+template <class T, Of kOf, int kCount>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    Fp32Gradients(const __grid_constant__ BackwardPass pass, uint32_t blocks) {
-  if (pass.redo != nullptr && *pass.redo == 0) return;
+    Fp32Gradients(const __grid_constant__ LaunchList<PassItem, kCount> list) {
   if constexpr (kLoops<T>) {
-    for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    if (kCount == 1 && !IsWanted(list.items[0].pass)) return;
+    for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
+      const BackwardPass& pass = list.Of(block).pass;
+      if (kCount > 1 && !IsWanted(pass)) continue;
       __syncthreads();  // what the last one left in shared memory
       ComputeBlock<T, kOf>(pass, block);
     }
   } else {
-    ComputeBlock<T, kOf>(pass, blockIdx.x);
+    const BackwardPass& pass = list.Of(blockIdx.x).pass;
+    if (IsWanted(pass)) ComputeBlock<T, kOf>(pass, blockIdx.x);
   }
 }
 
@@ -300,49 +310,47 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 constexpr int64_t kRedoBlocks = 512;
 
 template <class T, Of kOf>
-cudaError_t Launch(int64_t blocks, const BackwardPass& pass, cudaStream_t stream) {
-  if (blocks == 0) return cudaSuccess;
-  constexpr int kBytes = sizeof(typename T::Shared);
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(Fp32Gradients<T, kOf>),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
-  const bool loops = kLoops<T> && pass.redo != nullptr;
-  const int64_t grid = loops ? std::min(blocks, kRedoBlocks) : blocks;
-  Fp32Gradients<T, kOf><<<static_cast<unsigned>(grid), T::kThreads, kBytes, stream>>>(
-      pass, static_cast<uint32_t>(blocks));
-  return cudaGetLastError();
+int64_t Blocks(const BackwardPass& pass) {
+  const Problem& p = pass.attention.problem;
+  const int64_t key_tiles = (p.len_k + T::kKeys - 1) / T::kKeys;
+  if (kOf == Of::kKeys) return key_tiles * p.heads_kv * p.batch;
+  if (kOf == Of::kQueries) return (p.len_q + T::kRows - 1) / T::kRows * p.heads_q * p.batch;
+  const BiasShape shape = ShapeOfBias(p, pass.gradients.d_bias);
+  return key_tiles * RowTilesOfBias<T>(shape) * shape.heads * shape.batch;
+}
+
+template <class T, Of kOf>
+cudaError_t Launch(Passes passes, cudaStream_t stream) {
+  std::vector<ItemBlocks<PassItem>> items;
+  for (const BackwardPass& pass : passes) items.push_back({{pass}, Blocks<T, kOf>(pass)});
+  LaunchShape shape{T::kThreads, static_cast<int>(sizeof(typename T::Shared))};
+  if (kLoops<T> && passes.front().redo != nullptr) shape.blocks_max = kRedoBlocks;
+  return LaunchItems(Fp32Gradients<T, kOf, 1>, Fp32Gradients<T, kOf, kItemsMax>, std::move(items),
+                     shape, stream);
 }
 
 template <class T>
-cudaError_t LaunchAll(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
-  const Gradients& g = pass.gradients;
-  const int64_t key_tiles = (p.len_k + T::kKeys - 1) / T::kKeys;
-  const int64_t row_tiles = (p.len_q + T::kRows - 1) / T::kRows * p.heads_q * p.batch;
+cudaError_t LaunchAll(Passes passes, cudaStream_t stream) {
+  const Gradients& g = passes.front().gradients;
   cudaError_t error = cudaSuccess;
   if (g.d_k.data != nullptr || g.d_v.data != nullptr) {
-    error = Launch<T, Of::kKeys>(key_tiles * p.heads_kv * p.batch, pass, stream);
+    error = Launch<T, Of::kKeys>(passes, stream);
   }
-  if (error == cudaSuccess && g.d_q.data != nullptr) {
-    error = Launch<T, Of::kQueries>(row_tiles, pass, stream);
-  }
-  if (error == cudaSuccess && g.d_bias.data != nullptr) {
-    const BiasShape shape = ShapeOfBias(p, g.d_bias);
-    const int64_t tiles = key_tiles * RowTilesOfBias<T>(shape) * shape.heads * shape.batch;
-    error = Launch<T, Of::kBias>(tiles, pass, stream);
-  }
+  if (error == cudaSuccess && g.d_q.data != nullptr)
+    error = Launch<T, Of::kQueries>(passes, stream);
+  if (error == cudaSuccess && g.d_bias.data != nullptr)
+    error = Launch<T, Of::kBias>(passes, stream);
   return error;
 }
 
 }  // namespace
 
-cudaError_t LaunchFp32Gradients(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
+cudaError_t LaunchFp32Gradients(Passes passes, cudaStream_t stream) {
+  const Problem& p = passes.front().attention.problem;
   const int64_t dim = std::max(p.dim, p.dim_v);
-  if (dim <= 64) return LaunchAll<Fp32Tile<64, 64>>(pass, stream);
-  if (dim <= 128) return LaunchAll<Fp32Tile<128, 64>>(pass, stream);
-  return LaunchAll<Fp32Tile<256, 32>>(pass, stream);
+  if (dim <= 64) return LaunchAll<Fp32Tile<64, 64>>(passes, stream);
+  if (dim <= 128) return LaunchAll<Fp32Tile<128, 64>>(passes, stream);
+  return LaunchAll<Fp32Tile<256, 32>>(passes, stream);
 }
 
 }  // namespace attend::cuda

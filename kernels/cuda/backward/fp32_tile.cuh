@@ -8,7 +8,7 @@
 
 #include <cfloat>
 
-#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/backward/launch_list.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/dropout_mask.cuh"
 

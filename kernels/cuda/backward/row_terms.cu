@@ -3,7 +3,10 @@
 // What the backward pass needs of each query row, and the gradients of sinks, which need nothing
 // else.
 
-#include "kernels/cuda/backward/pass.h"
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/backward/launch_list.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 
 namespace attend::cuda {
@@ -61,19 +64,22 @@ __device__ __forceinline__ float DotEight(DType dtype, const void* x, int64_t at
 }
 
 // kLanes neighbouring lanes take a row, eight elements each, and then kEach - 1 others.
-template <int kLanes>
-__global__ void __launch_bounds__(kThreads) RowTerms(const __grid_constant__ BackwardPass pass) {
+template <int kLanes, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    RowTerms(const __grid_constant__ LaunchList<PassItem, kCount> list) {
   constexpr int kRowsAtOnce = kThreads / kLanes;
+  const BackwardPass& pass = list.Of(blockIdx.x).pass;
+  const uint32_t block = blockIdx.x - pass.first_block;
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
   const ConstTensorView& d_o = pass.gradients.d_o;
   const auto tiles = static_cast<uint32_t>(BlocksOfHead(p, kLanes));
-  const int64_t head = blockIdx.x / tiles;
+  const int64_t head = block / tiles;
   const int64_t h = head % p.heads_q;
   const int64_t b = head / p.heads_q;
   const Sequence s = SequenceOf(a, b);
   const int64_t first =
-      static_cast<int64_t>(blockIdx.x % tiles) * kEach * kRowsAtOnce + threadIdx.x / kLanes;
+      static_cast<int64_t>(block % tiles) * kEach * kRowsAtOnce + threadIdx.x / kLanes;
   const int64_t col = threadIdx.x % kLanes * 8;
   const int64_t o = b * a.o.stride_b + h * a.o.stride_h + s.q_row * a.o.stride_l + col;
   const int64_t other = b * d_o.stride_b + h * d_o.stride_h + s.q_row * d_o.stride_l + col;
@@ -110,21 +116,25 @@ __global__ void __launch_bounds__(kThreads) RowTerms(const __grid_constant__ Bac
 }
 
 template <int kLanes>
-cudaError_t LaunchRowTerms(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
-  const int64_t blocks = BlocksOfHead(p, kLanes) * p.heads_q * p.batch;
-  if (blocks == 0) return cudaSuccess;
-  RowTerms<kLanes><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(pass);
-  return cudaGetLastError();
+cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
+  std::vector<ItemBlocks<PassItem>> items;
+  for (const BackwardPass& pass : passes) {
+    const Problem& p = pass.attention.problem;
+    items.push_back({{pass}, BlocksOfHead(p, kLanes) * p.heads_q * p.batch});
+  }
+  return LaunchItems(RowTerms<kLanes, 1>, RowTerms<kLanes, kItemsMax>, std::move(items), {kThreads},
+                     stream);
 }
 
 // A block for each head; threads take rows in turn, and their sums are added in one order. In
 // double: there are few terms, and they may be of any size.
+template <int kCount>
 __global__ void __launch_bounds__(kThreads)
-    SinkGradients(const __grid_constant__ BackwardPass pass) {
+    SinkGradients(const __grid_constant__ LaunchList<PassItem, kCount> list) {
+  const BackwardPass& pass = list.Of(blockIdx.x).pass;
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
-  const int64_t h = blockIdx.x;
+  const int64_t h = blockIdx.x - pass.first_block;
   const auto sink = static_cast<double>(a.sinks[h]);
   double sum = 0.0;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -146,18 +156,21 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchRowTerms(const BackwardPass& pass, cudaStream_t stream) {
-  const int64_t dim = pass.attention.problem.dim_v;
-  if (dim <= 64) return LaunchRowTerms<8>(pass, stream);
-  if (dim <= 128) return LaunchRowTerms<16>(pass, stream);
-  return LaunchRowTerms<32>(pass, stream);
+cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
+  const int64_t dim = passes.front().attention.problem.dim_v;
+  if (dim <= 64) return LaunchRowTerms<8>(passes, stream);
+  if (dim <= 128) return LaunchRowTerms<16>(passes, stream);
+  return LaunchRowTerms<32>(passes, stream);
 }
 
-cudaError_t LaunchSinkGradients(const BackwardPass& pass, cudaStream_t stream) {
-  const auto heads = static_cast<unsigned>(pass.attention.problem.heads_q);
-  if (heads == 0 || pass.gradients.d_sinks == nullptr) return cudaSuccess;
-  SinkGradients<<<heads, kThreads, 0, stream>>>(pass);
-  return cudaGetLastError();
+cudaError_t LaunchSinkGradients(Passes passes, cudaStream_t stream) {
+  if (passes.front().gradients.d_sinks == nullptr) return cudaSuccess;
+  std::vector<ItemBlocks<PassItem>> items;
+  for (const BackwardPass& pass : passes) {
+    items.push_back({{pass}, pass.attention.problem.heads_q});
+  }
+  return LaunchItems(SinkGradients<1>, SinkGradients<kItemsMax>, std::move(items), {kThreads},
+                     stream);
 }
 
 }  // namespace attend::cuda

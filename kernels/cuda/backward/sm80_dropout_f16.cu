@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80DropoutF16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__half, backward::Class::kDropout>(pass, stream);
+cudaError_t LaunchSm80DropoutF16(Passes passes, cudaStream_t stream) {
+  return backward::LaunchMma<__half, backward::Class::kDropout>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80GeneralBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__nv_bfloat16, backward::Class::kGeneral>(pass, stream);
+cudaError_t LaunchSm80GeneralBf16(Passes passes, cudaStream_t stream) {
+  return backward::LaunchMma<__nv_bfloat16, backward::Class::kGeneral>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -116,7 +116,7 @@ __device__ __forceinline__ void Weigh(const MmaParams& params, const MmaWork& wo
   const auto* const terms =
       reinterpret_cast<const float*>(shared + at.stage + T::kOffsetTerms) + at.row;
   if constexpr (kClass == Class::kPlain) {
-    WeighPlain<T>(work, a.problem, sight, mine, own, terms, s, d_p);
+    WeighPlain<T>(work, sight, mine, own, terms, s, d_p);
   } else {
     WeighGeneral<T, kClass == Class::kDropout>(work, a, work.head + at.head, sight, mine, own,
                                                terms, bias, s, d_p);
@@ -276,9 +276,10 @@ __device__ __forceinline__ bool Store(const MmaParams& params, const MmaWork& wo
   return found;
 }
 
-template <class T, class Element, Class kClass>
+template <class T, class Element, Class kClass, int kCount>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
-    GradientsSm80(const __grid_constant__ MmaParams params) {
+    GradientsSm80(const __grid_constant__ LaunchList<MmaParams, kCount> list) {
+  const MmaParams& params = list.Of(blockIdx.x);
   extern __shared__ __align__(128) char shared[];
   __shared__ MmaWork work;
   if (threadIdx.x == 0) SetUp<T>(params, work);
@@ -290,19 +291,21 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   if (work.other_begin < work.other_end) {
     Accumulate<T, Element, kClass>(params, work, shared, state);
   }
-  const Gradients& g = params.pass.gradients;
-  const Problem& p = params.pass.attention.problem;
+  // Not `params`: the loop has no register to spare for where they are.
+  const MmaParams& after = list.Of(BlockIndex());
+  const Gradients& g = after.pass.gradients;
+  const Problem& p = after.pass.attention.problem;
   bool found = false;
   if constexpr (T::kWantsSecond) {
-    found |= Store<T, Element>(params, work, g.d_v,
+    found |= Store<T, Element>(after, work, g.d_v,
                                kClass == Class::kDropout ? DropoutScale(p.dropout) : 1.0f, p.dim_v,
                                state.second);
   }
   if constexpr (T::kWantsFirst) {
     found |=
-        Store<T, Element>(params, work, T::kOwnsKeys ? g.d_k : g.d_q, p.scale, p.dim, state.first);
+        Store<T, Element>(after, work, T::kOwnsKeys ? g.d_k : g.d_q, p.scale, p.dim, state.first);
   }
-  if (found) *params.pass.redo = 1;
+  if (found) *after.pass.redo = 1;
 }
 
 }  // namespace attend::cuda::backward

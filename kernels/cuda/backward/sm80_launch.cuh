@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/backward/sm80_kernel.cuh"
 
@@ -59,21 +61,19 @@ inline int SectionOf(const Problem& p, bool owns_keys, int64_t heads, int tiles)
 }
 
 template <MmaConfig kConfig, class Element, Class kClass>
-cudaError_t LaunchTile(const BackwardPass& pass, cudaStream_t stream) {
+cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
   using T = MmaTile<kConfig>;
-  const Problem& p = pass.attention.problem;
-  const int64_t heads = p.batch * (T::kOwnsKeys ? p.heads_kv : p.heads_q);
-  const int64_t rows = T::kOwnsKeys ? p.len_k : p.len_q;
-  const auto tiles = static_cast<int>((rows + T::kOwn - 1) / T::kOwn);
-  if (heads * tiles == 0) return cudaSuccess;
-  const MmaParams params{pass, tiles, SectionOf(p, T::kOwnsKeys, heads, tiles)};
-  void (*const kernel)(MmaParams) = GradientsSm80<T, Element, kClass>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(heads * tiles), T::kThreads, T::kSharedBytes, stream>>>(params);
-  return cudaGetLastError();
+  std::vector<ItemBlocks<MmaParams>> items;
+  for (const BackwardPass& pass : passes) {
+    const Problem& p = pass.attention.problem;
+    const int64_t heads = p.batch * (T::kOwnsKeys ? p.heads_kv : p.heads_q);
+    const int64_t rows = T::kOwnsKeys ? p.len_k : p.len_q;
+    const auto tiles = static_cast<int>((rows + T::kOwn - 1) / T::kOwn);
+    items.push_back({{pass, tiles, SectionOf(p, T::kOwnsKeys, heads, tiles)}, heads * tiles});
+  }
+  return LaunchItems(GradientsSm80<T, Element, kClass, 1>,
+                     GradientsSm80<T, Element, kClass, kItemsMax>, std::move(items),
+                     {T::kThreads, T::kSharedBytes}, stream);
 }
 
 // What a block of the tile takes of a multiprocessor's shared memory: with what the kernel has
@@ -84,14 +84,14 @@ inline constexpr int kBlockBytes = MmaTile<kConfig>::kSharedBytes +
 
 // The first of the tiles for which the device has the memory, or the last.
 template <class Element, Class kClass, MmaConfig kFirst, MmaConfig... kOthers>
-cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, const BackwardPass& pass,
+cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, Passes passes,
                           cudaStream_t stream) {
   if constexpr (sizeof...(kOthers) > 0) {
     if (kBlockBytes < kFirst >> shared_bytes) {
-      return LaunchFitting<Element, kClass>(MmaTiles<kOthers...>{}, shared_bytes, pass, stream);
+      return LaunchFitting<Element, kClass>(MmaTiles<kOthers...>{}, shared_bytes, passes, stream);
     }
   }
-  return LaunchTile<kFirst, Element, kClass>(pass, stream);
+  return LaunchTile<kFirst, Element, kClass>(passes, stream);
 }
 
 // Whether the last of the tiles runs everywhere.
@@ -114,9 +114,9 @@ template <Class kClass, class Plain, class Terms>
 using TilesOf = std::conditional_t<kClass == Class::kPlain, Plain, Terms>;
 
 template <class Element, Class kClass>
-cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
-  const Gradients& g = pass.gradients;
+cudaError_t LaunchMma(Passes passes, cudaStream_t stream) {
+  const Problem& p = passes.front().attention.problem;
+  const Gradients& g = passes.front().gradients;
   int device = 0, shared_bytes = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
@@ -125,7 +125,7 @@ cudaError_t LaunchMma(const BackwardPass& pass, cudaStream_t stream) {
   }
   const auto launch = [&](auto tiles, bool wanted) {
     if (error != cudaSuccess || !wanted) return;
-    error = LaunchFitting<Element, kClass>(tiles, shared_bytes, pass, stream);
+    error = LaunchFitting<Element, kClass>(tiles, shared_bytes, passes, stream);
   };
   const bool d_q = g.d_q.data != nullptr;
   const bool d_k = g.d_k.data != nullptr;

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80PlainBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__nv_bfloat16, backward::Class::kPlain>(pass, stream);
+cudaError_t LaunchSm80PlainBf16(Passes passes, cudaStream_t stream) {
+  return backward::LaunchMma<__nv_bfloat16, backward::Class::kPlain>(passes, stream);
 }
 
 }  // namespace attend::cuda

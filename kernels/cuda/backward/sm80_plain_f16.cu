@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm80PlainF16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchMma<__half, backward::Class::kPlain>(pass, stream);
+cudaError_t LaunchSm80PlainF16(Passes passes, cudaStream_t stream) {
+  return backward::LaunchMma<__half, backward::Class::kPlain>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/backward/band.cuh"
-#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/backward/launch_list.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace attend::cuda::backward {
@@ -93,7 +93,7 @@ struct MmaTile {
   static_assert(kOther % First::kPassRows == 0 && kOther % Second::kPassRows == 0);
 };
 
-// A kernel's parameter.
+// An item of a launch.
 struct MmaParams {
   BackwardPass pass;
   int tiles;    // of owned rows of a head
@@ -116,6 +116,7 @@ struct MmaWork {
   const float* lse;            // terms of the first head's row 0
   const float* less;
   int64_t terms;  // of a head
+  float to_log2;  // of a product of Q and K, without score terms
 };
 
 // The rows [begin, end) of the others that an owned row sees.
@@ -138,7 +139,7 @@ template <class T>
 __device__ __forceinline__ MmaPlace PlaceOf(const MmaParams& params) {
   const Problem& p = params.pass.attention.problem;
   const auto heads = static_cast<int>(p.batch * (T::kOwnsKeys ? p.heads_kv : p.heads_q));
-  const auto block = static_cast<int>(blockIdx.x);
+  const auto block = static_cast<int>(blockIdx.x - params.pass.first_block);
   const int begin = block / params.tiles / params.section * params.section;
   const int side_by_side = min(params.section, heads - begin);
   const int rest = block - begin * params.tiles;
@@ -193,6 +194,7 @@ __device__ __forceinline__ void SetUp(const MmaParams& params, MmaWork& work) {
   work.lse = pass.lse + term;
   work.less = pass.less + term;
   work.terms = TermsOfHead(p);
+  work.to_log2 = p.scale * kLog2E;
   work.other_begin = work.other_end = 0;
   if (work.begin >= work.own_length) return;
   const int last = min(work.begin + T::kOwn, work.own_length) - 1;

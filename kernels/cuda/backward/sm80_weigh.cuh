@@ -103,13 +103,12 @@ __device__ __forceinline__ void ForPairs(const OwnTerms<T>& own, const float* te
 
 // Scores and dP become P and dS, in place. Without score terms.
 template <class T>
-__device__ __forceinline__ void WeighPlain(const MmaWork& work, const Problem& p, Sight sight,
-                                           int other, const OwnTerms<T>& own, const float* terms,
+__device__ __forceinline__ void WeighPlain(const MmaWork& work, Sight sight, int other,
+                                           const OwnTerms<T>& own, const float* terms,
                                            StepSums<T>& s, StepSums<T>& d_p) {
-  const float to_log2 = p.scale * kLog2E;
   ForPairs<T>(own, terms, [&](int n, int r, int e, PairTerms pair) {
     float& weight = s[r / 2][n][r % 2 * 2 + e];
-    weight = FastExp2(fmaf(weight, to_log2, -pair.lse));
+    weight = FastExp2(fmaf(weight, work.to_log2, -pair.lse));
   });
   if (sight == Sight::kSome) HidePairs<T>(work, other, s);
   if constexpr (T::kWantsFirst) {

@@ -6,9 +6,9 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm90GradientsBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return pass.attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsBf16(pass, stream)
-                                            : backward::LaunchGradients<true>(pass, stream);
+cudaError_t LaunchSm90GradientsBf16(Passes passes, cudaStream_t stream) {
+  return passes.front().attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsBf16(passes, stream)
+                                            : backward::LaunchGradients<true>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm90DropoutGradientsBf16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchDropoutGradients<true>(pass, stream);
+cudaError_t LaunchSm90DropoutGradientsBf16(Passes passes, cudaStream_t stream) {
+  return backward::LaunchDropoutGradients<true>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -6,8 +6,8 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm90DropoutGradientsF16(const BackwardPass& pass, cudaStream_t stream) {
-  return backward::LaunchDropoutGradients<false>(pass, stream);
+cudaError_t LaunchSm90DropoutGradientsF16(Passes passes, cudaStream_t stream) {
+  return backward::LaunchDropoutGradients<false>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -6,9 +6,9 @@
 
 namespace attend::cuda {
 
-cudaError_t LaunchSm90GradientsF16(const BackwardPass& pass, cudaStream_t stream) {
-  return pass.attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsF16(pass, stream)
-                                            : backward::LaunchGradients<false>(pass, stream);
+cudaError_t LaunchSm90GradientsF16(Passes passes, cudaStream_t stream) {
+  return passes.front().attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsF16(passes, stream)
+                                            : backward::LaunchGradients<false>(passes, stream);
 }
 
 }  // namespace attend::cuda

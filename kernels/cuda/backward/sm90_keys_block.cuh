@@ -258,11 +258,13 @@ struct KeysOfThread {
 };
 
 // Consumer: KeysConsumer or SplitKeysConsumer.
-template <class T, class Consumer>
-__global__ void __launch_bounds__(kThreads, 1) KeysSm90(const __grid_constant__ Sm90Params params) {
+template <class T, class Consumer, int kCount>
+__global__ void __launch_bounds__(kThreads, 1)
+    KeysSm90(const __grid_constant__ LaunchList<Sm90Params, kCount> list) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   const KeysShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
+  const Sm90Params& params = list.Of(blockIdx.x);
   const KeysWork work = KeysWork::Of(params, T{});
   if (threadIdx.x == 0) {
     InitBarrier(shared.FullKeys(), 1);

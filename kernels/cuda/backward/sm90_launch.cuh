@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "kernels/cuda/backward/sm90_keys.cuh"
 #include "kernels/cuda/backward/sm90_queries.cuh"
@@ -34,53 +36,55 @@ inline cudaError_t EncodeMaps(const BackwardPass& pass, int rows, int keys, Tens
 // has a copy.
 inline constexpr int64_t kSectionBytes = int64_t{16} << 20;
 
-// For blocks of T's rows and keys, and `heads` heads of which each walks `bytes`.
-template <class T>
-cudaError_t MakeParams(const BackwardPass& pass, int64_t heads, int64_t bytes, Sm90Params* params) {
+using Sm90Item = ItemBlocks<Sm90Params>;
+
+// T's blocks own keys, or rows of queries.
+template <class T, bool kOwnsKeys>
+cudaError_t MakeItem(const BackwardPass& pass, Sm90Item* item) {
   const Problem& p = pass.attention.problem;
-  params->pass = pass;
-  params->cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
-  params->kept_scale = DropoutScale(p.dropout);
-  params->heads = heads;
-  params->section = std::max<int64_t>(kSectionBytes / std::max<int64_t>(bytes, 1), 1);
-  return EncodeMaps(pass, T::kRows, T::kKeys, &params->maps);
+  Sm90Params& params = item->item;
+  params.pass = pass;
+  params.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+  params.kept_scale = DropoutScale(p.dropout);
+  params.heads = (kOwnsKeys ? p.heads_kv : p.heads_q) * p.batch;
+  const int64_t tiles =
+      kOwnsKeys ? (p.len_k + T::kKeys - 1) / T::kKeys : (p.len_q + T::kRows - 1) / T::kRows;
+  item->blocks = params.heads * tiles;
+  if (item->blocks == 0) return cudaSuccess;
+  const int64_t walked = 2 * (p.dim + p.dim_v) *  // bytes, by one head
+                         (kOwnsKeys ? p.group() * p.len_q : p.len_k * p.heads_kv / p.heads_q);
+  params.section = std::max<int64_t>(kSectionBytes / std::max<int64_t>(walked, 1), 1);
+  return EncodeMaps(pass, T::kRows, T::kKeys, &params.maps);
 }
 
-template <class T>
-cudaError_t Launch(void (*kernel)(Sm90Params), int64_t blocks, const Sm90Params& params,
+template <class T, bool kOwnsKeys>
+cudaError_t Launch(void (*single)(LaunchList<Sm90Params, 1>),
+                   void (*several)(LaunchList<Sm90Params, kItemsMax>), Passes passes,
                    cudaStream_t stream) {
-  if (blocks == 0) return cudaSuccess;
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, T::kSharedBytes);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, T::kSharedBytes, stream>>>(params);
-  return cudaGetLastError();
+  std::vector<Sm90Item> items(passes.size());
+  for (size_t n = 0; n < passes.size(); ++n) {
+    const cudaError_t error = MakeItem<T, kOwnsKeys>(passes[n], &items[n]);
+    if (error != cudaSuccess) return error;
+  }
+  return LaunchItems(single, several, std::move(items), {kThreads, T::kSharedBytes}, stream);
 }
 
 // Keys and Queries: tiles.
 template <class Keys, class Queries, class Class>
-cudaError_t LaunchTiles(const BackwardPass& pass, cudaStream_t stream) {
+cudaError_t LaunchTiles(Passes passes, cudaStream_t stream) {
   using Consumer = std::conditional_t<(Keys::kExchanges > 0), SplitKeysConsumer<Keys, Class>,
                                       KeysConsumer<Keys, Class>>;
-  const Problem& p = pass.attention.problem;
-  const Gradients& g = pass.gradients;
-  const int64_t row_bytes = 2 * (p.dim + p.dim_v);
-  Sm90Params params;
+  const Gradients& g = passes.front().gradients;
   cudaError_t error = cudaSuccess;
   if (g.d_k.data != nullptr || g.d_v.data != nullptr) {
-    const int64_t heads = p.heads_kv * p.batch;
-    const int64_t tiles = (p.len_k + Keys::kKeys - 1) / Keys::kKeys;
-    error = MakeParams<Keys>(pass, heads, p.group() * p.len_q * row_bytes, &params);
-    if (error != cudaSuccess) return error;
-    error = Launch<Keys>(KeysSm90<Keys, Consumer>, heads * tiles, params, stream);
+    // Wide tiles with dropout have no registers to spare for where an item's parameters are.
+    void (*several)(LaunchList<Sm90Params, kItemsMax>) = nullptr;
+    if constexpr (!Class::kDropout || Keys::kD < 128) several = KeysSm90<Keys, Consumer, kItemsMax>;
+    error = Launch<Keys, true>(KeysSm90<Keys, Consumer, 1>, several, passes, stream);
   }
   if (error == cudaSuccess && g.d_q.data != nullptr) {
-    const int64_t heads = p.heads_q * p.batch;
-    const int64_t tiles = (p.len_q + Queries::kRows - 1) / Queries::kRows;
-    error = MakeParams<Queries>(pass, heads, p.len_k * row_bytes * p.heads_kv / p.heads_q, &params);
-    if (error != cudaSuccess) return error;
-    error = Launch<Queries>(QueriesSm90<Queries, Class>, heads * tiles, params, stream);
+    error = Launch<Queries, false>(QueriesSm90<Queries, Class, 1>,
+                                   QueriesSm90<Queries, Class, kItemsMax>, passes, stream);
   }
   return error;
 }
@@ -88,85 +92,83 @@ cudaError_t LaunchTiles(const BackwardPass& pass, cudaStream_t stream) {
 // Which tiles there are. Most that D and Dv may be, keys, rows, stages: as the templates name them.
 // What a class adds takes registers, so some of its tiles are smaller.
 template <class Class>
-cudaError_t LaunchClass(const BackwardPass& pass, cudaStream_t stream) {
+cudaError_t LaunchClass(Passes passes, cudaStream_t stream) {
   constexpr bool kPlain = !Class::kSoftcap;
-  const Problem& p = pass.attention.problem;
+  const Problem& p = passes.front().attention.problem;
   const int64_t dim = std::max(p.dim, p.dim_v);
   if (dim <= 64) {
     constexpr int kPairs = kPlain ? 128 : 64;
     return LaunchTiles<KeysTile<64, 64, 128, kPairs, 2>, QueriesTile<64, 64, kPairs, 3, 3>, Class>(
-        pass, stream);
+        passes, stream);
   }
   if (dim <= 96) {
     return LaunchTiles<KeysTile<96, 96, 128, kPlain ? 80 : 64, 3>, QueriesTile<96, 96, 128, 2, 2>,
-                       Class>(pass, stream);
+                       Class>(passes, stream);
   }
   if (dim <= 128) {
     using Keys = std::conditional_t<kPlain, KeysTile<128, 128, 128, 64, 3>,
                                     KeysTile<128, 128, 64, 128, 2, 1>>;
-    return LaunchTiles<Keys, QueriesTile<128, 128, 128, 2, 2>, Class>(pass, stream);
+    return LaunchTiles<Keys, QueriesTile<128, 128, 128, 2, 2>, Class>(passes, stream);
   }
   if (p.dim <= 192 && p.dim_v <= 128) {
     return LaunchTiles<KeysTile<192, 128, 64, 96, 2, 2, kPlain ? 12 : 0>,
-                       QueriesTile<192, 128, kPlain ? 96 : 80, 2, 2>, Class>(pass, stream);
+                       QueriesTile<192, 128, kPlain ? 96 : 80, 2, 2>, Class>(passes, stream);
   }
   return LaunchTiles<
       KeysTile<256, 256, 64, 64, 2, 2, kPlain ? 5 : 0>,
       std::conditional_t<kPlain, QueriesTile<256, 256, 64, 2, 1>, QueriesTile<256, 256, 32, 3, 3>>,
-      Class>(pass, stream);
+      Class>(passes, stream);
 }
 
 // With dropout: D and Dv up to 128.
 template <class Class>
-cudaError_t LaunchDropoutClass(const BackwardPass& pass, cudaStream_t stream) {
-  const int64_t dim = std::max(pass.attention.problem.dim, pass.attention.problem.dim_v);
+cudaError_t LaunchDropoutClass(Passes passes, cudaStream_t stream) {
+  const Problem& p = passes.front().attention.problem;
+  const int64_t dim = std::max(p.dim, p.dim_v);
   if (dim <= 64) {
     return LaunchTiles<KeysTile<64, 64, 64, 128, 2, 2>, QueriesTile<64, 64, 64, 3, 3>, Class>(
-        pass, stream);
+        passes, stream);
   }
   if (dim <= 96) {
     return LaunchTiles<KeysTile<96, 96, 64, 128, 2, 1>, QueriesTile<96, 96, 64, 2, 2>, Class>(
-        pass, stream);
+        passes, stream);
   }
   return LaunchTiles<KeysTile<128, 128, 64, 128, 2, 1>, QueriesTile<128, 128, 64, 2, 2>, Class>(
-      pass, stream);
+      passes, stream);
 }
 
 // All gradients by one kernel, and dQ from its sums.
 template <class Tile, bool kBfloat16>
-cudaError_t LaunchTurns(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
-  Sm90Params params;
-  const int64_t bytes = 2 * p.group() * p.len_q * (p.dim + p.dim_v);
-  cudaError_t error = MakeParams<Tile>(pass, p.heads_kv * p.batch, bytes, &params);
+cudaError_t LaunchTurns(Passes passes, cudaStream_t stream) {
+  const cudaError_t error = Launch<Tile, true>(
+      TurnsSm90<Tile, kBfloat16, 1>, TurnsSm90<Tile, kBfloat16, kItemsMax>, passes, stream);
   if (error != cudaSuccess) return error;
-  const int64_t key_tiles = (p.len_k + Tile::kKeys - 1) / Tile::kKeys;
-  error =
-      Launch<Tile>(TurnsSm90<Tile, kBfloat16>, key_tiles * p.heads_kv * p.batch, params, stream);
-  const int64_t row_tiles = (p.len_q + Tile::kRows - 1) / Tile::kRows * p.heads_q * p.batch;
-  if (error != cudaSuccess || row_tiles == 0 || pass.gradients.d_q.data == nullptr) return error;
-  NarrowQueries<Tile, kBfloat16>
-      <<<static_cast<unsigned>(row_tiles), 128 * kConsumers, 0, stream>>>(pass);
-  return cudaGetLastError();
+  std::vector<ItemBlocks<PassItem>> items;
+  for (const BackwardPass& pass : passes) {
+    const Problem& p = pass.attention.problem;
+    items.push_back({{pass}, (p.len_q + Tile::kRows - 1) / Tile::kRows * p.heads_q * p.batch});
+  }
+  return LaunchItems(NarrowQueries<Tile, kBfloat16, 1>, NarrowQueries<Tile, kBfloat16, kItemsMax>,
+                     std::move(items), {128 * kConsumers}, stream);
 }
 
 template <bool kBfloat16>
-cudaError_t LaunchGradients(const BackwardPass& pass, cudaStream_t stream) {
-  const Problem& p = pass.attention.problem;
-  if (pass.sums != nullptr) {
-    return std::max(p.dim, p.dim_v) <= 64 ? LaunchTurns<TurnsTile<64>, kBfloat16>(pass, stream)
-                                          : LaunchTurns<TurnsTile<128>, kBfloat16>(pass, stream);
+cudaError_t LaunchGradients(Passes passes, cudaStream_t stream) {
+  const Problem& p = passes.front().attention.problem;
+  if (passes.front().sums != nullptr) {
+    return std::max(p.dim, p.dim_v) <= 64 ? LaunchTurns<TurnsTile<64>, kBfloat16>(passes, stream)
+                                          : LaunchTurns<TurnsTile<128>, kBfloat16>(passes, stream);
   }
-  if (p.softcap > 0.0f) return LaunchClass<Sm90Class<kBfloat16, true>>(pass, stream);
-  return LaunchClass<Sm90Class<kBfloat16>>(pass, stream);
+  if (p.softcap > 0.0f) return LaunchClass<Sm90Class<kBfloat16, true>>(passes, stream);
+  return LaunchClass<Sm90Class<kBfloat16>>(passes, stream);
 }
 
 template <bool kBfloat16>
-cudaError_t LaunchDropoutGradients(const BackwardPass& pass, cudaStream_t stream) {
-  if (pass.attention.problem.softcap > 0.0f) {
-    return LaunchDropoutClass<Sm90Class<kBfloat16, true, true>>(pass, stream);
+cudaError_t LaunchDropoutGradients(Passes passes, cudaStream_t stream) {
+  if (passes.front().attention.problem.softcap > 0.0f) {
+    return LaunchDropoutClass<Sm90Class<kBfloat16, true, true>>(passes, stream);
   }
-  return LaunchDropoutClass<Sm90Class<kBfloat16, false, true>>(pass, stream);
+  return LaunchDropoutClass<Sm90Class<kBfloat16, false, true>>(passes, stream);
 }
 
 }  // namespace attend::cuda::backward

@@ -327,12 +327,13 @@ struct QueriesConsumer {
   }
 };
 
-template <class T, class Class>
+template <class T, class Class, int kCount>
 __global__ void __launch_bounds__(kThreads, 1)
-    QueriesSm90(const __grid_constant__ Sm90Params params) {
+    QueriesSm90(const __grid_constant__ LaunchList<Sm90Params, kCount> list) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   const QueriesShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
+  const Sm90Params& params = list.Of(blockIdx.x);
   const QueriesWork work = QueriesWork::Of(params, T{});
   if (threadIdx.x == 0) {
     InitBarrier(shared.FullRows(), 1);

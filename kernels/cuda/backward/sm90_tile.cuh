@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/backward/band.cuh"
-#include "kernels/cuda/backward/pass.h"
+#include "kernels/cuda/backward/launch_list.cuh"
 #include "kernels/cuda/backward/store_rows.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/dropout_mask.cuh"
@@ -42,7 +42,7 @@ struct Sm90Class {
   static constexpr bool kDropout = kHasDropout;
 };
 
-// A kernel's parameter. maps.o is that of dO; a box is a tile's rows.
+// An item of a launch. maps.o is that of dO; a box is a tile's rows.
 struct Sm90Params {
   BackwardPass pass;
   TensorMaps maps;
@@ -219,14 +219,6 @@ __device__ __forceinline__ float DScore(const WeightRule<Class>& rule, float wei
   return fabsf(weight) * (kept ? fmaf(d_weight, rule.kept_scale, -less) : -less);
 }
 
-// blockIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not kept
-// in registers across the loop over tiles.
-__device__ __forceinline__ int64_t BlockIndex() {
-  int index;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
-  return index;
-}
-
 // A block's head, counted over all sequences, and its tile. Blocks that run at the same time walk
 // the same tensors, those of the heads of a section, so that most loads find them in the L2 cache;
 // of a section's tiles the first ones come first.
@@ -234,7 +226,7 @@ struct BlockPlace {
   int64_t head, tile;
 
   static __device__ __forceinline__ BlockPlace Of(const Sm90Params& params, int64_t tiles) {
-    const int64_t block = BlockIndex();
+    const int64_t block = BlockIndex() - params.pass.first_block;
     const int64_t first = block / (params.section * tiles) * params.section;
     const int64_t heads = min(params.section, params.heads - first);
     const int64_t within = block - first * tiles;

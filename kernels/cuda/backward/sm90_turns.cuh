@@ -278,21 +278,26 @@ struct TurnsConsumer {
 // No block waits for ever: it waits only for blocks of earlier keys of the same head, which have
 // lower numbers (TurnsWork::Of), and numbers are given out as blocks begin, to blocks that then run
 // to their end. Of all that have not ended, the one with the lowest number waits for none.
-template <class T, bool kBfloat16>
+template <class T, bool kBfloat16, int kCount>
 __global__ void __launch_bounds__(kThreads, 1)
-    TurnsSm90(const __grid_constant__ Sm90Params params) {
+    TurnsSm90(const __grid_constant__ LaunchList<Sm90Params, kCount> list) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   // Not in registers, of which the consumers have none to spare.
   __shared__ alignas(TurnsWork) char place[sizeof(TurnsWork)];
+  __shared__ int index;
   const TurnsShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
-    const uint32_t number = atomicAdd(params.pass.begun, 1);
+    const uint32_t number = atomicAdd(list.items[0].pass.begun, 1);
     shared.Init();
-    new (place) TurnsWork(TurnsWork::Of(params.pass.attention, static_cast<int>(number), T{}));
+    index = list.Index(number);
+    const BackwardPass& pass = list.items[index].pass;
+    new (place)
+        TurnsWork(TurnsWork::Of(pass.attention, static_cast<int>(number - pass.first_block), T{}));
   }
   __syncthreads();
   const TurnsWork& work = *reinterpret_cast<const TurnsWork*>(place);
+  const Sm90Params& params = list.items[kCount == 1 ? 0 : index];
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < 4) {
     ReleaseRegisters<kHelperRegisters>();
@@ -313,14 +318,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // dQ from its sums; 0 of rows that see no key. A block for each tile, a warpgroup for each half.
-template <class T, bool kBfloat16>
+template <class T, bool kBfloat16, int kCount>
 __global__ void __launch_bounds__(128 * kConsumers)
-    NarrowQueries(const __grid_constant__ BackwardPass pass) {
+    NarrowQueries(const __grid_constant__ LaunchList<PassItem, kCount> list) {
+  const BackwardPass& pass = list.Of(blockIdx.x).pass;
+  const uint32_t block = blockIdx.x - pass.first_block;
   const Problem& p = pass.attention.problem;
   const int64_t heads = p.heads_q * p.batch;
-  const int64_t head = blockIdx.x % heads % p.heads_q;
-  const int64_t b = blockIdx.x % heads / p.heads_q;
-  const int row = static_cast<int>(blockIdx.x / heads) * T::kRows;
+  const int64_t head = block % heads % p.heads_q;
+  const int64_t b = block % heads / p.heads_q;
+  const int row = static_cast<int>(block / heads) * T::kRows;
   const Sequence s = SequenceOf(pass.attention, b);
   if (row >= s.q_rows) return;
   const Band band(p, s);

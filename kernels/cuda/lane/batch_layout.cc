@@ -107,13 +107,10 @@ Status AddWorkspace(std::span<const LaunchItem> launches, BatchLayout* layout) {
 
 Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, BatchLayout* layout) {
   std::vector<LaunchItem> together;
+  std::vector<BackwardItem> backward;
   for (size_t n = 0; n < items.size(); ++n) {
     if (items[n].gradients) {
-      const BackwardItem backward = ToBackward(items[n]);
-      const Result<int64_t> bytes = BackwardWorkspaceBytes({&backward, 1});
-      if (!bytes.ok()) return bytes.status();
-      // After what launches of a batch find and leave at zero.
-      layout->workspace_bytes = std::max(layout->workspace_bytes, kTileQueueBytes + *bytes);
+      backward.push_back(ToBackward(items[n]));
       continue;
     }
     LaunchItem launch = ToLaunch(items[n]);
@@ -127,6 +124,12 @@ Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, Bat
       launch.attention = *part;
       ATTEND_RETURN_IF_ERROR(AddWorkspace({&launch, 1}, layout));
     }
+  }
+  if (!backward.empty()) {
+    const Result<int64_t> bytes = BackwardWorkspaceBytes(backward);
+    if (!bytes.ok()) return bytes.status();
+    // After what launches of a batch find and leave at zero.
+    layout->workspace_bytes = std::max(layout->workspace_bytes, kTileQueueBytes + *bytes);
   }
   return AddWorkspace(together, layout);
 }

@@ -318,6 +318,28 @@ void CudaLane::Append(Batch* batch) {
   for (const size_t n : batch->appending) Note(error, "appending keys", &batch->statuses[n]);
 }
 
+// Items that are alike share launches.
+void CudaLane::ComputeGradients(Batch* batch) {
+  std::vector<BackwardItem> items;
+  std::vector<Status*> statuses;
+  for (const auto& [n, item] : batch->backward) {
+    if (!batch->statuses[n].ok()) continue;
+    items.push_back(item);
+    statuses.push_back(&batch->statuses[n]);
+  }
+  char* const workspace = memory_.data() + batch->layout.workspace + kTileQueueBytes;
+  const int64_t bytes = batch->layout.workspace_bytes - kTileQueueBytes;
+  const Status status = LaunchBackward(items, workspace, bytes, stream_);
+  if (status.ok()) return;
+  const cudaError_t error = cudaStreamQuery(stream_);  // every call reports a lost device
+  const bool lost = IsSticky(error);
+  if (lost) context_.poller.ReportLoss(error);
+  // As in Compute: each alone, so that only the one that failed fails.
+  for (size_t n = 0; n < items.size(); ++n) {
+    *statuses[n] = lost ? status : LaunchBackward({&items[n], 1}, workspace, bytes, stream_);
+  }
+}
+
 // One ragged launch for each kind of kernel in the batch.
 void CudaLane::Compute(Batch* batch) {
   std::vector<LaunchItem> launches;
@@ -326,17 +348,9 @@ void CudaLane::Compute(Batch* batch) {
     launches.push_back(ToLaunch(batch->items[n]));
     launches.back().attention = batch->attentions[n];
   }
+  ComputeGradients(batch);
   char* const workspace = memory_.data() + batch->layout.workspace;
   const int64_t bytes = batch->layout.workspace_bytes;
-  for (const auto& [n, item] : batch->backward) {
-    Status* const status = &batch->statuses[n];
-    if (!status->ok()) continue;
-    *status =
-        LaunchBackward({&item, 1}, workspace + kTileQueueBytes, bytes - kTileQueueBytes, stream_);
-    if (status->ok()) continue;
-    const cudaError_t error = cudaStreamQuery(stream_);  // every call reports a lost device
-    if (IsSticky(error)) context_.poller.ReportLoss(error);
-  }
   LaunchOptions options = OptionsOf(false);
   // A kernel that starts before the stream's last one has ended would wait for that one only.
   options.may_begin_early &= !batch->awaits;

@@ -119,6 +119,7 @@ class CudaLane : public Lane {
   void PoisonInPlace(Batch* batch);
   void Append(Batch* batch);
   void Compute(Batch* batch);
+  void ComputeGradients(Batch* batch);
   void CopyOut(Batch* batch);
 
   // Parts: starts the first ones; starts the next when the oldest has ended; handles the end when

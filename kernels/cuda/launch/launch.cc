@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/backward/backward.h"
 #include "kernels/cuda/decode/decode.h"
 #include "kernels/cuda/fp32/variants.h"
 #include "kernels/cuda/naive/naive.h"
@@ -208,6 +209,7 @@ cudaError_t LoadKernels() {
   if (error == cudaSuccess && major >= 8) error = LoadDecode(KernelId::kCudaDecodeSm80);
   if (error == cudaSuccess && major == 9) error = LoadSm90();
   if (error == cudaSuccess && major == 9) error = LoadDecode(KernelId::kCudaDecodeSm90);
+  if (error == cudaSuccess) error = LoadBackward(major);
   return error;
 }
 

@@ -48,8 +48,8 @@ int64_t ListBytesMax(std::span<const LaunchItem> items);
 Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
                    cudaStream_t stream, const LaunchOptions& options = {});
 
-// Loads the code of all forward kernels that the current device can run, so that the first request
-// does not wait for it. Each kernel of the backward pass is loaded by the first request for it.
+// Loads the code of all kernels that the current device can run, so that the first request does not
+// wait for it.
 cudaError_t LoadKernels();
 
 }  // namespace attend::cuda

@@ -124,6 +124,8 @@ Status BackwardRun::Launch(cudaStream_t stream) {
   return cuda::LaunchBackward({&m.item, 1}, m.workspace->get(), m.workspace_bytes, stream);
 }
 
+const cuda::BackwardItem& BackwardRun::item() const { return memory_->item; }
+
 Status BackwardRun::Fetch() { return memory_->gradients.Fetch(); }
 
 Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, const Way& way) {

@@ -13,6 +13,7 @@
 
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/select.h"
+#include "kernels/cuda/backward/backward.h"
 #include "kernels/util/status.h"
 #include "tests/kernels/support/owned_gradients.h"
 #include "tests/kernels/support/problems.h"
@@ -43,6 +44,7 @@ class BackwardRun {
 
   Status Prepare();  // all that goes in is on the device, and the workspace is poisoned
   Status Launch(cudaStream_t stream);
+  const cuda::BackwardItem& item() const;  // once prepared, to be launched among others
   Status Fetch();  // the gradients, from a device that has nothing to do
 
  private:

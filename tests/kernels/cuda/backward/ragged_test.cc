@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward passes of different shapes in one call: each leaves the bits that it leaves alone, and
+// those that are alike share launches.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/backward/backward.h"
+#include "kernels/cuda/runtime/cuda_status.h"
+#include "kernels/reference/cpu_reference.h"
+#include "tests/kernels/cuda/backward/run_backward.h"
+#include "tests/kernels/support/cuda_run.h"
+#include "tests/kernels/support/owned_gradients.h"
+#include "tests/kernels/support/problems.h"
+
+namespace attend::test {
+namespace {
+
+// More than one launch takes.
+constexpr int kItems = 19;
+
+// A pass, by itself and among others.
+struct RaggedCase {
+  RaggedCase(const ProblemSpec& spec, uint64_t case_seed)
+      : owned(MakeAttention(spec, case_seed)), seed(case_seed) {
+    CpuReference(owned.attention);
+    Renew();
+  }
+  void Renew() { gradients = std::make_unique<OwnedGradients>(owned.attention, seed + 1); }
+
+  OwnedAttention owned;
+  uint64_t seed;
+  std::unique_ptr<OwnedGradients> gradients;
+};
+
+// Shapes that differ in all that may differ within a launch.
+ProblemSpec ShapeOf(uint64_t n, int64_t dim, int64_t dim_v) {
+  const int64_t heads_kv = 1 + static_cast<int64_t>(n % 3);
+  const int64_t group = 1 + static_cast<int64_t>(n / 2 % 3);
+  const auto len_q = static_cast<int64_t>(1 + 71 * n % 290);
+  const auto len_k = static_cast<int64_t>(1 + 97 * n % 330);
+  ProblemSpec spec = MakeSpec(1 + static_cast<int64_t>(n % 2), group * heads_kv, heads_kv, len_q,
+                              len_k, dim, dim_v, DType::kFloat16);
+  spec.layout = n % 3 == 0 ? Layout::kBLHD : Layout::kBHLD;
+  if (n % 4 == 1) spec.problem.mask.right = 0;
+  if (n % 4 == 2) spec.problem.mask.left = 30;
+  if (n % 5 == 3) {
+    spec.problem.packed = true;
+    spec.q_lengths = {len_q, 0, 65};
+    spec.kv_lengths = {len_k, 130, 3};
+  }
+  spec.problem.return_lse = true;
+  return spec;
+}
+
+struct Family {
+  std::string name;
+  int64_t dim, dim_v;
+  std::function<void(ProblemSpec*, uint64_t)> change = [](ProblemSpec*, uint64_t) {};
+};
+
+std::vector<Family> Families() {
+  const auto bias = [](ProblemSpec* spec, uint64_t) {
+    if (!spec->problem.packed) spec->problem.has_bias = true;
+  };
+  return {
+      {"D64", 64, 64},
+      {"D128", 128, 128},
+      {"D96", 96, 80},
+      {"D192", 192, 128},
+      {"D256", 256, 256},
+      {"softcap", 64, 64, [](ProblemSpec* spec, uint64_t) { spec->problem.softcap = 5.0f; }},
+      {"bias", 64, 64, bias},
+      {"sinks", 128, 128, [](ProblemSpec* spec, uint64_t) { spec->problem.has_sinks = true; }},
+      {"dropout", 64, 64,
+       [](ProblemSpec* spec, uint64_t seed) { *spec = WithDropout(*spec, seed); }},
+  };
+}
+
+// Launches all together with `bytes` of poisoned workspace.
+Status RunTogether(std::span<const std::unique_ptr<BackwardRun>> runs, int64_t bytes) {
+  std::vector<cuda::BackwardItem> items;
+  for (const auto& run : runs) {
+    ATTEND_RETURN_IF_ERROR(run->Prepare());
+    items.push_back(run->item());
+  }
+  const DeviceMemory workspace(bytes);
+  ATTEND_RETURN_IF_ERROR(
+      cuda::ToStatus(cudaMemset(workspace.get(), 0xff, static_cast<size_t>(bytes)), "poisoning"));
+  ATTEND_RETURN_IF_ERROR(cuda::LaunchBackward(items, workspace.get(), bytes, nullptr));
+  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(cudaDeviceSynchronize(), "the backward passes"));
+  for (const auto& run : runs) ATTEND_RETURN_IF_ERROR(run->Fetch());
+  return Status();
+}
+
+std::vector<std::unique_ptr<BackwardRun>> RunsOf(std::span<RaggedCase* const> cases,
+                                                 const Way& way) {
+  std::vector<std::unique_ptr<BackwardRun>> runs;
+  for (RaggedCase* each : cases) {
+    each->Renew();
+    runs.push_back(std::make_unique<BackwardRun>(&each->owned, each->gradients.get(), way));
+  }
+  return runs;
+}
+
+// Bytes that the items want, and the least that they need.
+std::pair<int64_t, int64_t> WorkspaceOf(std::span<RaggedCase* const> cases, const Way& way) {
+  std::vector<cuda::BackwardItem> items;
+  int64_t least = 0;
+  for (const RaggedCase* each : cases) {
+    items.push_back(
+        {way.kernel, each->owned.attention, each->gradients->get(), way.room_for_turns});
+    least = std::max(least, *cuda::BackwardWorkspaceBytes({&items.back(), 1}));
+  }
+  return {*cuda::BackwardWorkspaceBytes(items), least};
+}
+
+TEST(CudaBackwardRagged, EachLeavesTheBitsThatItLeavesAlone) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  for (const Family& family : Families()) {
+    std::vector<std::unique_ptr<RaggedCase>> all;
+    for (uint64_t n = 0; n < kItems; ++n) {
+      ProblemSpec spec = ShapeOf(seed % 1000 + n, family.dim, family.dim_v);
+      family.change(&spec, seed + n);
+      all.push_back(std::make_unique<RaggedCase>(spec, seed + n));
+    }
+    for (const Way& way : kWays) {
+      SCOPED_TRACE(family.name + ", " + NameOf(way));
+      std::vector<RaggedCase*> cases;
+      std::vector<std::vector<std::byte>> alone;
+      for (const auto& each : all) {
+        each->Renew();
+        if (!Takes(way, each->owned.attention, each->gradients->get())) continue;
+        ExpectRight(&each->owned, each->gradients.get(), way);
+        alone.push_back(each->gradients->Bytes());
+        cases.push_back(each.get());
+      }
+      if (cases.empty()) continue;
+      const auto [wanted, least] = WorkspaceOf(cases, way);
+      for (const int64_t bytes : {wanted, least}) {
+        const Status status = RunTogether(RunsOf(cases, way), bytes);
+        ASSERT_TRUE(status.ok()) << status.ToString();
+        for (size_t n = 0; n < cases.size(); ++n) {
+          EXPECT_EQ(cases[n]->gradients->Bytes(), alone[n])
+              << Describe(cases[n]->owned.attention.problem);
+          EXPECT_TRUE(cases[n]->gradients->GuardsIntact());
+        }
+      }
+    }
+  }
+}
+
+// One that must be computed again, in fp32, is; its neighbours are not.
+TEST(CudaBackwardRagged, OnlyWhatIsNotFiniteIsComputedAgain) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  std::vector<std::unique_ptr<RaggedCase>> all;
+  std::vector<RaggedCase*> cases;
+  for (uint64_t n = 0; n < 5; ++n) {
+    all.push_back(std::make_unique<RaggedCase>(ShapeOf(n, 64, 64), seed + n));
+    cases.push_back(all.back().get());
+  }
+  const Attention& third = all[2]->owned.attention;
+  Set(third, all[2]->owned.V(0, 0, 0, 0), std::numeric_limits<float>::infinity());
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(NameOf(way));
+    std::vector<std::vector<std::byte>> alone;
+    bool taken = true;
+    for (RaggedCase* each : cases) {
+      each->Renew();
+      taken = taken && Takes(way, each->owned.attention, each->gradients->get());
+      if (!taken) break;
+      const Status status = RunBackward(&each->owned, each->gradients.get(), way);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      alone.push_back(each->gradients->Bytes());
+    }
+    if (!taken) continue;
+    const Status status = RunTogether(RunsOf(cases, way), WorkspaceOf(cases, way).first);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    for (size_t n = 0; n < cases.size(); ++n) {
+      EXPECT_EQ(cases[n]->gradients->Bytes(), alone[n]) << n;
+    }
+  }
+}
+
+// Nodes of the graph that a call is captured as: launches, and filling of memory.
+Result<size_t> CapturedNodes(std::span<const cuda::BackwardItem> items, const DeviceMemory& memory,
+                             int64_t bytes) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  size_t nodes = 0;
+  ATTEND_RETURN_IF_ERROR(cuda::ToStatus(cudaStreamCreate(&stream), "a stream"));
+  Status status = cuda::ToStatus(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                                 "begin of a capture");
+  if (status.ok()) status = cuda::LaunchBackward(items, memory.get(), bytes, stream);
+  const Status ended = cuda::ToStatus(cudaStreamEndCapture(stream, &graph), "end of a capture");
+  if (status.ok()) status = ended;
+  if (status.ok()) {
+    status = cuda::ToStatus(cudaGraphGetNodes(graph, nullptr, &nodes), "nodes of a graph");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  if (!status.ok()) return status;
+  return nodes;
+}
+
+TEST(CudaBackwardRagged, ItemsThatAreAlikeShareLaunches) {
+  for (const Family& family : Families()) {
+    std::vector<std::unique_ptr<RaggedCase>> all;
+    std::vector<RaggedCase*> cases;
+    for (uint64_t n = 0; n < 12; ++n) {
+      if (n % 5 == 3) continue;  // packed: has no bias
+      ProblemSpec spec = ShapeOf(n, family.dim, family.dim_v);
+      family.change(&spec, n);
+      all.push_back(std::make_unique<RaggedCase>(spec, n + 1));
+      cases.push_back(all.back().get());
+    }
+    for (const Way& way : kWays) {
+      SCOPED_TRACE(family.name + ", " + NameOf(way));
+      const bool taken = std::all_of(cases.begin(), cases.end(), [&](RaggedCase* each) {
+        return Takes(way, each->owned.attention, each->gradients->get());
+      });
+      if (!taken) continue;
+      const auto runs = RunsOf(cases, way);
+      std::vector<cuda::BackwardItem> items;
+      for (const auto& run : runs) {
+        const Status status = run->Prepare();
+        ASSERT_TRUE(status.ok()) << status.ToString();
+        items.push_back(run->item());
+      }
+      const int64_t bytes = *cuda::BackwardWorkspaceBytes(items);
+      const DeviceMemory workspace(bytes);
+      const Result<size_t> one = CapturedNodes({items.data(), 1}, workspace, bytes);
+      ASSERT_TRUE(one.ok()) << one.status().ToString();
+      const Result<size_t> together = CapturedNodes(items, workspace, bytes);
+      ASSERT_TRUE(together.ok()) << together.status().ToString();
+      EXPECT_EQ(*together, *one);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attend::test
