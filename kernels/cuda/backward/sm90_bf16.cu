@@ -7,8 +7,9 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm90GradientsBf16(Passes passes, cudaStream_t stream) {
-  return passes.front().attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsBf16(passes, stream)
-                                            : backward::LaunchGradients<true>(passes, stream);
+  return passes.front().attention.problem.dropout > 0
+             ? LaunchSm90DropoutGradientsBf16(passes, stream)
+             : backward::LaunchGradients<true>(passes, stream);
 }
 
 }  // namespace attend::cuda

@@ -7,8 +7,9 @@
 namespace attend::cuda {
 
 cudaError_t LaunchSm90GradientsF16(Passes passes, cudaStream_t stream) {
-  return passes.front().attention.problem.dropout > 0 ? LaunchSm90DropoutGradientsF16(passes, stream)
-                                            : backward::LaunchGradients<false>(passes, stream);
+  return passes.front().attention.problem.dropout > 0
+             ? LaunchSm90DropoutGradientsF16(passes, stream)
+             : backward::LaunchGradients<false>(passes, stream);
 }
 
 }  // namespace attend::cuda

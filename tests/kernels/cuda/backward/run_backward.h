@@ -45,7 +45,7 @@ class BackwardRun {
   Status Prepare();  // all that goes in is on the device, and the workspace is poisoned
   Status Launch(cudaStream_t stream);
   const cuda::BackwardItem& item() const;  // once prepared, to be launched among others
-  Status Fetch();  // the gradients, from a device that has nothing to do
+  Status Fetch();                          // the gradients, from a device that has nothing to do
 
  private:
   struct Memory;
