@@ -77,8 +77,8 @@ ROOMS = {
     "kernels/cuda/sm90": "contract cuda/ptx cuda/ragged",
     "kernels/cuda/decode": "contract util cuda/ptx cuda/ragged cuda/runtime",
     "kernels/cuda/backward": "contract util cuda/ptx cuda/ragged cuda/runtime cuda/sm80",
-    "kernels/cuda/launch": "contract cuda/backward cuda/decode cuda/fp32 cuda/naive cuda/ragged cuda/runtime "
-                           "cuda/sm80 cuda/sm90",
+    "kernels/cuda/launch": "contract cuda/backward cuda/decode cuda/fp32 cuda/naive cuda/ragged "
+                           "cuda/runtime cuda/sm80 cuda/sm90",
     "kernels/cuda/lane": "contract util cuda/backward cuda/launch cuda/ragged cuda/runtime",
     "kernels/cuda": "contract cuda/lane cuda/launch cuda/runtime",
     "kernels/c": "contract cpu reference util cuda/backward cuda/launch cuda/runtime",
