@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts attend's Python packages on the path, and reference.py. A server, and stubs to call it."""
+"""Puts attend's Python packages on the path, and reference.py. A server, and a client of it."""
 
+import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -16,17 +16,14 @@ import harness  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def stubs(tmp_path_factory):
-    """attend.v1 can be imported, as from a folder on PYTHONPATH."""
-    pytest.importorskip("grpc_tools")
-    folder = tmp_path_factory.mktemp("stubs")
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
-                    f"--python_out={folder}", f"--grpc_python_out={folder}",
-                    "attend/v1/attention.proto"], check=True)
-    sys.path.append(str(folder))
-    if "attend" in sys.modules:  # which has looked for its parts already
-        sys.modules["attend"].__path__.append(str(folder / "attend"))
-    return folder
+def client(server):
+    import attend
+    library = harness.libraries()["ATTEND_CLIENT_LIBRARY"]
+    os.environ.setdefault("ATTEND_CLIENT_LIBRARY", str(library))
+    if not pathlib.Path(os.environ["ATTEND_CLIENT_LIBRARY"]).exists():
+        pytest.skip(f"there is no {library}")
+    with attend.Client(server.address) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import attend.torch  # noqa: E402
+import attend  # noqa: E402
 import train_transformer  # noqa: E402
 
 STEPS = 25
@@ -18,14 +18,6 @@ STEPS = 25
 def losses():
     return {name: train_transformer.train(attention, steps=STEPS)
             for name, attention in train_transformer.ATTENTIONS.items()}
-
-
-@pytest.fixture(scope="module")
-def remote(server, stubs):
-    from remote_attention import RemoteAttention
-    attention = RemoteAttention(server.address)
-    yield attention
-    attention.close()
 
 
 def assert_follows(losses, ours):
@@ -44,18 +36,7 @@ def test_the_losses_follow_each_other_step_by_step(losses):
     assert_follows(losses, losses["attend"])
 
 
-def test_over_grpc_too(losses, remote):
-    assert_follows(losses, train_transformer.train(remote, steps=STEPS))
-
-
-def test_dropout_over_grpc_is_that_in_process(remote):
-    tensors = [torch.randn(2, heads, 33, 16) for heads in (4, 2, 2)]
-    found = []
-    for attention in (remote, attend.torch.scaled_dot_product_attention):
-        given = [x.clone().requires_grad_() for x in tensors]
-        torch.manual_seed(5)
-        o = attention(*given, dropout_p=0.3, is_causal=True, enable_gqa=True)
-        o.square().sum().backward()
-        found.append([o.detach(), *(x.grad for x in given)])
-    for one, other in zip(*found):
-        assert torch.equal(one, other)
+def test_served_it_is_the_same_training(losses, client):
+    with attend.connect(client):
+        served = train_transformer.train(train_transformer.ATTENTIONS["attend"], steps=STEPS)
+    assert_follows(losses, served)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact attention: from an attend server (`attend.Client`, for asyncio `attend.aio.Client`), in
-process (`attend.attention`) or with autograd (`attend.torch`).
+process (`attend.attention`), or either way with autograd (`attend.torch`, `attend.transformers`).
 
     import attend
     client = attend.Client("127.0.0.1:8001")
@@ -19,9 +19,10 @@ import pkgutil
 from attend_kernels import Error
 
 from . import aio
-from ._attention import attention, backward, connect
+from ._attention import attention, backward
 from ._call import Answer, Call, Check, Timings
 from ._client import Client, Stream
+from ._connection import connect
 from ._session import LayerShape, Session
 
 # gRPC's stubs, made from proto/attend/v1, are attend.v1: both can be imported.

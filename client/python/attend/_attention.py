@@ -3,42 +3,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 import attend_kernels
 from attend_kernels._library import unimplemented
 
+from . import _connection
 from ._arguments import options_of
-from ._client import Client
 from ._options import Array, CallOptions, Wanted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_client: contextvars.ContextVar[Client | None] = contextvars.ContextVar("attend_client",
-                                                                        default=None)
 # What only a server has a meaning for.
 _SERVERS = ("priority", "request_id", "timeout", "tenant", "transport")
-
-
-@contextlib.contextmanager
-def connect(server: str | Client = "127.0.0.1:8001", **options: Any) -> Iterator[Client]:
-    """Within it `attention` and `backward` are the server's. server: as Client takes it, with its
-    options; or a Client, which stays open. Of the innermost one, in this thread or task:
-
-        with attend.connect("host:8001"):
-            o = attend.attention(q, k, v, causal=True)
-    """
-    client = server if isinstance(server, Client) else Client(server, **options)
-    token = _client.set(client)
-    try:
-        yield client
-    finally:
-        _client.reset(token)
-        if client is not server:
-            client.close()
 
 
 def _in_process(what: str, given: Any) -> dict[str, Any]:
@@ -58,7 +36,7 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> A
     Arguments and results are those of Client.attention. In process there is no `check`, and what
     concerns a server alone (priority, request_id, timeout, tenant, transport) changes nothing;
     tensors are computed where they are, NumPy's on GPU 0 if there is one, else on the CPU."""
-    client = _client.get()
+    client = _connection.current()
     if client is not None:
         return client.attention(q, k, v, **options)
     return attend_kernels.attention(q, k, v, **_in_process("attention", options))
@@ -68,7 +46,7 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Arr
              d_lse: Array = None, wanted: Wanted = ("q", "k", "v"),
              **options: Unpack[CallOptions]) -> tuple[Any, ...]:
     """Client.backward, in this process or by the server of the `connect` around it."""
-    client = _client.get()
+    client = _connection.current()
     if client is not None:
         return client.backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted, **options)
     given = _in_process("backward", options)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend_kernels in PyTorch, twice over the same functions: as the operators attend::attention and
-attend::attention_backward, with shapes for torch.compile, and as an autograd function, which costs
-the host a fraction of what they do."""
+"""Attention in PyTorch, by attend_kernels or on the server that is connected, twice over the same
+functions: as the operators attend::attention and attend::attention_backward, with shapes for
+torch.compile, and as an autograd function, which costs the host a fraction of what they do."""
 
 import functools
 import typing
@@ -12,8 +12,18 @@ import torch
 from attend_kernels._library import unimplemented
 from torch import Tensor
 
+from . import _connection
+
 # Which of the operator's arguments have gradients.
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
+
+
+def _computing():
+    """The two functions that compute: the connected server's, or attend_kernels' own."""
+    client = _connection.current()
+    if client is not None:
+        return client.attention, client.backward
+    return attend_kernels.attention, attend_kernels.attention_backward
 
 
 def _plain(tensor):
@@ -54,7 +64,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Opt
              dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
     """O and LSE. The seed is an integer on the CPU: a tensor, so that a compiled function may draw
     it anew in every call."""
-    o, lse = attend_kernels.attention(
+    o, lse = _computing()[0](
         _plain(q), _plain(k), _plain(v), return_lse=True,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
@@ -89,7 +99,7 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Ten
               dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
     """The gradients that `wanted` names, "q k v", in its order and the arguments' dtypes."""
     names = tuple(wanted.split())
-    found = attend_kernels.attention_backward(
+    found = _computing()[1](
         _plain(d_o), _plain(q), _plain(k), _plain(v), _plain(o), _rows(lse), d_lse=_rows(d_lse),
         wanted=names,
         **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
@@ -121,6 +131,7 @@ def _setup_context(ctx, inputs, output):
             raise unimplemented(f"{name} requires grad, but attention has no gradient by it: pass "
                                 f"{name}.detach()")
     ctx.wanted = needed
+    ctx.connection = _connection.current()
     ctx.set_materialize_grads(False)  # where nobody uses LSE, its gradient is None
     ctx.places = [n for n, x in enumerate(inputs) if isinstance(x, Tensor)]
     ctx.save_for_backward(*output, *(inputs[n] for n in ctx.places))
@@ -137,7 +148,8 @@ def _gradients(compute, ctx, d_o, d_lse):
         values[n] = tensor
     if d_o is None:
         d_o = torch.zeros_like(o)
-    found = compute(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
+    with _connection.use(ctx.connection):  # backward() may run outside of it, or on a thread
+        found = compute(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
     gradients = [None] * len(values)
     for name, gradient in zip(ctx.wanted, found):
         gradients[_NAMES.index(name)] = gradient

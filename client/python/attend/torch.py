@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention for PyTorch, in process, with gradients: on the CPU, and on GPUs what their
-kernels can.
+"""Exact attention for PyTorch, with gradients: in process, on the CPU, and on GPUs what their
+kernels can; or, within `with attend.connect(...)`, on a server.
 
     import attend.torch
     o = attend.torch.scaled_dot_product_attention(q, k, v, is_causal=True)  # as PyTorch's own
@@ -90,7 +90,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     return (o, lse) if return_lse else o
 
 
-def _as_autocast(*tensors):
+def as_autocast(*tensors):
     """What autocast makes of the arguments of PyTorch's attention."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
@@ -147,7 +147,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     bits. Rows that attn_mask hides all keys from are 0. With dropout_p the weights that are dropped
     are others than PyTorch's; torch.manual_seed repeats them."""
     _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    query, key, value = _as_autocast(query, key, value)
+    query, key, value = as_autocast(query, key, value)
     if enable_gqa:
         batch = _broadcast(*(x.shape[:-3] for x in (query, key, value)))
         leads = [torch.Size((*batch, x.shape[-3])) for x in (query, key, value)]

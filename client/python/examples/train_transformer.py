@@ -5,12 +5,13 @@
 
 Prints each step's loss with both. They follow each other within rounding. Needs PyTorch; runs on
 the CPU in under a minute, from a seed. With --server HOST:PORT a third one trains with the same
-attention computed by that server, over gRPC (remote_attention.py says what that needs).
+attention, forward and backward, computed by that server.
 """
 
 import argparse
 import functools
 
+import attend
 import attend.torch
 import torch
 from torch import nn
@@ -106,12 +107,11 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--server", help="HOST:PORT of an attend server to train with as well")
     arguments = parser.parse_args()
-    attentions = dict(ATTENTIONS)
-    if arguments.server:
-        from remote_attention import RemoteAttention  # what it imports is not needed without
-        attentions["over gRPC"] = RemoteAttention(arguments.server)
     run = functools.partial(train, steps=arguments.steps, seed=arguments.seed)
-    losses = {name: run(attention) for name, attention in attentions.items()}
+    losses = {name: run(attention) for name, attention in ATTENTIONS.items()}
+    if arguments.server:
+        with attend.connect(arguments.server):
+            losses["served"] = run(ATTENTIONS["attend"])
     print("step" + "".join(f"{name:>14}" for name in losses))
     for step, row in enumerate(zip(*losses.values())):
         print(f"{step:4}" + "".join(f"{loss:14.6f}" for loss in row))
