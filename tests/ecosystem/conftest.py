@@ -33,3 +33,18 @@ def server(tmp_path_factory):
     running = harness.Server(tmp_path_factory.mktemp("server"))
     yield running
     assert running.stop() == 0, running.log()
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory):
+    """A server that shares memory, and the client's library beside it."""
+    path = harness.libraries()["ATTEND_CLIENT_LIBRARY"]
+    os.environ.setdefault("ATTEND_CLIENT_LIBRARY", str(path))
+    for needed in (harness.binary("attend-server"),
+                   pathlib.Path(os.environ["ATTEND_CLIENT_LIBRARY"])):
+        if not needed.exists():
+            pytest.skip(f"there is no {needed}")
+    folder = tmp_path_factory.mktemp("shared")
+    running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock")
+    yield running
+    assert running.stop() == 0, running.log()

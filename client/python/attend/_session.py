@@ -38,7 +38,8 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
         if shape.dtype not in DTYPES:
             raise Error(3, f"dtype is {shape.dtype!r}, must be {' or '.join(DTYPES)}")
     structs = (LayerShapeStruct * len(shapes))(
-        *((DTYPES[shape.dtype], 0, shape.heads_kv, shape.dim, shape.dim_v) for shape in shapes))
+        *[LayerShapeStruct(DTYPES[shape.dtype], 0, shape.heads_kv, shape.dim, shape.dim_v)
+          for shape in shapes])
     return SessionOptions(ctypes.sizeof(SessionOptions), structs, len(shapes), layers, pinned,
                           device.encode() or None, tenant and tenant.encode(), lease,
                           nanoseconds("timeout", timeout))
@@ -116,7 +117,8 @@ class Session:
     def decode(self, q: Array, k: Array, v: Array, *, layer: int = 0,
                **options: Unpack[CallOptions]) -> Any:
         """`attend` with causal=True: the new rows of q read those before them and their own."""
-        return self.attend(q, k, v, layer=layer, **{"causal": True, **options})
+        options.setdefault("causal", True)
+        return self.attend(q, k, v, layer=layer, **options)
 
     def append(self, k: Array, v: Array, *, layer: int = 0,
                **options: Unpack[CallOptions]) -> None:

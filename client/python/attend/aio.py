@@ -218,7 +218,8 @@ class Session:
     async def decode(self, q: Array, k: Array, v: Array, *, layer: int = 0,
                      **options: Unpack[CallOptions]) -> Any:
         """As Session.decode."""
-        return await self.attend(q, k, v, layer=layer, **{"causal": True, **options})
+        options.setdefault("causal", True)
+        return await self.attend(q, k, v, layer=layer, **options)
 
     async def append(self, k: Array, v: Array, *, layer: int = 0,
                      **options: Unpack[CallOptions]) -> None:

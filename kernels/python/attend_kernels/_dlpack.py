@@ -106,7 +106,7 @@ class _Export:
         self.address = ctypes.addressof(self.managed)
 
 
-_exports = {}  # by the address of their DLManagedTensor
+_exports: dict = {}  # by the address of their DLManagedTensor
 
 
 @_Deleter

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attend.Client with arrays of other libraries: torch's on the CPU, DLPack's, ml_dtypes' bfloat16.
+Against the kernels in process, bit for bit."""
+
+import ctypes
+
+import attend
+import attend_kernels
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def client(shared_server):
+    with attend.Client(shared_server.address, timeout=60) as made:
+        yield made
+
+
+@pytest.mark.parametrize("rows", [5, 300])  # in a message, and in shared memory
+def test_numpy_bfloat16(client, rows):
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    random = np.random.default_rng(1)
+    q, k, v = (random.standard_normal((2, 4, rows, 64)).astype(bfloat16) for _ in range(3))
+    o, lse = client.attention(q, k, v, causal=True, return_lse=True, kernel="cpu_flash")
+    wanted = attend_kernels.attention(q, k, v, causal=True, device="cpu", kernel="cpu_flash")
+    assert o.dtype == bfloat16 and lse.dtype == np.float32 and lse.shape == (2, 4, rows)
+    assert o.tobytes() == wanted.tobytes()
+    gradients = client.backward(o, q, k, v, o, lse, causal=True)
+    assert [x.dtype for x in gradients] == [bfloat16] * 3
+    with client.session(4, 64, dtype="bfloat16") as session:
+        one = session.decode(q[:1], k[:1], v[:1], kernel="cpu_flash")
+        assert one.tobytes() == wanted[:1].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rows", [5, 300])
+def test_torch_tensors_stay_torch_tensors(client, dtype, rows):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, rows, 4, 64, dtype=getattr(torch, dtype)) for _ in range(3))
+    options = dict(layout="BLHD", kernel="cpu_flash", sinks=torch.randn(4),
+                   bias=torch.rand(rows, rows) < 0.8, kv_lengths=torch.tensor([rows, 3]))
+    o, lse = client.attention(q, k, v, return_lse=True, **options)
+    wanted, wanted_lse = attend_kernels.attention(q, k, v, return_lse=True, **options)
+    assert torch.equal(o, wanted) and torch.equal(lse, wanted_lse) and o.dtype == q.dtype
+    d_o = torch.randn_like(o)
+    for got, right in zip(client.backward(d_o, q, k, v, o, lse, **options),
+                          attend_kernels.attention_backward(d_o, q, k, v, o, lse, **options)):
+        assert torch.equal(got, right)
+    turned = q.transpose(1, 2)  # not contiguous: copied
+    assert torch.equal(client.attention(turned, turned, turned),
+                       client.attention(*[turned.contiguous()] * 3))
+
+
+def test_torch_refuses_what_it_would_drop(client):
+    torch = pytest.importorskip("torch")
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
+    with pytest.raises(attend.Error, match="q requires grad"):
+        client.attention(q, q, q)
+    with torch.no_grad():
+        assert client.attention(q, q, q).shape == q.shape
+    with client.session(1, 8, dtype="float32") as session, torch.no_grad():
+        session.append(q, q)
+        assert torch.equal(session.attend(q), client.attention(q, q, q))
+
+
+def test_torch_tensors_over_shared_memory(client):
+    """torch.from_numpy of client.empty is used where it is."""
+    torch = pytest.importorskip("torch")
+    q = torch.from_numpy(client.empty((1, 4, 300, 64)))
+    q.copy_(torch.randn(q.shape))
+    answer = client.submit(q, q, q).result()
+    assert answer.transport == "shm" and isinstance(answer.o, torch.Tensor)
+
+
+class Exported:
+    """An array that has DLPack and nothing else."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.ndim = array, array.shape, array.ndim
+
+    def __dlpack__(self, **_):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack(client):
+    random = np.random.default_rng(2)
+    for rows in (4, 300):
+        plain = [random.standard_normal((1, 2, rows, 64), np.float32) for _ in range(3)]
+        o = client.attention(*map(Exported, plain), kernel="cpu_flash")
+        assert isinstance(o, attend_kernels.DeviceArray) and o.shape == plain[0].shape
+        wanted = attend_kernels.attention(*plain, kernel="cpu_flash", device="cpu")
+        assert np.from_dlpack(o).tobytes() == wanted.tobytes()
+        assert ctypes.string_at(o.data_ptr(), o.nbytes) == wanted.tobytes()
+    with pytest.raises(attend.Error, match="must be C-contiguous"):
+        client.attention(*[Exported(plain[0].swapaxes(1, 2))] * 3)
