@@ -30,7 +30,7 @@ def stub_folder(tmp_path_factory):
     """What the README's commands leave behind, but for those that install packages."""
     folder = tmp_path_factory.mktemp("checkout")
     (folder / "proto").symlink_to(ROOT / "proto")
-    lines = block_with("sh", "grpc_tools.protoc").splitlines()
+    lines = block_with("sh", "grpc_tools.protoc", "proto/README.md").splitlines()
     commands = [line for line in lines if not re.match(r"(sudo )?(apt|pip) |python -m ", line)]
     assert any(line.startswith("protoc ") for line in commands)
     subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=folder, check=True)
@@ -39,7 +39,7 @@ def stub_folder(tmp_path_factory):
 
 def test_both_ways_to_the_stubs_are_the_same(stub_folder):
     """pip's protoc knows the plugin by itself and is the same command apart from that."""
-    lines = block_with("sh", "grpc_tools.protoc").splitlines()
+    lines = block_with("sh", "grpc_tools.protoc", "proto/README.md").splitlines()
     pip, = [line for line in lines if line.startswith("python -m grpc_tools.protoc")]
     debian, = [line for line in lines if line.startswith("protoc ")]
     assert pip.removeprefix("python -m grpc_tools.").split() == \
@@ -55,7 +55,7 @@ def run_python(text, folder):
 
 
 def test_the_python_example_runs(server, stub_folder):
-    example = block_with("python", "AttendRequest")
+    example = block_with("python", "refuses answers above", "proto/README.md")
     assert DEFAULT_ADDRESS in example
     assert DEFAULT_ADDRESS in run_client("--help").stdout
     run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
