@@ -6,9 +6,9 @@ brings so many MiB of K and V and one row of Q, one call at a time.
     tests/bench/bench_python_client.py [--build build/release] [--mib 96] [--turns 5]
 
 For each way of the tensors the two take turns, so that both see the same machine. Exit code 1 if
-Python's median is more than --ratio-max times the C++ client's where the bytes go over sockets. Over
-shared memory the two do different work: the C++ client's load writes its tensors there once, and
-Python's client copies NumPy's arrays there in every call, or none if they are there already.
+Python's median is more than --ratio-max times the C++ client's where the bytes go over sockets.
+Over shared memory the two do different work: the C++ client's load writes its tensors there once,
+and Python's client copies NumPy's arrays there in every call, or none if they are there already.
 """
 
 import argparse

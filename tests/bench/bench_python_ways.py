@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of client/python's pages: what padding costs, and what each way of calling does, beside
-PyTorch's own attention in this process. On the CPU, one call at a time, medians in ms.
+"""The tables of client/python's pages: what padding costs, and what each way of calling does,
+beside PyTorch's own attention in this process. On the CPU, one call at a time, medians in ms.
 
     tests/bench/bench_python_ways.py [--build build/release] [--only padded|ways|decode]
 
