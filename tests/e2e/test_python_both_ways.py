@@ -107,7 +107,9 @@ def test_aio_calls_are_in_flight_together(server, random):
     asyncio.run(run())
 
 
-def test_aio_sessions(server, random):
+def test_aio_sessions(start_server, random):
+    server = start_server()
+
     async def run():
         async with attend.aio.Client(server.address) as client:
             async with await client.session(2, 16, dtype="float32", layers=2) as session:

@@ -6,12 +6,22 @@ import attend_kernels
 import numpy as np
 import pytest
 
+import harness
+
 pytestmark = pytest.mark.usefixtures("libraries")
 
 
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory, libraries):
+    """Whose sessions are these tests' alone."""
+    running = harness.Server(tmp_path_factory.mktemp("own"), "--tenant=a=1,b=1")
+    yield running
+    assert running.stop() == 0, running.log()
+
+
 @pytest.fixture
-def client(sessions_server):
-    with attend.Client(sessions_server.address, timeout=60) as made:
+def client(own_server):
+    with attend.Client(own_server.address, timeout=60) as made:
         yield made
 
 
