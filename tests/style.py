@@ -51,8 +51,9 @@ ROOMS = {
     "server/split": "memory metrics request util",
     "server/engine": "device memory metrics request schedule split upload util",
     "server/rpc": "engine log memory metrics regions request sessions upload util wire",
-    "server/app": "engine log memory metrics net regions request rpc schedule sessions upload util "
-                  "wire proto/process",
+    "server/oip": "engine memory metrics regions request rpc util wire",
+    "server/app": "engine log memory metrics net oip regions request rpc schedule sessions upload "
+                  "util wire proto/process",
     "client": "call rpc wire",
     "client/c": "client call memory",
     "client/memory": "",
@@ -86,7 +87,7 @@ ROOMS = {
 }
 KERNELS_FOR_ALL = {"kernels/contract", "kernels/reference", "kernels/util"}
 # Where gRPC and generated headers may be included.
-WIRE = re.compile(r"(server/(app|rpc|wire)|client/(c|rpc|wire))/|"
+WIRE = re.compile(r"(server/(app|oip|rpc|wire)|client/(c|rpc|wire))/|"
                   r"(server/main|client/cli/cmd_info|client/memory/(cuda|shared)_memory)\.cc$|"
                   r"(server/regions/region_socket|client/(client|session))\.|"
                   r"client/call/attention_call\.h$")

@@ -101,6 +101,23 @@ void AddSharedMemory(CLI::App& app, Config& c) {
              "in use can take the device down");
 }
 
+void AddOip(CLI::App& app, Config& c) {
+  Group group(app, "Open Inference Protocol");
+  group.Flag("--oip", c.oip,
+             "Serve inference.GRPCInferenceService too, for clients of KServe and Triton");
+  group.Text("--oip-shared-memory", c.oip_shared_memory, "PREFIX", CheckKeyPrefix,
+             "Let its clients register shared memory (shm_open) whose key begins with PREFIX, such "
+             "as /attend, or / for any. Needs --oip. Empty: none");
+  group.Text("--oip-shared-memory-owner", c.oip_shared_memory_owner, "USER", nullptr,
+             "User whose shared memory that must be, by name or number. Empty: the server's own");
+  group.Int("--oip-shared-memory-regions", c.oip_shared_memory_regions, 1, 1 << 16,
+            "Regions that one tenant may have registered, of either kind; each file takes a "
+            "descriptor");
+  group.Flag("--oip-cuda-shared-memory", c.oip_cuda_shared_memory,
+             "Let its clients register GPU memory (CUDA IPC), as --cuda-ipc, which it needs, does "
+             "for others. Whoever can connect may do so. Needs --oip");
+}
+
 void AddSessions(CLI::App& app, Config& c) {
   Group group(app, "Sessions");
   group
@@ -185,6 +202,15 @@ void AddProcess(CLI::App& app, Config& c) {
              "range of their own: about twice the transfer rate, for a larger resident size");
 }
 
+void CheckOip(const Config& c) {
+  if (!c.oip_shared_memory.empty() && !c.oip) {
+    throw CLI::ValidationError("--oip-shared-memory", "needs --oip");
+  }
+  if (!c.oip_cuda_shared_memory) return;
+  if (!c.oip) throw CLI::ValidationError("--oip-cuda-shared-memory", "needs --oip");
+  if (!c.cuda_ipc) throw CLI::ValidationError("--oip-cuda-shared-memory", "needs --cuda-ipc");
+}
+
 // Fills in the memory limits that were not given, and refuses limits that cannot be met.
 void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   const auto given = [&app](const char* name) { return app.get_option(name)->count() > 0; };
@@ -245,6 +271,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   AddDevices(app, config);
   AddLimits(app, config);
   AddSharedMemory(app, config);
+  AddOip(app, config);
   AddSessions(app, config);
   AddBatches(app, config);
   std::vector<std::string> tenants;
@@ -259,6 +286,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     if (config.cuda_ipc && !config.shared_memory) {
       throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
     }
+    CheckOip(config);
     SetMemory(app, ProcessMemoryLimit(), config);
   } catch (const CLI::CallForHelp&) {
     text = app.help();

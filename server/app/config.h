@@ -62,6 +62,13 @@ struct Config {
   bool shared_memory_any_user = false;
   bool cuda_ipc = false;
 
+  // Open Inference Protocol
+  bool oip = false;
+  std::string oip_shared_memory;        // a prefix of keys; empty: off
+  std::string oip_shared_memory_owner;  // empty: the process's
+  int64_t oip_shared_memory_regions = 256;
+  bool oip_cuda_shared_memory = false;
+
   // Sessions
   int64_t session_memory_bytes = 0;        // on each device
   bool session_memory_is_default = false;  // then a GPU's is by its own memory

@@ -93,6 +93,12 @@ std::string CheckReferenceCheck(std::string& mode) {
   return "\"" + mode + "\" must be off, all or sample:P with P in [0, 1]";
 }
 
+std::string CheckKeyPrefix(std::string& prefix) {
+  if (prefix.empty()) return {};
+  if (prefix[0] == '/' && prefix.find('/', 1) == std::string::npos) return {};
+  return "\"" + prefix + "\" must begin with a slash and have no other";
+}
+
 std::string CheckTenant(std::string& text) {
   const Result<Tenant> tenant = ParseTenant(text);
   return tenant.ok() ? std::string() : tenant.status().message();

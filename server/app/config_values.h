@@ -25,6 +25,8 @@ std::string CheckDevice(std::string& list);
 std::string CheckReferenceCheck(std::string& mode);
 // The fraction of requests that a valid mode selects.
 double SampleOf(const std::string& mode);
+// The beginning of a key of shm_open: a slash, and perhaps a part of a name.
+std::string CheckKeyPrefix(std::string& prefix);
 // NAME=WEIGHT.
 std::string CheckTenant(std::string& text);
 

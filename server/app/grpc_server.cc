@@ -17,6 +17,7 @@
 
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
+#include "inference/grpc_service.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/parse_number.h"
@@ -69,6 +70,13 @@ int64_t HeapGrowthMax(const Config& config) {
   return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
 }
 
+std::vector<std::string> ServiceNames(const Config& config) {
+  std::vector<std::string> names = {v1::AttentionService::service_full_name(),
+                                    v1::SessionService::service_full_name()};
+  if (config.oip) names.push_back(inference::GRPCInferenceService::service_full_name());
+  return names;
+}
+
 // A group's id, from its name or its number.
 std::optional<gid_t> FindGroup(const std::string& group) {
   if (const struct group* const found = getgrnam(group.c_str())) return found->gr_gid;
@@ -85,7 +93,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
                                                       std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
-  std::unique_ptr<GrpcServer> server(new GrpcServer(metrics, logger));
+  std::unique_ptr<GrpcServer> server(new GrpcServer(metrics, logger, ServiceNames(config)));
   const Result<ConnectionLimits> limits =
       LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax());
   if (!limits.ok()) return limits.status();
@@ -105,10 +113,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");
   grpc::HealthCheckServiceInterface* const health = server->grpc_->GetHealthCheckService();
   health->SetServingStatus(false);
-  for (const char* const name :
-       {v1::AttentionService::service_full_name(), v1::SessionService::service_full_name()}) {
-    health->SetServingStatus(name, false);
-  }
+  for (const std::string& name : ServiceNames(config)) health->SetServingStatus(name, false);
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());

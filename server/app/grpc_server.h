@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/util/clock.h"
@@ -53,7 +54,8 @@ class GrpcServer {
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
-  GrpcServer(Metrics& metrics, Logger& logger) : metrics_(metrics), logger_(logger) {}
+  GrpcServer(Metrics& metrics, Logger& logger, std::vector<std::string> services)
+      : metrics_(metrics), logger_(logger), reflection_(std::move(services)) {}
   // Logs that a connection is ended because of what it sent.
   void LogWrong(int socket, const char* what);
   Status Listen(const Config& config);

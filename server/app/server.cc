@@ -14,6 +14,7 @@
 #include "server/app/collectors.h"
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
+#include "server/app/oip_options.h"
 #include "server/app/options.h"
 #include "server/app/start_lines.h"
 #include "server/net/tcp_listener.h"
@@ -111,9 +112,18 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
         FillServerInfo(*engine_, config_, shared_.get(), sessions(), clock_.Now() - started_,
                        response);
       }});
+  return MakeServices();
+}
+
+Status Server::MakeServices() {
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
-  session_service_ = std::make_unique<SessionServiceImpl>(*context_, table);
+  session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
+  if (!config_.oip) return Status();
+  Result<oip::InferenceServiceImpl::Options> options = MakeOipOptions(
+      config_, engine_->backends(), shared_ == nullptr ? nullptr : &shared_->registry());
+  if (!options.ok()) return options.status();
+  inference_service_ = std::make_unique<oip::InferenceServiceImpl>(*context_, std::move(*options));
   return Status();
 }
 
@@ -177,9 +187,10 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
+  std::vector<grpc::Service*> services = {service_.get(), session_service_.get()};
+  if (inference_service_ != nullptr) services.push_back(inference_service_.get());
   Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
-      config_, std::array<grpc::Service*, 2>{service_.get(), session_service_.get()},
-      *unknown_methods_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
+      config_, services, *unknown_methods_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();
   grpc_ = std::move(*grpc);
   {
@@ -292,6 +303,7 @@ Server::~Server() {
   }
   grpc_.reset();
   workers_.reset();
+  inference_service_.reset();  // before the registry that it has clients of
   engine_->Stop();
   chunked_.reset();  // its thread may be the last to hold a request
   shared_.reset();   // no request is left; before the engine, whose backend locked the pages

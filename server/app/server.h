@@ -19,6 +19,7 @@
 #include "server/engine/engine.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
+#include "server/oip/inference_service.h"
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/attention_service.h"
 #include "server/rpc/chunked_registry.h"
@@ -65,6 +66,7 @@ class Server {
   Status MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
                     const ReceiveBlocks& receive_blocks);
   Status MakeSessions();
+  Status MakeServices();
   void EndSessionsOf(const DeviceInfo& device);
   void LockReceiveMemory(const ReceiveBlocks& blocks);
   Status StartMetrics();
@@ -96,6 +98,7 @@ class Server {
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
   std::unique_ptr<SessionServiceImpl> session_service_;
+  std::unique_ptr<oip::InferenceServiceImpl> inference_service_;  // null if off
   std::unique_ptr<UnknownMethods> unknown_methods_;
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.

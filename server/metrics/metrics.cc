@@ -253,6 +253,9 @@ void Metrics::RecordFinished(const Request& request, int64_t total_ns, int64_t r
   if (const GatheredInput* const input = request.source.gathered()) {
     f.bytes_in_place.Increment(static_cast<double>(input->bytes()));
   }
+  const auto shm = static_cast<size_t>(Transport::kSharedMemory);
+  f.bytes_in[shm]->Increment(static_cast<double>(request.file_bytes.input));
+  f.bytes_out[shm]->Increment(static_cast<double>(request.file_bytes.output));
   if (const SharedTensors* const shared = request.source.shared()) {
     for (const Transport way : {Transport::kSharedMemory, Transport::kCudaIpc}) {
       const size_t n = static_cast<size_t>(way);

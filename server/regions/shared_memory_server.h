@@ -40,6 +40,7 @@ class SharedMemoryServer {
   bool Stop(TimePoint until) { return socket_->Stop(until); }
 
   const RegionRegistry& registry() const { return registry_; }
+  RegionRegistry& registry() { return registry_; }
   const std::string& socket_path() const { return path_; }
   bool cuda_ipc() const { return cuda_ipc_; }
 

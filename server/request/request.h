@@ -39,6 +39,20 @@ enum class AnswerCheck {
   kSkipped,  // was kSampled; when it was submitted, the checker had no room
 };
 
+// What a protocol other than attend.v1 keeps of a request for its answer.
+struct ProtocolState {
+  virtual ~ProtocolState() = default;
+  // The request's message is not read any more: what was kept for that may go, since memory of
+  // messages is not counted while requests wait.
+  virtual void EndDecoding() {}
+};
+
+// Bytes of tensors that are copied from and to files which the client shares.
+struct FileBytes {
+  int64_t input = 0;
+  int64_t output = 0;
+};
+
 struct Request;
 
 // Where an answer goes. Finish is called exactly once, from any thread, and takes the request.
@@ -73,6 +87,9 @@ struct Request {
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
   int64_t message_bytes = 0;  // of the request's messages on the wire
+  FileBytes file_bytes;
+  std::unique_ptr<ProtocolState> protocol;  // null: attend.v1
+  uint64_t answer_place = 0;                // among a stream's answers, if they have an order
   // Whether Engine::Submit may run the request on the caller's thread and end it before it returns;
   // only if the responder can be called then.
   bool may_end_in_submit = false;
@@ -174,7 +191,7 @@ inline Status StoppedStatus(Code code) {
 // Tensor bytes in the messages of a successful answer.
 inline int64_t AnswerBytes(const Request& request) {
   const SharedTensors* const shared = request.source.shared();
-  int64_t bytes = shared == nullptr ? 0 : -shared->output_bytes;
+  int64_t bytes = (shared == nullptr ? 0 : -shared->output_bytes) - request.file_bytes.output;
   for (const OutputTensor& each : OutputsOf(request.attention, request.backward)) {
     bytes += each.bytes;
   }

@@ -5,12 +5,13 @@
 #include <google/protobuf/arena.h>
 
 #include <new>
+#include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/chunked_stream.h"
+#include "server/rpc/open_stream.h"
 #include "server/rpc/stream_call.h"
 #include "server/rpc/unary_call.h"
 #include "server/wire/grpc_status.h"
@@ -26,46 +27,24 @@ constexpr int64_t kInfoBytesMax = 4096;
 grpc::ServerUnaryReactor* AttentionServiceImpl::Attend(grpc::CallbackServerContext* call,
                                                        const grpc::ByteBuffer* request,
                                                        grpc::ByteBuffer* response) {
-  return BeginUnary(context_, Pass::kForward, *call, *request, *response);
+  return BeginUnary(context_, AttendFormat(), Pass::kForward, *call, *request, *response);
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerContext* call,
                                                          const grpc::ByteBuffer* request,
                                                          grpc::ByteBuffer* response) {
-  return BeginUnary(context_, Pass::kBackward, *call, *request, *response);
-}
-
-// A stream that there is no memory for.
-class NoMemoryStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
- public:
-  NoMemoryStream() { Finish(NoMemory()); }
-  void OnDone() override { delete this; }
-};
-
-template <class Make>
-AttentionServiceImpl::Stream* AttentionServiceImpl::Open(const Make& make) {
-  OpenStreams::Place place;
-  std::invoke_result_t<Make> stream = nullptr;
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    place = OpenStreams::MakePlace();
-    stream = make();
-  } catch (const std::bad_alloc&) {
-    return new NoMemoryStream();
-  }
-  if (context_.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
-  stream->Begin();
-  return stream;
+  return BeginUnary(context_, AttendFormat(), Pass::kBackward, *call, *request, *response);
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
     grpc::CallbackServerContext* call) {
-  return Open([&] { return new StreamCall(context_, *call); });
+  return OpenStream(context_,
+                    [&] { return new StreamCall(context_, AttendFormat(), std::nullopt, *call); });
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
     grpc::CallbackServerContext* call) {
-  return Open([&] { return ChunkedStream::Make(context_, *call); });
+  return OpenStream(context_, [&] { return ChunkedStream::Make(context_, *call); });
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,

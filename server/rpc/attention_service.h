@@ -48,10 +48,6 @@ class AttentionServiceImpl final
                                           grpc::ByteBuffer* response) override;
 
  private:
-  // Begins the stream that `make` makes, and ends it if streams are no longer accepted.
-  template <class Make>
-  Stream* Open(const Make& make);
-
   ServiceContext& context_;
 };
 

@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "server/memory/copy_pieces.h"
+#include "server/memory/memory_reserve.h"
+#include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/reply_codec.h"
 
@@ -115,14 +120,47 @@ int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& c
 }
 
 void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
-               const grpc::CallbackServerContext& call) {
+               const grpc::CallbackServerContext& call, const MessageFormat& format) {
   if (request.status.code() == Code::kCancelled && CancelledLate(request, context.clock.Now())) {
     request.status = Status(Code::kDeadlineExceeded,
                             "the client's deadline passed: " + request.status.message());
   }
   request.sessions_ending = request.source.cache() != nullptr && context.engine.draining();
   context.metrics.RecordFinished(request, total_ns, response_bytes);
+  format.CountEnd(request, total_ns);
   LogEnd(context, request, total_ns, call);
+}
+
+void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
+                std::unique_ptr<Request> request,
+                const std::function<void(std::unique_ptr<Request>)>& then) {
+  const bool wanted = request->status.ok() && request->file_bytes.output > 0 &&
+                      !(request->responder != nullptr && request->responder->unwanted());
+  if (!wanted) return then(std::move(request));
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    const std::vector<FilePiece> files = format.OutputFiles(*request);
+    if (request->file_bytes.output > thresholds::kOwnThreadBytesMax) {
+      // A function must be one that can be copied.
+      const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
+      try {
+        return CopyPieces(workers, {}, files, [held, then](const Status& copied) {
+          if (!copied.ok()) (*held)->status = copied;
+          then(std::move(*held));
+        });
+      } catch (const std::bad_alloc&) {
+        request = std::move(*held);
+        throw;
+      }
+    }
+    for (const FilePiece& file : files) {
+      request->status = file.Copy();
+      if (!request->status.ok()) break;
+    }
+  } catch (const std::bad_alloc&) {
+    request->status = ResourceExhausted("there is no memory for the answer");
+  }
+  then(std::move(request));
 }
 
 grpc::Status NoMemory() { return {grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory"}; }
@@ -139,6 +177,24 @@ void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
   v1::RequestStatus status;
   FillRefusal(refusal, status);
   call.AddTrailingMetadata(kStatusKey, status.SerializeAsString());
+}
+
+void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const char* event,
+                Rejection exhausted, Status status, const CacheRefusal& refusal,
+                grpc::ServerUnaryReactor& reactor) {
+  status = context.reader.RejectRefusal(exhausted, std::move(status));
+  const std::string_view code = CodeName(status.code());
+  if (context.logger.should_log(LogLevel::warn)) {
+    context.logger.Log(
+        LogLevel::warn, event,
+        {{"code", code},
+         {"error", status.message()},
+         {"tenant", context.engine.options().tenants.list()[TenantOf(context, call)].name},
+         {"peer", call.peer()}},
+        code);
+  }
+  AddRefusal(context, status.code(), refusal, call);
+  reactor.Finish(ToGrpc(status));
 }
 
 }  // namespace attend

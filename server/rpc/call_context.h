@@ -20,6 +20,7 @@
 #include "server/rpc/request_reader.h"
 #include "server/util/worker_threads.h"
 #include "server/wire/answer_watch.h"
+#include "server/wire/message_format.h"
 
 namespace attend {
 
@@ -88,13 +89,25 @@ int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& c
 // client's deadline as a cancellation, so a cancellation at the deadline ends with
 // DEADLINE_EXCEEDED, as in the client: this may change the request's status.
 void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
-               const grpc::CallbackServerContext& call);
+               const grpc::CallbackServerContext& call,
+               const MessageFormat& format = AttendFormat());
+
+// Copies what of a successful answer goes to files, as `format` says, and then calls `then`: here,
+// or on a thread of `workers` if that is much. The request's status says if it failed.
+void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
+                std::unique_ptr<Request> request,
+                const std::function<void(std::unique_ptr<Request>)>& then);
 
 // Tells the call's client when to retry, if `code` is one that may be retried.
 void AddRetryPushback(ServiceContext& context, Code code, grpc::CallbackServerContext& call);
 // The same, and what else a program needs to know of a refused request on sessions.
 void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
                 grpc::CallbackServerContext& call);
+// Ends a call that is no request to the engine: counts and logs that it was refused. `event` is the
+// log line's; `exhausted`: what RESOURCE_EXHAUSTED is.
+void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const char* event,
+                Rejection exhausted, Status status, const CacheRefusal& refusal,
+                grpc::ServerUnaryReactor& reactor);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();
 

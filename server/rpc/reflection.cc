@@ -10,10 +10,9 @@
 #include <new>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "attend/v1/attention.grpc.pb.h"
-#include "attend/v1/session.grpc.pb.h"
 #include "server/memory/memory_reserve.h"
 
 namespace attend {
@@ -60,16 +59,11 @@ void ListExtensions(const DescriptorPool& pool, const std::string& type,
   for (const FieldDescriptor* each : extensions) numbers->add_extension_number(each->number());
 }
 
-void ListServices(proto::ListServiceResponse& response) {
-  for (const std::string& name :
-       {std::string(v1::AttentionService::service_full_name()),
-        std::string(v1::SessionService::service_full_name()), std::string("grpc.health.v1.Health"),
-        std::string(proto::ServerReflection::service_full_name())}) {
-    response.add_service()->set_name(name);
-  }
+void ListServices(const std::vector<std::string>& services, proto::ListServiceResponse& response) {
+  for (const std::string& name : services) response.add_service()->set_name(name);
 }
 
-void Answer(const proto::ServerReflectionRequest& request,
+void Answer(const proto::ServerReflectionRequest& request, const std::vector<std::string>& services,
             proto::ServerReflectionResponse& response) {
   using Request = proto::ServerReflectionRequest;
   const DescriptorPool& pool = *DescriptorPool::generated_pool();
@@ -96,7 +90,7 @@ void Answer(const proto::ServerReflectionRequest& request,
       ListExtensions(pool, request.all_extension_numbers_of_type(), response);
       break;
     case Request::kListServices:
-      ListServices(*response.mutable_list_services_response());
+      ListServices(services, *response.mutable_list_services_response());
       break;
     case Request::MESSAGE_REQUEST_NOT_SET:
       response.mutable_error_response()->set_error_code(grpc::StatusCode::INVALID_ARGUMENT);
@@ -108,7 +102,9 @@ void Answer(const proto::ServerReflectionRequest& request,
 // Answers one stream's requests, one after the other.
 class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  Stream() { StartRead(&bytes_); }
+  explicit Stream(const std::vector<std::string>& services) : services_(services) {
+    StartRead(&bytes_);
+  }
   void OnReadDone(bool ok) override {
     const grpc::Status status = ok ? Respond() : grpc::Status::OK;
     if (ok && status.ok()) return StartWrite(&bytes_);
@@ -140,7 +136,7 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
     google::protobuf::Arena arena;
     auto* const response =
         google::protobuf::Arena::CreateMessage<proto::ServerReflectionResponse>(&arena);
-    Answer(request, *response);
+    Answer(request, services_, *response);
     const grpc::Slice answer(response->SerializeAsString());
     bytes_ = grpc::ByteBuffer(&answer, 1);
     return grpc::Status::OK;
@@ -148,14 +144,21 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
     return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no memory for the answer");
   }
 
+  const std::vector<std::string>& services_;
   grpc::ByteBuffer bytes_;
 };
 
 }  // namespace
 
+ReflectionService::ReflectionService(std::vector<std::string> services)
+    : services_(std::move(services)) {
+  services_.push_back("grpc.health.v1.Health");
+  services_.push_back(proto::ServerReflection::service_full_name());
+}
+
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
 ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext*) {
-  return new Stream();
+  return new Stream(services_);
 }
 
 }  // namespace attend

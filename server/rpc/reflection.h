@@ -5,6 +5,9 @@
 
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 
 namespace attend {
@@ -13,8 +16,14 @@ class ReflectionService final : public grpc::reflection::v1alpha::ServerReflecti
                                     WithRawCallbackMethod_ServerReflectionInfo<
                                         grpc::reflection::v1alpha::ServerReflection::Service> {
  public:
+  // Lists `services`, and those that every server has.
+  explicit ReflectionService(std::vector<std::string> services);
+
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServerReflectionInfo(
       grpc::CallbackServerContext* context) override;
+
+ private:
+  std::vector<std::string> services_;
 };
 
 }  // namespace attend

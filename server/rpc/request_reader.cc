@@ -15,6 +15,7 @@
 #include "server/wire/message_slices.h"
 #include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
+#include "server/wire/tensor_copies.h"
 #include "server/wire/validate_backward.h"
 
 namespace attend {
@@ -27,15 +28,17 @@ void End(std::unique_ptr<Request> request, Status status) {
 }
 
 // So that whatever it ends with names the client's request.
-void NameRequest(const v1::AttendRequest& fields, Request& request) {
-  const size_t id_bytes = std::min<size_t>(fields.request_id().size(), kRequestIdBytesMax);
-  request.request_id = fields.request_id().substr(0, id_bytes);
-  if (request.request_id.empty()) request.request_id = "server-" + std::to_string(request.id);
+void NameRequest(std::string id, Request& request) {
+  if (id.size() > kRequestIdBytesMax) id.resize(kRequestIdBytesMax);
+  request.request_id = id.empty() ? "server-" + std::to_string(request.id) : std::move(id);
 }
 
 }  // namespace
 
 struct RequestReader::Work {
+  explicit Work(const MessageFormat& of) : format(of) {}
+
+  const MessageFormat& format;
   MessageSlices slices;
   RequestMessage message;
   Validated validated;
@@ -70,26 +73,26 @@ RequestReader::RequestReader(Engine& engine, WorkerThreads& workers, Metrics& me
       clock_(clock),
       limits_(limits),
       regions_(regions),
-      receive_memory_(receive_memory),
       sessions_(sessions),
-      held_messages_(std::make_shared<std::atomic<int64_t>>(0)),
+      gathering_(receive_memory, limits.held_bytes_max),
       uploads_(engine.host_pool().budget_bytes()) {}
 
-void RequestReader::Accept(Call& call, std::unique_ptr<Request> request,
-                           grpc::ByteBuffer&& message) {
+void RequestReader::Accept(Call& call, const MessageFormat& format,
+                           std::unique_ptr<Request> request, grpc::ByteBuffer&& message) {
   const TraceRange range("attend: take a message");
   call.Ref();
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (Take(call, request, message)) return;
+    if (Take(call, format, request, message)) return;
   } catch (const std::bad_alloc&) {
     if (request != nullptr) Finish(std::move(request), Reject(Rejection::kMemory, OutOfMemory()));
   }
   call.Unref();
 }
 
-bool RequestReader::Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message) {
-  Work work;
+bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
+                         grpc::ByteBuffer& message) {
+  Work work(format);
   Status status = CheckEarly(call, *request, message);
   if (status.ok()) {
     request->message_bytes = static_cast<int64_t>(message.Length());
@@ -98,12 +101,10 @@ bool RequestReader::Take(Call& call, std::unique_ptr<Request>& request, grpc::By
     }
   }
   if (status.ok()) {
-    status = ScanMessage(work.message.slices, work.message.scan);
+    status = format.Scan(work.message, *request);
     if (!status.ok()) {
-      // What came before the fault may say whose request it is.
-      google::protobuf::Arena arena;
-      if (ParseMessage(arena, work.message).ok()) NameRequest(*work.message.fields, *request);
-      status = Reject(Rejection::kInvalid, std::move(status));
+      NameRequest(std::move(request->request_id), *request);
+      status = RejectRefusal(Rejection::kInvalid, std::move(status));
     }
   }
   if (!status.ok()) {
@@ -147,12 +148,19 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   Status status = Decode(*request, work, arena);
   if (!status.ok()) {
     End(std::move(request), std::move(status));
-  } else if (Gather(work, *request)) {
+  } else if (gathering_.MayKeep(*request) &&
+             gathering_.Keep(work.slices,
+                             TensorPieces(work.message, work.validated, work.plan, *request),
+                             *request)) {
     Submit(call, std::move(request));
-  } else if (request->message_bytes <= thresholds::kOwnThreadBytesMax) {
-    CopyTensors(work.message, work.validated, work.plan, *request);
+  } else if (request->message_bytes + request->file_bytes.input <= thresholds::kOwnThreadBytesMax) {
+    status = CopyHere(work, *request);
     work.ReleaseSlices();
-    Submit(call, std::move(request));
+    if (!status.ok()) {
+      End(std::move(request), std::move(status));
+    } else {
+      Submit(call, std::move(request));
+    }
   } else {
     // Its tensors are found by the scan alone, so the arena may go.
     work.message.fields = nullptr;
@@ -169,47 +177,32 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   return false;
 }
 
-void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
-  std::vector<HostPiece> pieces =
-      TensorPieces(large->message, large->validated, large->plan, *large->request);
-  CopyPieces(workers_, pieces, [this, &call, large] {
-    large->ReleaseSlices();
-    Submit(call, std::move(large->request));
-    call.Unref();
-  });
+Status RequestReader::CopyHere(Work& work, Request& request) {
+  CopyTensors(work.message, work.validated, work.plan, request);
+  if (request.file_bytes.input == 0) return Status();
+  for (const FilePiece& file : TensorFiles(work.message, work.validated, work.plan, request)) {
+    Status status = file.Copy();
+    if (!status.ok()) return RejectRefusal(Rejection::kMemory, std::move(status));
+  }
+  return Status();
 }
 
-// Messages that were kept, and their part of limits_.held_bytes_max.
-struct RequestReader::HeldMessage {
-  HeldMessage(std::vector<grpc::Slice> message, std::shared_ptr<std::atomic<int64_t>> sum,
-              int64_t bytes)
-      : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
-  ~HeldMessage() { held->fetch_sub(message_bytes, std::memory_order_relaxed); }
-  const std::vector<grpc::Slice> slices;
-  const std::shared_ptr<std::atomic<int64_t>> held;
-  const int64_t message_bytes;
-};
-
-bool RequestReader::Gather(Work& work, Request& request) const {
-  if (receive_memory_ == nullptr) return false;
-  const int64_t bytes = request.message_bytes;
-  if (bytes < thresholds::kGatheredBytesMin || bytes > thresholds::kGatheredBytesMax) return false;
-  if (request.input.data() == nullptr || !request.placement.may_gather) return false;
-  std::vector<HostPiece> pieces = TensorPieces(work.message, work.validated, work.plan, request);
-  const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
-    return receive_memory_->Contains(piece.from, piece.bytes);
-  });
-  const int64_t pieces_max =
-      thresholds::kGatheredPiecesFree + bytes / thresholds::kGatheredPieceBytesLeast;
-  if (!readable || std::ssize(pieces) > pieces_max) return false;
-  if (held_messages_->fetch_add(bytes, std::memory_order_relaxed) + bytes >
-      limits_.held_bytes_max) {
-    held_messages_->fetch_sub(bytes, std::memory_order_relaxed);
-    return false;
+void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+  const std::vector<HostPiece> pieces =
+      TensorPieces(large->message, large->validated, large->plan, *large->request);
+  std::vector<FilePiece> files;
+  if (large->request->file_bytes.input > 0) {
+    files = TensorFiles(large->message, large->validated, large->plan, *large->request);
   }
-  auto owner = std::make_shared<HeldMessage>(work.slices.TakeSlices(), held_messages_, bytes);
-  request.source.Gather({std::move(pieces), std::move(owner)});
-  return true;
+  CopyPieces(workers_, pieces, files, [this, &call, large](const Status& copied) {
+    large->ReleaseSlices();
+    if (copied.ok()) {
+      Submit(call, std::move(large->request));
+    } else {
+      End(std::move(large->request), RejectRefusal(Rejection::kMemory, copied));
+    }
+    call.Unref();
+  });
 }
 
 Status RequestReader::CheckEarly(const Call& call, const Request& request,
@@ -229,9 +222,12 @@ Status RequestReader::CheckEarly(const Call& call, const Request& request,
 }
 
 Status RequestReader::Decode(Request& request, Work& work, google::protobuf::Arena& arena) {
-  Status status = ParseMessage(arena, work.message);
-  if (!status.ok()) return Reject(Rejection::kInvalid, std::move(status));
-  return TakeFields(work.message, request, work.validated, work.plan);
+  Status status = work.format.Parse(arena, work.slices, work.message, request);
+  if (!status.ok()) {
+    NameRequest(std::move(request.request_id), request);
+    return RejectRefusal(Rejection::kMemory, std::move(status));
+  }
+  return TakeFields(work.format, work.message, request, work.validated, work.plan);
 }
 
 Status RequestReader::AcceptHeader(const RequestMessage& header, Request& request,
@@ -240,7 +236,7 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   if (MemoryIsShort()) return Reject(Rejection::kMemory, OutOfMemory());
   Validated validated;
   MemoryPlan plan;
-  ATTEND_RETURN_IF_ERROR(TakeFields(header, request, validated, plan));
+  ATTEND_RETURN_IF_ERROR(TakeFields(AttendFormat(), header, request, validated, plan));
   char* const input = static_cast<char*>(request.input.data());
   std::vector<HostSpan> tensors;
   places.present = validated.present;
@@ -257,10 +253,10 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   return Reject(Rejection::kMemory, OutOfMemory());
 }
 
-Status RequestReader::TakeFields(const RequestMessage& message, Request& request,
-                                 Validated& validated, MemoryPlan& plan) {
+Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessage& message,
+                                 Request& request, Validated& validated, MemoryPlan& plan) {
   const v1::AttendRequest& fields = *message.fields;
-  NameRequest(fields, request);  // before anything can fail
+  NameRequest(fields.request_id(), request);  // before anything can fail
   request.kernel = fields.kernel();
   if (fields.check()) request.check = AnswerCheck::kAsked;
   request.priority = fields.priority();
@@ -274,6 +270,7 @@ Status RequestReader::TakeFields(const RequestMessage& message, Request& request
   if (status.ok()) status = Validate(fields, message.arrays(), validated, cache);
   if (status.ok()) status = CheckSources(message, request.transport, validated);
   if (status.ok() && !chunked) status = CheckRaw(message, validated);
+  if (status.ok()) status = format.CheckPlaces(validated, request);
   if (status.ok()) {
     Result<MemoryPlan> planned = PlanMemory(message, validated, cache);
     status = planned.status();
@@ -354,6 +351,7 @@ Status RequestReader::Admit(Request& request, const Validated& validated, const 
 void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
   const uint64_t id = request->id;
   request->upload.Release();
+  if (request->protocol != nullptr) request->protocol->EndDecoding();
   Status status;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);

@@ -22,7 +22,9 @@
 #include "server/regions/region_registry.h"
 #include "server/request/request.h"
 #include "server/rpc/call.h"
+#include "server/rpc/gathering.h"
 #include "server/util/worker_threads.h"
+#include "server/wire/message_format.h"
 #include "server/wire/request_codec.h"
 
 namespace attend {
@@ -52,8 +54,9 @@ class RequestReader {
 
   // Takes the message to the engine, or ends the request with the reason why not. Either way the
   // request ends by one call of its responder, which is `call`. The request's id, responder,
-  // deadline and time of arrival must be set.
-  void Accept(Call& call, std::unique_ptr<Request> request, grpc::ByteBuffer&& message);
+  // deadline and time of arrival must be set. `format` must outlive the call.
+  void Accept(Call& call, const MessageFormat& format, std::unique_ptr<Request> request,
+              grpc::ByteBuffer&& message);
 
   // Admits a request by its header and allocates its memory, on a device too if it can be staged.
   // The same fields of `request` must be set as for Accept. Not on gRPC's threads.
@@ -69,24 +72,23 @@ class RequestReader {
  private:
   struct Work;       // one message while it is decoded
   struct LargeWork;  // the same, once a copy thread goes on with it
-  struct HeldMessage;
 
   // These two end the request or hand it on, unless they throw std::bad_alloc and leave it. True:
   // a copy thread goes on, and releases the call.
-  bool Take(Call& call, std::unique_ptr<Request>& request, grpc::ByteBuffer& message);
+  bool Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
+            grpc::ByteBuffer& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
   void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
+  // Copies the tensors of a decoded request.
+  Status CopyHere(Work& work, Request& request);
   // Copies the tensors of a decoded request, and then goes on with it. Throws only while `large`
   // still owns the request.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
-  // Leaves the tensors where they arrived, if the device that computes the request can read them
-  // there.
-  bool Gather(Work& work, Request& request) const;
   Status CheckEarly(const Call& call, const Request& request, const grpc::ByteBuffer& message);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
   // Takes the small fields, however the tensor bytes come.
-  Status TakeFields(const RequestMessage& message, Request& request, Validated& validated,
-                    MemoryPlan& plan);
+  Status TakeFields(const MessageFormat& format, const RequestMessage& message, Request& request,
+                    Validated& validated, MemoryPlan& plan);
   Status FindShared(const v1::AttendRequest& message, const Validated& validated, Request& request);
   Status Admit(Request& request, const Validated& validated, const MemoryPlan& plan);
 
@@ -96,9 +98,8 @@ class RequestReader {
   const Clock& clock_;
   const Limits limits_;
   const RegionRegistry* const regions_;
-  const ReceiveMemory* const receive_memory_;
   SessionTable* const sessions_;
-  const std::shared_ptr<std::atomic<int64_t>> held_messages_;  // bytes
+  const Gathering gathering_;
   UploadBudget uploads_;
 };
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/small_call.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/session_uses.h"
 
@@ -39,22 +40,10 @@ template <class In, class Out, class Answer>
 Status SessionServiceImpl::AnswerTo(Call& call, const Bytes& request, const Answer& answer,
                                     Bytes& response, CacheRefusal& refusal) {
   if (sessions_ == nullptr) return SessionsAreOff();
-  const auto bytes = static_cast<int64_t>(request.Length());
-  if (bytes > kRequestBytesMax) {
-    return InvalidArgument("the message has " + std::to_string(bytes) +
-                           " bytes, must have at most " + std::to_string(kRequestBytesMax));
-  }
-  google::protobuf::Arena arena;
-  auto* const in = google::protobuf::Arena::CreateMessage<In>(&arena);
-  auto* const out = google::protobuf::Arena::CreateMessage<Out>(&arena);
-  grpc::ByteBuffer message(request);
-  if (!grpc::SerializationTraits<In>::Deserialize(&message, in).ok()) {
-    return InvalidArgument("the message cannot be parsed");
-  }
-  ATTEND_RETURN_IF_ERROR(answer(TenantOf(context_, call), *in, *out, refusal));
-  bool own = false;
-  const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
-  return written.ok() ? Status() : Internal("the answer cannot be written");
+  return AnswerSmallCall<In, Out>(
+      request, kRequestBytesMax,
+      [&](const In& in, Out& out) { return answer(TenantOf(context_, call), in, out, refusal); },
+      response);
 }
 
 template <class In, class Out, class Answer>
@@ -82,19 +71,7 @@ void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& respon
 
 void SessionServiceImpl::Refuse(Call& call, Rejection exhausted, Status status,
                                 const CacheRefusal& refusal, Reactor& reactor) {
-  status = context_.reader.RejectRefusal(exhausted, std::move(status));
-  const std::string_view code = CodeName(status.code());
-  if (context_.logger.should_log(LogLevel::warn)) {
-    context_.logger.Log(
-        LogLevel::warn, "session call failed",
-        {{"code", code},
-         {"error", status.message()},
-         {"tenant", context_.engine.options().tenants.list()[TenantOf(context_, call)].name},
-         {"peer", call.peer()}},
-        code);
-  }
-  AddRefusal(context_, status.code(), refusal, call);
-  reactor.Finish(ToGrpc(status));
+  RefuseCall(context_, call, "session call failed", exhausted, std::move(status), refusal, reactor);
 }
 
 template <class In, class Out, class Answer>

@@ -10,12 +10,14 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/wire/grpc_status.h"
-#include "server/wire/reply_codec.h"
 
 namespace attend {
 
-StreamCall::StreamCall(ServiceContext& context, grpc::CallbackServerContext& call)
+StreamCall::StreamCall(ServiceContext& context, const MessageFormat& format,
+                       std::optional<Pass> asked, grpc::CallbackServerContext& call)
     : context_(context),
+      format_(format),
+      asked_(asked),
       call_(call),
       deadline_(DeadlineOf(context, call)),
       tenant_(TenantOf(context, call)) {}
@@ -79,12 +81,14 @@ void StreamCall::Do(Step step) {
 void StreamCall::OnReadDone(bool ok) {
   grpc::ByteBuffer message;
   Step step;
+  uint64_t place = 0;
   {
     const MutexLock lock(mutex_);
     reading_ = false;
     if (finished_) return;  // it crossed the end of the call
     if (ok) {
       ++unanswered_;
+      place = read_++;
       message.Swap(&incoming_);
     } else {
       half_closed_ = true;
@@ -99,21 +103,31 @@ void StreamCall::OnReadDone(bool ok) {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     request = NewRequest(context_, *this, deadline_);
   } catch (const std::bad_alloc&) {  // nobody knows the message's request_id
-    return EndWithoutMemory();
+    return EndWithoutMemory(place);
   }
+  request->answer_place = place;
+  request->asked = asked_;
   request->tenant = tenant_;
   request->may_end_in_submit = true;
-  context_.reader.Accept(*this, std::move(request), std::move(message));
+  context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }
 
-void StreamCall::EndWithoutMemory() {
+void StreamCall::EndWithoutMemory(uint64_t place) {
+  const grpc::ByteBuffer* first = nullptr;
   Step step;
   {
     const MutexLock lock(mutex_);
     no_memory_ = true;
     --unanswered_;
+    const bool writing = !answers_.empty();
+    if (!broken_) QueueLocked(place, std::nullopt);
+    if (!writing && !answers_.empty()) {
+      writing_ = true;
+      first = &answers_.front();
+    }
     step = NextLocked();
   }
+  if (first != nullptr) Write(first);
   Do(step);
 }
 
@@ -126,48 +140,75 @@ void StreamCall::OnQueueing(uint64_t id) {
 }
 
 void StreamCall::Finish(std::unique_ptr<Request> request) {
+  WriteFiles(context_.workers, format_, std::move(request),
+             [this](std::unique_ptr<Request> written) { Respond(std::move(written)); });
+}
+
+void StreamCall::Respond(std::unique_ptr<Request> request) {
   const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
   const bool ok = request->status.ok();  // RecordEnd changes failures alone
   const int64_t bytes = ok ? AnswerBytes(*request) : 0;
-  RecordEnd(context_, *request, total_ns, bytes, call_);
+  RecordEnd(context_, *request, total_ns, bytes, call_, format_);
   {
     const MutexLock lock(mutex_);
     queued_.erase(request->id);
   }
   if (cancelled()) {
     request.reset();
+    std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped;
     Step step;
     {
       const MutexLock lock(mutex_);
       // OnCancel may be on its way to say so. Until it has, a read begun here could meet the call's
       // end: this thread is not gRPC's, so nothing would keep the call alive.
-      broken_ = true;
+      BreakLocked(dropped);
       --unanswered_;
       step = NextLocked();
     }
     if (step != Step::kNone) Do(step);
     return;
   }
-  const std::string request_id = request->request_id;
+  const uint64_t place = request->answer_place;
+  const std::string id = format_.AnswerId(*request);
   Status status = request->status;
   if (ok) {
     grpc::ByteBuffer answer;
     try {
       const OnNoMemory no_memory(OnNoMemory::kThrow);
-      answer = EncodeReply(std::move(request), total_ns, watched_);
+      answer = format_.EncodeReply(std::move(request), total_ns, watched_);
     } catch (const std::bad_alloc&) {
       status = ResourceExhausted("there is no memory for the answer");
     }
-    if (status.ok()) return Answer(std::move(answer));
+    if (status.ok()) return Answer(place, std::move(answer));
   }
   const CacheRefusal refusal = request == nullptr ? CacheRefusal() : request->cache_refusal;
   request.reset();  // its memory before the client hears of it and tries again
-  Answer(
-      EncodeFailure(request_id, status, refusal,
-                    IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0));
+  const int64_t retry_after_ms =
+      IsRetryable(status.code()) ? context_.engine.RetryAfterMs(status.code()) : 0;
+  Answer(place, format_.EncodeFailure(id, status, refusal, retry_after_ms));
 }
 
-void StreamCall::Answer(grpc::ByteBuffer&& answer) {
+void StreamCall::QueueLocked(uint64_t place, std::optional<grpc::ByteBuffer> answer) {
+  if (!format_.InOrder()) {
+    if (answer) answers_.push_back(std::move(*answer));
+    return;
+  }
+  early_.emplace(place, std::move(answer));
+  while (!early_.empty() && early_.begin()->first == next_place_) {
+    std::optional<grpc::ByteBuffer>& next = early_.begin()->second;
+    if (next) answers_.push_back(std::move(*next));
+    early_.erase(early_.begin());
+    ++next_place_;
+  }
+}
+
+void StreamCall::BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>& dropped) {
+  broken_ = true;
+  for (const auto& [place, answer] : early_) unanswered_ -= answer ? 1 : 0;
+  dropped.swap(early_);
+}
+
+void StreamCall::Answer(uint64_t place, grpc::ByteBuffer&& answer) {
   const grpc::ByteBuffer* first = nullptr;
   Step step = Step::kNone;
   {
@@ -176,8 +217,8 @@ void StreamCall::Answer(grpc::ByteBuffer&& answer) {
       --unanswered_;
       step = NextLocked();
     } else {
-      answers_.push_back(std::move(answer));
-      if (!writing_) {
+      QueueLocked(place, std::move(answer));
+      if (!writing_ && !answers_.empty()) {
         writing_ = true;
         first = &answers_.front();
       }
@@ -202,6 +243,7 @@ void StreamCall::OnWriteDone(bool ok) {
   grpc::WriteOptions options;
   grpc::ByteBuffer written;  // let go of outside the lock
   std::deque<grpc::ByteBuffer> dropped;
+  std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped_early;
   Step step;
   {
     const MutexLock lock(mutex_);
@@ -209,7 +251,7 @@ void StreamCall::OnWriteDone(bool ok) {
     answers_.pop_front();
     --unanswered_;
     if (!ok) {
-      broken_ = true;
+      BreakLocked(dropped_early);
       unanswered_ -= static_cast<int64_t>(answers_.size());
       dropped.swap(answers_);
     }
@@ -226,10 +268,11 @@ void StreamCall::OnWriteDone(bool ok) {
 void StreamCall::OnCancel() {
   SetCancelled();
   std::vector<uint64_t> queued;
+  std::map<uint64_t, std::optional<grpc::ByteBuffer>> dropped;
   Step step;
   {
     const MutexLock lock(mutex_);
-    broken_ = true;
+    BreakLocked(dropped);
     queued.assign(queued_.begin(), queued_.end());
     step = NextLocked();
   }

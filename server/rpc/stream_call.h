@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One AttendStream call. It reads only while fewer than stream_requests_max of its requests are
-// unanswered; beyond that, what the client sends waits in the client. Answers are written one at a
-// time, in the order in which they were ready.
+// One call with many requests, such as AttendStream. It reads only while fewer than
+// stream_requests_max of its requests are unanswered; beyond that, what the client sends waits in
+// the client. Answers are written one at a time, in the order in which they were ready, or, if the
+// format says so, in that of their requests.
 //
 //   reading --1--> over --2--> finished
 //
@@ -22,13 +23,15 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/request_reader.h"
-#include "server/wire/reply_codec.h"
+#include "server/wire/message_format.h"
 
 namespace attend {
 
@@ -36,7 +39,9 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                          public Call,
                          public OpenCall {
  public:
-  StreamCall(ServiceContext& context, grpc::CallbackServerContext& call);
+  // `format` must outlive the call.
+  StreamCall(ServiceContext& context, const MessageFormat& format, std::optional<Pass> asked,
+             grpc::CallbackServerContext& call);
 
   void Begin();
   // OpenCall. Stops reading.
@@ -62,12 +67,21 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // In gRPC's On... methods this object is alive. On other threads it is only while a request of
   // theirs is unanswered, or for kFinish, which only one thread is given.
   void Do(Step step);
-  void Answer(grpc::ByteBuffer&& answer);
+  void Respond(std::unique_ptr<Request> request);
+  // The answer of the request that is at that place of the stream.
+  void Answer(uint64_t place, grpc::ByteBuffer&& answer);
+  // Makes the answer, or nothing, what is at the place, and queues what may now be written.
+  void QueueLocked(uint64_t place, std::optional<grpc::ByteBuffer> answer) ATTEND_REQUIRES(mutex_);
+  // Nothing is written any more: what waits for earlier answers goes.
+  void BreakLocked(std::map<uint64_t, std::optional<grpc::ByteBuffer>>& dropped)
+      ATTEND_REQUIRES(mutex_);
   // Takes no more messages, and ends when the earlier ones are answered.
-  void EndWithoutMemory();
+  void EndWithoutMemory(uint64_t place);
   void Write(const grpc::ByteBuffer* answer, grpc::WriteOptions options = {});
 
   ServiceContext& context_;
+  const MessageFormat& format_;
+  const std::optional<Pass> asked_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
   const int tenant_;
@@ -77,6 +91,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer incoming_;  // gRPC's while reading_, else the mutex's
   // The first is gRPC's while writing_.
   std::deque<grpc::ByteBuffer> answers_ ATTEND_GUARDED_BY(mutex_);
+  // If answers have an order: those that wait for earlier ones, by place.
+  std::map<uint64_t, std::optional<grpc::ByteBuffer>> early_ ATTEND_GUARDED_BY(mutex_);
+  uint64_t read_ ATTEND_GUARDED_BY(mutex_) = 0;        // messages: the next one's place
+  uint64_t next_place_ ATTEND_GUARDED_BY(mutex_) = 0;  // of the first that is not in answers_ yet
   // Requests that may be queued in the engine.
   std::unordered_set<uint64_t> queued_ ATTEND_GUARDED_BY(mutex_);
   int64_t unanswered_ ATTEND_GUARDED_BY(mutex_) = 0;  // read, and their answer not yet written

@@ -10,7 +10,6 @@
 
 #include "server/memory/memory_reserve.h"
 #include "server/wire/grpc_status.h"
-#include "server/wire/reply_codec.h"
 
 namespace attend {
 namespace {
@@ -18,9 +17,10 @@ namespace {
 // Made by BeginUnary, deleted when gRPC and the request reader are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
-  UnaryCall(ServiceContext& context, Pass pass, grpc::CallbackServerContext& call,
-            grpc::ByteBuffer& response)
+  UnaryCall(ServiceContext& context, const MessageFormat& format, Pass pass,
+            grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
       : context_(context),
+        format_(format),
         call_(call),
         response_(response),
         request_(NewRequest(context_, *this, DeadlineOf(context_, call_))),
@@ -33,7 +33,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   void Begin(grpc::ByteBuffer&& message) {
     std::unique_ptr<Request> request = std::move(request_);
     if (!message.Valid()) return EndWithoutMessage(std::move(request));
-    context_.reader.Accept(*this, std::move(request), std::move(message));
+    context_.reader.Accept(*this, format_, std::move(request), std::move(message));
   }
 
   void OnQueueing(uint64_t) override {
@@ -42,16 +42,21 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   }
 
   void Finish(std::unique_ptr<Request> request) override {
+    WriteFiles(context_.workers, format_, std::move(request),
+               [this](std::unique_ptr<Request> written) { Answer(std::move(written)); });
+  }
+
+  void Answer(std::unique_ptr<Request> request) {
     const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
     const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
-    RecordEnd(context_, *request, total_ns, bytes, call_);
+    RecordEnd(context_, *request, total_ns, bytes, call_, format_);
     Status status = request->status;
     if (status.ok()) {
       watched_->Join(context_.answers, call_.c_call());
       watched_->Hold(1);  // until OnDone
       try {
         const OnNoMemory no_memory(OnNoMemory::kThrow);
-        response_ = EncodeReply(std::move(request), total_ns, watched_);
+        response_ = format_.EncodeReply(std::move(request), total_ns, watched_);
       } catch (const std::bad_alloc&) {
         status = ResourceExhausted("there is no memory for the answer");
       }
@@ -103,10 +108,11 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
       unread_->status = context_.reader.Reject(Rejection::kInvalid, std::move(unread_->status));
     }
     RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
-              call_);
+              call_, format_);
   }
 
   ServiceContext& context_;
+  const MessageFormat& format_;
   grpc::CallbackServerContext& call_;
   grpc::ByteBuffer& response_;
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
@@ -118,13 +124,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, Pass pass,
-                                     grpc::CallbackServerContext& call,
+grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, const MessageFormat& format,
+                                     Pass pass, grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response) {
   UnaryCall* unary = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    unary = new UnaryCall(context, pass, call, response);
+    unary = new UnaryCall(context, format, pass, call, response);
   } catch (const std::bad_alloc&) {
     grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
     reactor->Finish(NoMemory());

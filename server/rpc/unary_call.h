@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One Attend call.
+// One unary call for one attention.
 
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include "server/rpc/call_context.h"
+#include "server/wire/message_format.h"
 
 namespace attend {
 
 // Takes the call, which is for that pass, to the engine. gRPC owns the returned reactor until its
-// OnDone.
-grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, Pass pass,
-                                     grpc::CallbackServerContext& call,
+// OnDone. `format` must outlive the call.
+grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, const MessageFormat& format,
+                                     Pass pass, grpc::CallbackServerContext& call,
                                      const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 
 }  // namespace attend

@@ -23,6 +23,8 @@ class MessageSlices {
   bool Take(grpc::ByteBuffer& message);
 
   std::span<const ByteSpan> spans() const { return spans_; }
+  // Bytes that are to be read as if they followed the message. They must outlive the spans.
+  void Append(ByteSpan bytes) { spans_.push_back(bytes); }
   int64_t bytes() const { return bytes_; }
   // Returns the memory to the transport.
   void Release();

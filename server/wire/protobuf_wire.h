@@ -23,8 +23,6 @@ enum WireType : uint32_t {
 
 inline constexpr uint64_t kRawField = v1::AttendRequest::kRawFieldNumber;
 static_assert(kRawField == v1::AttendResponse::kRawFieldNumber);
-inline constexpr uint64_t kRawTag = (kRawField << 3) | kBytes;
-
 // Size of `value` as a varint.
 constexpr int64_t VarintBytes(uint64_t value) {
   int64_t bytes = 1;
@@ -39,13 +37,21 @@ inline uint8_t* WriteVarint(uint64_t value, uint8_t* out) {
   return out;
 }
 
-// Size of what precedes a raw entry's bytes.
-constexpr int64_t RawPrefixBytes(int64_t bytes) {
-  return VarintBytes(kRawTag) + VarintBytes(static_cast<uint64_t>(bytes));
+// The tag of a field of bytes, or of a message in another.
+constexpr uint64_t BytesTag(uint64_t number) { return number << 3 | kBytes; }
+
+inline constexpr uint64_t kRawTag = BytesTag(kRawField);
+
+// Size of what precedes such a field's bytes.
+constexpr int64_t PrefixBytes(uint64_t tag, int64_t bytes) {
+  return VarintBytes(tag) + VarintBytes(static_cast<uint64_t>(bytes));
+}
+inline uint8_t* WritePrefix(uint64_t tag, int64_t bytes, uint8_t* out) {
+  return WriteVarint(static_cast<uint64_t>(bytes), WriteVarint(tag, out));
 }
 inline constexpr int64_t kRawPrefixBytesMax = 12;
 inline uint8_t* WriteRawPrefix(int64_t bytes, uint8_t* out) {
-  return WriteVarint(static_cast<uint64_t>(bytes), WriteVarint(kRawTag, out));
+  return WritePrefix(kRawTag, bytes, out);
 }
 
 }  // namespace attend::wire

@@ -63,51 +63,9 @@ struct HeldBlock {
   }
 };
 
-struct RawTensor {
-  const void* data = nullptr;
-  int64_t bytes = 0;
-  bool copied() const { return bytes <= thresholds::kReplyCopiedBytesMax; }
-};
-
 uint8_t* WritableBytes(const grpc::Slice& slice) { return const_cast<uint8_t*>(slice.begin()); }
 
-// The serialised small fields, then each tensor after its tag: copied, or as a slice over `block`.
-grpc::ByteBuffer Assemble(const v1::AttendResponse& fields, const RawTensor* tensors, int count,
-                          HostBlock block, WatchedRef call) {
-  std::vector<grpc::Slice> slices;
-  slices.reserve(5);                                    // of most answers
-  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a tensor is not copied
-  int64_t head_bytes = static_cast<int64_t>(fields.ByteSizeLong());
-  bool first = true;
-  for (int next = 0; first || next < count;) {
-    // One slice: the fields (once), then prefixes and small tensors up to the next large one.
-    int end = next;
-    while (end < count) {
-      head_bytes += wire::RawPrefixBytes(tensors[end].bytes);
-      if (!tensors[end].copied()) break;
-      head_bytes += tensors[end++].bytes;
-    }
-    grpc::Slice head(static_cast<size_t>(head_bytes));
-    uint8_t* out = WritableBytes(head);
-    if (first) out = fields.SerializeWithCachedSizesToArray(out);
-    for (; next < end; ++next) {
-      out = wire::WriteRawPrefix(tensors[next].bytes, out);
-      if (tensors[next].bytes > 0) std::memcpy(out, tensors[next].data, tensors[next].bytes);
-      out += tensors[next].bytes;
-    }
-    if (next < count) wire::WriteRawPrefix(tensors[next].bytes, out);
-    slices.push_back(std::move(head));
-    if (next < count) {
-      if (held == nullptr) held.reset(new HeldBlock(call));
-      held->AddSlices(tensors[next].data, tensors[next].bytes, slices);
-      ++next;
-    }
-    head_bytes = 0;
-    first = false;
-  }
-  if (held != nullptr) held->block = std::move(block);
-  return grpc::ByteBuffer(slices.data(), slices.size());
-}
+bool IsCopied(const RawTensor& tensor) { return tensor.bytes <= thresholds::kReplyCopiedBytesMax; }
 
 void SetSource(Transport transport, const RegionPlace* shared, v1::Tensor* tensor) {
   if (shared != nullptr && shared->region != nullptr) {
@@ -179,6 +137,53 @@ void FillOutputTensors(const Request& request, v1::AttendResponse* response) {
 }
 
 }  // namespace
+
+grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call) {
+  std::vector<grpc::Slice> slices;
+  slices.reserve(5);                                    // of most answers
+  std::unique_ptr<HeldBlock, HeldBlock::Dropper> held;  // made only if a tensor is not copied
+  const int64_t fields_bytes = static_cast<int64_t>(parts.fields.ByteSizeLong());
+  int64_t head_bytes = fields_bytes;
+  int64_t all_bytes = fields_bytes;
+  const size_t count = parts.tensors.size();
+  for (const RawTensor& tensor : parts.tensors) {
+    all_bytes += wire::PrefixBytes(parts.raw_tag, tensor.bytes) + tensor.bytes;
+  }
+  if (parts.outer_tag != 0) head_bytes += wire::PrefixBytes(parts.outer_tag, all_bytes);
+  bool first = true;
+  for (size_t next = 0; first || next < count;) {
+    // One slice: the fields (once), then prefixes and small tensors up to the next large one.
+    size_t end = next;
+    while (end < count) {
+      const RawTensor& tensor = parts.tensors[end];
+      head_bytes += wire::PrefixBytes(parts.raw_tag, tensor.bytes);
+      if (!IsCopied(tensor)) break;
+      head_bytes += tensor.bytes;
+      ++end;
+    }
+    grpc::Slice head(static_cast<size_t>(head_bytes));
+    uint8_t* out = WritableBytes(head);
+    if (first && parts.outer_tag != 0) out = wire::WritePrefix(parts.outer_tag, all_bytes, out);
+    if (first) out = parts.fields.SerializeWithCachedSizesToArray(out);
+    for (; next < end; ++next) {
+      const RawTensor& tensor = parts.tensors[next];
+      out = wire::WritePrefix(parts.raw_tag, tensor.bytes, out);
+      if (tensor.bytes > 0) std::memcpy(out, tensor.data, static_cast<size_t>(tensor.bytes));
+      out += tensor.bytes;
+    }
+    if (next < count) wire::WritePrefix(parts.raw_tag, parts.tensors[next].bytes, out);
+    slices.push_back(std::move(head));
+    if (next < count) {
+      if (held == nullptr) held.reset(new HeldBlock(call));
+      held->AddSlices(parts.tensors[next].data, parts.tensors[next].bytes, slices);
+      ++next;
+    }
+    head_bytes = 0;
+    first = false;
+  }
+  if (held != nullptr) held->block = std::move(block);
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
 
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor) {
   tensor->set_dtype(static_cast<v1::DType>(dtype));
@@ -252,14 +257,15 @@ grpc::ByteBuffer EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
   const SharedTensors* const shared = request->source.shared();
   const auto outputs = OutputsOf(request->attention, request->backward);
   std::array<RawTensor, kOutputsMax> tensors;
-  int count = 0;
+  size_t count = 0;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const bool placed = shared != nullptr && shared->outputs[i].region != nullptr;
     if (outputs[i].wanted && !placed) tensors[count++] = {outputs[i].data, outputs[i].bytes};
   }
   HostBlock output = std::move(request->output);
   request.reset();  // frees the input block and shared regions before the answer is sent
-  return Assemble(*response, tensors.data(), count, std::move(output), std::move(call));
+  return AssembleAnswer({*response, wire::kRawTag, {tensors.data(), count}}, std::move(output),
+                        std::move(call));
 }
 
 void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status) {

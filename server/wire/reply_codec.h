@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "attend/v1/attention.pb.h"
@@ -19,6 +20,23 @@
 #include "server/wire/answer_watch.h"
 
 namespace attend {
+
+// One tensor of an answer.
+struct RawTensor {
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// What an answer's message has.
+struct AnswerParts {
+  const google::protobuf::MessageLite& fields;  // all that is not tensors' bytes
+  uint64_t raw_tag = 0;                         // of each tensor's bytes, which follow
+  std::span<const RawTensor> tensors;
+  uint64_t outer_tag = 0;  // the answer is this field of another message; 0: it is the message
+};
+// Small tensors are copied; of large ones gRPC sends the bytes in `block`. `call` is told how much
+// of those was taken.
+grpc::ByteBuffer AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call);
 
 // Fills in the small fields of a successful answer; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);

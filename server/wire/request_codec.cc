@@ -355,36 +355,4 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   request.backward = {g, validated.wanted, validated.bias_shape};
 }
 
-// Calls take(reader, place, bytes) for each inline tensor, with the reader at its first byte. The
-// message's entries of raw are in the tensors' order.
-template <class Take>
-void ForEachRaw(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
-                Request& request, const Take& take) {
-  char* const input = static_cast<char*>(request.input.data());
-  if (input == nullptr) return;  // every inline tensor is empty
-  SliceReader reader(message.slices);
-  for (int i = 0, raw = 0; i < kTensorsMax; ++i) {
-    if (!validated.in_message(i)) continue;
-    reader.Skip(message.scan.raw[raw++].offset - reader.position());
-    take(reader, input + plan.tensors[i], validated.tensor_bytes[i]);
-  }
-}
-
-void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
-                 Request& request) {
-  ForEachRaw(message, validated, plan, request,
-             [](SliceReader& reader, char* place, int64_t bytes) { reader.Read(place, bytes); });
-}
-
-std::vector<HostPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
-                                    const MemoryPlan& plan, Request& request) {
-  std::vector<HostPiece> pieces;
-  pieces.reserve(message.slices.size() + kTensorsMax);
-  ForEachRaw(message, validated, plan, request,
-             [&pieces](SliceReader& reader, char* place, int64_t bytes) {
-               reader.ReadPieces(place, bytes, pieces);
-             });
-  return pieces;
-}
-
 }  // namespace attend

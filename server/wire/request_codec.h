@@ -23,6 +23,7 @@
 
 #include "attend/v1/attention.pb.h"
 #include "kernels/util/status.h"
+#include "server/memory/shared_file.h"
 #include "server/request/request.h"
 #include "server/wire/slice_reader.h"
 #include "server/wire/validate.h"
@@ -46,8 +47,9 @@ struct MessageScan {
   ArrayRuns arrays{};
   int64_t raw_count = 0;
   struct Raw {
-    int64_t offset = 0;
+    int64_t offset = 0;  // in the message, or in the file
     int64_t bytes = 0;
+    const SharedFile* file = nullptr;  // of other protocols: whose bytes are not in the message
   };
   std::array<Raw, kTensorsMax> raw{};  // the first entries
 };
@@ -102,12 +104,5 @@ Status ReservePages(const MemoryPlan& plan, Request& request);
 // whose pages reserved.
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
-
-// Copies the inline tensors' bytes to their places.
-void CopyTensors(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
-                 Request& request);
-// The same as pieces of a copy that the caller makes while the message lives.
-std::vector<HostPiece> TensorPieces(const RequestMessage& message, const Validated& validated,
-                                    const MemoryPlan& plan, Request& request);
 
 }  // namespace attend

@@ -19,6 +19,7 @@
 #include "server/wire/request_codec.h"
 #include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
+#include "server/wire/tensor_copies.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/two_sessions.h"
 #include "tests/server/support/messages.h"

@@ -113,6 +113,10 @@ std::vector<Setting> MemorySettings() {
        [](const C& c) { return c.shared_memory_client_max_bytes == 8192; }, "4095"},
       {"shared-memory-client-regions", "9",
        [](const C& c) { return c.shared_memory_client_regions == 9; }, "0"},
+      {"oip-shared-memory-owner", "me",
+       [](const C& c) { return c.oip_shared_memory_owner == "me"; }, ""},
+      {"oip-shared-memory-regions", "7",
+       [](const C& c) { return c.oip_shared_memory_regions == 7; }, "0"},
       {"session-memory", "8MiB", [](const C& c) { return c.session_memory_bytes == 8 << 20; },
        "8388607B"},
       {"session-lease", "2.5", [](const C& c) { return c.session_lease_seconds == 2.5; }, "0"},
@@ -242,6 +246,13 @@ TEST(ConfigTest, Switches) {
   EXPECT_TRUE(Parse({"--shared-memory"}).config.shared_memory);
   EXPECT_FALSE(Parse({"--shared-memory"}).config.shared_memory_any_user);
   EXPECT_TRUE(Parse({"--shared-memory-any-user"}).config.shared_memory_any_user);
+  EXPECT_FALSE(Parse({}).config.oip);
+  const Config oip = Parse({"--oip", "--oip-shared-memory=/attend"}).config;
+  EXPECT_TRUE(oip.oip);
+  EXPECT_EQ(oip.oip_shared_memory, "/attend");
+  EXPECT_FALSE(oip.oip_cuda_shared_memory);
+  EXPECT_TRUE(Parse({"--oip", "--shared-memory", "--cuda-ipc", "--oip-cuda-shared-memory"})
+                  .config.oip_cuda_shared_memory);
   EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
   const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
   EXPECT_TRUE(Parse({}).config.shared_memory);

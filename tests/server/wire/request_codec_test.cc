@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "server/wire/request_codec.h"
+#include "server/wire/tensor_copies.h"
 
 #include <gmock/gmock.h>
 #include <google/protobuf/unknown_field_set.h>

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/oip_options.h"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/util/parse_number.h"
+
+namespace attend {
+namespace {
+
+// A user's id, from its name or its number.
+std::optional<uid_t> FindUser(const std::string& user) {
+  if (user.empty()) return geteuid();
+  if (const struct passwd* const found = getpwnam(user.c_str())) return found->pw_uid;
+  return ParseNumber<uid_t>(user);
+}
+
+}  // namespace
+
+Result<oip::InferenceServiceImpl::Options> MakeOipOptions(const Config& config,
+                                                          const std::vector<Backend*>& backends,
+                                                          RegionRegistry* lent) {
+  oip::InferenceServiceImpl::Options options;
+  options.version = Version();
+  options.batch_delay_us = config.max_batch_delay_us;
+  oip::RegionNames::Options& regions = options.regions;
+  regions.regions_max = config.oip_shared_memory_regions;
+  regions.tenants = static_cast<int>(config.tenants.list().size());
+  if (!config.oip_shared_memory.empty()) {
+    const std::optional<uid_t> owner = FindUser(config.oip_shared_memory_owner);
+    if (!owner) {
+      return InvalidArgument("oip-shared-memory-owner " + config.oip_shared_memory_owner +
+                             ": no such user");
+    }
+    regions.files = {config.oip_shared_memory, *owner};
+  }
+  if (!config.oip_cuda_shared_memory) return options;
+  regions.lent = lent;
+  constexpr std::string_view kCuda = "cuda:";
+  for (const Backend* const backend : backends) {
+    const DeviceInfo& info = backend->info();
+    if (info.uuid.empty()) continue;
+    std::optional<int64_t> id;
+    if (info.name.starts_with(kCuda)) id = ParseNumber<int64_t>(info.name.substr(kCuda.size()));
+    regions.gpus.push_back({id.value_or(std::ssize(regions.gpus)), info.uuid});
+  }
+  return options;
+}
+
+}  // namespace attend

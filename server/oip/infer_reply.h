@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Encodes ModelInferResponse and ModelStreamInferResponse. As with AttendResponse, large tensors
+// leave from the request's output block.
+
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/util/status.h"
+#include "server/request/request.h"
+#include "server/wire/answer_watch.h"
+
+namespace attend::oip {
+
+// Takes the request, whose status is OK. `on_stream`: as a ModelStreamInferResponse.
+grpc::ByteBuffer EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns,
+                                  WatchedRef call, bool on_stream);
+// A stream's answer to a failed request.
+grpc::ByteBuffer EncodeInferFailure(const std::string& id, const Status& status);
+
+}  // namespace attend::oip

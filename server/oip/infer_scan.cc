@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/oip/infer_scan.h"
+
+#include <string>
+
+#include "inference/grpc_service.pb.h"
+#include "server/wire/protobuf_wire.h"
+#include "server/wire/wire_fields.h"
+
+namespace attend::oip {
+namespace {
+
+using Infer = inference::ModelInferRequest;
+using InputTensor = Infer::InferInputTensor;
+
+Status Malformed(const std::string& what) {
+  return InvalidArgument("the message is not a ModelInferRequest: " + what);
+}
+
+class Scanner {
+ public:
+  Scanner(std::span<const ByteSpan> slices, MessageScan& scan, InferScan& out)
+      : reader_(slices), scan_(scan), out_(out) {}
+
+  Status Run() {
+    scan_.message_bytes = reader_.remaining();
+    while (reader_.remaining() > 0) {
+      const SliceReader begin = reader_;
+      wire::Field field;
+      Status status = wire::ReadField(reader_, field);
+      if (!status.ok()) return Malformed(status.message());
+      const bool bytes = field.type == wire::kBytes;
+      if (bytes && field.number == Infer::kRawInputContentsFieldNumber) {
+        TakeRaw(field.bytes);
+      } else if (bytes && field.number == Infer::kInputsFieldNumber) {
+        status = TakeInput(field.bytes);
+      } else {
+        reader_.Skip(field.bytes);
+        status = Gather(begin, reader_.position() - begin.position());
+      }
+      if (!status.ok()) return status;
+    }
+    return Status();
+  }
+
+ private:
+  void TakeRaw(int64_t bytes) {
+    if (out_.raw_count < kInputCount) {
+      out_.raw[static_cast<size_t>(out_.raw_count)] = {reader_.position(), bytes};
+    }
+    ++out_.raw_count;
+    reader_.Skip(bytes);
+  }
+
+  // Calls take(field, begin, reader) for each field of the next `bytes`, with the reader at the
+  // field's value, and moves past them.
+  template <class Take>
+  Status ForEachField(int64_t bytes, const Take& take) {
+    const int64_t end = reader_.position() + bytes;
+    while (reader_.position() < end) {
+      const SliceReader begin = reader_;
+      wire::Field field;
+      const Status status = wire::ReadField(reader_, field);
+      if (!status.ok()) return Malformed(status.message());
+      if (field.bytes > end - reader_.position()) {
+        return Malformed("a field of inputs[" + std::to_string(out_.inputs) +
+                         "] ends behind it, at byte " + std::to_string(end));
+      }
+      ATTEND_RETURN_IF_ERROR(take(field, begin));
+      reader_.Skip(field.bytes);
+    }
+    return Status();
+  }
+
+  static bool IsContents(const wire::Field& field) {
+    return field.type == wire::kBytes && field.number == InputTensor::kContentsFieldNumber;
+  }
+
+  Status TakeInput(int64_t bytes) {
+    if (out_.inputs == kInputCount) {
+      return InvalidArgument("inputs has more than " + std::to_string(kInputCount) + " entries");
+    }
+    MessagePart& contents = out_.contents[static_cast<size_t>(out_.inputs)];
+    const SliceReader whole = reader_;
+    int64_t small = bytes;
+    ATTEND_RETURN_IF_ERROR(ForEachField(bytes, [&](const wire::Field& field, SliceReader begin) {
+      if (!IsContents(field)) return Status();
+      if (contents.present()) {
+        return InvalidArgument("inputs[" + std::to_string(out_.inputs) +
+                               "].contents is there twice");
+      }
+      contents = {reader_.position(), field.bytes};
+      small -= reader_.position() - begin.position() + field.bytes;
+      return Status();
+    }));
+    constexpr int64_t kPrefixMax = 12;
+    ATTEND_RETURN_IF_ERROR(CheckRoom(small + kPrefixMax));
+    auto* const header = reinterpret_cast<uint8_t*>(scan_.header.data());
+    uint8_t* const end = wire::WritePrefix(wire::BytesTag(Infer::kInputsFieldNumber), small,
+                                           header + scan_.header_bytes);
+    scan_.header_bytes = end - header;
+    reader_ = whole;
+    ATTEND_RETURN_IF_ERROR(ForEachField(bytes, [&](const wire::Field& field, SliceReader begin) {
+      if (IsContents(field)) return Status();
+      return Gather(begin, reader_.position() - begin.position() + field.bytes);
+    }));
+    ++out_.inputs;
+    return Status();
+  }
+
+  Status CheckRoom(int64_t bytes) const {
+    if (bytes <= kHeaderBytesMax - scan_.header_bytes) return Status();
+    return InvalidArgument("the fields beside tensors' contents have at least " +
+                           std::to_string(scan_.header_bytes + bytes) +
+                           " bytes, must have at most " + std::to_string(kHeaderBytesMax));
+  }
+
+  Status Gather(SliceReader begin, int64_t bytes) {
+    ATTEND_RETURN_IF_ERROR(CheckRoom(bytes));
+    begin.Read(scan_.header.data() + scan_.header_bytes, bytes);
+    scan_.header_bytes += bytes;
+    return Status();
+  }
+
+  SliceReader reader_;
+  MessageScan& scan_;
+  InferScan& out_;
+};
+
+}  // namespace
+
+Status ScanInfer(std::span<const ByteSpan> slices, MessageScan& scan, InferScan& out) {
+  return Scanner(slices, scan, out).Run();
+}
+
+}  // namespace attend::oip

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Takes a ModelInferRequest apart where it arrived: one walk over its top-level fields, and over
+// those of each input. Tensor bytes stay in place, raw and typed ones alike; everything else is
+// small and is gathered for the generated class. No memory is taken for a declared length. Pure.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "kernels/util/status.h"
+#include "server/oip/models.h"
+#include "server/wire/request_codec.h"
+#include "server/wire/slice_reader.h"
+
+namespace attend::oip {
+
+// Bytes of a message.
+struct MessagePart {
+  int64_t offset = 0;
+  int64_t bytes = -1;  // negative: there are none
+  bool present() const { return bytes >= 0; }
+};
+
+struct InferScan {
+  int64_t raw_count = 0;
+  std::array<MessagePart, kInputCount> raw{};  // the first entries of raw_input_contents
+  int64_t inputs = 0;
+  std::array<MessagePart, kInputCount> contents{};  // of each input: its `contents`
+};
+
+// Sets `scan.header` to the message without tensor bytes. INVALID_ARGUMENT if this is no
+// ModelInferRequest, its small fields are too large or it has more inputs than any model.
+Status ScanInfer(std::span<const ByteSpan> slices, MessageScan& scan, InferScan& out);
+
+}  // namespace attend::oip

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/oip/inference_service.h"
+
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/memory/memory_reserve.h"
+#include "server/oip/models.h"
+#include "server/rpc/open_stream.h"
+#include "server/rpc/small_call.h"
+#include "server/rpc/stream_call.h"
+#include "server/rpc/unary_call.h"
+
+namespace attend::oip {
+namespace {
+
+// Far more than any of these messages has.
+constexpr int64_t kRequestBytesMax = int64_t{16} << 10;
+
+constexpr char kEvent[] = "inference call failed";
+
+// The model, whose version may be left open.
+template <class Request>
+Result<const Model*> Named(const Request& request) {
+  const Model* const model = FindModel(request.name());
+  const bool known = request.version().empty() || request.version() == kVersion;
+  if (model != nullptr && known) return model;
+  return Status(Code::kNotFound, "Request for unknown model: '" + request.name() + "'" +
+                                     (known ? "" : " version '" + request.version() + "'") +
+                                     " is not found");
+}
+
+// Finishes its call when it goes.
+struct Finisher {
+  explicit Finisher(grpc::ServerUnaryReactor& finished) : reactor(finished) {}
+  ~Finisher() { reactor.Finish(grpc::Status()); }
+  Finisher(const Finisher&) = delete;
+  Finisher& operator=(const Finisher&) = delete;
+  grpc::ServerUnaryReactor& reactor;
+};
+
+}  // namespace
+
+InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options options)
+    : context_(context), options_(std::move(options)), regions_(options_.regions) {}
+
+template <class In, class Out, class Answer>
+void InferenceServiceImpl::Respond(Call& call, const Bytes& request, Bytes& response,
+                                   Reactor& reactor, const Answer& answer) {
+  const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, answer, response);
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if (status.ok()) return reactor.Finish(grpc::Status());
+  RefuseCall(context_, call, kEvent, Rejection::kMemory, status, {}, reactor);
+}
+
+template <class In, class Out, class Answer>
+InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, const Bytes* request,
+                                                                Bytes* response,
+                                                                const Answer& answer) {
+  Reactor* const reactor = call->DefaultReactor();
+  Respond<In, Out>(*call, *request, *response, *reactor, answer);
+  return reactor;
+}
+
+template <class In, class Out>
+InferenceServiceImpl::Reactor* InferenceServiceImpl::Refuse(Call* call, const Bytes* request,
+                                                            Bytes* response, const char* why) {
+  return RespondNow<In, Out>(call, request, response,
+                             [why](const In&, Out&) { return Unimplemented(why); });
+}
+
+bool InferenceServiceImpl::Ready() const {
+  return !context_.engine.draining() && context_.engine.healthy();
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerLive(Call* call, const Bytes* request,
+                                                                Bytes* response) {
+  return RespondNow<inference::ServerLiveRequest, inference::ServerLiveResponse>(
+      call, request, response, [](const auto&, auto& out) { return out.set_live(true), Status(); });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerReady(Call* call, const Bytes* request,
+                                                                 Bytes* response) {
+  return RespondNow<inference::ServerReadyRequest, inference::ServerReadyResponse>(
+      call, request, response,
+      [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelReady(Call* call, const Bytes* request,
+                                                                Bytes* response) {
+  return RespondNow<inference::ModelReadyRequest, inference::ModelReadyResponse>(
+      call, request, response, [this](const auto& in, auto& out) {
+        return out.set_ready(Named(in).ok() && Ready()), Status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerMetadata(Call* call,
+                                                                    const Bytes* request,
+                                                                    Bytes* response) {
+  return RespondNow<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
+      call, request, response, [this](const auto&, auto& out) {
+        out.set_name("attend");
+        out.set_version(options_.version);
+        for (const char* const each : {"model_configuration", "model_repository", "parameters",
+                                       "schedule_policy", "statistics"}) {
+          out.add_extensions(each);
+        }
+        if (regions_.files()) out.add_extensions("system_shared_memory");
+        if (regions_.gpus()) out.add_extensions("cuda_shared_memory");
+        return Status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelMetadata(Call* call, const Bytes* request,
+                                                                   Bytes* response) {
+  return RespondNow<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
+      call, request, response, [](const auto& in, auto& out) {
+        const Result<const Model*> model = Named(in);
+        if (model.ok()) FillMetadata(**model, out);
+        return model.status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelConfig(Call* call, const Bytes* request,
+                                                                 Bytes* response) {
+  return RespondNow<inference::ModelConfigRequest, inference::ModelConfigResponse>(
+      call, request, response, [this](const auto& in, auto& out) {
+        const Result<const Model*> model = Named(in);
+        if (model.ok()) FillConfig(**model, options_.batch_delay_us, *out.mutable_config());
+        return model.status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelStatistics(Call* call,
+                                                                     const Bytes* request,
+                                                                     Bytes* response) {
+  return RespondNow<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
+      call, request, response, [this](const auto& in, auto& out) {
+        if (in.name().empty()) {
+          for (const Model& model : Models()) statistics_.Fill(model, *out.add_model_stats());
+          return Status();
+        }
+        const Result<const Model*> model = Named(in);
+        if (model.ok()) statistics_.Fill(**model, *out.add_model_stats());
+        return model.status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, const Bytes* request,
+                                                                Bytes* response) {
+  return BeginUnary(context_, unary_, Pass::kForward, *call, *request, *response);
+}
+
+InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
+  return OpenStream(context_,
+                    [&] { return new StreamCall(context_, stream_, Pass::kForward, *call); });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,
+                                                                     const Bytes* request,
+                                                                     Bytes* response) {
+  return RespondNow<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
+      call, request, response, [this](const auto& in, auto& out) {
+        if (!in.repository_name().empty()) {
+          return Unimplemented("repository_name is '" + in.repository_name() +
+                               "', must be empty: models are built in");
+        }
+        const bool ready = Ready();
+        if (in.ready() && !ready) return Status();
+        for (const Model& model : Models()) {
+          auto* const index = out.add_models();
+          index->set_name(model.name);
+          index->set_version(kVersion);
+          index->set_state(ready ? "READY" : "UNAVAILABLE");
+        }
+        return Status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryModelLoad(Call* call,
+                                                                         const Bytes* request,
+                                                                         Bytes* response) {
+  return Refuse<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+      call, request, response, "models are built in, and always loaded");
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryModelUnload(Call* call,
+                                                                           const Bytes* request,
+                                                                           Bytes* response) {
+  return Refuse<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+      call, request, response, "models are built in, and always loaded");
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Call* call,
+                                                                              const Bytes* request,
+                                                                              Bytes* response) {
+  return RespondNow<inference::SystemSharedMemoryStatusRequest,
+                    inference::SystemSharedMemoryStatusResponse>(
+      call, request, response, [&](const auto& in, auto& out) {
+        const auto listed = regions_.List(Tenant(*call), RegionNames::Kind::kFile, in.name());
+        if (!listed.ok()) return listed.status();
+        for (const NamedRegionRef& region : *listed) {
+          auto& status = (*out.mutable_regions())[region->name];
+          status.set_name(region->name);
+          status.set_key(region->file->key());
+          status.set_offset(static_cast<uint64_t>(region->offset));
+          status.set_byte_size(static_cast<uint64_t>(region->bytes));
+        }
+        return Status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryRegister(
+    Call* call, const Bytes* request, Bytes* response) {
+  return RespondNow<inference::SystemSharedMemoryRegisterRequest,
+                    inference::SystemSharedMemoryRegisterResponse>(
+      call, request, response, [&](const auto& in, auto&) {
+        return regions_.RegisterFile(Tenant(*call), in.name(), in.key(), in.offset(),
+                                     in.byte_size());
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryUnregister(
+    Call* call, const Bytes* request, Bytes* response) {
+  return RespondNow<inference::SystemSharedMemoryUnregisterRequest,
+                    inference::SystemSharedMemoryUnregisterResponse>(
+      call, request, response, [&](const auto& in, auto&) {
+        regions_.Unregister(Tenant(*call), RegionNames::Kind::kFile, in.name(), nullptr);
+        return Status();
+      });
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call* call,
+                                                                            const Bytes* request,
+                                                                            Bytes* response) {
+  return RespondNow<inference::CudaSharedMemoryStatusRequest,
+                    inference::CudaSharedMemoryStatusResponse>(
+      call, request, response, [&](const auto& in, auto& out) {
+        const auto listed = regions_.List(Tenant(*call), RegionNames::Kind::kGpu, in.name());
+        if (!listed.ok()) return listed.status();
+        for (const NamedRegionRef& region : *listed) {
+          auto& status = (*out.mutable_regions())[region->name];
+          status.set_name(region->name);
+          status.set_device_id(static_cast<uint64_t>(region->device_id));
+          status.set_byte_size(static_cast<uint64_t>(region->bytes));
+        }
+        return Status();
+      });
+}
+
+// Opening the memory may wait for the device.
+InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Call* call,
+                                                                              const Bytes* request,
+                                                                              Bytes* response) {
+  Reactor* const reactor = call->DefaultReactor();
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    context_.workers.Post([this, call, request, response, reactor] {
+      Respond<inference::CudaSharedMemoryRegisterRequest,
+              inference::CudaSharedMemoryRegisterResponse>(
+          *call, *request, *response, *reactor, [&](const auto& in, auto&) {
+            return regions_.RegisterGpu(Tenant(*call), in.name(), in.raw_handle(), in.device_id(),
+                                        in.byte_size());
+          });
+    });
+  } catch (const std::bad_alloc&) {
+    reactor->Finish(NoMemory());
+  }
+  return reactor;
+}
+
+// Answered once the server has closed the memory: the client may free it then.
+InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
+    Call* call, const Bytes* request, Bytes* response) {
+  Reactor* const reactor = call->DefaultReactor();
+  std::string name;
+  const auto note = [&name](const inference::CudaSharedMemoryUnregisterRequest& in, auto&) {
+    name = in.name();
+    return Status();
+  };
+  const Status status = TrySmallCall<inference::CudaSharedMemoryUnregisterRequest,
+                                     inference::CudaSharedMemoryUnregisterResponse>(
+      *request, kRequestBytesMax, note, *response);
+  const OnNoMemory wait(OnNoMemory::kWait);
+  if (!status.ok()) {
+    RefuseCall(context_, *call, kEvent, Rejection::kMemory, status, {}, *reactor);
+  } else {
+    regions_.Unregister(Tenant(*call), RegionNames::Kind::kGpu, name,
+                        std::make_shared<Finisher>(*reactor));
+  }
+  return reactor;
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::TraceSetting(Call* call, const Bytes* request,
+                                                                  Bytes* response) {
+  return Refuse<inference::TraceSettingRequest, inference::TraceSettingResponse>(
+      call, request, response, "this server writes no traces");
+}
+
+InferenceServiceImpl::Reactor* InferenceServiceImpl::LogSettings(Call* call, const Bytes* request,
+                                                                 Bytes* response) {
+  return Refuse<inference::LogSettingsRequest, inference::LogSettingsResponse>(
+      call, request, response, "the log is set with --log-level and --log-format at the start");
+}
+
+}  // namespace attend::oip

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ModelStatistics reports: sums of what each ended request says of itself, by model. A request
+// is counted as a whole, so that no reader sees some of its phases without the others. Thread-safe.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+
+#include "inference/grpc_service.pb.h"
+#include "kernels/util/mutex.h"
+#include "server/oip/models.h"
+#include "server/request/request.h"
+
+namespace attend::oip {
+
+class ModelStatistics {
+ public:
+  // `elements`: the sequences of its batch dimension, or 1.
+  void Count(const Model& model, const Request& request, int64_t total_ns, int64_t elements);
+  void Fill(const Model& model, inference::ModelStatistics& out) const;
+
+ private:
+  struct Phases {
+    uint64_t input_ns = 0;
+    uint64_t infer_ns = 0;
+    uint64_t output_ns = 0;
+  };
+  struct Batches {
+    uint64_t requests = 0;  // that ran in batches of a size
+    Phases phases;          // of these requests' batches
+  };
+  struct Sums {
+    uint64_t succeeded = 0;
+    uint64_t succeeded_ns = 0;
+    uint64_t failed = 0;
+    uint64_t failed_ns = 0;
+    uint64_t queue_ns = 0;
+    Phases phases;
+    uint64_t elements = 0;
+    double batches = 0;    // each request has its share of the batch that it ran in
+    uint64_t last_ms = 0;  // since 1970
+    std::map<uint64_t, Batches> by_size;
+  };
+  struct Entry {
+    mutable Mutex mutex;
+    Sums sums ATTEND_GUARDED_BY(mutex);
+  };
+
+  std::array<Entry, kModelCount> models_;
+};
+
+}  // namespace attend::oip

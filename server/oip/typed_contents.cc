@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/oip/typed_contents.h"
+
+#include <array>
+#include <cstring>
+
+#include "inference/grpc_service.pb.h"
+#include "server/wire/protobuf_wire.h"
+#include "server/wire/request_codec.h"
+#include "server/wire/wire_fields.h"
+
+namespace attend::oip {
+namespace {
+
+using Contents = inference::InferTensorContents;
+
+Status Malformed(const std::string& what) {
+  return InvalidArgument(what + ".contents is not an InferTensorContents");
+}
+
+// Calls take(field, reader) for each field of the contents, with the reader at its value. Fields
+// that hold another type's values are refused, but empty ones.
+template <class Take>
+Status ForEachField(std::span<const ByteSpan> slices, const MessagePart& contents, int number,
+                    const std::string& what, const Take& take) {
+  SliceReader reader(slices);
+  reader.Skip(contents.offset);
+  const int64_t end = contents.offset + contents.bytes;
+  while (reader.position() < end) {
+    wire::Field field;
+    if (!wire::ReadField(reader, field).ok()) return Malformed(what);
+    if (field.bytes > end - reader.position()) return Malformed(what);
+    const int64_t after = reader.position() + field.bytes;
+    if (field.number == static_cast<uint64_t>(number)) {
+      ATTEND_RETURN_IF_ERROR(take(field, reader));
+    } else if (field.bytes > 0) {
+      return InvalidArgument(what + ".contents has field " + std::to_string(field.number) +
+                             ", must have field " + std::to_string(number) + " for its datatype");
+    }
+    reader.Skip(after - reader.position());
+  }
+  return Status();
+}
+
+void Append(SliceReader& reader, int64_t bytes, std::vector<uint8_t>& out) {
+  reader.ForEachPiece(
+      bytes, [&out](ByteSpan piece) { out.insert(out.end(), piece.begin(), piece.end()); });
+}
+
+}  // namespace
+
+Status FindFloats(std::span<const ByteSpan> slices, const MessagePart& contents,
+                  const std::string& what, int64_t message_bytes, std::vector<uint8_t>& tail,
+                  MessagePart& found) {
+  found = {contents.offset, 0};
+  constexpr int kField = Contents::kFp32ContentsFieldNumber;
+  // As every common runtime writes it: all in one run.
+  SliceReader reader(slices);
+  reader.Skip(contents.offset);
+  wire::Field first;
+  if (contents.bytes == 0) return Status();
+  if (!wire::ReadField(reader, first).ok()) return Malformed(what);
+  const int64_t end = contents.offset + contents.bytes;
+  if (first.number == kField && first.type == wire::kBytes &&
+      first.bytes == end - reader.position()) {
+    found = {reader.position(), first.bytes};
+    return Status();
+  }
+  if (contents.bytes > kFieldBytesMax) {
+    return InvalidArgument(what + ".contents has its numbers in several runs and " +
+                           std::to_string(contents.bytes) + " bytes, must have at most " +
+                           std::to_string(kFieldBytesMax) + ", or be one run");
+  }
+  const size_t before = tail.size();
+  ATTEND_RETURN_IF_ERROR(ForEachField(
+      slices, contents, kField, what, [&](const wire::Field& field, SliceReader& value) {
+        if (field.type != wire::kBytes && field.type != wire::kFixed32) return Malformed(what);
+        Append(value, field.bytes, tail);
+        return Status();
+      }));
+  found = {message_bytes + static_cast<int64_t>(before),
+           static_cast<int64_t>(tail.size() - before)};
+  return Status();
+}
+
+Status TakeVarints(std::span<const ByteSpan> slices, const MessagePart& contents, int field,
+                   const std::string& what, std::vector<uint8_t>& out, int64_t& entries) {
+  return ForEachField(slices, contents, field, what,
+                      [&](const wire::Field& each, SliceReader& value) {
+                        if (each.type != wire::kBytes && each.type != wire::kVarint)
+                          return Malformed(what);
+                        const size_t before = out.size();
+                        Append(value, each.bytes, out);
+                        int length = 0;  // of the varint that has begun
+                        for (size_t i = before; i < out.size(); ++i) {
+                          constexpr int kVarintBytesMax = 10;
+                          if (++length > kVarintBytesMax) return Malformed(what);
+                          if (out[i] >= 0x80) continue;
+                          length = 0;
+                          ++entries;
+                        }
+                        return length == 0 ? Status() : Malformed(what);
+                      });
+}
+
+Status EncodeVarints(SliceReader& reader, int64_t bytes, int width, const std::string& what,
+                     std::vector<uint8_t>& out) {
+  for (int64_t at = 0; at < bytes; at += width) {
+    int64_t value = 0;
+    if (width == 4) {
+      int32_t narrow = 0;
+      reader.Read(&narrow, sizeof(narrow));
+      value = narrow;
+    } else {
+      reader.Read(&value, sizeof(value));
+    }
+    if (value < 0) {
+      return InvalidArgument(what + "[" + std::to_string(at / width) + "] is " +
+                             std::to_string(value) + ", must be at least 0");
+    }
+    std::array<uint8_t, 10> varint{};
+    const uint8_t* const end = wire::WriteVarint(static_cast<uint64_t>(value), varint.data());
+    out.insert(out.end(), varint.cbegin(), varint.cbegin() + (end - varint.data()));
+  }
+  return Status();
+}
+
+}  // namespace attend::oip

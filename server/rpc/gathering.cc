@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/gathering.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/util/thresholds.h"
+
+namespace attend {
+
+// A message that was kept, and its part of held_bytes_max_.
+struct Gathering::HeldMessage {
+  HeldMessage(std::vector<grpc::Slice> message, std::shared_ptr<std::atomic<int64_t>> sum,
+              int64_t bytes)
+      : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
+  ~HeldMessage() { held->fetch_sub(message_bytes, std::memory_order_relaxed); }
+  const std::vector<grpc::Slice> slices;
+  const std::shared_ptr<std::atomic<int64_t>> held;
+  const int64_t message_bytes;
+};
+
+Gathering::Gathering(const ReceiveMemory* receive_memory, int64_t held_bytes_max)
+    : receive_memory_(receive_memory),
+      held_bytes_max_(held_bytes_max),
+      held_(std::make_shared<std::atomic<int64_t>>(0)) {}
+
+bool Gathering::MayKeep(const Request& request) const {
+  if (receive_memory_ == nullptr || request.file_bytes.input > 0) return false;
+  const int64_t bytes = request.message_bytes;
+  if (bytes < thresholds::kGatheredBytesMin || bytes > thresholds::kGatheredBytesMax) return false;
+  return request.input.data() != nullptr && request.placement.may_gather;
+}
+
+bool Gathering::Keep(MessageSlices& slices, std::vector<HostPiece> pieces, Request& request) const {
+  const int64_t bytes = request.message_bytes;
+  const bool readable = std::all_of(pieces.begin(), pieces.end(), [this](const HostPiece& piece) {
+    return receive_memory_->Contains(piece.from, piece.bytes);
+  });
+  const int64_t pieces_max =
+      thresholds::kGatheredPiecesFree + bytes / thresholds::kGatheredPieceBytesLeast;
+  if (!readable || std::ssize(pieces) > pieces_max) return false;
+  if (held_->fetch_add(bytes, std::memory_order_relaxed) + bytes > held_bytes_max_) {
+    held_->fetch_sub(bytes, std::memory_order_relaxed);
+    return false;
+  }
+  auto owner = std::make_shared<HeldMessage>(slices.TakeSlices(), held_, bytes);
+  request.source.Gather({std::move(pieces), std::move(owner)});
+  return true;
+}
+
+}  // namespace attend

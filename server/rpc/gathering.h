@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Leaves a request's tensors where their message arrived, if the device that computes it can read
+// them there and that pays. Thread-safe.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/contract/backend.h"
+#include "server/memory/receive_memory.h"
+#include "server/request/request.h"
+#include "server/wire/message_slices.h"
+
+namespace attend {
+
+class Gathering {
+ public:
+  // `receive_memory` is null if messages arrive in memory that no device reads. Above
+  // `held_bytes_max` bytes of kept messages, further ones are not kept.
+  Gathering(const ReceiveMemory* receive_memory, int64_t held_bytes_max);
+
+  // Whether it is worth asking for the pieces. The request must have its place.
+  bool MayKeep(const Request& request) const;
+  // Gives `request` the message, whose tensors are the pieces. False, if nothing is kept.
+  bool Keep(MessageSlices& slices, std::vector<HostPiece> pieces, Request& request) const;
+
+ private:
+  struct HeldMessage;
+
+  const ReceiveMemory* const receive_memory_;
+  const int64_t held_bytes_max_;
+  const std::shared_ptr<std::atomic<int64_t>> held_;  // bytes
+};
+
+}  // namespace attend

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls whose messages are small: parsed by the generated class, answered on the spot.
+
+#pragma once
+
+#include <google/protobuf/arena.h>
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <new>
+#include <string>
+
+#include "kernels/util/status.h"
+#include "server/memory/memory_reserve.h"
+
+namespace attend {
+
+// Has `answer(request, response)` fill the response, or say why not. Messages above `bytes_max`
+// bytes are refused. May throw std::bad_alloc.
+template <class In, class Out, class Answer>
+Status AnswerSmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const Answer& answer,
+                       grpc::ByteBuffer& response) {
+  const auto bytes = static_cast<int64_t>(request.Length());
+  if (bytes > bytes_max) {
+    return InvalidArgument("the message has " + std::to_string(bytes) +
+                           " bytes, must have at most " + std::to_string(bytes_max));
+  }
+  google::protobuf::Arena arena;  // Protobuf's messages lose what they hold where one fails
+  auto* const in = google::protobuf::Arena::CreateMessage<In>(&arena);
+  auto* const out = google::protobuf::Arena::CreateMessage<Out>(&arena);
+  grpc::ByteBuffer message(request);
+  if (!grpc::SerializationTraits<In>::Deserialize(&message, in).ok()) {
+    return InvalidArgument("the message cannot be parsed");
+  }
+  ATTEND_RETURN_IF_ERROR(answer(*in, *out));
+  bool own = false;
+  const grpc::Status written = grpc::SerializationTraits<Out>::Serialize(*out, &response, &own);
+  return written.ok() ? Status() : Internal("the answer cannot be written");
+}
+
+// The same, and RESOURCE_EXHAUSTED where there is no memory.
+template <class In, class Out, class Answer>
+Status TrySmallCall(const grpc::ByteBuffer& request, int64_t bytes_max, const Answer& answer,
+                    grpc::ByteBuffer& response) {
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    if (MemoryIsShort()) return OutOfMemory();
+    return AnswerSmallCall<In, Out>(request, bytes_max, answer, response);
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""perf_analyzer of PyPI, unmodified, against a server: tensors in messages and in system shared
+memory, several concurrencies.
+
+It needs a newer glibc than Debian 12's, so it runs in a Debian 13: the folder $ATTEND_PERF_ANALYZER
+or build/ecosystem/perf-analyzer, made with debootstrap if there is none. That takes root."""
+
+import csv
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+import harness
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = "attention_bf16_bhld_causal"
+SHAPES = [f"--shape={name}:{heads},64,64" for name, heads in (("q", 4), ("k", 2), ("v", 2))]
+PROGRAM = "/opt/pa/bin/perf_analyzer"
+
+
+@pytest.fixture(scope="module")
+def debian():
+    """The folder of a Debian 13 that has perf_analyzer."""
+    if os.geteuid() != 0:
+        pytest.skip("chroot needs root")
+    folder = pathlib.Path(os.environ.get("ATTEND_PERF_ANALYZER") or
+                          ROOT / "build/ecosystem/perf-analyzer")
+    if not (folder / "opt/pa/bin/perf_analyzer").exists():
+        make(folder)
+    return folder
+
+
+def make(folder):
+    if shutil.which("debootstrap") is None:
+        pytest.skip("there is no debootstrap")
+    folder.mkdir(parents=True, exist_ok=True)
+    certificates = folder / "etc/ssl/certs/ca-certificates.crt"
+    try:
+        if not (folder / "usr/bin/python3").exists():
+            subprocess.run(["debootstrap", "--variant=minbase",
+                            "--include=python3-venv,ca-certificates", "trixie", str(folder)],
+                           check=True, capture_output=True)
+        for file in ("resolv.conf", "pip.conf"):
+            if pathlib.Path("/etc", file).exists():
+                shutil.copy(f"/etc/{file}", folder / "etc" / file)
+        shutil.copy("/etc/ssl/certs/ca-certificates.crt", certificates)
+        subprocess.run(["chroot", folder, "python3", "-m", "venv", "/opt/pa"], check=True,
+                       capture_output=True)
+        subprocess.run(["chroot", folder, "/opt/pa/bin/pip", "install", "-q", "perf-analyzer"],
+                       check=True, capture_output=True)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"perf_analyzer cannot be installed: {error.stderr[-300:]}")
+
+
+@pytest.fixture(scope="module")
+def oip_server(tmp_path_factory):
+    if not harness.binary("attend-server").exists():
+        pytest.skip(f"there is no {harness.binary('attend-server')}")
+    running = harness.Server(tmp_path_factory.mktemp("oip"), "--oip", "--oip-shared-memory", "/")
+    yield running
+    assert running.stop() == 0, running.log()
+
+
+def run(debian, server, *flags, seconds=240):
+    """The rows of its report, by concurrency."""
+    report = debian / "tmp/report.csv"
+    report.unlink(missing_ok=True)
+    # The chroot sees the server's shared memory: that is what is tested.
+    script = 'mount --bind /dev/shm "$0/dev/shm"; exec chroot "$0" "$@"'
+    (debian / "dev/shm").mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "bash", "-euc", script, str(debian),
+         PROGRAM, "-i", "grpc", "-u", server.address, "-m", MODEL, *SHAPES,
+         "--measurement-mode=count_windows", "--measurement-request-count=50",
+         "--stability-percentage=999", "-f", "/tmp/report.csv", *flags],
+        capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    with open(report) as file:
+        return {int(row["Concurrency"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("memory", ["none", "system"])
+def test_concurrency_sweep(debian, oip_server, memory):
+    before = oip_server.metric("attend_transport_bytes_total", transport="shm") or 0
+    flags = ["--input-data=zero", "--concurrency-range=1:3", f"--shared-memory={memory}"]
+    if memory == "system":
+        flags.append("--output-shared-memory-size=65536")
+    rows = run(debian, oip_server, *flags)
+    assert set(rows) == {1, 2, 3}
+    for row in rows.values():
+        assert float(row["Inferences/Second"]) > 0
+        # The server's own statistics, which it reads before and after each window.
+        assert float(row["Server Compute Infer"]) > 0
+        assert float(row["p99 latency"]) >= float(row["p50 latency"]) > 0
+    shared = oip_server.metric("attend_transport_bytes_total", transport="shm") - before
+    assert (shared > 0) == (memory == "system")
+
+
+def test_random_bytes_batches_parameters_and_streams(debian, oip_server):
+    """By default every input is random bytes, NaN and Inf among them."""
+    rows = run(debian, oip_server, "-b", "3", "--request-parameter=scale:0.25:string",
+               "--request-parameter=window_left:8:int")
+    assert float(rows[1]["Inferences/Second"]) > 0
+    rows = run(debian, oip_server, "--streaming", "--async", "--input-data=zero")
+    assert float(rows[1]["Inferences/Second"]) > 0

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Files that clients register as regions: which may be, whose they are, and what is said when they
+// change under the server.
+
+#include "server/oip/region_names.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/server/support/temporary_directory.h"
+
+namespace attend::oip {
+namespace {
+
+using ::testing::HasSubstr;
+using Kind = RegionNames::Kind;
+
+class RegionNamesTest : public ::testing::Test {
+ protected:
+  RegionNamesTest() {
+    options_.files = SharedFile::Rules{"/in", geteuid(), folder_.path()};
+    options_.regions_max = 3;
+    options_.tenants = 2;
+    Write("in0", 1000);
+  }
+  void Write(const std::string& name, size_t bytes) {
+    std::ofstream(folder_.path() / name, std::ios::binary) << std::string(bytes, 'a');
+  }
+  static void Expect(const Status& status, Code code, const std::string& part) {
+    EXPECT_EQ(status.code(), code) << status.ToString();
+    EXPECT_THAT(status.message(), HasSubstr(part));
+  }
+
+  const test::TemporaryDirectory folder_;
+  RegionNames::Options options_;
+};
+
+TEST_F(RegionNamesTest, ANameBelongsToItsTenant) {
+  RegionNames names(options_);
+  ASSERT_TRUE(names.RegisterFile(0, "a", "/in0", 0, 1000).ok());
+  Expect(names.RegisterFile(0, "a", "/in0", 0, 10), Code::kAlreadyExists, "'a' already in manager");
+  Expect(names.Find(1, "a").status(), Code::kNotFound, "Unable to find shared memory region: 'a'");
+  ASSERT_TRUE(names.RegisterFile(1, "a", "/in0", 8, 100).ok());
+  EXPECT_EQ((*names.Find(0, "a"))->bytes, 1000);
+  EXPECT_EQ((*names.Find(1, "a"))->offset, 8);
+  names.Unregister(1, Kind::kFile, "", nullptr);
+  EXPECT_EQ(names.List(1, Kind::kFile, "")->size(), 0u);
+  EXPECT_EQ(names.List(0, Kind::kFile, "")->size(), 1u);
+  Expect(names.List(1, Kind::kFile, "a").status(), Code::kNotFound, "'a'");
+  names.Unregister(0, Kind::kGpu, "a", nullptr);  // no memory of a GPU
+  EXPECT_TRUE(names.Find(0, "a").ok());
+  names.Unregister(0, Kind::kFile, "b", nullptr);  // as Triton, no error
+  names.Unregister(0, Kind::kFile, "a", nullptr);
+  EXPECT_FALSE(names.Find(0, "a").ok());
+}
+
+TEST_F(RegionNamesTest, RefusesWhatIsNotWithinItsFile) {
+  RegionNames names(options_);
+  const auto refuse = [&](uint64_t offset, uint64_t bytes, const char* part) {
+    Expect(names.RegisterFile(0, "a", "/in0", offset, bytes), Code::kInvalidArgument, part);
+  };
+  refuse(0, 1001, "offset is 0 and byte_size 1001, key /in0 has 1000 bytes");
+  refuse(1, 1000, "offset is 1 and byte_size 1000");
+  refuse(UINT64_MAX, 1, "Invalid offset + byte size");
+  refuse(0, 0, "byte_size is 0, must be at least 1");
+  refuse(0, UINT64_MAX, "must be at least 1 and below 2^63");
+  Expect(names.RegisterFile(0, "", "/in0", 0, 1), Code::kInvalidArgument, "name has 0 bytes");
+  Expect(names.RegisterFile(0, std::string(300, 'n'), "/in0", 0, 1), Code::kInvalidArgument,
+         "name has 300 bytes, must have 1 to 256");
+  // What was refused has taken neither the name nor a place.
+  for (const char* const name : {"a", "b", "c"}) {
+    EXPECT_TRUE(names.RegisterFile(0, name, "/in0", 0, 10).ok());
+  }
+  Expect(names.RegisterFile(0, "d", "/in0", 0, 10), Code::kResourceExhausted, "at most 3");
+  EXPECT_TRUE(names.RegisterFile(1, "d", "/in0", 0, 10).ok());
+}
+
+TEST_F(RegionNamesTest, OpensOnlyFilesOfThePrefixAndTheOwner) {
+  RegionNames names(options_);
+  const auto refuse = [&](const std::string& key, Code code, const char* part) {
+    Expect(names.RegisterFile(0, "a", key, 0, 1), code, part);
+  };
+  Write("other", 10);
+  refuse("/other", Code::kPermissionDenied, "key /other must begin with /in");
+  refuse("in0", Code::kInvalidArgument, "must be a slash and a name without slashes");
+  refuse("/in/../in0", Code::kInvalidArgument, "without slashes");
+  refuse("/..", Code::kInvalidArgument, "without slashes");
+  refuse("", Code::kInvalidArgument, "key has 0 bytes");
+  refuse("/in" + std::string(300, 'x'), Code::kInvalidArgument, "must have 2 to 256");
+  refuse("/in1", Code::kNotFound, "cannot be opened: No such file");
+  std::filesystem::create_symlink(folder_.path() / "other", folder_.path() / "in2");
+  refuse("/in2", Code::kPermissionDenied, "cannot be opened");
+  std::filesystem::create_directory(folder_.path() / "in3");
+  refuse("/in3", Code::kPermissionDenied, "cannot be opened");
+  ASSERT_EQ(mkfifo((folder_.path() / "in4").c_str(), 0600), 0);
+  refuse("/in4", Code::kInvalidArgument, "is not a file");
+
+  options_.files->owner = geteuid() + 1;
+  RegionNames others(options_);
+  Expect(others.RegisterFile(0, "a", "/in0", 0, 1), Code::kPermissionDenied,
+         "must be of user " + std::to_string(geteuid() + 1));
+}
+
+TEST_F(RegionNamesTest, AFileThatShrinksIsAnError) {
+  RegionNames names(options_);
+  ASSERT_TRUE(names.RegisterFile(0, "a", "/in0", 0, 1000).ok());
+  const NamedRegionRef region = *names.Find(0, "a");
+  names.Unregister(0, Kind::kFile, "a", nullptr);  // what is in use stays
+  char bytes[1000];
+  ASSERT_TRUE(region->file->Read(0, bytes, 1000).ok());
+  EXPECT_EQ(bytes[999], 'a');
+  ASSERT_EQ(truncate((folder_.path() / "in0").c_str(), 500), 0);
+  Expect(region->file->Read(0, bytes, 1000), Code::kInvalidArgument,
+         "key /in0 has 500 bytes now, must have the 1000 from 0 on");
+  Expect(region->file->Write(400, bytes, 200), Code::kInvalidArgument,
+         "has 500 bytes now, must have the 200 from 400 on");
+  EXPECT_EQ(std::filesystem::file_size(folder_.path() / "in0"), 500u);
+  EXPECT_TRUE(region->file->Write(400, "xyz", 3).ok());
+  EXPECT_TRUE(region->file->Read(400, bytes, 3).ok());
+  EXPECT_EQ(std::string(bytes, 3), "xyz");
+}
+
+TEST_F(RegionNamesTest, WhatIsOffIsUnimplemented) {
+  RegionNames names({});
+  Expect(names.RegisterFile(0, "a", "/in0", 0, 1), Code::kUnimplemented, "--oip-shared-memory");
+  Expect(names.RegisterGpu(0, "a", std::string(64, 'h'), 0, 1), Code::kUnimplemented,
+         "--oip-cuda-shared-memory");
+}
+
+}  // namespace
+}  // namespace attend::oip

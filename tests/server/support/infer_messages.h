@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// AttendRequests as clients of the Open Inference Protocol would ask for the same. Made with the
+// generated classes alone, so that the server's own conversion has something to be compared with.
+
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attend/v1/attention.pb.h"
+#include "inference/grpc_service.pb.h"
+
+namespace attend::test {
+
+// How an input's bytes are sent.
+enum class Sent { kRaw, kTyped };
+
+// Whether a model takes the request: not gradients, sessions, or bias of bits.
+bool IsInferable(const v1::AttendRequest& request);
+// Inputs in random order, integers of 32 or 64 bits, numbers of parameters as such or as strings.
+// kTyped is for FLOAT32 alone, bias included.
+inference::ModelInferRequest ToInfer(const v1::AttendRequest& request, Sent sent,
+                                     std::mt19937_64& random);
+
+// q, k, v of zeros in BHLD FP32: B1 H1 L4 D8.
+inference::ModelInferRequest PlainInfer(const std::string& model = "attention_fp32_bhld_full");
+
+}  // namespace attend::test
