@@ -147,8 +147,8 @@ class Taker {
   }
 
   Status TakeOutputDType(const std::string& value) {
-    if (value == DatatypeOf(model_.dtype)) return Status();
     if (value != "FP32") {
+      if (value == DatatypeOf(model_.dtype)) return Status();
       return Wrong("o_dtype", "\"" + std::string(DatatypeOf(model_.dtype)) + "\" or \"FP32\"");
     }
     fields_.set_o_dtype(v1::DTYPE_FLOAT32);

@@ -28,7 +28,7 @@ def debian():
         pytest.skip("chroot needs root")
     folder = pathlib.Path(os.environ.get("ATTEND_PERF_ANALYZER") or
                           ROOT / "build/ecosystem/perf-analyzer")
-    if not (folder / "opt/pa/bin/perf_analyzer").exists():
+    if not (folder / "opt/pa/lib/libcudart.so").is_symlink():
         make(folder)
     return folder
 
@@ -49,8 +49,14 @@ def make(folder):
         shutil.copy("/etc/ssl/certs/ca-certificates.crt", certificates)
         subprocess.run(["chroot", folder, "python3", "-m", "venv", "/opt/pa"], check=True,
                        capture_output=True)
-        subprocess.run(["chroot", folder, "/opt/pa/bin/pip", "install", "-q", "perf-analyzer"],
-                       check=True, capture_output=True)
+        # The CUDA runtime: for shared memory of either kind it loads libcudart.so, without a GPU.
+        subprocess.run(["chroot", folder, "/opt/pa/bin/pip", "install", "-q", "perf-analyzer",
+                        "nvidia-cuda-runtime-cu12"], check=True, capture_output=True)
+        packages, = (folder / "opt/pa/lib").glob("python3*/site-packages")
+        runtime, = packages.glob("nvidia/*/lib/libcudart.so.*")
+        link = folder / "opt/pa/lib/libcudart.so"
+        link.unlink(missing_ok=True)
+        link.symlink_to("/" + str(runtime.relative_to(folder)))
     except subprocess.CalledProcessError as error:
         pytest.skip(f"perf_analyzer cannot be installed: {error.stderr[-300:]}")
 
@@ -69,7 +75,8 @@ def run(debian, server, *flags, seconds=240):
     report = debian / "tmp/report.csv"
     report.unlink(missing_ok=True)
     # The chroot sees the server's shared memory: that is what is tested.
-    script = 'mount --bind /dev/shm "$0/dev/shm"; exec chroot "$0" "$@"'
+    script = ('mount --bind /dev/shm "$0/dev/shm"; '
+              'exec chroot "$0" env LD_LIBRARY_PATH=/opt/pa/lib "$@"')
     (debian / "dev/shm").mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "bash", "-euc", script, str(debian),

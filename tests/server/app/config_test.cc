@@ -246,13 +246,8 @@ TEST(ConfigTest, Switches) {
   EXPECT_TRUE(Parse({"--shared-memory"}).config.shared_memory);
   EXPECT_FALSE(Parse({"--shared-memory"}).config.shared_memory_any_user);
   EXPECT_TRUE(Parse({"--shared-memory-any-user"}).config.shared_memory_any_user);
-  EXPECT_FALSE(Parse({}).config.oip);
-  const Config oip = Parse({"--oip", "--oip-shared-memory=/attend"}).config;
-  EXPECT_TRUE(oip.oip);
-  EXPECT_EQ(oip.oip_shared_memory, "/attend");
-  EXPECT_FALSE(oip.oip_cuda_shared_memory);
-  EXPECT_TRUE(Parse({"--oip", "--shared-memory", "--cuda-ipc", "--oip-cuda-shared-memory"})
-                  .config.oip_cuda_shared_memory);
+  EXPECT_FALSE(Parse({"--oip"}).config.oip_cuda_shared_memory);
+  EXPECT_EQ(Parse({"--oip", "--oip-shared-memory=/a"}).config.oip_shared_memory, "/a");
   EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
   const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
   EXPECT_TRUE(Parse({}).config.shared_memory);

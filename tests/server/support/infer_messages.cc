@@ -141,6 +141,9 @@ Infer ToInfer(const v1::AttendRequest& request, Sent sent, std::mt19937_64& rand
     SetNumber(infer, "dropout_p", request.dropout_p(), random);
     (*infer.mutable_parameters())["dropout_seed"].set_uint64_param(request.dropout_seed());
   }
+  if (request.o_dtype() == v1::DTYPE_FLOAT32) {
+    (*infer.mutable_parameters())["o_dtype"].set_string_param("FP32");
+  }
   infer.add_outputs()->set_name("o");
   if (request.return_lse()) infer.add_outputs()->set_name("lse");
   return infer;
