@@ -83,6 +83,9 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   logger.info("shared memory: {}; CUDA IPC: {}",
               shared ? "on " + facts.shared_memory_socket : std::string("off"),
               OnOff(facts.cuda_ipc));
+  const auto or_off = [](const std::string& text) { return text.empty() ? "off" : text; };
+  logger.info("open inference protocol: {}; its shared memory: {}, of GPUs: {}", OnOff(config.oip),
+              or_off(config.oip_shared_memory), OnOff(config.oip_cuda_shared_memory));
   const bool metrics = !facts.metrics_address.empty();
   logger.info("serving gRPC on {}; metrics {}", fmt::join(facts.addresses, ", "),
               metrics ? "on http://" + facts.metrics_address + "/metrics" : std::string("off"));

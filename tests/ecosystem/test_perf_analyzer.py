@@ -8,6 +8,8 @@ or build/ecosystem/perf-analyzer, made with debootstrap if there is none. That t
 import csv
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import subprocess
 
@@ -70,8 +72,14 @@ def oip_server(tmp_path_factory):
     assert running.stop() == 0, running.log()
 
 
-def run(debian, server, *flags, seconds=240):
+def run(debian, server, *flags):
     """The rows of its report, by concurrency."""
+    return run_command(debian, [
+        "-i", "grpc", "-u", server.address, "-m", MODEL, *SHAPES,
+        "--measurement-mode=count_windows", "--measurement-request-count=50", *flags])
+
+
+def run_command(debian, arguments, seconds=240):
     report = debian / "tmp/report.csv"
     report.unlink(missing_ok=True)
     # The chroot sees the server's shared memory: that is what is tested.
@@ -80,9 +88,7 @@ def run(debian, server, *flags, seconds=240):
     (debian / "dev/shm").mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "bash", "-euc", script, str(debian),
-         PROGRAM, "-i", "grpc", "-u", server.address, "-m", MODEL, *SHAPES,
-         "--measurement-mode=count_windows", "--measurement-request-count=50",
-         "--stability-percentage=999", "-f", "/tmp/report.csv", *flags],
+         PROGRAM, "--stability-percentage=999", "-f", "/tmp/report.csv", *arguments],
         capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
@@ -114,3 +120,17 @@ def test_random_bytes_batches_parameters_and_streams(debian, oip_server):
     assert float(rows[1]["Inferences/Second"]) > 0
     rows = run(debian, oip_server, "--streaming", "--async", "--input-data=zero")
     assert float(rows[1]["Inferences/Second"]) > 0
+
+
+def test_the_commands_of_the_page_are_true(debian, oip_server):
+    page = (ROOT / "server/oip/README.md").read_text()
+    block, = [b for b in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
+              if "perf_analyzer -i" in b]
+    commands = [line for line in block.replace("\\\n", " ").splitlines()
+                if line.startswith("perf_analyzer ")]
+    assert len(commands) == 2
+    for command in commands:
+        assert "127.0.0.1:8001" in command
+        words = shlex.split(command.replace("127.0.0.1:8001", oip_server.address))
+        rows = run_command(debian, [*words[1:], "--measurement-interval=1000"])
+        assert float(rows[1]["Inferences/Second"]) > 0
