@@ -113,8 +113,6 @@ std::vector<Setting> MemorySettings() {
        [](const C& c) { return c.shared_memory_client_max_bytes == 8192; }, "4095"},
       {"shared-memory-client-regions", "9",
        [](const C& c) { return c.shared_memory_client_regions == 9; }, "0"},
-      {"oip-shared-memory-owner", "me",
-       [](const C& c) { return c.oip_shared_memory_owner == "me"; }, ""},
       {"oip-shared-memory-regions", "7",
        [](const C& c) { return c.oip_shared_memory_regions == 7; }, "0"},
       {"session-memory", "8MiB", [](const C& c) { return c.session_memory_bytes == 8 << 20; },
@@ -246,8 +244,6 @@ TEST(ConfigTest, Switches) {
   EXPECT_TRUE(Parse({"--shared-memory"}).config.shared_memory);
   EXPECT_FALSE(Parse({"--shared-memory"}).config.shared_memory_any_user);
   EXPECT_TRUE(Parse({"--shared-memory-any-user"}).config.shared_memory_any_user);
-  EXPECT_FALSE(Parse({"--oip"}).config.oip_cuda_shared_memory);
-  EXPECT_EQ(Parse({"--oip", "--oip-shared-memory=/a"}).config.oip_shared_memory, "/a");
   EXPECT_EQ(Parse({"--shared-memory=maybe"}).outcome, ConfigOutcome::kError);
   const ScopedEnv shared("ATTEND_SHARED_MEMORY", "true");
   EXPECT_TRUE(Parse({}).config.shared_memory);
