@@ -33,6 +33,7 @@
 #include "server/log/logging.h"
 #include "server/memory/memory_reserve.h"
 #include "server/net/connection_limits.h"
+#include "server/util/service_manager.h"
 #include "server/util/whole_file.h"
 
 namespace {
@@ -107,6 +108,9 @@ class SignalThread {
   std::thread thread_;
 };
 
+// What a stop may take beside the drain.
+constexpr std::chrono::seconds kAfterDrain{10};
+
 // The memory that running requests need to end when the heap is exhausted.
 constexpr int64_t kMemoryReserveBytes = int64_t{16} << 20;
 
@@ -142,6 +146,13 @@ int Fail(const attend::Status& status) {
   std::abort();
 }
 
+// Tells systemd, if it started the server, what becomes of it.
+void Tell(attend::Logger& logger, const std::string& state) {
+  const char* const socket = std::getenv("NOTIFY_SOCKET");
+  const attend::Status told = attend::TellServiceManager(socket == nullptr ? "" : socket, state);
+  if (!told.ok()) logger.warn("the service manager was not told: {}", told.message());
+}
+
 int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blocks,
           std::shared_ptr<attend::Logger> logger) {
   SignalThread signals(*logger);
@@ -159,11 +170,16 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
     const attend::Status written = (*server)->WriteReadyFile(config.ready_file);
     if (!written.ok()) return Fail(written);
   }
+  Tell(*logger, "READY=1\nSTATUS=serving on " + (*server)->addresses().front());
 
   const int signal = signals.WaitForFirst();
   logger->info("signal {}: the server is stopping", signal);
   const auto timeout = std::chrono::duration_cast<attend::Duration>(
       std::chrono::duration<double>(config.drain_timeout_seconds));
+  Tell(*logger,
+       "STOPPING=1\nSTATUS=finishing what was accepted\nEXTEND_TIMEOUT_USEC=" +
+           std::to_string(
+               std::chrono::ceil<std::chrono::microseconds>(timeout + kAfterDrain).count()));
   const bool drained = (*server)->Drain(timeout);
   logger->SayLeftOut(/*all=*/true);
   logger->flush();

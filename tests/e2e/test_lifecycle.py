@@ -4,6 +4,7 @@
 import concurrent.futures
 import contextlib
 import signal
+import socket
 import threading
 import time
 
@@ -226,6 +227,36 @@ def test_drain_timeout(start_server):
         server.signal(signal.SIGTERM)
         assert server.wait(40) == 0
         assert code_of(slow) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_systemd_is_told(start_server, tmp_path):
+    """sd_notify's datagrams: READY once the server serves, STOPPING with the time that it may take
+    as soon as it drains."""
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(harness.START_SECONDS_MAX)
+        server = start_server("--lanes", "1", "--drain-timeout", "60",
+                              env={"NOTIFY_SOCKET": str(path)})
+        ready = manager.recv(4096).decode().split("\n")
+        assert ready == ["READY=1", f"STATUS=serving on {server.address}"]
+        with wire.connect(server.address) as service:
+            with busy(server, service) as slow:
+                server.signal(signal.SIGTERM)
+                stopping = manager.recv(4096).decode().split("\n")
+                assert not slow.done()
+        assert stopping[0] == "STOPPING=1" and "EXTEND_TIMEOUT_USEC=70000000" in stopping
+        assert server.wait() == 0
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(4096)
+
+
+def test_a_service_manager_that_is_gone_stops_nobody(start_server, tmp_path):
+    server = start_server(env={"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    wire.assert_serves(server.address)
+    assert "the service manager was not told" in server.log()
+    assert server.stop() == 0
 
 
 def test_sigint_drains_too(start_server):
