@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # One binary with its libraries, on a base without anything else added. The same image serves on
-# GPUs where it is given some, and on the CPU where not: deploy/README.md.
+# GPUs where it is given some, and on the CPU where not: deploy/containers.md.
 #
 #   docker build -t attend .
 #   docker run --rm -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 attend
@@ -19,10 +19,10 @@ RUN deploy/install-deps build $([ "$ATTEND_CUDA" = OFF ] || echo cuda) \
     && rm -rf /var/lib/apt/lists/*
 COPY . .
 ARG CMAKE_BUILD_PARALLEL_LEVEL
-RUN cmake -S . -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTEND_CUDA=${ATTEND_CUDA} \
+RUN cmake -S . -B build/image -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTEND_CUDA=${ATTEND_CUDA} \
       -DATTEND_PCH=ON -DATTEND_TESTS=OFF -DATTEND_BENCH=OFF \
       -DATTEND_DIST_DIR=/opt/attend \
-    && cmake --build /build --target dist
+    && cmake --build build/image --target dist
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/attend /opt/attend
