@@ -27,22 +27,28 @@ CallState::~CallState() {
 
 std::shared_ptr<const void> CallState::Borrow() {
   return {this, [self = shared_from_this()](const void*) {
-            MutexLock lock(self->mutex_);
-            self->released_ = true;
-            self->EndIfComplete(lock);
+            bool ends = false;
+            {
+              const MutexLock lock(self->mutex_);
+              self->released_ = true;
+              ends = self->Ends();
+            }
+            if (ends) self->RunDone();
           }};
 }
 
-void CallState::EndIfComplete(MutexLock& lock) {
-  if (ended_ || !answered_ || !released_) return;
+bool CallState::Ends() {
+  if (ended_ || !answered_ || !released_) return false;
   ended_ = true;
   changed_.NotifyAll();
+  return true;
+}
+
+void CallState::RunDone() const {
   if (done_ == nullptr) return;
-  lock.Unlock();
   const bool nested = std::exchange(in_done, true);
   done_(user_);
   in_done = nested;
-  lock.Lock();
 }
 
 Status CallState::Read(const attend_client_params& params, bool in_session, Sent* sent) {
@@ -153,8 +159,9 @@ void CallState::Answered(CallOutcome outcome) {
   if (SentAgain(outcome)) return;
   std::optional<AttentionCall> plain;  // lets go of the caller's memory without the lock
   std::shared_ptr<SharedRegion> lost;
+  bool ends = false;
   {
-    MutexLock lock(mutex_);
+    const MutexLock lock(mutex_);
     plain.swap(plain_);
     outcome_ = std::move(outcome);
     if (outcome_.status.ok() && pool_ != nullptr) {
@@ -164,8 +171,9 @@ void CallState::Answered(CallOutcome outcome) {
       lost = std::move(outputs_);
     }
     answered_ = true;
-    EndIfComplete(lock);
+    ends = Ends();
   }
+  if (ends) RunDone();
 }
 
 bool CallState::Wait(std::optional<std::chrono::nanoseconds> timeout) {

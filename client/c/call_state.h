@@ -52,7 +52,9 @@ class CallState : public std::enable_shared_from_this<CallState> {
   void Answered(CallOutcome outcome);
   // True: it was sent again.
   bool SentAgain(const CallOutcome& outcome);
-  void EndIfComplete(MutexLock& lock) ATTEND_REQUIRES(mutex_);
+  // Whether it ends here. Then RunDone, without the lock.
+  bool Ends() ATTEND_REQUIRES(mutex_);
+  void RunDone() const;
 
   // Not an owner: the last one must not be a thread of the client's.
   const std::weak_ptr<ClientState> client_;
