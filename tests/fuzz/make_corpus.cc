@@ -16,6 +16,7 @@
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/server/support/infer_messages.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/table_history.h"
 #include "tests/server/support/wire_gradients.h"
@@ -360,6 +361,18 @@ void Files() {
   Booleans();
 }
 
+void Infers() {
+  std::mt19937_64 random(1);
+  int number = 0;
+  for (const v1::AttendRequest& request : SmallRequests(16)) {
+    if (!test::IsInferable(request)) continue;
+    const test::Sent sent = test::MayBeTyped(request) ? test::Sent::kTyped : test::Sent::kRaw;
+    Write("infer", std::to_string(number++),
+          Join({test::ToInfer(request, sent, random).SerializeAsString()}));
+  }
+  Write("infer", "plain", Join({test::PlainInfer().SerializeAsString()}));
+}
+
 }  // namespace
 }  // namespace attend::fuzz
 
@@ -373,6 +386,7 @@ int main(int argc, char** argv) {
   }
   attend::fuzz::folder = argv[1];
   attend::fuzz::Requests();
+  attend::fuzz::Infers();
   attend::fuzz::Sessions();
   attend::fuzz::Histories();
   attend::fuzz::Chunked();

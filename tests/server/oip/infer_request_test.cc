@@ -114,10 +114,8 @@ TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
   for (int i = 0; i < 600; ++i) {
     const test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
     if (!test::IsInferable(problem.request)) continue;
-    const bool floats =
-        problem.request.q().dtype() == v1::DTYPE_FLOAT32 &&
-        (!problem.request.has_bias() || problem.request.bias().dtype() == v1::DTYPE_FLOAT32);
-    const Sent sent = floats && random() % 2 == 0 ? Sent::kTyped : Sent::kRaw;
+    const bool typable = test::MayBeTyped(problem.request);
+    const Sent sent = typable && random() % 2 == 0 ? Sent::kTyped : Sent::kRaw;
     typed += sent == Sent::kTyped ? 1 : 0;
     const ModelInferRequest infer = ToInfer(problem.request, sent, random);
     Decoded expected, got;

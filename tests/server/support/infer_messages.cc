@@ -111,6 +111,11 @@ bool IsInferable(const v1::AttendRequest& request) {
          request.bias().dtype() != v1::DTYPE_BIT;
 }
 
+bool MayBeTyped(const v1::AttendRequest& request) {
+  return request.q().dtype() == v1::DTYPE_FLOAT32 &&
+         (!request.has_bias() || request.bias().dtype() == v1::DTYPE_FLOAT32);
+}
+
 Infer ToInfer(const v1::AttendRequest& request, Sent sent, std::mt19937_64& random) {
   Infer infer;
   std::string dtype = DatatypeOf(request.q().dtype());

@@ -19,8 +19,9 @@ enum class Sent { kRaw, kTyped };
 
 // Whether a model takes the request: not gradients, sessions, or bias of bits.
 bool IsInferable(const v1::AttendRequest& request);
+// Whether its tensors may be sent typed: all are FLOAT32.
+bool MayBeTyped(const v1::AttendRequest& request);
 // Inputs in random order, integers of 32 or 64 bits, numbers of parameters as such or as strings.
-// kTyped is for FLOAT32 alone, bias included.
 inference::ModelInferRequest ToInfer(const v1::AttendRequest& request, Sent sent,
                                      std::mt19937_64& random);
 

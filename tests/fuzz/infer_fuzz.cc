@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelInferRequest, as ModelInfer and ModelStreamInfer take it. Whatever the bytes are, there is a
+// request or a refusal; the walk over the message finds what the generated class finds; and what is
+// accepted keeps every bound, has each tensor's bytes where the request's pointers lead, and cost
+// no more memory than the message may.
+
+#include <google/protobuf/stubs/logging.h>
+
+#include <cstring>
+#include <memory>
+
+#include "server/memory/host_pool.h"
+#include "server/oip/infer_format.h"
+#include "server/oip/infer_state.h"
+#include "server/wire/tensor_copies.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/server/support/messages.h"
+
+namespace attend::fuzz {
+namespace {
+
+constexpr int64_t kPoolBytes = int64_t{16} << 20;
+// Parsed, small fields take many times their bytes (request_codec.h).
+constexpr int64_t kParsedBytesMost = 64 * kHeaderBytesMax + (int64_t{1} << 16);
+
+class HeapAllocator final : public HostAllocator {
+ public:
+  Result<void*> Allocate(int64_t bytes) override {
+    return std::aligned_alloc(4096, static_cast<size_t>((bytes + 4095) / 4096 * 4096));
+  }
+  void Free(void* data, int64_t) override { std::free(data); }
+  Status Register(void*, int64_t) override { return Status(); }
+  void Unregister(void*, int64_t) override {}
+};
+
+struct Server {
+  HeapAllocator allocator;
+  std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
+  oip::RegionNames regions{{}};
+  oip::ModelStatistics statistics;
+  oip::InferFormat format{oip::InferFormat::Call::kUnary, regions, statistics};
+};
+
+// As RequestReader does it.
+Status Decode(Server& server, MessageSlices& slices, RequestMessage& message, Request& request) {
+  google::protobuf::Arena arena;
+  Validated validated;
+  ATTEND_RETURN_IF_ERROR(server.format.Scan(message, request));
+  ATTEND_RETURN_IF_ERROR(server.format.Parse(arena, slices, message, request));
+  ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), validated));
+  ATTEND_RETURN_IF_ERROR(CheckSources(message, Transport::kInline, validated));
+  ATTEND_RETURN_IF_ERROR(CheckRaw(message, validated));
+  ATTEND_RETURN_IF_ERROR(server.format.CheckPlaces(validated, request));
+  const Result<MemoryPlan> plan = PlanMemory(message, validated);
+  ATTEND_RETURN_IF_ERROR(plan.status());
+  Result<HostBlock> input = server.pool->Take(plan->input_bytes);
+  ATTEND_RETURN_IF_ERROR(input.status());
+  request.input = std::move(*input);
+  PlaceArrays(message, validated, *plan, request);
+  CopyTensors(message, validated, *plan, request);
+  return Status();
+}
+
+// The bytes of q are those that the generated class finds.
+void RequirePlaced(const inference::ModelInferRequest& generated, const Request& request) {
+  const void* const placed = request.attention.q.data;
+  if (placed == nullptr || generated.raw_input_contents_size() == 0) return;
+  for (int i = 0; i < generated.inputs_size(); ++i) {
+    if (generated.inputs(i).name() != "q") continue;
+    const std::string& raw = generated.raw_input_contents(i);
+    ATTEND_FUZZ_REQUIRE(raw.empty() || std::memcmp(raw.data(), placed, raw.size()) == 0, "q");
+  }
+}
+
+void RunOne(const std::string& bytes, std::mt19937_64& random) {
+  static auto* const server = new Server();
+  grpc::ByteBuffer buffer = Buffer(bytes, random);
+  MessageSlices slices;
+  if (!slices.Take(buffer)) return;
+  Request request;
+  const MemoryPeak peak;
+  RequestMessage message;
+  message.slices = slices.spans();
+  const Status status = Decode(*server, slices, message, request);
+  const int64_t most = kParsedBytesMost + 4 * static_cast<int64_t>(bytes.size());
+  ATTEND_FUZZ_REQUIRE(peak.bytes() <= most, std::to_string(peak.bytes()));
+  inference::ModelInferRequest generated;
+  const bool parsed = generated.ParseFromString(bytes);
+  if (!status.ok()) {
+    return RequireRefusal(status, {Code::kInvalidArgument, Code::kNotFound, Code::kUnimplemented,
+                                   Code::kResourceExhausted});
+  }
+  ATTEND_FUZZ_REQUIRE(parsed, "the generated class refuses it");
+  ATTEND_FUZZ_REQUIRE(oip::InferState::Of(request)->id == generated.id(), generated.id());
+  RequirePlaced(generated, request);
+  request.protocol->EndDecoding();
+}
+
+}  // namespace
+}  // namespace attend::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const auto* const silence = new google::protobuf::LogSilencer();
+  (void)silence;
+  const std::string_view input = attend::fuzz::View(data, size);
+  std::mt19937_64 random = attend::fuzz::RandomOf(input);
+  for (const std::string& message : attend::fuzz::Records(input)) {
+    attend::fuzz::RunOne(message, random);
+    attend::fuzz::RunOne(attend::test::Shuffled(message, random), random);
+  }
+  return 0;
+}
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t size_max,
+                                          unsigned seed) {
+  return attend::fuzz::MutateRecords(data, size, size_max, seed, [](size_t) {
+    return std::make_unique<inference::ModelInferRequest>();
+  });
+}
