@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in
                 ("client/python", "client/python/examples", "kernels/python", "tests/python")]
-sys.path.append(str(ROOT / "tests/e2e"))  # for harness.py
+sys.path += [str(ROOT / folder) for folder in ("tests/e2e", "tests/bench")]  # for harness.py
 
 import harness  # noqa: E402
 

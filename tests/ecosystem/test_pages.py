@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python of client/python's pages on Hugging Face and training, word for word: the blocks of a
+page one after the other. The benchmark that their numbers are from."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+
+ADDRESS = "127.0.0.1:8001"
+WORDS = "one two three four <pad> <unk>".split()
+
+
+def blocks(page, language):
+    text = (ROOT / "client/python" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def run_blocks(page, replaced):
+    """The page's names after its last block."""
+    names, found = {}, blocks(page, "python")
+    assert len(found) >= 3
+    for block in found:
+        for old, new in replaced.items():
+            block = block.replace(old, new)
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """What from_pretrained("your/model") finds: a small model with random weights, its words."""
+    pytest.importorskip("transformers")
+    import tokenizers
+    import transformers
+    from hf_models import FAMILIES
+    numbers = {word: number for number, word in enumerate(WORDS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", unk_token="<unk>").save_pretrained(tmp_path)
+    FAMILIES["llama"].make("eager").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_hugging_face(server, client, model_folder):
+    names = run_blocks("hugging_face.md", {"your/model": str(model_folder),
+                                           ADDRESS: server.address})
+    model, inputs = names["model"], names["inputs"]
+    assert inputs["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert names["logits"].shape == (2, 3, 97) and names["tokens"].shape[1] > 3
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        assert torch.equal(names["tokens"], model.generate(**inputs, max_new_tokens=20))
+
+
+def test_the_benchmark_of_both_pages(client, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    import attend
+    import transformers_ways
+    small = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    monkeypatch.setattr(transformers_ways, "CONFIG", {**transformers_ways.CONFIG, **small,
+                                                      "num_attention_heads": 2})
+    transformers_ways.compare_batches([9, 4], ["eager", "attend"], runs=1)
+    ways = ["attend", "attend-server", "attend-server, sessions"]
+    with attend.connect(client):
+        transformers_ways.compare_generation(5, ways, runs=1, tokens=2)
+    printed = capsys.readouterr().out
+    assert "2 sequences of 4 to 9 tokens, 13 in all, 72% of the padded batch" in printed
+    assert re.search(r"\| attend( \| \d+){4} \|", printed)
+    for way in ways:
+        assert re.search(rf"^{way}: \d+\.\d$", printed, re.M)
+
+
+def test_training(server, client):
+    names = run_blocks("training.md", {ADDRESS: server.address})
+    o = attend_in_process(names)
+    assert torch.equal(names["o"], o)
+    wanted = torch.autograd.grad(o, [names[name] for name in "qkv"], names["d_o"])
+    for name, gradient in zip("qkv", wanted):
+        assert names[name].grad.isfinite().all() and torch.equal(names["d_" + name], gradient)
+
+
+def attend_in_process(names):
+    import attend.torch
+    return attend.torch.scaled_dot_product_attention(
+        *(names[name] for name in "qkv"), is_causal=True, enable_gqa=True)
+
+
+def test_the_example_of_the_training_page(server, client):
+    command, = blocks("training.md", "sh")
+    words = command.replace(ADDRESS, server.address).split()
+    settings, words = [word for word in words if "=" in word], words[2:]
+    environment = dict(setting.split("=") for setting in settings)
+    done = subprocess.run([sys.executable, *words, "--steps", "3"], cwd=ROOT, timeout=300,
+                          env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "served" in done.stdout and "apart from torch at most" in done.stdout
