@@ -156,6 +156,15 @@ class DeviceArray:
         _exports[export.address] = export
         return _new(export.address, _NAME, _destroy)
 
+    @property
+    def __cuda_array_interface__(self):
+        if self.device_index == CPU or self.dtype == "bfloat16":
+            raise AttributeError("__cuda_array_interface__ is of a GPU's float16 and float32")
+        kind = {"float16": "<f2", "float32": "<f4"}[self.dtype]
+        return {"version": 3, "data": (self.data_ptr(), False), "shape": self.shape,
+                "strides": None, "typestr": kind,
+                "stream": self._stream or LEGACY_DEFAULT_STREAM}
+
     def synchronize(self):
         """Waits until the stream that writes this array has run."""
         check(library().attend_synchronize(self.device_index, self._stream or None))

@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 
-from . import _dlpack
+from . import _cuda_interface, _dlpack
 from ._library import CPU, DTYPES, ITEM_BYTES, Memory, invalid, unimplemented
 
 
@@ -60,6 +60,8 @@ def device_of(value):
     if not is_numpy(value) and hasattr(value, "__dlpack_device__"):
         kind, index = value.__dlpack_device__()
         return int(index) if int(kind) in (_dlpack.CUDA, _dlpack.CUDA_MANAGED) else None
+    if hasattr(value, "__cuda_array_interface__"):
+        return _cuda_interface.device_of(value)
     return None
 
 
@@ -137,8 +139,12 @@ def read(name, value, stream, allowed=tuple(DTYPES)):
         _check_dtype(name, taken.dtype, allowed)
         return Tensor(name, "dlpack", taken.address, taken.shape, taken.strides, taken.dtype,
                       taken.device, taken)
-    raise invalid(f"{name} is a {type(value).__name__}, must be a NumPy array, or have data_ptr() "
-                  f"or __dlpack__()")
+    if hasattr(value, "__cuda_array_interface__"):
+        dtype, address, shape, strides = _cuda_interface.read(name, value, stream)
+        _check_dtype(name, dtype, allowed)
+        return Tensor(name, "dlpack", address, shape, strides, dtype, device_of(value), value)
+    raise invalid(f"{name} is a {type(value).__name__}, must be a NumPy array, or have data_ptr(), "
+                  f"__dlpack__() or __cuda_array_interface__")
 
 
 def is_mask(value):
