@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A chart's axis: from numbers to pixels, and where it has ticks. Pure.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace attend::client {
+
+class Axis {
+ public:
+  // Holds all of `values`; those that cannot be shown (not finite; not positive, if logarithmic)
+  // are left out. Linear axes begin at 0.
+  Axis(const std::vector<double>& values, bool logarithmic);
+
+  void Place(double first_px, double last_px) { first_px_ = first_px, last_px_ = last_px; }
+  double At(double value) const;  // pixels
+  bool Shows(double value) const;
+  // Round numbers within it, at least two, about `wanted` of them and not more than twice as many.
+  std::vector<double> Ticks(int wanted) const;
+  double low() const { return low_; }
+  double high() const { return high_; }
+
+ private:
+  std::vector<double> LogTicks(int wanted) const;
+
+  bool logarithmic_;
+  double low_ = 0;
+  double high_ = 1;
+  double first_px_ = 0;
+  double last_px_ = 1;
+};
+
+// 1500 as "1.5k", 0.25 as "0.25", 2000000 as "2M".
+std::string TickText(double value);
+
+}  // namespace attend::client
