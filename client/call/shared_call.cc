@@ -14,6 +14,15 @@ int64_t BytesOf(const AnswerTensor& tensor) {
   return TensorBytes(NameOf(tensor.name), tensor.dtype, tensor.shape).value();
 }
 
+void Detach(HostTensor* tensor) {
+  std::shared_ptr<std::byte[]> copy =
+      std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor->bytes));
+  if (tensor->bytes > 0) {
+    std::memcpy(copy.get(), tensor->data.get(), static_cast<size_t>(tensor->bytes));
+  }
+  tensor->data = std::move(copy);
+}
+
 }  // namespace
 
 int64_t SharedInputBytes(const AttentionCall& call) {
@@ -72,6 +81,16 @@ Result<AttentionCall> ShareCall(const MakeRegion& make_region, const AttentionCa
 
 Result<AttentionCall> ShareCall(SharedMemory& memory, const AttentionCall& call) {
   return ShareCall([&memory](int64_t bytes) { return memory.Create(bytes); }, call);
+}
+
+void DetachTensors(AttentionResult* result) {
+  if (!result->gradients) Detach(&result->o);
+  if (result->lse) Detach(&*result->lse);
+  if (!result->gradients) return;
+  GradientTensors& g = *result->gradients;
+  for (std::optional<HostTensor>* each : {&g.d_q, &g.d_k, &g.d_v, &g.d_bias, &g.d_sinks}) {
+    if (*each) Detach(&**each);
+  }
 }
 
 }  // namespace attend::client

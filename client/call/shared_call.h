@@ -25,6 +25,9 @@ Status ShareInputs(const SharedPlace& place, AttentionCall* call);
 // The answer's places from `place` on: O, then LSE if the call asks for it.
 SharedOutputs ShareOutputs(const SharedPlace& place, const AttentionCall& call);
 
+// Copies the answer's tensors to memory of their own.
+void DetachTensors(AttentionResult* result);
+
 // Makes a new region of `bytes` bytes.
 using MakeRegion = std::function<Result<std::shared_ptr<SharedRegion>>(int64_t bytes)>;
 

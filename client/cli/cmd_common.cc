@@ -2,7 +2,9 @@
 //
 // Shared by the commands of attend-client: options, errors and the wording of results.
 
+#include <csignal>
 #include <cstdio>
+#include <ctime>
 
 #include "client/cli/commands.h"
 #include "client/rpc/connections.h"
@@ -16,6 +18,27 @@ ClientOptions ClientOptionsOf(const CommonOptions& common) {
   options.completion_threads = common.completion_threads;
   options.retry.attempts_max = common.attempts;
   return options;
+}
+
+RunFacts FactsOf(const CommonOptions& common) {
+  RunFacts facts;
+  facts.tool_version = ATTEND_VERSION;
+  facts.command = common.command;
+  facts.started = UtcText(std::time(nullptr));
+  facts.host = ThisHost();
+  return facts;
+}
+
+ServerFacts ServerFactsOf(const v1::GetServerInfoResponse& info) {
+  ServerFacts facts{info.version(), info.build(), {}, {}};
+  for (const v1::DeviceInfo& device : info.devices()) {
+    facts.devices.push_back(
+        {device.name(), device.description(), device.memory_bytes(), device.units()});
+  }
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    if (kernel.available()) facts.kernels.push_back(kernel.name());
+  }
+  return facts;
 }
 
 void AddTransport(CLI::App* command, TransportOptions* options) {
@@ -96,6 +119,17 @@ void WarnOfTenant(const std::string& tenant, Client& client) {
   if (tenant.empty()) return;
   const auto info = client.GetServerInfo(std::chrono::seconds(1));
   if (info.ok()) WarnOfTenant(tenant, *info);
+}
+
+void InstallInterrupt(std::atomic<bool>* interrupted) {
+  // The only state that the handler touches.
+  static std::atomic<bool>* flag = nullptr;
+  static_assert(std::atomic<bool>::is_always_lock_free);
+  flag = interrupted;
+  struct sigaction action = {};
+  action.sa_handler = [](int) { *flag = true; };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
 }
 
 int Fail(const Status& status, int exit_code) {

@@ -2,16 +2,19 @@
 //
 // The commands of attend-client. Each Add... adds a subcommand with its flags to the parser and
 // returns the function that runs it after parsing. That function returns the process's exit code: 0
-// success, 1 a call or a check failed, 2 a bad flag, value or file, 130 interrupted.
+// success, 1 a call or a check failed, 2 a bad flag, value or file, 3 a measurement that did not
+// become stable, 130 interrupted.
 
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "client/client.h"
+#include "client/load/run_facts.h"
 #include "kernels/reference/check_rows.h"
 
 namespace attend::client {
@@ -19,6 +22,7 @@ namespace attend::client {
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
+inline constexpr int kExitUnstable = 3;  // measured, but not as stable as asked for
 inline constexpr int kExitInterrupted = 130;
 
 // Options common to all commands.
@@ -28,12 +32,15 @@ struct CommonOptions {
   int completion_threads = 0;
   int attempts = 5;
   bool allocator_tuning = true;
+  std::string command;  // line, for the files of results
 };
 
 using Command = std::function<int()>;
 
 Command AddInfo(CLI::App& app, const CommonOptions& common);
 Command AddRun(CLI::App& app, const CommonOptions& common);
+Command AddBenchLocal(CLI::App& app, const CommonOptions& common);
+Command AddCompare(CLI::App& app);
 Command AddCheck(CLI::App& app, const CommonOptions& common);
 Command AddLoad(CLI::App& app, const CommonOptions& common);
 Command AddReplay(CLI::App& app, const CommonOptions& common);
@@ -59,6 +66,10 @@ Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& opti
 // The UUIDs of the server's healthy GPUs, for cuda_ipc.
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info);
 
+// What files of results say of this run. Reads the clock.
+RunFacts FactsOf(const CommonOptions& common);
+ServerFacts ServerFactsOf(const v1::GetServerInfoResponse& info);
+
 // Adds --tenant to a command; its value goes to `tenant`.
 void AddTenant(CLI::App* command, std::string* tenant);
 // Warns on stderr if the server does not know the tenant and counts it as "default".
@@ -66,6 +77,9 @@ void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& in
 // The same for a command that needs no other server information; silent if the server cannot be
 // asked.
 void WarnOfTenant(const std::string& tenant, Client& client);
+
+// Ctrl-C sets it; a second one kills.
+void InstallInterrupt(std::atomic<bool>* interrupted);
 
 // "attend-client: <status>" on stderr; returns `exit_code`.
 int Fail(const Status& status, int exit_code);

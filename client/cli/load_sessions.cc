@@ -10,18 +10,19 @@
 
 namespace attend::client {
 
-void AddSessionLoad(CLI::App* command, SessionLoad* load) {
+void AddSessionLoad(CLI::App* command, std::string* number, SessionLoad* load) {
   command->option_defaults()->group("Sessions, instead of single requests");
   CLI::Option* const sessions =
       command
-          ->add_option("--sessions", load->sessions,
+          ->add_option("--sessions", *number,
                        "Number of sequences at once, each with a session: a prompt, then one token "
-                       "after another. --shape gives heads, head dims and dtype")
-          ->check(CLI::Range(1, 4096));
+                       "after another. --shape gives heads, head dims and dtype. Values as for "
+                       "--concurrency")
+          ->type_name("VALUES");
   for (const char* other :
        {"--mix", "--pool", "--concurrency", "--rate", "--arrivals", "--warmup", "--duration",
-        "--count", "--max-outstanding", "--search-p99", "--grace", "--check", "--deadline-ms",
-        "--cancel-share", "--shared-memory-socket", "--csv", "--discard-output"}) {
+        "--count", "--stable", "--max-outstanding", "--search-p99", "--grace", "--check",
+        "--deadline-ms", "--cancel-share", "--shared-memory-socket", "--csv", "--discard-output"}) {
     sessions->excludes(command->get_option(other));
   }
   command->add_option("--context", load->context, "Tokens of each prompt")
@@ -49,18 +50,31 @@ void AddSessionLoad(CLI::App* command, SessionLoad* load) {
       ->check(CLI::Range(0.0, 1e6));
 }
 
-int LoadSessions(const LoadOptions& options, const std::string& json,
-                 const std::atomic<bool>& interrupted) {
-  const Result<SessionLoadResult> result = RunSessionLoad(options, interrupted);
-  if (!result.ok()) return Fail(result.status(), kExitUsage);
-  std::printf("%s", SessionLoadTable(options, *result).c_str());
-  if (!json.empty()) {
-    const std::string text = SessionLoadJson(options, *result);
-    const Status written = WriteFile(json, {{text.data(), static_cast<int64_t>(text.size())}});
+int LoadSessions(const LoadFlags& flags, const std::atomic<bool>& interrupted) {
+  LoadOptions options = flags.load;
+  std::vector<SessionLoadResult> results;
+  bool failed = false;
+  for (const int64_t sessions : flags.session_counts) {
+    options.session.sessions = sessions;
+    Result<SessionLoadResult> result = RunSessionLoad(options, interrupted);
+    if (!result.ok()) return Fail(result.status(), kExitUsage);
+    std::printf("%s", SessionLoadTable(options, *result).c_str());
+    failed = failed || result->failed();
+    results.push_back(std::move(*result));
+    if (interrupted) break;
+  }
+  if (!flags.json.empty()) {
+    const std::string text = SessionLoadJson(options, results);
+    const Status written =
+        WriteFile(flags.json, {{text.data(), static_cast<int64_t>(text.size())}});
     if (!written.ok()) return Fail(written, kExitUsage);
   }
-  if (result->interrupted) return kExitInterrupted;
-  return result->failed() ? kExitFailed : kExitOk;
+  if (!flags.plot.empty()) {
+    const Status written = WritePicture(Draw(SessionLoadFigure(options, results)), flags.plot);
+    if (!written.ok()) return Fail(written, kExitUsage);
+  }
+  if (interrupted) return kExitInterrupted;
+  return failed ? kExitFailed : kExitOk;
 }
 
 }  // namespace attend::client

@@ -8,16 +8,15 @@
 #include <atomic>
 #include <string>
 
-#include "client/load/load_options.h"
+#include "client/cli/load_flags.h"
 
 namespace attend::client {
 
 // --sessions and what goes with it. Call when the command has its other flags.
-void AddSessionLoad(CLI::App* command, SessionLoad* load);
+void AddSessionLoad(CLI::App* command, std::string* sessions, SessionLoad* load);
 
-// Runs the load, prints the table and writes the JSON, if `json` names a file. Returns the exit
-// code.
-int LoadSessions(const LoadOptions& options, const std::string& json,
-                 const std::atomic<bool>& interrupted);
+// Runs a load for each of the numbers of sessions, prints the tables and writes the files. Returns
+// the exit code.
+int LoadSessions(const LoadFlags& flags, const std::atomic<bool>& interrupted);
 
 }  // namespace attend::client

@@ -46,13 +46,15 @@ int Main(int argc, char** argv) {
   app.fallthrough();
   app.get_formatter()->column_width(34);
   app.footer(
-      "Exit codes: 0 success; 1 a call or a check failed; 2 bad flag, value or file; 130 "
-      "interrupted.");
+      "Exit codes: 0 success; 1 a call or a check failed; 2 bad flag, value or file; 3 a load "
+      "did not become stable; 130 interrupted.");
   CommonOptions common;
+  common.command = ShellText({argv, argv + argc});
   AddCommonOptions(app, &common);
   const std::map<std::string, Command> commands = {
       {"info", AddInfo(app, common)},     {"run", AddRun(app, common)},
       {"check", AddCheck(app, common)},   {"load", AddLoad(app, common)},
+      {"compare", AddCompare(app)},       {"bench-local", AddBenchLocal(app, common)},
       {"replay", AddReplay(app, common)}, {"session", AddSession(app, common)},
   };
   for (CLI::App* subcommand : app.get_subcommands({})) subcommand->fallthrough();

@@ -11,11 +11,8 @@ namespace {
 
 constexpr int kLinearBits = 8;                        // values below 2^8 have a bucket each
 constexpr int kPerDoubling = 1 << (kLinearBits - 1);  // buckets to every doubling above
-constexpr int kBuckets = (1 << kLinearBits) + (47 - kLinearBits) * kPerDoubling;
 
 }  // namespace
-
-Histogram::Histogram() : counts_(kBuckets, 0) {}
 
 int Histogram::IndexOf(int64_t value) {
   if (value < (1 << kLinearBits)) return static_cast<int>(value);
@@ -35,7 +32,9 @@ int64_t Histogram::BucketEnd(int index) {
 
 void Histogram::Record(int64_t value) {
   value = std::clamp<int64_t>(value, 0, kValueMax);
-  ++counts_[static_cast<size_t>(IndexOf(value))];
+  const auto index = static_cast<size_t>(IndexOf(value));
+  if (index >= counts_.size()) counts_.resize(index + 1);
+  ++counts_[index];
   min_ = count_ == 0 ? value : std::min(min_, value);
   max_ = std::max(max_, value);
   sum_ += static_cast<double>(value);
@@ -44,7 +43,8 @@ void Histogram::Record(int64_t value) {
 
 void Histogram::Merge(const Histogram& other) {
   if (other.count_ == 0) return;
-  for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+  counts_.resize(std::max(counts_.size(), other.counts_.size()));
+  for (size_t i = 0; i < other.counts_.size(); ++i) counts_[i] += other.counts_[i];
   min_ = count_ == 0 ? other.min_ : std::min(min_, other.min_);
   max_ = std::max(max_, other.max_);
   sum_ += other.sum_;
@@ -63,6 +63,20 @@ int64_t Histogram::ValueAt(double quantile) const {
     if (seen >= rank) return std::min(BucketEnd(static_cast<int>(i)), max_);
   }
   return max_;
+}
+
+std::vector<Histogram::Bucket> Histogram::Buckets(int per_doubling) const {
+  const int joined = kPerDoubling / std::clamp(per_doubling, 1, kPerDoubling);
+  std::vector<Bucket> buckets;
+  for (int i = 0; i < static_cast<int>(counts_.size()); i += joined) {
+    const int end = std::min(i + joined, static_cast<int>(counts_.size()));
+    int64_t count = 0;
+    for (int j = i; j < end; ++j) count += counts_[static_cast<size_t>(j)];
+    if (count == 0) continue;
+    const int64_t lower = i == 0 ? 0 : BucketEnd(i - 1) + 1;
+    buckets.push_back({std::max(lower, min_), std::min(BucketEnd(i + joined - 1), max_), count});
+  }
+  return buckets;
 }
 
 }  // namespace attend::client

@@ -19,8 +19,6 @@ class Histogram {
   // The most by which ValueAt may exceed the true value, as a share of it.
   static constexpr double kRelativeError = 1.0 / 128;
 
-  Histogram();
-
   void Record(int64_t value);  // below 0 counts as 0
   void Merge(const Histogram& other);
   void Clear();
@@ -33,11 +31,20 @@ class Histogram {
   // than max(). quantile in [0, 1]; 0 if there are no values.
   int64_t ValueAt(double quantile) const;
 
+  // Values within [lower, upper]. Buckets without values are left out.
+  struct Bucket {
+    int64_t lower;
+    int64_t upper;
+    int64_t count;
+  };
+  // At most `per_doubling` of them to every doubling, a power of two up to 128; from low to high.
+  std::vector<Bucket> Buckets(int per_doubling) const;
+
  private:
   static int IndexOf(int64_t value);
   static int64_t BucketEnd(int index);
 
-  std::vector<int64_t> counts_;
+  std::vector<int64_t> counts_;  // as many as the largest value needs
   int64_t count_ = 0;
   int64_t min_ = 0;
   int64_t max_ = 0;

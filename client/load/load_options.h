@@ -7,12 +7,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "client/client.h"
+#include "client/load/run_facts.h"
 #include "client/load/schedule.h"
+#include "client/load/windows.h"
 #include "client/tool/call_spec.h"
 
 namespace attend::client {
@@ -32,8 +35,9 @@ struct LoadOptions {
   std::vector<CallSpec> mix;
   Arrivals arrivals = Arrivals::kPoisson;
   double warmup_s = 1;
-  double duration_s = 10;  // of the measurement, if count == 0
-  int64_t count = 0;       // requests to measure
+  double duration_s = 10;  // of the measurement, or of each window of a rule; if count == 0
+  std::optional<StabilityRule> stability;  // measure until windows agree; not with count
+  int64_t count = 0;                       // requests to measure
   uint64_t seed = 1;
   int64_t pool = 4;           // number of different inputs per shape
   double verify_share = 0;    // answers verified on the client
@@ -56,6 +60,7 @@ struct LoadOptions {
   double grace_s = 30;  // to wait for late answers at the end
   std::set<Code> allowed;
   bool quiet = false;  // no progress lines
+  RunFacts facts;      // for the files
   SessionLoad session;
 };
 
@@ -65,5 +70,13 @@ struct LoadStep {
   double rate_per_s = 0;
   bool open() const { return rate_per_s > 0; }
 };
+
+// As the reports write them.
+const char* ArrivalsName(const LoadOptions& options);
+const char* MethodName(const LoadOptions& options);
+const char* TransportName(const LoadOptions& options);
+std::string StepName(const LoadStep& step);  // "open 500/s", "closed x8"
+// "20000" or "0.0122": never an exponent.
+std::string RateText(double per_s);
 
 }  // namespace attend::client

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 
 #include "client/call/shared_call.h"
 
@@ -33,26 +32,6 @@ void SleepUntil(int64_t ns) {
   }
 }
 
-// To memory of its own.
-void CopyOut(HostTensor* tensor) {
-  std::shared_ptr<std::byte[]> copy =
-      std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(tensor->bytes));
-  if (tensor->bytes > 0) {
-    std::memcpy(copy.get(), tensor->data.get(), static_cast<size_t>(tensor->bytes));
-  }
-  tensor->data = std::move(copy);
-}
-
-void CopyOut(AttentionResult* result) {
-  if (!result->gradients) CopyOut(&result->o);
-  if (result->lse) CopyOut(&*result->lse);
-  if (!result->gradients) return;
-  GradientTensors& g = *result->gradients;
-  for (std::optional<HostTensor>* each : {&g.d_q, &g.d_k, &g.d_v, &g.d_bias, &g.d_sinks}) {
-    if (*each) CopyOut(&**each);
-  }
-}
-
 }  // namespace
 
 LoadRunner::LoadRunner(const LoadOptions& options, const Workload& workload, VerifyQueue* verify,
@@ -64,10 +43,6 @@ Status LoadRunner::Open(const LoadStep& step) {
   if (!client.ok()) return client.status();
   client_ = std::move(*client);
   open_loop_ = step.open();
-  recorders_.clear();
-  for (int i = 0; i < client_->connections(); ++i) {
-    recorders_.push_back(std::make_unique<LoadRecorder>());
-  }
   if (options_.stream) {
     StreamOptions stream_options;
     stream_options.tenant = options_.tenant;
@@ -116,15 +91,14 @@ std::shared_ptr<const EncodedCall> LoadRunner::CallOf(const Slot& slot) const {
 Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   ATTEND_RETURN_IF_ERROR(Open(step));
   const int64_t start_ns = NowNs();
-  begin_ns_ = start_ns + Ns(options_.warmup_s);
-  end_ns_ = options_.count > 0 ? INT64_MAX : begin_ns_ + Ns(options_.duration_s);
-  last_answer_ns_ = begin_ns_;
+  measurement_.emplace(options_, client_->connections(), start_ns + Ns(options_.warmup_s));
+  last_answer_ns_ = measurement_->begin_ns();
   std::thread dispatcher([this, &step] { Dispatch(step); });
   Watch();
   LoadResult result;
   result.step = step;
   result.interrupted = interrupted_->load();
-  if (result.interrupted) end_ns_ = std::min(end_ns_.load(), NowNs());
+  if (result.interrupted) measurement_->Interrupt(NowNs());
   {
     const MutexLock lock(mutex_);  // so that TakeSlot cannot miss it
     stopping_ = true;
@@ -142,11 +116,7 @@ Result<LoadResult> LoadRunner::Run(const LoadStep& step) {
   client_.reset();
   timer_.reset();
   slots_.clear();
-  const int64_t end_ns = end_ns_ == INT64_MAX ? last_answer_ns_.load() : end_ns_.load();
-  result.elapsed_s = static_cast<double>(std::max<int64_t>(0, end_ns - begin_ns_)) * 1e-9;
-  result.stats = Merged(recorders_);
-  const int64_t measured = measured_;
-  result.due = due_unsent_ + (options_.count > 0 ? std::min(measured, options_.count) : measured);
+  measurement_->Fill(last_answer_ns_, &result);
   if (result.interrupted) verify_->Drop();
   result.verified = verify_->Drain();
   return result;
@@ -166,10 +136,10 @@ void LoadRunner::Dispatch(const LoadStep& step) {
   }
   prctl(PR_SET_TIMERSLACK, 1000);  // ns; the default of 50 us would add to every latency
   Schedule schedule(options_.arrivals, step.rate_per_s, options_.seed);
-  const int64_t start_ns = begin_ns_ - Ns(options_.warmup_s);
+  const int64_t start_ns = measurement_->begin_ns() - Ns(options_.warmup_s);
   for (;;) {
     const int64_t intended = start_ns + schedule.NextNs();
-    if (intended >= end_ns_) return;
+    if (intended >= measurement_->end_ns()) return;
     // In short sleeps, so that a slow schedule still stops at once.
     for (int64_t now = NowNs(); now < intended && !stopping_; now = NowNs()) {
       SleepUntil(std::min(intended, now + 50'000'000));
@@ -185,8 +155,9 @@ void LoadRunner::Dispatch(const LoadStep& step) {
 
 void LoadRunner::CountUnsent(int64_t intended_ns, int64_t start_ns, Schedule* schedule) {
   if (options_.count > 0 && measured_ >= options_.count) return;
-  due_unsent_ = schedule->CountWithin(begin_ns_ - start_ns, end_ns_ - start_ns);
-  due_unsent_ += intended_ns >= begin_ns_;
+  const int64_t begin_ns = measurement_->reported_from_ns(), end_ns = measurement_->end_ns();
+  due_unsent_ = schedule->CountWithin(begin_ns - start_ns, end_ns - start_ns);
+  due_unsent_ += intended_ns >= begin_ns && intended_ns < end_ns;
   if (options_.count > 0) due_unsent_ = std::min(due_unsent_, options_.count - measured_);
 }
 
@@ -196,8 +167,8 @@ LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
   while (!stopping_ && free_.empty()) changed_.Wait(mutex_);
   // At the end of a measurement what was due a moment ago still leaves, if nothing is in its way:
   // a thread that woke up late is no overload.
-  const bool too_late =
-      options_.count > 0 || *interrupted_ || NowNs() - kLatenessMax.count() >= end_ns_;
+  const bool too_late = options_.count > 0 || *interrupted_ ||
+                        NowNs() - kLatenessMax.count() >= measurement_->end_ns();
   if (free_.empty() || (stopping_ && too_late)) return nullptr;
   Slot* slot = free_.back();
   free_.pop_back();
@@ -206,11 +177,13 @@ LoadRunner::Slot* LoadRunner::TakeSlot(bool* waited) {
 }
 
 bool LoadRunner::Admit(int64_t intended_ns, bool* measured) {
-  *measured = intended_ns >= begin_ns_;
-  if ((stopping_ && !open_loop_) || intended_ns >= end_ns_) return false;
+  *measured = intended_ns >= measurement_->begin_ns();
+  if ((stopping_ && !open_loop_) || intended_ns >= measurement_->end_ns()) return false;
   if (!*measured) return true;
   const int64_t before = measured_.fetch_add(1);
-  return options_.count == 0 || before < options_.count;
+  if (options_.count > 0 && before >= options_.count) return false;
+  measurement_->CountDue(intended_ns);
+  return true;
 }
 
 void LoadRunner::Send(Slot* slot, int64_t intended_ns) {
@@ -253,7 +226,7 @@ void LoadRunner::OnAnswer(Slot* slot, CallOutcome outcome) {
   Record(*slot, outcome, now);
   if (outcome.status.ok() && slot->draw.verify && slot->measured) {
     // The next request's answer goes to the same place.
-    if (slot->output.region != nullptr) CopyOut(&outcome.result);
+    if (slot->output.region != nullptr) DetachTensors(&outcome.result);
     verify_->Add(slot->draw.item->call, std::move(outcome.result), slot->draw.seed);
   }
   const Code code = outcome.status.code();
@@ -272,23 +245,25 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   const Code code = outcome.status.code();
   // What this program cancelled at the end is counted as unanswered, not as an answer.
   if (abandoning_ && code == Code::kCancelled) return;
-  LoadRecorder& recorder = *recorders_[static_cast<size_t>(outcome.connection)];
+  LoadRecorder& recorder = *measurement_->recorders()[static_cast<size_t>(outcome.connection)];
   const MutexLock lock(recorder.mutex);
-  LoadStats& stats = recorder.stats;
   if (code == Code::kOk) {
     recorder.interval.Record(now_ns - slot.sent_ns);
     const bool counted_run = options_.count > 0;
-    if (counted_run ? slot.measured : now_ns >= begin_ns_ && now_ns < end_ns_) {
-      ++stats.window_ok;
-      stats.window_bytes_in += static_cast<double>(slot.draw.item->encoded->payload_bytes());
-      stats.window_bytes_out += static_cast<double>(outcome.payload_bytes);
-      stats.window_flops += slot.draw.item->flops;
+    if (counted_run ? slot.measured
+                    : now_ns >= measurement_->begin_ns() && now_ns < measurement_->end_ns()) {
+      LoadStats& window = recorder.windows[measurement_->window_of(now_ns)];
+      ++window.window_ok;
+      window.window_bytes_in += static_cast<double>(slot.draw.item->encoded->payload_bytes());
+      window.window_bytes_out += static_cast<double>(outcome.payload_bytes);
+      window.window_flops += slot.draw.item->flops;
     }
   }
   if (!slot.measured) return;
   for (int64_t last = last_answer_ns_; last < now_ns;) {
     if (last_answer_ns_.compare_exchange_weak(last, now_ns)) break;
   }
+  LoadStats& stats = recorder.windows[measurement_->window_of(slot.intended_ns)];
   ++stats.sent;
   ++stats.by_code[code];
   stats.held_back += slot.held_back;
@@ -299,7 +274,8 @@ void LoadRunner::Record(const Slot& slot, const CallOutcome& outcome, int64_t no
   }
   stats.from_intended.Record(now_ns - slot.intended_ns);
   stats.from_sent.Record(now_ns - slot.sent_ns);
-  stats.AddPhases(outcome.result.timings);
+  stats.AddPhases(outcome.result.timings, now_ns - slot.sent_ns);
+  if (stats.first_kernel.empty()) stats.first_kernel = outcome.result.kernel;
   stats.batch_requests += static_cast<double>(outcome.result.batch_requests);
   if (!outcome.result.check) return;
   (outcome.result.check->ok ? stats.checks_passed : stats.checks_failed) += 1;
@@ -325,17 +301,17 @@ void LoadRunner::Retire(Slot* slot) {
 void LoadRunner::Watch() {
   int64_t shown = NowNs();
   const auto finished = [this] {
-    if (interrupted_->load() || NowNs() >= end_ns_) return true;
+    if (interrupted_->load() || NowNs() >= measurement_->end_ns()) return true;
     return options_.count > 0 && measured_ >= options_.count;
   };
-  while (!finished()) {
+  for (; !finished(); measurement_->Judge(NowNs())) {
     const int64_t now = NowNs();
     if (now - shown >= 1'000'000'000) {
       Progress(now, shown);
       shown = now;
     }
-    const int64_t until = std::min({end_ns_.load(), shown + 1'000'000'000, now + 50'000'000});
-    SleepUntil(until);
+    SleepUntil(std::min({measurement_->end_ns(), measurement_->next_ns(), shown + 1'000'000'000,
+                         now + 50'000'000}));
   }
 }
 
@@ -352,16 +328,16 @@ void LoadRunner::WaitForAnswers(LoadResult* result) {
 
 void LoadRunner::Progress(int64_t now_ns, int64_t since_ns) {
   if (options_.quiet) return;
-  const LoadInterval interval = TakeInterval(recorders_);
+  const LoadInterval interval = TakeInterval(measurement_->recorders());
   int64_t outstanding;
   {
     const MutexLock lock(mutex_);
     outstanding = outstanding_;
   }
   const double seconds = static_cast<double>(now_ns - since_ns) * 1e-9;
-  const bool warming = since_ns < begin_ns_ - 1'000'000;
+  const bool warming = since_ns < measurement_->begin_ns() - 1'000'000;
   std::fprintf(stderr, "%7.1f s%s  %8.0f req/s  %6.2f GB/s  p50 %8.3f ms  p99 %8.3f ms  %5lld out",
-               static_cast<double>(now_ns - begin_ns_) * 1e-9 + 0.0,
+               static_cast<double>(now_ns - measurement_->begin_ns()) * 1e-9 + 0.0,
                warming ? " warm-up" : "        ",
                static_cast<double>(interval.from_sent.count()) / seconds,
                (interval.window_bytes - shown_bytes_) / seconds * 1e-9,

@@ -8,16 +8,18 @@
 // A request is measured if it was meant to be sent inside the measurement, and its latency counts
 // from that moment (no coordinated omission) as well as from the actual send. What was meant for it
 // and could not be sent before its end is counted too. Rates count the answers that arrive inside
-// the measurement, divided by its length.
+// the measurement, divided by its length. A measurement consists of windows (windows.h); with a
+// rule, the last three that agree are what is reported.
 
 #pragma once
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
-#include "client/load/load_stats.h"
+#include "client/load/measurement.h"
 #include "client/load/timer_thread.h"
 #include "client/load/workload.h"
 #include "kernels/util/mutex.h"
@@ -70,7 +72,7 @@ class LoadRunner {
   const std::atomic<bool>* const interrupted_;
 
   bool open_loop_ = false;
-  LoadRecorders recorders_;
+  std::optional<Measurement> measurement_;
   std::vector<Slot> slots_;
   std::atomic<uint64_t> requests_{0};
   std::atomic<int64_t> measured_{0};     // meant for the measurement, and sent
@@ -78,8 +80,6 @@ class LoadRunner {
   std::atomic<bool> stopping_{false};    // no new requests
   std::atomic<bool> abandoning_{false};  // what is out is being cancelled by us
   std::atomic<int64_t> last_answer_ns_{0};
-  int64_t begin_ns_ = 0;                    // of the measurement
-  std::atomic<int64_t> end_ns_{INT64_MAX};  // of the measurement
 
   Mutex mutex_;
   CondVar changed_;

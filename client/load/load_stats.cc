@@ -2,8 +2,6 @@
 
 #include "client/load/load_stats.h"
 
-#include <cstdio>
-
 namespace attend::client {
 
 void LoadStats::Merge(const LoadStats& other) {
@@ -19,13 +17,14 @@ void LoadStats::Merge(const LoadStats& other) {
   checks_passed += other.checks_passed;
   checks_failed += other.checks_failed;
   if (first_check_failure.empty()) first_check_failure = other.first_check_failure;
+  if (first_kernel.empty()) first_kernel = other.first_kernel;
   window_ok += other.window_ok;
   window_bytes_in += other.window_bytes_in;
   window_bytes_out += other.window_bytes_out;
   window_flops += other.window_flops;
 }
 
-void LoadStats::AddPhases(const PhaseTimings& t) {
+void LoadStats::AddPhases(const PhaseTimings& t, int64_t latency_ns) {
   phases[kReceive].Record(t.receive_ns);
   phases[kQueue].Record(t.queue_ns);
   phases[kCopyIn].Record(t.copy_in_ns);
@@ -33,13 +32,27 @@ void LoadStats::AddPhases(const PhaseTimings& t) {
   phases[kCopyOut].Record(t.copy_out_ns);
   phases[kCheck].Record(t.check_ns);
   phases[kTotal].Record(t.total_ns);
+  phases[kNetwork].Record(latency_ns - t.total_ns);
 }
 
-LoadStats Merged(const LoadRecorders& recorders) {
+LoadStats Merged(const LoadRecorders& recorders, int64_t first, int64_t last) {
   LoadStats all;
   for (const auto& recorder : recorders) {
     const MutexLock lock(recorder->mutex);
-    all.Merge(recorder->stats);
+    const auto end = recorder->windows.upper_bound(last);
+    for (auto at = recorder->windows.lower_bound(first); at != end; ++at) all.Merge(at->second);
+  }
+  return all;
+}
+
+LoadStats MergeEarlier(const LoadRecorders& recorders, int64_t first) {
+  LoadStats all;
+  for (const auto& recorder : recorders) {
+    const MutexLock lock(recorder->mutex);
+    const auto end = recorder->windows.lower_bound(first);
+    for (auto at = recorder->windows.begin(); at != end; ++at) recorder->earlier.Merge(at->second);
+    recorder->windows.erase(recorder->windows.begin(), end);
+    all.Merge(recorder->earlier);
   }
   return all;
 }
@@ -50,16 +63,14 @@ LoadInterval TakeInterval(const LoadRecorders& recorders) {
     const MutexLock lock(recorder->mutex);
     all.from_sent.Merge(recorder->interval);
     recorder->interval.Clear();
-    all.unexpected += recorder->stats.unexpected;
-    all.window_bytes += recorder->stats.window_bytes_in + recorder->stats.window_bytes_out;
+    const auto add = [&all](const LoadStats& stats) {
+      all.unexpected += stats.unexpected;
+      all.window_bytes += stats.window_bytes_in + stats.window_bytes_out;
+    };
+    add(recorder->earlier);
+    for (const auto& [index, stats] : recorder->windows) add(stats);
   }
   return all;
-}
-
-std::string RateText(double per_s) {
-  char text[64];
-  std::snprintf(text, sizeof text, per_s >= 1000 ? "%.0f" : "%.4g", per_s);
-  return text;
 }
 
 }  // namespace attend::client

@@ -16,14 +16,17 @@
 #include "client/call/attention_call.h"
 #include "client/load/histogram.h"
 #include "client/load/load_options.h"
+#include "client/load/windows.h"
 #include "client/tool/verify.h"
 #include "kernels/util/mutex.h"
 
 namespace attend::client {
 
-enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhases };
+// kNetwork is what a latency from the send has beyond the server's total: gRPC on both sides, the
+// network and the client.
+enum Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kNetwork, kPhases };
 inline constexpr std::array<const char*, kPhases> kPhaseNames = {
-    "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total"};
+    "receive", "queue", "copy_in", "kernel", "copy_out", "check", "total", "network"};
 
 struct LoadStats {
   // Answers to requests that were meant to be sent inside the measurement.
@@ -33,12 +36,13 @@ struct LoadStats {
   int64_t unexpected = 0;                     // statuses that nothing in the options explains
   Histogram from_intended;                    // ns, of OK answers
   Histogram from_sent;                        // ns, of OK answers
-  std::array<Histogram, kPhases> phases;      // ns, as the server reports them
+  std::array<Histogram, kPhases> phases;      // ns, as the server reports them, and kNetwork
   double batch_requests = 0;                  // sum over OK answers
   int64_t held_back = 0;                      // sent late, as --max-outstanding were unanswered
   int64_t checks_passed = 0;                  // by the server
   int64_t checks_failed = 0;
   std::string first_check_failure;
+  std::string first_kernel;
 
   // OK answers that arrived inside the measurement, whenever they were sent.
   int64_t window_ok = 0;
@@ -46,20 +50,26 @@ struct LoadStats {
   double window_bytes_out = 0;  // and back
   double window_flops = 0;
 
+  int64_t ok() const { return by_code.contains(Code::kOk) ? by_code.at(Code::kOk) : 0; }
   void Merge(const LoadStats& other);
-  void AddPhases(const PhaseTimings& timings);
+  void AddPhases(const PhaseTimings& timings, int64_t latency_ns);
 };
 
 struct LoadRecorder {
   Mutex mutex;
-  LoadStats stats ATTEND_GUARDED_BY(mutex);
+  // By window: that for which a request was meant, or that in which an answer arrived.
+  std::map<int64_t, LoadStats> windows ATTEND_GUARDED_BY(mutex);
+  LoadStats earlier ATTEND_GUARDED_BY(mutex);  // windows that no report will be about
   // Latency from the actual send since the last progress line.
   Histogram interval ATTEND_GUARDED_BY(mutex);
 };
 
 using LoadRecorders = std::vector<std::unique_ptr<LoadRecorder>>;
 
-LoadStats Merged(const LoadRecorders& recorders);
+// Of the windows [first, last].
+LoadStats Merged(const LoadRecorders& recorders, int64_t first, int64_t last);
+// Of those before `first`; what they held but for the sum is dropped.
+LoadStats MergeEarlier(const LoadRecorders& recorders, int64_t first);
 
 // For a progress line: answers since the last one, and totals. Begins the next interval.
 struct LoadInterval {
@@ -72,22 +82,29 @@ LoadInterval TakeInterval(const LoadRecorders& recorders);
 // One finished measurement.
 struct LoadResult {
   LoadStep step;
-  LoadStats stats;
+  LoadStats stats;    // of the windows that are reported
+  LoadStats earlier;  // of those before them: only what makes a load fail counts
   VerifyQueue::Counts verified;
   double elapsed_s = 0;    // of the measurement
   int64_t unanswered = 0;  // given up at the end, after the grace period
   int64_t due = 0;         // meant to be sent inside the measurement
   int64_t due_unsent = 0;  // of those, still waiting to be sent at its end
   bool interrupted = false;
+  std::vector<WindowResult> windows;  // all, the reported ones last
+  int64_t first_reported = 0;
+  bool stable = false;  // as the options' rule says
+  WindowSpread spread;  // of the last windows
 
-  double requests_per_s() const { return elapsed_s > 0 ? stats.window_ok / elapsed_s : 0; }
+  double per_s(double amount) const { return elapsed_s > 0 ? amount / elapsed_s : 0; }
+  double requests_per_s() const { return per_s(static_cast<double>(stats.window_ok)); }
   // The share of the requests that were due whose latencies are known.
   double latency_share() const {
     return due > 0 ? static_cast<double>(stats.from_intended.count()) / static_cast<double>(due)
                    : 1;
   }
   bool failed() const {
-    return stats.unexpected > 0 || stats.checks_failed > 0 || verified.failed > 0 ||
+    return stats.unexpected + earlier.unexpected > 0 ||
+           stats.checks_failed + earlier.checks_failed > 0 || verified.failed > 0 ||
            (unanswered + due_unsent > 0 && !interrupted);
   }
 };
@@ -99,9 +116,6 @@ struct FoundRate {
   double lowest_per_s = 0;  // that did not meet it; 0: all did
   bool finished = false;
 };
-
-// "20000" or "0.0122": never an exponent.
-std::string RateText(double per_s);
 
 // For people, for programs, for spreadsheets.
 std::string LoadTable(const LoadOptions& options, const std::vector<LoadResult>& results);

@@ -308,6 +308,7 @@ Result<SessionLoadResult> RunSessionLoad(const LoadOptions& given,
     });
   }
   SessionLoadResult result;
+  result.sessions = options.session.sessions;
   VerifyQueue verify(INT64_MAX);
   for (size_t i = 0; i < threads.size(); ++i) {
     threads[i].join();

@@ -13,6 +13,7 @@
 
 #include "client/load/histogram.h"
 #include "client/load/load_options.h"
+#include "client/plot/chart.h"
 #include "client/tool/verify.h"
 
 namespace attend::client {
@@ -38,6 +39,7 @@ struct SessionLoadStats {
 };
 
 struct SessionLoadResult {
+  int64_t sessions = 0;  // at once
   SessionLoadStats stats;
   VerifyQueue::Counts verified;
   double prompts_s = 0;  // from the start to the last prompt's answer
@@ -60,6 +62,10 @@ Result<SessionLoadResult> RunSessionLoad(const LoadOptions& options,
                                          const std::atomic<bool>& interrupted);
 
 std::string SessionLoadTable(const LoadOptions& options, const SessionLoadResult& result);
-std::string SessionLoadJson(const LoadOptions& options, const SessionLoadResult& result);
+// Of one load after another, with more and more sessions or so.
+std::string SessionLoadJson(const LoadOptions& options,
+                            const std::vector<SessionLoadResult>& results);
+// Tokens and the time of a step over the number of sessions.
+Figure SessionLoadFigure(const LoadOptions& options, const std::vector<SessionLoadResult>& results);
 
 }  // namespace attend::client

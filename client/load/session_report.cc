@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The figures of a load of sessions as a table and as JSON.
-
-#include <nlohmann/json.hpp>
+// The figures of a load of sessions as a table, as JSON and as a picture.
 
 #include "client/load/report_text.h"
+#include "client/load/run_json.h"
 #include "client/load/session_load.h"
 
 namespace attend::client {
@@ -27,6 +26,28 @@ std::string ShapeWords(const CallSpec& spec) {
   return out;
 }
 
+ordered_json StepJson(const SessionLoadResult& result) {
+  const SessionLoadStats& stats = result.stats;
+  ordered_json json = {{"sessions", result.sessions},
+                       {"interrupted", result.interrupted},
+                       {"sessions_made", stats.sessions},
+                       {"forks", stats.forks},
+                       {"prompts", stats.prompts},
+                       {"prompts_per_s", result.prompts_per_s()},
+                       {"tokens", stats.tokens},
+                       {"tokens_per_s", result.tokens_per_s()},
+                       {"bytes_sent_per_token", result.bytes_in_per_token()},
+                       {"bytes_received_per_token", result.bytes_out_per_token()},
+                       {"unexpected", stats.unexpected}};
+  for (const auto& [code, count] : stats.failures) {
+    json["failures"][std::string(CodeName(code))] = count;
+  }
+  json["prompt_ms"] = LatencyJson(stats.prompt_ns);
+  json["step_ms"] = LatencyJson(stats.step_ns);
+  json["client_verification"] = VerifiedJson(result.verified);
+  return json;
+}
+
 }  // namespace
 
 std::string SessionLoadTable(const LoadOptions& options, const SessionLoadResult& result) {
@@ -35,7 +56,7 @@ std::string SessionLoadTable(const LoadOptions& options, const SessionLoadResult
   std::string out;
   Append(&out,
          "%lld sequences at once, prompts of %lld tokens, %lld steps, %d layer%s, seed %llu%s\n",
-         static_cast<long long>(load.sessions), static_cast<long long>(load.context),
+         static_cast<long long>(result.sessions), static_cast<long long>(load.context),
          static_cast<long long>(load.decode), load.layers, load.layers == 1 ? "" : "s",
          static_cast<unsigned long long>(options.seed), result.interrupted ? " (interrupted)" : "");
   out += "  " + ShapeWords(options.mix.front()) + "\n";
@@ -59,37 +80,45 @@ std::string SessionLoadTable(const LoadOptions& options, const SessionLoadResult
   return out;
 }
 
-std::string SessionLoadJson(const LoadOptions& options, const SessionLoadResult& result) {
+std::string SessionLoadJson(const LoadOptions& options,
+                            const std::vector<SessionLoadResult>& results) {
   const SessionLoad& load = options.session;
-  const SessionLoadStats& stats = result.stats;
-  ordered_json json = {{"server", options.client.server},
-                       {"connections", options.client.connections},
-                       {"method", options.stream ? "AttendStream" : "Attend"},
-                       {"seed", options.seed},
-                       {"shape", ShapeWords(options.mix.front())},
-                       {"sessions", load.sessions},
-                       {"context", load.context},
-                       {"decode", load.decode},
-                       {"layers", load.layers},
-                       {"fork_share", load.fork_share},
-                       {"think_ms", load.think_ms},
-                       {"interrupted", result.interrupted},
-                       {"sessions_made", stats.sessions},
-                       {"forks", stats.forks},
-                       {"prompts", stats.prompts},
-                       {"prompts_per_s", result.prompts_per_s()},
-                       {"tokens", stats.tokens},
-                       {"tokens_per_s", result.tokens_per_s()},
-                       {"bytes_sent_per_token", result.bytes_in_per_token()},
-                       {"bytes_received_per_token", result.bytes_out_per_token()},
-                       {"unexpected", stats.unexpected}};
-  for (const auto& [code, count] : stats.failures) {
-    json["failures"][std::string(CodeName(code))] = count;
+  ordered_json json = FactsJson("attend-load-sessions/1", options.facts);
+  json["server"] = options.client.server;
+  json["connections"] = options.client.connections;
+  json["method"] = MethodName(options);
+  json["seed"] = options.seed;
+  json["shape"] = ShapeWords(options.mix.front());
+  json["context"] = load.context;
+  json["decode"] = load.decode;
+  json["layers"] = load.layers;
+  json["fork_share"] = load.fork_share;
+  json["think_ms"] = load.think_ms;
+  json["verify_share"] = options.verify_share;
+  json["steps"] = ordered_json::array();
+  for (const SessionLoadResult& result : results) json["steps"].push_back(StepJson(result));
+  return JsonText(json);
+}
+
+Figure SessionLoadFigure(const LoadOptions& options,
+                         const std::vector<SessionLoadResult>& results) {
+  LineChart tokens{"Tokens decoded", "sessions at once", "tokens/s", true, false, {}};
+  LineChart steps{"Time of a step", "sessions at once", "ms, all layers", true, true, {}};
+  tokens.series = {{"tokens/s", {}, {}}};
+  steps.series = {{"p50", {}, {}}, {"p99", {}, {}}};
+  for (const SessionLoadResult& result : results) {
+    const auto sessions = static_cast<double>(result.sessions);
+    tokens.series[0].points.push_back({sessions, result.tokens_per_s()});
+    steps.series[0].points.push_back({sessions, Ms(result.stats.step_ns.ValueAt(0.5))});
+    steps.series[1].points.push_back({sessions, Ms(result.stats.step_ns.ValueAt(0.99))});
   }
-  json["prompt_ms"] = LatencyJson(stats.prompt_ns);
-  json["step_ms"] = LatencyJson(stats.step_ns);
-  json["client_verification"] = VerifiedJson(result.verified);
-  return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  std::string setting;
+  Append(&setting, "prompts of %lld tokens, %d layer%s, %s, %s",
+         static_cast<long long>(options.session.context), options.session.layers,
+         options.session.layers == 1 ? "" : "s",
+         options.stream ? "steps over streams" : "steps as calls", options.facts.started.c_str());
+  return {
+      "attend-client load --sessions", {ShapeWords(options.mix.front()), setting}, {tokens, steps}};
 }
 
 }  // namespace attend::client

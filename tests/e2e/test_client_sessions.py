@@ -163,8 +163,10 @@ def test_load_of_sessions(server, tmp_path, method):
                       "--decode", "12", "--layers", "2", "--fork-share", "1", "--think-ms", "1",
                       "--shape", "H4,Hkv2,D64,dtype=bfloat16", "--verify", "1", "--json", report,
                       *flags)
-    figures = json.loads(report.read_text())
-    assert figures["method"] == method and ("over streams" in done.stdout) == bool(flags)
+    whole = json.loads(report.read_text())
+    figures, = whole["steps"]
+    assert whole["schema"] == "attend-load-sessions/1" and figures["sessions"] == 4
+    assert whole["method"] == method and ("over streams" in done.stdout) == bool(flags)
     assert figures["prompts"] == 4 and figures["forks"] == 4 and figures["tokens"] == 2 * 4 * 12
     assert figures["tokens_per_s"] > 0 and figures["prompts_per_s"] > 0
     assert figures["bytes_sent_per_token"] == 2 * (4 + 2 + 2) * 64 * 2
@@ -174,6 +176,17 @@ def test_load_of_sessions(server, tmp_path, method):
     assert "4 sequences at once, prompts of 100 tokens" in done.stdout
     assert "verified by the client: passed" in done.stdout
     assert session(server, "list").stdout == ""
+
+
+def test_load_of_more_and_more_sessions(server, tmp_path):
+    report, plot = tmp_path / "load.json", tmp_path / "load.svg"
+    done = run_client("load", "--server", server.address, "--sessions", "1:4:x2", "--context", "20",
+                      "--decode", "3", "--shape", "H2,D64", "--json", report, "--plot", plot)
+    steps = json.loads(report.read_text())["steps"]
+    assert [step["sessions"] for step in steps] == [1, 2, 4]
+    assert [step["tokens"] for step in steps] == [3, 6, 12]
+    assert done.stdout.count("sequences at once") == 3
+    assert all(words in plot.read_text() for words in ("Tokens decoded", "Time of a step", ">p99<"))
 
 
 @pytest.mark.parametrize("args,words", [

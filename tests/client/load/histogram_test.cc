@@ -111,5 +111,27 @@ TEST(Histogram, MergeEqualsRecordingTogether) {
   EXPECT_EQ(merged.ValueAt(0.5), 0);
 }
 
+TEST(Histogram, BucketsHoldEveryValueOnce) {
+  Histogram h;
+  std::vector<int64_t> values = {0, 1, 255, 256, 1000, 1001, 123456789, Histogram::kValueMax};
+  for (const int64_t value : values) h.Record(value);
+  for (const int per_doubling : {1, 16, 128}) {
+    int64_t last = -1;
+    size_t seen = 0;
+    for (const Histogram::Bucket& bucket : h.Buckets(per_doubling)) {
+      EXPECT_GT(bucket.lower, last);
+      EXPECT_GE(bucket.upper, bucket.lower);
+      last = bucket.upper;
+      const auto within = std::count_if(values.begin(), values.end(), [&](int64_t value) {
+        return value >= bucket.lower && value <= bucket.upper;
+      });
+      EXPECT_EQ(bucket.count, within);
+      seen += static_cast<size_t>(within);
+    }
+    EXPECT_EQ(seen, values.size());
+  }
+  EXPECT_TRUE(Histogram().Buckets(16).empty());
+}
+
 }  // namespace
 }  // namespace attend::client

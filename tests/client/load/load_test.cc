@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -239,6 +240,13 @@ TEST(Load, ReportsParse) {
   EXPECT_EQ(json["steps"][0]["status"]["OK"], 60);
   EXPECT_GT(json["steps"][1]["latency_from_intended_ms"]["p99"], 0);
   EXPECT_EQ(json["steps"][0]["server_phase_ms"]["total"]["max"], 0.002);
+  EXPECT_EQ(json["steps"][0]["network_ms"]["count"], 60);
+  const auto& counts = json["steps"][0]["latency_histogram_ms"]["count"];
+  EXPECT_EQ(
+      std::accumulate(counts.begin(), counts.end(), 0,
+                      [](int sum, const nlohmann::json& count) { return sum + count.get<int>(); }),
+      60);
+  EXPECT_EQ(json["steps"][0]["windows"].size(), 1u) << "a number of requests is one window";
   const std::string csv = LoadCsv(options, results);
   size_t fields = 0;
   std::istringstream lines(csv);
@@ -256,7 +264,39 @@ TEST(Load, ReportsParse) {
   }
   EXPECT_EQ(count, 3);
   EXPECT_THAT(csv, HasSubstr(",\"B1,H1,L4,D8,weight=2;B1,H2,L20,D8,causal,lse\",float32,1,Attend,"
-                             "auto,poisson,,\n"));
+                             "auto,poisson,,,0,"));
+}
+
+TEST(Load, MeasuresUntilWindowsAgree) {
+  FakeServer server;
+  LoadOptions options = Options(server);
+  options.count = 0;
+  options.duration_s = 0.2;
+  options.stability = StabilityRule{.percent = 1e6};  // any three that have answers
+  const LoadResult result = RunLoad(options, {2, 0});
+  EXPECT_TRUE(result.stable);
+  EXPECT_GE(result.windows.size(), 3u);
+  EXPECT_DOUBLE_EQ(result.elapsed_s, 0.6);
+  EXPECT_EQ(result.first_reported + 3, static_cast<int64_t>(result.windows.size()));
+  EXPECT_THAT(LoadTable(options, {result}), HasSubstr("  stable after "));
+  const auto json = nlohmann::json::parse(LoadJson(options, {result}));
+  EXPECT_EQ(json["steps"][0]["stability"]["stable"], true);
+  EXPECT_EQ(json["options"]["max_trials"], 10);
+}
+
+TEST(Load, WhatDoesNotBecomeStableSaysSo) {
+  FakeServer server;
+  LoadOptions options = Options(server);
+  options.count = 0;
+  options.duration_s = 0.02;
+  options.stability = StabilityRule{.percent = -1, .windows_max = 4};  // nothing meets it
+  const LoadResult result = RunLoad(options, {4, 0});
+  EXPECT_FALSE(result.stable);
+  EXPECT_EQ(result.windows.size(), 4u);
+  EXPECT_FALSE(result.failed());
+  EXPECT_THAT(LoadTable(options, {result}),
+              HasSubstr("NOT STABLE after 4 windows, asked for -1 %"));
+  EXPECT_THAT(LoadCsv(options, {result}), HasSubstr(",4,false,"));
 }
 
 TEST(Load, NoAnswerHasNoLatency) {

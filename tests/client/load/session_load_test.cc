@@ -65,13 +65,15 @@ TEST(SessionLoad, CountsPromptsAndTokensAndVerifiesThem) {
   EXPECT_EQ(result.verified.failed, 0);
   const auto client = Connect(server.address(), 1);
   EXPECT_EQ(Session::List(*client)->sessions_size(), 0);
-  const auto json = nlohmann::json::parse(SessionLoadJson(options, result));
+  const auto file = nlohmann::json::parse(SessionLoadJson(options, {result}));
+  const auto& json = file["steps"][0];
   EXPECT_EQ(json["tokens"], 60);
   EXPECT_EQ(json["step_ms"]["count"], 60);
   EXPECT_EQ(json["client_verification"]["passed"], 65);
   EXPECT_EQ(json["bytes_sent_per_token"], 896);
   EXPECT_EQ(json["bytes_received_per_token"], 288);
-  EXPECT_EQ(json["method"], "Attend");
+  EXPECT_EQ(file["method"], "Attend");
+  EXPECT_EQ(json["sessions"], 5);
   const std::string table = SessionLoadTable(options, result);
   EXPECT_THAT(table, HasSubstr("5 sequences at once, prompts of 70 tokens, 6 steps, 2 layers"));
   EXPECT_THAT(table, HasSubstr("H4,Hkv2,D16,Dv8,dtype=float32"));
@@ -88,7 +90,7 @@ TEST(SessionLoad, StepsGoOverStreams) {
   EXPECT_EQ(result.stats.tokens, 30);
   EXPECT_EQ(result.bytes_out_per_token(), 288);
   EXPECT_EQ(result.verified.passed, 5 * (1 + 6));
-  EXPECT_EQ(nlohmann::json::parse(SessionLoadJson(options, result))["method"], "AttendStream");
+  EXPECT_EQ(nlohmann::json::parse(SessionLoadJson(options, {result}))["method"], "AttendStream");
   EXPECT_THAT(SessionLoadTable(options, result), HasSubstr("/s over streams"));
 }
 

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attend-client bench-local: computes calls in this process and, if asked, sends the same ones to a
+// server.
+
+#include <chrono>
+#include <cstdio>
+
+#include "client/cli/load_flags.h"
+#include "client/local/local_bench.h"
+#include "client/tool/file_io.h"
+#include "kernels/util/host_mapping.h"
+
+namespace attend::client {
+namespace {
+
+using Clock = std::chrono::steady_clock;  // what is measured is the true time
+
+struct BenchFlags {
+  LoadOptions load;
+  ShapeFlags shapes;
+  std::string device = "auto";
+  std::string against;
+  std::string json, plot;
+};
+
+std::atomic<bool> g_interrupted{false};
+
+Status Finish(BenchFlags* flags, const CommonOptions& common) {
+  LoadOptions& load = flags->load;
+  ATTEND_RETURN_IF_ERROR(ReadShapes(flags->shapes, &load.mix));
+  if (!flags->plot.empty()) ATTEND_RETURN_IF_ERROR(CheckPictureName(flags->plot));
+  for (const std::string& path : {flags->json, flags->plot}) {
+    if (!path.empty()) ATTEND_RETURN_IF_ERROR(CheckWritable(path));
+  }
+  int64_t bytes_left = PhysicalMemoryBytes();
+  for (const CallSpec& spec : load.mix) {
+    ATTEND_RETURN_IF_ERROR(TakeInputBytes(spec, load.pool, &bytes_left));
+    if (!spec.backward) continue;
+    return InvalidArgument("--shape " + spec.text + ": bench-local excludes backward");
+  }
+  load.client = ClientOptionsOf(common);
+  load.client.server = flags->against;
+  load.client.retry.attempts_max = 1;
+  load.input_bytes_max = PhysicalMemoryBytes();
+  load.facts = FactsOf(common);
+  load.quiet = true;
+  return Status();
+}
+
+// The ways that the server offers. `load` gets what it says of itself.
+Result<std::vector<LoadOptions>> ServedWays(LoadOptions* load) {
+  const Result<std::unique_ptr<Client>> client = Client::Make(load->client);
+  if (!client.ok()) return client.status();
+  const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
+  if (!info.ok()) return info.status();
+  load->facts.server = ServerFactsOf(*info);
+  load->client.message_bytes_max = info->limits().request_bytes_max();
+  std::vector<LoadOptions> ways = {*load};
+  if (info->has_shared_memory()) {
+    ways.push_back(*load);
+    ways.back().shared_memory_socket = info->shared_memory().socket();
+  }
+  return ways;
+}
+
+Result<ShapeResult> MeasureShape(const BenchFlags& flags, int32_t device, const CallSpec& spec,
+                                 const std::vector<LoadOptions>& served) {
+  ShapeResult shape;
+  shape.spec = spec;
+  const Result<AttentionCall> call = MakeRandomCall(spec, flags.load.seed);
+  if (!call.ok()) return call.status();
+  const Result<Attention> attention = Describe(*call, nullptr, nullptr);
+  if (!attention.ok()) return attention.status();
+  shape.flops = Flops(*attention);
+  LoadOptions here = flags.load;
+  here.mix = {spec};
+  Result<WayResult> way = BenchHere(here, device, g_interrupted,
+                                    [] { return Clock::now().time_since_epoch().count(); });
+  if (!way.ok()) return way.status();
+  shape.ways.push_back(std::move(*way));
+  for (LoadOptions options : served) {
+    if (g_interrupted) break;
+    options.mix = {spec};
+    Result<WayResult> answered = BenchServed(options, g_interrupted);
+    if (!answered.ok()) return answered.status();
+    shape.ways.push_back(std::move(*answered));
+  }
+  return shape;
+}
+
+Status Write(const BenchFlags& flags, const BenchFile& file) {
+  if (!flags.json.empty()) {
+    const std::string text = BenchJson(file);
+    ATTEND_RETURN_IF_ERROR(
+        WriteFile(flags.json, {{text.data(), static_cast<int64_t>(text.size())}}));
+  }
+  return flags.plot.empty() ? Status() : WritePicture(Draw(BenchFigure(file)), flags.plot);
+}
+
+int Run(BenchFlags& flags, const CommonOptions& common) {
+  const Status finished = Finish(&flags, common);
+  if (!finished.ok()) return Fail(finished, kExitUsage);
+  const Result<int32_t> device = ParseDevice(flags.device);
+  if (!device.ok()) return Fail(device.status(), kExitUsage);
+  InstallInterrupt(&g_interrupted);
+  std::vector<LoadOptions> served;
+  if (!flags.against.empty()) {
+    Result<std::vector<LoadOptions>> ways = ServedWays(&flags.load);
+    if (!ways.ok()) return Fail(ways.status(), kExitFailed);
+    served = std::move(*ways);
+  }
+  BenchFile file;
+  file.options = flags.load;
+  file.device = *device == ATTEND_CPU ? "cpu" : "cuda:" + std::to_string(*device);
+  file.against = flags.against;
+  bool failed = false;
+  for (const CallSpec& spec : flags.load.mix) {
+    if (g_interrupted) break;
+    Result<ShapeResult> shape = MeasureShape(flags, *device, spec, served);
+    if (!shape.ok()) return Fail(shape.status(), kExitFailed);
+    for (const WayResult& way : shape->ways) failed = failed || way.failed;
+    file.shapes.push_back(std::move(*shape));
+  }
+  std::printf("%s", BenchTable(file).c_str());
+  const Status written = Write(flags, file);
+  if (!written.ok()) return Fail(written, kExitUsage);
+  if (g_interrupted) return kExitInterrupted;
+  return failed ? kExitFailed : kExitOk;
+}
+
+}  // namespace
+
+Command AddBenchLocal(CLI::App& app, const CommonOptions& common) {
+  const auto flags = std::make_shared<BenchFlags>();
+  CLI::App* command = app.add_subcommand(
+      "bench-local", "Compute shapes in this process, beside a server's calls if asked");
+  AddShape(command, &flags->shapes);
+  command->option_defaults()->group("Options");
+  LoadOptions& load = flags->load;
+  load.duration_s = 2;
+  load.warmup_s = 0.5;
+  command->add_option("--device", flags->device, "Of the computation here: cpu, cuda:N or auto")
+      ->capture_default_str();
+  command->add_option("--against", flags->against,
+                      "Send the same calls to this server, inline and in shared memory if it has "
+                      "that on; an address as --server takes it");
+  command->add_option("--duration", load.duration_s, "Seconds of each measurement")
+      ->check(CLI::Range(1e-3, 1e7))
+      ->capture_default_str();
+  command->add_option("--warmup", load.warmup_s, "Seconds of warm-up before each measurement")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  command->add_option("--count", load.count, "Calls to measure, instead of --duration")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50));
+  command->add_option("--pool", load.pool, "Number of different inputs for each shape")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command->add_option("--seed", load.seed, "Seed for the inputs")->capture_default_str();
+  command->add_option("--json", flags->json, "Write the results to this file as JSON");
+  command->add_option("--plot", flags->plot, "Draw them into this file, .svg or .png");
+  return [flags, &common] { return Run(*flags, common); };
+}
+
+}  // namespace attend::client

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "client/load/load_plot.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace attend::client {
+namespace {
+
+constexpr size_t kHistogramsMax = 6;  // more lines than that cannot be told apart
+
+struct Percentile {
+  const char* name;
+  double LatencyFigures::*value;
+};
+constexpr Percentile kPercentiles[] = {{"p50", &LatencyFigures::p50_ms},
+                                       {"p90", &LatencyFigures::p90_ms},
+                                       {"p99", &LatencyFigures::p99_ms},
+                                       {"p99.9", &LatencyFigures::p999_ms}};
+
+bool IsOpen(const LoadFile& file) {
+  return std::all_of(file.steps.begin(), file.steps.end(),
+                     [](const FileStep& step) { return step.step.open(); });
+}
+
+double OfferedOf(const LoadStep& step) {
+  return step.open() ? step.rate_per_s : static_cast<double>(step.concurrency);
+}
+
+// "x8" or "500/s".
+std::string ShortName(const LoadStep& step) {
+  return step.open() ? RateText(step.rate_per_s) + "/s" : "x" + std::to_string(step.concurrency);
+}
+
+std::vector<FileStep> Answered(const LoadFile& file) {
+  std::vector<FileStep> steps;
+  std::copy_if(file.steps.begin(), file.steps.end(), std::back_inserter(steps),
+               [](const FileStep& step) { return step.latency.count > 0; });
+  return steps;
+}
+
+Series LatencySeries(const std::vector<FileStep>& steps, const Percentile& percentile,
+                     const std::string& name) {
+  Series series{name, {}, {}};
+  for (const FileStep& step : steps) {
+    series.points.push_back({step.requests_per_s, step.latency.*percentile.value});
+  }
+  return series;
+}
+
+LineChart LatencyOverRate(const std::vector<FileStep>& steps) {
+  LineChart chart{"Latency against rate", "requests/s answered", "latency, ms", false, true, {}};
+  for (const Percentile& percentile : kPercentiles) {
+    chart.series.push_back(LatencySeries(steps, percentile, percentile.name));
+  }
+  for (const FileStep& step : steps) {
+    chart.series.back().labels.push_back(ShortName(step.step));
+  }
+  return chart;
+}
+
+Series RateSeries(const std::vector<FileStep>& steps, const std::string& name) {
+  Series series{name, {}, {}};
+  for (const FileStep& step : steps) {
+    series.points.push_back({OfferedOf(step.step), step.requests_per_s});
+  }
+  return series;
+}
+
+LineChart RateOverLoad(const std::vector<FileStep>& steps, bool open) {
+  const char* offered = open ? "requests/s offered" : "callers, each with one request in flight";
+  LineChart chart{"Throughput", offered, "requests/s", true, false, {}};
+  Series low{"slowest window", {}, {}}, high{"fastest window", {}, {}};
+  for (const FileStep& step : steps) {
+    double least = step.requests_per_s, most = step.requests_per_s;
+    for (const FileWindow& window : step.windows) {
+      if (!window.reported) continue;
+      least = std::min(least, window.requests_per_s);
+      most = std::max(most, window.requests_per_s);
+    }
+    low.points.push_back({OfferedOf(step.step), least});
+    high.points.push_back({OfferedOf(step.step), most});
+  }
+  low.bare = high.bare = true;
+  for (const Point& point : low.points) chart.x_ticks.push_back(point.x);
+  chart.series = {RateSeries(steps, "answered"), low, high};
+  return chart;
+}
+
+double MiddleOf(const FileWindow& window) { return window.start_s + window.elapsed_s / 2; }
+
+LineChart LatencyOverTime(const FileStep& step) {
+  LineChart chart{"Latency by window", "time, s", "latency, ms", false, true, {}};
+  for (const Percentile& percentile : kPercentiles) {
+    Series series{percentile.name, {}, {}};
+    for (const FileWindow& window : step.windows) {
+      series.points.push_back({MiddleOf(window), window.latency.*percentile.value});
+    }
+    chart.series.push_back(std::move(series));
+  }
+  return chart;
+}
+
+LineChart RateOverTime(const FileStep& step) {
+  LineChart chart{"Throughput by window", "time, s", "requests/s", false, false, {}};
+  Series series{"answered", {}, {}};
+  for (const FileWindow& window : step.windows) {
+    series.points.push_back({MiddleOf(window), window.requests_per_s});
+  }
+  chart.series.push_back(std::move(series));
+  return chart;
+}
+
+BarChart Phases(const std::vector<FileStep>& steps) {
+  BarChart chart{"Where the time goes", "mean time of a call, ms", "ms", BarPhases(), {}};
+  for (const FileStep& step : steps) {
+    chart.rows.push_back({ShortName(step.step), BarParts(step.phase_mean_ms)});
+  }
+  return chart;
+}
+
+// A step as high as the share of each bucket.
+Series HistogramSeries(const FileStep& step) {
+  Series series{ShortName(step.step), {}, {}, /*bare=*/true};
+  for (const FileBucket& bucket : step.histogram) {
+    const double share =
+        100 * static_cast<double>(bucket.count) / static_cast<double>(step.latency.count);
+    if (series.points.empty() || series.points.back().x < bucket.lower_ms * 0.999) {
+      if (!series.points.empty()) series.points.push_back({series.points.back().x, 0});
+      series.points.push_back({bucket.lower_ms, 0});
+    }
+    series.points.push_back({bucket.lower_ms, share});
+    series.points.push_back({bucket.upper_ms, share});
+  }
+  if (!series.points.empty()) series.points.push_back({series.points.back().x, 0});
+  return series;
+}
+
+LineChart Histograms(const std::vector<FileStep>& steps) {
+  LineChart chart{
+      "Histogram of latencies", "latency, ms", "% of calls in a bucket", true, false, {}};
+  const size_t shown = std::min(steps.size(), kHistogramsMax);
+  for (size_t i = 0; i < shown; ++i) {  // spread over all, the first and the last among them
+    const size_t at = shown == 1 ? 0 : i * (steps.size() - 1) / (shown - 1);
+    chart.series.push_back(HistogramSeries(steps[at]));
+  }
+  return chart;
+}
+
+std::string Shortened(const std::string& text, size_t length) {
+  return text.size() <= length ? text : text.substr(0, length - 3) + "...";
+}
+
+}  // namespace
+
+std::vector<std::string> BarPhases() {
+  return {"receive",           "queue", "copy in", "kernel", "copy out", "rest of the server",
+          "network and client"};
+}
+
+std::vector<double> BarParts(const std::array<double, kPhases>& phase_mean_ms) {
+  std::vector<double> parts;
+  double rest = phase_mean_ms[kTotal];
+  for (const Phase phase : {kReceive, kQueue, kCopyIn, kKernel, kCopyOut}) {
+    parts.push_back(phase_mean_ms[phase]);
+    rest -= phase_mean_ms[phase];
+  }
+  parts.push_back(std::max(0.0, rest));
+  parts.push_back(phase_mean_ms[kNetwork]);
+  return parts;
+}
+
+Figure LoadFigure(const LoadFile& file) {
+  const std::vector<FileStep> steps = Answered(file);
+  Figure figure;
+  figure.title = "attend-client load, " + std::string(IsOpen(file) ? "open loop" : "closed loop");
+  figure.subtitle = {
+      Shortened(file.shapes, 120),
+      Shortened(file.Setting("devices") + ", " + file.Setting("transport") + ", " +
+                    file.Setting("connections") +
+                    (file.Setting("connections") == "1" ? " connection" : " connections") +
+                    ", attend " + file.Setting("server version") + ", " + file.Setting("started"),
+                130)};
+  if (steps.size() == 1) {
+    figure.panels = {LatencyOverTime(steps[0]), RateOverTime(steps[0])};
+  } else {
+    figure.panels = {LatencyOverRate(steps), RateOverLoad(steps, IsOpen(file))};
+  }
+  figure.panels.emplace_back(Phases(steps));
+  figure.panels.emplace_back(Histograms(steps));
+  return figure;
+}
+
+Figure ComparisonFigure(const std::vector<LoadFile>& files) {
+  Figure figure;
+  figure.title = "attend-client compare";
+  LineChart latency{"Latency against rate", "requests/s answered", "latency, ms", false, true, {}};
+  const bool open = IsOpen(files.front());
+  LineChart rate{
+      "Throughput", open ? "requests/s offered" : "callers", "requests/s", true, false, {}};
+  for (const LoadFile& file : files) {
+    const std::vector<FileStep> steps = Answered(file);
+    const std::string name = std::filesystem::path(file.name).filename();
+    for (const size_t n : {0, 2}) {
+      latency.series.push_back(
+          LatencySeries(steps, kPercentiles[n], name + " " + kPercentiles[n].name));
+    }
+    rate.series.push_back(RateSeries(steps, name));
+    figure.subtitle.push_back(name + ": " + Shortened(file.shapes, 80) + ", " +
+                              file.Setting("transport") + ", " + file.Setting("started"));
+  }
+  figure.panels = {latency, rate};
+  return figure;
+}
+
+}  // namespace attend::client
