@@ -82,7 +82,7 @@ Result<std::vector<double>> ParseValues(const std::string& flag, const std::stri
     const std::string what = flag + " " + item;
     const Result<Range> range = ParseRange(what, item);
     if (!range.ok()) return range.status();
-    const double end = range->last * (1 + kRounding);
+    const double end = range->last + kRounding * std::abs(range->last);
     double value = range->first;
     for (int n = 1; value <= end; ++n) {
       if (!(value >= bounds.low && value <= bounds.high)) {

@@ -156,7 +156,7 @@ TEST(CliUsage, ASearchHasAFloorAndItsResultIsInTheFiles) {
   EXPECT_EQ(some.exit_code, 0) << some.err;
   EXPECT_GE(found["search"]["rate_per_s"], 100);
   const std::string csv = *ReadWholeFile(Path("s.csv"));
-  EXPECT_THAT(csv, AllOf(HasSubstr("search_p99_ms,search_rate_per_s\n"),
+  EXPECT_THAT(csv, AllOf(HasSubstr("search_p99_ms,search_rate_per_s,"),
                          HasSubstr("\"B1,H1,L8,D8\",float32,1,Attend,auto,poisson,60000,")));
 }
 

@@ -86,7 +86,7 @@ TEST(LoadFile, WhatIsNoneIsNamed) {
   auto lacking = nlohmann::json::parse(good);
   lacking["steps"][0].erase("elapsed_s");
   for (const auto& [text, words] : {std::pair<std::string, std::string>{"", "parse error"},
-                                    {"[]", "schema"},
+                                    {"{}", "schema"},
                                     {other.dump(), "attend-load/2"},
                                     {lacking.dump(), "elapsed_s"}}) {
     const Result<LoadFile> file = ParseLoadFile("x.json", text);

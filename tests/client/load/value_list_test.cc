@@ -53,6 +53,8 @@ TEST(ValueList, EachFaultIsNamed) {
       {"1:8:+0", "step is 0, must be above 0"},
       {"1:8:-1", "must be above 0"},
       {"0", "0 is not in [1, 100000]"},
+      {"-1", "-1 is not in [1, 100000]"},
+      {"-5:-1", "-5 is not in [1, 100000]"},
       {"1:1000000:x10", "1000000 is not in [1, 100000]"},
       {"1.5", "1.5 is not a whole number"},
       {"3:8:x1.5", "4.5 is not a whole number"},
