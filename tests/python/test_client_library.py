@@ -3,12 +3,13 @@
 
 import ctypes
 import ctypes.util
+import dataclasses
 import pathlib
 import re
 
 import attend
 import pytest
-from attend import _library
+from attend import _call, _library
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "client/c/attend_client.h"
 STRUCTS = {"attend_client_options": _library.Options, "attend_client_tensor": _library.TensorStruct,
@@ -96,3 +97,17 @@ def test_one_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(_library, "_library", None)
     with pytest.raises(attend.Error, match="not of this module's version"):
         _library.load(ctypes.util.find_library("c") and "/lib/x86_64-linux-gnu/libc.so.6")
+
+
+def test_a_failed_check_is_an_error_where_only_arrays_are_returned():
+    check = attend.Check(False, 10, 20, 0, 0.5, 0.1, 1e-6, "o[0, 1, 2, 3] is 0.5")
+    answer = attend.Answer(
+        o="o", lse="lse", gradients={"q": "d_q"}, timings=attend.Timings(*[0] * 7), check=check,
+        kernel="", kernel_reason="", device="", transport="", batch_requests=1, request_id="",
+        attempts=1, session_lengths=(), sessions_ending=False)
+    for give in (lambda: _call.arrays_of(answer, False), lambda: _call.gradients_of(answer, "q")):
+        with pytest.raises(attend.Error, match=r"check failed: o\[0, 1, 2, 3\] is 0.5"):
+            give()
+    passed = dataclasses.replace(answer, check=dataclasses.replace(check, ok=True))
+    assert _call.arrays_of(passed, True) == ("o", "lse")
+    assert _call.gradients_of(passed, "q") == ("d_q",)
