@@ -106,7 +106,8 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Ten
                    max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
                    softcap, dropout_p, dropout_seed, kernel))
     inputs = dict(q=q, k=k, v=v, bias=bias, sinks=sinks)
-    return [gradient if gradient.dtype == inputs[name].dtype else gradient.to(inputs[name].dtype)
+    dtypes = {name: x.dtype for name, x in inputs.items() if x is not None}
+    return [gradient if gradient.dtype == dtypes[name] else gradient.to(dtypes[name])
             for name, gradient in zip(names, found)]
 
 
