@@ -8,6 +8,10 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "CUDA architectures to compile for")
 endif()
 enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.1)
+  message(FATAL_ERROR "CUDA is ${CMAKE_CUDA_COMPILER_VERSION}, must be 12.1 or later: "
+                      "earlier kernels have at most 4096 bytes of parameters")
+endif()
 if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
   # CMake 3.25 does not know that nvcc has had C++20 since 12.0.
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)

@@ -25,12 +25,13 @@ constexpr int64_t kFewestRows = 32;  // of a tile of any kernel here
 // work for all of a GPU by itself.
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
 
+bool HasTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
+
 // Which of cuda_flash_sm80's kernels it takes.
 enum class Sm80Class { kPlain, kGeneral, kDropout };
 Sm80Class ClassOf(const Problem& p) {
   if (p.dropout > 0) return Sm80Class::kDropout;
-  const bool terms = p.softcap > 0.0f || p.has_bias || p.has_alibi;
-  return terms ? Sm80Class::kGeneral : Sm80Class::kPlain;
+  return HasTerms(p) ? Sm80Class::kGeneral : Sm80Class::kPlain;
 }
 
 // Kernels with score terms take the difference of score and LSE before it is multiplied.
@@ -50,10 +51,16 @@ bool TakesTurns(const BackwardItem& item) {
 auto Likeness(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   const Gradients& g = item.gradients;
-  return std::tuple(item.kernel, TakesTurns(item), p.dtype, p.dim, p.dim_v, p.softcap > 0.0f,
-                    p.has_bias, p.has_alibi, p.dropout > 0, g.d_q.data != nullptr,
-                    g.d_k.data != nullptr, g.d_v.data != nullptr, g.d_bias.data != nullptr,
-                    g.d_sinks != nullptr);
+  return std::tuple(item.kernel, TakesTurns(item), p.dtype, p.dim, p.dim_v, HasTerms(p),
+                    p.dropout > 0, g.d_q.data != nullptr, g.d_k.data != nullptr,
+                    g.d_v.data != nullptr, g.d_bias.data != nullptr, g.d_sinks != nullptr);
+}
+
+// What a block walks at most: those that walk most begin first, so that none is left alone at the
+// end. Bits do not depend on it.
+int64_t LongestWalk(const BackwardItem& item) {
+  const Problem& p = item.attention.problem;
+  return p.heads_kv == 0 ? 0 : std::max(p.group() * p.len_q, p.len_k);
 }
 
 int64_t Aligned(int64_t bytes) {
@@ -204,12 +211,16 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
       left -= bytes[n];
       alike.push_back(&items[n]);
     }
+    std::stable_sort(alike.begin(), alike.end(), [](const auto* x, const auto* y) {
+      return LongestWalk(*x) > LongestWalk(*y);
+    });
     ATTEND_RETURN_IF_ERROR(LaunchAlike(alike, static_cast<char*>(workspace), stream));
   }
   return Status();
 }
 
 cudaError_t LoadBackward(int compute_major) {
+  if (compute_major > kHopper / 10) return cudaSuccess;
   constexpr std::pair<int64_t, int64_t> kDims[] = {
       {64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
   float anything = 0.0f;
@@ -228,7 +239,7 @@ cudaError_t LoadBackward(int compute_major) {
       p.dropout = n / 2 >= 3 ? 1 : 0;
       pass.sums = n / 2 == 1 ? &anything : nullptr;
       error = LaunchKernels(KernelId::kCudaFlashSm80, {pass}, nullptr);
-      if (error != cudaSuccess || compute_major != kHopper / 10) continue;
+      if (error != cudaSuccess || compute_major < kHopper / 10) continue;
       error = LaunchKernels(KernelId::kCudaFlashSm90, {pass}, nullptr);
     }
     p = {};

@@ -287,12 +287,23 @@ __device__ __forceinline__ bool IsWanted(const BackwardPass& pass) {
   return pass.redo == nullptr || *pass.redo != 0;
 }
 
+template <int kCount>
+__device__ __forceinline__ bool IsAnyWanted(const LaunchList<PassItem, kCount>& list) {
+  bool wanted = false;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const BackwardPass& pass = list.items[n].pass;
+    wanted = wanted || (pass.first_block != kNoBlock && IsWanted(pass));
+  }
+  return wanted;
+}
+
 // Computes blocks of passes in which there is something to be computed, or computed again.
 template <class T, Of kOf, int kCount>
 __global__ void __launch_bounds__(T::kThreads, 1)
     Fp32Gradients(const __grid_constant__ LaunchList<PassItem, kCount> list) {
   if constexpr (kLoops<T>) {
-    if (kCount == 1 && !IsWanted(list.items[0].pass)) return;
+    if (!IsAnyWanted(list)) return;
     for (uint32_t block = blockIdx.x; block < list.blocks; block += gridDim.x) {
       const BackwardPass& pass = list.Of(block).pass;
       if (kCount > 1 && !IsWanted(pass)) continue;
@@ -336,10 +347,12 @@ cudaError_t LaunchAll(Passes passes, cudaStream_t stream) {
   if (g.d_k.data != nullptr || g.d_v.data != nullptr) {
     error = Launch<T, Of::kKeys>(passes, stream);
   }
-  if (error == cudaSuccess && g.d_q.data != nullptr)
+  if (error == cudaSuccess && g.d_q.data != nullptr) {
     error = Launch<T, Of::kQueries>(passes, stream);
-  if (error == cudaSuccess && g.d_bias.data != nullptr)
+  }
+  if (error == cudaSuccess && g.d_bias.data != nullptr) {
     error = Launch<T, Of::kBias>(passes, stream);
+  }
   return error;
 }
 

@@ -19,6 +19,7 @@ namespace attend::cuda {
 
 // Most items of a launch. A kernel's parameters have at most 32764 bytes.
 inline constexpr int kItemsMax = 16;
+inline constexpr int kSharedBytesAlways = 48 << 10;  // more must be asked for
 inline constexpr uint32_t kNoBlock = UINT32_MAX;
 
 // blockIdx.x, opaque to the compiler: what follows from it is computed where it is needed, not kept
@@ -69,23 +70,28 @@ cudaError_t LaunchChunk(void (*kernel)(LaunchList<Item, kCount>),
                         std::span<const ItemBlocks<Item>> chunk, const LaunchShape& shape,
                         cudaStream_t stream) {
   LaunchList<Item, kCount> list;
+  int64_t blocks = 0;
   for (int n = 0; n < kCount; ++n) {
     const bool exists = n < static_cast<int>(chunk.size());
     if (exists) list.items[n] = chunk[n].item;
-    list.items[n].pass.first_block = exists ? list.blocks : kNoBlock;
-    if (exists) list.blocks += static_cast<uint32_t>(chunk[n].blocks);
+    list.items[n].pass.first_block = exists ? static_cast<uint32_t>(blocks) : kNoBlock;
+    if (exists) blocks += chunk[n].blocks;
+    if (blocks > kLaunchTilesMax) return cudaErrorInvalidConfiguration;
   }
-  const cudaError_t error =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-  if (error != cudaSuccess) return error;
-  const int64_t grid = std::min<int64_t>(list.blocks, shape.blocks_max);
+  list.blocks = static_cast<uint32_t>(blocks);
+  if (shape.shared_bytes > kSharedBytesAlways) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  const int64_t grid = std::min(blocks, shape.blocks_max);
   kernel<<<static_cast<unsigned>(grid), shape.threads, shape.shared_bytes, stream>>>(list);
   return cudaGetLastError();
 }
 
 // One launch for as many of the items as a launch can have. Items without blocks are left out. If
-// there are no others, nothing is launched, but the kernels' code is on the device after it.
+// none is left, nothing is launched, but the kernels' code is on the device after it.
 // Without a kernel for several, each has a launch.
 template <class Item>
 cudaError_t LaunchItems(void (*single)(LaunchList<Item, 1>),

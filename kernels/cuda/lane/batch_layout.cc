@@ -105,7 +105,8 @@ Status AddWorkspace(std::span<const LaunchItem> launches, BatchLayout* layout) {
   return Status();
 }
 
-Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, BatchLayout* layout) {
+Status SizeWorkspace(std::span<const WorkItem> items, int64_t workspace_bytes_max,
+                     const BatchCuts& cuts, BatchLayout* layout) {
   std::vector<LaunchItem> together;
   std::vector<BackwardItem> backward;
   for (size_t n = 0; n < items.size(); ++n) {
@@ -125,11 +126,18 @@ Status SizeWorkspace(std::span<const WorkItem> items, const BatchCuts& cuts, Bat
       ATTEND_RETURN_IF_ERROR(AddWorkspace({&launch, 1}, layout));
     }
   }
-  if (!backward.empty()) {
-    const Result<int64_t> bytes = BackwardWorkspaceBytes(backward);
+  int64_t largest = 0;
+  for (const BackwardItem& item : backward) {
+    const Result<int64_t> bytes = BackwardWorkspaceBytes({&item, 1});
     if (!bytes.ok()) return bytes.status();
+    largest = std::max(largest, *bytes);
+  }
+  if (!backward.empty()) {
+    const Result<int64_t> together = BackwardWorkspaceBytes(backward);
+    if (!together.ok()) return together.status();
     // After what launches of a batch find and leave at zero.
-    layout->workspace_bytes = std::max(layout->workspace_bytes, kTileQueueBytes + *bytes);
+    const int64_t bytes = std::max(largest, std::min(*together, workspace_bytes_max));
+    layout->workspace_bytes = std::max(layout->workspace_bytes, kTileQueueBytes + bytes);
   }
   return AddWorkspace(together, layout);
 }
@@ -213,7 +221,7 @@ Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_by
   for (const WorkItem& item : items) {
     ATTEND_RETURN_IF_ERROR(CheckSizes(item, workspace_bytes_max));
   }
-  ATTEND_RETURN_IF_ERROR(SizeWorkspace(items, cuts, &layout));
+  ATTEND_RETURN_IF_ERROR(SizeWorkspace(items, workspace_bytes_max, cuts, &layout));
   layout.workspace = cursor.Take(nullptr, layout.workspace_bytes);
   layout.items.resize(items.size());
   for (size_t n = 0; n < items.size(); ++n) {

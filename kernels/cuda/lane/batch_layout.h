@@ -46,9 +46,10 @@ Status CheckInPlace(const WorkItem& item);
 // Every span that is moved keeps its address modulo kLayoutAlignment, so that what is aligned on
 // the host is aligned on the device. Inputs come first, then outputs, each in the order of the
 // items. The workspace is LaunchBatch's: enough for all uncut items together, and for each part of
-// `cuts` by itself (one list per item; empty if nothing is cut). RESOURCE_EXHAUSTED if a kernel
-// needs more than `workspace_bytes_max`. INVALID_ARGUMENT for negative sizes or a total that
-// overflows 64 bits.
+// `cuts` by itself (one list per item; empty if nothing is cut). Items with gradients have at least
+// what LaunchBackward needs for the largest, and what it wants for all up to `workspace_bytes_max`.
+// RESOURCE_EXHAUSTED if a kernel needs more than `workspace_bytes_max`. INVALID_ARGUMENT for
+// negative sizes or a total that overflows 64 bits.
 Result<BatchLayout> LayOut(std::span<const WorkItem> items, int64_t workspace_bytes_max,
                            const BatchCuts& cuts = {});
 

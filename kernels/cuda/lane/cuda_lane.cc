@@ -327,6 +327,7 @@ void CudaLane::ComputeGradients(Batch* batch) {
     items.push_back(item);
     statuses.push_back(&batch->statuses[n]);
   }
+  if (items.empty()) return;
   char* const workspace = memory_.data() + batch->layout.workspace + kTileQueueBytes;
   const int64_t bytes = batch->layout.workspace_bytes - kTileQueueBytes;
   const Status status = LaunchBackward(items, workspace, bytes, stream_);

@@ -37,7 +37,7 @@ struct Work {
 struct AppendParams {
   Work items[kItemsMax];
 };
-static_assert(sizeof(AppendParams) <= 4096);  // what a kernel's parameters may take
+static_assert(sizeof(AppendParams) <= 4096);  // larger parameters take longer to launch
 
 template <class Unit>
 __device__ void CopyRow(char* to, const char* from, int bytes) {

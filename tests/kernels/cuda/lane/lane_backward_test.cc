@@ -114,5 +114,38 @@ TEST(CudaLaneBackward, ASmallWorkspaceIsEnough) {
   }
 }
 
+// Items that share a launch are launched one by one if it is refused, so that only the one fails
+// that is refused.
+TEST(CudaLaneBackward, WhatIsRefusedFailsAlone) {
+  const uint64_t seed = FreshSeed();
+  const Result<std::unique_ptr<LaneHarness>> harness = LaneHarness::Make();
+  ASSERT_TRUE(harness.ok()) << harness.status().ToString();
+  const Result<std::unique_ptr<Lane>> lane = (*harness)->MakeLane(cuda::LaneTuning{});
+  ASSERT_TRUE(lane.ok()) << lane.status().ToString();
+  ProblemSpec spec = MakeSpec(1, 2, 2, 130, 70, 64, 64, DType::kFloat16);
+  spec.problem.return_lse = true;
+  std::vector<std::unique_ptr<BackwardCase>> cases;
+  std::vector<WorkItem> items;
+  for (uint64_t n = 0; n < 3; ++n) {
+    cases.push_back(std::make_unique<BackwardCase>(spec, seed + n));
+    Selection selection = *SelectBackward(spec.problem, (*harness)->info());
+    if (n == 1) selection.kernel = KernelId::kCudaNaive;  // has no backward pass
+    items.push_back(cases.back()->Item(selection));
+  }
+  const Result<BatchOutcome> outcome = RunBatch(lane->get(), items);
+  ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
+  for (size_t n = 0; n < cases.size(); ++n) {
+    SCOPED_TRACE("item " + std::to_string(n) + " ATTEND_TEST_SEED=" + std::to_string(seed));
+    if (n == 1) {
+      EXPECT_EQ(outcome->statuses[n].code(), Code::kUnimplemented);
+      continue;
+    }
+    ASSERT_TRUE(outcome->statuses[n].ok()) << outcome->statuses[n].ToString();
+    const GradientsJudge judge(cases[n]->owned.attention, cases[n]->gradients->get(),
+                               DType::kFloat16);
+    EXPECT_EQ(judge.Fault(cases[n]->gradients->get()), "");
+  }
+}
+
 }  // namespace
 }  // namespace attend::test
