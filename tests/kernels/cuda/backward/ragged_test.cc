@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward passes of different shapes in one call: each leaves the bits that it leaves alone, and
-// those that are alike share launches.
+// Backward passes of different shapes in one call: each leaves the bits that it leaves alone, which
+// others judge (backward_test.cc), and those that are alike share launches.
 
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace attend::test {
 namespace {
 
 // Of either dtype more than one launch takes.
-constexpr int kItems = 38;
+constexpr int kItems = 34;
 
 // A pass, by itself and among others.
 struct RaggedCase {
@@ -45,10 +45,10 @@ struct RaggedCase {
 
 // Shapes that differ in all that may differ within a launch; some have no keys or no rows.
 ProblemSpec ShapeOf(uint64_t n, int64_t dim, int64_t dim_v, DType dtype) {
-  const int64_t heads_kv = 1 + static_cast<int64_t>(n % 3);
-  const int64_t group = 1 + static_cast<int64_t>(n / 2 % 3);
-  const auto len_q = n % 7 == 6 ? 0 : static_cast<int64_t>(1 + 71 * n % 290);
-  const auto len_k = n % 7 == 4 ? 0 : static_cast<int64_t>(1 + 97 * n % 330);
+  const int64_t heads_kv = 1 + static_cast<int64_t>(n % 2);
+  const int64_t group = 1 + static_cast<int64_t>(n / 2 % 2);
+  const auto len_q = n % 7 == 6 ? 0 : static_cast<int64_t>(1 + 71 * n % 190);
+  const auto len_k = n % 7 == 4 ? 0 : static_cast<int64_t>(1 + 97 * n % 230);
   ProblemSpec spec = MakeSpec(1 + static_cast<int64_t>(n % 2), group * heads_kv, heads_kv, len_q,
                               len_k, dim, dim_v, dtype);
   spec.layout = n % 3 == 0 ? Layout::kBLHD : Layout::kBHLD;
@@ -157,7 +157,8 @@ TEST(CudaBackwardRagged, EachLeavesTheBitsThatItLeavesAlone) {
       for (const auto& each : all) {
         each->Renew();
         if (!Takes(way, each->owned.attention, each->gradients->get())) continue;
-        ExpectRight(&each->owned, each->gradients.get(), way);
+        const Status status = RunBackward(&each->owned, each->gradients.get(), way);
+        ASSERT_TRUE(status.ok()) << status.ToString();
         alone.push_back(each->gradients->Bytes());
         cases.push_back(each.get());
       }
