@@ -57,6 +57,12 @@ def test_its_notices(build, unpacked):
     assert libraries == {"libattend_kernels.so", "libattend_client.so"}
 
 
+@pytest.fixture(autouse=True)
+def library_path(unpacked, monkeypatch):
+    """Where an installed package's libraries are, the system looks by itself."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(unpacked / "usr/lib"))
+
+
 @pytest.mark.parametrize("program", ("attend-server", "attend-client"))
 def test_manual_pages_are_the_help(unpacked, program):
     page = gzip.decompress((unpacked / f"usr/share/man/man1/{program}.1.gz").read_bytes()).decode()
