@@ -25,6 +25,15 @@ def block_with(language, word, page="README.md"):
     return found[0]
 
 
+def test_the_python_start_is_on_the_first_screen():
+    """Before the picture and the building: what it looks like to use it."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = lines.index("import attend, numpy as np")
+    end = lines.index("```", start)
+    assert start < end < 25
+    assert end < min(n for n, line in enumerate(lines) if line.startswith(("## ", "![")))
+
+
 @pytest.fixture(scope="module")
 def stub_folder(tmp_path_factory):
     """What the README's commands leave behind, but for those that install packages."""
