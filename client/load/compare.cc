@@ -9,50 +9,20 @@
 namespace attend::client {
 namespace {
 
+constexpr size_t kRunsMin = 3;
 constexpr size_t kWindowsMin = 3;
+constexpr int64_t kAnswersMin = 100;  // of a window, for its p99
 
 using Figure = double (*)(double requests_per_s, const LatencyFigures& latency);
 struct Compared {
   const char* name;
   Figure value;
+  int64_t answers_min;  // of a window, for a verdict
 };
 constexpr Compared kCompared[] = {
-    {"requests/s", [](double rate, const LatencyFigures&) { return rate; }},
-    {"p50 ms", [](double, const LatencyFigures& latency) { return latency.p50_ms; }},
-    {"p99 ms", [](double, const LatencyFigures& latency) { return latency.p99_ms; }}};
-
-// Of the reported windows that have answers; lowest first.
-std::vector<double> WindowValues(const FileStep& step, Figure value) {
-  std::vector<double> values;
-  for (const FileWindow& window : step.windows) {
-    if (!window.reported || window.latency.count == 0) continue;
-    values.push_back(value(window.requests_per_s, window.latency));
-  }
-  std::sort(values.begin(), values.end());
-  return values;
-}
-
-std::optional<double> Noise(const std::vector<double>& values, double figure) {
-  if (values.size() < kWindowsMin || !(figure > 0)) return std::nullopt;
-  return 50 * (values.back() - values.front()) / figure;
-}
-
-Difference Differ(const FileStep& before, const FileStep& after, const Compared& compared) {
-  Difference difference;
-  difference.step = before.step;
-  difference.figure = compared.name;
-  difference.before = compared.value(before.requests_per_s, before.latency);
-  difference.after = compared.value(after.requests_per_s, after.latency);
-  const std::vector<double> earlier = WindowValues(before, compared.value);
-  const std::vector<double> later = WindowValues(after, compared.value);
-  difference.noise_before = Noise(earlier, difference.before);
-  difference.noise_after = Noise(later, difference.after);
-  if (!difference.noise_before || !difference.noise_after) return difference;
-  difference.verdict = later.front() > earlier.back()   ? Verdict::kHigher
-                       : later.back() < earlier.front() ? Verdict::kLower
-                                                        : Verdict::kNoise;
-  return difference;
-}
+    {"requests/s", [](double rate, const LatencyFigures&) { return rate; }, 0},
+    {"p50 ms", [](double, const LatencyFigures& latency) { return latency.p50_ms; }, 0},
+    {"p99 ms", [](double, const LatencyFigures& latency) { return latency.p99_ms; }, kAnswersMin}};
 
 const FileStep* Find(const LoadFile& file, const LoadStep& step) {
   for (const FileStep& each : file.steps) {
@@ -63,10 +33,124 @@ const FileStep* Find(const LoadFile& file, const LoadStep& step) {
   return nullptr;
 }
 
-std::string NoiseText(const std::optional<double>& percent) {
-  if (!percent) return "?";
+// One side's measurements of a step, those without answers left out.
+std::vector<const FileStep*> StepsOf(const LoadRuns& runs, const LoadStep& step) {
+  std::vector<const FileStep*> steps;
+  for (const LoadFile& run : runs) {
+    const FileStep* const found = Find(run, step);
+    if (found != nullptr && found->latency.count > 0) steps.push_back(found);
+  }
+  return steps;
+}
+
+// Lowest first; of the reported windows that have answers.
+std::vector<double> WindowValues(const FileStep& step, Figure value) {
+  std::vector<double> values;
+  for (const FileWindow& window : step.windows) {
+    if (!window.reported || window.latency.count == 0) continue;
+    values.push_back(value(window.requests_per_s, window.latency));
+  }
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+SideFigure FigureOf(const std::vector<const FileStep*>& steps, Figure value) {
+  std::vector<double> values;
+  for (const FileStep* step : steps) values.push_back(value(step->requests_per_s, step->latency));
+  std::sort(values.begin(), values.end());
+  SideFigure side;
+  side.runs = values.size();
+  const size_t half = values.size() / 2;
+  side.median = values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+  if (values.size() == 1) {
+    values = WindowValues(*steps.front(), value);
+    if (values.size() < kWindowsMin) return side;
+  }
+  side.range = {values.front(), values.back()};
+  return side;
+}
+
+bool Every(const std::vector<const FileStep*>& steps, bool (*holds)(const FileStep&)) {
+  return std::all_of(steps.begin(), steps.end(),
+                     [&](const FileStep* step) { return holds(*step); });
+}
+
+bool IsStable(const FileStep& step) { return !step.judged || step.stable; }
+
+bool HasAnswers(const FileStep& step) {
+  return !step.windows.empty() &&
+         std::all_of(step.windows.begin(), step.windows.end(), [](const FileWindow& window) {
+           return !window.reported || window.latency.count >= kAnswersMin;
+         });
+}
+
+Verdict Judge(const SideFigure& before, const SideFigure& after) {
+  const bool single = before.runs == 1 && after.runs == 1;
+  if (!single && std::min(before.runs, after.runs) < kRunsMin) return Verdict::kFewRuns;
+  if (!before.range || !after.range) return Verdict::kFewWindows;
+  const bool higher = after.range->lowest > before.range->highest;
+  const bool lower = after.range->highest < before.range->lowest;
+  if (single) return higher || lower ? Verdict::kBeyondWindows : Verdict::kWithinWindows;
+  return higher ? Verdict::kHigher : lower ? Verdict::kLower : Verdict::kOverlap;
+}
+
+Difference Differ(const std::vector<const FileStep*>& before,
+                  const std::vector<const FileStep*>& after, const Compared& compared) {
+  Difference difference;
+  difference.step = before.front()->step;
+  difference.figure = compared.name;
+  difference.before = FigureOf(before, compared.value);
+  difference.after = FigureOf(after, compared.value);
+  if (!Every(before, IsStable) || !Every(after, IsStable)) {
+    difference.verdict = Verdict::kNotStable;
+  } else if (compared.answers_min > 0 &&
+             (!Every(before, HasAnswers) || !Every(after, HasAnswers))) {
+    difference.verdict = Verdict::kFewAnswers;
+  } else {
+    difference.verdict = Judge(difference.before, difference.after);
+  }
+  return difference;
+}
+
+// Each once, as they come.
+void AddOnce(const std::string& value, std::vector<std::string>* values) {
+  if (std::find(values->begin(), values->end(), value) == values->end()) values->push_back(value);
+}
+
+// "auto, shm": what the runs of one side have.
+std::vector<std::string> ValuesOf(const LoadRuns& runs, const std::string& name) {
+  std::vector<std::string> values;
+  for (const LoadFile& run : runs) {
+    const std::string& value = run.Setting(name);
+    AddOnce(value.empty() ? "none" : value, &values);
+  }
+  return values;
+}
+
+std::string Joined(const std::vector<std::string>& values) {
   std::string text;
-  Append(&text, "%.1f %%", *percent);
+  for (const std::string& value : values) text += (text.empty() ? "" : ", ") + value;
+  return text;
+}
+
+void CompareSettings(const LoadRuns& before, const LoadRuns& after, Comparison* comparison) {
+  std::vector<std::string> names;
+  for (const LoadRuns* runs : {&before, &after}) {
+    for (const LoadFile& run : *runs) {
+      for (const auto& [name, value] : run.setting) AddOnce(name, &names);
+    }
+  }
+  for (const std::string& name : names) {
+    const std::vector<std::string> first = ValuesOf(before, name), second = ValuesOf(after, name);
+    if (name == "started" || (first.size() == 1 && first == second)) continue;
+    comparison->settings.push_back(name + ": " + Joined(first) + " | " + Joined(second));
+  }
+}
+
+std::string RangeText(const std::optional<Range>& range) {
+  if (!range) return "?";
+  std::string text;
+  Append(&text, "%.4g - %.4g", range->lowest, range->highest);
   return text;
 }
 
@@ -76,55 +160,83 @@ const char* VerdictText(Verdict verdict) {
       return "higher";
     case Verdict::kLower:
       return "lower";
-    case Verdict::kNoise:
-      return "within noise";
+    case Verdict::kOverlap:
+      return "the runs' ranges overlap";
+    case Verdict::kFewRuns:
+      return "fewer than 3 runs a side";
+    case Verdict::kBeyondWindows:
+      return "beyond the windows' range; run-to-run noise unknown";
+    case Verdict::kWithinWindows:
+      return "within the windows' range";
+    case Verdict::kFewWindows:
+      return "fewer than 3 windows";
+    case Verdict::kFewAnswers:
+      return "fewer than 100 answers a window";
     default:
-      return "too few windows";
+      return "NOT STABLE";
   }
+}
+
+std::string SideText(const char* side, const LoadRuns& runs) {
+  std::string out;
+  for (const LoadFile& run : runs) {
+    out += (out.empty() ? std::string(side) + ": " : "   ") + run.name + ", " +
+           run.Setting("started") + "\n";
+  }
+  return out;
 }
 
 }  // namespace
 
-Comparison Compare(const LoadFile& before, const LoadFile& after) {
+Comparison Compare(const LoadRuns& before, const LoadRuns& after) {
   Comparison comparison;
-  for (const auto& [name, value] : before.setting) {
-    if (name != "started" && after.Setting(name) != value) {
-      comparison.settings.push_back(name + ": " + value + " | " + after.Setting(name));
+  CompareSettings(before, after, &comparison);
+  std::vector<LoadStep> steps;
+  for (const LoadRuns* runs : {&before, &after}) {
+    for (const LoadFile& run : *runs) {
+      for (const FileStep& step : run.steps) {
+        const auto same = [&step](const LoadStep& known) {
+          return known.concurrency == step.step.concurrency &&
+                 known.rate_per_s == step.step.rate_per_s;
+        };
+        if (std::none_of(steps.begin(), steps.end(), same)) steps.push_back(step.step);
+      }
     }
   }
-  for (const FileStep& step : before.steps) {
-    const FileStep* const other = Find(after, step.step);
-    if (other == nullptr) {
-      comparison.missing.push_back(StepName(step.step) + " is in " + before.name + " only");
-      continue;
+  for (const LoadStep& step : steps) {
+    for (const LoadRuns* runs : {&before, &after}) {
+      for (const LoadFile& run : *runs) {
+        if (Find(run, step) != nullptr) continue;
+        comparison.missing.push_back(StepName(step) + " is not in " + run.name);
+      }
     }
+    const std::vector<const FileStep*> first = StepsOf(before, step), second = StepsOf(after, step);
+    if (first.empty() || second.empty()) continue;
     for (const Compared& compared : kCompared) {
-      if (step.latency.count == 0 || other->latency.count == 0) continue;
-      comparison.differences.push_back(Differ(step, *other, compared));
-    }
-  }
-  for (const FileStep& step : after.steps) {
-    if (Find(before, step.step) == nullptr) {
-      comparison.missing.push_back(StepName(step.step) + " is in " + after.name + " only");
+      comparison.differences.push_back(Differ(first, second, compared));
     }
   }
   return comparison;
 }
 
-std::string ComparisonTable(const LoadFile& before, const LoadFile& after,
+std::string ComparisonTable(const LoadRuns& before, const LoadRuns& after,
                             const Comparison& comparison) {
-  std::string out = "A: " + before.name + ", " + before.Setting("started") + "\nB: " + after.name +
-                    ", " + after.Setting("started") + "\n";
+  std::string out = SideText("A", before) + SideText("B", after);
   for (const std::string& setting : comparison.settings) out += "  not the same: " + setting + "\n";
   for (const std::string& missing : comparison.missing) out += "  " + missing + "\n";
-  Append(&out, "%-16s %-10s %11s %11s %7s %9s %9s\n", "", "", "A", "B", "B / A", "noise A",
-         "noise B");
+  const bool single = before.size() == 1 && after.size() == 1;
+  Append(&out, "Ranges are those of %s.\n",
+         single ? "the windows"
+                : "the runs, or of the windows where there is one run; A and B are medians");
+  Append(&out, "%-16s %-10s %11s %11s %7s %21s %21s\n", "", "", "A", "B", "B / A", "range of A",
+         "range of B");
   std::string last;
   for (const Difference& d : comparison.differences) {
     const std::string name = StepName(d.step);
-    Append(&out, "%-16s %-10s %11.4g %11.4g %7.3f %9s %9s  %s\n", name == last ? "" : name.c_str(),
-           d.figure.c_str(), d.before, d.after, d.ratio(), NoiseText(d.noise_before).c_str(),
-           NoiseText(d.noise_after).c_str(), VerdictText(d.verdict));
+    Append(&out, "%-16s %-10s %11.4g %11.4g %7.3f %21s %21s  %s\n",
+           name == last ? "" : name.c_str(), d.figure.c_str(), d.before.median, d.after.median,
+           d.ratio(), RangeText(d.before.range).c_str(), RangeText(d.after.range).c_str(),
+           VerdictText(d.verdict));
     last = name;
   }
   return out;

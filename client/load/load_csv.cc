@@ -15,11 +15,13 @@ std::string Quoted(const std::string& text) {
   return quoted + "\"";
 }
 
-// What every line of a CSV file says of the run: its last columns.
+// What every line of a CSV file says of the run: its last columns. Programs may read columns by
+// their place, so a new one follows the last.
 constexpr char kRunColumns[] =
     ",due,due_never_sent,latency_share,windows,stable,shape,dtype,seed,method,transport,arrivals,"
     "search_p99_ms,search_rate_per_s,warmup_s,started,host,tool_version,server,server_version,"
-    "server_devices,command\n";
+    "server_devices,command,schema\n";
+constexpr char kSchema[] = "attend-load-csv/1";
 
 std::string RunFields(const LoadOptions& options, const std::optional<FoundRate>& found) {
   std::string shapes, dtypes;
@@ -48,7 +50,7 @@ std::string RunFields(const LoadOptions& options, const std::optional<FoundRate>
         options.client.server, options.facts.server.version, devices, options.facts.command}) {
     out += "," + Quoted(text);
   }
-  return out + "\n";
+  return out + "," + kSchema + "\n";
 }
 
 }  // namespace

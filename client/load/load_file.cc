@@ -80,16 +80,20 @@ LoadFile ReadFile(const json& from) {
     devices += (devices.empty() ? "" : "; ") + device.at("description").get<std::string>();
   }
   file.setting = {{"shapes", file.shapes},
-                  {"method", Plain(from.at("method"))},
-                  {"transport", Plain(from.at("transport"))},
-                  {"connections", Plain(from.at("connections"))},
-                  {"seed", Plain(from.at("seed"))},
                   {"tool version", Plain(from.at("tool").at("version"))},
                   {"server version", Plain(from.at("server_info").at("version"))},
                   {"server build", Plain(from.at("server_info").at("build"))},
                   {"devices", devices},
-                  {"client host", Plain(from.at("host").at("name"))},
                   {"started", Plain(from.at("started"))}};
+  for (const char* name :
+       {"server", "connections", "method", "transport", "arrivals", "seed", "warmup_s"}) {
+    file.setting.emplace_back(name, Plain(from.at(name)));
+  }
+  for (const char* group : {"options", "host"}) {
+    for (const auto& [name, value] : from.at(group).items()) {
+      file.setting.emplace_back(std::string(group) + "." + name, Plain(value));
+    }
+  }
   for (const json& step : from.at("steps")) file.steps.push_back(ReadStep(step));
   return file;
 }

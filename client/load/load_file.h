@@ -45,7 +45,7 @@ struct FileStep {
 
 struct LoadFile {
   std::string name;                                          // of the file
-  std::vector<std::pair<std::string, std::string>> setting;  // what a comparison compares
+  std::vector<std::pair<std::string, std::string>> setting;  // what runs have to have in common
   std::string shapes;
   std::vector<FileStep> steps;
 

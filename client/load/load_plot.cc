@@ -202,7 +202,7 @@ Figure ComparisonFigure(const std::vector<LoadFile>& files) {
   for (const LoadFile& file : files) {
     const std::vector<FileStep> steps = Answered(file);
     const std::string name = std::filesystem::path(file.name).filename();
-    for (const size_t n : {0, 2}) {
+    for (const size_t n : files.size() > 2 ? std::vector<size_t>{0} : std::vector<size_t>{0, 2}) {
       latency.series.push_back(
           LatencySeries(steps, kPercentiles[n], name + " " + kPercentiles[n].name));
     }

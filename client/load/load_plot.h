@@ -14,7 +14,8 @@ namespace attend::client {
 // Latency against rate (of one step: over time), throughput, phases, histogram.
 Figure LoadFigure(const LoadFile& file);
 
-// Latency against rate and throughput of several files, in one figure.
+// Latency against rate and throughput of several files, in one figure; of two the p99 as well as
+// the p50.
 Figure ComparisonFigure(const std::vector<LoadFile>& files);
 
 // What a call's time is made of: the names of its parts, and their means in ms.

@@ -62,7 +62,9 @@ LoadFile FileOf(const std::string& name, const std::vector<LoadResult>& results,
 
 TEST(LoadFile, ReadsWhatWasWritten) {
   const LoadFile file = FileOf("a.json", {StepOf(4, {100, 110, 90}, 2'000'000)});
-  EXPECT_EQ(file.Setting("client host"), "a-host");
+  EXPECT_EQ(file.Setting("host.name"), "a-host");
+  EXPECT_EQ(file.Setting("host.cores"), "4");
+  EXPECT_EQ(file.Setting("options.discard_output"), "false");
   EXPECT_EQ(file.Setting("server version"), "1.2.4");
   EXPECT_EQ(file.shapes, "B1,H8,L128,D64");
   ASSERT_THAT(file.steps, SizeIs(1));
@@ -96,35 +98,114 @@ TEST(LoadFile, WhatIsNoneIsNamed) {
   EXPECT_THAT(ReadLoadFile("/nonexistent.json").status().message(), HasSubstr("/nonexistent.json"));
 }
 
-TEST(Compare, OnlyWindowsApartAreADifference) {
-  const LoadFile before = FileOf("a.json", {StepOf(1, {100, 110, 90}, 2'000'000)});
-  const auto verdict = [&](const std::vector<int64_t>& windows, int64_t latency_ns) {
-    const Comparison c = Compare(before, FileOf("b.json", {StepOf(1, windows, latency_ns)}));
-    EXPECT_THAT(c.differences, SizeIs(3));
-    return std::pair{c.differences[0].verdict, c.differences[1].verdict};
+// One run for each number of requests/s, in windows that agree to a percent.
+LoadRuns RunsOf(const std::vector<int64_t>& rates, int64_t latency_ns = 2'000'000) {
+  LoadRuns runs;
+  for (const int64_t rate : rates) {
+    runs.push_back(FileOf("run" + std::to_string(runs.size()) + ".json",
+                          {StepOf(1, {rate, rate + 1, rate - 1}, latency_ns)}));
+  }
+  return runs;
+}
+
+Verdict RateVerdict(const LoadRuns& before, const LoadRuns& after) {
+  const Comparison comparison = Compare(before, after);
+  EXPECT_THAT(comparison.differences, SizeIs(3));
+  return comparison.differences.at(0).verdict;
+}
+
+TEST(Compare, OnlySeveralRunsShowADifference) {
+  const LoadRuns before = RunsOf({200, 240, 220});
+  EXPECT_EQ(RateVerdict(before, RunsOf({241, 300, 260})), Verdict::kHigher);
+  EXPECT_EQ(RateVerdict(before, RunsOf({199, 150, 160})), Verdict::kLower);
+  EXPECT_EQ(RateVerdict(before, RunsOf({240, 300, 260})), Verdict::kOverlap);
+  EXPECT_EQ(RateVerdict(before, RunsOf({300, 301})), Verdict::kFewRuns);
+  EXPECT_EQ(RateVerdict(before, RunsOf({300})), Verdict::kFewRuns);
+  const Comparison comparison = Compare(before, RunsOf({300, 360, 330, 342}));
+  const Difference& rate = comparison.differences.at(0);
+  EXPECT_NEAR(rate.before.median, 220, 1e-9);
+  EXPECT_NEAR(rate.after.median, 336, 1e-9);
+  EXPECT_NEAR(rate.after.range->highest, 360, 1e-9);
+}
+
+// What was seen: two runs of one program, each in narrow windows, 5 % apart.
+TEST(Compare, OneRunEachShowsNone) {
+  const LoadRuns before = RunsOf({200}), after = RunsOf({210});
+  EXPECT_EQ(RateVerdict(before, after), Verdict::kBeyondWindows);
+  EXPECT_EQ(RateVerdict(before, RunsOf({201})), Verdict::kWithinWindows);
+  EXPECT_EQ(RateVerdict(before, {FileOf("b.json", {StepOf(1, {500, 500}, 1'000)})}),
+            Verdict::kFewWindows);
+  const std::string table = ComparisonTable(before, after, Compare(before, after));
+  EXPECT_THAT(table, AllOf(HasSubstr("beyond the windows' range; run-to-run noise unknown"),
+                           Not(HasSubstr("higher")), Not(HasSubstr("lower"))));
+}
+
+TEST(Compare, AP99NeedsAHundredAnswersAWindow) {
+  const auto p99 = [](int64_t rate) {
+    return Compare(RunsOf({rate, rate, rate}), RunsOf({rate, rate, rate}, 1'000'000))
+        .differences.at(2);
   };
-  EXPECT_EQ(verdict({109, 120, 115}, 2'000'000), std::pair(Verdict::kNoise, Verdict::kNoise));
-  EXPECT_EQ(verdict({111, 120, 115}, 1'000'000), std::pair(Verdict::kHigher, Verdict::kLower));
-  EXPECT_EQ(verdict({80, 89, 85}, 3'000'000), std::pair(Verdict::kLower, Verdict::kHigher));
-  EXPECT_EQ(verdict({500, 500}, 1'000), std::pair(Verdict::kUnknown, Verdict::kUnknown));
+  EXPECT_EQ(p99(101).figure, "p99 ms");
+  EXPECT_EQ(p99(101).verdict, Verdict::kLower);
+  EXPECT_EQ(p99(100).verdict, Verdict::kFewAnswers) << "one window has 99";
+}
+
+TEST(Compare, WhatWasNotStableHasNoVerdict) {
+  LoadOptions options = Options();
+  options.stability = StabilityRule{.percent = 10};
+  LoadRuns before = RunsOf({200, 240, 220});
+  LoadResult unstable = StepOf(1, {200, 100, 300}, 2'000'000);
+  before.push_back(FileOf("unstable.json", {unstable}, options));
+  const LoadRuns after = RunsOf({400, 401, 402});
+  const Comparison comparison = Compare(before, after);
+  for (const Difference& difference : comparison.differences) {
+    EXPECT_EQ(difference.verdict, Verdict::kNotStable) << difference.figure;
+  }
+  EXPECT_THAT(ComparisonTable(before, after, comparison), HasSubstr("NOT STABLE"));
+  unstable.stable = true;
+  before.back() = FileOf("stable.json", {unstable}, options);
+  EXPECT_EQ(RateVerdict(before, after), Verdict::kHigher);
+}
+
+TEST(Compare, EverySettingThatDiffersIsNamed) {
+  LoadOptions options = Options();
+  options.stream = true;
+  options.check_share = 1;
+  options.discard_output = true;
+  options.pool = 1;
+  options.arrivals = Arrivals::kConstant;
+  options.warmup_s = 3;
+  options.tenant = "a-tenant";
+  options.facts.host = {"a-host", "another cpu", 8, "Linux"};
+  options.facts.started = "2027-01-31T23:59:59Z";
+  const LoadResult step = StepOf(1, {100, 110, 90}, 2'000'000);
+  const LoadRuns before = {FileOf("a.json", {step}), FileOf("b.json", {step})};
+  const LoadRuns after = {FileOf("c.json", {step}, options), FileOf("d.json", {step})};
+  EXPECT_THAT(
+      Compare(before, after).settings,
+      ::testing::UnorderedElementsAre(
+          "method: Attend | AttendStream, Attend", "transport: auto | inline, auto",
+          "arrivals: poisson | constant, poisson", "warmup_s: 1.0 | 3.0, 1.0",
+          "options.check_share: 0.0 | 1.0, 0.0", "options.discard_output: false | true, false",
+          "options.pool: 4 | 1, 4", "options.tenant: none | a-tenant, none",
+          "host.cpu: a cpu | another cpu, a cpu", "host.cores: 4 | 8, 4"));
+  EXPECT_THAT(Compare(before, before).settings, SizeIs(0));
 }
 
 TEST(Compare, TheTableSaysWhatIsAndWhatIsNotTheSame) {
   LoadOptions options = Options();
   options.stream = true;
-  const LoadFile before =
-      FileOf("a.json", {StepOf(1, {100, 110, 90}, 2'000'000), StepOf(2, {9, 9, 9}, 1'000)});
-  const LoadFile after = FileOf(
-      "b.json", {StepOf(1, {150, 160, 140}, 2'000'000), StepOf(4, {9, 9, 9}, 1'000)}, options);
+  const LoadRuns before = {
+      FileOf("a.json", {StepOf(1, {100, 110, 90}, 2'000'000), StepOf(2, {9, 9, 9}, 1'000)})};
+  const LoadRuns after = {FileOf(
+      "b.json", {StepOf(1, {150, 160, 140}, 2'000'000), StepOf(4, {9, 9, 9}, 1'000)}, options)};
   const Comparison comparison = Compare(before, after);
-  EXPECT_THAT(comparison.settings,
-              ::testing::ElementsAre("method: Attend | AttendStream", "transport: auto | inline"));
   EXPECT_THAT(comparison.missing, SizeIs(2));
   EXPECT_NEAR(comparison.differences[0].ratio(), 1.5, 1e-9);
-  EXPECT_NEAR(*comparison.differences[0].noise_before, 10, 1e-9);
   const std::string table = ComparisonTable(before, after, comparison);
-  for (const char* words : {"closed x2 is in a.json only", "closed x4 is in b.json only", "1.500",
-                            "10.0 %", "  higher", "  within noise", "not the same: method"}) {
+  for (const char* words :
+       {"closed x2 is not in b.json", "closed x4 is not in a.json", "1.500", "90 - 110",
+        "140 - 160", "not the same: method: Attend | AttendStream", "A: a.json, 2026-01-31"}) {
     EXPECT_THAT(table, HasSubstr(words));
   }
 }

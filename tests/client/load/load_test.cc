@@ -261,6 +261,7 @@ TEST(Load, ReportsParse) {
     }
     if (count == 0) fields = here;
     EXPECT_EQ(here, fields) << line;
+    EXPECT_THAT(line, ::testing::EndsWith(count == 0 ? ",command,schema" : ",attend-load-csv/1"));
   }
   EXPECT_EQ(count, 3);
   EXPECT_THAT(csv, HasSubstr(",\"B1,H1,L4,D8,weight=2;B1,H2,L20,D8,causal,lse\",float32,1,Attend,"
