@@ -22,6 +22,7 @@ struct BenchFlags {
   std::string device = "auto";
   std::string against;
   std::string json, plot;
+  int64_t rounds = 5;
 };
 
 std::atomic<bool> g_interrupted{false};
@@ -68,24 +69,30 @@ Result<ShapeResult> MeasureShape(const BenchFlags& flags, int32_t device, const 
                                  const std::vector<LoadOptions>& served) {
   ShapeResult shape;
   shape.spec = spec;
-  const Result<AttentionCall> call = MakeRandomCall(spec, flags.load.seed);
-  if (!call.ok()) return call.status();
-  const Result<Attention> attention = Describe(*call, nullptr, nullptr);
+  std::vector<AttentionCall> calls;
+  uint64_t seed = flags.load.seed;
+  for (int64_t i = 0; i < flags.load.pool; ++i) {
+    Result<AttentionCall> call = MakeRandomCall(spec, SplitMix64(&seed));
+    if (!call.ok()) return call.status();
+    calls.push_back(std::move(*call));
+  }
+  const Result<Attention> attention = Describe(calls.front(), nullptr, nullptr);
   if (!attention.ok()) return attention.status();
   shape.flops = Flops(*attention);
-  LoadOptions here = flags.load;
-  here.mix = {spec};
-  Result<WayResult> way = BenchHere(here, device, g_interrupted,
-                                    [] { return Clock::now().time_since_epoch().count(); });
-  if (!way.ok()) return way.status();
-  shape.ways.push_back(std::move(*way));
-  for (LoadOptions options : served) {
-    if (g_interrupted) break;
-    options.mix = {spec};
-    Result<WayResult> answered = BenchServed(options, g_interrupted);
-    if (!answered.ok()) return answered.status();
-    shape.ways.push_back(std::move(*answered));
+  std::vector<std::unique_ptr<Way>> ways;
+  Result<std::unique_ptr<Way>> here = MakeHere(device, calls);
+  if (!here.ok()) return here.status();
+  ways.push_back(std::move(*here));
+  for (const LoadOptions& options : served) {
+    Result<std::unique_ptr<Way>> way = MakeServed(options, calls);
+    if (!way.ok()) return way.status();
+    ways.push_back(std::move(*way));
   }
+  Result<std::vector<WayResult>> results =
+      BenchWays(flags.load, flags.rounds, calls, ways, g_interrupted,
+                [] { return Clock::now().time_since_epoch().count(); });
+  if (!results.ok()) return results.status();
+  shape.ways = std::move(*results);
   return shape;
 }
 
@@ -112,6 +119,7 @@ int Run(BenchFlags& flags, const CommonOptions& common) {
   }
   BenchFile file;
   file.options = flags.load;
+  file.rounds = flags.rounds;
   file.device = *device == ATTEND_CPU ? "cpu" : "cuda:" + std::to_string(*device);
   file.against = flags.against;
   bool failed = false;
@@ -139,20 +147,23 @@ Command AddBenchLocal(CLI::App& app, const CommonOptions& common) {
   command->option_defaults()->group("Options");
   LoadOptions& load = flags->load;
   load.duration_s = 2;
-  load.warmup_s = 0.5;
+  load.warmup_s = 0.1;
   command->add_option("--device", flags->device, "Of the computation here: cpu, cuda:N or auto")
       ->capture_default_str();
   command->add_option("--against", flags->against,
                       "Send the same calls to this server, inline and in shared memory if it has "
                       "that on; an address as --server takes it");
-  command->add_option("--duration", load.duration_s, "Seconds of each measurement")
+  command->add_option("--duration", load.duration_s, "Seconds to measure each way, in all rounds")
       ->check(CLI::Range(1e-3, 1e7))
       ->capture_default_str();
-  command->add_option("--warmup", load.warmup_s, "Seconds of warm-up before each measurement")
+  command->add_option("--warmup", load.warmup_s, "Seconds of warm-up before each turn of a way")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
-  command->add_option("--count", load.count, "Calls to measure, instead of --duration")
+  command->add_option("--count", load.count, "Calls to measure of each way, instead of --duration")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 50));
+  command->add_option("--rounds", flags->rounds, "Turns of each way, which alternate")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   command->add_option("--pool", load.pool, "Number of different inputs for each shape")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

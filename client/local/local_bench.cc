@@ -2,93 +2,124 @@
 
 #include "client/local/local_bench.h"
 
-#include "client/load/load_runner.h"
+#include <algorithm>
+#include <cmath>
 
 namespace attend::client {
 namespace {
 
-void AddPhase(const Histogram& phase, Phase name, WayResult* way) {
-  way->phase_mean_ms[name] = phase.mean() * 1e-6;
+// What one way's calls took.
+struct Tally {
+  WayResult result;
+  std::array<Histogram, kPhases> phases;
+  Histogram client;
+  size_t runs = 0;  // those of warm-ups too
+
+  void Add(const CallTime& time) {
+    result.latency.Record(time.total_ns);
+    client.Record(time.client_ns);
+    phases[kReceive].Record(time.phases.receive_ns);
+    phases[kQueue].Record(time.phases.queue_ns);
+    phases[kCopyIn].Record(time.phases.copy_in_ns);
+    phases[kKernel].Record(time.phases.kernel_ns);
+    phases[kCopyOut].Record(time.phases.copy_out_ns);
+    phases[kCheck].Record(time.phases.check_ns);
+    phases[kTotal].Record(time.phases.total_ns);
+    phases[kNetwork].Record(time.total_ns - time.client_ns - time.phases.total_ns);
+  }
+
+  WayResult Finished() && {
+    for (int phase = 0; phase < kPhases; ++phase) {
+      result.phase_mean_ms[phase] = phases[phase].mean() * 1e-6;
+    }
+    result.client_mean_ms = client.mean() * 1e-6;
+    return std::move(result);
+  }
+};
+
+struct Turn {
+  int64_t warmup_ns;
+  int64_t duration_ns;
+  int64_t count;  // calls; 0: by time
+};
+
+Status Take(const Turn& turn, size_t inputs, const std::atomic<bool>& interrupted,
+            const LocalCall::NowNs& now, Way& way, Tally* tally) {
+  const int64_t begin = now() + turn.warmup_ns;
+  int64_t measured = 0, sum_ns = 0, from = 0, at = now();
+  const auto over = [&] {
+    return turn.count > 0 ? measured == turn.count : measured > 0 && at >= begin + turn.duration_ns;
+  };
+  for (; !interrupted && !over(); at = now()) {
+    const Result<CallTime> time = way.Run(tally->runs++ % inputs, now);
+    if (!time.ok()) return time.status();
+    if (at < begin) continue;
+    if (measured++ == 0) from = at;
+    sum_ns += time->total_ns;
+    tally->Add(*time);
+  }
+  if (measured == 0) return Status();
+  tally->result.elapsed_s += static_cast<double>(at - from) * 1e-9;
+  tally->result.round_mean_ms.push_back(static_cast<double>(sum_ns) * 1e-6 /
+                                        static_cast<double>(measured));
+  return Status();
 }
 
-std::string ServedName(const LoadOptions& options, const AttentionCall& call) {
-  const std::string transport = TransportName(options);
-  if (transport == "shm") return "served, shared memory";
-  if (transport != "auto") return "served, " + transport;
-  const bool chunked = PayloadBytes(call) + AnswerBytes(call) >= options.client.chunked_bytes_min;
-  return chunked ? "served, chunked" : "served, inline";
+// Calls of one of `rounds` rounds: the first ones have one more if need be.
+int64_t CountOf(int64_t count, int64_t rounds, int64_t round) {
+  return count / rounds + (round < count % rounds ? 1 : 0);
+}
+
+void Verify(const std::vector<AttentionCall>& calls, const Way& way, uint64_t seed,
+            int64_t bytes_max, Tally* tally) {
+  VerifyQueue verify(bytes_max);
+  for (size_t n = 0; n < std::min(calls.size(), tally->runs); ++n) {
+    verify.Add(calls[n], way.result(n), SplitMix64(&seed));
+  }
+  tally->result.verified = verify.Drain();
+  tally->result.failed = tally->result.verified.failed > 0;
 }
 
 }  // namespace
 
-Result<WayResult> BenchHere(const LoadOptions& options, int32_t device,
-                            const std::atomic<bool>& interrupted, const LocalCall::NowNs& now) {
-  std::vector<AttentionCall> calls;
-  std::vector<std::unique_ptr<LocalCall>> locals;
-  calls.reserve(static_cast<size_t>(options.pool));
-  uint64_t seed = options.seed;
-  for (int64_t i = 0; i < options.pool; ++i) {
-    Result<AttentionCall> call = MakeRandomCall(options.mix.front(), SplitMix64(&seed));
-    if (!call.ok()) return call.status();
-    calls.push_back(std::move(*call));
-    Result<std::unique_ptr<LocalCall>> local = LocalCall::Make(device, calls.back());
-    if (!local.ok()) return local.status();
-    locals.push_back(std::move(*local));
+Result<std::vector<WayResult>> BenchWays(const LoadOptions& options, int64_t rounds,
+                                         const std::vector<AttentionCall>& calls,
+                                         const std::vector<std::unique_ptr<Way>>& ways,
+                                         const std::atomic<bool>& interrupted,
+                                         const LocalCall::NowNs& now) {
+  std::vector<Tally> tallies(ways.size());
+  for (int64_t round = 0; round < rounds; ++round) {
+    const Turn turn = {std::llround(options.warmup_s * 1e9),
+                       std::llround(options.duration_s * 1e9 / static_cast<double>(rounds)),
+                       CountOf(options.count, rounds, round)};
+    if (options.count > 0 && turn.count == 0) break;
+    for (size_t i = 0; i < ways.size(); ++i) {
+      const size_t n = (static_cast<size_t>(round) + i) % ways.size();
+      ATTEND_RETURN_IF_ERROR(Take(turn, calls.size(), interrupted, now, *ways[n], &tallies[n]));
+    }
   }
-  WayResult way;
-  way.way = device == ATTEND_CPU ? "here, cpu" : "here, cuda:" + std::to_string(device);
-  way.kernel = locals.front()->kernel();
-  std::array<Histogram, kPhases> phases;
-  const int64_t begin = now() + static_cast<int64_t>(options.warmup_s * 1e9);
-  const int64_t end = begin + static_cast<int64_t>(options.duration_s * 1e9);
-  int64_t at = now();
-  const auto more = [&] {
-    return options.count > 0 ? way.latency.count() < options.count : at < end;
-  };
-  for (size_t n = 0; more() && !interrupted; ++n, at = now()) {
-    const Result<PhaseTimings> timings = locals[n % locals.size()]->Run(now);
-    if (!timings.ok()) return timings.status();
-    if (at < begin) continue;
-    way.latency.Record(timings->total_ns);
-    phases[kCopyIn].Record(timings->copy_in_ns);
-    phases[kKernel].Record(timings->kernel_ns);
-    phases[kCopyOut].Record(timings->copy_out_ns);
-    phases[kTotal].Record(timings->total_ns);
+  std::vector<WayResult> results;
+  for (size_t n = 0; n < ways.size(); ++n) {
+    tallies[n].result.way = ways[n]->name();
+    if (tallies[n].runs > 0) tallies[n].result.kernel = ways[n]->result(0).kernel;
+    if (!interrupted) Verify(calls, *ways[n], options.seed, options.verify_bytes_max, &tallies[n]);
+    results.push_back(std::move(tallies[n]).Finished());
   }
-  way.elapsed_s = static_cast<double>(std::max<int64_t>(0, at - begin)) * 1e-9;
-  for (const Phase phase : {kCopyIn, kKernel, kCopyOut, kTotal}) {
-    AddPhase(phases[phase], phase, &way);
-  }
-  VerifyQueue verify(options.verify_bytes_max);
-  const auto used = std::min<size_t>(locals.size(), static_cast<size_t>(way.latency.count()));
-  for (size_t i = 0; i < used && !interrupted; ++i) {
-    verify.Add(calls[i], locals[i]->result(), SplitMix64(&seed));
-  }
-  way.verified = verify.Drain();
-  way.failed = way.verified.failed > 0;
-  return way;
+  return results;
 }
 
-Result<WayResult> BenchServed(const LoadOptions& options, const std::atomic<bool>& interrupted) {
-  const Result<Workload> workload = Workload::Make(options);
-  if (!workload.ok()) return workload.status();
-  VerifyQueue verify(options.verify_bytes_max);
-  LoadRunner runner(options, *workload, &verify, &interrupted);
-  const Result<LoadResult> result = runner.Run({1, 0});
-  if (!result.ok()) return result.status();
-  const LoadStats& stats = result->stats;
-  for (const auto& [code, message] : stats.first_message) return Status(code, message);
-  WayResult way;
-  way.way = ServedName(options, workload->DrawRequest(0).item->call);
-  way.kernel = stats.first_kernel;
-  way.latency = stats.from_sent;
-  way.elapsed_s = result->elapsed_s;
-  for (int phase = 0; phase < kPhases; ++phase) {
-    AddPhase(stats.phases[phase], static_cast<Phase>(phase), &way);
+TimesAsLong BesideHere(const WayResult& way, const WayResult& here) {
+  std::vector<double> ratios;
+  const size_t rounds = std::min(way.round_mean_ms.size(), here.round_mean_ms.size());
+  for (size_t i = 0; i < rounds; ++i) {
+    if (here.round_mean_ms[i] > 0) ratios.push_back(way.round_mean_ms[i] / here.round_mean_ms[i]);
   }
-  way.verified = result->verified;
-  way.failed = result->failed();
-  return way;
+  if (ratios.empty()) return {};
+  std::sort(ratios.begin(), ratios.end());
+  const size_t half = ratios.size() / 2;
+  const double median =
+      ratios.size() % 2 == 1 ? ratios[half] : (ratios[half - 1] + ratios[half]) / 2;
+  return {median, ratios.front(), ratios.back()};
 }
 
 }  // namespace attend::client

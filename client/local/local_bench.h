@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same shape computed in this process and served, one call at a time.
+// The same shape computed in this process and served, one call at a time, in turns.
 
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "client/load/load_stats.h"
-#include "client/local/local_call.h"
+#include "client/local/way.h"
 #include "client/plot/chart.h"
 
 namespace attend::client {
 
-// One way to compute a shape.
 struct WayResult {
-  std::string way;  // "here, cpu", "served, inline"
+  std::string way;
   std::string kernel;
   Histogram latency;  // ns
   std::array<double, kPhases> phase_mean_ms = {};
+  double client_mean_ms = 0;  // encoding and copies in this process; not in the network's time
+  std::vector<double> round_mean_ms;
   double elapsed_s = 0;
   VerifyQueue::Counts verified;
   bool failed = false;
@@ -29,18 +31,28 @@ struct WayResult {
 struct ShapeResult {
   CallSpec spec;
   double flops = 0;
-  std::vector<WayResult> ways;
+  std::vector<WayResult> ways;  // the first is the one that the others are compared with
 };
 
-// `options` say what is measured and for how long: mix (of one shape), pool, seed, warmup_s,
-// duration_s or count. One answer of each input is verified.
-Result<WayResult> BenchHere(const LoadOptions& options, int32_t device,
-                            const std::atomic<bool>& interrupted, const LocalCall::NowNs& now);
-// One caller's calls to the server of options.client, one after another.
-Result<WayResult> BenchServed(const LoadOptions& options, const std::atomic<bool>& interrupted);
+// Every round gives every way a turn, and begins with another one than the last round did.
+// `options` say how long: duration_s or count are of all rounds together, warmup_s is of each turn.
+// A turn measures at least one call, unless it is interrupted. The last answer of each call that a
+// way computed is verified. `ways` are those of `calls`.
+Result<std::vector<WayResult>> BenchWays(const LoadOptions& options, int64_t rounds,
+                                         const std::vector<AttentionCall>& calls,
+                                         const std::vector<std::unique_ptr<Way>>& ways,
+                                         const std::atomic<bool>& interrupted,
+                                         const LocalCall::NowNs& now);
+
+// The times of `way` beside those of `here` in the same rounds.
+struct TimesAsLong {
+  double median = 0, lowest = 0, highest = 0;  // 0 if there was no round
+};
+TimesAsLong BesideHere(const WayResult& way, const WayResult& here);
 
 struct BenchFile {
-  LoadOptions options;  // of the first way
+  LoadOptions options;
+  int64_t rounds = 0;
   std::string device;
   std::string against;  // the server; empty: none
   std::vector<ShapeResult> shapes;

@@ -152,7 +152,7 @@ Status LocalCall::Prepare() {
   if (device_ != ATTEND_CPU) ATTEND_RETURN_IF_ERROR(MirrorAll());
   const char* kernel = "";
   ATTEND_RETURN_IF_ERROR(Called(attend_select(&params_, &kernel, nullptr)));
-  kernel_ = kernel;
+  result_.kernel = kernel;
   return Status();
 }
 

@@ -31,9 +31,8 @@ class LocalCall {
 
   // Computes it once and says how long that took: copy_in, kernel, copy_out and total.
   Result<PhaseTimings> Run(const NowNs& now);
-  // What the last Run computed.
+  // What the last Run computed: O, LSE and the kernel's name.
   const AttentionResult& result() const { return result_; }
-  const std::string& kernel() const { return kernel_; }
 
  private:
   // Host memory that a run reads or writes, and its copy on the device.
@@ -58,7 +57,6 @@ class LocalCall {
   attend_params params_ = {};
   std::vector<Mirror> inputs_, outputs_;
   std::vector<void*> memory_;  // on the device
-  std::string kernel_;
 };
 
 }  // namespace attend::client

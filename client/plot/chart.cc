@@ -53,6 +53,7 @@ class Painter {
   void Frame(const LineChart& chart, const Box& box, const Axis& x, const Axis& y);
   void Lines(const LineChart& chart, const Axis& x, const Axis& y);
   void Labels(const Series& series, const Axis& x, const Axis& y);
+  void Range(double left, double right, double y);
   void Bars(const BarChart& chart, const Box& box, const Axis& x);
   void XTicks(const Box& box, const Axis& axis, std::vector<double> ticks, const std::string& label,
               bool grid);
@@ -172,6 +173,12 @@ void Painter::Panel(const LineChart& chart, Box box, bool legend) {
   Lines(chart, x, y);
 }
 
+// A line with a stroke at each end.
+void Painter::Range(double left, double right, double y) {
+  Path({{left, y}, {right, y}}, {});
+  for (const double x : {left, right}) Path({{x, y - 4}, {x, y + 4}}, {});
+}
+
 void Painter::Bars(const BarChart& chart, const Box& box, const Axis& x) {
   const double height = (box.bottom - box.top) / static_cast<double>(chart.rows.size());
   const double thick = std::min(26.0, height * 0.7);
@@ -186,7 +193,13 @@ void Painter::Bars(const BarChart& chart, const Box& box, const Axis& x) {
                       ColorOf(part));
       sum += value;
     }
-    if (height >= 11) Text({x.At(sum) + 5, middle + 4}, TickText(sum) + " " + chart.unit, {10});
+    double end = sum;
+    if (const std::vector<double>& range = chart.rows[row].range; !range.empty()) {
+      const auto [low, high] = std::minmax_element(range.begin(), range.end());
+      Range(x.At(*low), x.At(*high), middle);
+      end = std::max(end, *high);
+    }
+    if (height >= 11) Text({x.At(end) + 5, middle + 4}, TickText(sum) + " " + chart.unit, {10});
   }
   Path({{box.left, box.top}, {box.left, box.bottom}, {box.right, box.bottom}}, {});
 }
@@ -198,6 +211,7 @@ void Painter::Panel(const BarChart& chart, Box box, bool legend) {
   for (const BarChart::Row& row : chart.rows) {
     names_width = std::max(names_width, TextWidth(row.name, 11));
     sums.push_back(std::accumulate(row.parts.begin(), row.parts.end(), 0.0));
+    sums.insert(sums.end(), row.range.begin(), row.range.end());
   }
   if (legend) {
     box.top += Legend({box.left + 16, box.top, box.right - 14, 0}, NamesOf(chart), false);

@@ -33,6 +33,8 @@ struct BarChart {
   struct Row {
     std::string name;
     std::vector<double> parts;
+    // Single measurements of their sum: a line from the least to the greatest. Empty: none.
+    std::vector<double> range = {};
   };
   std::string title;
   std::string x_label;             // with the unit

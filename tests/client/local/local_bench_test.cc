@@ -59,51 +59,164 @@ TEST(LocalCall, DevicesAreNamedAsTheServerNamesThem) {
   EXPECT_THAT(ParseDevice("cuda:4000").status().message(), HasSubstr("cuda:4000: there are "));
 }
 
-TEST(LocalBench, MeasuresByTheClockThatItIsGiven) {
+// Its calls take the clock's steps; the name says who ran when.
+class FakeWay final : public Way {
+ public:
+  FakeWay(std::string name, int64_t steps, std::string* log)
+      : name_(std::move(name)), steps_(steps), log_(*log) {
+    result_.kernel = "fake";
+  }
+  const std::string& name() const override { return name_; }
+  const AttentionResult& result(size_t) const override { return result_; }
+  Result<CallTime> Run(size_t n, const LocalCall::NowNs& now) override {
+    log_ += name_ + std::to_string(n) + " ";
+    const int64_t begin = now();
+    for (int64_t i = 1; i < steps_; ++i) now();
+    return CallTime{now() - begin, 250'000, {.kernel_ns = 500'000, .total_ns = 600'000}};
+  }
+
+ private:
+  const std::string name_;
+  const int64_t steps_;
+  std::string& log_;
+  AttentionResult result_;
+};
+
+LoadOptions OptionsFor(const char* shape) {
   LoadOptions options;
-  options.mix = {*ParseCallSpec("B1,H1,L4,D8")};
+  options.mix = {*ParseCallSpec(shape)};
+  options.warmup_s = 0;
+  options.client.retry.attempts_max = 1;
+  options.quiet = true;
+  return options;
+}
+
+std::vector<AttentionCall> CallsOf(const LoadOptions& options, uint64_t inputs) {
+  std::vector<AttentionCall> calls;
+  for (uint64_t seed = 1; seed <= inputs; ++seed) {
+    Result<AttentionCall> call = MakeRandomCall(options.mix.front(), seed);
+    EXPECT_TRUE(call.ok()) << call.status().ToString();
+    calls.push_back(std::move(*call));
+  }
+  return calls;
+}
+
+Result<std::vector<WayResult>> Bench(const LoadOptions& options, int64_t rounds,
+                                     const std::vector<AttentionCall>& calls,
+                                     const std::vector<std::unique_ptr<Way>>& ways) {
+  const std::atomic<bool> interrupted{false};
+  return BenchWays(options, rounds, calls, ways, interrupted, StepClock());
+}
+
+TEST(LocalBench, MeasuresByTheClockThatItIsGiven) {
+  LoadOptions options = OptionsFor("B1,H1,L4,D8");
   options.warmup_s = 0.02;
   options.duration_s = 0.05;
-  options.pool = 2;
-  const std::atomic<bool> interrupted{false};
-  const Result<WayResult> way = BenchHere(options, ATTEND_CPU, interrupted, StepClock());
-  ASSERT_TRUE(way.ok()) << way.status().ToString();
-  EXPECT_EQ(way->way, "here, cpu");
-  EXPECT_EQ(way->kernel, "cpu_flash");
-  EXPECT_EQ(way->latency.max(), 3'000'000);
+  const std::vector<AttentionCall> calls = CallsOf(options, 2);
+  std::vector<std::unique_ptr<Way>> ways;
+  ways.push_back(*MakeHere(ATTEND_CPU, calls));
+  const Result<std::vector<WayResult>> results = Bench(options, 1, calls, ways);
+  ASSERT_TRUE(results.ok()) << results.status().ToString();
+  const WayResult& way = results->front();
+  EXPECT_EQ(way.way, "here, cpu");
+  EXPECT_EQ(way.kernel, "cpu_flash");
+  EXPECT_EQ(way.latency.max(), 3'000'000);
   // A call and the look at the clock before it take 5 ms.
-  EXPECT_EQ(way->latency.count(), 10);
-  EXPECT_EQ(way->phase_mean_ms[kKernel], 1);
-  EXPECT_EQ(way->verified.passed, 2);
-  EXPECT_FALSE(way->failed);
+  EXPECT_EQ(way.latency.count(), 10);
+  EXPECT_EQ(way.phase_mean_ms[kKernel], 1);
+  EXPECT_EQ(way.client_mean_ms, 0);
+  EXPECT_EQ(way.verified.passed, 2);
+  EXPECT_FALSE(way.failed);
+}
+
+TEST(LocalBench, WaysTakeTurns) {
+  LoadOptions options = OptionsFor("B1,H1,L4,D8");
+  options.count = 5;
+  const std::vector<AttentionCall> calls = CallsOf(options, 2);
+  std::string log;
+  std::vector<std::unique_ptr<Way>> ways;
+  ways.push_back(std::make_unique<FakeWay>("a", 1, &log));
+  ways.push_back(std::make_unique<FakeWay>("b", 4, &log));
+  const Result<std::vector<WayResult>> results = Bench(options, 3, calls, ways);
+  ASSERT_TRUE(results.ok());
+  EXPECT_EQ(log, "a0 a1 b0 b1 b0 b1 a0 a1 a0 b0 ");
+  const WayResult &a = (*results)[0], &b = (*results)[1];
+  EXPECT_EQ(a.latency.count(), 5);
+  EXPECT_EQ(b.round_mean_ms, (std::vector<double>{4, 4, 4}));
+  EXPECT_DOUBLE_EQ(b.client_mean_ms, 0.25);
+  EXPECT_DOUBLE_EQ(b.phase_mean_ms[kNetwork], 4 - 0.25 - 0.6);
+  EXPECT_EQ(BesideHere(b, a).median, 4);
+}
+
+TEST(LocalBench, ATurnMeasuresACallHoweverLongItIs) {
+  LoadOptions options = OptionsFor("B1,H1,L4,D8");
+  options.warmup_s = 0.001;
+  options.duration_s = 0.002;
+  const std::vector<AttentionCall> calls = CallsOf(options, 1);
+  std::string log;
+  std::vector<std::unique_ptr<Way>> ways;
+  ways.push_back(std::make_unique<FakeWay>("a", 100, &log));
+  const Result<std::vector<WayResult>> results = Bench(options, 2, calls, ways);
+  ASSERT_TRUE(results.ok());
+  EXPECT_EQ(results->front().latency.count(), 2);
+}
+
+TEST(LocalBench, RatiosAreOfTheSameRounds) {
+  WayResult here, served;
+  here.round_mean_ms = {1, 2, 4, 1};
+  served.round_mean_ms = {3, 4, 20, 4};
+  const TimesAsLong beside = BesideHere(served, here);
+  EXPECT_EQ(beside.lowest, 2);
+  EXPECT_EQ(beside.median, 3.5);
+  EXPECT_EQ(beside.highest, 5);
+  EXPECT_EQ(BesideHere(WayResult(), here).median, 0);
+}
+
+// The client's part is inside the time of a call: the clock ticks before the encoding, after it,
+// and when the answer is there.
+TEST(LocalBench, ServedCallsBeginWithTheirTensors) {
+  FakeServer server;
+  LoadOptions options = OptionsFor("B1,H1,L4,D8");
+  options.client.server = server.address();
+  options.count = 3;
+  const std::vector<AttentionCall> calls = CallsOf(options, 2);
+  std::vector<std::unique_ptr<Way>> ways;
+  ways.push_back(*MakeServed(options, calls));
+  const Result<std::vector<WayResult>> results = Bench(options, 1, calls, ways);
+  ASSERT_TRUE(results.ok()) << results.status().ToString();
+  EXPECT_EQ(results->front().latency.min(), 2'000'000);
+  EXPECT_EQ(results->front().client_mean_ms, 1);
+  EXPECT_EQ(results->front().verified.passed, 2);
 }
 
 TEST(LocalBench, ReportsNameEveryWay) {
   FakeServer server;
   BenchFile file;
-  file.options.mix = {*ParseCallSpec("B1,H1,L4,D8")};
+  file.options = OptionsFor("B1,H1,L4,D8");
   file.options.client.server = server.address();
-  file.options.warmup_s = 0;
   file.options.count = 20;
-  file.options.quiet = true;
-  file.options.verify_share = 1;
+  file.rounds = 4;
   file.device = "cpu";
   file.against = server.address();
-  const std::atomic<bool> interrupted{false};
-  const Result<WayResult> here = BenchHere(file.options, ATTEND_CPU, interrupted, StepClock());
-  const Result<WayResult> served = BenchServed(file.options, interrupted);
-  ASSERT_TRUE(here.ok() && served.ok()) << served.status().ToString();
-  EXPECT_EQ(served->way, "served, inline");
-  EXPECT_EQ(served->latency.count(), 20);
-  EXPECT_EQ(served->verified.passed, 20);
-  file.shapes = {{file.options.mix.front(), 1000, {*here, *served}}};
+  const std::vector<AttentionCall> calls = CallsOf(file.options, 2);
+  std::vector<std::unique_ptr<Way>> ways;
+  ways.push_back(*MakeHere(ATTEND_CPU, calls));
+  ways.push_back(*MakeServed(file.options, calls));
+  const Result<std::vector<WayResult>> results = Bench(file.options, file.rounds, calls, ways);
+  ASSERT_TRUE(results.ok()) << results.status().ToString();
+  file.shapes = {{file.options.mix.front(), 1000, *results}};
+  file.shapes[0].ways[0].kernel = "cpu_flash_split";
+  file.shapes[0].ways[1].kernel = "cpu_flash";  // part of the other's name
   EXPECT_THAT(BenchTable(file), HasSubstr("served, inline takes "));
+  EXPECT_THAT(BenchTable(file), HasSubstr(" in 4 rounds)"));
   const auto json = nlohmann::json::parse(BenchJson(file));
   EXPECT_EQ(json["schema"], "attend-bench-local/1");
   EXPECT_EQ(json["shapes"][0]["ways"][0]["latency_ms"]["count"], 20);
   EXPECT_EQ(json["shapes"][0]["ways"][1]["way"], "served, inline");
+  EXPECT_EQ(json["shapes"][0]["ways"][1]["round_mean_ms"].size(), 4u);
   const std::string svg = SvgOf(Draw(BenchFigure(file)));
-  for (const char* words : {"here, cpu", "served, inline", "B1,H1,L4,D8", "mean time of a call"}) {
+  for (const char* words : {"here, cpu", "served, inline", "B1,H1,L4,D8", "mean time of a call",
+                            "cpu_flash_split, cpu_flash<", ">client<", "in 4 rounds"}) {
     EXPECT_THAT(svg, HasSubstr(words));
   }
 }
@@ -113,14 +226,13 @@ TEST(LocalBench, ARefusalIsTheResult) {
   server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "queue is full");
   });
-  LoadOptions options;
-  options.mix = {*ParseCallSpec("B1,H1,L4,D8")};
+  LoadOptions options = OptionsFor("B1,H1,L4,D8");
   options.client.server = server.address();
-  options.warmup_s = 0;
   options.count = 2;
-  options.quiet = true;
-  const std::atomic<bool> interrupted{false};
-  const Status status = BenchServed(options, interrupted).status();
+  const std::vector<AttentionCall> calls = CallsOf(options, 1);
+  std::vector<std::unique_ptr<Way>> ways;
+  ways.push_back(*MakeServed(options, calls));
+  const Status status = Bench(options, 1, calls, ways).status();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("queue is full"));
 }

@@ -138,6 +138,19 @@ TEST(Chart, PanelsWithTheSameNamesHaveOneLegend) {
   EXPECT_EQ(svg.find(">kernel<"), svg.rfind(">kernel<"));
 }
 
+TEST(Chart, ABarShowsItsRange) {
+  const auto lines = [](std::vector<double> range) {
+    const BarChart bars{"a", "ms", "ms", {"kernel"}, {{"here", {2}, std::move(range)}}};
+    const std::string svg = SvgOf(Draw({"One", {}, {bars}}));
+    int count = 0;
+    for (size_t at = svg.find("<path"); at != std::string::npos; at = svg.find("<path", at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  EXPECT_EQ(lines({2, 1.5, 1.8}) - lines({}), 3) << "from end to end, and both ends";
+}
+
 TEST(Chart, EmptyOnesAreDrawnToo) {
   for (const Figure& figure :
        {Figure{"none", {}, {}}, Figure{"empty", {}, {LineChart{}, BarChart{}}}}) {
