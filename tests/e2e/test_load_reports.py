@@ -15,9 +15,9 @@ LATENCY = {"count", "mean", "min", "p50", "p90", "p99", "p99.9", "max"}
 SMALL = ("--shape", "B1,H1,L16,D64", "--warmup", "0.1")
 
 
-def run_load(server, folder, *args, name="load", check=True):
+def run_load(server, folder, *more, args=SMALL, name="load", check=True):
     report = folder / f"{name}.json"
-    done = run_client("load", "--server", server.address, *SMALL, "--json", report, *args,
+    done = run_client("load", "--server", server.address, *args, "--json", report, *more,
                       check=check)
     return done, json.loads(report.read_text())
 
@@ -33,14 +33,18 @@ def loads(server, tmp_path_factory):
          "--max-outstanding", "8"))]
 
 
-def documented():
-    """{field: type} of the README's table."""
-    table = (ROOT / "client/load/README.md").read_text().split("## The JSON")[1]
+def table(page, heading):
+    """{field: type} of the page's table with that first column."""
+    text = (ROOT / page).read_text().split(f"\n| {heading} | Type | What |\n")[1].split("\n\n")[0]
     found = {}
-    for names, kind in re.findall(r"^\| (`.*`) \| (\w+) \| .*\|$", table, re.M):
+    for names, kind in re.findall(r"^\| (`.*`) \| (\w+) \| .*\|$", text, re.M):
         found.update({name: kind for name in re.findall(r"`([^`]+)`", names)})
-    assert len(found) > 70
     return found
+
+
+LOAD = table("client/load/README.md", "Field")
+FACTS = {name: kind for name, kind in LOAD.items() if name.split(".")[0] in
+         ("schema", "tool", "command", "started", "host", "server_info")}
 
 
 def fields(value, path=""):
@@ -52,18 +56,36 @@ def fields(value, path=""):
                 for one in fields(each, f"{path}.{key}".lstrip("."))]
     if isinstance(value, list):
         return [one for each in value for one in fields(each, path + "[]")]
-    return [(re.sub(r"(?<=\.status\.)[A-Z_]+$", "CODE", path), value)]
+    return [(re.sub(r"\.(status|failures)\.[A-Z_]+$", r".\1.CODE", path), value)]
 
 
-def test_the_json_is_as_documented(loads):
-    kinds, seen = documented(), set()
+def check_fields(files, kinds):
+    """Every field is in `kinds` with its type, and each of those is in a file."""
+    seen = set()
     types = {"string": str, "number": (int, float, type(None)), "bool": bool, "latency": dict}
-    for path, value in (one for load in loads for one in fields(load)):
-        assert path in kinds, f"{path} is not in client/load/README.md"
+    for path, value in (one for file in files for one in fields(file)):
+        assert path in kinds, f"{path} is not documented"
         assert isinstance(value, types[kinds[path]]), (path, value)
         assert isinstance(value, bool) == (kinds[path] == "bool"), (path, value)
         seen.add(path)
     assert not kinds.keys() - seen, "documented, but in no file"
+
+
+def test_the_json_is_as_documented(loads):
+    assert len(LOAD) > 70 > len(FACTS) > 12
+    check_fields(loads, LOAD)
+
+
+def test_the_json_of_sessions_is_as_documented(server, start_server, tmp_path):
+    _, good = run_load(server, tmp_path, "--shape", "H2,Hkv1,D16", "--sessions", "1:2", "--context",
+                       "20", "--decode", "4", "--fork-share", "0.5", "--verify", "1", args=())
+    assert good["schema"] == "attend-load-sessions/1"
+    small = start_server("--session-memory", "8MiB")  # the prompt takes 13 MiB
+    done, refused = run_load(small, tmp_path, "--shape", "H8,Hkv8,D256", "--sessions", "1",
+                             "--context", "100", "--layers", "8", args=(), check=False)
+    assert done.returncode == 1, done.stderr
+    check_fields([good, refused],
+                 FACTS | table("client/load/README.md", "Field of sessions"))
 
 
 def test_a_file_says_how_it_was_made(server, loads):
@@ -138,48 +160,106 @@ def test_pictures(server, tmp_path):
     assert (width, height) == (2 * float(root.get("width")), 2 * float(root.get("height")))
 
 
-def test_compare(server, tmp_path):
-    for name in ("a", "b"):
-        run_load(server, tmp_path, "--concurrency", "1:2:x2", "--duration", "0.3", name=name)
-    a, b, plot = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "both.png"
-    done = run_client("compare", a, b, "--plot", plot)
-    assert len(re.findall(r"^(closed x\d)? +(requests/s|p50 ms|p99 ms) .*(higher|lower|noise)$",
-                          done.stdout, re.M)) == 6, done.stdout
-    assert png_size(plot)[0] > 500
-    same = run_client("compare", a, a)
-    assert same.stdout.count(" 1.000 ") == 6 == same.stdout.count("within noise")
-    slower = json.loads(a.read_text())
-    for step in slower["steps"]:
+def scaled(path, to, factor):
+    """The load of `path` with its rates multiplied, as if it were another run."""
+    load = json.loads(path.read_text())
+    for step in load["steps"]:
         for figures in (step, *step["windows"]):
-            figures["requests_per_s"] /= 100
-    b.write_text(json.dumps(slower))
-    assert run_client("compare", a, b).stdout.count("  lower") == 2
-    b.write_text("{}")
-    bad = run_client("compare", a, b, check=False)
-    assert bad.returncode == 2 and "b.json" in bad.stderr and "schema" in bad.stderr
+            figures["requests_per_s"] *= factor
+    to.write_text(json.dumps(load))
+    return to
+
+
+def verdicts(out, figure):
+    return re.findall(rf"^(?:closed x\d)? +{figure} .*\d  (\D.*)$", out, re.M)
+
+
+def test_compare(server, tmp_path):
+    a = tmp_path / "a0.json"
+    run_load(server, tmp_path, "--concurrency", "1:2:x2", "--duration", "0.3", name="a0")
+    before = [a] + [scaled(a, tmp_path / f"a{n}.json", 1 + n / 100) for n in (1, 2)]
+    after = [scaled(a, tmp_path / f"b{n}.json", 0.8 + n / 100) for n in range(3)]
+    plot = tmp_path / "all.png"
+    done = run_client("compare", "--before", *before, "--after", *after, "--plot", plot)
+    assert verdicts(done.stdout, "requests/s") == ["lower"] * 2, done.stdout
+    assert verdicts(done.stdout, "p50 ms") == ["the runs' ranges overlap"] * 2
+    assert "not the same" not in done.stdout and png_size(plot)[0] > 500
+    two = run_client("compare", "--before", *before[:2], "--after", *after)
+    assert verdicts(two.stdout, "requests/s") == ["fewer than 3 runs a side"] * 2
+
+
+def test_one_file_a_side_shows_no_difference(server, tmp_path):
+    """Even one of a factor of a hundred: it might be the machine."""
+    run_load(server, tmp_path, "--concurrency", "1:2:x2", "--duration", "0.3", name="a")
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    same = run_client("compare", a, a).stdout
+    assert same.count(" 1.000 ") == 6
+    assert verdicts(same, "p50 ms") == ["within the windows' range"] * 2
+    slower = run_client("compare", a, scaled(a, b, 0.01)).stdout
+    assert verdicts(slower, "requests/s") == \
+        ["beyond the windows' range; run-to-run noise unknown"] * 2
+    assert not re.search("higher|lower| in 126", same + slower)
+
+
+def test_compare_names_the_settings_that_differ(server, tmp_path):
+    load = ("--concurrency", "1", "--duration", "0.2")
+    run_load(server, tmp_path, *load, name="a")
+    run_load(server, tmp_path, *load, "--check", "1", "--discard-output", "--pool", "1", name="b")
+    out = run_client("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
+    assert re.findall("not the same: (.*)", out) == \
+        ["options.check_share: 0.0 | 1.0", "options.discard_output: false | true",
+         "options.pool: 4 | 1"], out
+
+
+def test_compare_has_no_verdict_on_what_was_not_stable(server, tmp_path):
+    run_load(server, tmp_path, "--duration", "0.05", "--stable", "--stability-percentage", "0.01",
+             "--max-trials", "3", check=False)
+    file = tmp_path / "load.json"
+    out = run_client("compare", file, file).stdout
+    assert verdicts(out, "requests/s") == ["NOT STABLE"]
+
+
+def test_bad_use_of_compare(tmp_path):
+    bad = tmp_path / "b.json"
+    bad.write_text("{}")
+    for args, words in (((bad, bad), "b.json"), (("--before", bad), "--after"), ((), "--before"),
+                        (("--before", bad, bad, "--after", bad), "twice"), ((bad,), "FILES"),
+                        ((bad, bad, "--after", bad), "excludes")):
+        done = run_client("compare", *args, check=False)
+        assert done.returncode == 2 and words in done.stderr, (args, done.stderr)
 
 
 def test_bench_local(start_server, tmp_path):
     server = start_server("--shared-memory", "--shared-memory-socket", tmp_path / "shm.sock")
     report, plot = tmp_path / "bench.json", tmp_path / "bench.svg"
     done = run_client("bench-local", "--device", "cpu", "--against", server.address, "--duration",
-                      "0.3", "--warmup", "0.1", "--shape", "B1,H2,L64,D64,causal", "--shape",
-                      "B2,H2,Lq1,Lk300,D64,dtype=float16,ragged", "--json", report, "--plot", plot)
+                      "0.3", "--warmup", "0.02", "--rounds", "3", "--shape", "B1,H2,L64,D64,causal",
+                      "--shape", "B2,H2,Lq1,Lk300,D64,dtype=float16,ragged", "--shape",
+                      "B1,H8,L1024,D64", "--json", report, "--plot", plot)
     bench = json.loads(report.read_text())
+    check_fields([bench], FACTS | table("client/local/README.md", "Field"))
     assert bench["schema"] == "attend-bench-local/1" and bench["device"] == "cpu"
-    assert len(bench["shapes"]) == 2
+    assert len(bench["shapes"]) == 3
     for shape in bench["shapes"]:
         here, inline, shared = shape["ways"]
         assert (here["way"], inline["way"], shared["way"]) == \
             ("here, cpu", "served, inline", "served, shared memory")
-        assert here["client_verification"]["passed"] > 0
-        assert here["client_verification"]["failed"] == 0
         for way in shape["ways"]:
-            assert way["kernel"] == here["kernel"] and way["latency_ms"]["count"] > 0
-            assert way["phase_mean_ms"]["kernel"] <= way["latency_ms"]["mean"]
-        assert inline["phase_mean_ms"]["network"] > 0 == here["phase_mean_ms"]["network"]
-    assert done.stdout.count("times as long as here") == 4
-    assert "served, shared memory" in plot.read_text()
+            assert way["client_verification"]["passed"] > 0
+            assert way["client_verification"]["failed"] == 0
+            assert way["kernel"] == here["kernel"] and way["latency_ms"]["count"] >= 3
+            assert len(way["round_mean_ms"]) == 3
+            parts = way["phase_mean_ms"]
+            assert parts["kernel"] <= parts["total"] <= way["latency_ms"]["mean"]
+            # Nothing is left out: the parts are the call.
+            together = parts["client"] + parts["total"] + parts["network"]
+            assert abs(together - way["latency_ms"]["mean"]) < 1e-3 * together
+        assert here["phase_mean_ms"]["network"] == 0 == here["phase_mean_ms"]["client"]
+        assert min(way["phase_mean_ms"]["client"] for way in (inline, shared)) > 0
+    # 6 MiB of Q, K and V, which only shared memory makes the client copy.
+    assert shared["phase_mean_ms"]["client"] > inline["phase_mean_ms"]["client"]
+    assert done.stdout.count("times as long as here") == 6
+    assert "served, shared memory" in plot.read_text() and ">client<" in plot.read_text()
 
 
 def test_bad_use_of_bench_local():

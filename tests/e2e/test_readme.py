@@ -3,6 +3,8 @@
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -133,3 +135,48 @@ except RuntimeError as error:
 else:
     raise AssertionError("a region of 1 TiB")
 """, stub_folder)
+
+
+# Instead of the page's: how long a load measures is no part of what is tested.
+SHORT = ("--duration", "0.2", "--warmup", "0.05")
+
+
+def run_line(line, folder, server):
+    words = shlex.split(line)
+    assert words[0] == "attend-client"
+    if words[1] == "load" and "--sessions" not in words:
+        if "--duration" in words:
+            at = words.index("--duration")
+            del words[at:at + 2]
+        words += SHORT
+    if "--search-p99" in words:
+        words += ["--rate", "50", "--search-precision", "0.5"]
+    words = [server.address if word == DEFAULT_ADDRESS else word for word in words[1:]]
+    done = subprocess.run([binary("attend-client").absolute(), *words], cwd=folder, timeout=120,
+                          capture_output=True, text=True,
+                          env={**os.environ, "ATTEND_SERVER": server.address})
+    # 3: it was not stable, which is the machine's business.
+    assert done.returncode in ((0, 3) if "--stable" in words else (0,)), (line, done.stderr)
+    return done.stdout
+
+
+def test_the_commands_of_the_load_page_run(server, tmp_path):
+    page = "client/load/README.md"
+    (tmp_path / "mix.json").write_text(block_with("json", "weight", page))
+    lines = block_with("sh", "attend-client load", page).splitlines()
+    out = [run_line(line, tmp_path, server) for line in lines if " load " in line]
+    assert len(out) == 5 and out[0].count("closed x") >= 7
+    assert (tmp_path / "load.svg").exists() and (tmp_path / "load.csv").exists()
+    for name in ("before", "after", "a1", "a2", "a3", "b1", "b2", "b3"):
+        shutil.copy(tmp_path / "load.json", tmp_path / f"{name}.json")
+    compared = [run_line(line, tmp_path, server) for line in lines if " compare " in line]
+    assert len(compared) == 2 and all("open 50/s" in each for each in compared)
+    assert len(out) + len(compared) == len(lines) and (tmp_path / "both.png").exists()
+
+
+def test_the_commands_of_the_local_page_run(start_server, tmp_path):
+    server = start_server("--shared-memory", "--shared-memory-socket", tmp_path / "shm.sock")
+    lines = block_with("sh", "bench-local", "client/local/README.md").splitlines()
+    out = [run_line(line, tmp_path, server) for line in lines]
+    assert len(out) == 2 and out[1].count("times as long as here") == 2
+    assert (tmp_path / "cost.svg").exists()
