@@ -149,8 +149,9 @@ def run_line(line, folder, server):
             at = words.index("--duration")
             del words[at:at + 2]
         words += SHORT
-    if "--search-p99" in words:
-        words += ["--rate", "50", "--search-precision", "0.5"]
+    if "--search-p99" in words:  # a bound that a machine with other work meets, too
+        words[words.index("--search-p99") + 1] = "5000"
+        words += ["--rate", "50", "--max-outstanding", "8", "--search-precision", "0.5"]
     words = [server.address if word == DEFAULT_ADDRESS else word for word in words[1:]]
     done = subprocess.run([binary("attend-client").absolute(), *words], cwd=folder, timeout=120,
                           capture_output=True, text=True,
