@@ -5,7 +5,6 @@
 #include "client/c/attend_client.h"
 
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "client/c/call_state.h"
@@ -69,7 +68,7 @@ Status Allocate(attend_client* client, int64_t bytes, void** data) {
                   "the server shares no memory with this process: it is on another host, or was "
                   "started without --shared-memory");
   }
-  const Result<std::byte*> made = pool->Allocate(bytes);
+  const Result<std::byte*> made = client->state->Allocate(pool, bytes);
   if (!made.ok()) return made.status();
   *data = *made;
   return Status();
@@ -77,8 +76,7 @@ Status Allocate(attend_client* client, int64_t bytes, void** data) {
 
 Status Release(attend_client* client, void* data) {
   ATTEND_RETURN_IF_ERROR(NotNull("client", client));
-  const std::shared_ptr<RegionPool> pool = client->state->pool();
-  if (pool != nullptr && pool->Free(data)) return Status();
+  if (client->state->Free(data)) return Status();
   return Status(Code::kNotFound, "data is no memory that this client has allocated");
 }
 
@@ -114,16 +112,8 @@ Status Get(const attend_client_call* call, attend_client_answer* answer) {
   return Status();
 }
 
-void Close(attend_client* client) {
-  const auto close = [client] {
-    client->state->client().Close();
-    delete client;
-  };
-  if (CallState::InDone()) {
-    std::thread(close).detach();
-  } else {
-    close();
-  }
+void ShutDown(std::shared_ptr<ClientState> state) {
+  CallState::OutOfDone([state = std::move(state)] { state->client().Close(); });
 }
 
 }  // namespace
@@ -135,8 +125,14 @@ int32_t attend_client_open(const attend_client_options* options, attend_client**
   return c::Return(c::Open(options, client));
 }
 
+void attend_client_shut_down(attend_client* client) {
+  if (client != nullptr) c::ShutDown(client->state);
+}
+
 void attend_client_close(attend_client* client) {
-  if (client != nullptr) c::Close(client);
+  if (client == nullptr) return;
+  c::ShutDown(std::move(client->state));
+  delete client;
 }
 
 int32_t attend_client_prepare(attend_client* client, int64_t timeout_ns) {

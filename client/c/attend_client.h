@@ -187,9 +187,11 @@ typedef struct attend_client_answer {
 /* Connects on first use. Close with attend_client_close. */
 ATTEND_CLIENT_API int32_t attend_client_open(const attend_client_options* options,
                                              attend_client** client);
-/* Cancels what is unanswered, and waits until it has ended; from a `done` callback it does not
- * wait. Calls, sessions and streams of the client remain to be freed; sessions that are freed after
- * it end with their lease. */
+/* Refuses new calls, cancels what is unanswered, and waits until it has ended; from a `done`
+ * callback it does not wait. Others may use the client meanwhile; it remains to be closed. */
+ATTEND_CLIENT_API void attend_client_shut_down(attend_client* client);
+/* As attend_client_shut_down, and frees the client. Its calls, sessions and streams remain to be
+ * freed; sessions that are freed after it end with their lease. */
 ATTEND_CLIENT_API void attend_client_close(attend_client* client);
 
 /* Asks the server for its limits and its shared memory, and waits, unless it has answered before.
@@ -206,7 +208,8 @@ ATTEND_CLIENT_API void attend_client_string_free(char* text);
 
 /* Memory that is shared with a server on this host, zero, page-aligned: tensors in it at multiples
  * of 256 bytes are not copied. FAILED_PRECONDITION: the server shares none with this process. Free
- * with attend_client_release, before the client is closed; calls keep what they use. */
+ * with attend_client_release, before the client is closed; calls keep what they use. It stays until
+ * then, also if the client is shut down or the server is another one. */
 ATTEND_CLIENT_API int32_t attend_client_allocate(attend_client* client, int64_t bytes, void** data);
 ATTEND_CLIENT_API int32_t attend_client_release(attend_client* client, void* data);
 
@@ -237,7 +240,10 @@ ATTEND_CLIENT_API int32_t attend_client_stream_start(attend_client_stream* strea
                                                      attend_client_call** call);
 /* Ends the requests, and waits until all are answered. */
 ATTEND_CLIENT_API int32_t attend_client_stream_finish(attend_client_stream* stream);
-/* Cancels what is unanswered. From a `done` callback it does not wait. */
+/* Refuses new calls, and cancels what is unanswered. From a `done` callback it does not wait. Other
+ * threads may use the stream meanwhile; it remains to be closed. */
+ATTEND_CLIENT_API void attend_client_stream_cancel(attend_client_stream* stream);
+/* As attend_client_stream_cancel, and frees the stream. */
 ATTEND_CLIENT_API void attend_client_stream_close(attend_client_stream* stream);
 
 /* The shape of a layer's K, [heads_kv, tokens, dim], and V, [heads_kv, tokens, dim_v]. */
@@ -295,7 +301,8 @@ ATTEND_CLIENT_API int32_t attend_client_session_start(attend_client_session* con
                                                       attend_client_stream* stream,
                                                       const attend_client_params* params,
                                                       attend_client_call** call);
-/* Ends the session on the server; the handle remains to be freed. */
+/* Ends the session on the server, once no other thread is in a function of it; the handle remains
+ * to be freed. */
 ATTEND_CLIENT_API int32_t attend_client_session_end(attend_client_session* session);
 /* Frees the handle, and ends the session if it was made here and `keep` is 0. */
 ATTEND_CLIENT_API void attend_client_session_free(attend_client_session* session, int32_t keep);

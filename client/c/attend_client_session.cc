@@ -3,8 +3,10 @@
 // The C interface's sessions and streams.
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
-#include <thread>
+#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -16,13 +18,14 @@
 
 struct attend_client_stream {
   std::shared_ptr<attend::client::c::ClientState> state;
-  std::unique_ptr<attend::client::Stream> stream;
+  std::shared_ptr<attend::client::Stream> stream;
 };
 
 struct attend_client_session {
   std::shared_ptr<attend::client::c::ClientState> state;
   std::optional<attend::client::Session> session;  // none: it has ended
   std::string id;                                  // hexadecimal
+  mutable std::shared_mutex in_use;                // whole: to end it
 };
 
 namespace attend::client::c {
@@ -52,13 +55,23 @@ Status ReadSessionOptions(const attend_client& client, const attend_client_sessi
 
 attend_client_session* Handle(const std::shared_ptr<ClientState>& state, Session session) {
   std::string id = Hex(session.id());
-  return new attend_client_session{state, std::move(session), std::move(id)};
+  return new attend_client_session{state, std::move(session), std::move(id), {}};
 }
 
 Status Check(const attend_client_session* session) {
   ATTEND_RETURN_IF_ERROR(NotNull("session", session));
   if (session->session) return Status();
   return Status(Code::kFailedPrecondition, "session " + session->id + " has ended");
+}
+
+using Use = std::shared_lock<std::shared_mutex>;
+
+// Keeps the session from its end as long as the lock is there.
+Result<Use> UseOf(const attend_client_session* session) {
+  ATTEND_RETURN_IF_ERROR(NotNull("session", session));
+  Use use(session->in_use);
+  ATTEND_RETURN_IF_ERROR(Check(session));
+  return use;
 }
 
 Status Create(attend_client* client, const attend_client_session_options* options,
@@ -101,8 +114,9 @@ Status List(attend_client* client, const char* tenant, int64_t timeout_ns, char*
 }
 
 Status Fork(const attend_client_session* session, int64_t length, attend_client_session** fork) {
-  ATTEND_RETURN_IF_ERROR(Check(session));
   ATTEND_RETURN_IF_ERROR(NotNull("fork", fork));
+  const Result<Use> use = UseOf(session);
+  if (!use.ok()) return use.status();
   std::optional<int64_t> tokens;
   if (length >= 0) tokens = length;
   Result<Session> made = session->session->Fork(tokens);
@@ -112,15 +126,28 @@ Status Fork(const attend_client_session* session, int64_t length, attend_client_
 }
 
 Status GetSession(attend_client_session* session, char** json) {
-  ATTEND_RETURN_IF_ERROR(Check(session));
   ATTEND_RETURN_IF_ERROR(NotNull("json", json));
+  const Result<Use> use = UseOf(session);
+  if (!use.ok()) return use.status();
   const Result<v1::Session> got = session->session->Get();
   if (!got.ok()) return got.status();
   *json = strdup(JsonOf(*got).c_str());
   return Status();
 }
 
+Status Truncate(attend_client_session* session, int64_t length) {
+  const Result<Use> use = UseOf(session);
+  return use.ok() ? session->session->Truncate(length) : use.status();
+}
+
+Status KeepAlive(attend_client_session* session) {
+  const Result<Use> use = UseOf(session);
+  return use.ok() ? session->session->KeepAlive() : use.status();
+}
+
 Status End(attend_client_session* session) {
+  ATTEND_RETURN_IF_ERROR(NotNull("session", session));
+  const std::unique_lock whole(session->in_use);
   ATTEND_RETURN_IF_ERROR(Check(session));
   const Status freed = session->session->Free();
   session->session.reset();
@@ -147,6 +174,13 @@ Status StartSession(attend_client_session* const* sessions, int32_t count, int32
   }
   ATTEND_RETURN_IF_ERROR(NotNull("sessions", sessions));
   std::vector<Session*> all;
+  // In one order, so that no two calls wait in a circle.
+  std::map<attend_client_session*, Use> uses;
+  for (int32_t n = 0; n < count; ++n) {
+    ATTEND_RETURN_IF_ERROR(NotNull("session", sessions[n]));
+    uses.try_emplace(sessions[n]);
+  }
+  for (auto& [session, use] : uses) use = Use(session->in_use);
   for (int32_t n = 0; n < count; ++n) {
     ATTEND_RETURN_IF_ERROR(Check(sessions[n]));
     all.push_back(&*sessions[n]->session);
@@ -165,13 +199,11 @@ Status OpenStream(attend_client* client, const char* tenant, int64_t timeout_ns,
   return Status();
 }
 
-void CloseStream(attend_client_stream* stream) {
-  const auto close = [stream] { delete stream; };
-  if (CallState::InDone()) {
-    std::thread(close).detach();
-  } else {
-    close();
-  }
+void CancelStream(const attend_client_stream& stream) {
+  CallState::OutOfDone([state = stream.state, cancelled = stream.stream]() mutable {
+    cancelled->Close();
+    cancelled = nullptr;  // before the client
+  });
 }
 
 }  // namespace
@@ -196,8 +228,13 @@ int32_t attend_client_stream_finish(attend_client_stream* stream) {
   return c::Return(stream->stream->Finish());
 }
 
+void attend_client_stream_cancel(attend_client_stream* stream) {
+  if (stream != nullptr) c::CancelStream(*stream);
+}
+
 void attend_client_stream_close(attend_client_stream* stream) {
-  if (stream != nullptr) c::CloseStream(stream);
+  if (stream == nullptr) return;
+  c::CallState::OutOfDone([stream] { delete stream; });
 }
 
 int32_t attend_client_session_create(attend_client* client,
@@ -223,13 +260,11 @@ int32_t attend_client_session_fork(const attend_client_session* session, int64_t
 }
 
 int32_t attend_client_session_truncate(attend_client_session* session, int64_t length) {
-  if (const Status status = c::Check(session); !status.ok()) return c::Return(status);
-  return c::Return(session->session->Truncate(length));
+  return c::Return(c::Truncate(session, length));
 }
 
 int32_t attend_client_session_keep_alive(attend_client_session* session) {
-  if (const Status status = c::Check(session); !status.ok()) return c::Return(status);
-  return c::Return(session->session->KeepAlive());
+  return c::Return(c::KeepAlive(session));
 }
 
 int32_t attend_client_session_get(attend_client_session* session, char** json) {
@@ -241,11 +276,13 @@ const char* attend_client_session_id(const attend_client_session* session) {
 }
 
 int32_t attend_client_session_layers(const attend_client_session* session) {
-  return c::Check(session).ok() ? session->session->layers() : 0;
+  const attend::Result<c::Use> use = c::UseOf(session);
+  return use.ok() ? session->session->layers() : 0;
 }
 
 int64_t attend_client_session_length(const attend_client_session* session, int32_t layer) {
-  if (layer < 0 || layer >= attend_client_session_layers(session)) return -1;
+  const attend::Result<c::Use> use = c::UseOf(session);
+  if (!use.ok() || layer < 0 || layer >= session->session->layers()) return -1;
   return session->session->length(layer);
 }
 
@@ -262,5 +299,5 @@ int32_t attend_client_session_end(attend_client_session* session) {
 void attend_client_session_free(attend_client_session* session, int32_t keep) {
   if (session == nullptr) return;
   if (keep != 0 && session->session) (void)session->session->Release();
-  delete session;
+  c::CallState::OutOfDone([session] { delete session; });
 }

@@ -3,6 +3,7 @@
 #include "client/c/call_state.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "client/c/params.h"
@@ -18,7 +19,13 @@ TimePoint Now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
-bool CallState::InDone() { return in_done; }
+void CallState::OutOfDone(std::function<void()> function) {
+  if (in_done) {
+    std::thread(std::move(function)).detach();
+  } else {
+    function();
+  }
+}
 
 CallState::~CallState() {
   outcome_ = {};  // refers to the region

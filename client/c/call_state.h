@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -36,8 +37,9 @@ class CallState : public std::enable_shared_from_this<CallState> {
   // Null before the end.
   const CallOutcome* outcome() const;
 
-  // Whether this thread runs a `done`, from which nothing may wait for the client.
-  static bool InDone();
+  // Runs `function`, which waits for the client or lets go of it: on a thread of its own if this
+  // one runs a `done`, which is the client's and must do neither.
+  static void OutOfDone(std::function<void()> function);
 
  private:
   struct Sent {

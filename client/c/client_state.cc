@@ -67,6 +67,26 @@ std::shared_ptr<RegionPool> ClientState::pool() {
   return pool_;
 }
 
+Result<std::byte*> ClientState::Allocate(const std::shared_ptr<RegionPool>& pool, int64_t bytes) {
+  const Result<std::byte*> made = pool->Allocate(bytes);
+  if (!made.ok()) return made;
+  const MutexLock lock(mutex_);
+  allocated_[*made] = pool;
+  return made;
+}
+
+bool ClientState::Free(const void* data) {
+  std::shared_ptr<RegionPool> pool;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = allocated_.find(data);
+    if (found == allocated_.end()) return false;
+    pool = std::move(found->second);
+    allocated_.erase(found);
+  }
+  return pool->Free(data);
+}
+
 void ClientState::Lose(const std::shared_ptr<RegionPool>& pool, Code code) {
   std::shared_ptr<RegionPool> lost;  // let go without the lock
   const MutexLock lock(mutex_);

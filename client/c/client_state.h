@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -36,6 +37,10 @@ class ClientState {
   // The server cannot be reached (UNAVAILABLE) or does not know the pool's regions (NOT_FOUND), and
   // is asked anew. If it has never known any, the socket is another server's, and is left alone.
   void Lose(const std::shared_ptr<RegionPool>& pool, Code code);
+  // Memory of the pool's that stays until Free, also if the pool is lost. False: there is none
+  // there.
+  Result<std::byte*> Allocate(const std::shared_ptr<RegionPool>& pool, int64_t bytes);
+  bool Free(const void* data);
   // A call over the pool's memory succeeded.
   void Trust(const std::shared_ptr<RegionPool>& pool);
 
@@ -57,6 +62,8 @@ class ClientState {
   bool trusted_ ATTEND_GUARDED_BY(mutex_) = false;
   bool another_servers_ ATTEND_GUARDED_BY(mutex_) = false;
   std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
+  // The pools of what Allocate gave out.
+  std::map<const void*, std::shared_ptr<RegionPool>> allocated_ ATTEND_GUARDED_BY(mutex_);
 };
 
 // From here on calls may exceed what the server's limits say of one message.

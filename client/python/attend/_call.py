@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import dataclasses
 import itertools
 import math
 import sys
-import threading
 from typing import Any, Callable, NamedTuple
 
 from attend_kernels import DeviceArray, Error
 from attend_kernels._library import CPU, ITEM_BYTES
 
-from ._library import DTYPE_NAMES, AnswerStruct, DoneFunction, check, library
+from ._library import DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_there, library
 
 _SLICE_NS = 200_000_000  # how long a wait may keep signals such as Ctrl-C from Python
 
@@ -65,18 +65,6 @@ class Answer:
     attempts: int
     session_lengths: tuple[int, ...]
     sessions_ending: bool
-
-
-class _Handle:
-    """An attend_client_call, freed with its last reference: that of an answer's tensors."""
-
-    def __init__(self, address):
-        self.address = address
-
-    def __del__(self):
-        address, self.address = self.address, None
-        if address and library is not None:  # None while the interpreter ends
-            library().call_free(address)
 
 
 class _ArrayMemory:
@@ -134,15 +122,20 @@ def _array(handle, struct, like, shape=None):
     return DeviceArray(_HostMemory(handle, struct.data or 0), shape, name, 0)
 
 
-_orphans: list = []  # calls that nobody waits for, with what they still read
-_orphans_lock = threading.Lock()
+# Calls that have not ended, and what they read: a collector that finds arrays and the call in one
+# cycle finalizes them in any order, but nothing that is here.
+_in_flight: set = set()
+_orphans: collections.deque = collections.deque()  # of them, those that nobody waits for
 
 
 def _drop_ended():
-    if not _orphans:
-        return
-    with _orphans_lock:
-        _orphans[:] = [call for call in _orphans if not call.wait(0)]
+    for _ in range(len(_orphans)):
+        try:
+            started = _orphans.popleft()
+        except IndexError:  # another thread was here
+            return
+        if not started.wait(0):
+            _orphans.append(started)
 
 
 _callbacks: dict[int, Callable[[], None]] = {}
@@ -165,15 +158,25 @@ class Plan(NamedTuple):
 class _Started:
     """A started call and what it reads until it has ended."""
 
-    def __init__(self, handle, held):
-        self.handle, self.held = handle, held
+    def __init__(self, held):
+        self.handle, self.held = None, held
+        _in_flight.add(self)
+
+    def over(self):
+        self.held = None
+        _in_flight.discard(self)
 
     def wait(self, nanoseconds):
         ended = ctypes.c_int32()
-        check(library().wait(self.handle.address, nanoseconds, ctypes.byref(ended)))
+        check(library().wait(self.handle, nanoseconds, ctypes.byref(ended)))
         if ended.value:
-            self.held = None
+            self.over()
         return bool(ended.value)
+
+    def abandon(self):
+        if is_there() and not self.wait(0):
+            self.handle.use("cancel")
+            _orphans.append(self)
 
 
 class Call:
@@ -188,21 +191,21 @@ class Call:
         if on_done is not None:
             _callbacks[user] = on_done
             params.done, params.user = ctypes.cast(_on_done, ctypes.c_void_p), user
-        code = plan.start(ctypes.byref(params), ctypes.byref(address))
-        if code != 0:
-            _callbacks.pop(user, None)
-        check(code)
-        self._started = _Started(_Handle(address.value), (plan.arguments.held, plan.keep))
+        self._started = _Started((plan.arguments.held, plan.keep))
         self._answer: Answer | None = None
+        try:
+            check(plan.start(ctypes.byref(params), ctypes.byref(address)))
+        finally:  # it may be under way when Ctrl-C comes
+            if address.value:
+                self._started.handle = CallHandle(address.value)
+            else:
+                self._started.over()
+                _callbacks.pop(user, None)
 
     def __del__(self):
         started = self.__dict__.get("_started")
-        if started is None or started.held is None or library is None:
-            return
-        if not started.wait(0):
-            library().cancel(started.handle.address)
-            with _orphans_lock:
-                _orphans.append(started)
+        if started is not None and started.held is not None and is_there is not None:
+            started.abandon()
 
     def done(self) -> bool:
         """Whether it has ended."""
@@ -210,7 +213,7 @@ class Call:
 
     def cancel(self) -> None:
         """Ends it soon, with CANCELLED or with what it had come to."""
-        library().cancel(self._started.handle.address)
+        self._started.handle.use("cancel")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it has ended, or for `timeout` seconds. Whether it has."""
@@ -241,7 +244,7 @@ class Call:
     def _read(self):
         raw = AnswerStruct(struct_bytes=ctypes.sizeof(AnswerStruct))
         handle = self._started.handle
-        check(library().get(handle.address, ctypes.byref(raw)))
+        check(library().get(handle, ctypes.byref(raw)))
         lengths = ctypes.cast(raw.session_lengths.data, ctypes.POINTER(ctypes.c_int64))
         lengths = tuple(lengths[:raw.session_lengths.count]) if raw.session_lengths.count else ()
         if raw.code != 0:

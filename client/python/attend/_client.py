@@ -14,7 +14,8 @@ from attend_kernels import Error
 from . import _session
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of, gradients_of
-from ._library import Options, check, library, nanoseconds
+from ._library import (ClientHandle, MemoryHandle, Options, StreamHandle, check, library,
+                       nanoseconds)
 from ._options import Array, CallOptions, Wanted
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Client:
                  tenant: str | None = None, timeout: float | None = None, attempts: int = 5,
                  shared_memory: bool | str = True):
         self.server, self.timeout = server, timeout
-        self._handle: int | None = None
+        self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
         options = Options(struct_bytes=ctypes.sizeof(Options), server=server.encode(),
                           tenant=None if tenant is None else tenant.encode(),
@@ -66,14 +67,14 @@ class Client:
             options.shared_memory_socket = shared_memory.encode()
         handle = ctypes.c_void_p()
         check(library().open(ctypes.byref(options), ctypes.byref(handle)))
-        self._handle = handle.value
+        self._handle = ClientHandle(handle.value or 0)
         _open_clients.add(self)
 
     def close(self) -> None:
         """Cancels what is unanswered, and waits until it has ended. Twice is fine."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            library().close(handle)
+            handle.use("shut_down")
 
     def __enter__(self) -> Client:
         return self
@@ -82,16 +83,17 @@ class Client:
         self.close()
 
     def __del__(self) -> None:
-        if library is not None and self.__dict__.get("_handle") is not None:
+        if self.__dict__.get("_handle") is not None:
             self.close()
 
     def __repr__(self) -> str:
         return f"attend.Client({self.server!r})"
 
-    def _open_handle(self) -> int:
-        if self._handle is None:
+    def _open_handle(self) -> ClientHandle:
+        handle = self._handle
+        if handle is None:
             raise Error(9, "the client is closed")
-        return self._handle
+        return handle
 
     def attention(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Any:
         """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
@@ -242,7 +244,8 @@ class Client:
     def empty(self, shape: tuple[int, ...], dtype: Any = "float32") -> Any:
         """A NumPy array in memory that is shared with a server on this host, zero at first: calls
         send nothing of it, and copy nothing. torch.from_numpy takes it as it is. Freed with its
-        last view; close the client later. Error FAILED_PRECONDITION: the server shares none."""
+        last view, however long the client is closed. Error FAILED_PRECONDITION: the server shares
+        none."""
         import numpy
         kind = numpy.dtype(dtype)
         count = kind.itemsize
@@ -256,15 +259,9 @@ class _SharedMemory:
     """Allocated memory, as NumPy takes it."""
 
     def __init__(self, client: Client, byte_count: int):
-        address = ctypes.c_void_p()
-        check(library().allocate(client._open_handle(), byte_count, ctypes.byref(address)))
-        self.client, self.address = client, address.value
-        self.__array_interface__ = {"version": 3, "data": (address.value, False),
+        self.memory = MemoryHandle.allocated(client._open_handle(), byte_count)
+        self.__array_interface__ = {"version": 3, "data": (int(self.memory), False),
                                     "shape": (byte_count,), "typestr": "|u1"}
-
-    def __del__(self) -> None:
-        if library is not None and self.client._handle is not None:
-            library().release(self.client._handle, self.address)
 
 
 class Stream:
@@ -274,15 +271,17 @@ class Stream:
     def __init__(self, client: Client, tenant: str | None, timeout: float | None):
         self._client = client
         handle = ctypes.c_void_p()
-        self._handle: int | None = None
+        self._handle: StreamHandle | None = None
         check(library().stream_open(client._open_handle(), tenant and tenant.encode(),
                                     nanoseconds("timeout", timeout), ctypes.byref(handle)))
-        self._handle = handle.value
+        self._handle = StreamHandle(handle.value or 0)
 
-    def _open_handle(self) -> int:
-        if self._handle is None:
+    def _open_handle(self) -> StreamHandle:
+        self._client._open_handle()
+        handle = self._handle
+        if handle is None:
             raise Error(9, "the stream is closed")
-        return self._handle
+        return handle
 
     def submit(self, q: Array, k: Array, v: Array, **options: Unpack[CallOptions]) -> Call:
         """As Client.submit; timeout, tenant and transport are the stream's."""
@@ -306,7 +305,7 @@ class Stream:
         """Cancels what is unanswered. Twice is fine."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            library().stream_close(handle)
+            handle.use("stream_cancel")
 
     def __enter__(self) -> Stream:
         return self
@@ -319,5 +318,5 @@ class Stream:
             self.close()
 
     def __del__(self) -> None:
-        if library is not None and self.__dict__.get("_handle") is not None:
+        if self.__dict__.get("_handle") is not None:
             self.close()

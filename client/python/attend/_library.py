@@ -7,6 +7,7 @@ import ctypes
 import os
 import pathlib
 import threading
+from typing import Any
 
 from attend_kernels import Error
 
@@ -126,8 +127,9 @@ ARGUMENTS = {
     "session_end": [_address],
 }
 VOID_ARGUMENTS = {
-    "close": [_address], "string_free": [_address], "cancel": [_address], "call_free": [_address],
-    "stream_close": [_address], "session_free": [_address, _int32],
+    "close": [_address], "shut_down": [_address], "string_free": [_address], "cancel": [_address],
+    "call_free": [_address], "stream_cancel": [_address], "stream_close": [_address],
+    "session_free": [_address, _int32],
 }
 
 
@@ -185,6 +187,7 @@ def load(path=None) -> Library:
 
 _library: Library | None = None
 _lock = threading.Lock()
+_forked = False  # from a process that had the library; its threads are not in this one
 
 
 def library() -> Library:
@@ -192,9 +195,94 @@ def library() -> Library:
     global _library
     if _library is None:
         with _lock:
+            if _forked:
+                raise Error(9, "this process was forked after attend's first client was made, and "
+                               "lacks its threads: start processes by 'spawn'")
             if _library is None:
                 _library = load()
     return _library
+
+
+def _leave_to_the_parent() -> None:
+    global _library, _lock, _forked
+    _lock = threading.Lock()  # another thread may have had it
+    _forked = _forked or _library is not None
+    _library = None
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)
+
+
+def is_there() -> bool:
+    """False: it was not loaded, the interpreter ends, or the process is a fork."""
+    return _library is not None
+
+
+class Handle(int):
+    """The address of an object of the library, freed with the last reference to it: whoever calls
+    the library keeps one meanwhile. An integer, because Python's collector of cycles does not
+    see those: it would free one before the objects of its cycle are through with it."""
+    __slots__ = ()
+    _free: tuple[Any, ...]  # a function of the library, and what else it takes
+
+    def use(self, name: str, *arguments: Any) -> None:
+        """Calls one of the library's functions that cannot fail, if it is there."""
+        if _library is not None:
+            getattr(_library, name)(self, *arguments)
+
+    def __del__(self) -> None:
+        self.use(*self._free)
+
+
+class ClientHandle(Handle):
+    __slots__ = ()
+    _free = ("close",)
+
+
+class CallHandle(Handle):
+    __slots__ = ()
+    _free = ("call_free",)
+
+
+class StreamHandle(Handle):
+    __slots__ = ()
+    _free = ("stream_close",)
+
+
+_kept: set[int] = set()  # sessions
+_allocated: dict[int, ClientHandle] = {}  # whose memory it is
+
+
+class SessionHandle(Handle):
+    """With it the session ends on the server, if it was made here."""
+    __slots__ = ()
+
+    def keep(self) -> None:
+        """The session does not end with it."""
+        _kept.add(int(self))
+
+    def __del__(self) -> None:
+        keep = int(self) in _kept
+        _kept.discard(int(self))
+        self.use("session_free", keep)
+
+
+class MemoryHandle(Handle):
+    """Shared memory of a client's."""
+    __slots__ = ()
+
+    @classmethod
+    def allocated(cls, client: ClientHandle, byte_count: int) -> MemoryHandle:
+        address = ctypes.c_void_p()
+        check(library().allocate(client, byte_count, ctypes.byref(address)))
+        memory = cls(address.value or 0)
+        _allocated[int(memory)] = client
+        return memory
+
+    def __del__(self) -> None:
+        client = _allocated.pop(int(self), None)
+        if client is not None:
+            client.use("release", int(self))
 
 
 def check(code: int) -> None:

@@ -11,7 +11,8 @@ from attend_kernels import Error
 
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of
-from ._library import DTYPES, LayerShapeStruct, SessionOptions, check, library, nanoseconds
+from ._library import (DTYPES, LayerShapeStruct, SessionHandle, SessionOptions, check, library,
+                       nanoseconds)
 from ._options import Array, CallOptions
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, opti
     client = sessions[0]._client
     client._open_handle()
     arguments = Arguments(q, k, v, options_of("attend", options), client.timeout)
-    handles = (ctypes.c_void_p * len(sessions))(*(each._open_handle() for each in sessions))
+    handles = [each._open_handle() for each in sessions]
     onto = None if stream is None else stream._open_handle()
-    return Plan(arguments,
-                lambda *places: library().session_start(handles, len(handles), layer, onto,
-                                                        *places),
-                (sessions, stream))
+
+    def start(*places: Any) -> int:
+        addresses = (ctypes.c_void_p * len(handles))(*handles)
+        return library().session_start(addresses, len(handles), layer, onto, *places)
+
+    return Plan(arguments, start, (sessions, stream))
 
 
 def no_rows(k: Array, layout: str) -> Array:
@@ -75,28 +78,34 @@ class Session:
     def __init__(self, client: Client, make: Callable[[Any], int], owned: bool):
         self._client = client
         self._owned = owned
-        self._handle: int | None = None
+        self._handle: SessionHandle | None = None
         handle = ctypes.c_void_p()
         check(make(ctypes.byref(handle)))
-        self._handle = handle.value
+        self._handle = SessionHandle(handle.value or 0)
 
-    def _open_handle(self) -> int:
-        if self._handle is None:
+    def _own_handle(self) -> SessionHandle:
+        handle = self._handle
+        if handle is None:
             raise Error(9, "the session is freed")
-        return self._handle
+        return handle
+
+    def _open_handle(self) -> SessionHandle:
+        """For what asks the server."""
+        self._client._open_handle()
+        return self._own_handle()
 
     @property
     def id(self) -> str:
         """32 hexadecimal digits, for Client.open_session."""
-        return library().session_id(self._open_handle()).decode()
+        return library().session_id(self._own_handle()).decode()
 
     @property
     def layers(self) -> int:
-        return library().session_layers(self._open_handle())
+        return library().session_layers(self._own_handle())
 
     def length(self, layer: int = 0) -> int:
         """Tokens of the layer, those of the last answer included. Error: there is no such layer."""
-        length = library().session_length(self._open_handle(), layer)
+        length = library().session_length(self._own_handle(), layer)
         if length < 0:
             raise Error(3, f"layer is {layer}, must be in [0, {self.layers - 1}]")
         return length
@@ -162,27 +171,26 @@ class Session:
         try:
             check(library().session_end(handle))
         finally:
-            self._drop(keep=True)
+            self._handle = None
 
     def release(self) -> str:
         """Leaves it on the server until its lease is over. Returns its id."""
         session_id = self.id
-        self._drop(keep=True)
+        self._own_handle().keep()
+        self._handle = None
         return session_id
 
-    def _drop(self, keep: bool) -> None:
+    def _leave(self) -> None:
         handle, self._handle = self._handle, None
-        if handle is not None:
-            library().session_free(handle, keep)
+        if handle is not None and (not self._owned or self._client._handle is None):
+            handle.keep()  # a closed client cannot ask for its end; the lease does
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            self._drop(keep=not self._owned)
+        self._leave()
 
     def __del__(self) -> None:
-        if library is not None and self.__dict__.get("_handle") is not None:
-            # A closed client cannot ask for its end; the lease does.
-            self._drop(keep=not self._owned or self._client._handle is None)
+        if self.__dict__.get("_handle") is not None:
+            self._leave()

@@ -184,6 +184,33 @@ TEST(AttendClientC, DoneRunsOnceAndACallCanBeCancelled) {
   EXPECT_EQ(count, 23);
 }
 
+TEST(AttendClientC, AClientThatIsShutDownIsThereForThoseWhoUseIt) {
+  attend_client* const client = Open();
+  attend_client_stream* stream = nullptr;
+  ASSERT_EQ(attend_client_stream_open(client, nullptr, 0, &stream), ATTEND_CLIENT_OK);
+  Case c;
+  Call before(Start(client, c.params));
+  EXPECT_EQ(before.Answer().code, ATTEND_CLIENT_OK);
+  attend_client_stream_cancel(stream);
+  attend_client_stream_cancel(stream);
+  attend_client_call* refused = nullptr;
+  ASSERT_EQ(attend_client_stream_start(stream, &c.params, &refused), ATTEND_CLIENT_OK);
+  EXPECT_EQ(Call(refused).Answer().code, ATTEND_CLIENT_CANCELLED);
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) EXPECT_NE(Call(Start(client, c.params)).Answer().code, ATTEND_CLIENT_INTERNAL);
+  });
+  attend_client_shut_down(client);
+  attend_client_shut_down(client);
+  EXPECT_EQ(Call(Start(client, c.params)).Answer().code, ATTEND_CLIENT_CANCELLED);
+  stop = true;
+  other.join();
+  attend_client_stream_close(stream);
+  attend_client_close(client);
+  attend_client_shut_down(nullptr);
+  attend_client_stream_cancel(nullptr);
+}
+
 TEST(AttendClientC, ACallbackMayCloseTheClient) {
   struct Closing {
     attend_client* client;
