@@ -50,23 +50,20 @@ Status Finish(BenchFlags* flags, const CommonOptions& common) {
 }
 
 // The ways that the server offers. `load` gets what it says of itself.
-Result<std::vector<LoadOptions>> ServedWays(LoadOptions* load) {
+Result<std::vector<Served>> ServedWays(LoadOptions* load) {
   const Result<std::unique_ptr<Client>> client = Client::Make(load->client);
   if (!client.ok()) return client.status();
   const auto info = (*client)->GetServerInfo(std::chrono::seconds(5));
   if (!info.ok()) return info.status();
   load->facts.server = ServerFactsOf(*info);
   load->client.message_bytes_max = info->limits().request_bytes_max();
-  std::vector<LoadOptions> ways = {*load};
-  if (info->has_shared_memory()) {
-    ways.push_back(*load);
-    ways.back().shared_memory_socket = info->shared_memory().socket();
-  }
-  return ways;
+  if (!info->has_shared_memory()) return std::vector{Served::kMessages};
+  load->shared_memory_socket = info->shared_memory().socket();
+  return std::vector{Served::kMessages, Served::kShared, Served::kInPlace};
 }
 
 Result<ShapeResult> MeasureShape(const BenchFlags& flags, int32_t device, const CallSpec& spec,
-                                 const std::vector<LoadOptions>& served) {
+                                 const std::vector<Served>& served) {
   ShapeResult shape;
   shape.spec = spec;
   std::vector<AttentionCall> calls;
@@ -83,8 +80,8 @@ Result<ShapeResult> MeasureShape(const BenchFlags& flags, int32_t device, const 
   Result<std::unique_ptr<Way>> here = MakeHere(device, calls);
   if (!here.ok()) return here.status();
   ways.push_back(std::move(*here));
-  for (const LoadOptions& options : served) {
-    Result<std::unique_ptr<Way>> way = MakeServed(options, calls);
+  for (const Served each : served) {
+    Result<std::unique_ptr<Way>> way = MakeServed(flags.load, each, calls);
     if (!way.ok()) return way.status();
     ways.push_back(std::move(*way));
   }
@@ -111,9 +108,9 @@ int Run(BenchFlags& flags, const CommonOptions& common) {
   const Result<int32_t> device = ParseDevice(flags.device);
   if (!device.ok()) return Fail(device.status(), kExitUsage);
   InstallInterrupt(&g_interrupted);
-  std::vector<LoadOptions> served;
+  std::vector<Served> served;
   if (!flags.against.empty()) {
-    Result<std::vector<LoadOptions>> ways = ServedWays(&flags.load);
+    Result<std::vector<Served>> ways = ServedWays(&flags.load);
     if (!ways.ok()) return Fail(ways.status(), kExitFailed);
     served = std::move(*ways);
   }

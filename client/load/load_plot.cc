@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 
 namespace attend::client {
 namespace {
@@ -161,12 +162,15 @@ std::vector<std::string> BarPhases() {
 
 std::vector<double> BarParts(const std::array<double, kPhases>& phase_mean_ms) {
   std::vector<double> parts;
-  double rest = phase_mean_ms[kTotal];
   for (const Phase phase : {kReceive, kQueue, kCopyIn, kKernel, kCopyOut}) {
     parts.push_back(phase_mean_ms[phase]);
-    rest -= phase_mean_ms[phase];
   }
-  parts.push_back(std::max(0.0, rest));
+  const double sum = std::accumulate(parts.begin(), parts.end(), 0.0);
+  const double total = phase_mean_ms[kTotal];
+  if (sum > total) {
+    for (double& part : parts) part *= total / sum;
+  }
+  parts.push_back(std::max(0.0, total - sum));
   parts.push_back(phase_mean_ms[kNetwork]);
   return parts;
 }

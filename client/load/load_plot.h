@@ -18,7 +18,8 @@ Figure LoadFigure(const LoadFile& file);
 // the p50.
 Figure ComparisonFigure(const std::vector<LoadFile>& files);
 
-// What a call's time is made of: the names of its parts, and their means in ms.
+// What a call's time is made of: the names of its parts, and their means in ms, which add up to the
+// call. Copies and kernels of a GPU that ran at the same time share that time in proportion.
 std::vector<std::string> BarPhases();
 std::vector<double> BarParts(const std::array<double, kPhases>& phase_mean_ms);
 

@@ -75,7 +75,7 @@ void AppendWay(std::string* out, const WayResult& way) {
   const auto& mean = way.phase_mean_ms;
   const double copies = mean[kCopyIn] + mean[kCopyOut];
   const double server = std::max(0.0, mean[kTotal] - mean[kKernel] - copies);
-  Append(out, "  %-22s %9.3f %9.3f %9.3f %19s %9.3f %9.3f %9.3f %9.3f %9.3f  %s\n", way.way.c_str(),
+  Append(out, "  %-30s %9.3f %9.3f %9.3f %19s %9.3f %9.3f %9.3f %9.3f %9.3f  %s\n", way.way.c_str(),
          Ms(way.latency.ValueAt(0.5)), Ms(way.latency.ValueAt(0.99)), way.latency.mean() * 1e-6,
          RangeText(way).c_str(), way.client_mean_ms, mean[kKernel], copies, server, mean[kNetwork],
          way.kernel.c_str());
@@ -86,7 +86,7 @@ void AppendWay(std::string* out, const WayResult& way) {
 std::string BenchTable(const BenchFile& file) {
   std::string out;
   for (const ShapeResult& shape : file.shapes) {
-    Append(&out, "%s\n  %-22s %9s %9s %9s %19s %9s %9s %9s %9s %9s\n", shape.spec.text.c_str(), "",
+    Append(&out, "%s\n  %-30s %9s %9s %9s %19s %9s %9s %9s %9s %9s\n", shape.spec.text.c_str(), "",
            "p50 ms", "p99 ms", "mean ms", "rounds' means", "client", "kernel", "copies", "server",
            "network");
     for (const WayResult& way : shape.ways) AppendWay(&out, way);

@@ -32,18 +32,15 @@ class HereWay final : public Way {
 
 class ServedWay final : public Way {
  public:
-  ServedWay(const LoadOptions& options, const std::vector<AttentionCall>& calls)
-      : options_(options), calls_(calls), results_(calls.size()) {}
+  ServedWay(const LoadOptions& options, Served served, const std::vector<AttentionCall>& calls)
+      : options_(options), served_(served), calls_(calls), results_(calls.size()) {}
 
   Status Open() {
-    const bool shared = !options_.shared_memory_socket.empty();
-    const bool chunked = PayloadBytes(calls_.front()) + AnswerBytes(calls_.front()) >=
-                         options_.client.chunked_bytes_min;
-    name_ = std::string("served, ") + (shared ? "shared memory" : chunked ? "chunked" : "inline");
+    name_ = std::string("served, ") + Transport();
     Result<std::unique_ptr<Client>> client = Client::Make(options_.client);
     if (!client.ok()) return client.status();
     client_ = std::move(*client);
-    return shared ? Share() : Status();
+    return served_ == Served::kMessages ? Status() : Share();
   }
 
   const std::string& name() const override { return name_; }
@@ -66,41 +63,56 @@ class ServedWay final : public Way {
   }
 
  private:
+  const char* Transport() const {
+    if (served_ == Served::kShared) return "shared memory";
+    if (served_ == Served::kInPlace) return "made in shared memory";
+    const int64_t bytes = PayloadBytes(calls_.front()) + AnswerBytes(calls_.front());
+    return bytes >= options_.client.chunked_bytes_min ? "chunked" : "inline";
+  }
+
   // A region for each call, as a client's pool has them from the second call on.
   Status Share() {
     Result<std::shared_ptr<SharedMemory>> memory =
         SharedMemory::Connect(options_.shared_memory_socket);
     if (!memory.ok()) return memory.status();
     memory_ = std::move(*memory);
-    for (const AttentionCall& call : calls_) {
-      const int64_t bytes = SharedInputBytes(call) + SharedOutputBytes(call);
+    for (size_t n = 0; n < calls_.size(); ++n) {
+      const int64_t bytes = SharedInputBytes(calls_[n]) + SharedOutputBytes(calls_[n]);
       Result<std::shared_ptr<SharedRegion>> region = memory_->Create(std::max<int64_t>(1, bytes));
       if (!region.ok()) return region.status();
       regions_.push_back(std::move(*region));
+      Result<AttentionCall> placed = Place(n);
+      if (!placed.ok()) return placed.status();
+      placed_.push_back(std::move(*placed));
     }
     return Status();
   }
 
-  Result<std::shared_ptr<const EncodedCall>> Encode(size_t n) const {
-    AttentionCall placed;
-    if (!regions_.empty()) {
-      Result<AttentionCall> shared =
-          ShareCall([&](int64_t) { return Result(regions_[n]); }, calls_[n]);
-      if (!shared.ok()) return shared.status();
-      placed = std::move(*shared);
+  // Copies the call's tensors to its region.
+  Result<AttentionCall> Place(size_t n) const {
+    return ShareCall([&](int64_t) { return Result(regions_[n]); }, calls_[n]);
+  }
+
+  Result<std::shared_ptr<const EncodedCall>> Encode(size_t n) {
+    if (served_ == Served::kShared) {
+      Result<AttentionCall> placed = Place(n);
+      if (!placed.ok()) return placed.status();
+      placed_[n] = std::move(*placed);
     }
     Result<EncodedCall> encoded =
-        EncodeCall(regions_.empty() ? calls_[n] : placed, options_.transport,
+        EncodeCall(served_ == Served::kMessages ? calls_[n] : placed_[n], options_.transport,
                    {options_.client.chunked_bytes_min, options_.client.message_bytes_max});
     if (!encoded.ok()) return encoded.status();
     return std::make_shared<const EncodedCall>(std::move(*encoded));
   }
 
   const LoadOptions options_;
+  const Served served_;
   const std::vector<AttentionCall>& calls_;
   std::string name_;
   std::shared_ptr<SharedMemory> memory_;
   std::vector<std::shared_ptr<SharedRegion>> regions_;
+  std::vector<AttentionCall> placed_;  // the calls, with their tensors in the regions
   std::vector<AttentionResult> results_;
   std::unique_ptr<Client> client_;  // ends its calls before what they use goes
 };
@@ -117,9 +129,9 @@ Result<std::unique_ptr<Way>> MakeHere(int32_t device, const std::vector<Attentio
   return std::unique_ptr<Way>(std::make_unique<HereWay>(device, std::move(locals)));
 }
 
-Result<std::unique_ptr<Way>> MakeServed(const LoadOptions& options,
+Result<std::unique_ptr<Way>> MakeServed(const LoadOptions& options, Served served,
                                         const std::vector<AttentionCall>& calls) {
-  auto way = std::make_unique<ServedWay>(options, calls);
+  auto way = std::make_unique<ServedWay>(options, served, calls);
   ATTEND_RETURN_IF_ERROR(way->Open());
   return std::unique_ptr<Way>(std::move(way));
 }

@@ -34,10 +34,16 @@ class Way {
 
 // `calls`, at least one, must outlive the way. On the CPU (ATTEND_CPU) or that GPU.
 Result<std::unique_ptr<Way>> MakeHere(int32_t device, const std::vector<AttentionCall>& calls);
-// One call after another to the server of options.client: the client's asynchronous call. With
-// options.shared_memory_socket each call's tensors are copied to shared memory, and the answer
-// stays there, as the C and Python clients do it.
-Result<std::unique_ptr<Way>> MakeServed(const LoadOptions& options,
+// How a served call's tensors travel.
+enum class Served {
+  kMessages,  // inline, or in chunks from options.client.chunked_bytes_min on
+  kShared,    // each call copies its tensors to shared memory, as a client does with any tensor
+  kInPlace    // they were made there
+};
+// One call after another to the server of options.client: the client's asynchronous call. Shared
+// memory is that of options.shared_memory_socket; the answer stays there, in a region that calls
+// use again and again, as those of the C and Python clients do.
+Result<std::unique_ptr<Way>> MakeServed(const LoadOptions& options, Served served,
                                         const std::vector<AttentionCall>& calls);
 
 }  // namespace attend::client

@@ -179,5 +179,5 @@ def test_the_commands_of_the_local_page_run(start_server, tmp_path):
     server = start_server("--shared-memory", "--shared-memory-socket", tmp_path / "shm.sock")
     lines = block_with("sh", "bench-local", "client/local/README.md").splitlines()
     out = [run_line(line, tmp_path, server) for line in lines]
-    assert len(out) == 2 and out[1].count("times as long as here") == 2
+    assert len(out) == 2 and out[1].count("times as long as here") == 3
     assert (tmp_path / "cost.svg").exists()

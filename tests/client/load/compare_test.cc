@@ -241,6 +241,8 @@ TEST(LoadPlot, ABarsPartsAddUpToTheCall) {
   mean[kNetwork] = 3;
   EXPECT_EQ(BarParts(mean), (std::vector<double>{0.5, 1, 2, 4, 0, 1.5, 3}));
   EXPECT_EQ(BarParts(mean).size(), BarPhases().size());
+  mean[kTotal] = 3.75;  // half of the phases' sum: they ran at the same time
+  EXPECT_EQ(BarParts(mean), (std::vector<double>{0.25, 0.5, 1, 2, 0, 0, 3}));
 }
 
 TEST(RunFacts, TimesAndCommandsAreReadable) {

@@ -181,7 +181,7 @@ TEST(LocalBench, ServedCallsBeginWithTheirTensors) {
   options.count = 3;
   const std::vector<AttentionCall> calls = CallsOf(options, 2);
   std::vector<std::unique_ptr<Way>> ways;
-  ways.push_back(*MakeServed(options, calls));
+  ways.push_back(*MakeServed(options, Served::kMessages, calls));
   const Result<std::vector<WayResult>> results = Bench(options, 1, calls, ways);
   ASSERT_TRUE(results.ok()) << results.status().ToString();
   EXPECT_EQ(results->front().latency.min(), 2'000'000);
@@ -201,7 +201,7 @@ TEST(LocalBench, ReportsNameEveryWay) {
   const std::vector<AttentionCall> calls = CallsOf(file.options, 2);
   std::vector<std::unique_ptr<Way>> ways;
   ways.push_back(*MakeHere(ATTEND_CPU, calls));
-  ways.push_back(*MakeServed(file.options, calls));
+  ways.push_back(*MakeServed(file.options, Served::kMessages, calls));
   const Result<std::vector<WayResult>> results = Bench(file.options, file.rounds, calls, ways);
   ASSERT_TRUE(results.ok()) << results.status().ToString();
   file.shapes = {{file.options.mix.front(), 1000, *results}};
@@ -231,7 +231,7 @@ TEST(LocalBench, ARefusalIsTheResult) {
   options.count = 2;
   const std::vector<AttentionCall> calls = CallsOf(options, 1);
   std::vector<std::unique_ptr<Way>> ways;
-  ways.push_back(*MakeServed(options, calls));
+  ways.push_back(*MakeServed(options, Served::kMessages, calls));
   const Status status = Bench(options, 1, calls, ways).status();
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("queue is full"));
