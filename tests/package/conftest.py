@@ -37,6 +37,15 @@ def server(build, tmp_path_factory):
     assert running.stop() == 0, running.log()
 
 
+@pytest.fixture(scope="session")
+def wheel(build, tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    said = run(harness.ROOT / "deploy/make-wheel", build, out)
+    made, = out.iterdir()
+    assert str(made) in said
+    return made
+
+
 def run(*command, seconds=120, **options):
     """Runs to success; what it printed on stdout."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
