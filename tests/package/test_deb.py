@@ -80,6 +80,9 @@ def test_programs_of_the_package_serve_with_its_settings(unpacked, tmp_path, mon
     settings = (unpacked / "etc/attend/attend-server.toml").read_text()
     offered = re.sub(r'^#(\S+ = )', r"\1", settings, flags=re.M)
     assert offered.count("\n") == settings.count("\n") and offered != settings
+    # One listen in place of the other.
+    offered, gone = re.subn(r'^listen = ".*\n', "", offered, flags=re.M)
+    assert gone == 1
     for folder in ("/run/attend", "/var/lib/attend", "/var/log/attend"):
         assert folder in settings
         offered = offered.replace(folder, str(tmp_path))
