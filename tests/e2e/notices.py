@@ -23,9 +23,10 @@ def assert_complete(text, libraries, with_cuda):
     for title, body in found.items():
         assert re.search("copyright|licen[sc]e|permission", body, re.I), title
     assert any(title.startswith("libcli11-dev") for title in found)
-    nvidia = [body for title, body in found.items() if title.startswith("NVIDIA")]
-    assert bool(nvidia) == with_cuda
-    for body in nvidia:
-        assert "End User License Agreement" in body or "docs.nvidia.com/cuda/eula" in body
+    for of, words in (("CUDA toolkit", "End User License Agreement|docs.nvidia.com/cuda/eula"),
+                      ("NVTX", "Apache License|nvidia.github.io/NVTX/LICENSE.txt")):
+        terms = [body for title, body in found.items() if title.startswith(f"NVIDIA {of}")]
+        assert bool(terms) == with_cuda, of
+        assert all(re.search(words, body) for body in terms), of
     for licence in set(re.findall(r"/usr/share/common-licenses/(Apache-2\.0|GPL-3)\b", text)):
         assert f"/usr/share/common-licenses/{licence}" in found, f"{licence} is named, not there"

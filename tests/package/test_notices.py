@@ -29,7 +29,7 @@ def test_a_toolkit_without_terms_is_said(tmp_path):
         f"ATTEND_WITH_CUDA:INTERNAL=ON\nCMAKE_CUDA_COMPILER:FILEPATH={compiler}\n")
     done = subprocess.run([ROOT / "deploy/notices", tmp_path, ZLIB],
                           capture_output=True, text=True)
-    assert done.returncode == 0 and "no terms of NVIDIA's" in done.stderr
+    assert done.returncode == 0 and done.stderr.count("no terms of NVIDIA") == 2
     assert_complete(done.stdout, ["libz.so.1"], with_cuda=True)
     (tmp_path / "CMakeCache.txt").write_text("")
     assert_complete(run(ROOT / "deploy/notices", tmp_path, ZLIB),
