@@ -13,10 +13,11 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent / "python"))  # for dropout.py
-sys.path[:0] = [str(HERE.parents[1] / folder) for folder in ("client/python", "kernels/python")]
 
 import harness  # noqa: E402
 import wire  # noqa: E402
+
+harness.use_packages()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,10 +63,8 @@ def start_server(tmp_path):
 @pytest.fixture(scope="session")
 def libraries():
     """Of the build that is tested, unless the caller names others."""
-    for variable, path in harness.libraries().items():
-        os.environ.setdefault(variable, str(path))
-    if not all(pathlib.Path(os.environ[name]).exists() for name in harness.libraries()):
-        pytest.skip(f"there is no {' or '.join(map(str, harness.libraries().values()))}")
+    if missing := harness.use_libraries():
+        pytest.skip(f"there is no {' or '.join(missing)}")
 
 
 @pytest.fixture

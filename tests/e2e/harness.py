@@ -9,12 +9,17 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 60
+# With $ATTEND_INSTALLED, attend is what this interpreter has installed, else what the sources have.
+INSTALLED = bool(os.environ.get("ATTEND_INSTALLED"))
+PACKAGES = [] if INSTALLED else \
+    [str(ROOT / folder) for folder in ("client/python", "kernels/python")]
 
 
 def binary(name):
@@ -34,6 +39,27 @@ def libraries():
         return {variable: folder / name for variable, (_, name) in names.items()}
     build = binary("attend-server").resolve().parents[1]
     return {variable: build / folder / name for variable, (folder, name) in names.items()}
+
+
+def use_packages():
+    """Puts PACKAGES on the path, so that `import attend` is the right one from here on."""
+    sys.path[:0] = PACKAGES
+    if INSTALLED:
+        # What puts the sources on the path later does not change an import that was done.
+        import attend
+        import attend_kernels
+        for module in (attend, attend_kernels):
+            assert "site-packages" in module.__file__, f"{module.__file__} is not installed"
+
+
+def use_libraries():
+    """Tells Python of the build's libraries, where the caller named no others. Those that are
+    missing. What is installed has its own."""
+    if INSTALLED:
+        return []
+    for variable, path in libraries().items():
+        os.environ.setdefault(variable, str(path))
+    return [os.environ[name] for name in libraries() if not os.path.exists(os.environ[name])]
 
 
 def wait_for(what, condition, seconds=10):

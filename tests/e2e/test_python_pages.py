@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from harness import ROOT
+from harness import PACKAGES, ROOT
 from test_readme import DEFAULT_ADDRESS, blocks
 
 pytestmark = pytest.mark.usefixtures("libraries")
@@ -35,7 +35,7 @@ def program(page, address):
 
 
 def run_program(text, folder):
-    path = os.pathsep.join(str(ROOT / part) for part in ("client/python", "kernels/python"))
+    path = os.pathsep.join(PACKAGES)
     done = subprocess.run([sys.executable, "-c", text], cwd=folder, timeout=120,
                           env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+import harness
+
 torch = pytest.importorskip("torch")
 
 ADDRESS = "127.0.0.1:8001"
@@ -97,6 +99,7 @@ def test_the_example_of_the_training_page(server, client):
     words = command.replace(ADDRESS, server.address).split()
     settings, words = [word for word in words if "=" in word], words[2:]
     environment = dict(setting.split("=") for setting in settings)
+    environment["PYTHONPATH"] = os.pathsep.join(harness.PACKAGES)
     done = subprocess.run([sys.executable, *words, "--steps", "3"], cwd=ROOT, timeout=300,
                           env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

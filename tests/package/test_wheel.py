@@ -3,6 +3,7 @@
 
 import base64
 import csv
+import email
 import hashlib
 import os
 import re
@@ -26,15 +27,6 @@ def install(folder, wheel, *options):
     run(sys.executable, "-m", "venv", *options, folder)
     run(folder / "bin/pip", "install", "--no-index", "--no-deps", wheel)
     return folder / "bin"
-
-
-@pytest.fixture(scope="session")
-def wheel(build, tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    said = run(ROOT / "deploy/make-wheel", build, out)
-    made, = out.iterdir()
-    assert str(made) in said
-    return made
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +57,7 @@ def test_its_form(build, wheel):
     info = f"attend-{version}.dist-info"
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
-        assert f"\nVersion: {version}\n" in file.read(f"{info}/METADATA").decode()
+        metadata = email.message_from_bytes(file.read(f"{info}/METADATA"))
         record = list(csv.reader(file.read(f"{info}/RECORD").decode().splitlines()))
         assert [row[0] for row in record] == names
         for name, digest, size in record[:-1]:
@@ -74,6 +66,11 @@ def test_its_form(build, wheel):
             assert (digest, int(size)) == (f"sha256={right}", len(data)), name
         notices = file.read(f"{info}/licenses/NOTICES").decode()
         assert "Apache License" in file.read(f"{info}/licenses/LICENSE").decode()
+    assert (metadata["Metadata-Version"], metadata["Version"]) == ("2.4", version)
+    assert {f"{info}/licenses/{name}" for name in metadata.get_all("License-File")} == \
+        {name for name in names if name.startswith(f"{info}/licenses/")}
+    links = re.findall(r"\]\(([^)]*)\)", metadata.get_payload())
+    assert not [link for link in links if not re.match("https?://|#", link)]
     libraries = [os.path.basename(name) for name in names if name.startswith("attend.libs/")
                  and ".so" in name]
     assert not [name for name in libraries if LIBC.match(name)]
@@ -154,6 +151,17 @@ assert attend_kernels.device_count() >= 0
 """, cwd="/")
 
 
+def test_the_python_tests_of_the_sources_with_what_is_installed(over_debian):
+    """The pages' programs, the client, asyncio, sessions and the kernels, against its server."""
+    e2e = [ROOT / f"tests/e2e/test_python_{part}.py"
+           for part in ("pages", "client", "both_ways", "sessions")]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ATTEND_")}
+    said = run(over_debian / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *e2e,
+               cwd="/", seconds=900,
+               env={**env, "ATTEND_INSTALLED": "1", "ATTEND_BIN_DIR": str(over_debian)})
+    assert re.search(r"^\d+ passed( in|,)", said, re.M) and "skipped" not in said, said
+
+
 def test_beside_numpy_grpcio_and_protobuf(over_debian, server, tmp_path):
     """In one process: the kernels on NumPy's arrays, the client, Debian's gRPC for Python, and its
     protobuf with the same messages, which are in the C++ client too."""
@@ -176,9 +184,8 @@ allowed = 33 * 2.0**-23 * np.abs(v).max()
 o = attend_kernels.attention(q, k, v, device="cpu")
 assert np.abs(o - right).max() < allowed
 
-if hasattr(attend, "Client"):
-    served = attend.Client(sys.argv[1]).attention(q, k, v)
-    assert np.abs(served - right).max() < allowed
+served = attend.Client(sys.argv[1]).attention(q, k, v)
+assert np.abs(served - right).max() < allowed
 request = pb.AttendRequest()
 for name, array in (("q", q), ("k", k), ("v", v)):
     getattr(request, name).CopyFrom(pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=array.shape))

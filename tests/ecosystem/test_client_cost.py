@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What client/python's page says of a call's cost: 96 MiB up take at most 1.3 times the C++
+client's time. tests/e2e/test_python_bench.py tries the benchmark itself, with little."""
+
+import subprocess
+import sys
+
+import harness
+from conftest import skip_without
+
+
+def test_a_large_call_costs_little_more_than_from_cpp():
+    server = harness.binary("attend-server")
+    skip_without(server, harness.binary("attend-client"), *harness.libraries().values())
+    done = subprocess.run(
+        [sys.executable, harness.ROOT / "tests/bench/bench_python_client.py", "--build",
+         server.resolve().parents[1], "--mib", "96", "--ratio-max", "1.3"],
+        capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
