@@ -160,12 +160,12 @@ int Serve(const attend::Config& config, const attend::ReceiveBlocks& receive_blo
       !folder.ok()) {
     return Fail(folder);
   }
-  attend::Result<std::vector<std::unique_ptr<attend::Backend>>> backends =
-      attend::MakeBackends(config, *logger);
-  if (!backends.ok()) return Fail(backends.status());
+  attend::Result<attend::Devices> devices = attend::MakeBackends(config, *logger);
+  if (!devices.ok()) return Fail(devices.status());
   attend::Result<std::unique_ptr<attend::Server>> server =
-      attend::Server::Start(config, std::move(*backends), logger, receive_blocks);
+      attend::Server::Start(config, std::move(devices->backends), logger, receive_blocks);
   if (!server.ok()) return Fail(server.status());
+  (*server)->CountDevicesLeftOut(devices->left_out);
   if (!config.ready_file.empty()) {
     const attend::Status written = (*server)->WriteReadyFile(config.ready_file);
     if (!written.ok()) return Fail(written);

@@ -58,15 +58,17 @@ Backends UsableGpus(int count, const Config& config, const BackendOptions& optio
 
 }  // namespace
 
-Result<Backends> MakeBackends(const Config& config, Logger& logger, const DeviceSource& source) {
+Result<Devices> MakeBackends(const Config& config, Logger& logger, const DeviceSource& source) {
   BackendOptions options;
   options.cpu_threads = static_cast<int>(config.cpu_threads);
   std::string why;
+  int left_out = 0;
   std::vector<std::string> names;
   if (config.device == "auto") {
     const int gpus = source.count_gpus(&why);
     Backends backends = UsableGpus(gpus, config, options, logger, source);
-    if (!backends.empty()) return backends;
+    left_out = gpus - static_cast<int>(backends.size());
+    if (!backends.empty()) return Devices{std::move(backends), left_out};
     if (gpus == 0) {
       logger.info("no GPU: {}; serving on the CPU", why);
     } else {
@@ -89,7 +91,7 @@ Result<Backends> MakeBackends(const Config& config, Logger& logger, const Device
     if (!backend.ok()) return backend.status();
     backends.push_back(std::move(*backend));
   }
-  return backends;
+  return Devices{std::move(backends), left_out};
 }
 
 }  // namespace attend

@@ -26,8 +26,12 @@ struct DeviceSource {
       open = MakeBackend;
 };
 
-// Never empty. An error names the device.
-Result<std::vector<std::unique_ptr<Backend>>> MakeBackends(const Config& config, Logger& logger,
-                                                           const DeviceSource& source = {});
+struct Devices {
+  std::vector<std::unique_ptr<Backend>> backends;  // never empty
+  int left_out = 0;                                // GPUs that `auto` found and could not use
+};
+
+// An error names the device.
+Result<Devices> MakeBackends(const Config& config, Logger& logger, const DeviceSource& source = {});
 
 }  // namespace attend

@@ -52,6 +52,7 @@ class Server {
   // As configured, with the port that was bound.
   const std::vector<std::string>& addresses() const { return grpc_->addresses(); }
   const std::string& metrics_address() const { return metrics_address_; }  // empty: none
+  void CountDevicesLeftOut(int devices) { metrics_.SetDevicesLeftOut(devices); }
   // Writes the addresses to `path` as JSON. The file appears complete.
   Status WriteReadyFile(const std::string& path) const;
 

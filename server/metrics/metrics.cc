@@ -132,6 +132,8 @@ struct Metrics::Families {
                                "0 while no connection can be accepted, for a second or longer");
   Gauge& inflight =
       MakeGauge(registry, "attend_inflight_requests", "Requests accepted and not yet answered");
+  Gauge& left_out = MakeGauge(registry, "attend_devices_left_out",
+                              "GPUs that --device auto found and could not use at the start");
   Gauge& draining = MakeGauge(registry, "attend_draining", "1 once the server refuses new work");
   Counter& log_lines_suppressed =
       MakeCounter(registry, "attend_log_lines_suppressed_total",
@@ -336,6 +338,8 @@ void Metrics::SetAccepting(bool accepting) { families_->accepting.Set(accepting 
 void Metrics::SetInflight(int64_t requests) {
   families_->inflight.Set(static_cast<double>(requests));
 }
+
+void Metrics::SetDevicesLeftOut(int devices) { families_->left_out.Set(devices); }
 
 void Metrics::SetDraining(bool draining) { families_->draining.Set(draining ? 1 : 0); }
 

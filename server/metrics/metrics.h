@@ -116,6 +116,7 @@ class Metrics {
   void SetAccepting(bool accepting);   // attend_accepting
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);
+  void SetDevicesLeftOut(int devices);           // attend_devices_left_out
   void RecordLogLinesSuppressed(int64_t lines);  // attend_log_lines_suppressed_total
 
  private:

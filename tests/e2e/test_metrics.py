@@ -29,6 +29,7 @@ FAMILIES = HISTOGRAMS | {
     "attend_device_memory_limit_bytes",
     "attend_host_memory_used_bytes", "attend_host_memory_largest_free_bytes",
     "attend_host_memory_budget_bytes", "attend_inflight_requests", "attend_draining",
+    "attend_devices_left_out",
     "attend_connections", "attend_connections_limit", "attend_connections_refused_total",
     "attend_accept_errors_total", "attend_accepting",
     "attend_reference_checks_total", "attend_reference_check_rows_total",
@@ -71,6 +72,7 @@ def test_clean_and_complete_from_the_start(start_server):
             assert server.metric("attend_reference_checks_total", result=result,
                                  transport=transport) == 0
     assert server.metric("attend_device_healthy", device="cpu") == 1
+    assert server.metric("attend_devices_left_out") == 0
     assert server.metric("attend_build_info") == 1
     wire.assert_serves(server.address)
     assert promtool_check(server.metrics_text()).returncode == 0

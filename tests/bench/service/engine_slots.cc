@@ -91,12 +91,12 @@ Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices,
   config.memory_budget_bytes =
       slots * (HostPool::BlockBytes(input_bytes) + HostPool::BlockBytes(output_bytes));
   Logger silent({}, std::make_shared<spdlog::sinks::null_sink_mt>());
-  Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, silent);
-  if (!backends.ok()) return backends.status();
-  const bool gpu = backends->front()->info().kind == DeviceKind::kCuda;
+  Result<Devices> opened = MakeBackends(config, silent);
+  if (!opened.ok()) return opened.status();
+  const bool gpu = opened->backends.front()->info().kind == DeviceKind::kCuda;
   auto host = std::make_shared<Host>();
   Result<std::unique_ptr<Engine>> engine = Engine::Make(
-      std::move(*backends), MakeEngineOptions(config, gpu), host->metrics, host->clock);
+      std::move(opened->backends), MakeEngineOptions(config, gpu), host->metrics, host->clock);
   if (!engine.ok()) return engine.status();
   host->engine = std::move(*engine);
   Problem problem = work.owned().attention.problem;

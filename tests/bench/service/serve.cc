@@ -61,14 +61,15 @@ int ServeAttend(bool pass_through, std::span<const std::string> flags) {
   SkipDeadlockSearch();
   const Result<std::shared_ptr<Logger>> logger = MakeLogger(MakeLogSettings(config));
   if (!logger.ok()) return Cannot(logger.status().message());
-  Result<std::vector<std::unique_ptr<Backend>>> backends = MakeBackends(config, **logger);
-  if (!backends.ok()) return Cannot(backends.status().message());
+  Result<Devices> devices = MakeBackends(config, **logger);
+  if (!devices.ok()) return Cannot(devices.status().message());
+  std::vector<std::unique_ptr<Backend>>& backends = devices->backends;
   if (pass_through) {
-    backends->clear();
-    backends->push_back(MakePassThroughBackend());
+    backends.clear();
+    backends.push_back(MakePassThroughBackend());
   }
   const Result<std::unique_ptr<Server>> server =
-      Server::Start(config, std::move(*backends), *logger, receive_blocks);
+      Server::Start(config, std::move(backends), *logger, receive_blocks);
   if (!server.ok()) return Cannot(server.status().message());
   ServeUntilInputEnds((*server)->addresses().front() + " " + (*server)->metrics_address());
 }

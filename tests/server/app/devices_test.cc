@@ -27,7 +27,7 @@ class DevicesTest : public ::testing::Test {
 
   DevicesTest() { config_.lanes = kLanes; }
 
-  Result<std::vector<std::unique_ptr<Backend>>> Make(const std::string& device) {
+  Result<Devices> Make(const std::string& device) {
     config_.device = device;
     const DeviceSource source{[this](std::string* why) {
                                 if (gpus_ == 0) *why = "no CUDA device was found";
@@ -40,10 +40,11 @@ class DevicesTest : public ::testing::Test {
   }
 
   std::vector<std::string> NamesOf(const std::string& device) {
-    Result<std::vector<std::unique_ptr<Backend>>> backends = Make(device);
-    if (!backends.ok()) return {backends.status().message()};
+    const Result<Devices> devices = Make(device);
+    if (!devices.ok()) return {devices.status().message()};
+    left_out_ = devices->left_out;
     std::vector<std::string> names;
-    for (const auto& backend : *backends) names.push_back(backend->info().name);
+    for (const auto& backend : devices->backends) names.push_back(backend->info().name);
     return names;
   }
 
@@ -54,6 +55,7 @@ class DevicesTest : public ::testing::Test {
 
   Config config_;
   int gpus_ = 3;
+  int left_out_ = -1;                         // by NamesOf
   std::map<std::string, Status> not_opened_;  // by name
   std::map<std::string, int> no_lane_;        // the lane that has no memory, counted from 1
   std::vector<std::string> opened_;
@@ -82,6 +84,7 @@ const char kOld[] = "device cuda:1 (GTX 1080) has compute capability 6.1, this b
 
 TEST_F(DevicesTest, AutoTakesEveryGpu) {
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cuda:0", "cuda:1", "cuda:2"));
+  EXPECT_EQ(left_out_, 0);
   EXPECT_EQ(log(), "");
 }
 
@@ -102,6 +105,7 @@ TEST_F(DevicesTest, AutoLeavesOutAGpuThatDoesNotOpen) {
 TEST_F(DevicesTest, AutoLeavesOutAGpuWithoutMemoryForAllItsLanes) {
   no_lane_["cuda:2"] = kLanes;
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cuda:0", "cuda:1"));
+  EXPECT_EQ(left_out_, 1);
   EXPECT_THAT(log(), HasSubstr("making a lane on cuda:2: out of memory"));
 }
 
@@ -115,6 +119,7 @@ TEST_F(DevicesTest, AutoServesOnTheCpuWhereNoGpuCanBeUsed) {
   not_opened_["cuda:0"] = Internal("opening cuda:0: no context");
   not_opened_["cuda:1"] = Unimplemented(kOld);
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cpu"));
+  EXPECT_EQ(left_out_, 2);
   EXPECT_THAT(log(), HasSubstr("no context"));
   EXPECT_THAT(log(), HasSubstr(kOld));
   EXPECT_THAT(log(), HasSubstr("none of 2 GPUs can be used; serving on the CPU"));
@@ -124,6 +129,7 @@ TEST_F(DevicesTest, AutoServesOnTheCpuWithoutGpus) {
   gpus_ = 0;
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cpu"));
   EXPECT_THAT(opened_, ElementsAre("cpu"));
+  EXPECT_EQ(left_out_, 0);
   EXPECT_THAT(log(), HasSubstr("no GPU: no CUDA device was found; serving on the CPU"));
 }
 
