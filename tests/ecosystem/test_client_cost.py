@@ -5,13 +5,16 @@ client's time. tests/e2e/test_python_bench.py tries the benchmark itself, with l
 import subprocess
 import sys
 
+import pytest
+
 import harness
-from conftest import skip_without
 
 
 def test_a_large_call_costs_little_more_than_from_cpp():
     server = harness.binary("attend-server")
-    skip_without(server, harness.binary("attend-client"), *harness.libraries().values())
+    needed = (server, harness.binary("attend-client"), *harness.libraries().values())
+    if missing := [str(path) for path in needed if not path.exists()]:
+        pytest.skip(f"there is no {' or '.join(missing)}")
     done = subprocess.run(
         [sys.executable, harness.ROOT / "tests/bench/bench_python_client.py", "--build",
          server.resolve().parents[1], "--mib", "96", "--ratio-max", "1.3"],

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 
-import harness
+from harness import PACKAGES, ROOT
 
 torch = pytest.importorskip("torch")
 
@@ -99,7 +98,7 @@ def test_the_example_of_the_training_page(server, client):
     words = command.replace(ADDRESS, server.address).split()
     settings, words = [word for word in words if "=" in word], words[2:]
     environment = dict(setting.split("=") for setting in settings)
-    environment["PYTHONPATH"] = os.pathsep.join(harness.PACKAGES)
+    environment["PYTHONPATH"] = os.pathsep.join(PACKAGES)
     done = subprocess.run([sys.executable, *words, "--steps", "3"], cwd=ROOT, timeout=300,
                           env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
