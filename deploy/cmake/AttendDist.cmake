@@ -35,9 +35,6 @@ function(attend_install)
   endif()
   install(TARGETS attend-server attend-client
           RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT runtime)
-  if(NOT ATTEND_SANITIZE)
-    install(TARGETS attend_client_c LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
-  endif()
   add_custom_target(
     dist
     COMMAND ${PROJECT_SOURCE_DIR}/deploy/make-dist ${PROJECT_BINARY_DIR} ${ATTEND_DIST_DIR}

@@ -2,6 +2,7 @@
 # What other projects link, the same by all three ways:
 #   attend::client          the C++ client library, one archive
 #   attend::receive_blocks  its malloc for receive buffers, for programs that want it
+#   attend::client_c        libattend_client.so, the client's C interface
 #   attend::kernels         libattend_kernels.so with its C interface
 # by add_subdirectory(attend), by find_package(attend) after cmake --install, and by pkg-config.
 #
@@ -85,11 +86,15 @@ function(attend_package)
   set_target_properties(attend_receive_blocks_archive PROPERTIES
     LINKER_LANGUAGE CXX OUTPUT_NAME attend_receive_blocks EXPORT_NAME receive_blocks)
 
-  target_include_directories(attend_kernels_c INTERFACE ${attend_public_include})
+  foreach(name kernels client)
+    target_include_directories(attend_${name}_c INTERFACE ${attend_public_include})
+  endforeach()
   set_target_properties(attend_kernels_c PROPERTIES EXPORT_NAME kernels)
+  set_target_properties(attend_client_c PROPERTIES EXPORT_NAME client_c)
 
   add_library(attend::client ALIAS attend_client_archive)
   add_library(attend::receive_blocks ALIAS attend_receive_blocks_archive)
+  add_library(attend::client_c ALIAS attend_client_c)
   add_library(attend::kernels ALIAS attend_kernels_c)
   if(ATTEND_INSTALL)
     attend_install_package()
@@ -104,7 +109,9 @@ function(attend_install_package)
           ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT dev)
   install(TARGETS attend_kernels_c EXPORT attend_kernels
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
-  foreach(part kernels client)
+  install(TARGETS attend_client_c EXPORT attend_client_c
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime)
+  foreach(part kernels client client_c)
     install(EXPORT attend_${part} FILE attend_${part}.cmake NAMESPACE attend::
             DESTINATION ${config_dir} COMPONENT dev)
   endforeach()
@@ -116,7 +123,7 @@ function(attend_install_package)
   # From lib/pkgconfig, so that the folder can be moved.
   file(RELATIVE_PATH attend_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
   string(REGEX REPLACE "/$" "" attend_pc_prefix "${attend_pc_prefix}")
-  foreach(name attend-client attend-kernels)
+  foreach(name attend-client attend-client-c attend-kernels)
     configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.pc.in ${name}.pc @ONLY)
     install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc
             DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT dev)

@@ -23,8 +23,9 @@ def readme_commands(word):
 
 
 def assert_programs_run(folder, server):
-    said = run(folder / "served", server.address)
-    assert re.match(r"cpu_flash on cpu: off by \S+ at most", said), said
+    for program in ("served", "served_c"):
+        said = run(folder / program, server.address)
+        assert re.match(r"cpu_flash on cpu: off by \S+ at most", said), said
     if (folder / "in_process").exists():
         assert run(folder / "in_process").startswith("cpu_flash: off by")
 
@@ -65,7 +66,7 @@ def test_from_the_sources(build, server, tmp_path):
     assert f"-I{ROOT} " not in mine and "-Wno-" not in mine, "settings of ours reach the program"
 
 
-@pytest.mark.parametrize("component", ("kernels", "client", "nothing"))
+@pytest.mark.parametrize("component", ("kernels", "client_c", "client", "nothing"))
 def test_components(installed, tmp_path, component):
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(x CXX)\n"
@@ -77,7 +78,7 @@ def test_components(installed, tmp_path, component):
         capture_output=True, text=True, timeout=60)
     if component == "nothing":
         assert done.returncode != 0 and "no component nothing" in done.stderr
-    elif component == "kernels":
+    elif component in ("kernels", "client_c"):
         assert "is SHARED_LIBRARY, gRPC ." in done.stdout, done.stderr
     else:
         assert "is STATIC_LIBRARY, gRPC 1." in done.stdout, done.stderr
