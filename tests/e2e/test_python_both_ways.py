@@ -48,6 +48,16 @@ def test_backward_has_the_same_bits_both_ways(server, random):
     assert [x.tobytes() for x in here] == [x.tobytes() for x in there]
 
 
+@pytest.mark.parametrize("bad,words", [
+    (dict(wanted="qk"), "wanted is 'qk', must be a tuple or list of names"),
+    (dict(lse=np.zeros((2, 4, 40), np.float32)), "o is None, must be given with lse")])
+def test_backward_refuses_the_same_both_ways(server, random, bad, words):
+    q, k, v = some(random)
+    for way in (None, server.address):
+        with attend.connect(way), pytest.raises(attend.Error, match=words):
+            attend.backward(q, q, k, v, **bad)
+
+
 def test_connect_is_of_its_thread_and_the_innermost_counts(server, random):
     q, k, v = some(random)
     with attend.Client(server.address, tenant="outer") as client:

@@ -207,40 +207,6 @@ def test_a_stream_answers_each_and_a_bad_one_fails_alone(client, random):
         stream.submit(*given[0])
 
 
-@pytest.mark.parametrize("bad,code,words", [
-    (dict(layout="HBLD"), 3, "layout is 'HBLD'"),
-    (dict(alignment="left"), 3, "alignment is 'left'"),
-    (dict(window=(-2, 0)), 3, "window's left side is -2"),
-    (dict(dropout_p=0.5), 3, "dropout_seed is None"),
-    (dict(transport="pigeon"), 3, "transport is 'pigeon'"),
-    (dict(timeout=-1.0), 3, "timeout is -1.0"),
-    (dict(kernel="no_such"), 3, "no_such"),
-    (dict(priority=101), 3, "priority"),
-    (dict(cu_seqlens_q=[0, 1]), 3, "cu_seqlens_q is given"),
-    (dict(sinks=[1.0]), 3, "sinks"),
-    (dict(o_dtype="float16"), 3, "o_dtype is 'float16'"),
-    (dict(request_id="x" * 129), 3, "request_id"),
-])
-def test_what_is_wrong_is_named(client, random, bad, code, words):
-    with pytest.raises(attend.Error) as caught:
-        client.attention(*some(random), **bad)
-    assert caught.value.code == code and words in str(caught.value), caught.value
-
-
-def test_arguments_that_are_none(client, random):
-    q, k, v = some(random)
-    with pytest.raises(TypeError, match="no argument 'causl'"):
-        client.attention(q, k, v, causl=True)
-    with pytest.raises(attend.Error, match="q is a list"):
-        client.attention([1.0], k, v)
-    with pytest.raises(attend.Error, match="k has dtype float64"):
-        client.attention(q, k.astype(float), v)
-    with pytest.raises(attend.Error, match="wanted has 'sinks', but there are none"):
-        client.backward(q, q, k, v, wanted=["sinks"])
-    with pytest.raises(attend.Error, match="connections is 0|connections is 5000"):
-        attend.Client(connections=5000)
-
-
 def test_deadlines_and_cancels_end_calls(client, random):
     q, k, v = (heads(random, 8, 16, 2048, 64) for _ in range(3))
     begin = time.monotonic()

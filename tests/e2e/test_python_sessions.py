@@ -141,3 +141,30 @@ def test_a_session_of_another_tenant_is_not_there(client, random):
             session.attend(rows(random, 1, heads=4), layer=1)
         with pytest.raises(attend.Error, match="layer is 1"):
             session.length(1)
+
+
+def test_numbers_do_not_wrap_and_shapes_are_checked(client, own_server, random):
+    with client.session(2, 16, dtype="float32") as session:
+        session.append(rows(random, 5), rows(random, 5))
+        for use, words in (
+                (lambda: session.append(rows(random, 1), rows(random, 1), layer=2**32), "layer is"),
+                (lambda: session.length(2**32), "layer is 4294967296"),
+                (lambda: session.truncate(2**64 + 3), "length is 18446744073709551619"),
+                (lambda: session.truncate(-1), "length is -1"),
+                (lambda: session.fork(2**64 + 3), "length is"),
+                (lambda: client.session(2, 2**64 + 16), "dim is 18446744073709551632"),
+                (lambda: client.session(2, 16, layers=2**32 + 1), "layers is 4294967297"),
+                (lambda: client.session(2, 16, device="cpu\0"), "device is .*, must have no NUL"),
+                (lambda: client.session(2, 16, lease="1s"), "lease is '1s', must be a number"),
+                (lambda: session.append(*[rows(random, 1)[0]] * 2), "k has 3 dimensions"),
+                (lambda: client.open_session("a\0b"), "session_id is .*, must have no NUL")):
+            with pytest.raises(attend.Error, match=words) as caught:
+                use()
+            assert caught.value.status == "INVALID_ARGUMENT"
+        assert session.length() == 5
+        with attend.Client(own_server.address) as other, other.stream() as stream:
+            with pytest.raises(attend.Error, match="the stream is of attend.Client.*must be of"):
+                session.submit(rows(random, 1, heads=4), stream=stream)
+            with other.session(2, 16, dtype="float32") as another:
+                with pytest.raises(attend.Error, match="the session is of attend.Client"):
+                    client.attend_sessions([session, another], rows(random, 1, batch=2, heads=4))

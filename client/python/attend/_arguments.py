@@ -9,7 +9,7 @@ import ctypes
 import math
 import sys
 
-from attend_kernels import _tensors
+from attend_kernels import _checks, _tensors
 from attend_kernels._call import LAYOUTS as _AXES
 from attend_kernels._call import dropout_seed
 from attend_kernels._library import CPU, DEVICE_TO_HOST, ITEM_BYTES
@@ -36,10 +36,11 @@ def options_of(what, given):
     return {**DEFAULTS, **given}
 
 
-def _one_of(name, value, table):
-    if value not in table:
-        raise invalid(f"{name} is {value!r}, must be {' or '.join(table)}")
-    return table[value]
+def check_answer(o, lse):
+    """A backward pass takes both of the forward pass's results or none."""
+    if (o is None) != (lse is None):
+        missing, given = ("o", "lse") if o is None else ("lse", "o")
+        raise invalid(f"{missing} is None, must be given with {given}")
 
 
 class Arguments:
@@ -51,29 +52,31 @@ class Arguments:
         self.byte_count = 0  # of its tensors
         self.params = Params(struct_bytes=ctypes.sizeof(Params))
         p = self.params
-        p.layout = _one_of("layout", options["layout"], LAYOUTS)
-        self.q = self._tensor("q", q)
+        p.layout = _checks.one_of("layout", options["layout"], LAYOUTS)
+        self.q = self._operand("q", q)
         if k is not None or v is not None:
-            self._tensor("k", k)
-            self._tensor("v", v)
+            self._operand("k", k)
+            self._operand("v", v)
         self._read_mask()
         self._read_lengths()
         self._read_terms()
         p.return_lse, p.check = bool(options["return_lse"]), bool(options["check"])
         self._read_o_dtype()
-        p.priority = options["priority"]
-        p.kernel = options["kernel"].encode()
-        p.request_id = options["request_id"].encode() or None
+        p.priority = _checks.integer("priority", options["priority"], -100, 100)
+        p.kernel = _checks.text("kernel", options["kernel"])
+        p.request_id = _checks.text("request_id", options["request_id"]) or None
         timeout = client_timeout if options["timeout"] is None else options["timeout"]
         p.timeout_ns = nanoseconds("timeout", timeout)
-        p.tenant = None if options["tenant"] is None else options["tenant"].encode()
-        p.transport = _one_of("transport", options["transport"], TRANSPORTS)
+        if options["tenant"] is not None:
+            p.tenant = _checks.text("tenant", options["tenant"])
+        p.transport = _checks.one_of("transport", options["transport"], TRANSPORTS)
 
     def ask_for_gradients(self, d_o, o, lse, d_lse, wanted):
         """Makes it the backward pass of the same attention."""
         p = self.params
-        for name in wanted:
-            p.wanted |= _one_of("wanted", name, WANTED)
+        check_answer(o, lse)
+        for name in _checks.names("wanted", wanted):
+            p.wanted |= _checks.one_of("wanted", name, WANTED)
             if name in ("bias", "sinks") and self.a[name] is None:
                 raise invalid(f"wanted has {name!r}, but there are none")
         if not p.wanted:
@@ -84,6 +87,14 @@ class Arguments:
         self._tensor("d_o", d_o)
         if d_lse is not None:
             self._tensor("d_lse", d_lse, ("float32",))
+
+    def _operand(self, name, value):
+        tensor = self._tensor(name, value)
+        dimensions = 4 - _AXES[self.a["layout"]].count(None)
+        if len(tensor.shape) != dimensions:
+            raise invalid(f"{name} has {len(tensor.shape)} dimensions, layout {self.a['layout']} "
+                          f"needs {dimensions}")
+        return tensor
 
     def _tensor(self, name, value, allowed=tuple(DTYPES)):
         """Fills in the params' tensor of that name."""
@@ -130,24 +141,21 @@ class Arguments:
 
     def _read_mask(self):
         p, a = self.params, self.a
-        left, right = (-1, -1) if a["window"] is None else a["window"]
-        for name, side in (("left", left), ("right", right)):
-            if not -1 <= side < 2**63:
-                raise invalid(f"window's {name} side is {side}, must be at least -1")
-        p.window_left, p.window_right = left, right
+        p.window_left, p.window_right = _checks.window(a["window"])
         aligned = WINDOW if not a["causal"] else CAUSAL
-        kind = _one_of("alignment", a["alignment"], aligned)
+        kind = _checks.one_of("alignment", a["alignment"], aligned)
         # ALiBi's diagonal is the mask's, also where nothing is hidden.
         if a["causal"] or a["window"] is not None or a["alibi_slopes"] is not None:
             p.mask = kind
 
-    def _numbers(self, struct, name, code):
+    def _numbers(self, struct, name, code, *shapes):
         value = self.a[name]
         if value is None:
             return struct()
-        numbers, _ = _tensors.numbers(name, value, code)
+        numbers, shape = _tensors.numbers(name, value, code)
         if not numbers:
             raise invalid(f"{name} has no elements")
+        _checks.shape(name, shape, *shapes)
         self.held.append(numbers)
         return struct(*numbers.buffer_info())
 
@@ -156,35 +164,39 @@ class Arguments:
         for name in ("q_lengths", "kv_lengths") if packed else ("cu_seqlens_q", "cu_seqlens_k"):
             if self.a[name] is not None:
                 raise invalid(f"{name} is given, but layout {self.a['layout']} has none")
-        p.q_lengths = self._numbers(NumbersStruct, "q_lengths", "q")
-        p.kv_lengths = self._numbers(NumbersStruct, "kv_lengths", "q")
-        p.cu_q = self._numbers(NumbersStruct, "cu_seqlens_q", "q")
-        p.cu_kv = self._numbers(NumbersStruct, "cu_seqlens_k", "q")
+        batch = "B" if packed else self.q.shape[0]
+        p.q_lengths = self._numbers(NumbersStruct, "q_lengths", "q", (batch,))
+        p.kv_lengths = self._numbers(NumbersStruct, "kv_lengths", "q", (batch,))
+        p.cu_q = self._numbers(NumbersStruct, "cu_seqlens_q", "q", ("B + 1",))
+        p.cu_kv = self._numbers(NumbersStruct, "cu_seqlens_k", "q", ("B + 1",))
+        self.batch = p.cu_q.count - 1 if packed else batch
 
     def _read_terms(self):
         p, a = self.params, self.a
         if a["scale"] is not None:
-            p.has_scale, p.scale = 1, a["scale"]
-        p.softcap = a["softcap"]
-        p.alibi_slopes = self._numbers(FloatsStruct, "alibi_slopes", "f")
-        p.sinks = self._numbers(FloatsStruct, "sinks", "f")
-        p.dropout_p = a["dropout_p"]
+            p.has_scale, p.scale = 1, _checks.real("scale", a["scale"])
+        p.softcap = _checks.real("softcap", a["softcap"])
+        heads = self.q.shape[_AXES[a["layout"]][1]]
+        p.alibi_slopes = self._numbers(FloatsStruct, "alibi_slopes", "f", (heads,),
+                                       (self.batch, heads))
+        p.sinks = self._numbers(FloatsStruct, "sinks", "f", (heads,))
+        p.dropout_p = _checks.real("dropout_p", a["dropout_p"])
         if a["dropout_seed"] is not None:
             p.dropout_seed = dropout_seed(a["dropout_seed"])
-        elif a["dropout_p"] > 0:
+        elif p.dropout_p > 0:
             raise invalid(f"dropout_seed is None, dropout_p {a['dropout_p']} needs one")
         if a["bias"] is not None:
             self._read_bias(a["bias"])
 
     def _read_bias(self, bias):
-        shape = tuple(bias.shape)
+        masks = _tensors.is_mask(bias)
+        tensor = None if masks else _tensors.read("bias", bias, 0, tuple(DTYPES))
+        shape = tuple(bias.shape if tensor is None else tensor.shape)
         if not 1 <= len(shape) <= 4:
             raise invalid(f"bias has {len(shape)} dimensions, must have 1 to 4")
-        if _tensors.is_mask(bias):
-            tensor, dtype = _tensors.read("bias", _tensors.packed_mask(bias), 0, ("uint8",)), BIT
-        else:
-            tensor = _tensors.read("bias", bias, 0, tuple(DTYPES))
-            dtype = DTYPES[tensor.dtype]
+        if tensor is None:
+            tensor = _tensors.read("bias", _tensors.packed_mask(bias), 0, ("uint8",))
+        dtype = BIT if masks else DTYPES[tensor.dtype]
         self.bias_shape = shape
         whole = (1,) * (4 - len(shape)) + shape
         self.params.bias = self._struct("bias", self._on_host(tensor), dtype, whole)

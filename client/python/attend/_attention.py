@@ -9,7 +9,7 @@ import attend_kernels
 from attend_kernels._library import unimplemented
 
 from . import _connection
-from ._arguments import options_of
+from ._arguments import check_answer, options_of
 from ._options import Array, CallOptions, Wanted
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Arr
     if client is not None:
         return client.backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted, **options)
     given = _in_process("backward", options)
+    check_answer(o, lse)
     if o is None:
         o, lse = attend_kernels.attention(q, k, v, **{**given, "return_lse": True})
     for name in ("return_lse", "o_dtype"):

@@ -6,10 +6,14 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
+import math
 import weakref
-from typing import TYPE_CHECKING, Any, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from attend_kernels import Error
+from attend_kernels._checks import integer, text
+from attend_kernels._library import invalid
 
 from . import _session
 from ._arguments import Arguments, options_of
@@ -59,12 +63,13 @@ class Client:
         self.server, self.timeout = server, timeout
         self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
-        options = Options(struct_bytes=ctypes.sizeof(Options), server=server.encode(),
-                          tenant=None if tenant is None else tenant.encode(),
-                          connections=connections, attempts_max=attempts)
+        options = Options(struct_bytes=ctypes.sizeof(Options), server=text("server", server),
+                          tenant=None if tenant is None else text("tenant", tenant),
+                          connections=integer("connections", connections, 1, 1024),
+                          attempts_max=integer("attempts", attempts, 1, 2**31 - 1))
         options.shared_memory_off = shared_memory is False
         if isinstance(shared_memory, str):
-            options.shared_memory_socket = shared_memory.encode()
+            options.shared_memory_socket = text("shared_memory", shared_memory)
         handle = ctypes.c_void_p()
         check(library().open(ctypes.byref(options), ctypes.byref(handle)))
         self._handle = ClientHandle(handle.value or 0)
@@ -152,9 +157,17 @@ class Client:
         dicts with the arguments of `attention`. Returns its results in order. Error: that of the
         first that failed; the others have ended too."""
         calls = list(calls)
-        started = [self.submit(**call) for call in calls]
-        for call in started:
-            call.wait()
+        started: list[Call] = []
+        try:
+            for call in calls:
+                started.append(self.submit(**call))
+        except BaseException:
+            for each in started:
+                each.cancel()
+            raise
+        finally:
+            for each in started:
+                each.wait()
         return [arrays_of(call.result(), bool(given.get("return_lse")))
                 for call, given in zip(started, calls)]
 
@@ -208,14 +221,15 @@ class Client:
         """A session that was made elsewhere, by its id, which stays there when this object goes.
         Error NOT_FOUND: there is none."""
         options = _session.options_struct(shapes, 0, "", 0.0, False, tenant, timeout)
+        named = text("session_id", session_id)
         return _session.Session(self, lambda place: library().session_open(
-            self._open_handle(), session_id.encode(), ctypes.byref(options), place), owned=False)
+            self._open_handle(), named, ctypes.byref(options), place), owned=False)
 
     def sessions(self, *, tenant: str | None = None,
                  timeout: float | None = 10.0) -> list[dict[str, Any]]:
         """The tenant's sessions, each as Session.info() has it."""
         text = ctypes.c_void_p()
-        check(library().session_list(self._open_handle(), tenant and tenant.encode(),
+        check(library().session_list(self._open_handle(), tenant and text("tenant", tenant),
                                      nanoseconds("timeout", timeout), ctypes.byref(text)))
         return taken_text(text)["sessions"]
 
@@ -237,20 +251,22 @@ class Client:
     def health(self, service: str = "", *, timeout: float | None = 10.0) -> str:
         """"SERVING", "NOT_SERVING" or "UNKNOWN", as grpc.health.v1 has it."""
         health = ctypes.c_int32()
-        check(library().health(self._open_handle(), service.encode(),
+        check(library().health(self._open_handle(), text("service", service),
                                nanoseconds("timeout", timeout), ctypes.byref(health)))
         return _HEALTH[health.value]
 
-    def empty(self, shape: tuple[int, ...], dtype: Any = "float32") -> Any:
+    def empty(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
         """A NumPy array in memory that is shared with a server on this host, zero at first: calls
         send nothing of it, and copy nothing. torch.from_numpy takes it as it is. Freed with its
         last view, however long the client is closed. Error FAILED_PRECONDITION: the server shares
         none."""
         import numpy
         kind = numpy.dtype(dtype)
-        count = kind.itemsize
-        for size in shape:
-            count *= size
+        if kind.hasobject:
+            raise invalid(f"dtype is {dtype!r}, must be one of plain bytes")
+        shape = tuple(integer("shape", size, 0, 2**63 - 1)
+                      for size in (shape if isinstance(shape, Iterable) else (shape,)))
+        count = integer("shape's bytes", kind.itemsize * math.prod(shape), 0, 2**63 - 1)
         memory = _SharedMemory(self, count)
         return numpy.asarray(memory).view(kind).reshape(shape)
 
@@ -272,7 +288,7 @@ class Stream:
         self._client = client
         handle = ctypes.c_void_p()
         self._handle: StreamHandle | None = None
-        check(library().stream_open(client._open_handle(), tenant and tenant.encode(),
+        check(library().stream_open(client._open_handle(), tenant and text("tenant", tenant),
                                     nanoseconds("timeout", timeout), ctypes.byref(handle)))
         self._handle = StreamHandle(handle.value or 0)
 

@@ -57,7 +57,8 @@ def connect(server: str | Client | None = "127.0.0.1:8001",
 
     server: an address as Client takes it, with Client's options, closed at the end; a Client, which
     stays open; or None: in process again, within another block. The innermost block of a thread or
-    an asyncio task counts. A new thread begins without one."""
+    an asyncio task counts. A new thread begins without one. backward() runs where its forward pass
+    did: call it within the block, or connect to a Client that is still open."""
     if server is None or isinstance(server, Client):
         if options:
             raise TypeError(f"connect has no argument {sorted(options)[0]!r} without an address")

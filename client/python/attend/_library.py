@@ -295,6 +295,6 @@ def nanoseconds(name: str, seconds) -> int:
     """A timeout in seconds, None for none, as the C interface takes it."""
     if seconds is None:
         return 0
-    if not 0 < seconds < 9e9:
-        raise Error(3, f"{name} is {seconds}, must be a number of seconds above 0, or None")
+    if not isinstance(seconds, (int, float)) or not 0 < seconds < 9e9:
+        raise Error(3, f"{name} is {seconds!r}, must be a number of seconds above 0, or None")
     return max(1, int(seconds * 1e9))

@@ -32,6 +32,8 @@ def _plain(tensor):
         return None
     if tensor.requires_grad and torch.is_grad_enabled():
         tensor = tensor.detach()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
     if tensor.is_contiguous() or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1:
         return tensor
     return tensor.contiguous()
@@ -149,7 +151,8 @@ def _gradients(compute, ctx, d_o, d_lse):
         values[n] = tensor
     if d_o is None:
         d_o = torch.zeros_like(o)
-    with _connection.use(ctx.connection):  # backward() may run outside of it, or on a thread
+    # backward() may run on another thread, and after the block if the client is still open.
+    with _connection.use(ctx.connection):
         found = compute(d_o, d_lse, *values[:3], o, lse, *values[3:], " ".join(ctx.wanted))
     gradients = [None] * len(values)
     for name, gradient in zip(ctx.wanted, found):

@@ -8,6 +8,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from attend_kernels import Error
+from attend_kernels._checks import integer, one_of, real, text
+from attend_kernels._library import invalid
 
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._client import Client, Stream
+
+
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +40,15 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
                    pinned: bool, tenant: str | None, timeout: float) -> SessionOptions:
     """attend_client_session_options."""
     shapes = list(shapes)
-    for shape in shapes:
-        if shape.dtype not in DTYPES:
-            raise Error(3, f"dtype is {shape.dtype!r}, must be {' or '.join(DTYPES)}")
     structs = (LayerShapeStruct * len(shapes))(
-        *[LayerShapeStruct(DTYPES[shape.dtype], 0, shape.heads_kv, shape.dim, shape.dim_v)
-          for shape in shapes])
-    return SessionOptions(ctypes.sizeof(SessionOptions), structs, len(shapes), layers, pinned,
-                          device.encode() or None, tenant and tenant.encode(), lease,
-                          nanoseconds("timeout", timeout))
+        *[LayerShapeStruct(one_of("dtype", shape.dtype, DTYPES), 0,
+                           integer("heads_kv", shape.heads_kv, 1, _INT64_MAX),
+                           integer("dim", shape.dim, 1, _INT64_MAX),
+                           integer("dim_v", shape.dim_v, 0, _INT64_MAX)) for shape in shapes])
+    return SessionOptions(ctypes.sizeof(SessionOptions), structs, len(shapes),
+                          integer("layers", layers, 0, _INT32_MAX), bool(pinned),
+                          text("device", device) or None, tenant and text("tenant", tenant),
+                          real("lease", lease), nanoseconds("timeout", timeout))
 
 
 def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, options: Any,
@@ -52,6 +57,11 @@ def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, opti
     if not sessions:
         raise Error(3, "sessions has 0 entries, must have at least 1")
     client = sessions[0]._client
+    for other in (*sessions, *(() if stream is None else (stream,))):
+        if other._client is not client:
+            raise invalid(f"the {type(other).__name__.lower()} is of {other._client}, must be of "
+                          f"sessions[0]'s client, {client}")
+    layer = integer("layer", layer, 0, _INT32_MAX)
     client._open_handle()
     arguments = Arguments(q, k, v, options_of("attend", options), client.timeout)
     handles = [each._open_handle() for each in sessions]
@@ -66,6 +76,9 @@ def plan(sessions: list[Session], q: Array, k: Array, v: Array, layer: int, opti
 
 def no_rows(k: Array, layout: str) -> Array:
     """Of q's shape, with no rows: for a call that only appends."""
+    dimensions = len(getattr(k, "shape", ()))
+    if dimensions != 4:
+        raise invalid(f"k has {dimensions} dimensions, must have 4")
     rows = 1 if layout == "BLHD" else 2
     return k[tuple(slice(0, 0) if axis == rows else slice(None) for axis in range(4))]
 
@@ -105,7 +118,8 @@ class Session:
 
     def length(self, layer: int = 0) -> int:
         """Tokens of the layer, those of the last answer included. Error: there is no such layer."""
-        length = library().session_length(self._own_handle(), layer)
+        length = library().session_length(self._own_handle(),
+                                          integer("layer", layer, 0, _INT32_MAX))
         if length < 0:
             raise Error(3, f"layer is {layer}, must be in [0, {self.layers - 1}]")
         return length
@@ -144,14 +158,14 @@ class Session:
         """Another session that begins with the same tokens, `length` of them or all. Full pages are
         shared on the server. Error OUT_OF_RANGE: this one has fewer."""
         handle = self._open_handle()
-        if length is not None and length < 0:
-            raise Error(3, f"length is {length}, must be at least 0")
-        return Session(self._client, lambda place: library().session_fork(
-            handle, -1 if length is None else length, place), owned=True)
+        tokens = -1 if length is None else integer("length", length, 0, _INT64_MAX)
+        return Session(self._client, lambda place: library().session_fork(handle, tokens, place),
+                       owned=True)
 
     def truncate(self, length: int) -> None:
         """Layers that have more than `length` tokens keep that many."""
-        check(library().session_truncate(self._open_handle(), length))
+        check(library().session_truncate(self._open_handle(),
+                                         integer("length", length, 0, _INT64_MAX)))
 
     def keep_alive(self) -> None:
         """Renews the lease, as every use does."""

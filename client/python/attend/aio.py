@@ -145,7 +145,7 @@ class Client:
         """As Client.health."""
         return await _elsewhere(self._client.health, service, **options)
 
-    async def empty(self, shape: tuple[int, ...], dtype: Any = "float32") -> Any:
+    async def empty(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
         """As Client.empty."""
         return await _elsewhere(self._client.empty, shape, dtype)
 

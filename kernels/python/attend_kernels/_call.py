@@ -5,13 +5,12 @@ import ctypes
 import math
 import operator
 
-from . import _tensors
+from . import _checks, _tensors
 from ._library import ALIGNMENTS, BIT, CPU, DTYPES, Params, TensorStruct, invalid
 from ._staging import NoStaging
 
 # Where B, H and L stand in a shape; packed tensors have no B.
 LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
-INT64_MAX = 2**63 - 1
 
 
 def dropout_seed(value):
@@ -31,16 +30,12 @@ class Call:
     def __init__(self, arguments, staging):
         self.a, self.staging = arguments, staging
         self.made = []  # arrays for the caller that were allocated here
-        if arguments["layout"] not in LAYOUTS:
-            raise invalid(f"layout is {arguments['layout']!r}, must be BHLD, BLHD or LHD")
-        if arguments["alignment"] not in ALIGNMENTS:
-            raise invalid(f"alignment is {arguments['alignment']!r}, must be bottom_right or "
-                          f"top_left")
-        self.axes = LAYOUTS[arguments["layout"]]
+        self.axes = _checks.one_of("layout", arguments["layout"], LAYOUTS)
         self.packed = self.axes[0] is None
+        alignment = _checks.one_of("alignment", arguments["alignment"], ALIGNMENTS)
         self.params = Params(struct_bytes=ctypes.sizeof(Params), device=staging.device, config=-1,
-                             packed=self.packed, alignment=ALIGNMENTS[arguments["alignment"]],
-                             kernel=arguments["kernel"].encode())
+                             packed=self.packed, alignment=alignment,
+                             kernel=_checks.text("kernel", arguments["kernel"]))
         self.q = self._operand("q")
         self.k, self.v = self._operand("k"), self._operand("v")
         self._read_shape()
@@ -167,8 +162,7 @@ class Call:
             self._check_last(tensor)
             return self.staging.place(tensor).address, (None, tensor.shape[0])
         values, shape = _tensors.numbers(name, value, "q")
-        if len(shape) != 1 or count is not None and shape[0] != count:
-            raise invalid(f"{name} has shape {shape}, must be ({count or 'B + 1'},)")
+        _checks.shape(name, shape, ("B + 1" if count is None else count,))
         for n, length in enumerate(values):
             if not 0 <= length <= bound:
                 raise invalid(f"{name}[{n}] is {length}, must be in [0, {bound}]")
@@ -197,15 +191,12 @@ class Call:
         return address, found if longest is None else longest, count - 1
 
     def _read_terms(self):
-        p, window = self.params, self.a["window"]
-        left, right = (-1, -1) if window is None else window
-        for name, side in (("left", left), ("right", right)):
-            if not -1 <= side <= INT64_MAX:
-                raise invalid(f"window's {name} side is {side}, must be at least -1")
+        p = self.params
+        left, right = _checks.window(self.a["window"])
         p.window_left, p.window_right = left, 0 if self.a["causal"] else right
         scale = self.a["scale"]
-        p.scale = 1 / math.sqrt(max(p.dim, 1)) if scale is None else scale
-        p.softcap = self.a["softcap"]
+        p.scale = 1 / math.sqrt(max(p.dim, 1)) if scale is None else _checks.real("scale", scale)
+        p.softcap = _checks.real("softcap", self.a["softcap"])
         p.alibi_slopes, shape = self._floats("alibi_slopes", [(p.heads_q,), (p.batch, p.heads_q)])
         p.alibi_stride_b = p.heads_q if shape and len(shape) == 2 else 0
         p.sinks, _ = self._floats("sinks", [(p.heads_q,)])
@@ -215,7 +206,7 @@ class Call:
 
     def _read_dropout(self):
         p, seed = self.params, self.a["dropout_seed"]
-        p.dropout_p = self.a["dropout_p"]
+        p.dropout_p = _checks.real("dropout_p", self.a["dropout_p"])
         if seed is None:
             if p.dropout_p > 0:
                 raise invalid(f"dropout_seed is None, dropout_p {self.a['dropout_p']} needs one")
@@ -236,8 +227,7 @@ class Call:
         else:
             values, shape = _tensors.numbers(name, value, "f")
             place = lambda: self.staging.place_numbers(values)  # noqa: E731
-        if shape not in shapes:
-            raise invalid(f"{name} has shape {shape}, must be {' or '.join(map(str, shapes))}")
+        _checks.shape(name, shape, *shapes)
         return place(), shape
 
     def _read_bias(self):

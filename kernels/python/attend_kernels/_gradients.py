@@ -4,7 +4,7 @@
 import ctypes
 import inspect
 
-from . import _attention
+from . import _attention, _checks
 from ._call import Call, dropout_seed
 from ._library import DTYPES, BackwardParams, check, invalid, library
 from ._plans import Plan, Plans
@@ -61,7 +61,7 @@ class _BackwardCall(Call):
 
     def _make_outputs(self):
         self.backward = BackwardParams(struct_bytes=ctypes.sizeof(BackwardParams))
-        for name in self.a["wanted"]:
+        for name in _checks.names("wanted", self.a["wanted"]):
             if name not in GRADIENTS:
                 raise invalid(f"wanted has {name!r}, must be some of {', '.join(GRADIENTS)}")
             if self.a[name] is None:

@@ -31,11 +31,13 @@ class Plan:
 
 
 def _form(tensor, torch):
-    """All of a torch tensor but its address; None if it is another thing, or asks for a gradient,
-    which is for the checks to refuse."""
+    """All of a torch tensor but its address; None if it is another thing, or what checks refuse:
+    it asks for a gradient, or stands for the negative of its memory."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
     if tensor.requires_grad and torch.is_grad_enabled():
+        return None
+    if tensor.is_neg():
         return None
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 

@@ -109,10 +109,22 @@ def _check_dtype(name, dtype, allowed):
         raise invalid(f"{name} has dtype {dtype}, must be {' or '.join(allowed)}")
 
 
+def _check_whole(name, value):
+    """Neither a mask nor a sign would be lost with only the memory read."""
+    if is_numpy(value):
+        numpy = sys.modules["numpy"]
+        if type(value) is not numpy.ndarray and isinstance(value, numpy.ma.MaskedArray):
+            raise invalid(f"{name} is a masked array, must be a plain one: {name}.filled(...)")
+    elif getattr(value, "is_neg", None) is not None and value.is_neg():
+        raise invalid(f"{name} is a torch tensor with the negative bit, must be plain: "
+                      f"{name}.resolve_neg()")
+
+
 def read(name, value, stream, allowed=tuple(DTYPES)):
     """A Tensor over `value` without copying it. Error: no array, a dtype that is not `allowed`, on
     neither the host nor CUDA, or a gradient is asked for."""
     _check_gradient(name, value)
+    _check_whole(name, value)
     if is_numpy(value):
         _check_dtype(name, value.dtype.name, allowed)
         if not value.dtype.isnative:
@@ -125,8 +137,11 @@ def read(name, value, stream, allowed=tuple(DTYPES)):
         _check_dtype(name, dtype, allowed)
         if device is None:
             raise invalid(f"{name} is on {value.device}, must be on the CPU or a CUDA device")
-        return Tensor(name, "data_ptr", value.data_ptr(), tuple(value.shape),
-                      tuple(value.stride()), dtype, device, value)
+        try:
+            return Tensor(name, "data_ptr", value.data_ptr(), tuple(value.shape),
+                          tuple(value.stride()), dtype, device, value)
+        except RuntimeError as failure:  # torch's: sparse, nested
+            raise invalid(f"{name} has no plain memory: {failure}") from None
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         if dlpack_on_host(value):
             capsule = value.__dlpack__()
@@ -156,6 +171,7 @@ def is_mask(value):
 
 def packed_mask(mask):
     """An array or tensor of bool as one of uint8, eight to a byte from the lowest bit on."""
+    _check_whole("bias", mask)
     if is_numpy(mask):
         return sys.modules["numpy"].packbits(mask, axis=-1, bitorder="little")
     torch, columns = sys.modules["torch"], mask.shape[-1]
@@ -170,8 +186,11 @@ def numbers(name, value, code):
     """A host sequence (list, NumPy array, CPU tensor; nested or not) as array.array of `code` and
     its shape."""
     _check_gradient(name, value)
-    value = value.tolist() if hasattr(value, "tolist") else list(value)
-    shape = (len(value),)
+    try:
+        value = value.tolist() if hasattr(value, "tolist") else list(value)
+        shape = (len(value),)
+    except TypeError:
+        raise invalid(f"{name} is {value!r}, must be numbers in a list, array or tensor") from None
     if value and isinstance(value[0], (list, tuple)):
         shape = (len(value), len(value[0]))
         if any(len(row) != shape[1] for row in value):

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are no tensors, before ctypes takes them, which cuts integers and text that do
+not fit. Error names the argument, its value and the bound."""
+
+import operator
+
+from ._library import invalid
+
+
+def text(name, value):
+    """As C takes it, which ends at the first NUL."""
+    if not isinstance(value, str):
+        raise invalid(f"{name} is {value!r}, must be a str")
+    if "\0" in value:
+        raise invalid(f"{name} is {value!r}, must have no NUL")
+    return value.encode(errors="surrogateescape")
+
+
+def integer(name, value, low, high):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise invalid(f"{name} is {value!r}, must be an integer") from None
+    if not low <= number <= high:
+        raise invalid(f"{name} is {number}, must be in [{low}, {high}]")
+    return number
+
+
+def real(name, value):
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise invalid(f"{name} is {value!r}, must be a number") from None
+
+
+def one_of(name, value, table):
+    """What the table has for it."""
+    if not isinstance(value, str) or value not in table:
+        *others, last = table
+        raise invalid(f"{name} is {value!r}, must be {', '.join(others)} or {last}")
+    return table[value]
+
+
+def window(value):
+    """(left, right); -1 is all."""
+    if value is None:
+        return -1, -1
+    try:
+        left, right = value
+    except (TypeError, ValueError):
+        raise invalid(f"window is {value!r}, must be None or (left, right)") from None
+    for name, side in (("left", left), ("right", right)):
+        try:
+            fits = -1 <= operator.index(side) < 2**63
+        except TypeError:
+            raise invalid(f"window's {name} side is {side!r}, must be an integer") from None
+        if not fits:
+            raise invalid(f"window's {name} side is {side}, must be at least -1")
+    return left, right
+
+
+def shape(name, value, *allowed):
+    """allowed: shapes, with a name in place of a size that may be any."""
+    if not any(len(value) == len(one) and all(
+            isinstance(bound, str) or size == bound for size, bound in zip(value, one))
+               for one in allowed):
+        shapes = (str(one).replace("'", "") for one in allowed)
+        raise invalid(f"{name} has shape {tuple(value)}, must be {' or '.join(shapes)}")
+
+
+def names(name, value):
+    """A tuple of names. One string would be read letter by letter."""
+    if isinstance(value, str):
+        raise invalid(f"{name} is {value!r}, must be a tuple or list of names")
+    return tuple(value)
