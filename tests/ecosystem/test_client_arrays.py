@@ -97,3 +97,36 @@ def test_dlpack(client):
         assert ctypes.string_at(o.data_ptr(), o.nbytes) == wanted.tobytes()
     with pytest.raises(attend.Error, match="must be C-contiguous"):
         client.attention(*[Exported(plain[0].swapaxes(1, 2))] * 3)
+
+
+def test_torch_tensors_without_plain_memory_are_refused_both_ways(client):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.randn(2, 2, 5, 8) for _ in range(3))
+    dense = attend_kernels.attention(-q, k, v)
+    nested = torch.nested.nested_tensor([torch.randn(2, 5, 8)] * 2)
+    for bad, words in ((torch._neg_view(q), "q is a torch tensor with the negative bit"),
+                       (q.to_sparse(), "q has no plain memory"), (nested, "q has no plain memory")):
+        for attention in (attend_kernels.attention, client.attention):
+            attention(q, k, v)  # calls like one before are not checked again
+            with pytest.raises(attend.Error, match=words):
+                attention(bad, k, v)
+    for attention in (attend_kernels.attention, client.attention):
+        assert torch.equal(attention(torch._neg_view(q).resolve_neg(), k, v), dense)
+        sinks = torch._neg_view(torch.ones(2))
+        assert torch.equal(attention(q, k, v, sinks=sinks), attention(q, k, v, sinks=[-1.0, -1.0]))
+
+
+def test_attend_torch_takes_negative_views(client):
+    torch = pytest.importorskip("torch")
+    import attend.torch
+    plain, k, v, d_o = (torch.randn(2, 2, 5, 8) for _ in range(4))
+    wanted = attend.torch.attention(-plain, k, v)
+    for way in (None, client):
+        q = plain.clone().requires_grad_()
+        with attend.connect(way):
+            o = attend.torch.attention(torch._neg_view(q), k, v)
+            assert torch.equal(o, wanted)
+            o.backward(torch._neg_view(d_o))
+        other = (-plain).requires_grad_()
+        attend.torch.attention(other, k, v).backward(-d_o)
+        assert torch.equal(q.grad, -other.grad)

@@ -160,3 +160,15 @@ def test_a_server_that_is_not_there():
     with attend.Client("127.0.0.1:1", attempts=1) as nobody, attend.connect(nobody):
         with pytest.raises(attend.Error, match="UNAVAILABLE"):
             sdpa(*inputs(4, 4, 4))
+
+
+def test_backward_is_computed_where_forward_was(server, client, answered):
+    tensors = inputs(4, 4, 4)
+    with attend.connect(client):
+        o = sdpa(*tensors)
+    o.backward(torch.ones_like(o))
+    answered(2)
+    with attend.connect(server.address):
+        o = sdpa(*tensors)
+    with pytest.raises(attend.Error, match="the client is closed"):
+        o.backward(torch.ones_like(o))

@@ -111,7 +111,7 @@ class Client:
 
         Options (those up to `kernel` as attend_kernels.attention has them):
         causal, alignment ("bottom_right", "top_left"), window (left, right), scale, softcap: the
-            mask and the scores.
+            mask and the scores. With causal, right is 0 whatever it says.
         bias: [B|1, Hq|1, Lq|1, Lk], leading ones optional, of numbers, or of bool: a mask, True
             keeps the key.
         alibi_slopes [Hq] or [B, Hq]; sinks [Hq].

@@ -30,7 +30,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
         Hkv; D and Dv are 1 to 256. Any strides but the last dimension's, which is 1.
     causal, alignment: keys after the diagonal are hidden; the diagonal ends at the last query and
         key ("bottom_right") or begins at the first ones ("top_left").
-    window: (left, right) visible keys beside the diagonal, -1 for all.
+    window: (left, right) visible keys beside the diagonal, -1 for all; with causal, right is 0.
     scale: 1/sqrt(D) if None. softcap: scores become softcap * tanh(score / softcap); 0 is off.
     bias: any of the three dtypes, [B|1, Hq|1, Lq|1, Lk], leading ones optional; added to scores.
         Or bool, of NumPy or torch: a mask, True keeps the key. It is read as bits.

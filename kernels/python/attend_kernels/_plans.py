@@ -39,7 +39,10 @@ def _form(tensor, torch):
         return None
     if tensor.is_neg():
         return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    except RuntimeError:  # sparse, nested
+        return None
 
 
 class Plans:
