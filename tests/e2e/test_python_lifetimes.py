@@ -129,7 +129,8 @@ for n in range(20):
             while True:
                 start()
         except attend.Error as failure:
-            assert failure.status in ("CANCELLED", "FAILED_PRECONDITION", "UNAVAILABLE"), failure
+            assert failure.status in ("CANCELLED", "FAILED_PRECONDITION", "NOT_FOUND",
+                                  "UNAVAILABLE"), failure
     starts = [lambda: client.attention(large, large, large), lambda: stream.attention(x, x, x),
               lambda: session.attend(x), lambda: session.append(x, x), client.health]
     threads = [threading.Thread(target=work, args=(start,)) for start in starts * 2]
