@@ -27,7 +27,7 @@ function(attend_install)
           FILES_MATCHING PATTERN "*.py" PATTERN py.typed PATTERN __pycache__ EXCLUDE)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE
           DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT runtime)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/attend
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/attend ${PROJECT_SOURCE_DIR}/proto/inference
           DESTINATION ${CMAKE_INSTALL_DATADIR}/attend/proto COMPONENT runtime
           FILES_MATCHING PATTERN "*.proto")
   if(NOT ATTEND_PROGRAMS)

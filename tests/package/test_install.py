@@ -108,6 +108,7 @@ def test_the_runtime_alone_has_nothing_to_compile_with(build, installed, tmp_pat
     assert {"bin/attend-server", "bin/attend-client", "lib/libattend_kernels.so",
             "lib/libattend_client.so", "python/attend/py.typed"} <= files
     assert not {name for name in files if name.endswith((".h", ".a", ".pc", ".cmake"))}
-    protos = {path.relative_to(ROOT / "proto") for path in (ROOT / "proto/attend").rglob("*.proto")}
+    protos = {path.relative_to(ROOT / "proto") for folder in ("attend", "inference")
+              for path in (ROOT / "proto" / folder).rglob("*.proto")}
     assert {installed / "share/attend/proto" / path for path in protos} == \
         set((installed / "share/attend/proto").rglob("*.proto"))

@@ -14,6 +14,8 @@
 #include "attend/v1/attention.pb.h"
 #include "attend/v1/session.pb.h"
 #include "attend/v1/shared_memory.pb.h"
+#include "inference/grpc_service.pb.h"
+#include "inference/model_config.pb.h"
 
 namespace attend {
 namespace {
@@ -78,7 +80,8 @@ Lines LinesOfProtocol() {
   Lines lines;
   for (const FileDescriptor* const file :
        {v1::AttendRequest::descriptor()->file(), v1::CreateSessionRequest::descriptor()->file(),
-        v1::RegionRequest::descriptor()->file()}) {
+        v1::RegionRequest::descriptor()->file(), inference::ModelConfig::descriptor()->file(),
+        inference::ModelInferRequest::descriptor()->file()}) {
     AddFile(*file, lines);
   }
   return lines;
