@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "attention_bf16_bhld_causal"
 SHAPES = [f"--shape={name}:{heads},64,64" for name, heads in (("q", 4), ("k", 2), ("v", 2))]
 PROGRAM = "/opt/pa/bin/perf_analyzer"
+PACKAGE = "perf-analyzer>=2.60,<2.61"  # before, PyPI has empty placeholders
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,10 @@ def debian():
                           ROOT / "build/ecosystem/perf-analyzer")
     if not (folder / "opt/pa/lib/libcudart.so").is_symlink():
         make(folder)
+    installed = [path.name for path in folder.glob(
+        "opt/pa/lib/python3*/site-packages/perf_analyzer-*.dist-info")]
+    assert len(installed) == 1 and installed[0].startswith("perf_analyzer-2.60."), \
+        f"{folder} has {installed}, must have {PACKAGE}; without the folder it is made anew"
     return folder
 
 
@@ -52,7 +57,7 @@ def make(folder):
         subprocess.run(["chroot", folder, "python3", "-m", "venv", "/opt/pa"], check=True,
                        capture_output=True)
         # The CUDA runtime: for shared memory of either kind it loads libcudart.so, without a GPU.
-        subprocess.run(["chroot", folder, "/opt/pa/bin/pip", "install", "-q", "perf-analyzer",
+        subprocess.run(["chroot", folder, "/opt/pa/bin/pip", "install", "-q", PACKAGE,
                         "nvidia-cuda-runtime-cu12"], check=True, capture_output=True)
         packages, = (folder / "opt/pa/lib").glob("python3*/site-packages")
         runtime, = packages.glob("nvidia/*/lib/libcudart.so.*")

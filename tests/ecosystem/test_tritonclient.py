@@ -174,6 +174,52 @@ def test_asyncio(oip_server):
     asyncio.run(run())
 
 
+def test_calls_that_are_given_up_end_on_the_server(tmp_path):
+    """Long before they would have been computed, by all of its three ways: a stream that is
+    stopped, a timeout, and one call's cancellation."""
+    if not harness.binary("attend-server").exists():
+        pytest.skip(f"there is no {harness.binary('attend-server')}")
+    server = harness.Server(tmp_path, "--oip", "--lanes", "1")
+    done = queue.Queue()
+    # The double-precision kernel: minutes on one core.
+    slow = {"inputs": inputs_of({name: np.ones((4, 1, 16384, 32), np.float32) for name in "qkv"}),
+            "model_name": MODEL, "parameters": {"kernel": "cpu_reference"}}
+
+    def wait_for_requests(count):
+        harness.wait_for(f"{count} requests", lambda: server.metric("attend_inflight_requests")
+                         == count, 30)
+
+    def ended(code):
+        return server.metric("attend_requests_total", code=code) or 0
+
+    with grpcclient.InferenceServerClient(server.address) as client:
+        client.start_stream(lambda result, error: done.put(error))
+        for _ in range(3):
+            client.async_stream_infer(**slow)
+        wait_for_requests(3)
+        client.stop_stream(cancel_requests=True)
+        assert done.get(timeout=30).status() == "StatusCode.CANCELLED"
+        wait_for_requests(0)
+        assert ended("CANCELLED") == 3
+
+        with pytest.raises(InferenceServerException) as failed:
+            client.infer(**slow, client_timeout=1.0)
+        assert failed.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+        wait_for_requests(0)
+        assert ended("CANCELLED") + ended("DEADLINE_EXCEEDED") == 4
+
+        call = client.async_infer(**slow, callback=lambda result, error: done.put(error))
+        wait_for_requests(1)
+        call.cancel()
+        assert done.get(timeout=30).status() == "StatusCode.CANCELLED"
+        wait_for_requests(0)
+        assert ended("CANCELLED") + ended("DEADLINE_EXCEEDED") == 5
+        assert ended("OK") == 0
+        arrays = tensors()
+        judge(arrays, client.infer(MODEL, inputs_of(arrays)))
+    assert server.stop() == 0, server.log()
+
+
 @pytest.mark.parametrize("length", [33, 700])
 def test_system_shared_memory(client, length):
     arrays = tensors(1, length)
@@ -237,6 +283,25 @@ def files_of(module):
     return found
 
 
+# What Triton's messages have and ours leave out on purpose: the server neither reads nor sends it.
+# Messages that only these fields have are not ours either.
+LEFT_OUT = {
+    "inference.ModelConfig": {
+        "runtime", "version_policy", "batch_input", "batch_output", "optimization",
+        "sequence_batching", "ensemble_scheduling", "instance_group", "default_model_filename",
+        "cc_model_filenames", "metric_tags", "model_warmup", "model_operations",
+        "model_repository_agents", "response_cache", "model_metrics"},
+    "inference.ModelDynamicBatching": {
+        "preferred_batch_size", "preserve_ordering", "default_queue_policy",
+        "priority_queue_policy"},
+    "inference.ModelInput": {
+        "format", "reshape", "is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"},
+    "inference.ModelOutput": {
+        "reshape", "label_filename", "is_shape_tensor", "is_non_linear_format_io"},
+    "inference.ModelStatistics": {"memory_usage", "response_stats"},
+}
+
+
 def test_every_name_and_number_of_the_proto_is_tritons(tmp_path):
     pytest.importorskip("grpc_tools")
     descriptors = tmp_path / "oip.binpb"
@@ -253,6 +318,7 @@ def test_every_name_and_number_of_the_proto_is_tritons(tmp_path):
     for name, fields in ours.items():
         for field, value in fields.items():
             assert theirs[name].get(field) == value, (name, field)
+        assert set(theirs[name]) - set(fields) == LEFT_OUT.get(name, set()), name
     assert set(ours["inference.GRPCInferenceService"]) == \
         set(theirs["inference.GRPCInferenceService"])
 
