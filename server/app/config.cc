@@ -107,15 +107,20 @@ void AddOip(CLI::App& app, Config& c) {
              "Serve inference.GRPCInferenceService too, for clients of KServe and Triton");
   group.Text("--oip-shared-memory", c.oip_shared_memory, "PREFIX", CheckKeyPrefix,
              "Let its clients register shared memory (shm_open) whose key begins with PREFIX, such "
-             "as /attend, or / for any. Needs --oip. Empty: none");
+             "as /attend, or / for any; with --tenant, with PREFIX, the tenant's name and a colon. "
+             "Needs --oip. Empty: none");
   group.Text("--oip-shared-memory-owner", c.oip_shared_memory_owner, "USER", nullptr,
              "User whose shared memory that must be, by name or number. Empty: the server's own");
   group.Int("--oip-shared-memory-regions", c.oip_shared_memory_regions, 1, 1 << 16,
             "Regions that one tenant may have registered, of either kind; each file takes a "
             "descriptor");
+  group.Bytes("--oip-shared-memory-bytes", c.oip_shared_memory_bytes, 1, kBytesMax,
+              "Bytes of shm_open's memory that one tenant may have registered. Answers written "
+              "there become the server's memory in its container's eyes");
   group.Flag("--oip-cuda-shared-memory", c.oip_cuda_shared_memory,
              "Let its clients register GPU memory (CUDA IPC), as --cuda-ipc, which it needs, does "
-             "for others. Whoever can connect may do so. Needs --oip");
+             "for others. Whoever can connect and has a handle may do so, whatever user or tenant. "
+             "Needs --oip");
 }
 
 void AddSessions(CLI::App& app, Config& c) {

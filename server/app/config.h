@@ -67,6 +67,7 @@ struct Config {
   std::string oip_shared_memory;        // a prefix of keys; empty: off
   std::string oip_shared_memory_owner;  // empty: the process's
   int64_t oip_shared_memory_regions = 256;
+  int64_t oip_shared_memory_bytes = int64_t{1} << 30;
   bool oip_cuda_shared_memory = false;
 
   // Sessions

@@ -31,7 +31,9 @@ Result<oip::InferenceServiceImpl::Options> MakeOipOptions(const Config& config,
   options.batch_delay_us = config.max_batch_delay_us;
   oip::RegionNames::Options& regions = options.regions;
   regions.regions_max = config.oip_shared_memory_regions;
-  regions.tenants = static_cast<int>(config.tenants.list().size());
+  regions.files_bytes_max = config.oip_shared_memory_bytes;
+  regions.tenants.clear();
+  for (const Tenant& tenant : config.tenants.list()) regions.tenants.push_back(tenant.name);
   if (!config.oip_shared_memory.empty()) {
     const std::optional<uid_t> owner = FindUser(config.oip_shared_memory_owner);
     if (!owner) {

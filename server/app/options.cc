@@ -117,8 +117,12 @@ int64_t MemoryMost(const Config& config, std::span<const DeviceInfo> devices) {
     }
   }
   if (config.session_memory_bytes > 0) sessions += SessionTableBytes(config);
+  const int64_t oip_files =
+      config.oip_shared_memory.empty()
+          ? 0
+          : config.oip_shared_memory_bytes * std::ssize(config.tenants.list());
   return config.memory_budget_bytes + config.grpc_memory_max_bytes +
-         (config.shared_memory ? config.shared_memory_max_bytes : 0) + sessions +
+         (config.shared_memory ? config.shared_memory_max_bytes : 0) + oip_files + sessions +
          config.check_threads * dumped + MaxCalls(config) * kOpenCallBytes;
 }
 

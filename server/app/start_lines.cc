@@ -63,8 +63,10 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   const int64_t most = MemoryMost(config, devices);
   if (most > memory.bytes / 5 * 4) {
     logger.warn(
-        "memory-budget, grpc-memory-max, shared-memory-max, session-memory and 56 KiB for each of "
-        "max-calls may come to {}, {} has {}: under load the system may end the server",
+        "memory-budget, grpc-memory-max, shared-memory-max, oip-shared-memory-bytes of each "
+        "tenant, session-memory and 56 KiB for each of max-calls may come to {}, {} has {}: under "
+        "load the "
+        "system may end the server",
         RoundByteSize(most), memory.whose, RoundByteSize(memory.bytes));
   }
   std::vector<std::string> tenants;

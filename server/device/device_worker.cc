@@ -255,9 +255,12 @@ void DeviceWorker::Start(Scheduler::Launch& launch, const std::shared_ptr<Caller
   const int64_t requests = static_cast<int64_t>(launch.requests.size());
   LaneSlot& slot = lanes_[launch.lane];
   slot.items.clear();
+  int64_t elements = 0;
+  for (const auto& request : launch.requests) elements += request->elements;
   for (const auto& request : launch.requests) {
     request->started = now;
     request->batch_requests = requests;
+    request->batch_elements = elements;
     slot.items.push_back(ToWorkItem(*request));
   }
   metrics_.RecordBatch(index_, requests, launch.flops, launch.closed);

@@ -31,7 +31,7 @@ Status InferFormat::Scan(RequestMessage& message, Request& request) const {
                            " bytes, must have at most " + std::to_string(kRequestIdBytesMax));
   }
   state.id = fields->id();
-  return FindParts(regions_, request.tenant, state, message.scan.array_bytes);
+  return FindParts(regions_, request.tenant, message.slices, state, message.scan.array_bytes);
 }
 
 Status InferFormat::Parse(google::protobuf::Arena& arena, MessageSlices& slices,
@@ -42,6 +42,14 @@ Status InferFormat::Parse(google::protobuf::Arena& arena, MessageSlices& slices,
 
 Status InferFormat::CheckPlaces(const Validated& validated, Request& request) const {
   const InferState& state = *InferState::Of(request);
+  if (state.model->batched()) request.elements = validated.attention.problem.batch;
+  for (int i = 0; i < kInputCount; ++i) {
+    const RegionPart& place = state.inputs[static_cast<size_t>(i)].place;
+    if (!IsTensor(static_cast<Input>(i)) || place.region == nullptr || !place.region->file)
+      continue;
+    request.file_bytes.input += place.bytes;
+    request.transport = Transport::kSharedMemory;
+  }
   for (const Output output : state.outputs) {
     const RegionPart& place = state.place_of(output);
     if (place.region == nullptr) continue;
@@ -77,9 +85,7 @@ std::vector<FilePiece> InferFormat::OutputFiles(const Request& request) const {
 void InferFormat::CountEnd(const Request& request, int64_t total_ns) const {
   const InferState* const state = InferState::Of(request);
   if (state == nullptr || state->model == nullptr) return;
-  const bool batched = state->model->batched() && request.status.ok();
-  statistics_.Count(*state->model, request, total_ns,
-                    batched ? request.attention.problem.batch : 1);
+  statistics_.Count(*state->model, request, total_ns);
 }
 
 grpc::ByteBuffer InferFormat::EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/oip/parameters.h"
+#include "server/oip/typed_contents.h"
 
 namespace attend::oip {
 namespace {
@@ -53,8 +54,13 @@ Status FindPlace(const ParameterMap& parameters, const std::string& what,
 
 class Finder {
  public:
-  Finder(const RegionNames& regions, int tenant, InferState& state, int64_t& number_bytes)
-      : regions_(regions), tenant_(tenant), state_(state), number_bytes_(number_bytes) {}
+  Finder(const RegionNames& regions, int tenant, std::span<const ByteSpan> slices,
+         InferState& state, int64_t& array_bytes)
+      : regions_(regions),
+        tenant_(tenant),
+        slices_(slices),
+        state_(state),
+        array_bytes_(array_bytes) {}
 
   Status Run() {
     ATTEND_RETURN_IF_ERROR(FindModelOf(state_));
@@ -79,10 +85,7 @@ class Finder {
                              "' is missing, model '" + state_.model->name + "' takes " +
                              NamesOf(*state_.model));
     }
-    if (number_bytes_ <= kFieldBytesMax) return Status();
-    return InvalidArgument("lengths, cumulative lengths, slopes and sinks have " +
-                           std::to_string(number_bytes_) + " bytes, must have at most " +
-                           std::to_string(kFieldBytesMax));
+    return Status();
   }
 
   Status OneInput(int index) {
@@ -102,9 +105,23 @@ class Finder {
     ATTEND_RETURN_IF_ERROR(FindPlace(tensor.parameters(), what, regions_, tenant_, part.place));
     ATTEND_RETURN_IF_ERROR(FindBytes(index, what, part));
     if (!IsTensor(input)) {
-      number_bytes_ += std::max({part.raw.bytes, part.contents.bytes, part.place.bytes});
+      return CountNumbers(what, std::max({part.raw.bytes, part.contents.bytes, part.place.bytes}));
     }
-    return Status();
+    if (!part.contents.present() || FindRun(slices_, part.contents)) return Status();
+    return CountNumbers(what, part.contents.bytes);
+  }
+
+  // `bytes` is whatever the client says, so it is added only once it is known to be small.
+  Status CountNumbers(const std::string& what, int64_t bytes) {
+    if (bytes <= kFieldBytesMax - array_bytes_) {
+      array_bytes_ += bytes;
+      return Status();
+    }
+    return InvalidArgument(what + " has " + std::to_string(bytes) +
+                           " bytes and the inputs before it " + std::to_string(array_bytes_) +
+                           "; lengths, cumulative lengths, slopes, sinks and FP32 tensors in "
+                           "several runs of contents must have at most " +
+                           std::to_string(kFieldBytesMax) + " together");
   }
 
   Status FindBytes(int index, const std::string& what, InferState::InputPart& part) {
@@ -158,15 +175,17 @@ class Finder {
 
   const RegionNames& regions_;
   const int tenant_;
+  const std::span<const ByteSpan> slices_;
   InferState& state_;
-  int64_t& number_bytes_;
+  int64_t& array_bytes_;
   int64_t raw_used_ = 0;
 };
 
 }  // namespace
 
-Status FindParts(const RegionNames& regions, int tenant, InferState& state, int64_t& number_bytes) {
-  return Finder(regions, tenant, state, number_bytes).Run();
+Status FindParts(const RegionNames& regions, int tenant, std::span<const ByteSpan> slices,
+                 InferState& state, int64_t& array_bytes) {
+  return Finder(regions, tenant, slices, state, array_bytes).Run();
 }
 
 }  // namespace attend::oip

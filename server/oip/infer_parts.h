@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/util/status.h"
 #include "server/oip/infer_state.h"
@@ -13,9 +14,10 @@
 
 namespace attend::oip {
 
-// `state` has the fields and the scan; the rest of it is set. `number_bytes`: of inputs that are
-// read as numbers, at most kFieldBytesMax. NOT_FOUND: the model or a region. INVALID_ARGUMENT names
-// the input or output.
-Status FindParts(const RegionNames& regions, int tenant, InferState& state, int64_t& number_bytes);
+// `slices` are the message, of which `state` has the fields and the scan; the rest of it is set.
+// `array_bytes`: of what BuildRequest reads number by number, at most kFieldBytesMax. NOT_FOUND:
+// the model or a region. INVALID_ARGUMENT names the input or output.
+Status FindParts(const RegionNames& regions, int tenant, std::span<const ByteSpan> slices,
+                 InferState& state, int64_t& array_bytes);
 
 }  // namespace attend::oip

@@ -108,7 +108,6 @@ class Builder {
     MessageScan::Raw raw;
     if (place.region != nullptr) {
       raw = {place.region->offset + place.offset, place.bytes, &*place.region->file};
-      request_.file_bytes.input += place.bytes;
     } else if (part.raw.present()) {
       raw = {part.raw.offset, part.raw.bytes};
     } else {
@@ -266,7 +265,6 @@ Status BuildRequest(google::protobuf::Arena& arena, InferState& state, MessageSl
     slices.Append(state.tail);
     message.slices = slices.spans();
   }
-  if (request.file_bytes.input > 0) request.transport = Transport::kSharedMemory;
   message.fields = fields;
   return Status();
 }

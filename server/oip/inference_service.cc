@@ -294,16 +294,32 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
   return reactor;
 }
 
+// Clients that ask for traces go on only if that is accepted. None is written.
 InferenceServiceImpl::Reactor* InferenceServiceImpl::TraceSetting(Call* call, const Bytes* request,
                                                                   Bytes* response) {
-  return Refuse<inference::TraceSettingRequest, inference::TraceSettingResponse>(
-      call, request, response, "this server writes no traces");
+  return RespondNow<inference::TraceSettingRequest, inference::TraceSettingResponse>(
+      call, request, response, [](const auto& in, auto& out) {
+        auto& settings = *out.mutable_settings();
+        settings["trace_level"].add_value("OFF");
+        for (const auto& [name, setting] : in.settings()) {
+          *settings[name].mutable_value() = setting.value();
+        }
+        return Status();
+      });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::LogSettings(Call* call, const Bytes* request,
                                                                  Bytes* response) {
-  return Refuse<inference::LogSettingsRequest, inference::LogSettingsResponse>(
-      call, request, response, "the log is set with --log-level and --log-format at the start");
+  return RespondNow<inference::LogSettingsRequest, inference::LogSettingsResponse>(
+      call, request, response, [](const auto& in, auto& out) {
+        for (const auto& [name, setting] : in.settings()) {
+          auto& echo = (*out.mutable_settings())[name];
+          if (setting.has_bool_param()) echo.set_bool_param(setting.bool_param());
+          if (setting.has_uint32_param()) echo.set_uint32_param(setting.uint32_param());
+          if (setting.has_string_param()) echo.set_string_param(setting.string_param());
+        }
+        return Status();
+      });
 }
 
 }  // namespace attend::oip

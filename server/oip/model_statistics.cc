@@ -2,6 +2,8 @@
 
 #include "server/oip/model_statistics.h"
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 
@@ -13,6 +15,17 @@ uint64_t MillisecondsNow() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
 }
 
+// So that clients cannot make the table long: beyond these, sizes are rounded up to powers of two.
+constexpr uint64_t kExactSizes = 256;
+
+uint64_t SizeOf(const Request& request) {
+  const int64_t elements = std::max({request.batch_elements, request.elements, int64_t{1}});
+  const auto size = static_cast<uint64_t>(elements);
+  return size <= kExactSizes ? size : std::bit_ceil(size);
+}
+
+uint64_t Rounded(double number) { return static_cast<uint64_t>(std::llround(number)); }
+
 uint64_t Nanoseconds(int64_t ns) { return ns < 0 ? 0 : static_cast<uint64_t>(ns); }
 
 void Set(uint64_t count, uint64_t ns, inference::StatisticDuration* out) {
@@ -22,8 +35,7 @@ void Set(uint64_t count, uint64_t ns, inference::StatisticDuration* out) {
 
 }  // namespace
 
-void ModelStatistics::Count(const Model& model, const Request& request, int64_t total_ns,
-                            int64_t elements) {
+void ModelStatistics::Count(const Model& model, const Request& request, int64_t total_ns) {
   const uint64_t total = Nanoseconds(total_ns);
   const uint64_t now_ms = MillisecondsNow();
   Entry& entry = models_[static_cast<size_t>(IndexOf(model))];
@@ -34,27 +46,27 @@ void ModelStatistics::Count(const Model& model, const Request& request, int64_t 
     sums.failed_ns += total;
     return;
   }
-  Phases phases;
+  Phases<uint64_t> phases;
   phases.input_ns = Nanoseconds(NanosecondsBetween(request.received, request.enqueued)) +
                     Nanoseconds(request.copy_in_ns);
   phases.infer_ns = Nanoseconds(request.kernel_ns);
   phases.output_ns = Nanoseconds(request.copy_out_ns);
-  const auto add = [&phases](Phases& to) {
-    to.input_ns += phases.input_ns;
-    to.infer_ns += phases.infer_ns;
-    to.output_ns += phases.output_ns;
+  const auto add = [&phases](auto& to, auto share) {
+    to.input_ns += static_cast<decltype(share)>(phases.input_ns) * share;
+    to.infer_ns += static_cast<decltype(share)>(phases.infer_ns) * share;
+    to.output_ns += static_cast<decltype(share)>(phases.output_ns) * share;
   };
-  const int64_t size = request.batch_requests > 0 ? request.batch_requests : 1;
+  const double share = 1.0 / static_cast<double>(std::max<int64_t>(1, request.batch_requests));
   ++sums.succeeded;
   sums.succeeded_ns += total;
   sums.queue_ns += Nanoseconds(NanosecondsBetween(request.enqueued, request.started));
-  add(sums.phases);
-  sums.elements += static_cast<uint64_t>(elements);
-  sums.batches += 1.0 / static_cast<double>(size);
+  add(sums.phases, uint64_t{1});
+  sums.elements += static_cast<uint64_t>(request.elements);
+  sums.batches += share;
   sums.last_ms = now_ms;
-  Batches& batches = sums.by_size[static_cast<uint64_t>(size)];
-  ++batches.requests;
-  add(batches.phases);
+  Batches& batches = sums.by_size[SizeOf(request)];
+  batches.count += share;
+  add(batches.phases, share);
 }
 
 void ModelStatistics::Fill(const Model& model, inference::ModelStatistics& out) const {
@@ -65,7 +77,7 @@ void ModelStatistics::Fill(const Model& model, inference::ModelStatistics& out) 
   const Sums& sums = entry.sums;
   out.set_last_inference(sums.last_ms);
   out.set_inference_count(sums.elements);
-  out.set_execution_count(static_cast<uint64_t>(std::llround(sums.batches)));
+  out.set_execution_count(Rounded(sums.batches));
   inference::InferStatistics* const all = out.mutable_inference_stats();
   Set(sums.succeeded, sums.succeeded_ns, all->mutable_success());
   Set(sums.failed, sums.failed_ns, all->mutable_fail());
@@ -77,11 +89,11 @@ void ModelStatistics::Fill(const Model& model, inference::ModelStatistics& out) 
   all->mutable_cache_miss();
   for (const auto& [size, batches] : sums.by_size) {
     inference::InferBatchStatistics* const each = out.add_batch_stats();
-    const uint64_t count = (batches.requests + size / 2) / size;
+    const uint64_t count = Rounded(batches.count);
     each->set_batch_size(size);
-    Set(count, batches.phases.input_ns / size, each->mutable_compute_input());
-    Set(count, batches.phases.infer_ns / size, each->mutable_compute_infer());
-    Set(count, batches.phases.output_ns / size, each->mutable_compute_output());
+    Set(count, Rounded(batches.phases.input_ns), each->mutable_compute_input());
+    Set(count, Rounded(batches.phases.infer_ns), each->mutable_compute_infer());
+    Set(count, Rounded(batches.phases.output_ns), each->mutable_compute_output());
   }
 }
 

@@ -18,19 +18,20 @@ namespace attend::oip {
 
 class ModelStatistics {
  public:
-  // `elements`: the sequences of its batch dimension, or 1.
-  void Count(const Model& model, const Request& request, int64_t total_ns, int64_t elements);
+  void Count(const Model& model, const Request& request, int64_t total_ns);
   void Fill(const Model& model, inference::ModelStatistics& out) const;
 
  private:
+  template <class Number>
   struct Phases {
-    uint64_t input_ns = 0;
-    uint64_t infer_ns = 0;
-    uint64_t output_ns = 0;
+    Number input_ns = 0;
+    Number infer_ns = 0;
+    Number output_ns = 0;
   };
+  // Each request has its share of the batch that it ran in.
   struct Batches {
-    uint64_t requests = 0;  // that ran in batches of a size
-    Phases phases;          // of these requests' batches
+    double count = 0;
+    Phases<double> phases;
   };
   struct Sums {
     uint64_t succeeded = 0;
@@ -38,11 +39,11 @@ class ModelStatistics {
     uint64_t failed = 0;
     uint64_t failed_ns = 0;
     uint64_t queue_ns = 0;
-    Phases phases;
+    Phases<uint64_t> phases;
     uint64_t elements = 0;
-    double batches = 0;    // each request has its share of the batch that it ran in
-    uint64_t last_ms = 0;  // since 1970
-    std::map<uint64_t, Batches> by_size;
+    double batches = 0;
+    uint64_t last_ms = 0;                 // since 1970
+    std::map<uint64_t, Batches> by_size;  // in elements
   };
   struct Entry {
     mutable Mutex mutex;

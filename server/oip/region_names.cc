@@ -18,11 +18,61 @@ Status Unknown(const std::string& name) {
   return Status(Code::kNotFound, "Unable to find shared memory region: '" + name + "'");
 }
 
+// Which files are whose. A colon is in no tenant's name, so no tenant's keys begin as another's.
+std::vector<SharedFile::Rules> RulesOf(const RegionNames::Options& options) {
+  if (!options.files) return {};
+  std::vector<SharedFile::Rules> rules(options.tenants.size(), *options.files);
+  for (size_t i = 0; i < rules.size() && rules.size() > 1; ++i) {
+    rules[i].prefix += options.tenants[i] + ":";
+  }
+  return rules;
+}
+
 }  // namespace
 
-RegionNames::RegionNames(Options options) : options_(std::move(options)) {
-  names_.resize(static_cast<size_t>(options_.tenants));
-  for (int i = 0; i < options_.tenants && gpus(); ++i) {
+// A name that its caller is making a region for; free again unless there is one in the end.
+class RegionNames::Reservation {
+ public:
+  Reservation(RegionNames& all, int tenant, Kind kind)
+      : all_(all), tenant_(static_cast<size_t>(tenant)), kind_(kind) {}
+  ~Reservation() {
+    if (!held_) return;
+    const MutexLock lock(all_.mutex_);
+    Tenant& tenant = all_.tenants_[tenant_];
+    tenant.files_bytes -= files_bytes_;
+    tenant.names.erase(at_);
+  }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  Status Take(const std::string& name, uint64_t bytes) {
+    const MutexLock lock(all_.mutex_);
+    Tenant& tenant = all_.tenants_[tenant_];
+    ATTEND_RETURN_IF_ERROR(all_.CheckRoom(tenant, kind_, name, bytes));
+    at_ = tenant.names.emplace(name, nullptr).first;
+    if (kind_ == Kind::kFile) files_bytes_ = static_cast<int64_t>(bytes);
+    tenant.files_bytes += files_bytes_;
+    held_ = true;
+    return Status();
+  }
+  void Keep(NamedRegionRef region) {
+    const MutexLock lock(all_.mutex_);
+    at_->second = std::move(region);
+    held_ = false;
+  }
+
+ private:
+  RegionNames& all_;
+  const size_t tenant_;
+  const Kind kind_;
+  bool held_ = false;
+  Names::iterator at_;
+  int64_t files_bytes_ = 0;
+};
+
+RegionNames::RegionNames(Options options)
+    : options_(std::move(options)), rules_(RulesOf(options_)), tenants_(options_.tenants.size()) {
+  for (size_t i = 0; i < options_.tenants.size() && gpus(); ++i) {
     clients_.push_back(options_.lent->AddClient());
   }
 }
@@ -31,7 +81,8 @@ RegionNames::~RegionNames() {
   for (const uint64_t client : clients_) options_.lent->RemoveClient(client);
 }
 
-Status RegionNames::Reserve(int tenant, const std::string& name, uint64_t bytes) {
+Status RegionNames::CheckRoom(const Tenant& tenant, Kind kind, const std::string& name,
+                              uint64_t bytes) const {
   if (name.empty() || name.size() > kNameBytesMax) {
     return InvalidArgument("name has " + std::to_string(name.size()) + " bytes, must have 1 to " +
                            std::to_string(kNameBytesMax));
@@ -40,28 +91,23 @@ Status RegionNames::Reserve(int tenant, const std::string& name, uint64_t bytes)
     return InvalidArgument("byte_size is " + std::to_string(bytes) +
                            ", must be at least 1 and below 2^63");
   }
-  const MutexLock lock(mutex_);
-  Names& names = names_[static_cast<size_t>(tenant)];
-  if (names.contains(name)) {
+  if (tenant.names.contains(name)) {
     return Status(Code::kAlreadyExists, "shared memory region '" + name + "' already in manager");
   }
-  if (std::ssize(names) >= options_.regions_max) {
-    return ResourceExhausted("the tenant has " + std::to_string(names.size()) +
+  if (std::ssize(tenant.names) >= options_.regions_max) {
+    return ResourceExhausted("the tenant has " + std::to_string(tenant.names.size()) +
                              " regions, may have at most " + std::to_string(options_.regions_max) +
                              " (oip-shared-memory-regions)");
   }
-  names.emplace(name, nullptr);
-  return Status();
-}
-
-void RegionNames::Keep(int tenant, NamedRegionRef region) {
-  const MutexLock lock(mutex_);
-  names_[static_cast<size_t>(tenant)].at(region->name) = std::move(region);
-}
-
-void RegionNames::GiveUp(int tenant, const std::string& name) {
-  const MutexLock lock(mutex_);
-  names_[static_cast<size_t>(tenant)].erase(name);
+  if (kind != Kind::kFile ||
+      static_cast<int64_t>(bytes) <= options_.files_bytes_max - tenant.files_bytes) {
+    return Status();
+  }
+  return ResourceExhausted("byte_size is " + std::to_string(bytes) +
+                           " and the tenant's other regions in system shared memory have " +
+                           std::to_string(tenant.files_bytes) +
+                           " bytes, together may have at most " +
+                           std::to_string(options_.files_bytes_max) + " (oip-shared-memory-bytes)");
 }
 
 Status RegionNames::RegisterFile(int tenant, const std::string& name, const std::string& key,
@@ -71,28 +117,23 @@ Status RegionNames::RegisterFile(int tenant, const std::string& name, const std:
         "the server takes no system shared memory; --oip-shared-memory turns "
         "that on");
   }
-  ATTEND_RETURN_IF_ERROR(Reserve(tenant, name, bytes));
-  Result<SharedFile> file = SharedFile::Open(key, *options_.files);
-  Status status = file.status();
-  if (status.ok()) {
-    const auto size = static_cast<uint64_t>(std::max<int64_t>(0, file->Size()));
-    if (bytes > size || offset > size - bytes) {
-      status = InvalidArgument("Invalid offset + byte size for shared memory region: '" + name +
-                               "': offset is " + std::to_string(offset) + " and byte_size " +
-                               std::to_string(bytes) + ", key " + key + " has " +
-                               std::to_string(size) + " bytes");
-    }
-  }
-  if (!status.ok()) {
-    GiveUp(tenant, name);
-    return status;
+  Reservation reserved(*this, tenant, Kind::kFile);
+  ATTEND_RETURN_IF_ERROR(reserved.Take(name, bytes));
+  Result<SharedFile> file = SharedFile::Open(key, rules_[static_cast<size_t>(tenant)]);
+  if (!file.ok()) return file.status();
+  const auto size = static_cast<uint64_t>(std::max<int64_t>(0, file->Size()));
+  if (bytes > size || offset > size - bytes) {
+    return InvalidArgument("Invalid offset + byte size for shared memory region: '" + name +
+                           "': offset is " + std::to_string(offset) + " and byte_size " +
+                           std::to_string(bytes) + ", key " + key + " has " + std::to_string(size) +
+                           " bytes");
   }
   auto region = std::make_shared<NamedRegion>();
   region->name = name;
   region->file = std::move(*file);
   region->offset = static_cast<int64_t>(offset);
   region->bytes = static_cast<int64_t>(bytes);
-  Keep(tenant, std::move(region));
+  reserved.Keep(std::move(region));
   return Status();
 }
 
@@ -110,19 +151,18 @@ Status RegionNames::RegisterGpu(int tenant, const std::string& name, const std::
                            std::to_string(options_.gpus.size()) +
                            " GPUs that this server computes on");
   }
-  ATTEND_RETURN_IF_ERROR(Reserve(tenant, name, bytes));
-  Result<std::string> token = options_.lent->Import(clients_[static_cast<size_t>(tenant)],
-                                                    {gpu->uuid, handle, 0, bytes, {}});
-  if (!token.ok()) {
-    GiveUp(tenant, name);
-    return token.status();
-  }
+  Reservation reserved(*this, tenant, Kind::kGpu);
+  ATTEND_RETURN_IF_ERROR(reserved.Take(name, bytes));
   auto region = std::make_shared<NamedRegion>();
   region->name = name;
   region->bytes = static_cast<int64_t>(bytes);
-  region->token = std::move(*token);
   region->device_id = device_id;
-  Keep(tenant, std::move(region));
+  // Last: what has been imported is not to be lost for want of memory.
+  Result<std::string> token = options_.lent->Import(clients_[static_cast<size_t>(tenant)],
+                                                    {gpu->uuid, handle, 0, bytes, {}});
+  if (!token.ok()) return token.status();
+  region->token = std::move(*token);
+  reserved.Keep(std::move(region));
   return Status();
 }
 
@@ -131,12 +171,15 @@ void RegionNames::Unregister(int tenant, Kind kind, const std::string& name,
   std::vector<NamedRegionRef> forgotten;  // closed outside the lock
   {
     const MutexLock lock(mutex_);
-    Names& names = names_[static_cast<size_t>(tenant)];
+    Tenant& of = tenants_[static_cast<size_t>(tenant)];
+    Names& names = of.names;
+    forgotten.reserve(names.size());  // so that none is lost on the way
     for (auto each = names.begin(); each != names.end();) {
       const NamedRegionRef& region = each->second;
       const bool meant =
           region != nullptr && KindOf(*region) == kind && (name.empty() || region->name == name);
       if (meant) forgotten.push_back(region);
+      if (meant && kind == Kind::kFile) of.files_bytes -= region->bytes;
       each = meant ? names.erase(each) : std::next(each);
     }
   }
@@ -149,7 +192,7 @@ void RegionNames::Unregister(int tenant, Kind kind, const std::string& name,
 
 Result<NamedRegionRef> RegionNames::Find(int tenant, const std::string& name) const {
   const MutexLock lock(mutex_);
-  const Names& names = names_[static_cast<size_t>(tenant)];
+  const Names& names = tenants_[static_cast<size_t>(tenant)].names;
   const auto found = names.find(name);
   if (found == names.end() || found->second == nullptr) return Unknown(name);
   return found->second;
@@ -159,7 +202,7 @@ Result<std::vector<NamedRegionRef>> RegionNames::List(int tenant, Kind kind,
                                                       const std::string& name) const {
   std::vector<NamedRegionRef> listed;
   const MutexLock lock(mutex_);
-  for (const auto& [each, region] : names_[static_cast<size_t>(tenant)]) {
+  for (const auto& [each, region] : tenants_[static_cast<size_t>(tenant)].names) {
     if (region == nullptr || KindOf(*region) != kind) continue;
     if (name.empty() || each == name) listed.push_back(region);
   }

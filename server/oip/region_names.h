@@ -2,7 +2,8 @@
 //
 // Regions by the names that clients give them, as Triton's protocol has it: files that a client
 // shares (shm_open), and memory of a GPU that it lends. A name belongs to its tenant: others
-// neither see nor use nor forget it. What a request uses stays until it has ended. Thread-safe.
+// neither see nor use nor forget it. With several tenants a file is one tenant's too: its key
+// begins with the tenant's name. What a request uses stays until it has ended. Thread-safe.
 
 #pragma once
 
@@ -42,8 +43,10 @@ class RegionNames {
     std::optional<SharedFile::Rules> files;  // none: no files
     RegionRegistry* lent = nullptr;          // null: no memory of GPUs; must outlive this
     std::vector<Gpu> gpus;
-    int64_t regions_max = 256;  // of each tenant
-    int tenants = 1;
+    // Of each tenant.
+    int64_t regions_max = 256;
+    int64_t files_bytes_max = int64_t{1} << 30;
+    std::vector<std::string> tenants = {"default"};
   };
   enum class Kind { kFile, kGpu };
 
@@ -72,18 +75,21 @@ class RegionNames {
   Result<std::vector<NamedRegionRef>> List(int tenant, Kind kind, const std::string& name) const;
 
  private:
+  class Reservation;
+  // A null region is being made.
   using Names = std::map<std::string, NamedRegionRef>;
+  struct Tenant {
+    Names names;
+    int64_t files_bytes = 0;  // of its regions in files, those that are being made included
+  };
 
-  // Reserves the name, so that it is the caller's to fill or to give up.
-  Status Reserve(int tenant, const std::string& name, uint64_t bytes);
-  void Keep(int tenant, NamedRegionRef region);
-  void GiveUp(int tenant, const std::string& name);
+  Status CheckRoom(const Tenant& tenant, Kind kind, const std::string& name, uint64_t bytes) const;
 
   const Options options_;
-  std::vector<uint64_t> clients_;  // of the registry, by tenant
+  std::vector<SharedFile::Rules> rules_;  // of files, by tenant; empty: no files
+  std::vector<uint64_t> clients_;         // of the registry, by tenant
   mutable Mutex mutex_;
-  // By tenant. A null region is being made.
-  std::vector<Names> names_ ATTEND_GUARDED_BY(mutex_);
+  std::vector<Tenant> tenants_ ATTEND_GUARDED_BY(mutex_);
 };
 
 }  // namespace attend::oip

@@ -7,13 +7,13 @@
 
 #include "inference/grpc_service.pb.h"
 #include "server/wire/protobuf_wire.h"
-#include "server/wire/request_codec.h"
 #include "server/wire/wire_fields.h"
 
 namespace attend::oip {
 namespace {
 
 using Contents = inference::InferTensorContents;
+constexpr int kFloats = Contents::kFp32ContentsFieldNumber;
 
 Status Malformed(const std::string& what) {
   return InvalidArgument(what + ".contents is not an InferTensorContents");
@@ -50,31 +50,29 @@ void Append(SliceReader& reader, int64_t bytes, std::vector<uint8_t>& out) {
 
 }  // namespace
 
-Status FindFloats(std::span<const ByteSpan> slices, const MessagePart& contents,
-                  const std::string& what, int64_t message_bytes, std::vector<uint8_t>& tail,
-                  MessagePart& found) {
-  found = {contents.offset, 0};
-  constexpr int kField = Contents::kFp32ContentsFieldNumber;
-  // As every common runtime writes it: all in one run.
+std::optional<MessagePart> FindRun(std::span<const ByteSpan> slices, const MessagePart& contents) {
+  if (contents.bytes == 0) return MessagePart{contents.offset, 0};
   SliceReader reader(slices);
   reader.Skip(contents.offset);
   wire::Field first;
-  if (contents.bytes == 0) return Status();
-  if (!wire::ReadField(reader, first).ok()) return Malformed(what);
+  if (!wire::ReadField(reader, first).ok()) return std::nullopt;
   const int64_t end = contents.offset + contents.bytes;
-  if (first.number == kField && first.type == wire::kBytes &&
-      first.bytes == end - reader.position()) {
-    found = {reader.position(), first.bytes};
+  const bool whole = first.number == kFloats && first.type == wire::kBytes &&
+                     first.bytes == end - reader.position();
+  if (!whole) return std::nullopt;
+  return MessagePart{reader.position(), first.bytes};
+}
+
+Status FindFloats(std::span<const ByteSpan> slices, const MessagePart& contents,
+                  const std::string& what, int64_t message_bytes, std::vector<uint8_t>& tail,
+                  MessagePart& found) {
+  if (const std::optional<MessagePart> run = FindRun(slices, contents)) {
+    found = *run;
     return Status();
-  }
-  if (contents.bytes > kFieldBytesMax) {
-    return InvalidArgument(what + ".contents has its numbers in several runs and " +
-                           std::to_string(contents.bytes) + " bytes, must have at most " +
-                           std::to_string(kFieldBytesMax) + ", or be one run");
   }
   const size_t before = tail.size();
   ATTEND_RETURN_IF_ERROR(ForEachField(
-      slices, contents, kField, what, [&](const wire::Field& field, SliceReader& value) {
+      slices, contents, kFloats, what, [&](const wire::Field& field, SliceReader& value) {
         if (field.type != wire::kBytes && field.type != wire::kFixed32) return Malformed(what);
         Append(value, field.bytes, tail);
         return Status();

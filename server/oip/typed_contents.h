@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,8 +16,12 @@
 
 namespace attend::oip {
 
-// The typed contents of FP32: where their bytes are, if they are in one piece; else they are
-// appended to `tail`, which follows the message, kFieldBytesMax bytes at most.
+// Where the numbers of typed contents of FP32 are, if they are one run, as every common runtime
+// writes them.
+std::optional<MessagePart> FindRun(std::span<const ByteSpan> slices, const MessagePart& contents);
+
+// The same; those in several runs, which FindParts has counted, are appended to `tail`, which
+// follows the message.
 Status FindFloats(std::span<const ByteSpan> slices, const MessagePart& contents,
                   const std::string& what, int64_t message_bytes, std::vector<uint8_t>& tail,
                   MessagePart& found);

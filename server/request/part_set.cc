@@ -27,6 +27,7 @@ void PartSet::Add(const Request& part) {
     enqueued_ = part.enqueued;
     started_ = part.started;
     batch_requests_ = part.batch_requests;
+    batch_elements_ = part.batch_elements;
   }
   if (!sums && !last) return;
   copy_in_ns_ = part.copy_in_ns + (sums ? copy_in_ns_ : 0);
@@ -40,6 +41,7 @@ void PartSet::ApplyTo(Request& whole) const {
   whole.started = started_;
   whole.completed = completed_;
   whole.batch_requests = batch_requests_;
+  whole.batch_elements = batch_elements_;
   whole.copy_in_ns = copy_in_ns_;
   whole.kernel_ns = kernel_ns_;
   whole.copy_out_ns = copy_out_ns_;

@@ -39,7 +39,8 @@ class PartSet {
   int64_t open_;
   Status failure_;  // the first; OK while nothing has failed
   TimePoint enqueued_, started_, completed_;
-  int64_t batch_requests_ = 0, copy_in_ns_ = 0, kernel_ns_ = 0, copy_out_ns_ = 0;
+  int64_t batch_requests_ = 0, batch_elements_ = 0;
+  int64_t copy_in_ns_ = 0, kernel_ns_ = 0, copy_out_ns_ = 0;
 };
 
 }  // namespace attend

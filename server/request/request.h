@@ -89,7 +89,8 @@ struct Request {
   int64_t message_bytes = 0;  // of the request's messages on the wire
   FileBytes file_bytes;
   std::unique_ptr<ProtocolState> protocol;  // null: attend.v1
-  uint64_t answer_place = 0;                // among a stream's answers, if they have an order
+  int64_t elements = 1;  // what it counts in its batch's size, where a protocol counts sequences
+  uint64_t answer_place = 0;  // among a stream's answers, if they have an order
   // Whether Engine::Submit may run the request on the caller's thread and end it before it returns;
   // only if the responder can be called then.
   bool may_end_in_submit = false;
@@ -121,6 +122,7 @@ struct Request {
   TimePoint started;        // handed to a lane
   TimePoint completed;      // lane done
   int64_t batch_requests = 0;
+  int64_t batch_elements = 0;  // of all its batch's requests
   int64_t copy_in_ns = 0;
   int64_t kernel_ns = 0;
   int64_t copy_out_ns = 0;

@@ -270,12 +270,12 @@ Status RequestReader::TakeFields(const MessageFormat& format, const RequestMessa
   if (status.ok()) status = Validate(fields, message.arrays(), validated, cache);
   if (status.ok()) status = CheckSources(message, request.transport, validated);
   if (status.ok() && !chunked) status = CheckRaw(message, validated);
-  if (status.ok()) status = format.CheckPlaces(validated, request);
   if (status.ok()) {
     Result<MemoryPlan> planned = PlanMemory(message, validated, cache);
     status = planned.status();
     if (planned.ok()) plan = *planned;
   }
+  if (status.ok()) status = format.CheckPlaces(validated, request);
   if (!status.ok()) return RejectRefusal(Rejection::kInvalid, std::move(status));
   ATTEND_RETURN_IF_ERROR(FindShared(fields, validated, request));
   ATTEND_RETURN_IF_ERROR(Admit(request, validated, plan));

@@ -177,6 +177,7 @@ Result<std::vector<std::unique_ptr<Request>>> MakeParts(const Request& whole,
     part->tenant = whole.tenant;
     part->deadline = whole.deadline;
     part->transport = whole.transport;
+    part->elements = whole.elements;
     part->received = whole.received;
     part->flops = Flops(part->attention);
     ATTEND_RETURN_IF_ERROR(Place(whole, pool, part.get()));

@@ -35,7 +35,8 @@ class MessageFormat {
   // which message.slices are of.
   virtual Status Parse(google::protobuf::Arena& arena, MessageSlices& slices,
                        RequestMessage& message, Request& request) const = 0;
-  // Checks what the protocol itself says of where tensors are, once their sizes are known.
+  // Checks what the protocol itself says of where tensors are, and notes it in the request, once
+  // their sizes are known and fit 64 bits together.
   virtual Status CheckPlaces(const Validated&, Request&) const { return Status(); }
 
   // What of a successful answer goes to files, before the answer is encoded.

@@ -23,7 +23,8 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.fixture(scope="module")
 def oip_server(tmp_path_factory):
     running = harness.Server(tmp_path_factory.mktemp("oip"), "--oip", "--oip-shared-memory",
-                             "/attend-test-", "--tenant", "a=1,b=1")
+                             "/attend-test-", "--oip-shared-memory-bytes", "64MiB",
+                             "--tenant", "a=1,b=1,a-b=1")
     yield running
     assert running.stop() == 0, running.log()
 
@@ -96,13 +97,31 @@ def test_the_server_and_its_models_say_what_they_are(oip):
 
 def test_what_is_not_there_is_unimplemented(oip):
     pb = wire.oip_pb
-    for call, request in ((oip.TraceSetting, pb.TraceSettingRequest()),
-                          (oip.LogSettings, pb.LogSettingsRequest()),
-                          (oip.RepositoryModelLoad, pb.RepositoryModelLoadRequest()),
+    for call, request in ((oip.RepositoryModelLoad, pb.RepositoryModelLoadRequest()),
                           (oip.RepositoryModelUnload, pb.RepositoryModelUnloadRequest()),
                           (oip.CudaSharedMemoryRegister,
                            pb.CudaSharedMemoryRegisterRequest(name="x", byte_size=1))):
         refused(call, request, grpc.StatusCode.UNIMPLEMENTED, "")
+
+
+def test_settings_of_traces_and_logs_are_echoed(oip):
+    pb = wire.oip_pb
+    assert list(oip.TraceSetting(pb.TraceSettingRequest()).settings["trace_level"].value) == ["OFF"]
+    trace = pb.TraceSettingRequest()
+    trace.settings["trace_rate"].value.append("10")
+    trace.settings["trace_level"].value.extend(["TIMESTAMPS", "TENSORS"])
+    answer = oip.TraceSetting(trace).settings
+    assert {name: list(each.value) for name, each in answer.items()} == \
+        {"trace_rate": ["10"], "trace_level": ["TIMESTAMPS", "TENSORS"]}
+    log = pb.LogSettingsRequest()
+    log.settings["log_info"].bool_param = False
+    log.settings["log_verbose_level"].uint32_param = 2
+    log.settings["log_format"].string_param = "ISO8601"
+    answer = oip.LogSettings(log).settings
+    assert answer["log_info"].WhichOneof("parameter_choice") == "bool_param"
+    assert not answer["log_info"].bool_param
+    assert answer["log_verbose_level"].uint32_param == 2
+    assert answer["log_format"].string_param == "ISO8601" and len(answer) == 3
 
 
 @pytest.mark.parametrize("layout", ["bhld", "blhd"])
@@ -207,28 +226,36 @@ def test_statistics_rise_by_what_was_asked_for(oip, random):
 
 
 def test_probes_of_kserve_and_kubernetes(start_server):
-    """ServerReady and grpc.health.v1 turn when the server drains, before it refuses anything."""
-    server = start_server("--oip")
+    """While a request runs, the draining server is live and answers that it is not ready."""
+    server = start_server("--oip", "--lanes", "1")
     pb = wire.oip_pb
-    with grpc.insecure_channel(server.address) as channel:
+    with wire.connect(server.address) as service, grpc.insecure_channel(server.address) as channel:
         stub = wire.oip_stub.GRPCInferenceServiceStub(channel)
 
         def health(service):
             request = b"\x0a" + bytes([len(service)]) + service.encode() if service else b""
             return channel.unary_unary(HEALTH)(request, timeout=wire.SECONDS)
 
-        for service in ("", "inference.GRPCInferenceService"):
-            assert health(service) == b"\x08\x01"  # SERVING
-        assert stub.ServerReady(pb.ServerReadyRequest()).ready
+        def ready():
+            return stub.ServerReady(pb.ServerReadyRequest(), timeout=wire.SECONDS).ready
+
+        def model_ready():
+            return stub.ModelReady(pb.ModelReadyRequest(name="attention_fp32_bhld"),
+                                   timeout=wire.SECONDS).ready
+
+        for name in ("", "inference.GRPCInferenceService"):
+            assert health(name) == b"\x08\x01"  # SERVING
+        assert ready() and model_ready()
+        slow = service.Attend.future(wire.slow_request(8192), timeout=60)
+        harness.wait_for("the lane to be busy", lambda: server.metric("attend_lanes_busy") == 1)
         server.signal(signal.SIGTERM)
-
-        def not_ready():
-            try:
-                return not stub.ServerReady(pb.ServerReadyRequest(), timeout=1).ready
-            except grpc.RpcError as error:  # it has ended meanwhile
-                return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-        harness.wait_for("ServerReady to turn", not_ready)
+        harness.wait_for("ServerReady to turn", lambda: not ready())
+        assert not model_ready()
+        assert stub.ServerLive(pb.ServerLiveRequest(), timeout=wire.SECONDS).live
+        for name in ("", "inference.GRPCInferenceService"):
+            assert health(name) == b"\x08\x02"  # NOT_SERVING
+        assert not slow.done()
+        slow.result()
     assert server.wait() == 0
 
 
@@ -247,7 +274,7 @@ def shared(prefix, size):
     try:
         with open(path, "w+b") as file:
             file.truncate(size)
-            with mmap.mmap(file.fileno(), size) as view:
+            with mmap.mmap(file.fileno(), min(size, 1 << 30)) as view:
                 yield key, view
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -269,7 +296,7 @@ def test_system_shared_memory(oip, random, length):
     expected = oip.ModelInfer(request, timeout=wire.SECONDS)
     o_bytes = len(expected.raw_output_contents[0])
     size = q.nbytes + k.nbytes + v.nbytes + o_bytes + 8
-    with shared("attend-test-", size) as (key, view):
+    with shared("attend-test-default:", size) as (key, view):
         oip.SystemSharedMemoryRegister(
             pb.SystemSharedMemoryRegisterRequest(name="r", key=key, offset=8, byte_size=size - 8))
         status = oip.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest())
@@ -306,9 +333,44 @@ def test_system_shared_memory(oip, random, length):
         refused(oip.ModelInfer, request, grpc.StatusCode.NOT_FOUND, "'r'")
 
 
+def register_as(oip, tenant):
+    """SystemSharedMemoryRegister of a tenant."""
+    return lambda request, timeout: oip.SystemSharedMemoryRegister(
+        request, timeout=timeout, metadata=(("x-attend-tenant", tenant),))
+
+
+def test_a_tenant_has_its_own_files(oip):
+    """Its keys begin with its name, behind the prefix, whatever the others are called."""
+    register = wire.oip_pb.SystemSharedMemoryRegisterRequest
+    for owner, other in (("a", "b"), ("a", "a-b"), ("a-b", "a"), ("a", "nobody"), ("default", "a")):
+        with shared(f"attend-test-{owner}:", 64) as (key, _):
+            request = register(name="x", key=key, byte_size=64)
+            name = "default" if other == "nobody" else other
+            refused(register_as(oip, other), request, grpc.StatusCode.PERMISSION_DENIED,
+                    f"must begin with /attend-test-{name}:")
+            register_as(oip, owner)(request, wire.SECONDS)
+            oip.SystemSharedMemoryUnregister(wire.oip_pb.SystemSharedMemoryUnregisterRequest(),
+                                             metadata=(("x-attend-tenant", owner),))
+
+
+def test_a_tenants_files_are_bounded(oip):
+    register = wire.oip_pb.SystemSharedMemoryRegisterRequest
+    with shared("attend-test-b:", 1 << 40) as (key, _):
+        refused(register_as(oip, "b"), register(name="x", key=key, byte_size=(64 << 20) + 1),
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "at most 67108864 (oip-shared-memory-bytes)")
+        register_as(oip, "b")(register(name="x", key=key, byte_size=48 << 20), wire.SECONDS)
+        refused(register_as(oip, "b"), register(name="y", key=key, byte_size=1 << 39),
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "50331648 bytes")
+        oip.SystemSharedMemoryUnregister(
+            wire.oip_pb.SystemSharedMemoryUnregisterRequest(name="x"),
+            metadata=(("x-attend-tenant", "b"),))
+        register_as(oip, "b")(register(name="y", key=key, byte_size=64 << 20), wire.SECONDS)
+
+
 def test_shared_memory_of_others_is_out_of_reach(oip):
     pb = wire.oip_pb
-    with shared("attend-test-", 64) as (key, _), shared("other-", 64) as (other, _):
+    with shared("attend-test-a:", 64) as (key, _), shared("other-", 64) as (other, _):
         register = pb.SystemSharedMemoryRegisterRequest
         refused(oip.SystemSharedMemoryRegister, register(name="x", key=other, byte_size=64),
                 grpc.StatusCode.PERMISSION_DENIED, "must begin with /attend-test-")
@@ -321,7 +383,6 @@ def test_shared_memory_of_others_is_out_of_reach(oip):
         oip.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest())
         status = oip.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest(), metadata=of_a)
         assert list(status.regions) == ["x"]
-        refused(lambda r, timeout: oip.SystemSharedMemoryRegister(r, timeout=timeout,
-                                                                  metadata=of_a),
-                register(name="x", key=key, byte_size=64), grpc.StatusCode.ALREADY_EXISTS, "'x'")
+        refused(register_as(oip, "a"), register(name="x", key=key, byte_size=64),
+                grpc.StatusCode.ALREADY_EXISTS, "'x'")
         oip.SystemSharedMemoryUnregister(pb.SystemSharedMemoryUnregisterRequest(), metadata=of_a)

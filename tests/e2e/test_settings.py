@@ -27,7 +27,8 @@ def run_server(*args, env=None):
     ["--tenant", "a"], ["--tenant", "a=0"], ["--tenant", "a=1,a=2"], ["--priority-aging-ms", "0"],
     ["--shared-memory-max", "0"], ["--shared-memory-client-regions", "0"],
     ["--cuda-ipc"], ["--oip-shared-memory", "/attend"], ["--oip", "--oip-shared-memory", "attend"],
-    ["--oip", "--oip-shared-memory-regions", "0"], ["--oip-cuda-shared-memory"],
+    ["--oip", "--oip-shared-memory-regions", "0"],
+    ["--oip", "--oip-shared-memory-bytes", "0"], ["--oip-cuda-shared-memory"],
     ["--chunked-streams-max", "0"], ["--chunked-idle-timeout", "0"],
     ["--config", "/nonexistent.toml"], ["stray"],
 ], ids=" ".join)

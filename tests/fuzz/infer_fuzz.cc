@@ -3,10 +3,15 @@
 // ModelInferRequest, as ModelInfer and ModelStreamInfer take it. Whatever the bytes are, there is a
 // request or a refusal; the walk over the message finds what the generated class finds; and what is
 // accepted keeps every bound, has each tensor's bytes where the request's pointers lead, and cost
-// no more memory than the message may.
+// no more memory than the message may. There is shared memory too: the region "r", a file of zeros
+// that has the most bytes a file may have and takes none.
 
+#include <fcntl.h>
 #include <google/protobuf/stubs/logging.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -34,10 +39,27 @@ class HeapAllocator final : public HostAllocator {
   void Unregister(void*, int64_t) override {}
 };
 
+oip::RegionNames::Options FileRegions() {
+  oip::RegionNames::Options options;
+  options.files = SharedFile::Rules{"/attend-fuzz-", geteuid()};
+  options.files_bytes_max = INT64_MAX;
+  return options;
+}
+
 struct Server {
+  Server() {
+    const std::string key = "/attend-fuzz-" + std::to_string(getpid());
+    const int file = shm_open(key.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+    ATTEND_FUZZ_REQUIRE(file >= 0 && ftruncate(file, INT64_MAX) == 0, strerror(errno));
+    close(file);
+    const Status registered = regions.RegisterFile(0, "r", key, 0, INT64_MAX);
+    ATTEND_FUZZ_REQUIRE(registered.ok(), registered.ToString());
+    shm_unlink(key.c_str());
+  }
+
   HeapAllocator allocator;
   std::unique_ptr<HostPool> pool = *HostPool::Make(allocator, kPoolBytes);
-  oip::RegionNames regions{{}};
+  oip::RegionNames regions{FileRegions()};
   oip::ModelStatistics statistics;
   oip::InferFormat format{oip::InferFormat::Call::kUnary, regions, statistics};
 };
@@ -51,26 +73,49 @@ Status Decode(Server& server, MessageSlices& slices, RequestMessage& message, Re
   ATTEND_RETURN_IF_ERROR(Validate(*message.fields, message.arrays(), validated));
   ATTEND_RETURN_IF_ERROR(CheckSources(message, Transport::kInline, validated));
   ATTEND_RETURN_IF_ERROR(CheckRaw(message, validated));
-  ATTEND_RETURN_IF_ERROR(server.format.CheckPlaces(validated, request));
   const Result<MemoryPlan> plan = PlanMemory(message, validated);
   ATTEND_RETURN_IF_ERROR(plan.status());
+  ATTEND_RETURN_IF_ERROR(server.format.CheckPlaces(validated, request));
   Result<HostBlock> input = server.pool->Take(plan->input_bytes);
   ATTEND_RETURN_IF_ERROR(input.status());
   request.input = std::move(*input);
   PlaceArrays(message, validated, *plan, request);
   CopyTensors(message, validated, *plan, request);
+  for (const FilePiece& file : TensorFiles(message, validated, *plan, request)) {
+    ATTEND_RETURN_IF_ERROR(file.Copy());
+  }
   return Status();
 }
 
-// The bytes of q are those that the generated class finds.
+// The bytes of q are those that the generated class finds, or zeros of the file.
 void RequirePlaced(const inference::ModelInferRequest& generated, const Request& request) {
-  const void* const placed = request.attention.q.data;
-  if (placed == nullptr || generated.raw_input_contents_size() == 0) return;
-  for (int i = 0; i < generated.inputs_size(); ++i) {
-    if (generated.inputs(i).name() != "q") continue;
-    const std::string& raw = generated.raw_input_contents(i);
-    ATTEND_FUZZ_REQUIRE(raw.empty() || std::memcmp(raw.data(), placed, raw.size()) == 0, "q");
+  const auto* const placed = static_cast<const char*>(request.attention.q.data);
+  if (placed == nullptr) return;
+  int raws = 0;
+  for (const auto& input : generated.inputs()) {
+    const bool in_file = input.parameters().contains("shared_memory_region");
+    if (input.name() == "q" && in_file) {
+      const auto& size = input.parameters().at("shared_memory_byte_size");
+      const bool zeros =
+          std::all_of(placed, placed + size.int64_param(), [](char byte) { return byte == 0; });
+      ATTEND_FUZZ_REQUIRE(zeros, "q of the file");
+    } else if (input.name() == "q" && raws < generated.raw_input_contents_size()) {
+      const std::string& raw = generated.raw_input_contents(raws);
+      ATTEND_FUZZ_REQUIRE(raw.empty() || std::memcmp(raw.data(), placed, raw.size()) == 0, "q");
+    }
+    if (!in_file) ++raws;
   }
+}
+
+// The most bytes of numbers that Parse may have read from the file.
+int64_t NumbersInFiles(const Request& request) {
+  int64_t bytes = 0;
+  for (int i = 0; request.protocol != nullptr && i < oip::kInputCount; ++i) {
+    const oip::RegionPart& place = oip::InferState::Of(request)->inputs.at(i).place;
+    if (place.region == nullptr || oip::IsTensor(static_cast<oip::Input>(i))) continue;
+    bytes += std::min(place.bytes, kFieldBytesMax);
+  }
+  return std::min(bytes, kFieldBytesMax);
 }
 
 void RunOne(const std::string& bytes, std::mt19937_64& random) {
@@ -83,7 +128,8 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
   RequestMessage message;
   message.slices = slices.spans();
   const Status status = Decode(*server, slices, message, request);
-  const int64_t most = kParsedBytesMost + 4 * static_cast<int64_t>(bytes.size());
+  const int64_t most =
+      kParsedBytesMost + 4 * (static_cast<int64_t>(bytes.size()) + NumbersInFiles(request));
   ATTEND_FUZZ_REQUIRE(peak.bytes() <= most, std::to_string(peak.bytes()));
   inference::ModelInferRequest generated;
   const bool parsed = generated.ParseFromString(bytes);

@@ -40,8 +40,8 @@ std::vector<v1::AttendRequest> SmallRequests(size_t count) {
   std::vector<v1::AttendRequest> requests;
   for (uint64_t seed = 1; requests.size() < count; ++seed) {
     test::WireProblem problem = test::RandomWireProblem(seed, 60);
-    const auto bytes = problem.request.ByteSizeLong();
-    if (bytes >= 80 && bytes <= 800) requests.push_back(std::move(problem.request));
+    const size_t size = problem.request.ByteSizeLong();
+    if (size >= 80 && size <= 800) requests.push_back(std::move(problem.request));
   }
   return requests;
 }
@@ -72,8 +72,7 @@ void Requests() {
   uint64_t offset = 0;
   for (v1::Tensor* tensor : {shared.mutable_q(), shared.mutable_k(), shared.mutable_v()}) {
     tensor->mutable_shared_memory()->set_region("region-aaaaaaaaa");
-    tensor->mutable_shared_memory()->set_offset(offset);
-    offset += 256;
+    tensor->mutable_shared_memory()->set_offset(std::exchange(offset, offset + 256));
   }
   shared.mutable_o_placement()->mutable_shared_memory()->set_region("region-bbbbbbbbb");
   Write("request", "shared", Join({shared.SerializeAsString()}));
@@ -363,12 +362,13 @@ void Files() {
 
 void Infers() {
   std::mt19937_64 random(1);
-  int number = 0;
+  std::vector<inference::ModelInferRequest> infers;
   for (const v1::AttendRequest& request : SmallRequests(16)) {
-    if (!test::IsInferable(request)) continue;
-    const test::Sent sent = test::MayBeTyped(request) ? test::Sent::kTyped : test::Sent::kRaw;
-    Write("infer", std::to_string(number++),
-          Join({test::ToInfer(request, sent, random).SerializeAsString()}));
+    if (test::IsInferable(request)) infers.push_back(test::ToInfer(request, random));
+  }
+  for (auto& each : test::InfersInRegion("r")) infers.push_back(std::move(each));
+  for (size_t i = 0; i < infers.size(); ++i) {
+    Write("infer", std::to_string(i), Join({infers[i].SerializeAsString()}));
   }
   Write("infer", "plain", Join({test::PlainInfer().SerializeAsString()}));
 }

@@ -32,10 +32,9 @@ struct Parsed {
 Parsed Parse(std::vector<std::string> arguments) {
   std::vector<const char*> argv = {"attend-server"};
   for (const std::string& argument : arguments) argv.push_back(argument.c_str());
-  Parsed parsed;
-  parsed.outcome =
-      ParseConfig(static_cast<int>(argv.size()), argv.data(), parsed.config, parsed.text);
-  return parsed;
+  Parsed out;
+  out.outcome = ParseConfig(static_cast<int>(argv.size()), argv.data(), out.config, out.text);
+  return out;
 }
 
 // An environment variable for the time of a test.
@@ -115,6 +114,8 @@ std::vector<Setting> MemorySettings() {
        [](const C& c) { return c.shared_memory_client_regions == 9; }, "0"},
       {"oip-shared-memory-regions", "7",
        [](const C& c) { return c.oip_shared_memory_regions == 7; }, "0"},
+      {"oip-shared-memory-bytes", "64MiB",
+       [](const C& c) { return c.oip_shared_memory_bytes == 64 << 20; }, "0"},
       {"session-memory", "8MiB", [](const C& c) { return c.session_memory_bytes == 8 << 20; },
        "8388607B"},
       {"session-lease", "2.5", [](const C& c) { return c.session_lease_seconds == 2.5; }, "0"},

@@ -3,108 +3,23 @@
 // What is made of a ModelInferRequest: the same as of the AttendRequest that asks for it, to the
 // last byte; and what is refused, with the field, the value and the bound.
 
-#include <gmock/gmock.h>
-#include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
 #include <random>
 
-#include "server/oip/infer_format.h"
-#include "server/oip/infer_state.h"
-#include "server/wire/tensor_copies.h"
-#include "tests/server/support/fake_backend.h"
-#include "tests/server/support/infer_messages.h"
-#include "tests/server/support/messages.h"
+#include "tests/server/support/infer_fixture.h"
 
 namespace attend {
 namespace {
 
 using inference::ModelInferRequest;
+using test::Decoded;
+using test::InferRequestTest;
 using test::PlainInfer;
 using test::Sent;
 using test::ToInfer;
 using ::testing::HasSubstr;
-
-struct Decoded {
-  Status status;
-  Request request;
-  MemoryPlan plan;
-  Validated validated;
-};
-
-class InferRequestTest : public ::testing::Test {
- protected:
-  // As the request reader does it.
-  void Decode(const MessageFormat& format, grpc::ByteBuffer message, Decoded& out) {
-    google::protobuf::Arena arena;
-    MessageSlices slices;
-    ASSERT_TRUE(slices.Take(message));
-    RequestMessage decoded;
-    decoded.slices = slices.spans();
-    out.status = Run(format, arena, slices, decoded, out);
-    if (!out.status.ok()) return;
-    out.request.input = Take(out.plan.input_bytes);
-    out.request.output = Take(out.plan.output_bytes);
-    PlaceArrays(decoded, out.validated, out.plan, out.request);
-    CopyTensors(decoded, out.validated, out.plan, out.request);
-    if (out.request.protocol != nullptr) out.request.protocol->EndDecoding();
-  }
-
-  static Status Run(const MessageFormat& format, google::protobuf::Arena& arena,
-                    MessageSlices& slices, RequestMessage& decoded, Decoded& out) {
-    ATTEND_RETURN_IF_ERROR(format.Scan(decoded, out.request));
-    ATTEND_RETURN_IF_ERROR(format.Parse(arena, slices, decoded, out.request));
-    ATTEND_RETURN_IF_ERROR(Validate(*decoded.fields, decoded.arrays(), out.validated));
-    ATTEND_RETURN_IF_ERROR(CheckSources(decoded, Transport::kInline, out.validated));
-    ATTEND_RETURN_IF_ERROR(CheckRaw(decoded, out.validated));
-    ATTEND_RETURN_IF_ERROR(format.CheckPlaces(out.validated, out.request));
-    const Result<MemoryPlan> plan = PlanMemory(decoded, out.validated);
-    if (plan.ok()) out.plan = *plan;
-    return plan.status();
-  }
-
-  HostBlock Take(int64_t bytes) {
-    Result<HostBlock> block = pool_->Take(bytes);
-    if (bytes > 0) std::memset(block->data(), 0, static_cast<size_t>(bytes));
-    return std::move(*block);
-  }
-
-  // In pieces of random sizes.
-  static grpc::ByteBuffer Buffer(const std::string& bytes, std::mt19937_64& random) {
-    std::vector<grpc::Slice> slices;
-    for (size_t at = 0; at < bytes.size();) {
-      const size_t size = std::min<size_t>(bytes.size() - at, 1 + random() % 4096);
-      slices.emplace_back(bytes.data() + at, size);
-      at += size;
-    }
-    return grpc::ByteBuffer(slices.data(), slices.size());
-  }
-
-  Status Refusal(const std::string& bytes) {
-    std::mt19937_64 random(1);
-    Decoded out;
-    Decode(format_, Buffer(bytes, random), out);
-    return out.status;
-  }
-  // What a change of a good request is answered with.
-  void ExpectRefused(const std::function<void(ModelInferRequest&)>& change, Code code,
-                     const std::string& part,
-                     const std::string& model = "attention_fp32_bhld_full") {
-    ModelInferRequest infer = PlainInfer(model);
-    change(infer);
-    const Status status = Refusal(infer.SerializeAsString());
-    EXPECT_EQ(status.code(), code) << status.ToString();
-    EXPECT_THAT(status.message(), HasSubstr(part));
-  }
-
-  test::FakeBackend backend_;
-  std::unique_ptr<HostPool> pool_ = *HostPool::Make(backend_.host_allocator(), int64_t{1} << 28);
-  oip::RegionNames regions_{{}};
-  oip::ModelStatistics statistics_;
-  oip::InferFormat format_{oip::InferFormat::Call::kUnary, regions_, statistics_};
-};
 
 TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
   const uint64_t seed = test::FreshSeed();
@@ -145,8 +60,9 @@ TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
   EXPECT_GT(typed, 20);
 }
 
-// Numbers one by one, and in several runs, are legal too.
-TEST_F(InferRequestTest, TypedNumbersMayComeInAnyRuns) {
+// PlainInfer with q, k and v typed, their numbers one by one and in a run: q is 0, 1..., k is 100,
+// 101..., v is 200, 201...
+std::string PlainInferInRuns() {
   ModelInferRequest infer = PlainInfer();
   infer.clear_raw_input_contents();
   std::string wire;
@@ -166,12 +82,39 @@ TEST_F(InferRequestTest, TypedNumbersMayComeInAnyRuns) {
             std::string(1, static_cast<char>(tensor.size() >> 7)) + tensor;
   }
   infer.clear_inputs();
+  return infer.SerializeAsString() + wire;
+}
+
+TEST_F(InferRequestTest, TypedNumbersMayComeInAnyRuns) {
   std::mt19937_64 random(7);
   Decoded out;
-  Decode(format_, Buffer(infer.SerializeAsString() + wire, random), out);
+  Decode(format_, Buffer(PlainInferInRuns(), random), out);
   ASSERT_TRUE(out.status.ok()) << out.status.ToString();
   const auto* const k = static_cast<const float*>(out.request.attention.k.data);
   for (int i = 0; i < 32; ++i) EXPECT_EQ(k[i], static_cast<float>(100 + i));
+}
+
+// So that large ones are not decoded by gRPC's threads.
+TEST_F(InferRequestTest, TypedNumbersInRunsCountAsNumbers) {
+  const auto numbers = [&](const std::string& bytes) {
+    std::mt19937_64 random(7);
+    grpc::ByteBuffer buffer = Buffer(bytes, random);
+    MessageSlices slices;
+    EXPECT_TRUE(slices.Take(buffer));
+    RequestMessage message;
+    message.slices = slices.spans();
+    Request request;
+    EXPECT_TRUE(format_.Scan(message, request).ok());
+    return message.scan.array_bytes;
+  };
+  // Of each tensor, 30 numbers of 5 bytes and a run of two.
+  EXPECT_EQ(numbers(PlainInferInRuns()), 3 * (30 * 5 + 10));
+  ModelInferRequest one_run = PlainInfer();
+  one_run.clear_raw_input_contents();
+  for (auto& each : *one_run.mutable_inputs()) {
+    for (int i = 0; i < 32; ++i) each.mutable_contents()->add_fp32_contents(1);
+  }
+  EXPECT_EQ(numbers(one_run.SerializeAsString()), 0);
 }
 
 TEST_F(InferRequestTest, RefusesWhatNoModelTakes) {

@@ -55,11 +55,13 @@ TEST(ModelsTest, ConfigurationAndMetadataAgree) {
   }
 }
 
-void End(int64_t batch_requests, Request& request) {
+void End(int64_t batch_requests, int64_t batch_elements, int64_t elements, Request& request) {
   request.received = TimePoint(Duration(1000));
   request.enqueued = TimePoint(Duration(1010));
   request.started = TimePoint(Duration(1110));
   request.batch_requests = batch_requests;
+  request.batch_elements = batch_elements;
+  request.elements = elements;
   request.copy_in_ns = 5;
   request.kernel_ns = 50;
   request.copy_out_ns = 3;
@@ -68,13 +70,13 @@ void End(int64_t batch_requests, Request& request) {
 TEST(ModelStatisticsTest, AddUp) {
   oip::ModelStatistics statistics;
   const Model& model = *FindModel("attention_fp32_bhld_full");
-  Request four, one, failed;
-  End(4, four);
-  End(1, one);
-  for (int i = 0; i < 8; ++i) statistics.Count(model, four, 200, 3);
-  statistics.Count(model, one, 200, 1);
+  Request of_four, alone, large, failed;
+  End(4, 12, 3, of_four);
+  End(1, 1, 1, alone);
+  for (int i = 0; i < 8; ++i) statistics.Count(model, of_four, 200);
+  statistics.Count(model, alone, 200);
   failed.status = InvalidArgument("no");
-  statistics.Count(model, failed, 40, 1);
+  statistics.Count(model, failed, 40);
   inference::ModelStatistics out;
   statistics.Fill(model, out);
   EXPECT_EQ(out.name(), model.name);
@@ -93,9 +95,21 @@ TEST(ModelStatisticsTest, AddUp) {
   EXPECT_EQ(all.compute_infer().ns(), 9u * 50);
   EXPECT_EQ(all.compute_output().ns(), 9u * 3);
   ASSERT_EQ(out.batch_stats_size(), 2);
-  EXPECT_EQ(out.batch_stats(1).batch_size(), 4u);
+  EXPECT_EQ(out.batch_stats(0).batch_size(), 1u);
+  EXPECT_EQ(out.batch_stats(0).compute_infer().count(), 1u);
+  EXPECT_EQ(out.batch_stats(1).batch_size(), 12u);  // Triton counts elements, not requests
   EXPECT_EQ(out.batch_stats(1).compute_infer().count(), 2u);
   EXPECT_EQ(out.batch_stats(1).compute_infer().ns(), 2u * 50);
+  for (int64_t elements = 257; elements < 1000; ++elements) {
+    End(1, elements, elements, large);
+    statistics.Count(model, large, 200);
+  }
+  out.Clear();
+  statistics.Fill(model, out);
+  ASSERT_EQ(out.batch_stats_size(), 4);  // two of them for all large ones
+  EXPECT_EQ(out.batch_stats(2).batch_size(), 512u);
+  EXPECT_EQ(out.batch_stats(3).batch_size(), 1024u);
+  EXPECT_EQ(out.batch_stats(3).compute_infer().count(), 999u - 512);
   inference::ModelStatistics other;
   statistics.Fill(*FindModel("attention_fp32_bhld"), other);
   EXPECT_EQ(other.inference_stats().success().count(), 0u);

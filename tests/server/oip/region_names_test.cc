@@ -15,6 +15,7 @@
 #include <fstream>
 #include <string>
 
+#include "tests/kernels/support/counted_new.h"
 #include "tests/server/support/temporary_directory.h"
 
 namespace attend::oip {
@@ -28,7 +29,6 @@ class RegionNamesTest : public ::testing::Test {
   RegionNamesTest() {
     options_.files = SharedFile::Rules{"/in", geteuid(), folder_.path()};
     options_.regions_max = 3;
-    options_.tenants = 2;
     Write("in0", 1000);
   }
   void Write(const std::string& name, size_t bytes) {
@@ -44,11 +44,15 @@ class RegionNamesTest : public ::testing::Test {
 };
 
 TEST_F(RegionNamesTest, ANameBelongsToItsTenant) {
+  options_.tenants = {"default", "b"};
+  Write("indefault:0", 1000);
+  Write("inb:0", 1000);
   RegionNames names(options_);
-  ASSERT_TRUE(names.RegisterFile(0, "a", "/in0", 0, 1000).ok());
-  Expect(names.RegisterFile(0, "a", "/in0", 0, 10), Code::kAlreadyExists, "'a' already in manager");
+  ASSERT_TRUE(names.RegisterFile(0, "a", "/indefault:0", 0, 1000).ok());
+  Expect(names.RegisterFile(0, "a", "/indefault:0", 0, 10), Code::kAlreadyExists,
+         "'a' already in manager");
   Expect(names.Find(1, "a").status(), Code::kNotFound, "Unable to find shared memory region: 'a'");
-  ASSERT_TRUE(names.RegisterFile(1, "a", "/in0", 8, 100).ok());
+  ASSERT_TRUE(names.RegisterFile(1, "a", "/inb:0", 8, 100).ok());
   EXPECT_EQ((*names.Find(0, "a"))->bytes, 1000);
   EXPECT_EQ((*names.Find(1, "a"))->offset, 8);
   names.Unregister(1, Kind::kFile, "", nullptr);
@@ -80,7 +84,47 @@ TEST_F(RegionNamesTest, RefusesWhatIsNotWithinItsFile) {
     EXPECT_TRUE(names.RegisterFile(0, name, "/in0", 0, 10).ok());
   }
   Expect(names.RegisterFile(0, "d", "/in0", 0, 10), Code::kResourceExhausted, "at most 3");
-  EXPECT_TRUE(names.RegisterFile(1, "d", "/in0", 0, 10).ok());
+}
+
+TEST_F(RegionNamesTest, AFileBelongsToItsTenant) {
+  options_.tenants = {"default", "a", "b", "a-b"};
+  RegionNames names(options_);
+  const auto key = [&](int tenant) { return "/in" + options_.tenants[tenant] + ":0"; };
+  for (int owner = 0; owner < 4; ++owner) {
+    Write(key(owner).substr(1), 10);
+    for (int other = 0; other < 4; ++other) {
+      if (other == owner) continue;
+      Expect(names.RegisterFile(other, "x", key(owner), 0, 10), Code::kPermissionDenied,
+             "must begin with /in" + options_.tenants[other] + ":");
+    }
+    EXPECT_TRUE(names.RegisterFile(owner, "x", key(owner), 0, 10).ok());
+    names.Unregister(owner, Kind::kFile, "x", nullptr);
+  }
+  Expect(names.RegisterFile(1, "y", "/in0", 0, 10), Code::kPermissionDenied, "/ina:");
+}
+
+TEST_F(RegionNamesTest, ATenantsFilesAreBounded) {
+  options_.files_bytes_max = 1000;
+  options_.tenants = {"default", "b"};
+  for (const char* const name : {"indefault:0", "inb:0"}) Write(name, 1001);
+  RegionNames names(options_);
+  Expect(names.RegisterFile(0, "a", "/indefault:0", 0, 1001), Code::kResourceExhausted,
+         "byte_size is 1001");
+  ASSERT_TRUE(names.RegisterFile(0, "a", "/indefault:0", 0, 600).ok());
+  Expect(names.RegisterFile(0, "b", "/indefault:0", 0, 401), Code::kResourceExhausted,
+         "byte_size is 401 and the tenant's other regions in system shared memory have 600 bytes, "
+         "together may have at most 1000 (oip-shared-memory-bytes)");
+  Expect(names.RegisterFile(0, "b", "/indefault:0", 0, INT64_MAX), Code::kResourceExhausted,
+         "at most 1000");
+  // What fails later has taken nothing.
+  Expect(names.RegisterFile(0, "b", "/indefault:1", 0, 400), Code::kNotFound, "indefault:1");
+  Expect(names.RegisterFile(0, "b", "/indefault:0", 900, 400), Code::kInvalidArgument, "900");
+  EXPECT_TRUE(names.RegisterFile(0, "b", "/indefault:0", 0, 400).ok());
+  EXPECT_TRUE(names.RegisterFile(1, "a", "/inb:0", 0, 1000).ok());
+  names.Unregister(0, Kind::kFile, "a", nullptr);
+  EXPECT_TRUE(names.RegisterFile(0, "a", "/indefault:0", 0, 600).ok());
+  names.Unregister(0, Kind::kFile, "", nullptr);
+  EXPECT_TRUE(names.RegisterFile(0, "c", "/indefault:0", 0, 1000).ok());
 }
 
 TEST_F(RegionNamesTest, OpensOnlyFilesOfThePrefixAndTheOwner) {
@@ -126,6 +170,31 @@ TEST_F(RegionNamesTest, AFileThatShrinksIsAnError) {
   EXPECT_TRUE(region->file->Write(400, "xyz", 3).ok());
   EXPECT_TRUE(region->file->Read(400, bytes, 3).ok());
   EXPECT_EQ(std::string(bytes, 3), "xyz");
+}
+
+TEST_F(RegionNamesTest, WithoutMemoryTheNameStaysFree) {
+  RegionNames names(options_);
+  const std::string name(100, 'n'), key = "/in0";
+  int64_t failed = 0;
+  for (bool reached = true; reached; ++failed) {
+    bool thrown = false;
+    {
+      const test::HeapFault fault(failed + 1);
+      try {
+        EXPECT_TRUE(names.RegisterFile(0, name, key, 0, 10).ok());
+      } catch (const std::bad_alloc&) {
+        thrown = true;
+      }
+      reached = fault.reached();
+    }
+    EXPECT_EQ(thrown, reached);
+    if (thrown) {
+      Expect(names.Find(0, name).status(), Code::kNotFound, "Unable to find");
+      EXPECT_TRUE(names.RegisterFile(0, name, key, 0, 10).ok()) << "allocation " << failed + 1;
+    }
+    names.Unregister(0, Kind::kFile, name, nullptr);
+  }
+  EXPECT_GT(failed, 3);
 }
 
 TEST_F(RegionNamesTest, WhatIsOffIsUnimplemented) {

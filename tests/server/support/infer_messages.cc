@@ -154,6 +154,10 @@ Infer ToInfer(const v1::AttendRequest& request, Sent sent, std::mt19937_64& rand
   return infer;
 }
 
+Infer ToInfer(const v1::AttendRequest& request, std::mt19937_64& random) {
+  return ToInfer(request, MayBeTyped(request) ? Sent::kTyped : Sent::kRaw, random);
+}
+
 Infer PlainInfer(const std::string& model) {
   Infer infer;
   infer.set_model_name(model);
@@ -165,6 +169,42 @@ Infer PlainInfer(const std::string& model) {
     infer.add_raw_input_contents(std::string(128, '\0'));
   }
   return infer;
+}
+
+void PutInRegion(const std::string& region, int64_t bytes, int64_t offset,
+                 google::protobuf::Map<std::string, inference::InferParameter>& parameters) {
+  parameters["shared_memory_region"].set_string_param(region);
+  parameters["shared_memory_byte_size"].set_int64_param(bytes);
+  parameters["shared_memory_offset"].set_int64_param(offset);
+}
+
+std::vector<Infer> InfersInRegion(const std::string& region) {
+  Infer tensors = PlainInfer();
+  tensors.clear_raw_input_contents();
+  for (auto& each : *tensors.mutable_inputs()) {
+    PutInRegion(region, 128, 512, *each.mutable_parameters());
+  }
+  auto* const o = tensors.add_outputs();
+  o->set_name("o");
+  PutInRegion(region, 128, 0, *o->mutable_parameters());
+  Infer numbers = PlainInfer("attention_fp32_packed_full");
+  for (auto& each : *numbers.mutable_inputs()) {
+    each.clear_shape();
+    for (const int64_t dim : {0, 1, 8}) each.add_shape(dim);
+  }
+  for (auto& each : *numbers.mutable_raw_input_contents()) each.clear();
+  for (const char* const name : {"cu_q", "cu_kv"}) {
+    auto* const input = numbers.add_inputs();
+    input->set_name(name);
+    input->set_datatype("INT64");
+    input->add_shape(2);
+    PutInRegion(region, 16, 0, *input->mutable_parameters());
+  }
+  Infer huge = numbers;
+  for (const int i : {3, 4}) {
+    PutInRegion(region, INT64_MAX - 7, 0, *huge.mutable_inputs(i)->mutable_parameters());
+  }
+  return {tensors, numbers, huge};
 }
 
 }  // namespace attend::test

@@ -24,8 +24,17 @@ bool MayBeTyped(const v1::AttendRequest& request);
 // Inputs in random order, integers of 32 or 64 bits, numbers of parameters as such or as strings.
 inference::ModelInferRequest ToInfer(const v1::AttendRequest& request, Sent sent,
                                      std::mt19937_64& random);
+// Typed where that may be.
+inference::ModelInferRequest ToInfer(const v1::AttendRequest& request, std::mt19937_64& random);
 
 // q, k, v of zeros in BHLD FP32: B1 H1 L4 D8.
 inference::ModelInferRequest PlainInfer(const std::string& model = "attention_fp32_bhld_full");
+
+// The input or output is in the region.
+void PutInRegion(const std::string& region, int64_t bytes, int64_t offset,
+                 google::protobuf::Map<std::string, inference::InferParameter>& parameters);
+// Requests with tensors and with numbers in the region, whose bytes are zeros; the last claims more
+// bytes than any memory has.
+std::vector<inference::ModelInferRequest> InfersInRegion(const std::string& region);
 
 }  // namespace attend::test
