@@ -216,6 +216,9 @@ def test_statistics_rise_by_what_was_asked_for(oip, random):
     assert int(after.version) == 1
     assert after.inference_count - before.inference_count == 3 * q.shape[0]
     assert after.execution_count > before.execution_count
+    batches = [{each.batch_size: each.compute_infer.count for each in now.batch_stats}
+               for now in (before, after)]
+    assert batches[1] == {q.shape[0]: batches[0].get(q.shape[0], 0) + 3}  # sequences, not requests
     phases = ("success", "queue", "compute_input", "compute_infer", "compute_output")
     for phase in phases:
         rose = getattr(after.inference_stats, phase).count \
