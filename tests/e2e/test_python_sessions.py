@@ -134,6 +134,8 @@ def test_one_that_is_released_is_opened_by_its_id(client, random):
 def test_a_session_of_another_tenant_is_not_there(client, random):
     with client.session(2, 16, dtype="float32", tenant="a") as session:
         session.append(rows(random, 3), rows(random, 3))
+        assert len(client.sessions(tenant="a")) == 1 and client.sessions(tenant="b") == []
+        assert client.sessions(tenant="") == client.sessions()
         with pytest.raises(attend.Error) as caught:
             client.open_session(session.id, tenant="b")
         assert caught.value.status == "NOT_FOUND"

@@ -67,8 +67,7 @@ class Arguments:
         p.request_id = _checks.text("request_id", options["request_id"]) or None
         timeout = client_timeout if options["timeout"] is None else options["timeout"]
         p.timeout_ns = nanoseconds("timeout", timeout)
-        if options["tenant"] is not None:
-            p.tenant = _checks.text("tenant", options["tenant"])
+        p.tenant = _checks.optional_text("tenant", options["tenant"])
         p.transport = _checks.one_of("transport", options["transport"], TRANSPORTS)
 
     def ask_for_gradients(self, d_o, o, lse, d_lse, wanted):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attend_kernels import Error
-from attend_kernels._checks import integer, text
+from attend_kernels._checks import integer, optional_text, text
 from attend_kernels._library import invalid
 
 from . import _session
@@ -64,7 +64,7 @@ class Client:
         self._handle: ClientHandle | None = None
         nanoseconds("timeout", timeout)
         options = Options(struct_bytes=ctypes.sizeof(Options), server=text("server", server),
-                          tenant=None if tenant is None else text("tenant", tenant),
+                          tenant=optional_text("tenant", tenant),
                           connections=integer("connections", connections, 1, 1024),
                           attempts_max=integer("attempts", attempts, 1, 2**31 - 1))
         options.shared_memory_off = shared_memory is False
@@ -228,10 +228,10 @@ class Client:
     def sessions(self, *, tenant: str | None = None,
                  timeout: float | None = 10.0) -> list[dict[str, Any]]:
         """The tenant's sessions, each as Session.info() has it."""
-        text = ctypes.c_void_p()
-        check(library().session_list(self._open_handle(), tenant and text("tenant", tenant),
-                                     nanoseconds("timeout", timeout), ctypes.byref(text)))
-        return taken_text(text)["sessions"]
+        json_text = ctypes.c_void_p()
+        check(library().session_list(self._open_handle(), optional_text("tenant", tenant),
+                                     nanoseconds("timeout", timeout), ctypes.byref(json_text)))
+        return taken_text(json_text)["sessions"]
 
     def attend_sessions(self, sessions: Iterable[_session.Session], q: Array, k: Array = None,
                         v: Array = None, *, layer: int = 0,
@@ -243,10 +243,10 @@ class Client:
     def server_info(self, *, timeout: float | None = 10.0) -> dict[str, Any]:
         """What the server is, has and allows: GetServerInfoResponse in attention.proto, by its
         names."""
-        text = ctypes.c_void_p()
+        json_text = ctypes.c_void_p()
         check(library().info(self._open_handle(), nanoseconds("timeout", timeout),
-                             ctypes.byref(text)))
-        return taken_text(text)
+                             ctypes.byref(json_text)))
+        return taken_text(json_text)
 
     def health(self, service: str = "", *, timeout: float | None = 10.0) -> str:
         """"SERVING", "NOT_SERVING" or "UNKNOWN", as grpc.health.v1 has it."""
@@ -288,7 +288,7 @@ class Stream:
         self._client = client
         handle = ctypes.c_void_p()
         self._handle: StreamHandle | None = None
-        check(library().stream_open(client._open_handle(), tenant and text("tenant", tenant),
+        check(library().stream_open(client._open_handle(), optional_text("tenant", tenant),
                                     nanoseconds("timeout", timeout), ctypes.byref(handle)))
         self._handle = StreamHandle(handle.value or 0)
 

@@ -8,7 +8,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from attend_kernels import Error
-from attend_kernels._checks import integer, one_of, real, text
+from attend_kernels._checks import integer, one_of, optional_text, real, text
 from attend_kernels._library import invalid
 
 from ._arguments import Arguments, options_of
@@ -47,7 +47,7 @@ def options_struct(shapes: Iterable[LayerShape], layers: int, device: str, lease
                            integer("dim_v", shape.dim_v, 0, _INT64_MAX)) for shape in shapes])
     return SessionOptions(ctypes.sizeof(SessionOptions), structs, len(shapes),
                           integer("layers", layers, 0, _INT32_MAX), bool(pinned),
-                          text("device", device) or None, tenant and text("tenant", tenant),
+                          text("device", device) or None, optional_text("tenant", tenant),
                           real("lease", lease), nanoseconds("timeout", timeout))
 
 
@@ -175,9 +175,9 @@ class Session:
         """What the server says of it: Session in session.proto, by its names; learns the
         lengths."""
         from ._client import taken_text
-        text = ctypes.c_void_p()
-        check(library().session_get(self._open_handle(), ctypes.byref(text)))
-        return taken_text(text)
+        json_text = ctypes.c_void_p()
+        check(library().session_get(self._open_handle(), ctypes.byref(json_text)))
+        return taken_text(json_text)
 
     def free(self) -> None:
         """Ends it on the server, also one that was made elsewhere."""

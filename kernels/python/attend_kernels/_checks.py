@@ -16,6 +16,11 @@ def text(name, value):
     return value.encode(errors="surrogateescape")
 
 
+def optional_text(name, value):
+    """As `text`; None stays None."""
+    return None if value is None else text(name, value)
+
+
 def integer(name, value, low, high):
     try:
         number = operator.index(value)
