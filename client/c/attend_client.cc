@@ -100,16 +100,33 @@ Status Wait(attend_client_call* call, int64_t timeout_ns, int32_t* ended) {
   return Status();
 }
 
+Status CheckEnded(const attend_client_call& call) {
+  if (call.state->outcome() != nullptr) return Status();
+  return Status(Code::kFailedPrecondition, "the call has not ended");
+}
+
 Status Get(const attend_client_call* call, attend_client_answer* answer) {
   ATTEND_RETURN_IF_ERROR(NotNull("call", call));
   ATTEND_RETURN_IF_ERROR(NotNull("answer", answer));
   ATTEND_RETURN_IF_ERROR(CheckStructBytes("answer", answer->struct_bytes, sizeof(*answer)));
-  const CallOutcome* const outcome = call->state->outcome();
-  if (outcome == nullptr) {
-    return Status(Code::kFailedPrecondition, "the call has not ended");
-  }
-  FillAnswer(*outcome, answer);
+  ATTEND_RETURN_IF_ERROR(CheckEnded(*call));
+  call->state->Fill(answer);
   return Status();
+}
+
+Status Copy(attend_client_call* call, const attend_client_tensor* tensor, void* to,
+            int32_t to_memory, void* stream) {
+  ATTEND_RETURN_IF_ERROR(NotNull("call", call));
+  ATTEND_RETURN_IF_ERROR(NotNull("tensor", tensor));
+  ATTEND_RETURN_IF_ERROR(CheckEnded(*call));
+  if (tensor->dims < 1 || tensor->dims > 4 || tensor->dtype < ATTEND_CLIENT_FLOAT16 ||
+      tensor->dtype > ATTEND_CLIENT_FLOAT32 || to_memory < 0) {
+    return InvalidArgument("tensor has " + std::to_string(tensor->dims) + " dims and dtype " +
+                           std::to_string(tensor->dtype) + ", to_memory is " +
+                           std::to_string(to_memory) +
+                           ": must be one of the answer's, and at least 0");
+  }
+  return call->state->Copy(*tensor, to, to_memory, stream);
 }
 
 void ShutDown(std::shared_ptr<ClientState> state) {
@@ -173,6 +190,11 @@ void attend_client_cancel(attend_client_call* call) {
 
 int32_t attend_client_get(const attend_client_call* call, attend_client_answer* answer) {
   return c::Return(c::Get(call, answer));
+}
+
+int32_t attend_client_copy(attend_client_call* call, const attend_client_tensor* tensor, void* to,
+                           int32_t to_memory, void* stream) {
+  return c::Return(c::Copy(call, tensor, to, to_memory, stream));
 }
 
 void attend_client_call_free(attend_client_call* call) { delete call; }

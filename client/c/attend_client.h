@@ -77,7 +77,9 @@ enum {
   ATTEND_CLIENT_D_SINKS = 16
 };
 /* How tensors travel. AUTO: from 64 KiB on in memory that is shared with a server on this host, if
- * it shares any; else in one message, or by size in chunks over the connections. */
+ * it shares any; else in one message, or by size in chunks over the connections. If q is in a GPU's
+ * memory, and all else that is in one in the same, that shared memory is the GPU's (CUDA IPC), where
+ * the server has that GPU and takes such memory; but not with `check`, on streams or on sessions. */
 enum {
   ATTEND_CLIENT_AUTO = 0,
   ATTEND_CLIENT_INLINE = 1,
@@ -102,12 +104,14 @@ typedef struct attend_client_options {
   const char* shared_memory_socket; /* where the server's is mounted; NULL: as the server says */
 } attend_client_options;
 
-/* C-contiguous, little-endian host memory: the wire has no strides. */
+/* C-contiguous and little-endian: the wire has no strides. */
 typedef struct attend_client_tensor {
   const void* data; /* may be NULL where a dimension is 0 */
   int32_t dtype;    /* 0: there is no such tensor */
   int32_t dims;     /* in [1, 4] */
   int64_t shape[4]; /* of BIT in bits */
+  int32_t memory;   /* 0: the host's; n: that of the CUDA device n - 1 */
+  int32_t reserved;
 } attend_client_tensor;
 
 typedef struct attend_client_numbers {
@@ -158,6 +162,9 @@ typedef struct attend_client_params {
   const char* tenant;                      /* NULL: the client's */
   attend_client_done done;                 /* may be NULL */
   void* user;
+  /* A cudaStream_t or CUstream; NULL: the default stream. Tensors in a GPU's memory are read in its
+   * order, so that nobody has to wait for what writes them. */
+  void* stream;
 } attend_client_params;
 
 typedef struct attend_client_answer {
@@ -165,7 +172,8 @@ typedef struct attend_client_answer {
   int32_t code;        /* ATTEND_CLIENT_OK: the rest is an answer */
   int32_t attempts;    /* 1: no retries */
   const char* message; /* why it failed; "" */
-  /* Those that were asked for; data is the call's, or in shared memory. */
+  /* Those that were asked for; data is the call's, or in shared memory: in a GPU's if the call's
+   * tensors went that way. */
   attend_client_tensor o, lse, d_q, d_k, d_v, d_bias, d_sinks;
   /* Nanoseconds of the server's clock. */
   int64_t receive_ns, queue_ns, copy_in_ns, kernel_ns, copy_out_ns, check_ns, total_ns;
@@ -226,7 +234,14 @@ ATTEND_CLIENT_API void attend_client_cancel(attend_client_call* call);
 /* Of a call that has ended, else FAILED_PRECONDITION. */
 ATTEND_CLIENT_API int32_t attend_client_get(const attend_client_call* call,
                                             attend_client_answer* answer);
-/* Frees the answer. A call that has not ended goes on, and `done` runs. NULL is fine. */
+/* Copies a tensor of the call's answer to memory of its size: the host's (0) or that of the CUDA
+ * device to_memory - 1, which is the answer's own if that is in a GPU's memory. In the order of
+ * `stream`; complete on return if either side is the host's. */
+ATTEND_CLIENT_API int32_t attend_client_copy(attend_client_call* call,
+                                             const attend_client_tensor* tensor, void* to,
+                                             int32_t to_memory, void* stream);
+/* Frees the answer. A call that has not ended goes on, and `done` runs. NULL is fine. The caller's
+ * own work on an answer in a GPU's memory must be over; copies of attend_client_copy need not. */
 ATTEND_CLIENT_API void attend_client_call_free(attend_client_call* call);
 
 /* One AttendStream: many calls in flight on one connection, which are not retried. `tenant` may be

@@ -29,7 +29,8 @@ void CallState::OutOfDone(std::function<void()> function) {
 
 CallState::~CallState() {
   outcome_ = {};  // refers to the region
-  if (pool_ != nullptr && outputs_ != nullptr) pool_->GiveBack(std::move(outputs_));
+  on_device_.reset();
+  if (owner_ != nullptr && outputs_ != nullptr) owner_->GiveBack(std::move(outputs_));
 }
 
 std::shared_ptr<const void> CallState::Borrow() {
@@ -58,11 +59,14 @@ void CallState::RunDone() const {
   in_done = nested;
 }
 
-Status CallState::Read(const attend_client_params& params, bool in_session, Sent* sent) {
+Status CallState::Read(const attend_client_params& params, bool in_session, bool in_stream,
+                       Sent* sent) {
   const std::shared_ptr<ClientState> client = client_.lock();
   AttentionCall call;
   ATTEND_RETURN_IF_ERROR(ReadParams(params, Borrow(), &call));
   ATTEND_RETURN_IF_ERROR(ReadOptions(params, client->tenant(), &sent->options));
+  Result<DeviceTensors> devices = DevicesOf(params, call);
+  if (!devices.ok()) return devices.status();
   CallOptions& options = sent->options;
   const TimePoint begin = Now();
   const TimePoint deadline = options.timeout.count() == 0 || options.timeout > kNever - begin
@@ -74,10 +78,19 @@ Status CallState::Read(const attend_client_params& params, bool in_session, Sent
     const Status prepared = client->Prepare(options.timeout);
     if (shared) ATTEND_RETURN_IF_ERROR(prepared);
   }
-  if (call.backward) ATTEND_RETURN_IF_ERROR(AddForwardPass(client->client(), options, &call));
-  Result<SharedCall> placed = client->Share(call, params.transport, in_session);
+  if (call.backward && call.backward->o.shape.empty()) {
+    ATTEND_RETURN_IF_ERROR(BringToHost(*devices, &call));
+    devices->ordinals.clear();
+    ATTEND_RETURN_IF_ERROR(AddForwardPass(client->client(), options, &call));
+  }
+  Result<SharedCall> placed =
+      client->Share(call, *devices,
+                    {.transport = params.transport,
+                     .in_session = in_session,
+                     .on_device = !in_session && !in_stream && !call.check});
   if (!placed.ok()) return placed.status();
   sent->shared = std::move(*placed);
+  if (sent->shared.on_device) options.payload = Payload::kDiscard;  // it stays where it is
   if (deadline != kNever) {
     options.timeout =
         std::max<std::chrono::nanoseconds>(deadline - Now(), std::chrono::nanoseconds(1));
@@ -86,11 +99,15 @@ Status CallState::Read(const attend_client_params& params, bool in_session, Sent
   deadline_ = deadline;
   if (sent->shared.pool == nullptr) return Status();
   pool_ = sent->shared.pool;
+  owner_ = sent->shared.owner;
+  on_device_ = std::move(sent->shared.on_device);
   inputs_ = std::move(sent->shared.inputs);
   outputs_ = std::move(sent->shared.outputs);
-  if (params.transport != ATTEND_CLIENT_SHARED) {
+  if (params.transport != ATTEND_CLIENT_SHARED && !in_session) {
     plain_ = std::move(call);
+    devices_ = std::move(*devices);
     options_ = options;
+    options_.payload = Payload::kCopy;
   }
   return Status();
 }
@@ -104,7 +121,7 @@ void CallState::Keep(CallHandle handle) {
 void CallState::Start(const attend_client_params& params) {
   const std::shared_ptr<ClientState> client = client_.lock();
   Sent sent;
-  if (Status failed = Read(params, false, &sent); !failed.ok()) {
+  if (Status failed = Read(params, false, false, &sent); !failed.ok()) {
     Answered({.status = std::move(failed)});
     return;
   }
@@ -116,7 +133,8 @@ void CallState::Start(const attend_client_params& params) {
 void CallState::StartOn(Stream* stream, const std::vector<Session*>& sessions, int32_t layer,
                         const attend_client_params& params) {
   Sent sent;
-  if (Status failed = Read(params, !sessions.empty(), &sent); !failed.ok()) {
+  const bool in_session = !sessions.empty();
+  if (Status failed = Read(params, in_session, stream != nullptr, &sent); !failed.ok()) {
     Answered({.status = std::move(failed)});
     return;
   }
@@ -143,23 +161,36 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
   const std::shared_ptr<ClientState> client = client_.lock();
   if (client == nullptr || (code != Code::kNotFound && code != Code::kUnavailable)) return false;
   std::optional<AttentionCall> plain;
+  DeviceTensors devices;
   CallOptions options;
   {
     const MutexLock lock(mutex_);
     if (cancelled_ || !plain_ || Now() >= deadline_) return false;
     plain.swap(plain_);
+    devices = std::move(devices_);
     options = options_;
     if (deadline_ != kNever) options.timeout = deadline_ - Now();
     client->Lose(pool_, code);
     // The first attempt may still write to one and read the other.
     pool_ = nullptr;
+    on_device_.reset();
     inputs_ = nullptr;
     outputs_ = nullptr;
   }
+  if (!BringToHost(devices, &*plain).ok()) return false;
   Keep(client->client().CallAsync(*plain, options, [self = shared_from_this()](CallOutcome again) {
     self->Answered(std::move(again));
   }));
   return true;
+}
+
+void CallState::Lose(const CallOutcome& outcome) {
+  const Code code = outcome.status.code();
+  const std::shared_ptr<ClientState> client = client_.lock();
+  // A session that is not there says nothing of the memory.
+  const bool of_session = outcome.status.message().starts_with("session");
+  if (client == nullptr || pool_ == nullptr || of_session) return;
+  if (code == Code::kNotFound || code == Code::kUnavailable) client->Lose(pool_, code);
 }
 
 void CallState::Answered(CallOutcome outcome) {
@@ -173,8 +204,10 @@ void CallState::Answered(CallOutcome outcome) {
     outcome_ = std::move(outcome);
     if (outcome_.status.ok() && pool_ != nullptr) {
       if (const std::shared_ptr<ClientState> client = client_.lock()) client->Trust(pool_);
-      if (inputs_ != nullptr) pool_->GiveBack(std::move(inputs_));
+      if (inputs_ != nullptr) owner_->GiveBack(std::move(inputs_));
     } else {
+      Lose(outcome_);
+      on_device_.reset();
       lost = std::move(outputs_);
     }
     answered_ = true;
@@ -206,6 +239,27 @@ void CallState::Cancel() {
 const CallOutcome* CallState::outcome() const {
   const MutexLock lock(mutex_);
   return ended_ ? &outcome_ : nullptr;
+}
+
+void CallState::Fill(attend_client_answer* answer) const {
+  const MutexLock lock(mutex_);
+  FillAnswer(outcome_, answer);
+  if (on_device_) on_device_->Fill(answer);
+}
+
+Status CallState::Copy(const attend_client_tensor& tensor, void* to, int32_t to_memory,
+                       void* stream) const {
+  const std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.dims);
+  const Result<int64_t> bytes = TensorBytes("tensor", static_cast<DType>(tensor.dtype), shape);
+  if (!bytes.ok()) return bytes.status();
+  if (*bytes > 0) ATTEND_RETURN_IF_ERROR(NotNull("to", to));
+  std::shared_ptr<SharedRegion> region;
+  if (tensor.memory != 0) {
+    const MutexLock lock(mutex_);
+    if (!on_device_) return InvalidArgument("tensor.memory is a GPU's, the answer is the host's");
+    region = outputs_;
+  }
+  return CopyAnswer(region.get(), tensor, to, to_memory, *bytes, stream);
 }
 
 }  // namespace attend::client::c

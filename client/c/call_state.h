@@ -36,6 +36,9 @@ class CallState : public std::enable_shared_from_this<CallState> {
   void Cancel();
   // Null before the end.
   const CallOutcome* outcome() const;
+  // Of an outcome that is there: the answer, and a copy of one of its tensors.
+  void Fill(attend_client_answer* answer) const;
+  Status Copy(const attend_client_tensor& tensor, void* to, int32_t to_memory, void* stream) const;
 
   // Runs `function`, which waits for the client or lets go of it: on a thread of its own if this
   // one runs a `done`, which is the client's and must do neither.
@@ -47,13 +50,15 @@ class CallState : public std::enable_shared_from_this<CallState> {
     CallOptions options;
   };
   // Reads the params, prepares the client if need be and places the tensors.
-  Status Read(const attend_client_params& params, bool in_session, Sent* sent);
+  Status Read(const attend_client_params& params, bool in_session, bool in_stream, Sent* sent);
   // Owns the caller's tensors; that it is let go is the second condition of the end.
   std::shared_ptr<const void> Borrow();
   void Keep(CallHandle handle);
   void Answered(CallOutcome outcome);
   // True: it was sent again.
   bool SentAgain(const CallOutcome& outcome);
+  // The server does not know the memory, or cannot be reached.
+  void Lose(const CallOutcome& outcome) ATTEND_REQUIRES(mutex_);
   // Whether it ends here. Then RunDone, without the lock.
   bool Ends() ATTEND_REQUIRES(mutex_);
   void RunDone() const;
@@ -73,10 +78,13 @@ class CallState : public std::enable_shared_from_this<CallState> {
   CallOutcome outcome_ ATTEND_GUARDED_BY(mutex_);
   // Of a call in shared memory: as it was given, to be sent again without, and until when.
   std::optional<AttentionCall> plain_ ATTEND_GUARDED_BY(mutex_);
+  DeviceTensors devices_ ATTEND_GUARDED_BY(mutex_);  // of it
   CallOptions options_ ATTEND_GUARDED_BY(mutex_);
   TimePoint deadline_ ATTEND_GUARDED_BY(mutex_) = kNever;
   std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
-  // They go back to the pool: the inputs' with the answer, the answer's with this object.
+  std::optional<DeviceAnswer> on_device_ ATTEND_GUARDED_BY(mutex_);
+  // They go back to their owner: the inputs' with the answer, the answer's with this object.
+  std::shared_ptr<RegionPool> owner_ ATTEND_GUARDED_BY(mutex_);
   std::shared_ptr<SharedRegion> inputs_ ATTEND_GUARDED_BY(mutex_);
   std::shared_ptr<SharedRegion> outputs_ ATTEND_GUARDED_BY(mutex_);
 };

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "client/c/params.h"
 #include "client/c/status.h"
 #include "client/call/shared_call.h"
+#include "client/memory/cuda_memory.h"
 
 namespace attend::client::c {
 namespace {
@@ -17,6 +19,17 @@ constexpr std::chrono::seconds kPrepareMax{5};
 
 Status None(const std::string& why) {
   return Status(Code::kFailedPrecondition, "no memory is shared with the server: " + why);
+}
+
+// Of a call on sessions, whose K and V are on the server: enough for the answer's size.
+bool SessionSizesFit(const AttentionCall& call) {
+  if (call.q.shape.size() != 4 || call.q.dtype == DType::kBit) return false;
+  if (call.v.shape.empty()) return true;
+  if (call.v.shape.size() != 4) return false;
+  const std::vector<AnswerTensor> answer = AnswerTensors(call);
+  return std::all_of(answer.begin(), answer.end(), [](const AnswerTensor& each) {
+    return TensorBytes(NameOf(each.name), each.dtype, each.shape).ok();
+  });
 }
 
 }  // namespace
@@ -54,11 +67,17 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
     Result<std::shared_ptr<SharedMemory>> memory = SharedMemory::Connect(path);
     if (memory.ok()) pool = std::make_shared<RegionPool>(std::move(*memory));
   }
+  std::set<std::string> uuids;
+  if (pool != nullptr && info->shared_memory().cuda_ipc()) {
+    for (const v1::DeviceInfo& device : info->devices()) uuids.insert(device.uuid());
+  }
   const MutexLock lock(mutex_);
   if (prepared_) return Status();
   prepared_ = true;
   trusted_ = false;
-  if (!another_servers_) pool_ = std::move(pool);
+  if (another_servers_) return Status();
+  pool_ = std::move(pool);
+  uuids_ = std::move(uuids);
   return Status();
 }
 
@@ -89,12 +108,14 @@ bool ClientState::Free(const void* data) {
 
 void ClientState::Lose(const std::shared_ptr<RegionPool>& pool, Code code) {
   std::shared_ptr<RegionPool> lost;  // let go without the lock
+  std::map<int, std::shared_ptr<RegionPool>> lost_devices;
   const MutexLock lock(mutex_);
   if (pool_ != pool) return;
   another_servers_ = code == Code::kNotFound && !trusted_;
   prepared_ = another_servers_;
   lost = std::move(pool_);
   pool_ = nullptr;
+  lost_devices.swap(device_pools_);
 }
 
 void ClientState::Trust(const std::shared_ptr<RegionPool>& pool) {
@@ -102,68 +123,131 @@ void ClientState::Trust(const std::shared_ptr<RegionPool>& pool) {
   if (pool_ == pool) trusted_ = true;
 }
 
-Status ClientState::Place(SharedCall* shared) {
-  // Else its sizes mean nothing; the server says what is wrong.
-  if (const Result<Attention> described = Describe(shared->call, nullptr, nullptr);
-      !described.ok()) {
-    return described.status();
+std::shared_ptr<RegionPool> ClientState::PoolOf(int ordinal,
+                                                const std::shared_ptr<RegionPool>& pool) {
+  const Result<std::string> uuid = CudaUuid(ordinal);
+  const MutexLock lock(mutex_);
+  if (pool_ != pool || !uuid.ok() || !uuids_.contains(*uuid)) return nullptr;
+  std::shared_ptr<RegionPool>& made = device_pools_[ordinal];
+  if (made == nullptr) {
+    made = std::make_shared<RegionPool>(
+        pool->memory(),
+        [ordinal, memory = pool->memory()](int64_t bytes) -> Result<std::shared_ptr<SharedRegion>> {
+          Result<std::shared_ptr<CudaMemory>> allocated = CudaMemory::AllocateOn(ordinal, bytes);
+          if (!allocated.ok()) return allocated.status();
+          return memory->Lend(std::move(*allocated));
+        });
   }
+  return made;
+}
+
+bool ClientState::Known(const std::shared_ptr<RegionPool>& pool) {
+  {
+    const MutexLock lock(mutex_);
+    if (trusted_ || pool_ != pool) return pool_ == pool;
+  }
+  const float one = 1;
+  AttentionCall probe;
+  probe.q = probe.k = probe.v = TensorRef(DType::kFloat32, {1, 1, 1, 1}, &one, sizeof(one));
+  const Result<AttentionCall> shared = ShareCall(*pool->memory(), probe);
+  if (!shared.ok()) return false;
+  const CallOptions options{.timeout = kPrepareMax, .tenant = tenant_};
+  const Result<AttentionResult> result = client_->Call(*shared, options);
+  if (result.ok()) {
+    Trust(pool);
+  } else if (result.status().code() == Code::kNotFound) {
+    Lose(pool, Code::kNotFound);
+  }
+  return result.ok();
+}
+
+Status ClientState::Place(const DeviceTensors& devices, bool in_session, SharedCall* shared) {
+  // Else its sizes mean nothing; the server says what is wrong.
+  AttentionCall& call = shared->call;
+  const bool sized = in_session ? SessionSizesFit(call) : Describe(call, nullptr, nullptr).ok();
+  if (!sized) return InvalidArgument("the shapes do not fit together");
   int64_t bytes = 0;
-  ForTensors(shared->call, [&](v1::TensorName, const TensorRef& tensor) {
+  ForTensors(call, [&](v1::TensorName, const TensorRef& tensor) {
     if (tensor.shared.region == nullptr) bytes += SharedSpace(tensor.bytes);
   });
-  Result<std::shared_ptr<SharedRegion>> outputs =
-      shared->pool->Take(std::max<int64_t>(SharedOutputBytes(shared->call), 1));
-  if (!outputs.ok()) return outputs.status();
-  shared->outputs = *outputs;
-  shared->call.outputs = ShareOutputs({std::move(*outputs), 0}, shared->call);
+  // How large O is, v says.
+  if (!call.v.shape.empty()) {
+    Result<std::shared_ptr<SharedRegion>> outputs =
+        shared->pool->Take(std::max<int64_t>(SharedOutputBytes(call), 1));
+    if (!outputs.ok()) return outputs.status();
+    shared->outputs = *outputs;
+    call.outputs = ShareOutputs({std::move(*outputs), 0}, call);
+  }
   if (bytes == 0) return Status();
   Result<std::shared_ptr<SharedRegion>> inputs = shared->pool->Take(bytes);
   if (!inputs.ok()) return inputs.status();
   shared->inputs = std::move(*inputs);
   SharedPlace next{shared->inputs, 0};
-  ForTensors(shared->call, [&](v1::TensorName, TensorRef& tensor) {
-    if (tensor.shared.region != nullptr) return;
-    if (tensor.bytes > 0)
+  Status status;
+  ForTensors(call, [&](v1::TensorName name, TensorRef& tensor) {
+    if (tensor.shared.region != nullptr || tensor.shape.empty() || !status.ok()) return;
+    if (devices.ordinals.contains(name)) {
+      status = CopyToHost(devices, name, tensor, next.data());
+    } else if (tensor.bytes > 0) {
       std::copy_n(static_cast<const std::byte*>(tensor.data), tensor.bytes, next.data());
+    }
     tensor = TensorRef(tensor.dtype, std::move(tensor.shape), next, tensor.bytes);
     next.offset += SharedSpace(tensor.bytes);
   });
-  return Status();
+  const Status finished = FinishCopies(devices);
+  return status.ok() ? finished : status;
 }
 
-Result<SharedCall> ClientState::Share(const AttentionCall& call, int32_t transport,
-                                      bool in_session) {
-  const bool wanted =
-      transport == ATTEND_CLIENT_SHARED || (transport == ATTEND_CLIENT_AUTO && !shared_memory_off_);
+Result<SharedCall> ClientState::Share(const AttentionCall& call, const DeviceTensors& devices,
+                                      const ShareOptions& options) {
+  const bool insists = options.transport == ATTEND_CLIENT_SHARED;
+  const bool wanted = insists || (options.transport == ATTEND_CLIENT_AUTO && !shared_memory_off_);
   SharedCall shared{.call = call};
   shared.pool = wanted ? pool() : nullptr;
-  if (shared.pool == nullptr) {
-    if (transport != ATTEND_CLIENT_SHARED) return shared;
-    return None("it offers none to this process");
+  if (insists && shared.pool == nullptr) return None("it offers none to this process");
+  const bool large = insists || PayloadBytes(call) >= kPreparedBytesMin;
+  if (shared.pool != nullptr && large && options.on_device && devices.ordinal()) {
+    if (StageOnDevice(devices, &shared)) return shared;
+    shared = {.call = call, .pool = shared.pool};
   }
   bool found = false;
-  ForTensors(shared.call, [&](v1::TensorName, TensorRef& tensor) {
-    const std::optional<SharedPlace> place =
-        tensor.bytes > 0 ? shared.pool->Find(tensor.data, tensor.bytes) : std::nullopt;
-    if (!place) return;
-    found = true;
-    tensor = TensorRef(tensor.dtype, std::move(tensor.shape), *place, tensor.bytes);
-  });
-  if (in_session) {
-    // Its answer's size is not known here, and its rows must not be sent twice in two ways.
-    shared.pool = nullptr;
-    return shared;
+  if (shared.pool != nullptr) {
+    ForTensors(shared.call, [&](v1::TensorName name, TensorRef& tensor) {
+      if (tensor.bytes == 0 || devices.ordinals.contains(name)) return;
+      const std::optional<SharedPlace> place = shared.pool->Find(tensor.data, tensor.bytes);
+      if (!place) return;
+      found = true;
+      tensor = TensorRef(tensor.dtype, std::move(tensor.shape), *place, tensor.bytes);
+    });
   }
-  if (found || transport == ATTEND_CLIENT_SHARED || PayloadBytes(call) >= kPreparedBytesMin) {
-    const Status placed = Place(&shared);
+  const bool known =
+      shared.pool != nullptr && (found || large) && (!options.in_session || Known(shared.pool));
+  if (insists && !known) return None("its socket is another server's");
+  if (known) {
+    shared.owner = shared.pool;
+    const Status placed = Place(devices, options.in_session, &shared);
     if (placed.ok()) return shared;
     if (placed.code() == Code::kUnavailable) Lose(shared.pool, placed.code());
-    if (transport == ATTEND_CLIENT_SHARED && placed.code() != Code::kInvalidArgument) {
-      return placed;
-    }
+    if (insists && placed.code() != Code::kInvalidArgument) return placed;
   }
-  return SharedCall{.call = call};
+  shared = {.call = call};
+  ATTEND_RETURN_IF_ERROR(BringToHost(devices, &shared.call));
+  return shared;
+}
+
+bool ClientState::StageOnDevice(const DeviceTensors& devices, SharedCall* shared) {
+  const int ordinal = *devices.ordinal();
+  shared->owner = PoolOf(ordinal, shared->pool);
+  if (shared->owner == nullptr) return false;
+  Result<std::shared_ptr<SharedRegion>> region =
+      StageOn(ordinal, *shared->owner, devices, &shared->call);
+  if (!region.ok()) {
+    if (region.status().code() == Code::kUnavailable) Lose(shared->pool, Code::kUnavailable);
+    return false;
+  }
+  shared->outputs = std::move(*region);
+  shared->on_device = {ordinal, shared->call.outputs};
+  return true;
 }
 
 }  // namespace attend::client::c

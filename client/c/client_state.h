@@ -8,9 +8,12 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "client/c/attend_client.h"
+#include "client/c/device_tensors.h"
 #include "client/client.h"
 #include "client/memory/region_pool.h"
 
@@ -20,7 +23,17 @@ namespace attend::client::c {
 struct SharedCall {
   AttentionCall call;
   std::shared_ptr<RegionPool> pool = {};  // null: nothing was placed
+  // Of `owner`, which is `pool` or a GPU's.
+  std::shared_ptr<RegionPool> owner = {};
   std::shared_ptr<SharedRegion> inputs = {}, outputs = {};
+  std::optional<DeviceAnswer> on_device = {};
+};
+
+// What a call's own kind and its caller allow.
+struct ShareOptions {
+  int32_t transport = ATTEND_CLIENT_AUTO;
+  bool in_session = false;
+  bool on_device = true;  // tensors may stay in a GPU's memory
 };
 
 class ClientState {
@@ -44,14 +57,21 @@ class ClientState {
   // A call over the pool's memory succeeded.
   void Trust(const std::shared_ptr<RegionPool>& pool);
 
-  // The call with its tensors in shared memory, or as it was where that is not wanted, worth it or
-  // possible. FAILED_PRECONDITION if `transport` insists.
-  Result<SharedCall> Share(const AttentionCall& call, int32_t transport, bool in_session);
+  // The call with its tensors in shared memory, or on the host where that is not wanted, worth it
+  // or possible. FAILED_PRECONDITION if the transport insists.
+  Result<SharedCall> Share(const AttentionCall& call, const DeviceTensors& devices,
+                           const ShareOptions& options);
 
  private:
   ClientState() = default;
   // Copies what is elsewhere into one region, and makes a place for the answer in another.
-  static Status Place(SharedCall* shared);
+  static Status Place(const DeviceTensors& devices, bool in_session, SharedCall* shared);
+  // False: it cannot go so, and is not whole any more.
+  bool StageOnDevice(const DeviceTensors& devices, SharedCall* shared);
+  // A GPU's pool; null if the server does not take that GPU's memory.
+  std::shared_ptr<RegionPool> PoolOf(int ordinal, const std::shared_ptr<RegionPool>& pool);
+  // Asks the server by a small call whether it knows the pool, unless it has shown that.
+  bool Known(const std::shared_ptr<RegionPool>& pool);
 
   std::unique_ptr<Client> client_;
   std::string tenant_;
@@ -64,6 +84,8 @@ class ClientState {
   std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
   // The pools of what Allocate gave out.
   std::map<const void*, std::shared_ptr<RegionPool>> allocated_ ATTEND_GUARDED_BY(mutex_);
+  std::set<std::string> uuids_ ATTEND_GUARDED_BY(mutex_);  // of GPUs whose memory it takes
+  std::map<int, std::shared_ptr<RegionPool>> device_pools_ ATTEND_GUARDED_BY(mutex_);
 };
 
 // From here on calls may exceed what the server's limits say of one message.

@@ -25,6 +25,7 @@ Status ReadTensor(const std::string& name, const attend_client_tensor& from,
   ATTEND_RETURN_IF_ERROR(
       CheckRange(name + ".dtype", from.dtype, ATTEND_CLIENT_FLOAT16, ATTEND_CLIENT_BIT));
   ATTEND_RETURN_IF_ERROR(CheckRange(name + ".dims", from.dims, 1, kDimsMax));
+  ATTEND_RETURN_IF_ERROR(CheckRange(name + ".memory", from.memory, 0, INT32_MAX));
   const auto dtype = static_cast<DType>(from.dtype);
   std::vector<int64_t> shape(from.shape, from.shape + from.dims);
   const Result<int64_t> bytes = TensorBytes(name, dtype, shape);

@@ -43,6 +43,9 @@ Result<CudaDriver> Load() {
   find(driver.mem_free, "cuMemFree_v2");
   find(driver.copy_to_device, "cuMemcpyHtoD_v2");
   find(driver.copy_to_host, "cuMemcpyDtoH_v2");
+  find(driver.copy_async, "cuMemcpyAsync");
+  find(driver.stream_synchronize, "cuStreamSynchronize");
+  find(driver.stream_wait_event, "cuStreamWaitEvent");
   find(driver.address_range, "cuMemGetAddressRange_v2");
   find(driver.pointer_attribute, "cuPointerGetAttribute");
   find(driver.ipc_mem_handle, "cuIpcGetMemHandle");

@@ -44,6 +44,9 @@ struct CudaDriver {
   Result (*mem_free)(Pointer);
   Result (*copy_to_device)(Pointer, const void*, size_t);
   Result (*copy_to_host)(void*, Pointer, size_t);
+  Result (*copy_async)(Pointer, Pointer, size_t, Stream);  // addresses of the host too
+  Result (*stream_synchronize)(Stream);
+  Result (*stream_wait_event)(Stream, Event, unsigned);
   Result (*address_range)(Pointer*, size_t*, Pointer);
   Result (*pointer_attribute)(void*, int, Pointer);
   Result (*ipc_mem_handle)(IpcHandle*, Pointer);

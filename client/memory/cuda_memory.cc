@@ -3,6 +3,7 @@
 #include "client/memory/cuda_memory.h"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "attend/v1/shared_memory.pb.h"
@@ -29,6 +30,41 @@ class Current {
   const CudaDriver& driver_;
   const Status status_;
 };
+
+// A GPU's primary context, the thread's for a while.
+class Primary {
+ public:
+  Primary(const CudaDriver& driver, CudaDriver::Device device) : driver_(driver), device_(device) {
+    status_ = driver.Check(driver.primary_retain(&context_, device), "cuDevicePrimaryCtxRetain");
+    if (status_.ok()) status_ = current_.emplace(driver, context_).status();
+  }
+  ~Primary() {
+    current_.reset();
+    if (context_ != nullptr) (void)driver_.primary_release(device_);
+  }
+  Primary(const Primary&) = delete;
+  Primary& operator=(const Primary&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  const CudaDriver& driver_;
+  const CudaDriver::Device device_;
+  CudaDriver::Context context_ = nullptr;
+  std::optional<Current> current_;
+  Status status_;
+};
+
+Result<CudaDriver::Device> DeviceAt(const CudaDriver& driver, int ordinal) {
+  int count = 0;
+  ATTEND_RETURN_IF_ERROR(driver.Check(driver.device_get_count(&count), "cuDeviceGetCount"));
+  if (ordinal < 0 || ordinal >= count) {
+    return InvalidArgument("GPU " + std::to_string(ordinal) + ": this process sees " +
+                           std::to_string(count) + " of them");
+  }
+  CudaDriver::Device device = 0;
+  ATTEND_RETURN_IF_ERROR(driver.Check(driver.device_get(&device, ordinal), "cuDeviceGet"));
+  return device;
+}
 
 Result<std::string> UuidOf(const CudaDriver& driver, CudaDriver::Device device) {
   CudaDriver::Uuid uuid;
@@ -71,17 +107,35 @@ Result<std::shared_ptr<CudaMemory>> CudaMemory::Allocate(const std::vector<std::
     if (device < 0) continue;
     Result<std::shared_ptr<CudaMemory>> memory = On(**driver, device);
     if (!memory.ok()) return memory.status();
-    const Current current(**driver, (*memory)->context_);
-    ATTEND_RETURN_IF_ERROR(current.status());
-    ATTEND_RETURN_IF_ERROR(
-        (*driver)->Check((*driver)->mem_alloc(&(*memory)->data_, static_cast<size_t>(bytes)),
-                         std::to_string(bytes) + " bytes of a GPU's memory"));
-    (*memory)->owned_ = true;
-    (*memory)->bytes_ = bytes;
+    ATTEND_RETURN_IF_ERROR((*memory)->Reserve(bytes));
     return memory;
   }
   return Status(Code::kNotFound,
                 "this process sees none of the server's " + std::to_string(uuids.size()) + " GPUs");
+}
+
+Status CudaMemory::Reserve(int64_t bytes) {
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  ATTEND_RETURN_IF_ERROR(driver_.Check(driver_.mem_alloc(&data_, static_cast<size_t>(bytes)),
+                                       std::to_string(bytes) + " bytes of a GPU's memory"));
+  owned_ = true;
+  bytes_ = bytes;
+  return Status();
+}
+
+Result<std::shared_ptr<CudaMemory>> CudaMemory::AllocateOn(int ordinal, int64_t bytes) {
+  const Result<const CudaDriver*> driver = CudaDriver::Get();
+  if (!driver.ok()) return driver.status();
+  const Result<CudaDriver::Device> device = DeviceAt(**driver, ordinal);
+  if (!device.ok()) return device.status();
+  Result<std::shared_ptr<CudaMemory>> memory = On(**driver, *device);
+  if (!memory.ok()) return memory.status();
+  ATTEND_RETURN_IF_ERROR((*memory)->Reserve(bytes));
+  const Current current(**driver, (*memory)->context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  ATTEND_RETURN_IF_ERROR((*memory)->MakeEvent());
+  return memory;
 }
 
 Result<std::shared_ptr<CudaMemory>> CudaMemory::Wrap(void* data, int64_t bytes) {
@@ -120,14 +174,23 @@ CudaMemory::~CudaMemory() {
   (void)driver_.primary_release(device_);
 }
 
+Status CudaMemory::MakeEvent() {
+  return driver_.Check(driver_.event_create(&event_, CudaDriver::kEventIpc),
+                       "making an event that can be shared");
+}
+
 Status CudaMemory::Record(void* stream) {
   const Current current(driver_, context_);
   ATTEND_RETURN_IF_ERROR(current.status());
-  if (event_ == nullptr) {
-    ATTEND_RETURN_IF_ERROR(driver_.Check(driver_.event_create(&event_, CudaDriver::kEventIpc),
-                                         "making an event that can be shared"));
-  }
+  if (event_ == nullptr) ATTEND_RETURN_IF_ERROR(MakeEvent());
   return driver_.Check(driver_.event_record(event_, stream), "recording an event");
+}
+
+Status CudaMemory::Await(void* stream) {
+  if (event_ == nullptr) return Status();
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  return driver_.Check(driver_.stream_wait_event(stream, event_, 0), "waiting for an event");
 }
 
 Status CudaMemory::CheckRange(int64_t offset, int64_t bytes) const {
@@ -188,6 +251,38 @@ Status CudaMemory::Describe(v1::ImportCudaMemory* lent) const {
       driver_.Check(driver_.ipc_event_handle(&handle, event_), "cuIpcGetEventHandle"));
   lent->set_event_handle(handle.bytes, sizeof(handle.bytes));
   return Status();
+}
+
+Result<std::string> CudaUuid(int ordinal) {
+  const Result<const CudaDriver*> driver = CudaDriver::Get();
+  if (!driver.ok()) return driver.status();
+  const Result<CudaDriver::Device> device = DeviceAt(**driver, ordinal);
+  if (!device.ok()) return device.status();
+  return UuidOf(**driver, *device);
+}
+
+Status CudaCopy(int ordinal, void* to, const void* from, int64_t bytes, void* stream) {
+  const Result<const CudaDriver*> driver = CudaDriver::Get();
+  if (!driver.ok()) return driver.status();
+  if (bytes == 0) return Status();
+  const Result<CudaDriver::Device> device = DeviceAt(**driver, ordinal);
+  if (!device.ok()) return device.status();
+  const Primary primary(**driver, *device);
+  ATTEND_RETURN_IF_ERROR(primary.status());
+  const auto result = (*driver)->copy_async(reinterpret_cast<CudaDriver::Pointer>(to),
+                                            reinterpret_cast<CudaDriver::Pointer>(from),
+                                            static_cast<size_t>(bytes), stream);
+  return (*driver)->Check(result, "copying on a GPU's stream");
+}
+
+Status CudaSynchronize(int ordinal, void* stream) {
+  const Result<const CudaDriver*> driver = CudaDriver::Get();
+  if (!driver.ok()) return driver.status();
+  const Result<CudaDriver::Device> device = DeviceAt(**driver, ordinal);
+  if (!device.ok()) return device.status();
+  const Primary primary(**driver, *device);
+  ATTEND_RETURN_IF_ERROR(primary.status());
+  return (*driver)->Check((*driver)->stream_synchronize(stream), "waiting for a GPU's stream");
 }
 
 }  // namespace attend::client

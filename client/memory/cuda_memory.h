@@ -24,6 +24,8 @@ class CudaMemory final : public DeviceMemory {
   // if it sees none of them.
   static Result<std::shared_ptr<CudaMemory>> Allocate(const std::vector<std::string>& uuids,
                                                       int64_t bytes);
+  // Allocates memory on this process's GPU of that ordinal, with an event, as after Record.
+  static Result<std::shared_ptr<CudaMemory>> AllocateOn(int ordinal, int64_t bytes);
   // Wraps memory from cudaMalloc or cuMemAlloc, or a part of it at a multiple of 256 bytes. The
   // caller keeps it until SharedMemory::Release has returned OK for every region that lends it.
   // INVALID_ARGUMENT: CUDA cannot share it, such as memory from stream-ordered pools
@@ -37,6 +39,8 @@ class CudaMemory final : public DeviceMemory {
   // (a CUstream or cudaStream_t; null: the default one). The first call must come before the memory
   // is lent.
   Status Record(void* stream);
+  // What is enqueued on `stream` from now on waits for all that the last Record waits for.
+  Status Await(void* stream);
 
   std::byte* data() const override { return reinterpret_cast<std::byte*>(data_); }
   int64_t bytes() const override { return bytes_; }
@@ -49,6 +53,8 @@ class CudaMemory final : public DeviceMemory {
       : driver_(driver), device_(device) {}
   static Result<std::shared_ptr<CudaMemory>> On(const CudaDriver& driver,
                                                 CudaDriver::Device device);
+  Status Reserve(int64_t bytes);
+  Status MakeEvent();
   Status CheckRange(int64_t offset, int64_t bytes) const;
 
   const CudaDriver& driver_;
@@ -59,6 +65,13 @@ class CudaMemory final : public DeviceMemory {
   bool owned_ = false;
   CudaDriver::Event event_ = nullptr;  // once Record was called
 };
+
+// 16 bytes, as DeviceInfo.uuid. INVALID_ARGUMENT: this process sees no GPU of that ordinal.
+Result<std::string> CudaUuid(int ordinal);
+// Enqueues a copy on a stream of that GPU (null: the default one). Each address is of this GPU or
+// of the host; the host's memory must stay until CudaSynchronize has returned.
+Status CudaCopy(int ordinal, void* to, const void* from, int64_t bytes, void* stream);
+Status CudaSynchronize(int ordinal, void* stream);
 
 // CudaMemory::Allocate, for callers that need only a DeviceMemory.
 Result<std::shared_ptr<DeviceMemory>> LendableMemory(const std::vector<std::string>& uuids,

@@ -11,6 +11,7 @@ namespace attend::client {
 namespace {
 
 constexpr size_t kIdleMax = 8;
+constexpr int64_t kIdleBytesMax = int64_t{1} << 30;  // but one may be larger
 constexpr int64_t kBytesMin = int64_t{64} << 10;
 
 // Rounded up by an eighth at most, so that calls of about one size find each other's regions.
@@ -22,8 +23,11 @@ int64_t RoundUp(int64_t bytes) {
 
 }  // namespace
 
+RegionPool::RegionPool(std::shared_ptr<SharedMemory> memory)
+    : RegionPool(memory, [memory](int64_t bytes) { return memory->Create(bytes); }) {}
+
 Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes) {
-  Result<std::shared_ptr<SharedRegion>> made = memory_->Create(RoundUp(bytes));
+  Result<std::shared_ptr<SharedRegion>> made = make_(RoundUp(bytes));
   if (made.ok() || made.status().code() == Code::kUnavailable) return made;
   std::vector<std::shared_ptr<SharedRegion>> idle;
   {
@@ -32,7 +36,7 @@ Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes) {
   }
   if (idle.empty()) return made;
   idle.clear();
-  return memory_->Create(bytes);
+  return make_(bytes);
 }
 
 Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
@@ -54,10 +58,17 @@ Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
 }
 
 void RegionPool::GiveBack(std::shared_ptr<SharedRegion> region) {
+  std::vector<std::shared_ptr<SharedRegion>> gone;  // let go without the lock
   const MutexLock lock(mutex_);
-  // The oldest goes, so that what calls of another size left behind does not stay.
-  if (idle_.size() == kIdleMax) idle_.erase(idle_.begin());
   idle_.push_back(std::move(region));
+  int64_t bytes = 0;
+  for (const auto& each : idle_) bytes += each->bytes();
+  // The oldest go, so that what calls of another size left behind does not stay.
+  while (idle_.size() > kIdleMax || (idle_.size() > 1 && bytes > kIdleBytesMax)) {
+    bytes -= idle_.front()->bytes();
+    gone.push_back(std::move(idle_.front()));
+    idle_.erase(idle_.begin());
+  }
 }
 
 Result<std::byte*> RegionPool::Allocate(int64_t bytes) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Regions of host memory that one client uses again and again, as the server needs some time to
-// make one. Thread-safe.
+// Regions that one client uses again and again, as it takes some time to make one: of host memory,
+// or of a GPU's. Thread-safe.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,7 +21,12 @@ namespace attend::client {
 
 class RegionPool {
  public:
-  explicit RegionPool(std::shared_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}
+  using MakeRegion = std::function<Result<std::shared_ptr<SharedRegion>>(int64_t bytes)>;
+
+  explicit RegionPool(std::shared_ptr<SharedMemory> memory);
+  // Of regions that are made so. Allocate, Free and Find are for host memory only.
+  RegionPool(std::shared_ptr<SharedMemory> memory, MakeRegion make)
+      : memory_(std::move(memory)), make_(std::move(make)) {}
 
   // A region of at least `bytes`, at least 1, with whatever was in it before. If the server refuses
   // another one, those that lie idle are let go, and it is asked again.
@@ -35,12 +41,13 @@ class RegionPool {
   // The place of a tensor that is in allocated memory, at a multiple of kSharedAlignBytes.
   std::optional<SharedPlace> Find(const void* data, int64_t bytes) const;
 
-  SharedMemory& memory() { return *memory_; }
+  const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
 
  private:
   Result<std::shared_ptr<SharedRegion>> Make(int64_t bytes);
 
   const std::shared_ptr<SharedMemory> memory_;
+  const MakeRegion make_;
   mutable Mutex mutex_;
   std::vector<std::shared_ptr<SharedRegion>> idle_ ATTEND_GUARDED_BY(mutex_);
   std::map<const std::byte*, std::shared_ptr<SharedRegion>> allocated_ ATTEND_GUARDED_BY(mutex_);

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One call's Python arguments as attend_client_params: tensors by address, in place where they are
-contiguous in host memory."""
+contiguous."""
 
 from __future__ import annotations
 
-import array
 import ctypes
 import math
 import sys
@@ -12,11 +11,9 @@ import sys
 from attend_kernels import _checks, _tensors
 from attend_kernels._call import LAYOUTS as _AXES
 from attend_kernels._call import dropout_seed
-from attend_kernels._library import CPU, DEVICE_TO_HOST, ITEM_BYTES
-from attend_kernels._library import check as check_kernels
-from attend_kernels._library import invalid
-from attend_kernels._library import library as kernels_library
+from attend_kernels._library import CPU, ITEM_BYTES, invalid
 
+from . import _memory
 from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW, FloatsStruct,
                        NumbersStruct, Params, TensorStruct, nanoseconds)
 
@@ -50,8 +47,12 @@ class Arguments:
         self.a = options
         self.held = []
         self.byte_count = 0  # of its tensors
+        # q's GPU, where the others may be too, and its current stream. None: q is on the host.
+        self.device = _tensors.device_of(q)
+        self.stream = _memory.current_stream(self.device)
         self.params = Params(struct_bytes=ctypes.sizeof(Params))
         p = self.params
+        p.stream = self.stream or None
         p.layout = _checks.one_of("layout", options["layout"], LAYOUTS)
         self.q = self._operand("q", q)
         if k is not None or v is not None:
@@ -97,46 +98,40 @@ class Arguments:
 
     def _tensor(self, name, value, allowed=tuple(DTYPES)):
         """Fills in the params' tensor of that name."""
-        tensor = _tensors.read(name, value, 0, allowed)
-        address = self._on_host(tensor)
+        tensor = self._read(name, value, allowed)
         self.byte_count += math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
-        setattr(self.params, name, self._struct(name, address, DTYPES[tensor.dtype],
-                                                tensor.shape))
+        setattr(self.params, name, self._struct(tensor, DTYPES[tensor.dtype], tensor.shape))
         return tensor
 
-    @staticmethod
-    def _struct(name, address, dtype, shape):
-        if not 1 <= len(shape) <= 4:
-            raise invalid(f"{name} has {len(shape)} dimensions, must have 1 to 4")
-        return TensorStruct(address, dtype, len(shape), (ctypes.c_int64 * 4)(*shape))
+    def _read(self, name, value, allowed):
+        ours = self.device is not None and _tensors.device_of(value) == self.device
+        return _tensors.read(name, value, self.stream if ours else 0, allowed)
 
-    def _on_host(self, tensor):
-        """The address of its bytes, C-contiguous in host memory: its own if they are."""
-        owner = tensor.owner
+    def _struct(self, tensor, dtype, shape):
+        if not 1 <= len(shape) <= 4:
+            raise invalid(f"{tensor.name} has {len(shape)} dimensions, must have 1 to 4")
+        address, memory = self._place(tensor)
+        return TensorStruct(address, dtype, len(shape), (ctypes.c_int64 * 4)(*shape), memory)
+
+    def _place(self, tensor):
+        """(address, memory) of its bytes, C-contiguous on the host or on q's GPU: its own if they
+        are."""
+        owner, device = tensor.owner, tensor.device
         if tensor.kind == "numpy":
             owner = sys.modules["numpy"].ascontiguousarray(owner)
-            self.held.append(owner)
-            return owner.__array_interface__["data"][0]
-        if tensor.kind == "data_ptr":
-            owner = (owner if tensor.device == CPU else owner.cpu()).contiguous()
-            self.held.append(owner)
-            return owner.data_ptr()
+            address, device = owner.__array_interface__["data"][0], CPU
+        elif tensor.kind == "data_ptr":
+            if device not in (CPU, self.device):
+                owner, device = owner.cpu(), CPU
+            owner = owner.contiguous()
+            address = owner.data_ptr()
+        elif _memory.is_contiguous(tensor) and device in (CPU, self.device):
+            address = tensor.address
+        else:
+            owner = _memory.host_copy(tensor, self.stream if device == self.device else None)
+            address, device = owner.ctypes.data, CPU
         self.held.append(owner)
-        if 0 not in tensor.shape and tensor.strides != tensor.contiguous().strides and any(
-                size > 1 and one != other for size, one, other in zip(
-                    tensor.shape, tensor.strides, tensor.contiguous().strides)):
-            raise invalid(f"{tensor.name} has strides {tensor.strides}, must be C-contiguous")
-        return tensor.address if tensor.device == CPU else self._copied(tensor)
-
-    def _copied(self, tensor):
-        """A copy of another library's GPU memory."""
-        copy = array.array("B", bytes(math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]))
-        address, byte_count = copy.buffer_info()
-        check_kernels(kernels_library().attend_memcpy(tensor.device, address, tensor.address,
-                                                      byte_count, DEVICE_TO_HOST, None))
-        check_kernels(kernels_library().attend_synchronize(tensor.device, None))
-        self.held.append(copy)
-        return address
+        return address, device + 1
 
     def _read_mask(self):
         p, a = self.params, self.a
@@ -189,16 +184,15 @@ class Arguments:
 
     def _read_bias(self, bias):
         masks = _tensors.is_mask(bias)
-        tensor = None if masks else _tensors.read("bias", bias, 0, tuple(DTYPES))
+        tensor = None if masks else self._read("bias", bias, tuple(DTYPES))
         shape = tuple(bias.shape if tensor is None else tensor.shape)
         if not 1 <= len(shape) <= 4:
             raise invalid(f"bias has {len(shape)} dimensions, must have 1 to 4")
         if tensor is None:
-            tensor = _tensors.read("bias", _tensors.packed_mask(bias), 0, ("uint8",))
+            tensor = self._read("bias", _tensors.packed_mask(bias), ("uint8",))
         dtype = BIT if masks else DTYPES[tensor.dtype]
         self.bias_shape = shape
-        whole = (1,) * (4 - len(shape)) + shape
-        self.params.bias = self._struct("bias", self._on_host(tensor), dtype, whole)
+        self.params.bias = self._struct(tensor, dtype, (1,) * (4 - len(shape)) + shape)
 
     def _read_o_dtype(self):
         asked = self.a["o_dtype"]

@@ -11,9 +11,10 @@ import math
 import sys
 from typing import Any, Callable, NamedTuple
 
-from attend_kernels import DeviceArray, Error
+from attend_kernels import DeviceArray, Error, _tensors
 from attend_kernels._library import CPU, ITEM_BYTES
 
+from . import _memory
 from ._library import DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_there, library
 
 _SLICE_NS = 200_000_000  # how long a wait may keep signals such as Ctrl-C from Python
@@ -101,17 +102,28 @@ def _torch_tensor(handle, address, shape, name, like):
         return like.owner.new_empty(shape, dtype=dtype)
     memory = (ctypes.c_char * (count * ITEM_BYTES[name])).from_address(address)
     memory.owner = handle
-    tensor = package.frombuffer(memory, dtype=dtype).reshape(shape)
-    return tensor if like.device == CPU else tensor.to(like.owner.device)
+    return package.frombuffer(memory, dtype=dtype).reshape(shape)
+
+
+def _device_array(handle, struct, shape, name, like):
+    """A copy on q's GPU, wherever the answer is, in the order of the current stream."""
+    stream = _memory.current_stream(like.device)
+    made = _tensors.empty_like(like, shape, name, stream)
+    if 0 not in shape:
+        check(library().copy(handle.address, ctypes.byref(struct), made.address, like.device + 1,
+                             stream or None))
+    return made.owner
 
 
 def _array(handle, struct, like, shape=None):
-    """An answer's tensor as an array of q's library; no copy in host memory."""
+    """An answer's tensor as an array of q's library, where q is; no copy in host memory."""
     if struct.dtype == 0:
         return None
     if shape is None:
         shape = tuple(struct.shape[:struct.dims])
     name = DTYPE_NAMES[struct.dtype]
+    if like.device not in (None, CPU):
+        return _device_array(handle, struct, shape, name, like)
     if like.kind == "numpy":
         if 0 in shape:
             dtype = like.owner.dtype if name == like.dtype else "float32"

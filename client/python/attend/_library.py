@@ -29,7 +29,8 @@ DoneFunction = ctypes.CFUNCTYPE(None, _address)
 
 class TensorStruct(ctypes.Structure):
     """attend_client_tensor."""
-    _fields_ = [("data", _address), ("dtype", _int32), ("dims", _int32), ("shape", _int64 * 4)]
+    _fields_ = [("data", _address), ("dtype", _int32), ("dims", _int32), ("shape", _int64 * 4),
+                ("memory", _int32), ("reserved", _int32)]
 
 
 class NumbersStruct(ctypes.Structure):
@@ -65,7 +66,7 @@ class Params(ctypes.Structure):
         ("kernel", _text), ("wanted", _int32), ("transport", _int32),
         ("o", TensorStruct), ("lse", TensorStruct), ("d_o", TensorStruct),
         ("d_lse", TensorStruct), ("timeout_ns", _int64), ("tenant", _text),
-        ("done", _address), ("user", _address),
+        ("done", _address), ("user", _address), ("stream", _address),
     ]
 
 
@@ -112,6 +113,7 @@ ARGUMENTS = {
     "start": [_address, _address, _address],
     "wait": [_address, _int64, _address],
     "get": [_address, _address],
+    "copy": [_address, _address, _address, _int32, _address],
     "stream_open": [_address, _text, _int64, _address],
     "stream_start": [_address, _address, _address],
     "stream_finish": [_address],

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A driver of one GPU, which programs that link it find as libcuda.so.1. The GPU's memory is the
+// host's. What is enqueued on its streams, which are any numbers, happens at once or, while they
+// are held, when they are let go.
+
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace attend::client::test {
+
+class FakeCuda {
+ public:
+  static FakeCuda& Get();
+
+  std::string uuid = std::string(16, 'u');
+  // A handle was made, for memory or an event; an event was recorded, and reached.
+  std::function<void(const std::string& handle, char* data, size_t bytes)> on_memory_handle;
+  std::function<void(const std::string&handle)> on_event_handle, on_record, on_reached;
+
+  void RefuseAllocations(bool refuse) { refuse_allocations_ = refuse; }
+  bool refuses_allocations() const { return refuse_allocations_; }
+  void Hold();
+  void LetGo();
+  // "copy 4096 on 7", "wait on 7", "record on 7", since the last call.
+  std::vector<std::string> TakeLog();
+  int allocations() const { return allocations_; }  // all that were ever made
+
+  void Enqueue(std::string what, void* stream, std::function<void()> work);
+  void CountAllocation() { ++allocations_; }
+
+ private:
+  std::mutex mutex_;
+  bool held_ = false, refuse_allocations_ = false;
+  int allocations_ = 0;
+  std::vector<std::function<void()>> waiting_;
+  std::vector<std::string> log_;
+};
+
+}  // namespace attend::client::test
