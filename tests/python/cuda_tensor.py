@@ -39,6 +39,12 @@ class PtrTensor:
     def long(self):
         return PtrTensor(self.values.astype(np.int64), self.device)
 
+    def cpu(self):
+        return PtrTensor(self.values, Device("cpu"))
+
+    def contiguous(self):
+        return PtrTensor(np.ascontiguousarray(self.values), self.device)
+
 
 class DlpackTensor:
     """A producer of DLPack capsules over a NumPy array, told when its tensor is deleted."""

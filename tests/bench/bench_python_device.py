@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""attend.Client with torch's tensors on a GPU beside the C++ client with memory of that GPU, which
+it lends (CUDA IPC), on one server in one run: the median time of a call that brings 96 MiB.
+
+    tests/bench/bench_python_device.py --server ADDRESS --client DIST/bin/attend-client
+
+The two take turns. The C++ client's tensors lie in lent memory from the start, and its answers stay
+there; Python's are copied there within the GPU in every call, and the answer out of it. Each call is
+waited for: Python's time ends when the answer is there for the GPU's next kernel and the stream has
+been synchronised."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("client/python", "kernels/python")]
+SHAPE = "B1,H16,L8192,D128,dtype=float16"
+
+
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--client", required=True)
+    parser.add_argument("--turns", type=int, default=5, help="of each way")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
+    return parser.parse_args()
+
+
+def cpp(options, folder):
+    report = folder / "load.json"
+    subprocess.run([options.client, "load", "--server", options.server, "--shape", SHAPE,
+                    "--transport", "cuda-ipc", "--concurrency", "1", "--pool", "1", "--warmup",
+                    "0.3", "--duration", str(options.seconds), "--json", str(report)], check=True,
+                   stdout=subprocess.DEVNULL)
+    step, = json.loads(report.read_text())["steps"]
+    return step["latency_from_sent_ms"]["p50"]
+
+
+def median_ms(call, seconds):
+    times, until = [], time.perf_counter() + seconds
+    for _ in range(3):
+        call()
+    while time.perf_counter() < until or len(times) < 3:
+        begin = time.perf_counter()
+        call()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def main():
+    options = parsed()
+    import attend
+    import attend_kernels
+    import torch
+    client = attend.Client(options.server)
+    q, k, v = (torch.randn(1, 16, 8192, 128, device="cuda", dtype=torch.float16)
+               for _ in range(3))
+
+    def by(transport):
+        client.attention(q, k, v, transport=transport)
+        torch.cuda.synchronize()
+
+    def here():
+        attend_kernels.attention(q, k, v)
+        torch.cuda.synchronize()
+
+    ways = {"Python, CUDA IPC": lambda: by("auto"), "Python, in chunks": lambda: by("chunked"),
+            "in this process": here}
+    times = {"C++, CUDA IPC": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(options.turns):
+            times["C++, CUDA IPC"].append(cpp(options, pathlib.Path(folder)))
+            for name, call in ways.items():
+                times.setdefault(name, []).append(median_ms(call, options.seconds))
+    print(f"{torch.cuda.get_device_name()}, {SHAPE}: median of a call in ms, {options.turns} turns")
+    for name, each in times.items():
+        print(f"{name:20}{statistics.median(each):9.2f}   ({min(each):.2f} to {max(each):.2f})")
+    client.close()
+
+
+if __name__ == "__main__":
+    main()
