@@ -78,8 +78,9 @@ enum {
 };
 /* How tensors travel. AUTO: from 64 KiB on in memory that is shared with a server on this host, if
  * it shares any; else in one message, or by size in chunks over the connections. If q is in a GPU's
- * memory, and all else that is in one in the same, that shared memory is the GPU's (CUDA IPC), where
- * the server has that GPU and takes such memory; but not with `check`, on streams or on sessions. */
+ * memory, and all else that is in one in the same, that shared memory is the GPU's (CUDA IPC),
+ * where the server has that GPU and takes such memory; but not with `check`, on streams or on
+ * sessions. */
 enum {
   ATTEND_CLIENT_AUTO = 0,
   ATTEND_CLIENT_INLINE = 1,

@@ -6,9 +6,8 @@ it lends (CUDA IPC), on one server in one run: the median time of a call that br
     tests/bench/bench_python_device.py --server ADDRESS --client DIST/bin/attend-client
 
 The two take turns. The C++ client's tensors lie in lent memory from the start, and its answers stay
-there; Python's are copied there within the GPU in every call, and the answer out of it. Each call is
-waited for: Python's time ends when the answer is there for the GPU's next kernel and the stream has
-been synchronised."""
+there; Python's are copied there within the GPU in every call, and the answer out of it. Python's
+time ends when the stream has been synchronised after the call."""
 
 import argparse
 import json

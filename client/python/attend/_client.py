@@ -106,8 +106,9 @@ class Client:
         q, k, v: float16, bfloat16 or float32, all alike: [B, Hq, Lq, D], [B, Hkv, Lk, D] and
             [B, Hkv, Lk, Dv] for layout "BHLD", heads and rows swapped for "BLHD", [rows, H, D] for
             "LHD". Hq is a multiple of Hkv; D and Dv are 1 to 256. NumPy arrays (bfloat16 is
-            ml_dtypes'), torch tensors, or anything with DLPack. They are sent from where they are
-            if they are C-contiguous in host memory, and must not change until the call has ended.
+            ml_dtypes'), torch tensors, or anything with DLPack or __cuda_array_interface__. They
+            are sent from where they are if they are C-contiguous, else copied first, and must not
+            change until the call has ended. A GPU's are read in the current stream's order.
 
         Options (those up to `kernel` as attend_kernels.attention has them):
         causal, alignment ("bottom_right", "top_left"), window (left, right), scale, softcap: the
@@ -126,8 +127,8 @@ class Client:
             an error.
 
         Returns O in the layout of q with Dv, or (O, LSE float32 [B, Hq, Lq], packed [Hq, rows]) if
-        return_lse: NumPy's, torch's on q's device, or a DeviceArray for DLPack. In host memory they
-        are the memory that the answer was received in, or was written to by the server.
+        return_lse: NumPy's, torch's or a DeviceArray for DLPack, where q is. In host memory they are
+        the memory that the answer was received in, or was written to by the server.
         Error: `code` is gRPC's number, `status` its name; the message names field, value and
         bound."""
         answer = self.submit(q, k, v, **options).result()
