@@ -110,7 +110,7 @@ def _device_array(handle, struct, shape, name, like):
     stream = _memory.current_stream(like.device)
     made = _tensors.empty_like(like, shape, name, stream)
     if 0 not in shape:
-        check(library().copy(handle.address, ctypes.byref(struct), made.address, like.device + 1,
+        check(library().copy(handle, ctypes.byref(struct), made.address, like.device + 1,
                              stream or None))
     return made.owner
 

@@ -127,8 +127,8 @@ class Client:
             an error.
 
         Returns O in the layout of q with Dv, or (O, LSE float32 [B, Hq, Lq], packed [Hq, rows]) if
-        return_lse: NumPy's, torch's or a DeviceArray for DLPack, where q is. In host memory they are
-        the memory that the answer was received in, or was written to by the server.
+        return_lse: NumPy's, torch's or a DeviceArray for DLPack, where q is. In host memory they
+        are the memory that the answer was received in, or was written to by the server.
         Error: `code` is gRPC's number, `status` its name; the message names field, value and
         bound."""
         answer = self.submit(q, k, v, **options).result()
