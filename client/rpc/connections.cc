@@ -56,7 +56,7 @@ void CompletionLoop::Run() {
   void* tag = nullptr;
   bool ok = false;
   while (queue_.Next(&tag, &ok)) {
-#ifdef __SANITIZE_THREAD__
+#ifdef ATTEND_THREAD_SANITIZER
     __tsan_acquire(tag);
 #endif
     const auto* event = static_cast<const Event*>(tag);

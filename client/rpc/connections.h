@@ -23,7 +23,7 @@
 #include "kernels/util/mutex.h"
 #include "kernels/util/status.h"
 
-#ifdef __SANITIZE_THREAD__
+#ifdef ATTEND_THREAD_SANITIZER
 #include <sanitizer/tsan_interface.h>
 #endif
 
@@ -39,7 +39,7 @@ struct Event {
   // ensures that, but ThreadSanitizer, which does not see into gRPC's library, must be told (Run,
   // which takes the tag, tells it the other half).
   void* Tag() {
-#ifdef __SANITIZE_THREAD__
+#ifdef ATTEND_THREAD_SANITIZER
     __tsan_release(this);
 #endif
     return this;

@@ -22,7 +22,7 @@
 
 extern char** environ;
 
-#ifdef __SANITIZE_THREAD__
+#ifdef ATTEND_THREAD_SANITIZER
 extern "C" const char* __tsan_default_options();
 extern "C" const char* __tsan_default_suppressions();
 #endif
@@ -39,7 +39,7 @@ struct Ended {
 
 // The program has no defaults for ThreadSanitizer of its own; it takes this test's.
 inline void PassSanitizerOptions() {
-#ifdef __SANITIZE_THREAD__
+#ifdef ATTEND_THREAD_SANITIZER
   const std::string text = __tsan_default_suppressions();
   const std::string path = Path("tsan.supp");
   EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());

@@ -5,7 +5,7 @@
 // project is watched in full: where it relies on gRPC to order two of its threads, it says so
 // (client/rpc/connections.h).
 
-#ifdef __SANITIZE_THREAD__
+#ifdef ATTEND_THREAD_SANITIZER
 
 extern "C" const char* __tsan_default_options();
 extern "C" const char* __tsan_default_suppressions();

@@ -336,7 +336,7 @@ TEST(AttendCCpu, MemoryIsTheHosts) {
   EXPECT_EQ(attend_synchronize(ATTEND_CPU, data), ATTEND_INVALID_ARGUMENT);
   ExpectSays("stream is not NULL");
   EXPECT_EQ(attend_free(ATTEND_CPU, data), ATTEND_OK);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // theirs ends the process
+#if !defined(__SANITIZE_ADDRESS__) && !defined(ATTEND_THREAD_SANITIZER)  // theirs ends the process
   EXPECT_EQ(attend_malloc(ATTEND_CPU, int64_t{1} << 62, &data), ATTEND_RESOURCE_EXHAUSTED);
   ExpectSays("allocating 4611686018427387904 bytes on cpu");
 #endif

@@ -106,7 +106,7 @@ void TakeAllMemory() {
 }
 
 TEST_F(EngineMemoryTest, WhatIsAcceptedEndsWithoutAny) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(ATTEND_THREAD_SANITIZER)
   GTEST_SKIP() << "a sanitizer's own memory comes from the same address space";
 #endif
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
