@@ -23,7 +23,7 @@
 #define ATTEND_HAS_FEATURE(name) 0
 #endif
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_HWADDRESS__) && \
-    !defined(ATTEND_THREAD_SANITIZER) && !ATTEND_HAS_FEATURE(address_sanitizer) &&              \
+    !defined(__SANITIZE_THREAD__) && !ATTEND_HAS_FEATURE(address_sanitizer) &&                  \
     !ATTEND_HAS_FEATURE(hwaddress_sanitizer) && !ATTEND_HAS_FEATURE(memory_sanitizer) &&        \
     !ATTEND_HAS_FEATURE(thread_sanitizer)
 #define ATTEND_MALLOC_HAS_BLOCKS 1
