@@ -139,7 +139,7 @@ void ShutDown(std::shared_ptr<ClientState> state) {
 namespace c = attend::client::c;
 
 int32_t attend_client_open(const attend_client_options* options, attend_client** client) {
-  return c::Return(c::Open(options, client));
+  return c::Run([&] { return c::Open(options, client); });
 }
 
 void attend_client_shut_down(attend_client* client) {
@@ -153,35 +153,35 @@ void attend_client_close(attend_client* client) {
 }
 
 int32_t attend_client_prepare(attend_client* client, int64_t timeout_ns) {
-  return c::Return(c::Prepare(client, timeout_ns));
+  return c::Run([&] { return c::Prepare(client, timeout_ns); });
 }
 
 int32_t attend_client_info(attend_client* client, int64_t timeout_ns, char** json) {
-  return c::Return(c::Info(client, timeout_ns, json));
+  return c::Run([&] { return c::Info(client, timeout_ns, json); });
 }
 
 int32_t attend_client_health(attend_client* client, const char* service, int64_t timeout_ns,
                              int32_t* health) {
-  return c::Return(c::CheckHealth(client, service, timeout_ns, health));
+  return c::Run([&] { return c::CheckHealth(client, service, timeout_ns, health); });
 }
 
 void attend_client_string_free(char* text) { free(text); }
 
 int32_t attend_client_allocate(attend_client* client, int64_t bytes, void** data) {
-  return c::Return(c::Allocate(client, bytes, data));
+  return c::Run([&] { return c::Allocate(client, bytes, data); });
 }
 
 int32_t attend_client_release(attend_client* client, void* data) {
-  return c::Return(c::Release(client, data));
+  return c::Run([&] { return c::Release(client, data); });
 }
 
 int32_t attend_client_start(attend_client* client, const attend_client_params* params,
                             attend_client_call** call) {
-  return c::Return(c::Start(client, params, call));
+  return c::Run([&] { return c::Start(client, params, call); });
 }
 
 int32_t attend_client_wait(attend_client_call* call, int64_t timeout_ns, int32_t* ended) {
-  return c::Return(c::Wait(call, timeout_ns, ended));
+  return c::Run([&] { return c::Wait(call, timeout_ns, ended); });
 }
 
 void attend_client_cancel(attend_client_call* call) {
@@ -189,12 +189,12 @@ void attend_client_cancel(attend_client_call* call) {
 }
 
 int32_t attend_client_get(const attend_client_call* call, attend_client_answer* answer) {
-  return c::Return(c::Get(call, answer));
+  return c::Run([&] { return c::Get(call, answer); });
 }
 
 int32_t attend_client_copy(attend_client_call* call, const attend_client_tensor* tensor, void* to,
                            int32_t to_memory, void* stream) {
-  return c::Return(c::Copy(call, tensor, to, to_memory, stream));
+  return c::Run([&] { return c::Copy(call, tensor, to, to_memory, stream); });
 }
 
 void attend_client_call_free(attend_client_call* call) { delete call; }

@@ -214,18 +214,18 @@ using attend::Status;
 
 int32_t attend_client_stream_open(attend_client* client, const char* tenant, int64_t timeout_ns,
                                   attend_client_stream** stream) {
-  return c::Return(c::OpenStream(client, tenant, timeout_ns, stream));
+  return c::Run([&] { return c::OpenStream(client, tenant, timeout_ns, stream); });
 }
 
 int32_t attend_client_stream_start(attend_client_stream* stream, const attend_client_params* params,
                                    attend_client_call** call) {
   if (const Status status = c::NotNull("stream", stream); !status.ok()) return c::Return(status);
-  return c::Return(c::StartOn(stream->state, stream, {}, 0, params, call));
+  return c::Run([&] { return c::StartOn(stream->state, stream, {}, 0, params, call); });
 }
 
 int32_t attend_client_stream_finish(attend_client_stream* stream) {
   if (const Status status = c::NotNull("stream", stream); !status.ok()) return c::Return(status);
-  return c::Return(stream->stream->Finish());
+  return c::Run([&] { return stream->stream->Finish(); });
 }
 
 void attend_client_stream_cancel(attend_client_stream* stream) {
@@ -240,35 +240,35 @@ void attend_client_stream_close(attend_client_stream* stream) {
 int32_t attend_client_session_create(attend_client* client,
                                      const attend_client_session_options* options,
                                      attend_client_session** session) {
-  return c::Return(c::Create(client, options, session));
+  return c::Run([&] { return c::Create(client, options, session); });
 }
 
 int32_t attend_client_session_open(attend_client* client, const char* id,
                                    const attend_client_session_options* options,
                                    attend_client_session** session) {
-  return c::Return(c::Open(client, id, options, session));
+  return c::Run([&] { return c::Open(client, id, options, session); });
 }
 
 int32_t attend_client_session_list(attend_client* client, const char* tenant, int64_t timeout_ns,
                                    char** json) {
-  return c::Return(c::List(client, tenant, timeout_ns, json));
+  return c::Run([&] { return c::List(client, tenant, timeout_ns, json); });
 }
 
 int32_t attend_client_session_fork(const attend_client_session* session, int64_t length,
                                    attend_client_session** fork) {
-  return c::Return(c::Fork(session, length, fork));
+  return c::Run([&] { return c::Fork(session, length, fork); });
 }
 
 int32_t attend_client_session_truncate(attend_client_session* session, int64_t length) {
-  return c::Return(c::Truncate(session, length));
+  return c::Run([&] { return c::Truncate(session, length); });
 }
 
 int32_t attend_client_session_keep_alive(attend_client_session* session) {
-  return c::Return(c::KeepAlive(session));
+  return c::Run([&] { return c::KeepAlive(session); });
 }
 
 int32_t attend_client_session_get(attend_client_session* session, char** json) {
-  return c::Return(c::GetSession(session, json));
+  return c::Run([&] { return c::GetSession(session, json); });
 }
 
 const char* attend_client_session_id(const attend_client_session* session) {
@@ -289,11 +289,11 @@ int64_t attend_client_session_length(const attend_client_session* session, int32
 int32_t attend_client_session_start(attend_client_session* const* sessions, int32_t count,
                                     int32_t layer, attend_client_stream* stream,
                                     const attend_client_params* params, attend_client_call** call) {
-  return c::Return(c::StartSession(sessions, count, layer, stream, params, call));
+  return c::Run([&] { return c::StartSession(sessions, count, layer, stream, params, call); });
 }
 
 int32_t attend_client_session_end(attend_client_session* session) {
-  return c::Return(c::End(session));
+  return c::Run([&] { return c::End(session); });
 }
 
 void attend_client_session_free(attend_client_session* session, int32_t keep) {

@@ -9,7 +9,7 @@ import pathlib
 import threading
 from typing import Any
 
-from attend_kernels import Error
+from attend_kernels import Error, _loading
 
 LIBRARY_NAME = "libattend_client.so"
 ENVIRONMENT = "ATTEND_CLIENT_LIBRARY"
@@ -159,32 +159,19 @@ class Library:
         raise AttributeError(name)  # all there are were set above
 
 
-def candidates(module=pathlib.Path(__file__)):
-    """Where the library may be, first choice first: named, installed, or built from the sources."""
-    folder = module.resolve().parent
-    if os.environ.get(ENVIRONMENT):
-        return [pathlib.Path(os.environ[ENVIRONMENT])]  # named and not there is a mistake
-    around = list(folder.parents)
-    found = [folder / LIBRARY_NAME, around[0].parent / "lib" / LIBRARY_NAME]
-    if len(around) > 2:  # ROOT/client/python/attend
-        root = around[2]
-        found += [root / "build" / preset / "client/c" / LIBRARY_NAME
-                  for preset in ("cuda", "release", "dev")]
-        found.append(root / "dist/lib" / LIBRARY_NAME)
-    return found
+def candidates(module=__file__):
+    """Where the library may be, first choice first."""
+    return _loading.candidates(module, LIBRARY_NAME, "client/c", ENVIRONMENT)
 
 
 def load(path=None) -> Library:
     """Loads the library from `path`, or from the first candidate that is there, or as the system's
     loader finds it. Error: it is nowhere, or not this version's."""
     paths = [pathlib.Path(path)] if path else candidates()
-    found = next((str(place) for place in paths if place.is_file()), None)
     try:
-        return Library(ctypes.CDLL(found or (LIBRARY_NAME if len(paths) > 1 else str(paths[0]))))
+        return Library(_loading.load(paths, LIBRARY_NAME, ENVIRONMENT))
     except OSError as failure:
-        looked = ", ".join(str(place) for place in paths)
-        raise Error(14, f"{LIBRARY_NAME} was not loaded ({failure}); looked at {looked}; "
-                        f"${ENVIRONMENT} names it") from None
+        raise Error(14, str(failure)) from None
 
 
 _library: Library | None = None

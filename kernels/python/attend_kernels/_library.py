@@ -2,9 +2,10 @@
 """libattend_kernels.so: finding it, the structs of attend_c.h, and its errors as exceptions."""
 
 import ctypes
-import os
 import pathlib
 import threading
+
+from . import _loading
 
 LIBRARY_NAME = "libattend_kernels.so"
 ENVIRONMENT = "ATTEND_KERNELS_LIBRARY"
@@ -122,32 +123,19 @@ def declare(library):
     return library
 
 
-def candidates(module=pathlib.Path(__file__)):
-    """Where the library may be, first choice first: named, installed, or built from the sources."""
-    folder = module.resolve().parent
-    if os.environ.get(ENVIRONMENT):
-        return [pathlib.Path(os.environ[ENVIRONMENT])]  # named and not there is a mistake
-    around = list(folder.parents)
-    found = [folder / LIBRARY_NAME, around[0].parent / "lib" / LIBRARY_NAME]
-    if len(around) > 2:  # ROOT/kernels/python/attend_kernels
-        root = around[2]
-        found += [root / "build" / preset / "kernels/c" / LIBRARY_NAME
-                  for preset in ("cuda", "release", "dev")]
-        found.append(root / "dist/lib" / LIBRARY_NAME)
-    return found
+def candidates(module=__file__):
+    """Where the library may be, first choice first."""
+    return _loading.candidates(module, LIBRARY_NAME, "kernels/c", ENVIRONMENT)
 
 
 def load(path=None):
     """Loads the library from `path`, or from the first candidate that is there, or as the system's
     loader finds it. Error: it is nowhere, or not this version's."""
     paths = [pathlib.Path(path)] if path else candidates()
-    found = next((str(place) for place in paths if place.is_file()), None)
     try:
-        return declare(ctypes.CDLL(found or (LIBRARY_NAME if len(paths) > 1 else str(paths[0]))))
+        return declare(_loading.load(paths, LIBRARY_NAME, ENVIRONMENT))
     except OSError as failure:
-        looked = ", ".join(str(place) for place in paths)
-        raise Error(14, f"{LIBRARY_NAME} was not loaded ({failure}); looked at {looked}; "
-                        f"${ENVIRONMENT} names it") from None
+        raise Error(14, str(failure)) from None
 
 
 _library = None

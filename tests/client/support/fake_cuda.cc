@@ -8,6 +8,8 @@
 #include <map>
 #include <utility>
 
+#include "client/memory/cuda_driver.h"
+
 namespace attend::client::test {
 namespace {
 
@@ -65,7 +67,8 @@ std::vector<std::string> FakeCuda::TakeLog() {
   return std::exchange(log_, {});
 }
 
-// The names and types of cuda.h.
+// The names of cuda.h and the types that the client gives them: UndefinedBehaviorSanitizer compares
+// those of a function and its call.
 extern "C" {
 
 int cuInit(unsigned) { return 0; }
@@ -80,8 +83,8 @@ int cuDeviceGet(int* device, int ordinal) {
   return ordinal == 0 ? 0 : kInvalidDevice;
 }
 
-int cuDeviceGetUuid(char* uuid, int) {
-  std::memcpy(uuid, FakeCuda::Get().uuid.data(), 16);
+int cuDeviceGetUuid(CudaDriver::Uuid* uuid, int) {
+  std::memcpy(uuid->bytes, FakeCuda::Get().uuid.data(), 16);
   return 0;
 }
 
@@ -160,14 +163,14 @@ int cuPointerGetAttribute(void* ordinal, int, unsigned long long) {
   return 0;
 }
 
-int cuIpcGetMemHandle(char* handle, unsigned long long address) {
+int cuIpcGetMemHandle(CudaDriver::IpcHandle* handle, unsigned long long address) {
   size_t bytes = 0;
   {
     const std::lock_guard lock(allocations_mutex);
     bytes = allocations.at(address);
   }
   const std::string made = HandleOf("memory", address);
-  std::memcpy(handle, made.data(), made.size());
+  std::memcpy(handle->bytes, made.data(), made.size());
   FakeCuda& driver = FakeCuda::Get();
   if (driver.on_memory_handle) {
     driver.on_memory_handle(made, reinterpret_cast<char*>(address), bytes);
@@ -175,9 +178,9 @@ int cuIpcGetMemHandle(char* handle, unsigned long long address) {
   return 0;
 }
 
-int cuIpcGetEventHandle(char* handle, void* event) {
+int cuIpcGetEventHandle(CudaDriver::IpcHandle* handle, void* event) {
   const std::string& made = static_cast<FakeEvent*>(event)->handle;
-  std::memcpy(handle, made.data(), made.size());
+  std::memcpy(handle->bytes, made.data(), made.size());
   if (FakeCuda::Get().on_event_handle) FakeCuda::Get().on_event_handle(made);
   return 0;
 }
