@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real processes for the end-to-end tests: the server, its metrics, and free ports."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -124,6 +125,24 @@ class Server:
     def log(self):
         return self.log_path.read_text(errors="replace")
 
+    @contextlib.contextmanager
+    def alive(self):
+        """An error inside the block that comes of the server's death says how it died."""
+        try:
+            yield
+        except (OSError, LookupError) as error:
+            # A process that dies has lost its memory and its sockets before its parent is told.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(2)
+                how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                raise AssertionError(f"the server ended {how}, its log:\n{self.log()}") from error
+            raise
+
+    def proc(self, name):
+        """The text of /proc/PID/NAME."""
+        with self.alive():
+            return pathlib.Path(f"/proc/{self.process.pid}/{name}").read_text()
+
     def signal(self, number):
         self.process.send_signal(number)
 
@@ -147,7 +166,7 @@ class Server:
 
     def metrics_text(self):
         url = f"http://{self.metrics_address}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with self.alive(), urllib.request.urlopen(url, timeout=10) as answer:
             return answer.read().decode()
 
     def metric(self, name, **labels):

@@ -33,8 +33,9 @@ def descriptors_max(number):
 
 
 def _status(server, field):
-    text = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(next(line for line in text.splitlines() if line.startswith(field + ":")).split()[1])
+    with server.alive():
+        lines = dict(line.split(":", 1) for line in server.proc("status").splitlines())
+        return int(lines[field].split()[0])
 
 
 def rss_bytes(server):
@@ -46,19 +47,22 @@ def threads(server):
 
 
 def descriptors(server):
-    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    with server.alive():
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
 def cpu_seconds(server):
     """User and system time so far."""
-    fields = pathlib.Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    fields = server.proc("stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
 def grows_at_most(server, bytes_max):
     """The resident memory, at its peak, grows by no more inside the block."""
-    pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")  # the peak starts anew
+    with server.alive():
+        # The peak starts anew.
+        pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
     before = rss_bytes(server)
     yield
     grown = (_status(server, "VmHWM") << 10) - before
