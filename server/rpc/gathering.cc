@@ -11,11 +11,10 @@ namespace attend {
 
 // A message that was kept, and its part of held_bytes_max_.
 struct Gathering::HeldMessage {
-  HeldMessage(std::vector<grpc::Slice> message, std::shared_ptr<std::atomic<int64_t>> sum,
-              int64_t bytes)
+  HeldMessage(HeldSlices message, std::shared_ptr<std::atomic<int64_t>> sum, int64_t bytes)
       : slices(std::move(message)), held(std::move(sum)), message_bytes(bytes) {}
   ~HeldMessage() { held->fetch_sub(message_bytes, std::memory_order_relaxed); }
-  const std::vector<grpc::Slice> slices;
+  const HeldSlices slices;
   const std::shared_ptr<std::atomic<int64_t>> held;
   const int64_t message_bytes;
 };

@@ -7,32 +7,45 @@
 #include "server/util/thresholds.h"
 
 namespace attend {
+
+bool HeldSlices::Take(grpc::ByteBuffer& message) {
+  list_.clear();
+  message_.Swap(&message);
+  message.Clear();
+  return message_.Dump(&list_).ok();
+}
+
+void HeldSlices::Replace(grpc::Slice whole) {
+  list_ = std::vector<grpc::Slice>();  // frees the vector's memory too
+  message_.Clear();
+  list_.push_back(std::move(whole));
+}
+
 bool MessageSlices::Take(grpc::ByteBuffer& message) {
   bytes_ = static_cast<int64_t>(message.Length());
-  if (!message.Dump(&slices_).ok()) return false;
-  message.Clear();
-  if (static_cast<int64_t>(slices_.size()) >
-      thresholds::kSlicesFree + bytes_ / thresholds::kSliceBytesLeast)
+  if (!slices_.Take(message)) return false;
+  if (std::ssize(slices_.list()) >
+      thresholds::kSlicesFree + bytes_ / thresholds::kSliceBytesLeast) {
     Join();
-  spans_.reserve(slices_.size());
-  for (const grpc::Slice& slice : slices_) spans_.emplace_back(slice.begin(), slice.size());
+  }
+  spans_.reserve(slices_.list().size());
+  for (const grpc::Slice& slice : slices_.list()) spans_.emplace_back(slice.begin(), slice.size());
   return true;
 }
 
 void MessageSlices::Join() {
   grpc::Slice whole(static_cast<size_t>(bytes_));
   auto* out = const_cast<uint8_t*>(whole.begin());
-  for (const grpc::Slice& slice : slices_) {
+  for (const grpc::Slice& slice : slices_.list()) {
     std::memcpy(out, slice.begin(), slice.size());
     out += slice.size();
   }
-  slices_ = std::vector<grpc::Slice>();  // frees the vector's memory too
-  slices_.push_back(std::move(whole));
+  slices_.Replace(std::move(whole));
 }
 
 void MessageSlices::Release() {
   spans_.clear();
-  slices_.clear();
+  const HeldSlices released = std::move(slices_);
 }
 
 }  // namespace attend

@@ -16,6 +16,34 @@
 
 namespace attend {
 
+// The slices of a message, which go before it: gRPC 1.51 lets go of a slice's memory outside a call
+// of its own, where its accounting crashes if the memory is short at that moment. A message's end
+// is such a call.
+class HeldSlices {
+ public:
+  HeldSlices() = default;
+  HeldSlices(HeldSlices&& other) noexcept { Swap(other); }
+  HeldSlices& operator=(HeldSlices&& other) noexcept {
+    Swap(other);
+    return *this;
+  }
+
+  // False if gRPC cannot give them. Leaves `message` empty.
+  bool Take(grpc::ByteBuffer& message);
+  // Puts one slice in the place of all.
+  void Replace(grpc::Slice whole);
+  const std::vector<grpc::Slice>& list() const { return list_; }
+
+ private:
+  void Swap(HeldSlices& other) noexcept {
+    message_.Swap(&other.message_);
+    list_.swap(other.list_);
+  }
+
+  grpc::ByteBuffer message_;  // destroyed last
+  std::vector<grpc::Slice> list_;
+};
+
 class MessageSlices {
  public:
   // Takes the slices out of `message`. If they are many and small, so that each costs more to keep
@@ -28,7 +56,7 @@ class MessageSlices {
   int64_t bytes() const { return bytes_; }
   // Returns the memory to the transport.
   void Release();
-  std::vector<grpc::Slice> TakeSlices() {
+  HeldSlices TakeSlices() {
     spans_.clear();
     return std::move(slices_);
   }
@@ -37,7 +65,7 @@ class MessageSlices {
   void Join();
 
   int64_t bytes_ = 0;
-  std::vector<grpc::Slice> slices_;
+  HeldSlices slices_;
   std::vector<ByteSpan> spans_;
 };
 
