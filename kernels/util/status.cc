@@ -19,7 +19,8 @@ std::string_view CodeName(Code code) {
       {Code::kOutOfRange, "OUT_OF_RANGE"},
       {Code::kUnimplemented, "UNIMPLEMENTED"},
       {Code::kInternal, "INTERNAL"},
-      {Code::kUnavailable, "UNAVAILABLE"}};
+      {Code::kUnavailable, "UNAVAILABLE"},
+      {static_cast<Code>(16), "UNAUTHENTICATED"}};
   for (const auto& [each, name] : kNames) {
     if (each == code) return name;
   }

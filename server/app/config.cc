@@ -273,6 +273,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
   app.formatter(std::make_shared<HelpFormatter>());
   app.get_formatter()->column_width(36);
   AddNetwork(app, config);
+  AddCallers(app, config);
   AddDevices(app, config);
   AddLimits(app, config);
   AddSharedMemory(app, config);

@@ -36,6 +36,9 @@ struct Config {
   double write_timeout_seconds = 20;  // 0: none
   std::string ready_file;
 
+  // Callers
+  std::string tokens;  // a file; empty: nobody asks who calls
+
   // Devices
   std::string device = "auto";
   int64_t lanes = 0;

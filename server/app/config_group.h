@@ -124,5 +124,7 @@ class Group {
 
 // Defined in config_network.cc.
 void AddNetwork(CLI::App& app, Config& c);
+// Defined in config_callers.cc.
+void AddCallers(CLI::App& app, Config& c);
 
 }  // namespace attend

@@ -323,6 +323,8 @@ Result<std::string> Dumper::WriteDirectory(const Request& request) const {
   const fs::path temporary = directory / fmt::format(".{}-{}.partial", name, request.id);
   std::error_code error;
   fs::create_directories(temporary, error);
+  // A tenant's tensors, which other users of the host have no business with.
+  if (!error) fs::permissions(temporary, fs::perms::owner_all, error);
   if (error) return Failed("make", temporary.string(), error.message());
   Status status = WriteFiles(request, temporary.string());
   // The client chose the id, so two in one millisecond may be the same. A directory is not renamed

@@ -70,13 +70,6 @@ int64_t HeapGrowthMax(const Config& config) {
   return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
 }
 
-std::vector<std::string> ServiceNames(const Config& config) {
-  std::vector<std::string> names = {v1::AttentionService::service_full_name(),
-                                    v1::SessionService::service_full_name()};
-  if (config.oip) names.push_back(inference::GRPCInferenceService::service_full_name());
-  return names;
-}
-
 // A group's id, from its name or its number.
 std::optional<gid_t> FindGroup(const std::string& group) {
   if (const struct group* const found = getgrnam(group.c_str())) return found->gr_gid;
@@ -84,6 +77,13 @@ std::optional<gid_t> FindGroup(const std::string& group) {
 }
 
 }  // namespace
+
+std::vector<std::string> ServiceNames(const Config& config) {
+  std::vector<std::string> names = {v1::AttentionService::service_full_name(),
+                                    v1::SessionService::service_full_name()};
+  if (config.oip) names.push_back(inference::GRPCInferenceService::service_full_name());
+  return names;
+}
 
 Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
                                                       std::span<grpc::Service* const> services,
@@ -93,7 +93,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
                                                       std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
-  std::unique_ptr<GrpcServer> server(new GrpcServer(metrics, logger, ServiceNames(config)));
+  std::unique_ptr<GrpcServer> server(new GrpcServer(metrics, logger));
   const Result<ConnectionLimits> limits =
       LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax());
   if (!limits.ok()) return limits.status();
@@ -107,7 +107,6 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   for (grpc::Service* const service : services) builder.RegisterService(service);
-  if (config.reflection) builder.RegisterService(&server->reflection_);
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
   if (server->grpc_ == nullptr) return Internal("gRPC cannot start a server");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gRPC server of the service: its options, its connections, health and reflection.
+// The gRPC server of the service: its options, its connections and health.
 
 #pragma once
 
@@ -22,9 +22,11 @@
 #include "server/net/listener.h"
 #include "server/net/read_guard.h"
 #include "server/regions/unix_listener.h"
-#include "server/rpc/reflection.h"
 
 namespace attend {
+
+// The services that clients may ask about: for health and reflection.
+std::vector<std::string> ServiceNames(const Config& config);
 
 class GrpcServer {
  public:
@@ -54,8 +56,7 @@ class GrpcServer {
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
-  GrpcServer(Metrics& metrics, Logger& logger, std::vector<std::string> services)
-      : metrics_(metrics), logger_(logger), reflection_(std::move(services)) {}
+  GrpcServer(Metrics& metrics, Logger& logger) : metrics_(metrics), logger_(logger) {}
   // Logs that a connection is ended because of what it sent.
   void LogWrong(int socket, const char* what);
   Status Listen(const Config& config);
@@ -70,7 +71,6 @@ class GrpcServer {
   std::vector<UniqueFd> sockets_;  // listening
   std::vector<UnixListener> unix_;
   std::vector<std::string> addresses_;
-  ReflectionService reflection_;
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<Listener> listener_;
 };

@@ -48,6 +48,10 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               const ReceiveBlocks& receive_blocks,
                                               std::shared_ptr<const Clock> clock) {
   std::unique_ptr<Server> server(new Server(config, std::move(logger), std::move(clock)));
+  Result<std::unique_ptr<Callers>> callers =
+      Callers::Load(server->config_, server->metrics_, *server->logger_, server->clock_);
+  if (!callers.ok()) return callers.status();
+  server->callers_ = std::move(*callers);
   ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends), receive_blocks));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
   ATTEND_RETURN_IF_ERROR(server->StartGrpc());
@@ -83,9 +87,14 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
     UpdateHealth();
   });
   if (config_.shared_memory) {
-    Result<std::unique_ptr<SharedMemoryServer>> shared =
-        SharedMemoryServer::Start(MakeSharedMemoryOptions(config_), engine_->backends(),
-                                  engine_->host_allocator(), *logger_, clock_);
+    SharedMemoryOptions options = MakeSharedMemoryOptions(config_);
+    if (callers_ != nullptr) {
+      options.socket.identify = [this](const std::string& token, const std::string& tenant) {
+        return callers_->TenantOf(token, tenant);
+      };
+    }
+    Result<std::unique_ptr<SharedMemoryServer>> shared = SharedMemoryServer::Start(
+        options, engine_->backends(), engine_->host_allocator(), *logger_, clock_);
     if (!shared.ok()) return shared.status();
     shared_ = std::move(*shared);
   }
@@ -106,12 +115,15 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends,
         logger_->Log(LogLevel::warn, "call ended, its answer was not read",
                      {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
       });
-  context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
-      *engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_, *logger_,
-      config_.stream_requests_max, [this](v1::GetServerInfoResponse* response) {
-        FillServerInfo(*engine_, config_, shared_.get(), sessions(), clock_.Now() - started_,
-                       response);
-      }});
+  context_ = std::unique_ptr<ServiceContext>(
+      new ServiceContext{*engine_, *reader_, metrics_, *workers_, *chunked_, *answers_, clock_,
+                         *logger_, config_.stream_requests_max,
+                         [this](const Caller& caller, v1::GetServerInfoResponse* response) {
+                           FillServerInfo(*engine_, config_, shared_.get(), sessions(),
+                                          clock_.Now() - started_, response);
+                           LeaveOut(caller, config_, response);
+                         }});
+  if (callers_ != nullptr) context_->authenticator = &callers_->authenticator();
   return MakeServices();
 }
 
@@ -119,6 +131,9 @@ Status Server::MakeServices() {
   service_ = std::make_unique<AttentionServiceImpl>(*context_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
   unknown_methods_ = std::make_unique<UnknownMethods>(*context_);
+  if (config_.reflection) {
+    reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
+  }
   if (!config_.oip) return Status();
   Result<oip::InferenceServiceImpl::Options> options = MakeOipOptions(
       config_, engine_->backends(), shared_ == nullptr ? nullptr : &shared_->registry());
@@ -189,6 +204,7 @@ void Server::UpdateConnections() {
 Status Server::StartGrpc() {
   std::vector<grpc::Service*> services = {service_.get(), session_service_.get()};
   if (inference_service_ != nullptr) services.push_back(inference_service_.get());
+  if (reflection_ != nullptr) services.push_back(reflection_.get());
   Result<std::unique_ptr<GrpcServer>> grpc = GrpcServer::Start(
       config_, services, *unknown_methods_, metrics_, *logger_, clock_, [this] { UpdateHealth(); });
   if (!grpc.ok()) return grpc.status();

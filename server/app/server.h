@@ -12,6 +12,7 @@
 #include "kernels/contract/backend.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/app/callers.h"
 #include "server/app/config.h"
 #include "server/app/dump.h"
 #include "server/app/grpc_server.h"
@@ -23,6 +24,7 @@
 #include "server/regions/shared_memory_server.h"
 #include "server/rpc/attention_service.h"
 #include "server/rpc/chunked_registry.h"
+#include "server/rpc/reflection.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/session_service.h"
 #include "server/sessions/session_memory.h"
@@ -95,11 +97,13 @@ class Server {
   std::unique_ptr<AnswerWatch> answers_;
   std::unique_ptr<SharedMemoryServer> shared_;     // null if off
   std::unique_ptr<SessionMemory> session_memory_;  // null if off
+  std::unique_ptr<Callers> callers_;               // null: nobody asks who calls
   std::unique_ptr<RequestReader> reader_;
   std::unique_ptr<ServiceContext> context_;
   std::unique_ptr<AttentionServiceImpl> service_;
   std::unique_ptr<SessionServiceImpl> session_service_;
   std::unique_ptr<oip::InferenceServiceImpl> inference_service_;  // null if off
+  std::unique_ptr<ReflectionService> reflection_;                 // null if off
   std::unique_ptr<UnknownMethods> unknown_methods_;
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and at the end.

@@ -19,8 +19,9 @@ using prometheus::Registry;
 
 constexpr size_t kCodeCount = 15;  // gRPC's numbers up to UNAVAILABLE, with gaps
 constexpr std::array<std::string_view, kRejectionCount> kRejectionNames = {
-    "invalid",         "unimplemented", "memory",         "queue_full", "draining",
-    "deadline_passed", "too_large",     "unknown_method", "sessions"};
+    "invalid",         "unimplemented", "memory",          "queue_full",   "draining",
+    "deadline_passed", "too_large",     "unknown_method",  "sessions",     "no_credentials",
+    "unknown_caller",  "expired",       "cleartext_token", "other_tenant", "no_scope"};
 
 constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused", "inputs"};
@@ -134,6 +135,9 @@ struct Metrics::Families {
       MakeGauge(registry, "attend_inflight_requests", "Requests accepted and not yet answered");
   Gauge& left_out = MakeGauge(registry, "attend_devices_left_out",
                               "GPUs that --device auto found and could not use at the start");
+  const std::array<Counter*, 2> tokens_reloads = MakeCounters(
+      registry, "attend_tokens_reloads_total", "Times that the changed file of --tokens was read",
+      "result", std::array<std::string_view, 2>{"failed", "ok"});
   Gauge& draining = MakeGauge(registry, "attend_draining", "1 once the server refuses new work");
   Counter& log_lines_suppressed =
       MakeCounter(registry, "attend_log_lines_suppressed_total",
@@ -338,6 +342,8 @@ void Metrics::SetAccepting(bool accepting) { families_->accepting.Set(accepting 
 void Metrics::SetInflight(int64_t requests) {
   families_->inflight.Set(static_cast<double>(requests));
 }
+
+void Metrics::RecordTokensReload(bool ok) { families_->tokens_reloads[ok ? 1 : 0]->Increment(); }
 
 void Metrics::SetDevicesLeftOut(int devices) { families_->left_out.Set(devices); }
 

@@ -38,8 +38,15 @@ enum class Rejection {
   kTooLarge,        // message above the limit
   kUnknownMethod,
   kSessions,  // no room for a session, or for what it would hold
+  // Of whoever calls (server/auth):
+  kNoCredentials,
+  kUnknownCaller,
+  kExpired,
+  kCleartextToken,
+  kOtherTenant,
+  kNoScope,
 };
-inline constexpr int kRejectionCount = 9;
+inline constexpr int kRejectionCount = 15;
 
 // The outcome of a reference check.
 enum class CheckResult {
@@ -116,6 +123,7 @@ class Metrics {
   void SetAccepting(bool accepting);   // attend_accepting
   void SetInflight(int64_t requests);  // attend_inflight_requests
   void SetDraining(bool draining);
+  void RecordTokensReload(bool ok);              // attend_tokens_reloads_total{result}
   void SetDevicesLeftOut(int devices);           // attend_devices_left_out
   void RecordLogLinesSuppressed(int64_t lines);  // attend_log_lines_suppressed_total
 

@@ -3,12 +3,14 @@
 #include "server/oip/inference_service.h"
 
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/memory/memory_reserve.h"
 #include "server/oip/models.h"
+#include "server/rpc/call_caller.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/small_call.h"
 #include "server/rpc/stream_call.h"
@@ -48,20 +50,33 @@ InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options opti
     : context_(context), options_(std::move(options)), regions_(options_.regions) {}
 
 template <class In, class Out, class Answer>
-void InferenceServiceImpl::Respond(Call& call, const Bytes& request, Bytes& response,
-                                   Reactor& reactor, const Answer& answer) {
+void InferenceServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& request,
+                                   Bytes& response, Reactor& reactor, const Answer& answer) {
   const Status status = TrySmallCall<In, Out>(request, kRequestBytesMax, answer, response);
   const OnNoMemory wait(OnNoMemory::kWait);
   if (status.ok()) return reactor.Finish(grpc::Status());
-  RefuseCall(context_, call, kEvent, Rejection::kMemory, status, {}, reactor);
+  RefuseCall(context_, call, caller, kEvent, Rejection::kMemory, status, {}, reactor);
 }
 
 template <class In, class Out, class Answer>
 InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondNow(Call* call, const Bytes* request,
                                                                 Bytes* response,
-                                                                const Answer& answer) {
+                                                                const Answer& answer, Scope scope) {
   Reactor* const reactor = call->DefaultReactor();
-  Respond<In, Out>(*call, *request, *response, *reactor, answer);
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, scope, *reactor);
+  if (caller) Respond<In, Out>(*caller, *call, *request, *response, *reactor, answer);
+  return reactor;
+}
+
+template <class In, class Out, class Answer>
+InferenceServiceImpl::Reactor* InferenceServiceImpl::RespondOf(Call* call, const Bytes* request,
+                                                               Bytes* response,
+                                                               const Answer& answer) {
+  Reactor* const reactor = call->DefaultReactor();
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
+  if (!caller) return reactor;
+  const auto of_tenant = [&](const In& in, Out& out) { return answer(caller->tenant, in, out); };
+  Respond<In, Out>(*caller, *call, *request, *response, *reactor, of_tenant);
   return reactor;
 }
 
@@ -79,22 +94,25 @@ bool InferenceServiceImpl::Ready() const {
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerLive(Call* call, const Bytes* request,
                                                                 Bytes* response) {
   return RespondNow<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      call, request, response, [](const auto&, auto& out) { return out.set_live(true), Status(); });
+      call, request, response, [](const auto&, auto& out) { return out.set_live(true), Status(); },
+      Scope::kAny);
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerReady(Call* call, const Bytes* request,
                                                                  Bytes* response) {
   return RespondNow<inference::ServerReadyRequest, inference::ServerReadyResponse>(
       call, request, response,
-      [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); });
+      [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); }, Scope::kAny);
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelReady(Call* call, const Bytes* request,
                                                                 Bytes* response) {
   return RespondNow<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      call, request, response, [this](const auto& in, auto& out) {
+      call, request, response,
+      [this](const auto& in, auto& out) {
         return out.set_ready(Named(in).ok() && Ready()), Status();
-      });
+      },
+      Scope::kAny);
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::ServerMetadata(Call* call,
@@ -155,8 +173,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::ModelInfer(Call* call, cons
 }
 
 InferenceServiceImpl::Stream* InferenceServiceImpl::ModelStreamInfer(Call* call) {
-  return OpenStream(context_,
-                    [&] { return new StreamCall(context_, stream_, Pass::kForward, *call); });
+  return OpenStream(context_, *call, [&](const Caller& caller) {
+    return new StreamCall(context_, stream_, Pass::kForward, caller, *call);
+  });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryIndex(Call* call,
@@ -197,10 +216,10 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::RepositoryModelUnload(Call*
 InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Call* call,
                                                                               const Bytes* request,
                                                                               Bytes* response) {
-  return RespondNow<inference::SystemSharedMemoryStatusRequest,
-                    inference::SystemSharedMemoryStatusResponse>(
-      call, request, response, [&](const auto& in, auto& out) {
-        const auto listed = regions_.List(Tenant(*call), RegionNames::Kind::kFile, in.name());
+  return RespondOf<inference::SystemSharedMemoryStatusRequest,
+                   inference::SystemSharedMemoryStatusResponse>(
+      call, request, response, [&](int tenant, const auto& in, auto& out) {
+        const auto listed = regions_.List(tenant, RegionNames::Kind::kFile, in.name());
         if (!listed.ok()) return listed.status();
         for (const NamedRegionRef& region : *listed) {
           auto& status = (*out.mutable_regions())[region->name];
@@ -215,20 +234,19 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryStatus(Ca
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryRegister(
     Call* call, const Bytes* request, Bytes* response) {
-  return RespondNow<inference::SystemSharedMemoryRegisterRequest,
-                    inference::SystemSharedMemoryRegisterResponse>(
-      call, request, response, [&](const auto& in, auto&) {
-        return regions_.RegisterFile(Tenant(*call), in.name(), in.key(), in.offset(),
-                                     in.byte_size());
+  return RespondOf<inference::SystemSharedMemoryRegisterRequest,
+                   inference::SystemSharedMemoryRegisterResponse>(
+      call, request, response, [&](int tenant, const auto& in, auto&) {
+        return regions_.RegisterFile(tenant, in.name(), in.key(), in.offset(), in.byte_size());
       });
 }
 
 InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryUnregister(
     Call* call, const Bytes* request, Bytes* response) {
-  return RespondNow<inference::SystemSharedMemoryUnregisterRequest,
-                    inference::SystemSharedMemoryUnregisterResponse>(
-      call, request, response, [&](const auto& in, auto&) {
-        regions_.Unregister(Tenant(*call), RegionNames::Kind::kFile, in.name(), nullptr);
+  return RespondOf<inference::SystemSharedMemoryUnregisterRequest,
+                   inference::SystemSharedMemoryUnregisterResponse>(
+      call, request, response, [&](int tenant, const auto& in, auto&) {
+        regions_.Unregister(tenant, RegionNames::Kind::kFile, in.name(), nullptr);
         return Status();
       });
 }
@@ -236,10 +254,10 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::SystemSharedMemoryUnregiste
 InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryStatus(Call* call,
                                                                             const Bytes* request,
                                                                             Bytes* response) {
-  return RespondNow<inference::CudaSharedMemoryStatusRequest,
-                    inference::CudaSharedMemoryStatusResponse>(
-      call, request, response, [&](const auto& in, auto& out) {
-        const auto listed = regions_.List(Tenant(*call), RegionNames::Kind::kGpu, in.name());
+  return RespondOf<inference::CudaSharedMemoryStatusRequest,
+                   inference::CudaSharedMemoryStatusResponse>(
+      call, request, response, [&](int tenant, const auto& in, auto& out) {
+        const auto listed = regions_.List(tenant, RegionNames::Kind::kGpu, in.name());
         if (!listed.ok()) return listed.status();
         for (const NamedRegionRef& region : *listed) {
           auto& status = (*out.mutable_regions())[region->name];
@@ -256,13 +274,15 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
                                                                               const Bytes* request,
                                                                               Bytes* response) {
   Reactor* const reactor = call->DefaultReactor();
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
+  if (!caller) return reactor;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, call, request, response, reactor] {
+    context_.workers.Post([this, caller = *caller, call, request, response, reactor] {
       Respond<inference::CudaSharedMemoryRegisterRequest,
               inference::CudaSharedMemoryRegisterResponse>(
-          *call, *request, *response, *reactor, [&](const auto& in, auto&) {
-            return regions_.RegisterGpu(Tenant(*call), in.name(), in.raw_handle(), in.device_id(),
+          caller, *call, *request, *response, *reactor, [&](const auto& in, auto&) {
+            return regions_.RegisterGpu(caller.tenant, in.name(), in.raw_handle(), in.device_id(),
                                         in.byte_size());
           });
     });
@@ -276,6 +296,8 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryRegister(Ca
 InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
     Call* call, const Bytes* request, Bytes* response) {
   Reactor* const reactor = call->DefaultReactor();
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kCompute, *reactor);
+  if (!caller) return reactor;
   std::string name;
   const auto note = [&name](const inference::CudaSharedMemoryUnregisterRequest& in, auto&) {
     name = in.name();
@@ -286,9 +308,9 @@ InferenceServiceImpl::Reactor* InferenceServiceImpl::CudaSharedMemoryUnregister(
       *request, kRequestBytesMax, note, *response);
   const OnNoMemory wait(OnNoMemory::kWait);
   if (!status.ok()) {
-    RefuseCall(context_, *call, kEvent, Rejection::kMemory, status, {}, *reactor);
+    RefuseCall(context_, *call, *caller, kEvent, Rejection::kMemory, status, {}, *reactor);
   } else {
-    regions_.Unregister(Tenant(*call), RegionNames::Kind::kGpu, name,
+    regions_.Unregister(caller->tenant, RegionNames::Kind::kGpu, name,
                         std::make_shared<Finisher>(*reactor));
   }
   return reactor;

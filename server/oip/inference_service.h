@@ -79,14 +79,17 @@ class InferenceServiceImpl final : public RawRpcs {
   // Parses the request, has `answer(request, response)` fill the response, or say why not, and
   // finishes.
   template <class In, class Out, class Answer>
-  void Respond(Call& call, const Bytes& request, Bytes& response, Reactor& reactor,
-               const Answer& answer);
+  void Respond(const Caller& caller, Call& call, const Bytes& request, Bytes& response,
+               Reactor& reactor, const Answer& answer);
   template <class In, class Out, class Answer>
-  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
+  Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer,
+                      Scope scope = Scope::kInfo);
+  // Has `answer(tenant, request, response)` say what the caller's tenant has.
+  template <class In, class Out, class Answer>
+  Reactor* RespondOf(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out>
   Reactor* Refuse(Call* call, const Bytes* request, Bytes* response, const char* why);
   bool Ready() const;
-  int Tenant(Call& call) const { return TenantOf(context_, call); }
 
   ServiceContext& context_;
   const Options options_;

@@ -73,7 +73,7 @@ class RegionNames::Reservation {
 RegionNames::RegionNames(Options options)
     : options_(std::move(options)), rules_(RulesOf(options_)), tenants_(options_.tenants.size()) {
   for (size_t i = 0; i < options_.tenants.size() && gpus(); ++i) {
-    clients_.push_back(options_.lent->AddClient());
+    clients_.push_back(options_.lent->AddClient(static_cast<int>(i)));
   }
 }
 

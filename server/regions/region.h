@@ -16,11 +16,13 @@ namespace attend {
 // Immutable except for its bytes, which the client may write at any time.
 struct SharedRegion {
   static constexpr int kHost = -1;
+  static constexpr int kAnyTenant = -1;
 
   std::string token;
   char* data = nullptr;
   int64_t bytes = 0;
   uint64_t client = 0;
+  int tenant = kAnyTenant;       // whose requests may name it
   int device = kHost;            // kHost, or the index of the GPU whose memory is lent
   DeviceImport imported;         // if lent
   SharedRegion* next = nullptr;  // for the registry, once the region is unused

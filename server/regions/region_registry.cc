@@ -52,9 +52,9 @@ RegionRegistry::~RegionRegistry() {
   assert(taken_bytes_ == 0 && closed_.empty() && "a region outlived its registry");
 }
 
-uint64_t RegionRegistry::AddClient() {
+uint64_t RegionRegistry::AddClient(int tenant) {
   const MutexLock lock(mutex_);
-  clients_.emplace(++last_client_, Client());
+  clients_[++last_client_].tenant = tenant;
   return last_client_;
 }
 
@@ -190,6 +190,7 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
   const MutexLock lock(mutex_);
   const auto owner = clients_.find(region->client);
   if (token.ok() && owner == clients_.end()) token = Internal("the client has gone");
+  if (token.ok()) region->tenant = owner->second.tenant;
   if (token.ok() && !regions_.emplace(*token, region).second) {
     token = Internal("a token came twice");
   }
@@ -233,10 +234,12 @@ Status RegionRegistry::Release(uint64_t client, const std::string& token,
   return Status();
 }
 
-RegionRef RegionRegistry::Find(const std::string& token) const {
+RegionRef RegionRegistry::Find(const std::string& token, int tenant) const {
   const MutexLock lock(mutex_);
   const auto found = regions_.find(token);
-  return found == regions_.end() ? nullptr : found->second;
+  if (found == regions_.end()) return nullptr;
+  const int owner = found->second->tenant;
+  return owner == SharedRegion::kAnyTenant || owner == tenant ? found->second : nullptr;
 }
 
 RegionRegistry::Stats RegionRegistry::stats() const {

@@ -70,7 +70,8 @@ class RegionRegistry {
   RegionRegistry(const RegionRegistry&) = delete;
   RegionRegistry& operator=(const RegionRegistry&) = delete;
 
-  uint64_t AddClient();
+  // Its regions are for requests of that tenant, or kAnyTenant, and do not exist for others.
+  uint64_t AddClient(int tenant);
   // Releases all of the client's regions.
   void RemoveClient(uint64_t client);
   // INVALID_ARGUMENT for sizes that no region may have, RESOURCE_EXHAUSTED for sizes that do not
@@ -84,14 +85,15 @@ class RegionRegistry {
   // request uses it any more and it was closed. `closed` must not wait, nor call the registry.
   Status Release(uint64_t client, const std::string& token, std::function<void()> closed = {});
 
-  // Null if no region has this token.
-  RegionRef Find(const std::string& token) const;
+  // Null if no region for that tenant's requests has this token.
+  RegionRef Find(const std::string& token, int tenant) const;
 
   Stats stats() const;
   const RegionLimits& limits() const { return limits_; }
 
  private:
   struct Client {
+    int tenant = SharedRegion::kAnyTenant;
     std::set<std::string> tokens;
     int64_t bytes = 0;    // until they are closed
     int64_t regions = 0;  // the same

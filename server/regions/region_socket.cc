@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/util/thread_name.h"
+#include "server/auth/caller.h"
 
 namespace attend {
 namespace {
@@ -185,7 +186,7 @@ void RegionSocket::Accept() {
       continue;
     }
     const int fd = socket.get();
-    const uint64_t client = registry_.AddClient();
+    const uint64_t client = options_.identify ? 0 : registry_.AddClient(SharedRegion::kAnyTenant);
     connections_.emplace(fd, Connection{std::move(socket), client, *user, false});
     logger_.Log(LogLevel::debug, "shared memory client connected", {{"client", client}});
   }
@@ -226,6 +227,11 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
                                                     const v1::RegionRequest& request,
                                                     UniqueFd& file) {
   const uint64_t client = connection.client;
+  if (request.has_identify()) return Identify(connection, request.identify());
+  if (client == 0) {
+    return Refuse(client, Status(kUnauthenticated,
+                                 "no token: the connection's first packet must be identify"));
+  }
   v1::RegionReply reply;
   switch (request.request_case()) {
     case v1::RegionRequest::kCreate: {
@@ -244,11 +250,28 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
       return Import(client, request.import_cuda());
     case v1::RegionRequest::kRelease:
       return Release(connection, request.release().token());
+    case v1::RegionRequest::kIdentify:  // above
     case v1::RegionRequest::REQUEST_NOT_SET:
       break;
   }
   return ErrorReply(
       Status(Code::kUnimplemented, "the request is neither create nor release nor import_cuda"));
+}
+
+// Where nobody asks who calls, a token is taken and not looked at.
+v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identify& request) {
+  v1::RegionReply reply;
+  reply.mutable_identified();
+  if (!options_.identify) return reply;
+  if (connection.client != 0) {
+    return Refuse(connection.client,
+                  Status(Code::kFailedPrecondition, "the connection has said who it is"));
+  }
+  const Result<int> tenant = options_.identify(request.token(), request.tenant());
+  if (!tenant.ok()) return Refuse(0, tenant.status());
+  connection.client = registry_.AddClient(*tenant);
+  logger_.Log(LogLevel::debug, "shared memory client known", {{"client", connection.client}});
+  return reply;
 }
 
 std::optional<v1::RegionReply> RegionSocket::Release(Connection& connection,

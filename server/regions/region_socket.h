@@ -9,6 +9,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,9 @@ class RegionSocket {
     std::string path;
     bool any_user = false;      // otherwise only processes of this process's user
     int connections_max = 256;  // if any user may connect, one of them has a quarter
+    // The tenant of whoever has the token, speaking for `tenant` if that is not empty. Set: each
+    // connection must say who it is before anything else. Empty: all regions are for any tenant.
+    std::function<Result<int>(const std::string& token, const std::string& tenant)> identify = {};
   };
 
   // The socket is listening when this returns. `registry`, `logger` and `clock` must outlive it.
@@ -51,7 +55,7 @@ class RegionSocket {
  private:
   struct Connection {
     UniqueFd socket;
-    uint64_t client = 0;
+    uint64_t client = 0;  // 0: nobody knows who it is
     uid_t user = 0;
     bool releasing = false;  // a release must be answered before anything else is read
   };
@@ -79,6 +83,7 @@ class RegionSocket {
   // Nothing: AnswerReleases will answer.
   std::optional<v1::RegionReply> Answer(Connection& connection, const v1::RegionRequest& request,
                                         UniqueFd& file);
+  v1::RegionReply Identify(Connection& connection, const v1::Identify& request);
   std::optional<v1::RegionReply> Release(Connection& connection, const std::string& token);
   void AnswerReleases();
   v1::RegionReply Refuse(uint64_t client, const Status& status);

@@ -20,6 +20,7 @@
 #include "kernels/reference/check_rows.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
+#include "server/auth/caller.h"
 #include "server/memory/host_pool.h"
 #include "server/memory/upload_budget.h"
 #include "server/request/input_source.h"
@@ -83,7 +84,9 @@ struct Request {
   std::string kernel;         // asked for by name; empty = the server's choice
   AnswerCheck check = AnswerCheck::kNone;
   int32_t priority = 0;
-  int tenant = 0;  // index into the engine's tenants
+  int tenant = 0;                             // index into the engine's tenants; the caller's
+  Scopes scopes = Scopes::OfUsers();          // what the caller may do
+  std::shared_ptr<const std::string> caller;  // its name for logs; null: nobody asked who calls
   TimePoint deadline = kNever;
   Transport transport = Transport::kInline;
   int64_t message_bytes = 0;  // of the request's messages on the wire

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_stream.h"
 #include "server/rpc/open_stream.h"
 #include "server/rpc/stream_call.h"
@@ -38,19 +39,24 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::Backward(grpc::CallbackServerCon
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendStream(
     grpc::CallbackServerContext* call) {
-  return OpenStream(context_,
-                    [&] { return new StreamCall(context_, AttendFormat(), std::nullopt, *call); });
+  return OpenStream(context_, *call, [&](const Caller& caller) {
+    return new StreamCall(context_, AttendFormat(), std::nullopt, caller, *call);
+  });
 }
 
 AttentionServiceImpl::Stream* AttentionServiceImpl::AttendChunked(
     grpc::CallbackServerContext* call) {
-  return OpenStream(context_, [&] { return ChunkedStream::Make(context_, *call); });
+  return OpenStream(context_, *call, [&](const Caller& caller) {
+    return ChunkedStream::Make(context_, caller, *call);
+  });
 }
 
 grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServerContext* call,
                                                               const grpc::ByteBuffer* request,
                                                               grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* const reactor = call->DefaultReactor();
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kAny, *reactor);
+  if (!caller) return reactor;
   // Its request has no field, so there is nothing to parse.
   if (static_cast<int64_t>(request->Length()) > kInfoBytesMax) {
     reactor->Finish(
@@ -67,7 +73,7 @@ grpc::ServerUnaryReactor* AttentionServiceImpl::GetServerInfo(grpc::CallbackServ
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     google::protobuf::Arena arena;  // Protobuf's messages lose what they hold where one fails
     auto* const info = google::protobuf::Arena::CreateMessage<v1::GetServerInfoResponse>(&arena);
-    context_.fill_info(info);
+    context_.fill_info(*caller, info);
     bool own = false;
     status = grpc::SerializationTraits<v1::GetServerInfoResponse>::Serialize(*info, response, &own);
   } catch (const std::bad_alloc&) {
@@ -81,22 +87,25 @@ grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
     grpc::GenericCallbackServerContext* call) {
   class Refusal final : public grpc::ServerGenericBidiReactor {
    public:
-    explicit Refusal(const Status& status) { Finish(ToGrpc(status)); }
+    explicit Refusal(const grpc::Status& status) { Finish(status); }
     void OnDone() override { delete this; }
   };
   Request request;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
+    // Strangers are not told which methods there are.
+    const Result<Caller> caller = CallerOf(context_, *call, Scope::kAny);
+    if (!caller.ok()) return new Refusal(ToGrpc(caller.status()));
+    SetCaller(*caller, request);
     request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
     request.received = context_.clock.Now();
-    request.tenant = TenantOf(context_, *call);
     request.status = context_.reader.Reject(Rejection::kUnknownMethod,
                                             Unimplemented("there is no method " + call->method()));
     RecordEnd(context_, request, 0, 0, *call);
   } catch (const std::bad_alloc&) {
     if (request.status.ok()) request.status = ResourceExhausted("no memory");
   }
-  return new Refusal(request.status);
+  return new Refusal(ToGrpc(request.status));
 }
 
 }  // namespace attend

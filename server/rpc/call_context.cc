@@ -110,15 +110,6 @@ TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerCo
   return context.clock.Now() + std::chrono::duration_cast<Duration>(left);
 }
 
-int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call) {
-  const Tenants& tenants = context.engine.options().tenants;
-  if (tenants.single()) return 0;  // reading metadata makes a map of it
-  const auto& metadata = call.client_metadata();
-  const auto found = metadata.find(kTenantMetadataKey);
-  if (found == metadata.end()) return 0;
-  return tenants.Find({found->second.data(), found->second.size()});
-}
-
 void RecordEnd(ServiceContext& context, Request& request, int64_t total_ns, int64_t response_bytes,
                const grpc::CallbackServerContext& call, const MessageFormat& format) {
   if (request.status.code() == Code::kCancelled && CancelledLate(request, context.clock.Now())) {
@@ -179,19 +170,18 @@ void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
   call.AddTrailingMetadata(kStatusKey, status.SerializeAsString());
 }
 
-void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const char* event,
-                Rejection exhausted, Status status, const CacheRefusal& refusal,
+void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const Caller& caller,
+                const char* event, Rejection exhausted, Status status, const CacheRefusal& refusal,
                 grpc::ServerUnaryReactor& reactor) {
   status = context.reader.RejectRefusal(exhausted, std::move(status));
   const std::string_view code = CodeName(status.code());
   if (context.logger.should_log(LogLevel::warn)) {
-    context.logger.Log(
-        LogLevel::warn, event,
-        {{"code", code},
-         {"error", status.message()},
-         {"tenant", context.engine.options().tenants.list()[TenantOf(context, call)].name},
-         {"peer", call.peer()}},
-        code);
+    context.logger.Log(LogLevel::warn, event,
+                       {{"code", code},
+                        {"error", status.message()},
+                        {"tenant", context.engine.options().tenants.list()[caller.tenant].name},
+                        {"peer", call.peer()}},
+                       code);
   }
   AddRefusal(context, status.code(), refusal, call);
   reactor.Finish(ToGrpc(status));

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "kernels/util/mutex.h"
+#include "server/auth/caller.h"
 #include "server/engine/engine.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
@@ -24,6 +25,7 @@
 
 namespace attend {
 
+class Authenticator;
 namespace v1 {
 class GetServerInfoResponse;
 }
@@ -67,7 +69,9 @@ struct ServiceContext {
   const Clock& clock;
   Logger& logger;
   int64_t stream_requests_max = 64;
-  std::function<void(v1::GetServerInfoResponse*)> fill_info;
+  // What a caller is told.
+  std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
+  const Authenticator* authenticator = nullptr;  // null: nobody asks who calls
 
   OpenStreams streams{};
 
@@ -81,9 +85,6 @@ std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responde
                                     TimePoint deadline);
 // The call's deadline on the server's clock; kNever if it has none.
 TimePoint DeadlineOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
-
-// The call's tenant, from its metadata.
-int TenantOf(const ServiceContext& context, const grpc::CallbackServerContext& call);
 
 // Counts and logs the end of a request. `total_ns` is the time since its arrival. gRPC reports a
 // client's deadline as a cancellation, so a cancellation at the deadline ends with
@@ -105,8 +106,8 @@ void AddRefusal(ServiceContext& context, Code code, const CacheRefusal& refusal,
                 grpc::CallbackServerContext& call);
 // Ends a call that is no request to the engine: counts and logs that it was refused. `event` is the
 // log line's; `exhausted`: what RESOURCE_EXHAUSTED is.
-void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const char* event,
-                Rejection exhausted, Status status, const CacheRefusal& refusal,
+void RefuseCall(ServiceContext& context, grpc::CallbackServerContext& call, const Caller& caller,
+                const char* event, Rejection exhausted, Status status, const CacheRefusal& refusal,
                 grpc::ServerUnaryReactor& reactor);
 // The status of a call that ends because there is no memory for it.
 grpc::Status NoMemory();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "server/memory/copy_pieces.h"
+#include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/util/thresholds.h"
 #include "server/wire/grpc_status.h"
@@ -20,8 +21,9 @@ Status Draining() { return Unavailable("the server is draining"); }
 
 }  // namespace
 
-ChunkedStream* ChunkedStream::Make(ServiceContext& context, grpc::CallbackServerContext& call) {
-  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, call));
+ChunkedStream* ChunkedStream::Make(ServiceContext& context, const Caller& caller,
+                                   grpc::CallbackServerContext& call) {
+  const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(context, caller, call));
   stream->self_ = stream;
   stream->watched_->Join(context.answers, call.c_call());
   return stream.get();
@@ -183,6 +185,7 @@ void ChunkedStream::EndUnread() {
 void ChunkedStream::RecordUnread() {
   if (call_.IsCancelled()) return;
   Request request;
+  SetCaller(caller_, request);
   request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
   request.received = context_.clock.Now();
   request.transport = Transport::kChunked;
@@ -198,15 +201,19 @@ void ChunkedStream::ParseFirst(grpc::ByteBuffer& message) {
 }
 
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
-  const TransferRef transfer = TransferRef::Adopt(
-      new ChunkedTransfer(context_, call_, DeadlineOf(context_, call_), shared_from_this()));
+  const TransferRef transfer = TransferRef::Adopt(new ChunkedTransfer(
+      context_, call_, caller_, DeadlineOf(context_, call_), shared_from_this()));
   SetTransfer(transfer, true);
   context_.workers.Post(
       [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
 }
 
 void ChunkedStream::JoinTransfer(const std::string& token) {
-  const TransferRef transfer = context_.chunked.Find(token);
+  TransferRef transfer = context_.chunked.Find(token);
+  // To others it does not exist. Where nobody asks who calls, what a joining stream says of its
+  // tenant is ignored.
+  const bool anothers = transfer && caller_.authenticated() && transfer->tenant() != caller_.tenant;
+  if (anothers) transfer = TransferRef();
   Status status = transfer ? transfer->Join(shared_from_this())
                            : Status(Code::kNotFound, "no request has this token");
   if (status.ok()) return SetTransfer(transfer, false);

@@ -14,7 +14,7 @@
 //   2  SetTransfer: the message is a header or malformed, and begins a transfer (which fails if it
 //      is malformed); or its token names a transfer, which the stream joins.
 //   3  RefuseLocked: the call was cancelled, the server drains, or there is no first message.
-//   4  JoinTransfer: no transfer has the token, or it takes no more streams.
+//   4  JoinTransfer: no transfer of the caller's tenant has the token, or it takes no more streams.
 //   5  NextWriteLocked: the transfer lets the stream finish (chunked_transfer.h), and no write is
 //      under way.
 //   6  NextLocked.
@@ -58,7 +58,8 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
                             public std::enable_shared_from_this<ChunkedStream> {
  public:
   // Owned by gRPC until its OnDone.
-  static ChunkedStream* Make(ServiceContext& context, grpc::CallbackServerContext& call);
+  static ChunkedStream* Make(ServiceContext& context, const Caller& caller,
+                             grpc::CallbackServerContext& call);
 
   void Begin() { Advance(); }
   // TransferStream
@@ -76,8 +77,8 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
  private:
   enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
 
-  ChunkedStream(ServiceContext& context, grpc::CallbackServerContext& call)
-      : context_(context), call_(call) {}
+  ChunkedStream(ServiceContext& context, const Caller& caller, grpc::CallbackServerContext& call)
+      : context_(context), caller_(caller), call_(call) {}
 
   // The first message has arrived and has not been handled yet.
   bool TakesFirstLocked() const ATTEND_REQUIRES(mutex_) {
@@ -113,6 +114,7 @@ class ChunkedStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   void ChunkPlaced(int64_t bytes);
 
   ServiceContext& context_;
+  const Caller caller_;
   grpc::CallbackServerContext& call_;
   std::shared_ptr<ChunkedStream> self_;  // until OnDone
   const WatchedRef watched_ = std::make_shared<WatchedCall>();

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/rpc/call_caller.h"
 #include "server/rpc/chunked_registry.h"
 #include "server/util/thresholds.h"
 #include "server/wire/reply_codec.h"
@@ -14,12 +15,13 @@
 namespace attend {
 
 ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
-                                 TimePoint deadline, std::shared_ptr<TransferStream> first)
-    : context_(context), call_(call), deadline_(deadline) {
+                                 const Caller& caller, TimePoint deadline,
+                                 std::shared_ptr<TransferStream> first)
+    : context_(context), call_(call), tenant_(caller.tenant), deadline_(deadline) {
   streams_.push_back(std::move(first));
   request_ = NewRequest(context_, *this, deadline);
   request_->transport = Transport::kChunked;
-  request_->tenant = TenantOf(context_, call_);
+  SetCaller(caller, *request_);
   id_ = request_->id;
 }
 

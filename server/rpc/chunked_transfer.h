@@ -80,7 +80,10 @@ class ChunkedTransfer final : public Call {
  public:
   // `first` is the stream that brought the header; `call` lives until that stream is finished.
   ChunkedTransfer(ServiceContext& context, const grpc::CallbackServerContext& call,
-                  TimePoint deadline, std::shared_ptr<TransferStream> first);
+                  const Caller& caller, TimePoint deadline, std::shared_ptr<TransferStream> first);
+
+  // Whose it is.
+  int tenant() const { return tenant_; }
 
   // Call once, not on gRPC's threads: admits the header, or ends the request. `parsed` says whether
   // there is a header.
@@ -168,6 +171,7 @@ class ChunkedTransfer final : public Call {
 
   ServiceContext& context_;
   const grpc::CallbackServerContext& call_;
+  const int tenant_;
   const TimePoint deadline_;
   uint64_t id_ = 0;  // set once, when the transfer is made
 

@@ -11,30 +11,36 @@
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
 #include "server/rpc/call_context.h"
+#include "server/wire/grpc_status.h"
 
 namespace attend {
 
 using RawStream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-// A stream that there is no memory for.
-class NoMemoryStream final : public RawStream {
+// A stream that is refused.
+class EndedStream final : public RawStream {
  public:
-  NoMemoryStream() { Finish(NoMemory()); }
+  explicit EndedStream(const grpc::Status& status) { Finish(status); }
   void OnDone() override { delete this; }
 };
 
-// Begins the stream that `make` makes, and ends it if streams are no longer accepted.
+// Begins the stream that `make` makes for the call's caller, and ends it if streams are no longer
+// accepted.
 template <class Make>
-RawStream* OpenStream(ServiceContext& context, const Make& make) {
+RawStream* OpenStream(ServiceContext& context, const grpc::CallbackServerContext& call,
+                      const Make& make) {
   OpenStreams::Place place;
-  std::invoke_result_t<Make> stream = nullptr;
+  std::invoke_result_t<Make, const Caller&> stream = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
+    const Result<Caller> caller = CallerOf(context, call, Scope::kCompute);
+    if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
     place = OpenStreams::MakePlace();
-    stream = make();
+    stream = make(*caller);
   } catch (const std::bad_alloc&) {
-    return new NoMemoryStream();
+    return new EndedStream(NoMemory());
   }
   if (context.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
   stream->Begin();

@@ -14,6 +14,9 @@
 #include <vector>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
+#include "server/rpc/open_stream.h"
+#include "server/wire/grpc_status.h"
 
 namespace attend {
 namespace {
@@ -150,15 +153,22 @@ class Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::Byte
 
 }  // namespace
 
-ReflectionService::ReflectionService(std::vector<std::string> services)
-    : services_(std::move(services)) {
+ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::string> services)
+    : context_(context), services_(std::move(services)) {
   services_.push_back("grpc.health.v1.Health");
   services_.push_back(proto::ServerReflection::service_full_name());
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>*
-ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext*) {
-  return new Stream(services_);
+ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext* call) {
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    const Result<Caller> caller = CallerOf(context_, *call, Scope::kInfo);
+    if (!caller.ok()) return new EndedStream(ToGrpc(caller.status()));
+    return new Stream(services_);
+  } catch (const std::bad_alloc&) {
+    return new EndedStream(NoMemory());
+  }
 }
 
 }  // namespace attend

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "server/rpc/call_context.h"
 
 namespace attend {
 
@@ -16,13 +17,14 @@ class ReflectionService final : public grpc::reflection::v1alpha::ServerReflecti
                                     WithRawCallbackMethod_ServerReflectionInfo<
                                         grpc::reflection::v1alpha::ServerReflection::Service> {
  public:
-  // Lists `services`, and those that every server has.
-  explicit ReflectionService(std::vector<std::string> services);
+  // Lists `services`, and those that every server has, to callers with the scope info.
+  ReflectionService(ServiceContext& context, std::vector<std::string> services);
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ServerReflectionInfo(
       grpc::CallbackServerContext* context) override;
 
  private:
+  ServiceContext& context_;
   std::vector<std::string> services_;
 };
 

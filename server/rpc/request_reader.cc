@@ -383,6 +383,8 @@ Status RequestReader::RejectRefusal(Rejection exhausted, Status status) {
     case Code::kOutOfRange:
     case Code::kFailedPrecondition:
       return Reject(Rejection::kInvalid, std::move(status));
+    case Code::kPermissionDenied:  // sessions, by their scope, or a file that is not the client's
+      return Reject(Rejection::kNoScope, std::move(status));
     case Code::kUnimplemented:
       return Reject(Rejection::kUnimplemented, std::move(status));
     case Code::kDeadlineExceeded:

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
 #include "server/rpc/small_call.h"
 #include "server/wire/grpc_status.h"
 #include "server/wire/session_uses.h"
@@ -37,25 +38,24 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 }  // namespace
 
 template <class In, class Out, class Answer>
-Status SessionServiceImpl::AnswerTo(Call& call, const Bytes& request, const Answer& answer,
-                                    Bytes& response, CacheRefusal& refusal) {
+Status SessionServiceImpl::AnswerTo(const Caller& caller, const Bytes& request,
+                                    const Answer& answer, Bytes& response, CacheRefusal& refusal) {
   if (sessions_ == nullptr) return SessionsAreOff();
   return AnswerSmallCall<In, Out>(
       request, kRequestBytesMax,
-      [&](const In& in, Out& out) { return answer(TenantOf(context_, call), in, out, refusal); },
-      response);
+      [&](const In& in, Out& out) { return answer(caller.tenant, in, out, refusal); }, response);
 }
 
 template <class In, class Out, class Answer>
-void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& response,
-                                 Reactor& reactor, const Answer& answer) {
+void SessionServiceImpl::Respond(const Caller& caller, Call& call, const Bytes& request,
+                                 Bytes& response, Reactor& reactor, const Answer& answer) {
   Status status;
   Rejection exhausted = Rejection::kSessions;
   CacheRefusal refusal;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
     if (!MemoryIsShort()) {
-      status = AnswerTo<In, Out>(call, request, answer, response, refusal);
+      status = AnswerTo<In, Out>(caller, request, answer, response, refusal);
     } else {
       status = OutOfMemory();
       exhausted = Rejection::kMemory;
@@ -65,20 +65,22 @@ void SessionServiceImpl::Respond(Call& call, const Bytes& request, Bytes& respon
     exhausted = Rejection::kMemory;
   }
   const OnNoMemory wait(OnNoMemory::kWait);
-  if (!status.ok()) return Refuse(call, exhausted, std::move(status), refusal, reactor);
+  if (!status.ok()) return Refuse(caller, call, exhausted, std::move(status), refusal, reactor);
   reactor.Finish(grpc::Status());
 }
 
-void SessionServiceImpl::Refuse(Call& call, Rejection exhausted, Status status,
-                                const CacheRefusal& refusal, Reactor& reactor) {
-  RefuseCall(context_, call, "session call failed", exhausted, std::move(status), refusal, reactor);
+void SessionServiceImpl::Refuse(const Caller& caller, Call& call, Rejection exhausted,
+                                Status status, const CacheRefusal& refusal, Reactor& reactor) {
+  RefuseCall(context_, call, caller, "session call failed", exhausted, std::move(status), refusal,
+             reactor);
 }
 
 template <class In, class Out, class Answer>
 SessionServiceImpl::Reactor* SessionServiceImpl::RespondNow(Call* call, const Bytes* request,
                                                             Bytes* response, const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
-  Respond<In, Out>(*call, *request, *response, *reactor, answer);
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kSessions, *reactor);
+  if (caller) Respond<In, Out>(*caller, *call, *request, *response, *reactor, answer);
   return reactor;
 }
 
@@ -88,14 +90,16 @@ SessionServiceImpl::Reactor* SessionServiceImpl::RespondLater(Call* call, const 
                                                               Bytes* response,
                                                               const Answer& answer) {
   Reactor* const reactor = call->DefaultReactor();
+  const std::optional<Caller> caller = AdmitCaller(context_, *call, Scope::kSessions, *reactor);
+  if (!caller) return reactor;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    context_.workers.Post([this, call, request, response, reactor, answer] {
-      Respond<In, Out>(*call, *request, *response, *reactor, answer);
+    context_.workers.Post([this, caller = *caller, call, request, response, reactor, answer] {
+      Respond<In, Out>(caller, *call, *request, *response, *reactor, answer);
     });
   } catch (const std::bad_alloc&) {
     const OnNoMemory wait(OnNoMemory::kWait);
-    Refuse(*call, Rejection::kMemory, OutOfMemory(), {}, *reactor);
+    Refuse(*caller, *call, Rejection::kMemory, OutOfMemory(), {}, *reactor);
   }
   return reactor;
 }

@@ -44,18 +44,18 @@ class SessionServiceImpl final
   // Parses the request, has `answer(tenant, request, response, refusal)` fill the response, or say
   // why not, and finishes.
   template <class In, class Out, class Answer>
-  void Respond(Call& call, const Bytes& request, Bytes& response, Reactor& reactor,
-               const Answer& answer);
+  void Respond(const Caller& caller, Call& call, const Bytes& request, Bytes& response,
+               Reactor& reactor, const Answer& answer);
   template <class In, class Out, class Answer>
   Reactor* RespondNow(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out, class Answer>
   Reactor* RespondLater(Call* call, const Bytes* request, Bytes* response, const Answer& answer);
   template <class In, class Out, class Answer>
-  Status AnswerTo(Call& call, const Bytes& request, const Answer& answer, Bytes& response,
+  Status AnswerTo(const Caller& caller, const Bytes& request, const Answer& answer, Bytes& response,
                   CacheRefusal& refusal);
   // Counts and logs the refusal.
-  void Refuse(Call& call, Rejection exhausted, Status status, const CacheRefusal& refusal,
-              Reactor& reactor);
+  void Refuse(const Caller& caller, Call& call, Rejection exhausted, Status status,
+              const CacheRefusal& refusal, Reactor& reactor);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);

@@ -9,18 +9,20 @@
 #include <vector>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, const MessageFormat& format,
-                       std::optional<Pass> asked, grpc::CallbackServerContext& call)
+                       std::optional<Pass> asked, const Caller& caller,
+                       grpc::CallbackServerContext& call)
     : context_(context),
       format_(format),
       asked_(asked),
       call_(call),
       deadline_(DeadlineOf(context, call)),
-      tenant_(TenantOf(context, call)) {}
+      caller_(caller) {}
 
 void StreamCall::Begin() {
   watched_->Join(context_.answers, call_.c_call());
@@ -107,7 +109,7 @@ void StreamCall::OnReadDone(bool ok) {
   }
   request->answer_place = place;
   request->asked = asked_;
-  request->tenant = tenant_;
+  SetCaller(caller_, *request);
   request->may_end_in_submit = true;
   context_.reader.Accept(*this, format_, std::move(request), std::move(message));
 }

@@ -41,7 +41,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
  public:
   // `format` must outlive the call.
   StreamCall(ServiceContext& context, const MessageFormat& format, std::optional<Pass> asked,
-             grpc::CallbackServerContext& call);
+             const Caller& caller, grpc::CallbackServerContext& call);
 
   void Begin();
   // OpenCall. Stops reading.
@@ -84,7 +84,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   const std::optional<Pass> asked_;
   grpc::CallbackServerContext& call_;
   const TimePoint deadline_;
-  const int tenant_;
+  const Caller caller_;
   const WatchedRef watched_ = std::make_shared<WatchedCall>();
 
   Mutex mutex_;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
 #include "server/wire/grpc_status.h"
 
 namespace attend {
@@ -17,7 +18,7 @@ namespace {
 // Made by BeginUnary, deleted when gRPC and the request reader are done with it.
 class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
  public:
-  UnaryCall(ServiceContext& context, const MessageFormat& format, Pass pass,
+  UnaryCall(ServiceContext& context, const MessageFormat& format, Pass pass, const Caller& caller,
             grpc::CallbackServerContext& call, grpc::ByteBuffer& response)
       : context_(context),
         format_(format),
@@ -26,7 +27,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
         request_(NewRequest(context_, *this, DeadlineOf(context_, call_))),
         id_(request_->id) {
     request_->asked = pass;
-    request_->tenant = TenantOf(context_, call_);
+    SetCaller(caller, *request_);
     request_->may_end_in_submit = true;
   }
 
@@ -122,6 +123,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Call {
   std::unique_ptr<Request> unread_;  // of a call without a message
 };
 
+grpc::ServerUnaryReactor* Ended(grpc::CallbackServerContext& call, const grpc::Status& status) {
+  grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
+  reactor->Finish(status);
+  return reactor;
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, const MessageFormat& format,
@@ -130,11 +137,11 @@ grpc::ServerUnaryReactor* BeginUnary(ServiceContext& context, const MessageForma
   UnaryCall* unary = nullptr;
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    unary = new UnaryCall(context, format, pass, call, response);
+    const Result<Caller> caller = CallerOf(context, call, Scope::kCompute);
+    if (!caller.ok()) return Ended(call, ToGrpc(caller.status()));
+    unary = new UnaryCall(context, format, pass, *caller, call, response);
   } catch (const std::bad_alloc&) {
-    grpc::ServerUnaryReactor* const reactor = call.DefaultReactor();
-    reactor->Finish(NoMemory());
-    return reactor;
+    return Ended(call, NoMemory());
   }
   // gRPC keeps its buffer until the call ends; taking it lets the slices go before the kernel runs.
   // The object itself is not const: gRPC made it for this call.

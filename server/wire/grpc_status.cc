@@ -23,7 +23,6 @@ Status FromGrpc(const grpc::Status& status) {
     case grpc::StatusCode::ABORTED:
     case grpc::StatusCode::OUT_OF_RANGE:
     case grpc::StatusCode::DATA_LOSS:
-    case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::DO_NOT_USE:
       // Codes that this project does not use; the message keeps the meaning.
       return Status(Code::kUnknown, "gRPC status " + std::to_string(status.error_code()) + ": " +

@@ -31,6 +31,10 @@ Status SessionsAreEnding() {
 
 Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Request& request) {
   if (message.sessions_size() == 0) return Status();
+  if (!request.scopes.Has(Scope::kSessions)) {
+    return Status(Code::kPermissionDenied,
+                  "the request is on sessions, and the caller has no scope sessions");
+  }
   if (table == nullptr) return SessionsAreOff();
   std::vector<CacheUse> uses;
   uses.reserve(static_cast<size_t>(message.sessions_size()));

@@ -29,8 +29,8 @@ bool Overlap(const RegionPlace& a, const RegionPlace& b) {
 }
 
 // `field` is the field of the message that names the place.
-Status Find(const RegionRegistry& registry, const std::string& field, const v1::SharedMemory& where,
-            int64_t bytes, RegionPlace& place) {
+Status Find(const RegionRegistry& registry, int tenant, const std::string& field,
+            const v1::SharedMemory& where, int64_t bytes, RegionPlace& place) {
   if (where.region().size() != kTokenBytes) {
     return InvalidArgument(field + ".region has " + std::to_string(where.region().size()) +
                            " bytes, must have " + std::to_string(kTokenBytes));
@@ -40,7 +40,7 @@ Status Find(const RegionRegistry& registry, const std::string& field, const v1::
     return InvalidArgument(field + ".offset is " + std::to_string(offset) +
                            ", must be a multiple of " + std::to_string(kTensorAlignBytes));
   }
-  RegionRef region = registry.Find(where.region());
+  RegionRef region = registry.Find(where.region(), tenant);
   if (region == nullptr) {
     return Status(Code::kNotFound,
                   field + ".region names no region: it was released, or its connection has ended");
@@ -103,13 +103,13 @@ Status CheckOutput(const std::string& name, int output, const SharedTensors& sha
 
 // Finds the places of the answer.
 Status FindOutputs(const v1::AttendRequest& message, const Validated& validated,
-                   const RegionRegistry& registry, SharedTensors& shared) {
+                   const RegionRegistry& registry, int tenant, SharedTensors& shared) {
   for (int i = 0; i < kOutputsMax; ++i) {
     if (!validated.output_shared[i]) continue;
     const auto output = static_cast<Output>(i);
     const std::string name = PlacementName(output);
     const int64_t bytes = OutputBytes(validated.attention, output);
-    ATTEND_RETURN_IF_ERROR(Find(registry, name + ".shared_memory",
+    ATTEND_RETURN_IF_ERROR(Find(registry, tenant, name + ".shared_memory",
                                 PlacementOf(message, output).shared_memory(), bytes,
                                 shared.outputs[i]));
     shared.output_bytes += bytes;
@@ -133,13 +133,13 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
     if (!validated.shared[i]) continue;
     const char* const name = kInputNames[i];
     const int64_t bytes = validated.tensor_bytes[i];
-    ATTEND_RETURN_IF_ERROR(Find(*registry, std::string(name) + ".shared_memory",
+    ATTEND_RETURN_IF_ERROR(Find(*registry, request.tenant, std::string(name) + ".shared_memory",
                                 InputOf(message, i).shared_memory(), bytes, shared->inputs[i]));
     ATTEND_RETURN_IF_ERROR(
         PlaceOnDevice(name, shared->inputs[i], shared->device_input_bytes, *shared));
     shared->input_bytes += bytes;  // each within a region: no overflow
   }
-  ATTEND_RETURN_IF_ERROR(FindOutputs(message, validated, *registry, *shared));
+  ATTEND_RETURN_IF_ERROR(FindOutputs(message, validated, *registry, request.tenant, *shared));
   if (shared->device != SharedRegion::kHost && message.check()) {
     return Unimplemented("check is set, and tensors are in memory of " + shared->device_name +
                          ", where this server cannot check them; send them another way to have "

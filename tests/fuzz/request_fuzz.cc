@@ -60,7 +60,7 @@ class HeapMemory final : public RegionMemory {
 // and "region-bbbbbbbbb", and two sessions.
 struct Server {
   Server() {
-    const uint64_t client = registry.AddClient();
+    const uint64_t client = registry.AddClient(SharedRegion::kAnyTenant);
     for (int i = 0; i < 2; ++i) {
       const auto created = registry.Create(client, kRegionBytes);
       ATTEND_FUZZ_REQUIRE(created.ok(), created.status().ToString());

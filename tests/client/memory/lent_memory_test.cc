@@ -214,7 +214,7 @@ TEST_F(LentMemoryTest, CallsThatStillRunAreWaitedFor) {
   server_->backend().WaitForWaiting(1);
   auto released = std::async(std::launch::async, [&] { return memory_->Release(**region); });
   const RegionRegistry& registry = server_->server().shared_memory()->registry();
-  while (registry.Find((*region)->token()) != nullptr) std::this_thread::yield();
+  while (registry.Find((*region)->token(), 0) != nullptr) std::this_thread::yield();
   EXPECT_EQ(server_->backend().imported(), 1);
   EXPECT_NE(released.wait_for(std::chrono::seconds(0)), std::future_status::ready);
   server_->backend().Release();

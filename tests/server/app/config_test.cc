@@ -69,6 +69,7 @@ std::vector<Setting> ConnectionSettings() {
       {"keepalive-timeout", "4", [](const C& c) { return c.keepalive_timeout_seconds == 4; }, "0"},
       {"socket-mode", "0666", [](const C& c) { return c.socket_mode == "0666"; }, "0400"},
       {"socket-group", "7", [](const C& c) { return c.socket_group == "7"; }, ""},
+      {"tokens", "/etc/t", [](const C& c) { return c.tokens == "/etc/t"; }, ""},
   };
 }
 
@@ -159,8 +160,7 @@ std::vector<Setting> WorkSettings() {
 
 std::vector<Setting> Settings() {
   std::vector<Setting> settings;
-  for (const std::vector<Setting>& each :
-       {ConnectionSettings(), MemorySettings(), WorkSettings()}) {
+  for (const auto& each : {ConnectionSettings(), MemorySettings(), WorkSettings()}) {
     settings.insert(settings.end(), each.begin(), each.end());
   }
   return settings;

@@ -93,6 +93,7 @@ TEST(DumpTest, DropoutAndAMaskOfBitsAreInIt) {
   grpc::ClientContext context;
   ASSERT_TRUE(server.Stub()->Attend(&context, request, &response).ok());
   ASSERT_EQ(directory.entries().size(), 1u);
+  EXPECT_EQ(fs::status(directory.entries()[0]).permissions(), fs::perms::owner_all);
   v1::AttendRequest again;
   ASSERT_TRUE(again.ParseFromString(ReadFile(directory.entries()[0] / "request.binpb")));
   EXPECT_EQ(again.dropout_p(), request.dropout_p());

@@ -140,13 +140,13 @@ class RegionRegistryTest : public ::testing::Test {
 };
 
 TEST_F(RegionRegistryTest, ARegionIsFoundByItsTokenUntilItIsReleased) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   Result<RegionRegistry::Created> created = registry_->Create(client, 1);
   ASSERT_TRUE(created.ok());
   EXPECT_EQ(created->bytes, kPage) << "whole pages";
   EXPECT_TRUE(created->file.valid());
   {
-    const RegionRef found = registry_->Find(created->token);
+    const RegionRef found = registry_->Find(created->token, 0);
     ASSERT_NE(found, nullptr);
     EXPECT_EQ(found->bytes, kPage);
     EXPECT_NE(found->data, nullptr);
@@ -158,7 +158,7 @@ TEST_F(RegionRegistryTest, ARegionIsFoundByItsTokenUntilItIsReleased) {
   EXPECT_EQ(stats.bytes, kPage);
   EXPECT_EQ(stats.changing_bytes, 0);
   EXPECT_TRUE(registry_->Release(client, created->token).ok());
-  EXPECT_EQ(registry_->Find(created->token), nullptr);
+  EXPECT_EQ(registry_->Find(created->token, 0), nullptr);
   EXPECT_EQ(registry_->Release(client, created->token).code(), Code::kNotFound);
   WaitUntilTaken(0);
   EXPECT_EQ(memory_.mapped(), 0u);
@@ -166,15 +166,15 @@ TEST_F(RegionRegistryTest, ARegionIsFoundByItsTokenUntilItIsReleased) {
 }
 
 TEST_F(RegionRegistryTest, TokensVanishWithTheirClientAndOthersStay) {
-  const uint64_t leaving = registry_->AddClient();
-  const uint64_t staying = registry_->AddClient();
+  const uint64_t leaving = registry_->AddClient(SharedRegion::kAnyTenant);
+  const uint64_t staying = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string first = MustCreate(leaving, kPage);
   const std::string second = MustCreate(leaving, 2 * kPage);
   const std::string other = MustCreate(staying, 3 * kPage);
   registry_->RemoveClient(leaving);
-  EXPECT_EQ(registry_->Find(first), nullptr);
-  EXPECT_EQ(registry_->Find(second), nullptr);
-  EXPECT_NE(registry_->Find(other), nullptr);
+  EXPECT_EQ(registry_->Find(first, 0), nullptr);
+  EXPECT_EQ(registry_->Find(second, 0), nullptr);
+  EXPECT_NE(registry_->Find(other, 0), nullptr);
   WaitUntilTaken(3 * kPage);
   EXPECT_EQ(registry_->stats().clients, 1);
   registry_->RemoveClient(leaving);  // twice is once
@@ -183,21 +183,21 @@ TEST_F(RegionRegistryTest, TokensVanishWithTheirClientAndOthersStay) {
 }
 
 TEST_F(RegionRegistryTest, NobodyReleasesAnothersRegion) {
-  const uint64_t owner = registry_->AddClient();
-  const uint64_t thief = registry_->AddClient();
+  const uint64_t owner = registry_->AddClient(SharedRegion::kAnyTenant);
+  const uint64_t thief = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(owner, kPage);
   EXPECT_EQ(registry_->Release(thief, token).code(), Code::kNotFound);
-  EXPECT_NE(registry_->Find(token), nullptr);
+  EXPECT_NE(registry_->Find(token, 0), nullptr);
   EXPECT_EQ(registry_->Release(owner, "").code(), Code::kNotFound);
 }
 
 TEST_F(RegionRegistryTest, WhoUsesARegionKeepsItsMemoryAndItsQuota) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, 8 * kPage);
-  RegionRef used = registry_->Find(token);
+  RegionRef used = registry_->Find(token, 0);
   std::memset(used->data, 7, static_cast<size_t>(used->bytes));
   ASSERT_TRUE(registry_->Release(client, token).ok());
-  EXPECT_EQ(registry_->Find(token), nullptr);
+  EXPECT_EQ(registry_->Find(token, 0), nullptr);
   EXPECT_EQ(registry_->stats().changing_bytes, 8 * kPage);
   EXPECT_EQ(registry_->stats().regions, 0);
   ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
@@ -210,11 +210,11 @@ TEST_F(RegionRegistryTest, WhoUsesARegionKeepsItsMemoryAndItsQuota) {
 }
 
 TEST_F(RegionRegistryTest, AUserOutlivesTheClient) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, 4 * kPage);
-  RegionRef used = registry_->Find(token);
+  RegionRef used = registry_->Find(token, 0);
   registry_->RemoveClient(client);
-  EXPECT_EQ(registry_->Find(token), nullptr);
+  EXPECT_EQ(registry_->Find(token, 0), nullptr);
   EXPECT_EQ(taken(), 4 * kPage);
   used->data[0] = 1;
   used.reset();
@@ -222,22 +222,22 @@ TEST_F(RegionRegistryTest, AUserOutlivesTheClient) {
 }
 
 TEST_F(RegionRegistryTest, TheLastUserDoesNotWaitForTheMemoryToBeGivenBack) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, kPage);
-  RegionRef used = registry_->Find(token);
+  RegionRef used = registry_->Find(token, 0);
   ASSERT_TRUE(registry_->Release(client, token).ok());
   memory_.Hold();
   used.reset();  // would hang here if it did
   memory_.WaitForUnmapping(1);
   EXPECT_NE(memory_.unmapper(), std::this_thread::get_id());
   EXPECT_EQ(taken(), kPage) << "still locked, still counted";
-  EXPECT_NE(registry_->AddClient(), 0u);
+  EXPECT_NE(registry_->AddClient(SharedRegion::kAnyTenant), 0u);
   memory_.Release();
   WaitUntilTaken(0);
 }
 
 TEST_F(RegionRegistryTest, WhatWasReleasedJustNowCanBeTakenAtOnce) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   for (int i = 0; i < 100; ++i) {
     const std::string token = MustCreate(client, 8 * kPage);
     ASSERT_TRUE(registry_->Release(client, token).ok());
@@ -245,7 +245,7 @@ TEST_F(RegionRegistryTest, WhatWasReleasedJustNowCanBeTakenAtOnce) {
 }
 
 TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, 8 * kPage);
   memory_.Hold();
   ASSERT_TRUE(registry_->Release(client, token).ok());
@@ -263,9 +263,9 @@ TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
 }
 
 TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
-  const uint64_t first = registry_->AddClient();
-  const uint64_t second = registry_->AddClient();
-  const uint64_t third = registry_->AddClient();
+  const uint64_t first = registry_->AddClient(SharedRegion::kAnyTenant);
+  const uint64_t second = registry_->AddClient(SharedRegion::kAnyTenant);
+  const uint64_t third = registry_->AddClient(SharedRegion::kAnyTenant);
   ExpectRefused(first, 0, Code::kInvalidArgument, "must have at least 1");
   ExpectRefused(first, 8 * kPage + 1, Code::kInvalidArgument, "shared-memory-client-max, 32768");
   ExpectRefused(first, 16 * kPage + 1, Code::kInvalidArgument, "shared-memory-max, 65536");
@@ -283,7 +283,7 @@ TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
 }
 
 TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, 1);
   MustCreate(client, 1);
   const std::string third = MustCreate(client, 1);
@@ -293,7 +293,7 @@ TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
 }
 
 TEST_F(RegionRegistryTest, WhatFailsOnTheWayLeavesNothing) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   memory_.Refuse(ResourceExhausted("no pages"));
   ExpectRefused(client, kPage, Code::kResourceExhausted, "no pages");
   EXPECT_EQ(taken(), 0);
@@ -305,13 +305,13 @@ TEST_F(RegionRegistryTest, WhatFailsOnTheWayLeavesNothing) {
   const std::string token = MustCreate(client, kPage);
   ExpectRefused(client, kPage, Code::kInternal, "a token came twice");
   repeat_tokens_ = false;
-  EXPECT_NE(registry_->Find(token), nullptr);
+  EXPECT_NE(registry_->Find(token, 0), nullptr);
   WaitUntilTaken(kPage);
   MustCreate(client, 7 * kPage);
 }
 
 TEST_F(RegionRegistryTest, TheEndForgetsEverything) {
-  const uint64_t client = registry_->AddClient();
+  const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, kPage);
   MustCreate(client, kPage);
   registry_.reset();
@@ -335,7 +335,7 @@ TEST_F(RegionRegistryTest, ManyThreads) {
           const std::lock_guard lock(mutex);
           if (!tokens.empty()) token = tokens[random() % tokens.size()];
         }
-        if (RegionRef found = registry_->Find(token)) {
+        if (RegionRef found = registry_->Find(token, 0)) {
           found->data[u] = 1;  // a byte of its own: regions are shared by what uses them
           held.push_back(std::move(found));
         }
@@ -346,7 +346,7 @@ TEST_F(RegionRegistryTest, ManyThreads) {
   }
   std::mt19937_64 random(test::FreshSeed());
   for (int round = 0; round < 200; ++round) {
-    const uint64_t client = registry_->AddClient();
+    const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
     for (int i = 0; i < 4; ++i) {
       Result<RegionRegistry::Created> created =
           registry_->Create(client, 1 + random() % (4 * kPage));

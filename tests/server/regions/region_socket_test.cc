@@ -80,7 +80,7 @@ TEST_F(RegionSocketTest, ARegionIsMemoryOfBothSides) {
   const auto other = client.Create(1);
   EXPECT_NE(region->token(), other->token());
   {
-    const RegionRef found = registry_.Find(region->token());
+    const RegionRef found = registry_.Find(region->token(), 0);
     ASSERT_NE(found, nullptr);
     region->data()[9999] = 'x';
     EXPECT_EQ(found->data[9999], 'x');
@@ -88,7 +88,7 @@ TEST_F(RegionSocketTest, ARegionIsMemoryOfBothSides) {
     EXPECT_EQ(region->data()[0], 'y');
   }
   EXPECT_TRUE(client.Release(region->token()).has_released());
-  EXPECT_EQ(registry_.Find(region->token()), nullptr);
+  EXPECT_EQ(registry_.Find(region->token(), 0), nullptr);
   EXPECT_EQ(client.Release(region->token()).error().code(), static_cast<int>(Code::kNotFound));
   EXPECT_EQ(region->data()[9999], 'x') << "the client's own mapping stays";
   client.Close();
@@ -110,7 +110,7 @@ TEST_F(RegionSocketTest, RefusalsLeaveTheConnectionAsItWas) {
   const auto unknown = client.Receive();
   ASSERT_TRUE(unknown.has_value());
   EXPECT_EQ(unknown->error().code(), static_cast<int>(Code::kUnimplemented));
-  EXPECT_NE(registry_.Find(region->token()), nullptr);
+  EXPECT_NE(registry_.Find(region->token(), 0), nullptr);
 }
 
 TEST_F(RegionSocketTest, NoPacketHarmsAnybodyElse) {
@@ -136,7 +136,7 @@ TEST_F(RegionSocketTest, NoPacketHarmsAnybodyElse) {
     }
   }
   WaitForClients(1);
-  EXPECT_NE(registry_.Find(region->token()), nullptr);
+  EXPECT_NE(registry_.Find(region->token(), 0), nullptr);
   good.Create(4096);
 }
 
@@ -171,11 +171,11 @@ TEST_F(RegionSocketTest, TokensGoWithTheConnection) {
   RegionClient staying(options_.path), leaving(options_.path);
   const auto kept = staying.Create(4096);
   const auto lost = leaving.Create(4096);
-  EXPECT_NE(registry_.Find(lost->token()), nullptr);
+  EXPECT_NE(registry_.Find(lost->token(), 0), nullptr);
   leaving.Close();
   WaitForClients(1);
-  EXPECT_EQ(registry_.Find(lost->token()), nullptr);
-  EXPECT_NE(registry_.Find(kept->token()), nullptr);
+  EXPECT_EQ(registry_.Find(lost->token(), 0), nullptr);
+  EXPECT_NE(registry_.Find(kept->token(), 0), nullptr);
 }
 
 TEST_F(RegionSocketTest, AKilledProcessLeavesNothing) {
@@ -279,12 +279,12 @@ TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path);
   const auto region = client.Create(4096);
-  RegionRef used = registry_.Find(region->token());
+  RegionRef used = registry_.Find(region->token(), 0);
   socket_->Stop();
   EXPECT_FALSE(client.Receive().has_value());
   EXPECT_FALSE(fs::exists(options_.path));
   EXPECT_FALSE(RegionClient(options_.path).connected());
-  EXPECT_EQ(registry_.Find(region->token()), nullptr);
+  EXPECT_EQ(registry_.Find(region->token(), 0), nullptr);
   used->data[0] = 'z';
   EXPECT_EQ(region->data()[0], 'z') << "what is in use stays";
   used.reset();

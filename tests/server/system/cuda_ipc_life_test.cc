@@ -42,7 +42,7 @@ TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
       v1::RegionRequest request;
       request.mutable_release()->set_token(region->token());
       ASSERT_TRUE(client->Send(request.SerializeAsString()));
-      while (server_->server().shared_memory()->registry().Find(region->token()) != nullptr)
+      while (server_->server().shared_memory()->registry().Find(region->token(), 0) != nullptr)
         std::this_thread::yield();
     } else {
       client.reset();

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/callers.h"
+
+#include <chrono>
+#include <utility>
+
+#include "server/rpc/call_caller.h"
+
+namespace attend {
+namespace {
+
+constexpr std::chrono::seconds kLookPeriod{1};
+
+}  // namespace
+
+Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& metrics,
+                                               Logger& logger, const Clock& clock) {
+  if (config.tokens.empty()) return std::unique_ptr<Callers>();
+  std::unique_ptr<Callers> callers(new Callers(metrics));
+  Authenticator::Options options;
+  options.file = config.tokens;
+  options.tenants.clear();
+  for (const Tenant& tenant : config.tenants.list()) options.tenants.push_back(tenant.name);
+  options.now = [] {
+    return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
+  };
+  options.on_reload = [&metrics, &logger](const Status& status, int64_t count) {
+    metrics.RecordTokensReload(status.ok());
+    if (status.ok()) return logger.Log(LogLevel::info, "tokens reloaded", {{"callers", count}});
+    logger.Log(LogLevel::err, "tokens not reloaded, the earlier ones stay",
+               {{"error", status.message()}, {"callers", count}});
+  };
+  Result<std::unique_ptr<Authenticator>> loaded = Authenticator::Load(std::move(options));
+  if (!loaded.ok()) return loaded.status();
+  callers->authenticator_ = std::move(*loaded);
+  callers->watch_ = std::make_unique<PollThread>(
+      "attend-tokens", kLookPeriod, clock,
+      [authenticator = callers->authenticator_.get()] { authenticator->Reload(); });
+  return callers;
+}
+
+Result<int> Callers::TenantOf(const std::string& token, const std::string& tenant) const {
+  const std::string authorization = "Bearer " + token;
+  Credentials credentials;
+  credentials.authorization = authorization;
+  if (!tenant.empty()) credentials.tenant = tenant;
+  credentials.local = true;
+  Decision decision = authenticator_->Decide(credentials, Scope::kCompute);
+  if (decision.status.ok()) return decision.caller.tenant;
+  metrics_.RecordRejection(RejectionOf(decision.refusal));
+  return std::move(decision.status);
+}
+
+void LeaveOut(const Caller& caller, const Config& config, v1::GetServerInfoResponse* response) {
+  if (!caller.authenticated()) return;
+  if (!caller.for_others) {
+    response->clear_tenants();
+    response->add_tenants(config.tenants.list()[static_cast<size_t>(caller.tenant)].name);
+  }
+  if (caller.scopes.Has(Scope::kInfo)) return;
+  response->clear_build();
+  response->clear_kernels();
+  response->clear_reference_check();
+  response->clear_uptime_seconds();
+  for (v1::DeviceInfo& device : *response->mutable_devices()) {
+    v1::DeviceInfo left;
+    left.set_name(device.name());
+    left.set_uuid(device.uuid());  // whose memory may be lent
+    left.set_healthy(device.healthy());
+    left.Swap(&device);
+  }
+}
+
+}  // namespace attend

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Says who makes a call, by the token or the certificate that comes with it, and refuses those that
+// are unknown or may not. What it tells a stranger is what the call lacks, and nothing of the
+// server. Thread-safe; a call waits for nobody.
+
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/util/mutex.h"
+#include "kernels/util/status.h"
+#include "server/auth/caller.h"
+#include "server/auth/grants.h"
+
+namespace attend {
+
+inline constexpr char kAuthorizationMetadataKey[] = "authorization";
+// Of the text after "Bearer ". Shorter ones can be guessed, longer ones cost time.
+inline constexpr size_t kTokenBytesMin = 16;
+inline constexpr size_t kTokenBytesMax = 512;
+
+// What a call brings. The texts need only live for the question.
+struct Credentials {
+  struct Name {
+    CertificateName kind;
+    std::string_view text;
+  };
+  std::optional<std::string_view> authorization = {};
+  std::span<const Name> certificate = {};  // of a certificate that was verified
+  std::optional<std::string_view> tenant = {};
+  bool encrypted = false;
+  bool local = false;  // the client is on this host
+};
+
+// Why a call was refused.
+enum class CallerRefusal {
+  kNoCredentials = 0,
+  kUnknown,
+  kExpired,
+  kCleartext,  // a token that everybody on the way could read
+  kTenant,     // it speaks for another tenant
+  kScope,
+};
+
+struct Decision {
+  Caller caller;
+  Status status;  // OK, UNAUTHENTICATED or PERMISSION_DENIED
+  CallerRefusal refusal = CallerRefusal::kNoCredentials;
+};
+
+class Authenticator {
+ public:
+  struct Options {
+    std::string file;
+    std::vector<std::string> tenants = {"default"};  // names, by index
+    std::function<WallTime()> now;
+    // Told how each look at a changed file ended, and of how many callers there are now.
+    std::function<void(const Status&, int64_t callers)> on_reload = {};
+  };
+
+  // Reads the file. Errors name it and what is wrong, in which line.
+  static Result<std::unique_ptr<Authenticator>> Load(Options options);
+
+  // May throw std::bad_alloc.
+  Decision Decide(const Credentials& credentials, Scope scope) const;
+
+  // Reads the file again if it is another or has changed. A file that cannot be used changes
+  // nothing, and is reported once. Not from two threads at once.
+  void Reload();
+
+  int64_t count() const { return grants()->count(); }
+
+ private:
+  // Which file, and which state of it.
+  struct FileState {
+    dev_t device = 0;
+    ino_t inode = 0;
+    off_t bytes = -1;  // -1: there is none
+    timespec modified{}, changed{};
+    bool operator==(const FileState& other) const;
+  };
+
+  explicit Authenticator(Options options) : options_(std::move(options)) {}
+  static FileState StateOf(const std::string& path);
+  Result<Grants> Read(FileState& state) const;
+  std::shared_ptr<const Grants> grants() const {
+    const MutexLock lock(mutex_);
+    return grants_;
+  }
+
+  const Options options_;
+  FileState state_;  // Reload's
+  mutable Mutex mutex_;
+  std::shared_ptr<const Grants> grants_ ATTEND_GUARDED_BY(mutex_);
+};
+
+}  // namespace attend

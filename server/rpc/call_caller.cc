@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/rpc/call_caller.h"
+
+#include <grpc/grpc_security_constants.h>
+
+#include <map>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "server/memory/memory_reserve.h"
+#include "server/wire/grpc_status.h"
+
+namespace attend {
+namespace {
+
+using Metadata = std::multimap<grpc::string_ref, grpc::string_ref>;
+
+std::string_view View(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+std::optional<std::string_view> Find(const Metadata& metadata, const char* key) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return std::nullopt;
+  return View(found->second);
+}
+
+// Of a server that does not ask who calls. Its Unix sockets are guarded by their files' modes, so
+// whoever comes in there may operate it.
+Result<Caller> Anyone(ServiceContext& context, const grpc::CallbackServerContext& call,
+                      Scope scope) {
+  Caller caller;
+  const Tenants& tenants = context.engine.options().tenants;
+  if (!tenants.single()) {  // reading metadata makes a map of it
+    const auto tenant = Find(call.client_metadata(), kTenantMetadataKey);
+    if (tenant) caller.tenant = tenants.Find(*tenant);
+  }
+  if (scope != Scope::kAdmin) return caller;
+  if (!call.peer().starts_with("unix:")) {
+    context.metrics.RecordRejection(Rejection::kNoScope);
+    return Status(Code::kPermissionDenied,
+                  "without --tokens, only callers over a Unix socket have the scope admin");
+  }
+  caller.scopes.Add(Scope::kAdmin);
+  return caller;
+}
+
+// The names in the client's certificate, which gRPC has verified; it owns their texts.
+std::vector<Credentials::Name> NamesOf(const grpc::AuthContext& auth) {
+  std::vector<Credentials::Name> names;
+  if (!auth.IsPeerAuthenticated()) return names;
+  const auto add = [&](const char* property, CertificateName kind) {
+    for (const grpc::string_ref& text : auth.FindPropertyValues(property)) {
+      names.push_back({kind, View(text)});
+    }
+  };
+  add(GRPC_PEER_URI_PROPERTY_NAME, CertificateName::kUri);
+  add(GRPC_PEER_DNS_PROPERTY_NAME, CertificateName::kDns);
+  add(GRPC_X509_CN_PROPERTY_NAME, CertificateName::kCommon);
+  return names;
+}
+
+std::string_view SecurityOf(const grpc::AuthContext& auth) {
+  const auto values = auth.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  return values.empty() ? std::string_view() : View(values.front());
+}
+
+// The caller's name is known where what it asks for is not its to ask for.
+void LogRefusal(ServiceContext& context, const grpc::CallbackServerContext& call,
+                const Decision& decision) {
+  if (!context.logger.should_log(LogLevel::warn)) return;
+  const std::string_view code = CodeName(decision.status.code());
+  const std::string peer = call.peer();
+  context.logger.Log(
+      LogLevel::warn, "caller refused",
+      {{"code", code},
+       {"error", decision.status.message()},
+       {"caller", decision.caller.name == nullptr ? std::string_view() : *decision.caller.name},
+       {"peer", peer}},
+      code);
+}
+
+}  // namespace
+
+CallOrigin OriginOf(std::string_view peer, std::string_view security) {
+  CallOrigin origin;
+  origin.encrypted =
+      security == GRPC_SSL_TRANSPORT_SECURITY_TYPE || security == GRPC_TLS_TRANSPORT_SECURITY_TYPE;
+  for (const std::string_view local : {"unix:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:",
+                                       "ipv6:%5B::ffff:127.", "ipv6:[::ffff:127."}) {
+    origin.local |= peer.starts_with(local);
+  }
+  return origin;
+}
+
+Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
+                        Scope scope) {
+  if (context.authenticator == nullptr) return Anyone(context, call, scope);
+  const Metadata& metadata = call.client_metadata();
+  const std::shared_ptr<const grpc::AuthContext> auth = call.auth_context();
+  Credentials credentials;
+  credentials.authorization = Find(metadata, kAuthorizationMetadataKey);
+  credentials.tenant = Find(metadata, kTenantMetadataKey);
+  std::vector<Credentials::Name> names;
+  if (credentials.authorization) {
+    const CallOrigin origin = OriginOf(call.peer(), SecurityOf(*auth));
+    credentials.encrypted = origin.encrypted;
+    credentials.local = origin.local;
+  } else {
+    names = NamesOf(*auth);
+    credentials.certificate = names;
+  }
+  Decision decision = context.authenticator->Decide(credentials, scope);
+  if (decision.status.ok()) return std::move(decision.caller);
+  context.metrics.RecordRejection(RejectionOf(decision.refusal));
+  LogRefusal(context, call, decision);
+  return std::move(decision.status);
+}
+
+std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackServerContext& call,
+                                  Scope scope, grpc::ServerUnaryReactor& reactor) {
+  grpc::Status refused;
+  try {
+    const OnNoMemory no_memory(OnNoMemory::kThrow);
+    Result<Caller> caller = CallerOf(context, call, scope);
+    if (caller.ok()) return std::move(*caller);
+    refused = ToGrpc(caller.status());
+  } catch (const std::bad_alloc&) {
+    const OnNoMemory wait(OnNoMemory::kWait);
+    refused = NoMemory();
+  }
+  reactor.Finish(refused);
+  return std::nullopt;
+}
+
+Rejection RejectionOf(CallerRefusal refusal) {
+  switch (refusal) {
+    case CallerRefusal::kNoCredentials:
+      return Rejection::kNoCredentials;
+    case CallerRefusal::kUnknown:
+      return Rejection::kUnknownCaller;
+    case CallerRefusal::kExpired:
+      return Rejection::kExpired;
+    case CallerRefusal::kCleartext:
+      return Rejection::kCleartextToken;
+    case CallerRefusal::kTenant:
+      return Rejection::kOtherTenant;
+    case CallerRefusal::kScope:
+      return Rejection::kNoScope;
+  }
+  return Rejection::kUnknownCaller;
+}
+
+void SetCaller(const Caller& caller, Request& request) {
+  request.tenant = caller.tenant;
+  request.scopes = caller.scopes;
+  request.caller = caller.name;
+}
+
+}  // namespace attend

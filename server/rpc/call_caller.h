@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Who makes a call: the first question that every call is asked, before it is read, answered or
+// given memory.
+
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <optional>
+#include <string_view>
+
+#include "kernels/util/status.h"
+#include "server/auth/authenticator.h"
+#include "server/request/request.h"
+#include "server/rpc/call_context.h"
+
+namespace attend {
+
+// Where a call comes from.
+struct CallOrigin {
+  bool encrypted = false;
+  bool local = false;  // the client is on this host: loopback or a Unix socket
+};
+// `peer` is what grpc::ServerContext::peer() says, `security` the connection's
+// transport_security_type.
+CallOrigin OriginOf(std::string_view peer, std::string_view security);
+
+// The caller, if it may make a call that needs `scope`. Otherwise what the call ends with, which is
+// counted and logged: UNAUTHENTICATED or PERMISSION_DENIED. May throw std::bad_alloc.
+Result<Caller> CallerOf(ServiceContext& context, const grpc::CallbackServerContext& call,
+                        Scope scope);
+// The same for a unary call that answers by `reactor`, which is finished if there is no caller.
+std::optional<Caller> AdmitCaller(ServiceContext& context, const grpc::CallbackServerContext& call,
+                                  Scope scope, grpc::ServerUnaryReactor& reactor);
+
+// What a caller's refusal counts as.
+Rejection RejectionOf(CallerRefusal refusal);
+
+// The request is the caller's.
+void SetCaller(const Caller& caller, Request& request);
+
+}  // namespace attend

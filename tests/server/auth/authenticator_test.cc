@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/auth/authenticator.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "server/util/random_token.h"
+#include "tests/server/support/temporary_directory.h"
+
+namespace attend {
+namespace {
+
+using std::chrono::seconds;
+
+const std::string kToken = "attend_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+const std::string kOther = "attend_BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBB";
+
+std::string Line(const std::string& name, const std::string& token, const std::string& rest) {
+  const TokenDigest digest = DigestOf(token);
+  return "name=" + name +
+         " sha256=" + HexText({reinterpret_cast<const char*>(digest.data()), digest.size()}) + " " +
+         rest + "\n";
+}
+
+class AuthenticatorTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& text) {
+    std::ofstream(path_.string() + ".new", std::ios::binary) << text;
+    std::filesystem::rename(path_.string() + ".new", path_);
+  }
+  void Load(const std::string& text) {
+    Write(text);
+    Result<std::unique_ptr<Authenticator>> made = TryLoad();
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    authenticator_ = std::move(*made);
+  }
+  Result<std::unique_ptr<Authenticator>> TryLoad() {
+    Authenticator::Options options;
+    options.file = path_;
+    options.tenants = {"default", "blue", "green"};
+    options.now = [this] { return now_; };
+    options.on_reload = [this](const Status& status, int64_t callers) {
+      reloads_.push_back(status);
+      callers_ = callers;
+    };
+    return Authenticator::Load(options);
+  }
+  Decision Ask(const std::string& authorization, Scope scope = Scope::kCompute,
+               std::optional<std::string_view> tenant = {}) const {
+    Credentials credentials;
+    if (!authorization.empty()) credentials.authorization = authorization;
+    credentials.tenant = tenant;
+    credentials.local = true;
+    return authenticator_->Decide(credentials, scope);
+  }
+  static void ExpectRefused(const Decision& decision, CallerRefusal refusal,
+                            const std::string& message) {
+    ASSERT_FALSE(decision.status.ok());
+    EXPECT_EQ(decision.refusal, refusal);
+    EXPECT_EQ(decision.status.message(), message);
+    const bool denied = refusal == CallerRefusal::kScope || refusal == CallerRefusal::kTenant;
+    EXPECT_EQ(decision.status.code(), denied ? Code::kPermissionDenied : kUnauthenticated);
+  }
+
+  test::TemporaryDirectory folder_;
+  const std::filesystem::path path_ = folder_.path() / "tokens";
+  WallTime now_ = WallTime(seconds(1'000'000'000));
+  std::vector<Status> reloads_;
+  int64_t callers_ = -1;
+  std::unique_ptr<Authenticator> authenticator_;
+};
+
+TEST_F(AuthenticatorTest, AKnownTokenIsItsCaller) {
+  Load(Line("ci", kToken, "tenant=blue scopes=compute"));
+  for (const char* scheme : {"Bearer ", "bearer ", "BEARER "}) {
+    const Decision decision = Ask(scheme + kToken);
+    ASSERT_TRUE(decision.status.ok()) << decision.status.message();
+    EXPECT_EQ(decision.caller.tenant, 1);
+    EXPECT_TRUE(decision.caller.authenticated());
+    EXPECT_EQ(*decision.caller.name, "ci");
+    EXPECT_FALSE(decision.caller.scopes.Has(Scope::kSessions));
+  }
+}
+
+TEST_F(AuthenticatorTest, OthersAreToldWhatTheyLack) {
+  Load(Line("ci", kToken, "scopes=compute expires=2001-09-09T01:46:41Z"));
+  ExpectRefused(Ask(""), CallerRefusal::kNoCredentials,
+                "no token: the call must have the metadata authorization, \"Bearer TOKEN\"");
+  ExpectRefused(Ask("Bearer " + kOther), CallerRefusal::kUnknown, "the token is not known");
+  ExpectRefused(Ask("Bearer " + kToken, Scope::kSessions), CallerRefusal::kScope,
+                "the caller \"ci\" has no scope sessions");
+  EXPECT_TRUE(Ask("Bearer " + kToken, Scope::kAny).status.ok());
+  now_ += seconds(1);
+  ExpectRefused(Ask("Bearer " + kToken), CallerRefusal::kExpired, "the token has expired");
+  // Whether it would be known is not told by its form.
+  for (const std::string& wrong :
+       {std::string("Bearer"), std::string("Bearer "), "Bearer  " + kToken, "Basic " + kToken,
+        kToken, "Bearer " + kToken + " ", "Bearer " + kToken + "\n",
+        "Bearer " + std::string(15, 'a'), "Bearer " + std::string(513, 'a')}) {
+    ExpectRefused(Ask(wrong), CallerRefusal::kUnknown,
+                  "the metadata authorization must be \"Bearer TOKEN\", the token 16 to 512 "
+                  "visible characters");
+  }
+  EXPECT_EQ(Ask("Bearer " + std::string(512, 'a')).status.message(), "the token is not known");
+}
+
+TEST_F(AuthenticatorTest, ATokenInTheClearIsRefusedKnownOrNot) {
+  Load(Line("ci", kToken, "scopes=compute"));
+  for (const std::string& token : {kToken, kOther}) {
+    const std::string authorization = "Bearer " + token;
+    Credentials credentials;
+    credentials.authorization = authorization;
+    ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kCleartext,
+                  "a token came in the clear: it is taken over TLS, loopback and Unix sockets "
+                  "alone, and should be replaced, as others may have read it");
+  }
+  const std::string authorization = "Bearer " + kToken;
+  Credentials encrypted;
+  encrypted.authorization = authorization;
+  encrypted.encrypted = true;
+  EXPECT_TRUE(authenticator_->Decide(encrypted, Scope::kCompute).status.ok());
+}
+
+TEST_F(AuthenticatorTest, OnlySomeSpeakForOthers) {
+  Load(Line("ci", kToken, "tenant=blue scopes=compute") +
+       Line("gate", kOther, "tenant=green scopes=compute any-tenant"));
+  EXPECT_EQ(Ask("Bearer " + kToken, Scope::kCompute, "blue").caller.tenant, 1);
+  // The same words whether there is such a tenant or not.
+  for (const char* other : {"green", "default", "nobody", "", "Blue"}) {
+    ExpectRefused(Ask("Bearer " + kToken, Scope::kCompute, other), CallerRefusal::kTenant,
+                  "the caller is of tenant \"blue\" and may speak for no other (x-attend-tenant)");
+  }
+  EXPECT_EQ(Ask("Bearer " + kOther).caller.tenant, 2);
+  EXPECT_EQ(Ask("Bearer " + kOther, Scope::kCompute, "blue").caller.tenant, 1);
+  EXPECT_TRUE(Ask("Bearer " + kOther).caller.for_others);
+  ExpectRefused(Ask("Bearer " + kOther, Scope::kCompute, "nobody"), CallerRefusal::kTenant,
+                "x-attend-tenant names none of the server's tenants");
+}
+
+TEST_F(AuthenticatorTest, CertificatesNamesAreCallersAndAWrongTokenIsNotMendedByOne) {
+  Load("name=web uri=spiffe://prod/web tenant=green scopes=compute\n" +
+       Line("ci", kToken, "tenant=blue scopes=compute"));
+  const std::vector<Credentials::Name> names = {{CertificateName::kDns, "web.example"},
+                                                {CertificateName::kUri, "spiffe://prod/web"}};
+  Credentials credentials;
+  credentials.encrypted = true;
+  credentials.certificate = names;
+  EXPECT_EQ(authenticator_->Decide(credentials, Scope::kCompute).caller.tenant, 2);
+  credentials.certificate = std::span(names).first(1);
+  ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kUnknown,
+                "no token, and no name in the client's certificate is known");
+  credentials.certificate = names;
+  const std::string right = "Bearer " + kToken;
+  credentials.authorization = right;
+  EXPECT_EQ(authenticator_->Decide(credentials, Scope::kCompute).caller.tenant, 1);
+  const std::string wrong = "Bearer " + kOther;
+  credentials.authorization = wrong;
+  ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kUnknown,
+                "the token is not known");
+}
+
+TEST_F(AuthenticatorTest, AChangedFileCountsAndABrokenOneDoesNot) {
+  Load(Line("ci", kToken, "scopes=compute"));
+  authenticator_->Reload();
+  EXPECT_TRUE(reloads_.empty());
+  Write(Line("new", kOther, "scopes=compute") + Line("ci", kToken, "scopes=info"));
+  authenticator_->Reload();
+  ASSERT_EQ(reloads_.size(), 1u);
+  EXPECT_TRUE(reloads_[0].ok());
+  EXPECT_EQ(callers_, 2);
+  EXPECT_TRUE(Ask("Bearer " + kOther).status.ok());
+  EXPECT_FALSE(Ask("Bearer " + kToken).status.ok());
+  Write("name=ci\n");
+  authenticator_->Reload();
+  authenticator_->Reload();
+  ASSERT_EQ(reloads_.size(), 2u) << "it is reported once";
+  EXPECT_EQ(reloads_[1].message(),
+            "tokens " + path_.string() + ": line 1 has none of sha256=, uri=, dns= or cn=");
+  EXPECT_EQ(callers_, 2);
+  EXPECT_TRUE(Ask("Bearer " + kOther).status.ok());
+  std::filesystem::remove(path_);
+  authenticator_->Reload();
+  authenticator_->Reload();
+  ASSERT_EQ(reloads_.size(), 3u);
+  EXPECT_NE(reloads_[2].message().find("cannot be read"), std::string::npos);
+  Write(Line("back", kToken, "scopes=compute"));
+  authenticator_->Reload();
+  EXPECT_TRUE(Ask("Bearer " + kToken).status.ok());
+  EXPECT_FALSE(Ask("Bearer " + kOther).status.ok());
+}
+
+// What a call was told stays, whatever becomes of the file.
+TEST_F(AuthenticatorTest, ACallersNameOutlivesItsLine) {
+  Load(Line("ci", kToken, "scopes=compute"));
+  const Caller caller = Ask("Bearer " + kToken).caller;
+  Write(Line("other", kOther, "scopes=compute"));
+  authenticator_->Reload();
+  EXPECT_EQ(*caller.name, "ci");
+}
+
+TEST_F(AuthenticatorTest, WhatIsNoUsableFileIsRefused) {
+  const auto expect = [this](const std::string& why) {
+    const auto made = TryLoad();
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.status().message().find(path_.string() + ": " + why), std::string::npos)
+        << made.status().message();
+  };
+  expect("it cannot be read: No such file");
+  std::filesystem::create_directory(path_);
+  expect("it is not a file");
+  std::filesystem::remove(path_);
+  Write(Line("ci", kToken, "scopes=compute"));
+  std::filesystem::permissions(path_, std::filesystem::perms::others_write,
+                               std::filesystem::perm_options::add);
+  expect("any user may write to it");
+  Write(std::string(kTokensFileBytesMax + 1, '\n'));
+  expect("it has more than 1048576 bytes");
+}
+
+}  // namespace
+}  // namespace attend
