@@ -46,9 +46,10 @@ def assemble(messages):
 class Stream:
     """One stream whose messages are sent one by one."""
 
-    def __init__(self, service, *first):
+    def __init__(self, service, *first, metadata=None):
         self._queue = queue.SimpleQueue()
-        self.call = service.AttendChunked(iter(self._queue.get, None), timeout=wire.SECONDS)
+        self.call = service.AttendChunked(iter(self._queue.get, None), timeout=wire.SECONDS,
+                                          metadata=metadata)
         for message in first:
             self.send(message)
 

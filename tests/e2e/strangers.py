@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callers with and without tokens, and what a server tells them, to the last character."""
+
+import collections
+import hashlib
+import os
+import secrets
+import socket
+
+import grpc
+
+import wire
+
+# Which scope each method asks for: "any" is any token's.
+SCOPES = {
+    "attend.v1.AttentionService": {"GetServerInfo": "any", None: "compute"},
+    "attend.v1.SessionService": {None: "sessions"},
+    "inference.GRPCInferenceService": {
+        "ServerLive": "any", "ServerReady": "any", "ModelReady": "any",
+        "ModelInfer": "compute", "ModelStreamInfer": "compute",
+        "SystemSharedMemoryStatus": "compute", "SystemSharedMemoryRegister": "compute",
+        "SystemSharedMemoryUnregister": "compute", "CudaSharedMemoryStatus": "compute",
+        "CudaSharedMemoryRegister": "compute", "CudaSharedMemoryUnregister": "compute",
+        None: "info"},
+    "grpc.reflection.v1alpha.ServerReflection": {None: "info"},
+    "no.such.Service": {None: "any"},
+}
+
+Method = collections.namedtuple("Method", "path scope")
+Answer = collections.namedtuple("Answer", "code message trailers")
+
+
+def token():
+    return "attend_" + secrets.token_urlsafe(32)
+
+
+def line(name, of, *fields):
+    """A caller's line in the file of --tokens."""
+    return " ".join([f"name={name}", "sha256=" + hashlib.sha256(of.encode()).hexdigest(),
+                     *fields]) + "\n"
+
+
+def methods():
+    """Every method that the server has, and some that it has not."""
+    services = [*wire.pb.DESCRIPTOR.services_by_name.values(),
+                *wire.sessions_pb.DESCRIPTOR.services_by_name.values(),
+                *wire.oip_pb.DESCRIPTOR.services_by_name.values()]
+    names = [(service.full_name, method.name) for service in services for method in service.methods]
+    names += [("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo"),
+              ("no.such.Service", "Attend"), ("attend.v1.AttentionService", "NoSuchMethod")]
+    found = []
+    for service, name in names:
+        scopes = SCOPES[service]
+        scope = "any" if name == "NoSuchMethod" else scopes.get(name, scopes[None])
+        found.append(Method(f"/{service}/{name}", scope))
+    return found
+
+
+def bearer(of, *more):
+    return [("authorization", f"Bearer {of}"), *more]
+
+
+def ask(channel, path, metadata=(), message=b""):
+    """What a call of any method is answered, as a stream of one message; on the wire all are."""
+    call = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=wire.SECONDS)
+    try:
+        for _ in call:
+            call.cancel()  # of a stream that stays open
+    except grpc.RpcError:
+        pass
+    trailers = sorted((key, value) for key, value in call.trailing_metadata() or ()
+                      if key != "grpc-retry-pushback-ms")
+    return Answer(call.code(), call.details(), trailers)
+
+
+def refusal(call):
+    """The status of a call of a stub, which must fail."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return Answer(error.code(), error.details(), sorted(error.trailing_metadata() or ()))
+    raise AssertionError("the call was answered")
+
+
+class Regions:
+    """A connection to the socket of shared memory."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(wire.SECONDS)
+        self.socket.connect(str(path))
+
+    def ask(self, **request):
+        self.socket.send(wire.shm.RegionRequest(**request).SerializeToString())
+        packet, files, _, _ = socket.recv_fds(self.socket, 4096, 1)
+        for file in files:
+            os.close(file)
+        return wire.shm.RegionReply.FromString(packet)
+
+    def identify(self, of, tenant=""):
+        return self.ask(identify=wire.shm.Identify(token=of, tenant=tenant))
+
+    def close(self):
+        self.socket.close()
