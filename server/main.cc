@@ -195,6 +195,8 @@ int main(int argc, char** argv) {
   // Before anything that takes time, and before any other thread, which inherits it.
   const sigset_t signals = Signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // A log or a dump that reaches the limit of a file's size is an error of its write.
+  signal(SIGXFSZ, SIG_IGN);
   attend::Config config;
   std::string text;
   switch (attend::ParseConfig(argc, argv, config, text)) {
