@@ -86,31 +86,44 @@ def clean_env(**more):
     return {**env, **more}
 
 
+class ServerEnded(AssertionError):
+    """A server that did not start."""
+
+    def __init__(self, code, log):
+        super().__init__(f"the server ended at once, with {code}:\n{log}")
+        self.code, self.log = code, log
+
+
 class Server:
     """One attend-server process on free loopback ports, ready when the constructor returns.
-    `limits`: what resource.setrlimit sets for it, as {which: (soft, hard)}."""
+    `limits`: what resource.setrlimit sets for it, as {which: (soft, hard)}. `enter`: what its
+    process calls before it becomes the server."""
 
-    def __init__(self, folder, *args, listen="127.0.0.1:0", env=None, limits=None):
+    def __init__(self, folder, *args, listen="127.0.0.1:0", metrics="127.0.0.1:0", env=None,
+                 limits=None, enter=None):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log_path = self.folder / "server.log"
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
-        command = [binary("attend-server"), "--listen", listen, "--metrics-listen", "127.0.0.1:0",
+        command = [binary("attend-server"), "--listen", listen, "--metrics-listen", metrics,
                    "--device", "cpu", "--ready-file", ready, *args]
         self._log = open(self.log_path, "wb")
 
-        def set_limits():
+        def prepare():
+            if enter:
+                enter()
             for which, values in (limits or {}).items():
                 resource.setrlimit(which, values)
 
         self.process = subprocess.Popen([str(c) for c in command], stdout=self._log,
                                         stderr=subprocess.STDOUT, env=clean_env(**(env or {})),
-                                        preexec_fn=set_limits if limits else None)
+                                        preexec_fn=prepare if limits or enter else None)
         try:
             wait_for("the server to be ready", lambda: ready.exists() or self.ended(),
                      START_SECONDS_MAX)
-            assert not self.ended(), f"the server ended at once:\n{self.log()}"
+            if self.ended():
+                raise ServerEnded(self.process.returncode, self.log())
             self.ready = json.loads(ready.read_text())
         except BaseException:
             self.kill()

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 import harness
+import hostile
 import wire
 
 OK = grpc.StatusCode.OK
@@ -291,3 +292,12 @@ def test_port_taken(start_server, tmp_path):
     log = (tmp_path / "second" / "server.log").read_text()
     assert server.address in log or server.address.rsplit(":", 1)[1] in log
     wire.assert_serves(server.address)
+
+
+def test_a_server_that_died_is_told_of_with_its_log(start_server):
+    """By what reads its process or its metrics."""
+    server = start_server()
+    server.kill()
+    for read in (hostile.rss_bytes, hostile.descriptors, lambda s: s.metric("attend_draining")):
+        with pytest.raises(AssertionError, match="(?s)ended of SIGKILL.*serving gRPC"):
+            read(server)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trials of tests/trials, each for a moment: that they work, and that the server stands what is
+found soonest."""
+
+import pathlib
+import sys
+
+import pytest
+
+import harness
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "trials"))
+pytestmark = pytest.mark.usefixtures("libraries")
+SEED, SECONDS = 1, 1
+
+
+@pytest.fixture(scope="module")
+def problems(libraries, stubs):
+    sys.path[:0] = [str(harness.ROOT / "kernels/python")]
+    import problems as made
+    return made.Problems.make(SEED, 8)
+
+
+def test_random_calls_of_every_kind(tmp_path, problems):
+    """In this process, on a live server: every call ends once, good answers have the right bits,
+    and nothing stays behind."""
+    import live
+    import trial
+    from caller import Target
+
+    class Options:
+        seed, threads, calls, seconds, rate, only = SEED, 2, 300, 30, 0, ""
+
+    server = trial.start(tmp_path)
+    try:
+        run = live.Run(Target(server.address, server.metrics_address, server.regions), problems,
+                       Options)
+        run.run()
+        report = run.report()
+        assert not report["faults"], report["faults"][0]["fault"]
+        answered = {kind for kind, code, _ in report["outcomes"] if code == "OK"}
+        assert {"unary", "request of a stream"} <= answered
+        trial.await_rest(server)
+        trial.assert_no_failed_check(server)
+        assert server.stop() == 0, server.log()
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("kind", ["allocate", "accept", "read", "write", "mmap", "open", "thread",
+                                  "poll"])
+def test_calls_to_the_system_that_fail(tmp_path, problems, kind):
+    """The first ones while a server serves, and one while it starts."""
+    import system_trials
+    if why := system_trials.missing():
+        pytest.skip(why)
+    (tmp_path / "start").mkdir()
+    ends, _ = system_trials.fail_while_serving(tmp_path, problems, kind, 3, SEED)
+    assert "DIED" not in ends, ends.places
+    ends = system_trials.fail_at_start(str(tmp_path / "start"), kind, 1)
+    assert "DIED" not in ends, ends.places
+
+
+@pytest.mark.parametrize("name", ["delay", "stall", "reset", "half_open", "kill_server"])
+def test_connections_that_are_disturbed(tmp_path, stubs, libraries, name):
+    import network_trials
+    getattr(network_trials, name)(str(tmp_path), SEED, SECONDS)
+
+
+@pytest.mark.parametrize("name", ["disk_full", "file_size_limit", "memory_limit", "clock_steps"])
+def test_machines_that_fail(tmp_path, stubs, libraries, name):
+    import machine_trials
+    import network_trials
+    try:
+        getattr(machine_trials, name)(str(tmp_path), SEED, SECONDS)
+    except network_trials.Skipped as why:
+        pytest.skip(str(why))

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine does to a server: a full disk, a cgroup's memory limit, steps of its clock."""
+
+import os
+import pathlib
+import resource
+import subprocess
+import time
+
+import grpc
+
+import trial  # first: it sets the path
+import harness
+from network_trials import Skipped, at_rest
+from system_calls import SystemCalls, library
+from trial import Callers
+
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+class _SmallDisk:
+    """A file system of `size` bytes on a folder."""
+
+    def __init__(self, folder, size):
+        self.folder = folder
+        os.makedirs(folder)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Skipped(f"no rights to mount a small disk: {done.stderr.strip()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["umount", "--lazy", self.folder], check=True)
+
+
+def disk_full(folder, seed, seconds):
+    """The log's disk and that of dumps have no byte left: calls are answered as ever, and the log
+    goes on once there is room."""
+    with _SmallDisk(os.path.join(folder, "disk"), 8 << 10) as disk:
+        log = pathlib.Path(disk.folder) / "log"
+        server = trial.start(os.path.join(folder, "server"), "--log-file", log,
+                             "--log-level", "debug")
+        try:
+            callers = Callers(server, seed, 1, "--seconds", seconds)
+            outcomes, faults = callers.wait(seconds + 120)
+            assert log.stat().st_size <= 8 << 10
+            free = os.statvfs(disk.folder)
+            assert free.f_bavail == 0, "the disk was not full"
+            log.rename(log.with_suffix(".old"))
+            log.with_suffix(".old").unlink()
+            server.signal(trial.SIGHUP)
+            harness.wait_for("a new log", log.exists)
+            trial.hostile.wire.assert_serves(server.address)
+            harness.wait_for("its lines", lambda: b"log file reopened" in log.read_bytes())
+            return at_rest(server, outcomes, faults)
+        finally:
+            server.kill()
+
+
+def file_size_limit(folder, seed, seconds):
+    """No file may grow: the limit of the process is what a quota is."""
+    log = pathlib.Path(folder) / "log"
+    server = trial.start(os.path.join(folder, "server"), "--log-file", log, "--log-level", "debug",
+                         limits={resource.RLIMIT_FSIZE: (8 << 10, 8 << 10)})
+    try:
+        outcomes, faults = Callers(server, seed, 1, "--seconds", seconds,
+                                   regions=False).wait(seconds + 120)
+        return at_rest(server, outcomes, faults)
+    finally:
+        server.kill()
+
+
+class _Group:
+    """A memory cgroup, of either version, with a limit."""
+
+    def __init__(self, name, limit):
+        own = {}
+        for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for each in controllers.split(","):
+                own[each] = path
+        version1 = "memory" in own
+        root = CGROUPS / ("memory" if version1 else "") / (own.get("memory" if version1 else "")
+                                                           or "/").lstrip("/")
+        self.folder = (root if root.exists() else CGROUPS / "memory") / name
+        try:
+            self.folder.mkdir()
+            (self.folder / ("memory.limit_in_bytes" if version1 else "memory.max")).write_text(
+                str(limit))
+        except OSError as error:
+            raise Skipped(f"no cgroup of the trial's own can be made: {error}") from error
+
+    def enter(self):
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def close(self):
+        harness.wait_for("the cgroup to be empty",
+                         lambda: not (self.folder / "cgroup.procs").read_text())
+        self.folder.rmdir()
+
+
+def memory_limit(folder, seed, seconds):
+    """A server that may not have the memory it is told to use does not start; one whose worst case
+    fits serves under load from all sides; one that is killed by the limit leaves no call without
+    an end."""
+    group = _Group(f"attend-trial-{os.getpid()}", 400 << 20)
+    try:
+        try:
+            server = trial.start(folder + "/much", "--memory-budget", "500MiB", enter=group.enter)
+            server.kill()
+            raise AssertionError("it started with more memory than its cgroup has")
+        except harness.ServerEnded as end:
+            assert end.code in (1, 2) and "cgroup" in end.log, end.log
+        server = trial.start(folder + "/fits", enter=group.enter)
+        try:
+            outcomes, faults = Callers(server, seed, 2, "--seconds", seconds).wait(seconds + 120)
+            peak = trial.hostile._status(server, "VmHWM") >> 10
+            at_rest(server, outcomes, faults)
+            outcomes["peak of 400 MiB", f"{peak} MiB"] = 1
+        finally:
+            server.kill()
+        return outcomes
+    finally:
+        group.close()
+
+
+def killed_for_memory(folder, seed, seconds):
+    """The limit falls below what the server holds: the kernel kills it. Every call ends, and the
+    next server serves."""
+    del seconds
+    address = f"127.0.0.1:{harness.free_port()}"
+    group = _Group(f"attend-trial-{os.getpid()}", 120 << 20)
+    try:
+        server = trial.start(folder + "/one", listen=address, enter=group.enter)
+        callers = Callers(server, seed, 1, "--faults-on-the-way", regions=False)
+        with grpc.insecure_channel(address, options=trial.hostile.wire.UNLIMITED) as channel:
+            stub = trial.hostile.wire.stub.AttentionServiceStub(channel)
+            request = trial.hostile.wire.small_request(length=16384, heads=2, dim=64)
+            for _ in range(200):
+                calls = [stub.Attend.future(request, timeout=60) for _ in range(8)]
+                codes = {call.code() for call in calls}
+                if server.ended():
+                    break
+        assert server.ended(), f"it was not killed: {codes}"
+        code = server.process.returncode
+        assert code == -9, f"it ended with {code}:\n{server.log()[-2000:]}"
+        server.kill()
+        server = trial.start(folder + "/next", listen=address)
+        callers.terminate()
+        outcomes, faults = callers.wait(120)
+        return at_rest(server, outcomes, faults)
+    finally:
+        server.kill()
+        group.close()
+
+
+def clock_steps(folder, seed, seconds):
+    """The clock of the day steps by hours, forth and back, under load. Deadlines and leases do not
+    care."""
+    if not library().exists():
+        raise Skipped(f"there is no {library()}")
+    calls = SystemCalls(os.path.join(folder, "calls"))
+    server = trial.start(os.path.join(folder, "server"), env=calls.env)
+    try:
+        callers = Callers(server, seed, 1)
+        until, turn = time.monotonic() + seconds, 0
+        while turn < 4 or time.monotonic() < until:
+            calls.move_clock((3600, -3600, 86400 * 400, -30, 1)[turn % 5])
+            turn += 1
+            time.sleep(0.4)
+        callers.terminate()
+        outcomes, faults = callers.wait(120)
+        return at_rest(server, outcomes, faults)
+    finally:
+        server.kill()
+        calls.close()

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What networks and hosts do to connections: delay, stalls, resets, half-open connections, a link
+that goes down, clients and servers that are killed."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import trial  # first: it sets the path
+import harness
+from relay import Relay
+from trial import Callers, await_rest
+
+SHORT_TIMES = ("--write-timeout", "3", "--chunked-idle-timeout", "3", "--keepalive-time", "1",
+               "--keepalive-timeout", "2", "--connection-idle-timeout", "30")
+
+
+class Skipped(Exception):
+    """This machine cannot do it."""
+
+
+def at_rest(server, outcomes, faults):
+    """What every trial ends with: no fault, nothing kept, a drain that ends well."""
+    assert not faults, "\n".join(fault["fault"] for fault in faults)
+    trial.hostile.wire.assert_serves(server.address)
+    await_rest(server)
+    trial.assert_no_failed_check(server)
+    code = server.stop()
+    assert code == 0, f"exit code {code}:\n{server.log()[-3000:]}"
+    return outcomes
+
+
+def _through_relay(folder, seed, seconds, disturb):
+    """Callers through a relay, to which `disturb` does something, again and again."""
+    server = trial.start(folder, *SHORT_TIMES)
+    try:
+        with Relay(server.address) as relay:
+            callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                disturb(relay)
+            callers.terminate()
+            outcomes, faults = callers.wait(120)
+        return at_rest(server, outcomes, faults)
+    finally:
+        server.kill()
+
+
+def delay(folder, seed, seconds):
+    """Every piece waits up to 30 ms."""
+    def disturb(relay):
+        relay.delay(0.03)
+        time.sleep(0.2)
+    return _through_relay(folder, seed, seconds, disturb)
+
+
+def stall(folder, seed, seconds):
+    """Nothing passes for half a second, again and again."""
+    def disturb(relay):
+        relay.stall()
+        time.sleep(0.5)
+        relay.resume()
+        time.sleep(0.3)
+    return _through_relay(folder, seed, seconds, disturb)
+
+
+def reset(folder, seed, seconds):
+    """All connections are reset, in the middle of whatever they carry."""
+    def disturb(relay):
+        time.sleep(0.2)
+        relay.reset()
+    return _through_relay(folder, seed, seconds, disturb)
+
+
+def half_open(folder, seed, seconds):
+    """Clients are gone and the server is not told. It keeps nothing for them."""
+    server = trial.start(folder, *SHORT_TIMES)
+    try:
+        with Relay(server.address) as relay:
+            callers = Callers(server, seed, 1, "--faults-on-the-way", address=relay.address,
+                              regions=False)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                time.sleep(0.4)
+                relay.half_open()
+            callers.terminate()
+            outcomes, faults = callers.wait(120)
+            relay.half_open()
+            trial.hostile.wire.assert_serves(server.address)
+            await_rest(server)  # with connections that nobody has closed
+            relay.forget()
+        return at_rest(server, outcomes, faults)
+    finally:
+        server.kill()
+
+
+def kill_clients(folder, seed, seconds):
+    """SIGKILL of processes under load."""
+    server = trial.start(folder, *SHORT_TIMES)
+    try:
+        until, turn = time.monotonic() + seconds, 0
+        while turn == 0 or time.monotonic() < until:
+            callers = Callers(server, seed + turn, 1)
+            time.sleep(0.1 + turn % 3 * 0.2)
+            callers.kill()
+            turn += 1
+        return at_rest(server, {("clients", "killed"): turn}, [])
+    finally:
+        server.kill()
+
+
+def kill_server(folder, seed, seconds):
+    """SIGKILL of the server under load; the next one, at the same addresses, serves. No call of a
+    client stays without an end, and no answer is wrong."""
+    address = f"127.0.0.1:{harness.free_port()}"
+    metrics = f"127.0.0.1:{harness.free_port()}"
+    server = trial.start(folder, listen=address, metrics=metrics)
+    try:
+        callers = Callers(server, seed, 1, "--faults-on-the-way")
+        until, kills = time.monotonic() + seconds, 0
+        while kills == 0 or time.monotonic() < until:
+            time.sleep(0.7)
+            server.kill()
+            kills += 1
+            server = trial.start(folder, listen=address, metrics=metrics)
+        callers.terminate()
+        outcomes, faults = callers.wait(120)
+        outcomes["server", "killed"] = kills
+        return at_rest(server, outcomes, faults)
+    finally:
+        server.kill()
+
+
+def drain(folder, seed, seconds):
+    """SIGTERM under load, again and again: what was accepted is finished."""
+    turn, until = 0, time.monotonic() + seconds
+    while turn == 0 or time.monotonic() < until:
+        server = trial.start(os.path.join(folder, str(turn)), "--drain-timeout", "60")
+        try:
+            callers = Callers(server, seed + turn, 1, "--faults-on-the-way")
+            time.sleep(0.5)
+            assert server.stop() == 0, server.log()[-3000:]
+            callers.terminate()
+            _, faults = callers.wait(120)
+            assert not faults, "\n".join(fault["fault"] for fault in faults)
+        finally:
+            server.kill()
+        turn += 1
+    return {("drains under load", "OK"): turn}
+
+
+def _inside(name, folder, seed, seconds):
+    """Runs the trial `name` of this file where there is no network but its own."""
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
+        raise Skipped("no rights to make network namespaces, or no ip and unshare")
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, __file__, name, folder, str(seed), str(seconds)],
+        capture_output=True, text=True, timeout=seconds + 300, check=False)
+    if done.returncode == 77:
+        raise Skipped(done.stdout.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {("partition", line): 1 for line in done.stdout.strip().splitlines()[-1:]}
+
+
+def partition(folder, seed, seconds):
+    """The link between clients and server goes down and comes back."""
+    return _inside("in_partition", folder, seed, seconds)
+
+
+def lossy(folder, seed, seconds):
+    """A link that loses 5 % of its packets and delays the others by 20 ms."""
+    return _inside("in_lossy", folder, seed, seconds)
+
+
+def _run(*command):
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+class _Link:
+    """Two hosts: this process's namespace, 10.9.0.1, and another, 10.9.0.2."""
+
+    def __init__(self):
+        self._holder = subprocess.Popen(["unshare", "--net", "sleep", "3600"])
+        own = os.readlink("/proc/self/ns/net")
+        harness.wait_for("the other namespace", lambda: os.readlink(
+            f"/proc/{self._holder.pid}/ns/net") != own)
+        other = str(self._holder.pid)
+        for command in ("ip link set lo up", "ip link add v0 type veth peer name v1",
+                        f"ip link set v1 netns {other}", "ip addr add 10.9.0.1/24 dev v0",
+                        "ip link set v0 up"):
+            done = _run(*command.split())
+            if done.returncode != 0:
+                print(f"no veth: {done.stderr.strip()}")
+                sys.exit(77)
+        self.enter = ["nsenter", "--net", "--target", other]
+        for command in ("ip link set lo up", "ip addr add 10.9.0.2/24 dev v1", "ip link set v1 up"):
+            assert _run(*self.enter, *command.split()).returncode == 0
+
+    def set(self, state):
+        assert _run("ip", "link", "set", "v0", state).returncode == 0
+
+    def close(self):
+        self._holder.kill()
+        self._holder.wait()
+
+
+def _linked(folder, seed, seconds, disturb):
+    link = _Link()
+    server = trial.start(folder, *SHORT_TIMES, "--listen", "10.9.0.1:0",
+                         *trial.beyond_loopback())
+    far = next(each for each in server.addresses if each.startswith("10.9."))
+    try:
+        callers = Callers(server, seed, 1, "--faults-on-the-way", address=far, regions=False,
+                          metrics=False, before=link.enter)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            disturb(link)
+        callers.terminate()
+        outcomes, faults = callers.wait(200)
+        at_rest(server, outcomes, faults)
+        answered = sum(count for (_, code), count in outcomes.items() if code == "OK")
+        print(f"{sum(outcomes.values())} calls, {answered} OK")
+    finally:
+        server.kill()
+        link.close()
+
+
+def in_partition(folder, seed, seconds):
+    def disturb(link):
+        time.sleep(1)
+        link.set("down")
+        time.sleep(4)  # longer than the server's keepalive
+        link.set("up")
+    _linked(folder, seed, seconds, disturb)
+
+
+def in_lossy(folder, seed, seconds):
+    def disturb(link):
+        done = _run(*"tc qdisc replace dev v0 root netem delay 20ms loss 5%".split())
+        if done.returncode != 0:
+            link.close()
+            print(f"the kernel has no netem: {done.stderr.strip()}")
+            sys.exit(77)
+        time.sleep(1)
+    _linked(folder, seed, seconds, disturb)
+
+
+if __name__ == "__main__":
+    import tempfile
+    with tempfile.TemporaryDirectory() as stubs:
+        trial.generate(stubs)
+        {"in_partition": in_partition, "in_lossy": in_lossy}[sys.argv[1]](
+            sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runners of trials share: a server with small limits, processes of callers, and what is
+true of a server at rest."""
+
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+from signal import SIGHUP  # noqa: F401
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "e2e")]
+
+import harness  # noqa: E402
+import hostile  # noqa: E402
+
+
+def generate(folder):
+    """The stubs of the parent; callers have their own."""
+    hostile.wire.generate(pathlib.Path(folder))
+
+
+def beyond_loopback():
+    """What a server needs to listen there without TLS."""
+    text = subprocess.run([harness.binary("attend-server"), "--help"], capture_output=True,
+                          text=True, check=True).stdout
+    return ("--insecure",) if "--insecure" in text else ()
+
+# Small enough that callers meet every one of them.
+LIMITS = ("--memory-budget", "64MiB", "--max-request-bytes", "8MiB", "--max-queue", "16",
+          "--lanes", "2", "--cpu-threads", "2", "--copy-threads", "2", "--stream-requests-max", "4",
+          "--max-checks", "4", "--session-memory", "16MiB", "--max-sessions", "20",
+          "--shared-memory-max", "2MiB", "--shared-memory-client-max", "1MiB",
+          "--chunked-streams-max", "3", "--max-request-gflop", "1", "--handshake-timeout", "2",
+          "--tenant", "a=1,b=2", "--reference-check", "sample:0.02")
+
+# Gauges that are 0 when no call is under way and nothing is kept.
+ZEROS = ("attend_inflight_requests", "attend_queue_requests", "attend_tenant_queue_requests",
+         "attend_host_memory_used_bytes", "attend_lanes_busy", "attend_outstanding_cost",
+         "attend_shared_memory_bytes", "attend_shared_memory_regions",
+         "attend_shared_memory_clients", "attend_sessions", "attend_staging_memory_bytes",
+         "attend_device_memory_used_bytes")
+
+
+def start(folder, *flags, **options):
+    """A server with LIMITS, where `flags` set no others, and shared memory."""
+    limits = [part for flag, value in zip(LIMITS[::2], LIMITS[1::2]) if flag not in flags
+              for part in (flag, value)]
+    socket = pathlib.Path(folder).resolve() / "sockets" / "regions.sock"
+    server = harness.Server(folder, *limits, "--oip", "--shared-memory",
+                            "--shared-memory-socket", socket,
+                            "--check-dump-dir", pathlib.Path(folder) / "dumps", *flags, **options)
+    server.regions = str(socket)
+    return server
+
+
+def await_rest(server, seconds=60):
+    """Every gauge of ZEROS comes back to 0; sessions may take as long as their lease."""
+    for name in ZEROS:
+        harness.wait_for(f"{name} to be 0, is {server.metric(name)}",
+                         lambda name=name: not server.metric(name), seconds)
+
+
+def assert_no_failed_check(server):
+    failed = server.metric("attend_reference_checks_total", result="failed")
+    assert not failed, f"{failed} reference checks failed:\n{server.log()[-4000:]}"
+
+
+class Callers:
+    """Processes of live.py."""
+
+    def __init__(self, server, seed, processes, *options, address=None, regions=True,
+                 metrics=True, before=()):
+        command = [*before, sys.executable, HERE / "live.py", "--address",
+                   address or server.address, *options]
+        if metrics:
+            command += ["--metrics", server.metrics_address]
+        if regions:
+            command += ["--regions", server.regions]
+        self._processes = [subprocess.Popen(
+            [str(each) for each in [*command, "--seed", seed * 100 + i]], stdout=subprocess.PIPE,
+            text=True) for i in range(processes)]
+        for process in self._processes:
+            assert process.stdout.readline() == "ready\n", "callers that did not begin"
+
+    def terminate(self):
+        for process in self._processes:
+            process.terminate()
+
+    def kill(self):
+        """Without a word to the server."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def running(self):
+        return any(process.poll() is None for process in self._processes)
+
+    def wait(self, timeout=None):
+        """Outcomes by kind and code, and faults."""
+        outcomes, faults = collections.Counter(), []
+        for process in self._processes:
+            out, _ = process.communicate(timeout=timeout)
+            assert process.returncode == 0, f"callers ended with {process.returncode}: {out}"
+            report = json.loads(out)
+            outcomes.update({(kind, code): count for kind, code, count in report["outcomes"]})
+            faults += report["faults"]
+        return outcomes, faults
+
+
+def describe(outcomes):
+    """A table: a kind a line, its outcomes beside it."""
+    kinds = collections.defaultdict(list)
+    for (kind, code), count in sorted(outcomes.items()):
+        kinds[kind].append(f"{code} {count}")
+    return "\n".join(f"  {kind:22} {', '.join(codes)}" for kind, codes in kinds.items())
+
+
+def descriptors_and_threads(server):
+    return hostile.descriptors(server), hostile.threads(server)
