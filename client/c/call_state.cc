@@ -103,6 +103,7 @@ Status CallState::Read(const attend_client_params& params, bool in_session, bool
   on_device_ = std::move(sent->shared.on_device);
   inputs_ = std::move(sent->shared.inputs);
   outputs_ = std::move(sent->shared.outputs);
+  in_session_ = in_session;
   if (params.transport != ATTEND_CLIENT_SHARED && !in_session) {
     plain_ = std::move(call);
     devices_ = std::move(*devices);
@@ -187,10 +188,14 @@ bool CallState::SentAgain(const CallOutcome& outcome) {
 void CallState::Lose(const CallOutcome& outcome) {
   const Code code = outcome.status.code();
   const std::shared_ptr<ClientState> client = client_.lock();
-  // A session that is not there says nothing of the memory.
-  const bool of_session = outcome.status.message().starts_with("session");
-  if (client == nullptr || pool_ == nullptr || of_session) return;
-  if (code == Code::kNotFound || code == Code::kUnavailable) client->Lose(pool_, code);
+  if (client == nullptr || pool_ == nullptr) return;
+  if (code != Code::kNotFound && code != Code::kUnavailable) return;
+  // A session's own absence, or another append to it, says nothing of the memory.
+  if (in_session_) {
+    client->Doubt(pool_);
+  } else {
+    client->Lose(pool_, code);
+  }
 }
 
 void CallState::Answered(CallOutcome outcome) {

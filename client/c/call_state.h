@@ -57,7 +57,7 @@ class CallState : public std::enable_shared_from_this<CallState> {
   void Answered(CallOutcome outcome);
   // True: it was sent again.
   bool SentAgain(const CallOutcome& outcome);
-  // The server does not know the memory, or cannot be reached.
+  // The server does not know the memory or cannot be reached; or, of a session's call, perhaps.
   void Lose(const CallOutcome& outcome) ATTEND_REQUIRES(mutex_);
   // Whether it ends here. Then RunDone, without the lock.
   bool Ends() ATTEND_REQUIRES(mutex_);
@@ -79,6 +79,7 @@ class CallState : public std::enable_shared_from_this<CallState> {
   // Of a call in shared memory: as it was given, to be sent again without, and until when.
   std::optional<AttentionCall> plain_ ATTEND_GUARDED_BY(mutex_);
   DeviceTensors devices_ ATTEND_GUARDED_BY(mutex_);  // of it
+  bool in_session_ ATTEND_GUARDED_BY(mutex_) = false;
   CallOptions options_ ATTEND_GUARDED_BY(mutex_);
   TimePoint deadline_ ATTEND_GUARDED_BY(mutex_) = kNever;
   std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);

@@ -74,7 +74,7 @@ Status ClientState::Prepare(std::chrono::nanoseconds timeout) {
   const MutexLock lock(mutex_);
   if (prepared_) return Status();
   prepared_ = true;
-  trusted_ = false;
+  trusted_ = doubted_ = false;
   if (another_servers_) return Status();
   pool_ = std::move(pool);
   uuids_ = std::move(uuids);
@@ -120,7 +120,14 @@ void ClientState::Lose(const std::shared_ptr<RegionPool>& pool, Code code) {
 
 void ClientState::Trust(const std::shared_ptr<RegionPool>& pool) {
   const MutexLock lock(mutex_);
-  if (pool_ == pool) trusted_ = true;
+  if (pool_ != pool) return;
+  trusted_ = true;
+  doubted_ = false;
+}
+
+void ClientState::Doubt(const std::shared_ptr<RegionPool>& pool) {
+  const MutexLock lock(mutex_);
+  if (pool_ == pool) doubted_ = true;
 }
 
 std::shared_ptr<RegionPool> ClientState::PoolOf(int ordinal,
@@ -144,7 +151,8 @@ std::shared_ptr<RegionPool> ClientState::PoolOf(int ordinal,
 bool ClientState::Known(const std::shared_ptr<RegionPool>& pool) {
   {
     const MutexLock lock(mutex_);
-    if (trusted_ || pool_ != pool) return pool_ == pool;
+    if (pool_ != pool) return false;
+    if (trusted_ && !doubted_) return true;
   }
   const float one = 1;
   AttentionCall probe;

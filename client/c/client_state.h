@@ -56,6 +56,9 @@ class ClientState {
   bool Free(const void* data);
   // A call over the pool's memory succeeded.
   void Trust(const std::shared_ptr<RegionPool>& pool);
+  // A call on sessions failed, which may be the memory's fault or the session's: before the next
+  // one the server is asked whether it knows the pool.
+  void Doubt(const std::shared_ptr<RegionPool>& pool);
 
   // The call with its tensors in shared memory, or on the host where that is not wanted, worth it
   // or possible. FAILED_PRECONDITION if the transport insists.
@@ -80,6 +83,7 @@ class ClientState {
   Mutex mutex_;
   bool prepared_ ATTEND_GUARDED_BY(mutex_) = false;
   bool trusted_ ATTEND_GUARDED_BY(mutex_) = false;
+  bool doubted_ ATTEND_GUARDED_BY(mutex_) = false;
   bool another_servers_ ATTEND_GUARDED_BY(mutex_) = false;
   std::shared_ptr<RegionPool> pool_ ATTEND_GUARDED_BY(mutex_);
   // The pools of what Allocate gave out.

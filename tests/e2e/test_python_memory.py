@@ -72,6 +72,17 @@ def test_rows_of_sessions_go_through_shared_memory(client, random):
     check_session(client, random, "shm")
 
 
+def test_a_session_that_is_gone_does_not_cost_the_shared_memory(client, random):
+    session = client.session(4, 64, dtype="float32")
+    shape = attend.LayerShape("float32", 4, 64, 0)
+    with client.open_session(session.id, [shape]) as other:
+        session.free()
+        with pytest.raises(attend.Error) as caught:
+            other.append(*some(random, 300)[1:])
+        assert caught.value.status == "NOT_FOUND" and "session" in str(caught.value)
+    check_session(client, random, "shm")
+
+
 def test_a_session_whose_servers_socket_is_anothers(client, start_server, random):
     """The first call tells; it appends its rows all the same, once."""
     with attend.Client(start_server().address, shared_memory=client_socket(client)) as other:
