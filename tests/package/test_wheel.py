@@ -154,7 +154,7 @@ assert attend_kernels.device_count() >= 0
 def test_the_python_tests_of_the_sources_with_what_is_installed(over_debian):
     """The pages' programs, the client, asyncio, sessions and the kernels, against its server."""
     e2e = [ROOT / f"tests/e2e/test_python_{part}.py"
-           for part in ("pages", "client", "both_ways", "sessions")]
+           for part in ("pages", "client", "both_ways", "sessions", "lifetimes")]
     env = {name: value for name, value in os.environ.items() if not name.startswith("ATTEND_")}
     said = run(over_debian / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *e2e,
                cwd="/", seconds=900,
