@@ -55,20 +55,14 @@ Status CheckHealth(attend_client* client, const char* service, int64_t timeout_n
   return Status();
 }
 
-Status Allocate(attend_client* client, int64_t bytes, void** data) {
+Status Allocate(attend_client* client, int32_t memory, int64_t bytes, void** data) {
   ATTEND_RETURN_IF_ERROR(NotNull("client", client));
   ATTEND_RETURN_IF_ERROR(NotNull("data", data));
   if (bytes < 0) {
     return InvalidArgument("bytes is " + std::to_string(bytes) + ", must be at least 0");
   }
   ATTEND_RETURN_IF_ERROR(client->state->Prepare({}));
-  const std::shared_ptr<RegionPool> pool = client->state->pool();
-  if (pool == nullptr) {
-    return Status(Code::kFailedPrecondition,
-                  "the server shares no memory with this process: it is on another host, or was "
-                  "started without --shared-memory");
-  }
-  const Result<std::byte*> made = client->state->Allocate(pool, bytes);
+  const Result<std::byte*> made = client->state->Allocate(memory, bytes);
   if (!made.ok()) return made.status();
   *data = *made;
   return Status();
@@ -167,8 +161,8 @@ int32_t attend_client_health(attend_client* client, const char* service, int64_t
 
 void attend_client_string_free(char* text) { free(text); }
 
-int32_t attend_client_allocate(attend_client* client, int64_t bytes, void** data) {
-  return c::Run([&] { return c::Allocate(client, bytes, data); });
+int32_t attend_client_allocate(attend_client* client, int32_t memory, int64_t bytes, void** data) {
+  return c::Run([&] { return c::Allocate(client, memory, bytes, data); });
 }
 
 int32_t attend_client_release(attend_client* client, void* data) {
@@ -195,6 +189,10 @@ int32_t attend_client_get(const attend_client_call* call, attend_client_answer* 
 int32_t attend_client_copy(attend_client_call* call, const attend_client_tensor* tensor, void* to,
                            int32_t to_memory, void* stream) {
   return c::Run([&] { return c::Copy(call, tensor, to, to_memory, stream); });
+}
+
+void attend_client_used(attend_client_call* call, void* stream) {
+  if (call != nullptr) call->state->Used(stream);
 }
 
 void attend_client_call_free(attend_client_call* call) { delete call; }

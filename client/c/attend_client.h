@@ -215,11 +215,14 @@ ATTEND_CLIENT_API int32_t attend_client_health(attend_client* client, const char
                                                int64_t timeout_ns, int32_t* health);
 ATTEND_CLIENT_API void attend_client_string_free(char* text);
 
-/* Memory that is shared with a server on this host, zero, page-aligned: tensors in it at multiples
- * of 256 bytes are not copied. FAILED_PRECONDITION: the server shares none with this process. Free
- * with attend_client_release, before the client is closed; calls keep what they use. It stays until
- * then, also if the client is shut down or the server is another one. */
-ATTEND_CLIENT_API int32_t attend_client_allocate(attend_client* client, int64_t bytes, void** data);
+/* Memory that is shared with a server on this host: tensors in it at multiples of 256 bytes are not
+ * copied. `memory`: 0: the host's, zero, page-aligned; n: that of the CUDA device n - 1, with
+ * whatever was in it. FAILED_PRECONDITION: the server shares none with this process, or takes none
+ * of that device. Free with attend_client_release, before the client is closed, when the caller's
+ * own work on it is over; calls keep what they use. It stays until then, also if the client is shut
+ * down or the server is another one. */
+ATTEND_CLIENT_API int32_t attend_client_allocate(attend_client* client, int32_t memory,
+                                                 int64_t bytes, void** data);
 ATTEND_CLIENT_API int32_t attend_client_release(attend_client* client, void* data);
 
 /* Starts a call and returns. An error is about the structs alone; all else is in the answer. Free
@@ -241,8 +244,12 @@ ATTEND_CLIENT_API int32_t attend_client_get(const attend_client_call* call,
 ATTEND_CLIENT_API int32_t attend_client_copy(attend_client_call* call,
                                              const attend_client_tensor* tensor, void* to,
                                              int32_t to_memory, void* stream);
+/* Whoever gets the memory of a GPU that the answer is in next waits there for what has been
+ * enqueued on `stream` so far. For the caller's own work on the answer; attend_client_copy does it
+ * itself. */
+ATTEND_CLIENT_API void attend_client_used(attend_client_call* call, void* stream);
 /* Frees the answer. A call that has not ended goes on, and `done` runs. NULL is fine. The caller's
- * own work on an answer in a GPU's memory must be over; copies of attend_client_copy need not. */
+ * own work on an answer in a GPU's memory must be over, unless attend_client_used knows of it. */
 ATTEND_CLIENT_API void attend_client_call_free(attend_client_call* call);
 
 /* One AttendStream: many calls in flight on one connection, which are not retried. `tenant` may be

@@ -267,4 +267,10 @@ Status CallState::Copy(const attend_client_tensor& tensor, void* to, int32_t to_
   return CopyAnswer(region.get(), tensor, to, to_memory, *bytes, stream);
 }
 
+void CallState::Used(void* stream) {
+  const MutexLock lock(mutex_);
+  if (!on_device_ || outputs_ == nullptr || KeepUntil(*outputs_, stream).ok()) return;
+  outputs_ = nullptr;  // is not used again; `on_device_` has it until the end
+}
+
 }  // namespace attend::client::c

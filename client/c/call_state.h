@@ -39,6 +39,7 @@ class CallState : public std::enable_shared_from_this<CallState> {
   // Of an outcome that is there: the answer, and a copy of one of its tensors.
   void Fill(attend_client_answer* answer) const;
   Status Copy(const attend_client_tensor& tensor, void* to, int32_t to_memory, void* stream) const;
+  void Used(void* stream);
 
   // Runs `function`, which waits for the client or lets go of it: on a thread of its own if this
   // one runs a `done`, which is the client's and must do neither.

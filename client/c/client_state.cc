@@ -86,7 +86,26 @@ std::shared_ptr<RegionPool> ClientState::pool() {
   return pool_;
 }
 
-Result<std::byte*> ClientState::Allocate(const std::shared_ptr<RegionPool>& pool, int64_t bytes) {
+Result<std::byte*> ClientState::Allocate(int32_t memory, int64_t bytes) {
+  std::shared_ptr<RegionPool> pool = this->pool();
+  if (pool == nullptr) {
+    return Status(Code::kFailedPrecondition,
+                  "the server shares no memory with this process: it is on another host, or was "
+                  "started without --shared-memory");
+  }
+  if (memory != 0) {
+    const std::string field = "memory is " + std::to_string(memory) + ": ";
+    if (const Result<std::string> known = CudaUuid(memory - 1); !known.ok()) {
+      return Status(known.status().code(), field + known.status().message());
+    }
+    pool = PoolOf(memory - 1, pool);
+    if (pool == nullptr) {
+      return Status(Code::kFailedPrecondition,
+                    field +
+                        "the server does not compute on that GPU, or was started without "
+                        "--cuda-ipc");
+    }
+  }
   const Result<std::byte*> made = pool->Allocate(bytes);
   if (!made.ok()) return made;
   const MutexLock lock(mutex_);
@@ -214,8 +233,8 @@ Result<SharedCall> ClientState::Share(const AttentionCall& call, const DeviceTen
   shared.pool = wanted ? pool() : nullptr;
   if (insists && shared.pool == nullptr) return None("it offers none to this process");
   const bool large = insists || PayloadBytes(call) >= kPreparedBytesMin;
-  if (shared.pool != nullptr && large && options.on_device && devices.ordinal()) {
-    if (StageOnDevice(devices, &shared)) return shared;
+  if (shared.pool != nullptr && options.on_device && devices.ordinal()) {
+    if (StageOnDevice(devices, large, &shared)) return shared;
     shared = {.call = call, .pool = shared.pool};
   }
   bool found = false;
@@ -243,12 +262,14 @@ Result<SharedCall> ClientState::Share(const AttentionCall& call, const DeviceTen
   return shared;
 }
 
-bool ClientState::StageOnDevice(const DeviceTensors& devices, SharedCall* shared) {
+bool ClientState::StageOnDevice(const DeviceTensors& devices, bool large, SharedCall* shared) {
   const int ordinal = *devices.ordinal();
   shared->owner = PoolOf(ordinal, shared->pool);
   if (shared->owner == nullptr) return false;
+  const LentRegions lent = FindLent(*shared->owner, devices, &shared->call);
+  if (!large && lent.empty()) return false;
   Result<std::shared_ptr<SharedRegion>> region =
-      StageOn(ordinal, *shared->owner, devices, &shared->call);
+      StageOn(ordinal, *shared->owner, devices, lent, &shared->call);
   if (!region.ok()) {
     if (region.status().code() == Code::kUnavailable) Lose(shared->pool, Code::kUnavailable);
     return false;

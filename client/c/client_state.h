@@ -50,9 +50,9 @@ class ClientState {
   // The server cannot be reached (UNAVAILABLE) or does not know the pool's regions (NOT_FOUND), and
   // is asked anew. If it has never known any, the socket is another server's, and is left alone.
   void Lose(const std::shared_ptr<RegionPool>& pool, Code code);
-  // Memory of the pool's that stays until Free, also if the pool is lost. False: there is none
-  // there.
-  Result<std::byte*> Allocate(const std::shared_ptr<RegionPool>& pool, int64_t bytes);
+  // Shared memory, as attend_client_allocate has it, that stays until Free, also if its pool is
+  // lost. False: there is none there.
+  Result<std::byte*> Allocate(int32_t memory, int64_t bytes);
   bool Free(const void* data);
   // A call over the pool's memory succeeded.
   void Trust(const std::shared_ptr<RegionPool>& pool);
@@ -69,8 +69,8 @@ class ClientState {
   ClientState() = default;
   // Copies what is elsewhere into one region, and makes a place for the answer in another.
   static Status Place(const DeviceTensors& devices, bool in_session, SharedCall* shared);
-  // False: it cannot go so, and is not whole any more.
-  bool StageOnDevice(const DeviceTensors& devices, SharedCall* shared);
+  // `large`: worth it. False: it does not go so, and is not whole any more.
+  bool StageOnDevice(const DeviceTensors& devices, bool large, SharedCall* shared);
   // A GPU's pool; null if the server does not take that GPU's memory.
   std::shared_ptr<RegionPool> PoolOf(int ordinal, const std::shared_ptr<RegionPool>& pool);
   // Asks the server by a small call whether it knows the pool, unless it has shown that.

@@ -98,22 +98,45 @@ Status BringToHost(const DeviceTensors& devices, AttentionCall* call) {
   return status.ok() ? finished : status;
 }
 
+LentRegions FindLent(const RegionPool& pool, const DeviceTensors& devices, AttentionCall* call) {
+  LentRegions lent;
+  ForTensors(*call, [&](v1::TensorName name, TensorRef& tensor) {
+    if (tensor.bytes == 0 || !devices.ordinals.contains(name)) return;
+    const std::optional<SharedPlace> place = pool.Find(tensor.data, tensor.bytes);
+    if (!place) return;
+    tensor = TensorRef(tensor.dtype, std::move(tensor.shape), *place, tensor.bytes);
+    if (std::find(lent.begin(), lent.end(), place->region) == lent.end()) {
+      lent.push_back(place->region);
+    }
+  });
+  return lent;
+}
+
 Result<std::shared_ptr<SharedRegion>> StageOn(int ordinal, RegionPool& pool,
-                                              const DeviceTensors& devices, AttentionCall* call) {
+                                              const DeviceTensors& devices, const LentRegions& lent,
+                                              AttentionCall* call) {
   if (const Result<Attention> described = Describe(*call, nullptr, nullptr); !described.ok()) {
     return described.status();  // else its sizes mean nothing; the server says what is wrong
   }
-  const int64_t inputs = SharedInputBytes(*call);
+  int64_t inputs = 0;
+  ForTensors(*call, [&inputs](v1::TensorName, const TensorRef& tensor) {
+    if (tensor.shared.region == nullptr) inputs += SharedSpace(tensor.bytes);
+  });
   Result<std::shared_ptr<SharedRegion>> region =
       pool.Take(std::max<int64_t>(1, inputs + SharedOutputBytes(*call)));
   if (!region.ok()) return region;
+  for (const std::shared_ptr<SharedRegion>& each : lent) {
+    ATTEND_RETURN_IF_ERROR(MemoryOf(*each).Join(devices.stream));
+  }
+  call->outputs = ShareOutputs({*region, inputs}, *call);
+  if (inputs == 0) return region;
   CudaMemory& memory = MemoryOf(**region);
   ATTEND_RETURN_IF_ERROR(memory.Await(devices.stream));
   SharedPlace next{*region, 0};
   Status status;
   bool from_host = false;
   ForTensors(*call, [&](v1::TensorName name, TensorRef& tensor) {
-    if (!status.ok()) return;
+    if (!status.ok() || tensor.shared.region != nullptr) return;
     from_host = from_host || !devices.ordinals.contains(name);
     status = CudaCopy(ordinal, next.data(), tensor.data, tensor.bytes, devices.stream);
     tensor = TensorRef(tensor.dtype, std::move(tensor.shape), next, tensor.bytes);
@@ -123,7 +146,6 @@ Result<std::shared_ptr<SharedRegion>> StageOn(int ordinal, RegionPool& pool,
   ATTEND_RETURN_IF_ERROR(memory.Record(devices.stream));
   // The host's memory is the caller's again when the call has ended, whatever its end.
   if (from_host) ATTEND_RETURN_IF_ERROR(CudaSynchronize(ordinal, devices.stream));
-  call->outputs = ShareOutputs({*region, inputs}, *call);
   return region;
 }
 
@@ -144,6 +166,8 @@ void DeviceAnswer::Fill(attend_client_answer* answer) const {
   }
 }
 
+Status KeepUntil(SharedRegion& region, void* stream) { return MemoryOf(region).Join(stream); }
+
 Status CopyAnswer(SharedRegion* region, const attend_client_tensor& from, void* to,
                   int32_t to_memory, int64_t bytes, void* stream) {
   if (from.memory == 0 && to_memory == 0) {
@@ -155,11 +179,9 @@ Status CopyAnswer(SharedRegion* region, const attend_client_tensor& from, void* 
                            std::to_string(from.memory) + ", the answer's");
   }
   const int ordinal = std::max(from.memory, to_memory) - 1;
-  // After copies on other streams: one event is to tell of all.
-  if (region != nullptr) ATTEND_RETURN_IF_ERROR(MemoryOf(*region).Await(stream));
   ATTEND_RETURN_IF_ERROR(CudaCopy(ordinal, to, from.data, bytes, stream));
-  if (region != nullptr) ATTEND_RETURN_IF_ERROR(MemoryOf(*region).Record(stream));
-  return from.memory == 0 || to_memory == 0 ? CudaSynchronize(ordinal, stream) : Status();
+  if (from.memory == 0 || to_memory == 0) return CudaSynchronize(ordinal, stream);
+  return region == nullptr ? Status() : KeepUntil(*region, stream);
 }
 
 }  // namespace attend::client::c

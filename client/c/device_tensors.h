@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tensors of a call that are in a GPU's memory: which they are, and how their bytes come to where a
-// server reads them. The caller's memory is never lent itself: whoever frees lent memory too early
-// (an allocator with a cache does) may take the server down, and much of it (stream-ordered pools,
-// expandable segments) cannot be lent. A copy within the GPU costs little beside the kernel.
+// server reads them. What attend_client_allocate gave out is lent already. The caller's own memory
+// is never lent itself: whoever frees lent memory too early (an allocator with a cache does) may
+// take the server down, and much of it (stream-ordered pools, expandable segments) cannot be lent.
+// It is copied within the GPU.
 
 #pragma once
 
 #include <map>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "client/c/attend_client.h"
 #include "client/call/attention_call.h"
@@ -37,10 +39,15 @@ Status FinishCopies(const DeviceTensors& devices);
 // Replaces all that are on GPUs by copies on the host.
 Status BringToHost(const DeviceTensors& devices, AttentionCall* call);
 
-// Replaces all tensors by copies in a region of `pool`, which is of this GPU, and makes places for
-// the answer in it. The server waits on the GPU for the copies.
+using LentRegions = std::vector<std::shared_ptr<SharedRegion>>;
+// Makes those refer to their places that are in allocated memory of `pool`, which is of their GPU.
+// Returns its regions.
+LentRegions FindLent(const RegionPool& pool, const DeviceTensors& devices, AttentionCall* call);
+// Replaces all others by copies in another region of `pool`, and makes places for the answer in it.
+// The server waits on the GPU for the copies and for what comes before them on the stream.
 Result<std::shared_ptr<SharedRegion>> StageOn(int ordinal, RegionPool& pool,
-                                              const DeviceTensors& devices, AttentionCall* call);
+                                              const DeviceTensors& devices, const LentRegions& lent,
+                                              AttentionCall* call);
 
 // An answer in a GPU's memory.
 struct DeviceAnswer {
@@ -51,6 +58,8 @@ struct DeviceAnswer {
   void Fill(attend_client_answer* answer) const;
 };
 
+// As attend_client_used has it, of a region of a GPU's memory.
+Status KeepUntil(SharedRegion& region, void* stream);
 // Copies `bytes` of an answer in the order of `stream`. `region`: what it is in, if that is a GPU's
 // memory; whoever uses that next waits for the copy. Done on return if either side is the host's.
 Status CopyAnswer(SharedRegion* region, const attend_client_tensor& from, void* to,

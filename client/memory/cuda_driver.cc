@@ -45,6 +45,7 @@ Result<CudaDriver> Load() {
   find(driver.copy_to_host, "cuMemcpyDtoH_v2");
   find(driver.copy_async, "cuMemcpyAsync");
   find(driver.stream_synchronize, "cuStreamSynchronize");
+  find(driver.stream_query, "cuStreamQuery");
   find(driver.stream_wait_event, "cuStreamWaitEvent");
   find(driver.address_range, "cuMemGetAddressRange_v2");
   find(driver.pointer_attribute, "cuPointerGetAttribute");

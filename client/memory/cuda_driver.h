@@ -46,6 +46,7 @@ struct CudaDriver {
   Result (*copy_to_host)(void*, Pointer, size_t);
   Result (*copy_async)(Pointer, Pointer, size_t, Stream);  // addresses of the host too
   Result (*stream_synchronize)(Stream);
+  Result (*stream_query)(Stream);  // 0: all that was enqueued has run
   Result (*stream_wait_event)(Stream, Event, unsigned);
   Result (*address_range)(Pointer*, size_t*, Pointer);
   Result (*pointer_attribute)(void*, int, Pointer);

@@ -2,6 +2,7 @@
 
 #include "client/memory/cuda_memory.h"
 
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -12,6 +13,8 @@ namespace attend::client {
 namespace {
 
 constexpr int64_t kAlignBytes = 256;
+// cuda.h's names for the default streams, beside null.
+constexpr uintptr_t kDefaultStreamsMax = 2;  // CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
 // Makes a context the thread's, for a while.
 class Current {
@@ -191,6 +194,19 @@ Status CudaMemory::Await(void* stream) {
   const Current current(driver_, context_);
   ATTEND_RETURN_IF_ERROR(current.status());
   return driver_.Check(driver_.stream_wait_event(stream, event_, 0), "waiting for an event");
+}
+
+Status CudaMemory::Join(void* stream) {
+  const Current current(driver_, context_);
+  ATTEND_RETURN_IF_ERROR(current.status());
+  // A recording would have the GPU change over to this process, which costs more than the copies
+  // that lent memory saves. A default stream stands for others too, of which a query tells nothing.
+  const bool may_be_idle = reinterpret_cast<uintptr_t>(stream) > kDefaultStreamsMax;
+  if (may_be_idle && driver_.stream_query(stream) == 0) return Status();
+  const MutexLock lock(join_mutex_);
+  ATTEND_RETURN_IF_ERROR(
+      driver_.Check(driver_.stream_wait_event(stream, event_, 0), "waiting for an event"));
+  return driver_.Check(driver_.event_record(event_, stream), "recording an event");
 }
 
 Status CudaMemory::CheckRange(int64_t offset, int64_t bytes) const {

@@ -15,6 +15,7 @@
 
 #include "client/memory/cuda_driver.h"
 #include "client/memory/device_memory.h"
+#include "kernels/util/mutex.h"
 
 namespace attend::client {
 
@@ -41,6 +42,10 @@ class CudaMemory final : public DeviceMemory {
   Status Record(void* stream);
   // What is enqueued on `stream` from now on waits for all that the last Record waits for.
   Status Await(void* stream);
+  // Requests over this memory wait for the work enqueued so far on `stream` too, beside that of
+  // all streams which have joined before. Enqueues nothing on a stream that is known to be idle.
+  // Only of memory that has an event.
+  Status Join(void* stream);
 
   std::byte* data() const override { return reinterpret_cast<std::byte*>(data_); }
   int64_t bytes() const override { return bytes_; }
@@ -63,6 +68,7 @@ class CudaMemory final : public DeviceMemory {
   CudaDriver::Pointer data_ = 0;
   int64_t bytes_ = 0;
   bool owned_ = false;
+  Mutex join_mutex_;                   // from a stream's wait for the event to its recording
   CudaDriver::Event event_ = nullptr;  // once Record was called
 };
 

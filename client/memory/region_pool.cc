@@ -26,8 +26,8 @@ int64_t RoundUp(int64_t bytes) {
 RegionPool::RegionPool(std::shared_ptr<SharedMemory> memory)
     : RegionPool(memory, [memory](int64_t bytes) { return memory->Create(bytes); }) {}
 
-Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes) {
-  Result<std::shared_ptr<SharedRegion>> made = make_(RoundUp(bytes));
+Result<std::shared_ptr<SharedRegion>> RegionPool::Make(int64_t bytes, int64_t wished) {
+  Result<std::shared_ptr<SharedRegion>> made = make_(wished);
   if (made.ok() || made.status().code() == Code::kUnavailable) return made;
   std::vector<std::shared_ptr<SharedRegion>> idle;
   {
@@ -54,7 +54,7 @@ Result<std::shared_ptr<SharedRegion>> RegionPool::Take(int64_t bytes) {
       return region;
     }
   }
-  return Make(bytes);
+  return Make(bytes, RoundUp(bytes));
 }
 
 void RegionPool::GiveBack(std::shared_ptr<SharedRegion> region) {
@@ -73,7 +73,8 @@ void RegionPool::GiveBack(std::shared_ptr<SharedRegion> region) {
 
 Result<std::byte*> RegionPool::Allocate(int64_t bytes) {
   // A fresh one: an idle region may hold another call's bytes.
-  Result<std::shared_ptr<SharedRegion>> region = memory_->Create(std::max<int64_t>(bytes, 1));
+  bytes = std::max<int64_t>(bytes, 1);
+  Result<std::shared_ptr<SharedRegion>> region = Make(bytes, bytes);
   if (!region.ok()) return region.status();
   std::byte* const data = (*region)->data();
   const MutexLock lock(mutex_);

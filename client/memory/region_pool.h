@@ -24,7 +24,7 @@ class RegionPool {
   using MakeRegion = std::function<Result<std::shared_ptr<SharedRegion>>(int64_t bytes)>;
 
   explicit RegionPool(std::shared_ptr<SharedMemory> memory);
-  // Of regions that are made so. Allocate, Free and Find are for host memory only.
+  // Of regions that are made so.
   RegionPool(std::shared_ptr<SharedMemory> memory, MakeRegion make)
       : memory_(std::move(memory)), make_(std::move(make)) {}
 
@@ -34,7 +34,8 @@ class RegionPool {
   // For the next Take. Only of a region that no request may still write to.
   void GiveBack(std::shared_ptr<SharedRegion> region);
 
-  // Memory for a caller's tensors, in a region of its own. Page-aligned, initially zero.
+  // Memory for a caller's tensors, in a region of its own. The host's is page-aligned and initially
+  // zero.
   Result<std::byte*> Allocate(int64_t bytes);
   // False: it was not allocated here. Calls that use the memory keep it until they have ended.
   bool Free(const void* data);
@@ -44,7 +45,8 @@ class RegionPool {
   const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
 
  private:
-  Result<std::shared_ptr<SharedRegion>> Make(int64_t bytes);
+  // Of `wished` bytes; of `bytes` once idle ones had to go.
+  Result<std::shared_ptr<SharedRegion>> Make(int64_t bytes, int64_t wished);
 
   const std::shared_ptr<SharedMemory> memory_;
   const MakeRegion make_;

@@ -174,6 +174,12 @@ DEVICE_CALLS = """
                 o = session.attend(q, k, v)
                 assert o.values.tobytes() == wanted.tobytes()
         try:
+            client.empty((4, 8), device="cuda")
+        except attend.Error as failure:
+            assert failure.status == "FAILED_PRECONDITION" and "--cuda-ipc" in str(failure)
+        else:
+            raise AssertionError("the server takes no memory of a GPU")
+        try:
             client.attention(cuda_tensor.PtrTensor(plain[0], cuda_tensor.Device("cuda", 3)), k, v)
         except attend.Error as failure:
             assert failure.status == "INVALID_ARGUMENT" and "q.memory is 4" in str(failure)

@@ -140,6 +140,69 @@ def test_dlpack_and_the_array_interface(client, torch, kind, rows):
     assert o.device == q.device and torch.equal(o.transpose(1, 2), client.attention(q, k, v))
 
 
+def shared(torch, client, *tensors):
+    """The same in memory that the client lends."""
+    made = [torch.from_dlpack(client.empty(x.shape, x.dtype, device=x.device)) for x in tensors]
+    for to, x in zip(made, tensors):
+        to.copy_(x)
+    return made
+
+
+@pytest.mark.parametrize("rows", [5, 300, 4096])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_of_client_empty(client, torch, dtype, rows):
+    q, k, v = some(torch, rows, dtype)
+    there = shared(torch, client, q, k, v)
+    answer = client.submit(*there, causal=True, return_lse=True).result()
+    assert answer.transport == "cuda-ipc" and answer.o.device == q.device
+    o, lse = attend_kernels.attention(q, k, v, causal=True, return_lse=True, kernel=answer.kernel)
+    assert torch.equal(answer.o, o) and torch.equal(answer.lse, lse)
+    assert torch.equal(client.attention(there[0], k, v, causal=True), o)  # the others are copied
+    for transport in ("inline", "chunked"):
+        assert torch.equal(client.attention(*there, causal=True, transport=transport), o)
+    d_o = torch.randn_like(o)
+    wanted = client.backward(d_o, q, k, v, o, lse, causal=True)
+    got = client.backward(d_o, *there, answer.o, answer.lse, causal=True)
+    assert all(torch.equal(one, other) for one, other in zip(got, wanted))
+
+
+def test_client_empty_without_torch(client, torch):
+    q, k, v = some(torch, 300)
+    arrays = [client.empty(x.shape, "float16", device="cuda:0") for x in (q, k, v)]
+    for array, x in zip(arrays, (q, k, v)):
+        torch.as_tensor(array, device="cuda").copy_(x)  # by __cuda_array_interface__
+    o = client.attention(*arrays)
+    assert isinstance(o, attend_kernels.DeviceArray)
+    assert torch.equal(torch.from_dlpack(o), client.attention(q, k, v))
+    with pytest.raises(attend.Error, match="memory is 100"):
+        client.empty(5, device="cuda:99")
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_memory_of_client_empty_is_used_in_the_streams_order(client, torch, own):
+    """The server waits for what writes q, k and v, and before it writes another answer where one
+    was, for what reads that."""
+    q, k, v = some(torch, 1024)
+    wanted = client.attention(q, k, v)
+    stream = torch.cuda.Stream() if own else torch.cuda.default_stream()
+    with torch.cuda.stream(stream):
+        late = shared(torch, client, *(torch.full_like(x, float("nan")) for x in (q, k, v)))
+        for n in range(1, 6):
+            torch.cuda.synchronize()
+            torch.cuda._sleep(100_000_000)  # cycles
+            for x, right in zip(late, (q, k, v * n)):
+                x.copy_(right)
+            o = client.attention(*late)
+            torch.cuda._sleep(100_000_000)
+            kept = o.clone()
+            del o
+            with torch.cuda.stream(torch.cuda.Stream()):
+                client.attention(*late[:2], torch.zeros_like(v))
+            stream.synchronize()
+            assert torch.equal(kept, client.attention(q, k, v * n))
+    assert torch.equal(client.attention(q, k, v), wanted)
+
+
 def test_sessions_and_streams_go_over_the_host(client, torch):
     q, k, v = some(torch, 300, batch=1)
     wanted = client.attention(q, k, v, causal=True)

@@ -15,7 +15,8 @@ from attend_kernels import DeviceArray, Error, _tensors
 from attend_kernels._library import CPU, ITEM_BYTES
 
 from . import _memory
-from ._library import DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_there, library
+from ._library import (DTYPE_NAMES, AnswerStruct, CallHandle, DoneFunction, check, is_on_gpu,
+                       is_there, library)
 
 _SLICE_NS = 200_000_000  # how long a wait may keep signals such as Ctrl-C from Python
 
@@ -106,8 +107,15 @@ def _torch_tensor(handle, address, shape, name, like):
 
 
 def _device_array(handle, struct, shape, name, like):
-    """A copy on q's GPU, wherever the answer is, in the order of the current stream."""
+    """On q's GPU, wherever the answer is: a copy in the order of the current stream, or the memory
+    that the server wrote to, if q too is in memory that is shared with it."""
     stream = _memory.current_stream(like.device)
+    if struct.memory != 0 and 0 not in shape and is_on_gpu(like.address):
+        memory = _memory.AnswerMemory(handle, struct.data, like.device, stream)
+        array = DeviceArray(memory, shape, name, stream)
+        if like.kind != "data_ptr":
+            return array
+        return sys.modules[type(like.owner).__module__.partition(".")[0]].from_dlpack(array)
     made = _tensors.empty_like(like, shape, name, stream)
     if 0 not in shape:
         check(library().copy(handle, ctypes.byref(struct), made.address, like.device + 1,

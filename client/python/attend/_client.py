@@ -6,20 +6,17 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
-import math
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attend_kernels import Error
 from attend_kernels._checks import integer, optional_text, text
-from attend_kernels._library import invalid
 
-from . import _session
+from . import _memory, _session
 from ._arguments import Arguments, options_of
 from ._call import Call, Plan, arrays_of, gradients_of
-from ._library import (ClientHandle, MemoryHandle, Options, StreamHandle, check, library,
-                       nanoseconds)
+from ._library import ClientHandle, Options, StreamHandle, check, library, nanoseconds
 from ._options import Array, CallOptions, Wanted
 
 if TYPE_CHECKING:
@@ -256,29 +253,21 @@ class Client:
                                nanoseconds("timeout", timeout), ctypes.byref(health)))
         return _HEALTH[health.value]
 
-    def empty(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
-        """A NumPy array in memory that is shared with a server on this host, zero at first: calls
-        send nothing of it, and copy nothing. torch.from_numpy takes it as it is. Freed with its
-        last view, however long the client is closed. Error FAILED_PRECONDITION: the server shares
-        none."""
-        import numpy
-        kind = numpy.dtype(dtype)
-        if kind.hasobject:
-            raise invalid(f"dtype is {dtype!r}, must be one of plain bytes")
+    def empty(self, shape: int | Iterable[int], dtype: Any = "float32",
+              device: Any = "cpu") -> Any:
+        """An array in memory that is shared with a server on this host: calls send nothing of it,
+        and copy nothing. Freed with its last view, however long the client is closed.
+
+        device: "cpu": a NumPy array, zero at first, which torch.from_numpy takes as it is.
+            "cuda:0" or torch's: a DeviceArray of "float16", "bfloat16" or "float32", not
+            initialised, which torch.from_dlpack and cupy.from_dlpack take as it is; also
+            __cuda_array_interface__. Answers of calls whose q is there stay where the server wrote
+            them. It is the current stream's: what runs on others must be over when it goes.
+        Error FAILED_PRECONDITION: the server shares none, or not that GPU's (--cuda-ipc)."""
         shape = tuple(integer("shape", size, 0, 2**63 - 1)
                       for size in (shape if isinstance(shape, Iterable) else (shape,)))
-        count = integer("shape's bytes", kind.itemsize * math.prod(shape), 0, 2**63 - 1)
-        memory = _SharedMemory(self, count)
-        return numpy.asarray(memory).view(kind).reshape(shape)
-
-
-class _SharedMemory:
-    """Allocated memory, as NumPy takes it."""
-
-    def __init__(self, client: Client, byte_count: int):
-        self.memory = MemoryHandle.allocated(client._open_handle(), byte_count)
-        self.__array_interface__ = {"version": 3, "data": (int(self.memory), False),
-                                    "shape": (byte_count,), "typestr": "|u1"}
+        return _memory.shared_array(self._open_handle(), shape, dtype,
+                                    _memory.device_number(device))
 
 
 class Stream:

@@ -108,7 +108,7 @@ ARGUMENTS = {
     "prepare": [_address, _int64],
     "info": [_address, _int64, _address],
     "health": [_address, _text, _int64, _address],
-    "allocate": [_address, _int64, _address],
+    "allocate": [_address, _int32, _int64, _address],
     "release": [_address, _address],
     "start": [_address, _address, _address],
     "wait": [_address, _int64, _address],
@@ -130,8 +130,8 @@ ARGUMENTS = {
 }
 VOID_ARGUMENTS = {
     "close": [_address], "shut_down": [_address], "string_free": [_address], "cancel": [_address],
-    "call_free": [_address], "stream_cancel": [_address], "stream_close": [_address],
-    "session_free": [_address, _int32],
+    "used": [_address, _address], "call_free": [_address], "stream_cancel": [_address],
+    "stream_close": [_address], "session_free": [_address, _int32],
 }
 
 
@@ -240,6 +240,7 @@ class StreamHandle(Handle):
 
 _kept: set[int] = set()  # sessions
 _allocated: dict[int, ClientHandle] = {}  # whose memory it is
+_on_gpus: dict[int, int] = {}  # of it, where that of GPUs ends, by where it begins
 
 
 class SessionHandle(Handle):
@@ -261,17 +262,26 @@ class MemoryHandle(Handle):
     __slots__ = ()
 
     @classmethod
-    def allocated(cls, client: ClientHandle, byte_count: int) -> MemoryHandle:
+    def allocated(cls, client: ClientHandle, byte_count: int, device: int = -1) -> MemoryHandle:
+        """On the host (-1), or on a GPU, by CUDA's ordinal."""
         address = ctypes.c_void_p()
-        check(library().allocate(client, byte_count, ctypes.byref(address)))
+        check(library().allocate(client, device + 1, byte_count, ctypes.byref(address)))
         memory = cls(address.value or 0)
         _allocated[int(memory)] = client
+        if device >= 0:
+            _on_gpus[int(memory)] = int(memory) + byte_count
         return memory
 
     def __del__(self) -> None:
+        _on_gpus.pop(int(self), None)
         client = _allocated.pop(int(self), None)
         if client is not None:
             client.use("release", int(self))
+
+
+def is_on_gpu(address: int | None) -> bool:
+    """Whether memory that MemoryHandle.allocated has on a GPU is there."""
+    return any(begin <= (address or 0) < end for begin, end in list(_on_gpus.items()))
 
 
 def check(code: int) -> None:

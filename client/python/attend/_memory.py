@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where arrays are: streams of GPUs, and copies of what cannot be sent from where it is."""
+"""Where arrays are: streams of GPUs, memory that is shared with a server, and copies of what cannot
+be sent from where it is."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import re
 import sys
 
-from attend_kernels import _tensors
+from attend_kernels import DeviceArray, _checks, _tensors
 from attend_kernels._library import CPU, DEVICE_TO_HOST, ITEM_BYTES
 from attend_kernels._library import check as check_kernels
 from attend_kernels._library import invalid
 from attend_kernels._library import library as kernels_library
 from attend_kernels._torch import current_stream as torchs_stream
+
+from ._library import DTYPES, CallHandle, ClientHandle, MemoryHandle
 
 
 def current_stream(device: int | None) -> int:
@@ -51,3 +56,63 @@ def host_copy(tensor: _tensors.Tensor, stream: int | None):
     strided = numpy.lib.stride_tricks.as_strided(
         memory[-low:], tensor.shape, [item * stride for stride in tensor.strides])
     return numpy.array(strided, order="C")
+
+
+def device_number(device) -> int:
+    """CUDA's ordinal of "cuda:0" or torch's device, CPU for "cpu"."""
+    found = re.fullmatch(r"cpu(?::0)?|cuda(?::(\d{1,4}))?", str(device))
+    if found is None:
+        raise invalid(f"device is {str(device)!r}, must be 'cpu' or 'cuda:0'")
+    return CPU if found[0].startswith("cpu") else int(found[1] or 0)
+
+
+class _SharedMemory:
+    """Allocated memory of the host, as NumPy takes it."""
+
+    def __init__(self, client: ClientHandle, byte_count: int):
+        self.memory = MemoryHandle.allocated(client, byte_count)
+        self.__array_interface__ = {"version": 3, "data": (int(self.memory), False),
+                                    "shape": (byte_count,), "typestr": "|u1"}
+
+
+class _LentMemory:
+    """That of a GPU, as DeviceArray takes it."""
+
+    def __init__(self, client: ClientHandle, byte_count: int, device: int):
+        self.memory = MemoryHandle.allocated(client, byte_count, device)
+        self.address, self.device = int(self.memory), device
+
+
+def shared_array(client: ClientHandle, shape: tuple[int, ...], dtype, device: int):
+    """Client.empty's."""
+    if device == CPU:
+        return _host_array(client, shape, dtype)
+    name = getattr(dtype, "__name__", str(dtype)).rpartition(".")[2]
+    _checks.one_of("dtype", name, DTYPES)
+    memory = _LentMemory(client, _byte_count(shape, ITEM_BYTES[name]), device)
+    return DeviceArray(memory, shape, name, current_stream(device))
+
+
+def _byte_count(shape: tuple[int, ...], item: int) -> int:
+    return _checks.integer("shape's bytes", item * math.prod(shape), 0, 2**63 - 1)
+
+
+def _host_array(client: ClientHandle, shape: tuple[int, ...], dtype):
+    import numpy
+    kind = numpy.dtype(dtype)
+    if kind.hasobject:
+        raise invalid(f"dtype is {dtype!r}, must be one of plain bytes")
+    memory = _SharedMemory(client, _byte_count(shape, kind.itemsize))
+    return numpy.asarray(memory).view(kind).reshape(shape)
+
+
+class AnswerMemory:
+    """An answer's tensor on a GPU, as DeviceArray takes it, of the stream that is current when the
+    answer is read: what is on it when this goes is waited for before another call gets the
+    memory."""
+
+    def __init__(self, call: CallHandle, address: int, device: int, stream: int):
+        self.call, self.address, self.device, self.stream = call, address, device, stream
+
+    def __del__(self) -> None:
+        self.call.use("used", self.stream or None)

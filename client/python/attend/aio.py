@@ -145,9 +145,10 @@ class Client:
         """As Client.health."""
         return await _elsewhere(self._client.health, service, **options)
 
-    async def empty(self, shape: int | Iterable[int], dtype: Any = "float32") -> Any:
+    async def empty(self, shape: int | Iterable[int], dtype: Any = "float32",
+                    device: Any = "cpu") -> Any:
         """As Client.empty."""
-        return await _elsewhere(self._client.empty, shape, dtype)
+        return await _elsewhere(self._client.empty, shape, dtype, device)
 
 
 class Stream:

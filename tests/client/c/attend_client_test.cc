@@ -113,7 +113,7 @@ TEST(AttendClientC, EveryTransportGivesTheSameBits) {
     EXPECT_EQ(std::memcmp(bits.data(), first.data(), bits.size() * sizeof(float)), 0) << name;
   }
   void* memory = nullptr;
-  ASSERT_EQ(attend_client_allocate(client, 1 << 20, &memory), ATTEND_CLIENT_OK);
+  ASSERT_EQ(attend_client_allocate(client, 0, 1 << 20, &memory), ATTEND_CLIENT_OK);
   Case c(4, 256, 64);
   std::memcpy(memory, c.q.data(), c.q.size() * sizeof(float));
   c.params.q.data = memory;

@@ -2,6 +2,7 @@
 
 #include "tests/client/support/fake_cuda.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +14,7 @@
 namespace attend::client::test {
 namespace {
 
-constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101;
+constexpr int kInvalidValue = 1, kOutOfMemory = 2, kInvalidDevice = 101, kNotReady = 600;
 
 std::mutex allocations_mutex;
 std::map<uintptr_t, size_t> allocations;  // bytes by address
@@ -40,7 +41,7 @@ void FakeCuda::Enqueue(std::string what, void* stream, std::function<void()> wor
     const std::lock_guard lock(mutex_);
     log_.push_back(std::move(what) + " on " + std::to_string(reinterpret_cast<uintptr_t>(stream)));
     if (held_) {
-      waiting_.push_back(std::move(work));
+      waiting_.push_back({stream, std::move(work)});
       return;
     }
   }
@@ -53,13 +54,19 @@ void FakeCuda::Hold() {
 }
 
 void FakeCuda::LetGo() {
-  std::vector<std::function<void()>> waiting;
+  std::vector<Waiting> waiting;
   {
     const std::lock_guard lock(mutex_);
     held_ = false;
     waiting.swap(waiting_);
   }
-  for (const auto& work : waiting) work();
+  for (const Waiting& each : waiting) each.work();
+}
+
+bool FakeCuda::IsIdle(void* stream) {
+  const std::lock_guard lock(mutex_);
+  return std::none_of(waiting_.begin(), waiting_.end(),
+                      [stream](const Waiting& each) { return each.stream == stream; });
 }
 
 std::vector<std::string> FakeCuda::TakeLog() {
@@ -143,6 +150,8 @@ int cuStreamSynchronize(void*) {
   FakeCuda::Get().LetGo();
   return 0;
 }
+
+int cuStreamQuery(void* stream) { return FakeCuda::Get().IsIdle(stream) ? 0 : kNotReady; }
 
 int cuStreamWaitEvent(void* stream, void*, unsigned) {
   FakeCuda::Get().Enqueue("wait", stream, [] {});

@@ -27,6 +27,7 @@ class FakeCuda {
   bool refuses_allocations() const { return refuse_allocations_; }
   void Hold();
   void LetGo();
+  bool IsIdle(void* stream);
   // "copy 4096 on 7", "wait on 7", "record on 7", since the last call.
   std::vector<std::string> TakeLog();
   int allocations() const { return allocations_; }  // all that were ever made
@@ -38,7 +39,11 @@ class FakeCuda {
   std::mutex mutex_;
   bool held_ = false, refuse_allocations_ = false;
   int allocations_ = 0;
-  std::vector<std::function<void()>> waiting_;
+  struct Waiting {
+    void* stream;
+    std::function<void()> work;
+  };
+  std::vector<Waiting> waiting_;
   std::vector<std::string> log_;
 };
 
