@@ -4,7 +4,7 @@
 # GPUs where it is given some, and on the CPU where not: deploy/containers.md.
 #
 #   docker build -t attend .
-#   docker run --rm -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 attend
+#   docker run --rm -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 attend --insecure
 #
 # ATTEND_CUDA=OFF leaves the CUDA kernels out: a build of a third of the time, for any processor.
 # Nothing of NVIDIA's need be installed: the compiler comes from PyPI, the driver from the machine.
@@ -26,8 +26,9 @@ RUN cmake -S . -B build/image -G Ninja -DCMAKE_BUILD_TYPE=Release -DATTEND_CUDA=
 
 FROM ${BASE_IMAGE}
 COPY --from=build /opt/attend /opt/attend
-# Addresses inside the container; what is published is the runner's choice. ATTEND_SERVER is where
-# the health check asks: change it with ATTEND_LISTEN.
+# Addresses inside the container; what is published is the runner's choice, and so is how callers
+# are known: the server does not start without --tls-cert or --insecure. ATTEND_SERVER is where the
+# health check asks: change it with ATTEND_LISTEN.
 ENV PATH=/opt/attend/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     ATTEND_LISTEN=0.0.0.0:8001 \
     ATTEND_METRICS_LISTEN=0.0.0.0:8002 \

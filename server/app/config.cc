@@ -292,6 +292,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
     if (config.cuda_ipc && !config.shared_memory) {
       throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
     }
+    CheckNetwork(config);
     CheckOip(config);
     SetMemory(app, ProcessMemoryLimit(), config);
   } catch (const CLI::CallForHelp&) {

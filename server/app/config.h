@@ -27,8 +27,15 @@ struct Config {
   double connection_idle_timeout_seconds = 600;
   int64_t keepalive_time_seconds = 60;
   int64_t keepalive_timeout_seconds = 20;
-  std::string socket_mode;   // octal; empty: 0600, or 0660 with a group
-  std::string socket_group;  // empty: the process's
+  std::string socket_mode;                // octal; empty: 0600, or 0660 with a group
+  std::string socket_group;               // empty: the process's
+  std::vector<std::string> socket_users;  // names or numbers; empty: whom the file's mode lets in
+  bool insecure = false;                  // plaintext TCP beyond loopback
+  std::string tls_cert;                   // empty: TCP is plaintext
+  std::string tls_key;
+  std::string tls_client_ca;  // empty: clients show no certificates
+  std::string tls_client_cert = "require";
+  std::string tls_crl;  // a file or a folder; empty: none
   bool reflection = true;
   int64_t stream_requests_max = 64;
   int64_t chunked_streams_max = 16;

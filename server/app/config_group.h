@@ -124,6 +124,8 @@ class Group {
 
 // Defined in config_network.cc.
 void AddNetwork(CLI::App& app, Config& c);
+// Throws CLI::ValidationError where settings of the network contradict each other.
+void CheckNetwork(const Config& c);
 // Defined in config_callers.cc.
 void AddCallers(CLI::App& app, Config& c);
 

@@ -4,6 +4,8 @@
 
 #include "server/app/config_group.h"
 #include "server/app/config_values.h"
+#include "server/app/unix_address.h"
+#include "server/net/tcp_listener.h"
 
 namespace attend {
 
@@ -36,16 +38,69 @@ void AddConnections(Group& group, Config& c) {
              "--socket-group");
   group.Text("--socket-group", c.socket_group, "GROUP", nullptr,
              "Group of these socket files, by name or number. Empty: the process's group");
+  group
+      .Add("--socket-users", c.socket_users,
+           "Users that may connect to these sockets, by name or number, whatever the mode of the "
+           "files. Separate several by commas or repeat the flag. Empty: whom the mode lets in")
+      ->type_name("USER")
+      ->delimiter(',')
+      ->expected(0, 1024)
+      ->default_str("");
+}
+
+void AddTls(Group& group, Config& c) {
+  group.Text("--tls-cert", c.tls_cert, "FILE", nullptr,
+             "Certificate of the server, followed by its chain, in PEM: the TCP addresses of "
+             "--listen take TLS 1.2 and 1.3 only. Read again when it changes, as are the next "
+             "ones. Empty: no TLS");
+  group.Text("--tls-key", c.tls_key, "FILE", nullptr, "Private key of --tls-cert, in PEM");
+  group.Text("--tls-client-ca", c.tls_client_ca, "FILE", nullptr,
+             "Authorities, in PEM, whose certificates clients show (mTLS). Empty: clients show "
+             "none");
+  group.Text("--tls-client-cert", c.tls_client_cert, "MODE", OneOf({"require", "allow"}),
+             "With --tls-client-ca: require a certificate of every client, or allow clients "
+             "without one");
+  group.Text("--tls-crl", c.tls_crl, "PATH", nullptr,
+             "File or folder of revocation lists, in PEM, one of every authority of "
+             "--tls-client-ca. Empty: nothing is revoked");
+  group.Flag("--insecure", c.insecure,
+             "Listen beyond loopback without TLS: whoever is on the network may call, and read and "
+             "change what others send");
 }
 
 }  // namespace
+
+void CheckNetwork(const Config& c) {
+  const auto needs = [](const std::string& given, const char* flag, const std::string& other,
+                        const char* what) {
+    if (!given.empty() && other.empty()) throw CLI::ValidationError(flag, what);
+  };
+  needs(c.tls_cert, "--tls-cert", c.tls_key, "needs --tls-key");
+  needs(c.tls_key, "--tls-key", c.tls_cert, "needs --tls-cert");
+  needs(c.tls_client_ca, "--tls-client-ca", c.tls_cert, "needs --tls-cert and --tls-key");
+  needs(c.tls_crl, "--tls-crl", c.tls_client_ca, "needs --tls-client-ca, whose clients it revokes");
+  for (const auto& [peer, tenant] : TenantsOfPeers(c)) {
+    if (c.tenants.list()[static_cast<size_t>(c.tenants.Find(tenant))].name == tenant) continue;
+    throw CLI::ValidationError("--listen",
+                               peer + "?tenant=" + tenant + ": --tenant has no " + tenant);
+  }
+  if (c.insecure || !c.tls_cert.empty()) return;
+  for (const std::string& address : c.listen) {
+    if (address.starts_with("unix:") || IsLoopback(address)) continue;
+    throw CLI::ValidationError(
+        "--listen", address +
+                        " is beyond loopback, where it must be encrypted: give --tls-cert and "
+                        "--tls-key, or --insecure if everybody on the network may call");
+  }
+}
 
 void AddNetwork(CLI::App& app, Config& c) {
   Group group(app, "Network");
   group
       .Add("--listen", c.listen,
-           "Address of the gRPC service: HOST:PORT (port 0: any free port) or unix:PATH. Separate "
-           "several by commas or repeat the flag")
+           "Address of the gRPC service: HOST:PORT (port 0: any free port), unix:PATH, or "
+           "unix:PATH?tenant=NAME, whose callers are that tenant. Separate several by commas or "
+           "repeat the flag. Beyond loopback it needs --tls-cert")
       ->type_name("ADDR")
       ->delimiter(',')
       ->expected(1, 64)
@@ -54,6 +109,7 @@ void AddNetwork(CLI::App& app, Config& c) {
   group.Text("--metrics-listen", c.metrics_listen, "ADDR", CheckMetricsAddress,
              "Address of the Prometheus endpoint (/metrics); \"off\" disables it");
   AddConnections(group, c);
+  AddTls(group, c);
   group.Int("--max-streams", c.max_streams, 1, 1 << 20,
             "Concurrent calls on one connection, at most those of one peer (--max-calls-per-peer); "
             "further ones wait in the client");

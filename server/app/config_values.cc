@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "server/app/unix_address.h"
 #include "server/schedule/tenants.h"
 #include "server/util/parse_number.h"
 
@@ -16,7 +17,7 @@ namespace attend {
 namespace {
 
 bool ValidAddress(const std::string& address) {
-  if (address.starts_with("unix:")) return address.size() > 5;
+  if (address.starts_with("unix:")) return ParseUnixAddress(address).ok();
   const size_t colon = address.rfind(':');
   if (colon == 0 || colon == std::string::npos) return false;
   return ParseNumber<uint16_t>(address.substr(colon + 1)).has_value();
@@ -41,7 +42,8 @@ std::vector<std::string> Split(const std::string& list) {
 
 std::string CheckAddress(std::string& address) {
   if (ValidAddress(address)) return {};
-  return "\"" + address + "\" must be HOST:PORT with a port in [0, 65535], or unix:PATH";
+  return "\"" + address +
+         "\" must be HOST:PORT with a port in [0, 65535], unix:PATH or unix:PATH?tenant=NAME";
 }
 
 std::string CheckSocketMode(std::string& mode) {

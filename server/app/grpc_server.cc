@@ -6,7 +6,6 @@
 #include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@
 #include "attend/v1/attention.grpc.pb.h"
 #include "attend/v1/session.grpc.pb.h"
 #include "inference/grpc_service.grpc.pb.h"
-#include "server/memory/memory_reserve.h"
+#include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
 #include "server/util/parse_number.h"
 
@@ -27,10 +26,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-// The memory of one call. Calls take it, up to their limit, before the server checks which of them
-// have no client that waits.
-constexpr int64_t kCallBytes = int64_t{32} << 10;
 
 milliseconds Milliseconds(double seconds) {
   return milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
@@ -63,13 +58,6 @@ void SetOptions(const Config& config, grpc::ServerBuilder& builder) {
   }
 }
 
-// The default, so that a low limit of open calls does not make every heap count as full.
-int64_t HeapGrowthMax(const Config& config) {
-  Config defaults = config;
-  defaults.max_calls = 0;
-  return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
-}
-
 // A group's id, from its name or its number.
 std::optional<gid_t> FindGroup(const std::string& group) {
   if (const struct group* const found = getgrnam(group.c_str())) return found->gr_gid;
@@ -93,19 +81,19 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
                                                       std::function<void()> changed) {
   // Holds the library for the life of the process: its shutdown can wait 10 s for a poller.
   [[maybe_unused]] static const bool held = (grpc_init(), true);
-  std::unique_ptr<GrpcServer> server(new GrpcServer(metrics, logger));
+  std::unique_ptr<GrpcServer> server(new GrpcServer());
   const Result<ConnectionLimits> limits =
       LimitConnections({config.max_connections, config.max_connections_per_peer}, DescriptorsMax());
   if (!limits.ok()) return limits.status();
   server->limits_ = *limits;
+  Result<std::unique_ptr<Intake>> intake = Intake::Make(config, metrics, logger, clock);
+  if (!intake.ok()) return intake.status();
+  server->intake_ = std::move(*intake);
   ATTEND_RETURN_IF_ERROR(server->Listen(config));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetOptions(config, builder);
-  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
-  std::shared_ptr<Acceptor> acceptor = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      grpc::InsecureServerCredentials());
+  ATTEND_RETURN_IF_ERROR(server->intake_->AddTo(builder));
   for (grpc::Service* const service : services) builder.RegisterService(service);
   builder.RegisterCallbackGenericService(&unknown);
   server->grpc_ = builder.BuildAndStart();
@@ -116,29 +104,13 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const Config& config,
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
-  Http2Frames::Limits frames;
-  frames.streams = MaxStreams(config);
-  frames.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
-  const auto calls = std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config));
-  const auto take = [acceptor, frames, calls, &metrics, &clock,
-                     on_wrong = &server->on_wrong_](int socket) {
-    Http2Frames::Limits own = frames;
-    own.calls = calls->Of(PeerOf(socket));
-    struct stat about {};
-    if (fstat(socket, &about) != 0 ||
-        !ReadGuard::Begin(socket, about.st_ino, own, clock, on_wrong)) {
-      metrics.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
-      close(socket);
-      return;
-    }
-    Acceptor::NewConnectionParameters connection;
-    connection.fd = socket;
-    acceptor->HandleNewConnection(&connection);
-  };
+  const Listener::Callbacks callbacks{
+      [taker = server->intake_.get()](int socket) { return taker->Admits(socket); },
+      [taker = server->intake_.get()](int socket) { taker->Take(socket); },
+      [changed = std::move(changed)](bool) { changed(); }};
   const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds)};
-  Result<std::unique_ptr<Listener>> listener = Listener::Start(
-      options, std::move(sockets), {take, [changed = std::move(changed)](bool) { changed(); }},
-      metrics, logger, clock);
+  Result<std::unique_ptr<Listener>> listener =
+      Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
   if (!listener.ok()) return listener.status();
   server->listener_ = std::move(*listener);
   return server;
@@ -162,8 +134,10 @@ Status GrpcServer::Listen(const Config& config) {
 }
 
 Status GrpcServer::ListenUnix(const Config& config, const std::string& address) {
+  const Result<UnixAddress> parsed = ParseUnixAddress(address);
+  if (!parsed.ok()) return parsed.status();
   UnixListenOptions options;
-  options.path = address.substr(5);
+  options.path = parsed->path;
   options.name = "listen " + address + " cannot be bound";
   if (!config.socket_group.empty()) {
     const std::optional<gid_t> group = FindGroup(config.socket_group);
@@ -178,7 +152,7 @@ Status GrpcServer::ListenUnix(const Config& config, const std::string& address) 
   if (!listener.ok()) return listener.status();
   unix_.push_back(std::move(*listener));
   sockets_.push_back(std::move(unix_.back().socket));
-  addresses_.push_back(address);
+  addresses_.push_back("unix:" + parsed->path);
   return Status();
 }
 
@@ -192,19 +166,6 @@ GrpcServer::~GrpcServer() {
 
 void GrpcServer::SetServing(bool serving) {
   grpc_->GetHealthCheckService()->SetServingStatus(serving);
-}
-
-void GrpcServer::LogWrong(int socket, const char* what) try {
-  const OnNoMemory no_memory(OnNoMemory::kThrow);
-  metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
-  const std::string peer = PeerText(socket);
-  logger_.Log(LogLevel::warn, "connection closed",
-              {{"reason", ConnectionRefusalName(ConnectionRefusal::kFrames)},
-               {"peer", peer},
-               {"error", what}},
-              what);
-} catch (const std::bad_alloc&) {
-  // It is counted anyway, and no exception may reach gRPC, which called this.
 }
 
 void GrpcServer::RemoveSockets() {

@@ -16,11 +16,11 @@
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
 #include "server/app/config.h"
+#include "server/app/intake.h"
 #include "server/log/logging.h"
 #include "server/metrics/metrics.h"
 #include "server/net/connection_limits.h"
 #include "server/net/listener.h"
-#include "server/net/read_guard.h"
 #include "server/regions/unix_listener.h"
 
 namespace attend {
@@ -56,17 +56,12 @@ class GrpcServer {
   const std::vector<std::string>& addresses() const { return addresses_; }
 
  private:
-  GrpcServer(Metrics& metrics, Logger& logger) : metrics_(metrics), logger_(logger) {}
-  // Logs that a connection is ended because of what it sent.
-  void LogWrong(int socket, const char* what);
+  GrpcServer() = default;
   Status Listen(const Config& config);
   Status ListenUnix(const Config& config, const std::string& address);
 
-  Metrics& metrics_;
-  Logger& logger_;
-  const ReadGuard::OnWrong on_wrong_ = [this](int socket, const char* what) {
-    LogWrong(socket, what);
-  };
+  // gRPC's connections use it until they end.
+  std::unique_ptr<Intake> intake_;
   ConnectionLimits limits_;
   std::vector<UniqueFd> sockets_;  // listening
   std::vector<UnixListener> unix_;

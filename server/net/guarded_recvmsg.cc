@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The recvmsg, sendmsg and close of a process that links attend_read_guard, in libc's place: gRPC
-// reads, writes and closes its connections with them.
+// The recvmsg, sendmsg, close and getpeername of a process that links attend_read_guard, in libc's
+// place: gRPC reads, writes, closes and names its connections with them.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -29,6 +29,19 @@ extern "C" __attribute__((visibility("default"))) ssize_t sendmsg(int socket, co
   const ssize_t bytes = syscall(SYS_sendmsg, socket, message, flags);
   if (bytes > 0) attend::ReadGuard::Sent(socket, bytes);
   return bytes;
+}
+
+// A client of a Unix socket has no name, or one of its own choice. gRPC is told the path of the
+// socket instead, so that calls can be told apart by it.
+extern "C" __attribute__((visibility("default"))) int getpeername(int fd, sockaddr* address,
+                                                                  socklen_t* size) noexcept {
+  const socklen_t room = *size;
+  const auto result = static_cast<int>(syscall(SYS_getpeername, fd, address, size));
+  if (result != 0 || address->sa_family != AF_UNIX || !attend::ReadGuard::Guards(fd)) {
+    return result;
+  }
+  *size = room;
+  return static_cast<int>(syscall(SYS_getsockname, fd, address, size));
 }
 
 extern "C" __attribute__((visibility("default"))) int close(int fd) {

@@ -258,6 +258,7 @@ void Listener::Admit(UniqueFd socket) {
   const std::string peer = PeerOf(socket.get());
   struct stat about {};
   if (peer.empty() || fstat(socket.get(), &about) != 0) return;  // it has gone
+  if (callbacks_.admits != nullptr && !callbacks_.admits(socket.get())) return;
   if (!MakeRoom(socket.get(), peer)) return;
   const int fd = socket.get();
   table_.Add({fd, about.st_ino, peer}, clock_.Now());

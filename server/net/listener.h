@@ -34,6 +34,9 @@ class Listener {
     Duration first_byte_timeout;
   };
   struct Callbacks {
+    // Whether the client of a connection that was just accepted may connect. Null: any may. Called
+    // on the thread.
+    std::function<bool(int socket)> admits;
     // Takes over a connected, non-blocking socket that has something to read. Called on the thread.
     std::function<void(int socket)> take;
     // Accepting has failed for a while, or works again. Called on the thread, which holds no lock.

@@ -72,6 +72,11 @@ bool ReadGuard::Begin(int socket, ino_t inode, const Http2Frames::Limits& limits
   return true;
 }
 
+bool ReadGuard::Guards(int socket) {
+  const Entry* const entry = Find(socket, false);
+  return entry != nullptr && entry->on_wrong != nullptr;
+}
+
 void ReadGuard::End(int socket) {
   Entry* const entry = Find(socket, false);
   // What went wrong is looked at no longer, but its calls are open until now.

@@ -99,6 +99,19 @@ int PortOf(const UniqueFd& socket) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(&bytes)->sin_port);
 }
 
+std::string HostOf(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  if (host.starts_with('[') && host.ends_with(']')) return host.substr(1, host.size() - 2);
+  return host;
+}
+
+bool IsAny(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
+Result<std::vector<Address>> AddressesOf(const std::string& host) {
+  if (!IsAny(host)) return Resolve(host);
+  return std::vector<Address>{AnyAddress(AF_INET6), AnyAddress(AF_INET)};
+}
+
 // This machine may have one family only.
 bool HasNoSuchAddress(int error) { return error == EADDRNOTAVAIL || error == EAFNOSUPPORT; }
 
@@ -108,15 +121,23 @@ std::string WithPort(const std::string& address, int port) {
   return address.substr(0, address.rfind(':') + 1) + std::to_string(port);
 }
 
+bool IsLoopback(const std::string& address) {
+  const Result<std::vector<Address>> addresses = AddressesOf(HostOf(address));
+  return !addresses.ok() ||
+         std::all_of(addresses->begin(), addresses->end(), [](const Address& each) {
+           const auto& v4 = reinterpret_cast<const sockaddr_in&>(each.bytes);
+           const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(each.bytes).sin6_addr;
+           if (each.bytes.ss_family == AF_INET) return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+           return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+         });
+}
+
 Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const std::string host = HostOf(address);
   TcpListeners listeners;
-  listeners.port = std::stoi(address.substr(colon + 1));
-  const bool any = host == "0.0.0.0" || host == "::";
-  Result<std::vector<Address>> addresses =
-      any ? std::vector<Address>{AnyAddress(AF_INET6), AnyAddress(AF_INET)} : Resolve(host);
+  listeners.port = std::stoi(address.substr(address.rfind(':') + 1));
+  const bool any = IsAny(host);
+  Result<std::vector<Address>> addresses = AddressesOf(host);
   if (!addresses.ok()) return addresses.status();
   int error = EADDRNOTAVAIL;
   for (Address& each : *addresses) {

@@ -30,6 +30,10 @@ struct TcpListeners {
 // error is one line that says why.
 Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& keepalive = {});
 
+// Whether only this machine reaches the address, HOST:PORT. True for a name that has no address:
+// nothing can listen there.
+bool IsLoopback(const std::string& address);
+
 // "host:0" with the port that was bound.
 std::string WithPort(const std::string& address, int port);
 

@@ -18,6 +18,7 @@ DEPLOY = harness.ROOT / "deploy"
 HISTOGRAMS = {"attend_phase_duration_seconds", "attend_batch_requests", "attend_batch_flops",
               "attend_reference_check_error_ratio", "attend_sessions_evicted_idle_seconds"}
 FAMILIES = HISTOGRAMS | {
+    "attend_tls_expiry_timestamp_seconds", "attend_tls_reloads_total",
     "attend_build_info", "attend_requests_total", "attend_rejected_requests_total",
     "attend_kernel_requests_total", "attend_flops_total", "attend_transport_bytes_total",
     "attend_batches_total", "attend_tenant_requests_total", "attend_tenant_flops_total",

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/app/intake.h"
+
+#include <grpcpp/security/server_credentials.h>
+#include <pwd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "server/app/unix_address.h"
+#include "server/memory/memory_reserve.h"
+#include "server/net/listener.h"
+#include "server/tls/self_signed.h"
+#include "server/util/parse_number.h"
+
+namespace attend {
+namespace {
+
+// The memory of one call. Calls take it, up to their limit, before the server checks which of them
+// have no client that waits.
+constexpr int64_t kCallBytes = int64_t{32} << 10;
+
+// The default, so that a low limit of open calls does not make every heap count as full.
+int64_t HeapGrowthMax(const Config& config) {
+  Config defaults = config;
+  defaults.max_calls = 0;
+  return kCallBytes * std::max(MaxCalls(config), MaxCalls(defaults));
+}
+
+// How every record of a TLS handshake begins.
+constexpr char kTlsHandshake = 0x16;
+constexpr std::string_view kTlsOnly = "this port takes TLS only";
+
+// What a client understands that spoke HTTP/2 (a GOAWAY frame), or something else. Without settings
+// before it, which would make gRPC's clients take the connection for good, and connect again and
+// again without a pause.
+std::string Refusal(std::string_view beginning) {
+  if (!beginning.starts_with("PRI")) {
+    return "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+           "Content-Length: " +
+           std::to_string(kTlsOnly.size() + 1) + "\r\n\r\n" + std::string(kTlsOnly) + "\n";
+  }
+  constexpr char kGoaway = 7;
+  constexpr char kInadequateSecurity = 0xc;
+  std::string frame({0, 0, static_cast<char>(8 + kTlsOnly.size()), kGoaway, 0, 0, 0, 0, 0});
+  frame += std::string({0, 0, 0, 0, 0, 0, 0, kInadequateSecurity});
+  return frame + std::string(kTlsOnly);
+}
+
+int FamilyOf(int socket) {
+  int family = AF_UNSPEC;
+  socklen_t size = sizeof(family);
+  getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size);
+  return family;
+}
+
+std::string PathOf(int socket, decltype(getsockname)* name) {
+  sockaddr_un address{};
+  socklen_t size = sizeof(address);
+  if (name(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  return std::string(address.sun_path, strnlen(address.sun_path, sizeof(address.sun_path)));
+}
+
+Result<std::vector<uid_t>> FindUsers(const std::vector<std::string>& users) {
+  std::vector<uid_t> ids;
+  for (const std::string& user : users) {
+    const struct passwd* const found = getpwnam(user.c_str());
+    const std::optional<uid_t> id = found != nullptr ? found->pw_uid : ParseNumber<uid_t>(user);
+    if (!id) return InvalidArgument("socket-users " + user + ": no such user");
+    ids.push_back(*id);
+  }
+  return ids;
+}
+
+TlsCertificates::Options CertificateOptions(const Config& config) {
+  TlsCertificates::Options options;
+  options.cert = config.tls_cert;
+  options.key = config.tls_key;
+  options.client_ca = config.tls_client_ca;
+  options.crl = config.tls_crl;
+  options.require_client = config.tls_client_cert == "require";
+  return options;
+}
+
+}  // namespace
+
+Intake::Intake(const Config& config, Metrics& metrics, Logger& logger, const Clock& clock)
+    : metrics_(metrics),
+      logger_(logger),
+      clock_(clock),
+      tls_metrics_(*metrics.registry()),
+      tenants_(TenantsOfPeers(config)),
+      calls_(std::make_shared<OpenCalls>(MaxCalls(config), MaxCallsPerPeer(config))) {
+  limits_.streams = MaxStreams(config);
+  limits_.heap = std::make_shared<HeapPressure>(HeapGrowthMax(config), kCallBytes, clock);
+}
+
+Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, Metrics& metrics, Logger& logger,
+                                             const Clock& clock) {
+  std::unique_ptr<Intake> intake(new Intake(config, metrics, logger, clock));
+  Result<std::vector<uid_t>> users = FindUsers(config.socket_users);
+  if (!users.ok()) return users.status();
+  intake->users_ = std::move(*users);
+  if (config.tls_cert.empty()) return intake;
+  Result<std::unique_ptr<TlsCertificates>> certificates =
+      TlsCertificates::Load(CertificateOptions(config), intake->tls_metrics_, logger);
+  if (!certificates.ok()) return certificates.status();
+  intake->certificates_ = std::move(*certificates);
+  intake->certificates_->Watch();
+  return intake;
+}
+
+Status Intake::AddTo(grpc::ServerBuilder& builder) {
+  constexpr auto kFromFd = grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD;
+  plain_ = builder.experimental().AddExternalConnectionAcceptor(kFromFd,
+                                                                grpc::InsecureServerCredentials());
+  if (certificates_ == nullptr) return Status();
+  // gRPC makes TLS connections only if it is given a certificate. TlsConnection puts the server's
+  // own in its place; should that ever fail, clients see one that they do not trust.
+  Result<KeyAndCertificate> placeholder = MakeSelfSigned("not a server's certificate");
+  if (!placeholder.ok()) return placeholder.status();
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+  options.pem_key_cert_pairs.push_back({placeholder->key, placeholder->certificate});
+  tls_ = builder.experimental().AddExternalConnectionAcceptor(kFromFd,
+                                                              grpc::SslServerCredentials(options));
+  return Status();
+}
+
+void Intake::Take(int socket) {
+  Http2Frames::Limits limits = limits_;
+  limits.calls = calls_->Of(PeerOf(socket));
+  struct stat about {};
+  if (fstat(socket, &about) != 0) return (void)close(socket);
+  const bool local = FamilyOf(socket) == AF_UNIX;
+  if (!local && tls_ != nullptr) return TakeTls(socket, about.st_ino, limits);
+  if (!ReadGuard::Begin(socket, about.st_ino, limits, clock_, &on_wrong_)) {
+    metrics_.RecordConnectionRefused(ConnectionRefusal::kDescriptors);
+    close(socket);
+    return;
+  }
+  if (local && RefusesUnnamed(socket)) return;
+  Acceptor::NewConnectionParameters connection;
+  connection.fd = socket;
+  plain_->HandleNewConnection(&connection);
+}
+
+void Intake::TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits) {
+  if (RefusesPlaintext(socket)) return;
+  const TlsConnection::Options options{
+      socket, inode, certificates_->current(), limits, &clock_, &on_wrong_, &on_refused_};
+  const TlsConnection::HandOver hand_over(options);
+  Acceptor::NewConnectionParameters connection;
+  connection.fd = socket;
+  tls_->HandleNewConnection(&connection);
+  struct stat about {};
+  if (hand_over.taken() || fstat(socket, &about) != 0 || about.st_ino != inode) return;
+  // It would be served unseen.
+  shutdown(socket, SHUT_RDWR);
+  Refuse(socket, ClientRefusal::kTls, "gRPC has not made it a TLS connection of this server");
+}
+
+bool Intake::RefusesPlaintext(int socket) {
+  std::array<char, 3> first{};
+  const ssize_t bytes = recv(socket, first.data(), first.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (bytes <= 0 || first[0] == kTlsHandshake) return false;
+  Refuse(socket, ClientRefusal::kPlaintext, std::string(kTlsOnly));
+  const std::string answer = Refusal({first.data(), static_cast<size_t>(bytes)});
+  send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  shutdown(socket, SHUT_WR);
+  // What is left unread would reset the connection before the client has read the answer.
+  std::array<char, 4096> unread;
+  for (int i = 0; i < 16 && recv(socket, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++i) {
+  }
+  close(socket);
+  return true;
+}
+
+bool Intake::RefusesUnnamed(int socket) {
+  if (tenants_.empty() || PathOf(socket, getpeername) == PathOf(socket, getsockname)) return false;
+  Refuse(socket, ClientRefusal::kUser, "its calls could not be told from those of others");
+  close(socket);
+  return true;
+}
+
+bool Intake::Admits(int socket) {
+  if (users_.empty() || FamilyOf(socket) != AF_UNIX) return true;
+  ucred client{};
+  socklen_t size = sizeof(client);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client, &size) == 0 &&
+      std::find(users_.begin(), users_.end(), client.uid) != users_.end()) {
+    return true;
+  }
+  Refuse(socket, ClientRefusal::kUser, "--socket-users does not name its user");
+  return false;
+}
+
+void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) {
+  tls_metrics_.RecordRefused(reason);
+  LogEnd(socket, ClientRefusalName(reason), error);
+}
+
+void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) try {
+  const OnNoMemory no_memory(OnNoMemory::kThrow);
+  const std::string peer = PeerText(socket);
+  logger_.Log(LogLevel::warn, "connection closed",
+              {{"reason", reason}, {"peer", peer}, {"error", error}}, error);
+} catch (const std::bad_alloc&) {
+  // It is counted anyway, and no exception may reach gRPC, which called this.
+}
+
+}  // namespace attend

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The way of an accepted connection into gRPC: with TLS or without, watched either way.
+
+#pragma once
+
+#include <grpcpp/server_builder.h>
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/util/clock.h"
+#include "kernels/util/status.h"
+#include "server/app/config.h"
+#include "server/log/logging.h"
+#include "server/metrics/metrics.h"
+#include "server/net/http2_frames.h"
+#include "server/net/open_calls.h"
+#include "server/net/read_guard.h"
+#include "server/tls/tls_certificates.h"
+#include "server/tls/tls_connection.h"
+
+namespace attend {
+
+class Intake {
+ public:
+  // Reads the files of --tls-cert and so on, if there are any. All but `config` must outlive the
+  // object.
+  static Result<std::unique_ptr<Intake>> Make(const Config& config, Metrics& metrics,
+                                              Logger& logger, const Clock& clock);
+
+  // Once, before the server is built.
+  Status AddTo(grpc::ServerBuilder& builder);
+  // Whether the client may connect; if not, that is counted and logged. One thread.
+  bool Admits(int socket);
+  // Hands over a connected socket that has something to read. One thread.
+  void Take(int socket);
+
+ private:
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+
+  Intake(const Config& config, Metrics& metrics, Logger& logger, const Clock& clock);
+  void TakeTls(int socket, ino_t inode, const Http2Frames::Limits& limits);
+  // True, and the connection is closed, if its client speaks without TLS.
+  bool RefusesPlaintext(int socket);
+  // Closes a socket whose client has not been told who it would be here.
+  bool RefusesUnnamed(int socket);
+  void Refuse(int socket, ClientRefusal reason, const std::string& error);
+  void LogEnd(int socket, std::string_view reason, const std::string& error);
+
+  Metrics& metrics_;
+  Logger& logger_;
+  const Clock& clock_;
+  TlsMetrics tls_metrics_;
+  const std::map<std::string, std::string, std::less<>> tenants_;  // of Unix sockets
+  std::vector<uid_t> users_;  // of Unix sockets; empty: anybody
+  Http2Frames::Limits limits_;
+  const std::shared_ptr<OpenCalls> calls_;
+  const ReadGuard::OnWrong on_wrong_ = [this](int socket, const char* what) {
+    metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
+    LogEnd(socket, ConnectionRefusalName(ConnectionRefusal::kFrames), what);
+  };
+  const TlsConnection::OnRefused on_refused_ = [this](int socket, const std::string& why) {
+    Refuse(socket, ClientRefusal::kTls, why);
+  };
+  std::unique_ptr<TlsCertificates> certificates_;  // null: no TLS
+  std::unique_ptr<Acceptor> plain_;
+  std::unique_ptr<Acceptor> tls_;
+};
+
+}  // namespace attend

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/metrics/tls_metrics.h"
+
+#include <string>
+
+namespace attend {
+namespace {
+
+constexpr std::array<const char*, kTlsFileCount> kNames = {"cert", "client_ca", "crl"};
+constexpr std::array<const char*, kClientRefusalCount> kRefusalNames = {"tls", "plaintext", "user"};
+
+prometheus::Counter& Reloads(prometheus::Registry& registry, const char* result) {
+  return MakeCounter(registry, "attend_tls_reloads_total",
+                     "Times that changed files of --tls-* were taken, or an error kept them out",
+                     {{"result", result}});
+}
+
+}  // namespace
+
+const char* ClientRefusalName(ClientRefusal reason) {
+  return kRefusalNames[static_cast<size_t>(reason)];
+}
+
+TlsMetrics::TlsMetrics(prometheus::Registry& registry)
+    : reloaded_(&Reloads(registry, "ok")), kept_(&Reloads(registry, "failed")) {
+  // The family of Metrics, with its words.
+  for (size_t reason = 0; reason < refused_.size(); ++reason) {
+    refused_[reason] = &MakeCounter(registry, "attend_connections_refused_total",
+                                    "Connections that the server closed, by reason",
+                                    {{"reason", kRefusalNames[reason]}});
+  }
+  for (size_t of = 0; of < expiries_.size(); ++of) {
+    expiries_[of] = &MakeGauge(registry, "attend_tls_expiry_timestamp_seconds",
+                               "When the first certificate of --tls-cert or --tls-client-ca, or "
+                               "list of --tls-crl, expires, seconds since 1970; 0: there is none",
+                               {{"of", kNames[of]}});
+  }
+}
+
+}  // namespace attend

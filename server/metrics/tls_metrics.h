@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is counted of who may connect: clients that were refused; when what TLS needs expires, and
+// whether changed files of it were taken. Thread-safe.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "server/metrics/make_family.h"
+
+namespace attend {
+
+// What can expire.
+enum class TlsFile { kCert = 0, kClientCa, kCrl };
+inline constexpr int kTlsFileCount = 3;
+
+// Why a client may not connect. See ConnectionRefusal for what else ends connections.
+enum class ClientRefusal {
+  kTls = 0,    // its TLS handshake failed
+  kPlaintext,  // it spoke without TLS where TLS is asked for
+  kUser,       // its user may not connect to the Unix socket
+};
+inline constexpr int kClientRefusalCount = 3;
+const char* ClientRefusalName(ClientRefusal reason);
+
+class TlsMetrics {
+ public:
+  // `registry` must outlive it. All series begin at zero.
+  explicit TlsMetrics(prometheus::Registry& registry);
+
+  // attend_tls_expiry_timestamp_seconds{of}; 0: there is none
+  void SetExpiry(TlsFile of, int64_t unix_seconds) {
+    expiries_[static_cast<size_t>(of)]->Set(static_cast<double>(unix_seconds));
+  }
+  // attend_connections_refused_total{reason}
+  void RecordRefused(ClientRefusal reason) { refused_[static_cast<size_t>(reason)]->Increment(); }
+  // attend_tls_reloads_total{result}
+  void RecordReload(bool ok) { (ok ? reloaded_ : kept_)->Increment(); }
+
+ private:
+  std::array<prometheus::Gauge*, kTlsFileCount> expiries_{};
+  std::array<prometheus::Counter*, kClientRefusalCount> refused_{};
+  prometheus::Counter* reloaded_;
+  prometheus::Counter* kept_;
+};
+
+}  // namespace attend

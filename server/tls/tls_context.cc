@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "server/tls/tls_context.h"
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+namespace attend {
+namespace {
+
+// Of a client's chain: more intermediate authorities than anybody has.
+constexpr int kChainMax = 6;
+constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
+
+template <auto kFree>
+struct Freer {
+  template <class T>
+  void operator()(T* owned) const {
+    kFree(owned);
+  }
+};
+using Bio = std::unique_ptr<BIO, Freer<BIO_free>>;
+using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
+using RevocationList = std::unique_ptr<X509_CRL, Freer<X509_CRL_free>>;
+using Key = std::unique_ptr<EVP_PKEY, Freer<EVP_PKEY_free>>;
+
+Status Wrong(std::string_view setting, const TlsText& text, const std::string& what) {
+  return InvalidArgument(std::string(setting) + " " + text.path + " " + what);
+}
+
+// OpenSSL's own words for its last error, and none left.
+std::string TakeError() {
+  const char* const reason = ERR_reason_error_string(ERR_peek_last_error());
+  ERR_clear_error();
+  return reason == nullptr ? "unknown error" : reason;
+}
+
+Bio Open(const TlsText& text) {
+  return Bio(BIO_new_mem_buf(text.pem.data(), static_cast<int>(text.pem.size())));
+}
+
+// No key is asked for a password: nobody is there to type it.
+int NoPassword(char*, int, int, void*) { return -1; }
+
+// Reads all objects of one kind; text between them is skipped, half an object is an error.
+template <class Owned, class Read>
+Status ReadAll(std::string_view setting, const TlsText& text, const char* kind, Read read,
+               std::vector<Owned>* all) {
+  if (text.pem.size() > INT_MAX) return Wrong(setting, text, "is larger than 2 GiB");
+  const Bio bio = Open(text);
+  ERR_clear_error();
+  while (Owned next{read(bio.get(), nullptr, nullptr, nullptr)}) all->push_back(std::move(next));
+  const unsigned long error = ERR_peek_last_error();  // NOLINT(google-runtime-int): OpenSSL's
+  const bool at_end =
+      ERR_GET_LIB(error) == ERR_LIB_PEM && ERR_GET_REASON(error) == PEM_R_NO_START_LINE;
+  const std::string words = TakeError();
+  if (!at_end) return Wrong(setting, text, std::string("has a broken ") + kind + ": " + words);
+  if (all->empty()) return Wrong(setting, text, std::string("has no ") + kind + " in PEM");
+  return Status();
+}
+
+int64_t UnixSeconds(const ASN1_TIME* time) {
+  std::tm fields{};
+  if (time == nullptr || ASN1_TIME_to_tm(time, &fields) != 1) return 0;
+  return timegm(&fields);
+}
+
+std::string Text(int64_t unix_seconds) {
+  const std::time_t time = unix_seconds;
+  std::tm fields{};
+  std::array<char, 32> text{};
+  gmtime_r(&time, &fields);
+  std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S UTC", &fields);
+  return text.data();
+}
+
+int64_t FirstExpiry(const std::vector<Certificate>& certificates) {
+  int64_t first = INT64_MAX;
+  for (const Certificate& each : certificates) {
+    first = std::min(first, UnixSeconds(X509_get0_notAfter(each.get())));
+  }
+  return first;
+}
+
+int SelectHttp2(SSL*, const unsigned char** out, unsigned char* out_size, const unsigned char* in,
+                unsigned int in_size, void*) {
+  unsigned char* selected = nullptr;
+  const int found =
+      SSL_select_next_proto(&selected, out_size, kHttp2.data(), kHttp2.size(), in, in_size);
+  *out = selected;
+  return found == OPENSSL_NPN_NEGOTIATED ? SSL_TLSEXT_ERR_OK : SSL_TLSEXT_ERR_ALERT_FATAL;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const TlsContext>> TlsContext::Make(const TlsTexts& texts,
+                                                           bool require_client, std::time_t now) {
+  const std::shared_ptr<TlsContext> made(new TlsContext());
+  if (made->context_ == nullptr) return Internal("OpenSSL has no TLS: " + TakeError());
+  ATTEND_RETURN_IF_ERROR(made->SetProtocol());
+  ATTEND_RETURN_IF_ERROR(made->UseCertificate(texts.cert, now));
+  ATTEND_RETURN_IF_ERROR(made->UseKey(texts.key, texts.cert));
+  if (!texts.client_ca.path.empty()) {
+    ATTEND_RETURN_IF_ERROR(made->TrustClients(texts.client_ca, require_client));
+  }
+  if (!texts.crl.path.empty()) ATTEND_RETURN_IF_ERROR(made->Revoke(texts.crl));
+  return std::shared_ptr<const TlsContext>(made);
+}
+
+Status TlsContext::SetProtocol() {
+  SSL_CTX* const context = context_.get();
+  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION);
+  // Of TLS 1.2; those of TLS 1.3 are all of this kind.
+  if (SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20") != 1) {
+    return Internal("OpenSSL has no ciphers for TLS 1.2: " + TakeError());
+  }
+  SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_NO_TICKET |
+                                   SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);
+  // A session that is resumed would bring a certificate that has been revoked since.
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_num_tickets(context, 0);
+  SSL_CTX_set_verify_depth(context, kChainMax);
+  SSL_CTX_set_alpn_select_cb(context, SelectHttp2, nullptr);
+  return Status();
+}
+
+Status TlsContext::UseCertificate(const TlsText& cert, std::time_t now) {
+  std::vector<Certificate> chain;
+  ATTEND_RETURN_IF_ERROR(ReadAll("tls-cert", cert, "certificate", PEM_read_bio_X509, &chain));
+  expiries_.cert = FirstExpiry(chain);
+  for (const Certificate& each : chain) {
+    const int64_t begin = UnixSeconds(X509_get0_notBefore(each.get()));
+    const int64_t end = UnixSeconds(X509_get0_notAfter(each.get()));
+    if (now > end) return Wrong("tls-cert", cert, "expired at " + Text(end));
+    if (now < begin) return Wrong("tls-cert", cert, "is not valid before " + Text(begin));
+  }
+  if (SSL_CTX_use_certificate(context_.get(), chain.front().get()) != 1) {
+    return Wrong("tls-cert", cert, "cannot be used: " + TakeError());
+  }
+  for (size_t i = 1; i < chain.size(); ++i) {
+    if (SSL_CTX_add1_chain_cert(context_.get(), chain[i].get()) != 1) {
+      return Wrong("tls-cert", cert, "cannot be used: " + TakeError());
+    }
+  }
+  return Status();
+}
+
+Status TlsContext::UseKey(const TlsText& key, const TlsText& cert) {
+  const Bio bio = Open(key);
+  ERR_clear_error();
+  const Key read(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassword, nullptr));
+  if (read == nullptr) {
+    return Wrong("tls-key", key, "has no private key in PEM without a password: " + TakeError());
+  }
+  if (SSL_CTX_use_PrivateKey(context_.get(), read.get()) != 1 ||
+      SSL_CTX_check_private_key(context_.get()) != 1) {
+    return Wrong("tls-key", key, "is not the key of tls-cert " + cert.path + ": " + TakeError());
+  }
+  return Status();
+}
+
+Status TlsContext::TrustClients(const TlsText& client_ca, bool require) {
+  std::vector<Certificate> authorities;
+  ATTEND_RETURN_IF_ERROR(
+      ReadAll("tls-client-ca", client_ca, "certificate", PEM_read_bio_X509, &authorities));
+  expiries_.client_ca = FirstExpiry(authorities);
+  X509_STORE* const store = SSL_CTX_get_cert_store(context_.get());
+  // An authority in the file is trusted though it is not its own issuer.
+  X509_STORE_set_flags(store, X509_V_FLAG_PARTIAL_CHAIN | X509_V_FLAG_TRUSTED_FIRST);
+  for (const Certificate& each : authorities) {
+    if (X509_STORE_add_cert(store, each.get()) != 1 ||
+        SSL_CTX_add_client_CA(context_.get(), each.get()) != 1) {
+      return Wrong("tls-client-ca", client_ca, "cannot be used: " + TakeError());
+    }
+  }
+  SSL_CTX_set_verify(context_.get(),
+                     SSL_VERIFY_PEER | (require ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0), nullptr);
+  return Status();
+}
+
+Status TlsContext::Revoke(const TlsText& crl) {
+  std::vector<RevocationList> lists;
+  ATTEND_RETURN_IF_ERROR(ReadAll("tls-crl", crl, "revocation list", PEM_read_bio_X509_CRL, &lists));
+  X509_STORE* const store = SSL_CTX_get_cert_store(context_.get());
+  expiries_.crl = INT64_MAX;
+  for (const RevocationList& each : lists) {
+    expiries_.crl = std::min(expiries_.crl, UnixSeconds(X509_CRL_get0_nextUpdate(each.get())));
+    if (X509_STORE_add_crl(store, each.get()) != 1) {
+      return Wrong("tls-crl", crl, "cannot be used: " + TakeError());
+    }
+  }
+  // A certificate whose authority has no list, or one that has expired, is refused as well.
+  X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK | X509_V_FLAG_CRL_CHECK_ALL);
+  return Status();
+}
+
+}  // namespace attend

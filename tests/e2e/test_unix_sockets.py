@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may connect to a Unix socket, and how its calls are known."""
+
+import os
+import pwd
+import socket
+
+import grpc
+import pytest
+
+import harness
+import hostile
+import wire
+
+
+def fail(address, **options):
+    """A call that is refused and logged, with its peer."""
+    with wire.connect(address, **options) as service, pytest.raises(grpc.RpcError):
+        service.Attend(wire.pb.AttendRequest(request_id="bad"), timeout=wire.SECONDS)
+
+
+def test_only_socket_users_connect(start_server, tmp_path):
+    path = f"unix:{tmp_path}/a.sock"
+    server = start_server("--socket-users", str(os.getuid() + 1), listen=f"{path},127.0.0.1:0")
+    with hostile.open_socket(path) as connection:
+        assert hostile.ended(connection)
+    assert server.metric("attend_connections_refused_total", reason="user") == 1
+    assert f'connection closed reason="user" peer="user {os.getuid()}"' in server.log()
+    wire.assert_serves(server.addresses[1])  # they are for Unix sockets alone
+    server.stop()
+    me = pwd.getpwuid(os.getuid()).pw_name
+    start_server("--socket-users", f"{os.getuid() + 1},{me}", listen=path)
+    wire.assert_serves(path)
+
+
+def test_an_unknown_user_ends_the_start(tmp_path):
+    with pytest.raises(AssertionError, match="socket-users nobody-here: no such user"):
+        harness.Server(tmp_path, "--socket-users", "nobody-here").kill()
+
+
+def test_calls_are_known_by_the_socket_not_by_what_the_client_says(start_server, tmp_path):
+    """gRPC would name the client's end, which any client binds to the name that it likes."""
+    mine, other = tmp_path / "mine ä.sock", tmp_path / "other.sock"
+    server = start_server("--tenant=a=1", listen=f"unix:{mine}?tenant=a,unix:{other}")
+    assert server.addresses == [f"unix:{mine}", f"unix:{other}"]
+    fail(f"unix:{other}")
+    assert f'peer="unix:{other}"' in server.log()
+    with socket.socket(socket.AF_UNIX) as posing:
+        posing.bind(str(tmp_path / "posing"))
+        posing.connect(str(other))
+        posing.sendall(hostile.HELLO + hostile.frame(
+            hostile.HEADERS, hostile.END_HEADERS, 1, hostile.call_headers(wire.ATTEND)) +
+            hostile.frame(hostile.DATA, hostile.END_STREAM, 1, hostile.grpc_message(b"\xff")))
+        harness.wait_for("its line", lambda: server.log().count(f'peer="unix:{other}"') == 2)
+    fail(f"unix:{mine}")
+    assert f'peer="unix:{str(mine).replace(" ", "%20").replace("ä", "%C3%A4")}"' in server.log()

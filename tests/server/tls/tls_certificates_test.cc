@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Files of certificates that change: what is good is taken as a whole, what is not changes nothing.
+
+#include "server/tls/tls_certificates.h"
+
+#include <gtest/gtest.h>
+#include <prometheus/registry.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "server/tls/self_signed.h"
+
+namespace attend {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TlsCertificatesTest : public ::testing::Test {
+ protected:
+  TlsCertificatesTest() {
+    fs::create_directories(folder_);
+    Put("cert", first_.certificate);
+    Put("key", first_.key);
+  }
+  ~TlsCertificatesTest() override { fs::remove_all(folder_); }
+
+  // Under a new inode, so that the change is seen within the time that a file system resolves.
+  void Put(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / "new") << text;
+    fs::rename(folder_ / "new", folder_ / name);
+  }
+  TlsCertificates::Options Options() {
+    TlsCertificates::Options options;
+    options.cert = folder_ / "cert";
+    options.key = folder_ / "key";
+    options.now = [this] { return std::time(nullptr) + later_; };
+    return options;
+  }
+  std::string LoadError() {
+    const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
+    return loaded.ok() ? "" : loaded.status().message();
+  }
+  bool Logged(const std::string& text) { return log_.str().find(text) != std::string::npos; }
+  double Metric(const std::string& name, const std::string& label) {
+    for (const auto& family : registry_->Collect()) {
+      for (const auto& metric : family.metric) {
+        if (family.name != name || metric.label[0].value != label) continue;
+        return metric.counter.value + metric.gauge.value;
+      }
+    }
+    return -1;
+  }
+
+  const fs::path folder_ = ::testing::TempDir() + "attend_tls_" + std::to_string(getpid());
+  const KeyAndCertificate first_ = *MakeSelfSigned("localhost");
+  const KeyAndCertificate second_ = *MakeSelfSigned("localhost");
+  std::time_t later_ = 0;
+  std::shared_ptr<prometheus::Registry> registry_ = std::make_shared<prometheus::Registry>();
+  TlsMetrics metrics_{*registry_};
+  std::ostringstream log_;
+  Logger logger_{{}, std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
+};
+
+TEST_F(TlsCertificatesTest, APairIsTakenOnceItIsOne) {
+  const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  TlsCertificates& certificates = **loaded;
+  const auto before = certificates.current();
+  EXPECT_NEAR(Metric("attend_tls_expiry_timestamp_seconds", "cert"), std::time(nullptr) + 86400,
+              60);
+  certificates.Look();
+  EXPECT_EQ(certificates.current(), before);
+
+  Put("cert", second_.certificate);
+  certificates.Look();
+  certificates.Look();  // which looks at nothing new
+  EXPECT_EQ(certificates.current(), before);
+  EXPECT_EQ(Metric("attend_tls_reloads_total", "failed"), 1);
+  EXPECT_TRUE(Logged("is not the key of tls-cert")) << log_.str();
+
+  Put("key", second_.key);
+  certificates.Look();
+  EXPECT_NE(certificates.current(), before);
+  EXPECT_EQ(Metric("attend_tls_reloads_total", "ok"), 1);
+  EXPECT_TRUE(Logged("certificates are taken")) << log_.str();
+}
+
+TEST_F(TlsCertificatesTest, WhatIsBrokenMissingOrOutOfDateChangesNothing) {
+  const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const auto before = (*loaded)->current();
+  const std::string whole = first_.certificate;
+  int failed = 0;
+  const auto expect_kept = [&](const std::string& why) {
+    (*loaded)->Look();
+    EXPECT_EQ((*loaded)->current(), before) << why;
+    EXPECT_TRUE(Logged(why)) << why << ": " << log_.str();
+    EXPECT_EQ(Metric("attend_tls_reloads_total", "failed"), ++failed);
+  };
+  Put("cert", whole + second_.certificate.substr(0, 200));
+  expect_kept("has a broken certificate");
+  Put("cert", "nothing\n");
+  expect_kept("has no certificate in PEM");
+  fs::remove(folder_ / "cert");
+  expect_kept("No such file or directory");
+  later_ = 2 * 86400;
+  Put("cert", whole);
+  expect_kept(" expired at ");
+  later_ = -2 * 86400;
+  Put("cert", whole + "\n");
+  expect_kept(" is not valid before ");
+  later_ = 0;
+  Put("key", "no key\n");
+  expect_kept("has no private key in PEM");
+}
+
+TEST_F(TlsCertificatesTest, TheStartNamesTheSettingAndTheFile) {
+  EXPECT_EQ(LoadError(), "");
+  Put("key", second_.key);
+  EXPECT_NE(LoadError().find("tls-key " + (folder_ / "key").string() +
+                             " is not the key of tls-cert " + (folder_ / "cert").string()),
+            std::string::npos)
+      << LoadError();
+  TlsCertificates::Options options = Options();
+  options.cert = folder_ / "nowhere";
+  const auto loaded = TlsCertificates::Load(options, metrics_, logger_);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.status().message(), "tls-cert " + options.cert + ": No such file or directory");
+}
+
+TEST_F(TlsCertificatesTest, TheThreadSeesWhatChanges) {
+  const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  const auto before = (*loaded)->current();
+  (*loaded)->Watch();
+  Put("key", second_.key);
+  Put("cert", second_.certificate);
+  const SteadyClock clock;
+  const TimePoint until = clock.Now() + std::chrono::seconds(30);
+  while ((*loaded)->current() == before && clock.Now() < until) {
+    clock.SleepFor(std::chrono::milliseconds(10));
+  }
+  EXPECT_NE((*loaded)->current(), before);
+}
+
+}  // namespace
+}  // namespace attend
